@@ -1,0 +1,146 @@
+"""The contract every algorithm keeps, on every kind of device."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from autoconv.errors import RecordError
+from autoconv.layer import ConvLayer
+
+if TYPE_CHECKING:
+    from autoconv.device import Device
+
+Array = Any  # a numpy.ndarray on a CPU, a cupy.ndarray on a GPU
+Params = Mapping[str, int | str]
+
+_CANDIDATE = re.compile(r"(?P<algorithm>[a-z][a-z0-9_.]*)(\[(?P<params>[A-Za-z0-9_=,.x-]+)\])?")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An algorithm and its parameters; prints and parses as `gemm[BM=128,BN=64,BK=16]`.
+
+    >>> Candidate.parse("gemm[BM=128,BN=64]").params
+    {'BM': 128, 'BN': 64}
+    """
+
+    algorithm: str
+    items: tuple[tuple[str, int | str], ...] = ()
+
+    @property
+    def params(self) -> dict[str, int | str]:
+        """The parameters by name."""
+        return dict(self.items)
+
+    def __str__(self) -> str:
+        if not self.items:
+            return self.algorithm
+        return f"{self.algorithm}[{','.join(f'{name}={value}' for name, value in self.items)}]"
+
+    @classmethod
+    def parse(cls, text: str) -> Candidate:
+        """The candidate a text names.
+
+        Raises
+        ------
+        RecordError
+            When the text does not read like `name` or `name[NAME=value,...]`.
+        """
+        match = _CANDIDATE.fullmatch(text) if len(text) <= 200 else None
+        pairs = [pair.split("=") for pair in match["params"].split(",")] if match and match["params"] else []
+        if match is None or any(len(pair) != 2 or not all(pair) for pair in pairs):
+            raise RecordError(f"{text[:80]!r} does not name a candidate: they read like gemm[BM=128,BN=64]")
+        return cls(match["algorithm"], tuple((n, int(v) if v.isdigit() else v) for n, v in pairs))
+
+
+class Kernel(ABC):
+    """A candidate built for one layer on one device: ready to launch, and stateless between launches.
+
+    `workspace_bytes` of scratch are handed to every `run`. Where `packed_bytes` is not 0, `run` takes
+    in place of the filters a buffer of that size which `pack` has filled.
+    """
+
+    workspace_bytes: int = 0
+    packed_bytes: int = 0
+
+    def pack(self, w: Array, packed: Array) -> None:
+        """Transform the filters `w` (in the layer's layout) into the byte buffer `packed`."""
+        raise NotImplementedError(f"{type(self).__name__} uses the filters as they are")
+
+    @abstractmethod
+    def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
+        """Compute `out` from `a` and `b`: (x, w) -> y, (dy, w) -> dx or (x, dy) -> dw.
+
+        All arrays are contiguous, of the layer's shapes, dtype and layout, and on the device; `b` is
+        the packed byte buffer where `packed_bytes` is not 0. `bias` (K values) and `residual` (shape of
+        y) are given exactly when the layer has them. `workspace` is a byte buffer of at least
+        `workspace_bytes`, aligned to 64 bytes, with anything in it. Every element of `out` is
+        written; nothing else is, but the workspace.
+        """
+
+
+class Algorithm(ABC):
+    """One family of candidates on one kind of device. Stateless; one instance serves every layer.
+
+    `exact` says that sums are only reordered, so that the error bound is a direct sum's.
+    `spreads_nonfinite` says that a NaN or infinity in the input may reach outputs whose receptive
+    field does not hold it. `vendor` names the library an adapter calls, for `vendors=` to switch.
+    """
+
+    name: ClassVar[str]
+    deterministic: ClassVar[bool] = True
+    spreads_nonfinite: ClassVar[bool] = False
+    tf32: ClassVar[bool] = False
+    vendor: ClassVar[str | None] = None
+
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """What distinguishes this implementation's timings from an older one's."""
+
+    @abstractmethod
+    def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
+        """The parameter sets worth asking `why_not` about; the same list in every process."""
+
+    @abstractmethod
+    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
+        """Every reason against running these parameters on this layer; empty when it can run."""
+
+    def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
+        """Scratch memory of a run with packed filters, equal to the built kernel's."""
+        return 0
+
+    def packed_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
+        """Size of the packed filters, equal to the built kernel's; 0 when they are used as they are."""
+        return 0
+
+    @abstractmethod
+    def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
+        """Predicted seconds of one run with packed filters."""
+
+    @abstractmethod
+    def bound(self, layer: ConvLayer, params: Params) -> float:
+        """Largest acceptable error, as `max|y - ref| / max(sum |x||w|)`, in the layer's dtype."""
+
+    @abstractmethod
+    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
+        """The kernel; compiles what has to be compiled. Asked only when `why_not` is empty."""
+
+    def all(self, layer: ConvLayer, device: Device) -> list[Candidate]:
+        """Every candidate for the layer, runnable or not."""
+        return [Candidate(self.name, tuple(params.items())) for params in self.candidates(layer, device)]
+
+
+def bound_for(layer: ConvLayer, float32_cap: float) -> float:
+    """An error cap stated for float32, carried over to the layer's dtype.
+
+    Narrow types round the output once more, to half a unit in the last place of a value that may be as
+    large as the largest sum (float16: 2**-11, bfloat16: 2**-8); float64 scales with the unit roundoff.
+    """
+    if layer.dtype == "float64":
+        return float32_cap * 2.0**-29
+    return float32_cap + {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[layer.dtype]

@@ -1,0 +1,240 @@
+"""The CPU as a device: what it is, what runs on it, how launches on it are timed."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from autoconv.algorithm import Array
+from autoconv.device import Device, Operands, Stopwatch
+from autoconv.errors import PlanError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from autoconv.algorithm import Algorithm
+
+ALIGNMENT = 64  # a cache line, and the widest vector
+INSTRUCTION_SETS = ("avx512", "avx2", "generic")
+
+
+@functools.cache
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's lines of /proc/cpuinfo, or what Python knows elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
+    except OSError:
+        return {"vendor_id": platform.machine(), "model name": platform.processor() or platform.machine()}
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+@functools.cache
+def _cache_sizes() -> tuple[int, int, int]:
+    """Bytes of the data caches of levels 1 to 3 as one processor sees them; guesses where unknown."""
+    sizes = {1: 32 << 10, 2: 1 << 20, 3: 8 << 20}
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            kind, level, size = ((index / name).read_text().strip() for name in ("type", "level", "size"))
+        except OSError:
+            continue
+        number = re.fullmatch(r"(\d+)([KM]?)", size)
+        if kind != "Instruction" and number:
+            sizes[int(level)] = int(number[1]) << {"": 0, "K": 10, "M": 20}[number[2]]
+    return sizes[1], sizes[2], sizes[3]
+
+
+@functools.cache
+def host_instruction_set() -> str:
+    """The widest of `INSTRUCTION_SETS` that this processor and its operating system offer."""
+    try:
+        import llvmlite.binding as llvm
+
+        features = llvm.get_host_cpu_features()
+    except (ImportError, OSError, RuntimeError):
+        return "generic"
+    if all(features.get(f"avx512{f}") for f in ("f", "dq", "bw", "vl")):
+        return "avx512"
+    return "avx2" if features.get("avx2") and features.get("fma") else "generic"
+
+
+def available_threads() -> int:
+    """`AUTOCONV_NUM_THREADS`, or the processors this process may use.
+
+    Raises
+    ------
+    PlanError
+        When the variable is set to anything but a positive integer.
+    """
+    text = os.environ.get("AUTOCONV_NUM_THREADS")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if text is None:
+        return cores
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise PlanError(f"AUTOCONV_NUM_THREADS={text!r}: an integer from 1 to 1024 is wanted")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class CPU(Device):
+    """The processor this process runs on.
+
+    `threads` and `instruction_set` can be set below what the machine offers, to measure what that costs.
+    """
+
+    threads: int
+    instruction_set: str
+    kind = "cpu"
+
+    @classmethod
+    def current(cls, threads: int | None = None, instruction_set: str | None = None) -> CPU:
+        """This machine, all of it unless told otherwise (also by `AUTOCONV_ISA`).
+
+        Raises
+        ------
+        PlanError
+            When the instruction set is not known, or is more than the processor has.
+        """
+        wanted = instruction_set or os.environ.get("AUTOCONV_ISA") or host_instruction_set()
+        if wanted not in INSTRUCTION_SETS:
+            raise PlanError(f"instruction set {wanted!r}: allowed are {', '.join(INSTRUCTION_SETS)}")
+        if INSTRUCTION_SETS.index(wanted) < INSTRUCTION_SETS.index(host_instruction_set()):
+            raise PlanError(f"instruction set {wanted!r}: this processor has {host_instruction_set()!r}")
+        return cls(threads=threads or available_threads(), instruction_set=wanted)
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Vendor, family, model, stepping, vectors, caches and threads: names alone are too vague."""
+        facts = self.facts
+        numbers = "-".join(str(facts[name]) for name in ("vendor", "family", "model", "stepping"))
+        caches = "-".join(f"L{level}:{facts[f'l{level}_bytes'] >> 10}K" for level in (1, 2, 3))
+        return f"cpu-{numbers}-{self.instruction_set}-{caches}-threads{self.threads}".replace(" ", "_")
+
+    @functools.cached_property
+    def name(self) -> str:
+        """Marketing name, with the thread count."""
+        return f"{self.facts['name']}, {self.threads} threads, {self.instruction_set}"
+
+    @functools.cached_property
+    def facts(self) -> dict[str, Any]:
+        """Identity and sizes of the processor."""
+        info = _cpuinfo()
+        l1, l2, l3 = _cache_sizes()
+        return {
+            "name": info.get("model name", "unknown"),
+            "vendor": info.get("vendor_id", "unknown"),
+            "family": info.get("cpu family", "0"),
+            "model": info.get("model", "0"),
+            "stepping": info.get("stepping", "0"),
+            "instruction_set": self.instruction_set,
+            "threads": self.threads,
+            "l1_bytes": l1,
+            "l2_bytes": l2,
+            "l3_bytes": l3,
+        }
+
+    @functools.cached_property
+    def versions(self) -> dict[str, str]:
+        """NumPy, whose matrix product the floor uses, and llvmlite, which compiles the kernels."""
+        from importlib.metadata import PackageNotFoundError, version
+
+        found = {}
+        for package in ("numpy", "scipy", "llvmlite"):
+            try:
+                found[package] = version(package)
+            except PackageNotFoundError:
+                found[package] = "absent"
+        return found
+
+    @property
+    def algorithms(self) -> tuple[Algorithm, ...]:
+        """The table of contents of `autoconv.cpu`."""
+        from autoconv.cpu import ALGORITHMS
+
+        return ALGORITHMS
+
+    @property
+    def xp(self) -> ModuleType:
+        """NumPy."""
+        return np
+
+    def owns(self, array: object) -> bool:
+        """Whether it is a NumPy array."""
+        return isinstance(array, np.ndarray)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An uninitialised array that starts on a cache line."""
+        dtype = np.dtype(dtype)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT
+        return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+    def stream(self) -> int:
+        """The calling thread."""
+        return threading.get_ident()
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: kernels return when they are done."""
+
+    def stopwatch(self, launch: Callable[[Operands], None], operands: Operands) -> Stopwatch:
+        """Wall-clock samples; for `cold`, the filters are pushed out of the caches first."""
+        clock = time.perf_counter
+
+        def hot() -> float:
+            start = clock()
+            launch(operands)
+            return clock() - start
+
+        def cold() -> float:
+            self._sweep()
+            operands.a.view(np.uint8).max()  # as the layer before left it: in cache, as far as it fits
+            return hot()
+
+        return Stopwatch(cold=cold, hot=hot)
+
+    def _sweep(self) -> None:
+        _sweeper(2 * self.facts["l3_bytes"]).sum()
+
+    def peak_flops(self, dtype: str) -> float:
+        """The better of three 1024-cubed matrix products, in float64 or float32."""
+        return _matmul_rate("float64" if dtype == "float64" else "float32")
+
+    def bandwidth(self) -> float:
+        """Bytes per second read from a buffer twice the last cache."""
+        return _read_rate(2 * self.facts["l3_bytes"])
+
+
+@functools.cache
+def _sweeper(nbytes: int) -> Array:
+    return np.ones(nbytes // 8, np.int64)
+
+
+@functools.cache
+def _matmul_rate(dtype: str, n: int = 1024) -> float:
+    a = np.ones((n, n), dtype)
+    out = np.empty_like(a)
+    np.matmul(a, a, out)
+    return 2.0 * n**3 / min(_seconds(lambda: np.matmul(a, a, out)) for _ in range(3))
+
+
+@functools.cache
+def _read_rate(nbytes: int) -> float:
+    buffer = _sweeper(nbytes)
+    return nbytes / min(_seconds(buffer.sum) for _ in range(3))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

@@ -1,0 +1,107 @@
+"""`Device`: where candidates run, and which there are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autoconv.algorithm import Array
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from autoconv.algorithm import Algorithm
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The arrays of one launch, as `Kernel.run` takes them."""
+
+    a: Array
+    b: Array
+    out: Array
+    bias: Array | None
+    residual: Array | None
+    workspace: Array
+
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """Two ways to take one sample, in seconds, of a launch on given operands.
+
+    `cold`: filters not in cache, input warm, as a layer finds them in a network. `hot`: everything as
+    the last run left it.
+    """
+
+    cold: Callable[[], float]
+    hot: Callable[[], float]
+
+
+class Device(ABC):
+    """One processor. Picklable, so that a worker process can open the same one."""
+
+    kind: str  # "cpu" or "cuda"
+
+    @property
+    @abstractmethod
+    def key(self) -> str:
+        """Canonical text of what makes times comparable; part of every record's key."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What people call it."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What is known of the hardware, for `info` and for estimates."""
+
+    @property
+    @abstractmethod
+    def versions(self) -> dict[str, str]:
+        """The software that times depend on; a record from other versions is checked again."""
+
+    @property
+    @abstractmethod
+    def algorithms(self) -> tuple[Algorithm, ...]:
+        """Every algorithm of this kind of device, in the order of its table of contents."""
+
+    @property
+    @abstractmethod
+    def xp(self) -> ModuleType:
+        """The array module: numpy or cupy."""
+
+    @abstractmethod
+    def owns(self, array: object) -> bool:
+        """Whether this is an array that kernels of this device can take."""
+
+    @abstractmethod
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An uninitialised contiguous array, aligned for the kernels."""
+
+    def buffer(self, nbytes: int) -> Array:
+        """An uninitialised byte buffer, aligned for the kernels."""
+        return self.empty((nbytes,), "uint8")
+
+    @abstractmethod
+    def stream(self) -> int:
+        """What separates concurrent launches: the thread on a CPU, the current stream on a GPU."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for what was launched."""
+
+    @abstractmethod
+    def stopwatch(self, launch: Callable[[Operands], None], operands: Operands) -> Stopwatch:
+        """How to time `launch` on these operands."""
+
+    @abstractmethod
+    def peak_flops(self, dtype: str) -> float:
+        """Operations per second of a large matrix product, measured once and remembered."""
+
+    @abstractmethod
+    def bandwidth(self) -> float:
+        """Bytes per second to and from memory, measured once or known."""

@@ -1,0 +1,368 @@
+"""`ConvLayer`: one convolution problem, complete and canonical."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from dataclasses import dataclass, fields
+from typing import Any, Literal, cast
+
+import ml_dtypes
+import numpy as np
+
+from autoconv.errors import LayerError
+
+Pair = tuple[int, int]
+Sides = tuple[Pair, Pair]
+Shape = tuple[int, ...]
+Direction = Literal["fwd", "dgrad", "wgrad"]
+Layout = Literal["NCHW", "NHWC"]
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+LAYOUTS = ("NCHW", "NHWC")
+DIRECTIONS = ("fwd", "dgrad", "wgrad")
+ACTIVATIONS = (None, "relu")
+EXTENTS = ("N", "C", "H", "W", "K", "R", "S")
+LARGEST = 2**31 - 1  # of any one extent; arrays may be larger
+
+
+def _integer(value: object, name: str, least: int) -> int:
+    if isinstance(value, bool | np.bool_):
+        raise LayerError(f"{name}={value!r}: an integer is wanted, not a truth value")
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise LayerError(f"{name}={value!r}: an integer is wanted, not {type(value).__name__}") from None
+    if not least <= number <= LARGEST:
+        raise LayerError(f"{name}={number}: allowed are {least} to {LARGEST}")
+    return number
+
+
+def _pair(value: object, name: str, least: int) -> Pair:
+    if isinstance(value, list | tuple | np.ndarray):
+        if len(value) != 2:
+            raise LayerError(f"{name}={value!r}: one integer or a pair (height, width) is wanted")
+        return _integer(value[0], f"{name}[0]", least), _integer(value[1], f"{name}[1]", least)
+    number = _integer(value, name, least)
+    return number, number
+
+
+def _choice(value: object, name: str, allowed: tuple[object, ...]) -> Any:
+    if not any(value is a or (isinstance(value, str) and value == a) for a in allowed):
+        raise LayerError(f"{name}={value!r}: allowed are {', '.join(map(repr, allowed))}")
+    return value
+
+
+def _dtype_name(value: object) -> str:
+    try:
+        name = value if isinstance(value, str) else np.dtype(value).name  # type: ignore[call-overload]
+    except TypeError:
+        name = repr(value)
+    if name not in DTYPES:
+        raise LayerError(f"dtype={name!r}: allowed are {', '.join(DTYPES)}")
+    return cast(str, name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvLayer:
+    """One 2-D convolution (cross-correlation, as in every framework), described by its forward problem.
+
+    `N C H W` are the extents of the input, `K R S` those of the filters, `P Q` (computed) those of
+    the output. A 1-D convolution is one of height 1.
+
+    Parameters
+    ----------
+    N, C, H, W, K, R, S : int
+        Images, input channels, height, width, filters, filter height, filter width; all at least 1.
+    stride, dilation : int or (height, width)
+    padding : int, (height, width), ((top, bottom), (left, right)), "same" or "valid"
+        "same" gives `P = ceil(H / stride)`, the odd pixel going to the bottom and the right.
+    groups : int
+        Divides both C and K; filters then see `C / groups` channels.
+    dtype : "float32", "float64", "float16" or "bfloat16", or a NumPy dtype of that name
+        Of the arrays. Sums are kept in float32 at least.
+    layout : "NCHW" or "NHWC"
+        Of the arrays: `N,C,H,W` with filters `K,C,R,S`, or `N,H,W,C` with filters `K,R,S,C`.
+    direction : "fwd", "dgrad" or "wgrad"
+        What is computed: `y` from `(x, w)`, `dx` from `(dy, w)`, or `dw` from `(x, dy)`.
+    bias, residual : bool
+    activation : None or "relu"
+        The fused tail `y = activation(conv(x, w) + bias + residual)`, for "fwd" only.
+
+    Raises
+    ------
+    LayerError
+        For a wrong type, an extent out of range, groups that do not divide, an empty output, or a
+        tail on a gradient.
+
+    Examples
+    --------
+    >>> layer = ConvLayer(N=1, C=3, H=227, W=227, K=96, R=11, S=11, stride=4)
+    >>> layer.y_shape, layer.flops
+    ((1, 96, 55, 55), 210830400)
+    >>> ConvLayer.parse(layer.key()) == layer
+    True
+    """
+
+    N: int
+    C: int
+    H: int
+    W: int
+    K: int
+    R: int
+    S: int
+    stride: Pair = (1, 1)
+    padding: Sides = ((0, 0), (0, 0))
+    dilation: Pair = (1, 1)
+    groups: int = 1
+    dtype: str = "float32"
+    layout: Layout = "NCHW"
+    direction: Direction = "fwd"
+    bias: bool = False
+    residual: bool = False
+    activation: Literal["relu"] | None = None
+
+    def __init__(
+        self,
+        *,
+        N: int,
+        C: int,
+        H: int,
+        W: int,
+        K: int,
+        R: int,
+        S: int,
+        stride: int | Pair = 1,
+        padding: int | Pair | Sides | str = 0,
+        dilation: int | Pair = 1,
+        groups: int = 1,
+        dtype: Any = "float32",
+        layout: str = "NCHW",
+        direction: str = "fwd",
+        bias: bool = False,
+        residual: bool = False,
+        activation: str | None = None,
+    ) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        for name, value in zip(EXTENTS, (N, C, H, W, K, R, S), strict=True):
+            put(name, _integer(value, name, 1))
+        put("stride", _pair(stride, "stride", 1))
+        put("dilation", _pair(dilation, "dilation", 1))
+        put("groups", _integer(groups, "groups", 1))
+        put("dtype", _dtype_name(dtype))
+        put("layout", _choice(layout, "layout", LAYOUTS))
+        put("direction", _choice(direction, "direction", DIRECTIONS))
+        put("activation", _choice(activation, "activation", ACTIVATIONS))
+        for name, value in (("bias", bias), ("residual", residual)):
+            if not isinstance(value, bool | np.bool_):
+                raise LayerError(f"{name}={value!r}: allowed are True, False")
+            put(name, bool(value))
+        put("padding", self._sides(padding))
+        for name, extent in (("C", self.C), ("K", self.K)):
+            if extent % self.groups:
+                raise LayerError(f"groups={self.groups}: it must divide {name}={extent}")
+        for axis, filter_name, index in (("H", "R", 0), ("W", "S", 1)):
+            padded = getattr(self, axis) + sum(self.padding[index])
+            if self.filter_extent[index] > padded:
+                raise LayerError(
+                    f"{filter_name}={getattr(self, filter_name)} with dilation {self.dilation[index]} spans "
+                    f"{self.filter_extent[index]}, more than the padded {axis} of {padded}: the output is empty"
+                )
+        if self.direction != "fwd" and (self.bias or self.residual or self.activation):
+            raise LayerError(f"direction={self.direction!r}: bias, residual and activation are allowed for 'fwd' only")
+
+    def _sides(self, padding: Any) -> Sides:
+        if isinstance(padding, str):
+            _choice(padding, "padding", ("same", "valid"))
+            if padding == "valid":
+                return (0, 0), (0, 0)
+            sides = []
+            for extent, span, stride in zip((self.H, self.W), self.filter_extent, self.stride, strict=True):
+                total = max((math.ceil(extent / stride) - 1) * stride + span - extent, 0)
+                sides.append((total // 2, total - total // 2))
+            return sides[0], sides[1]
+        if isinstance(padding, list | tuple) and len(padding) == 2:
+            if any(isinstance(side, list | tuple) for side in padding):
+                return _pair(padding[0], "padding[0]", 0), _pair(padding[1], "padding[1]", 0)
+            height, width = _pair(padding, "padding", 0)
+        elif isinstance(padding, list | tuple):
+            raise LayerError(
+                f"padding={padding!r}: an integer, a pair (height, width), "
+                "((top, bottom), (left, right)), 'same' or 'valid' is wanted"
+            )
+        else:
+            height, width = _pair(padding, "padding", 0)
+        return (height, height), (width, width)
+
+    # Everything below is computed, never stored.
+
+    @property
+    def filter_extent(self) -> Pair:
+        """Rows and columns a dilated filter spans."""
+        return (self.R - 1) * self.dilation[0] + 1, (self.S - 1) * self.dilation[1] + 1
+
+    @property
+    def P(self) -> int:
+        """Output height."""
+        return (self.H + sum(self.padding[0]) - self.filter_extent[0]) // self.stride[0] + 1
+
+    @property
+    def Q(self) -> int:
+        """Output width."""
+        return (self.W + sum(self.padding[1]) - self.filter_extent[1]) // self.stride[1] + 1
+
+    def _images(self, channels: int, height: int, width: int) -> Shape:
+        if self.layout == "NCHW":
+            return self.N, channels, height, width
+        return self.N, height, width, channels
+
+    @property
+    def x_shape(self) -> Shape:
+        """Shape of the input, in the layer's layout."""
+        return self._images(self.C, self.H, self.W)
+
+    @property
+    def w_shape(self) -> Shape:
+        """Shape of the filters: `K, C/groups, R, S`, or `K, R, S, C/groups` for NHWC."""
+        channels = self.C // self.groups
+        return (self.K, channels, self.R, self.S) if self.layout == "NCHW" else (self.K, self.R, self.S, channels)
+
+    @property
+    def y_shape(self) -> Shape:
+        """Shape of the output, in the layer's layout."""
+        return self._images(self.K, self.P, self.Q)
+
+    @property
+    def input_shapes(self) -> tuple[Shape, Shape]:
+        """Shapes of the two operands that `Plan.run` takes: (x, w), (dy, w) or (x, dy)."""
+        return {
+            "fwd": (self.x_shape, self.w_shape),
+            "dgrad": (self.y_shape, self.w_shape),
+            "wgrad": (self.x_shape, self.y_shape),
+        }[self.direction]
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of what `Plan.run` gives: y, dx or dw."""
+        return {"fwd": self.y_shape, "dgrad": self.x_shape, "wgrad": self.w_shape}[self.direction]
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """Type of the arrays."""
+        return DTYPES[self.dtype]
+
+    @property
+    def accumulator(self) -> np.dtype[Any]:
+        """Type in which sums are kept: float64 for float64, else float32."""
+        return DTYPES["float64" if self.dtype == "float64" else "float32"]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one array element."""
+        return self.numpy_dtype.itemsize
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of the direct algorithm, padding included, the same in every direction."""
+        return self.N * self.K * self.P * self.Q * (self.C // self.groups) * self.R * self.S
+
+    @property
+    def flops(self) -> int:
+        """Twice the multiply-adds, as the field counts."""
+        return 2 * self.macs
+
+    @property
+    def bytes(self) -> int:
+        """Least memory traffic: every operand once."""
+        shapes = [self.x_shape, self.w_shape, self.y_shape] + [self.y_shape] * self.residual
+        return self.itemsize * (sum(map(math.prod, shapes)) + self.K * self.bias)
+
+    @property
+    def arithmetic_intensity(self) -> float:
+        """Operations per byte of least traffic."""
+        return self.flops / self.bytes
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether every filter sees a single channel."""
+        return self.groups > 1 and self.groups == self.C
+
+    def key(self) -> str:
+        """The canonical, readable text of the layer; what is at its default is left out.
+
+        >>> ConvLayer(N=8, C=64, H=56, W=56, K=64, R=3, S=3, padding=1, bias=True).key()
+        'fwd-float32-NCHW-N8-C64-H56-W56-K64-R3-S3-padding1x1-bias'
+        """
+        parts = [self.direction, self.dtype, self.layout]
+        parts += [f"{name}{getattr(self, name)}" for name in EXTENTS]
+        for name in ("stride", "padding", "dilation"):
+            pair = getattr(self, name)
+            if name == "padding":
+                pair = tuple(f"{a}" if a == b else f"{a}+{b}" for a, b in pair)
+            text = "x".join(map(str, pair))
+            if text != ("0x0" if name == "padding" else "1x1"):
+                parts.append(name + text)
+        if self.groups > 1:
+            parts.append(f"groups{self.groups}")
+        parts += [name for name in ("bias", "residual") if getattr(self, name)]
+        if self.activation:
+            parts.append(self.activation)
+        return "-".join(parts)
+
+    __str__ = key
+
+    @classmethod
+    def parse(cls, key: str) -> ConvLayer:
+        """The layer a key describes; `ConvLayer.parse(layer.key()) == layer`.
+
+        Raises
+        ------
+        LayerError
+            When the text is not the key of a layer.
+        """
+        example = "a key reads like fwd-float32-NCHW-N1-C64-H56-W56-K64-R3-S3-padding1x1"
+        if not isinstance(key, str) or len(key) > 400:
+            raise LayerError(f"{str(key)[:60]!r} is not a layer key: {example}")
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise LayerError(f"{key!r} is not a layer key: {example}")
+        found = {name: text for name, text in match.groupdict().items() if text is not None}
+        values: dict[str, Any] = {name: int(found.pop(name)) for name in EXTENTS}
+        for name in ("stride", "dilation"):
+            if name in found:
+                values[name] = tuple(map(int, found.pop(name).split("x")))
+        if "padding" in found:
+            sides = [tuple(map(int, side.split("+"))) for side in found.pop("padding").split("x")]
+            values["padding"] = tuple((side[0], side[-1]) for side in sides)
+        if "groups" in found:
+            values["groups"] = int(found.pop("groups"))
+        for name in ("bias", "residual"):
+            values[name] = found.pop(name, None) is not None
+        layer = cls(**values, **found)  # type: ignore[arg-type]
+        if layer.key() != key:
+            raise LayerError(f"{key!r} is not canonical: {layer.key()!r} is")
+        return layer
+
+    def replace(self, **changes: Any) -> ConvLayer:
+        """A copy with some fields changed, checked afresh."""
+        return type(self)(**({f.name: getattr(self, f.name) for f in fields(self)} | changes))
+
+    def __repr__(self) -> str:
+        return f"ConvLayer.parse({self.key()!r})"
+
+
+_KEY = re.compile(
+    r"(?P<direction>fwd|dgrad|wgrad)-(?P<dtype>[a-z]+\d+)-(?P<layout>NCHW|NHWC)"
+    + "".join(rf"-{name}(?P<{name}>\d+)" for name in EXTENTS)
+    + r"(-stride(?P<stride>\d+x\d+))?(-padding(?P<padding>\d+(\+\d+)?x\d+(\+\d+)?))?"
+    + r"(-dilation(?P<dilation>\d+x\d+))?(-groups(?P<groups>\d+))?"
+    + r"(-(?P<bias>bias))?(-(?P<residual>residual))?(-(?P<activation>relu))?"
+)
