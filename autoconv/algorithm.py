@@ -88,14 +88,17 @@ class Algorithm(ABC):
 
     `exact` says that sums are only reordered, so that the error bound is a direct sum's.
     `spreads_nonfinite` says that a NaN or infinity in the input may reach outputs whose receptive
-    field does not hold it. `vendor` names the library an adapter calls, for `vendors=` to switch.
+    field does not hold it. `vendor` names the library an adapter calls, for `vendors=` to switch;
+    `pool` whose threads it runs on, since the idle spinning of one pool slows another down.
     """
 
     name: ClassVar[str]
+    exact: ClassVar[bool] = True
     deterministic: ClassVar[bool] = True
     spreads_nonfinite: ClassVar[bool] = False
     tf32: ClassVar[bool] = False
     vendor: ClassVar[str | None] = None
+    pool: ClassVar[str] = ""
 
     @property
     @abstractmethod
