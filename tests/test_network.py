@@ -1,0 +1,259 @@
+"""Layer lists: the networks that come with autoconv, and every way a file can be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autoconv import network
+from autoconv.errors import ConfigError
+from autoconv.layer import ConvLayer
+
+MACS = {
+    "alexnet": 665_784_864,
+    "alexnet-onecolumn": 1_076_634_144,
+    "vgg16": 15_346_630_656,
+    "resnet50": 3_855_925_248,
+    "resnet50-v1.5": 4_087_136_256,
+    "googlenet": 1_581_647_872,
+    "mobilenet-v2": 299_494_272,
+    "overfeat": 5_229_715_968,
+    "resnet120": 418_761_728,
+    "cifar10": 12_288_000,
+}
+CONVOLUTIONS = {
+    "alexnet": 5,
+    "alexnet-onecolumn": 5,
+    "vgg16": 13,
+    "resnet50": 53,
+    "resnet50-v1.5": 53,
+    "googlenet": 57,
+    "mobilenet-v2": 52,
+    "overfeat": 6,
+    "resnet120": 15,
+    "cifar10": 3,
+}
+CONV = "{name: conv, C: 8, H: 9, K: 4, R: 3}"
+
+
+def products(name: str) -> list[tuple[int, int, int]]:
+    """Each layer as im2col's matrix product [MxK]x[KxN], as (M, K, N)."""
+    layers = [named.layer for named in network.load(name).layers]
+    return [(x.K, x.C // x.groups * x.R * x.S, x.P * x.Q) for x in layers]
+
+
+@pytest.mark.parametrize("name", network.names())
+def test_multiply_adds_and_convolutions_are_those_of_the_paper(name: str) -> None:
+    net = network.load(name)
+    assert net.macs == MACS[name]
+    assert sum(named.repeat for named in net.layers) == CONVOLUTIONS[name]
+    assert net.source
+
+
+@pytest.mark.parametrize("name", ["alexnet", "vgg16", "googlenet", "overfeat", "cifar10", "resnet50", "mobilenet-v2"])
+def test_every_input_has_the_channels_of_an_output_before_it(name: str) -> None:
+    layers = [named.layer for named in network.load(name).layers]
+    outputs = {3} | {layer.K for layer in layers}
+    if name == "googlenet":  # a module's output is the sum of its four branches
+        modules = [layers[i : i + 6] for i in range(3, len(layers), 6)]
+        outputs |= {m[0].K + m[2].K + m[4].K + m[5].K for m in modules}
+    assert all(layer.C in outputs for layer in layers)
+
+
+def test_overfeat_is_the_accurate_model() -> None:
+    assert products("overfeat") == [
+        (96, 147, 108 * 108),
+        (256, 4704, 30 * 30),
+        (512, 2304, 225),
+        (512, 4608, 225),
+        (1024, 4608, 225),
+        (1024, 9216, 225),
+    ]
+
+
+def test_small_residual_network_has_the_products_it_is_known_for() -> None:
+    found = products("resnet120")
+    assert found[0] == (64, 147, 3600)
+    assert found[-1] == (256, 2304, 64)
+    assert max(found, key=lambda mkn: mkn[1] / mkn[2]) == found[-1]
+
+
+def test_cifar_has_32_filters_of_5x5_at_16x16() -> None:
+    layer = network.load("cifar10").find("conv2").layer
+    assert (layer.H, layer.W, layer.K, layer.R, layer.S) == (16, 16, 32, 5, 5)
+
+
+def read(tmp_path: Path, text: str | bytes) -> network.Network:
+    path = tmp_path / "net.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return network.load(path)
+
+
+def test_defaults_repeats_and_batches(tmp_path: Path) -> None:
+    net = read(
+        tmp_path,
+        "name: Small\nsource: here\nbatch: [1, 8, 1]\n"
+        "defaults: {bias: true, activation: relu, padding: same}\nlayers:\n"
+        "  - {name: a, C: 3, H: 8, W: 10, K: 4, R: 3}\n"
+        "  - {name: b, C: 4, H: 8, K: 4, R: 1, S: 3, padding: [[0, 1], [2, 3]], activation: none, repeat: 2}\n",
+    )
+    assert (net.name, net.source, net.batches) == ("Small", "here", (1, 8))
+    a, b = net.layers
+    assert a.layer == ConvLayer(N=1, C=3, H=8, W=10, K=4, R=3, S=3, padding=1, bias=True, activation="relu")
+    assert b.layer == ConvLayer(N=1, C=4, H=8, W=8, K=4, R=1, S=3, padding=((0, 1), (2, 3)), bias=True)
+    assert (a.line, b.line, a.repeat, b.repeat) == (6, 7, 1, 2)
+    assert net.macs == a.layer.macs + 2 * b.layer.macs
+    assert net.find("b") is b
+
+
+def test_a_gradient_has_no_tail_and_the_batch_asked_for(tmp_path: Path) -> None:
+    text = "defaults: {bias: true, activation: relu}\nlayers: [{name: a, C: 3, H: 8, K: 4, R: 3}]"
+    (named,) = read(tmp_path, text).layers
+    assert named.at(8, "wgrad") == ConvLayer(N=8, C=3, H=8, W=8, K=4, R=3, S=3, direction="wgrad")
+    assert named.at(2) == named.layer.replace(N=2)
+
+
+def test_name_is_the_files_unless_given(tmp_path: Path) -> None:
+    assert read(tmp_path, f"layers: [{CONV}]").name == "net"
+
+
+def test_a_name_finds_what_is_shipped_and_a_file_here_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vgg16").mkdir()
+    assert network.load("vgg16").name == "VGG-16"
+    (tmp_path / "alexnet").write_text(f"layers: [{CONV}]")
+    assert network.load("alexnet").layers[0].name == "conv"
+
+
+BAD = {
+    "empty": ("", r"net.yaml: the file is empty"),
+    "only comments": ("# nothing\n", r"net.yaml: the file is empty"),
+    "not UTF-8": (b"layers:\n - \xff\n", r"net.yaml:2: not UTF-8 text \(byte 0xff\)"),
+    "UTF-16": ("layers: []".encode("utf-16"), r"net.yaml:1: not UTF-8"),
+    "not YAML": ("layers: [\n", r"net.yaml:\d: not YAML: "),
+    "control character": ("name: x\nlayers: \x01", r"net.yaml:2: not YAML: character"),
+    "two documents": ("layers: []\n---\nlayers: []\n", r"net.yaml:2: not YAML: "),
+    "a list": ("- 1\n", r"net.yaml:1: a network: a mapping .* is wanted, not a list"),
+    "text": ("hello\n", r"net.yaml:1: a network: .* not 'hello'"),
+    "no layers": ("name: x\n", r"net.yaml:1: 'layers' is missing"),
+    "empty layers": ("layers: []\n", r"net.yaml:1: layers: the list is empty"),
+    "layers a mapping": ("layers: {a: 1}\n", r"net.yaml:1: layers: a list is wanted, not a mapping"),
+    "layers nothing": ("layers:\n", r"net.yaml:1: layers: a list is wanted, not nothing"),
+    "layer a word": ("layers:\n - conv\n", r"net.yaml:2: a layer: a mapping .* not 'conv'"),
+    "unknown key": ("batchs: 1\n", r"net.yaml:1: unknown key 'batchs': did you mean 'batch'\?"),
+    "unknown default": ("defaults:\n  pading: 1\n", r"net.yaml:2: unknown key 'pading': did you mean 'padding'\?"),
+    "name as default": ("defaults: {name: x}\nlayers: []", r"net.yaml:1: unknown key 'name'"),
+    "unknown layer key": (
+        "layers:\n - {name: c1, C: 8, H: 9, K: 4, R: 3,\n    strides: 2}",
+        r"net.yaml:3: layer 'c1': unknown key 'strides': did you mean 'stride'\?",
+    ),
+    "lower case": ("layers: [{name: c1, c: 8}]", r"layer 'c1': unknown key 'c': did you mean 'C'\?"),
+    "batch in a layer": ("layers: [{name: c1, N: 8}]", r"layer 'c1': unknown key 'N': the batch is given by 'batch'"),
+    "direction": ("layers: [{name: c1, direction: fwd}]", r"layer 'c1': unknown key 'direction'"),
+    "duplicate key": (
+        "layers:\n - name: c1\n   C: 8\n   C: 9\n",
+        r"net.yaml:4: layer 'c1': 'C' is given twice, first on line 3",
+    ),
+    "duplicate top key": ("name: a\nname: b\n", r"net.yaml:2: 'name' is given twice, first on line 1"),
+    "duplicate layer": (f"layers:\n - {CONV}\n - {CONV}\n", r"net.yaml:3: layer 'conv': the name is taken by line 2"),
+    "key a list": ("[1]: 2\n", r"net.yaml:1: a key of a network: text is wanted, not a list"),
+    "no name": ("layers: [{C: 8}]", r"net.yaml:1: a layer without a 'name'"),
+    "name a list": ("layers: [{name: [a]}]", r"net.yaml:1: name: text is wanted, not a list"),
+    "name with escape": ('layers: [{name: "\\e[31m"}]', r"name='\\x1b\[31m': 1 to 200 printable"),
+    "missing": ("layers: [{name: c1, C: 8, K: 3}]", r"net.yaml:1: layer 'c1': missing: H, R"),
+    "zero batch": (f"batch: 0\nlayers: [{CONV}]", r"net.yaml:1: batch=0: an integer from 1"),
+    "boolean batch": (f"batch: [1, true]\nlayers: [{CONV}]", r"net.yaml:1: batch=True: an integer"),
+    "batch a mapping": (f"batch: {{a: 1}}\nlayers: [{CONV}]", r"net.yaml:1: batch: a number, .* not a mapping"),
+    "recursive alias": (f"layers: [{CONV}]\nbatch: &a [*a]", r"net.yaml:2: batch: a number, .* not a list"),
+    "tag": ("name: x\nlayers: [{name: c1, C: !!python/name:os.system x, H: 1, K: 1, R: 1}]", r"C: a number"),
+    "wrong tag": ("layers: [{name: c1, C: !!int x, H: 1, K: 1, R: 1}]", r"layer 'c1': C='x': not of the type int"),
+    "deep": ("[" * 20000, r"net.yaml:1: not a layer list: nested too deeply"),
+    "large": ("#" * (1 << 19), r"net.yaml: more than 256 KiB"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_file_gives_one_line_with_its_place(case: str, tmp_path: Path) -> None:
+    text, message = BAD[case]
+    with pytest.raises(ConfigError, match=message) as caught:
+        read(tmp_path, text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "line", "message"),
+    [
+        ("K: 0", 3, "K=0: allowed are 1 to"),
+        ("K: -4", 3, "K=-4: allowed are 1 to"),
+        ("K: true", 3, "K=True: an integer is wanted, not a truth value"),
+        ("K: no", 3, "K='no': an integer is wanted"),
+        ("K: on", 3, "K='on': an integer is wanted"),
+        ("K: 1:30", 3, "K='1:30': an integer is wanted"),
+        ("K: 3_3", 3, "K='3_3': an integer is wanted"),
+        ("K: 010", 3, "K='010': an integer is wanted"),
+        ("K: 1.5", 3, "K='1.5': an integer is wanted"),
+        ("K: 2020-01-01", 3, "K='2020-01-01': an integer is wanted"),
+        ("K: 99999999999999999999", 3, "K='99999999999999999999': an integer is wanted"),
+        ("K:", 3, "K=None: an integer is wanted"),
+        ("K: [4, 4]", 3, "an integer is wanted, not list"),
+        ("K: {a: 1}", 3, "K: a number, a word or a pair is wanted, not a mapping"),
+        ("stride: 0", 3, "stride=0: allowed are 1 to"),
+        ("stride: [1, 2, 3]", 3, "stride="),
+        ("stride: [1, 2, 3, 4, 5]", 3, "stride: a number, a word or a pair is wanted, not a list"),
+        ("padding: [[[1]]]", 3, "padding: a number, a word or a pair is wanted, not a list"),
+        ("padding: -1", 3, "padding=-1: allowed are 0 to"),
+        ("padding: full", 3, "padding='full': allowed are 'same', 'valid'"),
+        ("groups: 3", 3, "groups=3: it must divide C=8"),
+        ("dtype: int8", 3, "dtype='int8': allowed are float32"),
+        ("dtype: 32", 3, "dtype="),
+        ("layout: CHWN", 3, "layout='CHWN': allowed are 'NCHW', 'NHWC'"),
+        ("bias: yes", 3, "bias='yes': allowed are"),
+        ("activation: gelu", 3, "activation='gelu': allowed are"),
+        ("repeat: 0", 3, "repeat=0: an integer from 1"),
+        ("repeat: true", 3, "repeat=True: an integer"),
+        ("dilation: 9", 2, "R=3 with dilation 9 spans 19, more than the padded H of 9"),
+        (f"dtype: {'x' * 300}", 3, "too long"),
+    ],
+)
+def test_a_bad_value_names_file_line_and_layer(entry: str, line: int, message: str, tmp_path: Path) -> None:
+    base = "C: 8, H: 9, R: 3" + ("" if entry.startswith("K") else ", K: 4")
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, f"layers:\n - {{name: c1, {base},\n    {entry}}}\n")
+    assert str(caught.value).startswith(f"{tmp_path / 'net.yaml'}:{line}: layer 'c1': ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_default_is_reported_on_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r":1: layer 'conv': stride=0"):
+        read(tmp_path, f"defaults: {{stride: 0}}\nlayers:\n - {CONV}\n")
+
+
+def test_an_alias_bomb_is_refused_at_once(tmp_path: Path) -> None:
+    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
+    with pytest.raises(ConfigError, match="unknown key 'a0'"):
+        read(tmp_path, bomb)
+    nested = "[" * 60 + "x, x" + "]" * 60
+    with pytest.raises(ConfigError, match="stride: a number"):
+        read(tmp_path, f"defaults: {{stride: &a [{nested}, {nested}]}}\nlayers: [{CONV}]")
+
+
+def test_missing_file_lists_the_known_names() -> None:
+    with pytest.raises(ConfigError, match=r"alexnet3: no such file, .* known are alexnet, .*vgg16"):
+        network.load("alexnet3")
+
+
+def test_a_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a directory"):
+        network.load(tmp_path)
+
+
+def test_a_path_with_a_null_byte_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        network.load("a\0b")
+
+
+def test_unknown_layer_name_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"AlexNet has no layer 'conv9': did you mean 'conv\d'"):
+        network.load("alexnet").find("conv9")
