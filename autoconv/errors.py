@@ -25,3 +25,7 @@ class PlanError(AutoconvError, RuntimeError):
 
 class RecordError(AutoconvError, ValueError):
     """A tuning record, or a file of them, that cannot be used."""
+
+
+class CacheWarning(UserWarning):
+    """The tuning cache lost something, or cannot keep what it learns; answers are not affected."""

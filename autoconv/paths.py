@@ -1,13 +1,19 @@
-"""Where the files that come with autoconv are."""
+"""Where the data files lie that come with autoconv."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-_PACKAGE = Path(__file__).parent
-
 
 def shipped(folder: str) -> Path:
-    """The folder `configs` or `cache`: inside an installed wheel, beside the package in an editable install."""
-    inside = _PACKAGE / folder
-    return inside if inside.is_dir() else _PACKAGE.parent / folder
+    """The folder of data files (`configs` or `cache`) that came with this installation.
+
+    A wheel carries them inside the package; an editable install finds them at the root of the
+    repository, recognised by its pyproject.toml, so that a stranger's `cache` beside an installed
+    package is never taken for ours. The folder may be missing; the path then names where it belongs.
+    """
+    package = Path(__file__).parent
+    root = package.parent
+    if not (package / folder).is_dir() and (root / "pyproject.toml").is_file() and (root / folder).is_dir():
+        return root / folder
+    return package / folder

@@ -1,0 +1,366 @@
+"""The tuning record: measured facts of every candidate, and how a choice is made from them.
+
+Facts are kept, not verdicts: which candidate is best is asked at look-up, under the caller's limits, so a
+smaller workspace or a tighter tolerance finds another winner without timing again.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from statistics import median
+from typing import Any, Literal
+
+from autoconv.algorithm import Candidate
+from autoconv.errors import AutoconvError, RecordError
+from autoconv.layer import ConvLayer
+
+SCHEMA = 1
+MAX_RACES = 8  # of one record
+MAX_CANDIDATES = 4096  # of one race
+LONGEST = 500  # characters of any text in a record
+LEAST_NOISE, MOST_NOISE = 0.01, 0.10
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was measured of one candidate in one race; seconds, bytes.
+
+    Attributes
+    ----------
+    version : str
+        `Algorithm.version` of what ran.
+    failure : str or None
+        Why it could not take part, in one line. "unreached: ..." says that its turn never came.
+    time : float
+        Median run with cold filters, already packed, and a warm input; inf where there is none.
+    hot : float or None
+        Median run with everything as the last run left it.
+    pack : float
+        Packing the filters.
+    spread : float
+        Half the interquartile range of `time`'s samples, relative to their median.
+    workspace, packed : int
+        Scratch of a run with packed filters, and the packed filters themselves.
+    error : float
+        As measured, by the measure of `Algorithm.bound`.
+    """
+
+    version: str
+    failure: str | None = None
+    time: float = math.inf
+    hot: float | None = None
+    pack: float = 0.0
+    spread: float = 0.0
+    samples: int = 0
+    workspace: int = 0
+    packed: int = 0
+    error: float = 0.0
+    deterministic: bool = True
+    tf32: bool = False
+    vendor: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.failure is not None:  # often the text of an exception: any length, any characters
+            words = " ".join(self.failure.split())[:LONGEST]
+            object.__setattr__(self, "failure", "".join(c for c in words if c.isprintable()) or "unknown")
+
+    @property
+    def timed(self) -> bool:
+        """Whether there is a time to compare."""
+        return self.failure is None and 0 < self.time < math.inf
+
+    @property
+    def unreached(self) -> bool:
+        """Whether nothing is known, because its turn never came."""
+        return self.failure is not None and self.failure.startswith("unreached")
+
+    def scaled(self, factor: float) -> Facts:
+        """The same facts on a clock that runs `factor` times as fast."""
+        hot = None if self.hot is None else self.hot * factor
+        return replace(self, time=self.time * factor, hot=hot, pack=self.pack * factor)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that differ from their defaults."""
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default}
+
+    @classmethod
+    def from_json(cls, data: object) -> Facts:
+        """The facts a plain dict describes; RecordError where a value makes no sense."""
+        facts = cls(**_checked(data, _FACTS, required=("version",)))
+        if facts.failure is None and not facts.timed:
+            raise RecordError("a candidate has neither a time nor a failure")
+        return facts
+
+
+@dataclass(frozen=True)
+class Race:
+    """One uninterrupted run on one device, whose times can be compared with each other.
+
+    `id` is a uuid4 in hex, `when` its start (UTC, `2026-11-20T12:00:00+00:00`), `versions` the
+    software of the device, `isolated` whether a worker process ran it, `budget` in seconds, and
+    `facts` go by `str(candidate)`.
+    """
+
+    id: str
+    when: str
+    versions: dict[str, str]
+    isolated: bool
+    budget: float | None
+    facts: dict[str, Facts]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        return data | {"facts": {name: facts.to_json() for name, facts in self.facts.items()}}
+
+    @classmethod
+    def from_json(cls, data: object) -> Race:
+        """The race a plain dict describes; RecordError where a value makes no sense."""
+        values = _checked(data, _RACE, required=_RACE)
+        return cls(**values | {"facts": {_candidate(n): Facts.from_json(f) for n, f in values["facts"].items()}})
+
+
+@dataclass(frozen=True)
+class Record:
+    """All that is known of one layer on one device: its races, oldest first."""
+
+    layer: str
+    device: str
+    races: tuple[Race, ...] = ()
+
+    def facts(self) -> dict[str, Facts]:
+        """Every candidate's newest facts, by name, with all times on the newest race's clock.
+
+        Times of two races are compared only through candidates that ran in both at the same version:
+        an older race is scaled by the median ratio of those it shares with the races already on the
+        common clock. A race that no chain of shared candidates joins to the newest cannot be
+        compared; its times are left out, and only its failures count. A candidate that a newer race
+        did not reach keeps its older facts.
+        """
+        newest_first = self.races[::-1]
+        clocks = _clocks(newest_first)
+        found: dict[str, Facts] = {}
+        for race, clock in zip(newest_first, clocks, strict=True):
+            for name, facts in race.facts.items():
+                known = found.get(name)
+                if known is not None and not (known.unreached and facts.version == known.version):
+                    continue
+                if facts.timed and clock is not None:
+                    found[name] = facts if clock == 1.0 else facts.scaled(clock)
+                elif not facts.timed and known is None:
+                    found[name] = facts
+        return found
+
+    def with_race(self, race: Race) -> Record:
+        """This record with one more race, the newest."""
+        return self._with([*(r for r in self.races if r.id != race.id), race])
+
+    def over(self, older: Record) -> Record:
+        """This record's races, taken as newer than all of another's."""
+        known = {race.id for race in self.races}
+        return self._with([*(r for r in older.races if r.id not in known), *self.races])
+
+    def merge(self, other: Record) -> Record:
+        """The races of both, whole, in the order they were run."""
+        races = {race.id: race for race in (*other.races, *self.races)}
+        return self._with(sorted(races.values(), key=lambda race: (race.when, race.id)))
+
+    def _with(self, races: list[Race]) -> Record:
+        """A copy with these races, less the old ones that newer races leave nothing to say."""
+        record = replace(self, races=tuple(races))
+        names = record.facts().keys()
+        for race in races[:-1]:
+            less = replace(record, races=tuple(r for r in record.races if r is not race))
+            if len(record.races) > MAX_RACES or less.facts().keys() == names:
+                record, names = less, less.facts().keys()
+        return record
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"layer": self.layer, "device": self.device, "races": [race.to_json() for race in self.races]}
+
+    @classmethod
+    def from_json(cls, data: object) -> Record:
+        """The record a plain dict describes.
+
+        Raises
+        ------
+        RecordError
+            When a field is missing, unknown, of a wrong type, out of bounds, or makes no sense.
+        """
+        values = _checked(data, _RECORD, required=_RECORD)
+        try:
+            ConvLayer.parse(values["layer"])
+        except AutoconvError as error:
+            raise RecordError(str(error)) from None
+        races = tuple(map(Race.from_json, values["races"]))
+        if len({race.id for race in races}) != len(races):
+            raise RecordError("two races have the same id")
+        return cls(values["layer"], values["device"], races)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a caller allows, asked of facts at look-up.
+
+    Attributes
+    ----------
+    workspace_limit : int or None
+        Bytes.
+    deterministic : bool
+        Whether only bitwise repeatable candidates will do.
+    tolerance : float or None
+        Largest measured error, as `max|y - ref| / max(sum |x||w|)`.
+    weights : "varying" or "constant"
+        Whether packing the filters counts, in time and in workspace, or is done once.
+    vendors : frozenset of str, or None
+        The vendor libraries allowed; None allows all.
+    """
+
+    workspace_limit: int | None = None
+    deterministic: bool = False
+    tolerance: float | None = None
+    allow_tf32: bool = False
+    weights: Literal["varying", "constant"] = "varying"
+    vendors: frozenset[str] | None = None
+
+    def why_not(self, facts: Facts) -> list[str]:
+        """Every reason against a candidate with these facts; empty when it is allowed."""
+        if facts.failure is not None:
+            return [facts.failure]
+        reasons = []
+        workspace = self.workspace(facts)
+        if self.workspace_limit is not None and workspace > self.workspace_limit:
+            reasons.append(f"it needs {workspace} bytes of workspace; the limit is {self.workspace_limit}")
+        if self.deterministic and not facts.deterministic:
+            reasons.append("it is not deterministic")
+        if self.tolerance is not None and facts.error > self.tolerance:
+            reasons.append(f"its error of {facts.error:.1e} is over the tolerance of {self.tolerance:.1e}")
+        if facts.tf32 and not self.allow_tf32:
+            reasons.append("it rounds to TF32, which is not allowed")
+        if facts.vendor is not None and self.vendors is not None and facts.vendor not in self.vendors:
+            reasons.append(f"it calls {facts.vendor}, which is not allowed")
+        return reasons
+
+    def cost(self, facts: Facts) -> float:
+        """Seconds that count: the run, and packing where the filters vary."""
+        return facts.time + (facts.pack if self.weights == "varying" else 0.0)
+
+    def workspace(self, facts: Facts) -> int:
+        """Bytes that count: of the run, and of the packed filters where they are not the caller's."""
+        return facts.workspace + (facts.packed if self.weights == "varying" else 0)
+
+
+def ranking(facts: Mapping[str, Facts], limits: Limits) -> list[str]:
+    """The candidates that the limits allow, best first.
+
+    The fastest and all that are within the noise of it are equally fast; among those, less workspace
+    comes first, then the name, so that the order is stable. The next are ranked in the same way among
+    what is left. Everything is compared with the fastest of its group only, as "within the noise" is
+    not transitive.
+    """
+    left = sorted((limits.cost(f), name) for name, f in facts.items() if f.timed and not limits.why_not(f))
+    ranked: list[str] = []
+    while left:
+        best_cost, best = left[0]
+        tied = [n for cost, n in left if cost <= best_cost * (1 + _noise(facts[best], facts[n]))]
+        ranked += sorted(tied, key=lambda name: (limits.workspace(facts[name]), name))
+        left = [pair for pair in left if pair[1] not in tied]
+    return ranked
+
+
+def _noise(a: Facts, b: Facts) -> float:
+    """By how much two times may differ and mean nothing: the larger spread, within bounds.
+
+    A median is surer than its samples, so a very noisy candidate must not tie with one far ahead; one
+    or two samples have no spread to speak of.
+    """
+    spread = max(a.spread, b.spread) if min(a.samples, b.samples) > 2 else MOST_NOISE
+    return min(max(spread, LEAST_NOISE), MOST_NOISE)
+
+
+def _clocks(races: Iterable[Race]) -> list[float | None]:
+    """By what to multiply each race's times to put them on the first race's clock; None: not comparable."""
+    timed = [{(n, f.version): f.time for n, f in race.facts.items() if f.timed} for race in races]
+    clocks: list[float | None] = [None] * len(timed)
+    common: dict[tuple[str, str], float] = {}
+    while True:
+        for i, times in enumerate(timed):
+            shared = [common[key] / times[key] for key in times.keys() & common.keys()]
+            if clocks[i] is None and times and (shared or not common):
+                factor = clocks[i] = median(shared) if shared else 1.0
+                common = {key: time * factor for key, time in times.items()} | common
+                break  # newer races may have become comparable through this one
+        else:
+            return clocks
+
+
+Check = Callable[[Any], bool]
+
+
+def _text(value: object) -> bool:
+    return type(value) is str and 0 < len(value) <= LONGEST and value.isprintable()
+
+
+def _number(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e9  # type: ignore[operator]  # NaN is not
+
+
+def _size(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _truth(value: object) -> bool:
+    return type(value) is bool
+
+
+_FACTS: dict[str, Check] = {
+    "version": _text,
+    "failure": _text,
+    "time": _number,
+    "hot": _number,
+    "pack": _number,
+    "spread": _number,
+    "samples": _size,
+    "workspace": _size,
+    "packed": _size,
+    "error": _number,
+    "deterministic": _truth,
+    "tf32": _truth,
+    "vendor": _text,
+}
+_WHEN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?\+00:00", re.ASCII)
+_RACE: dict[str, Check] = {
+    "id": lambda v: type(v) is str and re.fullmatch("[0-9a-f]{32}", v) is not None,
+    "when": lambda v: type(v) is str and _WHEN.fullmatch(v) is not None,
+    "versions": lambda v: type(v) is dict and len(v) <= 64 and all(_text(n) and _text(t) for n, t in v.items()),
+    "isolated": _truth,
+    "budget": lambda v: v is None or _number(v),
+    "facts": lambda v: type(v) is dict and len(v) <= MAX_CANDIDATES,
+}
+_RECORD: dict[str, Check] = {
+    "layer": _text,
+    "device": _text,
+    "races": lambda v: type(v) is list and len(v) <= MAX_RACES,
+}
+
+
+def _checked(data: object, checks: Mapping[str, Check], required: Iterable[str]) -> dict[str, Any]:
+    """`data`, when it is a dict of known fields whose values pass, with all that are required."""
+    if type(data) is not dict:
+        raise RecordError(f"{data!r:.60}: an object with {', '.join(checks)} is wanted")
+    for name, value in data.items():
+        if name not in checks or not checks[name](value):
+            raise RecordError(f"{name!r:.60}: {value!r:.60}: not a field, or not a value, that a record can have")
+    if missing := [name for name in required if name not in data]:
+        raise RecordError(f"{', '.join(missing)}: missing from the record")
+    return data
+
+
+def _candidate(name: str) -> str:
+    if str(Candidate.parse(name)) != name:
+        raise RecordError(f"{name!r:.80} is not how that candidate is written")
+    return name

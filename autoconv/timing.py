@@ -1,0 +1,266 @@
+"""How candidates are timed against each other: the arithmetic, on whatever clock the device has."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+FEWEST, MOST = 3, 25  # samples of one contestant; the most are for those close to the best
+STEADY, SETTLED = 5, 0.02  # samples, and their spread, that end the race
+CLOSE = 1.25  # a contestant within this factor of the best may still win
+TWICE, CLEARLY = 2.0, 4.0  # slower than a rival by this much: drop at the second, at the first sample
+FAIR_SHARE = 0.3  # seconds after which a contestant is content with the fewest samples
+PATIENCE = 0.1  # seconds of warm-up after which one that is clearly slower is not probed
+IDLE = 0.005  # seconds until another pool's spinning threads are asleep
+
+OnEvent = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A candidate that was built and verified, and what counts in comparing it with others.
+
+    `cold` and `hot` run it once and give the seconds, as in `Stopwatch`; `pack` does so for packing the
+    filters, where they are packed. `workspace` and `packed` are bytes. `pool` names the thread pool
+    that it runs on, `vendor` the library that it calls.
+    """
+
+    name: str
+    cold: Callable[[], float]
+    hot: Callable[[], float]
+    pack: Callable[[], float] | None = None
+    workspace: int = 0
+    packed: int = 0
+    error: float = 0.0
+    deterministic: bool = True
+    tf32: bool = False
+    pool: str = ""
+    vendor: str | None = None
+
+    def undercuts(self, other: Contestant) -> bool:
+        """Whether no limit a caller may set allows `other` and refuses this one."""
+        return (
+            self.workspace <= other.workspace
+            and self.workspace + self.packed <= other.workspace + other.packed
+            and self.error <= other.error
+            and self.deterministic >= other.deterministic
+            and self.tf32 <= other.tf32
+            and self.vendor in (None, other.vendor)
+        )
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Medians in seconds; `spread` is half the interquartile range of `time`'s samples over their median.
+
+    `hot` is None where it was not taken. `dropped_by` names the rival against which this contestant
+    cannot win under any limits, where that ended its timing early.
+    """
+
+    time: float
+    hot: float | None
+    pack: float
+    spread: float
+    samples: int
+    dropped_by: str | None = None
+
+
+def spread(samples: Sequence[float]) -> float:
+    """Half the interquartile range, relative to the median; 0 for a single sample.
+
+    >>> spread([1.0, 2.0, 3.0, 4.0, 5.0])
+    0.3333333333333333
+    """
+    if len(samples) < 2:
+        return 0.0
+    first, middle, third = statistics.quantiles(samples, n=4, method="inclusive")
+    return (third - first) / 2 / middle
+
+
+def race(
+    contestants: Sequence[Contestant],
+    *,
+    budget: float | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+    on_event: OnEvent | None = None,
+) -> dict[str, Timing | str]:
+    """Time contestants against each other, the most promising of them first.
+
+    Each is warmed up and probed. Whoever is dominated, that is, at least half as fast as a rival in run
+    time and in run and pack time, and no better in any other respect, is dropped after one or two
+    samples. The rest race in rounds, in an order that is shuffled anew for every round, so that a
+    drifting clock favours nobody: everyone takes `FEWEST` samples; those close to the best go on until
+    all of these have settled, or `MOST` or their fair share of time is reached.
+
+    Parameters
+    ----------
+    contestants : sequence of Contestant
+    budget : float, optional
+        Seconds on `clock`. What was not probed by then is unreached; the rest stands as it is.
+    clock, sleep : callable
+        Of the wall.
+    on_event : callable, optional
+        Called as `on_event(name, finished, total)` before each contestant's turn.
+
+    Returns
+    -------
+    dict
+        For every contestant, by name, its timing or the reason why there is none.
+    """
+    heat = _Heat([_Entry(c) for c in contestants], budget, clock, sleep, on_event)
+    heat.probe()
+    while heat.round():
+        pass
+    return {entry.contestant.name: heat.result(entry) for entry in heat.entries}
+
+
+@dataclass(eq=False)
+class _Entry:
+    """A contestant in the running."""
+
+    contestant: Contestant
+    warm: float = inf
+    cold: list[float] = field(default_factory=list)
+    hot: list[float] = field(default_factory=list)
+    pack: list[float] = field(default_factory=list)
+    spent: float = 0.0
+    failure: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.failure is None and self.warm < inf
+
+    @property
+    def time(self) -> float:
+        return statistics.median(self.cold) if self.cold else self.warm
+
+    @property
+    def cost(self) -> float:
+        return self.time + (statistics.median(self.pack) if self.pack else 0.0)
+
+    @property
+    def settled(self) -> bool:
+        if self.spent >= FAIR_SHARE:
+            return len(self.cold) >= FEWEST
+        return len(self.cold) >= MOST or (len(self.cold) >= STEADY and spread(self.cold) <= SETTLED)
+
+
+@dataclass(eq=False)
+class _Heat:
+    entries: list[_Entry]
+    budget: float | None
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+    on_event: OnEvent | None
+
+    def __post_init__(self) -> None:
+        self.start = self.clock()
+        self.pool: str | None = None
+        self.order = random.Random(0)  # the same in every process
+
+    def over(self) -> bool:
+        """Whether the budget is spent."""
+        return self.budget is not None and self.clock() - self.start >= self.budget
+
+    def probe(self) -> None:
+        """Warm everyone up, and take a sample of those that are not hopeless already."""
+        for done, entry in enumerate(self.entries):
+            if self.over():
+                entry.failure = f"unreached: the budget of {self.budget:g} s was spent"
+                continue
+            self.turn(entry, done, self.warm_up)
+
+    def warm_up(self, entry: _Entry) -> None:
+        entry.warm = _positive(entry.contestant.hot())
+        if entry.warm < PATIENCE or self.rival(entry, CLEARLY) is None:
+            self.sample(entry)
+
+    def round(self) -> bool:
+        """One more sample for everyone who needs it; False when nobody does, or time is up."""
+        goals = [(entry, self.goal(entry)) for entry in self.entries if entry.alive]
+        starters = [entry for entry, goal in goals if len(entry.cold) < goal]
+        finished = len(self.entries) - len(starters)
+        self.order.shuffle(starters)
+        pools = list(dict.fromkeys(entry.contestant.pool for entry in starters))
+        starters.sort(key=lambda entry: pools.index(entry.contestant.pool))  # to change pools seldom
+        for entry in starters:
+            if self.over():
+                return False
+            self.turn(entry, finished, self.sample)
+        return bool(starters)
+
+    def goal(self, entry: _Entry) -> int:
+        """How many samples it should have, as things stand."""
+        if self.rival(entry, CLEARLY):
+            return 0
+        if self.rival(entry, TWICE):
+            return 2
+        contenders = self.contenders()
+        if entry in contenders and not all(contender.settled for contender in contenders):
+            return FEWEST if entry.spent >= FAIR_SHARE else MOST
+        return FEWEST
+
+    def contenders(self) -> list[_Entry]:
+        """Those close enough to the best, by run time or by run and pack time, to win yet."""
+        alive = [entry for entry in self.entries if entry.alive]
+        time = CLOSE * min(entry.time for entry in alive)
+        cost = CLOSE * min(entry.cost for entry in alive)
+        return [entry for entry in alive if entry.time <= time or entry.cost <= cost]
+
+    def rival(self, entry: _Entry, factor: float) -> str | None:
+        """Who makes the entry pointless: `factor` times as fast, and no worse under any limits."""
+        for other in self.entries:
+            if (
+                other.alive
+                and other.time * factor <= entry.time
+                and other.cost * factor <= entry.cost
+                and other.contestant.undercuts(entry.contestant)
+            ):
+                return other.contestant.name
+        return None
+
+    def turn(self, entry: _Entry, finished: int, step: Callable[[_Entry], None]) -> None:
+        """Let one contestant run, alone; what it raises is its own failure."""
+        if self.on_event:
+            self.on_event(entry.contestant.name, finished, len(self.entries))
+        if self.pool is not None and self.pool != entry.contestant.pool:
+            self.sleep(IDLE)
+        self.pool = entry.contestant.pool
+        start = self.clock()
+        try:
+            step(entry)
+        except Exception as failure:  # whatever one contestant does, the race goes on
+            entry.failure = f"{type(failure).__name__}: {failure}"
+        entry.spent += self.clock() - start
+
+    def sample(self, entry: _Entry) -> None:
+        contestant = entry.contestant
+        entry.cold.append(_positive(contestant.cold()))
+        few = 1 if entry.spent >= FAIR_SHARE else FEWEST
+        if len(entry.cold) > 1 and len(entry.hot) < few:  # who is dropped at the first sample needs none
+            entry.hot.append(_positive(contestant.hot()))
+        if contestant.pack is not None and len(entry.pack) < few:
+            entry.pack.append(_positive(contestant.pack()))
+
+    def result(self, entry: _Entry) -> Timing | str:
+        if entry.failure is not None:
+            return entry.failure
+        return Timing(
+            time=entry.time,
+            hot=statistics.median(entry.hot) if entry.hot else None,
+            pack=statistics.median(entry.pack) if entry.pack else 0.0,
+            spread=spread(entry.cold),
+            samples=len(entry.cold),
+            dropped_by=self.rival(entry, TWICE) if len(entry.cold) < FEWEST else None,
+        )
+
+
+def _positive(seconds: float) -> float:
+    if not 0 < seconds < inf:
+        raise ValueError(f"the clock gave {seconds} s for one run")
+    return seconds
