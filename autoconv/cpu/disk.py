@@ -1,0 +1,79 @@
+"""Machine code kept on disk: in a folder only its owner can write, every file checked before use."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import stat
+import uuid
+import warnings
+from pathlib import Path
+
+import platformdirs
+
+_SUM = hashlib.sha256().digest_size
+_USABLE = os.name == "posix"  # elsewhere there is no cheap way to see who could write
+
+
+def folder() -> Path:
+    """Where kernels are kept: `AUTOCONV_CACHE_DIR`, or the user's cache folder."""
+    root = os.environ.get("AUTOCONV_CACHE_DIR") or platformdirs.user_cache_dir("autoconv")
+    return Path(root) / "kernels"
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    warnings.warn(f"{text}: compiled kernels are not kept on disk", RuntimeWarning, stacklevel=2)
+
+
+def _private(entry: os.stat_result) -> bool:
+    return entry.st_uid == os.getuid() and not entry.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _open() -> int | None:
+    """A descriptor of the folder, so that what was checked is what is read and written; None with one warning."""
+    path = folder()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        _warn(f"{path}: {error.strerror}")
+        return None
+    if _private(os.fstat(descriptor)):
+        return descriptor
+    os.close(descriptor)
+    _warn(f"{path} belongs to, or can be written by, another user")
+    return None
+
+
+def load(key: bytes) -> bytes | None:
+    """What was saved under the key (32 bytes); None when absent, damaged, or not this user's alone."""
+    descriptor = _open() if _USABLE else None
+    if descriptor is None:
+        return None
+    try:
+        with os.fdopen(os.open(key.hex(), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor), "rb") as file:
+            text = file.read() if _private(os.fstat(file.fileno())) else b""
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return text[_SUM:] if hashlib.sha256(key + text[_SUM:]).digest() == text[:_SUM] else None
+
+
+def save(key: bytes, text: bytes) -> None:
+    """Keep the text; a failure costs persistence only."""
+    descriptor = _open() if _USABLE else None
+    if descriptor is None:
+        return
+    new = f"{uuid.uuid4().hex}.new"
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(new, flags, 0o600, dir_fd=descriptor), "wb") as file:
+            file.write(hashlib.sha256(key + text).digest() + text)
+        os.replace(new, key.hex(), src_dir_fd=descriptor, dst_dir_fd=descriptor)
+    except OSError as error:
+        _warn(f"{folder()}: {error.strerror}")
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,406 @@
+"""The thread pool: Python threads parked inside compiled code, woken in about a microsecond.
+
+How a kernel's work is spread. The emitter writes one or more *tasks*, and a function `run` that launches
+them; `GeneratedKernel` does the rest, in one call from Python:
+
+    task = m.function("task", *TASK, internal=True)
+    ctx, index, thread = task.args
+    x, w, y = operands(task, ctx, f32)[:3]          # pointers to a, b, out, bias, residual, workspace
+    ...
+    run = m.function("run", *RUN)
+    ctx, = run.args
+    launch(run, ctx, task, n_tasks)                 # returns when all tasks are done
+    launch(run, ctx, another, n)                    # the next phase
+
+A task gets the context, its own number in 0 .. n_tasks - 1, and the number of the thread it runs on,
+in 0 .. threads - 1, for a slice of the workspace of its own. Threads take the next number when they are
+free; so tasks must not depend on each other, and the answer must not depend on who ran them.
+Where every thread is to take part exactly once (`launch_team`), the function gets the context, its
+thread's number, the number of threads, and a `team` for `barrier`.
+
+One caller at a time uses the pool. A second one who finds it busy, from another thread or from within a
+task, runs all its own tasks by itself, as thread 0: nobody waits, nothing can lock up.
+
+After `fork` the child starts a pool of its own when it first needs one. At exit the threads are told to
+leave; what is launched after that runs on the caller alone.
+
+References: sleeping and waking follow Drepper, "Futexes are tricky" (2011).
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import mmap
+import os
+import platform
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from autoconv.algorithm import Array, Kernel
+from autoconv.cpu import compiler
+from autoconv.cpu.ir import Function, Module, Type, Value, i8, i32, i64, ptr
+
+# The pool's words, each on a cache line of its own; in bytes from its start.
+_STATE = 0  # i64: number of the region in the high half; in the low half, threads inside, and CLOSED
+_NUMBER = 4  # the high half, which sleepers watch (x86-64 and AArch64 Linux are little-endian)
+_NEXT = 64  # i64: the next task
+_JOB = 128  # i64 each: function, context, number of tasks or TEAM
+_SLEEPERS = 192  # i32: threads asleep, or about to be
+_BUSY = 256  # i32: whether a caller is using the pool
+_TEAM = 320  # i32 each: threads at the barrier, barriers passed; i64 each: threads in the team, threads done
+_SETTINGS = 384  # i64 each: threads, turns of a spinning wait; i32: whether to leave
+_BYTES = 512
+
+_CLOSED = 1 << 31
+_INSIDE = _CLOSED - 1
+_SPIN = 2000  # about 40 microseconds: longer than Python needs between two layers
+
+# Context of a run, in 8-byte slots: the addresses of a, b, out, bias, residual, workspace, then these.
+_OPERANDS = 6
+_POOL, _LAUNCH, _LAUNCH_TEAM, _SLOTS = 6, 7, 8, 9
+
+CONTEXT = ptr(i64)
+RUN = (CONTEXT,)
+TASK = (CONTEXT, i64, i64)  # context, task, thread
+TEAM_TASK = (CONTEXT, i64, i64, ptr(i8))  # context, thread, threads, team
+_LAUNCH_ARGS = (ptr(i8), ptr(i8), CONTEXT, i64)
+
+
+def operands(k: Function, context: Value, *elements: Type) -> list[Value]:
+    """Pointers to a, b, out, bias, residual and workspace (bytes), elements of the given type.
+
+    One type stands for all arrays; with several, each array has its own.
+    """
+    types = [*(elements if len(elements) > 1 else elements * 5), i8][:_OPERANDS]
+    return [k.bits(k.load(context + n), ptr(t)) for n, t in enumerate(types)]
+
+
+def launch(k: Function, context: Value, task: Function, n_tasks: int | Value) -> None:
+    """In `run`: have the threads do tasks 0 .. n_tasks - 1, and wait for them."""
+    _call_launch(k, context, _LAUNCH, task, n_tasks)
+
+
+def launch_team(k: Function, context: Value, function: Function) -> None:
+    """In `run`: call the function once on every thread of the pool, and wait."""
+    _call_launch(k, context, _LAUNCH_TEAM, function, 0)
+
+
+def _call_launch(k: Function, context: Value, slot: int, function: Function, n: int | Value) -> None:
+    address = k.bits(k.load(context + slot), ptr(i8))
+    pool = k.bits(k.load(context + _POOL), ptr(i8))
+    k.call_address(address, _LAUNCH_ARGS, pool, k.address(function), context, n)
+
+
+def barrier(k: Function, team: Value) -> None:
+    """In a team's function: wait until every thread of the team has come here."""
+    arrived, passed = k.bytes_at(team, 0, i32), k.bytes_at(team, 4, i32)
+    threads = k.cast(k.load(k.bytes_at(team, 8, i64)), i32)
+    before = k.atomic_load(passed)
+    last = (k.atomic("add", arrived, 1) + 1).eq(threads)
+    with k.if_(last):
+        k.atomic_store(0, arrived)
+        k.atomic("add", passed, 1)
+    with k.else_():
+        _wait(k, _SPIN, lambda: k.atomic_load(passed).ne(before))
+
+
+def _wait(k: Function, spin: int | Value, done: Callable[[], Value]) -> None:
+    """Spin for a while, then give the processor away between looks."""
+    turns = k.var(k.i64(spin))
+    with k.forever() as leave_if:
+        leave_if(done())
+        turns.add(-1)
+        with k.if_(turns.get() > 0):
+            k.pause()
+        with k.else_():
+            _yield(k)
+
+
+def _yield(k: Function) -> None:
+    if os.name == "posix":
+        k.intrinsic(i32, "sched_yield")
+
+
+def _futex() -> int | None:
+    """The number of Linux's futex call, where it is known."""
+    machine = platform.machine() if sys.platform == "linux" and sys.byteorder == "little" else ""
+    return {"x86_64": 202, "aarch64": 98}.get(machine)
+
+
+def emit(instruction_set: str, futex: int | None, data_offset: int) -> Module:
+    """What workers and callers run; without futex, idle workers look every 50 microseconds."""
+    m = Module(instruction_set)
+    _emit_take_part(m)
+    _emit_work(m, futex)
+    _emit_launch(m, futex, team=False)
+    _emit_launch(m, futex, team=True)
+    _emit_start(m, data_offset)
+    _emit_stop(m, futex)
+    return m
+
+
+def _sleep(k: Function, pool: Value, number: Value, futex: int | None) -> None:
+    if futex is None:
+        k.intrinsic(i32, "usleep", k.const(i32, 50))
+        return
+    k.atomic("add", k.bytes_at(pool, _SLEEPERS, i32), 1)
+    wait, none = k.const(i32, 128), k.const(ptr(i8), 0)  # FUTEX_WAIT_PRIVATE: sleeps only if the number still holds
+    k.intrinsic(i64, "syscall", k.i64(futex), k.bytes_at(pool, _NUMBER, i8), wait, number, none)
+    k.atomic("sub", k.bytes_at(pool, _SLEEPERS, i32), 1)
+
+
+def _wake(k: Function, pool: Value, futex: int | None) -> None:
+    if futex is None:
+        return
+    with k.if_(k.atomic_load(k.bytes_at(pool, _SLEEPERS, i32)) > 0):
+        wake, everyone, none = k.const(i32, 129), k.const(i32, 2**31 - 1), k.const(ptr(i8), 0)  # FUTEX_WAKE_PRIVATE
+        k.intrinsic(i64, "syscall", k.i64(futex), k.bytes_at(pool, _NUMBER, i8), wake, everyone, none)
+
+
+def _emit_take_part(m: Module) -> Function:
+    """Do tasks until there are none left, or one's share of a team's work."""
+    k = m.function("take_part", ptr(i8), i64, internal=True)
+    pool, thread = k.args
+    job = k.bytes_at(pool, _JOB, i64)
+    function, context, n = k.bits(k.load(job), ptr(i8)), k.bits(k.load(job + 1), CONTEXT), k.load(job + 2)
+    with k.if_(n < 0):
+        threads = k.load(k.bytes_at(pool, _SETTINGS, i64))
+        k.call_address(function, TEAM_TASK, context, thread, threads, k.bytes_at(pool, _TEAM, i8))
+        k.atomic("add", k.bytes_at(pool, _TEAM + 16, i64), 1)
+    with k.else_(), k.forever() as leave_if:
+        index = k.atomic("add", k.bytes_at(pool, _NEXT, i64), 1)
+        leave_if(index >= n)
+        k.call_address(function, TASK, context, index, thread)
+    return k
+
+
+def _emit_work(m: Module, futex: int | None) -> None:
+    """A worker's life: wait for a region, enter it unless it is closed already, take part, leave it."""
+    take_part = m.functions[0]
+    k = m.function("work", ptr(i8), i64)
+    pool, thread = k.args
+    state, number = k.bytes_at(pool, _STATE, i64), k.bytes_at(pool, _NUMBER, i32)
+    settings = k.bytes_at(pool, _SETTINGS, i64)
+    seen = k.var(k.const(i32, 0))
+    with k.forever() as leave_if:
+        turns = k.var(k.load(settings + 1))
+        with k.forever() as awake_if:
+            awake_if(k.atomic_load(number).ne(seen.get()))
+            turns.add(-1)
+            with k.if_(turns.get() > 0):
+                k.pause()
+            with k.else_():
+                _sleep(k, pool, seen.get(), futex)
+        leave_if(k.atomic_load(k.bits(settings + 2, ptr(i32))).ne(0))
+        with k.forever() as settled_if:
+            now = k.atomic_load(state)
+            seen.set(k.cast(now >> 32, i32))
+            entered = k.var(k.const(i64, 0))
+            with k.if_((now & _CLOSED).eq(0)):
+                entered.set(k.zext(k.compare_exchange(state, now, now + 1), i64))
+            with k.if_(entered.get().ne(0)):
+                k.call(take_part, pool, thread)
+                k.atomic("sub", state, 1)
+            settled_if(k.select(entered.get().ne(0), k.const(i64, 1), now & _CLOSED).ne(0))
+
+
+def _emit_launch(m: Module, futex: int | None, team: bool) -> None:
+    """Open a region, take part, close it, wait for those inside.
+
+    A worker that wakes too late finds the region closed, so a short one does not wait for sleepers. A
+    team's barriers need everyone: its region is closed when all have left.
+    """
+    take_part = m.functions[0]
+    k = m.function("launch_team" if team else "launch", *_LAUNCH_ARGS)
+    pool, function, context, n = k.args
+    state, job = k.bytes_at(pool, _STATE, i64), k.bytes_at(pool, _JOB, i64)
+    settings = k.bytes_at(pool, _SETTINGS, i64)
+    threads = k.load(settings)
+    worth = threads > 1 if team else k.select(threads > 1, n, k.i64(0)) > 1
+    mine = k.var(k.const(i64, 0))
+    with k.if_(worth):
+        mine.set(k.zext(k.compare_exchange(k.bytes_at(pool, _BUSY, i32), 0, 1), i64))
+    with k.if_(mine.get().ne(0)):
+        k.store(k.bits(function, i64), job)
+        k.store(k.bits(context, i64), job + 1)
+        k.store(k.i64(-1) if team else n, job + 2)
+        k.atomic_store(0, k.bytes_at(pool, _NEXT, i64))
+        number = (k.load(state) >> 32) + 1
+        k.atomic("xchg", state, number << 32)
+        _wake(k, pool, futex)
+        k.call(take_part, pool, 0)
+        if team:
+            left = k.bytes_at(pool, _TEAM + 16, i64)
+            _wait(k, k.load(settings + 1), lambda: k.atomic_load(left).eq(threads))
+            k.atomic_store(0, left)
+        k.atomic("or", state, _CLOSED)
+        _wait(k, k.load(settings + 1), lambda: (k.atomic_load(state) & _INSIDE).eq(0))
+        k.atomic_store(0, k.bytes_at(pool, _BUSY, i32))
+    with k.else_():
+        if team:
+            alone = k.scratch(i64, 3)
+            for word, value in enumerate((0, 1, 0)):
+                k.store(k.i64(value), alone + word)
+            k.call_address(function, TEAM_TASK, context, 0, 1, k.bits(alone, ptr(i8)))
+        else:
+            with k.loop(0, n) as index:
+                k.call_address(function, TASK, context, index, 0)
+
+
+def _emit_start(m: Module, data_offset: int) -> None:
+    """What Python calls: take the addresses out of the array objects, and run."""
+    pool_and_run, objects = (ptr(i8), ptr(i8)), (i64,) * _OPERANDS
+    k = m.function("start", *pool_and_run, *objects)
+    pool, run, *arrays = k.args
+    context = k.scratch(i64, _SLOTS)
+    for slot, array in enumerate(arrays):
+        data = k.var(k.const(i64, 0))
+        with k.if_(array.ne(0)):
+            data.set(k.load(k.bits(array + data_offset, ptr(i64))))
+        k.store(data.get(), context + slot)
+    named = {f.name: f for f in m.functions}
+    k.store(k.bits(pool, i64), context + _POOL)
+    k.store(k.bits(k.address(named["launch"]), i64), context + _LAUNCH)
+    k.store(k.bits(k.address(named["launch_team"]), i64), context + _LAUNCH_TEAM)
+    k.call_address(run, RUN, context)
+
+
+def _emit_stop(m: Module, futex: int | None) -> None:
+    """Tell the workers to leave; callers are on their own from now on."""
+    k = m.function("stop", ptr(i8))
+    (pool,) = k.args
+    settings = k.bytes_at(pool, _SETTINGS, i64)
+    k.atomic_store(1, settings)
+    k.atomic_store(1, k.bits(settings + 2, ptr(i32)))
+    k.atomic("add", k.bytes_at(pool, _NUMBER, i32), 1)
+    _wake(k, pool, futex)
+
+
+@functools.cache
+def _data_offset() -> int:
+    """Where an array object keeps the address of its data: reading it there saves microseconds a launch."""
+    samples = [np.empty(n, np.uint8) for n in (1, 100)]
+
+    def holds(offset: int) -> bool:
+        return all(ctypes.c_void_p.from_address(id(s) + offset).value == s.ctypes.data for s in samples)
+
+    return next(offset for offset in range(16, samples[0].__sizeof__(), 8) if holds(offset))
+
+
+@functools.cache
+def _program() -> compiler.Program:
+    return compiler.build(emit, "generic", _futex(), _data_offset())
+
+
+@functools.cache
+def _start() -> Callable[..., Any]:
+    return _program().function("start", *[ctypes.c_void_p] * (2 + _OPERANDS))
+
+
+class _Pool:
+    """Shared words and the workers that watch them."""
+
+    def __init__(self, threads: int) -> None:
+        self._words = mmap.mmap(-1, _BYTES)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._words))
+        settings = (ctypes.c_int64 * 2).from_buffer(self._words, _SETTINGS)
+        crowded = threads > len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else False
+        settings[0], settings[1] = threads, 1 if crowded else _SPIN
+        (ctypes.c_int64 * 2).from_buffer(self._words, _TEAM)[1] = threads
+        (ctypes.c_int64 * 1).from_buffer(self._words, _STATE)[0] = _CLOSED
+        work = _program().function("work", ctypes.c_void_p, ctypes.c_int64)
+        self._workers = [
+            threading.Thread(target=work, args=(self.address, n), name=f"autoconv-{n}", daemon=True)
+            for n in range(1, threads)
+        ]
+        for worker in self._workers:
+            worker.start()
+
+    def stop(self) -> None:
+        _program().function("stop", ctypes.c_void_p)(self.address)
+        for worker in self._workers:
+            worker.join()
+
+
+_pools: dict[int, _Pool] = {}
+_lock = threading.Lock()
+
+
+def _pool(threads: int) -> _Pool:
+    with _lock:
+        if threads not in _pools:
+            _pools[threads] = _Pool(threads if os.name == "posix" else 1)
+        return _pools[threads]
+
+
+@atexit.register
+def _stop() -> None:
+    for pool in _pools.values():
+        pool.stop()
+
+
+def _forget() -> None:
+    global _lock
+    _pools.clear()
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+class Entry:
+    """A `run`-like function of a program, to be called with arrays."""
+
+    def __init__(self, program: compiler.Program, name: str, threads: int) -> None:
+        self._program, self._address, self._threads = program, program.address(name), threads
+        self._start = _start()
+
+    def __call__(
+        self,
+        a: Array,
+        b: Array,
+        out: Array,
+        bias: Array | None = None,
+        residual: Array | None = None,
+        workspace: Array | None = None,
+    ) -> None:
+        """Run on the pool; arrays are passed as they are, None as a null address."""
+        pool = _pools.get(self._threads) or _pool(self._threads)
+        self._start(
+            pool.address,
+            self._address,
+            id(a),
+            b if b is None else id(b),
+            id(out),
+            bias if bias is None else id(bias),
+            residual if residual is None else id(residual),
+            workspace if workspace is None else id(workspace),
+        )
+
+
+class GeneratedKernel(Kernel):
+    """A program as a kernel: its functions `run`, and `pack` where the filters are packed.
+
+    `pack` sees the filters as operand a and the packed buffer as out.
+    """
+
+    def __init__(self, program: compiler.Program, threads: int, workspace_bytes: int = 0, packed_bytes: int = 0):
+        self.workspace_bytes, self.packed_bytes = workspace_bytes, packed_bytes
+        self._run = Entry(program, "run", threads)
+        self._pack = Entry(program, "pack", threads) if packed_bytes else None
+
+    def pack(self, w: Array, packed: Array) -> None:
+        if self._pack is None:
+            super().pack(w, packed)
+        else:
+            self._pack(w, None, packed)
+
+    def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
+        self._run(a, b, out, bias, residual, workspace)

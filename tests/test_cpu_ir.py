@@ -1,0 +1,230 @@
+"""The kernel language: every construct, on every instruction set this processor has."""
+
+import ctypes
+import os
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from autoconv.cpu import compiler, disk
+from autoconv.cpu.device import INSTRUCTION_SETS, host_instruction_set
+from autoconv.cpu.ir import DTYPES, Module, bf16, f16, f32, f64, i64, ptr, widened
+
+pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
+HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
+sets = pytest.mark.parametrize("instruction_set", HERE)
+NUMPY = {f32: np.float32, f64: np.float64, f16: np.float16, bf16: ml_dtypes.bfloat16}
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
+
+
+def call(program, name, *args):
+    types = [ctypes.c_int64 if isinstance(a, int) else ctypes.c_void_p for a in args]
+    program.function(name, *types)(*[a if isinstance(a, int) else a.ctypes.data for a in args])
+
+
+def emit_copy(instruction_set, source, target):
+    m = Module(instruction_set)
+    a, b = DTYPES[source], DTYPES[target]
+    lanes = m.lanes(a)
+    k = m.function("copy", ptr(a), ptr(b), i64)
+    x, y, n = k.args
+    with k.loop(0, n, lanes) as i:
+        mask = k.mask(n - i, lanes)
+        k.store(k.load(x + i, lanes, mask=mask), y + i, mask=mask)
+    k = m.function("copy_scalar", ptr(a), ptr(b), i64)
+    x, y, n = k.args
+    with k.loop(0, n) as i:
+        k.store(k.load(x + i), y + i)
+    return m
+
+
+@sets
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_narrow_types_widen_and_round_like_numpy(instruction_set, name):
+    narrow = NUMPY[DTYPES[name]]
+    every = np.arange(1 << 16, dtype=np.uint16).view(narrow)
+    exact = every.astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        ties = exact[:-1] / 2 + exact[1:] / 2
+        random = np.random.default_rng(0).integers(0, 1 << 32, 100_003, dtype=np.uint32).view(np.float32)
+    wide = np.concatenate([exact, ties, random])
+    with np.errstate(all="ignore"):
+        rounded = wide.astype(narrow).astype(np.float32)
+    for function in ("copy", "copy_scalar"):
+        got = np.empty_like(exact)
+        call(compiler.build(emit_copy, instruction_set, name, "float32"), function, every, got, every.size)
+        np.testing.assert_array_equal(got, exact)
+        got = np.empty(wide.size, narrow)
+        call(compiler.build(emit_copy, instruction_set, "float32", name), function, wide, got, wide.size)
+        np.testing.assert_array_equal(got.astype(np.float32), rounded)
+
+
+@sets
+def test_masked_tails_touch_nothing_else(instruction_set):
+    for name in ("float32", "float64", "float16", "bfloat16"):
+        program = compiler.build(emit_copy, instruction_set, name, name)
+        for n in range(1, 40):
+            x = np.arange(n).astype(NUMPY[DTYPES[name]])
+            y = np.full(n + 40, 99).astype(x.dtype)
+            call(program, "copy", x, y, n)
+            assert (y[:n] == x).all()
+            assert (y[n:] == 99).all()
+
+
+def emit_transpose(instruction_set, name):
+    m = Module(instruction_set)
+    element = DTYPES[name]
+    lanes = m.lanes(element)
+    k = m.function("transpose", ptr(element), ptr(element))
+    x, y = k.args
+    rows = [k.load(x + n * lanes, lanes) for n in range(lanes)]
+    for n, row in enumerate(k.transpose(rows)):
+        k.store(row, y + n * lanes)
+    return m
+
+
+@sets
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_transpose(instruction_set, name):
+    lanes = Module(instruction_set).lanes(DTYPES[name])
+    x = np.arange(lanes * lanes, dtype=name).reshape(lanes, lanes)
+    y = np.empty_like(x)
+    call(compiler.build(emit_transpose, instruction_set, name), "transpose", x, y)
+    np.testing.assert_array_equal(y, x.T)
+
+
+def emit_control(instruction_set):
+    m = Module(instruction_set)
+    half = m.function("half", i64, returns=i64, internal=True)
+    half.ret(half.args[0] // 2)
+    k = m.function("collatz", ptr(i64), ptr(i64))
+    x, steps = k.args
+    n, count = k.var(k.load(x)), k.var(k.i64(0))
+    with k.forever() as leave_if:
+        leave_if(n.get().eq(1))
+        with k.if_((n.get() & 1).eq(0)):
+            n.set(k.call(half, n.get()))
+        with k.else_():
+            n.set(3 * n.get() + 1)
+        count.add(1)
+    k.store(count.get(), steps)
+    k = m.function("triangle", ptr(i64), ptr(i64))
+    x, total = k.args
+    sums = k.var(k.i64(0))
+    with k.loop(0, k.load(x)) as i, k.loop(0, i + 1) as j:
+        sums.add(j)
+    k.store(sums.get(), total)
+    k = m.function("arithmetic", ptr(f32), ptr(f32))
+    x, y = k.args
+    lanes = m.lanes(f32)
+    v = k.load(x, lanes)
+    results = [k.relu(v), k.fma(v, v, k.splat(k.load(x), lanes)), 1.0 - v, -v, k.splat(k.sum(v), lanes)]
+    for n, result in enumerate(results):
+        k.store(result, y + n * lanes)
+    return m
+
+
+@sets
+def test_control_flow_and_arithmetic(instruction_set):
+    program = compiler.build(emit_control, instruction_set)
+    out = np.zeros(1, np.int64)
+    call(program, "collatz", np.array([27]), out)
+    assert out == 111
+    for n, expected in ((0, 0), (1, 0), (4, 10)):
+        call(program, "triangle", np.array([n]), out)
+        assert out == expected
+    lanes = Module(instruction_set).lanes(f32)
+    x = np.arange(lanes, dtype=np.float32) - 1.5
+    y = np.empty((5, lanes), np.float32)
+    call(program, "arithmetic", x, y)
+    np.testing.assert_array_equal(y, [np.maximum(x, 0), x * x + x[0], 1 - x, -x, np.full(lanes, x.sum())])
+    x[1] = np.nan
+    call(program, "arithmetic", x, y)
+    assert np.isnan(y[0, 1])
+
+
+def test_the_language_refuses_what_would_surprise():
+    m = Module("generic")
+    k = m.function("f", i64)
+    with pytest.raises(TypeError, match=r"k\.if_"):
+        bool(k.args[0] < 1)
+    with pytest.raises(ValueError, match="at least once"), k.loop(3, 3):
+        pass
+    with pytest.raises(ValueError, match="at once"), k.else_():
+        pass
+    assert widened(f16) == f32
+
+
+def test_kernels_are_kept_on_disk_and_damage_is_repaired(tmp_path, monkeypatch):
+    emitted = []
+
+    def emit(instruction_set):
+        emitted.append(instruction_set)
+        return emit_control(instruction_set)
+
+    def build():
+        with monkeypatch.context() as patch:  # as another process would: nothing in memory
+            patch.setattr(compiler, "_programs", {})
+            return compiler.build(emit, "generic")
+
+    out = np.zeros(1, np.int64)
+    build()
+    build()
+    assert len(emitted) == 1
+    (file,) = disk.folder().iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    good = file.read_bytes()
+    for bad in (b"", good[:100], good[:-1] + b"?", b"\0" * len(good)):
+        file.write_bytes(bad)
+        call(build(), "collatz", np.array([27]), out)
+        assert file.read_bytes() == good
+    assert len(emitted) == 5
+    other = disk.folder() / "ab".rjust(64, "0")
+    file.rename(other)  # a kernel under another's name, such as another processor's
+    assert disk.load(bytes.fromhex(other.name)) is None
+
+
+@pytest.mark.skipif(os.name != "posix", reason="owners and modes are POSIX")
+def test_a_folder_that_others_can_write_is_not_used(tmp_path, monkeypatch):
+    key = bytes(32)
+    disk._warn.cache_clear()
+    disk.save(key, b"code")
+    assert disk.load(key) == b"code"
+    (disk.folder() / key.hex()).chmod(0o620)
+    assert disk.load(key) is None
+    (disk.folder() / key.hex()).chmod(0o600)
+    disk.folder().chmod(0o770)
+    with pytest.warns(RuntimeWarning, match="another user"):
+        assert disk.load(key) is None
+    assert disk.load(key) is None  # the warning comes once
+    disk.folder().chmod(0o700)
+    other = os.getuid() + 1
+    monkeypatch.setattr(disk.os, "getuid", lambda: other)
+    assert disk.load(key) is None
+
+
+def test_a_folder_that_cannot_be_made_costs_only_persistence(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "file"))
+    disk._warn.cache_clear()
+    with pytest.warns(RuntimeWarning, match="not kept on disk"):
+        disk.save(bytes(32), b"code")
+
+
+def test_an_unsupported_processor_is_told_once(monkeypatch):
+    def refuse():
+        raise RuntimeError("no such target")
+
+    monkeypatch.setattr(compiler, "_llvm", refuse)
+    compiler.unavailable.cache_clear()
+    try:
+        with pytest.warns(RuntimeWarning, match="falls back to NumPy"):
+            assert not compiler.available()
+        assert "no such target" in compiler.unavailable()
+    finally:
+        compiler.unavailable.cache_clear()

@@ -1,0 +1,142 @@
+"""The thread pool: every task once, under many callers, after fork and at exit."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autoconv.cpu import compiler, pool
+from autoconv.cpu.ir import Module, f64
+from autoconv.cpu.pool import RUN, TASK, TEAM_TASK, Entry, barrier, launch, launch_team, operands
+
+pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
+
+
+def emit(instruction_set, n_tasks):
+    """`run`: out[i] += a[i], twice, the second phase from the end; `team`: sums over the team, by barriers."""
+    m = Module(instruction_set)
+    k = m.function("task", *TASK, internal=True)
+    ctx, index, _ = k.args
+    a, _, out = operands(k, ctx, f64)[:3]
+    k.store(k.load(out + index) + k.load(a + index), out + index)
+    back = m.function("back", *TASK, internal=True)
+    ctx, index, _ = back.args
+    out = operands(back, ctx, f64)[2]
+    place = out + (2 * n_tasks - 1 - index)
+    back.store(back.load(place) + back.load(out + (n_tasks - 1 - index)), place)
+    run = m.function("run", *RUN)
+    launch(run, run.args[0], k, n_tasks)
+    launch(run, run.args[0], back, n_tasks)
+
+    k = m.function("share", *TEAM_TASK, internal=True)
+    ctx, thread, threads, team = k.args
+    out = operands(k, ctx, f64)[2]
+    k.store(k.load(out + thread) + 1.0, out + thread)
+    barrier(k, team)
+    mine = out + thread + 16
+    with k.loop(0, threads) as other:
+        k.store(k.load(mine) + k.load(out + other), mine)
+    barrier(k, team)
+    run = m.function("team", *RUN)
+    launch_team(run, run.args[0], k)
+    return m
+
+
+def check(n_tasks, threads, times):
+    entry = Entry(compiler.build(emit, "generic", n_tasks), "run", threads)
+    a, out = np.arange(1.0, n_tasks + 1), np.zeros(2 * n_tasks)
+    for _ in range(times):
+        entry(a, None, out)
+    np.testing.assert_array_equal(out[:n_tasks], times * a)
+    np.testing.assert_array_equal(out[n_tasks:], times * (times + 1) / 2 * a)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("n_tasks", [1, 2, 7, 300])
+def test_every_task_runs_once(threads, n_tasks):
+    check(n_tasks, threads, 200)
+    time.sleep(0.01)  # by now the workers sleep
+    check(n_tasks, threads, 1)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_team_takes_part_once_each_and_barriers_hold(threads):
+    entry = Entry(compiler.build(emit, "generic", 1), "team", threads)
+    out = np.zeros(32)
+    for _ in range(50):
+        entry(out, None, out)
+    assert (out[:threads] == 50).all()
+    assert (out[16 : 16 + threads] == threads * 50 * 51 / 2).all()
+
+
+def test_many_callers_at_once():
+    failures = []
+
+    def caller():
+        try:
+            check(100, 2, 500)
+        except AssertionError as error:
+            failures.append(error)
+
+    callers = [threading.Thread(target=caller) for _ in range(5)]
+    for thread in callers:
+        thread.start()
+    for thread in callers:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_works_after_fork():
+    check(50, 3, 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on: this process has threads
+        child = os.fork()
+    if child == 0:
+        try:
+            check(50, 3, 10)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    check(50, 3, 10)
+
+
+def test_idle_workers_without_futex(monkeypatch):
+    monkeypatch.setattr(pool, "_futex", lambda: None)
+    monkeypatch.setattr(pool, "_pools", {})
+    caches = (pool._program, pool._start)
+    for cache in caches:
+        cache.cache_clear()
+    try:
+        check(20, 2, 20)
+        time.sleep(0.01)
+        check(20, 2, 1)
+        pool._stop()
+    finally:
+        for cache in caches:
+            cache.cache_clear()
+
+
+def test_exit_is_prompt_and_later_launches_still_run(tmp_path):
+    script = textwrap.dedent(
+        """
+        import atexit, sys
+        sys.path.insert(0, sys.argv[1])
+        import test_cpu_pool
+        atexit.register(lambda: (test_cpu_pool.check(20, 2, 3), print("after")))
+        from autoconv.cpu import pool
+        test_cpu_pool.check(20, 2, 3)
+        pool._stop()
+        """
+    )
+    command = [sys.executable, "-c", script, str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "after\n"), done.stderr
