@@ -1,1 +1,43 @@
 """autoconv finds the fastest way to compute a convolution layer on this machine, and remembers it."""
+
+from autoconv.algorithm import Algorithm, Candidate, Kernel
+from autoconv.cpu.device import CPU
+from autoconv.device import Device
+from autoconv.errors import (
+    ArrayError,
+    AutoconvError,
+    ConfigError,
+    LayerError,
+    PlanError,
+    RecordError,
+)
+from autoconv.functional import conv2d, conv2d_dgrad, conv2d_wgrad, conv_transpose2d
+from autoconv.layer import ConvLayer
+from autoconv.planner import plan
+from autoconv.plans import PackedWeights, Plan
+from autoconv.tuning_cache import TuningCache
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CPU",
+    "Algorithm",
+    "ArrayError",
+    "AutoconvError",
+    "Candidate",
+    "ConfigError",
+    "ConvLayer",
+    "Device",
+    "Kernel",
+    "LayerError",
+    "PackedWeights",
+    "Plan",
+    "PlanError",
+    "RecordError",
+    "TuningCache",
+    "conv2d",
+    "conv2d_dgrad",
+    "conv2d_wgrad",
+    "conv_transpose2d",
+    "plan",
+]

@@ -40,7 +40,7 @@ class Stopwatch:
 
 
 class Device(ABC):
-    """One processor. Picklable, so that a worker process can open the same one."""
+    """One processor. A frozen dataclass of plain values, so that a worker process can open the same one."""
 
     kind: str  # "cpu" or "cuda"
 
@@ -77,6 +77,32 @@ class Device(ABC):
     @abstractmethod
     def owns(self, array: object) -> bool:
         """Whether this is an array that kernels of this device can take."""
+
+    @abstractmethod
+    def adopt(self, array: object, name: str) -> Array:
+        """A foreign array (anything that speaks DLPack) as one of this device's, sharing memory.
+
+        Raises
+        ------
+        ArrayError
+            When it is no array, or lies on another device.
+        """
+
+    @abstractmethod
+    def ready(self, array: Array) -> bool:
+        """Whether kernels can take the array as it is: contiguous, its elements aligned."""
+
+    @abstractmethod
+    def writable(self, array: Array) -> bool:
+        """Whether the array may be written to."""
+
+    def overlap(self, a: Array, b: Array) -> bool:
+        """Whether two contiguous arrays share memory."""
+        return bool(self.xp.may_share_memory(a, b))
+
+    @abstractmethod
+    def memory_available(self) -> int:
+        """Bytes that can still be allocated, as far as is known."""
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.device import Device, Operands, Stopwatch
-from autoconv.errors import PlanError
+from autoconv.errors import ArrayError, PlanError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -171,6 +171,34 @@ class CPU(Device):
     def owns(self, array: object) -> bool:
         """Whether it is a NumPy array."""
         return isinstance(array, np.ndarray)
+
+    def adopt(self, array: object, name: str) -> Array:
+        """Anything on the CPU that speaks DLPack, as a NumPy array."""
+        if not hasattr(array, "__dlpack__"):
+            raise ArrayError(
+                f"{name} is {type(array).__name__}: an array of NumPy, or one that speaks DLPack, is wanted"
+            )
+        try:
+            return np.from_dlpack(array)
+        except (BufferError, RuntimeError, TypeError, ValueError) as failure:
+            raise ArrayError(f"{name} ({type(array).__name__}) cannot be read on the CPU: {failure}") from None
+
+    def ready(self, array: Array) -> bool:
+        """Contiguous, elements on their own boundaries."""
+        flags = array.flags
+        return bool(flags.c_contiguous and flags.aligned)
+
+    def writable(self, array: Array) -> bool:
+        """NumPy's own flag."""
+        return bool(array.flags.writeable)
+
+    def memory_available(self) -> int:
+        """What the system says is available; a lot where it does not say."""
+        try:
+            lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+            return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+        except (OSError, StopIteration):
+            return 1 << 40
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An uninitialised array that starts on a cache line."""

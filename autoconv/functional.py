@@ -1,0 +1,277 @@
+"""The same door for arrays: `conv2d` and its gradients, planned when a shape is first seen."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal
+
+from autoconv.algorithm import Array
+from autoconv.errors import ArrayError
+from autoconv.layer import ConvLayer, Pair, Sides
+from autoconv.planner import REMEMBERED, plan, this_device
+from autoconv.plans import Plan, like
+
+BUDGET = 0.5  # seconds of timing that the first call with a new shape may cost
+
+Layout = Literal["NCHW", "NHWC"]
+Padding = int | Pair | Sides | str
+
+_TO_LAST = (0, 2, 3, 1)
+_TO_FIRST = (0, 3, 1, 2)
+
+
+def conv2d(
+    x: Array,
+    w: Array,
+    bias: Array | None = None,
+    *,
+    stride: int | Pair = 1,
+    padding: Padding = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+    layout: Layout = "NCHW",
+    residual: Array | None = None,
+    activation: Literal["relu"] | None = None,
+    out: Array | None = None,
+    **options: Any,
+) -> Array:
+    """2-D convolution of a batch of images: `activation(conv(x, w) + bias + residual)`.
+
+    Parameters
+    ----------
+    x : array, N,C,H,W or N,H,W,C
+        An NCHW array whose memory is channels last is computed as it lies, and gives its like.
+    w : array, K,C/groups,R,S or K,R,S,C/groups
+    bias : array of K values, optional
+    stride, padding, dilation, groups
+        As for `ConvLayer`.
+    residual : array of the output's shape, optional
+    activation : None or "relu"
+    out : array, optional
+        Where the output goes; it is then also what is returned.
+    **options
+        As for `plan`; by default mode "hybrid" with a budget of half a second, once per shape.
+
+    Returns
+    -------
+    array, N,K,P,Q or N,P,Q,K
+        Of the same kind as `x`: NumPy, or another that speaks DLPack.
+
+    Raises
+    ------
+    ArrayError, LayerError, PlanError
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x, w = np.ones((1, 2, 5, 5), np.float32), np.ones((3, 2, 3, 3), np.float32)
+    >>> conv2d(x, w, padding=1, mode="heuristic").shape
+    (1, 3, 5, 5)
+    """
+    arrays, layout, back = _arrays(layout, x=x, w=w, residual=residual, out=out, **options)
+    N, C, H, W = _extents(arrays["x"], layout)
+    K, _, R, S = _extents(arrays["w"], layout)
+    layer = _layer(
+        (N, C, H, W, K, R, S),
+        (stride, padding, dilation, groups),
+        (arrays["x"].dtype, layout, "fwd"),
+        (bias is not None, residual is not None, activation),
+    )
+    y = _plan(layer, options).run(arrays["x"], arrays["w"], bias, arrays["residual"], arrays["out"])
+    return out if out is not None else like(x, back(y))
+
+
+def conv2d_dgrad(
+    dy: Array,
+    w: Array,
+    *,
+    input_size: Pair,
+    stride: int | Pair = 1,
+    padding: Padding = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+    layout: Layout = "NCHW",
+    out: Array | None = None,
+    **options: Any,
+) -> Array:
+    """Gradient of `conv2d` with respect to its input: dx, N,C,H,W or N,H,W,C.
+
+    Parameters
+    ----------
+    dy : array, N,K,P,Q or N,P,Q,K
+    w : array, K,C/groups,R,S or K,R,S,C/groups
+    input_size : (H, W)
+        Height and width of the input, which the output's do not determine when strides skip pixels.
+
+    The rest is as for `conv2d`, of which this is the adjoint.
+    """
+    arrays, layout, back = _arrays(layout, dy=dy, w=w, out=out, **options)
+    N, K, P, Q = _extents(arrays["dy"], layout)
+    K_w, C_group, R, S = _extents(arrays["w"], layout)
+    H, W = _size(input_size, "input_size")
+    layer = _layer(
+        (N, C_group * (groups if isinstance(groups, int) else 1), H, W, K_w, R, S),
+        (stride, padding, dilation, groups),
+        (arrays["dy"].dtype, layout, "dgrad"),
+        (False, False, None),
+    )
+    _agree("dy", (K, P, Q), layer)
+    dx = _plan(layer, options).run(arrays["dy"], arrays["w"], out=arrays["out"])
+    return out if out is not None else like(dy, back(dx))
+
+
+def conv2d_wgrad(
+    x: Array,
+    dy: Array,
+    *,
+    filter_size: Pair,
+    stride: int | Pair = 1,
+    padding: Padding = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+    layout: Layout = "NCHW",
+    out: Array | None = None,
+    **options: Any,
+) -> Array:
+    """Gradient of `conv2d` with respect to its filters: dw, K,C/groups,R,S or K,R,S,C/groups.
+
+    Parameters
+    ----------
+    x : array, N,C,H,W or N,H,W,C
+    dy : array, N,K,P,Q or N,P,Q,K
+    filter_size : (R, S)
+
+    The rest is as for `conv2d`.
+    """
+    arrays, layout, back = _arrays(layout, x=x, dy=dy, out=out, **options)
+    N, C, H, W = _extents(arrays["x"], layout)
+    _, K, P, Q = _extents(arrays["dy"], layout)
+    layer = _layer(
+        (N, C, H, W, K, *_size(filter_size, "filter_size")),
+        (stride, padding, dilation, groups),
+        (arrays["x"].dtype, layout, "wgrad"),
+        (False, False, None),
+    )
+    _agree("dy", (K, P, Q), layer)
+    dw = _plan(layer, options).run(arrays["x"], arrays["dy"], out=arrays["out"])
+    return out if out is not None else like(x, back(dw))
+
+
+def conv_transpose2d(
+    x: Array,
+    w: Array,
+    bias: Array | None = None,
+    *,
+    stride: int | Pair = 1,
+    padding: int | Pair = 0,
+    output_padding: int | Pair = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+    layout: Layout = "NCHW",
+    **options: Any,
+) -> Array:
+    """Transposed convolution, the adjoint of `conv2d`, with its size given as the frameworks do.
+
+    Parameters
+    ----------
+    x : array, N,C,H,W or N,H,W,C
+    w : array, C,K/groups,R,S or C,R,S,K/groups
+    bias : array of K values, optional
+    padding : int or pair
+        Rows and columns cut from each side of the full result.
+    output_padding : int or pair
+        Rows and columns added at the bottom and right; less than the stride, so that `conv2d` of the
+        result has the size of `x`.
+
+    Returns
+    -------
+    array, N,K,P,Q or N,P,Q,K
+        With `P = (H - 1) * stride - 2 * padding + dilation * (R - 1) + output_padding + 1`.
+    """
+    arrays, stored, _ = _arrays(layout, x=x, w=w, **options)
+    _, _, H, W = _extents(arrays["x"], stored)
+    _, _, R, S = _extents(arrays["w"], stored)
+    (sh, sw), (ph, pw), (dh, dw) = (
+        _size(v, n) for v, n in ((stride, "stride"), (padding, "padding"), (dilation, "dilation"))
+    )
+    oh, ow = _size(output_padding, "output_padding")
+    if not (0 <= oh < sh and 0 <= ow < sw):
+        raise ArrayError(f"output_padding={output_padding}: less than the stride {sh, sw} is wanted")
+    size = (H - 1) * sh - 2 * ph + dh * (R - 1) + oh + 1, (W - 1) * sw - 2 * pw + dw * (S - 1) + ow + 1
+    y = conv2d_dgrad(
+        x,
+        w,
+        input_size=size,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        layout=layout,
+        **options,
+    )
+    if bias is not None:
+        y += bias.reshape((-1, 1, 1)) if layout == "NCHW" else bias
+    return y
+
+
+def _arrays(layout: Any, *, device: Any = None, **given: Any) -> tuple[dict[str, Any], Any, Any]:
+    """The four-dimensional arrays as the kernels take them, their layout, and the way back for the result."""
+    device = device or this_device()
+    known = ("x", "w", "dy", "residual", "out")
+    arrays: dict[str, Any] = {name: given.get(name) for name in known}
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        if not device.owns(array):
+            array = arrays[name] = device.adopt(array, name)
+        if array.ndim != 4:
+            raise ArrayError(f"{name} has shape {tuple(array.shape)}: four dimensions are wanted ({layout})")
+    first = arrays["x"] if arrays["x"] is not None else arrays["dy"]
+    if layout == "NCHW" and not first.flags.c_contiguous and first.transpose(_TO_LAST).flags.c_contiguous:
+        last = {name: None if array is None else array.transpose(_TO_LAST) for name, array in arrays.items()}
+        return last, "NHWC", lambda result: result.transpose(_TO_FIRST)
+    return arrays, layout, lambda result: result
+
+
+def _extents(array: Any, layout: str) -> tuple[int, int, int, int]:
+    """N, C, H, W of images, or K, C, R, S of filters."""
+    n, *rest = array.shape
+    return (n, *rest) if layout == "NCHW" else (n, rest[2], rest[0], rest[1])
+
+
+def _size(value: Any, name: str) -> Pair:
+    if isinstance(value, int) and name not in ("input_size", "filter_size"):
+        return value, value
+    if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(v, int) for v in value):
+        return value[0], value[1]
+    raise ArrayError(f"{name}={value!r}: a pair of integers (height, width) is wanted")
+
+
+def _agree(name: str, given: tuple[int, int, int], layer: ConvLayer) -> None:
+    wanted = (layer.K, layer.P, layer.Q)
+    if given != wanted:
+        raise ArrayError(f"{name} has (K, P, Q) = {given}: {wanted} follow from the other arguments")
+
+
+def _plan(layer: ConvLayer, options: dict[str, Any]) -> Plan:
+    defaults: dict[str, Any] = {"mode": "hybrid", "budget": BUDGET}
+    return plan(layer, **(defaults | options))
+
+
+def _layer(extents: Any, geometry: Any, kind: Any, tail: Any) -> ConvLayer:
+    try:
+        return _remembered_layer(extents, geometry, kind, tail)
+    except TypeError:  # an unhashable spelling, such as a list
+        return _remembered_layer.__wrapped__(extents, geometry, kind, tail)
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _remembered_layer(extents: Any, geometry: Any, kind: Any, tail: Any) -> ConvLayer:
+    N, C, H, W, K, R, S = extents
+    stride, padding, dilation, groups = geometry
+    dtype, layout, direction = kind
+    bias, residual, activation = tail
+    return ConvLayer(
+        N=N, C=C, H=H, W=W, K=K, R=R, S=S, stride=stride, padding=padding, dilation=dilation, groups=groups,
+        dtype=dtype, layout=layout, direction=direction, bias=bias, residual=residual, activation=activation,
+    )  # fmt: skip

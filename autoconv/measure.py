@@ -1,0 +1,142 @@
+"""Build, verify and time candidates for one layer, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from autoconv.algorithm import Algorithm, Candidate, Kernel
+from autoconv.device import Device, Operands
+from autoconv.layer import ConvLayer
+from autoconv.record import Facts
+from autoconv.timing import Contestant, race
+from autoconv.verify import Verifier, WrongResultError
+
+Stage = Literal["verify", "race", "done"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What the tuner is doing: `done` of `total` candidates through this stage."""
+
+    stage: Stage
+    layer: ConvLayer
+    candidate: str | None
+    done: int
+    total: int
+
+
+Progress = Callable[[Event], None]
+
+
+def measure(
+    layer: ConvLayer,
+    device: Device,
+    candidates: Sequence[Candidate],
+    *,
+    budget: float | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Facts]:
+    """Every candidate's facts, by its text. What fails is recorded with the reason; nothing is raised for it.
+
+    Parameters
+    ----------
+    layer, device
+    candidates : sequence of Candidate
+        Those whose `why_not` is empty.
+    budget : float, optional
+        Seconds for the race. Verification is not cut short: an unverified candidate may not win.
+    progress : callable, optional
+        Called with an `Event` before each step.
+    """
+    tell = progress or (lambda event: None)
+    verifier = Verifier(layer, device)
+    algorithms = {algorithm.name: algorithm for algorithm in device.algorithms}
+    facts: dict[str, Facts] = {}
+    contestants: dict[str, Contestant] = {}
+    # One workspace serves all: they run one after the other.
+    workspace = device.buffer(max([1, *(_needs(algorithms[c.algorithm], layer, device, c) for c in candidates)]))
+    for done, candidate in enumerate(candidates):
+        name, algorithm = str(candidate), algorithms[candidate.algorithm]
+        tell(Event("verify", layer, name, done, len(candidates)))
+        try:
+            contestants[name] = _contestant(candidate, algorithm, verifier, workspace)
+        except Exception as failure:  # whatever a candidate does, it must not end the tuning
+            facts[name] = Facts(version=algorithm.version, failure=_reason(failure), vendor=algorithm.vendor)
+
+    def on_event(name: str, finished: int, total: int) -> None:
+        tell(Event("race", layer, name, finished, total))
+
+    timings = race(list(contestants.values()), budget=budget, on_event=on_event)
+    for name, timing in timings.items():
+        algorithm = algorithms[Candidate.parse(name).algorithm]
+        entrant = contestants[name]
+        if isinstance(timing, str):
+            facts[name] = Facts(version=algorithm.version, failure=timing, vendor=algorithm.vendor)
+            continue
+        facts[name] = Facts(
+            version=algorithm.version,
+            time=timing.time,
+            hot=timing.hot,
+            pack=timing.pack,
+            spread=timing.spread,
+            samples=timing.samples,
+            workspace=entrant.workspace,
+            packed=entrant.packed,
+            error=entrant.error,
+            deterministic=entrant.deterministic,
+            tf32=entrant.tf32,
+            vendor=algorithm.vendor,
+        )
+    tell(Event("done", layer, None, len(candidates), len(candidates)))
+    return facts
+
+
+def _needs(algorithm: Algorithm, layer: ConvLayer, device: Device, candidate: Candidate) -> int:
+    return algorithm.workspace_bytes(layer, device, candidate.params)
+
+
+def _reason(failure: Exception) -> str:
+    text = " ".join(str(failure).split()) or type(failure).__name__
+    kind = "" if isinstance(failure, WrongResultError) else f"{type(failure).__name__}: "
+    return f"{kind}{text}"[:300]
+
+
+def _contestant(candidate: Candidate, algorithm: Algorithm, verifier: Verifier, workspace: object) -> Contestant:
+    layer, device = verifier.layer, verifier.device
+    kernel = algorithm.build(layer, device, candidate.params)
+    weights, pack = verifier.b, None
+    if kernel.packed_bytes:
+        weights = device.buffer(kernel.packed_bytes)
+        kernel.pack(verifier.b, weights)
+        pack = device.stopwatch(lambda operands: kernel.pack(verifier.b, operands.b), _operands(verifier, weights)).hot
+    error, same = verifier.check(kernel, weights)
+    bound = algorithm.bound(layer, candidate.params)
+    if not error <= bound:
+        raise WrongResultError(f"wrong result: error {error:.1e}, allowed {bound:.1e}")
+    stopwatch = device.stopwatch(_launcher(kernel), _operands(verifier, weights, workspace))
+    return Contestant(
+        name=str(candidate),
+        cold=stopwatch.cold,
+        hot=stopwatch.hot,
+        pack=pack,
+        workspace=kernel.workspace_bytes,
+        packed=kernel.packed_bytes,
+        error=error,
+        deterministic=algorithm.deterministic and same,
+        tf32=algorithm.tf32,
+        pool=algorithm.pool,
+        vendor=algorithm.vendor,
+    )
+
+
+def _launcher(kernel: Kernel) -> Callable[[Operands], None]:
+    def launch(o: Operands) -> None:
+        kernel.run(o.a, o.b, o.out, o.bias, o.residual, o.workspace)
+
+    return launch
+
+
+def _operands(verifier: Verifier, weights: object, workspace: object = None) -> Operands:
+    return Operands(verifier.a, weights, verifier.out, verifier.bias, verifier.residual, workspace)

@@ -1,0 +1,412 @@
+"""`plan`, the one door: candidates → reasons → recorded facts, or new ones → the best under the limits."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, get_args
+
+from autoconv.algorithm import Algorithm, Candidate
+from autoconv.cpu.device import CPU
+from autoconv.device import Device
+from autoconv.errors import PlanError, RecordError
+from autoconv.isolate import Worker
+from autoconv.layer import ConvLayer
+from autoconv.measure import Event, Progress, measure
+from autoconv.plans import Plan, Source
+from autoconv.record import Facts, Limits, Race, Record, ranking
+from autoconv.tuning_cache import TuningCache
+
+__all__ = ["Event", "Plan", "plan"]
+
+Mode = Literal["profile", "hybrid", "heuristic", "cached"]
+Weights = Literal["varying", "constant"]
+MODES = get_args(Mode)
+
+HYBRID_CANDIDATES = 4  # how many of the estimate's first the hybrid mode times
+REMEMBERED = 1024  # plans kept in memory
+
+_memo: OrderedDict[object, Plan] = OrderedDict()
+_memo_lock = threading.Lock()
+_measuring = threading.Lock()
+
+
+def plan(
+    layer: ConvLayer,
+    mode: str = "profile",
+    *,
+    device: Device | None = None,
+    workspace_limit: int | None = None,
+    deterministic: bool = False,
+    tolerance: float | None = None,
+    allow_tf32: bool = False,
+    weights: Weights = "varying",
+    vendors: bool | Literal["loaded"] = "loaded",
+    budget: float | None = None,
+    cache: TuningCache | None = None,
+    isolate: bool = False,
+    progress: Progress | None = None,
+) -> Plan:
+    """The fastest way to compute a layer on a device, under the caller's limits.
+
+    Parameters
+    ----------
+    layer : ConvLayer
+    mode : str
+        "profile": from recorded facts, and where any candidate has none, time those.
+        "hybrid": likewise, but only for the few that the estimate ranks first.
+        "heuristic": from recorded facts if there are any, else from estimates; never time.
+        "cached": from recorded facts only; a miss is an error.
+        Or the name of a candidate, such as "gemm" or "winograd[m=4,r=3]".
+    device : Device, optional
+        This machine's CPU, all of it, unless given.
+    workspace_limit : int, optional
+        Most bytes of scratch memory, packed filters included where weights vary.
+    deterministic : bool
+        Only candidates that give the same bits every time.
+    tolerance : float, optional
+        Largest measured error, as `max|y - ref| / max(sum |x||w|)`.
+    allow_tf32 : bool
+        Whether tensor cores may round float32 operands to 10 bits.
+    weights : "varying" or "constant"
+        Whether transforming the filters counts in every run, or is done once by `Plan.pack`.
+    vendors : "loaded", True or False
+        Vendor libraries among the candidates: those this process has imported, all installed, or none.
+    budget : float, optional
+        Seconds the timing may take; verification comes on top.
+    cache : TuningCache, optional
+        Where facts are kept; the user's own unless given.
+    isolate : bool
+        Build, verify and time in a worker process, which may crash or hang without harm.
+    progress : callable, optional
+        Called with an `Event` before every step of the tuning.
+
+    Raises
+    ------
+    PlanError
+        For an unknown mode, candidate or option, when no candidate satisfies the limits, and in mode
+        "cached" when nothing is recorded.
+    """
+    device = device or this_device()
+    cache = cache or _default_cache(os.environ.get("AUTOCONV_CACHE_DIR"))
+    allowed = _vendors(device, vendors)
+    key = (layer, mode, device, workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed, cache)
+    try:
+        found = _memo[key]
+    except (KeyError, TypeError):  # a miss; or something unhashable, which is refused below by name
+        pass
+    else:
+        return found
+    if not isinstance(layer, ConvLayer):
+        raise PlanError(f"layer is {type(layer).__name__}: a ConvLayer is wanted")
+    limits = _limits(workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed)
+    request = _Request(layer, device, cache, limits, budget, isolate, progress)
+    made = request.answer(mode)
+    with _memo_lock:
+        if made.timed:  # an answer found with more effort serves requests for less
+            for old in [old for old, kept in _memo.items() if kept.layer == layer and kept.source == "heuristic"]:
+                del _memo[old]
+        _memo[key] = made if made.source != "profile" else made.from_records()
+        while len(_memo) > REMEMBERED:
+            _memo.popitem(last=False)
+    return made
+
+
+def this_device() -> Device:
+    """The device that is meant where none is named."""
+    return _this_cpu(os.environ.get("AUTOCONV_NUM_THREADS"), os.environ.get("AUTOCONV_ISA"))
+
+
+@functools.cache
+def _this_cpu(threads: str | None, instruction_set: str | None) -> CPU:
+    del threads, instruction_set  # read by `current`; here they are what the memory is keyed by
+    return CPU.current()
+
+
+@functools.cache
+def _default_cache(directory: str | None) -> TuningCache:
+    return TuningCache(directory)
+
+
+@functools.cache
+def _installed(vendor: str) -> bool:
+    return importlib.util.find_spec(vendor) is not None
+
+
+@functools.cache
+def _vendor_names(device: Device) -> tuple[str, ...]:
+    return tuple(sorted({a.vendor for a in device.algorithms if a.vendor is not None}))
+
+
+def _vendors(device: Device, vendors: object) -> frozenset[str]:
+    if vendors == "loaded":
+        return frozenset(name for name in _vendor_names(device) if name in sys.modules)
+    if vendors is True:
+        return frozenset(name for name in _vendor_names(device) if _installed(name))
+    if vendors is False:
+        return frozenset()
+    raise PlanError(f"vendors={vendors!r}: allowed are 'loaded', True, False")
+
+
+def _limits(
+    workspace_limit: object,
+    deterministic: object,
+    tolerance: object,
+    allow_tf32: object,
+    weights: object,
+    vendors: frozenset[str],
+) -> Limits:
+    def number(value: object, name: str, kinds: type | tuple[type, ...]) -> None:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value >= 0):  # type: ignore[operator]
+            raise PlanError(f"{name}={value!r}: a number of at least 0 is wanted, or None")
+
+    number(workspace_limit, "workspace_limit", int)
+    number(tolerance, "tolerance", (int, float))
+    for name, value in (("deterministic", deterministic), ("allow_tf32", allow_tf32)):
+        if not isinstance(value, bool):
+            raise PlanError(f"{name}={value!r}: allowed are True, False")
+    if weights not in get_args(Weights):
+        raise PlanError(f"weights={weights!r}: allowed are 'varying', 'constant'")
+    return Limits(
+        workspace_limit=workspace_limit,  # type: ignore[arg-type]
+        deterministic=deterministic,  # type: ignore[arg-type]
+        tolerance=tolerance,  # type: ignore[arg-type]
+        allow_tf32=allow_tf32,  # type: ignore[arg-type]
+        weights=weights,  # type: ignore[arg-type]
+        vendors=vendors,
+    )
+
+
+@dataclass
+class _Request:
+    """One call of `plan` that memory could not answer."""
+
+    layer: ConvLayer
+    device: Device
+    cache: TuningCache
+    limits: Limits
+    budget: float | None
+    isolate: bool
+    progress: Progress | None
+
+    def __post_init__(self) -> None:
+        self.algorithms = {algorithm.name: algorithm for algorithm in self.device.algorithms}
+        self.candidates: dict[str, Candidate] = {}
+        self.reasons: dict[str, list[str]] = {}
+        for algorithm in self.device.algorithms:
+            for candidate in algorithm.all(self.layer, self.device):
+                name = str(candidate)
+                self.candidates[name] = candidate
+                reasons = self._vendor_reasons(algorithm) + list(
+                    algorithm.why_not(self.layer, self.device, candidate.params)
+                )
+                if reasons:
+                    self.reasons[name] = reasons
+        self.budgets: dict[str, float | None] = {}  # of the last race each candidate was in
+        self.timed = 0
+
+    def _vendor_reasons(self, algorithm: Algorithm) -> list[str]:
+        if algorithm.vendor is None or self.limits.vendors is None or algorithm.vendor in self.limits.vendors:
+            return []
+        return [f"{algorithm.vendor} is not among the vendors allowed (installed, loaded: see vendors=)"]
+
+    def answer(self, mode: str) -> Plan:
+        if mode not in MODES:
+            return self._named(mode)
+        facts = self._usable(self._record())
+        if mode in ("profile", "hybrid"):
+            facts = self._complete(facts, mode)
+        ranked = ranking(facts, self.limits)
+        if ranked:
+            return self._plan(ranked[0], "profile" if self.timed else "cache", facts, ranked)
+        if mode == "cached":
+            raise PlanError(
+                f"nothing recorded for {self.layer} on {self.device.key} satisfies the limits ({self.limits}): "
+                "tune the layer first, or use another mode"
+            )
+        ranked = [name for name in self._estimated() if name not in facts or facts[name].unreached]
+        if ranked:
+            return self._plan(ranked[0], "heuristic", facts, ranked)
+        raise PlanError(self._nothing(facts))
+
+    def _named(self, mode: str) -> Plan:
+        """The plan for a candidate, or the best of a family, that the caller names."""
+        if not isinstance(mode, str):
+            raise PlanError(f"mode={mode!r}: allowed are {', '.join(MODES)}, or a candidate's name")
+        facts = self._usable(self._record())
+        if mode in self.algorithms:
+            family = [name for name, candidate in self.candidates.items() if candidate.algorithm == mode]
+            ranked = ranking({name: found for name, found in facts.items() if name in family}, self.limits)
+            runnable = ranked or [name for name in self._estimated() if name in family]
+            if not runnable:
+                raise PlanError(f"no candidate of {mode!r} can run {self.layer}:\n" + self._listed(family))
+            return self._plan(runnable[0], "user", facts, runnable)
+        try:
+            name = str(Candidate.parse(mode))
+        except RecordError:
+            name = mode
+        if name not in self.candidates:
+            known = ", ".join(self.algorithms)
+            raise PlanError(
+                f"mode={mode!r}: allowed are {', '.join(MODES)}, an algorithm ({known}), "
+                f"or a candidate of this layer ({', '.join(self.candidates)})"
+            )
+        if self.reasons.get(name):
+            raise PlanError(f"{name} cannot run {self.layer}: {'; '.join(self.reasons[name])}")
+        return self._plan(name, "user", facts, [name])
+
+    def _record(self) -> Record | None:
+        return self.cache.load(self.layer.key(), self.device.key)
+
+    def _usable(self, record: Record | None) -> dict[str, Facts]:
+        """The recorded facts of candidates that exist today, can run, and have not changed since."""
+        facts = record.facts() if record is not None else {}
+        for race in record.races if record is not None else ():
+            self.budgets |= dict.fromkeys(race.facts, race.budget)
+        return {
+            name: found
+            for name, found in facts.items()
+            if name in self.candidates
+            and not self.reasons.get(name)
+            and found.version == self.algorithms[self.candidates[name].algorithm].version
+        }
+
+    def _complete(self, facts: dict[str, Facts], mode: str) -> dict[str, Facts]:
+        """The facts, after timing what the mode wants known and the records do not hold."""
+        if not self._wanted(facts, mode) and not self._stale(self._record()):
+            return facts
+        with _measuring, self.cache.timing_lock(self.device.key):
+            record = self._record()  # another process may have been quicker
+            facts = self._usable(record)
+            if record is not None and self._stale(record) and facts:
+                facts = self._recheck(facts)
+            wanted = self._wanted(facts, mode)
+            if wanted:
+                incumbents = [name for name in self._incumbents(facts) if name not in wanted]
+                facts = self._measure(wanted + incumbents)
+        return facts
+
+    def _wanted(self, facts: dict[str, Facts], mode: str) -> list[str]:
+        names = list(self._expected) if mode == "profile" else self._estimated()[:HYBRID_CANDIDATES]
+        return [name for name in names if self._unknown(name, facts.get(name))]
+
+    def _unknown(self, name: str, facts: Facts | None) -> bool:
+        """Whether there are no facts, or none for want of a budget that is larger now."""
+        if facts is None:
+            return True
+        if not facts.unreached:
+            return False
+        spent = self.budgets.get(name)
+        return spent is not None and (self.budget is None or self.budget > spent)
+
+    def _incumbents(self, facts: dict[str, Facts]) -> list[str]:
+        """Those a newcomer has to beat, for either kind of weights."""
+        both = (Limits(weights="varying"), Limits(weights="constant"))
+        return list(dict.fromkeys(name for limits in both for name in ranking(facts, limits)[:2]))
+
+    def _stale(self, record: Record | None) -> bool:
+        """Whether every race was run under other versions of the libraries that times depend on."""
+        return record is not None and all(race.versions != self.device.versions for race in record.races)
+
+    def _recheck(self, facts: dict[str, Facts]) -> dict[str, Facts]:
+        """Time the winner and the runner-up once more; all of them if the order no longer holds."""
+        before = self._incumbents(facts)
+        facts = self._measure(before)
+        if self._incumbents(facts)[:1] == before[:1]:
+            return facts
+        return self._measure(list(self._expected))
+
+    def _measure(self, names: Sequence[str]) -> dict[str, Facts]:
+        """Race these candidates and record the facts; the usable facts afterwards."""
+        free = self.device.memory_available()
+        found: dict[str, Facts] = {}
+        entrants = []
+        for name in names:
+            candidate = self.candidates[name]
+            algorithm = self.algorithms[candidate.algorithm]
+            need = algorithm.workspace_bytes(self.layer, self.device, candidate.params)
+            need += algorithm.packed_bytes(self.layer, self.device, candidate.params)
+            if need > free // 2:
+                failure = f"not enough memory: needs {need >> 20} MiB, and {free >> 20} MiB are free"
+                found[name] = Facts(version=algorithm.version, failure=failure, vendor=algorithm.vendor)
+            else:
+                entrants.append(candidate)
+        if self.isolate:
+            found |= _worker(self.device).measure(self.layer, entrants, budget=self.budget, progress=self.progress)
+        else:
+            found |= measure(self.layer, self.device, entrants, budget=self.budget, progress=self.progress)
+        self.timed += sum(facts.failure is None for facts in found.values())
+        race = Race(
+            id=uuid.uuid4().hex,
+            when=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=self.device.versions,
+            isolated=self.isolate,
+            budget=self.budget,
+            facts=found,
+        )
+        return self._usable(self.cache.add(self.layer.key(), self.device.key, race))
+
+    def _estimated(self) -> list[str]:
+        """The candidates that can run and satisfy the limits as far as is known, least estimate first."""
+        return [name for name, expected in self._expected.items() if not self.limits.why_not(expected)]
+
+    @functools.cached_property
+    def _expected(self) -> dict[str, Facts]:
+        """What the algorithms themselves predict of the candidates that can run, least estimate first."""
+        found = {}
+        for name, candidate in self.candidates.items():
+            algorithm, params = self.algorithms[candidate.algorithm], candidate.params
+            if self.reasons.get(name):
+                continue
+            packed = algorithm.packed_bytes(self.layer, self.device, params)
+            found[name] = Facts(
+                version=algorithm.version,
+                time=algorithm.estimate(self.layer, self.device, params),
+                pack=2 * packed / self.device.bandwidth(),  # the filters stream in, the packed ones out
+                workspace=algorithm.workspace_bytes(self.layer, self.device, params),
+                packed=packed,
+                error=algorithm.bound(self.layer, params),
+                deterministic=algorithm.deterministic,
+                tf32=algorithm.tf32,
+                vendor=algorithm.vendor,
+            )
+        return dict(sorted(found.items(), key=lambda item: (self.limits.cost(item[1]), item[0])))
+
+    def _plan(self, name: str, source: Source, facts: dict[str, Facts], ranked: list[str]) -> Plan:
+        candidate = self.candidates[name]
+        kernel = self.algorithms[candidate.algorithm].build(self.layer, self.device, candidate.params)
+        return Plan(
+            layer=self.layer,
+            device=self.device,
+            candidate=candidate,
+            kernel=kernel,
+            source=source,
+            facts=facts,
+            reasons=self.reasons,
+            ranking=ranked,
+            limits=self.limits,
+            timed=self.timed,
+        )
+
+    def _nothing(self, facts: dict[str, Facts]) -> str:
+        out = dict(self.reasons)
+        for name, found in facts.items():
+            out[name] = self.limits.why_not(found)
+        return f"no candidate can run {self.layer} under {self.limits}:\n" + self._listed(self.candidates, out)
+
+    def _listed(self, names: Iterable[str], reasons: dict[str, list[str]] | None = None) -> str:
+        reasons = self.reasons if reasons is None else reasons
+        return "\n".join(f"  {name}: {'; '.join(reasons.get(name, ['not tried']))}" for name in names)
+
+
+@functools.cache
+def _worker(device: Device) -> Worker:
+    return Worker(device)

@@ -1,0 +1,283 @@
+"""`Plan`: a chosen candidate, ready to run, with all the evidence for the choice."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from autoconv.algorithm import Array, Candidate, Kernel
+from autoconv.device import Device
+from autoconv.errors import ArrayError
+from autoconv.layer import ConvLayer
+from autoconv.record import Facts, Limits
+
+Source = Literal["profile", "cache", "heuristic", "user"]
+
+_OPERAND_NAMES = {"fwd": ("x", "w", "y"), "dgrad": ("dy", "w", "dx"), "wgrad": ("x", "dy", "dw")}
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeights:
+    """Filters transformed once, for one layer and candidate; `Plan.run` takes them in place of `w`."""
+
+    binding: tuple[ConvLayer, Candidate, Device]
+    buffer: Array
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the transformed filters."""
+        return int(self.buffer.nbytes)
+
+
+class Plan:
+    """How one layer is computed on one device. Made by `autoconv.plan`; may be used from several threads.
+
+    Attributes
+    ----------
+    layer, device, candidate
+        What is computed, where, and how.
+    source : "profile", "cache", "heuristic" or "user"
+        Whether candidates were timed now, the choice comes from recorded times, from estimates, or
+        from the caller.
+    timed : int
+        Candidates timed to make this plan; 0 when the records sufficed.
+    facts : dict of Facts
+        What is recorded of every candidate, by its name.
+    reasons : dict of lists of str
+        Why the others were out.
+    ranking : list of str
+        The candidates that satisfy the limits, best first.
+    """
+
+    def __init__(
+        self,
+        layer: ConvLayer,
+        device: Device,
+        candidate: Candidate,
+        kernel: Kernel,
+        source: Source,
+        *,
+        facts: Mapping[str, Facts],
+        reasons: Mapping[str, list[str]],
+        ranking: list[str],
+        limits: Limits,
+        timed: int = 0,
+    ) -> None:
+        self.layer, self.device, self.candidate, self.source = layer, device, candidate, source
+        self.facts, self.reasons, self.ranking = dict(facts), dict(reasons), list(ranking)
+        self.limits, self.timed = limits, timed
+        self._kernel = kernel
+        self._binding = (layer, candidate, device)
+        self._names = _OPERAND_NAMES[layer.direction]
+        self._a_shape, self._b_shape = layer.input_shapes
+        self._out_shape, self._dtype = layer.output_shape, layer.numpy_dtype
+        self._y_shape = layer.y_shape
+        self._workspaces: dict[int, Array] = {}  # by thread or stream
+        self._packed: dict[int, Array] = {}
+
+    def from_records(self) -> Plan:
+        """The same plan as a later call finds it: from the cache, nothing timed."""
+        return Plan(
+            self.layer,
+            self.device,
+            self.candidate,
+            self._kernel,
+            "cache",
+            facts=self.facts,
+            reasons=self.reasons,
+            ranking=self.ranking,
+            limits=self.limits,
+        )
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Scratch memory per thread (CPU) or stream (GPU): the kernel's, and room to pack varying filters."""
+        packed = self._kernel.packed_bytes if self.limits.weights == "varying" else 0
+        return self._kernel.workspace_bytes + packed
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds of every timed candidate under the plan's limits, best first."""
+        timed = {name: self.limits.cost(facts) for name, facts in self.facts.items() if facts.failure is None}
+        return dict(sorted(timed.items(), key=lambda item: item[1]))
+
+    def run(
+        self,
+        x: Array,
+        w: Array | PackedWeights,
+        bias: Array | None = None,
+        residual: Array | None = None,
+        out: Array | None = None,
+    ) -> Array:
+        """Compute the layer: (x, w) -> y, (dy, w) -> dx or (x, dy) -> dw.
+
+        Parameters
+        ----------
+        x, w : array
+            The two operands, of `layer.input_shapes`, dtype and layout. An array that is not
+            contiguous is copied. What speaks DLPack is taken too, and the same kind is given back.
+            In place of filters, what `pack` gave.
+        bias : array of K values, and residual : array of the output's shape
+            Exactly when the layer has them.
+        out : array, optional
+            Contiguous, aligned, of the output's shape and dtype, overlapping no other operand.
+
+        Returns
+        -------
+        array of `layer.output_shape`
+            `out`, if given; else a new array.
+
+        Raises
+        ------
+        ArrayError
+            For a wrong shape, dtype, layout or device, a tail the layer does not have (or lacks one
+            it has), and an `out` that is not contiguous, not writable, or overlaps.
+        """
+        device, kernel = self.device, self._kernel
+        foreign = None if device.owns(x) else x
+        a = self._operand(x, self._names[0], self._a_shape)
+        stream = device.stream()
+        workspace = self._workspaces.get(stream)
+        if workspace is None:
+            workspace = self._workspaces[stream] = device.buffer(kernel.workspace_bytes)
+        b = self._unwrap(w) if type(w) is PackedWeights else self._operand(w, self._names[1], self._b_shape)
+        y = device.empty(self._out_shape, self._dtype) if out is None else self._output(out, a, b)
+        if bias is not None or residual is not None or self.layer.bias or self.layer.residual:
+            bias, residual = self._tail(bias, residual)
+            if out is not None and any(t is not None and device.overlap(y, t) for t in (bias, residual)):
+                raise ArrayError("out overlaps bias or residual: it must not share memory with any operand")
+        if kernel.packed_bytes and type(w) is not PackedWeights:
+            packed = self._packed.get(stream)
+            if packed is None:
+                packed = self._packed[stream] = device.buffer(kernel.packed_bytes)
+            kernel.pack(b, packed)
+            b = packed
+        kernel.run(a, b, y, bias, residual, workspace)
+        if out is not None:
+            return out
+        return y if foreign is None else like(foreign, y)
+
+    def pack(self, w: Array) -> PackedWeights:
+        """The filters transformed once, for constant weights; bound to this plan's layer and candidate.
+
+        Raises
+        ------
+        ArrayError
+            For `wgrad`, which has no filters among its operands, and as `run` does.
+        """
+        if self.layer.direction == "wgrad":
+            raise ArrayError("wgrad computes the filters' gradient: there are no weights to pack")
+        b = self._operand(w, "w", self._b_shape)
+        if self._kernel.packed_bytes:
+            packed = self.device.buffer(self._kernel.packed_bytes)
+            self._kernel.pack(b, packed)
+        else:
+            packed = self.device.empty(self._b_shape, self._dtype)
+            packed[...] = b
+        self.device.synchronize()
+        return PackedWeights(self._binding, packed)
+
+    def _operand(self, array: Any, name: str, shape: tuple[int, ...]) -> Array:
+        device = self.device
+        if not device.owns(array):
+            array = device.adopt(array, name)
+        if array.shape != shape or array.dtype != self._dtype:
+            raise ArrayError(
+                f"{name} is {array.dtype} {tuple(array.shape)}: {self._dtype} {shape} is wanted "
+                f"for the {self.layer.layout} layer {self.layer}"
+            )
+        if device.ready(array):
+            return array
+        fresh = device.empty(shape, self._dtype)
+        fresh[...] = array
+        return fresh
+
+    def _output(self, out: Any, a: Array, b: Array) -> Array:
+        device = self.device
+        y = out if device.owns(out) else device.adopt(out, "out")
+        if y.shape != self._out_shape or y.dtype != self._dtype:
+            raise ArrayError(
+                f"out is {y.dtype} {tuple(y.shape)}: {self._dtype} {self._out_shape} is wanted for {self._names[2]}"
+            )
+        if not device.ready(y):
+            raise ArrayError("out is not contiguous, or its elements are not aligned: a fresh array is")
+        if not device.writable(y):
+            raise ArrayError("out is read-only")
+        if device.overlap(y, a) or device.overlap(y, b):
+            raise ArrayError("out overlaps an operand: it must not share memory with any")
+        return y
+
+    def _tail(self, bias: Any, residual: Any) -> tuple[Array | None, Array | None]:
+        for name, given, wanted in (("bias", bias, self.layer.bias), ("residual", residual, self.layer.residual)):
+            if (given is not None) != wanted:
+                state = "given, but the layer has none" if given is not None else "missing: the layer has one"
+                raise ArrayError(f"{name} is {state} ({self.layer})")
+        if bias is not None:
+            bias = self._operand(bias, "bias", (self.layer.K,))
+        if residual is not None:
+            residual = self._operand(residual, "residual", self._y_shape)
+        return bias, residual
+
+    def _unwrap(self, weights: PackedWeights) -> Array:
+        if self.layer.direction == "wgrad":
+            raise ArrayError("wgrad takes (x, dy): packed weights are not an operand of it")
+        if weights.binding is not self._binding and weights.binding != self._binding:
+            layer, candidate, _ = weights.binding
+            raise ArrayError(
+                f"these weights were packed for {candidate} on {layer}: this plan runs {self.candidate} on {self.layer}"
+            )
+        return weights.buffer
+
+    def explain(self) -> str:
+        """Every candidate with time, spread, error and workspace, or the reasons why it was out."""
+        layer, limits = self.layer, self.limits
+        lines = [
+            str(layer),
+            f"  {layer.flops / 1e9:.3f} GFLOP, {layer.bytes / 1e6:.2f} MB, {layer.arithmetic_intensity:.1f} FLOP/B",
+            f"  on {self.device.name}",
+            f"  {self.candidate}, from {self.source}"
+            + (f" ({self.timed} candidates timed)" if self.timed else " (nothing timed)"),
+            "",
+            f"  {'candidate':<34} {'time':>9} {'pack':>9} {'GFLOP/s':>8} {'spread':>7} {'error':>8} {'workspace':>10}",
+        ]
+        rank = {name: place for place, name in enumerate(self.ranking)}
+        timed = {name: facts for name, facts in self.facts.items() if facts.failure is None}
+        for name in sorted(timed, key=lambda name: (rank.get(name, len(rank)), timed[name].time, name)):
+            facts = timed[name]
+            against = self.reasons.get(name) or limits.why_not(facts)
+            lines.append(
+                f"{'>' if name == str(self.candidate) else ' '} {name:<34} {_seconds(facts.time):>9} "
+                f"{_seconds(facts.pack):>9} {layer.flops / facts.time / 1e9:>8.1f} {facts.spread:>7.1%} "
+                f"{facts.error:>8.1e} {_size(limits.workspace(facts)):>10}"
+                + (f"  out: {'; '.join(against)}" if against else "")
+            )
+        out = {name: facts.failure for name, facts in self.facts.items() if facts.failure is not None}
+        out |= {name: "; ".join(why) for name, why in self.reasons.items() if name not in timed}
+        if out:
+            lines += ["", "  out:"] + [f"  {name:<34} {why}" for name, why in sorted(out.items())]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.layer} by {self.candidate}, from {self.source}>"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} µs"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.2f} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:.1f} KiB" if nbytes else "none"
+
+
+def like(source: Any, array: Array) -> Any:
+    """`array` as the same kind of array as `source`, sharing memory, through DLPack."""
+    if hasattr(source, "__array_namespace__"):
+        return source.__array_namespace__().from_dlpack(array)
+    module = sys.modules.get(type(source).__module__.partition(".")[0])
+    if hasattr(module, "from_dlpack"):
+        return module.from_dlpack(array)  # type: ignore[union-attr]
+    return array

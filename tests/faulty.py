@@ -1,0 +1,106 @@
+"""A CPU with candidates that go wrong in planned ways, for the tests of verification and planning."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoconv.algorithm import Algorithm, Array, Kernel, Params, bound_for
+from autoconv.cpu.device import CPU
+from autoconv.cpu.floor.direct import Direct
+from autoconv.device import Device
+from autoconv.layer import ConvLayer
+
+
+def beyond(array: Array, value: float = 1.0) -> None:
+    """Write one float right behind the end of an array."""
+    ctypes.c_float.from_address(array.ctypes.data + array.nbytes).value = value
+
+
+def wrong_one(out: Array) -> None:
+    flat = out.reshape(-1)
+    flat[flat.size // 3] += 0.01
+
+
+FAULTS: dict[str, Callable[[FaultyKernel, Array, Array, Array], None]] = {
+    "none": lambda kernel, a, out, workspace: None,
+    "overrun": lambda kernel, a, out, workspace: beyond(out),
+    "scribble": lambda kernel, a, out, workspace: beyond(workspace),
+    "input": lambda kernel, a, out, workspace: a.__setitem__((0, 0, 0, 0), 7.0),
+    "unwritten": lambda kernel, a, out, workspace: out.reshape(-1).__setitem__(-1, np.nan),
+    "wrong": lambda kernel, a, out, workspace: wrong_one(out),
+    "unsteady": lambda kernel, a, out, workspace: out.__imul__(np.float32(1 + 1e-7 * (kernel.calls % 2))),
+    "raises": lambda kernel, a, out, workspace: (_ for _ in ()).throw(ValueError("no such thing")),
+    "dies": lambda kernel, a, out, workspace: os.kill(os.getpid(), signal.SIGSEGV),
+    "dies_later": lambda kernel, a, out, workspace: kernel.calls > 2 and os.kill(os.getpid(), signal.SIGABRT),
+    "hangs": lambda kernel, a, out, workspace: time.sleep(1000),
+    "slow": lambda kernel, a, out, workspace: time.sleep(0.02),
+    "exits": lambda kernel, a, out, workspace: os._exit(3),
+}
+
+
+class FaultyKernel(Kernel):
+    def __init__(self, layer: ConvLayer, device: Device, fault: str, size: int) -> None:
+        self._right = Direct().build(layer, device, {})
+        self._fault, self.workspace_bytes, self.calls = FAULTS[fault], size, 0
+
+    def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
+        self.calls += 1
+        self._right.run(a, b, out, bias, residual, workspace)
+        self._fault(self, a, out, workspace)
+
+
+class Faulty(Algorithm):
+    """Right but for one fault; `size` is the workspace it asks for."""
+
+    def __init__(self, fault: str, size: int = 64, version: str = "1", seconds: float = 1.0) -> None:
+        self.name, self._fault, self._size, self._version = f"faulty.{fault}", fault, size, version  # type: ignore[misc]
+        self._seconds = seconds
+
+    @property
+    def version(self) -> str:
+        return self._version
+
+    def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
+        return ({},)
+
+    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
+        return ["it is never for wide images"] if layer.W > 500 else []
+
+    def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
+        return self._size
+
+    def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
+        return self._seconds
+
+    def bound(self, layer: ConvLayer, params: Params) -> float:
+        return bound_for(layer, 2e-6)
+
+    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
+        return FaultyKernel(layer, device, self._fault, self._size)
+
+
+@dataclass(frozen=True)
+class FaultyCPU(CPU):
+    """A CPU with the direct floor and the named faults, and nothing else."""
+
+    faults: tuple[str, ...] = ()
+    version: str = "1"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "faults", tuple(self.faults))  # a list, when it comes through JSON
+
+    @classmethod
+    def having(cls, *faults: str, version: str = "1") -> FaultyCPU:
+        cpu = CPU.current()
+        return cls(cpu.threads, cpu.instruction_set, faults, version)
+
+    @property
+    def algorithms(self) -> tuple[Algorithm, ...]:
+        return (Direct(), *(Faulty(fault, version=self.version) for fault in self.faults))

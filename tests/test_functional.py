@@ -1,0 +1,110 @@
+"""conv2d and its relatives against the oracle, and against each other as adjoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from layers import EDGES, edge, operands
+
+import autoconv
+from autoconv import reference
+from autoconv.errors import ArrayError, LayerError
+from autoconv.layer import ConvLayer
+from autoconv.tuning_cache import TuningCache
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> dict[str, object]:
+    return {"mode": "heuristic", "cache": TuningCache(tmp_path, system=None)}
+
+
+def geometry(layer: ConvLayer) -> dict[str, object]:
+    return {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups", "layout")}
+
+
+def close(layer: ConvLayer, got: np.ndarray, a: np.ndarray, b: np.ndarray, *tail: np.ndarray | None) -> bool:
+    want = reference.convolve(layer, a, b, *tail)
+    assert got.shape == want.shape
+    assert got.dtype == layer.numpy_dtype
+    return reference.error(got, want, reference.magnitude(layer, a, b, *tail)) < 2e-5
+
+
+@pytest.mark.parametrize("name", EDGES)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_all_three_directions_agree_with_the_oracle(name: str, layout: str, quick: dict[str, object]) -> None:
+    layer = edge(name, layout=layout)
+    x, w, _, _ = operands(layer)
+    assert close(layer, autoconv.conv2d(x, w, **geometry(layer), **quick), x, w)
+    backward = layer.replace(direction="dgrad")
+    dy, w, _, _ = operands(backward)
+    dx = autoconv.conv2d_dgrad(dy, w, input_size=(layer.H, layer.W), **geometry(layer), **quick)
+    assert close(backward, dx, dy, w)
+    backward = layer.replace(direction="wgrad")
+    dw = autoconv.conv2d_wgrad(x, dy, filter_size=(layer.R, layer.S), **geometry(layer), **quick)
+    assert close(backward, dw, x, dy)
+
+
+def test_the_tail_and_out(quick: dict[str, object]) -> None:
+    layer = edge("grouped", bias=True, residual=True, activation="relu")
+    x, w, bias, residual = operands(layer)
+    out = np.empty(layer.y_shape, np.float32)
+    got = autoconv.conv2d(x, w, bias, residual=residual, activation="relu", out=out, **geometry(layer), **quick)
+    assert got is out
+    assert close(layer, out, x, w, bias, residual)
+
+
+def test_channels_last_memory_is_computed_as_it_lies(quick: dict[str, object]) -> None:
+    layer = edge("grouped")
+    x, w, _, _ = operands(layer)
+    want = autoconv.conv2d(x, w, **geometry(layer), **quick)
+    last = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    got = autoconv.conv2d(last, w, **geometry(layer), **quick)
+    assert got.shape == want.shape
+    assert got.transpose(0, 2, 3, 1).flags.c_contiguous
+    np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+@pytest.mark.parametrize("stride", [1, 2, (3, 1)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_transposed_convolution_is_the_adjoint(stride: object, groups: int, quick: dict[str, object]) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 6, 5, 7))
+    w = rng.standard_normal((6, 4, 3, 2))
+    bias = rng.standard_normal(4 * groups)
+    shape = {"stride": stride, "padding": 1, "dilation": 2, "groups": groups}
+    extra = (0 if stride == 1 else 1, 0)
+    y = autoconv.conv_transpose2d(x, w, output_padding=extra, **shape, **quick)
+    assert y.shape[1] == 4 * groups
+    probe = rng.standard_normal(y.shape)
+    np.testing.assert_allclose((y * probe).sum(), (x * autoconv.conv2d(probe, w, **shape, **quick)).sum())
+    biased = autoconv.conv_transpose2d(x, w, bias, output_padding=extra, **shape, **quick)
+    np.testing.assert_allclose(biased, y + bias.reshape(-1, 1, 1))
+
+
+def test_lists_spell_pairs(quick: dict[str, object]) -> None:
+    x, w = np.ones((1, 2, 6, 6), np.float32), np.ones((3, 2, 3, 3), np.float32)
+    np.testing.assert_array_equal(
+        autoconv.conv2d(x, w, stride=[2, 2], padding=[1, 1], **quick),
+        autoconv.conv2d(x, w, stride=2, padding=1, **quick),
+    )
+
+
+def test_what_does_not_fit_is_refused(quick: dict[str, object]) -> None:
+    x, w = np.ones((1, 2, 6, 6), np.float32), np.ones((3, 2, 3, 3), np.float32)
+    dy = np.ones((1, 3, 4, 4), np.float32)
+    with pytest.raises(ArrayError, match=r"x has shape .* four dimensions"):
+        autoconv.conv2d(x[0], w, **quick)
+    with pytest.raises(ArrayError, match=r"w is float32 \(3, 3, 3, 3\)"):
+        autoconv.conv2d(x, np.ones((3, 3, 3, 3), np.float32), **quick)
+    with pytest.raises(LayerError, match="dtype='int32'"):
+        autoconv.conv2d(x.astype(np.int32), w, **quick)
+    with pytest.raises(ArrayError, match=r"dy has \(K, P, Q\) = \(3, 4, 4\): \(3, 5, 5\) follow"):
+        autoconv.conv2d_dgrad(dy, w, input_size=(7, 7), **quick)
+    with pytest.raises(ArrayError, match="input_size=6: a pair of integers"):
+        autoconv.conv2d_dgrad(dy, w, input_size=6, **quick)
+    with pytest.raises(ArrayError, match="filter_size"):
+        autoconv.conv2d_wgrad(x, dy, filter_size=(3,), **quick)
+    with pytest.raises(ArrayError, match="output_padding=1: less than the stride"):
+        autoconv.conv_transpose2d(dy, w, output_padding=1, **quick)

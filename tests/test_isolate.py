@@ -1,0 +1,69 @@
+"""A worker process that crashes, exits or hangs costs its candidate the race, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from faulty import FaultyCPU
+
+from autoconv import isolate
+from autoconv.algorithm import Candidate
+from autoconv.layer import ConvLayer
+from autoconv.measure import Event
+
+LAYER = ConvLayer(N=1, C=3, H=6, W=6, K=4, R=3, S=3)
+
+
+def measured(*faults: str, **options: object) -> dict[str, str | None]:
+    device = FaultyCPU.having(*faults)
+    worker = isolate.Worker(device)
+    try:
+        candidates = [Candidate("numpy.direct"), *(Candidate(f"faulty.{fault}") for fault in faults)]
+        facts = worker.measure(LAYER, candidates, **options)  # type: ignore[arg-type]
+    finally:
+        worker.close()
+    assert all(found.time > 0 for found in facts.values() if found.failure is None)
+    return {name: found.failure for name, found in facts.items()}
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolate, "LEAST_PATIENCE", 3.0)
+
+
+def test_good_candidates_come_back_with_their_facts() -> None:
+    events: list[Event] = []
+    failures = measured("none", progress=events.append)
+    assert failures == {"numpy.direct": None, "faulty.none": None}
+    assert {event.stage for event in events} == {"verify", "race", "done"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("dies", "died of signal 11 (SIGSEGV) (being verified)"),
+        ("dies_later", "died of signal 6 (SIGABRT) (being timed)"),
+        ("exits", "exited with status 3"),
+        ("raises", "ValueError: no such thing"),
+    ],
+)
+def test_a_crash_is_recorded_and_the_rest_goes_on(fault: str, reason: str) -> None:
+    failures = measured(fault, "none")
+    assert reason in str(failures.pop(f"faulty.{fault}"))
+    assert failures == {"numpy.direct": None, "faulty.none": None}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_hang_is_cut_short_and_recorded() -> None:
+    failures = measured("hangs", "none", budget=1.0)
+    assert "overran: no sign of life for 3 s (being verified)" in str(failures.pop("faulty.hangs"))
+    assert failures == {"numpy.direct": None, "faulty.none": None}
+
+
+def test_one_worker_serves_layer_after_layer() -> None:
+    worker = isolate.Worker(FaultyCPU.having("none"))
+    try:
+        for width in (5, 6, 7):
+            facts = worker.measure(LAYER.replace(W=width), [Candidate("faulty.none")])
+            assert facts["faulty.none"].failure is None
+    finally:
+        worker.close()

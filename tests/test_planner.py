@@ -1,0 +1,262 @@
+"""Modes, limits, records, versions and faults: what is timed, what is chosen, and what never is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from faulty import FaultyCPU
+
+from autoconv import isolate, planner
+from autoconv.cpu.device import CPU
+from autoconv.errors import PlanError
+from autoconv.layer import ConvLayer
+from autoconv.plans import Plan
+from autoconv.record import Facts
+from autoconv.tuning_cache import TuningCache
+
+LAYER = ConvLayer(N=1, C=4, H=10, W=9, K=6, R=3, S=3, padding=1)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> TuningCache:
+    return TuningCache(tmp_path, system=None)
+
+
+@pytest.fixture(autouse=True)
+def forgetful() -> None:
+    planner._memo.clear()
+
+
+def fresh(*arguments: Any, **options: Any) -> Plan:
+    """A plan as another process would get it: from the records, not from memory."""
+    planner._memo.clear()
+    return planner.plan(*arguments, **options)
+
+
+def test_profile_times_everything_once_and_then_nothing(cache: TuningCache) -> None:
+    first = fresh(LAYER, cache=cache)
+    runnable = set(first.facts)
+    assert first.source == "profile"
+    assert first.timed == len([f for f in first.facts.values() if f.failure is None]) > 3
+    assert all(found.failure is None for found in first.facts.values())
+    assert first.timings[str(first.candidate)] <= 1.2 * min(first.timings.values())
+    again = fresh(LAYER, cache=cache)
+    assert (again.source, again.timed, again.candidate) == ("cache", 0, first.candidate)
+    assert set(again.facts) == runnable
+    assert planner.plan(LAYER, cache=cache) is planner.plan(LAYER, cache=cache)
+
+
+def test_a_plan_from_memory_says_that_it_timed_nothing(cache: TuningCache) -> None:
+    assert planner.plan(LAYER, cache=cache).timed
+    assert planner.plan(LAYER, cache=cache).timed == 0
+
+
+def test_other_limits_choose_anew_without_timing(cache: TuningCache) -> None:
+    fresh(LAYER, cache=cache)
+    for limits in (
+        {"workspace_limit": 0},
+        {"tolerance": 1e-6},
+        {"deterministic": True},
+        {"weights": "constant"},
+        {"workspace_limit": 10_000, "weights": "constant"},
+    ):
+        made = fresh(LAYER, cache=cache, **limits)
+        assert made.timed == 0
+        facts = made.facts[str(made.candidate)]
+        assert not made.limits.why_not(facts)
+        if "workspace_limit" in limits:
+            assert made.workspace_bytes <= limits["workspace_limit"]
+
+
+def rigged(cache: TuningCache, **facts: Facts) -> FaultyCPU:
+    """A device whose record says what the test wants."""
+    from autoconv.record import Race
+
+    device = FaultyCPU.having(*facts)
+    found = {f"faulty.{name}": fact for name, fact in facts.items()}
+    found["numpy.direct"] = Facts(version="1", time=1.0, samples=9)
+    race = Race("0" * 32, "2026-01-01T00:00:00+00:00", device.versions, False, None, found)
+    cache.add(LAYER.key(), device.key, race)
+    return device
+
+
+@pytest.mark.parametrize(
+    ("limits", "winner"),
+    [
+        ({}, "faulty.none"),
+        ({"weights": "constant"}, "faulty.slow"),
+        ({"workspace_limit": 100}, "faulty.raises"),
+        ({"tolerance": 1e-7}, "numpy.direct"),
+        ({"deterministic": True}, "faulty.raises"),
+    ],
+)
+def test_each_limit_finds_its_own_winner(cache: TuningCache, limits: dict[str, Any], winner: str) -> None:
+    device = rigged(
+        cache,
+        none=Facts(version="1", time=0.1, samples=9, workspace=1000, error=1e-6, deterministic=False),
+        slow=Facts(version="1", time=0.05, pack=0.5, samples=9, workspace=200, error=1e-6, deterministic=False),
+        raises=Facts(version="1", time=0.2, samples=9, workspace=64, error=1e-6),
+    )
+    made = fresh(LAYER, device=device, cache=cache, **limits)
+    assert (str(made.candidate), made.timed) == (winner, 0)
+
+
+def test_hybrid_times_a_few_and_profile_then_the_rest(cache: TuningCache) -> None:
+    few = fresh(LAYER, "hybrid", cache=cache)
+    assert few.source == "profile"
+    assert few.timed == planner.HYBRID_CANDIDATES
+    assert fresh(LAYER, "hybrid", cache=cache).timed == 0
+    everything = fresh(LAYER, cache=cache)
+    assert everything.timed >= len(everything.facts) - planner.HYBRID_CANDIDATES
+    assert fresh(LAYER, "hybrid", cache=cache).timed == 0  # more effort serves a request for less
+
+
+def test_heuristic_never_times_and_prefers_what_is_recorded(cache: TuningCache) -> None:
+    guess = planner.plan(LAYER, "heuristic", cache=cache)
+    assert (guess.source, guess.timed, guess.facts) == ("heuristic", 0, {})
+    best = planner.plan(LAYER, cache=cache)
+    after = planner.plan(LAYER, "heuristic", cache=cache)
+    assert (after.source, after.candidate) == ("cache", best.candidate)
+    roomless = planner.plan(LAYER.replace(N=2), "heuristic", cache=cache, workspace_limit=0)
+    assert roomless.workspace_bytes == 0
+
+
+def test_cached_never_times_and_a_miss_is_a_clear_error(cache: TuningCache) -> None:
+    with pytest.raises(PlanError, match=r"nothing recorded for fwd-float32-NCHW.*tune the layer first"):
+        planner.plan(LAYER, "cached", cache=cache)
+    best = planner.plan(LAYER, cache=cache)
+    assert planner.plan(LAYER, "cached", cache=cache).candidate == best.candidate
+
+
+def test_a_candidate_may_be_named(cache: TuningCache) -> None:
+    made = planner.plan(LAYER, "numpy.direct", cache=cache)
+    assert (made.source, str(made.candidate), made.timed) == ("user", "numpy.direct", 0)
+    family = planner.plan(LAYER, "numpy.winograd", cache=cache)
+    assert family.candidate.algorithm == "numpy.winograd"
+    assert planner.plan(LAYER, str(family.candidate), cache=cache).candidate == family.candidate
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"mode": "fastest"}, "mode='fastest': allowed are profile, hybrid, heuristic, cached"),
+        ({"mode": 3}, "mode=3: allowed are"),
+        ({"mode": "numpy.gemm[BM=3]"}, "or a candidate of this layer"),
+        ({"workspace_limit": -1}, "workspace_limit=-1: a number of at least 0"),
+        ({"workspace_limit": 1.5}, "workspace_limit=1.5"),
+        ({"tolerance": "small"}, "tolerance='small'"),
+        ({"tolerance": float("nan")}, "tolerance=nan"),
+        ({"weights": "fixed"}, "weights='fixed': allowed are 'varying', 'constant'"),
+        ({"vendors": "all"}, "vendors='all': allowed are 'loaded', True, False"),
+        ({"deterministic": 1}, "deterministic=1: allowed are True, False"),
+    ],
+)
+def test_wrong_requests_are_refused_by_name(cache: TuningCache, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        planner.plan(LAYER, cache=cache, **arguments)
+    assert words in str(caught.value)
+
+
+def test_a_layer_of_another_type_is_refused(cache: TuningCache) -> None:
+    with pytest.raises(PlanError, match="layer is str: a ConvLayer is wanted"):
+        planner.plan(LAYER.key(), cache=cache)  # type: ignore[arg-type]
+
+
+def test_a_candidate_that_cannot_run_says_why(cache: TuningCache) -> None:
+    wide = LAYER.replace(W=600)
+    device = FaultyCPU.having("none")
+    with pytest.raises(PlanError, match=r"'faulty\.none' can run .*\n.*: it is never for wide images"):
+        planner.plan(wide, "faulty.none", device=device, cache=cache)
+    made = planner.plan(wide, device=device, cache=cache)
+    assert made.reasons == {"faulty.none": ["it is never for wide images"]}
+    assert "it is never for wide images" in made.explain()
+
+
+def test_limits_that_nothing_satisfies_are_explained(cache: TuningCache) -> None:
+    with pytest.raises(PlanError, match=r"its error of .* is over the tolerance of 1.0e-30"):
+        planner.plan(LAYER, cache=cache, tolerance=1e-30)
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_faulty_candidates_never_win_and_are_not_tried_again(
+    cache: TuningCache, isolated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolate, "LEAST_PATIENCE", 3.0)
+    faults = ["overrun", "scribble", "unwritten", "wrong", "raises"] + ["dies", "hangs", "dies_later"] * isolated
+    device = FaultyCPU.having(*faults)
+    made = fresh(LAYER, device=device, cache=cache, isolate=isolated, budget=2.0)
+    assert str(made.candidate) == "numpy.direct"
+    assert all(made.facts[f"faulty.{fault}"].failure for fault in faults)
+    assert set(made.ranking) == {"numpy.direct"}
+    assert fresh(LAYER, device=device, cache=cache).timed == 0
+    for fault in faults:
+        assert f"faulty.{fault}" in made.explain()
+
+
+def test_a_changed_algorithm_races_against_the_incumbents_alone(cache: TuningCache) -> None:
+    fresh(LAYER, device=FaultyCPU.having("none", "slow"), cache=cache)
+    changed = FaultyCPU.having("none", "slow", version="2")
+    made = fresh(LAYER, device=changed, cache=cache)
+    assert made.timed == 3  # both changed, and the incumbent, direct
+    assert fresh(LAYER, device=changed, cache=cache).timed == 0
+
+
+def test_a_new_algorithm_races_against_the_best_two(cache: TuningCache) -> None:
+    fresh(LAYER, device=FaultyCPU.having("none", "unsteady", "slow"), cache=cache)
+    made = fresh(LAYER, device=FaultyCPU.having("none", "unsteady", "slow", "raises"), cache=cache)
+    assert made.timed == 2
+    assert {"faulty.slow", "faulty.raises"} <= set(made.facts)
+
+
+def test_a_record_of_other_versions_is_checked_once_by_its_best(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = FaultyCPU.having("slow")
+    fresh(LAYER, device=device, cache=cache)
+    monkeypatch.setattr(CPU, "versions", {"numpy": "0.0"})
+    device = FaultyCPU.having("slow")
+    assert fresh(LAYER, "cached", device=device, cache=cache).timed == 0
+    checked = fresh(LAYER, device=device, cache=cache)
+    assert checked.timed == 2
+    assert checked.source == "profile"
+    assert fresh(LAYER, device=device, cache=cache).timed == 0
+
+
+def test_what_the_budget_did_not_reach_is_tried_when_there_is_more(cache: TuningCache) -> None:
+    device = FaultyCPU.having("slow", "none")
+    hasty = fresh(LAYER, device=device, cache=cache, budget=1e-9)
+    assert hasty.source == "heuristic"
+    assert all(facts.unreached for facts in hasty.facts.values())
+    assert fresh(LAYER, device=device, cache=cache, budget=1e-9).timed == 0
+    patient = fresh(LAYER, device=device, cache=cache, budget=5.0)
+    assert patient.timed
+    assert not any(facts.unreached for facts in patient.facts.values())
+
+
+def test_a_candidate_too_large_for_memory_is_left_out(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CPU, "memory_available", lambda self: 100)
+    made = fresh(LAYER, device=FaultyCPU.having("none"), cache=cache)
+    assert str(made.candidate) == "numpy.direct"
+    assert "not enough memory" in str(made.facts["faulty.none"].failure)
+
+
+def test_without_a_writable_folder_only_persistence_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    cache = TuningCache(tmp_path / "file", system=None)
+    with pytest.warns(UserWarning, match="file"):
+        made = fresh(LAYER, device=FaultyCPU.having("none"), cache=cache)
+    assert made.timed == 2
+    a, b = np.ones(LAYER.x_shape, np.float32), np.ones(LAYER.w_shape, np.float32)
+    assert made.run(a, b).max() == 9 * LAYER.C
+
+
+def test_explain_lists_every_candidate(cache: TuningCache) -> None:
+    made = fresh(LAYER, cache=cache)
+    text = made.explain()
+    for name in made.facts.keys() | made.reasons.keys():
+        assert name in text
+    assert f"> {made.candidate}" in text
+    assert str(LAYER) in text

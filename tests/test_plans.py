@@ -1,0 +1,196 @@
+"""Running a plan: operands checked, copied, packed; workspaces per thread."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from layers import operands
+
+from autoconv import reference
+from autoconv.errors import ArrayError
+from autoconv.layer import ConvLayer
+from autoconv.planner import plan
+from autoconv.plans import Plan
+from autoconv.tuning_cache import TuningCache
+
+LAYER = ConvLayer(N=2, C=4, H=9, W=8, K=6, R=3, S=3, padding=1)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> TuningCache:
+    return TuningCache(tmp_path, system=None)
+
+
+def heuristic(cache: TuningCache, **changes: object) -> Plan:
+    return plan(LAYER.replace(**changes), "heuristic", cache=cache)
+
+
+class Foreign:
+    """An array of another library: it speaks DLPack, and its namespace can read it."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __array_namespace__(self) -> type:
+        return ForeignLibrary
+
+    def __dlpack__(self, **kwargs: object) -> object:
+        return self.array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+class ForeignLibrary:
+    @staticmethod
+    def from_dlpack(array: np.ndarray) -> Foreign:
+        return Foreign(np.from_dlpack(array))
+
+
+@pytest.mark.parametrize("direction", ["fwd", "dgrad", "wgrad"])
+def test_what_speaks_dlpack_comes_in_and_the_same_kind_goes_out(cache: TuningCache, direction: str) -> None:
+    made = heuristic(cache, direction=direction)
+    a, b, _, _ = operands(made.layer)
+    out = made.run(Foreign(a), Foreign(b))
+    assert isinstance(out, Foreign)
+    np.testing.assert_array_equal(out.array, made.run(a, b))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_out_is_written_and_returned(cache: TuningCache, dtype: str) -> None:
+    made = heuristic(cache, dtype=dtype)
+    a, b, _, _ = operands(made.layer)
+    out = np.empty(made.layer.y_shape, made.layer.numpy_dtype)
+    assert made.run(a, b, out=out) is out
+    want = reference.convolve(made.layer, a, b)
+    assert reference.error(out, want, reference.magnitude(made.layer, a, b)) < 5e-3
+
+
+def test_arrays_that_are_not_contiguous_or_aligned_work(cache: TuningCache) -> None:
+    made = heuristic(cache)
+    a, b, _, _ = operands(LAYER)
+    want = made.run(a, b)
+    strided = np.repeat(a, 2, axis=3)[..., ::2]
+    crooked = np.frombuffer(b"\0" + b.tobytes(), np.uint8)[1:].view(np.float32).reshape(b.shape)
+    assert not crooked.flags.aligned
+    np.testing.assert_array_equal(made.run(strided, crooked), want)
+    np.testing.assert_array_equal(made.run(np.asfortranarray(a), b), want)
+
+
+def test_the_tail_is_applied(cache: TuningCache) -> None:
+    made = heuristic(cache, bias=True, residual=True, activation="relu")
+    a, b, bias, residual = operands(made.layer)
+    got = made.run(a, b, bias, residual)
+    want = reference.convolve(made.layer, a, b, bias, residual)
+    np.testing.assert_allclose(got, want, atol=1e-4)
+    assert (got == 0).any()
+    assert (got > 0).any()
+
+
+REFUSED = [
+    ({"x": np.zeros((2, 4, 9, 9), np.float32)}, "x is float32 (2, 4, 9, 9): float32 (2, 4, 9, 8) is wanted"),
+    ({"x": np.zeros((2, 4, 9, 8))}, "x is float64 (2, 4, 9, 8): float32"),
+    ({"x": np.zeros((2, 9, 8, 4), np.float32)}, "is wanted for the NCHW layer"),
+    ({"x": np.zeros((2, 4, 9, 8), ">f4")}, "x is >f4"),
+    ({"x": [[1.0]]}, "x is list: an array of NumPy, or one that speaks DLPack, is wanted"),
+    ({"w": np.zeros((6, 4, 3, 3), ml_dtypes.bfloat16)}, "w is bfloat16"),
+    ({"w": None}, "w is NoneType"),
+    ({"bias": np.zeros(6, np.float32)}, "bias is given, but the layer has none"),
+    ({"residual": np.zeros((2, 6, 9, 8), np.float32)}, "residual is given, but the layer has none"),
+    ({"out": np.zeros((2, 6, 9, 9), np.float32)}, "out is float32 (2, 6, 9, 9): float32 (2, 6, 9, 8) is wanted for y"),
+    ({"out": np.zeros((2, 6, 8, 9), np.float32).swapaxes(2, 3)}, "out is not contiguous"),
+    ({"out": "there"}, "out is str"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSED)
+def test_arrays_that_do_not_fit_are_refused_by_name(cache: TuningCache, changes: dict, words: str) -> None:
+    made = heuristic(cache)
+    arguments = {"x": np.zeros(LAYER.x_shape, np.float32), "w": np.zeros(LAYER.w_shape, np.float32)}
+    with pytest.raises(ArrayError) as caught:
+        made.run(**(arguments | changes))
+    assert words in str(caught.value)
+
+
+def test_a_missing_tail_read_only_and_overlapping_outputs_are_refused(cache: TuningCache) -> None:
+    made = heuristic(cache, bias=True, K=4, residual=True)
+    a, b, bias, residual = operands(made.layer)
+    with pytest.raises(ArrayError, match="residual is missing"):
+        made.run(a, b, bias)
+    with pytest.raises(ArrayError, match="out overlaps an operand"):
+        made.run(a, b, bias, residual, out=a)
+    with pytest.raises(ArrayError, match="out overlaps bias or residual"):
+        made.run(a, b, bias, residual, out=residual)
+    out = np.zeros(made.layer.y_shape, np.float32)
+    out.flags.writeable = False
+    with pytest.raises(ArrayError, match="out is read-only"):
+        made.run(a, b, bias, residual, out=out)
+
+
+@pytest.mark.parametrize("candidate", ["numpy.winograd", "numpy.direct"])
+def test_packed_weights_serve_in_place_of_w(cache: TuningCache, candidate: str) -> None:
+    made = plan(LAYER, candidate, weights="constant", cache=cache)
+    a, b, _, _ = operands(LAYER)
+    weights = made.pack(b)
+    want = made.run(a, b)
+    b[...] = 0  # packed weights are a copy
+    np.testing.assert_array_equal(made.run(a, weights), want)
+    same = plan(LAYER, str(made.candidate), weights="varying", cache=cache)
+    np.testing.assert_array_equal(same.run(a, weights), want)
+    assert same.workspace_bytes >= made.workspace_bytes
+
+
+def test_packed_weights_are_bound_to_their_plan(cache: TuningCache) -> None:
+    a, b, _, _ = operands(LAYER)
+    weights = plan(LAYER, "numpy.winograd", cache=cache).pack(b)
+    with pytest.raises(ArrayError, match=r"packed for numpy\.winograd.*this plan runs numpy\.direct"):
+        plan(LAYER, "numpy.direct", cache=cache).run(a, weights)
+    with pytest.raises(ArrayError, match="wgrad computes the filters' gradient"):
+        heuristic(cache, direction="wgrad").pack(b)
+    with pytest.raises(ArrayError, match=r"wgrad takes \(x, dy\)"):
+        heuristic(cache, direction="wgrad").run(a, weights)
+    winograd = plan(LAYER.replace(K=4), "numpy.winograd", cache=cache)
+    packed = winograd.pack(b[:4])
+    out = packed.buffer[: a.nbytes].view(np.float32).reshape(winograd.layer.y_shape)
+    with pytest.raises(ArrayError, match="out overlaps"):
+        winograd.run(a, packed, out=out)
+
+
+def test_threads_share_a_plan(cache: TuningCache) -> None:
+    made = plan(LAYER, "numpy.gemm", cache=cache)
+    a, b, _, _ = operands(LAYER)
+    want = made.run(a, b)
+    right: list[bool] = []
+
+    def work(seed: int) -> None:
+        x = a * np.float32(seed)
+        right.extend(np.allclose(made.run(x, b), seed * want, atol=1e-4 * seed) for _ in range(50))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [True] * 200
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_not_finite_values_reach_their_outputs_and_no_others(cache: TuningCache, value: float) -> None:
+    layer = LAYER.replace(activation="relu", bias=True)
+    a, b, bias, _ = operands(layer)
+    a[1, 2, 4, 4] = value
+    made = plan(layer, "numpy.direct", cache=cache)
+    got = made.run(a, b, bias)
+    clean = made.run(np.nan_to_num(a, nan=0, posinf=0, neginf=0), b, bias)
+    reached = np.zeros(layer.y_shape, bool)
+    reached[1, :, 3:6, 3:6] = True
+    np.testing.assert_array_equal(got[~reached], clean[~reached])
+    if np.isnan(value):
+        assert np.isnan(got[reached]).all()
+    else:  # ReLU turns minus infinity into zero
+        assert np.isin(got[reached], [np.inf, 0.0]).all() or np.isnan(got[reached]).any()
+        assert np.isinf(got[reached]).any()

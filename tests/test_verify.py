@@ -1,0 +1,77 @@
+"""Verification catches every planted fault, and its own oracle's faults too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from faulty import FAULTS, Faulty, FaultyCPU
+
+from autoconv import reference
+from autoconv.algorithm import Candidate
+from autoconv.layer import ConvLayer
+from autoconv.measure import measure
+from autoconv.verify import Verifier, WrongResultError, check_convolution
+
+LAYER = ConvLayer(N=2, C=4, H=9, W=8, K=6, R=3, S=2, padding=((1, 0), (1, 1)), stride=(2, 1), groups=2, bias=True)
+
+REASONS = {
+    "overrun": "wrote outside its output",
+    "scribble": "wrote outside its workspace",
+    "input": "wrote to its input a",
+    "unwritten": "left 1 of",
+    "wrong": "wrong result: error",
+    "raises": "ValueError: no such thing",
+}
+
+
+@pytest.mark.parametrize("fault", REASONS)
+def test_a_fault_is_recorded_with_its_reason_and_the_rest_goes_on(fault: str) -> None:
+    device = FaultyCPU.having(fault, "none")
+    facts = measure(LAYER, device, [Candidate(f"faulty.{fault}"), Candidate("faulty.none")])
+    failure = facts[f"faulty.{fault}"].failure
+    assert failure is not None
+    assert REASONS[fault] in failure
+    assert facts["faulty.none"].failure is None
+    assert facts["faulty.none"].error <= 2e-6
+
+
+def test_a_candidate_that_gives_other_bits_is_not_deterministic() -> None:
+    device = FaultyCPU.having("unsteady", "none")
+    facts = measure(LAYER, device, [Candidate("faulty.unsteady"), Candidate("faulty.none")])
+    assert not facts["faulty.unsteady"].deterministic
+    assert facts["faulty.none"].deterministic
+
+
+def test_one_wrong_element_in_a_million_is_found() -> None:
+    layer = ConvLayer(N=1, C=1, H=1000, W=400, K=3, R=1, S=1)
+    device = FaultyCPU.having("wrong")
+    verifier = Verifier(layer, device)
+    kernel = Faulty("wrong").build(layer, device, {})
+    error, _ = verifier.check(kernel, verifier.b)
+    assert np.prod(layer.y_shape) > 1e6
+    assert error > 1e-3
+
+
+def test_every_fault_is_tested_somewhere() -> None:
+    elsewhere = {"none", "unsteady", "dies", "dies_later", "hangs", "slow", "exits"}
+    assert set(FAULTS) == set(REASONS) | elsewhere
+
+
+@pytest.mark.parametrize("direction", ["fwd", "dgrad", "wgrad"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_the_oracle_is_accepted_and_any_wrong_element_of_it_is_not(direction: str, layout: str, groups: int) -> None:
+    layer = ConvLayer(
+        N=2, C=4, H=7, W=8, K=8, R=3, S=2, stride=(1, 2), padding=((1, 2), (0, 1)), dilation=(2, 1),
+        groups=groups, direction=direction, layout=layout, dtype="float64",
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    a, b = (rng.uniform(-1, 1, shape) for shape in layer.input_shapes)
+    out = reference.convolve(layer, a, b)
+    magnitude = float(reference.magnitude(layer, a, b).max())
+    check_convolution(layer, a, b, out, magnitude)
+    for position in range(0, out.size, 7):
+        spoiled = out.copy()
+        spoiled.reshape(-1)[position] += 1e-6
+        with pytest.raises(WrongResultError):
+            check_convolution(layer, a, b, spoiled, magnitude)
