@@ -1,0 +1,1 @@
+"""The floor: every family in plain NumPy and SciPy, for any machine and any layer."""

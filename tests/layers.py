@@ -1,0 +1,116 @@
+"""The layers every test draws from: a fixed list of edges, and the whole space for Hypothesis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from autoconv.layer import ACTIVATIONS, DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
+
+
+def _problem(**fields: Any) -> dict[str, Any]:
+    return fields
+
+
+# name: forward problem; each is tested in every direction and layout
+EDGES: dict[str, dict[str, Any]] = {
+    "one": _problem(N=1, C=1, H=1, W=1, K=1, R=1, S=1),
+    "plain": _problem(N=2, C=8, H=12, W=12, K=16, R=3, S=3, padding=1),
+    "tails": _problem(N=3, C=5, H=13, W=11, K=7, R=3, S=3, padding=1),
+    "valid": _problem(N=1, C=3, H=9, W=14, K=4, R=3, S=3),
+    "pointwise": _problem(N=2, C=17, H=7, W=5, K=19, R=1, S=1),
+    "pointwise strided": _problem(N=2, C=6, H=9, W=8, K=4, R=1, S=1, stride=2),
+    "pointwise padded": _problem(N=1, C=3, H=4, W=4, K=5, R=1, S=1, padding=1),
+    "fully connected": _problem(N=4, C=6, H=5, W=5, K=10, R=5, S=5),
+    "stem": _problem(N=1, C=3, H=35, W=35, K=8, R=11, S=11, stride=4),
+    "strided": _problem(N=2, C=4, H=15, W=16, K=6, R=3, S=3, stride=2, padding=1),
+    "stride skips pixels": _problem(N=1, C=2, H=14, W=13, K=3, R=2, S=1, stride=(4, 3)),
+    "uneven strides": _problem(N=1, C=4, H=13, W=17, K=4, R=3, S=5, stride=(1, 3), padding=(1, 2)),
+    "dilated": _problem(N=1, C=4, H=17, W=16, K=4, R=3, S=3, padding=2, dilation=2),
+    "dilated strided": _problem(N=2, C=3, H=19, W=18, K=5, R=3, S=2, stride=(2, 3), padding=(3, 1), dilation=(3, 2)),
+    "asymmetric": _problem(N=1, C=3, H=10, W=9, K=4, R=3, S=3, padding=((0, 2), (1, 0))),
+    "same strided": _problem(N=1, C=3, H=16, W=15, K=4, R=5, S=5, stride=2, padding="same"),
+    "padding beyond the filter": _problem(N=1, C=2, H=3, W=4, K=3, R=2, S=2, padding=((4, 3), (5, 2)), stride=(2, 3)),
+    "filter beyond the image": _problem(N=1, C=2, H=3, W=2, K=3, R=5, S=7, padding=(2, 3)),
+    "grouped": _problem(N=2, C=12, H=9, W=10, K=18, R=3, S=3, padding=1, groups=3),
+    "depthwise": _problem(N=2, C=16, H=11, W=9, K=16, R=3, S=3, padding=1, groups=16),
+    "depthwise strided": _problem(N=1, C=7, H=12, W=13, K=7, R=5, S=5, stride=2, padding=2, groups=7),
+    "depthwise multiplier": _problem(N=1, C=5, H=8, W=7, K=10, R=3, S=3, padding=1, groups=5),
+    "row filter": _problem(N=2, C=4, H=8, W=15, K=5, R=1, S=7, padding=(0, 3)),
+    "column filter": _problem(N=2, C=4, H=15, W=8, K=5, R=7, S=1, padding=(3, 0)),
+    "one-dimensional": _problem(N=2, C=3, H=1, W=40, K=5, R=1, S=9, stride=(1, 2), padding=(0, 4)),
+    "even filter": _problem(N=1, C=3, H=8, W=8, K=3, R=4, S=2, padding=1),
+    "five by five": _problem(N=2, C=5, H=14, W=13, K=6, R=5, S=5, padding=2),
+    "large filter": _problem(N=1, C=3, H=20, W=22, K=4, R=13, S=15, padding=(6, 7)),
+    "many images": _problem(N=19, C=3, H=4, W=5, K=5, R=3, S=3, padding=1),
+    "many channels": _problem(N=1, C=150, H=5, W=6, K=139, R=3, S=3, padding=1),
+    "long": _problem(N=1, C=2, H=3, W=700, K=3, R=3, S=3, padding=1),
+    "tall": _problem(N=1, C=2, H=90, W=17, K=3, R=3, S=3, padding=1),
+}
+TAILS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "bias": {"bias": True},
+    "relu": {"activation": "relu"},
+    "bias residual relu": {"bias": True, "residual": True, "activation": "relu"},
+}
+
+
+def edge(name: str, **changes: Any) -> ConvLayer:
+    """An edge of the list as a layer."""
+    return ConvLayer(**(EDGES[name] | changes))
+
+
+def edges(**changes: Any) -> dict[str, ConvLayer]:
+    """Every edge as a layer, with the same changes."""
+    return {name: edge(name, **changes) for name in EDGES}
+
+
+@st.composite
+def layers(draw: st.DrawFn, **fixed: Any) -> ConvLayer:
+    """Any valid layer with small extents; some fields may be fixed."""
+
+    def small(least: int, most: int) -> int:
+        return draw(st.integers(least, most))
+
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    fields: dict[str, Any] = {
+        "N": small(1, 3),
+        "groups": groups,
+        "dtype": draw(st.sampled_from(["float32", "float32", *DTYPES])),
+        "layout": draw(st.sampled_from(LAYOUTS)),
+        "direction": draw(st.sampled_from(DIRECTIONS)),
+    }
+    depthwise = draw(st.integers(0, 3)) == 0
+    fields["C"] = groups * (1 if depthwise else small(1, 6))
+    fields["K"] = groups * small(1, 6)
+    sizes: dict[str, tuple[int, int]] = {}
+    square = small(1, 5) if draw(st.booleans()) else 0
+    for image, taps in (("H", "R"), ("W", "S")):
+        fields[taps] = square or small(1, 5)
+        # Unit stride and dilation are what most algorithms want, and most networks have.
+        stride, dilation = (draw(st.sampled_from([1, 1, 1, 2, 3])) for _ in range(2))
+        before, after = small(0, 4), small(0, 4)
+        span = (fields[taps] - 1) * dilation + 1
+        least = max(1, span - before - after)
+        fields[image] = small(least, least + 14)
+        sizes[image] = (stride, dilation)
+        fields.setdefault("padding", ())
+        fields["padding"] += ((before, after),)
+    fields["stride"], fields["dilation"] = zip(sizes["H"], sizes["W"], strict=True)
+    if fields["direction"] == "fwd":
+        fields |= {"bias": draw(st.booleans()), "residual": draw(st.booleans())}
+        fields["activation"] = draw(st.sampled_from(ACTIVATIONS))
+    return ConvLayer(**(fields | fixed))
+
+
+def operands(layer: ConvLayer, seed: int = 0) -> tuple[Any, Any, Any | None, Any | None]:
+    """`a, b, bias, residual` for a layer: normal numbers in its dtype, None where it has none."""
+    generator = np.random.default_rng(seed)
+
+    def normal(shape: tuple[int, ...]) -> Any:
+        return generator.standard_normal(shape).astype(layer.numpy_dtype)
+
+    a, b = map(normal, layer.input_shapes)
+    return a, b, normal((layer.K,)) if layer.bias else None, normal(layer.y_shape) if layer.residual else None

@@ -1,0 +1,64 @@
+"""The table of contents of the CPU's algorithms is complete, and its entries keep the contract's promises."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+from layers import edges
+
+import autoconv.cpu
+from autoconv.algorithm import Algorithm, Candidate
+from autoconv.cpu.device import CPU
+from autoconv.layer import DIRECTIONS
+
+DEVICE = CPU.current()
+
+
+def test_every_algorithm_is_in_the_table() -> None:
+    """Walks the folder: a file that defines an algorithm and is not registered fails here."""
+    registered = {type(algorithm) for algorithm in autoconv.cpu.ALGORITHMS}
+    for module in pkgutil.walk_packages(autoconv.cpu.__path__, "autoconv.cpu."):
+        for _, found in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
+            if issubclass(found, Algorithm) and not inspect.isabstract(found):
+                assert found in registered, f"{module.name}: {found.__name__} is not in ALGORITHMS"
+
+
+def test_names_are_unique() -> None:
+    names = [algorithm.name for algorithm in DEVICE.algorithms]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("algorithm", DEVICE.algorithms, ids=lambda algorithm: algorithm.name)
+def test_contract(algorithm: Algorithm) -> None:
+    """Versions are text, candidates print and parse and repeat, memory is as the kernel says, time is positive."""
+    assert isinstance(algorithm.version, str)
+    assert algorithm.version
+    for direction in DIRECTIONS:
+        for layer in edges(direction=direction).values():
+            candidates = algorithm.all(layer, DEVICE)
+            assert candidates == algorithm.all(layer, DEVICE)
+            assert len(set(candidates)) == len(candidates)
+            for candidate in candidates:
+                assert Candidate.parse(str(candidate)) == candidate
+                params = candidate.params
+                if algorithm.why_not(layer, DEVICE, params):
+                    continue
+                kernel = algorithm.build(layer, DEVICE, params)
+                assert kernel.workspace_bytes == algorithm.workspace_bytes(layer, DEVICE, params)
+                assert kernel.packed_bytes == algorithm.packed_bytes(layer, DEVICE, params)
+                assert kernel.packed_bytes == 0 or direction != "wgrad"
+                assert algorithm.estimate(layer, DEVICE, params) > 0
+                assert 0 < algorithm.bound(layer, params) < 1e-3
+
+
+def test_some_direct_algorithm_takes_everything_without_memory() -> None:
+    direct = DEVICE.algorithms[0]
+    for direction in DIRECTIONS:
+        for dtype in ("float32", "bfloat16"):
+            for layer in edges(direction=direction, dtype=dtype).values():
+                assert direct.deterministic
+                assert direct.why_not(layer, DEVICE, {}) == []
+                assert direct.workspace_bytes(layer, DEVICE, {}) == 0
