@@ -6,10 +6,13 @@ smaller workspace or a tighter tolerance finds another winner without timing aga
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from operator import itemgetter
 from statistics import median
 from typing import Any, Literal
 
@@ -169,14 +172,20 @@ class Record:
         return self._with(sorted(races.values(), key=lambda race: (race.when, race.id)))
 
     def _with(self, races: list[Race]) -> Record:
-        """A copy with these races, less the old ones that newer races leave nothing to say."""
+        """A copy with these races, less the old ones to which newer ones leave nothing to say, or too many.
+
+        A race stays while it knows a candidate best, and while it joins two others to one clock.
+        """
         record = replace(self, races=tuple(races))
-        names = record.facts().keys()
-        for race in races[:-1]:
-            less = replace(record, races=tuple(r for r in record.races if r is not race))
-            if len(record.races) > MAX_RACES or less.facts().keys() == names:
-                record, names = less, less.facts().keys()
-        return record
+        known: set[str] = set()
+        for race in reversed(races):
+            names = {name for name, facts in race.facts.items() if not facts.unreached}
+            if names <= known:
+                less = replace(record, races=tuple(r for r in record.races if r is not race))
+                if less.facts().keys() == record.facts().keys():
+                    record = less
+            known |= names
+        return replace(record, races=record.races[-MAX_RACES:])
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -266,9 +275,10 @@ def ranking(facts: Mapping[str, Facts], limits: Limits) -> list[str]:
     ranked: list[str] = []
     while left:
         best_cost, best = left[0]
-        tied = [n for cost, n in left if cost <= best_cost * (1 + _noise(facts[best], facts[n]))]
-        ranked += sorted(tied, key=lambda name: (limits.workspace(facts[name]), name))
-        left = [pair for pair in left if pair[1] not in tied]
+        near = left[: bisect_right(left, best_cost * (1 + MOST_NOISE), key=itemgetter(0))]
+        tied = [pair for pair in near if pair[0] <= best_cost * (1 + _noise(facts[best], facts[pair[1]]))]
+        ranked += sorted((name for _, name in tied), key=lambda name: (limits.workspace(facts[name]), name))
+        left = [pair for pair in near if pair not in tied] + left[len(near) :]
     return ranked
 
 
@@ -360,6 +370,7 @@ def _checked(data: object, checks: Mapping[str, Check], required: Iterable[str])
     return data
 
 
+@functools.lru_cache(maxsize=1 << 14)  # the same names stand in every record
 def _candidate(name: str) -> str:
     if str(Candidate.parse(name)) != name:
         raise RecordError(f"{name!r:.80} is not how that candidate is written")

@@ -1,0 +1,326 @@
+"""The record: choosing among facts, a common clock for races, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoconv.errors import RecordError
+from autoconv.record import MAX_RACES, Facts, Limits, Race, Record, ranking
+
+LAYER = "fwd-float32-NCHW-N1-C3-H8-W8-K4-R3-S3"
+DEVICE = "cpu-test"
+
+
+def facts(time: float, **changes: Any) -> Facts:
+    return replace(Facts(version="1", time=time, samples=5), **changes)
+
+
+def race(number: int, when: int | None = None, **entrants: float | Facts) -> Race:
+    found = {name: f if isinstance(f, Facts) else facts(f) for name, f in entrants.items()}
+    day = number if when is None else when
+    return Race(f"{number:032x}", f"2026-01-{day:02}T00:00:00+00:00", {"numpy": "2"}, False, None, found)
+
+
+def record(*races: Race) -> Record:
+    return Record(LAYER, DEVICE, races)
+
+
+# --- limits ---------------------------------------------------------------------------------------------------
+
+
+def test_every_reason_is_given_at_once() -> None:
+    limits = Limits(workspace_limit=10, deterministic=True, tolerance=1e-6, vendors=frozenset({"torch"}))
+    bad = facts(1, workspace=8, packed=3, deterministic=False, error=2e-6, tf32=True, vendor="onnxruntime")
+    reasons = limits.why_not(bad)
+    assert len(reasons) == 5
+    for reason, words in zip(reasons, ("11 bytes", "deterministic", "2.0e-06", "TF32", "onnxruntime"), strict=True):
+        assert words in reason
+
+
+def test_a_failure_is_the_only_reason() -> None:
+    assert Limits(workspace_limit=0).why_not(Facts("1", failure="wrong result", workspace=9)) == ["wrong result"]
+
+
+def test_limits_are_inclusive() -> None:
+    edge = facts(1, workspace=10, error=1e-6, tf32=True, vendor="torch", deterministic=False)
+    limits = Limits(workspace_limit=10, tolerance=1e-6, allow_tf32=True, vendors=frozenset({"torch"}))
+    assert limits.why_not(edge) == []
+    assert Limits(allow_tf32=True).why_not(edge) == []
+
+
+def test_packing_counts_only_where_weights_vary() -> None:
+    packer = facts(2, pack=3, workspace=5, packed=7)
+    assert (Limits().cost(packer), Limits().workspace(packer)) == (5, 12)
+    constant = Limits(weights="constant")
+    assert (constant.cost(packer), constant.workspace(packer)) == (2, 5)
+    assert Limits(workspace_limit=11).why_not(packer)
+    assert not replace(constant, workspace_limit=5).why_not(packer)
+
+
+# --- ranking --------------------------------------------------------------------------------------------------
+
+
+def test_the_fastest_first_and_what_is_not_allowed_nowhere() -> None:
+    found = {"slow": facts(3), "fast": facts(1), "mid": facts(2), "out": facts(0.1, error=1), "bad": Facts("1", "x")}
+    assert ranking(found, Limits(tolerance=0.5)) == ["fast", "mid", "slow"]
+
+
+def test_constant_weights_choose_another_winner() -> None:
+    found = {"packs": facts(1, pack=5), "plain": facts(2)}
+    assert ranking(found, Limits())[0] == "plain"
+    assert ranking(found, Limits(weights="constant"))[0] == "packs"
+
+
+def test_within_the_noise_less_workspace_wins_then_the_name() -> None:
+    assert ranking({"a": facts(1.0, workspace=9), "b": facts(1.009)}, Limits()) == ["b", "a"]
+    assert ranking({"a": facts(1.0, workspace=9), "b": facts(1.011)}, Limits()) == ["a", "b"]
+    assert ranking({"b": facts(1.0), "a": facts(1.009)}, Limits()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("noisy", ["a", "b"])
+def test_the_larger_spread_of_both_is_the_noise(noisy: str) -> None:
+    found = {"a": facts(1.0, workspace=9), "b": facts(1.04)}
+    assert ranking(found, Limits()) == ["a", "b"]
+    found[noisy] = replace(found[noisy], spread=0.05)
+    assert ranking(found, Limits()) == ["b", "a"]
+
+
+def test_a_wild_spread_does_not_tie_with_what_is_far_ahead() -> None:
+    found = {"a": facts(1.0, workspace=9), "b": facts(1.2, spread=0.9)}
+    assert ranking(found, Limits()) == ["a", "b"]
+
+
+def test_one_or_two_samples_are_noisy_whatever_their_spread() -> None:
+    found = {"a": facts(1.0, workspace=9), "b": facts(1.09, samples=2)}
+    assert ranking(found, Limits()) == ["b", "a"]
+
+
+def test_noise_is_not_chained() -> None:
+    """Each is within the noise of the one before, and yet the last does not win from far behind."""
+    chain = {f"c{i}": facts(1.009**i, workspace=9 - i) for i in range(5)}
+    assert ranking(chain, Limits()) == ["c1", "c0", "c3", "c2", "c4"]
+
+
+some_facts = st.builds(
+    Facts,
+    version=st.just("1"),
+    time=st.floats(1e-6, 1),
+    pack=st.floats(0, 1),
+    spread=st.floats(0, 1),
+    samples=st.integers(1, 9),
+    workspace=st.integers(0, 3),
+    packed=st.integers(0, 3),
+)
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), some_facts), st.randoms(use_true_random=False))
+def test_the_ranking_does_not_depend_on_the_order_and_stays_near_the_fastest(found: dict[str, Facts], rng: Any) -> None:
+    names = list(found)
+    rng.shuffle(names)
+    ranked = ranking(found, Limits())
+    assert ranked == ranking({name: found[name] for name in names}, Limits())
+    assert sorted(ranked) == sorted(found)
+    if ranked:
+        fastest = min(map(Limits().cost, found.values()))
+        winner = found[ranked[0]]
+        assert Limits().cost(winner) <= 1.1 * fastest
+        assert all(
+            (Limits().workspace(winner), ranked[0]) <= (Limits().workspace(f), name)
+            for name, f in found.items()
+            if Limits().cost(f) <= 1.01 * fastest
+        )
+
+
+# --- a common clock -------------------------------------------------------------------------------------------
+
+
+def test_older_times_are_scaled_through_what_ran_in_both() -> None:
+    old = race(1, a=2.0, b=facts(6.0, hot=4.0, pack=2.0))
+    found = record(old, race(2, a=1.0)).facts()
+    assert found["a"].time == 1.0
+    assert found["b"] == replace(old.facts["b"], time=3.0, hot=2.0, pack=1.0)
+
+
+def test_the_scale_is_the_median_of_the_ratios() -> None:
+    found = record(race(1, a=1.0, b=1.0, c=1.0, d=1.0), race(2, a=2.0, b=3.0, c=50.0)).facts()
+    assert found["d"].time == 3.0
+
+
+def test_races_are_joined_through_older_ones() -> None:
+    found = record(race(1, a=1.0, b=2.0), race(2, b=20.0, c=30.0), race(3, a=4.0)).facts()
+    assert (found["a"].time, found["b"].time, found["c"].time) == (4.0, 8.0, 12.0)
+
+
+def test_the_newest_facts_count_even_when_an_older_race_joins_them() -> None:
+    found = record(race(1, a=1.0, b=2.0, c=9.0), race(2, b=20.0, c=30.0), race(3, a=4.0)).facts()
+    factor = (8.0 / 20.0 + 36.0 / 30.0) / 2
+    assert found["c"].time == pytest.approx(30.0 * factor)
+
+
+def test_a_race_without_a_common_candidate_is_not_compared() -> None:
+    found = record(race(1, a=1.0, b=Facts("1", "died of signal 11")), race(2, c=5.0)).facts()
+    assert set(found) == {"b", "c"}
+
+
+def test_another_version_is_another_candidate() -> None:
+    found = record(race(1, a=1.0, b=2.0), race(2, a=facts(4.0, version="2"))).facts()
+    assert set(found) == {"a"}
+    assert found["a"].version == "2"
+
+
+def test_a_failed_newest_race_does_not_hide_the_times_before_it() -> None:
+    found = record(race(1, a=1.0, b=2.0), race(2, a=Facts("1", "wrong result"))).facts()
+    assert found["a"].failure == "wrong result"
+    assert found["b"].time == 2.0
+
+
+def test_what_was_not_reached_keeps_its_older_facts() -> None:
+    late = Facts("1", "unreached: the budget of 2 s was spent")
+    found = record(race(1, a=1.0, b=2.0), race(2, a=2.0, b=late)).facts()
+    assert found["b"].time == 4.0
+    found = record(race(1, a=1.0, b=2.0), race(2, a=2.0, b=replace(late, version="2"))).facts()
+    assert found["b"].unreached
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.floats(1e-3, 1e3), min_size=1), min_size=1, max_size=6))
+def test_a_clock_twice_as_fast_changes_nothing(times: list[dict[str, float]]) -> None:
+    """Whatever the speed of the machine was in older races, the facts on the newest clock are the same."""
+    races = [race(i + 1, **entrants) for i, entrants in enumerate(times)]
+    other = [race(i + 1, **{n: t * 2.0**i for n, t in e.items()}) for i, e in enumerate(reversed(times))]
+    expected, found = record(*races).facts(), record(*reversed(other)).facts()
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert found[name].time == pytest.approx(value.time, rel=1e-12)
+
+
+# --- adding and merging ---------------------------------------------------------------------------------------
+
+
+def test_a_race_that_knows_nothing_best_is_dropped() -> None:
+    again = record(race(1, a=1.0, b=2.0)).with_race(race(2, a=1.0, b=2.0))
+    assert [r.id for r in again.races] == [f"{2:032x}"]
+
+
+def test_a_race_that_was_cut_short_drops_nothing() -> None:
+    late = Facts("1", "unreached: budget")
+    assert len(record(race(1, a=1.0, b=2.0)).with_race(race(2, a=1.0, b=late)).races) == 2
+
+
+def test_a_race_that_joins_others_is_kept() -> None:
+    joined = record(race(1, b=9.0, c=1.0), race(2, a=1.0, b=2.0)).with_race(race(3, b=1.0)).with_race(race(4, a=1.0))
+    assert joined.facts().keys() == {"a", "b", "c"}
+
+
+def test_races_are_bounded_and_the_oldest_go() -> None:
+    many = record()
+    for number in range(MAX_RACES + 3):
+        many = many.with_race(race(number, **{"a": 1.0, f"b{number}": 2.0}))
+    assert [int(r.id, 16) for r in many.races] == list(range(3, MAX_RACES + 3))
+
+
+def test_merging_keeps_races_whole_once_in_the_order_they_were_run() -> None:
+    one = record(race(1, a=1.0, b=2.0), race(3, a=1.0, c=2.0))
+    two = record(race(2, a=1.0, d=2.0), race(3, a=1.0, c=2.0))
+    merged = one.merge(two)
+    assert [int(r.id, 16) for r in merged.races] == [1, 2, 3]
+    assert merged == two.merge(one)
+    assert merged.merge(one) == merged
+
+
+def test_the_user_is_newer_than_what_was_shipped_later() -> None:
+    user, system = record(race(1, when=1, a=1.0)), record(race(2, when=20, a=5.0, b=10.0))
+    found = user.over(system).facts()
+    assert (found["a"].time, found["b"].time) == (1.0, 2.0)
+
+
+# --- JSON -----------------------------------------------------------------------------------------------------
+
+
+def plain() -> dict[str, Any]:
+    best = facts(1.5, hot=1.0, pack=0.5, spread=0.01, workspace=1, packed=2, error=1e-7, vendor="torch", tf32=True)
+    full = record(race(1, **{"gemm[BM=128]": best, "direct": Facts("1", "died of signal 11")}))
+    return json.loads(json.dumps(full.to_json(), allow_nan=False))
+
+
+def test_a_record_comes_back_as_it_was() -> None:
+    data = plain()
+    assert Record.from_json(data).to_json() == data
+    assert data["races"][0]["facts"]["direct"] == {"version": "1", "failure": "died of signal 11"}
+
+
+BAD = {
+    "no layer": ([], "layer", None),
+    "layer": ([], "layer", "fwd-float32-NCHW-N0-C3-H8-W8-K4-R3-S3"),
+    "layer spelled otherwise": ([], "layer", LAYER + "-groups1"),
+    "device": ([], "device", ""),
+    "escape codes": ([], "device", "\x1b[2J"),
+    "long": ([], "device", "x" * 501),
+    "field": ([], "verdict", "gemm"),
+    "races": ([], "races", {}),
+    "id": (["races", 0], "id", "../../etc"),
+    "when": (["races", 0], "when", "yesterday"),
+    "digits of another script": (["races", 0], "when", "٢٠٢٦-01-01T00:00:00+00:00"),
+    "versions": (["races", 0], "versions", {"numpy": 2}),
+    "isolated": (["races", 0], "isolated", 1),
+    "budget": (["races", 0], "budget", -1),
+    "candidates": (["races", 0], "facts", []),
+    "candidate": (["races", 0, "facts"], "rm -rf", {"version": "1", "time": 1}),
+    "candidate spelled otherwise": (["races", 0, "facts"], "gemm[BM=007]", {"version": "1", "time": 1}),
+    "facts": (["races", 0, "facts"], "direct", None),
+    "no version": (["races", 0, "facts", "direct"], "version", None),
+    "neither": (["races", 0, "facts", "direct"], "failure", None),
+    "lines": (["races", 0, "facts", "direct"], "failure", "a\nb"),
+    "NaN": (["races", 0, "facts", "gemm[BM=128]"], "time", math.nan),
+    "infinite": (["races", 0, "facts", "gemm[BM=128]"], "time", math.inf),
+    "zero": (["races", 0, "facts", "gemm[BM=128]"], "time", 0),
+    "huge integer": (["races", 0, "facts", "gemm[BM=128]"], "time", 10**400),
+    "negative": (["races", 0, "facts", "gemm[BM=128]"], "hot", -1.0),
+    "text": (["races", 0, "facts", "gemm[BM=128]"], "pack", "0"),
+    "truth": (["races", 0, "facts", "gemm[BM=128]"], "samples", True),
+    "fraction": (["races", 0, "facts", "gemm[BM=128]"], "workspace", 1.5),
+    "size": (["races", 0, "facts", "gemm[BM=128]"], "packed", 2**63),
+    "vendor": (["races", 0, "facts", "gemm[BM=128]"], "vendor", 1),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_makes_no_sense_is_refused(name: str) -> None:
+    path, field, value = BAD[name]
+    data: Any = plain()
+    inner = data
+    for step in path:
+        inner = inner[step]
+    inner.pop(field, None) if value is None and field != "direct" else inner.update({field: value})
+    with pytest.raises(RecordError) as caught:
+        Record.from_json(data)
+    assert len(str(caught.value)) < 500
+    assert str(caught.value).isprintable()
+
+
+def test_a_race_twice_is_refused() -> None:
+    data = plain()
+    data["races"] *= 2
+    with pytest.raises(RecordError, match="same id"):
+        Record.from_json(data)
+
+
+@pytest.mark.parametrize("data", [None, [], "x", 1, {}, {"layer": LAYER}])
+def test_what_is_no_record_is_refused(data: object) -> None:
+    with pytest.raises(RecordError):
+        Record.from_json(data)
+
+
+def test_any_exception_text_becomes_one_bounded_line() -> None:
+    failure = Facts("1", failure="Error:\n\tline \x1b[31m two\x00 " + "x" * 9999).failure
+    assert failure is not None
+    assert failure.startswith("Error: line [31m two ")
+    assert failure.isprintable()
+    assert len(failure) <= 500
+    assert Facts("1", failure="").failure == "unknown"
