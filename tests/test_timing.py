@@ -1,0 +1,327 @@
+"""The arithmetic of timing, on a scripted clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import chain, pairwise, repeat
+from typing import Any
+
+import pytest
+
+from autoconv.timing import FAIR_SHARE, FEWEST, IDLE, MOST, STEADY, Contestant, Timing, race, spread
+
+
+class Machine:
+    """A clock that only runs advance, and a log of what ran."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.log: list[tuple[str, str]] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.log.append(("", "sleep"))
+        self.now += seconds
+
+    def runs(self, name: str, kind: str, script: Iterable[float | Exception]) -> Callable[[], float]:
+        seconds: Iterator[float | Exception] = iter(script)
+
+        def run() -> float:
+            self.log.append((name, kind))
+            value = next(seconds)
+            if isinstance(value, Exception):
+                raise value
+            self.now += max(value, 0.0)
+            return value
+
+        return run
+
+    def contestant(
+        self, name: str, cold: float | Iterable[Any], hot: Any = None, pack: Any = None, **changes: Any
+    ) -> Contestant:
+        def script(value: Any) -> Iterable[Any]:
+            return repeat(value) if isinstance(value, int | float) else value
+
+        # The first hot run is the warm-up.
+        warm = cold if isinstance(cold, int | float) else 1e-3
+        hot = repeat(warm) if hot is None else script(hot)
+        packed = None if pack is None else self.runs(name, "pack", script(pack))
+        entrant = Contestant(name, self.runs(name, "cold", script(cold)), self.runs(name, "hot", hot), packed)
+        return replace(entrant, **changes)
+
+    def race(self, *contestants: Contestant, **options: Any) -> dict[str, Timing | str]:
+        return race(contestants, clock=self.clock, sleep=self.sleep, **options)
+
+    def samples(self, name: str, kind: str = "cold") -> int:
+        return self.log.count((name, kind))
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+def timing(result: Timing | str) -> Timing:
+    assert isinstance(result, Timing)
+    return result
+
+
+# --- what is reported -----------------------------------------------------------------------------------------
+
+
+def test_spread_is_half_the_interquartile_range_over_the_median() -> None:
+    assert spread([5.0, 1.0, 3.0, 2.0, 4.0]) == pytest.approx(1 / 3)
+    assert spread([2.0, 4.0]) == pytest.approx(0.5 / 3)
+    assert spread([2.0]) == 0.0
+
+
+def test_medians_and_spread_are_exact(machine: Machine) -> None:
+    entrant = machine.contestant("a", [5.0, 1.0, 3.0], hot=[9.0, 1.0, 2.0], pack=[7.0, 1.0, 4.0])
+    found = machine.race(entrant)["a"]
+    assert found == Timing(time=3.0, hot=1.0, pack=7.0, spread=pytest.approx(1 / 3), samples=3)
+
+
+def test_a_quick_contestant_is_packed_and_run_hot_a_few_times(machine: Machine) -> None:
+    entrant = machine.contestant("a", 1e-3, hot=[9e-3, 3e-4, 1e-4, 2e-4], pack=[7e-4, 1e-4, 4e-4])
+    found = timing(machine.race(entrant)["a"])
+    assert found.hot == pytest.approx(2e-4)
+    assert found.pack == pytest.approx(4e-4)
+
+
+def test_the_warm_up_does_not_count(machine: Machine) -> None:
+    found = timing(machine.race(machine.contestant("a", 1e-3, hot=chain([1.0], repeat(1e-3))))["a"])
+    assert found.hot == 1e-3
+    assert found.time == 1e-3
+    assert machine.log[0] == ("a", "hot")
+
+
+def test_nobody_races(machine: Machine) -> None:
+    assert machine.race() == {}
+
+
+# --- when it ends ---------------------------------------------------------------------------------------------
+
+
+def test_steady_times_end_the_race_soon_and_noisy_ones_go_on(machine: Machine) -> None:
+    assert timing(machine.race(machine.contestant("a", 1e-3))["a"]).samples == STEADY
+    noisy = machine.contestant("b", chain.from_iterable(repeat([1e-3, 1.2e-3])))
+    found = timing(machine.race(noisy)["b"])
+    assert found.samples == MOST
+    assert found.spread == pytest.approx(0.1)
+
+
+def test_noise_that_settles_ends_the_race(machine: Machine) -> None:
+    settling = machine.contestant("a", chain([1.5e-3, 0.5e-3, 1.5e-3], repeat(1e-3)))
+    assert STEADY < timing(machine.race(settling)["a"]).samples < MOST
+
+
+def test_those_close_to_the_best_go_on_together(machine: Machine) -> None:
+    noisy = machine.contestant("a", chain.from_iterable(repeat([1e-3, 1.2e-3])))
+    found = machine.race(noisy, machine.contestant("close", 1.2e-3), machine.contestant("far", 1.9e-3))
+    assert timing(found["close"]).samples == MOST
+    assert timing(found["far"]).samples == FEWEST
+
+
+def test_close_by_packing_included_is_close(machine: Machine) -> None:
+    packs = machine.contestant("packs", 1e-3, pack=1e-3)
+    plain = machine.contestant("plain", chain.from_iterable(repeat([1.8e-3, 2.1e-3])))
+    assert timing(machine.race(packs, plain)["plain"]).samples == MOST
+
+
+def test_slow_runs_are_content_with_the_fewest_samples(machine: Machine) -> None:
+    slow = machine.contestant("a", chain.from_iterable(repeat([FAIR_SHARE, 2 * FAIR_SHARE])))
+    assert timing(machine.race(slow)["a"]).samples == FEWEST
+
+
+def test_much_slower_but_smaller_gets_the_fewest_samples_and_no_more(machine: Machine) -> None:
+    found = machine.race(machine.contestant("fast", 1e-3, workspace=9), machine.contestant("small", 0.9))
+    assert timing(found["small"]).samples == FEWEST
+    assert timing(found["small"]).dropped_by is None
+    assert machine.samples("small", "hot") == 1 + 1
+
+
+def test_twenty_candidates_take_a_second_or_two(machine: Machine) -> None:
+    machine.race(*(machine.contestant(f"c{i}", 0.008 * 1.15**i, pack=0.001) for i in range(20)))
+    assert machine.now < 2
+
+
+# --- dropping early -------------------------------------------------------------------------------------------
+
+FAST = {"workspace": 4, "packed": 2, "error": 1e-7}
+SLOW = {"workspace": 4, "packed": 2, "error": 1e-7}
+
+
+def against(machine: Machine, slow: float = 3e-3, pack: float | None = None, **changes: Any) -> Timing:
+    """The timing of a slow contestant that may be better in something, against a fast one."""
+    fast = machine.contestant("fast", 1e-3, **FAST)
+    return timing(machine.race(fast, machine.contestant("slow", slow, pack=pack, **SLOW | changes))["slow"])
+
+
+def test_no_better_in_anything_and_half_as_fast_is_dropped(machine: Machine) -> None:
+    found = against(machine)
+    assert (found.dropped_by, found.samples) == ("fast", 2)
+
+
+def test_four_times_slower_is_dropped_at_once(machine: Machine) -> None:
+    found = against(machine, slow=4e-3)
+    assert (found.dropped_by, found.samples, found.time) == ("fast", 1, 4e-3)
+    assert found.hot is None
+
+
+def test_a_long_warm_up_that_is_clearly_slower_is_not_even_probed(machine: Machine) -> None:
+    found = against(machine, slow=0.5)
+    assert (found.dropped_by, found.samples, found.time) == ("fast", 0, 0.5)
+    assert machine.samples("slow") == 0
+
+
+def test_less_than_twice_as_slow_is_not_dropped(machine: Machine) -> None:
+    found = against(machine, slow=1.99e-3)
+    assert (found.dropped_by, found.samples) == (None, FEWEST)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rival"),
+    [
+        ({"workspace": 3}, {}),
+        ({"packed": 1}, {}),
+        ({"error": 0.5e-7}, {}),
+        ({}, {"deterministic": False}),
+        ({}, {"tf32": True}),
+        ({}, {"vendor": "torch"}),
+        ({"vendor": "onnxruntime"}, {"vendor": "torch"}),
+    ],
+)
+def test_better_in_anything_is_not_dropped(machine: Machine, changes: dict[str, Any], rival: dict[str, Any]) -> None:
+    fast = machine.contestant("fast", 1e-3, **FAST | rival)
+    slow = machine.contestant("slow", 9e-3, **SLOW | changes)
+    found = timing(machine.race(fast, slow)["slow"])
+    assert (found.dropped_by, found.samples) == (None, FEWEST)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"workspace": 5}, {"packed": 3}, {"error": 2e-7}, {"deterministic": False}, {"tf32": True}, {"vendor": "torch"}],
+)
+def test_worse_in_anything_is_dropped(machine: Machine, changes: dict[str, Any]) -> None:
+    assert against(machine, **changes).dropped_by == "fast"
+
+
+def test_less_workspace_but_more_with_the_packed_filters_is_no_rival(machine: Machine) -> None:
+    fast = machine.contestant("fast", 1e-3, workspace=0, packed=9)
+    slow = machine.contestant("slow", 9e-3, workspace=4)
+    assert timing(machine.race(fast, slow)["slow"]).dropped_by is None
+
+
+def test_a_rival_must_be_twice_as_fast_with_packing_too(machine: Machine) -> None:
+    fast = machine.contestant("fast", 1e-3, pack=1e-3)
+    assert timing(machine.race(fast, machine.contestant("slow", 3e-3))["slow"]).dropped_by is None
+    fast = machine.contestant("fast", 1e-3, pack=0.5e-3)
+    assert timing(machine.race(fast, machine.contestant("slow", 3e-3))["slow"]).dropped_by == "fast"
+
+
+def test_a_rival_that_fails_later_releases_whom_it_dropped(machine: Machine) -> None:
+    fast = machine.contestant("fast", [1e-3, ValueError("no")])
+    found = machine.race(fast, machine.contestant("slow", 3e-3))
+    assert found["fast"] == "ValueError: no"
+    assert timing(found["slow"]).dropped_by is None
+    assert timing(found["slow"]).samples >= STEADY
+
+
+def test_a_first_sample_that_was_unlucky_is_taken_back(machine: Machine) -> None:
+    unlucky = machine.contestant("unlucky", chain([3e-3], repeat(0.5e-3)))
+    found = timing(machine.race(machine.contestant("fast", 1e-3), unlucky)["unlucky"])
+    assert found.time == 0.5e-3
+    assert found.dropped_by is None
+
+
+# --- order, pools, failures, budget ---------------------------------------------------------------------------
+
+
+def test_rounds_are_interleaved_and_their_order_changes(machine: Machine) -> None:
+    names = "abcdef"
+    machine.race(*(machine.contestant(name, 1e-3) for name in names))
+    order = [name for name, kind in machine.log if kind == "cold"]
+    rounds = ["".join(order[i : i + 6]) for i in range(0, len(order), 6)]
+    assert len(rounds) == STEADY
+    assert rounds[0] == names
+    assert all(sorted(r) == list(names) for r in rounds)
+    assert len(set(rounds)) == STEADY
+    again = Machine()
+    again.race(*(again.contestant(name, 1e-3) for name in names))
+    assert again.log == machine.log
+
+
+def test_idle_time_between_pools_and_few_changes(machine: Machine) -> None:
+    pools = {"a": "ours", "b": "theirs", "c": "ours", "d": "theirs"}
+    machine.race(*(machine.contestant(name, 1e-3, pool=pool) for name, pool in pools.items()))
+    turns = [name for name, kind in machine.log if kind in ("cold", "sleep")]
+    for before, after in pairwise(turns):
+        if before and after:
+            assert pools[before] == pools[after]
+    # Three between the four probes, then one or two in each round of two pools.
+    assert turns.count("") <= 3 + 2 * (STEADY - 1)
+    assert machine.now >= IDLE * turns.count("")
+
+
+def test_one_pool_needs_no_idle_time(machine: Machine) -> None:
+    machine.race(machine.contestant("a", 1e-3), machine.contestant("b", 1e-3))
+    assert ("", "sleep") not in machine.log
+
+
+@pytest.mark.parametrize("failing", [[RuntimeError("broke")], [1e-3, RuntimeError("broke")]])
+def test_whoever_raises_is_out_with_the_reason_and_the_race_goes_on(machine: Machine, failing: list[Any]) -> None:
+    found = machine.race(machine.contestant("bad", failing), machine.contestant("good", 1e-3))
+    assert found["bad"] == "RuntimeError: broke"
+    assert timing(found["good"]).samples == STEADY
+
+
+def test_all_fail(machine: Machine) -> None:
+    bad = machine.contestant("bad", 1.0, hot=[MemoryError("none left")])
+    assert machine.race(bad) == {"bad": "MemoryError: none left"}
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_times_that_cannot_be_are_failures(machine: Machine, seconds: float) -> None:
+    found = machine.race(machine.contestant("bad", [1e-3, seconds]), machine.contestant("good", 1e-3))
+    assert "the clock gave" in str(found["bad"])
+    assert isinstance(found["good"], Timing)
+
+
+def test_ctrl_c_is_nobodys_failure(machine: Machine) -> None:
+    def interrupted() -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        machine.race(replace(machine.contestant("a", 1e-3), cold=interrupted))
+
+
+def test_whom_the_budget_did_not_reach(machine: Machine) -> None:
+    found = machine.race(*(machine.contestant(name, 0.05) for name in "abc"), budget=0.15)
+    assert [timing(found[name]).samples for name in "ab"] == [1, 1]
+    assert found["c"] == "unreached: the budget of 0.15 s was spent"
+
+
+def test_the_budget_ends_the_rounds(machine: Machine) -> None:
+    noisy = machine.contestant("a", chain.from_iterable(repeat([1e-3, 2e-3])))
+    found = timing(machine.race(noisy, budget=0.02)["a"])
+    assert FEWEST < found.samples < MOST
+    assert machine.now < 0.02 + 0.003
+
+
+def test_no_budget_at_all_reaches_nobody(machine: Machine) -> None:
+    assert machine.race(machine.contestant("a", 1e-3), budget=0.0) == {"a": "unreached: the budget of 0 s was spent"}
+
+
+def test_progress_is_told_before_every_turn(machine: Machine) -> None:
+    events: list[tuple[str, int, int]] = []
+    machine.race(
+        machine.contestant("a", 1e-3),
+        machine.contestant("far", 1.9e-3),
+        on_event=lambda *event: events.append(event),
+    )
+    assert events[:2] == [("a", 0, 2), ("far", 1, 2)]
+    assert events[-1] == ("a", 1, 2)
+    assert len(events) == STEADY + FEWEST
