@@ -143,9 +143,9 @@ def test_much_slower_but_smaller_gets_the_fewest_samples_and_no_more(machine: Ma
     assert machine.samples("small", "hot") == 1 + 1
 
 
-def test_twenty_candidates_take_a_second_or_two(machine: Machine) -> None:
+def test_twenty_candidates_take_two_or_three_seconds(machine: Machine) -> None:
     machine.race(*(machine.contestant(f"c{i}", 0.008 * 1.15**i, pack=0.001) for i in range(20)))
-    assert machine.now < 2
+    assert machine.now < 3
 
 
 # --- dropping early -------------------------------------------------------------------------------------------
