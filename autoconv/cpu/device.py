@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import platform
 import re
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from autoconv.algorithm import Algorithm
 
 ALIGNMENT = 64  # a cache line, and the widest vector
+PAGE = 4096
 INSTRUCTION_SETS = ("avx512", "avx2", "generic")
 
 
@@ -201,12 +203,9 @@ class CPU(Device):
             return 1 << 40
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An uninitialised array that starts on a cache line."""
+        """An uninitialised array that starts on a cache line, in memory used before if there is any."""
         dtype = np.dtype(dtype)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT
-        return raw[start : start + nbytes].view(dtype).reshape(shape)
+        return _memory.take(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
 
     def stream(self) -> int:
         """The calling thread."""
@@ -241,6 +240,70 @@ class CPU(Device):
     def bandwidth(self) -> float:
         """Bytes per second read from a buffer twice the last cache."""
         return _read_rate(2 * self.facts["l3_bytes"])
+
+
+class _Memory:
+    """Memory that arrays gave back, for the next of the same size.
+
+    Fresh memory costs a page fault for every page first touched, which takes longer than many a layer.
+    What is kept is bounded to a sixteenth of the machine's memory.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[Array]] = {}
+        self._kept = 0
+        self._most = available // 16 if (available := _physical_memory()) else 256 << 20
+
+    def take(self, nbytes: int) -> Array:
+        """A byte array on a cache line; its memory comes back when the last view of it is gone."""
+        size = -(-nbytes // PAGE) * PAGE
+        try:
+            raw = self._free[size].pop()
+            self._kept -= size
+        except (KeyError, IndexError):
+            raw = np.empty(size + ALIGNMENT, np.uint8)
+        return np.asarray(_Lease(self, raw, nbytes))
+
+    def give(self, raw: Array) -> None:
+        """Keep memory for later, in place of what was given back longest ago if need be.
+
+        Called when an array dies, which may be at any moment, in any thread: so nothing here locks, and
+        every step is a single operation on a list or a dict.
+        """
+        size = raw.size - ALIGNMENT
+        if size > self._most:
+            return
+        self._free[size] = [*self._free.pop(size, []), raw]
+        self._kept += size
+        for old in list(self._free):
+            while self._kept > self._most and self._free.get(old):
+                self._free[old].pop(0)
+                self._kept -= old
+
+
+class _Lease:
+    """What owns the memory of one array, and gives it back in the end."""
+
+    __slots__ = ("__array_interface__", "_memory", "_raw")
+
+    def __init__(self, memory: _Memory, raw: Array, nbytes: int) -> None:
+        self._memory, self._raw = memory, raw
+        address = raw.__array_interface__["data"][0]
+        start = address + -address % ALIGNMENT
+        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (start, False), "version": 3}
+
+    def __del__(self) -> None:
+        self._memory.give(self._raw)
+
+
+def _physical_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
+_memory = _Memory()
 
 
 @functools.cache

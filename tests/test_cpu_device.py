@@ -1,0 +1,78 @@
+"""The CPU as a device: its identity, and the memory it hands out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from autoconv.cpu import device as module
+from autoconv.cpu.device import ALIGNMENT, CPU
+from autoconv.errors import PlanError
+
+
+def test_the_key_tells_what_times_depend_on() -> None:
+    one, two = CPU.current(threads=1), CPU.current(threads=2)
+    assert one.key != two.key
+    assert "threads1" in one.key
+    assert CPU.current(threads=1) == one
+    generic = CPU.current(instruction_set="generic")
+    assert "generic" in generic.key
+    assert generic.key.isprintable()
+    assert " " not in generic.key
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "99999"])
+def test_a_thread_count_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOCONV_NUM_THREADS", text)
+    with pytest.raises(PlanError, match=r"AUTOCONV_NUM_THREADS=.*an integer from 1 to 1024"):
+        CPU.current()
+
+
+def test_an_instruction_set_the_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PlanError, match="instruction set 'sse9': allowed are avx512, avx2, generic"):
+        CPU.current(instruction_set="sse9")
+    monkeypatch.setattr(module, "host_instruction_set", lambda: "avx2")
+    with pytest.raises(PlanError, match="instruction set 'avx512': this processor has 'avx2'"):
+        CPU.current(instruction_set="avx512")
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (3, 5), (1000, 1000)])
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
+def test_arrays_start_on_a_cache_line(shape: tuple[int, ...], dtype: str) -> None:
+    array = CPU.current().empty(shape, dtype)
+    assert array.shape == shape
+    assert array.dtype == dtype
+    assert array.flags.c_contiguous
+    assert array.flags.writeable
+    assert array.ctypes.data % ALIGNMENT == 0 or array.size == 0
+    array[...] = 1
+
+
+def test_memory_is_used_again_but_never_while_a_view_lives() -> None:
+    device = CPU.current()
+    first = device.empty((77, 1001), "float32")
+    address = first.ctypes.data
+    view = first[3:, ::2]
+    del first
+    second = device.empty((77, 1001), "float32")
+    assert second.ctypes.data != address
+    view[...] = 5.0
+    second[...] = 7.0
+    assert (view == 5.0).all()
+    del view
+    assert device.empty((77, 1001), "float32").ctypes.data == address
+
+
+def test_kept_memory_is_bounded() -> None:
+    memory = module._Memory()
+    memory._most = 3 * module.PAGE
+    arrays = [memory.take(module.PAGE) for _ in range(5)]
+    arrays.append(memory.take(4 * module.PAGE))
+    del arrays
+    assert memory._kept == 3 * module.PAGE
+    assert list(map(len, memory._free.values())) == [3]
+    large = memory.take(2 * module.PAGE)
+    del large
+    assert memory._kept == 3 * module.PAGE
+    assert {size: len(kept) for size, kept in memory._free.items()} == {module.PAGE: 1, 2 * module.PAGE: 1}
+    assert np.shares_memory(memory.take(1), memory.take(1)) is False
