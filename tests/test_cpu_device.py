@@ -69,10 +69,10 @@ def test_kept_memory_is_bounded() -> None:
     arrays = [memory.take(module.PAGE) for _ in range(5)]
     arrays.append(memory.take(4 * module.PAGE))
     del arrays
-    assert memory._kept == 3 * module.PAGE
+    assert memory.kept == 3 * module.PAGE
     assert list(map(len, memory._free.values())) == [3]
     large = memory.take(2 * module.PAGE)
     del large
-    assert memory._kept == 3 * module.PAGE
+    assert memory.kept == 3 * module.PAGE
     assert {size: len(kept) for size, kept in memory._free.items()} == {module.PAGE: 1, 2 * module.PAGE: 1}
     assert np.shares_memory(memory.take(1), memory.take(1)) is False

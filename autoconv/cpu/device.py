@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -9,6 +10,7 @@ import platform
 import re
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,16 +252,19 @@ class _Memory:
     """
 
     def __init__(self) -> None:
-        self._free: dict[int, list[Array]] = {}
-        self._kept = 0
+        self._free: OrderedDict[int, list[Array]] = OrderedDict()  # by size, that of the last given back last
         self._most = available // 16 if (available := _physical_memory()) else 256 << 20
+
+    @property
+    def kept(self) -> int:
+        """Bytes waiting to be used again."""
+        return sum(size * len(arrays) for size, arrays in list(self._free.items()))
 
     def take(self, nbytes: int) -> Array:
         """A byte array on a cache line; its memory comes back when the last view of it is gone."""
         size = -(-nbytes // PAGE) * PAGE
         try:
             raw = self._free[size].pop()
-            self._kept -= size
         except (KeyError, IndexError):
             raw = np.empty(size + ALIGNMENT, np.uint8)
         return np.asarray(_Lease(self, raw, nbytes))
@@ -273,12 +278,12 @@ class _Memory:
         size = raw.size - ALIGNMENT
         if size > self._most:
             return
-        self._free[size] = [*self._free.pop(size, []), raw]
-        self._kept += size
-        for old in list(self._free):
-            while self._kept > self._most and self._free.get(old):
-                self._free[old].pop(0)
-                self._kept -= old
+        self._free.setdefault(size, []).append(raw)
+        with contextlib.suppress(KeyError, IndexError):  # another thread was quicker
+            self._free.move_to_end(size)
+            for old in list(self._free):
+                while self.kept > self._most and self._free[old]:
+                    self._free[old].pop()
 
 
 class _Lease:
