@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 import diskcache
 from diskcache.core import DBNAME, ENOVAL, METADATA, MODE_RAW
 
-from autoconv.errors import CacheWarning
+from autoconv.errors import CacheWarning, RecordError
 
-LARGEST = 1 << 23  # bytes of one value
+LARGEST = 1 << 23  # bytes of one row
+LONGEST = LARGEST // 4 - 1024  # characters of one value
 PATIENCE = 10  # seconds to wait for another process's transaction
 
 _SETTINGS = {
@@ -74,8 +75,6 @@ class _TextDisk(diskcache.Disk):  # type: ignore[misc]
     def store(self, value: object, read: bool, key: object = None) -> tuple[int, int, None, str]:
         if type(value) is not str or read:
             raise TypeError(f"{type(value).__name__} as a value: text is wanted")
-        if len(value) > LARGEST // 4:
-            raise ValueError(f"a value of {len(value)} characters: allowed are {LARGEST // 4}")
         return len(value), MODE_RAW, None, value
 
     def fetch(self, mode: object, filename: object, value: object, read: bool) -> str:
@@ -128,18 +127,30 @@ class TextStore:
         return self._do(lambda database: self._read(database, key), lambda memory: memory.get(key))
 
     def update(self, key: str, change: Callable[[str | None], str]) -> None:
-        """Replace a text by `change(text)`, in one transaction. What `change` raises leaves it as it was."""
+        """Replace a text by `change(text)`, in one transaction. What `change` raises leaves it as it was.
+
+        Raises
+        ------
+        RecordError
+            When the text is longer than `LONGEST`.
+        """
+
+        def changed(old: str | None) -> str:
+            text = change(old)
+            if len(text) > LONGEST:
+                raise RecordError(f"{len(text)} characters under {key!r:.80}: allowed are {LONGEST}")
+            return text
 
         def in_database(database: _Database) -> None:
             with database.transact():
-                text = change(self._read(database, key))
+                text = changed(self._read(database, key))
                 with _strange_is_broken():
                     database._sql("DELETE FROM Cache WHERE key = ?", (key,))  # whatever stands there
                     database.set(key, text)
 
         def in_memory(memory: dict[str, str]) -> None:
             with self._lock:
-                memory[key] = change(memory.get(key))
+                memory[key] = changed(memory.get(key))
 
         self._do(in_database, in_memory)
 

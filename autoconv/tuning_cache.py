@@ -162,8 +162,8 @@ class TuningCache:
         for folder in (self.directory, Path(tempfile.gettempdir()) / f"autoconv-{_user()}"):
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                lock = FileLock(folder / name, timeout=-1 if timeout is None else timeout, is_singleton=True)
-                lock.acquire()
+                lock = FileLock(folder / name, is_singleton=True)
+                lock.acquire(timeout=-1 if timeout is None else timeout)
                 break
             except Timeout:
                 raise PlanError(f"another process has been timing on {device_key} for over {timeout:g} s") from None

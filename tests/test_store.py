@@ -1,0 +1,417 @@
+"""The store: text only, whatever a stranger planted, and never an error for what is on the disk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoconv.errors import CacheWarning, RecordError
+from autoconv.store import LARGEST, LONGEST, TextStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TextStore]:
+    found = TextStore(tmp_path / "cache")
+    found.update("key", lambda _: "value")
+    yield found
+    found.close()
+
+
+def put(store: TextStore, key: str, text: str) -> None:
+    store.update(key, lambda _: text)
+
+
+def reopened(store: TextStore) -> TextStore:
+    store.close()
+    return TextStore(store.directory)
+
+
+def plant(store: TextStore, *statements: tuple[str, tuple[Any, ...]]) -> None:
+    """Change the database behind the store's back."""
+    store.close()
+    with closing(sqlite3.connect(store.directory / "cache.db")) as connection, connection:
+        for statement, values in statements:
+            connection.execute(statement, values)
+
+
+def set_aside(store: TextStore) -> list[Path]:
+    return list(store.directory.glob("cache.db.broken-*"))
+
+
+# --- what it is for -------------------------------------------------------------------------------------------
+
+
+def test_text_is_kept_from_one_process_to_the_next(store: TextStore) -> None:
+    put(store, "other", "täxt\n" * 1000)
+    assert store.persistent
+    assert store.get("missing") is None
+    assert sorted(store) == ["key", "other"]
+    again = reopened(store)
+    assert again.get("key") == "value"
+    assert again.get("other") == "täxt\n" * 1000
+
+
+def test_nothing_is_opened_before_it_is_needed(tmp_path: Path) -> None:
+    TextStore(tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_change_that_raises_changes_nothing(store: TextStore) -> None:
+    def change(text: str | None) -> str:
+        raise ValueError("not this one")
+
+    with pytest.raises(ValueError, match="not this one"):
+        store.update("key", change)
+    assert store.get("key") == "value"
+    put(store, "key", "next")
+    assert store.get("key") == "next"
+
+
+def test_long_texts_are_kept_inline_and_too_long_ones_refused(store: TextStore) -> None:
+    put(store, "key", "ä" * LONGEST)
+    assert reopened(store).get("key") == "ä" * LONGEST
+    with pytest.raises(RecordError, match="allowed are"):
+        put(store, "key", "x" * (LONGEST + 1))
+    assert store.get("key") == "ä" * LONGEST
+    assert store.persistent
+    assert [p for p in store.directory.iterdir() if p.is_dir()] == []
+
+
+# --- what a stranger planted ----------------------------------------------------------------------------------
+
+
+class Payload:
+    """Unpickling it creates a file."""
+
+    def __init__(self, victim: Path) -> None:
+        self.victim = victim
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return os.mkdir, (str(self.victim),)
+
+
+UPDATE = "UPDATE Cache SET mode = ?, filename = ?, value = ? WHERE key = 'key'"
+
+
+def test_the_payload_would_work_on_diskcache_itself(tmp_path: Path) -> None:
+    """Else the tests below would prove nothing."""
+    import diskcache
+
+    with diskcache.Cache(tmp_path / "cache") as cache:
+        cache["key"] = Payload(tmp_path / "executed")
+        assert cache["key"] is None
+    assert (tmp_path / "executed").is_dir()
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2, 3, 4, 99, "4", None])
+@pytest.mark.parametrize("where", ["inline", "file"])
+def test_a_planted_row_runs_reads_and_removes_nothing(
+    store: TextStore, tmp_path: Path, mode: object, where: str
+) -> None:
+    payload = pickle.dumps(Payload(tmp_path / "executed"))
+    outside = tmp_path / "outside.txt"
+    outside.write_bytes(payload)
+    row = (mode, None, payload) if where == "inline" else (mode, "../outside.txt", None)
+    plant(store, (UPDATE, row))
+    again = TextStore(store.directory)
+    with pytest.warns(CacheWarning, match="is ignored"):
+        assert again.get("key") is None
+    assert again.get("key") is None  # reported once: a second warning would be an error here
+    put(again, "key", "new")
+    assert again.get("key") == "new"
+    assert not (tmp_path / "executed").exists()
+    assert outside.read_bytes() == payload
+    assert not set_aside(again)
+    again.close()
+
+
+@pytest.mark.parametrize("value", [7, 1.5, b"value", "x" * (LARGEST + 1)])
+def test_what_is_not_text_or_too_long_is_a_miss(store: TextStore, value: object) -> None:
+    plant(store, ("UPDATE Cache SET value = ?", (value,)))
+    with pytest.warns(CacheWarning, match="is ignored"):
+        assert store.get("key") is None
+    put(store, "key", "new")
+    assert store.get("key") == "new"
+
+
+def test_bytes_that_are_no_text_are_a_miss(store: TextStore) -> None:
+    plant(store, ("UPDATE Cache SET value = CAST(x'FFFE' AS TEXT), filename = CAST(x'FF' AS TEXT)", ()))
+    with pytest.warns(CacheWarning, match="is ignored"):
+        assert store.get("key") is None
+    put(store, "key", "new")
+    assert store.get("key") == "new"
+
+
+def test_planted_keys_are_not_unpickled(store: TextStore, tmp_path: Path) -> None:
+    payload = pickle.dumps(Payload(tmp_path / "executed"))
+    plant(store, ("INSERT INTO Cache (key, raw, mode, value) VALUES (?, 0, 1, 'x'), (5, 1, 1, 'x')", (payload,)))
+    assert list(store) == ["key"]
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("expiry", [0.0, 1e18, float("inf")])
+def test_rows_that_expire_are_replaced_and_take_no_file_along(store: TextStore, tmp_path: Path, expiry: float) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.touch()
+    plant(store, ("UPDATE Cache SET expire_time = ?, filename = '../outside.txt'", (expiry,)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CacheWarning)
+        assert store.get("key") is None
+        put(store, "key", "new")
+    put(store, "other", "new")
+    assert store.get("key") == "new"
+    assert outside.exists()
+
+
+SETTINGS: dict[str, object] = {
+    "cull_limit": 10**6,
+    "size_limit": 0,
+    "eviction_policy": "least-recently-used",
+    "statistics": 1,
+    "tag_index": 1,
+    "disk_min_file_size": 0,
+    "disk_fetch": "broken",
+    "disk__directory": "/",
+    "disk_made_up": 1,
+    "sqlite_journal_mode": "off",
+    "sqlite_locking_mode": "exclusive",
+    "sqlite_query_only": 1,
+    "sqlite_writable_schema": 1,
+    "sqlite_user_version": "7; DROP TABLE Cache",
+    "sqlite_no such pragma(": "'",
+    "_directory": "/nonexistent",
+    "_disk": None,
+    "_timeout": "text",
+    "get": "text",
+    "count": "text",
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_planted_settings_have_no_say(store: TextStore, name: str) -> None:
+    plant(store, ("INSERT OR REPLACE INTO Settings VALUES (?, ?)", (name, SETTINGS[name])))
+    again = TextStore(store.directory)
+    assert again.get("key") == "value"
+    put(again, "key", "new")
+    put(again, "other", "x" * 40_000)
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append((again.get("key"), again.get("other"))))
+    thread.start()  # its connection reads the settings anew
+    thread.join()
+    assert seen == [("new", "x" * 40_000)]
+    assert sorted(again) == ["key", "other"]
+    assert not set_aside(again)
+    assert [p for p in again.directory.iterdir() if p.is_dir()] == []
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TRIGGER spoil BEFORE INSERT ON Cache BEGIN SELECT RAISE(ABORT, 'no'); END",
+        "DROP TABLE Cache",
+        "ALTER TABLE Cache RENAME COLUMN value TO worth",
+        "ALTER TABLE Settings ADD COLUMN more",
+    ],
+)
+def test_a_database_of_another_shape_is_set_aside(store: TextStore, statement: str) -> None:
+    put(store, "other", "x")
+    plant(store, (statement, ()))
+    again = TextStore(store.directory)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        put(again, "key", "new")
+    assert again.get("key") == "new"
+    assert again.persistent
+    assert {w.category for w in caught} <= {CacheWarning}
+    assert len(set_aside(again)) == ("DROP" not in statement)  # a missing table is simply made again
+    again.close()
+
+
+# --- what breaks by itself ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"not a database" * 1000, b"SQLite format 3\0" + b"\xff" * 5000])
+def test_what_is_no_database_is_set_aside(store: TextStore, content: bytes) -> None:
+    store.close()
+    for path in store.directory.iterdir():
+        path.unlink()
+    (store.directory / "cache.db").write_bytes(content)
+    again = TextStore(store.directory)
+    with pytest.warns(CacheWarning, match="set aside"):
+        put(again, "key", "new")
+    assert again.get("key") == "new"
+    assert again.persistent
+    assert [path.read_bytes() for path in set_aside(again)] == [content]
+    assert reopened(again).get("key") == "new"
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_a_truncated_database_is_set_aside(store: TextStore, share: float) -> None:
+    for i in range(200):
+        put(store, f"key{i}", "x" * 2000)
+    store.close()
+    path = store.directory / "cache.db"
+    os.truncate(path, int(path.stat().st_size * share))
+    again = TextStore(store.directory)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CacheWarning)
+        for i in range(200):
+            assert again.get(f"key{i}") in (None, "x" * 2000)
+            put(again, f"key{i}", "new")
+    assert again.persistent
+    assert len(set_aside(again)) == 1
+    assert all(reopened(again).get(f"key{i}") == "new" for i in range(0, 200, 20))
+
+
+def test_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
+    (tmp_path / "cache.db").touch()
+    store = TextStore(tmp_path)
+    put(store, "key", "value")
+    assert reopened(store).get("key") == "value"
+
+
+def test_a_folder_that_cannot_be_costs_persistence_and_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = TextStore(tmp_path / "file" / "cache")
+    with pytest.warns(CacheWarning, match="this process only"):
+        assert store.get("key") is None
+    put(store, "key", "value")  # without another warning, which would be an error here
+    store.update("key", lambda text: f"{text}, changed")
+    assert store.get("key") == "value, changed"
+    assert list(store) == ["key"]
+    assert not store.persistent
+
+
+def test_a_disk_that_fills_up_costs_persistence_and_not_the_database(
+    store: TextStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(error: sqlite3.OperationalError) -> sqlite3.OperationalError:
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        return error
+
+    def refuse(*arguments: object) -> None:
+        raise full(sqlite3.OperationalError("database or disk is full"))
+
+    assert store.persistent
+    monkeypatch.setattr(store._database, "_row_insert", refuse)
+    with pytest.warns(CacheWarning, match="disk is full"):
+        put(store, "other", "value")
+    assert store.get("other") == "value"
+    assert not store.persistent
+    assert not set_aside(store)
+    assert reopened(store).get("key") == "value"
+
+
+def test_a_database_that_stays_locked_costs_persistence(store: TextStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autoconv.store.PATIENCE", 0.05)
+    again = reopened(store)
+    assert again.persistent
+    with closing(sqlite3.connect(store.directory / "cache.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.warns(CacheWarning, match="this process only"):
+            put(again, "other", "value")
+    assert again.get("other") == "value"
+
+
+# --- together -------------------------------------------------------------------------------------------------
+
+
+def append(directory: Path, mark: str, times: int) -> None:
+    store = TextStore(directory)
+    for _ in range(times):
+        store.update("log", lambda text: (text or "") + mark)
+    if not store.persistent:
+        raise SystemExit(1)
+
+
+def test_processes_lose_nothing_of_each_other(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=append, args=(tmp_path, mark, 40)) for mark in "ab"]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    log = TextStore(tmp_path).get("log")
+    assert log is not None
+    assert sorted(log) == ["a"] * 40 + ["b"] * 40
+
+
+def test_threads_lose_nothing_of_each_other(store: TextStore) -> None:
+    def work(mark: str) -> None:
+        for _ in range(30):
+            store.update("log", lambda text: (text or "") + mark)
+
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(store.get("log") or "") == sorted("abcd" * 30)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_parent_and_forked_child_share_the_store(store: TextStore) -> None:
+    script = f"""
+import os
+from pathlib import Path
+from autoconv.store import TextStore
+store = TextStore(Path({str(store.directory)!r}))
+store.update("log", lambda text: "start ")
+child = os.fork()
+for _ in range(30):
+    store.update("log", lambda text: text + ("c" if child == 0 else "p"))
+if child == 0:
+    os._exit(0 if store.persistent else 1)
+_, status = os.waitpid(child, 0)
+log = store.get("log")
+assert status == 0 and store.persistent
+assert sorted(log.removeprefix("start ")) == ["c"] * 30 + ["p"] * 30, log
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this platform")
+def test_a_process_killed_while_it_writes_leaves_a_whole_database(tmp_path: Path) -> None:
+    script = f"""
+from pathlib import Path
+from autoconv.store import TextStore
+store = TextStore(Path({str(tmp_path)!r}))
+store.update("log", lambda text: text or "")
+print("ready", flush=True)
+while True:
+    store.update("log", lambda text: text + "x" * 1000)
+"""
+    length = 0
+    for i in range(4):
+        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline().strip() == b"ready"
+            time.sleep(0.02 + 0.01 * i)
+            writer.kill()
+        store = TextStore(tmp_path)
+        log = store.get("log")
+        assert log is not None
+        assert set(log) <= {"x"}
+        assert len(log) % 1000 == 0
+        assert len(log) >= length
+        length = len(log)
+        put(store, "after", str(i))
+        assert reopened(store).get("after") == str(i)
+    assert length > 0
+    assert not set_aside(store)

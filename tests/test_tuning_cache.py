@@ -1,0 +1,410 @@
+"""The tuning cache: two layers of records, files of them, and one process timing at a time."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoconv.errors import CacheWarning, PlanError, RecordError
+from autoconv.paths import shipped
+from autoconv.record import Facts, Race, Record
+from autoconv.tuning_cache import LARGEST_FILE, SYSTEM, ImportReport, TuningCache, file_name
+
+LAYER = "fwd-float32-NCHW-N1-C3-H8-W8-K4-R3-S3"
+OTHER = "fwd-float32-NCHW-N2-C3-H8-W8-K4-R3-S3"
+DEVICE = "cpu-GenuineIntel-6-85-7-avx512-L1:32K-threads2"
+
+
+def race(when: int = 1, **times: float) -> Race:
+    facts = {name: Facts("1", time=time, samples=5) for name, time in times.items()}
+    return Race(uuid.uuid4().hex, f"2026-01-{when:02}T00:00:00+00:00", {"numpy": "2"}, False, None, facts)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[TuningCache]:
+    found = TuningCache(tmp_path / "cache", system=None)
+    yield found
+    found.close()
+
+
+def reopened(cache: TuningCache) -> TuningCache:
+    cache.close()
+    return TuningCache(cache.directory, cache.system)
+
+
+def overwrite(cache: TuningCache, text: str, layer: str = LAYER) -> None:
+    cache._store.update(f"1|{layer}|{DEVICE}", lambda _: text)
+
+
+# --- the user's records ---------------------------------------------------------------------------------------
+
+
+def test_what_was_added_is_loaded_here_and_in_the_next_process(cache: TuningCache) -> None:
+    assert cache.load(LAYER, DEVICE) is None
+    first, second = race(a=1.0, b=2.0), race(a=2.0)
+    assert cache.add(LAYER, DEVICE, first) == Record(LAYER, DEVICE, (first,))
+    both = cache.add(LAYER, DEVICE, second)
+    assert both == Record(LAYER, DEVICE, (first, second))
+    for again in (cache, reopened(cache)):
+        assert again.load(LAYER, DEVICE) == both
+        assert again.load(OTHER, DEVICE) is None
+        assert again.load(LAYER, "another device") is None
+        assert list(again.records()) == [both]
+    assert cache.persistent
+
+
+@pytest.mark.parametrize(
+    ("layer", "device", "name", "time"),
+    [
+        ("fwd", DEVICE, "a", 1.0),
+        (LAYER, "", "a", 1.0),
+        (LAYER, DEVICE, "not a name", 1.0),
+        (LAYER, DEVICE, "a", float("nan")),
+        (LAYER, DEVICE, "a", -1.0),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_added(
+    cache: TuningCache, layer: str, device: str, name: str, time: float
+) -> None:
+    with pytest.raises(RecordError):
+        cache.add(layer, device, race(**{name: time}))
+    assert list(cache.records()) == []
+
+
+GOOD = json.dumps(Record(LAYER, DEVICE, (race(a=1.0),)).to_json())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        GOOD[: len(GOOD) // 2],
+        "[" * 100_000,
+        GOOD.replace('"time": 1.0', '"time": NaN'),
+        GOOD.replace('"time": 1.0', '"time": ' + "9" * 5000),
+        GOOD.replace('"time": 1.0', '"time": 1.0, "of the future": 1'),
+        GOOD.replace(LAYER, OTHER),
+        GOOD.replace(DEVICE, "another"),
+    ],
+    ids=["empty", "truncated", "deep", "NaN", "digits", "future", "layer", "device"],
+)
+def test_an_invalid_record_is_a_miss_reported_once_and_replaced(cache: TuningCache, text: str) -> None:
+    overwrite(cache, text)
+    with pytest.warns(CacheWarning, match="is ignored"):
+        assert cache.load(LAYER, DEVICE) is None
+    assert cache.load(LAYER, DEVICE) is None
+    assert list(cache.records()) == []
+    added = race(a=2.0)
+    cache.add(LAYER, DEVICE, added)
+    assert reopened(cache).load(LAYER, DEVICE) == Record(LAYER, DEVICE, (added,))
+
+
+def test_records_of_another_schema_are_left_alone(cache: TuningCache) -> None:
+    cache._store.update(f"2|{LAYER}|{DEVICE}", lambda _: "of the future")
+    assert cache.load(LAYER, DEVICE) is None
+    assert list(cache.records()) == []
+
+
+def test_a_folder_that_cannot_be_costs_persistence_only(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = TuningCache(tmp_path / "file" / "cache", system=None)
+    with pytest.warns(CacheWarning, match="this process only"):
+        cache.add(LAYER, DEVICE, race(a=1.0))
+    cache.add(LAYER, DEVICE, race(b=1.0))
+    found = cache.load(LAYER, DEVICE)
+    assert found is not None
+    assert len(found.races) == 2
+    assert not cache.persistent
+    with cache.timing_lock(DEVICE):
+        pass
+
+
+def test_where_the_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "by variable"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert TuningCache().directory == tmp_path / "by variable"
+    assert TuningCache(tmp_path / "given").directory == tmp_path / "given"
+    assert TuningCache("~/given").directory == tmp_path / "home" / "given"
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", "")
+    assert "autoconv" in str(TuningCache().directory)
+    assert not (tmp_path / "home").exists()
+
+
+# --- the shipped records --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> TuningCache:
+    """A cache whose system folder knows `a` and `b`."""
+    maker = TuningCache(tmp_path / "maker", system=None)
+    maker.add(LAYER, DEVICE, race(20, a=5.0, b=10.0))
+    maker.add(OTHER, "gpu", race(a=1.0))
+    (tmp_path / "system").mkdir()
+    assert maker.export(tmp_path / "system") == 2
+    maker.close()
+    return TuningCache(tmp_path / "cache", tmp_path / "system")
+
+
+def test_one_file_for_each_device(both: TuningCache) -> None:
+    assert both.system is not None
+    assert {path.name for path in both.system.iterdir()} == {file_name(DEVICE), file_name("gpu")}
+
+
+def test_what_is_shipped_is_found_and_the_user_wins(both: TuningCache) -> None:
+    found = both.load(LAYER, DEVICE)
+    assert found is not None
+    assert {n: f.time for n, f in found.facts().items()} == {"a": 5.0, "b": 10.0}
+    after = both.add(LAYER, DEVICE, race(1, a=1.0, c=3.0))
+    assert {n: f.time for n, f in after.facts().items()} == {"a": 1.0, "b": 2.0, "c": 3.0}
+    assert both.load(LAYER, DEVICE) == after
+    assert [(r.device, r.layer) for r in both.records()] == [(DEVICE, LAYER), ("gpu", OTHER)]
+    both.close()
+
+
+def test_what_is_shipped_is_not_written_to(both: TuningCache) -> None:
+    assert both.system is not None
+    before = {path: path.read_bytes() for path in both.system.iterdir()}
+    both.add(LAYER, DEVICE, race(a=1.0))
+    assert {path: path.read_bytes() for path in both.system.iterdir()} == before
+    assert len(list(TuningCache(both.directory, None).records())) == 1
+    both.close()
+
+
+def test_only_the_file_of_the_device_is_read(both: TuningCache) -> None:
+    assert both.system is not None
+    (both.system / file_name("gpu")).write_text("broken")
+    assert both.load(LAYER, DEVICE) is not None
+    with pytest.warns(CacheWarning, match="not JSON"):
+        assert both.load(OTHER, "gpu") is None
+    both.close()
+
+
+def test_a_shipped_record_that_is_invalid_is_a_miss(both: TuningCache) -> None:
+    assert both.system is not None
+    path = both.system / file_name(DEVICE)
+    path.write_text(path.read_text().replace('"time":5.0', '"time":-5.0'))
+    with pytest.warns(CacheWarning, match="is ignored"):
+        assert both.load(LAYER, DEVICE) is None
+    both.close()
+
+
+def test_what_ships_with_this_installation_is_valid() -> None:
+    assert shipped("cache") == SYSTEM
+    assert SYSTEM.is_dir()
+    for path in SYSTEM.glob("*.json"):
+        for data in json.loads(path.read_text())["records"]:
+            assert path.name == file_name(Record.from_json(data).device)
+
+
+def test_a_strangers_folder_beside_an_installed_package_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setattr("autoconv.paths.__file__", str(tmp_path / "autoconv" / "paths.py"))
+    assert shipped("cache") == tmp_path / "autoconv" / "cache"
+    (tmp_path / "pyproject.toml").touch()
+    assert shipped("cache") == tmp_path / "cache"
+    (tmp_path / "autoconv" / "cache").mkdir(parents=True)
+    assert shipped("cache") == tmp_path / "autoconv" / "cache"
+
+
+# --- files ----------------------------------------------------------------------------------------------------
+
+
+def test_an_export_is_readable_sorted_and_repeatable(cache: TuningCache, tmp_path: Path) -> None:
+    for layer, device in ((OTHER, "b"), (LAYER, "b"), (LAYER, "a")):
+        cache.add(layer, device, race(a=1.0))
+    assert cache.export(tmp_path / "all.json") == 3
+    text = (tmp_path / "all.json").read_text()
+    lines = text.splitlines()
+    assert lines[0] == '{"schema":1,"kind":"autoconv-records","records":['
+    assert lines[-1] == "]}"
+    found = [(r["device"], r["layer"]) for r in (json.loads(line.rstrip(",")) for line in lines[1:-1])]
+    assert found == [("a", LAYER), ("b", LAYER), ("b", OTHER)]
+    assert cache.export(tmp_path / "again.json") == 3
+    assert (tmp_path / "again.json").read_text() == text
+    assert cache.export(tmp_path / "one.json", device="a") == 1
+    assert cache.export(tmp_path / "none.json", device="missing") == 0
+    assert json.loads((tmp_path / "none.json").read_text())["records"] == []
+
+
+def test_an_export_that_fails_leaves_the_old_file(
+    cache: TuningCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "out" / "records.json"
+    target.parent.mkdir()
+    target.write_text("old")
+    cache.add(LAYER, DEVICE, race(a=1.0))
+
+    def fail(self: Path, other: Path) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="no"):
+        cache.export(target)
+    assert [path.read_text() for path in target.parent.iterdir()] == ["old"]
+
+
+def test_an_import_takes_merges_and_knows(cache: TuningCache, tmp_path: Path) -> None:
+    shared = race(1, a=1.0, b=2.0)
+    cache.add(LAYER, DEVICE, shared)
+    cache.add(OTHER, DEVICE, race(a=1.0))
+    cache.export(tmp_path / "file.json")
+    other = TuningCache(tmp_path / "other", system=None)
+    own = race(2, a=2.0, c=1.0)
+    other.add(LAYER, DEVICE, own)
+    assert other.import_(tmp_path / "file.json") == ImportReport(taken=1, merged=1, known=0, refused=())
+    assert other.load(LAYER, DEVICE) == Record(LAYER, DEVICE, (shared, own))
+    assert other.load(OTHER, DEVICE) == cache.load(OTHER, DEVICE)
+    assert other.import_(tmp_path / "file.json") == ImportReport(taken=0, merged=0, known=2, refused=())
+    other.close()
+
+
+def test_one_bad_record_does_not_spoil_the_others(cache: TuningCache, tmp_path: Path) -> None:
+    good = Record(LAYER, DEVICE, (race(a=1.0),)).to_json()
+    future = Record(OTHER, DEVICE, (Race("0" * 32, "2999-01-01T00:00:00+00:00", {}, False, None, {}),)).to_json()
+    records: list[Any] = [good | {"layer": "fwd"}, None, good, future]
+    path = tmp_path / "file.json"
+    path.write_text(json.dumps({"schema": 1, "kind": "autoconv-records", "records": records}))
+    report = cache.import_(path)
+    assert (report.taken, report.merged, report.known) == (1, 0, 0)
+    assert [reason.split(": ")[1] for reason in report.refused] == ["record 1", "record 2", "record 4"]
+    assert "yet to come" in report.refused[2]
+    assert [record.to_json() for record in cache.records()] == [good]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "not JSON"),
+        (b"\xff\xfe", "decode"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "not a file of tuning records"),
+        (b'{"schema":1,"kind":"other","records":[]}', "not a file of tuning records"),
+        (b'{"schema":1,"kind":"autoconv-records","records":{}}', "not a file of tuning records"),
+        (b'{"schema":2,"kind":"autoconv-records","records":[]}', "schema 2; this version reads 1"),
+    ],
+)
+def test_what_is_no_file_of_records_is_refused(cache: TuningCache, tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match=words) as caught:
+        cache.import_(path)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_and_enormous_files_are_refused(cache: TuningCache, tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"missing\.json: cannot be read: No such file"):
+        cache.import_(tmp_path / "missing.json")
+    with pytest.raises(RecordError, match="cannot be read"):
+        cache.import_(tmp_path)
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(LARGEST_FILE + 1)
+    with pytest.raises(RecordError, match="larger than 64 MiB"):
+        cache.import_(tmp_path / "large.json")
+
+
+def test_devices_have_different_file_names_that_are_safe() -> None:
+    keys = [DEVICE, DEVICE.replace(":", "-"), "a/../../b", "x" * 300, "y" * 300, "Ä"]
+    names = [file_name(key) for key in keys]
+    assert len(set(names)) == len(keys)
+    assert all(name.replace("-", "").replace(".json", "").isalnum() and len(name) < 100 for name in names)
+
+
+# --- together -------------------------------------------------------------------------------------------------
+
+
+def add_races(directory: Path, letter: str, times: int) -> None:
+    cache = TuningCache(directory, system=None)
+    for i in range(times):
+        cache.add(LAYER, DEVICE, race(**{f"{letter}{i}": 1.0}))
+
+
+def test_two_processes_add_to_one_record(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=add_races, args=(tmp_path, letter, 4)) for letter in "ab"]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    found = TuningCache(tmp_path, system=None).load(LAYER, DEVICE)
+    assert found is not None
+    assert {n for r in found.races for n in r.facts} == {f"{letter}{i}" for letter in "ab" for i in range(4)}
+
+
+HOLD = """
+import sys
+from autoconv.tuning_cache import TuningCache
+with TuningCache(sys.argv[1], None).timing_lock(sys.argv[2]):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_two_processes_do_not_time_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usable: bool) -> None:
+    """Not even where the lock has to go to the temporary folder."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "file").touch()
+    cache = TuningCache(tmp_path / "cache" if usable else tmp_path / "file" / "cache", system=None)
+    command = [sys.executable, "-c", HOLD, str(cache.directory), DEVICE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(PlanError, match="another process has been timing"), cache.timing_lock(DEVICE, timeout=0.05):
+            pass
+        with cache.timing_lock("another device", timeout=0.05):
+            pass
+        holder.stdin.write("\n")
+        holder.stdin.close()
+        with cache.timing_lock(DEVICE):
+            assert holder.wait() == 0
+
+
+def test_a_process_that_dies_lets_go_of_the_lock(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path), DEVICE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        holder.kill()
+    with TuningCache(tmp_path, system=None).timing_lock(DEVICE, timeout=10):
+        pass
+
+
+def test_threads_take_turns_and_one_may_hold_the_lock_twice(cache: TuningCache) -> None:
+    inside = 0
+    most = 0
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(20):
+            with cache.timing_lock(DEVICE), cache.timing_lock(DEVICE):
+                inside += 1
+                most = max(most, inside)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (inside, most) == (0, 1)
+
+
+def test_what_happens_under_the_lock_is_not_swallowed_and_frees_it(cache: TuningCache) -> None:
+    with pytest.raises(KeyError), cache.timing_lock(DEVICE):
+        raise KeyError
+    with cache.timing_lock(DEVICE, timeout=1):
+        pass
