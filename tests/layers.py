@@ -106,11 +106,16 @@ def layers(draw: st.DrawFn, **fixed: Any) -> ConvLayer:
 
 
 def operands(layer: ConvLayer, seed: int = 0) -> tuple[Any, Any, Any | None, Any | None]:
-    """`a, b, bias, residual` for a layer: normal numbers in its dtype, None where it has none."""
+    """`a, b, bias, residual` for a layer, in its dtype; None where it has none.
+
+    Of either sign and between 1/2 and 3/2: where an output has a single term, the error of algorithms
+    that mix it with its neighbours cannot be measured against an accidentally tiny one.
+    """
     generator = np.random.default_rng(seed)
 
-    def normal(shape: tuple[int, ...]) -> Any:
-        return generator.standard_normal(shape).astype(layer.numpy_dtype)
+    def numbers(shape: tuple[int, ...]) -> Any:
+        signs = generator.integers(0, 2, shape) * 2 - 1
+        return (signs * generator.uniform(0.5, 1.5, shape)).astype(layer.numpy_dtype)
 
-    a, b = map(normal, layer.input_shapes)
-    return a, b, normal((layer.K,)) if layer.bias else None, normal(layer.y_shape) if layer.residual else None
+    a, b = map(numbers, layer.input_shapes)
+    return a, b, numbers((layer.K,)) if layer.bias else None, numbers(layer.y_shape) if layer.residual else None
