@@ -174,7 +174,7 @@ def tune(
                 done.append(row)
         except KeyboardInterrupt:
             interrupted = True
-    peaks = {dtype: device.peak_flops(dtype) for dtype in {row.layer.dtype for row in done}}
+    peaks = {dtype: device.measured_peak(dtype) for dtype in {row.layer.dtype for row in done}}
     tables = [report.Table(*key, tuple(found)) for key, found in rows.items()]
     timed = sum(row.plan.timed for row in done if row.plan)
     failed = [row for row in done if row.error]

@@ -126,8 +126,12 @@ class Device(ABC):
 
     @abstractmethod
     def peak_flops(self, dtype: str) -> float:
-        """Operations per second of a large matrix product, measured once and remembered."""
+        """Operations per second that estimates reckon with: nominal, so the same in every process."""
 
     @abstractmethod
     def bandwidth(self) -> float:
-        """Bytes per second to and from memory, measured once or known."""
+        """Bytes per second to and from memory that estimates reckon with; nominal too."""
+
+    @abstractmethod
+    def measured_peak(self, dtype: str) -> float:
+        """Operations per second that the device really reaches at most; measured once per process."""

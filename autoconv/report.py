@@ -227,7 +227,7 @@ def information(device: Device, cache: TuningCache) -> dict[str, Any]:
             "key": device.key,
             "name": device.name,
             **{name: value for name, value in device.facts.items() if name != "name"},
-            "peak_gflops": {dtype: device.peak_flops(dtype) / 1e9 for dtype in ("float32", "float64")},
+            "peak_gflops": {dtype: device.measured_peak(dtype) / 1e9 for dtype in ("float32", "float64")},
             "bandwidth_gbytes": device.bandwidth() / 1e9,
         },
         "algorithms": [algorithm.name for algorithm in device.algorithms],
