@@ -5,5 +5,6 @@ from autoconv.cpu.floor.direct import Direct
 from autoconv.cpu.floor.fft import FFT
 from autoconv.cpu.floor.gemm import Gemm
 from autoconv.cpu.floor.winograd import Winograd
+from autoconv.cpu.vendor import Onnxruntime, Torch
 
-ALGORITHMS: tuple[Algorithm, ...] = (Direct(), Gemm(), FFT(), Winograd())
+ALGORITHMS: tuple[Algorithm, ...] = (Direct(), Gemm(), FFT(), Winograd(), Torch(), Onnxruntime())
