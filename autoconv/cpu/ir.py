@@ -27,6 +27,10 @@ What there is to know:
   address. `internal=True` keeps its name out of the object, `inline=True` pastes it into its callers.
 - Masks come from `k.mask(n, lanes)`: the first n lanes. Masked-off lanes touch no memory and read as 0.
 
+- LLVM schedules within a basic block, and merges equal loads there. Steps of a sum that load the same data
+  again (neighbouring taps) belong into a `loop`, not into unrolled code: else loads are held in registers,
+  and the sums spilled. Unroll over what is really different: pixels, vectors, channels.
+
 `compiler.build(emit, instruction_set, ...)` compiles what an `emit(instruction_set, ...) -> Module`
 returns; `pool` says how a kernel's work is spread over threads.
 """
@@ -238,15 +242,15 @@ class Function:
         """0, 1, 2, ... of an integer type."""
         return Value(self, vec(element, lanes), f"<{', '.join(f'{element} {i}' for i in range(lanes))}>")
 
-    def mask(self, n: int | Value, lanes: int) -> Value | None:
-        """The first n lanes, for loads and stores; None (no mask) when a constant n covers them all."""
+    def mask(self, n: int | Value, lanes: int, first: int = 0) -> Value | None:
+        """Lanes first .. n - 1, for loads and stores; None (no mask) when a constant n covers them all."""
         if isinstance(n, Value):
             limit = self.cast(self.max(self.min(n, lanes), 0), i32)
-            return self.iota(i32, lanes) < self.splat(limit, lanes)
-        if n >= lanes:
+            return self.iota(i32, lanes) < self.splat(limit, lanes) if lanes > 1 else limit > 0
+        if n >= lanes and not first:
             return None
-        lane = ", ".join(f"i1 {'true' if i < n else 'false'}" for i in range(lanes))
-        return Value(self, vec(i1, lanes), f"<{lane}>" if lanes > 1 else ("true" if n > 0 else "false"))
+        lane = ", ".join(f"i1 {'true' if first <= i < n else 'false'}" for i in range(lanes))
+        return Value(self, vec(i1, lanes), f"<{lane}>" if lanes > 1 else lane.removeprefix("i1 "))
 
     def sum(self, v: Value) -> Value:
         """The sum of all lanes, by halves."""
@@ -322,6 +326,11 @@ class Function:
         if mask is not None and not v.type.lanes:
             with self.if_(mask):
                 self.store(v, p)
+            return
+        if mask is not None and mask.text.count("i1 true") == 1:
+            # LLVM 22 makes of such a mask a scalar store, and that one too wide when the lanes were truncated.
+            lane = mask.text.strip("<>").split(", ").index("i1 true")
+            self.store(self.extract(v, lane), p + lane)
             return
         if element == bf16:
             v = self._to_bfloat(v)
