@@ -300,7 +300,7 @@ def _clocks(races: Iterable[Race]) -> list[float | None]:
     while True:
         for i, times in enumerate(timed):
             shared = [common[key] / times[key] for key in times.keys() & common.keys()]
-            if clocks[i] is None and times and (shared or not common):
+            if clocks[i] is None and (shared or not common):
                 factor = clocks[i] = median(shared) if shared else 1.0
                 common = {key: time * factor for key, time in times.items()} | common
                 break  # newer races may have become comparable through this one

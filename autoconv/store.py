@@ -250,7 +250,9 @@ class TextStore:
 
     def _degrade(self, error: Exception) -> None:
         self._memory = self._memory or {}
-        self.report(f"{self.directory}: {error or type(error).__name__}: tuning is remembered by this process only")
+        cause = _unavailable(error) or error
+        reason = str(cause) or type(cause).__name__
+        self.report(f"{self.directory}: {reason}: tuning is remembered by this process only")
 
 
 # SQLite must not close, in a forked child, what the parent opened: kept here, it never is.
@@ -284,10 +286,10 @@ def _code(error: BaseException) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def _unavailable(error: BaseException | None) -> bool:
-    """Whether the folder is at fault; a rollback that failed as well hides why."""
+def _unavailable(error: BaseException | None) -> BaseException | None:
+    """The error that says that the folder is at fault, if one does; a failed rollback hides the cause."""
     while error is not None:
         if isinstance(error, OSError | diskcache.Timeout) or _code(error) in _UNAVAILABLE:
-            return True
+            return error
         error = error.__context__
-    return False
+    return None

@@ -158,6 +158,11 @@ def test_races_are_joined_through_older_ones() -> None:
     assert (found["a"].time, found["b"].time, found["c"].time) == (4.0, 8.0, 12.0)
 
 
+def test_several_races_are_joined_to_the_newest_by_different_candidates() -> None:
+    found = record(race(1, b=20.0, d=30.0), race(2, a=10.0, c=40.0), race(3, a=1.0, b=1.0)).facts()
+    assert (found["c"].time, found["d"].time) == (4.0, 1.5)
+
+
 def test_the_newest_facts_count_even_when_an_older_race_joins_them() -> None:
     found = record(race(1, a=1.0, b=2.0, c=9.0), race(2, b=20.0, c=30.0), race(3, a=4.0)).facts()
     factor = (8.0 / 20.0 + 36.0 / 30.0) / 2

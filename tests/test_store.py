@@ -139,6 +139,22 @@ def test_a_planted_row_runs_reads_and_removes_nothing(
     again.close()
 
 
+def test_no_file_is_removed_by_a_stored_name(store: TextStore, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.touch()
+    assert store.persistent
+    database: Any = store._database
+    database.disk.remove("../outside.txt")
+    assert outside.exists()
+
+
+@pytest.mark.parametrize("mode", [0, 2, 3, 4])
+def test_text_that_claims_to_be_something_else_is_a_miss(store: TextStore, mode: int) -> None:
+    plant(store, ("UPDATE Cache SET mode = ?", (mode,)))
+    with pytest.warns(CacheWarning, match="is ignored"):
+        assert store.get("key") is None
+
+
 @pytest.mark.parametrize("value", [7, 1.5, b"value", "x" * (LARGEST + 1)])
 def test_what_is_not_text_or_too_long_is_a_miss(store: TextStore, value: object) -> None:
     plant(store, ("UPDATE Cache SET value = ?", (value,)))
@@ -272,9 +288,10 @@ def test_a_truncated_database_is_set_aside(store: TextStore, share: float) -> No
         warnings.simplefilter("ignore", CacheWarning)
         for i in range(200):
             assert again.get(f"key{i}") in (None, "x" * 2000)
-            put(again, f"key{i}", "new")
     assert again.persistent
     assert len(set_aside(again)) == 1
+    for i in range(200):
+        put(again, f"key{i}", "new")
     assert all(reopened(again).get(f"key{i}") == "new" for i in range(0, 200, 20))
 
 
@@ -305,10 +322,12 @@ def test_a_disk_that_fills_up_costs_persistence_and_not_the_database(
         return error
 
     def refuse(*arguments: object) -> None:
+        database._sql("ROLLBACK")  # as SQLite does by itself, so that diskcache's own rollback fails
         raise full(sqlite3.OperationalError("database or disk is full"))
 
     assert store.persistent
-    monkeypatch.setattr(store._database, "_row_insert", refuse)
+    database: Any = store._database
+    monkeypatch.setattr(database, "_row_insert", refuse)
     with pytest.warns(CacheWarning, match="disk is full"):
         put(store, "other", "value")
     assert store.get("other") == "value"
@@ -373,7 +392,10 @@ from pathlib import Path
 from autoconv.store import TextStore
 store = TextStore(Path({str(store.directory)!r}))
 store.update("log", lambda text: "start ")
+parents = store._database
 child = os.fork()
+assert store.get("log").startswith("start ")
+assert (store._database is parents) == (child > 0)  # SQLite forbids a child even to close it
 for _ in range(30):
     store.update("log", lambda text: text + ("c" if child == 0 else "p"))
 if child == 0:
