@@ -32,6 +32,7 @@ def _meetings(outputs: int, inputs: int, stride: int, offset: int) -> tuple[Arra
     return np.flatnonzero(inside), reached[inside]
 
 
+@np.errstate(all="ignore")  # infinities in the data are the caller's
 def convolve(
     layer: ConvLayer, a: Array, b: Array, bias: Array | None = None, residual: Array | None = None
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import EDGES, TAILS, edge, layers, operands
+from threadpoolctl import threadpool_info
 
 from autoconv import reference
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu.device import CPU
 from autoconv.layer import DIRECTIONS, LAYOUTS, ConvLayer
 
-DEVICE = CPU.current()
+# One thread: two BLAS pools on the processors of a busy machine wait for each other at every product.
+DEVICE = CPU.current(threads=1)
 GUARD = 4096  # bytes on either side of the output and of the workspace
 POISON = 0xFF  # NaN in every floating-point type
 
@@ -120,6 +124,134 @@ def test_tails(name: str, tail: str) -> None:
 @given(layer=layers(), seed=st.integers(0, 2**32 - 1), device=st.sampled_from([DEVICE, SMALL]))
 def test_any_layer(layer: ConvLayer, seed: int, device: CPU) -> None:
     check(layer, seed, device)
+
+
+@pytest.mark.parametrize("name", ["plain", "grouped", "large filter", "many channels", "strided"])
+def test_all_threads(name: str) -> None:
+    for direction in DIRECTIONS:
+        check(edge(name, direction=direction), device=CPU.current())
+
+
+FLOOR = [algorithm for algorithm in DEVICE.algorithms if algorithm.name.startswith("numpy.")]
+
+
+def runnable(algorithm: Algorithm, layer: ConvLayer, device: CPU = DEVICE) -> list[Candidate]:
+    return [c for c in algorithm.all(layer, device) if not algorithm.why_not(layer, device, c.params)]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["tails", "strided", "dilated", "depthwise", "asymmetric", "stride skips pixels"])
+def test_nonfinite_input_reaches_its_outputs(name: str, value: float) -> None:
+    """Exact algorithms: those that see it, and no other. The rest: those at least. ReLU passes NaN on."""
+    for layout in LAYOUTS:
+        for direction in DIRECTIONS:
+            tail = {"bias": True, "activation": "relu"} if direction == "fwd" and np.isnan(value) else {}
+            layer = edge(name, layout=layout, direction=direction, **tail)
+            arrays = operands(layer)
+            arrays[0][tuple(extent // 2 for extent in arrays[0].shape)] = value
+            want = np.isfinite(reference.convolve(layer, *arrays))
+            for algorithm in (algorithm for algorithm in DEVICE.algorithms if algorithm.vendor is None):
+                for candidate in runnable(algorithm, layer):
+                    got = np.isfinite(launch(algorithm, layer, candidate, arrays, DEVICE))
+                    agree = not got[~want].any() if algorithm.spreads_nonfinite else (got == want).all()
+                    assert agree, f"{candidate} on {layer}"
+
+
+@pytest.mark.parametrize("name", ["tails", "dilated", "pointwise padded", "filter beyond the image"])
+def test_nonfinite_filter(name: str) -> None:
+    """It stays in its filter's outputs; `numpy.direct` keeps it from those where it meets only padding."""
+    for layout in LAYOUTS:
+        layer = edge(name, layout=layout)
+        x, w, *tail = operands(layer)
+        w[0, 0, 0, 0] = np.inf
+        want = np.isfinite(reference.convolve(layer, x, w))
+        for algorithm in FLOOR:
+            for candidate in runnable(algorithm, layer):
+                got = np.isfinite(launch(algorithm, layer, candidate, (x, w, *tail), DEVICE))
+                others = got[:, 1:] if layout == "NCHW" else got[..., 1:]
+                assert others.all() or algorithm.spreads_nonfinite
+                assert not got[~want].any()
+                if algorithm.name == "numpy.direct":
+                    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("algorithm", FLOOR, ids=lambda algorithm: algorithm.name)
+def test_large_arrays_live_in_the_workspace(algorithm: Algorithm) -> None:
+    """Whatever else a run or a packing allocates stays below a fixed size, on a layer of many megabytes."""
+    for direction in DIRECTIONS:
+        for dtype in ("float32", "float16"):
+            layer = ConvLayer(
+                N=3, C=64, H=57, W=57, K=64, R=3, S=3, padding=1, layout="NHWC", dtype=dtype, direction=direction
+            )
+            arrays = operands(layer)
+            for candidate in runnable(algorithm, layer):
+                kernel = algorithm.build(layer, DEVICE, candidate.params)
+                packed, workspace = DEVICE.buffer(kernel.packed_bytes), DEVICE.buffer(kernel.workspace_bytes)
+                out = DEVICE.empty(layer.output_shape, layer.numpy_dtype)
+                tracemalloc.start()
+                if kernel.packed_bytes:
+                    kernel.pack(arrays[1], packed)
+                kernel.run(arrays[0], packed if kernel.packed_bytes else arrays[1], out, None, None, workspace)
+                _, peak = tracemalloc.get_traced_memory()
+                tracemalloc.stop()
+                assert peak < (4 << 20), f"{candidate} on {layer} allocated {peak} bytes"
+
+
+def test_fewer_threads_hold_blas_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """During the product only, and only where the device has fewer threads than BLAS would take."""
+    layer = edge("plain")
+    seen: list[set[int]] = []
+    matmul = np.matmul
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        seen.append(blas_pools())
+        return matmul(*args, **kwargs)
+
+    def blas_pools() -> set[int]:
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    before = blas_pools()
+    monkeypatch.setattr(np, "matmul", spy)
+    gemm = next(algorithm for algorithm in FLOOR if algorithm.name == "numpy.gemm")
+    for threads, wanted in ((1, {1}), (max(before), before)):
+        seen.clear()
+        launch(gemm, layer, runnable(gemm, layer)[0], operands(layer), CPU.current(threads=threads))
+        assert seen
+        assert all(pools == wanted for pools in seen)
+    assert blas_pools() == before
+
+
+def test_every_reason_at_once() -> None:
+    layer = ConvLayer(N=1, C=2, H=40, W=40, K=2, R=1, S=1, stride=2, dilation=3, padding=1)
+    reasons = {
+        str(candidate): algorithm.why_not(layer, DEVICE, candidate.params)
+        for algorithm in FLOOR
+        for candidate in algorithm.all(layer, DEVICE)
+    }
+    assert reasons["numpy.direct"] == []
+    assert len(reasons["numpy.winograd[m=2,r=3]"]) == 3
+    assert len(reasons["numpy.fft[tile=64]"]) == 2
+    for algorithm in FLOOR[1:]:
+        foreign = {"tile": "nonsense"} if algorithm.name == "numpy.gemm" else {"tile": 7, "m": 7, "r": 7}
+        assert any("7" in reason or "nonsense" in reason for reason in algorithm.why_not(layer, DEVICE, foreign))
+
+
+def test_layers_without_a_single_product() -> None:
+    """All taps fall on padding: zeros from everyone who takes the layer, which rounding must not disturb."""
+    for direction in DIRECTIONS:
+        check(ConvLayer(N=2, C=3, H=1, W=1, K=2, R=2, S=2, stride=2, padding=((2, 1), (0, 1)), direction=direction))
+        check(ConvLayer(N=1, C=1, H=1, W=4, K=1, R=2, S=3, dilation=2, padding=1, direction=direction))
+
+
+def test_sizes_beyond_32_bits() -> None:
+    """Nothing is allocated: memory and time of a layer of 2^40 elements are asked for, and are right."""
+    layer = ConvLayer(N=2**16, C=2**8, H=2**8, W=2**8, K=2**8, R=3, S=3, padding=1)
+    whole = next(a for a in FLOOR if a.name == "numpy.gemm")
+    assert whole.workspace_bytes(layer, DEVICE, {"tile": "image"}) == 9 * 4 * 2**24
+    assert whole.workspace_bytes(layer, DEVICE, {"tile": "batch"}) == (9 + 1) * 4 * 2**40
+    for algorithm in FLOOR:
+        for candidate in runnable(algorithm, layer):
+            assert 10 < algorithm.estimate(layer, DEVICE, candidate.params) < 1e6
 
 
 @pytest.mark.stress

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]  # first and past-last
 
+CALL_SECONDS = 2e-6  # of one NumPy call, which is what small layers cost
+
 
 def images(array: Array, layer: ConvLayer) -> Array:
     """A batch in the layer's layout, viewed as `N, groups, channels, height, width`."""
@@ -161,6 +163,10 @@ class FloorKernel(Kernel):
         """The scratch arrays."""
         return self.scratch.nbytes
 
+    def pack(self, w: Array, packed: Array) -> None:
+        with blas_threads(self.threads), np.errstate(all="ignore"):
+            self.transform(filters(w, self.layer), packed)
+
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
         layer = self.layer
         first = images(a, layer)
@@ -173,6 +179,10 @@ class FloorKernel(Kernel):
             residual = images(residual, layer)
         with blas_threads(self.threads), np.errstate(all="ignore"):
             self.compute(first, second, target, bias, residual, self.scratch.carve(workspace))
+
+    def transform(self, w: Array, packed: Array) -> None:
+        """`pack` on the canonical view; for kernels whose `packed_bytes` is not 0."""
+        raise NotImplementedError(f"{type(self).__name__} uses the filters as they are")
 
     @abstractmethod
     def compute(

@@ -1,7 +1,7 @@
 """Direct convolution: for every tap of the filter, one matrix product on shifted pixels.
 
 Takes every layer, needs no workspace and no padded copy: taps that fall on padding are left out of the
-sums. What it holds besides its operands are a few blocks of at most 256 KiB each, 1 MiB together.
+sums. What it holds besides its operands are five blocks of 256 KiB at most.
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ import numpy as np
 
 from autoconv.algorithm import Array, Params, bound_for
 from autoconv.cpu.device import CPU
-from autoconv.cpu.floor.common import FloorAlgorithm, FloorKernel, Span, at, finish, multiply, overlap, spans, window
+from autoconv.cpu.floor.common import (
+    CALL_SECONDS,
+    FloorAlgorithm,
+    FloorKernel,
+    Span,
+    at,
+    finish,
+    multiply,
+    overlap,
+    spans,
+    window,
+)
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -57,16 +68,21 @@ class DirectKernel(FloorKernel):
             self._images(a, b if self.layer.direction == "fwd" else b.swapaxes(1, 2), out, bias, residual)
 
     def _pixel_block(self, N: int, rows: int, columns: int) -> tuple[int, int, int]:
+        """Images, rows and columns that make up to `PIXELS` pixels."""
         across = min(columns, PIXELS)
         down = min(rows, PIXELS // across)
         return min(N, PIXELS // (across * down)), down, across
 
-    def _channel_block(self, shape: tuple[int, ...], pixels: int) -> tuple[int, int, int]:
-        """Groups, filters and channels whose blocks with the pixels, and with each other, all fit."""
-        most = min(self._elements // pixels, math.isqrt(self._elements))
-        groups, filters, channels = shape[0], min(shape[1], most), min(shape[2], most)
-        larger = max(filters, channels)
-        return min(groups, self._elements // (larger * max(pixels, larger))), filters, channels
+    def _channel_block(self, shape: tuple[int, ...], pixels: int, steps: int = 1) -> tuple[int, int, int]:
+        """Groups, filters and channels whose blocks with the pixels, and with each other, all fit.
+
+        Filters meet all pixels, and channels one in `steps`.
+        """
+        most = math.isqrt(self._elements)
+        filters = min(shape[1], most, self._elements // pixels)
+        channels = min(shape[2], most, self._elements // (pixels // steps))
+        largest = max(filters * pixels, channels * pixels // steps, filters * channels)
+        return min(shape[0], self._elements // largest), filters, channels
 
     def _taps(self) -> Iterator[tuple[int, int, int, int]]:
         """Every tap, with the image row and column that output pixel 0 meets through it."""
@@ -90,8 +106,13 @@ class DirectKernel(FloorKernel):
 
     def _images(self, source: Array, w: Array, out: Array, bias: Array | None, residual: Array | None) -> None:
         layer, N, (rows, columns) = self.layer, out.shape[0], out.shape[-2:]
-        images, down, across = self._pixel_block(N, rows, columns)
-        grouped, some, few = self._channel_block(w.shape, images * down * across)
+        # A tap of dgrad joins every stride-th row and column of a block: where the sums fit, more are taken.
+        steps = (1, 1) if layer.direction == "fwd" else layer.stride
+        if w.shape[1] * PIXELS * math.prod(steps) > self._elements:
+            steps = 1, 1
+        images, down, across = self._pixel_block(N, -(-rows // steps[0]), -(-columns // steps[1]))
+        down, across = down * steps[0], across * steps[1]
+        grouped, some, few = self._channel_block(w.shape, images * down * across, math.prod(steps))
         sums, *parts = (_Block(self._elements, layer.accumulator) for _ in range(4))
         for g, k, n, p, q in itertools.product(
             spans(w.shape[0], grouped),
@@ -167,7 +188,9 @@ class Direct(FloorAlgorithm):
         # For every multiply-add of a tap, the product is written and then added to the sums.
         outputs = math.prod(layer.output_shape) * layer.accumulator.itemsize
         traffic = layer.bytes + 4.0 * outputs * (layer.R * layer.S if layer.direction != "wgrad" else 1)
-        return layer.flops / (0.5 * device.peak_flops(layer.dtype)) + traffic / device.bandwidth()
+        blocks = math.ceil(layer.N * layer.P * layer.Q / PIXELS) * math.ceil(max(layer.C, layer.K) / 128)
+        calls = 8 * CALL_SECONDS * blocks * layer.R * layer.S
+        return layer.flops / (0.5 * device.peak_flops(layer.dtype)) + traffic / device.bandwidth() + calls
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return bound_for(layer, 2e-6)

@@ -20,12 +20,12 @@ import scipy.fft
 from autoconv.algorithm import Array, Params, bound_for
 from autoconv.cpu.device import CPU
 from autoconv.cpu.floor.common import (
+    CALL_SECONDS,
     FloorAlgorithm,
     FloorKernel,
     Scratch,
     Span,
     at,
-    filters,
     finish,
     multiply,
     overlap,
@@ -118,10 +118,10 @@ class FFTKernel(FloorKernel):
             self.packed_bytes = weights * number
         self.scratch = Scratch(**arrays)
 
-    def pack(self, w: Array, packed: Array) -> None:
+    def transform(self, w: Array, packed: Array) -> None:
         """The filters' spectra, conjugated: frequencies, groups, inputs, outputs."""
         layer = self.layer
-        w = filters(w, layer).swapaxes(1, 2) if layer.direction == "fwd" else filters(w, layer)[..., ::-1, ::-1]
+        w = w.swapaxes(1, 2) if layer.direction == "fwd" else w[..., ::-1, ::-1]
         spectra = packed.view(self.complex).reshape(*self.frequencies, *w.shape[:3])
         groups, inputs, outputs = w.shape[:3]
         few = min(outputs, self.planes)
@@ -270,7 +270,9 @@ class FFT(FloorAlgorithm):
         peak = device.peak_flops(layer.dtype)
         spectra = 2.0 * layer.accumulator.itemsize * frequencies * (weights + 4 * planes)
         products = 8.0 * frequencies * tiles * weights
-        return transforms / (0.03 * peak) + products / (0.2 * peak) + (layer.bytes + spectra) / device.bandwidth()
+        calls = 30 * CALL_SECONDS * tiles
+        moved = (layer.bytes + spectra) / device.bandwidth()
+        return transforms / (0.04 * peak) + products / (0.3 * peak) + moved + calls
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return bound_for(layer, 2e-6)

@@ -16,6 +16,7 @@ import numpy as np
 from autoconv.algorithm import Array, Params, bound_for
 from autoconv.cpu.device import CPU
 from autoconv.cpu.floor.common import (
+    CALL_SECONDS,
     FloorAlgorithm,
     FloorKernel,
     Scratch,
@@ -42,9 +43,9 @@ def _pointwise(layer: ConvLayer) -> bool:
 
 
 def _cached_rows(layer: ConvLayer, device: Any) -> int:
-    """How many output rows have columns that stay in the second-level cache."""
+    """How many output rows have columns that stay in cache while BLAS runs over them."""
     row = layer.C * layer.R * layer.S * layer.Q * layer.accumulator.itemsize
-    return max(1, int(device.facts["l2_bytes"]) // row)
+    return max(1, int(device.facts["l3_bytes"]) // (8 * row))
 
 
 class GemmKernel(FloorKernel):
@@ -75,16 +76,19 @@ class GemmKernel(FloorKernel):
         if self._narrow and layer.direction != "wgrad":
             self.packed_bytes = weights * wide.itemsize
 
-    def pack(self, w: Array, packed: Array) -> None:
+    def transform(self, w: Array, packed: Array) -> None:
         """Widen the filters to the type of the sums."""
-        packed.view(self.layer.accumulator).reshape(w.shape)[...] = w
+        self._widened(packed)[...] = w
+
+    def _widened(self, packed: Array) -> Array:
+        return filters(packed.view(self.layer.accumulator).reshape(self.layer.w_shape), self.layer)
 
     def compute(
         self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, scratch: dict[str, Array]
     ) -> None:
         layer = self.layer
         if self.packed_bytes:
-            b = filters(b.view(layer.accumulator).reshape(layer.w_shape), layer)
+            b = self._widened(b)
         if layer.direction == "fwd":
             self._fwd(a, self._weights(b), out, bias, residual, scratch)
         elif layer.direction == "dgrad":
@@ -213,8 +217,14 @@ class Gemm(FloorAlgorithm):
         moved = 0.0
         if not _pointwise(layer):
             columns = layer.N * layer.P * layer.Q * layer.C * layer.R * layer.S * layer.accumulator.itemsize
-            moved = columns * (2.0 if params["tile"] == "rows" else 3.0)
-        return layer.flops / (0.7 * device.peak_flops(layer.dtype)) + (layer.bytes + moved) / device.bandwidth()
+            moved = columns * (1.0 if params["tile"] == "rows" else 2.0)
+        tiles = {
+            "image": layer.N,
+            "batch": 1,
+            "rows": layer.N * math.ceil(layer.P / _cached_rows(layer, device)),
+        }[str(params["tile"])]
+        calls = tiles * (2 * layer.R * layer.S + 8) * CALL_SECONDS
+        return layer.flops / (0.7 * device.peak_flops(layer.dtype)) + (layer.bytes + moved) / device.bandwidth() + calls
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return bound_for(layer, 2e-6)

@@ -17,13 +17,13 @@ import numpy as np
 from autoconv.algorithm import Array, Params, bound_for
 from autoconv.cpu.device import CPU
 from autoconv.cpu.floor.common import (
+    CALL_SECONDS,
     FloorAlgorithm,
     FloorKernel,
     Scratch,
     Span,
     at,
     blocks,
-    filters,
     finish,
     gather,
     multiply,
@@ -77,10 +77,10 @@ class WinogradKernel(FloorKernel):
             self.scratch = Scratch(a=block, b=block)
             self.packed_bytes = products * layer.accumulator.itemsize
 
-    def pack(self, w: Array, packed: Array) -> None:
+    def transform(self, w: Array, packed: Array) -> None:
         """Transform the filters: `G w GT`, as tile, tile, groups, outputs, inputs."""
         layer = self.layer
-        w = self._turned(filters(w, layer))
+        w = self._turned(w)
         into = packed.view(layer.accumulator).reshape(self.tile, self.tile, *w.shape[:3])
         groups, outputs, inputs = w.shape[:3]
         most = max(1, PACK_BYTES // (self.tile**2 * layer.accumulator.itemsize * inputs))
@@ -204,7 +204,9 @@ class Winograd(FloorAlgorithm):
         passes = 3.0 * points * (layer.C + layer.K) * layer.accumulator.itemsize
         filters = tile**2 * layer.K * (layer.C // layer.groups) * layer.accumulator.itemsize
         traffic = layer.bytes + passes + filters
-        return flops / (0.6 * device.peak_flops(layer.dtype)) + traffic / device.bandwidth()
+        # Every point of a tile is loaded by itself, and small products cost BLAS a call each.
+        calls = (3 * tile**2 + 4 * m**2) * CALL_SECONDS + tile**2 * layer.groups * CALL_SECONDS / 10
+        return flops / (0.6 * device.peak_flops(layer.dtype)) + traffic / device.bandwidth() + calls
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return bound_for(layer, CAPS[int(params["m"]), int(params["r"])])
