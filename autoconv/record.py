@@ -283,13 +283,17 @@ def ranking(facts: Mapping[str, Facts], limits: Limits) -> list[str]:
 
 
 def _noise(a: Facts, b: Facts) -> float:
-    """By how much two times may differ and mean nothing: the larger spread, within bounds.
+    """By how much two times may differ and mean nothing: the less certain of the two, within bounds."""
+    return min(max(_uncertainty(a), _uncertainty(b), LEAST_NOISE), MOST_NOISE)
 
-    A median is surer than its samples, so a very noisy candidate must not tie with one far ahead; one
-    or two samples have no spread to speak of.
+
+def _uncertainty(facts: Facts) -> float:
+    """About two standard errors of the median; one or two samples have no spread to speak of.
+
+    For normal samples the standard error of the median of n is 1.25 sigma / sqrt(n), and half the
+    interquartile range is 0.67 sigma.
     """
-    spread = max(a.spread, b.spread) if min(a.samples, b.samples) > 2 else MOST_NOISE
-    return min(max(spread, LEAST_NOISE), MOST_NOISE)
+    return 3.7 * facts.spread / math.sqrt(facts.samples) if facts.samples > 2 else MOST_NOISE
 
 
 def _clocks(races: Iterable[Race]) -> list[float | None]:

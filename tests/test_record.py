@@ -88,8 +88,10 @@ def test_within_the_noise_less_workspace_wins_then_the_name() -> None:
 def test_the_larger_spread_of_both_is_the_noise(noisy: str) -> None:
     found = {"a": facts(1.0, workspace=9), "b": facts(1.04)}
     assert ranking(found, Limits()) == ["a", "b"]
-    found[noisy] = replace(found[noisy], spread=0.05)
+    found[noisy] = replace(found[noisy], spread=0.03)
     assert ranking(found, Limits()) == ["b", "a"]
+    found[noisy] = replace(found[noisy], samples=25)  # more samples of the same spread are surer
+    assert ranking(found, Limits()) == ["a", "b"]
 
 
 def test_a_wild_spread_does_not_tie_with_what_is_far_ahead() -> None:
