@@ -1,4 +1,4 @@
-"""The command `autoconv`: tune, explain, show, info, export, import.
+"""The command `autoconv`: tune, explain, show, bench, info, export, import.
 
 Exit codes: 0 done; 1 something was refused or failed, and the rest was done; 2 bad usage or bad input;
 130 interrupted, with what was done until then kept.
@@ -21,6 +21,7 @@ from typing import Any
 import click
 
 from autoconv import __version__, network, report
+from autoconv.bench_command import bench
 from autoconv.device import Device
 from autoconv.errors import AutoconvError, ConfigError, PlanError
 from autoconv.layer import DIRECTIONS, ConvLayer
@@ -122,6 +123,9 @@ def cli() -> None:
     Exit codes: 0 done; 1 something was refused or failed, and the rest was done; 2 bad usage or input;
     130 interrupted, with what was done until then kept.
     """
+
+
+cli.add_command(bench)
 
 
 @cli.command()

@@ -10,6 +10,7 @@ from autoconv import network
 from autoconv.errors import ConfigError
 from autoconv.layer import ConvLayer
 
+SUITES = {"mixed27"}  # layers of many networks: no paper states their sum
 MACS = {
     "alexnet": 665_784_864,
     "alexnet-onecolumn": 1_076_634_144,
@@ -43,7 +44,7 @@ def products(name: str) -> list[tuple[int, int, int]]:
     return [(x.K, x.C // x.groups * x.R * x.S, x.P * x.Q) for x in layers]
 
 
-@pytest.mark.parametrize("name", network.names())
+@pytest.mark.parametrize("name", sorted({*network.names()} - SUITES))
 def test_multiply_adds_and_convolutions_are_those_of_the_paper(name: str) -> None:
     net = network.load(name)
     assert net.macs == MACS[name]

@@ -106,6 +106,30 @@ def channels_first(array: Array, layout: str) -> Any:
     return found.permute(0, 3, 1, 2) if layout == "NHWC" else found
 
 
+def torch_convolution(layer: ConvLayer, a: Any, b: Any, bias: Any, residual: Any) -> Any:
+    """A layer by ATen, in whichever direction: tensors of shape NCHW and K C R S in, a new one out.
+
+    What comes out has the memory format of `a` and `b`.
+    """
+    import torch
+
+    geometry = list(layer.stride), [before for before, _ in layer.padding], list(layer.dilation)
+    if layer.direction == "fwd":
+        y = torch.conv2d(a, b, bias, *geometry, layer.groups)
+        if residual is not None:
+            y.add_(residual)
+        return y.relu_() if layer.activation == "relu" else y
+    data = layer.direction == "dgrad"
+    first = layer.replace(layout="NCHW")
+    # Of the operand whose gradient it is, only the shape is read.
+    channels_last = a.is_contiguous(memory_format=torch.channels_last)
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    shape = torch.empty(first.output_shape, dtype=a.dtype, memory_format=memory_format)
+    dy, x, w = (a, shape, b) if data else (b, a, shape)
+    tail = *geometry, False, [0, 0], layer.groups, [data, not data, False]
+    return torch.ops.aten.convolution_backward(dy, x, w, None, *tail)[0 if data else 1]
+
+
 class TorchKernel(Kernel):
     """ATen's convolution, on tensors of one memory format; others are converted in every run."""
 
@@ -114,8 +138,6 @@ class TorchKernel(Kernel):
 
         self.layer, self.threads, self.packed_bytes = layer, device.threads, packed_bytes
         self.format = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
-        padding = [before for before, _ in layer.padding]
-        self.geometry = list(layer.stride), padding, list(layer.dilation)
 
     def pack(self, w: Array, packed: Array) -> None:
         """Filters in the order of channels_last, K R S C."""
@@ -125,36 +147,21 @@ class TorchKernel(Kernel):
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
         import torch
 
-        layer, target = self.layer, channels_first(out, self.layer.layout)
+        layer, layout = self.layer, self.layer.layout
         if self.packed_bytes:
             K, channels, R, S = layer.w_shape
             second = channels_first(b.view(layer.numpy_dtype).reshape(K, R, S, channels), "NHWC")
         else:
-            second = channels_first(b, layer.layout)
-        first = channels_first(a, layer.layout).contiguous(memory_format=self.format)
-        second = second.contiguous(memory_format=self.format)
+            second = channels_first(b, layout)
         with torch_threads(self.threads), torch.inference_mode():
-            if layer.direction == "fwd":
-                found = torch.conv2d(
-                    first, second, None if bias is None else tensor(bias), *self.geometry, layer.groups
-                )
-                if residual is not None:
-                    found.add_(channels_first(residual, layer.layout))
-                if layer.activation == "relu":
-                    found.relu_()
-            else:
-                found = self._backward(first, second, target)
-            target.copy_(found)
-
-    def _backward(self, a: Any, b: Any, target: Any) -> Any:
-        """One of the two gradients; in the place of the operand whose gradient it is, only the shape is read."""
-        import torch
-
-        shape = torch.empty(target.shape, dtype=target.dtype, memory_format=self.format)
-        data = self.layer.direction == "dgrad"
-        dy, x, w = (a, shape, b) if data else (b, a, shape)
-        tail = *self.geometry, False, [0, 0], self.layer.groups, [data, not data, False]
-        return torch.ops.aten.convolution_backward(dy, x, w, None, *tail)[0 if data else 1]
+            found = torch_convolution(
+                layer,
+                channels_first(a, layout).contiguous(memory_format=self.format),
+                second.contiguous(memory_format=self.format),
+                None if bias is None else tensor(bias),
+                None if residual is None else channels_first(residual, layout),
+            )
+            channels_first(out, layout).copy_(found)
 
 
 class Torch(Vendor):

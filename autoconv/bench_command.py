@@ -1,0 +1,138 @@
+"""The verb `autoconv bench`."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from autoconv import network
+from autoconv.bench import FEWEST_ROUNDS, ExactCPU, Setting, Suite, run_suite
+from autoconv.cpu.device import CPU, INSTRUCTION_SETS
+from autoconv.errors import PlanError
+from autoconv.layer import DIRECTIONS
+from autoconv.peers import PEERS, restrict
+
+DEFAULT_SUITE = "mixed27"
+OK, FAILED, INTERRUPTED = 0, 1, 130
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", text):
+        raise click.BadParameter(f"{text!r}: integers from 1, separated by commas, are wanted, such as 1,8,32")
+    return tuple(dict.fromkeys(map(int, text.split(","))))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text.split(",")))
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    given = _words(text)
+    if not set(given) <= set(PEERS):
+        raise click.BadParameter(f"{text!r}: allowed are some of {','.join(PEERS)}")
+    return given
+
+
+@click.command()
+@click.argument("suites", nargs=-1, metavar="[SUITE...]")
+@click.option("--batch", type=_numbers, metavar="N,...", help="Batch sizes. [default: the file's]")
+@click.option("--against", type=_peers, metavar="PEER,...", help="Some of torch,torch_cl,onnxruntime. [default: all]")
+@click.option("--rounds", type=click.IntRange(FEWEST_ROUNDS, 1000), default=9, help="How often each runs. [default: 9]")
+@click.option(
+    "--weights",
+    type=click.Choice(["constant", "varying"]),
+    default="constant",
+    help="varying: filters are new in every run, so that transforming them counts. [default: constant]",
+)
+@click.option("--direction", type=click.Choice(DIRECTIONS), default="fwd", help="[default: fwd]")
+@click.option("--exact", is_flag=True, help="Ours: only algorithms that do no more to a sum than reorder it.")
+@click.option("--fresh", is_flag=True, help="A new output in every run, for ours and for the peers.")
+@click.option("--threads", type=click.IntRange(1, 1024), help="For everybody. [default: all]")
+@click.option("--isa", type=click.Choice(INSTRUCTION_SETS), help="Hold ours, and what peers can be, to these vectors.")
+@click.option("--layers", "names", type=_words, metavar="NAME,...", help="Only these layers. [default: all]")
+@click.option("--chart", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw a chart, as PNG.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+def bench(
+    suites: Sequence[str],
+    batch: tuple[int, ...] | None,
+    against: tuple[str, ...] | None,
+    rounds: int,
+    weights: str,
+    direction: str,
+    exact: bool,
+    fresh: bool,
+    threads: int | None,
+    isa: str | None,
+    names: tuple[str, ...] | None,
+    chart: Path | None,
+    as_json: bool,
+) -> int:
+    """Measure our own kernels against PyTorch and ONNX Runtime, layer by layer, in one run.
+
+    A SUITE is a layer list as for tune; without one, mixed27: 27 layers of all kinds. What is not on record
+    is tuned first. A run in which a peer is missing, or not at its default settings, is INCOMPLETE: it
+    says so, and the exit code is 1.
+    """
+    from autoconv import bench_report, report
+
+    if chart is not None and importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError("--chart needs matplotlib, which is not installed: pip install 'autoconv[report]'")
+    nets = [(network.load(name), name != DEFAULT_SUITE) for name in suites or (DEFAULT_SUITE,)]
+    for net, _ in nets:
+        for name in names or ():
+            net.find(name)
+    setting = _setting(against, rounds, weights, direction, exact, fresh, threads, isa)
+    done: list[Suite] = []
+    for net, whole in nets:
+        for size in batch or net.batches:
+            if not (done and done[-1].interrupted):
+                done.append(run_suite(net, size, setting, names=names, network=whole, say=_say))
+                if not as_json:
+                    bench_report.print_suite(done[-1])
+    if as_json:
+        report.print_json([bench_report.to_json(suite) for suite in done])
+    if chart is not None:
+        bench_report.chart(done, chart)
+    if any(suite.interrupted for suite in done):
+        return INTERRUPTED
+    return FAILED if any(suite.incomplete for suite in done) else OK
+
+
+def _setting(
+    against: tuple[str, ...] | None,
+    rounds: int,
+    weights: str,
+    direction: str,
+    exact: bool,
+    fresh: bool,
+    threads: int | None,
+    isa: str | None,
+) -> Setting:
+    try:
+        device = CPU.current(threads, isa)
+        held = restrict(isa) if isa and device.instruction_set != CPU.current().instruction_set else {}
+    except PlanError as error:
+        raise click.UsageError(str(error)) from None
+    able = [name for name, peer in PEERS.items() if direction in peer.directions]
+    if against and (unable := [name for name in against if name not in able]):
+        raise click.UsageError(f"--against {','.join(unable)}: has no {direction}; allowed are {','.join(able)}")
+    return Setting(
+        device=ExactCPU(device.threads, device.instruction_set) if exact else device,
+        peers=tuple(name for name in against or able if not PEERS[name].missing()),
+        direction=direction,
+        constant=weights == "constant",
+        fresh=fresh,
+        rounds=rounds,
+        restrictions=held,
+    )
+
+
+def _say(line: str) -> None:
+    """What is going on, on one line of standard error that the next overwrites; only on a terminal."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\033[K{line}\r", err=True, nl=False)
