@@ -4,7 +4,16 @@ from autoconv.algorithm import Algorithm
 from autoconv.cpu.floor.direct import Direct
 from autoconv.cpu.floor.fft import FFT
 from autoconv.cpu.floor.gemm import Gemm
-from autoconv.cpu.floor.winograd import Winograd
+from autoconv.cpu.floor.winograd import Winograd as NumpyWinograd
 from autoconv.cpu.vendor import Onnxruntime, Torch
+from autoconv.cpu.winograd import Winograd
 
-ALGORITHMS: tuple[Algorithm, ...] = (Direct(), Gemm(), FFT(), Winograd(), Torch(), Onnxruntime())
+ALGORITHMS: tuple[Algorithm, ...] = (
+    Direct(),
+    Winograd(),
+    Gemm(),
+    FFT(),
+    NumpyWinograd(),
+    Torch(),
+    Onnxruntime(),
+)

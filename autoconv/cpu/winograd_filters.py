@@ -1,0 +1,77 @@
+"""The filters' side of Winograd: `U = G w GT` for every filter and channel, laid out for the product."""
+
+from __future__ import annotations
+
+from autoconv.cpu.ir import DTYPES, Function, Module, Value, ptr, widened
+from autoconv.cpu.pool import TASK, operands
+from autoconv.cpu.winograd_pieces import linear
+from autoconv.cpu.winograd_plan import Plan, Side
+from autoconv.layer import ConvLayer
+
+
+class FilterWriter:
+    """Writes what packs the filters of one correlation."""
+
+    def __init__(self, m: Module, layer: ConvLayer, plan: Plan, number: int, packed: int) -> None:
+        self.m, self.plan, self.number, self.packed = m, plan, number, packed
+        self.stored = DTYPES[layer.dtype]
+        self.real = widened(self.stored)
+
+    def emit(self) -> tuple[Function, int]:
+        """The task, and how many of them there are: one for a block of filters and a vector of channels."""
+        plan, c, lanes, KB = self.plan, self.plan.correlation, self.plan.lanes, self.plan.KB
+        transform = self._transform()
+        k = self.m.function(f"pack_block{self.number}", *TASK, internal=True)
+        context, index, _ = k.args
+        w, _, u = operands(k, context, self.stored, self.real, self.real, self.real, self.real)[:3]
+        blocks = index // plan.c_blocks
+        group, block = blocks // plan.k_blocks, blocks % plan.k_blocks
+        first = index % plan.c_blocks * lanes
+        w = w + (group * c.filters.group + block * (KB * c.filters.k))
+        u = u + (self.packed + blocks * plan.u_size)
+        live = k.min(c.K - block * KB, KB)
+        rows, columns = plan.rows, plan.columns
+        taps = k.scratch(self.real, rows.r * columns.r * KB)
+        with k.loop(first, k.min(first + lanes, plan.depth)) as d:
+            phase, channel = d // plan.phase_depth, d % plan.phase_depth
+            for i in range(rows.r):
+                for j in range(columns.r):
+                    row, row_there = self._tap(k, rows, phase // columns.phases, i)
+                    column, column_there = self._tap(k, columns, phase % columns.phases, j)
+                    there = row_there & column_there & (channel < c.C)
+                    source = w + (channel * c.filters.c + row * c.filters.r + column * c.filters.s)
+                    known = k.select(there, live, k.i64(0))
+                    target = taps + (i * columns.r + j) * KB
+                    with k.loop(0, known) as lane:
+                        k.store(k.load(source + lane * c.filters.k), target + lane)
+                    with k.loop(known, KB) as lane:
+                        k.store(k.zero(self.real), target + lane)
+            k.call(transform, taps, u + d * KB)
+        return k, c.groups * plan.k_blocks * plan.c_blocks
+
+    def _tap(self, k: Function, side: Side, phase: Value, number: int) -> tuple[Value, Value]:
+        """Which row or column of the filter a phase's tap is, and whether there is one."""
+        taps = side.axis.taps
+        place = phase + number * side.phases
+        step = taps[1] - taps[0] if len(taps) > 1 else 0
+        return place * step + taps[0], place < len(taps)
+
+    def _transform(self) -> Function:
+        """`G w GT` of one block of filters for one channel."""
+        plan, lanes, KB = self.plan, self.plan.lanes, self.plan.KB
+        rows, columns = plan.rows, plan.columns
+        k = self.m.function(f"transform_filters{self.number}", ptr(self.real), ptr(self.real), internal=True)
+        taps, u = k.args
+        half = k.scratch(self.real, rows.tile * columns.r * lanes)
+        with k.loop(0, plan.vectors) as vector:
+            with k.loop(0, columns.r) as j:
+                source = taps + (j * KB + vector * lanes)
+                xs = [k.load(source + i * (columns.r * KB), lanes) for i in range(rows.r)]
+                for n, v in enumerate(linear(k, rows.transforms.G, xs)):
+                    k.store(v, half + (j + n * columns.r) * lanes)
+            with k.loop(0, rows.tile) as i:
+                xs = [k.load(half + (i * columns.r + j) * lanes, lanes) for j in range(columns.r)]
+                target = u + (i * (columns.tile * plan.depth * KB) + vector * lanes)
+                for n, v in enumerate(linear(k, columns.transforms.G, xs)):
+                    k.store(v, target + n * (plan.depth * KB))
+        return k

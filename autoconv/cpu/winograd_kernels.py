@@ -1,0 +1,440 @@
+"""The kernels of a Winograd convolution: `y = AT ((G w GT) * (BT x B)) A`, tile by tile, lanes as channels.
+
+Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016). A chunk of tiles goes through
+three steps: its input is laid out with channels in lanes, transformed along columns and then along rows;
+every point of all its tiles is multiplied with the transformed filters by a register-tiled product over
+channels; the products are transformed back and stored with the fused tail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autoconv.cpu.ir import DTYPES, Function, Module, Type, Value, i1, i64, ptr, vec, widened
+from autoconv.cpu.pieces import Tail
+from autoconv.cpu.pool import CONTEXT, RUN, TASK, launch, operands
+from autoconv.cpu.winograd_filters import FilterWriter
+from autoconv.cpu.winograd_pieces import every_nth, linear, split_evenly, within
+from autoconv.cpu.winograd_plan import Plan, Side
+from autoconv.layer import ConvLayer
+
+HEADER = 64  # bytes of the workspace in front: group and first chunk of what is being transformed together
+
+
+def emit(instruction_set: str, layer: ConvLayer, plans: tuple[Plan, ...]) -> Module:
+    """`run` and `pack` for the correlations of a layer."""
+    m = Module(instruction_set)
+    steps, packs = [], []
+    packed = 0
+    for n, plan in enumerate(plans):
+        steps.append(Writer(m, layer, plan, n, packed).emit())
+        packs.append(FilterWriter(m, layer, plan, n, packed).emit())
+        packed += plan.packed_size
+    k = m.function("run", *RUN)
+    for run in steps:
+        k.call(run, k.args[0])
+    k = m.function("pack", *RUN)
+    for task, tasks in packs:
+        launch(k, k.args[0], task, tasks)
+    return m
+
+
+class Writer:
+    """Writes the functions of one correlation."""
+
+    def __init__(self, m: Module, layer: ConvLayer, plan: Plan, number: int, packed: int) -> None:
+        self.m, self.plan, self.number, self.packed = m, plan, number, packed
+        self.stored = DTYPES[layer.dtype]
+        self.real = widened(self.stored)
+        self.tail = Tail.of(layer)
+        self.channels_last = layer.layout == "NHWC"
+
+    def function(self, name: str, *types: Type, inline: bool = False) -> Function:
+        """An internal function of this correlation."""
+        return self.m.function(f"{name}{self.number}", *types, internal=True, inline=inline)
+
+    def emit(self) -> Function:
+        """What runs this correlation, given the context."""
+        plan = self.plan
+        self.gather = self._gather()
+        self.transform_columns = self._transform_columns() if plan.rows.tile > 1 else None
+        self.transform_rows = self._transform_rows()
+        self.input = self._input()
+        row_counts = sorted({plan.chunk, plan.last_chunk})
+        parts = [split_evenly(rows * plan.columns.tiles, plan.pixels) for rows in row_counts]
+        sizes = sorted({size for split in parts for _, size in split})
+        self.registers = {size: self._product_of(size) for size in sizes}
+        self.products = {rows: self._product(rows, split) for rows, split in zip(row_counts, parts, strict=True)}
+        self.unpack = self._unpack()
+        self.inverse = self._inverse()
+        self.output = self._output()
+        return self._run_together() if plan.share else self._run_apart()
+
+    # Schedules.
+
+    def _operands(self, k: Function) -> list[Value]:
+        stored = self.stored
+        return operands(k, k.args[0], stored, self.real, stored, stored, stored)
+
+    def _run_apart(self) -> Function:
+        """Every thread takes chunks, and keeps all of a chunk to itself."""
+        plan = self.plan
+        k = self.function("chunk", *TASK)
+        _, index, thread = k.args
+        x, u, y, bias, residual, workspace = self._operands(k)
+        group, first = index // plan.chunks, index % plan.chunks * plan.chunk
+        rows = k.min(plan.tile_rows - first, plan.chunk)
+        scratch = k.bytes_at(workspace, HEADER, self.real) + thread * plan.thread_size
+        v = scratch + plan.scratch_size
+        with k.loop(0, plan.c_blocks) as block:
+            k.call(self.input, x, v, scratch, first, rows, group, block)
+        with k.loop(0, plan.k_blocks) as block:
+            k.call(self.output, v, u, scratch, y, bias, residual, first, rows, group, block)
+        run = self.function("apart", CONTEXT)
+        launch(run, run.args[0], k, plan.correlation.groups * plan.chunks)
+        return run
+
+    def _run_together(self) -> Function:
+        """All threads transform the input of some chunks; then each takes blocks of filters of a chunk."""
+        plan = self.plan
+        tasks = []
+        for name in ("inputs", "outputs"):
+            k = self.function(name, *TASK)
+            _, index, thread = k.args
+            x, u, y, bias, residual, workspace = self._operands(k)
+            header = k.bits(workspace, ptr(i64))
+            group, start = k.load(header), k.load(header + 1)
+            shared = k.bytes_at(workspace, HEADER, self.real)
+            scratch = shared + plan.shared_size + thread * plan.thread_size
+            if name == "inputs":
+                chunk, block = index // plan.c_blocks, index % plan.c_blocks
+            else:
+                together = k.min(plan.chunks - start, plan.share)
+                chunk, block = index % together, index // together
+            v = shared + chunk * plan.v_size
+            first = (start + chunk) * plan.chunk
+            rows = k.min(plan.tile_rows - first, plan.chunk)
+            if name == "inputs":
+                k.call(self.input, x, v, scratch, first, rows, group, block)
+            else:
+                k.call(self.output, v, u, scratch, y, bias, residual, first, rows, group, block)
+            tasks.append(k)
+        k = self.function("together", CONTEXT)
+        workspace = self._operands(k)[-1]
+        header = k.bits(workspace, ptr(i64))
+        with k.loop(0, plan.correlation.groups) as group, k.loop(0, plan.chunks, plan.share) as start:
+            k.store(group, header)
+            k.store(start, header + 1)
+            together = k.min(plan.chunks - start, plan.share)
+            launch(k, k.args[0], tasks[0], together * plan.c_blocks)
+            launch(k, k.args[0], tasks[1], together * plan.k_blocks)
+        return k
+
+    # The input's side.
+
+    def _input(self) -> Function:
+        """One vector of channels of a chunk, transformed."""
+        plan, real = self.plan, ptr(self.real)
+        k = self.function("input", ptr(self.stored), real, real, i64, i64, i64, i64)
+        x, v, raw, first, rows, group, block = k.args
+        side, lanes = plan.rows, plan.lanes
+        half = raw + plan.raw_size
+        v = v + block * (plan.chunk_tiles * lanes)
+        done = k.var(k.i64(0))
+        with k.forever() as leave_if:
+            leave_if(done.get() >= rows)
+            image, row = (first + done.get()) // side.tiles, (first + done.get()) % side.tiles
+            segment = k.min(rows - done.get(), side.tiles - row)
+            k.call(self.gather, x, raw, image, group, block, row * side.m, segment * side.m + (side.r - 1))
+            with k.loop(0, segment) as t:
+                source = raw + t * (side.m * plan.pitch * lanes)
+                if self.transform_columns is not None:
+                    k.call(self.transform_columns, source, half)
+                    source = half
+                k.call(self.transform_rows, source, v + (done.get() + t) * (plan.columns.tiles * lanes))
+            done.add(segment)
+        return k
+
+    def _gather(self) -> Function:
+        """Rows of input with channels in lanes and zeros for padding."""
+        plan, c = self.plan, self.plan.correlation
+        k = self.function("gather", ptr(self.stored), ptr(self.real), i64, i64, i64, i64, i64)
+        x, raw, image, group, block, top, count = k.args
+        grid, n = image // c.N, image % c.N
+        x = x + (n * c.input.image + group * c.input.group)
+        grids = grid // plan.columns.grids, grid % plan.columns.grids
+        with k.loop(0, count) as i:
+            target = raw + i * (plan.pitch * plan.lanes)
+            if plan.mixed:
+                for number in range(plan.c_blocks):
+                    with k.if_(block.eq(number)):
+                        self._gather_mixed(k, x, target, number, top + i, grids)
+            else:
+                self._gather_plain(k, x, target, block, top + i, grids)
+        return k
+
+    def _gather_plain(
+        self, k: Function, x: Value, target: Value, block: Value, row: Value, grids: tuple[Value, Value]
+    ) -> None:
+        """A row of channels that all belong to one phase."""
+        plan, c, lanes = self.plan, self.plan.correlation, self.plan.lanes
+        blocks = -(-c.C // lanes)
+        phase, part = block // blocks, block % blocks
+        phases = phase // plan.columns.phases, phase % plan.columns.phases
+        h, place = (_place(k, s, g, p) for s, g, p in zip((plan.rows, plan.columns), grids, phases, strict=True))
+        h = row * plan.rows.period + h
+        limit = k.select((h >= 0) & (h < plan.rows.axis.size), k.i64(plan.columns.axis.size), k.i64(0))
+        source = x + (h * c.input.row + part * (lanes * c.input.channel))
+        live = k.min(c.C - part * lanes, lanes)
+        if self.channels_last:
+            with k.loop(0, plan.columns.span) as j:
+                w = j * plan.columns.period + place
+                inside = (w >= 0) & (w < limit)
+                mask = k.mask(k.select(inside, live, k.i64(0)), lanes)
+                k.store(k.load(source + w * c.input.column, lanes, mask=mask), target + j * lanes)
+            return
+        with k.loop(0, plan.pitch, lanes) as j:
+            w = j * plan.columns.period + place
+            masks = [within(k, w + q * lanes, lanes, limit) for q in range(plan.columns.period)]
+
+            def load(lane: int) -> Value:
+                return self._columns(k, source + (w + lane * c.input.channel), masks)
+
+            def store(values: Sequence[Value]) -> None:
+                for lane, v in enumerate(k.transpose(values)):
+                    k.store(v, target + (j + lane) * lanes)
+
+            with k.if_(live.eq(lanes)):
+                if c.C // lanes:
+                    store([load(lane) for lane in range(lanes)])
+            with k.else_():
+                rest, zero = c.C % lanes, k.zero(self.real, lanes)
+                if rest:
+                    store([load(lane) if lane < rest else zero for lane in range(lanes)])
+
+    def _columns(self, k: Function, source: Value, masks: Sequence[Value]) -> Value:
+        """As many columns as lanes, as far apart as there are masks."""
+        lanes = self.plan.lanes
+        vectors = [k.load(source + q * lanes, lanes, mask=mask) for q, mask in enumerate(masks)]
+        return every_nth(k, vectors, lanes)
+
+    def _gather_mixed(
+        self, k: Function, x: Value, target: Value, number: int, row: Value, grids: tuple[Value, Value]
+    ) -> None:
+        """A row of the channels of several phases, in the order of phases."""
+        plan, c, lanes = self.plan, self.plan.correlation, self.plan.lanes
+        numbers = range(number * lanes, min((number + 1) * lanes, plan.depth))
+        phases = {d // c.C: divmod(d // c.C, plan.columns.phases) for d in numbers}
+        rows, limits, places = {}, {}, {}
+        for phase, (r, s) in phases.items():
+            h = row * plan.rows.period + _place(k, plan.rows, grids[0], r)
+            rows[phase] = x + h * c.input.row
+            inside = (h >= 0) & (h < plan.rows.axis.size)
+            limits[phase] = k.select(inside, k.i64(plan.columns.axis.size), k.i64(0))
+            places[phase] = _place(k, plan.columns, grids[1], s)
+        if self.channels_last:
+            with k.loop(0, plan.columns.span) as j:
+                total = k.zero(self.real, lanes)
+                for phase in phases:
+                    first = phase * c.C - number * lanes  # lane of the phase's first channel
+                    some = k.mask(min(first + c.C, lanes), lanes, max(first, 0))
+                    some = k.const(vec(i1, lanes), 1) if some is None else some
+                    w = j * plan.columns.period + places[phase]
+                    inside = (w >= 0) & (w < limits[phase])
+                    mask = k.select(inside, some, k.const(some.type, 0))
+                    total = total + k.load(rows[phase] + (w * c.input.column - first), lanes, mask=mask)
+                k.store(total, target + j * lanes)
+            return
+        with k.loop(0, plan.pitch, lanes) as j:
+            starts = {phase: j * plan.columns.period + places[phase] for phase in phases}
+            masks = {
+                phase: [within(k, starts[phase] + q * lanes, lanes, limits[phase]) for q in range(plan.columns.period)]
+                for phase in phases
+            }
+            values = [k.zero(self.real, lanes)] * lanes
+            for lane, d in enumerate(numbers):
+                phase, channel = divmod(d, c.C)
+                values[lane] = self._columns(k, rows[phase] + (starts[phase] + channel * c.input.channel), masks[phase])
+            for lane, v in enumerate(k.transpose(values)):
+                k.store(v, target + (j + lane) * lanes)
+
+    def _transform_columns(self) -> Function:
+        """`BT` along every column of a row of tiles."""
+        plan, side, lanes = self.plan, self.plan.rows, self.plan.lanes
+        k = self.function("transform_columns", ptr(self.real), ptr(self.real))
+        raw, half = k.args
+        row = plan.pitch * lanes
+        with k.loop(0, plan.columns.span) as j:
+            xs = [k.load(raw + (j * lanes + i * row), lanes) for i in range(side.tile)]
+            for i, v in enumerate(linear(k, side.transforms.BT, xs)):
+                k.store(v, half + (j * lanes + i * row))
+        return k
+
+    def _transform_rows(self) -> Function:
+        """`B` along every row of every tile, to where the product wants its points."""
+        plan, side, lanes = self.plan, self.plan.columns, self.plan.lanes
+        k = self.function("transform_rows", ptr(self.real), ptr(self.real))
+        half, v = k.args
+        with k.loop(0, side.tiles) as t, k.loop(0, plan.rows.tile) as i:
+            source = half + (i * plan.pitch + t * side.m) * lanes
+            target = v + (i * (side.tile * plan.v_stride) + t * lanes)
+            xs = [k.load(source + j * lanes, lanes) for j in range(side.tile)]
+            values = linear(k, side.transforms.BT, xs) if side.tile > 1 else xs
+            for j, value in enumerate(values):
+                k.store(value, target + j * plan.v_stride)
+        return k
+
+    # The product.
+
+    def _product_of(self, size: int) -> Function:
+        """The register tile: one point of `size` tiles by a block of filters, summed over channels."""
+        plan, lanes, KB = self.plan, self.plan.lanes, self.plan.KB
+        k = self.function(f"product_of_{size}_", *[ptr(self.real)] * 3)
+        v, u, out = k.args
+        acc = [[k.var(k.zero(self.real, lanes)) for _ in range(plan.vectors)] for _ in range(size)]
+
+        def terms(block: Value | int, count: int) -> None:
+            source = v + block * (plan.chunk_tiles * lanes) if isinstance(block, Value) else v
+            filters = u + block * (lanes * KB) if isinstance(block, Value) else u
+            for c in range(count):
+                ws = [k.load(filters + (c * KB + n * lanes), lanes) for n in range(plan.vectors)]
+                for p in range(size):
+                    x = k.broadcast(source + (p * lanes + c), lanes)
+                    for n in range(plan.vectors):
+                        acc[p][n].fma(x, ws[n])
+
+        whole, rest = divmod(plan.depth, lanes)
+        if whole:
+            with k.loop(0, whole) as block:
+                terms(block, lanes)
+        if rest:
+            terms(k.i64(whole), rest)
+        for p in range(size):
+            for n in range(plan.vectors):
+                k.store(acc[p][n].get(), out + (p * KB + n * lanes))
+        return k
+
+    def _product(self, rows: int, split: Sequence[tuple[int, int]]) -> Function:
+        """All points of all tiles of a chunk by a block of filters."""
+        plan = self.plan
+        k = self.function(f"product_{rows}_", *[ptr(self.real)] * 3)
+        v, u, out = k.args
+        with k.loop(0, plan.points) as point:
+            first = 0
+            for count, size in split:
+                with k.loop(0, count) as n:
+                    tile = n * size + first
+                    source = v + (point * plan.v_stride + tile * plan.lanes)
+                    target = out + (point * plan.m_stride + tile * plan.KB)
+                    k.call(self.registers[size], source, u + point * (plan.depth * plan.KB), target)
+                first += count * size
+        return k
+
+    # The output's side.
+
+    def _output(self) -> Function:
+        """Multiply a chunk by a block of filters, transform back and store."""
+        plan, c, real, stored = self.plan, self.plan.correlation, ptr(self.real), ptr(self.stored)
+        k = self.function("output", real, real, real, stored, stored, stored, i64, i64, i64, i64)
+        v, u, products, y, bias, residual, first, rows, group, block = k.args
+        u = u + (self.packed + (group * plan.k_blocks + block) * plan.u_size)
+        if plan.last_chunk == plan.chunk:
+            k.call(self.products[plan.chunk], v, u, products)
+        else:
+            with k.if_(rows.eq(plan.chunk)):
+                k.call(self.products[plan.chunk], v, u, products)
+            with k.else_():
+                k.call(self.products[plan.last_chunk], v, u, products)
+        strip = products + plan.points * plan.m_stride
+        side = plan.rows
+        with k.loop(0, rows) as t:
+            image, row = (first + t) // side.tiles, (first + t) % side.tiles
+            grid, n = image // c.N, image % c.N
+            down, across = grid // plan.columns.grids, grid % plan.columns.grids
+            columns = (plan.columns.axis.count - across + (plan.columns.grids - 1)) // plan.columns.grids
+            place = across * plan.columns.axis.stride + plan.columns.axis.start
+            corner = n * c.output.image + group * c.output.group + place * c.output.column
+            with k.loop(0, plan.vectors) as vector:
+                channel = block * plan.KB + vector * plan.lanes
+                live = c.K - channel
+                with k.if_(live > 0):
+                    k.call(
+                        self.inverse,
+                        products + (t * (plan.columns.tiles * plan.KB) + vector * plan.lanes),
+                        strip,
+                    )
+                    with k.loop(0, side.m) as i:
+                        p = (row * side.m + i) * side.grids + down
+                        with k.if_(p < side.axis.count):
+                            h = p * side.axis.stride + side.axis.start
+                            at = corner + h * c.output.row + channel * c.output.channel
+                            source = strip + i * (plan.out_pitch * plan.lanes)
+                            past = y + at, residual + at, bias + (group * c.K + channel)
+                            k.call(self.unpack, source, *past, live, columns)
+        return k
+
+    def _inverse(self) -> Function:
+        """`AT` and `A` on a row of tiles, for one vector of filters."""
+        plan, lanes = self.plan, self.plan.lanes
+        rows, columns = plan.rows, plan.columns
+        k = self.function("inverse", ptr(self.real), ptr(self.real))
+        products, strip = k.args
+        half = k.scratch(self.real, rows.m * columns.tile * lanes)
+        with k.loop(0, columns.tiles) as t:
+            with k.loop(0, columns.tile) as j:
+                source = products + (t * plan.KB + j * plan.m_stride)
+                xs = [k.load(source + i * (columns.tile * plan.m_stride), lanes) for i in range(rows.tile)]
+                values = linear(k, rows.transforms.AT, xs) if rows.tile > 1 else xs
+                for n, value in enumerate(values):
+                    k.store(value, half + (j * lanes + n * (columns.tile * lanes)))
+            with k.loop(0, rows.m) as i:
+                source = half + i * (columns.tile * lanes)
+                xs = [k.load(source + j * lanes, lanes) for j in range(columns.tile)]
+                values = linear(k, columns.transforms.AT, xs) if columns.tile > 1 else xs
+                target = strip + (i * plan.out_pitch + t * columns.m) * lanes
+                for n, value in enumerate(values):
+                    k.store(value, target + n * lanes)
+        return k
+
+    def _unpack(self) -> Function:
+        """Store one row of output of one vector of filters, with the tail."""
+        plan, lanes, stored = self.plan, self.plan.lanes, ptr(self.stored)
+        k = self.function("unpack", ptr(self.real), stored, stored, stored, i64, i64)
+        source, y, residual, bias, live, columns = k.args
+        strides, side = plan.correlation.output, plan.columns
+        step = side.grids * side.axis.stride * strides.column
+
+        def finish(v: Value, b: Value | None, r: Value | None) -> Value:
+            v = v if b is None else v + b
+            v = v if r is None else v + r
+            return k.relu(v) if self.tail.relu else v
+
+        if self.channels_last:
+            mask = k.mask(live, lanes)
+            b = k.load(bias, lanes, mask=mask) if self.tail.bias else None
+            with k.loop(0, columns) as j:
+                r = k.load(residual + j * step, lanes, mask=mask) if self.tail.residual else None
+                k.store(finish(k.load(source + j * lanes, lanes), b, r), y + j * step, mask=mask)
+            return k
+        with k.loop(0, columns, lanes) as j:
+            block = k.transpose([k.load(source + (j + lane) * lanes, lanes) for lane in range(lanes)])
+            masks = k.mask(columns - j, lanes)
+            for channel, v in enumerate(block):
+                with k.if_(live > channel):
+                    at = j * step + channel * strides.channel
+                    b = k.broadcast(bias + channel, lanes) if self.tail.bias else None
+                    if step == 1:
+                        r = k.load(residual + at, lanes, mask=masks) if self.tail.residual else None
+                        k.store(finish(v, b, r), y + at, mask=masks)
+                        continue
+                    for lane in range(lanes):
+                        with k.if_(columns - j > lane):
+                            one = k.load(residual + (at + lane * step)) if self.tail.residual else None
+                            b = k.load(bias + channel) if self.tail.bias else None
+                            k.store(finish(k.extract(v, lane), b, one), y + (at + lane * step))
+        return k
+
+
+def _place(k: Function, side: Side, grid: Value, phase: Value | int) -> Value:
+    """The first input of a grid and a phase."""
+    return grid * side.axis.step + k.i64(phase) * side.gap + side.axis.first
