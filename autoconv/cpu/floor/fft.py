@@ -8,6 +8,8 @@ filters are spread out before they are transformed. Strided outputs are picked f
 
 from __future__ import annotations
 
+import functools
+import importlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator
@@ -15,7 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.fft
 
 from autoconv.algorithm import Array, Params, bound_for
 from autoconv.cpu.device import CPU
@@ -60,6 +61,18 @@ class Axis:
     stride: int
 
 
+@functools.cache
+def _library() -> Any:
+    """SciPy's transforms, imported when the first one runs: it takes as long as all of autoconv."""
+    return importlib.import_module("scipy.fft")
+
+
+@functools.cache
+def _fast_length(least: int) -> int:
+    """The next length without prime factors above 5: the one that divides a power of 30."""
+    return next(length for length in itertools.count(least) if pow(30, 64, length) == 0)
+
+
 def _axis(layer: ConvLayer, axis: int, tile: int) -> Axis:
     stride, span = layer.stride[axis], layer.filter_extent[axis]
     up, start = 1, -layer.padding[axis][0]
@@ -67,7 +80,7 @@ def _axis(layer: ConvLayer, axis: int, tile: int) -> Axis:
     if layer.direction == "dgrad":
         outputs, up, start, stride = (layer.H, layer.W)[axis], stride, 1 - span - start, 1
     reach = outputs + span - 1
-    whole = scipy.fft.next_fast_len(reach, real=True)
+    whole = _fast_length(reach)
     if not 0 < tile < whole:
         return Axis(whole, reach, outputs, 1, start, up, stride)
     step = (tile - span + 1) // stride * stride
@@ -132,7 +145,7 @@ class FFTKernel(FloorKernel):
             part = w[at(g, c, k)]
             planes = np.zeros((*part.shape[:3], *(axis.F for axis in self.axes)), layer.accumulator)
             _place(planes, part, layer.dilation, (0, 0))
-            spectrum = scipy.fft.rfft2(planes, workers=self.threads)
+            spectrum = _library().rfft2(planes, workers=self.threads)
             spectra[(slice(None), slice(None), *at(g, c, k))] = spectrum.conj().transpose(3, 4, 0, 1, 2)
 
     def compute(
@@ -171,7 +184,7 @@ class FFTKernel(FloorKernel):
                 else:
                     tile = planes[:, : rows.reach, : columns.reach]
                     _place(tile, source[n, slice(*c)], (rows.up, columns.up), starts)
-                spectrum = scipy.fft.rfft2(planes, workers=self.threads)
+                spectrum = _library().rfft2(planes, workers=self.threads)
                 if gradient:
                     np.conjugate(spectrum, out=spectrum)
                 into[:, :, index, slice(*c)] = spectrum.transpose(1, 2, 0)
@@ -180,7 +193,7 @@ class FFTKernel(FloorKernel):
     def _planes(self, spectra: Array) -> Array:
         """The planes of spectra of shape frequencies, planes."""
         lengths = self.axes[0].F, self.axes[1].F
-        return scipy.fft.irfft2(spectra.transpose(2, 0, 1), s=lengths, workers=self.threads)
+        return _library().irfft2(spectra.transpose(2, 0, 1), s=lengths, workers=self.threads)
 
     def _images(
         self, source: Array, packed: Array, out: Array, bias: Array | None, residual: Array | None, scratch: Any
