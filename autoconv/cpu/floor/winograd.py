@@ -205,7 +205,8 @@ class Winograd(FloorAlgorithm):
         filters = tile**2 * layer.K * (layer.C // layer.groups) * layer.accumulator.itemsize
         traffic = layer.bytes + passes + filters
         # Every point of a tile is loaded by itself, and small products cost BLAS a call each.
-        calls = (3 * tile**2 + 4 * m**2) * CALL_SECONDS + tile**2 * layer.groups * CALL_SECONDS / 10
+        products = tile**2 * (layer.groups if layer.groups < layer.C else 1)
+        calls = (3 * tile**2 + 4 * m**2 + products / 10) * CALL_SECONDS
         return flops / (0.6 * device.peak_flops(layer.dtype)) + traffic / device.bandwidth() + calls
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
