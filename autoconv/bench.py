@@ -350,7 +350,7 @@ def run_suite(
             say(f"timing {net.name} {row.name}")
             if row.name in plans:
                 row.algorithm = str(plans[row.name].candidate)
-                measured(row, plans[row.name], setting, peers)
+                measured(row, plans[row.name].from_records(), setting, peers)  # whose workspace goes with it
             suite.rows.append(row)
         if suite.network and not suite.incomplete and setting.direction == "fwd" and setting.constant:
             say(f"timing {net.name} as a whole")

@@ -176,23 +176,15 @@ def _panel(axes: Any, suite: Suite) -> None:
     axes.set_yticks(places, [row.name for row, _ in rows], fontsize=8)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, 1.25 * max([1.0, *(r.high for _, r in rows)]))
-    axes.set_xlabel("times as fast as the best peer of the layer (line: equal); bars: 95 % intervals", fontsize=9)
+    axes.set_xlabel("times as fast as the best peer of the layer (line: equal), with 95 % intervals", fontsize=9)
     mean = suite.mean("best")
     result = f": geometric mean {mean.median:.2f}" if mean else ""
     title = f"{suite.name}, batch {suite.batch}, {suite.setting.direction}{result}"
-    axes.set_title(title + (" (INCOMPLETE)" if suite.incomplete else ""), fontsize=11, loc="left")
+    axes.set_title(title + (" (INCOMPLETE)" if suite.incomplete else ""), fontsize=11, loc="left", pad=18)
     versions = {PEERS[name].packages[0]: PEERS[name].version for name in suite.setting.peers if name in PEERS}
     peers = ", ".join(f"{name} {version}" for name, version in versions.items())
-    axes.annotate(
-        f"{suite.setting.device.name}; against {peers}",
-        (1, 0),
-        xytext=(-4, 4),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        ha="right",
-        fontsize=7.5,
-        color=MUTED,
-    )
+    subtitle = f"{suite.setting.device.name}; against {peers}"
+    axes.text(0, 1, subtitle, transform=axes.transAxes, va="bottom", fontsize=8, color=MUTED)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
