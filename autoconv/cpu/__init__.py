@@ -1,16 +1,20 @@
 """Convolution on a CPU: the table of contents of its algorithms."""
 
 from autoconv.algorithm import Algorithm
+from autoconv.cpu.depthwise import Depthwise
 from autoconv.cpu.floor.direct import Direct
 from autoconv.cpu.floor.fft import FFT
 from autoconv.cpu.floor.gemm import Gemm
 from autoconv.cpu.floor.winograd import Winograd as NumpyWinograd
+from autoconv.cpu.pixel import Pixel
 from autoconv.cpu.vendor import Onnxruntime, Torch
 from autoconv.cpu.winograd import Winograd
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     Direct(),
     Winograd(),
+    Pixel(),
+    Depthwise(),
     Gemm(),
     FFT(),
     NumpyWinograd(),

@@ -1,0 +1,82 @@
+"""Convolution with pixels as vector lanes, for layers whose pixels are contiguous and whose channels are few.
+
+A register tile holds KB output channels of NV vectors of neighbouring pixels, `y[k, q..] += w[k, c] x[c, q..]`:
+one load of pixels meets KB broadcast filters. NCHW is read and written in place, so that nothing is moved
+that the layer does not have to move; the output may go past the caches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
+from autoconv.cpu import compiler
+from autoconv.cpu.device import CPU
+from autoconv.cpu.pixel_kernel import Shape, emit, packed_elements
+from autoconv.cpu.pool import GeneratedKernel
+from autoconv.layer import ConvLayer
+
+if TYPE_CHECKING:
+    from autoconv.device import Device
+
+TILES = {"avx512": ((8, 3), (6, 4)), "avx2": ((4, 3), (6, 2)), "generic": ((4, 2),)}
+
+
+def _shape(layer: ConvLayer, device: Device, params: Params) -> Shape:
+    assert isinstance(device, CPU)
+    KB, NV, nt = (int(params[name]) for name in ("KB", "NV", "nt"))
+    return Shape(KB, NV, bool(nt), device.threads, device.facts["l2_bytes"])
+
+
+class Pixel(Algorithm):
+    """Register tiles of KB channels by NV vectors of pixels; `nt` stores past the caches."""
+
+    name = "pixel"
+    pool = "autoconv"
+
+    @property
+    def version(self) -> str:
+        return compiler.version("pieces", "pixel", "pixel_kernel")
+
+    def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
+        assert isinstance(device, CPU)
+        return [{"KB": KB, "NV": NV, "nt": nt} for KB, NV in TILES[device.instruction_set] for nt in (0, 1)]
+
+    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
+        assert isinstance(device, CPU)
+        reasons = []
+        if (unavailable := compiler.unavailable()) is not None:
+            reasons.append(unavailable)
+        if (params["KB"], params["NV"]) not in TILES[device.instruction_set]:
+            allowed = ", ".join(f"KB={KB},NV={NV}" for KB, NV in TILES[device.instruction_set])
+            reasons.append(f"KB={params['KB']},NV={params['NV']}: allowed are {allowed}")
+        if layer.layout == "NHWC":
+            reasons.append("NHWC: neighbouring pixels are not contiguous; channels are, and direct uses them as lanes")
+        if layer.direction == "wgrad":
+            reasons.append("wgrad: a sum over pixels; gemm has lanes for it")
+        if (layer.R, layer.S) != (1, 1) or layer.stride != (1, 1) or layer.padding != ((0, 0), (0, 0)):
+            reasons.append("only 1x1 with unit stride and no padding")
+        pixels = math.prod(layer.output_shape[2:])
+        lane_bytes = {"avx512": 64, "avx2": 32, "generic": 16}[device.instruction_set]
+        if params["nt"] and (layer.itemsize < 4 or pixels * layer.itemsize % lane_bytes):
+            reasons.append("nt=1: only whole aligned vectors can go past the caches")
+        elif params["nt"] and math.prod(layer.output_shape) * layer.itemsize < device.facts["l2_bytes"]:
+            reasons.append("nt=1: the output stays in the second-level cache")
+        return reasons
+
+    def packed_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
+        return packed_elements(layer) * layer.accumulator.itemsize
+
+    def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
+        traffic = layer.bytes + (0 if params["nt"] else math.prod(layer.output_shape) * layer.itemsize)
+        return max(layer.flops / (0.95 * device.peak_flops(layer.dtype)), traffic / device.bandwidth()) + 2e-6
+
+    def bound(self, layer: ConvLayer, params: Params) -> float:
+        return bound_for(layer, 2e-6)
+
+    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
+        assert isinstance(device, CPU)
+        program = compiler.build(emit, device.instruction_set, layer, _shape(layer, device, params))
+        return GeneratedKernel(program, device.threads, 0, self.packed_bytes(layer, device, params))

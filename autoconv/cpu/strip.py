@@ -1,0 +1,112 @@
+"""A strip: some rows of one image, copied so that kernels with pixels as lanes need no borders and no strides.
+
+Rows are widened to the type of the sums, padded by zeros, and dealt out into one run of pixels per residue of
+the column modulo the stride: output q, tap s then sees `strip[row, phase(s)][q + offset(s)]`, for every layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from autoconv.cpu.ir import Function, Value
+from autoconv.cpu.pieces import Axis, Tail
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Where the columns of an axis lie in a strip made for vectors of `lanes`."""
+
+    columns: Axis
+    lanes: int
+
+    def offset(self, tap: int) -> int:
+        """Elements from a strip's row to what output 0 sees through a tap."""
+        whole, phase = divmod(self.columns.gap * tap, self.columns.step)
+        return phase * self.phase_pitch + whole
+
+    @property
+    def _reach(self) -> int:
+        """The farthest any tap sees beyond the output's own position."""
+        return self.columns.gap * max(0, len(self.columns.taps) - 1) // self.columns.step
+
+    @property
+    def phase_pitch(self) -> int:
+        """Elements of one phase: whole vectors of outputs can be read through every tap."""
+        vectors = -(-self.columns.count // self.lanes)
+        return -(-(vectors * self.lanes + self._reach) // self.lanes) * self.lanes
+
+    @property
+    def pitch(self) -> int:
+        """Elements of one row."""
+        phases = {self.columns.gap * tap % self.columns.step for tap in range(len(self.columns.taps))}
+        return self.phase_pitch * (max(phases, default=0) + 1)
+
+    def fill(self, k: Function, row: Value, out: Value) -> None:
+        """Copy one row of the image, whose first element is `row`, to a row of the strip."""
+        axis, lanes = self.columns, self.lanes
+        phases = sorted({axis.gap * tap % axis.step for tap in range(len(axis.taps))})
+        for j in range(-(-(axis.count + self._reach) // lanes)):
+            vectors = []
+            for part in range(axis.step):
+                column = axis.first + (j * axis.step + part) * lanes
+                low, high = max(0, -column), min(lanes, axis.size - column)
+                if low >= high:
+                    vectors.append(k.zero(out.type.to, lanes) if out.type.to else row)
+                else:
+                    vectors.append(k.load(row + column, lanes, mask=k.mask(high, lanes, low)))
+            for phase in phases:
+                k.store(_every(k, vectors, axis.step, phase), out + (phase * self.phase_pitch + j * lanes))
+
+    def clear(self, k: Function, out: Value) -> None:
+        """A row of the strip outside the image."""
+        assert out.type.to is not None
+        for j in range(0, self.pitch, self.lanes):
+            k.store(k.zero(out.type.to, self.lanes), out + j)
+
+
+def _every(k: Function, vectors: list[Value], step: int, phase: int) -> Value:
+    """Lanes phase, phase + step, ... of vectors taken as one."""
+    lanes = vectors[0].type.lanes
+    while len(vectors) > 1:
+        if len(vectors) == 2 and step == 2:
+            return k.shuffle(vectors[0], vectors[1], range(phase, 2 * lanes, 2))
+        if len(vectors) % 2:
+            vectors = [*vectors, vectors[-1]]
+        width = vectors[0].type.lanes
+        vectors = [k.shuffle(a, b, range(2 * width)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+    return k.shuffle(vectors[0], vectors[0], range(phase, step * lanes, step)) if step > 1 else vectors[0]
+
+
+class Run(NamedTuple):
+    """`times` tiles of `pixels` each, from pixel `start` on."""
+
+    start: int
+    times: int
+    pixels: int
+
+
+def split(pixels: int, lanes: int, vectors: int, odd: int) -> list[Run]:
+    """Cut a row of pixels into tiles of up to `vectors` vectors and `odd` single pixels.
+
+    What is left over after whole tiles is dealt out to them as single pixels where they can take it; so the
+    49 pixels of a 7x7 image are one tile, and the 196 of a 14x14 image four, at the cost of 48 and 192.
+    """
+    whole = vectors * lanes
+    count, rest = divmod(pixels, whole)
+    if count and rest % lanes and rest <= count * odd:
+        more, longer = divmod(rest, count)
+        first = whole + more + 1
+        runs = [Run(0, longer, first), Run(longer * first, count - longer, whole + more)]
+    else:
+        runs = [Run(0, count, whole), Run(count * whole, 1, rest)]
+    return [run for run in runs if run.times and run.pixels]
+
+
+def finish(k: Function, tail: Tail, v: Value, bias: Value | None, residual: Value | None) -> Value:
+    """The fused tail, before the store."""
+    if bias is not None:
+        v = v + bias
+    if residual is not None:
+        v = v + residual
+    return k.relu(v) if tail.relu else v

@@ -1,0 +1,65 @@
+"""Arrays flush against memory that nobody may touch: a kernel that strays by one byte is killed."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any
+
+import numpy as np
+
+from autoconv import reference
+from autoconv.algorithm import Algorithm, Candidate
+from autoconv.cpu.device import CPU
+from autoconv.layer import ConvLayer
+
+NONE = 0  # PROT_NONE
+
+
+def guarded(array: Any, side: str) -> Any:
+    """A copy whose first byte ("before") or last byte ("after") is next to an inaccessible page."""
+    page = mmap.PAGESIZE
+    inside = -(-max(array.nbytes, 1) // page) * page
+    memory = mmap.mmap(-1, inside + 2 * page)
+    whole = np.frombuffer(memory, np.uint8)
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    for offset in (0, page + inside):
+        if protect(ctypes.c_void_p(whole.ctypes.data + offset), ctypes.c_size_t(page), NONE):
+            raise OSError(ctypes.get_errno(), "mprotect failed")
+    start = page if side == "before" else page + inside - array.nbytes
+    copy = whole[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def run_guarded(
+    algorithm: Algorithm, layer: ConvLayer, device: CPU, candidate: Candidate, arrays: tuple[Any, ...], side: str
+) -> Any:
+    """The candidate's output on guarded operands; the workspace is guarded on both sides' behalf too."""
+    kernel = algorithm.build(layer, device, candidate.params)
+    a, b, bias, residual = (None if array is None else guarded(array, side) for array in arrays)
+    if kernel.packed_bytes:
+        packed = guarded(
+            np.full(kernel.packed_bytes, 0xFF, np.uint8), side if kernel.packed_bytes % 64 == 0 else "before"
+        )
+        kernel.pack(b, packed)
+        b = packed
+    out = guarded(np.full(layer.output_shape, np.nan, layer.numpy_dtype), side)
+    assert kernel.workspace_bytes % 64 == 0
+    kernel.run(a, b, out, bias, residual, guarded(np.full(kernel.workspace_bytes, 0xFF, np.uint8), side))
+    return out
+
+
+def check_guarded(algorithm: Algorithm, layer: ConvLayer, device: CPU, arrays: tuple[Any, ...]) -> int:
+    """Check every candidate that can run against the oracle, guards on either side; how many there were."""
+    runnable = [c for c in algorithm.all(layer, device) if not algorithm.why_not(layer, device, c.params)]
+    if not runnable:
+        return 0
+    want, magnitude = reference.convolve(layer, *arrays), reference.magnitude(layer, *arrays)
+    for candidate in runnable:
+        for side in ("before", "after"):
+            got = run_guarded(algorithm, layer, device, candidate, arrays, side)
+            error = reference.error(got, want, magnitude)
+            bound = algorithm.bound(layer, candidate.params)
+            assert error <= bound, f"{candidate} on {layer}, {device.name}: error {error:.2e}, allowed {bound:.2e}"
+    return len(runnable)

@@ -1,0 +1,120 @@
+"""Pixels as lanes: pointwise layers on every instruction set, with nothing touched outside the arrays."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from guards import check_guarded
+from layers import TAILS, edge, operands
+
+from autoconv.cpu import compiler
+from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
+from autoconv.cpu.pixel import Pixel
+from autoconv.cpu.strip import split
+from autoconv.layer import DTYPES, ConvLayer
+
+pytestmark = [
+    pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor"),
+    pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
+]
+HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
+PIXEL = Pixel()
+
+
+def pointwise(**fields: Any) -> ConvLayer:
+    return ConvLayer(**({"N": 2, "C": 11, "H": 7, "W": 7, "K": 19, "R": 1, "S": 1} | fields))
+
+
+class SmallCaches(CPU):
+    """Caches so small that filters are cut into several chunks."""
+
+    @property
+    def facts(self) -> dict[str, Any]:  # type: ignore[override]
+        return super().facts | {"l2_bytes": 2048}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("instruction_set", HERE)
+def test_every_tail(instruction_set: str, threads: int) -> None:
+    device = CPU.current(threads, instruction_set)
+    for width in (1, 3, 16, 17, 31, 33, 47, 49, 50, 51, 97, 98, 113):
+        for K in (1, 8, 21):
+            layer = pointwise(N=1, C=5, H=1, W=width, K=K)
+            assert check_guarded(PIXEL, layer, device, operands(layer))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("instruction_set", HERE)
+def test_types_tails_groups_and_gradients(instruction_set: str, dtype: str) -> None:
+    device = CPU.current(instruction_set=instruction_set)
+    layers = [pointwise(dtype=dtype, **tail) for tail in TAILS.values()]
+    layers += [pointwise(dtype=dtype, C=12, K=18, groups=3, H=9, W=9, bias=True)]
+    layers += [pointwise(dtype=dtype, direction="dgrad", groups=g, C=10, K=16) for g in (1, 2)]
+    for layer in layers:
+        assert check_guarded(PIXEL, layer, device, operands(layer))
+
+
+def test_filters_larger_than_the_cache() -> None:
+    device = SmallCaches(threads=2, instruction_set=host_instruction_set())
+    for layer in (pointwise(C=70, K=45), pointwise(N=3, C=40, K=48, groups=2), pointwise(C=600, K=9)):
+        assert check_guarded(PIXEL, layer, device, operands(layer))
+
+
+def test_stores_past_the_caches() -> None:
+    """Only to whole aligned vectors; an output that starts elsewhere is stored as usual."""
+    device = SmallCaches(threads=2, instruction_set=host_instruction_set())
+    layer = pointwise(N=2, H=8, W=14, bias=True)
+    streaming = [c for c in PIXEL.all(layer, device) if c.params["nt"] and not PIXEL.why_not(layer, device, c.params)]
+    assert streaming
+    assert check_guarded(PIXEL, layer, device, operands(layer))
+    x, w, bias, _ = operands(layer)
+    kernel = PIXEL.build(layer, device, streaming[0].params)
+    packed = device.buffer(kernel.packed_bytes)
+    kernel.pack(w, packed)
+    room = device.buffer(np.prod(layer.y_shape) * 4 + 64)
+    outputs = []
+    for shift in (0, 4, 32):
+        out = room[shift:][: np.prod(layer.y_shape) * 4].view(np.float32).reshape(layer.y_shape)
+        kernel.run(x, packed, out, bias, None, device.buffer(0))
+        outputs.append(out.copy())
+    assert (outputs[0] == outputs[1]).all()
+    assert (outputs[0] == outputs[2]).all()
+
+
+def test_relu_passes_nan_on_and_nothing_else_sees_it() -> None:
+    device = CPU.current()
+    layer = pointwise(activation="relu")
+    x, w, _, _ = operands(layer)
+    x[1, 3, 2, 5] = np.nan
+    for candidate in PIXEL.all(layer, device):
+        if PIXEL.why_not(layer, device, candidate.params):
+            continue
+        kernel = PIXEL.build(layer, device, candidate.params)
+        packed, out = device.buffer(kernel.packed_bytes), device.empty(layer.y_shape, "float32")
+        kernel.pack(w, packed)
+        kernel.run(x, packed, out, None, None, device.buffer(0))
+        assert np.isnan(out[1, :, 2, 5]).all()
+        assert np.isnan(out).sum() == layer.K
+
+
+def test_split_covers_every_pixel_once() -> None:
+    for pixels in range(1, 300):
+        for odd in (0, 1, 3):
+            runs = split(pixels, 16, 3, odd)
+            covered = [
+                run.start + n * run.pixels + i for run in runs for n in range(run.times) for i in range(run.pixels)
+            ]
+            assert covered == list(range(pixels))
+            assert all(run.pixels <= 48 + odd for run in runs)
+    assert [run.pixels for run in split(49, 16, 3, 1)] == [49]
+    assert [(run.times, run.pixels) for run in split(196, 16, 3, 1)] == [(4, 49)]
+
+
+def test_reasons_come_all_at_once() -> None:
+    layer = edge("tails", layout="NHWC", direction="wgrad")
+    reasons = PIXEL.why_not(layer, CPU.current(), {"KB": 99, "NV": 1, "nt": 1})
+    for word in ("KB=99", "NHWC", "wgrad", "1x1", "nt=1"):
+        assert any(word in reason for reason in reasons), word
