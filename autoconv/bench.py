@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ IDLE = 0.030  # seconds after which no pool's threads spin any more; OpenBLAS's 
 FEWEST_ROUNDS = 6  # fewer have no 95 % interval of the median
 RESAMPLES = 2000
 BEHIND = 0.97  # a ratio that is surely below this is a loss
+BUSY = 0.1  # of one core, used by other processes, is too much for a quiet measurement
 AGREEMENT = 1e-3  # of the largest output: far above any rounding, far below any mistake
 
 Samples = list[float]  # seconds, one per round
@@ -260,6 +263,17 @@ def race(
     return times
 
 
+def cpu_seconds_of_others() -> float:
+    """Processor time that went to other processes since the machine started; 0 where it is not known."""
+    try:
+        fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _iowait, *interrupts_and_steal = map(int, fields[:8])
+    ticks = user + nice + system + sum(interrupts_and_steal)
+    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
 def ours(made: Plan, problem: Problem, out: Any, constant: bool = True) -> Run:
     """One run of our plan: NCHW arrays in, a NCHW array out, a new one where `out` is None."""
     weights = made.pack(problem.b) if constant and problem.layer.direction != "wgrad" else problem.b
@@ -346,6 +360,7 @@ def run_suite(
                 plans[row.name] = planned(row.layer, setting)
             except AutoconvError as failure:
                 row.failures[OURS] = " ".join(str(failure).split())[:200]
+        begun, others = time.perf_counter(), cpu_seconds_of_others()
         for row in jobs:
             say(f"timing {net.name} {row.name}")
             if row.name in plans:
@@ -355,6 +370,9 @@ def run_suite(
         if suite.network and not suite.incomplete and setting.direction == "fwd" and setting.constant:
             say(f"timing {net.name} as a whole")
             in_sequence(suite, plans)
+        share = (cpu_seconds_of_others() - others) / (time.perf_counter() - begun)
+        if share > BUSY:
+            suite.notes.append(f"other processes used {share:.0%} of a core meanwhile: these figures are disturbed")
     except KeyboardInterrupt:
         suite.interrupted = True
     return suite

@@ -7,7 +7,9 @@ import importlib.util
 import itertools
 import json
 import math
+import os
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -301,6 +303,23 @@ def test_plans_are_tuned_without_vendors_and_kept() -> None:
     planner._memo.clear()
     again = tuned(LAYER, setting())
     assert (again.source, again.timed, again.candidate) == ("cache", 0, first.candidate)
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(("seconds", "noted"), [(0.0, False), (1e6, True)])
+def test_a_busy_machine_is_noted(seconds: float, noted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = iter([50.0, 50.0 + seconds])
+    monkeypatch.setattr(bench, "cpu_seconds_of_others", lambda: next(used))
+    net = Network("One", "", (NamedLayer("plain", LAYER, 1, 1),))
+    found = bench.run_suite(net, 1, setting("torch", rounds=2), peers={"torch": fake("torch")})
+    assert any("these figures are disturbed" in note for note in found.notes) == noted
+
+
+def test_own_work_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = "cpu  1000 100 10 77777 8888 1 2 3 555 555\ncpu0 9 9 9 9 9 9 9 9 9 9\n"  # idle, I/O wait and guests apart
+    monkeypatch.setattr(Path, "read_text", lambda self, encoding: ticks)
+    monkeypatch.setattr(time, "process_time", lambda: 4.0)
+    assert bench.cpu_seconds_of_others() == pytest.approx(1116 / os.sysconf("SC_CLK_TCK") - 4.0)
 
 
 def test_exact_means_exact_algorithms_only() -> None:
