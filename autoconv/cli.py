@@ -156,8 +156,9 @@ def tune(
     """
     started = time.monotonic()
     jobs = _jobs([network.load(net) for net in nets], batch, direction)
-    device = _device(device_name)
+    device, cache = _device(device_name), TuningCache()
     _check_mode(mode, device)
+    options = _options(limits) | {"device": device, "cache": cache, "isolate": isolate}
     rows: dict[tuple[str, int, str], list[report.Row]] = {}
     done, interrupted = [], False
     with _meter(len(jobs)) as meter:
@@ -167,9 +168,8 @@ def tune(
                 share = None if left is None else max(left / (len(jobs) - place), LEAST_BUDGET)
                 found, error = None, None
                 try:
-                    progress = meter(place, f"{net.name} {named.name}")
                     found = plan(
-                        layer, mode, device=device, budget=share, isolate=isolate, progress=progress, **_options(limits)
+                        layer, mode, budget=share, progress=meter(place, f"{net.name} {named.name}"), **options
                     )
                 except (AutoconvError, OSError, MemoryError, RuntimeError) as failure:
                     error = _one_line(failure)
@@ -204,7 +204,8 @@ def tune(
     if interrupted:
         _say("error", f"interrupted: {len(done)} of {len(jobs)} layers are kept, the same command goes on from there")
         return INTERRUPTED
-    return FAILED if failed else OK
+    lost = bool(timed) and not cache.persistent  # of which a warning has told
+    return FAILED if failed or lost else OK
 
 
 def _summary(done: int, total: int, timed: int, failed: int, seconds: float) -> str:
@@ -327,8 +328,9 @@ def export(path: Path, device_key: str | None, as_json: bool) -> int:
 @as_json
 def import_(paths: Sequence[Path], as_json: bool) -> int:
     """Merge records that `autoconv export` wrote, here or elsewhere. Every one is checked."""
-    cache, code = TuningCache(), OK
+    cache = TuningCache()
     reports = {str(path): cache.import_(path) for path in paths}
+    code = OK if cache.persistent else FAILED
     for path, found in reports.items():
         if not as_json:
             click.echo(f"{path}: {found.taken} new, {found.merged} merged, {found.known} known already")
