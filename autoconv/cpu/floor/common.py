@@ -137,16 +137,17 @@ class Scratch:
 
 
 @functools.cache
-def _pools() -> ThreadpoolController:
+def pools() -> ThreadpoolController:
+    """The thread pools loaded so far, NumPy's BLAS among them."""
     return ThreadpoolController()
 
 
 def blas_threads(threads: int) -> AbstractContextManager[object]:
     """Hold BLAS to so many threads, where it would take more."""
-    pools = _pools().select(user_api="blas")
-    if all(pool.num_threads <= threads for pool in pools.lib_controllers):
+    blas = pools().select(user_api="blas")
+    if all(pool.num_threads <= threads for pool in blas.lib_controllers):
         return nullcontext()
-    limited: AbstractContextManager[object] = pools.limit(limits=threads)
+    limited: AbstractContextManager[object] = blas.limit(limits=threads)
     return limited
 
 
