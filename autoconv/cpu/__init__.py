@@ -2,7 +2,8 @@
 
 from autoconv.algorithm import Algorithm
 from autoconv.cpu.depthwise import Depthwise
-from autoconv.cpu.floor.direct import Direct
+from autoconv.cpu.direct import Direct
+from autoconv.cpu.floor.direct import Direct as NumpyDirect
 from autoconv.cpu.floor.fft import FFT
 from autoconv.cpu.floor.gemm import Gemm
 from autoconv.cpu.floor.winograd import Winograd as NumpyWinograd
@@ -15,6 +16,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Winograd(),
     Pixel(),
     Depthwise(),
+    NumpyDirect(),
     Gemm(),
     FFT(),
     NumpyWinograd(),

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
+from autoconv.cpu.direct_wgrad import emit_wgrad, wgrad_blocking, wgrad_tile
 from autoconv.cpu.ir import DTYPES, Function, Module, Type, Value, i64, ptr, widened
 from autoconv.cpu.pieces import Axis, Correlation, Tail, correlations, store_tile
 from autoconv.cpu.pool import RUN, TASK, GeneratedKernel, launch, operands
@@ -85,29 +86,48 @@ def packed_size(c: Correlation, BK: int) -> int:
     return c.groups * math.ceil(c.K / BK) * BK * c.C * len(c.rows.taps) * len(c.columns.taps)
 
 
+def _emit_store(m: Module, c: Correlation, tail: Tail, b: Blocking, element: Type, shape: tuple[int, int]) -> Function:
+    """Store a tile of sums, `[BK/lanes][pixels][lanes]` in memory: one text for all microkernels of this shape."""
+    sums = widened(element)
+    lanes = m.lanes(element)
+    data = ptr(element)
+    k = m.function(f"store_{len(m.functions)}", ptr(sums), data, data, data, i64, internal=True)
+    tile, out, residual, bias, left = k.args
+    o = c.output
+    strides = (o.channel, o.row * c.rows.stride, o.column * c.columns.stride)
+    pixels = shape[0] * shape[1]
+    with k.loop(0, b.BK // lanes) as v:
+        here = tile + v * (pixels * lanes)
+        values = [[k.load(here + n * lanes, lanes)] for n in range(pixels)]
+        place = v * (lanes * o.channel)
+        some = lanes if c.K % b.BK == 0 else left - v * lanes
+        store_tile(k, tail, values, shape, strides, out + place, residual + place, bias + v * lanes, some)
+    return k
+
+
 class Micro:
     """Writes one microkernel: a tile of pixels times BK channels, summed over channels and taps."""
 
-    def __init__(self, m: Module, c: Correlation, tail: Tail, b: Blocking, element: Type, rows: Run, columns: Run):
+    def __init__(self, m: Module, c: Correlation, b: Blocking, element: Type, rows: Run, columns: Run, store: Function):
         self.c, self.b, self.rows, self.columns = c, b, rows, columns
-        self.lanes = m.lanes(element)
-        self.vectors = b.BK // self.lanes
-        name = f"micro_{len(m.functions)}"
+        lanes = self.lanes = m.lanes(element)
+        self.vectors = b.BK // lanes
         sums = ptr(widened(element))
         data = ptr(element)
         #              x,    w,                        out,  residual, bias, channels left, tap ranges, one
         types = (data, sums if b.packed else data, data, data, data, i64, i64, i64, i64, i64, i64)
-        k = self.k = m.function(name, *types, internal=True)
+        k = self.k = m.function(f"micro_{len(m.functions)}", *types, internal=True)
         self.x, self.w, out, residual, bias, self.left, *self.ranges, self.one = k.args
-        zero = k.zero(widened(element), self.lanes)
-        self.sums = [[k.var(zero) for _ in range(self.vectors)] for _ in range(rows.length * columns.length)]
+        zero = k.zero(widened(element), lanes)
+        pixels = rows.length * columns.length
+        self.sums = [[k.var(zero) for _ in range(self.vectors)] for _ in range(pixels)]
         if c.rows.taps and c.columns.taps:
             self._sum()
-        values = [[s.get() for s in pixel] for pixel in self.sums]
-        o = c.output
-        strides = (o.channel, o.row * c.rows.stride, o.column * c.columns.stride)
-        left = b.BK if c.K % b.BK == 0 else self.left
-        store_tile(k, tail, values, (rows.length, columns.length), strides, out, residual, bias, left)
+        tile = k.scratch(widened(element), b.BK * pixels)
+        for n, vectors in enumerate(self.sums):
+            for v, acc in enumerate(vectors):
+                k.store(acc.get(), tile + (v * pixels + n) * lanes)
+        k.call(store, tile, out, residual, bias, self.left)
 
     def _sum(self) -> None:
         k, c = self.k, self.c
@@ -207,7 +227,9 @@ def _emit_task(
     blocks = math.ceil(c.K / b.BK)
     row_runs, column_runs = tiles(c.rows, b.BP), tiles(c.columns, b.BQ)
     kinds = {(r.kind, s.kind): (r, s) for r in row_runs for s in column_runs}
-    micros = {kind: Micro(m, c, tail, b, element, r, s).k for kind, (r, s) in kinds.items()}
+    shapes = {(r.length, s.length) for r in row_runs for s in column_runs}
+    stores = {shape: _emit_store(m, c, tail, b, element, shape) for shape in sorted(shapes)}
+    micros = {kind: Micro(m, c, b, element, r, s, stores[r.length, s.length]).k for kind, (r, s) in kinds.items()}
     k = m.function(f"task_{n}", *TASK, internal=True)
     ctx, index, _ = k.args
     sums = widened(element)
@@ -325,32 +347,36 @@ class Direct(Algorithm):
 
     @property
     def version(self) -> str:
-        return compiler.version("direct", "pieces")
+        return compiler.version("direct", "direct_wgrad", "pieces")
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
+        if layer.direction == "wgrad":
+            BK, BC = wgrad_tile(layer, device.instruction_set)
+            return [{"BK": BK, "BC": BC}]
         c = max(pieces_of(layer), key=lambda c: c.macs)
         lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
-        found: dict[tuple[int | str, ...], Params] = {}
-        for filters in ("packed", "strided"):
-            for pixels, vectors in TILES[device.instruction_set]:
-                BK = lanes * min(vectors, math.ceil(c.K / lanes))
-                BQ = math.ceil(c.columns.count / math.ceil(c.columns.count / pixels))
-                BP = max(min(pixels // BQ, c.rows.count), 1)
-                params = {"BK": BK, "BP": BP, "BQ": BQ, "filters": filters}
-                found.setdefault(tuple(params.values()), params)
-        return list(found.values())
+
+        def tile(pixels: int, vectors: int, filters: str) -> Params:
+            BQ = math.ceil(c.columns.count / math.ceil(c.columns.count / pixels))
+            BK = lanes * min(vectors, math.ceil(c.K / lanes))
+            return {"BK": BK, "BP": max(min(pixels // BQ, c.rows.count), 1), "BQ": BQ, "filters": filters}
+
+        shapes = TILES[device.instruction_set]
+        found = [tile(*shape, "packed") for shape in shapes] + [tile(*shapes[0], "strided")]
+        found += [tile(1, 4, way) for way in ("packed", "strided") if self.why_not(layer, device, found[-1])]
+        return list({tuple(params.values()): params for params in found}.values())
 
     def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
         reasons = []
         if (reason := compiler.unavailable()) is not None:
             reasons.append(reason)
-        if (work := _unrolled(layer, device, params)) > 20000:
-            reasons.append(f"unrolls to {work} multiply-adds, more than 20000")
+        if layer.direction != "wgrad" and (work := _unrolled(layer, device, params)) > UNROLLED:
+            reasons.append(f"unrolls to {work} multiply-adds, more than {UNROLLED}")
         return reasons
 
     def packed_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
-        if params["filters"] != "packed":
+        if params.get("filters") != "packed":
             return 0
         size = sum(packed_size(c, int(params["BK"])) for c in pieces_of(layer))
         return size * layer.accumulator.itemsize
@@ -363,14 +389,18 @@ class Direct(Algorithm):
 
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         assert isinstance(device, CPU)
+        if layer.direction == "wgrad":
+            b = wgrad_blocking(layer, device.instruction_set, device.threads, int(params["BK"]), int(params["BC"]))
+            return GeneratedKernel(compiler.build(emit_wgrad, device.instruction_set, layer, b), device.threads)
         program = compiler.build(emit, device.instruction_set, layer, blocked(layer, device, params))
         return GeneratedKernel(program, device.threads, 0, self.packed_bytes(layer, device, params))
 
 
-TILES = {
-    "avx512": ((14, 2), (28, 1), (8, 3), (6, 4), (1, 4)),
-    "avx2": ((6, 2), (12, 1), (1, 4)),
-    "generic": ((5, 2), (10, 1), (1, 4)),
+UNROLLED = 8000  # multiply-adds of one program: LLVM takes a second for them
+TILES = {  # pixels by vectors of filters; the first also reads filters where they are
+    "avx512": ((28, 1), (14, 2), (6, 4)),
+    "avx2": ((12, 1), (6, 2)),
+    "generic": ((10, 1), (5, 2)),
 }
 
 
@@ -381,7 +411,6 @@ def _unrolled(layer: ConvLayer, device: Device, params: Params) -> int:
     for c in pieces_of(layer):
         for r in {r.kind: r for r in tiles(c.rows, int(params["BP"]))}.values():
             for s in {s.kind: s for s in tiles(c.columns, int(params["BQ"]))}.values():
-                row = 1 if r.pattern is None or all(map(all, r.pattern)) else len(r.pattern)
-                column = 1 if s.pattern is None else len(s.pattern)
+                row, column = (len(list(itertools.groupby(run.pattern or (1,)))) for run in (r, s))
                 total += row * column * r.length * s.length * vectors
     return total

@@ -1,0 +1,89 @@
+"""The direct algorithm: every layer, on every instruction set, with nothing touched outside the arrays."""
+
+from __future__ import annotations
+
+import os
+import zlib
+
+import numpy as np
+import pytest
+from guards import check_guarded
+from layers import EDGES, TAILS, edge, operands
+
+from autoconv.cpu import compiler
+from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
+from autoconv.cpu.direct import Direct, tiles
+from autoconv.cpu.pieces import Axis, correlations
+from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
+
+pytestmark = [
+    pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor"),
+    pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
+]
+HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
+DIRECT = Direct()
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", EDGES)
+def test_edges(name: str, direction: str) -> None:
+    """Each edge with a layout, type, tail, instruction set and thread count of its own."""
+    pick = zlib.crc32(f"{name} {direction}".encode())
+    layout, dtype = LAYOUTS[pick % 2], ("float32", "float32", *DTYPES)[pick // 2 % 6]
+    tail = list(TAILS.values())[pick // 16 % 4] if direction == "fwd" else {}
+    device = CPU.current(1 + pick // 64 % 3, HERE[pick // 256 % len(HERE)])
+    layer = edge(name, direction=direction, layout=layout, dtype=dtype, **tail)
+    assert check_guarded(DIRECT, layer, device, operands(layer))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("instruction_set", HERE)
+def test_tails_of_channels_and_pixels(instruction_set: str, layout: str, direction: str) -> None:
+    device = CPU.current(instruction_set=instruction_set)
+    for C, K, W in ((1, 1, 1), (3, 17, 13), (18, 33, 30), (5, 64, 29)):
+        problem = {"N": 1, "C": C, "H": 3, "W": W, "K": K, "R": 3, "S": 3, "padding": 1}
+        layer = ConvLayer(**problem, layout=layout, direction=direction)
+        assert check_guarded(DIRECT, layer, device, operands(layer))
+
+
+def test_some_candidate_needs_no_memory_even_for_enormous_filters() -> None:
+    device = CPU.current()
+    problem = {"N": 1, "C": 2, "H": 5, "W": 500, "K": 3, "R": 5, "S": 401, "padding": (2, 200)}
+    for direction in DIRECTIONS:
+        layer = ConvLayer(**problem, direction=direction)
+        able = [c for c in DIRECT.all(layer, device) if not DIRECT.why_not(layer, device, c.params)]
+        assert any(not DIRECT.packed_bytes(layer, device, c.params) for c in able)
+        assert not any(DIRECT.workspace_bytes(layer, device, c.params) for c in able)
+        assert check_guarded(DIRECT, layer, device, operands(layer))
+
+
+def test_answers_do_not_depend_on_threads() -> None:
+    for direction in DIRECTIONS:
+        layer = edge("many channels", direction=direction)
+        a, b, *_ = operands(layer)
+        answers = []
+        for threads in (1, 2, 5):
+            device = CPU.current(threads)
+            params = DIRECT.all(layer, device)[-1].params
+            out = np.full(layer.output_shape, np.nan, np.float32)
+            DIRECT.build(layer, device, params).run(a, b, out, None, None, device.buffer(0))
+            answers.append(out)
+        assert all(np.array_equal(answers[0], answer) for answer in answers)
+
+
+def test_tiles_cover_an_axis_once_and_merge_what_is_alike() -> None:
+    axis = Axis(size=56, count=56, step=1, first=-1, gap=1, taps=(0, 1, 2))
+    runs = tiles(axis, 14)
+    assert [(run.start, run.tiles, run.length) for run in runs] == [(0, 1, 14), (14, 2, 14), (42, 1, 14)]
+    assert runs[0].pattern == ((False, *[True] * 13), (True,) * 14, (True,) * 14)
+    covered = [r.start + n for r in tiles(axis, 9) for n in range(r.tiles * r.length)]
+    assert covered == list(range(56))
+
+
+def test_a_strided_gradient_is_one_correlation_for_each_residue() -> None:
+    layer = edge("strided", direction="dgrad")
+    parts = correlations(layer)
+    assert len(parts) == 4
+    assert sum(c.rows.count * c.columns.count for c in parts) == layer.H * layer.W
+    assert sum(len(c.rows.taps) * len(c.columns.taps) for c in parts) == layer.R * layer.S
