@@ -89,7 +89,8 @@ class Algorithm(ABC):
     `exact` says that sums are only reordered, so that the error bound is a direct sum's.
     `spreads_nonfinite` says that a NaN or infinity in the input may reach outputs whose receptive
     field does not hold it. `vendor` names the library an adapter calls, for `vendors=` to switch;
-    `pool` whose threads it runs on, since the idle spinning of one pool slows another down.
+    `pool` whose threads it runs on, since the idle spinning of one pool slows another down;
+    `stands_in_for` the faster algorithm it replaces where that one cannot run.
     """
 
     name: ClassVar[str]
@@ -99,6 +100,7 @@ class Algorithm(ABC):
     tf32: ClassVar[bool] = False
     vendor: ClassVar[str | None] = None
     pool: ClassVar[str] = ""
+    stands_in_for: ClassVar[str | None] = None
 
     @property
     @abstractmethod

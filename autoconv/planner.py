@@ -210,6 +210,7 @@ class _Request:
                 )
                 if reasons:
                     self.reasons[name] = reasons
+        self.spared = self._spared()
         self.budgets: dict[str, float | None] = {}  # of the last race each candidate was in
         self.timed = 0
 
@@ -217,6 +218,16 @@ class _Request:
         if algorithm.vendor is None or self.limits.vendors is None or algorithm.vendor in self.limits.vendors:
             return []
         return [f"{algorithm.vendor} is not among the vendors allowed (installed, loaded: see vendors=)"]
+
+    def _spared(self) -> dict[str, list[str]]:
+        """Candidates that can run, but whose better self can too: not worth timing, unless asked for by name."""
+        runs = {candidate.algorithm for name, candidate in self.candidates.items() if name not in self.reasons}
+        spared = {}
+        for name, candidate in self.candidates.items():
+            better = self.algorithms[candidate.algorithm].stands_in_for
+            if better in runs and name not in self.reasons:
+                spared[name] = [f"stands in for {better}, which runs this layer itself"]
+        return spared
 
     def answer(self, mode: str) -> Plan:
         if mode not in MODES:
@@ -245,7 +256,7 @@ class _Request:
         if mode in self.algorithms:
             family = [name for name, candidate in self.candidates.items() if candidate.algorithm == mode]
             ranked = ranking({name: found for name, found in facts.items() if name in family}, self.limits)
-            runnable = ranked or [name for name in self._estimated() if name in family]
+            runnable = ranked or [name for name in self._estimated(spared=True) if name in family]
             if not runnable:
                 raise PlanError(f"no candidate of {mode!r} can run {self.layer}:\n" + self._listed(family))
             return self._plan(runnable[0], "user", facts, runnable)
@@ -296,7 +307,7 @@ class _Request:
 
     def _wanted(self, facts: dict[str, Facts], mode: str) -> list[str]:
         names = list(self._expected) if mode == "profile" else self._estimated()[:HYBRID_CANDIDATES]
-        return [name for name in names if self._unknown(name, facts.get(name))]
+        return [name for name in names if name not in self.spared and self._unknown(name, facts.get(name))]
 
     def _unknown(self, name: str, facts: Facts | None) -> bool:
         """Whether there are no facts, or none for want of a budget that is larger now."""
@@ -322,7 +333,7 @@ class _Request:
         facts = self._measure(before)
         if self._incumbents(facts)[:1] == before[:1]:
             return facts
-        return self._measure(list(self._expected))
+        return self._measure([name for name in self._expected if name not in self.spared])
 
     def _measure(self, names: Sequence[str]) -> dict[str, Facts]:
         """Race these candidates and record the facts; the usable facts afterwards."""
@@ -354,9 +365,10 @@ class _Request:
         )
         return self._usable(self.cache.add(self.layer.key(), self.device.key, race))
 
-    def _estimated(self) -> list[str]:
+    def _estimated(self, spared: bool = False) -> list[str]:
         """The candidates that can run and satisfy the limits as far as is known, least estimate first."""
-        return [name for name, expected in self._expected.items() if not self.limits.why_not(expected)]
+        names = self._expected.keys() if spared else self._expected.keys() - self.spared.keys()
+        return [name for name in self._expected if name in names and not self.limits.why_not(self._expected[name])]
 
     @functools.cached_property
     def _expected(self) -> dict[str, Facts]:
@@ -390,7 +402,7 @@ class _Request:
             kernel=kernel,
             source=source,
             facts=facts,
-            reasons=self.reasons,
+            reasons=self.reasons | {name: why for name, why in self.spared.items() if name not in facts},
             ranking=ranked,
             limits=self.limits,
             timed=self.timed,

@@ -260,3 +260,12 @@ def test_explain_lists_every_candidate(cache: TuningCache) -> None:
         assert name in text
     assert f"> {made.candidate}" in text
     assert str(LAYER) in text
+
+
+def test_what_stands_in_for_a_better_one_is_not_timed_but_can_be_named(cache: TuningCache) -> None:
+    made = fresh(LAYER, cache=cache)
+    assert "numpy.direct" not in made.facts
+    assert made.reasons["numpy.direct"] == ["stands in for direct, which runs this layer itself"]
+    assert str(fresh(LAYER, "numpy.direct", cache=cache).candidate) == "numpy.direct"
+    alone = fresh(LAYER, device=FaultyCPU.having("none"), cache=cache)
+    assert "numpy.direct" in alone.facts

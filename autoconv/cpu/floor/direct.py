@@ -175,6 +175,7 @@ class Direct(FloorAlgorithm):
     """Rank-C updates, tap by tap, on shifted views of the input."""
 
     name = "numpy.direct"
+    stands_in_for = "direct"
     version = "1"
     kernel = DirectKernel
 

@@ -175,6 +175,7 @@ class Winograd(FloorAlgorithm):
     """F(m x m, r x r) on BLAS."""
 
     name = "numpy.winograd"
+    stands_in_for = "winograd"
     version = "1"
     spreads_nonfinite = True
     kernel = WinogradKernel
