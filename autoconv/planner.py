@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, get_args
 
-from autoconv.algorithm import Algorithm, Candidate
+from autoconv.algorithm import Candidate
 from autoconv.cpu.device import CPU
 from autoconv.device import Device
 from autoconv.errors import PlanError, RecordError
@@ -23,6 +23,7 @@ from autoconv.layer import ConvLayer
 from autoconv.measure import Event, Progress, measure
 from autoconv.plans import Plan, Source
 from autoconv.record import Facts, Limits, Race, Record, ranking
+from autoconv.survey import Survey, covered, note
 from autoconv.tuning_cache import TuningCache
 
 __all__ = ["Event", "Plan", "plan"]
@@ -108,7 +109,7 @@ def plan(
     if not isinstance(layer, ConvLayer):
         raise PlanError(f"layer is {type(layer).__name__}: a ConvLayer is wanted")
     limits = _limits(workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed)
-    request = _Request(layer, device, cache, limits, budget, isolate, progress)
+    request = _Request(layer, device, cache, limits, allowed, budget, isolate, progress)
     made = request.answer(mode)
     with _memo_lock:
         if made.timed:  # an answer found with more effort serves requests for less
@@ -193,49 +194,31 @@ class _Request:
     device: Device
     cache: TuningCache
     limits: Limits
+    vendors: frozenset[str]
     budget: float | None
     isolate: bool
     progress: Progress | None
 
     def __post_init__(self) -> None:
         self.algorithms = {algorithm.name: algorithm for algorithm in self.device.algorithms}
-        self.candidates: dict[str, Candidate] = {}
-        self.reasons: dict[str, list[str]] = {}
-        for algorithm in self.device.algorithms:
-            for candidate in algorithm.all(self.layer, self.device):
-                name = str(candidate)
-                self.candidates[name] = candidate
-                reasons = self._vendor_reasons(algorithm) + list(
-                    algorithm.why_not(self.layer, self.device, candidate.params)
-                )
-                if reasons:
-                    self.reasons[name] = reasons
-        self.spared = self._spared()
         self.budgets: dict[str, float | None] = {}  # of the last race each candidate was in
         self.timed = 0
 
-    def _vendor_reasons(self, algorithm: Algorithm) -> list[str]:
-        if algorithm.vendor is None or self.limits.vendors is None or algorithm.vendor in self.limits.vendors:
-            return []
-        return [f"{algorithm.vendor} is not among the vendors allowed (installed, loaded: see vendors=)"]
-
-    def _spared(self) -> dict[str, list[str]]:
-        """Candidates that can run, but whose better self can too: not worth timing, unless asked for by name."""
-        runs = {candidate.algorithm for name, candidate in self.candidates.items() if name not in self.reasons}
-        spared = {}
-        for name, candidate in self.candidates.items():
-            better = self.algorithms[candidate.algorithm].stands_in_for
-            if better in runs and name not in self.reasons:
-                spared[name] = [f"stands in for {better}, which runs this layer itself"]
-        return spared
+    @functools.cached_property
+    def survey(self) -> Survey:
+        """Made only when the records do not suffice, or somebody wants an explanation."""
+        return Survey(self.layer, self.device, self.vendors)
 
     def answer(self, mode: str) -> Plan:
         if mode not in MODES:
             return self._named(mode)
-        facts = self._usable(self._record())
-        if mode in ("profile", "hybrid"):
+        record = self._record()
+        facts = self._usable(record)
+        if mode in ("profile", "hybrid") and not self._suffices(record):
             facts = self._complete(facts, mode)
         ranked = ranking(facts, self.limits)
+        while ranked and not self._credible(ranked[0], facts[ranked[0]]):
+            del facts[ranked.pop(0)]
         if ranked:
             return self._plan(ranked[0], "profile" if self.timed else "cache", facts, ranked)
         if mode == "cached":
@@ -243,20 +226,23 @@ class _Request:
                 f"nothing recorded for {self.layer} on {self.device.key} satisfies the limits ({self.limits}): "
                 "tune the layer first, or use another mode"
             )
-        ranked = [name for name in self._estimated() if name not in facts or facts[name].unreached]
+        ranked = [n for n in self.survey.promising(self.limits) if n not in facts or facts[n].unreached]
         if ranked:
             return self._plan(ranked[0], "heuristic", facts, ranked)
-        raise PlanError(self._nothing(facts))
+        raise PlanError(
+            f"no candidate can run {self.layer} under {self.limits}:\n"
+            + self._listed(self.survey.candidates, {name: self.limits.why_not(found) for name, found in facts.items()})
+        )
 
     def _named(self, mode: str) -> Plan:
         """The plan for a candidate, or the best of a family, that the caller names."""
         if not isinstance(mode, str):
             raise PlanError(f"mode={mode!r}: allowed are {', '.join(MODES)}, or a candidate's name")
-        facts = self._usable(self._record())
+        facts, candidates = self._usable(self._record()), self.survey.candidates
         if mode in self.algorithms:
-            family = [name for name, candidate in self.candidates.items() if candidate.algorithm == mode]
+            family = [name for name, candidate in candidates.items() if candidate.algorithm == mode]
             ranked = ranking({name: found for name, found in facts.items() if name in family}, self.limits)
-            runnable = ranked or [name for name in self._estimated(spared=True) if name in family]
+            runnable = ranked or [name for name in self.survey.runnable(self.limits) if name in family]
             if not runnable:
                 raise PlanError(f"no candidate of {mode!r} can run {self.layer}:\n" + self._listed(family))
             return self._plan(runnable[0], "user", facts, runnable)
@@ -264,31 +250,53 @@ class _Request:
             name = str(Candidate.parse(mode))
         except RecordError:
             name = mode
-        if name not in self.candidates:
-            known = ", ".join(self.algorithms)
+        if name not in candidates:
             raise PlanError(
-                f"mode={mode!r}: allowed are {', '.join(MODES)}, an algorithm ({known}), "
-                f"or a candidate of this layer ({', '.join(self.candidates)})"
+                f"mode={mode!r}: allowed are {', '.join(MODES)}, an algorithm ({', '.join(self.algorithms)}), "
+                f"or a candidate of this layer ({', '.join(candidates)})"
             )
-        if self.reasons.get(name):
-            raise PlanError(f"{name} cannot run {self.layer}: {'; '.join(self.reasons[name])}")
+        if name in self.survey.reasons:
+            raise PlanError(f"{name} cannot run {self.layer}: {'; '.join(self.survey.reasons[name])}")
         return self._plan(name, "user", facts, [name])
 
     def _record(self) -> Record | None:
         return self.cache.load(self.layer.key(), self.device.key)
 
     def _usable(self, record: Record | None) -> dict[str, Facts]:
-        """The recorded facts of candidates that exist today, can run, and have not changed since."""
-        facts = record.facts() if record is not None else {}
-        for race in record.races if record is not None else ():
+        """The recorded facts of candidates whose algorithms exist today, may be used, and are unchanged."""
+        if record is None:
+            return {}
+        for race in record.races:
             self.budgets |= dict.fromkeys(race.facts, race.budget)
-        return {
-            name: found
-            for name, found in facts.items()
-            if name in self.candidates
-            and not self.reasons.get(name)
-            and found.version == self.algorithms[self.candidates[name].algorithm].version
-        }
+        usable = {}
+        for name, found in record.facts().items():
+            algorithm = self.algorithms.get(name.partition("[")[0])
+            if algorithm is None or found.version != algorithm.version:
+                continue
+            if algorithm.vendor is None or algorithm.vendor in self.vendors:
+                usable[name] = found
+        return usable
+
+    def _credible(self, name: str, facts: Facts) -> bool:
+        """Whether a recorded candidate can run today, and is what the record says: it may be of any origin."""
+        candidate = Candidate.parse(name)
+        algorithm, params = self.algorithms[candidate.algorithm], candidate.params
+        try:
+            return (
+                not algorithm.why_not(self.layer, self.device, params)
+                and algorithm.workspace_bytes(self.layer, self.device, params) == facts.workspace
+                and algorithm.packed_bytes(self.layer, self.device, params) == facts.packed
+            )
+        except (ArithmeticError, LookupError, TypeError, ValueError):  # parameters it never heard of
+            return False
+
+    def _suffices(self, record: Record | None) -> bool:
+        """Whether a race under today's versions left nothing to ask about."""
+        return (
+            record is not None
+            and not self._stale(record)
+            and any(covered(race.covers, self.device, self.vendors) for race in record.races)
+        )
 
     def _complete(self, facts: dict[str, Facts], mode: str) -> dict[str, Facts]:
         """The facts, after timing what the mode wants known and the records do not hold."""
@@ -302,12 +310,13 @@ class _Request:
             wanted = self._wanted(facts, mode)
             if wanted:
                 incumbents = [name for name in self._incumbents(facts) if name not in wanted]
-                facts = self._measure(wanted + incumbents)
+                facts = self._measure(wanted + incumbents, facts)
         return facts
 
     def _wanted(self, facts: dict[str, Facts], mode: str) -> list[str]:
-        names = list(self._expected) if mode == "profile" else self._estimated()[:HYBRID_CANDIDATES]
-        return [name for name in names if name not in self.spared and self._unknown(name, facts.get(name))]
+        survey = self.survey
+        names = survey.promising() if mode == "profile" else survey.promising(self.limits)[:HYBRID_CANDIDATES]
+        return [name for name in names if self._unknown(name, facts.get(name))]
 
     def _unknown(self, name: str, facts: Facts | None) -> bool:
         """Whether there are no facts, or none for want of a budget that is larger now."""
@@ -330,31 +339,30 @@ class _Request:
     def _recheck(self, facts: dict[str, Facts]) -> dict[str, Facts]:
         """Time the winner and the runner-up once more; all of them if the order no longer holds."""
         before = self._incumbents(facts)
-        facts = self._measure(before)
+        facts = self._measure(before, facts)
         if self._incumbents(facts)[:1] == before[:1]:
             return facts
-        return self._measure([name for name in self._expected if name not in self.spared])
+        return self._measure(self.survey.promising(), facts)
 
-    def _measure(self, names: Sequence[str]) -> dict[str, Facts]:
+    def _measure(self, names: Sequence[str], known: dict[str, Facts]) -> dict[str, Facts]:
         """Race these candidates and record the facts; the usable facts afterwards."""
-        free = self.device.memory_available()
+        survey, free = self.survey, self.device.memory_available()
         found: dict[str, Facts] = {}
         entrants = []
         for name in names:
-            candidate = self.candidates[name]
-            algorithm = self.algorithms[candidate.algorithm]
-            need = algorithm.workspace_bytes(self.layer, self.device, candidate.params)
-            need += algorithm.packed_bytes(self.layer, self.device, candidate.params)
-            if need > free // 2:
+            expected = survey.expected[name]
+            if (need := expected.workspace + expected.packed) > free // 2:
                 failure = f"not enough memory: needs {need >> 20} MiB, and {free >> 20} MiB are free"
-                found[name] = Facts(version=algorithm.version, failure=failure, vendor=algorithm.vendor)
+                found[name] = Facts(version=expected.version, failure=failure, vendor=expected.vendor)
             else:
-                entrants.append(candidate)
+                entrants.append(survey.candidates[name])
         if self.isolate:
             found |= _worker(self.device).measure(self.layer, entrants, budget=self.budget, progress=self.progress)
         else:
             found |= measure(self.layer, self.device, entrants, budget=self.budget, progress=self.progress)
         self.timed += sum(facts.failure is None for facts in found.values())
+        known = known | found
+        complete = all(name in known and not known[name].unreached for name in survey.promising())
         race = Race(
             id=uuid.uuid4().hex,
             when=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -362,60 +370,28 @@ class _Request:
             isolated=self.isolate,
             budget=self.budget,
             facts=found,
+            covers=note(self.device, self.vendors) if complete else "",
         )
         return self._usable(self.cache.add(self.layer.key(), self.device.key, race))
 
-    def _estimated(self, spared: bool = False) -> list[str]:
-        """The candidates that can run and satisfy the limits as far as is known, least estimate first."""
-        names = self._expected.keys() if spared else self._expected.keys() - self.spared.keys()
-        return [name for name in self._expected if name in names and not self.limits.why_not(self._expected[name])]
-
-    @functools.cached_property
-    def _expected(self) -> dict[str, Facts]:
-        """What the algorithms themselves predict of the candidates that can run, least estimate first."""
-        found = {}
-        for name, candidate in self.candidates.items():
-            algorithm, params = self.algorithms[candidate.algorithm], candidate.params
-            if self.reasons.get(name):
-                continue
-            packed = algorithm.packed_bytes(self.layer, self.device, params)
-            found[name] = Facts(
-                version=algorithm.version,
-                time=algorithm.estimate(self.layer, self.device, params),
-                pack=2 * packed / self.device.bandwidth(),  # the filters stream in, the packed ones out
-                workspace=algorithm.workspace_bytes(self.layer, self.device, params),
-                packed=packed,
-                error=algorithm.bound(self.layer, params),
-                deterministic=algorithm.deterministic,
-                tf32=algorithm.tf32,
-                vendor=algorithm.vendor,
-            )
-        return dict(sorted(found.items(), key=lambda item: (self.limits.cost(item[1]), item[0])))
-
     def _plan(self, name: str, source: Source, facts: dict[str, Facts], ranked: list[str]) -> Plan:
-        candidate = self.candidates[name]
-        kernel = self.algorithms[candidate.algorithm].build(self.layer, self.device, candidate.params)
+        candidate = Candidate.parse(name)
+        algorithm = self.algorithms[candidate.algorithm]
         return Plan(
             layer=self.layer,
             device=self.device,
             candidate=candidate,
-            kernel=kernel,
+            kernel=algorithm.build(self.layer, self.device, candidate.params),
             source=source,
             facts=facts,
-            reasons=self.reasons | {name: why for name, why in self.spared.items() if name not in facts},
+            survey=lambda: self.survey,
             ranking=ranked,
             limits=self.limits,
             timed=self.timed,
         )
 
-    def _nothing(self, facts: dict[str, Facts]) -> str:
-        out = dict(self.reasons)
-        for name, found in facts.items():
-            out[name] = self.limits.why_not(found)
-        return f"no candidate can run {self.layer} under {self.limits}:\n" + self._listed(self.candidates, out)
-
     def _listed(self, names: Iterable[str], reasons: dict[str, list[str]] | None = None) -> str:
-        reasons = self.reasons if reasons is None else reasons
+        reasons = self.survey.spared | self.survey.reasons | (reasons or {})
         return "\n".join(f"  {name}: {'; '.join(reasons.get(name, ['not tried']))}" for name in names)
 
 

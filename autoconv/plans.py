@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from autoconv.device import Device
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer
 from autoconv.record import Facts, Limits
+from autoconv.survey import Survey
 
 Source = Literal["profile", "cache", "heuristic", "user"]
 
@@ -45,8 +47,6 @@ class Plan:
         Candidates timed to make this plan; 0 when the records sufficed.
     facts : dict of Facts
         What is recorded of every candidate, by its name.
-    reasons : dict of lists of str
-        Why the others were out.
     ranking : list of str
         The candidates that satisfy the limits, best first.
     """
@@ -60,13 +60,14 @@ class Plan:
         source: Source,
         *,
         facts: Mapping[str, Facts],
-        reasons: Mapping[str, list[str]],
+        survey: Callable[[], Survey],
         ranking: list[str],
         limits: Limits,
         timed: int = 0,
     ) -> None:
         self.layer, self.device, self.candidate, self.source = layer, device, candidate, source
-        self.facts, self.reasons, self.ranking = dict(facts), dict(reasons), list(ranking)
+        self.facts, self.ranking = dict(facts), list(ranking)
+        self._survey = survey
         self.limits, self.timed = limits, timed
         self._kernel = kernel
         self._binding = (layer, candidate, device)
@@ -86,10 +87,16 @@ class Plan:
             self._kernel,
             "cache",
             facts=self.facts,
-            reasons=self.reasons,
+            survey=self._survey,
             ranking=self.ranking,
             limits=self.limits,
         )
+
+    @functools.cached_property
+    def reasons(self) -> dict[str, list[str]]:
+        """Why candidates cannot run, or were not worth timing."""
+        survey = self._survey()
+        return survey.reasons | {name: why for name, why in survey.spared.items() if name not in self.facts}
 
     @property
     def workspace_bytes(self) -> int:

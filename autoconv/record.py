@@ -104,7 +104,7 @@ class Race:
 
     `id` is a uuid4 in hex, `when` its start (UTC, `2026-11-20T12:00:00+00:00`), `versions` the
     software of the device, `isolated` whether a worker process ran it, `budget` in seconds, and
-    `facts` go by `str(candidate)`.
+    `facts` go by `str(candidate)`. `covers` notes the survey after which nothing was left to time.
     """
 
     id: str
@@ -113,6 +113,7 @@ class Race:
     isolated: bool
     budget: float | None
     facts: dict[str, Facts]
+    covers: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -354,6 +355,7 @@ _RACE: dict[str, Check] = {
     "isolated": _truth,
     "budget": lambda v: v is None or _number(v),
     "facts": lambda v: type(v) is dict and len(v) <= MAX_CANDIDATES,
+    "covers": lambda v: v == "" or _text(v),
 }
 _RECORD: dict[str, Check] = {
     "layer": _text,

@@ -17,6 +17,8 @@ from autoconv.cpu.floor.direct import Direct
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
 
+SIZE = 64  # bytes of workspace
+
 
 def beyond(array: Array, value: float = 1.0) -> None:
     """Write one float right behind the end of an array."""
@@ -59,7 +61,7 @@ class FaultyKernel(Kernel):
 class Faulty(Algorithm):
     """Right but for one fault; `size` is the workspace it asks for."""
 
-    def __init__(self, fault: str, size: int = 64, version: str = "1", seconds: float = 1.0) -> None:
+    def __init__(self, fault: str, size: int = SIZE, version: str = "1", seconds: float = 1e-6) -> None:
         self.name, self._fault, self._size, self._version = f"faulty.{fault}", fault, size, version  # type: ignore[misc]
         self._seconds = seconds
 

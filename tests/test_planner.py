@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from faulty import FaultyCPU
+from faulty import SIZE, FaultyCPU
 
 from autoconv import isolate, planner
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
-from autoconv.record import Facts
+from autoconv.record import Facts, Race
+from autoconv.survey import note
 from autoconv.tuning_cache import TuningCache
 
 LAYER = ConvLayer(N=1, C=4, H=10, W=9, K=6, R=3, S=3, padding=1)
@@ -73,12 +75,11 @@ def test_other_limits_choose_anew_without_timing(cache: TuningCache) -> None:
 
 def rigged(cache: TuningCache, **facts: Facts) -> FaultyCPU:
     """A device whose record says what the test wants."""
-    from autoconv.record import Race
-
     device = FaultyCPU.having(*facts)
-    found = {f"faulty.{name}": fact for name, fact in facts.items()}
+    found = {f"faulty.{name}": replace(fact, version="1", samples=9) for name, fact in facts.items()}
     found["numpy.direct"] = Facts(version="1", time=1.0, samples=9)
-    race = Race("0" * 32, "2026-01-01T00:00:00+00:00", device.versions, False, None, found)
+    covers = note(device, frozenset())
+    race = Race("0" * 32, "2026-01-01T00:00:00+00:00", device.versions, False, None, found, covers)
     cache.add(LAYER.key(), device.key, race)
     return device
 
@@ -88,7 +89,8 @@ def rigged(cache: TuningCache, **facts: Facts) -> FaultyCPU:
     [
         ({}, "faulty.none"),
         ({"weights": "constant"}, "faulty.slow"),
-        ({"workspace_limit": 100}, "faulty.raises"),
+        ({"workspace_limit": SIZE - 1}, "numpy.direct"),
+        ({"workspace_limit": SIZE}, "faulty.none"),
         ({"tolerance": 1e-7}, "numpy.direct"),
         ({"deterministic": True}, "faulty.raises"),
     ],
@@ -96,12 +98,25 @@ def rigged(cache: TuningCache, **facts: Facts) -> FaultyCPU:
 def test_each_limit_finds_its_own_winner(cache: TuningCache, limits: dict[str, Any], winner: str) -> None:
     device = rigged(
         cache,
-        none=Facts(version="1", time=0.1, samples=9, workspace=1000, error=1e-6, deterministic=False),
-        slow=Facts(version="1", time=0.05, pack=0.5, samples=9, workspace=200, error=1e-6, deterministic=False),
-        raises=Facts(version="1", time=0.2, samples=9, workspace=64, error=1e-6),
+        none=Facts("1", time=0.1, workspace=SIZE, error=1e-6, deterministic=False),
+        slow=Facts("1", time=0.05, pack=0.5, workspace=SIZE, error=1e-6, deterministic=False),
+        raises=Facts("1", time=0.2, workspace=SIZE, error=1e-6),
     )
     made = fresh(LAYER, device=device, cache=cache, **limits)
     assert (str(made.candidate), made.timed) == (winner, 0)
+
+
+def test_a_recorded_candidate_that_is_not_what_it_says_is_passed_over(cache: TuningCache) -> None:
+    device = CPU.current()
+    names = ["numpy.gemm[tile=7]", "numpy.gemm[tile=image]", "winograd[m=99]", "winograd[rows=-1]", "direct[BK=3]"]
+    names += ["numpy.winograd[m=1000,r=3]", "pixel", "depthwise[BH=0,NV=0,nt=0]", "numpy.fft[tile=x]", "gone[a=1]"]
+    versions = {algorithm.name: algorithm.version for algorithm in device.algorithms}
+    found = {name: Facts(versions.get(name.partition("[")[0], "1"), time=0.01, workspace=3) for name in names}
+    found["numpy.direct"] = Facts(versions["numpy.direct"], time=1.0)
+    race = Race("1" * 32, "2026-01-02T00:00:00+00:00", device.versions, False, None, found, note(device, frozenset()))
+    cache.add(LAYER.key(), device.key, race)
+    for mode in ("cached", "profile"):
+        assert str(fresh(LAYER, mode, device=device, cache=cache).candidate) == "numpy.direct"
 
 
 def test_hybrid_times_a_few_and_profile_then_the_rest(cache: TuningCache) -> None:
