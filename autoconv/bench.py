@@ -189,7 +189,8 @@ class Suite:
         ]
         reasons += [f"{row.name}: {name}: {why}" for row in self.rows for name, why in row.failures.items()]
         if setting.restrictions:
-            reasons.append("not at default settings: " + " ".join(f"{k}={v}" for k, v in setting.restrictions.items()))
+            held = " ".join(f"{name}={value}" for name, value in setting.restrictions.items())
+            reasons.append(f"torch is not at its default settings ({held}), and ONNX Runtime cannot be held likewise")
         if self.interrupted or len(self.rows) < self.layers:
             reasons.append(f"interrupted after {len(self.rows)} of {self.layers} layers")
         return reasons
@@ -210,6 +211,11 @@ class Setting:
     rounds: int = 9
     restrictions: Mapping[str, str] = field(default_factory=dict)
     isolate: bool = True
+
+    @property
+    def exact(self) -> bool:
+        """Whether ours are exact algorithms only."""
+        return isinstance(self.device, ExactCPU)
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,24 @@ INK, MUTED = "#222222", "#777777"
 COLOURS = dict(zip(KINDS, ("#0b6fa4", "#5b8c2a", "#c46a00", "#8a4f9e", "#6b7280"), strict=True))
 
 
+def versions(suite: Suite) -> str:
+    """The libraries that took part."""
+    peers = [PEERS[name] for name in suite.setting.peers]
+    return ", ".join(dict.fromkeys(f"{peer.packages[0]} {peer.version}" for peer in peers)) or "nobody"
+
+
 def caption(suite: Suite) -> list[str]:
     """How to read the table, and who took part."""
     setting = suite.setting
-    versions = {PEERS[name].packages[0]: PEERS[name].version for name in setting.peers if name in PEERS}
-    memory = "a fresh output in every run" if setting.fresh else "out= given to ours and to ONNX Runtime"
-    weights = "constant: transformed beforehand" if setting.constant else "varying: transformed in every run"
+    ours = "ours: only exact algorithms, " if setting.exact else "ours: "
+    weights = "constant, transformed beforehand" if setting.constant else "varying, transformed in every run"
+    given = " and to ONNX Runtime" if "onnxruntime" in setting.peers else ""
+    memory = "a fresh output in every run" if setting.fresh else f"out= given to ours{given}"
+    filters = "" if setting.direction == "wgrad" else f"filters {weights}; "
     return [
-        f"on {setting.device.name}; peers with {setting.device.threads} threads: "
-        + ", ".join(f"{name} {version}" for name, version in versions.items()),
-        f"filters {weights}; {memory}; torch has no out= and always makes a new output; vendors off",
-        "ours: NCHW arrays in and out, conversions in the time; torch_cl: channels_last tensors, made before",
+        f"on {setting.device.name}, against {versions(suite)}, with as many threads each; vendors off",
+        f"{ours}NCHW arrays in and out, conversions in the time; torch_cl: channels_last tensors, made before",
+        f"{filters}{memory}; torch has no out= and always makes a new one; caches as the run before left them",
         f"ratios: the peer's time over ours, above 1 ours is faster; median of {setting.rounds} interleaved rounds "
         "[95 % interval]",
     ]
@@ -112,7 +119,8 @@ def to_json(suite: Suite) -> dict[str, Any]:
         "direction": setting.direction,
         "device": {"name": setting.device.name, "key": setting.device.key, "versions": setting.device.versions},
         "threads": setting.device.threads,
-        "peers": {name: PEERS[name].version for name in setting.peers if name in PEERS},
+        "peers": {name: PEERS[name].version for name in setting.peers},
+        "exact": setting.exact,
         "weights": "constant" if setting.constant else "varying",
         "fresh": setting.fresh,
         "rounds": setting.rounds,
@@ -181,9 +189,7 @@ def _panel(axes: Any, suite: Suite) -> None:
     result = f": geometric mean {mean.median:.2f}" if mean else ""
     title = f"{suite.name}, batch {suite.batch}, {suite.setting.direction}{result}"
     axes.set_title(title + (" (INCOMPLETE)" if suite.incomplete else ""), fontsize=11, loc="left", pad=18)
-    versions = {PEERS[name].packages[0]: PEERS[name].version for name in suite.setting.peers if name in PEERS}
-    peers = ", ".join(f"{name} {version}" for name, version in versions.items())
-    subtitle = f"{suite.setting.device.name}; against {peers}"
+    subtitle = f"{suite.setting.device.name}; against {versions(suite)}"
     axes.text(0, 1, subtitle, transform=axes.transAxes, va="bottom", fontsize=8, color=MUTED)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="y", length=0)

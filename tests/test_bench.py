@@ -11,6 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def test_whatever_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         "torch, channels_last did not take part",
         "ONNX Runtime did not take part: onnx not installed",
         "layer: torch: it broke",
-        "not at default settings: ONEDNN_MAX_CPU_ISA=AVX2",
+        "torch is not at its default settings (ONEDNN_MAX_CPU_ISA=AVX2), and ONNX Runtime cannot be held likewise",
         "interrupted after 1 of 2 layers",
     ]
 
@@ -367,7 +368,18 @@ def test_the_table_has_layers_means_losses_sums_and_versions(capsys: pytest.Capt
     assert "sum of the layers, each measured alone: autoconv 5 ms" in text
     assert "\n  all " in text
     assert "vendors off" in text
+    assert "exact" not in text
     assert "INCOMPLETE" not in text
+
+
+def test_the_caption_says_what_was_asked_for() -> None:
+    exact = replace(setting("torch", constant=False, fresh=True), device=ExactCPU(1, "generic"))
+    text = "\n".join(bench_report.caption(Suite("Tiny", 1, exact, 0, False)))
+    for part in ("only exact algorithms", "varying, transformed in every run", "a fresh output in every run"):
+        assert part in text
+    gradient = "\n".join(bench_report.caption(Suite("Tiny", 1, setting("torch", direction="wgrad"), 0, False)))
+    assert "filters" not in gradient
+    assert "ONNX" not in gradient
 
 
 def test_incomplete_stands_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:
