@@ -96,7 +96,11 @@ class Plan:
     def reasons(self) -> dict[str, list[str]]:
         """Why candidates cannot run, or were not worth timing."""
         survey = self._survey()
-        return survey.reasons | {name: why for name, why in survey.spared.items() if name not in self.facts}
+        untimed = {name: facts for name, facts in survey.expected.items() if name not in self.facts}
+        return survey.reasons | {
+            name: survey.spared.get(name, [f"not timed; estimated at {_seconds(expected.time)}"])
+            for name, expected in untimed.items()
+        }
 
     @property
     def workspace_bytes(self) -> int:
@@ -246,24 +250,26 @@ class Plan:
             f"  on {self.device.name}",
             f"  {self.candidate}, from {self.source}"
             + (f" ({self.timed} candidates timed)" if self.timed else " (nothing timed)"),
-            "",
-            f"  {'candidate':<34} {'time':>9} {'pack':>9} {'GFLOP/s':>8} {'spread':>7} {'error':>8} {'workspace':>10}",
         ]
         rank = {name: place for place, name in enumerate(self.ranking)}
         timed = {name: facts for name, facts in self.facts.items() if facts.failure is None}
+        out = {name: str(facts.failure) for name, facts in self.facts.items() if facts.failure is not None}
+        out |= {name: "; ".join(why) for name, why in self.reasons.items() if name not in timed}
+        width = max(map(len, [*timed, *out]), default=0)
+        if timed:
+            titles = f"{'time':>9} {'pack':>9} {'GFLOP/s':>8} {'spread':>7} {'error':>8} {'workspace':>10}"
+            lines += ["", f"  {'candidate':<{width}} {titles}"]
         for name in sorted(timed, key=lambda name: (rank.get(name, len(rank)), timed[name].time, name)):
             facts = timed[name]
             against = self.reasons.get(name) or limits.why_not(facts)
             lines.append(
-                f"{'>' if name == str(self.candidate) else ' '} {name:<34} {_seconds(facts.time):>9} "
+                f"{'>' if name == str(self.candidate) else ' '} {name:<{width}} {_seconds(facts.time):>9} "
                 f"{_seconds(facts.pack):>9} {layer.flops / facts.time / 1e9:>8.1f} {facts.spread:>7.1%} "
                 f"{facts.error:>8.1e} {_size(limits.workspace(facts)):>10}"
                 + (f"  out: {'; '.join(against)}" if against else "")
             )
-        out = {name: facts.failure for name, facts in self.facts.items() if facts.failure is not None}
-        out |= {name: "; ".join(why) for name, why in self.reasons.items() if name not in timed}
         if out:
-            lines += ["", "  out:"] + [f"  {name:<34} {why}" for name, why in sorted(out.items())]
+            lines += ["", "  out:"] + [f"  {name:<{width}} {why}" for name, why in sorted(out.items())]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
