@@ -10,7 +10,7 @@ import pytest
 from guards import check_guarded
 from layers import EDGES, TAILS, edge, operands
 
-from autoconv.cpu import compiler
+from autoconv.cpu import compiler, direct_wgrad, direct_wgrad_packed
 from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
 from autoconv.cpu.direct import Direct, tiles
 from autoconv.cpu.pieces import Axis, correlations
@@ -49,12 +49,14 @@ def test_tails_of_channels_and_pixels(instruction_set: str, layout: str, directi
 
 def test_some_candidate_needs_no_memory_even_for_enormous_filters() -> None:
     device = CPU.current()
-    problem = {"N": 1, "C": 2, "H": 5, "W": 500, "K": 3, "R": 5, "S": 401, "padding": (2, 200)}
+    problem = {"N": 1, "C": 2, "H": 3, "W": 500, "K": 3, "R": 1, "S": 401, "padding": (0, 200)}
     for direction in DIRECTIONS:
         layer = ConvLayer(**problem, direction=direction)
         able = [c for c in DIRECT.all(layer, device) if not DIRECT.why_not(layer, device, c.params)]
-        assert any(not DIRECT.packed_bytes(layer, device, c.params) for c in able)
-        assert not any(DIRECT.workspace_bytes(layer, device, c.params) for c in able)
+        ways = (DIRECT.workspace_bytes, DIRECT.packed_bytes)
+        assert 0 in [sum(bytes_of(layer, device, c.params) for bytes_of in ways) for c in able]
+        if direction != "wgrad":
+            assert len(able) < len(DIRECT.all(layer, device))
         assert check_guarded(DIRECT, layer, device, operands(layer))
 
 
@@ -67,7 +69,9 @@ def test_answers_do_not_depend_on_threads() -> None:
             device = CPU.current(threads)
             params = DIRECT.all(layer, device)[-1].params
             out = np.full(layer.output_shape, np.nan, np.float32)
-            DIRECT.build(layer, device, params).run(a, b, out, None, None, device.buffer(0))
+            kernel = DIRECT.build(layer, device, params)
+            assert not kernel.packed_bytes
+            kernel.run(a, b, out, None, None, device.buffer(kernel.workspace_bytes))
             answers.append(out)
         assert all(np.array_equal(answers[0], answer) for answer in answers)
 
@@ -87,3 +91,13 @@ def test_a_strided_gradient_is_one_correlation_for_each_residue() -> None:
     assert len(parts) == 4
     assert sum(c.rows.count * c.columns.count for c in parts) == layer.H * layer.W
     assert sum(len(c.rows.taps) * len(c.columns.taps) for c in parts) == layer.R * layer.S
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("instruction_set", HERE)
+def test_filter_gradients_in_many_strips(instruction_set: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (direct_wgrad, direct_wgrad_packed):
+        monkeypatch.setattr(module, "STRIP_BYTES", 1024)
+    device = CPU.current(2, instruction_set)
+    layer = edge("dilated strided", C=18, K=21, N=3, dtype=dtype, direction="wgrad")
+    assert check_guarded(DIRECT, layer, device, operands(layer)) == 2

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
-from autoconv.cpu.direct_wgrad import emit_wgrad, wgrad_blocking, wgrad_tile
+from autoconv.cpu.direct_wgrad import emit_wgrad, wgrad_blocking, wgrad_candidates
+from autoconv.cpu.direct_wgrad_packed import emit_wgrad_packed, packed_blocking
 from autoconv.cpu.ir import DTYPES, Function, Module, Type, Value, i64, ptr, widened
 from autoconv.cpu.pieces import Axis, Correlation, Tail, correlations, store_tile
 from autoconv.cpu.pool import RUN, TASK, GeneratedKernel, launch, operands
@@ -347,13 +348,12 @@ class Direct(Algorithm):
 
     @property
     def version(self) -> str:
-        return compiler.version("direct", "direct_wgrad", "pieces")
+        return compiler.version("direct", "direct_wgrad", "direct_wgrad_packed", "pieces")
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
         if layer.direction == "wgrad":
-            BK, BC = wgrad_tile(layer, device.instruction_set)
-            return [{"BK": BK, "BC": BC}]
+            return wgrad_candidates(layer, device.instruction_set)
         c = max(pieces_of(layer), key=lambda c: c.macs)
         lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
 
@@ -375,6 +375,13 @@ class Direct(Algorithm):
             reasons.append(f"unrolls to {work} multiply-adds, more than {UNROLLED}")
         return reasons
 
+    def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
+        if layer.direction != "wgrad" or layer.layout == "NHWC" or params["lanes"] == "pixels":
+            return 0
+        assert isinstance(device, CPU)
+        packed = packed_blocking(layer, device.threads, int(params["BK"]), int(params["BC"]))
+        return device.threads * packed.thread_bytes(layer)
+
     def packed_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
         if params.get("filters") != "packed":
             return 0
@@ -390,7 +397,12 @@ class Direct(Algorithm):
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         assert isinstance(device, CPU)
         if layer.direction == "wgrad":
-            b = wgrad_blocking(layer, device.instruction_set, device.threads, int(params["BK"]), int(params["BC"]))
+            BK, BC = int(params["BK"]), int(params["BC"])
+            if needed := self.workspace_bytes(layer, device, params):
+                packed = packed_blocking(layer, device.threads, BK, BC)
+                program = compiler.build(emit_wgrad_packed, device.instruction_set, layer, packed)
+                return GeneratedKernel(program, device.threads, needed)
+            b = wgrad_blocking(layer, device.instruction_set, device.threads, BK, BC)
             return GeneratedKernel(compiler.build(emit_wgrad, device.instruction_set, layer, b), device.threads)
         program = compiler.build(emit, device.instruction_set, layer, blocked(layer, device, params))
         return GeneratedKernel(program, device.threads, 0, self.packed_bytes(layer, device, params))

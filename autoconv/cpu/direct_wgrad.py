@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from autoconv.algorithm import Params
 from autoconv.cpu.ir import DTYPES, Function, Module, Type, Value, i32, i64, ptr, widened
 from autoconv.cpu.pieces import Axis, Correlation, correlations
 from autoconv.cpu.pool import RUN, TASK, launch, operands
@@ -40,7 +41,7 @@ def forward(layer: ConvLayer) -> Correlation:
     return replace(c, rows=replace(h, size=1, count=1), columns=replace(w, size=h.size * w.size, count=h.size * w.size))
 
 
-def _positions(k: Function, axis: Axis, tap: Value) -> tuple[Value, Value, Value]:
+def positions(k: Function, axis: Axis, tap: Value) -> tuple[Value, Value, Value]:
     """Outputs low .. high - 1 see an input through a tap; and the input that output 0 meets, maybe outside."""
     offset = tap * axis.gap + axis.first
     low = (k.max(0 - offset, 0) + (axis.step - 1)) // axis.step
@@ -48,15 +49,20 @@ def _positions(k: Function, axis: Axis, tap: Value) -> tuple[Value, Value, Value
     return low, high, offset
 
 
-class _Tile:
-    """Writes the sum of one register tile over the pixels of a strip, for one tap."""
+class Tile:
+    """Writes the sum of one register tile over the pixels of a strip, for one tap.
 
-    def __init__(self, m: Module, c: Correlation, element: Type, filters: int, channels: int, lanes_are_pixels: bool):
+    `stored` is the type of x and dw as the tile sees them, which may be packed copies; c tells where they lie.
+    """
+
+    def __init__(
+        self, m: Module, c: Correlation, element: Type, stored: Type, tile: tuple[int, int], lanes_are_pixels: bool
+    ) -> None:
         self.c, self.m, self.element = c, m, element
         self.lanes = m.lanes(element)
-        self.filters, self.channels = filters, channels
-        #        x,            dy,           dw,           images, rows from, to, columns from, to, channels left, add
-        types = (ptr(element), ptr(element), ptr(element), i64, i64, i64, i64, i64, i64, i64)
+        self.filters, self.channels = tile
+        #        x,           dy,           dw,          images, rows from, to, columns from, to, channels left, add
+        types = (ptr(stored), ptr(element), ptr(stored), i64, i64, i64, i64, i64, i64, i64)
         self.k = m.function(f"tile_{len(m.functions)}", *types, internal=True)
         if lanes_are_pixels:
             self._pixels()
@@ -129,7 +135,7 @@ class _Tile:
             x, dy = x + q * (c.columns.step * c.input.column), dy + q * c.output.column
             xs = [k.load(x + v * lanes, lanes, mask=masks[v]) for v in range(vectors)]
             for i, row in enumerate(sums):
-                d = k.broadcast(dy + i, lanes)
+                d = k.broadcast(dy + i * c.output.channel, lanes)
                 for acc, pixel in zip(row, xs, strict=True):
                     acc.fma(d, pixel)
         for i, row in enumerate(sums):
@@ -140,6 +146,11 @@ class _Tile:
                 k.store(acc.get(), place, mask=mask)
 
 
+def sizes(total: int, tile: int) -> list[tuple[int, int]]:
+    """(size, number) of the whole tiles of an extent, and of what is left."""
+    return [s for s in ((tile, total // tile), (total % tile, 1)) if all(s)]
+
+
 def emit_wgrad(instruction_set: str, layer: ConvLayer, b: WgradBlocking) -> Module:
     """`run` of a gradient of the filters: operand a is x, b is dy, out is dw."""
     m = Module(instruction_set)
@@ -147,13 +158,9 @@ def emit_wgrad(instruction_set: str, layer: ConvLayer, b: WgradBlocking) -> Modu
     element = DTYPES[layer.dtype]
     pixels = layer.layout == "NCHW"
 
-    def sizes(total: int, tile: int) -> list[tuple[int, int]]:
-        """(size, number) of the whole tiles of an extent, and of what is left."""
-        return [s for s in ((tile, total // tile), (total % tile, 1)) if all(s)]
-
     channel_sizes = sizes(c.C, b.BC) if pixels else [(b.BC, math.ceil(c.C / b.BC))]
     kinds = [(f, g) for f, _ in sizes(c.K, b.BK) for g, _ in channel_sizes]
-    tiles = {kind: _Tile(m, c, element, *kind, lanes_are_pixels=pixels).k for kind in kinds}
+    tiles = {kind: Tile(m, c, element, element, kind, lanes_are_pixels=pixels).k for kind in kinds}
     k = m.function("task", *TASK, internal=True)
     ctx, index, _ = k.args
     x, dy, dw = operands(k, ctx, element)[:3]
@@ -177,9 +184,9 @@ def emit_wgrad(instruction_set: str, layer: ConvLayer, b: WgradBlocking) -> Modu
         for filters, k0 in blocks(kb, b.filters, sizes(c.K, b.BK), b.BK):
             for channels, c0 in blocks(cb, b.channels, channel_sizes, b.BC):
                 with k.loop(0, len(c.rows.taps)) as r, k.loop(0, len(c.columns.taps)) as s:
-                    low, high, row = _positions(k, c.rows, r)
+                    low, high, row = positions(k, c.rows, r)
                     low, high = k.max(low, strip), k.min(high, strip + b.rows)
-                    left, right, column = _positions(k, c.columns, s)
+                    left, right, column = positions(k, c.columns, s)
                     here = x + n * c.input.image + c0 * c.input.channel + row * c.input.row + column * c.input.column
                     there = dy + n * c.output.image + k0 * c.output.channel
                     place = dw + k0 * c.filters.k + c0 * c.filters.c + r * c.filters.r + s * c.filters.s
@@ -197,19 +204,20 @@ TILES = {"avx512": ((4, 6), (14, 2)), "avx2": ((3, 4), (6, 2)), "generic": ((3, 
 STRIP_BYTES = 48 << 10  # of a register tile's rows: near enough to the first cache
 
 
-def wgrad_tile(layer: ConvLayer, instruction_set: str) -> tuple[int, int]:
-    """Filters and channels of the register tile; with few of one, more of the other."""
+def wgrad_candidates(layer: ConvLayer, instruction_set: str) -> list[Params]:
+    """Register tiles of filters and channels; with few of one, more of the other."""
     c = forward(layer)
-    K, C = c.K, c.C
-    pixels, last = TILES[instruction_set]
+    (filters, channels), (broadcast, vectors) = TILES[instruction_set]
+    found: list[Params] = []
     if layer.layout == "NCHW":
-        sums = pixels[0] * pixels[1]
-        BC = min(pixels[1], C)
-        BK = min(K, sums // BC if pixels[1] > BC else pixels[0], 8)
-        return BK, BC
+        BC = min(channels, c.C)
+        BK = min(c.K, filters if channels == BC else min(filters * channels // BC, 8))
+        found.append({"BK": BK, "BC": BC, "lanes": "pixels"})
     lanes = Module(instruction_set).lanes(DTYPES[layer.dtype])
-    vectors = min(last[1], math.ceil(C / lanes))
-    return min(K, last[0] * last[1] // vectors), lanes * vectors
+    needed = min(vectors, math.ceil(c.C / lanes))
+    tiles = math.ceil(c.K * needed / (broadcast * vectors))
+    found.append({"BK": math.ceil(c.K / tiles), "BC": lanes * needed, "lanes": "channels"})
+    return found
 
 
 def wgrad_blocking(layer: ConvLayer, instruction_set: str, threads: int, BK: int, BC: int) -> WgradBlocking:
