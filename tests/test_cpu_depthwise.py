@@ -73,7 +73,7 @@ class SmallCaches(CPU):
 
     @property
     def facts(self) -> dict[str, Any]:  # type: ignore[override]
-        return super().facts | {"l1_bytes": 256}
+        return super().facts | {"l1_bytes": 256, "l2_bytes": 0}
 
 
 def test_planes_in_strips() -> None:
@@ -81,6 +81,18 @@ def test_planes_in_strips() -> None:
     for fields in ({"H": 45}, {"H": 45, "stride": 2}, {"H": 61, "R": 13, "S": 13, "padding": 6, "W": 13}):
         layer = depthwise(**fields)
         assert check_guarded(DEPTHWISE, layer, device, operands(layer))
+
+
+@pytest.mark.parametrize("instruction_set", HERE)
+def test_stores_past_the_caches(instruction_set: str) -> None:
+    """Whatever the alignment of the output and the length of a row block."""
+    device = SmallCaches(threads=2, instruction_set=instruction_set)
+    for width in (1, 7, 14, 16, 33):
+        for dtype in ("float32", "float64"):
+            layer = depthwise(W=width, dtype=dtype, bias=True, residual=True, C=3, K=3, groups=3)
+            runnable = [c for c in DEPTHWISE.all(layer, device) if not DEPTHWISE.why_not(layer, device, c.params)]
+            assert any(c.params["nt"] for c in runnable)
+            assert check_guarded(DEPTHWISE, layer, device, operands(layer))
 
 
 @pytest.mark.parametrize("name", ["plain", "large", "strided"])
@@ -103,6 +115,6 @@ def test_nan_reaches_its_receptive_field_only(name: str) -> None:
 
 def test_reasons_come_all_at_once() -> None:
     layer = edge("grouped", direction="wgrad")
-    reasons = DEPTHWISE.why_not(layer, CPU.current(), {"BH": 99, "NV": 1})
+    reasons = DEPTHWISE.why_not(layer, CPU.current(), {"BH": 99, "NV": 1, "nt": 0})
     for word in ("BH=99", "wgrad", "groups=3"):
         assert any(word in reason for reason in reasons), word

@@ -15,6 +15,7 @@ from autoconv.cpu import compiler
 from autoconv.cpu.depthwise_kernel import Shape, emit, workspace_elements
 from autoconv.cpu.device import CPU
 from autoconv.cpu.ir import DTYPES, VECTOR_BYTES, widened
+from autoconv.cpu.pixel_pieces import no_streaming
 from autoconv.cpu.pool import GeneratedKernel
 from autoconv.layer import ConvLayer
 
@@ -26,8 +27,8 @@ TILES = {"avx512": ((4, 2), (4, 3), (8, 2)), "avx2": ((4, 1), (3, 2)), "generic"
 
 def _shape(layer: ConvLayer, device: Device, params: Params) -> Shape:
     assert isinstance(device, CPU)
-    BH, NV = int(params["BH"]), int(params["NV"])
-    return Shape(BH, NV, False, device.threads, device.facts["l1_bytes"])
+    BH, NV, nt = (int(params[name]) for name in ("BH", "NV", "nt"))
+    return Shape(BH, NV, bool(nt), device.threads, device.facts["l1_bytes"])
 
 
 class Depthwise(Algorithm):
@@ -38,11 +39,11 @@ class Depthwise(Algorithm):
 
     @property
     def version(self) -> str:
-        return compiler.version("depthwise", "depthwise_kernel", "pieces", "strip")
+        return compiler.version("depthwise", "depthwise_kernel", "pieces", "pixel_pieces")
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
-        return [{"BH": BH, "NV": NV} for BH, NV in TILES[device.instruction_set]]
+        return [{"BH": BH, "NV": NV, "nt": nt} for BH, NV in TILES[device.instruction_set] for nt in (0, 1)]
 
     def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
         assert isinstance(device, CPU)
@@ -62,6 +63,10 @@ class Depthwise(Algorithm):
             reasons.append(
                 f"K={layer.K}: at most 8 filters for each of C={layer.C} channels; pixel and direct take more"
             )
+        if params["nt"]:
+            reasons += no_streaming(layer, device)
+            if layer.direction == "dgrad" and layer.stride != (1, 1):
+                reasons.append("nt=1: the gradient of a strided layer is not written row by row")
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
@@ -71,7 +76,7 @@ class Depthwise(Algorithm):
         return device.threads * wide.bytes * workspace_elements(layer, lanes, wide.bytes, _shape(layer, device, params))
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
-        traffic = layer.bytes + math.prod(layer.output_shape) * layer.itemsize
+        traffic = layer.bytes + (0 if params["nt"] else math.prod(layer.output_shape) * layer.itemsize)
         return max(layer.flops / (0.7 * device.peak_flops(layer.dtype)), traffic / device.bandwidth()) + 2e-6
 
     def bound(self, layer: ConvLayer, params: Params) -> float:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from autoconv.cpu.ir import DTYPES, Function, Module, Value, Var, i64, ptr, widened
 from autoconv.cpu.pieces import Correlation, Tail, correlations, load_range, store_range
+from autoconv.cpu.pixel_pieces import Strip, finish, split, stream
 from autoconv.cpu.pool import RUN, TASK, launch, operands
-from autoconv.cpu.strip import Strip, finish, split
 from autoconv.layer import ConvLayer
 
 UNROLLED_TAPS = 25  # larger filters run in loops
@@ -43,8 +43,13 @@ class Plan(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Elements of the strips of one group's input channels."""
-        return self.problem.C * self.rows * self.strip.pitch
+        """Elements of the strips of one group's input channels, in whole cache lines."""
+        return _lines(self.problem.C * self.rows * self.strip.pitch)
+
+    @property
+    def output_elements(self) -> int:
+        """Elements of a row block's output, in whole cache lines."""
+        return _lines(self.BH * self.problem.columns.count)
 
 
 def cut(problem: Correlation, lanes: int, itemsize: int, shape: Shape) -> Plan:
@@ -69,10 +74,13 @@ def looped(problem: Correlation) -> bool:
 
 
 def workspace_elements(layer: ConvLayer, lanes: int, itemsize: int, shape: Shape) -> int:
-    """Elements of every thread's strip, on cache lines of their own."""
-    most = max(cut(problem, lanes, itemsize, shape).elements for problem in correlations(layer))
-    line = 64 // itemsize
-    return -(-most // line) * line
+    """Elements of every thread's own workspace: a strip, and the output on its way past the caches."""
+    plans = [cut(problem, lanes, itemsize, shape) for problem in correlations(layer)]
+    return max(plan.elements + plan.output_elements * shape.nt for plan in plans)
+
+
+def _lines(elements: int) -> int:
+    return -(-elements // 16) * 16
 
 
 def emit(instruction_set: str, layer: ConvLayer, shape: Shape) -> Module:
@@ -80,13 +88,11 @@ def emit(instruction_set: str, layer: ConvLayer, shape: Shape) -> Module:
     m = Module(instruction_set)
     wide = widened(DTYPES[layer.dtype])
     own = workspace_elements(layer, m.lanes(wide), wide.bytes, shape)
-    tasks = [
-        _emit_task(m, f"task{n}", layer, cut(problem, m.lanes(wide), wide.bytes, shape), shape, own)
-        for n, problem in enumerate(correlations(layer))
-    ]
+    plans = [cut(problem, m.lanes(wide), wide.bytes, shape) for problem in correlations(layer)]
     run = m.function("run", *RUN)
-    for task, count in tasks:
-        launch(run, run.args[0], task, count)
+
+    for n, plan in enumerate(plans):
+        launch(run, run.args[0], *_emit_task(m, f"task{n}", layer, plan, shape, own))
     return m
 
 
@@ -123,29 +129,49 @@ def _emit_task(m: Module, name: str, layer: ConvLayer, plan: Plan, shape: Shape,
         for i in range(problem.K):
             place = n * problem.output.image + group * problem.output.group + i * problem.output.channel
             place = place + problem.rows.start * problem.output.row + problem.columns.start
+            place = place + first_block * (plan.BH * problem.rows.stride * problem.output.row)
             filters = w + group * problem.filters.group + i * problem.filters.k
-            offset = bias + group * problem.K + i
-
-            def block(
-                number: Value, BH: int, place: Value = place, filters: Value = filters, offset: Value = offset
-            ) -> None:
-                p = number * plan.BH
-                at = place + p * (problem.rows.stride * problem.output.row)
-                begin = strip + (number - first_block) * (plan.BH * problem.rows.step * plan.strip.pitch)
-                for run in runs:
-                    with task.loop(run.start, run.start + run.times * run.pixels, run.pixels) as q:
-                        to = at + q * problem.columns.stride
-                        tile = functions[BH, run.pixels]
-                        task.call(tile, begin + q, filters, out + to, residual + to, offset, p)
-
-            whole = problem.rows.count // plan.BH
-            if whole:
-                with task.loop(first_block, task.min(last_block, whole)) as number:
-                    block(number, plan.BH)
-            if rest:
-                with task.if_(last_block.eq(plan.blocks)):
-                    block(task.i64(plan.blocks - 1), rest)
+            pointers = filters, out + place, residual + place, bias + group * problem.K + i
+            stage = task.bytes_at(strip, plan.elements * wide.bytes, element) if shape.nt else None
+            _blocks(task, plan, functions, strip, pointers, first_block, last_block, stage)
+    if shape.nt:
+        task.fence()
     return task, -(-planes // together) * chunks
+
+
+def _blocks(
+    k: Function,
+    plan: Plan,
+    functions: Mapping[tuple[int, int], Function],
+    strip: Value,
+    pointers: tuple[Value, ...],
+    first: Value,
+    last: Value,
+    stage: Value | None,
+) -> None:
+    """Row blocks first .. last - 1 of one plane; filters, output, residual and bias are those of row block first."""
+    problem = plan.problem
+    filters, out, residual, bias = pointers
+
+    def block(number: Value, BH: int) -> None:
+        at = (number - first) * (plan.BH * problem.rows.stride * problem.output.row)
+        begin = strip + (number - first) * (plan.BH * problem.rows.step * plan.strip.pitch)
+        for run in split(problem.columns.count, plan.strip.lanes, plan.NV, 0):
+            with k.loop(run.start, run.start + run.times * run.pixels, run.pixels) as q:
+                to = at + q * problem.columns.stride
+                target = out + to if stage is None else stage + q
+                tile = functions[BH, run.pixels]
+                k.call(tile, begin + q, filters, target, residual + to, bias, number * plan.BH)
+        if stage is not None:
+            stream(k, stage, out + at, k.i64(BH * problem.columns.count))
+
+    whole, rest = divmod(problem.rows.count, plan.BH)
+    if whole:
+        with k.loop(first, k.min(last, whole)) as number:
+            block(number, plan.BH)
+    if rest:
+        with k.if_(last.eq(plan.blocks)):
+            block(k.i64(plan.blocks - 1), rest)
 
 
 def _fill(k: Function, plan: Plan, plane: Value, top: Value, strip: Value) -> None:

@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING
 from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
-from autoconv.cpu.pixel_kernel import Shape, emit, packed_elements
+from autoconv.cpu.ir import VECTOR_BYTES
+from autoconv.cpu.pixel_kernel import Shape, emit, packed_elements, workspace_elements
+from autoconv.cpu.pixel_pieces import no_streaming
 from autoconv.cpu.pool import GeneratedKernel
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.device import Device
 
-TILES = {"avx512": ((8, 3), (6, 4)), "avx2": ((4, 3), (6, 2)), "generic": ((4, 2),)}
+MOST_CHANNELS = 4
+MOST_TAPS = 256
+TILES = {"avx512": ((8, 3),), "avx2": ((4, 3),), "generic": ((4, 2),)}
 
 
 def _shape(layer: ConvLayer, device: Device, params: Params) -> Shape:
@@ -38,7 +42,7 @@ class Pixel(Algorithm):
 
     @property
     def version(self) -> str:
-        return compiler.version("pieces", "pixel", "pixel_kernel")
+        return compiler.version("pieces", "pixel", "pixel_kernel", "pixel_pieces")
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
@@ -56,15 +60,28 @@ class Pixel(Algorithm):
             reasons.append("NHWC: neighbouring pixels are not contiguous; channels are, and direct uses them as lanes")
         if layer.direction == "wgrad":
             reasons.append("wgrad: a sum over pixels; gemm has lanes for it")
-        if (layer.R, layer.S) != (1, 1) or layer.stride != (1, 1) or layer.padding != ((0, 0), (0, 0)):
-            reasons.append("only 1x1 with unit stride and no padding")
-        pixels = math.prod(layer.output_shape[2:])
-        lane_bytes = {"avx512": 64, "avx2": 32, "generic": 16}[device.instruction_set]
-        if params["nt"] and (layer.itemsize < 4 or pixels * layer.itemsize % lane_bytes):
-            reasons.append("nt=1: only whole aligned vectors can go past the caches")
-        elif params["nt"] and math.prod(layer.output_shape) * layer.itemsize < device.facts["l2_bytes"]:
-            reasons.append("nt=1: the output stays in the second-level cache")
+        pointwise = (layer.R, layer.S) == (1, 1)
+        if layer.direction == "dgrad" and not (
+            pointwise and layer.stride == (1, 1) and layer.padding == ((0, 0), (0, 0))
+        ):
+            reasons.append("dgrad: only of 1x1 filters with unit stride and no padding")
+        if not pointwise and layer.C // layer.groups > MOST_CHANNELS:
+            reasons.append(
+                f"C={layer.C}: {layer.R}x{layer.S} filters may see {MOST_CHANNELS} channels; direct takes more"
+            )
+        if layer.R * layer.S > MOST_TAPS:
+            reasons.append(f"R={layer.R}, S={layer.S}: {MOST_TAPS} taps at most are written out; fft takes more")
+        if params["nt"]:
+            reasons += no_streaming(layer, device)
+            run = math.prod(layer.output_shape[2:]) if pointwise else layer.output_shape[3]
+            if run * layer.itemsize % VECTOR_BYTES[device.instruction_set]:
+                reasons.append(f"nt=1: {'planes' if pointwise else 'rows'} of {run} pixels are not whole vectors")
         return reasons
+
+    def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
+        assert isinstance(device, CPU)
+        own = workspace_elements(device.instruction_set, layer, _shape(layer, device, params))
+        return device.threads * own * layer.accumulator.itemsize
 
     def packed_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
         return packed_elements(layer) * layer.accumulator.itemsize
@@ -79,4 +96,9 @@ class Pixel(Algorithm):
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         assert isinstance(device, CPU)
         program = compiler.build(emit, device.instruction_set, layer, _shape(layer, device, params))
-        return GeneratedKernel(program, device.threads, 0, self.packed_bytes(layer, device, params))
+        return GeneratedKernel(
+            program,
+            device.threads,
+            self.workspace_bytes(layer, device, params),
+            self.packed_bytes(layer, device, params),
+        )

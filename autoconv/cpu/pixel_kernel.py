@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autoconv.cpu.ir import DTYPES, VECTOR_REGISTERS, Function, Module, Value, Var, ptr, widened
+from autoconv.cpu.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS, Function, Module, Type, Value, Var, ptr, widened
 from autoconv.cpu.pieces import Correlation, Tail, correlations, load_range, store_range
+from autoconv.cpu.pixel_pieces import Run, Strip, finish, launch_streaming, split
 from autoconv.cpu.pool import RUN, TASK, launch, operands
-from autoconv.cpu.strip import finish, split
 from autoconv.layer import ConvLayer
 
 
@@ -28,14 +28,19 @@ def packed_elements(layer: ConvLayer) -> int:
 
 
 class _Tile(NamedTuple):
-    """One register tile: `KB` channels of `pixels` pixels; `pitch` elements from channel to channel of the input."""
+    """One register tile: `KB` channels of `pixels` pixels, `odd` of them single ones.
+
+    Channels of the input lie `pitch` elements apart, rows of taps `row_pitch`, and `taps` are the places of
+    the taps in a row. Channels of the output lie `out_pitch` apart.
+    """
 
     KB: int
     pixels: int
-    vectors: int
     odd: int
     C: int
+    R: int
     pitch: int
+    row_pitch: int
     taps: tuple[int, ...]
     out_pitch: int
     nt: bool
@@ -46,32 +51,39 @@ def _odd_pixels(instruction_set: str, KB: int, NV: int) -> int:
     return max(0, min(4, VECTOR_REGISTERS[instruction_set] - KB * NV - NV - 2)) if KB & (KB - 1) == 0 else 0
 
 
-def _tile(m: Module, name: str, layer: ConvLayer, tile: _Tile) -> Function:
+def _tile(m: Module, name: str, layer: ConvLayer, source_type: Type, tile: _Tile) -> Function:
     """`function(x, w, out, residual, bias)`, each pointing at the tile's first element."""
     element = DTYPES[layer.dtype]
     wide = widened(element)
     lanes = m.lanes(element)
-    k = m.function(name, ptr(element), ptr(wide), *[ptr(element)] * 3, internal=True)
+    k = m.function(name, ptr(source_type), ptr(wide), *[ptr(element)] * 3, internal=True)
     x, w, out, residual, bias = k.args
-    widths = [min(lanes, tile.pixels - tile.odd - v * lanes) for v in range(tile.vectors)]
+    together = tile.pixels - tile.odd
+    widths = [min(lanes, together - first) for first in range(0, together, lanes)]
     acc = [[k.var(k.zero(wide, lanes)) for _ in widths] for _ in range(tile.KB)]
     singles = [k.var(k.zero(wide, tile.KB)) for _ in range(tile.odd)]
     source, filters = k.var(x), k.var(w)
 
-    def channels(count: int) -> None:
+    def rows(count: int) -> None:
+        """The next rows of taps, `count` channels' single ones or one of several."""
         for c in range(count):
             for n, tap in enumerate(tile.taps):
-                p = source.get() + (c * tile.pitch + tap)
                 f = filters.get() + (c * len(tile.taps) + n) * tile.KB
-                _multiply(k, acc, singles, widths, p, f)
-        source.set(source.get() + count * tile.pitch)
+                _multiply(k, acc, singles, widths, source.get() + (c * tile.pitch + tap), f)
+        source.set(source.get() + (count * tile.pitch if tile.R == 1 else tile.row_pitch))
         filters.set(filters.get() + count * len(tile.taps) * tile.KB)
 
-    unroll = min(tile.C, max(1, 4 // len(tile.taps)))
-    with k.loop(0, tile.C // unroll):
-        channels(unroll)
-    if tile.C % unroll:
-        channels(tile.C % unroll)
+    if tile.R > 1:
+        with k.loop(0, tile.C):
+            with k.loop(0, tile.R):
+                rows(1)
+            source.set(source.get() + (tile.pitch - tile.R * tile.row_pitch))
+    else:
+        unroll = min(tile.C, max(1, 4 // len(tile.taps)))
+        with k.loop(0, tile.C // unroll):
+            rows(unroll)
+        if tile.C % unroll:
+            rows(tile.C % unroll)
     tail = Tail.of(layer)
     for i, row in enumerate(acc):
         b = k.load(bias + i) if tail.bias else None
@@ -110,22 +122,48 @@ def _multiply(
 
 
 def emit(instruction_set: str, layer: ConvLayer, shape: Shape) -> Module:
-    """`run` and `pack` for a 1x1 layer read in place."""
+    """`run` and `pack`."""
     m = Module(instruction_set)
     (problem,) = correlations(layer)
     _emit_pack(m, layer, problem, shape.KB)
     run = m.function("run", *RUN)
-    plain, count = _emit_task(m, "task", layer, problem, shape._replace(nt=False))
-    if not shape.nt:
-        launch(run, run.args[0], plain, count)
-        return m
-    streaming, count = _emit_task(m, "stream", layer, problem, shape)
-    address = run.load(run.args[0] + 2)
-    with run.if_((address & 63).eq(0)):
-        launch(run, run.args[0], streaming, count)
-    with run.else_():
-        launch(run, run.args[0], plain, count)
+    cut = _strips(m.instruction_set, layer, shape)
+
+    def launch_one(nt: bool) -> None:
+        name, one = "stream" if nt else "task", shape._replace(nt=nt)
+        if cut is None:
+            launch(run, run.args[0], *_emit_in_place(m, name, layer, problem, one))
+        else:
+            launch(run, run.args[0], *_emit_strips(m, name, layer, problem, one, cut))
+
+    if shape.nt:
+        launch_streaming(run, operands(run, run.args[0], DTYPES[layer.dtype])[2], launch_one)
+    else:
+        launch_one(False)
     return m
+
+
+def in_place(problem: Correlation) -> bool:
+    """Whether outputs see the pixel they stand on, and no other."""
+    return all(
+        (len(axis.taps), axis.first, axis.step, axis.stride, axis.count) == (1, 0, 1, 1, axis.size)
+        for axis in (problem.rows, problem.columns)
+    )
+
+
+def _tiles(
+    m: Module, name: str, layer: ConvLayer, source: Type, K: int, runs: Sequence[Run], tile: _Tile
+) -> dict[tuple[int, int], Function]:
+    """Functions for tiles of so many pixels and channels; `tile` says the rest, and how many single pixels it takes."""
+    lanes = m.lanes(DTYPES[layer.dtype])
+    functions = {}
+    for _, _, pixels in runs:
+        for KB, _ in _blocks(K, tile.KB):
+            rest = pixels % lanes
+            odd = rest if rest <= tile.odd and tile.KB == KB and pixels > lanes else 0
+            one = tile._replace(KB=KB, pixels=pixels, odd=odd)
+            functions[pixels, KB] = _tile(m, f"{name}_{pixels}x{KB}", layer, source, one)
+    return functions
 
 
 def _blocks(K: int, KB: int) -> list[tuple[int, int]]:
@@ -164,29 +202,26 @@ def _emit_pack(m: Module, layer: ConvLayer, problem: Correlation, KB: int) -> No
     launch(pack, pack.args[0], task, problem.groups * blocks)
 
 
-def _emit_task(m: Module, name: str, layer: ConvLayer, problem: Correlation, shape: Shape) -> tuple[Function, int]:
+def _chunks(problem: Correlation, shape: Shape, itemsize: int) -> tuple[int, int]:
+    """Blocks of KB channels whose filters fill half of the second-level cache, and how many such chunks there are."""
+    blocks = -(-problem.K // shape.KB)
+    taps = len(problem.rows.taps) * len(problem.columns.taps)
+    kept = max(1, shape.l2_bytes // 2 // (shape.KB * problem.C * taps * itemsize))
+    chunks = -(-blocks // kept)
+    return -(-blocks // chunks), chunks
+
+
+def _emit_in_place(m: Module, name: str, layer: ConvLayer, problem: Correlation, shape: Shape) -> tuple[Function, int]:
     """A task: some tiles of one image by the channels whose filters stay in cache; and how many there are."""
     element = DTYPES[layer.dtype]
-    lanes = m.lanes(element)
-    odd = 0 if shape.nt else _odd_pixels(m.instruction_set, shape.KB, shape.NV)
-    pixels = problem.rows.count * problem.columns.count
-    runs = split(pixels, lanes, shape.NV, odd)
-    functions = {}
-    for _, _, size in runs:
-        for width, _ in _blocks(problem.K, shape.KB):
-            whole, rest = divmod(size, lanes)
-            singles = rest if rest <= odd and width == shape.KB and whole else 0
-            vectors = whole + (rest > singles)
-            tile = _Tile(
-                width, size, vectors, singles, problem.C, problem.input.channel, (0,), problem.output.channel, shape.nt
-            )
-            functions[size, width] = _tile(m, f"{name}_{size}x{width}", layer, tile)
-
     wide = widened(element)
+    odd = 0 if shape.nt else _odd_pixels(m.instruction_set, shape.KB, shape.NV)
+    runs = split(problem.rows.count * problem.columns.count, m.lanes(element), shape.NV, odd)
+    tile = _Tile(shape.KB, 0, odd, problem.C, 1, problem.input.channel, 0, (0,), problem.output.channel, shape.nt)
+    functions = _tiles(m, name, layer, element, problem.K, runs, tile)
+
     blocks = -(-problem.K // shape.KB)
-    kept = max(1, shape.l2_bytes // 2 // (shape.KB * problem.C * wide.bytes))
-    chunks = -(-blocks // kept)
-    kept = -(-blocks // chunks)
+    kept, chunks = _chunks(problem, shape, wide.bytes)
     tiles = sum(run.times for run in runs)
     images = problem.N * problem.groups
     together = max(1, min(8, tiles * images * chunks // (8 * shape.threads)))
@@ -230,3 +265,134 @@ def _emit_task(m: Module, name: str, layer: ConvLayer, problem: Correlation, sha
     if shape.nt:
         task.fence()
     return task, spans * images * chunks
+
+
+class _Strips(NamedTuple):
+    """The output cut into chunks of rows, for whose pixels the input is copied to a strip of C channels.
+
+    Under a 1x1 filter without padding the rows of a strip follow one another without gaps, as those of the
+    output do, and are cut into tiles as one line of pixels.
+    """
+
+    strip: Strip
+    rows: int
+    flat: bool
+    held: int
+    pitch: int
+
+    @classmethod
+    def cut(cls, problem: Correlation, lanes: int, itemsize: int, shape: Shape) -> _Strips:
+        """Chunks with the fewest vectors for the busiest thread, whose strips fill half of the second-level cache."""
+        P, Q = problem.rows.count, problem.columns.count
+        R, S = len(problem.rows.taps), len(problem.columns.taps)
+        padded = any(not (axis.sees(0, 0) and axis.sees(axis.count - 1, 0)) for axis in (problem.rows, problem.columns))
+        flat = R == S == 1 and not padded
+        strip = Strip(problem.columns, lanes)
+
+        def sized(rows: int) -> _Strips:
+            held = rows if flat else (rows - 1) * problem.rows.step + problem.rows.gap * (R - 1) + 1
+            pitch = -(-(rows * Q + lanes) // 16) * 16 if flat else held * strip.pitch
+            return cls(strip, rows, flat, held, pitch)
+
+        def aligned(rows: int) -> bool:
+            return not (shape.nt and (rows * Q % lanes or (P - rows) * Q % lanes))
+
+        def fits(rows: int) -> bool:
+            return problem.C * sized(rows).pitch * itemsize <= shape.l2_bytes // 2
+
+        def cost(rows: int) -> float:
+            runs = split(rows * Q if flat else Q, lanes, shape.NV, 0)
+            vectors = sum(run.times * -(-run.pixels // lanes) for run in runs) * (1 if flat else rows)
+            tasks = problem.N * problem.groups * -(-P // rows)
+            return -(-tasks // shape.threads) * (vectors + 1)
+
+        sizes = [rows for rows in (*range(1, min(P, 64)), P) if aligned(rows)]
+        return sized(min(filter(fits, sizes), key=lambda rows: (cost(rows), -rows), default=sizes[0]))
+
+
+def _strips(instruction_set: str, layer: ConvLayer, shape: Shape) -> _Strips | None:
+    """How the input is copied; None where the image is read in place."""
+    (problem,) = correlations(layer)
+    wide = widened(DTYPES[layer.dtype])
+    lanes = VECTOR_BYTES[instruction_set] // wide.bytes
+    return None if in_place(problem) else _Strips.cut(problem, lanes, wide.bytes, shape)
+
+
+def workspace_elements(instruction_set: str, layer: ConvLayer, shape: Shape) -> int:
+    """Elements of every thread's strips, in whole cache lines."""
+    cut = _strips(instruction_set, layer, shape)
+    return 0 if cut is None else -(-layer.C // layer.groups * cut.pitch // 16) * 16
+
+
+def _emit_strips(
+    m: Module, name: str, layer: ConvLayer, problem: Correlation, shape: Shape, cut: _Strips
+) -> tuple[Function, int]:
+    """A task: a strip of one image, copied, by the channels whose filters stay in cache; and how many there are."""
+    element = DTYPES[layer.dtype]
+    wide = widened(element)
+    lanes = m.lanes(element)
+    odd = 0 if shape.nt else _odd_pixels(m.instruction_set, shape.KB, shape.NV)
+    P, Q = problem.rows.count, problem.columns.count
+    R, S = len(problem.rows.taps), len(problem.columns.taps)
+    runs = split(cut.rows * Q if cut.flat else Q, lanes, shape.NV, odd)
+    taps = tuple(cut.strip.offset(s) for s in range(S))
+    row_pitch = problem.rows.gap * cut.strip.pitch
+    tile = _Tile(shape.KB, 0, odd, problem.C, R, cut.pitch, row_pitch, taps, problem.output.channel, shape.nt)
+    functions = _tiles(m, name, layer, wide, problem.K, runs, tile)
+    blocks = -(-problem.K // shape.KB)
+    kept, chunks = _chunks(problem, shape, wide.bytes)
+    images, spans = problem.N * problem.groups, -(-P // cut.rows)
+
+    task = m.function(name, *TASK, internal=True)
+    context, index, thread = task.args
+    x, w, out, bias, residual, workspace = operands(task, context, element, wide, element, element, element)
+    span, rest_index = index % spans, index // spans
+    image, chunk = rest_index % images, rest_index // images
+    n, group = image // problem.groups, image % problem.groups
+    first_row = task.min(span * cut.rows, P - cut.rows)  # the last chunk may do some rows again
+    own = -(-problem.C * cut.pitch // 16) * (16 * wide.bytes)
+    strip = task.bytes_at(workspace, thread * own, wide)
+    plane = x + n * problem.input.image + group * problem.input.group
+    with task.loop(0, problem.C) as c:
+        _fill(task, problem, cut, plane + c * problem.input.channel, first_row, strip + c * cut.pitch)
+    place = n * problem.output.image + group * problem.output.group + first_row * Q
+    w = w + group * (problem.K * problem.C * R * S)
+    bias = bias + group * problem.K
+
+    def block_at(block: Value, KB: int) -> None:
+        channel = block * shape.KB
+        filters = w + channel * (problem.C * R * S)
+        with task.loop(0, 1 if cut.flat else cut.rows) as line:
+            for run in runs:
+                with task.loop(run.start, run.start + run.times * run.pixels, run.pixels) as q:
+                    at = place + channel * problem.output.channel + line * Q + q
+                    source = strip + line * (problem.rows.step * cut.strip.pitch) + q
+                    task.call(functions[run.pixels, KB], source, filters, out + at, residual + at, bias + channel)
+
+    first_block = chunk * kept
+    last_block = task.min(first_block + kept, blocks)
+    if problem.K >= shape.KB:
+        with task.loop(first_block, task.min(last_block, problem.K // shape.KB)) as block:
+            block_at(block, shape.KB)
+    if problem.K % shape.KB:
+        with task.if_(last_block.eq(blocks)):
+            block_at(task.i64(blocks - 1), problem.K % shape.KB)
+    if shape.nt:
+        task.fence()
+    return task, spans * images * chunks
+
+
+def _fill(k: Function, problem: Correlation, cut: _Strips, plane: Value, first_row: Value, strip: Value) -> None:
+    """Copy one channel's rows that the outputs from `first_row` on see."""
+    rows = problem.rows
+    top = first_row * rows.step + rows.first
+    with k.loop(0, cut.held) as t:
+        if cut.flat:
+            cut.strip.fill(k, plane + (top + t * rows.step) * problem.input.row, strip + t * problem.columns.count)
+        else:
+            h = top + t
+            target = strip + t * cut.strip.pitch
+            with k.if_(k.select(h >= 0, h, k.i64(rows.size)) < rows.size):
+                cut.strip.fill(k, plane + h * problem.input.row, target)
+            with k.else_():
+                cut.strip.clear(k, target)

@@ -1,16 +1,23 @@
-"""A strip: some rows of one image, copied so that kernels with pixels as lanes need no borders and no strides.
+"""What the engines with pixels as lanes share: strips, tiles of a row, the fused tail, stores past the caches.
 
-Rows are widened to the type of the sums, padded by zeros, and dealt out into one run of pixels per residue of
+A strip is some rows of one image, copied so that kernels need no borders and no strides: widened to the type of
+the sums, padded by zeros, and dealt out into one run of pixels per residue of
 the column modulo the stride: output q, tap s then sees `strip[row, phase(s)][q + offset(s)]`, for every layer.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from autoconv.cpu.ir import Function, Value
+from autoconv.cpu.ir import VECTOR_BYTES, Function, Value, i64
 from autoconv.cpu.pieces import Axis, Tail
+from autoconv.layer import ConvLayer
+
+if TYPE_CHECKING:
+    from autoconv.cpu.device import CPU
 
 
 @dataclass(frozen=True)
@@ -110,3 +117,40 @@ def finish(k: Function, tail: Tail, v: Value, bias: Value | None, residual: Valu
     if residual is not None:
         v = v + residual
     return k.relu(v) if tail.relu else v
+
+
+def no_streaming(layer: ConvLayer, device: CPU) -> list[str]:
+    """Reasons against non-temporal stores."""
+    reasons = []
+    if layer.itemsize < 4:
+        reasons.append(f"nt=1: {layer.dtype} is rounded on the way, and its vectors are not whole ones")
+    if math.prod(layer.output_shape) * layer.itemsize < device.facts["l2_bytes"]:
+        reasons.append("nt=1: the output stays in the second-level cache")
+    return reasons
+
+
+def stream(k: Function, source: Value, out: Value, count: Value) -> None:
+    """Copy so many elements past the caches: whole aligned vectors; what sticks out at the ends, as usual."""
+    assert source.type.to is not None
+    lanes = k.module.lanes(source.type.to)
+    size = source.type.to.bytes
+    head = k.min((-k.bits(out, i64) & (lanes * size - 1)) // size, count)
+    whole = head + (count - head) // lanes * lanes
+
+    def rest(first: int | Value, last: Value) -> None:
+        with k.if_(last > first):
+            mask = k.mask(last - first, lanes)
+            k.store(k.load(source + first, lanes, mask=mask), out + first, mask=mask)
+
+    rest(k.i64(0), head)
+    with k.loop(head, whole, lanes) as i:
+        k.store(k.load(source + i, lanes), out + i, nontemporal=True)
+    rest(whole, count)
+
+
+def launch_streaming(run: Function, out: Value, emit: Callable[[bool], None]) -> None:
+    """`emit(True)` where the output is aligned for non-temporal stores, `emit(False)` where it is not."""
+    with run.if_((run.bits(out, i64) & (VECTOR_BYTES[run.module.instruction_set] - 1)).eq(0)):
+        emit(True)
+    with run.else_():
+        emit(False)
