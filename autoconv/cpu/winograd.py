@@ -8,6 +8,7 @@ are split into phases, dilated ones into grids, filters of one row or column are
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,9 @@ from autoconv.layer import ConvLayer
 if TYPE_CHECKING:
     from autoconv.device import Device
 
+MOST = 3  # sizes of tiles among a layer's candidates, ...
+SMALL = 10**7  # ... unless it has so few operations that one will do
+MOST_PIECES = 4  # correlations of a strided gradient, for the sake of compile time
 LARGEST_STEP = 8  # input pixels between neighbours of a piece: more would be loads without end
 
 
@@ -47,71 +51,59 @@ def plans(layer: ConvLayer, device: CPU, params: Params) -> tuple[Plan, ...]:
     return tuple(_plan(layer, device, c, *_parse(params)) for c in correlations(layer))
 
 
-def _cost(plan: Plan, threads: int, l2_bytes: int, l3_bytes: int) -> float:
+def _cost(plan: Plan, threads: int, l2_bytes: int) -> float:
     """Predicted cycles, from counts of vector operations; constants fitted on a Zen 4.
 
-    A multiply-add takes a cycle; a register tile loses what it takes to load the filters. Transforms cost
-    some cycles per point and vector, the more the further away the memory is that they stream through.
+    A multiply-add takes a cycle, a register tile loses what it takes to load the filters, and they must come
+    from the last cache or from memory. A transform takes some cycles per point and vector. All of it slows
+    down as what a thread works on outgrows its second cache.
     """
     c = plan.correlation
     tiles = c.groups * plan.tile_rows * plan.columns.tiles
-    T = plan.chunk_tiles
-    parts = -(-T // plan.pixels)
-    filled = T / parts * plan.vectors
-    product = tiles * plan.points * plan.depth * plan.k_blocks * plan.vectors * (1 + 2.5 / filled)
-    working = plan.itemsize * (plan.scratch_size + (0 if plan.share else plan.v_size))
-    far = 1.0 if working <= l2_bytes else 1.6
-    transforms = tiles * plan.points * (plan.c_blocks * 9.0 + plan.k_blocks * plan.vectors * 8.0) * far
-    filters = float(plan.itemsize * plan.packed_size * plan.chunks)
-    if plan.share and plan.k_blocks >= threads:  # a block of filters is fetched once for all chunks together
-        filters /= min(plan.share, plan.chunks)
-    rate = 16.0 if plan.itemsize * plan.packed_size <= l3_bytes / 2 else 5.0
-    tasks = plan.chunks * c.groups if not plan.share else plan.k_blocks * min(plan.share, plan.chunks)
-    balance = -(-tasks // threads) * threads / tasks
+    filters = plan.k_blocks * plan.vectors
+    register_tile = plan.chunk_tiles / -(-plan.chunk_tiles // plan.pixels) * plan.vectors
+    product = tiles * plan.points * plan.depth * filters * (1 + 1.5 / register_tile)
+    transforms = tiles * plan.points * (plan.c_blocks * 9.0 + filters * 8.0)
+    packed = plan.itemsize * plan.packed_size
+    fetched = packed * plan.chunks if not plan.share else packed * -(-plan.chunks // plan.share)
+    near = plan.points * plan.m_stride + (plan.v_size if not plan.share else plan.v_size / 4)
+    crowded = min(max(plan.itemsize * near / l2_bytes - 0.5, 0.0), 1.0)
+    work = (max(product, fetched / (6.5 if plan.share else 12.0)) + transforms) * (1 + 0.5 * crowded)
+    tasks = plan.k_blocks * min(plan.share, plan.chunks) if plan.share else plan.chunks * c.groups
     barriers = 2 * c.groups * -(-plan.chunks // plan.share) * 4000.0 if plan.share else 0.0
-    return (max(product * (far if not plan.share else 1.0), filters / rate) + transforms) * balance / threads + barriers
+    return work * -(-tasks // threads) / tasks + barriers
 
 
-def _chunks(plan: Plan, threads: int) -> Iterator[int]:
-    """Rows of tiles worth trying for a chunk: as many as make nearly equal chunks."""
-    seen = set()
-    for parts in range(1, plan.tile_rows + 1):
-        rows = -(-plan.tile_rows // parts)
-        if rows not in seen and rows * plan.columns.tiles <= 256:
-            seen.add(rows)
-            yield rows
+def _chunks(plan: Plan) -> Iterator[int]:
+    """Rows of tiles worth trying for a chunk: those that make nearly equal chunks of up to 256 tiles."""
     yield 1
+    most = min(plan.tile_rows, 256 // plan.columns.tiles)
+    yield from sorted({-(-plan.tile_rows // -(-plan.tile_rows // rows)) for rows in range(2, most + 1)})
 
 
 @functools.lru_cache(256)
 def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, int], ...]:
-    """The best chunking for each size of tile and each schedule, best first; at most five."""
+    """For the most promising sizes of tiles, the best chunks of either schedule."""
     main = max(correlations(layer), key=lambda c: c.macs)
-    facts = device.facts
-    cache = facts["l2_bytes"], facts["l3_bytes"]
-    found = []
-    options = []
+    l2, l3 = device.facts["l2_bytes"], device.facts["l3_bytes"]
+    sizes = []
     for axis in (main.rows, main.columns):
         r = Side(axis, 1).r
-        options.append([m for m in range(2, 8) if r + m - 1 <= LARGEST_TILE] if r > 1 else [1])
-    for down in options[0]:
-        for across in options[1]:
-            for share in (0, 1):
-                best = None
-                base = _plan(layer, device, main, (down, across), 1, 0)
-                for rows in _chunks(base, device.threads):
-                    together = 0
-                    if share:
-                        one = _plan(layer, device, main, (down, across), rows, 1)
-                        together = max(1, min(one.chunks, cache[1] // 3 // (one.v_size * one.itemsize)))
-                    plan = _plan(layer, device, main, (down, across), rows, together)
-                    cost = _cost(plan, device.threads, *cache)
-                    if best is None or cost < best[0]:
-                        best = cost, (down, across), rows, together
-                assert best is not None
-                found.append(best)
-    found.sort()
-    return tuple(choice[1:] for choice in found[:5])
+        sizes.append(range(2, max(LARGEST_TILE - r + 1, 2) + 1) if r > 1 else range(1, 2))
+    found: list[tuple[float, tuple[int, int], list[tuple[int, int]]]] = []
+    for m in itertools.product(sizes[0], sizes[1]):
+        best: dict[bool, tuple[float, int, int]] = {}
+        for rows in _chunks(_plan(layer, device, main, m, 1, 0)):
+            one = _plan(layer, device, main, m, rows, 1)
+            for share in (0, max(1, min(one.chunks, l3 // 3 // (one.v_size * one.itemsize)))):
+                cost = _cost(_plan(layer, device, main, m, rows, share), device.threads, l2)
+                best[share > 0] = min(best.get(share > 0, (cost, rows, share)), (cost, rows, share))
+        found.append((min(best.values())[0], m, [chunks[1:] for chunks in best.values()]))
+    chosen: dict[tuple[int, ...], list[tuple[tuple[int, int], int, int]]] = {}
+    for _, m, schedules in sorted(found):  # of a size and its mirror image one is enough
+        chosen.setdefault(tuple(sorted(m)), [(m, *chunks) for chunks in schedules])
+    some = list(chosen.values())[: MOST if layer.flops > SMALL else 1]
+    return tuple(choice for choices in some for choice in choices)
 
 
 def _cap(side: Side) -> float:
@@ -149,6 +141,8 @@ class Winograd(Algorithm):
         if min(layer.C, layer.K) // layer.groups < 2:
             reasons.append("a group has a single channel: there is no sum for its products to share a transform")
         cuts = plans(layer, device, params)
+        if len(cuts) > MOST_PIECES:
+            return [*reasons, f"falls into {len(cuts)} correlations with kernels of their own, more than {MOST_PIECES}"]
         if any(not axis.taps for plan in cuts for axis in (plan.correlation.rows, plan.correlation.columns)):
             return [*reasons, f"stride {layer.stride[0]}x{layer.stride[1]} leaves inputs that no tap sees"]
         sides = [side for plan in cuts for side in (plan.rows, plan.columns)]
@@ -170,9 +164,8 @@ class Winograd(Algorithm):
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
         assert isinstance(device, CPU)
-        cache = device.facts["l2_bytes"], device.facts["l3_bytes"]
         cuts = plans(layer, device, params)
-        cycles = sum(_cost(plan, device.threads, *cache) for plan in cuts)
+        cycles = sum(_cost(plan, device.threads, device.facts["l2_bytes"]) for plan in cuts)
         rate = device.peak_flops(layer.dtype) / (2 * cuts[0].lanes * device.threads)
         return cycles / rate + layer.bytes / device.bandwidth() / 4
 

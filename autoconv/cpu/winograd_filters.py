@@ -34,22 +34,21 @@ class FilterWriter:
         taps = k.scratch(self.real, rows.r * columns.r * KB)
         with k.loop(first, k.min(first + lanes, plan.depth)) as d:
             phase, channel = d // plan.phase_depth, d % plan.phase_depth
-            for i in range(rows.r):
-                for j in range(columns.r):
-                    row, row_there = self._tap(k, rows, phase // columns.phases, i)
-                    column, column_there = self._tap(k, columns, phase % columns.phases, j)
-                    there = row_there & column_there & (channel < c.C)
-                    source = w + (channel * c.filters.c + row * c.filters.r + column * c.filters.s)
-                    known = k.select(there, live, k.i64(0))
-                    target = taps + (i * columns.r + j) * KB
-                    with k.loop(0, known) as lane:
-                        k.store(k.load(source + lane * c.filters.k), target + lane)
-                    with k.loop(known, KB) as lane:
-                        k.store(k.zero(self.real), target + lane)
+            with k.loop(0, rows.r) as i, k.loop(0, columns.r) as j:
+                row, row_there = self._tap(rows, phase // columns.phases, i)
+                column, column_there = self._tap(columns, phase % columns.phases, j)
+                there = row_there & column_there & (channel < c.C)
+                source = w + (channel * c.filters.c + row * c.filters.r + column * c.filters.s)
+                known = k.select(there, live, k.i64(0))
+                target = taps + (i * columns.r + j) * KB
+                with k.loop(0, known) as lane:
+                    k.store(k.load(source + lane * c.filters.k), target + lane)
+                with k.loop(known, KB) as lane:
+                    k.store(k.zero(self.real), target + lane)
             k.call(transform, taps, u + d * KB)
         return k, c.groups * plan.k_blocks * plan.c_blocks
 
-    def _tap(self, k: Function, side: Side, phase: Value, number: int) -> tuple[Value, Value]:
+    def _tap(self, side: Side, phase: Value, number: Value) -> tuple[Value, Value]:
         """Which row or column of the filter a phase's tap is, and whether there is one."""
         taps = side.axis.taps
         place = phase + number * side.phases

@@ -293,13 +293,13 @@ class Writer:
         v, u, out = k.args
         acc = [[k.var(k.zero(self.real, lanes)) for _ in range(plan.vectors)] for _ in range(size)]
 
-        def terms(block: Value | int, count: int) -> None:
-            source = v + block * (plan.chunk_tiles * lanes) if isinstance(block, Value) else v
-            filters = u + block * (lanes * KB) if isinstance(block, Value) else u
-            for c in range(count):
+        def terms(block: Value, count: int) -> None:
+            """Unrolled no further: LLVM's scheduler would load too early and run out of registers."""
+            source, filters = v + block * (plan.chunk_tiles * lanes), u + block * (lanes * KB)
+            with k.loop(0, count) as c:
                 ws = [k.load(filters + (c * KB + n * lanes), lanes) for n in range(plan.vectors)]
                 for p in range(size):
-                    x = k.broadcast(source + (p * lanes + c), lanes)
+                    x = k.broadcast(source + c + p * lanes, lanes)
                     for n in range(plan.vectors):
                         acc[p][n].fma(x, ws[n])
 
