@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
-from autoconv.cpu.direct_wgrad import emit_wgrad, wgrad_blocking, wgrad_candidates
+from autoconv.cpu.direct_pack import emit_pack, packed_size, tap_place
+from autoconv.cpu.direct_wgrad import emit_wgrad, forward, wgrad_blocking, wgrad_candidates
 from autoconv.cpu.direct_wgrad_packed import emit_wgrad_packed, packed_blocking
 from autoconv.cpu.ir import DTYPES, Function, Module, Type, Value, i64, ptr, widened
 from autoconv.cpu.pieces import Axis, Correlation, Tail, correlations, store_tile
@@ -80,11 +81,6 @@ def flattened(c: Correlation) -> Correlation:
 def pieces_of(layer: ConvLayer) -> tuple[Correlation, ...]:
     """The correlations of a layer, flat where they can be."""
     return tuple(flattened(c) for c in correlations(layer))
-
-
-def packed_size(c: Correlation, BK: int) -> int:
-    """Elements of the packed filters: `[groups][K/BK][C][R][S][BK]`."""
-    return c.groups * math.ceil(c.K / BK) * BK * c.C * len(c.rows.taps) * len(c.columns.taps)
 
 
 def _emit_store(m: Module, c: Correlation, tail: Tail, b: Blocking, element: Type, shape: tuple[int, int]) -> Function:
@@ -183,7 +179,7 @@ class Micro:
             w = w + (r * len(column.taps) + s) * self.b.BK
             vectors = [k.load(w + v * self.lanes, self.lanes) for v in range(self.vectors)]
         else:
-            w = w + _tap_place(row.taps, r) * c.filters.r + _tap_place(column.taps, s) * c.filters.s
+            w = w + tap_place(row.taps, r) * c.filters.r + tap_place(column.taps, s) * c.filters.s
             vectors = [self._gathered(w, offsets[v * self.lanes : (v + 1) * self.lanes]) for v in range(self.vectors)]
         for n, sums in enumerate(self.sums):
             p, q = divmod(n, self.columns.length)
@@ -204,13 +200,6 @@ class Micro:
         for lane, scalar in enumerate(scalars):
             v = k.insert(v, scalar, lane) if self.lanes > 1 else scalar
         return v
-
-
-def _tap_place(taps: tuple[int, ...], t: int | Value) -> int | Value:
-    """The filter row or column of a tap: an arithmetic progression."""
-    if isinstance(t, int):
-        return taps[t]
-    return t * (taps[1] - taps[0] if len(taps) > 1 else 0) + taps[0]
 
 
 def _tap_range(k: Function, axis: Axis, position: Value) -> tuple[Value, Value]:
@@ -278,29 +267,6 @@ def _emit_task(
     return k, blocks * c.N * c.groups * chunks
 
 
-def _emit_pack(m: Module, n: int, c: Correlation, b: Blocking, element: Type, packed_at: int) -> tuple[Function, int]:
-    """The task that packs one block of filters: zeros where there is no filter."""
-    blocks = math.ceil(c.K / b.BK)
-    size = packed_size(c, b.BK) // c.groups // blocks
-    R, S = len(c.rows.taps), len(c.columns.taps)
-    k = m.function(f"pack_{n}", *TASK, internal=True)
-    ctx, index, _ = k.args
-    w, _, packed = operands(k, ctx, element, element, widened(element), element, element)[:3]
-    first = index % blocks * b.BK
-    w = w + index // blocks * c.filters.group + first * c.filters.k
-    place = packed + packed_at + index * size
-    with k.loop(0, c.C) as channel, k.loop(0, R) as r, k.loop(0, S) as s:
-        tap = _tap_place(c.rows.taps, r) * c.filters.r + _tap_place(c.columns.taps, s) * c.filters.s
-        here = w + channel * c.filters.c + tap
-        there = place + ((channel * R + r) * S + s) * b.BK
-        with k.loop(0, b.BK) as lane:
-            with k.if_(first + lane < c.K):
-                k.store(k.load(here + lane * c.filters.k), there + lane)
-            with k.else_():
-                k.store(k.zero(widened(element)), there + lane)
-    return k, c.groups * blocks
-
-
 def emit(instruction_set: str, layer: ConvLayer, blockings: tuple[Blocking, ...]) -> Module:
     """`run`, and `pack` where the filters are packed, of a forward pass or a gradient of the input."""
     m = Module(instruction_set)
@@ -313,7 +279,7 @@ def emit(instruction_set: str, layer: ConvLayer, blockings: tuple[Blocking, ...]
         task, count = _emit_task(m, n, c, tail, b, element, packed_at)
         launch(run, run.args[0], task, count)
         if pack is not None and packed_size(c, b.BK):
-            task, count = _emit_pack(m, n, c, b, element, packed_at)
+            task, count = emit_pack(m, n, c, b.BK, element, packed_at)
             launch(pack, pack.args[0], task, count)
             packed_at += packed_size(c, b.BK)
     return m
@@ -348,7 +314,7 @@ class Direct(Algorithm):
 
     @property
     def version(self) -> str:
-        return compiler.version("direct", "direct_wgrad", "direct_wgrad_packed", "pieces")
+        return compiler.version("direct", "direct_pack", "direct_wgrad", "direct_wgrad_packed", "pieces")
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
@@ -389,7 +355,19 @@ class Direct(Algorithm):
         return size * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
-        return layer.flops / device.peak_flops(layer.dtype)
+        """At peak, but for lanes that hold nothing and for what loading costs beside the multiply-adds."""
+        assert isinstance(device, CPU)
+        lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
+        if layer.direction == "wgrad":
+            pixels = params["lanes"] == "pixels"
+            c = forward(layer)
+            extent, block = (c.columns.count, lanes) if pixels else (c.C, int(params["BC"]))
+            cost = (1.5 if pixels else 1.15) * _rounded(extent, block)
+        else:
+            cost = 1.4 if params["filters"] == "strided" else 1.1
+            cost *= 1 + 1.5 / (int(params["BP"]) * int(params["BQ"]))
+            cost *= max(_rounded(c.K, int(params["BK"])) for c in pieces_of(layer))
+        return cost * layer.flops / device.peak_flops(layer.dtype) + layer.bytes / device.bandwidth() / 2
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return bound_for(layer, 2e-6)
@@ -414,6 +392,11 @@ TILES = {  # pixels by vectors of filters; the first also reads filters where th
     "avx2": ((12, 1), (6, 2)),
     "generic": ((10, 1), (5, 2)),
 }
+
+
+def _rounded(extent: int, block: int) -> float:
+    """How much more than the extent its whole blocks are."""
+    return math.ceil(extent / block) * block / extent
 
 
 def _unrolled(layer: ConvLayer, device: Device, params: Params) -> int:
