@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 from guards import check_guarded
 from layers import TAILS, edge, operands
 
+from autoconv import reference
 from autoconv.cpu import compiler
 from autoconv.cpu.depthwise import Depthwise
 from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
-from autoconv.layer import DTYPES, ConvLayer
+from autoconv.layer import DTYPES, LAYOUTS, ConvLayer
 
 pytestmark = [
     pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor"),
@@ -50,11 +52,18 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 }
 
 
+def channels_last(fields: dict[str, Any]) -> dict[str, Any]:
+    """The same problem in NHWC, with a channel multiplier of 1, short filters and more than a vector of channels."""
+    return fields | {"layout": "NHWC", "C": 37, "K": 37, "groups": 37, "S": min(fields.get("S", 3), 15)}
+
+
 @pytest.mark.parametrize("direction", ["fwd", "dgrad"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("instruction_set", HERE)
-def test_problems(instruction_set: str, name: str, direction: str) -> None:
-    layer = depthwise(**PROBLEMS[name], direction=direction)
+def test_problems(instruction_set: str, name: str, layout: str, direction: str) -> None:
+    fields = PROBLEMS[name] if layout == "NCHW" else channels_last(PROBLEMS[name])
+    layer = depthwise(**fields, direction=direction)
     assert check_guarded(DEPTHWISE, layer, CPU.current(2, instruction_set), operands(layer))
 
 
@@ -62,7 +71,7 @@ def test_problems(instruction_set: str, name: str, direction: str) -> None:
 @pytest.mark.parametrize("instruction_set", HERE)
 def test_types_and_tails(instruction_set: str, dtype: str) -> None:
     device = CPU.current(1, instruction_set)
-    layers = [depthwise(dtype=dtype, **tail) for tail in TAILS.values()]
+    layers = [depthwise(dtype=dtype, layout=layout, **tail) for tail in TAILS.values() for layout in LAYOUTS]
     layers += [depthwise(dtype=dtype, direction="dgrad", stride=2)]
     for layer in layers:
         assert check_guarded(DEPTHWISE, layer, device, operands(layer))
@@ -95,6 +104,29 @@ def test_stores_past_the_caches(instruction_set: str) -> None:
             assert check_guarded(DEPTHWISE, layer, device, operands(layer))
 
 
+@pytest.mark.parametrize("instruction_set", HERE)
+def test_channels_stored_past_the_caches(instruction_set: str) -> None:
+    """Whole aligned vectors only; an output that starts elsewhere is stored as usual."""
+    device = SmallCaches(threads=2, instruction_set=instruction_set)
+    layer = depthwise(C=64, layout="NHWC", bias=True)
+    x, w, bias, _ = operands(layer)
+    size = math.prod(layer.y_shape) * 4
+    room = device.buffer(size + 64)
+    for candidate in DEPTHWISE.all(layer, device):
+        assert not DEPTHWISE.why_not(layer, device, candidate.params)
+        kernel = DEPTHWISE.build(layer, device, candidate.params)
+        packed = device.buffer(kernel.packed_bytes)
+        kernel.pack(w, packed)
+        outputs = []
+        for shift in (0, 4, 32):
+            out = room[shift:][:size].view(np.float32).reshape(layer.y_shape)
+            out[...] = np.nan
+            kernel.run(x, packed, out, bias, None, device.buffer(0))
+            outputs.append(out.copy())
+        want, magnitude = reference.convolve(layer, x, w, bias), reference.magnitude(layer, x, w, bias)
+        assert all(reference.error(out, want, magnitude) <= DEPTHWISE.bound(layer, {}) for out in outputs)
+
+
 @pytest.mark.parametrize("name", ["plain", "large", "strided"])
 def test_nan_reaches_its_receptive_field_only(name: str) -> None:
     device = CPU.current()
@@ -117,4 +149,8 @@ def test_reasons_come_all_at_once() -> None:
     layer = edge("grouped", direction="wgrad")
     reasons = DEPTHWISE.why_not(layer, CPU.current(), {"BH": 99, "NV": 1, "nt": 0})
     for word in ("BH=99", "wgrad", "groups=3"):
+        assert any(word in reason for reason in reasons), word
+    layer = depthwise(layout="NHWC", K=10, S=17, padding=8)
+    reasons = DEPTHWISE.why_not(layer, CPU.current(), {"BQ": 4, "NV": 99, "nt": 1})
+    for word in ("NV=99", "K=10", "S=17", "second-level", "whole vectors"):
         assert any(word in reason for reason in reasons), word

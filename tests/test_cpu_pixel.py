@@ -22,6 +22,7 @@ pytestmark = [
 ]
 HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
 PIXEL = Pixel()
+PIXEL_PARAMS = PIXEL.all(edge("plain"), CPU.current())[0].params
 
 
 def pointwise(**fields: Any) -> ConvLayer:
@@ -68,7 +69,7 @@ STEMS: dict[str, dict[str, Any]] = {
     "dilated": {"dilation": (3, 2), "padding": (3, 2), "stride": (2, 3), "H": 19, "W": 25},
     "padding beyond the filter": {"padding": ((4, 3), (5, 2)), "R": 2, "S": 2, "H": 3, "W": 4, "stride": (2, 3)},
     "row": {"R": 1, "S": 9, "padding": (0, 4), "H": 3, "W": 40},
-    "column": {"R": 5, "S": 1, "padding": (2, 0), "groups": 3, "K": 9},
+    "column": {"R": 5, "S": 1, "padding": (2, 0), "C": 6, "groups": 3, "K": 9},
 }
 
 
@@ -157,5 +158,6 @@ def test_split_covers_every_pixel_once() -> None:
 def test_reasons_come_all_at_once() -> None:
     layer = edge("tails", layout="NHWC", direction="wgrad")
     reasons = PIXEL.why_not(layer, CPU.current(), {"KB": 99, "NV": 1, "nt": 1})
+    assert any("depthwise" in reason for reason in PIXEL.why_not(edge("depthwise"), CPU.current(), PIXEL_PARAMS))
     for word in ("KB=99", "NHWC", "wgrad", "C=5", "nt=1"):
         assert any(word in reason for reason in reasons), word

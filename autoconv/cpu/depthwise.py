@@ -1,7 +1,8 @@
 """Depthwise convolution: every channel by itself, so that memory, not arithmetic, is what there is to save.
 
 In NCHW the vector lanes are pixels: a block of BH output rows by NV vectors stays in registers while the rows
-it sees are read once. No arithmetic is spent on rows of padding under large filters.
+it sees are read once. No arithmetic is spent on rows of padding under large filters. In NHWC the lanes are
+channels, and everything is read in place.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
-from autoconv.cpu import compiler
+from autoconv.cpu import compiler, depthwise_channels
 from autoconv.cpu.depthwise_kernel import Shape, emit, workspace_elements
 from autoconv.cpu.device import CPU
 from autoconv.cpu.ir import DTYPES, VECTOR_BYTES, widened
@@ -22,58 +23,76 @@ from autoconv.layer import ConvLayer
 if TYPE_CHECKING:
     from autoconv.device import Device
 
-TILES = {"avx512": ((4, 2), (4, 3), (8, 2)), "avx2": ((4, 1), (3, 2)), "generic": ((4, 1), (2, 2))}
+MOST_FILTERS = 8  # per channel, in NCHW
+MOST_COLUMNS = 15
+PIXEL_TILES = {"avx512": ((4, 2), (8, 2)), "avx2": ((4, 1), (3, 2)), "generic": ((4, 1), (2, 2))}
+CHANNEL_TILES = {"avx512": ((4, 2), (8, 2)), "avx2": ((4, 1), (8, 1)), "generic": ((4, 1), (8, 1))}
 
 
-def _shape(layer: ConvLayer, device: Device, params: Params) -> Shape:
-    assert isinstance(device, CPU)
-    BH, NV, nt = (int(params[name]) for name in ("BH", "NV", "nt"))
-    return Shape(BH, NV, bool(nt), device.threads, device.facts["l1_bytes"])
+def _tiles(layer: ConvLayer, device: CPU) -> tuple[tuple[str, tuple[int, int]], ...]:
+    """Rows or columns of outputs, named B, by vectors NV."""
+    name, tiles = ("BH", PIXEL_TILES) if layer.layout == "NCHW" else ("BQ", CHANNEL_TILES)
+    return tuple((name, tile) for tile in tiles[device.instruction_set])
+
+
+def _pixel_shape(device: CPU, params: Params) -> Shape:
+    return Shape(int(params["BH"]), int(params["NV"]), bool(params["nt"]), device.threads, device.facts["l1_bytes"])
 
 
 class Depthwise(Algorithm):
-    """Blocks of BH output rows by NV vectors of pixels."""
+    """Blocks of BH rows (NCHW) or BQ columns (NHWC) of outputs by NV vectors; `nt` stores past the caches."""
 
     name = "depthwise"
     pool = "autoconv"
 
     @property
     def version(self) -> str:
-        return compiler.version("depthwise", "depthwise_kernel", "pieces", "pixel_pieces")
+        return compiler.version("depthwise", "depthwise_channels", "depthwise_kernel", "pieces", "pixel_pieces")
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
-        return [{"BH": BH, "NV": NV, "nt": nt} for BH, NV in TILES[device.instruction_set] for nt in (0, 1)]
+        return [{name: B, "NV": NV, "nt": nt} for name, (B, NV) in _tiles(layer, device) for nt in (0, 1)]
 
     def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
         assert isinstance(device, CPU)
         reasons = []
         if (unavailable := compiler.unavailable()) is not None:
             reasons.append(unavailable)
-        if (params["BH"], params["NV"]) not in TILES[device.instruction_set]:
-            allowed = ", ".join(f"BH={BH},NV={NV}" for BH, NV in TILES[device.instruction_set])
-            reasons.append(f"BH={params['BH']},NV={params['NV']}: allowed are {allowed}")
-        if layer.layout == "NHWC":
-            reasons.append("NHWC: only NCHW")
+        allowed = [f"{name}={B},NV={NV}" for name, (B, NV) in _tiles(layer, device)]
+        given = ",".join(f"{name}={value}" for name, value in params.items() if name != "nt")
+        if given not in allowed:
+            reasons.append(f"{given}: allowed for {layer.layout} are {' '.join(allowed)}")
         if layer.direction == "wgrad":
-            reasons.append("wgrad: a sum over pixels; gemm has lanes for it")
+            reasons.append("wgrad: a sum over pixels, not over taps; direct has lanes for it")
         if layer.groups != layer.C:
             reasons.append(f"groups={layer.groups}: one for each of C={layer.C} channels is wanted")
-        elif layer.K // layer.C > 8:
-            reasons.append(
-                f"K={layer.K}: at most 8 filters for each of C={layer.C} channels; pixel and direct take more"
-            )
+        elif layer.layout == "NHWC" and layer.K != layer.C:
+            reasons.append(f"K={layer.K}: in NHWC as many filters as the C={layer.C} channels are wanted")
+        elif layer.K // layer.C > MOST_FILTERS:
+            reasons.append(f"K={layer.K}: at most {MOST_FILTERS} filters for each of C={layer.C} channels are held")
+        if layer.layout == "NHWC" and layer.S > MOST_COLUMNS:
+            reasons.append(f"S={layer.S}: in NHWC at most {MOST_COLUMNS} taps of a row are written out")
         if params["nt"]:
             reasons += no_streaming(layer, device)
-            if layer.direction == "dgrad" and layer.stride != (1, 1):
+            if layer.layout == "NHWC" and layer.C * layer.itemsize % VECTOR_BYTES[device.instruction_set]:
+                reasons.append(f"nt=1: C={layer.C} channels are not whole vectors")
+            elif layer.layout == "NCHW" and layer.direction == "dgrad" and layer.stride != (1, 1):
                 reasons.append("nt=1: the gradient of a strided layer is not written row by row")
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
         assert isinstance(device, CPU)
+        if layer.layout == "NHWC":
+            return 0
         wide = widened(DTYPES[layer.dtype])
         lanes = VECTOR_BYTES[device.instruction_set] // wide.bytes
-        return device.threads * wide.bytes * workspace_elements(layer, lanes, wide.bytes, _shape(layer, device, params))
+        own = workspace_elements(layer, lanes, wide.bytes, _pixel_shape(device, params))
+        return device.threads * wide.bytes * own
+
+    def packed_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
+        if layer.layout == "NCHW":
+            return 0
+        return depthwise_channels.packed_elements(layer) * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
         traffic = layer.bytes + (0 if params["nt"] else math.prod(layer.output_shape) * layer.itemsize)
@@ -84,5 +103,10 @@ class Depthwise(Algorithm):
 
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         assert isinstance(device, CPU)
-        program = compiler.build(emit, device.instruction_set, layer, _shape(layer, device, params))
-        return GeneratedKernel(program, device.threads, self.workspace_bytes(layer, device, params))
+        if layer.layout == "NCHW":
+            program = compiler.build(emit, device.instruction_set, layer, _pixel_shape(device, params))
+        else:
+            shape = depthwise_channels.Shape(int(params["BQ"]), int(params["NV"]), bool(params["nt"]), device.threads)
+            program = compiler.build(depthwise_channels.emit, device.instruction_set, layer, shape)
+        memory = self.workspace_bytes(layer, device, params), self.packed_bytes(layer, device, params)
+        return GeneratedKernel(program, device.threads, *memory)

@@ -69,6 +69,10 @@ class Pixel(Algorithm):
             reasons.append(
                 f"C={layer.C}: {layer.R}x{layer.S} filters may see {MOST_CHANNELS} channels; direct takes more"
             )
+        if layer.depthwise:
+            reasons.append(
+                f"groups={layer.groups}: every filter sees one channel; depthwise reads it once for all rows"
+            )
         if layer.R * layer.S > MOST_TAPS:
             reasons.append(f"R={layer.R}, S={layer.S}: {MOST_TAPS} taps at most are written out; fft takes more")
         if params["nt"]:
