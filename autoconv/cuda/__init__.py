@@ -2,5 +2,6 @@
 
 from autoconv.algorithm import Algorithm
 from autoconv.cuda.direct import Direct
+from autoconv.cuda.gemm import Gemm
 
-ALGORITHMS: tuple[Algorithm, ...] = (Direct(),)
+ALGORITHMS: tuple[Algorithm, ...] = (Direct(), Gemm())

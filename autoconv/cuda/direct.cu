@@ -4,31 +4,25 @@ constexpr Offset TOTAL = DIRECTION == FWD     ? Offset(N) * K * P * Q
                          : DIRECTION == DGRAD ? Offset(N) * C * H * W
                                               : Offset(K) * CG * R * S;
 
-// The output row that a filter tap sent input row h to, or -1.
-DEVICE int source(int h, int r, int padding, int stride, int dilation, int extent) {
-    const int place = h + padding - r * dilation;
-    return place >= 0 && place % stride == 0 && place / stride < extent ? place / stride : -1;
-}
-
-DEVICE Acc forward(const T* x, const T* w, Offset n, int k, int p, int q) {
+DEVICE Acc forward(const T* x, const T* w, Offset n, int k, Offset p, Offset q) {
     Acc sum = 0;
     const int c0 = k / KG * CG;
     for (int r = 0; r < R; r++)
         for (int s = 0; s < S; s++) {
-            const int h = p * STRIDE_H - PAD_TOP + r * DILATION_H, v = q * STRIDE_W - PAD_LEFT + s * DILATION_W;
+            const Offset h = p * STRIDE_H - PAD_TOP + r * DILATION_H, v = q * STRIDE_W - PAD_LEFT + s * DILATION_W;
             if (!within(h, H) || !within(v, W)) continue;
             for (int c = 0; c < CG; c++) sum += Acc(to_float(x[x_at(n, c0 + c, h, v)])) * to_float(w[w_at(k, c, r, s)]);
         }
     return sum;
 }
 
-DEVICE Acc backward_data(const T* dy, const T* w, Offset n, int c, int h, int v) {
+DEVICE Acc backward_data(const T* dy, const T* w, Offset n, int c, Offset h, Offset v) {
     Acc sum = 0;
     const int k0 = c / CG * KG;
     for (int r = 0; r < R; r++)
         for (int s = 0; s < S; s++) {
-            const int p = source(h, r, PAD_TOP, STRIDE_H, DILATION_H, P);
-            const int q = source(v, s, PAD_LEFT, STRIDE_W, DILATION_W, Q);
+            const Offset p = output_of(h, r, PAD_TOP, STRIDE_H, DILATION_H, P);
+            const Offset q = output_of(v, s, PAD_LEFT, STRIDE_W, DILATION_W, Q);
             if (p < 0 || q < 0) continue;
             for (int k = 0; k < KG; k++)
                 sum += Acc(to_float(dy[y_at(n, k0 + k, p, q)])) * to_float(w[w_at(k0 + k, c % CG, r, s)]);
@@ -40,9 +34,9 @@ DEVICE Acc backward_filter(const T* x, const T* dy, Offset k, int c, int r, int 
     Acc sum = 0;
     const int c0 = static_cast<int>(k / KG) * CG;
     for (int n = 0; n < N; n++)
-        for (int p = 0; p < P; p++)
-            for (int q = 0; q < Q; q++) {
-                const int h = p * STRIDE_H - PAD_TOP + r * DILATION_H, v = q * STRIDE_W - PAD_LEFT + s * DILATION_W;
+        for (Offset p = 0; p < P; p++)
+            for (Offset q = 0; q < Q; q++) {
+                const Offset h = p * STRIDE_H - PAD_TOP + r * DILATION_H, v = q * STRIDE_W - PAD_LEFT + s * DILATION_W;
                 if (within(h, H) && within(v, W))
                     sum += Acc(to_float(x[x_at(n, c0 + c, h, v)])) * to_float(dy[y_at(n, static_cast<int>(k), p, q)]);
             }
@@ -54,11 +48,11 @@ direct(const T* a, const T* b, T* out, const T* bias, const T* residual) {
     const Offset at = Offset(blockIdx.x) * THREADS + threadIdx.x;
     if (at >= TOTAL) return;
     // the three inner extents of the output, in memory order after its slowest
-    constexpr int channels = DIRECTION == FWD ? K : DIRECTION == DGRAD ? C : CG;
-    constexpr int height = DIRECTION == FWD ? P : DIRECTION == DGRAD ? H : R;
-    constexpr int width = DIRECTION == FWD ? Q : DIRECTION == DGRAD ? W : S;
+    constexpr Offset channels = DIRECTION == FWD ? K : DIRECTION == DGRAD ? C : CG;
+    constexpr Offset height = DIRECTION == FWD ? P : DIRECTION == DGRAD ? H : R;
+    constexpr Offset width = DIRECTION == FWD ? Q : DIRECTION == DGRAD ? W : S;
     const Offset inner = LAYOUT == NCHW ? at : at / channels;
-    const int j = static_cast<int>(inner % width), i = static_cast<int>(inner / width % height);
+    const Offset j = inner % width, i = inner / width % height;
     const Offset rest = inner / width / height;
     const int channel = static_cast<int>(LAYOUT == NCHW ? rest % channels : at % channels);
     const Offset image = LAYOUT == NCHW ? rest / channels : rest;
@@ -67,5 +61,5 @@ direct(const T* a, const T* b, T* out, const T* bias, const T* residual) {
     else if constexpr (DIRECTION == DGRAD)
         out[at] = Rounded<T>::from(backward_data(a, b, image, channel, i, j));
     else
-        out[at] = Rounded<T>::from(backward_filter(a, b, image, channel, i, j));
+        out[at] = Rounded<T>::from(backward_filter(a, b, image, channel, static_cast<int>(i), static_cast<int>(j)));
 }

@@ -34,8 +34,21 @@ DEVICE half_t to_half(float value) {
     return narrow;
 }
 
-DEVICE Bits128 load128(const void* pointer) { return *static_cast<const Bits128*>(pointer); }
-DEVICE void store128(void* pointer, Bits128 value) { *static_cast<Bits128*>(pointer) = value; }
+// The same value, which the compiler takes for a new one: what follows from it is computed here and now.
+DEVICE int opaque(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+// What lies at an address that is a multiple of the type's alignment: one wide load.
+template <class Value>
+DEVICE const Value& aligned(const void* pointer) {
+    return *static_cast<const Value*>(pointer);
+}
+template <class Value>
+DEVICE Value& aligned(void* pointer) {
+    return *static_cast<Value*>(pointer);
+}
 
 DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 DEVICE double shuffle_xor(double value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
@@ -116,13 +129,17 @@ DEVICE half_t to_half(float value) {
     return give((magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
 }
 
-DEVICE Bits128 load128(const void* pointer) {
-    simt::check_aligned(pointer, 16, "128-bit load");
-    return *static_cast<const Bits128*>(pointer);
+DEVICE int opaque(int value) { return value; }
+
+template <class Value>
+DEVICE const Value& aligned(const void* pointer) {
+    simt::check_aligned(pointer, alignof(Value), "wide load");
+    return *static_cast<const Value*>(pointer);
 }
-DEVICE void store128(void* pointer, Bits128 value) {
-    simt::check_aligned(pointer, 16, "128-bit store");
-    *static_cast<Bits128*>(pointer) = value;
+template <class Value>
+DEVICE Value& aligned(void* pointer) {
+    simt::check_aligned(pointer, alignof(Value), "wide store");
+    return *static_cast<Value*>(pointer);
 }
 
 template <class Value>
@@ -152,7 +169,7 @@ DEVICE void load_matrices_of(unsigned (&d)[4], const void* row) {
         unsigned short row[8];
         unsigned* d;
     } operand;
-    const Bits128 bits = load128(row);  // each lane reads the row whose address it gives
+    const Bits128 bits = aligned<Bits128>(row);  // each lane reads the row whose address it gives
     memcpy(operand.row, &bits, 16);
     operand.d = d;
     simt::collective(__LINE__, &operand, [](void** lanes) UNWATCHED {

@@ -34,8 +34,10 @@ class Unit:
 
     Attributes
     ----------
-    function, file : str
-        The kernel's name, and the file of this folder that holds it.
+    function : str
+        The kernel's name.
+    files : str
+        Files of this folder that make up the text, the kernel's last.
     layer : ConvLayer
         Whose extents, types and tail the kernel is compiled for.
     grid : int, three times
@@ -55,7 +57,7 @@ class Unit:
     """
 
     function: str
-    file: str
+    files: tuple[str, ...]
     layer: ConvLayer
     grid: tuple[int, int, int]
     threads: int
@@ -71,7 +73,7 @@ class Unit:
         """The whole translation unit; `#line` makes a compiler's message name the file."""
         launch = (("THREADS", self.threads), ("BLOCKS", self.blocks), *self.constants)
         lines = "".join(f"constexpr int {name} = {value};\n" for name, value in launch)
-        files = ((name, file_text(name)) for name in ("common.cuh", self.file))
+        files = ((name, file_text(name)) for name in ("common.cuh", *self.files))
         body = "".join(f'#line 1 "{name}"\n{text}\n' for name, text in files)
         return f'#line 1 "ptx.cuh"\n{file_text("ptx.cuh")}\n{layer_constants(self.layer)}{lines}{self.preamble}{body}'
 
@@ -99,6 +101,7 @@ def layer_constants(layer: ConvLayer) -> str:
         extents |= dict(zip((f"{name.upper()}_H", f"{name.upper()}_W"), getattr(layer, name), strict=True))
     extents |= {"PAD_TOP": layer.padding[0][0], "PAD_LEFT": layer.padding[1][0]}
     flags = {
+        "UNPADDED": int(not any(map(any, layer.padding))),
         "LAYOUT": LAYOUTS.index(layer.layout),
         "DIRECTION": DIRECTIONS.index(layer.direction),
         "BIAS": int(layer.bias),
