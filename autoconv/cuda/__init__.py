@@ -1,7 +1,8 @@
 """Convolution on NVIDIA GPUs: the table of contents of its algorithms."""
 
 from autoconv.algorithm import Algorithm
+from autoconv.cuda.depthwise import Depthwise
 from autoconv.cuda.direct import Direct
 from autoconv.cuda.gemm import Gemm
 
-ALGORITHMS: tuple[Algorithm, ...] = (Direct(), Gemm())
+ALGORITHMS: tuple[Algorithm, ...] = (Direct(), Gemm(), Depthwise())

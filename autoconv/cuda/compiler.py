@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import importlib
 import importlib.util
 import os
 import stat
@@ -93,8 +94,7 @@ class NVRTC:
 def _places() -> Iterator[str]:
     """Where libnvrtc may be, the best guess first: where CuPy finds it, wheels, the system."""
     with contextlib.suppress(Exception):  # cuda-pathfinder comes with CuPy 14; it raises what it likes
-        from cuda import pathfinder
-
+        pathfinder = importlib.import_module("cuda.pathfinder")
         yield str(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
     found = importlib.util.find_spec("nvidia")
     for root in (found.submodule_search_locations or ()) if found else ():
@@ -176,7 +176,9 @@ class CubinCache:
     def _give_up(self, reason: str) -> None:
         if self._usable:
             self._usable = False
-            warnings.warn(f"compiled CUDA kernels are not kept in {self._folder}: {reason}", RuntimeWarning, stacklevel=4)
+            warnings.warn(
+                f"compiled CUDA kernels are not kept in {self._folder}: {reason}", RuntimeWarning, stacklevel=4
+            )
 
 
 def cubin_folder() -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from autoconv.algorithm import Kernel, Params
-from autoconv.cuda.algorithm import Chain, CudaAlgorithm, ceil_div, roofline
+from autoconv.cuda.algorithm import Chain, CudaAlgorithm, Launch, ceil_div, roofline
 from autoconv.cuda.source import Unit
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
@@ -77,7 +77,7 @@ class Gemm(CudaAlgorithm):
                 most = min(MOST_PARTS, depth // (4 * tile.BK))
                 parts |= {split for split in (wanted // blocks, wanted // blocks // 2) if 1 < split <= most}
             for split in sorted(parts):
-                yield dict(BM=tile.BM, BN=tile.BN, BK=tile.BK, TM=tile.TM, TN=tile.TN, SPLIT=split)
+                yield {"BM": tile.BM, "BN": tile.BN, "BK": tile.BK, "TM": tile.TM, "TN": tile.TN, "SPLIT": split}
 
     def refusals(self, layer: ConvLayer, params: Params) -> list[str]:
         tile, reasons = _tile(params), []
@@ -114,9 +114,10 @@ class Gemm(CudaAlgorithm):
         tile, split = _tile(params), int(params["SPLIT"])
         assert tile is not None
         blocks = ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) * layer.groups * split
+        multiprocessors = int(device.facts["multiprocessors"])
         # whole waves of whole tiles are computed, whatever part of them is wanted
-        waves = ceil_div(blocks, device.facts["multiprocessors"] * tile.blocks)
-        computed = 2.0 * waves * device.facts["multiprocessors"] * tile.blocks * tile.BM * tile.BN * depth / split
+        waves = ceil_div(blocks, multiprocessors * tile.blocks)
+        computed = 2.0 * waves * multiprocessors * tile.blocks * tile.BM * tile.BN * depth / split
         intensity = 2 * tile.BM * tile.BN / (tile.BM + tile.BN)
         efficiency = 0.8 * min(1.0, intensity / 64) * (1.0 if tile.TM == tile.TN == 8 else 0.85)
         scalar = "float64" if layer.dtype == "float64" else "float32"  # no tensor cores here
@@ -126,11 +127,13 @@ class Gemm(CudaAlgorithm):
 
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         product, *rest = self.load(device, self.units(layer, params))
-        steps = [(product, ("a", "b", "out", "bias", "residual", "workspace"))]
+        steps: list[tuple[Launch, tuple[str, ...]]] = [(product, ("a", "b", "out", "bias", "residual", "workspace"))]
         if rest:
             steps.append((rest[0], ("workspace", "out", "bias", "residual")))
         return Chain(steps, self.workspace_bytes(layer, device, params))
 
 
 def _tile(params: Params) -> Tile | None:
-    return next((tile for tile in TILES if all(params[n] == getattr(tile, n) for n in ("BM", "BN", "BK", "TM", "TN"))), None)
+    return next(
+        (tile for tile in TILES if all(params[n] == getattr(tile, n) for n in ("BM", "BN", "BK", "TM", "TN"))), None
+    )

@@ -85,9 +85,7 @@ def wide(layer: ConvLayer) -> bool:
         layer.N * layer.K * layer.P * layer.Q,
         layer.K * (layer.C // layer.groups) * layer.R * layer.S,
     )
-    padded = max(
-        extent + 2 * sum(sides) for extent, sides in zip((layer.H, layer.W), layer.padding, strict=True)
-    )
+    padded = max(extent + 2 * sum(sides) for extent, sides in zip((layer.H, layer.W), layer.padding, strict=True))
     return max(elements, padded) >= 2**30
 
 

@@ -221,7 +221,7 @@ UNWATCHED inline void collective(int line, void* operand, Collective compute) {
     compute(lanes);
 }
 
-inline void* shared_memory(size_t bytes, size_t alignment) {
+UNWATCHED inline void* shared_memory(size_t bytes, size_t alignment) {
     if (bytes + canary_bytes > arena_bytes || bytes > shared_limit)
         fail("shared memory: %zu bytes asked for, %zu allowed", bytes, shared_limit);
     if (alignment > 1024) fail("shared memory: alignment %zu", alignment);
@@ -251,7 +251,9 @@ inline void copy_async(void* to, const void* from, int bytes) {
     if (static_cast<char*>(to) < arena || static_cast<char*>(to) + bytes > arena + shared_bytes)
         fail("cp.async: the target is not in shared memory");
     current->open.push_back({to, from, bytes, false});
+#ifndef __SANITIZE_THREAD__  // a copy belongs to the thread that waits for it; only there can TSan place it
     if (chance()) land(current->open.back());
+#endif
 }
 
 inline void commit_copies() { current->groups.push_back(std::exchange(current->open, {})); }
@@ -263,7 +265,7 @@ inline void wait_copies(size_t pending) {
     }
 }
 
-#ifndef __SANITIZE_THREAD__  // a copy belongs to the thread that waits for it; only there can TSan place it
+#ifndef __SANITIZE_THREAD__
 inline void land_some() {
     for (Fiber& fiber : fibers)
         for (auto& group : fiber.groups)
