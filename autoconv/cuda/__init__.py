@@ -4,5 +4,6 @@ from autoconv.algorithm import Algorithm
 from autoconv.cuda.depthwise import Depthwise
 from autoconv.cuda.direct import Direct
 from autoconv.cuda.gemm import Gemm
+from autoconv.cuda.winograd import Winograd
 
-ALGORITHMS: tuple[Algorithm, ...] = (Direct(), Gemm(), Depthwise())
+ALGORITHMS: tuple[Algorithm, ...] = (Direct(), Gemm(), Depthwise(), Winograd())

@@ -38,10 +38,12 @@ DEVICE T finished(Acc sum, const T* bias, const T* residual, int k, Offset at) {
 }
 
 // Four neighbours in memory, or one; zeros for a null pointer.
-DEVICE void load_run(Acc (&to)[1], const T* from) { to[0] = from ? Acc(to_float(*from)) : Acc(0); }
-DEVICE void load_run(Acc (&to)[4], const T* from) {
-    struct alignas(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) Run {
-        T value[4];
+template <class Element>
+DEVICE void load_run(Acc (&to)[1], const Element* from) { to[0] = from ? Acc(to_float(*from)) : Acc(0); }
+template <class Element>
+DEVICE void load_run(Acc (&to)[4], const Element* from) {
+    struct alignas(4 * sizeof(Element) < 16 ? 4 * sizeof(Element) : 16) Run {
+        Element value[4];
     } run = {};
     if (from) run = aligned<Run>(from);
 #pragma unroll

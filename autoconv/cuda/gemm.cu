@@ -89,7 +89,7 @@ DEVICE void write(T* out, const T* bias, const T* residual, int group, Offset ro
 
 // A block computes one tile of one group, over one SPLIT-th of the depth; with SPLIT > 1 the parts go to
 // `partial[split, group, row, column]`.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, PRODUCT_BLOCKS)
 gemm(const T* a, const T* b, T* out, const T* bias, const T* residual, Acc* partial) {
     SHARED(Slices, slices);
     const int group = static_cast<int>(blockIdx.z) / SPLIT, part = static_cast<int>(blockIdx.z) % SPLIT;

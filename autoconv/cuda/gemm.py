@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from autoconv.algorithm import Kernel, Params
 from autoconv.cuda.algorithm import Chain, CudaAlgorithm, Launch, ceil_div, roofline
-from autoconv.cuda.source import Unit
+from autoconv.cuda.source import Constant, Unit
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
 
@@ -33,6 +33,16 @@ class Tile(NamedTuple):
     def shared(self, accumulator: int) -> int:
         """Bytes of shared memory: both slices twice, rows padded by four."""
         return 2 * self.BK * (self.BM + 4 + self.BN + 4) * accumulator
+
+    def halved(self) -> Tile:
+        """The same for float64, whose sums and slices take twice the room."""
+        return self._replace(blocks=max(self.blocks // 2, 1))
+
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        """The names by which kernels know the tile."""
+        names = [(name, int(getattr(self, name))) for name in ("BM", "BN", "BK", "TM", "TN")]
+        return (*names, ("PRODUCT_THREADS", self.threads), ("PRODUCT_BLOCKS", self.blocks))
 
 
 TILES = (
@@ -94,12 +104,12 @@ class Gemm(CudaAlgorithm):
         tile, split = _tile(params), int(params["SPLIT"])
         assert tile is not None
         rows, columns, _ = extents(layer)
-        constants = tuple((name, int(params[name])) for name in ("BM", "BN", "BK", "TM", "TN", "SPLIT"))
         grid = ceil_div(columns, tile.BN), ceil_div(rows, tile.BM), layer.groups * split
-        shared, blocks = tile.shared(layer.accumulator.itemsize), tile.blocks
+        shared = tile.shared(layer.accumulator.itemsize)
         if layer.dtype == "float64":
-            blocks = max(blocks // 2, 1)  # sums and slices are twice as wide
-        product = Unit("gemm", self.files, layer, grid, tile.threads, blocks, shared, constants=constants)
+            tile = tile.halved()
+        constants = (*tile.constants, ("SPLIT", split))
+        product = Unit("gemm", self.files, layer, grid, tile.threads, tile.blocks, shared, constants=constants)
         if split == 1:
             return (product,)
         sums = (ceil_div(math.prod(layer.output_shape), tile.threads), 1, 1)

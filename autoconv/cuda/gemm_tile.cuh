@@ -4,7 +4,7 @@
 // The next slice travels through registers to the other half of shared memory: one barrier to a slice.
 
 constexpr int WARP_M = 4 * TM, WARP_N = 8 * TN;
-static_assert(BM % WARP_M == 0 && BN % WARP_N == 0 && THREADS == BM / WARP_M * (BN / WARP_N) * 32, "whole warps");
+static_assert(BM % WARP_M == 0 && BN % WARP_N == 0 && PRODUCT_THREADS == BM / WARP_M * (BN / WARP_N) * 32, "whole warps");
 static_assert(TM % 4 == 0 && TN % 4 == 0, "pieces of 4 x 4");
 
 struct Slices {
@@ -15,25 +15,25 @@ struct Slices {
 // One operand's slice: EXTENT x BK, in runs of RUN neighbours along k or across it.
 template <int EXTENT, bool ALONG_K, int RUN>
 struct Slice {
-    static constexpr int TOTAL = EXTENT * BK / RUN, COUNT = ceil_div(TOTAL, THREADS);
+    static constexpr int TOTAL = EXTENT * BK / RUN, COUNT = ceil_div(TOTAL, PRODUCT_THREADS);
     Acc value[COUNT][RUN];
 
     // The run's first position: across k, and along it.
     DEVICE static int across(int thread, int i) {
-        const int run = thread + i * THREADS;
+        const int run = thread + i * PRODUCT_THREADS;
         return ALONG_K ? run / (BK / RUN) : run % (EXTENT / RUN) * RUN;
     }
     DEVICE static int along(int thread, int i) {
-        const int run = thread + i * THREADS;
+        const int run = thread + i * PRODUCT_THREADS;
         return ALONG_K ? run % (BK / RUN) * RUN : run / (EXTENT / RUN);
     }
     DEVICE static bool exists(int thread, int i) {
-        return TOTAL % THREADS == 0 || thread + i * THREADS < TOTAL;
+        return TOTAL % PRODUCT_THREADS == 0 || thread + i * PRODUCT_THREADS < TOTAL;
     }
 
     // `place(across, along)` is where a run begins in `from`, or negative where it is zero.
-    template <class Place>
-    DEVICE void fetch(const T* from, Place place) {
+    template <class Element, class Place>
+    DEVICE void fetch(const Element* from, Place place) {
         const int thread = opaque(threadIdx.x);  // places take more registers to keep than work to find again
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
@@ -74,9 +74,9 @@ DEVICE void multiply_slice(Acc (&sum)[TM][TN], const Slices& slices, int half) {
 }
 
 // sum += A B over slices first ... last - 1; `place_a(row, k)` and `place_b(column, k)` as in `Slice::fetch`.
-template <bool A_ALONG_K, int A_RUN, bool B_ALONG_K, int B_RUN, class PlaceA, class PlaceB>
-DEVICE void multiply_tile(Acc (&sum)[TM][TN], Slices& slices, int first, int last, const T* matrix_a,
-                          const T* matrix_b, PlaceA place_a, PlaceB place_b) {
+template <bool A_ALONG_K, int A_RUN, bool B_ALONG_K, int B_RUN, class Element, class PlaceA, class PlaceB>
+DEVICE void multiply_tile(Acc (&sum)[TM][TN], Slices& slices, int first, int last, const Element* matrix_a,
+                          const Element* matrix_b, PlaceA place_a, PlaceB place_b) {
     Slice<BM, A_ALONG_K, A_RUN> a;
     Slice<BN, B_ALONG_K, B_RUN> b;
     const auto fetch = [&](int slice) {

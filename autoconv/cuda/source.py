@@ -42,7 +42,7 @@ class Unit:
         Whose extents, types and tail the kernel is compiled for.
     grid : int, three times
     threads : int
-        To a block, in one dimension; known to the kernel as `THREADS`.
+        To a block, in one dimension; known to the kernel as `THREADS`, unless the constants say otherwise.
     blocks : int
         Blocks to a multiprocessor that the tile is designed for; known as `BLOCKS`. It caps registers
         and shared memory, and the compile gate holds the kernel to it.
@@ -71,8 +71,8 @@ class Unit:
     @property
     def text(self) -> str:
         """The whole translation unit; `#line` makes a compiler's message name the file."""
-        launch = (("THREADS", self.threads), ("BLOCKS", self.blocks), *self.constants)
-        lines = "".join(f"constexpr int {name} = {value};\n" for name, value in launch)
+        constants = {"THREADS": self.threads, "BLOCKS": self.blocks} | dict(self.constants)
+        lines = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
         files = ((name, file_text(name)) for name in ("common.cuh", *self.files))
         body = "".join(f'#line 1 "{name}"\n{text}\n' for name, text in files)
         return f'#line 1 "ptx.cuh"\n{file_text("ptx.cuh")}\n{layer_constants(self.layer)}{lines}{self.preamble}{body}'
