@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from autoconv.algorithm import Algorithm, Array, Kernel, Params, bound_for
-from autoconv.cuda.occupancy import LIMITS, limits_of
+from autoconv.cuda.occupancy import limits_of
 from autoconv.cuda.source import Unit, file_version
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
@@ -89,8 +89,8 @@ class CudaAlgorithm(Algorithm):
 def _unfit(unit: Unit, capability: int) -> list[str]:
     """Why a unit cannot run at the occupancy it was designed for."""
     limits, reasons = limits_of(capability), []
-    if capability < min(LIMITS):
-        reasons.append(f"compute capability {capability / 10}: 7.5 is the least")
+    if capability < unit.capability:
+        reasons.append(f"compute capability {capability / 10}: {unit.capability / 10} is the least")
     if unit.shared > limits.shared_per_block:
         reasons.append(
             f"{unit.function} takes {unit.shared} bytes of shared memory, a block here has {limits.shared_per_block}"

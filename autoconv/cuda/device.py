@@ -11,7 +11,7 @@ from autoconv.algorithm import Array
 from autoconv.cuda.compiler import CompileError, compiled, nvrtc
 from autoconv.cuda.source import Unit
 from autoconv.device import Device, Operands, Stopwatch
-from autoconv.errors import PlanError
+from autoconv.errors import ArrayError, PlanError
 from autoconv.layer import DTYPES
 
 if TYPE_CHECKING:
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
     from autoconv.algorithm import Algorithm
 
+ALIGNMENT = 16  # bytes of the widest load
+DLPACK_HOST, DLPACK_CUDA = 1, 2
+DECLARABLE = 48 << 10  # bytes of shared memory that a kernel gets without asking
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 REPLAYS = 4  # graph replays to a sample
 MOST_SETS = 64  # operand sets to a graph; small layers cannot fill the L2 with a sensible number of them
 
@@ -125,6 +129,41 @@ class CUDA(Device):
         """Whether it is a CuPy array on this GPU."""
         return isinstance(array, self.xp.ndarray) and array.device.id == self.index
 
+    def adopt(self, array: object, name: str) -> Array:
+        """Anything on this GPU that speaks DLPack, as a CuPy array."""
+        cupy = self.xp
+        if isinstance(array, cupy.ndarray):
+            raise ArrayError(f"{name} lies on GPU {array.device.id}, the plan is for GPU {self.index}")
+        if not hasattr(array, "__dlpack_device__"):
+            raise ArrayError(
+                f"{name} is {type(array).__name__}: an array of CuPy, or one that speaks DLPack, is wanted"
+            )
+        kind, index = array.__dlpack_device__()
+        if (int(kind), index) != (DLPACK_CUDA, self.index):
+            where = "in host memory" if int(kind) == DLPACK_HOST else f"on device {index} of DLPack kind {int(kind)}"
+            raise ArrayError(
+                f"{name} ({type(array).__name__}) lies {where}: cupy.asarray brings it to GPU {self.index}"
+            )
+        return cupy.from_dlpack(array)
+
+    def ready(self, array: Array) -> bool:
+        """Contiguous, and on the boundary that the kernels' widest loads want."""
+        return bool(array.flags.c_contiguous and array.data.ptr % ALIGNMENT == 0)
+
+    def writable(self, array: Array) -> bool:
+        """CuPy's arrays all are."""
+        return True
+
+    def overlap(self, a: Array, b: Array) -> bool:
+        """By the addresses: both are contiguous."""
+        first, second = int(a.data.ptr), int(b.data.ptr)
+        return bool(first < second + b.nbytes and second < first + a.nbytes)
+
+    def memory_available(self) -> int:
+        """What the driver has free, and what CuPy's pool keeps for later."""
+        free, _ = self.xp.cuda.runtime.memGetInfo()
+        return int(free) + int(self.xp.get_default_memory_pool().free_bytes())
+
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An array from CuPy's memory pool, which aligns to 512 bytes."""
         with self.xp.cuda.Device(self.index):
@@ -146,8 +185,10 @@ class CUDA(Device):
         CompileError
             When NVRTC refuses the text.
         """
-        function = _function(self.index, unit.text, unit.function, self.facts["compute_capability"])
+        function: Any = _function(self.index, unit.text, unit.function, self.facts["compute_capability"])
         grid, block, shared = unit.grid, (unit.threads, 1, 1), unit.dynamic
+        if shared > DECLARABLE:
+            self.xp.cuda.driver.funcSetAttribute(function.ptr, MAX_DYNAMIC_SHARED, shared)
 
         def launch(*arguments: Array | None) -> None:
             function(grid, block, arguments, shared_mem=shared)
@@ -202,6 +243,10 @@ class CUDA(Device):
         """Bytes per second of the memory, by its clock and width."""
         return float(self.facts["bandwidth"])
 
+    def measured_peak(self, dtype: str) -> float:
+        """Of cuBLAS on a product of 8192 cubed, or 2048 for float64."""
+        return _measured_peak(self.index, dtype)
+
 
 @functools.cache
 def _facts(index: int) -> dict[str, Any]:
@@ -222,6 +267,25 @@ def _facts(index: int) -> dict[str, Any]:
         "clock_hz": 1e3 * attributes.get("ClockRate", 0) or 1.5e9,
         "bandwidth": 2 * memory_hz * found["memoryBusWidth"] / 8 or 1e12,
     }
+
+
+@functools.cache
+def _measured_peak(index: int, dtype: str) -> float:
+    import cupy
+
+    extent = 2048 if dtype == "float64" else 8192
+    with cupy.cuda.Device(index):
+        # CuPy has no matrix product in bfloat16; the tensor cores are as fast for float16
+        a = cupy.ones((extent, extent), "float16" if dtype == "bfloat16" else dtype)
+        seconds = []
+        for _ in range(4):
+            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+            start.record()
+            cupy.matmul(a, a)
+            stop.record()
+            stop.synchronize()
+            seconds.append(cupy.cuda.get_elapsed_time(start, stop) / 1e3)
+    return float(2.0 * extent**3 / min(seconds))
 
 
 @functools.lru_cache(maxsize=4096)

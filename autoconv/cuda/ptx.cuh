@@ -14,6 +14,10 @@ struct alignas(16) Bits128 {
 
 #ifndef SIMT
 #define SHARED(type, name) __shared__ type name
+// More than a kernel may declare: the launch says how much.
+#define SHARED_DYNAMIC(type, name)                      \
+    extern __shared__ __align__(1024) char dynamic_[]; \
+    type& name = *reinterpret_cast<type*>(dynamic_)
 #define DEVICE __device__ __forceinline__
 
 DEVICE unsigned shared_address(const void* pointer) {

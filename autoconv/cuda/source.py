@@ -54,6 +54,8 @@ class Unit:
         Text that stands before the file: generated tables.
     instructions : str
         Names of machine instructions that the compiled kernel must hold.
+    capability : int
+        The least compute capability, times ten, that has them.
     """
 
     function: str
@@ -67,6 +69,7 @@ class Unit:
     constants: tuple[Constant, ...] = ()
     preamble: str = ""
     instructions: tuple[str, ...] = ()
+    capability: int = 75
 
     @property
     def text(self) -> str:

@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from autoconv.cuda.device import CUDA
+from autoconv.cuda.device import ALIGNMENT, CUDA
 from autoconv.cuda.source import Unit
 from autoconv.device import Operands, Stopwatch
+from autoconv.errors import ArrayError
 
 HERE = Path(__file__).parent
 FENCE = 4096  # bytes on both sides of an array
@@ -176,6 +177,24 @@ class Emulated(CUDA):
 
     def owns(self, array: object) -> bool:
         return isinstance(array, np.ndarray)
+
+    def adopt(self, array: object, name: str) -> Any:
+        raise ArrayError(f"{name} is {type(array).__name__}: an array of the emulated GPU is wanted")
+
+    def ready(self, array: Any) -> bool:
+        return bool(array.flags.c_contiguous) and _address(array) % ALIGNMENT == 0
+
+    def writable(self, array: Any) -> bool:
+        return bool(array.flags.writeable)
+
+    def overlap(self, a: Any, b: Any) -> bool:
+        return bool(np.may_share_memory(a, b))
+
+    def memory_available(self) -> int:
+        return int(self.facts["memory_bytes"])
+
+    def measured_peak(self, dtype: str) -> float:
+        return self.peak_flops(dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """An array of NaN (all bits set), with fences of the same on both sides."""

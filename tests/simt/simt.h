@@ -42,6 +42,7 @@
 #define threadIdx (simt::thread_index())
 #define blockIdx (simt::block_index)
 #define SHARED(type, name) type& name = *static_cast<type*>(simt::shared_memory(sizeof(type), alignof(type)))
+#define SHARED_DYNAMIC SHARED
 
 namespace simt {
 
