@@ -190,7 +190,7 @@ class FakeCuPy:
             return count
 
         runtime = type("runtime", (), {"CUDARuntimeError": failure, "getDeviceCount": staticmethod(get_device_count)})
-        self.cuda = type("cuda", (), {"runtime": runtime})
+        self.cuda: Any = type("cuda", (), {"runtime": runtime})
 
 
 @pytest.mark.parametrize(
@@ -199,6 +199,34 @@ class FakeCuPy:
 def test_a_missing_or_old_driver_is_named(count: int | None, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", FakeCuPy(count))
     assert reason in why_unavailable()
+
+
+def test_how_a_kernel_is_handed_to_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A null pointer is a pointer of value 0 (CuPy would pass none at all), and much shared memory is asked for."""
+    from autoconv.cuda import device as module
+
+    calls: list[Any] = []
+    cupy = FakeCuPy(1)
+    cupy.cuda.driver = type("driver", (), {"funcSetAttribute": staticmethod(lambda *a: calls.append(a))})
+
+    class Function:
+        ptr = 1234
+
+        def __call__(self, grid: Any, block: Any, arguments: Any, shared_mem: int) -> None:
+            calls.append((grid, block, arguments, shared_mem))
+
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(module, "_function", lambda *_: Function())
+    monkeypatch.setattr(module, "_facts", lambda _: {"compute_capability": 80})
+    unit = Unit("f", (), edge("one"), grid=(5, 2, 1), threads=64, blocks=1, shared=50 << 10, dynamic=50 << 10)
+    array = np.zeros(3)
+    CUDA(0).load(unit)(array, None)
+    assert calls[0] == (1234, 8, 50 << 10)
+    grid, block, (first, second), shared = calls[1]
+    assert (grid, block, shared) == ((5, 2, 1), (64, 1, 1), 50 << 10)
+    assert first is array
+    assert second == 0
+    assert second.nbytes == 8
 
 
 def test_a_device_travels_to_a_worker() -> None:

@@ -90,10 +90,10 @@ def test_address_sanitizer_sees_a_read_beyond_an_array() -> None:
         ("struct Big { float at[2000]; }; SHARED(Big, big); big.at[t] = 0;", "8000 bytes asked for, 4096 allowed"),
         ("struct Row { float at[64]; }; SHARED(Row, row); row.at[t + 1] = 0;", "written beyond its 256 bytes"),
         ("p0[t] = aligned<Bits128>(p0 + 1).word[0];", "not a multiple of 16"),
-        ("copy_async16(p0, p0);", "not in shared memory"),
-        ("struct Row { float at[64]; }; SHARED(Row, row); copy_async4(&row.at[t], p0 + t);", "in no group"),
+        ("copy_async16(p0, p0, true);", "not in shared memory"),
+        ("struct Row { float at[64]; }; SHARED(Row, row); copy_async4(&row.at[t], p0 + t, true);", "in no group"),
         (
-            "struct Row { float at[64]; }; SHARED(Row, row); copy_async4(&row.at[t], p0 + t); commit_copies();",
+            "struct Row { float at[64]; }; SHARED(Row, row); copy_async4(&row.at[t], p0 + t, true); commit_copies();",
             "before its copies had landed",
         ),
     ],
@@ -115,7 +115,7 @@ COPY = """
     struct Row { float at[2][64]; };
     SHARED(Row, row);
     for (int i = 0; i < 2; i++) {
-        copy_async4(&row.at[i][t], i == 0 || t < 60 ? p0 + 64 * i + t : nullptr);
+        copy_async4(&row.at[i][t], p0 + 64 * i + t, i == 0 || t < 60);
         commit_copies();
     }
     wait_copies<%d>();

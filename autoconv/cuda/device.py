@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from autoconv.algorithm import Array
 from autoconv.cuda.compiler import CompileError, compiled, nvrtc
 from autoconv.cuda.source import Unit
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 16  # bytes of the widest load
 DLPACK_HOST, DLPACK_CUDA = 1, 2
+NULL = np.uint64(0)  # a null pointer as an argument: CuPy takes None for no argument at all
 DECLARABLE = 48 << 10  # bytes of shared memory that a kernel gets without asking
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 REPLAYS = 4  # graph replays to a sample
@@ -191,7 +194,8 @@ class CUDA(Device):
             self.xp.cuda.driver.funcSetAttribute(function.ptr, MAX_DYNAMIC_SHARED, shared)
 
         def launch(*arguments: Array | None) -> None:
-            function(grid, block, arguments, shared_mem=shared)
+            given = [NULL if argument is None else argument for argument in arguments]
+            function(grid, block, given, shared_mem=shared)
 
         return launch
 

@@ -58,14 +58,14 @@ DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xfffff
 DEVICE double shuffle_xor(double value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 
 #if __CUDA_ARCH__ >= 800
-// Sixteen bytes to shared memory behind the thread's back; zeros where `from` is null.
-DEVICE void copy_async16(void* to, const void* from) {
+// Sixteen bytes, or four, to shared memory behind the thread's back; zeros, and `from` not read, unless `wanted`.
+DEVICE void copy_async16(void* to, const void* from, bool wanted) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 ::"r"(shared_address(to)), "l"(from ? from : to), "r"(from ? 16 : 0) : "memory");
+                 ::"r"(shared_address(to)), "l"(from), "r"(wanted ? 16 : 0) : "memory");
 }
-DEVICE void copy_async4(void* to, const void* from) {
+DEVICE void copy_async4(void* to, const void* from, bool wanted) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                 ::"r"(shared_address(to)), "l"(from ? from : to), "r"(from ? 4 : 0) : "memory");
+                 ::"r"(shared_address(to)), "l"(from), "r"(wanted ? 4 : 0) : "memory");
 }
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int pending>
@@ -159,8 +159,8 @@ DEVICE Value shuffle_xor(Value value, int mask) {
     return operand.out;
 }
 
-DEVICE void copy_async16(void* to, const void* from) { simt::copy_async(to, from, 16); }
-DEVICE void copy_async4(void* to, const void* from) { simt::copy_async(to, from, 4); }
+DEVICE void copy_async16(void* to, const void* from, bool wanted) { simt::copy_async(to, wanted ? from : nullptr, 16); }
+DEVICE void copy_async4(void* to, const void* from, bool wanted) { simt::copy_async(to, wanted ? from : nullptr, 4); }
 DEVICE void commit_copies() { simt::commit_copies(); }
 template <int pending>
 DEVICE void wait_copies() {

@@ -37,7 +37,7 @@ struct Slice {
             if (TOTAL % THREADS && run >= TOTAL) break;
             const int line = run / (LENGTH / RUN), first = run % (LENGTH / RUN) * RUN;
             const Offset start = BY_ROWS ? place(line, first) : place(first, line);
-            copy_async16(&at[line][first], start < 0 ? nullptr : from + start);
+            copy_async16(&at[line][first], from + (start < 0 ? 0 : start), start >= 0);
         }
     }
 };
@@ -165,7 +165,7 @@ tensor(const T* a, const T* b, T* out, const T* bias, const T* residual, float* 
         fetch(slice + STAGES - 1);
         multiply_stage(sum, stages.at[(slice - first) % STAGES], row, column);
     }
-    wait_copies<0>();
+    // nothing is on its way now: what was fetched beyond the last slice are empty groups
 #pragma unroll
     for (int i = 0; i < FM; i++)
 #pragma unroll

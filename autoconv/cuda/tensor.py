@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from autoconv.algorithm import Kernel, Params, bound_for
 from autoconv.cuda.algorithm import Chain, CudaAlgorithm, Launch, ceil_div, roofline
@@ -56,7 +56,7 @@ class Tensor(CudaAlgorithm):
 
     name = "tensor"
     files = ("tensor.cu",)
-    dtypes = ("float16", "bfloat16")
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         rows, columns, depth = extents(layer)
@@ -151,7 +151,7 @@ class TensorTF32(Tensor):
 
 
 def _tile(params: Params) -> Tile | None:
-    return next((tile for tile in TILES if (tile.BM, tile.BN) == (params["BM"], params["BN"])), None)
+    return next((tile for tile in TILES if (params["BM"], params["BN"]) == (tile.BM, tile.BN)), None)
 
 
 def _depth(layer: ConvLayer) -> int:
