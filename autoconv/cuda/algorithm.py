@@ -105,7 +105,12 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def scalar(layer: ConvLayer) -> str:
+    """The type whose peak outside the tensor cores bounds the sums."""
+    return layer.accumulator.name
+
+
 def roofline(layer: ConvLayer, device: Device, efficiency: float, traffic: float = 1.0, launches: int = 1) -> float:
-    """Seconds of a kernel that reaches this share of the peak and moves this multiple of the least bytes."""
-    compute = layer.flops / (efficiency * device.peak_flops(layer.dtype))
+    """Seconds of a kernel that reaches this share of the scalar peak and moves this multiple of the least bytes."""
+    compute = layer.flops / (efficiency * device.peak_flops(scalar(layer)))
     return max(compute, traffic * layer.bytes / device.bandwidth()) + launches * 3e-6

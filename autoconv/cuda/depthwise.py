@@ -51,7 +51,7 @@ class Depthwise(CudaAlgorithm):
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
         reread = 1 + 0.5 * (layer.R - 1) / int(params["TQ"])  # rows come again, mostly from the caches
-        return roofline(layer.replace(dtype="float32"), device, efficiency=0.3, traffic=reread)
+        return roofline(layer, device, efficiency=0.3, traffic=reread)
 
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         (launch,) = self.load(device, self.units(layer, params))

@@ -28,8 +28,9 @@ class Direct(CudaAlgorithm):
         return (Unit("direct", self.files, layer, (blocks, 1, 1), THREADS, blocks=6),)
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
-        # every product loads both its factors, from the first cache at best
-        return roofline(layer, device, efficiency=0.05, traffic=4)
+        # every product loads both its factors, from the first cache at best; few outputs fill few multiprocessors
+        filled = min(1.0, math.prod(layer.output_shape) / (1024 * int(device.facts["multiprocessors"])))
+        return roofline(layer, device, efficiency=0.05 * filled, traffic=4)
 
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         (launch,) = self.load(device, self.units(layer, params))

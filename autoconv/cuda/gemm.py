@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from autoconv.algorithm import Kernel, Params
-from autoconv.cuda.algorithm import Chain, CudaAlgorithm, Launch, ceil_div, roofline
+from autoconv.cuda.algorithm import Chain, CudaAlgorithm, Launch, ceil_div, roofline, scalar
 from autoconv.cuda.source import Constant, Unit
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
@@ -130,8 +130,7 @@ class Gemm(CudaAlgorithm):
         computed = 2.0 * waves * multiprocessors * tile.blocks * tile.BM * tile.BN * depth / split
         intensity = 2 * tile.BM * tile.BN / (tile.BM + tile.BN)
         efficiency = 0.8 * min(1.0, intensity / 64) * (1.0 if tile.TM == tile.TN == 8 else 0.85)
-        scalar = "float64" if layer.dtype == "float64" else "float32"  # no tensor cores here
-        seconds = computed / (efficiency * device.peak_flops(scalar))
+        seconds = computed / (efficiency * device.peak_flops(scalar(layer)))
         scratch = 2 * self.workspace_bytes(layer, device, params) / device.bandwidth()
         return max(seconds, roofline(layer, device, 1.0)) + scratch + 3e-6 * (split > 1)
 

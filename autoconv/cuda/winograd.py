@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from autoconv.algorithm import Kernel, Params, bound_for
-from autoconv.cuda.algorithm import Chain, CudaAlgorithm, ceil_div, roofline
+from autoconv.cuda.algorithm import Chain, CudaAlgorithm, ceil_div, roofline, scalar
 from autoconv.cuda.gemm import TILES, Tile
 from autoconv.cuda.source import Unit
 from autoconv.device import Device
@@ -125,10 +125,9 @@ class Winograd(CudaAlgorithm):
         assert tile is not None
         whole = ceil_div(rows, tile.BM) * tile.BM * ceil_div(tiles, tile.BN) * tile.BN
         products = 2.0 * _points(layer, params) * layer.groups * whole * depth
-        scalar = "float64" if layer.dtype == "float64" else "float32"
         # each transformed value is written once and read once
         traffic = (2 * self.workspace_bytes(layer, device, params)) / device.bandwidth()
-        return products / (0.6 * device.peak_flops(scalar)) + traffic + roofline(layer, device, 1e3, launches=3)
+        return products / (0.6 * device.peak_flops(scalar(layer))) + traffic + roofline(layer, device, 1e3, launches=3)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return bound_for(layer, CAPS[int(params["M"])])
