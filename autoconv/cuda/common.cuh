@@ -1,0 +1,59 @@
+// What every kernel shares: where elements lie, the fused tail. The extents (N C H W K R S P Q, STRIDE_H ...),
+// the types T and Acc and the flags stand before this text as constants: see `source.py`.
+#pragma once
+
+enum Layouts { NCHW, NHWC };
+enum Directions { FWD, DGRAD, WGRAD };
+
+constexpr int CG = C / GROUPS;  // channels and filters of one group
+constexpr int KG = K / GROUPS;
+
+// Position in `x`, `w` (c within the group) and `y`.
+DEVICE Offset x_at(Offset n, int c, Offset h, Offset w) {
+    return LAYOUT == NCHW ? ((n * C + c) * H + h) * W + w : ((n * H + h) * W + w) * C + c;
+}
+DEVICE Offset w_at(Offset k, int c, int r, int s) {
+    return LAYOUT == NCHW ? ((k * CG + c) * R + r) * S + s : ((k * R + r) * S + s) * CG + c;
+}
+DEVICE Offset y_at(Offset n, int k, Offset p, Offset q) {
+    return LAYOUT == NCHW ? ((n * K + k) * P + p) * Q + q : ((n * P + p) * Q + q) * K + k;
+}
+
+// The output row that filter row r connects with input row h, or -1; the same for columns.
+DEVICE Offset output_of(Offset h, int r, Offset padding, Offset stride, Offset dilation, Offset extent) {
+    const Offset place = h + padding - r * dilation;
+    return place >= 0 && place % stride == 0 && place / stride < extent ? place / stride : -1;
+}
+
+DEVICE bool within(Offset value, Offset extent) { return value >= 0 && value < extent; }
+
+DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// y = activation(sum + bias + residual); a NaN passes ReLU.
+DEVICE T finished(Acc sum, const T* bias, const T* residual, int k, Offset at) {
+    if constexpr (BIAS) sum += to_float(bias[k]);
+    if constexpr (RESIDUAL) sum += to_float(residual[at]);
+    if constexpr (RELU) sum = sum < Acc(0) ? Acc(0) : sum;
+    return Rounded<T>::from(sum);
+}
+
+// Four neighbours in memory, or one; zeros for a null pointer.
+template <class Element>
+DEVICE void load_run(Acc (&to)[1], const Element* from) { to[0] = from ? Acc(to_float(*from)) : Acc(0); }
+template <class Element>
+DEVICE void load_run(Acc (&to)[4], const Element* from) {
+    struct alignas(4 * sizeof(Element) < 16 ? 4 * sizeof(Element) : 16) Run {
+        Element value[4];
+    } run = {};
+    if (from) run = aligned<Run>(from);
+#pragma unroll
+    for (int i = 0; i < 4; i++) to[i] = Acc(to_float(run.value[i]));
+}
+DEVICE void read4(Acc* to, const Acc* from) {
+    struct alignas(16) Run {
+        Acc value[4];
+    };
+    const Run run = aligned<Run>(from);
+#pragma unroll
+    for (int i = 0; i < 4; i++) to[i] = run.value[i];
+}

@@ -1,0 +1,256 @@
+// Every instruction that C++ has no word for, once in PTX and once in C++ for the emulator of the tests.
+// Nothing here needs a CUDA header, so NVRTC alone compiles the kernels.
+#pragma once
+
+struct half_t {
+    unsigned short bits;
+};
+struct bfloat16_t {
+    unsigned short bits;
+};
+struct alignas(16) Bits128 {
+    unsigned word[4];
+};
+
+#ifndef SIMT
+#define SHARED(type, name) __shared__ type name
+// More than a kernel may declare: the launch says how much.
+#define SHARED_DYNAMIC(type, name)                      \
+    extern __shared__ __align__(1024) char dynamic_[]; \
+    type& name = *reinterpret_cast<type*>(dynamic_)
+#define DEVICE __device__ __forceinline__
+
+DEVICE unsigned shared_address(const void* pointer) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+DEVICE float bits_float(unsigned bits) { return __uint_as_float(bits); }
+DEVICE unsigned float_bits(float value) { return __float_as_uint(value); }
+
+DEVICE float to_float(half_t value) {
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
+    return wide;
+}
+DEVICE half_t to_half(float value) {
+    half_t narrow;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
+    return narrow;
+}
+
+// The same value, which the compiler takes for a new one: what follows from it is computed here and now.
+DEVICE int opaque(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+// What lies at an address that is a multiple of the type's alignment: one wide load.
+template <class Value>
+DEVICE const Value& aligned(const void* pointer) {
+    return *static_cast<const Value*>(pointer);
+}
+template <class Value>
+DEVICE Value& aligned(void* pointer) {
+    return *static_cast<Value*>(pointer);
+}
+
+DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+DEVICE double shuffle_xor(double value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+
+#if __CUDA_ARCH__ >= 800
+// Sixteen bytes, or four, to shared memory behind the thread's back; zeros, and `from` not read, unless `wanted`.
+DEVICE void copy_async16(void* to, const void* from, bool wanted) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"(shared_address(to)), "l"(from), "r"(wanted ? 16 : 0) : "memory");
+}
+DEVICE void copy_async4(void* to, const void* from, bool wanted) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 ::"r"(shared_address(to)), "l"(from), "r"(wanted ? 4 : 0) : "memory");
+}
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int pending>
+DEVICE void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+// Four 8x8 matrices of 16-bit values; lane i gives the address of row i % 8 of matrix i / 8.
+DEVICE void load_matrices(unsigned (&d)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_address(row)) : "memory");
+}
+DEVICE void load_matrices_transposed(unsigned (&d)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_address(row)) : "memory");
+}
+
+// c (16x8) += a (16x16) b (16x8) of 16-bit values, or a (16x8) b (8x8) of tf32, in fragments.
+#define AUTOCONV_MMA(type, shape, suffix)                                                                            \
+    DEVICE void multiply(type, float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {                      \
+        asm("mma.sync.aligned." shape ".row.col.f32." suffix ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "   \
+            "{%0, %1, %2, %3};"                                                                                      \
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                         \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                     \
+    }
+AUTOCONV_MMA(half_t, "m16n8k16", "f16.f16")
+AUTOCONV_MMA(bfloat16_t, "m16n8k16", "bf16.bf16")
+AUTOCONV_MMA(float, "m16n8k8", "tf32.tf32")
+#undef AUTOCONV_MMA
+
+DEVICE unsigned round_tf32(unsigned bits) {
+    unsigned rounded;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
+    return rounded;
+}
+#endif  // __CUDA_ARCH__ >= 800
+
+#else  // the emulator
+#define DEVICE inline
+
+DEVICE float bits_float(unsigned bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+DEVICE unsigned float_bits(float value) {
+    unsigned bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+
+DEVICE float to_float(half_t value) {
+    const unsigned sign = (value.bits & 0x8000u) << 16, magnitude = value.bits & 0x7fffu;
+    if (magnitude >= 0x7c00u) return bits_float(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+    if (magnitude < 0x400u) return bits_float(sign | float_bits(static_cast<float>(magnitude) * 0x1p-24f));
+    return bits_float(sign | ((magnitude << 13) + (112u << 23)));
+}
+DEVICE half_t to_half(float value) {
+    const unsigned bits = float_bits(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+    const auto give = [&](unsigned low) { return half_t{static_cast<unsigned short>(sign | low)}; };
+    if (magnitude > 0x7f800000u) return give(0x7fffu);
+    if (magnitude >= 0x477ff000u) return give(0x7c00u);
+    if (magnitude < 0x38800000u)  // a subnormal half: the addition rounds to its last place
+        return give(float_bits(bits_float(magnitude) + 0.5f) - 0x3f000000u);
+    return give((magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
+}
+
+DEVICE int opaque(int value) { return value; }
+
+template <class Value>
+DEVICE const Value& aligned(const void* pointer) {
+    simt::check_aligned(pointer, alignof(Value), "wide load");
+    return *static_cast<const Value*>(pointer);
+}
+template <class Value>
+DEVICE Value& aligned(void* pointer) {
+    simt::check_aligned(pointer, alignof(Value), "wide store");
+    return *static_cast<Value*>(pointer);
+}
+
+template <class Value>
+DEVICE Value shuffle_xor(Value value, int mask) {
+    struct Operand {
+        Value in, out;
+        int mask;
+    } operand{value, value, mask};
+    simt::collective(__LINE__, &operand, [](void** lanes) UNWATCHED {
+        const auto of = [&](int lane) UNWATCHED -> Operand& { return *static_cast<Operand*>(lanes[lane]); };
+        for (int lane = 0; lane < simt::warp_size; lane++) of(lane).out = of(lane ^ of(lane).mask).in;
+    });
+    return operand.out;
+}
+
+DEVICE void copy_async16(void* to, const void* from, bool wanted) { simt::copy_async(to, wanted ? from : nullptr, 16); }
+DEVICE void copy_async4(void* to, const void* from, bool wanted) { simt::copy_async(to, wanted ? from : nullptr, 4); }
+DEVICE void commit_copies() { simt::commit_copies(); }
+template <int pending>
+DEVICE void wait_copies() {
+    simt::wait_copies(pending);
+}
+
+template <bool transposed>
+DEVICE void load_matrices_of(unsigned (&d)[4], const void* row) {
+    struct Operand {
+        unsigned short row[8];
+        unsigned* d;
+    } operand;
+    const Bits128 bits = aligned<Bits128>(row);  // each lane reads the row whose address it gives
+    memcpy(operand.row, &bits, 16);
+    operand.d = d;
+    simt::collective(__LINE__, &operand, [](void** lanes) UNWATCHED {
+        const auto at = [&](int matrix, int i, int j) UNWATCHED -> unsigned {
+            return static_cast<Operand*>(lanes[8 * matrix + i])->row[j];
+        };
+        for (int lane = 0; lane < simt::warp_size; lane++)
+            for (int matrix = 0; matrix < 4; matrix++) {
+                const int i = lane / 4, j = lane % 4 * 2;
+                static_cast<Operand*>(lanes[lane])->d[matrix] =
+                    transposed ? at(matrix, j, i) | at(matrix, j + 1, i) << 16
+                               : at(matrix, i, j) | at(matrix, i, j + 1) << 16;
+            }
+    });
+}
+DEVICE void load_matrices(unsigned (&d)[4], const void* row) { load_matrices_of<false>(d, row); }
+DEVICE void load_matrices_transposed(unsigned (&d)[4], const void* row) { load_matrices_of<true>(d, row); }
+
+// The value at position `i` of a 32-bit register that holds one tf32 or two 16-bit values.
+UNWATCHED inline float element(half_t, unsigned bits, int i) {
+    return to_float(half_t{static_cast<unsigned short>(bits >> 16 * i)});
+}
+UNWATCHED inline float element(bfloat16_t, unsigned bits, int i) { return bits_float(bits >> 16 * i << 16); }
+UNWATCHED inline float element(float, unsigned bits, int) { return bits_float(bits & 0xffffe000u); }
+
+template <class T>
+DEVICE void multiply(T, float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    struct Operand {
+        float* c;
+        const unsigned *a, *b;
+    } operand{c, a, b};
+    simt::collective(__LINE__, &operand, [](void** lanes) UNWATCHED {
+        constexpr int packed = 4 / sizeof(T), depth = 8 * packed;  // values to a register, to a row of a
+        float rows[16][depth], columns[8][depth];
+        const auto of = [&](int lane) UNWATCHED -> Operand& { return *static_cast<Operand*>(lanes[lane]); };
+        for (int lane = 0; lane < simt::warp_size; lane++)
+            for (int i = 0; i < packed; i++) {
+                const int row = lane / 4, k = lane % 4 * packed + i;
+                for (int r = 0; r < 4; r++)
+                    rows[row + r % 2 * 8][k + r / 2 * 4 * packed] = element(T{}, of(lane).a[r], i);
+                for (int r = 0; r < 2; r++) columns[row][k + r * 4 * packed] = element(T{}, of(lane).b[r], i);
+            }
+        for (int lane = 0; lane < simt::warp_size; lane++)
+            for (int i = 0; i < 4; i++) {
+                float sum = of(lane).c[i];
+                for (int k = 0; k < depth; k++)
+                    sum += rows[lane / 4 + i / 2 * 8][k] * columns[lane % 4 * 2 + i % 2][k];
+                of(lane).c[i] = sum;
+            }
+    });
+}
+DEVICE unsigned round_tf32(unsigned bits) { return (bits + 0x1000u) & 0xffffe000u; }
+#endif
+
+DEVICE float to_float(float value) { return value; }
+DEVICE double to_float(double value) { return value; }
+DEVICE float to_float(bfloat16_t value) { return bits_float(static_cast<unsigned>(value.bits) << 16); }
+
+template <class T>
+struct Rounded;  // Rounded<T>::from(sum): the accumulator's value in the arrays' type
+template <>
+struct Rounded<float> {
+    DEVICE static float from(float value) { return value; }
+};
+template <>
+struct Rounded<double> {
+    DEVICE static double from(double value) { return value; }
+};
+template <>
+struct Rounded<half_t> {
+    DEVICE static half_t from(float value) { return to_half(value); }
+};
+template <>
+struct Rounded<bfloat16_t> {  // to nearest even; sm_75 has no instruction for it
+    DEVICE static bfloat16_t from(float value) {
+        const unsigned bits = float_bits(value);
+        if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7fffu};
+        return {static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+    }
+};

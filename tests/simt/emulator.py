@@ -1,0 +1,237 @@
+"""A CUDA device without hardware: the kernels' own text, built by g++, on one fiber per CUDA thread."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from autoconv.cuda.device import ALIGNMENT, CUDA
+from autoconv.cuda.source import Unit
+from autoconv.device import Operands, Stopwatch
+from autoconv.errors import ArrayError
+
+HERE = Path(__file__).parent
+FENCE = 4096  # bytes on both sides of an array
+FLAGS = ("-std=c++17", "-ffp-contract=off", "-fPIC", "-w", "-g1")
+HEADERS = ("simt.h", "replay.h")
+MISSING = shutil.which("g++") is None
+
+
+class EmulationError(RuntimeError):
+    """What the emulator or a sanitizer holds against a kernel."""
+
+
+def _folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"autoconv-simt-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    assert folder.stat().st_uid == os.getuid(), f"{folder} belongs to another user"
+    return folder
+
+
+@functools.cache
+def _headers() -> str:
+    return "".join((HERE / name).read_text() for name in HEADERS)
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join([*texts, _headers()]).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _precompiled(flags: tuple[str, ...]) -> Path:
+    """A folder with the emulator's headers and their precompiled form, which halves a build."""
+    target = _folder() / f"headers-{_digest(*FLAGS, *flags)}"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
+            made = Path(scratch) / "made"
+            made.mkdir()
+            for name in HEADERS:
+                shutil.copy(HERE / name, made)
+            header = made / HEADERS[-1]
+            command = ["g++", *FLAGS, *flags, "-x", "c++-header", header, "-o", f"{header}.gch"]
+            subprocess.run(command, check=True)
+            with contextlib.suppress(OSError):  # another process was faster
+                made.rename(target)
+    return target
+
+
+def build(text: str, function: str, flags: tuple[str, ...], program: bool = False) -> Path:
+    """The text as a shared library, or as a program that replays a launch; built once per machine."""
+    export = (
+        f"int main(int, char** arguments) {{ return replay<{function}>(arguments[1]); }}"
+        if program
+        else 'extern "C" const char* simt_launch(const unsigned* grid, const unsigned* block, size_t shared, '
+        "void** arguments, int count, unsigned schedule) { return "
+        f"simt::launch<{function}>(grid, block, shared, arguments, count, schedule); }}"
+    )
+    source = f'#include "replay.h"\n{text}\n#line 1 "export"\n{export}\n'
+    command = ["g++", *FLAGS, *flags, *(() if program else ("-shared",))]
+    target = _folder() / f"{_digest(source, *command)}{'' if program else '.so'}"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
+            file, made = Path(scratch) / "kernel.cpp", Path(scratch) / "made"
+            file.write_text(source)
+            include = f"-I{_precompiled(flags)}"
+            done = subprocess.run([*command, include, file, "-o", made], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise EmulationError(f"g++ refuses {function}:\n{done.stderr[:4000]}")
+            made.replace(target)
+    return target
+
+
+def _address(argument: Any) -> int | None:
+    return None if argument is None else argument.__array_interface__["data"][0]
+
+
+def launcher(unit: Unit, flags: tuple[str, ...], schedule: int, text: str | None = None) -> Callable[..., None]:
+    """The unit as a function of its arrays, in this process."""
+    library = ctypes.CDLL(str(build(unit.text if text is None else text, unit.function, flags)))
+    library.simt_launch.restype = ctypes.c_char_p
+    grid, block = (ctypes.c_uint * 3)(*unit.grid), (ctypes.c_uint * 3)(unit.threads, 1, 1)
+
+    def launch(*arguments: Any) -> None:
+        pointers = [ctypes.c_void_p(_address(argument)) for argument in arguments]
+        values = (ctypes.c_void_p * len(pointers))(*(ctypes.addressof(pointer) for pointer in pointers))
+        shared = ctypes.c_size_t(unit.shared)
+        error = library.simt_launch(grid, block, shared, values, len(pointers), ctypes.c_uint(schedule))
+        if error:
+            raise EmulationError(f"{unit.function}: {error.decode()}")
+
+    return launch
+
+
+def sanitized(unit: Unit, sanitizer: str, schedule: int, text: str | None = None) -> Callable[..., None]:
+    """The unit as a function of its arrays, in a process under `address` or `thread` sanitizer."""
+    flags = ("-O1", f"-fsanitize={sanitizer}")
+    program = build(unit.text if text is None else text, unit.function, flags, program=True)
+
+    def launch(*arguments: Any) -> None:
+        arrays = [None if a is None else np.ascontiguousarray(a) for a in arguments]
+        sizes = [-1 if a is None else a.nbytes for a in arrays]
+        header = struct.pack("8IQ", *unit.grid, unit.threads, 1, 1, schedule, len(arrays), unit.shared)
+        payload = [header, struct.pack(f"{len(sizes)}q", *sizes), *(a.tobytes() for a in arrays if a is not None)]
+        with tempfile.NamedTemporaryFile(dir=_folder()) as file:
+            file.write(b"".join(payload))
+            file.flush()
+            options = {"ASAN_OPTIONS": "detect_stack_use_after_return=1:detect_leaks=0", "TSAN_OPTIONS": "exitcode=66"}
+            done = subprocess.run(
+                [program, file.name], capture_output=True, text=True, check=False, env=os.environ | options
+            )
+            if done.returncode:
+                raise EmulationError(f"{unit.function} under {sanitizer} sanitizer: {done.stderr[:3000]}")
+            file.seek(len(payload[0]) + len(payload[1]))
+            for given, array in zip(arguments, arrays, strict=True):
+                if array is not None:
+                    back = np.frombuffer(file.read(array.nbytes), np.uint8)
+                    given.reshape(-1).view(np.uint8)[:] = back
+
+    return launch
+
+
+@dataclass(frozen=True)
+class Emulated(CUDA):
+    """A GPU of some compute capability, on the CPU.
+
+    `schedule` seeds the order of threads and the landing of copies; `flags` are g++'s; with a
+    `sanitizer`, every launch is a process of its own.
+    """
+
+    capability: int = 80
+    schedule: int = 2
+    flags: tuple[str, ...] = ("-O1",)
+    sanitizer: str = ""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {
+            "name": f"emulated sm_{self.capability}",
+            "compute_capability": self.capability,
+            "multiprocessors": 4,
+            "l2_bytes": 1 << 20,
+            "memory_bytes": 1 << 30,
+            "clock_hz": 1e9,
+            "bandwidth": 1e11,
+        }
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"emulator": hashlib.sha256(_headers().encode()).hexdigest()[:16]}
+
+    @property
+    def xp(self) -> ModuleType:
+        return np
+
+    def owns(self, array: object) -> bool:
+        return isinstance(array, np.ndarray)
+
+    def adopt(self, array: object, name: str) -> Any:
+        raise ArrayError(f"{name} is {type(array).__name__}: an array of the emulated GPU is wanted")
+
+    def ready(self, array: Any) -> bool:
+        return bool(array.flags.c_contiguous) and _address(array) % ALIGNMENT == 0
+
+    def writable(self, array: Any) -> bool:
+        return bool(array.flags.writeable)
+
+    def overlap(self, a: Any, b: Any) -> bool:
+        return bool(np.may_share_memory(a, b))
+
+    def memory_available(self) -> int:
+        return int(self.facts["memory_bytes"])
+
+    def measured_peak(self, dtype: str) -> float:
+        return self.peak_flops(dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array of NaN (all bits set), with fences of the same on both sides."""
+        dtype = np.dtype(dtype)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        raw = np.full(nbytes + 2 * FENCE + 256, 0xFF, np.uint8)
+        start = FENCE + -(raw.ctypes.data + FENCE) % 256
+        return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+    def stream(self) -> int:
+        return 0
+
+    def synchronize(self) -> None:
+        pass
+
+    def load(self, unit: Unit) -> Callable[..., None]:
+        if self.sanitizer:
+            return sanitized(unit, self.sanitizer, self.schedule)
+        return launcher(unit, self.flags, self.schedule)
+
+    def stopwatch(self, launch: Callable[[Operands], None], operands: Operands) -> Stopwatch:
+        """Two made-up times, hot half of cold: the emulator's own speed says nothing of a GPU's."""
+
+        def take(seconds: float) -> Callable[[], float]:
+            def sample() -> float:
+                launch(operands)
+                return seconds
+
+            return sample
+
+        return Stopwatch(cold=take(2e-5), hot=take(1e-5))
+
+
+def fenced(array: Any) -> bool:
+    """Whether nothing was written around an array that `Emulated.empty` gave."""
+    raw = array
+    while raw.base is not None:
+        raw = raw.base
+    start = _address(array) - raw.ctypes.data
+    return bool((raw[:start] == 0xFF).all() and (raw[start + array.nbytes :] == 0xFF).all())

@@ -1,0 +1,407 @@
+// A CUDA block on a CPU: one fiber per thread, seeded schedules, asynchronous copies that land when
+// the seed says so. Kernels are compiled unchanged behind this header; ptx.cuh holds the instructions.
+//
+// Kernel arguments live in the launch, shared memory in an arena, and nothing that outlives an
+// instruction may point into a fiber's stack: a thread may be gone when its copy lands.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <random>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#ifndef __x86_64__
+#error "the emulator switches between fibers in x86-64 assembly"
+#endif
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#define UNWATCHED __attribute__((no_sanitize("thread")))
+#else
+#define UNWATCHED
+#endif
+
+#define SIMT 1
+#define __global__
+#define __device__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __syncthreads() simt::barrier(__LINE__)
+#define threadIdx (simt::thread_index())
+#define blockIdx (simt::block_index)
+#define SHARED(type, name) type& name = *static_cast<type*>(simt::shared_memory(sizeof(type), alignof(type)))
+#define SHARED_DYNAMIC SHARED
+
+namespace simt {
+
+constexpr size_t stack_bytes = 128 << 10;
+constexpr size_t arena_bytes = 232 << 10;  // more than any architecture's shared memory, and a canary
+constexpr size_t canary_bytes = 4 << 10;
+constexpr int warp_size = 32;
+
+struct Index {
+    unsigned x, y, z;
+};
+
+enum class State { run, barrier, warp, done };
+
+struct Copy {  // an asynchronous copy of 4, 8 or 16 bytes; without a source, of zeros
+    void* to;
+    const void* from;
+    int bytes;
+    bool landed;
+};
+
+struct Fiber {
+    void* stack_pointer;
+    char* stack;
+    Index thread;
+    int number;
+    State state;
+    int line;         // where it waits
+    const void* site; // which collective it waits in
+    void* operand;
+    std::vector<Copy> open;                // copies not yet committed to a group
+    std::deque<std::vector<Copy>> groups;  // the oldest first
+    void* asan;
+    void* tsan;
+};
+
+inline std::vector<Fiber> fibers;
+inline Fiber* current;
+inline void* scheduler;
+inline Index block_index, block_size, grid_size;
+alignas(1024) inline char arena[arena_bytes];
+inline size_t shared_bytes, shared_limit;
+inline char message[400];
+inline std::mt19937 random;
+inline int eagerness;  // chance in a hundred that a pending copy lands at an opportunity
+inline void (*entry)();
+inline void* scheduler_asan;
+inline const void* scheduler_stack;
+inline size_t scheduler_stack_bytes;
+inline void* scheduler_tsan;
+inline char start_sync, end_sync, barrier_sync[2];
+inline unsigned phase;
+
+extern "C" void simt_switch(void** save, void* to);
+asm(R"(
+.pushsection .text
+.weak simt_switch
+.type simt_switch, @function
+simt_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size simt_switch, .-simt_switch
+.popsection
+)");
+
+UNWATCHED inline const Index& thread_index() { return current->thread; }
+
+// Back to the scheduler, until it chooses this fiber again.
+UNWATCHED inline void yield() {
+    Fiber* self = current;
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_start_switch_fiber(self->state == State::done ? nullptr : &self->asan, scheduler_stack,
+                                   scheduler_stack_bytes);
+#endif
+#ifdef __SANITIZE_THREAD__
+    __tsan_switch_to_fiber(scheduler_tsan, __tsan_switch_to_fiber_no_sync);
+#endif
+    simt_switch(&self->stack_pointer, scheduler);
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(self->asan, nullptr, nullptr);
+#endif
+}
+
+UNWATCHED inline void resume(Fiber& fiber) {
+    current = &fiber;
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_start_switch_fiber(&scheduler_asan, fiber.stack, stack_bytes);
+#endif
+#ifdef __SANITIZE_THREAD__
+    __tsan_switch_to_fiber(fiber.tsan, __tsan_switch_to_fiber_no_sync);
+#endif
+    simt_switch(&scheduler, fiber.stack_pointer);
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(scheduler_asan, nullptr, nullptr);
+#endif
+}
+
+// The first error ends the launch; the fibers are dropped where they stand.
+UNWATCHED inline void note(const char* format, ...) {
+    if (message[0]) return;
+    va_list values;
+    va_start(values, format);
+    vsnprintf(message, sizeof message, format, values);
+    va_end(values);
+}
+
+template <class... Values>
+UNWATCHED inline void fail(const char* format, Values... values) {
+    note(format, values...);
+    yield();
+    abort();
+}
+
+inline void tsan_acquire([[maybe_unused]] void* object) {
+#ifdef __SANITIZE_THREAD__
+    __tsan_acquire(object);
+#endif
+}
+
+inline void tsan_release([[maybe_unused]] void* object) {
+#ifdef __SANITIZE_THREAD__
+    __tsan_release(object);
+#endif
+}
+
+UNWATCHED inline void first_frame() {
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes);
+#endif
+    tsan_acquire(&start_sync);
+    entry();
+    tsan_release(&end_sync);
+    current->state = State::done;
+    yield();
+    abort();
+}
+
+UNWATCHED inline void barrier(int line) {
+    current->state = State::barrier;
+    current->line = line;
+    char* object = &barrier_sync[phase & 1];
+    tsan_release(object);
+    yield();
+    tsan_acquire(object);
+}
+
+// Lanes deposit their operands; the last one to arrive computes for the whole warp.
+using Collective = void (*)(void** lanes);
+UNWATCHED inline void collective(int line, void* operand, Collective compute) {
+    Fiber* self = current;
+    if (fibers.size() % warp_size) fail("line %d: a warp instruction in a block of %zu threads", line, fibers.size());
+    Fiber* warp = &fibers[self->number / warp_size * warp_size];
+    self->operand = operand;
+    self->site = reinterpret_cast<const void*>(compute);
+    self->line = line;
+    self->state = State::warp;
+    for (int lane = 0; lane < warp_size; lane++)
+        if (warp[lane].state != State::warp || warp[lane].site != self->site) return yield();
+    void* lanes[warp_size];
+    for (int lane = 0; lane < warp_size; lane++) {
+        lanes[lane] = warp[lane].operand;
+        warp[lane].state = State::run;
+    }
+    compute(lanes);
+}
+
+UNWATCHED inline void* shared_memory(size_t bytes, size_t alignment) {
+    if (bytes + canary_bytes > arena_bytes || bytes > shared_limit)
+        fail("shared memory: %zu bytes asked for, %zu allowed", bytes, shared_limit);
+    if (alignment > 1024) fail("shared memory: alignment %zu", alignment);
+    if (shared_bytes && shared_bytes != bytes) fail("shared memory: two layouts in one kernel");
+    shared_bytes = bytes;
+    return arena;
+}
+
+UNWATCHED inline bool chance() { return static_cast<int>(random() % 100) < eagerness; }
+
+inline void check_aligned(const void* pointer, size_t bytes, const char* what) {
+    if (reinterpret_cast<uintptr_t>(pointer) % bytes) fail("%s: address not a multiple of %zu", what, bytes);
+}
+
+inline void land(Copy& copy) {
+    if (copy.landed) return;
+    copy.landed = true;
+    if (copy.from)
+        memcpy(copy.to, copy.from, copy.bytes);
+    else
+        memset(copy.to, 0, copy.bytes);
+}
+
+inline void copy_async(void* to, const void* from, int bytes) {
+    check_aligned(to, bytes, "cp.async to shared memory");
+    if (from) check_aligned(from, bytes, "cp.async from global memory");
+    if (static_cast<char*>(to) < arena || static_cast<char*>(to) + bytes > arena + shared_bytes)
+        fail("cp.async: the target is not in shared memory");
+    current->open.push_back({to, from, bytes, false});
+#ifndef __SANITIZE_THREAD__  // a copy belongs to the thread that waits for it; only there can TSan place it
+    if (chance()) land(current->open.back());
+#endif
+}
+
+inline void commit_copies() { current->groups.push_back(std::exchange(current->open, {})); }
+
+inline void wait_copies(size_t pending) {
+    while (current->groups.size() > pending) {
+        for (Copy& copy : current->groups.front()) land(copy);
+        current->groups.pop_front();
+    }
+}
+
+#ifndef __SANITIZE_THREAD__
+inline void land_some() {
+    for (Fiber& fiber : fibers)
+        for (auto& group : fiber.groups)
+            for (Copy& copy : group)
+                if (chance()) land(copy);
+}
+#endif
+
+UNWATCHED inline void prepare(Fiber& fiber, int number) {
+    fiber.number = number;
+    fiber.thread = {number % block_size.x, number / block_size.x % block_size.y,
+                    number / (block_size.x * block_size.y)};
+    fiber.state = State::run;
+    fiber.open.clear();
+    fiber.groups.clear();
+    fiber.asan = nullptr;
+    if (!fiber.stack) fiber.stack = static_cast<char*>(std::aligned_alloc(4096, stack_bytes));
+#ifdef __SANITIZE_ADDRESS__
+    __asan_unpoison_memory_region(fiber.stack, stack_bytes);
+#endif
+#ifdef __SANITIZE_THREAD__
+    fiber.tsan = __tsan_create_fiber(0);
+#endif
+    void** top = reinterpret_cast<void**>(fiber.stack + stack_bytes - 64);
+    *--top = nullptr;
+    *--top = reinterpret_cast<void*>(first_frame);
+    for (int saved = 0; saved < 6; saved++) *--top = nullptr;
+    fiber.stack_pointer = top;
+}
+
+// All fibers wait: either all at one barrier, which opens, or the kernel is wrong.
+UNWATCHED inline bool open_barrier() {
+    size_t done = 0, waiting = 0;
+    int line = 0, other = 0;
+    for (Fiber& fiber : fibers) {
+        done += fiber.state == State::done;
+        if (fiber.state == State::warp) note("line %d: a warp's threads do not meet", fiber.line);
+        if (fiber.state != State::barrier) continue;
+        waiting++;
+        (line == 0 || line == fiber.line ? line : other) = fiber.line;
+    }
+    if (done == fibers.size()) return false;
+    if (other) note("threads wait at two barriers, lines %d and %d", line, other);
+    if (done) note("line %d: %zu threads wait at a barrier, %zu have returned", line, waiting, done);
+    phase++;
+    for (Fiber& fiber : fibers) fiber.state = State::run;
+    return true;
+}
+
+UNWATCHED inline void run_block(unsigned seed) {
+    std::vector<int> order(fibers.size());
+    shared_bytes = 0;
+    std::fill_n(arena, std::min(shared_limit + canary_bytes, arena_bytes), '\xff');
+    for (size_t i = 0; i < order.size(); i++) prepare(fibers[order[i] = static_cast<int>(i)], static_cast<int>(i));
+    if (seed % 4 == 1) std::reverse(order.begin(), order.end());
+    tsan_release(&start_sync);
+    do {
+        for (bool ran = true; ran && !message[0];) {
+            ran = false;
+            if (seed % 4 > 1) std::shuffle(order.begin(), order.end(), random);
+            for (int number : order)
+                while (fibers[number].state == State::run && !message[0]) {
+                    resume(fibers[number]);
+                    ran = true;
+                }
+#ifndef __SANITIZE_THREAD__
+            land_some();
+#endif
+        }
+    } while (!message[0] && open_barrier());
+    tsan_acquire(&end_sync);
+    for (Fiber& fiber : fibers) {
+        for (auto& group : fiber.groups)
+            for (Copy& copy : group)
+                if (!copy.landed) note("a thread returned before its copies had landed");
+        if (!fiber.open.empty()) note("a thread returned with copies in no group");
+#ifdef __SANITIZE_THREAD__
+        __tsan_destroy_fiber(fiber.tsan);
+#endif
+    }
+    const char* end = arena + shared_bytes;
+    if (std::any_of(end, end + canary_bytes, [](char byte) { return byte != '\xff'; }))
+        note("shared memory: written beyond its %zu bytes", shared_bytes);
+}
+
+template <class Argument>
+decltype(auto) argument(void* pointer) {
+    return static_cast<Argument>(*static_cast<std::remove_reference_t<Argument>*>(pointer));
+}
+
+template <auto kernel>
+struct Call;
+
+template <class... Arguments, void (*kernel)(Arguments...)>
+struct Call<kernel> {
+    static constexpr int count = sizeof...(Arguments);
+    static inline void** values;
+
+    template <size_t... i>
+    static void apply(std::index_sequence<i...>) {
+        kernel(argument<Arguments>(values[i])...);
+    }
+    static void enter() { apply(std::index_sequence_for<Arguments...>{}); }
+};
+
+// Runs a grid; returns null, or what went wrong. `schedule` seeds every random choice.
+template <auto kernel>
+const char* launch(const unsigned* grid, const unsigned* block, size_t shared, void** arguments, int count,
+                   unsigned schedule) {
+    message[0] = 0;
+    if (count != Call<kernel>::count) {
+        note("%d arguments given, the kernel takes %d", count, Call<kernel>::count);
+        return message;
+    }
+    const int eager[] = {0, 10, 50, 100};
+    random.seed(schedule);
+    eagerness = eager[schedule / 4 % 4];
+    grid_size = {grid[0], grid[1], grid[2]};
+    block_size = {block[0], block[1], block[2]};
+    shared_limit = shared;
+    Call<kernel>::values = arguments;
+    entry = Call<kernel>::enter;
+#ifdef __SANITIZE_THREAD__
+    scheduler_tsan = __tsan_get_current_fiber();
+#endif
+    for (size_t i = block[0] * block[1] * block[2]; i < fibers.size(); i++) free(fibers[i].stack);
+    fibers.resize(block[0] * block[1] * block[2]);
+    const uint64_t blocks = uint64_t{grid[0]} * grid[1] * grid[2];
+    for (uint64_t i = 0; i < blocks && !message[0]; i++) {
+        const uint64_t b = schedule % 2 ? blocks - 1 - i : i;
+        block_index = {static_cast<unsigned>(b % grid[0]), static_cast<unsigned>(b / grid[0] % grid[1]),
+                       static_cast<unsigned>(b / grid[0] / grid[1])};
+        run_block(schedule);
+    }
+    return message[0] ? message : nullptr;
+}
+
+}  // namespace simt

@@ -1,0 +1,235 @@
+"""The CUDA device without hardware: the planner, packing, cache and faults, on the emulator's kernels."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pickle
+import pkgutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from layers import edge, edges, operands
+from simt.emulator import MISSING, Emulated, EmulationError
+
+import autoconv.cuda
+from autoconv.algorithm import Algorithm, Candidate
+from autoconv.cuda.device import CUDA, why_unavailable
+from autoconv.cuda.source import Unit, file_version, wide
+from autoconv.errors import ArrayError, PlanError
+from autoconv.layer import DIRECTIONS, ConvLayer
+from autoconv.planner import plan
+from autoconv.reference import convolve, error, magnitude
+from autoconv.tuning_cache import TuningCache
+
+needs_compiler = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
+DEVICE = Emulated(capability=80)
+
+
+def on(device: Emulated, *arrays: Any) -> list[Any]:
+    copies = [None if a is None else device.empty(a.shape, a.dtype) for a in arrays]
+    for copy, array in zip(copies, arrays, strict=True):
+        if copy is not None:
+            copy[...] = array
+    return copies
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> TuningCache:
+    return TuningCache(tmp_path)
+
+
+def test_every_algorithm_is_in_the_table() -> None:
+    registered = {type(algorithm) for algorithm in autoconv.cuda.ALGORITHMS}
+    for module in pkgutil.walk_packages(autoconv.cuda.__path__, "autoconv.cuda."):
+        for _, found in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
+            if issubclass(found, Algorithm) and not inspect.isabstract(found):
+                assert found in registered, f"{module.name}: {found.__name__} is not in ALGORITHMS"
+    assert len({algorithm.name for algorithm in autoconv.cuda.ALGORITHMS}) == len(registered)
+
+
+@pytest.mark.parametrize("algorithm", autoconv.cuda.ALGORITHMS, ids=lambda a: a.name)
+def test_contract(algorithm: Algorithm) -> None:
+    assert algorithm.version
+    for direction in DIRECTIONS:
+        for layer in edges(direction=direction).values():
+            candidates = algorithm.all(layer, DEVICE)
+            assert candidates == algorithm.all(layer, DEVICE)
+            assert len(set(candidates)) == len(candidates)
+            for candidate in candidates:
+                assert Candidate.parse(str(candidate)) == candidate
+                if not algorithm.why_not(layer, DEVICE, candidate.params):
+                    assert algorithm.estimate(layer, DEVICE, candidate.params) > 0
+                    assert 0 < algorithm.bound(layer, candidate.params) < 1e-3
+                    assert direction != "wgrad" or not algorithm.packed_bytes(layer, DEVICE, candidate.params)
+
+
+def test_a_version_is_of_the_code_and_not_of_its_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autoconv.cuda import source
+
+    texts = {"ptx.cuh": "a;", "common.cuh": "b;", "x.cu": "int c; // said so"}
+
+    class Folder:
+        def joinpath(self, name: str) -> Any:
+            return type("File", (), {"read_text": lambda _, encoding: texts[name]})()
+
+    monkeypatch.setattr(source.resources, "files", lambda _: Folder())
+    source.file_text.cache_clear()
+    first = file_version("x.cu")
+    texts["x.cu"] = "int c; /* said\nmore */"
+    source.file_text.cache_clear()
+    assert file_version("x.cu") == first
+    texts["x.cu"] = "int d; "
+    source.file_text.cache_clear()
+    assert file_version("x.cu") != first
+    source.file_text.cache_clear()
+
+
+def test_large_arrays_are_addressed_with_64_bits() -> None:
+    layer = ConvLayer(N=64, C=64, H=512, W=512, K=64, R=3, S=3)
+    assert wide(layer)
+    assert not wide(layer.replace(N=1))
+    unit = autoconv.cuda.ALGORITHMS[0]
+    assert "using Offset = long long" in unit.units(layer, {})[0].text  # type: ignore[attr-defined]
+
+
+@needs_compiler
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_planner_runs_kernels(direction: str, cache: TuningCache) -> None:
+    """A heuristic plan, a timed one of a single family, and the cached answer: all agree with float64."""
+    layer = edge("tails", direction=direction)
+    given = operands(layer)
+    a, b, *_ = on(DEVICE, *given)
+    for how in ("heuristic", "direct"):
+        made = plan(layer, how, device=DEVICE, cache=cache)
+        found = error(made.run(a, b), convolve(layer, *given), magnitude(layer, *given))
+        assert found <= 3e-5
+
+
+@needs_compiler
+def test_winograd_packs_its_filters_once(cache: TuningCache) -> None:
+    layer = edge("tails", bias=True, activation="relu")
+    given = operands(layer)
+    a, b, bias, _ = on(DEVICE, *given)
+    made = plan(layer, "winograd[M=2,BM=64,BN=64]", device=DEVICE, cache=cache)
+    packed = made.pack(b)
+    np.testing.assert_array_equal(made.run(a, packed, bias), made.run(a, b, bias))
+    assert error(made.run(a, packed, bias), convolve(layer, *given), magnitude(layer, *given)) <= 4e-6
+
+
+@needs_compiler
+def test_faults_of_arrays(cache: TuningCache) -> None:
+    layer = edge("plain", padding=1, K=8)
+    a, b, *_ = on(DEVICE, *operands(layer))
+    made = plan(layer, "direct", device=DEVICE, cache=cache)
+    right = made.run(a, b)
+    strided = np.ascontiguousarray(a.transpose(0, 1, 3, 2)).transpose(0, 1, 3, 2)
+    np.testing.assert_array_equal(made.run(strided, b), right)  # copied
+    shifted = DEVICE.empty((a.size + 1,), a.dtype)[1:].reshape(a.shape)
+    shifted[...] = a
+    assert not DEVICE.ready(shifted)  # contiguous, but no wide load may touch it
+    np.testing.assert_array_equal(made.run(shifted, b), right)
+    with pytest.raises(ArrayError, match="overlaps"):
+        made.run(a, b, out=a)
+    with pytest.raises(ArrayError, match="list"):
+        made.run([1.0], b)  # type: ignore[arg-type]
+
+
+class Faulty(Emulated):
+    """A device on which some kernels fail to compile, or to launch."""
+
+    fault: str
+
+    def load(self, unit: Unit) -> Callable[..., None]:
+        if unit.function == "gemm" and self.fault == "compile":
+            raise autoconv.cuda.compiler.CompileError("NVRTC 13.0 for sm_80: no")
+
+        def launch(*arguments: Any) -> None:
+            raise EmulationError("cudaErrorLaunchFailure: unspecified launch failure")
+
+        return launch if unit.function == "gemm" else super().load(unit)
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", ["compile", "launch"])
+def test_a_kernel_that_fails_is_recorded_and_the_rest_goes_on(
+    fault: str, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Faulty, "fault", fault, raising=False)
+    monkeypatch.setattr(autoconv.cuda, "ALGORITHMS", autoconv.cuda.ALGORITHMS[:2])
+    layer = edge("fully connected")
+    made = plan(layer, device=Faulty(capability=80), cache=cache, budget=20)
+    assert made.candidate.algorithm == "direct"
+    failures = [facts.failure for name, facts in made.facts.items() if name.startswith("gemm")]
+    assert failures
+    assert all(failures)
+
+
+def test_without_a_gpu_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert "pip install 'autoconv[cuda13]'" in why_unavailable()
+    with pytest.raises(PlanError, match="no CUDA device: CuPy is not importable"):
+        CUDA.current()
+
+
+class FakeCuPy:
+    """As much of CuPy as the question for a device needs."""
+
+    __version__ = "14.2.0"
+
+    def __init__(self, count: int | None) -> None:
+        failure = type("CUDARuntimeError", (RuntimeError,), {})
+
+        def get_device_count() -> int:
+            if count is None:
+                raise failure("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
+            return count
+
+        runtime = type("runtime", (), {"CUDARuntimeError": failure, "getDeviceCount": staticmethod(get_device_count)})
+        self.cuda: Any = type("cuda", (), {"runtime": runtime})
+
+
+@pytest.mark.parametrize(
+    ("count", "reason"), [(None, "CuPy 14.2.0 finds no usable driver (cudaErrorInsufficientDriver"), (0, "sees no GPU")]
+)
+def test_a_missing_or_old_driver_is_named(count: int | None, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", FakeCuPy(count))
+    assert reason in why_unavailable()
+
+
+def test_how_a_kernel_is_handed_to_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A null pointer is a pointer of value 0 (CuPy would pass none at all), and much shared memory is asked for."""
+    from autoconv.cuda import device as module
+
+    calls: list[Any] = []
+    cupy = FakeCuPy(1)
+    cupy.cuda.driver = type("driver", (), {"funcSetAttribute": staticmethod(lambda *a: calls.append(a))})
+
+    class Function:
+        ptr = 1234
+
+        def __call__(self, grid: Any, block: Any, arguments: Any, shared_mem: int) -> None:
+            calls.append((grid, block, arguments, shared_mem))
+
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(module, "_function", lambda *_: Function())
+    monkeypatch.setattr(module, "_facts", lambda _: {"compute_capability": 80})
+    unit = Unit("f", (), edge("one"), grid=(5, 2, 1), threads=64, blocks=1, shared=50 << 10, dynamic=50 << 10)
+    array = np.zeros(3)
+    CUDA(0).load(unit)(array, None)
+    assert calls[0] == (1234, 8, 50 << 10)
+    grid, block, (first, second), shared = calls[1]
+    assert (grid, block, shared) == ((5, 2, 1), (64, 1, 1), 50 << 10)
+    assert first is array
+    assert second == 0
+    assert second.nbytes == 8
+
+
+def test_a_device_travels_to_a_worker() -> None:
+    assert pickle.loads(pickle.dumps(DEVICE)) == DEVICE
+    assert DEVICE.key == "cuda-emulated_sm_80-sm80-4SMs"
+    assert {DEVICE.peak_flops(dtype) > 0 for dtype in ("float32", "float64", "float16", "bfloat16")} == {True}

@@ -1,0 +1,200 @@
+"""The compile gate: every kernel configuration, built for real architectures and held to its budget.
+
+`cuda_budget.json` says for each kernel how many threads a block has and how many blocks a multiprocessor
+is meant to hold: written down with the tile, before compiling. Registers and shared memory have to fit that.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from layers import edge
+from simt.emulator import Emulated
+
+from autoconv.algorithm import Algorithm, Candidate
+from autoconv.cuda import ALGORITHMS
+from autoconv.cuda.algorithm import CudaAlgorithm
+from autoconv.cuda.compiler import CompileError, architecture, nvrtc
+from autoconv.cuda.occupancy import blocks_per_multiprocessor, limits_of, register_cap
+from autoconv.cuda.source import Unit
+from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
+
+CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
+BUDGET: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("cuda_budget.json").read_text())
+
+LAYERS = {  # of each kind that makes another kernel; real sizes, since they decide what is kept in registers
+    "AlexNet 1": {
+        "N": 1,
+        "C": 3,
+        "H": 227,
+        "W": 227,
+        "K": 96,
+        "R": 11,
+        "S": 11,
+        "stride": 4,
+    },  # the product M=96, N=3025, K=363
+    "3x3": {"N": 8, "C": 64, "H": 56, "W": 56, "K": 64, "R": 3, "S": 3, "padding": 1},
+    "5x5": {"N": 8, "C": 48, "H": 27, "W": 27, "K": 128, "R": 5, "S": 5, "padding": 2},
+    "1x1": {"N": 8, "C": 256, "H": 14, "W": 14, "K": 128, "R": 1, "S": 1},
+    "strided": {"N": 8, "C": 64, "H": 56, "W": 56, "K": 128, "R": 3, "S": 3, "stride": 2, "padding": 1},
+    "odd dilated": {"N": 3, "C": 35, "H": 29, "W": 31, "K": 27, "R": 3, "S": 3, "padding": 2, "dilation": 2},
+    "grouped": {"N": 8, "C": 128, "H": 28, "W": 28, "K": 128, "R": 3, "S": 3, "padding": 1, "groups": 4},
+    "depthwise 31x31": {"N": 8, "C": 64, "H": 31, "W": 31, "K": 64, "R": 31, "S": 31, "padding": 15, "groups": 64},
+    "depthwise": {"N": 8, "C": 96, "H": 56, "W": 56, "K": 96, "R": 3, "S": 3, "padding": 1, "groups": 96},
+}
+TAIL = {"bias": True, "residual": True, "activation": "relu"}
+
+
+def layers() -> Iterator[ConvLayer]:
+    for fields in LAYERS.values():
+        for direction in DIRECTIONS:
+            for layout in LAYOUTS:
+                for dtype in DTYPES:
+                    tail = TAIL if direction == "fwd" else {}
+                    yield ConvLayer(**fields, direction=direction, layout=layout, dtype=dtype, **tail)
+
+
+def configurations(algorithm: Algorithm) -> list[tuple[ConvLayer, Candidate]]:
+    """Every candidate of every kind of layer that some GPU can run."""
+    device = Emulated(capability=90)
+    return [
+        (layer, candidate)
+        for layer in layers()
+        for candidate in algorithm.all(layer, device)
+        if not algorithm.why_not(layer, device, candidate.params)
+    ]
+
+
+def budget_name(algorithm: Algorithm, layer: ConvLayer, candidate: Candidate, unit: Unit) -> str:
+    kept = tuple((name, value) for name, value in candidate.items if name not in ("SPLIT", "IMAGES"))
+    wide = "/float64" if layer.dtype == "float64" else ""
+    return f"{Candidate(algorithm.name, kept)}/{unit.function}{wide}"
+
+
+@functools.lru_cache(maxsize=4)  # kernels of one text are asked for one after the other
+def built(text: str, capability: int) -> tuple[str, str]:
+    """The compiler's log, and the machine code as text."""
+    options = ("--ptxas-options=-v", "--ptxas-options=--warn-on-spills")
+    cubin, log = nvrtc().compile(text, architecture(capability), options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return log, subprocess.run([disassembler(), file.name], capture_output=True, text=True, check=True).stdout
+
+
+def compiled(unit: Unit, capability: int) -> dict[str, int]:
+    """What the compiler made of a kernel: registers, spills, shared memory, and counts of its instructions."""
+    log, text = built(unit.text, capability)
+    assert "C7510" not in log, "matrix instructions are serialised"
+    part = log.split(f"Compiling entry function '{unit.function}'")[1].split("Compiling entry function")[0]
+    spills = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part)
+    registers, shared = re.search(r"Used (\d+) registers", part), re.search(r"(\d+) bytes smem", part)
+    assert spills is not None, log
+    assert registers is not None, log
+    facts = {"local": sum(map(int, spills.groups())), "registers": int(registers[1])}
+    facts["shared"] = (int(shared[1]) if shared else 0) + unit.dynamic
+    body = text.split(f".text.{unit.function}:")[1].split(".section")[0]
+    for name in re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z0-9]+)", body, re.MULTILINE):
+        facts[name] = facts.get(name, 0) + 1
+    return facts
+
+
+def disassembler() -> Path:
+    found = importlib.util.find_spec("nvidia.cu13")
+    for root in (found.submodule_search_locations or ()) if found else ():
+        if (Path(root) / "bin" / "nvdisasm").exists():
+            return Path(root) / "bin" / "nvdisasm"
+    pytest.skip("NOT CHECKED: nvidia-cuda-nvdisasm is not installed; CI installs it")
+
+
+def hold(algorithm: Algorithm, layer: ConvLayer, candidate: Candidate, capability: int) -> None:
+    assert isinstance(algorithm, CudaAlgorithm)
+    for unit in algorithm.units(layer, candidate.params):
+        name = budget_name(algorithm, layer, candidate, unit)
+        where = f"{name} for {layer} on sm_{capability}"
+        assert name in BUDGET, f"{name} has no budget: write down what it is meant to take"
+        budget = BUDGET[name]
+        assert (unit.threads, unit.blocks) == (budget["threads"], budget["blocks"]), where
+        limits = limits_of(capability)
+        blocks = min(budget["blocks"], limits.threads // unit.threads)
+        facts = compiled(unit, capability)
+        assert not facts["local"], f"{where}: {facts['local']} bytes in local memory"
+        assert not facts.get("LDL", 0) + facts.get("STL", 0), where
+        assert facts["registers"] <= register_cap(unit.threads, budget["blocks"]), where
+        assert facts["shared"] == unit.shared, f"{where}: {facts['shared']} bytes of shared memory, not {unit.shared}"
+        assert unit.shared <= budget["shared"], where
+        occupancy = blocks_per_multiprocessor(capability, unit.threads, facts["registers"], facts["shared"])
+        by_shared = limits.shared // (unit.shared + limits.reserved) if unit.shared else blocks
+        assert occupancy >= min(blocks, by_shared), f"{where}: {occupancy} blocks, {blocks} intended"
+        for instruction in budget.get("instructions", ()):
+            assert facts.get(instruction, 0), f"{where}: no {instruction}"
+
+
+@pytest.fixture(autouse=True)
+def _compiler() -> None:
+    try:
+        nvrtc()
+    except CompileError as error:
+        pytest.skip(f"NOT CHECKED: {error}; CI installs nvidia-cuda-nvrtc")
+    disassembler()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
+def test_a_sample_of_configurations_keeps_its_budget(algorithm: Algorithm) -> None:
+    """One layer to each configuration, on each architecture in turn."""
+    seen: set[str] = set()
+    for layer, candidate in configurations(algorithm):
+        assert isinstance(algorithm, CudaAlgorithm)
+        units = algorithm.units(layer, candidate.params)
+        if not units:
+            continue
+        name = budget_name(algorithm, layer, candidate, units[-1])
+        if name in seen:
+            continue
+        able = [c for c in CAPABILITIES if not algorithm.why_not(layer, Emulated(capability=c), candidate.params)]
+        hold(algorithm, layer, candidate, able[len(seen) % len(able)])
+        seen.add(name)
+    assert seen
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
+def test_every_configuration_keeps_its_budget(algorithm: Algorithm, capability: int) -> None:
+    device = Emulated(capability=capability)
+    for layer, candidate in configurations(algorithm):
+        if not algorithm.why_not(layer, device, candidate.params):
+            hold(algorithm, layer, candidate, capability)
+
+
+def test_every_budget_is_of_a_kernel() -> None:
+    names = {
+        budget_name(algorithm, layer, candidate, unit)
+        for algorithm in ALGORITHMS
+        if isinstance(algorithm, CudaAlgorithm)
+        for layer, candidate in configurations(algorithm)
+        for unit in algorithm.units(layer, candidate.params)
+    }
+    assert names == set(BUDGET)
+
+
+def test_a_kernel_that_spills_is_caught() -> None:
+    """The gate can fail: a tile forced to too few registers."""
+    algorithm = next(a for a in ALGORITHMS if a.name == "gemm")
+    assert isinstance(algorithm, CudaAlgorithm)
+    layer = edge("plain")
+    params = next(iter(algorithm.candidates(layer, Emulated())))
+    unit = algorithm.units(layer, params)[0]
+    text = unit.text.replace(f"BLOCKS = {unit.blocks}", "BLOCKS = 8")
+    _, log = nvrtc().compile(text, "sm_80", ("--ptxas-options=-v",))
+    assert any(int(spilled) for spilled in re.findall(r"(\d+) bytes spill stores", log))
