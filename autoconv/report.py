@@ -20,7 +20,7 @@ from autoconv.plans import Plan
 from autoconv.record import Limits, Record, ranking
 from autoconv.tuning_cache import TuningCache
 
-PLAIN_GEMM = {"cpu": "numpy.gemm", "cuda": "gemm"}  # im2col and the library's matrix product
+PLAIN_GEMM = {"cpu": "numpy.gemm", "cuda": "gemm.explicit"}  # im2col and the library's matrix product
 ENVIRONMENT = ("AUTOCONV_CACHE_DIR", "AUTOCONV_NUM_THREADS", "AUTOCONV_ISA")
 OPTIONAL = {
     "onnxruntime": "a library to compare with; pip install 'autoconv[bench]'",
