@@ -360,7 +360,7 @@ def _options(limits: dict[str, Any]) -> dict[str, Any]:
 def _device(name: str) -> Device:
 
     if name != "cpu":
-        raise click.UsageError(f"--device {name!r}: allowed is cpu; there are no CUDA kernels yet")
+        raise click.UsageError(f"--device {name!r}: allowed is cpu; the CUDA kernels are not offered yet")
     try:
         return this_device()
     except PlanError as error:  # AUTOCONV_NUM_THREADS or AUTOCONV_ISA

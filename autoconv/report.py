@@ -218,6 +218,9 @@ def print_standings(device: str, standings: Sequence[dict[str, Any]]) -> None:
 
 def information(device: Device, cache: TuningCache) -> dict[str, Any]:
     """What `info` says, in plain JSON types."""
+    from autoconv.cuda.device import why_unavailable
+
+    gpu = f"{why_unavailable() or 'found'}; the CUDA kernels are not offered yet, as nothing is measured"
     records = [record.device for record in cache.records()]
     missing = {name: how for name, how in OPTIONAL.items() if importlib.util.find_spec(name) is None}
     return {
@@ -228,7 +231,6 @@ def information(device: Device, cache: TuningCache) -> dict[str, Any]:
             "name": device.name,
             **{name: value for name, value in device.facts.items() if name != "name"},
             "peak_gflops": {dtype: device.measured_peak(dtype) / 1e9 for dtype in ("float32", "float64")},
-            "bandwidth_gbytes": device.bandwidth() / 1e9,
         },
         "algorithms": [algorithm.name for algorithm in device.algorithms],
         "versions": device.versions,
@@ -241,7 +243,7 @@ def information(device: Device, cache: TuningCache) -> dict[str, Any]:
         },
         "networks": names(),
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-        "missing": missing | {"CUDA kernels": "not written yet: autoconv runs on CPUs only"},
+        "missing": missing | {"GPU": gpu},
     }
 
 
@@ -254,7 +256,7 @@ def print_information(found: dict[str, Any]) -> None:
         ("autoconv", f"{found['autoconv']} on Python {found['python']}"),
         ("device", device["name"]),
         ("", device["key"]),
-        ("", f"measured: {peak}, {device['bandwidth_gbytes']:.1f} GB/s; {caches}"),
+        ("", f"measured: {peak}; {caches}"),
         ("algorithms", ", ".join(found["algorithms"])),
         ("versions", ", ".join(f"{name} {number}" for name, number in found["versions"].items())),
         ("cache", cache["directory"] + ("" if cache["persistent"] else "; cannot be written: nothing will be kept")),
