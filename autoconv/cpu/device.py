@@ -218,6 +218,8 @@ class CPU(Device):
 
     def stopwatch(self, launch: Callable[[Operands], None], operands: Operands) -> Stopwatch:
         """Wall-clock samples; for `cold`, the filters are pushed out of the caches first."""
+        from autoconv.cpu import compiler, pool
+
         clock = time.perf_counter
 
         def hot() -> float:
@@ -228,6 +230,9 @@ class CPU(Device):
         def cold() -> float:
             self._sweep()
             operands.a.view(np.uint8).max()  # as the layer before left it: in cache, as far as it fits
+            if compiler.available():  # it left the threads awake, too; the first call wakes them
+                pool.rouse(self.instruction_set, self.threads)
+                pool.rouse(self.instruction_set, self.threads)
             return hot()
 
         return Stopwatch(cold=cold, hot=hot)

@@ -13,7 +13,7 @@ from autoconv.cpu.pool import RUN, TEAM_TASK, Entry, launch_team, operands
 
 ROUNDS = 50_000
 CHAINS = 12  # independent sums: more than a multiply-add's latency times the units that do them
-RUNS = 20
+RUNS = 100
 FACTOR = -1e-5  # sums shrink by it every round, and neither vanish nor overflow
 
 
@@ -41,7 +41,7 @@ def emit(instruction_set: str, dtype: str) -> Module:
 
 @functools.cache
 def flops(instruction_set: str, dtype: str, threads: int) -> float:
-    """Operations per second of the best of a few runs; "float32" or "float64"."""
+    """Operations per second of the best of many short runs; "float32" or "float64"."""
     element = DTYPES[dtype]
     lanes = Module(instruction_set).lanes(element)
     run = Entry(compiler.build(emit, instruction_set, dtype), "run", threads)

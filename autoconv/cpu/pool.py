@@ -385,6 +385,28 @@ class Entry:
         )
 
 
+def emit_rouse(instruction_set: str) -> Module:
+    """A region in which every thread does nothing."""
+    m = Module(instruction_set)
+    task = m.function("task", *TEAM_TASK, internal=True)
+    run = m.function("run", *RUN)
+    launch_team(run, run.args[0], task)
+    return m
+
+
+def rouse(instruction_set: str, threads: int) -> None:
+    """Wake the threads, as the layer before would have: one that sleeps takes long to come."""
+    _rouser(instruction_set, threads)(_NOTHING, None, _NOTHING)
+
+
+_NOTHING = np.zeros(1, np.float32)
+
+
+@functools.cache
+def _rouser(instruction_set: str, threads: int) -> Entry:
+    return Entry(compiler.build(emit_rouse, instruction_set), "run", threads)
+
+
 class GeneratedKernel(Kernel):
     """A program as a kernel: its functions `run`, and `pack` where the filters are packed.
 
