@@ -24,6 +24,7 @@ from typing import IO, Any, cast
 
 from autoconv.algorithm import Candidate
 from autoconv.device import Device
+from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.measure import Event, Progress, measure
 from autoconv.record import Facts
@@ -50,7 +51,13 @@ class Worker:
         budget: float | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Facts]:
-        """As `autoconv.measure.measure`, but nothing a candidate does can end this process."""
+        """As `autoconv.measure.measure`, but nothing a candidate does can end this process.
+
+        Raises
+        ------
+        PlanError
+            When the worker cannot begin with any candidate: verification's own reference fails, say.
+        """
         left = list(candidates)
         failed: dict[str, Facts] = {}
         versions = {algorithm.name: algorithm.version for algorithm in self.device.algorithms}
@@ -86,7 +93,7 @@ class Worker:
             if "facts" in answer:
                 return {name: Facts(**fields) for name, fields in answer["facts"].items()}, None, ""
             if "error" in answer:
-                raise RuntimeError(answer["error"])
+                raise PlanError(f"{layer} cannot be measured: {answer['error']}")
             doing = Event(answer["stage"], layer, answer["candidate"], answer["done"], answer["total"])
             if progress is not None:
                 progress(doing)
@@ -138,7 +145,7 @@ class Worker:
 
 def _blame(doing: Event | None) -> str | None:
     if doing is None or doing.candidate is None:
-        raise RuntimeError("the tuning worker ended before it began with any candidate")
+        raise PlanError("the tuning worker ended before it began with any candidate")
     return doing.candidate
 
 

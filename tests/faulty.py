@@ -106,3 +106,12 @@ class FaultyCPU(CPU):
     @property
     def algorithms(self) -> tuple[Algorithm, ...]:
         return (Direct(), *(Faulty(fault, version=self.version) for fault in self.faults))
+
+
+@dataclass(frozen=True)
+class EmptyCPU(CPU):
+    """A CPU that has no algorithm at all, so nothing to verify against either."""
+
+    @property
+    def algorithms(self) -> tuple[Algorithm, ...]:
+        return ()

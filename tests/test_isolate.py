@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from faulty import FaultyCPU
+from faulty import EmptyCPU, FaultyCPU
 
 from autoconv import isolate
 from autoconv.algorithm import Candidate
+from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.measure import Event
 
@@ -65,5 +66,14 @@ def test_one_worker_serves_layer_after_layer() -> None:
         for width in (5, 6, 7):
             facts = worker.measure(LAYER.replace(W=width), [Candidate("faulty.none")])
             assert facts["faulty.none"].failure is None
+    finally:
+        worker.close()
+
+
+def test_a_worker_that_cannot_begin_says_why() -> None:
+    worker = isolate.Worker(EmptyCPU.current())
+    try:
+        with pytest.raises(PlanError, match="cannot be measured: WrongResultError: no direct algorithm"):
+            worker.measure(LAYER, [])
     finally:
         worker.close()
