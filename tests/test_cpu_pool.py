@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from autoconv.cpu import compiler, pool
+from autoconv.cpu.device import available_threads
 from autoconv.cpu.ir import Module, f64
 from autoconv.cpu.pool import RUN, TASK, TEAM_TASK, Entry, barrier, launch, launch_team, operands
 
@@ -107,6 +108,21 @@ def test_works_after_fork():
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     check(50, 3, 10)
+
+
+@pytest.mark.skipif(pool._futex() is None or available_threads() < 2, reason="places no workers here")
+def test_woken_workers_keep_off_the_callers_processor():
+    check(20, 2, 1)
+    allowed = os.sched_getaffinity(0)
+    try:
+        for processor in sorted(allowed)[:2]:
+            os.sched_setaffinity(0, {processor})
+            time.sleep(0.01)  # by now the workers sleep
+            check(20, 2, 1)
+            for worker in pool._pools[2]._workers:
+                assert os.sched_getaffinity(worker.native_id) == allowed - {processor}
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def test_idle_workers_without_futex(monkeypatch):

@@ -24,6 +24,10 @@ task, runs all its own tasks by itself, as thread 0: nobody waits, nothing can l
 After `fork` the child starts a pool of its own when it first needs one. At exit the threads are told to
 leave; what is launched after that runs on the caller alone.
 
+Linux likes to wake a sleeper on the processor of the one who wakes it, which is the one processor that is
+sure to be busy: there the worker would wait for milliseconds while the caller does all the work. So workers
+are kept off the processor that the caller was on when it last had to wake them.
+
 References: sleeping and waking follow Drepper, "Futexes are tricky" (2011).
 """
 
@@ -55,7 +59,11 @@ _SLEEPERS = 192  # i32: threads asleep, or about to be
 _BUSY = 256  # i32: whether a caller is using the pool
 _TEAM = 320  # i32 each: threads at the barrier, barriers passed; i64 each: threads in the team, threads done
 _SETTINGS = 384  # i64 each: threads, turns of a spinning wait; i32: whether to leave
-_BYTES = 512
+_PLACES = 448  # i32 each: workers listed, and the processor that they keep off
+_MASK = 128  # bytes of a set of processors, as the C library has it
+_ALLOWED, _ELSEWHERE = 512, 512 + _MASK  # sets: the processors of this process, and those without the caller's
+_LIST = _ELSEWHERE + _MASK  # i32 each: the workers' thread numbers
+_BYTES = _LIST + 4 * 8 * _MASK
 
 _CLOSED = 1 << 31
 _INSIDE = _CLOSED - 1
@@ -159,8 +167,27 @@ def _wake(k: Function, pool: Value, futex: int | None) -> None:
     if futex is None:
         return
     with k.if_(k.atomic_load(k.bytes_at(pool, _SLEEPERS, i32)) > 0):
+        _keep_off(k, pool)
         wake, everyone, none = k.const(i32, 129), k.const(i32, 2**31 - 1), k.const(ptr(i8), 0)  # FUTEX_WAKE_PRIVATE
         k.intrinsic(i64, "syscall", k.i64(futex), k.bytes_at(pool, _NUMBER, i8), wake, everyone, none)
+
+
+def _keep_off(k: Function, pool: Value) -> None:
+    """Let the workers run on every processor but the caller's; nothing to do unless that changed."""
+    places = k.bytes_at(pool, _PLACES, i32)
+    workers = k.zext(k.load(places), i64)
+    with k.if_(workers > 0):
+        here = k.intrinsic(i32, "sched_getcpu")
+        with k.if_(here.ne(k.load(places + 1))):
+            k.store(here, places + 1)
+            word, bit = here >> 6, k.i64(1) << k.zext(here & 63, i64)
+            allowed, elsewhere = k.bytes_at(pool, _ALLOWED, i64), k.bytes_at(pool, _ELSEWHERE, i64)
+            with k.loop(0, _MASK // 8) as n:
+                mine = k.select(k.cast(n, i32).eq(word), bit, k.i64(0))
+                k.store(k.load(allowed + n) & (mine ^ -1), elsewhere + n)
+            with k.loop(0, workers) as n:
+                thread = k.load(k.bytes_at(pool, _LIST, i32) + n)
+                k.intrinsic(i32, "sched_setaffinity", thread, k.i64(_MASK), k.bits(elsewhere, ptr(i8)))
 
 
 def _emit_take_part(m: Module) -> Function:
@@ -321,6 +348,19 @@ class _Pool:
         ]
         for worker in self._workers:
             worker.start()
+        if hasattr(os, "sched_getaffinity") and not crowded:
+            self._list(os.sched_getaffinity(0))
+
+    def _list(self, allowed: set[int]) -> None:
+        """Let callers place the workers, where the processors' numbers fit into a set."""
+        if max(allowed) >= 8 * _MASK:
+            return
+        mask = sum(1 << n for n in allowed)
+        self._words[_ALLOWED : _ALLOWED + _MASK] = mask.to_bytes(_MASK, sys.byteorder)
+        threads = (ctypes.c_int32 * len(self._workers)).from_buffer(self._words, _LIST)
+        threads[:] = [worker.native_id or 0 for worker in self._workers]
+        places = (ctypes.c_int32 * 2).from_buffer(self._words, _PLACES)
+        places[1], places[0] = -1, len(self._workers)
 
     def stop(self) -> None:
         _program().function("stop", ctypes.c_void_p)(self.address)
