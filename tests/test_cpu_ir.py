@@ -43,6 +43,25 @@ def emit_copy(instruction_set, source, target):
     return m
 
 
+def emit_tables(instruction_set, name):
+    m = Module(instruction_set)
+    element = DTYPES[name]
+    k = m.function("read", ptr(element))
+    for n, values in enumerate(([0.1, 2.0, -3.5], [1e30])):
+        table = m.table(k, element, values)
+        with k.loop(0, len(values)) as i:
+            k.store(k.load(table + i), k.args[0] + i + 3 * n)
+    return m
+
+
+@sets
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_constants_in_memory_are_rounded_to_their_type(instruction_set, name):
+    got = np.empty(4, name)
+    call(compiler.build(emit_tables, instruction_set, name), "read", got)
+    assert got.tolist() == np.array([0.1, 2.0, -3.5, 1e30], name).tolist()
+
+
 @sets
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_narrow_types_widen_and_round_like_numpy(instruction_set, name):

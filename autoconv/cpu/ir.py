@@ -134,7 +134,7 @@ class Function:
         if type.to is not None:
             text = "null"
         elif type.floating:
-            text = f"0x{struct.unpack('<Q', struct.pack('<d', float(value)))[0]:016X}"
+            text = _digits(type, value)
         elif type.bits == 1:
             text = "true" if value else "false"
         else:
@@ -540,6 +540,7 @@ class Module:
         self.x86 = platform.machine().lower() in ("x86_64", "amd64") if x86 is None else x86
         self.functions: list[Function] = []
         self._declarations: dict[str, None] = {}
+        self._tables: list[str] = []
 
     def lanes(self, element: Type) -> int:
         """Lanes of one register for computing with elements of a type."""
@@ -553,6 +554,13 @@ class Module:
     def declare(self, line: str) -> None:
         """Declare what is defined elsewhere, once."""
         self._declarations[line] = None
+
+    def table(self, k: Function, element: Type, values: Sequence[Number]) -> Value:
+        """Constants in memory, as a pointer of the function that reads them."""
+        name = f"@table{len(self._tables)}"
+        numbers = ", ".join(f"{element} {_digits(element, value)}" for value in values)
+        self._tables.append(f"{name} = internal constant [{len(values)} x {element}] [{numbers}], align 64")
+        return Value(k, ptr(element), name)
 
     def function(
         self, name: str, *types: Type, returns: Type | None = None, internal: bool = False, inline: bool = False
@@ -570,4 +578,10 @@ class Module:
         common = f'nounwind "min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}"'
         attributes = [f"attributes #0 = {{ noinline {common} }}", f"attributes #1 = {{ alwaysinline {common} }}"]
         body = [str(f) for f in self.functions]
-        return "\n".join([*body, *self._declarations, *attributes, "!0 = !{i32 1}", ""])
+        return "\n".join([*self._tables, *body, *self._declarations, *attributes, "!0 = !{i32 1}", ""])
+
+
+def _digits(element: Type, value: Number) -> str:
+    """A floating-point number, rounded to its type, as LLVM's assembly wants it: in the bits of a double."""
+    rounded = struct.unpack("<f", struct.pack("<f", value))[0] if element.bits == 32 else float(value)
+    return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"
