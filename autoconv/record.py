@@ -24,7 +24,7 @@ SCHEMA = 1
 MAX_RACES = 8  # of one record
 MAX_CANDIDATES = 4096  # of one race
 LONGEST = 500  # characters of any text in a record
-LEAST_NOISE, MOST_NOISE = 0.01, 0.10
+LEAST_NOISE, MOST_NOISE = 0.01, 0.03
 
 
 @dataclass(frozen=True)

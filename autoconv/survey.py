@@ -34,7 +34,11 @@ class Survey:
         self.candidates: dict[str, Candidate] = {}
         self.reasons: dict[str, list[str]] = {}
         for algorithm in device.algorithms:
-            for candidate in algorithm.all(layer, device):
+            offered = algorithm.all(layer, device)
+            if not offered:  # not silent: who asks why it did not win finds it here
+                self.candidates[algorithm.name] = Candidate(algorithm.name)
+                self.reasons[algorithm.name] = ["it has no candidate for such a layer"]
+            for candidate in offered:
                 name = str(candidate)
                 self.candidates[name] = candidate
                 reasons = [*self._vendor_reasons(algorithm), *algorithm.why_not(layer, device, candidate.params)]

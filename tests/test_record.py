@@ -86,9 +86,9 @@ def test_within_the_noise_less_workspace_wins_then_the_name() -> None:
 
 @pytest.mark.parametrize("noisy", ["a", "b"])
 def test_the_larger_spread_of_both_is_the_noise(noisy: str) -> None:
-    found = {"a": facts(1.0, workspace=9), "b": facts(1.04)}
+    found = {"a": facts(1.0, workspace=9), "b": facts(1.02)}
     assert ranking(found, Limits()) == ["a", "b"]
-    found[noisy] = replace(found[noisy], spread=0.03)
+    found[noisy] = replace(found[noisy], spread=0.02)
     assert ranking(found, Limits()) == ["b", "a"]
     found[noisy] = replace(found[noisy], samples=25)  # more samples of the same spread are surer
     assert ranking(found, Limits()) == ["a", "b"]
@@ -100,7 +100,7 @@ def test_a_wild_spread_does_not_tie_with_what_is_far_ahead() -> None:
 
 
 def test_one_or_two_samples_are_noisy_whatever_their_spread() -> None:
-    found = {"a": facts(1.0, workspace=9), "b": facts(1.09, samples=2)}
+    found = {"a": facts(1.0, workspace=9), "b": facts(1.025, samples=2)}
     assert ranking(found, Limits()) == ["b", "a"]
 
 
