@@ -88,7 +88,9 @@ class Algorithm(ABC):
 
     `exact` says that sums are only reordered, so that the error bound is a direct sum's.
     `spreads_nonfinite` says that a NaN or infinity in the input may reach outputs whose receptive
-    field does not hold it. `vendor` names the library an adapter calls, for `vendors=` to switch;
+    field does not hold it; `skips_padding` that padding is left out of the sums, where others may
+    multiply its zeros, so that an infinity or NaN among the filters (in wgrad, in dy) makes NaN of
+    sums in which it meets nothing but padding. `vendor` names the library an adapter calls, for `vendors=` to switch;
     `pool` whose threads it runs on, since the idle spinning of one pool slows another down;
     `stands_in_for` the faster algorithm it replaces where that one cannot run.
     """
@@ -97,6 +99,7 @@ class Algorithm(ABC):
     exact: ClassVar[bool] = True
     deterministic: ClassVar[bool] = True
     spreads_nonfinite: ClassVar[bool] = False
+    skips_padding: ClassVar[bool] = False
     tf32: ClassVar[bool] = False
     vendor: ClassVar[str | None] = None
     pool: ClassVar[str] = ""

@@ -19,10 +19,10 @@ DEVICE Offset y_at(Offset n, int k, Offset p, Offset q) {
     return LAYOUT == NCHW ? ((n * K + k) * P + p) * Q + q : ((n * P + p) * Q + q) * K + k;
 }
 
-// The output row that filter row r connects with input row h, or -1; the same for columns.
+// The output row that filter row r connects with input row h, or a negative number; the same for columns.
 DEVICE Offset output_of(Offset h, int r, Offset padding, Offset stride, Offset dilation, Offset extent) {
     const Offset place = h + padding - r * dilation;
-    return place >= 0 && place % stride == 0 && place / stride < extent ? place / stride : -1;
+    return place % stride == 0 && place / stride < extent ? place / stride : -1;
 }
 
 DEVICE bool within(Offset value, Offset extent) { return value >= 0 && value < extent; }

@@ -19,6 +19,7 @@ class Direct(CudaAlgorithm):
 
     name = "direct"
     files = ("direct.cu",)
+    skips_padding = True
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         return ({},)

@@ -159,8 +159,8 @@ DEVICE Value shuffle_xor(Value value, int mask) {
     return operand.out;
 }
 
-DEVICE void copy_async16(void* to, const void* from, bool wanted) { simt::copy_async(to, wanted ? from : nullptr, 16); }
-DEVICE void copy_async4(void* to, const void* from, bool wanted) { simt::copy_async(to, wanted ? from : nullptr, 4); }
+DEVICE void copy_async16(void* to, const void* from, bool wanted) { simt::copy_async(to, from, 16, wanted); }
+DEVICE void copy_async4(void* to, const void* from, bool wanted) { simt::copy_async(to, from, 4, wanted); }
 DEVICE void commit_copies() { simt::commit_copies(); }
 template <int pending>
 DEVICE void wait_copies() {

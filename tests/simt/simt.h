@@ -246,12 +246,15 @@ inline void land(Copy& copy) {
         memset(copy.to, 0, copy.bytes);
 }
 
-inline void copy_async(void* to, const void* from, int bytes) {
+inline void copy_async(void* to, const void* from, int bytes, bool wanted) {
     check_aligned(to, bytes, "cp.async to shared memory");
-    if (from) check_aligned(from, bytes, "cp.async from global memory");
+    check_aligned(from, bytes, "cp.async from global memory");
+#ifdef __SANITIZE_ADDRESS__
+    if (__asan_address_is_poisoned(from)) fail("cp.async: an address outside every array, wanted or not");
+#endif
     if (static_cast<char*>(to) < arena || static_cast<char*>(to) + bytes > arena + shared_bytes)
         fail("cp.async: the target is not in shared memory");
-    current->open.push_back({to, from, bytes, false});
+    current->open.push_back({to, wanted ? from : nullptr, bytes, false});
 #ifndef __SANITIZE_THREAD__  // a copy belongs to the thread that waits for it; only there can TSan place it
     if (chance()) land(current->open.back());
 #endif

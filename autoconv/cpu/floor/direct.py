@@ -176,6 +176,7 @@ class Direct(FloorAlgorithm):
 
     name = "numpy.direct"
     stands_in_for = "direct"
+    skips_padding = True
     version = "1"
     kernel = DirectKernel
 

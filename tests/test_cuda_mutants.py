@@ -1,0 +1,83 @@
+"""Every barrier, wait, commit, fence and check of every kernel, left out one at a time, is missed by some test.
+
+`mutants.json` lists those that no run can miss, by file, with the argument why. The tool is `simt/mutants.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from simt.emulator import MISSING
+from simt.mutants import Site, sites
+
+from autoconv.cuda import ALGORITHMS
+from autoconv.cuda.algorithm import CudaAlgorithm
+
+pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
+
+HERE = Path(__file__).parent
+EQUIVALENT: dict[str, dict[str, str]] = json.loads((HERE / "mutants.json").read_text())
+KERNELS = [a for a in ALGORITHMS if isinstance(a, CudaAlgorithm) and a.files]
+
+
+def fates(algorithm: CudaAlgorithm, *arguments: str) -> dict[Site, str]:
+    """What became of an algorithm's mutants, found in a process of one thread, which forks for each of them."""
+    command = [sys.executable, "-m", "simt.mutants", algorithm.name, *arguments]
+    paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {Site(*site): fate for *site, fate in json.loads(done.stdout)}
+
+
+def test_what_can_be_left_out() -> None:
+    """The kinds of place, in a file that has most of them."""
+    found = [(site.code, site.forced) for site in sites("tensor.cu")]
+    for expected in (
+        ("__syncthreads()", None),
+        ("wait_copies<STAGES - 2>()", None),
+        ("commit_copies()", None),
+        ("within(h, H)", True),
+        ("q >= 0", True),
+        ("depth >= DEPTH", False),
+        ("start < 0", False),
+        ("slice < last", True),
+    ):
+        assert expected in found
+
+
+def test_the_list_is_of_what_there_is() -> None:
+    for file, names in EQUIVALENT.items():
+        assert set(names) <= {site.name for site in sites(file)}
+        assert all(len(argument) > 20 for argument in names.values())
+
+
+def test_a_sample_of_mutants_is_caught() -> None:
+    """A kernel with every kind of place, on two of its cases."""
+    algorithm = next(a for a in KERNELS if a.name == "tensor")
+    found = fates(algorithm, "40")
+    assert any(site.forced is None for site in found)
+    for site, fate in found.items():
+        assert fate or site.forced is not None, f"{site.name} survives"
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("algorithm", KERNELS, ids=lambda a: a.name)
+def test_every_mutant_is_caught_or_equivalent(algorithm: CudaAlgorithm) -> None:
+    found = fates(algorithm)
+    for site, fate in found.items():
+        listed = site.name in EQUIVALENT.get(site.file, {})
+        assert bool(fate) != listed, f"{site.file}: {site.name}: {fate or 'survives'}, {listed=}"
+    first = [file for file in algorithm.files if file not in _files_before(algorithm)]
+    unreached = [site.name for file in first for site in sites(file) if site not in found]
+    assert not unreached, f"no case comes by {unreached}"
+
+
+def _files_before(algorithm: CudaAlgorithm) -> set[str]:
+    return {file for a in KERNELS[: KERNELS.index(algorithm)] for file in a.files}
