@@ -23,11 +23,12 @@ import click
 from autoconv import __version__, network, report
 from autoconv.bench_command import bench
 from autoconv.device import Device
+from autoconv.devices import resolve
 from autoconv.errors import AutoconvError, ConfigError, PlanError
 from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.measure import Event
 from autoconv.network import NamedLayer, Network
-from autoconv.planner import MODES, plan, this_device
+from autoconv.planner import MODES, plan
 from autoconv.plans import Plan
 from autoconv.tuning_cache import TuningCache
 
@@ -82,7 +83,9 @@ def _tolerance(text: str) -> float:
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-on_device = click.option("--device", "device_name", metavar="NAME", default="cpu", help="Where: cpu, the only one yet.")
+on_device = click.option(
+    "--device", "device_name", metavar="NAME", default="cpu", help="Where: cpu, cuda, or cuda:N. [default: cpu]"
+)
 batches = click.option("--batch", type=_batches, metavar="N,...", help="Batch sizes. [default: the file's]")
 directions = click.option(
     "--direction", type=_directions, metavar="D,...", default="fwd", help="fwd,dgrad,wgrad or all. [default: fwd]"
@@ -280,10 +283,12 @@ def _layers(what: str, batch: tuple[int, ...] | None, direction: tuple[str, ...]
 
 
 @cli.command()
+@click.option("--device", "device_name", metavar="NAME", help="Only this one: cpu, cuda, cuda:N. [default: all]")
 @as_json
-def show(as_json: bool) -> int:
+def show(device_name: str | None, as_json: bool) -> int:
     """List what is on record: the winner of every layer on every device, its race, and the versions that ran."""
-    found = [report.standing(record) for record in TuningCache().records()]
+    only = None if device_name is None else _device(device_name).key
+    found = [report.standing(record) for record in TuningCache().records() if only in (None, record.device)]
     if as_json:
         report.print_json(found)
     for device in [] if as_json else dict.fromkeys(entry["device"] for entry in found):
@@ -358,13 +363,10 @@ def _options(limits: dict[str, Any]) -> dict[str, Any]:
 
 
 def _device(name: str) -> Device:
-
-    if name != "cpu":
-        raise click.UsageError(f"--device {name!r}: allowed is cpu; the CUDA kernels are not offered yet")
     try:
-        return this_device()
-    except PlanError as error:  # AUTOCONV_NUM_THREADS or AUTOCONV_ISA
-        raise click.UsageError(str(error)) from None
+        return resolve(name)
+    except PlanError as error:  # no such GPU; or AUTOCONV_NUM_THREADS or AUTOCONV_ISA
+        raise click.UsageError(f"--device {name}: {error}") from None
 
 
 def _check_mode(mode: str, device: Device) -> None:

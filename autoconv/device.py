@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ from autoconv.algorithm import Array
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from autoconv.algorithm import Algorithm
+    from autoconv.algorithm import Algorithm, Candidate
+    from autoconv.layer import ConvLayer
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,25 @@ class Device(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Wait for what was launched."""
+
+    def selected(self) -> AbstractContextManager[object]:
+        """A context in which this is the current one of several devices."""
+        return nullcontext()
+
+    def elsewhere(self) -> bool:
+        """Whether another of several devices is the current one."""
+        return False
+
+    def capturing(self) -> bool:
+        """Whether launches are recorded into a graph now, to be run later and more than once."""
+        return False
+
+    def lost(self) -> str:
+        """Why nothing can run on it any more in this process; empty when all is well."""
+        return ""
+
+    def prepare(self, layer: ConvLayer, candidates: Sequence[Candidate]) -> None:  # noqa: B027  (nothing by default)
+        """Compile ahead, side by side, what building these candidates one by one will want; says nothing of errors."""
 
     @abstractmethod
     def stopwatch(self, launch: Callable[[Operands], None], operands: Operands) -> Stopwatch:

@@ -23,6 +23,10 @@ class PlanError(AutoconvError, RuntimeError):
     """No candidate satisfies the request, or nothing is recorded and timing was not allowed."""
 
 
+class DeviceLostError(PlanError):
+    """A GPU that refuses everything after a fault of a kernel, until the process is started anew."""
+
+
 class RecordError(AutoconvError, ValueError):
     """A tuning record, or a file of them, that cannot be used."""
 

@@ -6,9 +6,10 @@ import functools
 from typing import Any, Literal
 
 from autoconv.algorithm import Array
+from autoconv.devices import device_of, resolve
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer, Pair, Sides
-from autoconv.planner import REMEMBERED, plan, this_device
+from autoconv.planner import REMEMBERED, plan
 from autoconv.plans import Plan, like
 
 BUDGET = 0.5  # seconds of timing that the first call with a new shape may cost
@@ -50,7 +51,8 @@ def conv2d(
     out : array, optional
         Where the output goes; it is then also what is returned.
     **options
-        As for `plan`; by default mode "hybrid" with a budget of half a second, once per shape.
+        As for `plan`; by default mode "hybrid" with a budget of half a second, once per shape, on the
+        device on which `x` lies.
 
     Returns
     -------
@@ -68,7 +70,7 @@ def conv2d(
     >>> conv2d(x, w, padding=1, mode="heuristic").shape
     (1, 3, 5, 5)
     """
-    arrays, layout, back = _arrays(layout, x=x, w=w, residual=residual, out=out, **options)
+    arrays, layout, back = _arrays(layout, options, x=x, w=w, residual=residual, out=out)
     N, C, H, W = _extents(arrays["x"], layout)
     K, _, R, S = _extents(arrays["w"], layout)
     layer = _layer(
@@ -105,7 +107,7 @@ def conv2d_dgrad(
 
     The rest is as for `conv2d`, of which this is the adjoint.
     """
-    arrays, layout, back = _arrays(layout, dy=dy, w=w, out=out, **options)
+    arrays, layout, back = _arrays(layout, options, dy=dy, w=w, out=out)
     N, K, P, Q = _extents(arrays["dy"], layout)
     K_w, C_group, R, S = _extents(arrays["w"], layout)
     H, W = _size(input_size, "input_size")
@@ -143,7 +145,7 @@ def conv2d_wgrad(
 
     The rest is as for `conv2d`.
     """
-    arrays, layout, back = _arrays(layout, x=x, dy=dy, out=out, **options)
+    arrays, layout, back = _arrays(layout, options, x=x, dy=dy, out=out)
     N, C, H, W = _extents(arrays["x"], layout)
     _, K, P, Q = _extents(arrays["dy"], layout)
     layer = _layer(
@@ -188,7 +190,7 @@ def conv_transpose2d(
     array, N,K,P,Q or N,P,Q,K
         With `P = (H - 1) * stride - 2 * padding + dilation * (R - 1) + output_padding + 1`.
     """
-    arrays, stored, _ = _arrays(layout, x=x, w=w, **options)
+    arrays, stored, _ = _arrays(layout, options, x=x, w=w)
     _, _, H, W = _extents(arrays["x"], stored)
     _, _, R, S = _extents(arrays["w"], stored)
     (sh, sw), (ph, pw), (dh, dw) = (
@@ -214,9 +216,13 @@ def conv_transpose2d(
     return y
 
 
-def _arrays(layout: Any, *, device: Any = None, **given: Any) -> tuple[dict[str, Any], Any, Any]:
-    """The four-dimensional arrays as the kernels take them, their layout, and the way back for the result."""
-    device = device or this_device()
+def _arrays(layout: Any, options: dict[str, Any], **given: Any) -> tuple[dict[str, Any], Any, Any]:
+    """The four-dimensional arrays as the kernels take them, their layout, and the way back for the result.
+
+    The device among the options becomes the one that is meant, or that of the first array.
+    """
+    wanted = options.get("device")
+    device = options["device"] = resolve(wanted) if wanted is not None else device_of(next(iter(given.values())))
     known = ("x", "w", "dy", "residual", "out")
     arrays: dict[str, Any] = {name: given.get(name) for name in known}
     for name, array in arrays.items():

@@ -24,12 +24,13 @@ from typing import IO, Any, cast
 
 from autoconv.algorithm import Candidate
 from autoconv.device import Device
-from autoconv.errors import PlanError
+from autoconv.errors import DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.measure import Event, Progress, measure
 from autoconv.record import Facts
 
 PATIENCE = 60.0  # seconds for one step (build and verify, or one round of timing) where no budget is given
+LOST = 70  # exit status of a worker whose device is lost
 LEAST_PATIENCE = 5.0  # however small the budget: compiling takes time
 
 
@@ -180,14 +181,19 @@ def _serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            facts = measure(
-                ConvLayer.parse(request["layer"]),
-                device,
-                [Candidate.parse(text) for text in request["candidates"]],
-                budget=request["budget"],
-                progress=progress,
-            )
+            with device.selected():
+                facts = measure(
+                    ConvLayer.parse(request["layer"]),
+                    device,
+                    [Candidate.parse(text) for text in request["candidates"]],
+                    budget=request["budget"],
+                    progress=progress,
+                )
             answer({"facts": {name: dataclasses.asdict(found) for name, found in facts.items()}})
+        except DeviceLostError as failure:  # a new process can go on
+            sys.stderr.write(f"{failure}\n")
+            sys.stderr.flush()
+            os._exit(LOST)
         except Exception as failure:
             answer({"error": f"{type(failure).__name__}: {failure}"})
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from autoconv.algorithm import Algorithm, Candidate, Kernel
 from autoconv.device import Device, Operands
+from autoconv.errors import DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.record import Facts
 from autoconv.timing import Contestant, race
@@ -49,9 +50,20 @@ def measure(
         Seconds for the race. Verification is not cut short: an unverified candidate may not win.
     progress : callable, optional
         Called with an `Event` before each step.
+
+    Raises
+    ------
+    DeviceLostError
+        When a candidate left the device unusable, so that nothing can be said of the others.
+    PlanError
+        When there is no memory to verify anything.
     """
     tell = progress or (lambda event: None)
-    verifier = Verifier(layer, device)
+    device.prepare(layer, candidates)
+    try:
+        verifier = Verifier(layer, device)
+    except MemoryError as error:
+        raise PlanError(f"not enough memory on {device.name} to verify {layer}: {error}") from None
     algorithms = {algorithm.name: algorithm for algorithm in device.algorithms}
     facts: dict[str, Facts] = {}
     contestants: dict[str, Contestant] = {}
@@ -64,11 +76,14 @@ def measure(
             contestants[name] = _contestant(candidate, algorithm, verifier, workspace)
         except Exception as failure:  # whatever a candidate does, it must not end the tuning
             facts[name] = Facts(version=algorithm.version, failure=_reason(failure), vendor=algorithm.vendor)
+            _insist_on(device)
 
     def on_event(name: str, finished: int, total: int) -> None:
+        _insist_on(device)
         tell(Event("race", layer, name, finished, total))
 
     timings = race(list(contestants.values()), budget=budget, on_event=on_event)
+    _insist_on(device)
     for name, timing in timings.items():
         algorithm = algorithms[Candidate.parse(name).algorithm]
         entrant = contestants[name]
@@ -91,6 +106,14 @@ def measure(
         )
     tell(Event("done", layer, None, len(candidates), len(candidates)))
     return facts
+
+
+def _insist_on(device: Device) -> None:
+    """A fault of one candidate must not be taken for one of all that follow."""
+    if reason := device.lost():
+        raise DeviceLostError(
+            f"{device.name} is lost to this process ({reason}): start another one; what is on record is intact"
+        )
 
 
 def _needs(algorithm: Algorithm, layer: ConvLayer, device: Device, candidate: Candidate) -> int:

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from typing import Literal, get_args
 
 from autoconv.algorithm import Candidate
-from autoconv.cpu.device import CPU
 from autoconv.device import Device
+from autoconv.devices import resolve
 from autoconv.errors import PlanError, RecordError
 from autoconv.isolate import Worker
 from autoconv.layer import ConvLayer
@@ -44,7 +44,7 @@ def plan(
     layer: ConvLayer,
     mode: str = "profile",
     *,
-    device: Device | None = None,
+    device: Device | str | None = None,
     workspace_limit: int | None = None,
     deterministic: bool = False,
     tolerance: float | None = None,
@@ -67,8 +67,8 @@ def plan(
         "heuristic": from recorded facts if there are any, else from estimates; never time.
         "cached": from recorded facts only; a miss is an error.
         Or the name of a candidate, such as "gemm" or "winograd[m=4,r=3]".
-    device : Device, optional
-        This machine's CPU, all of it, unless given.
+    device : Device or str, optional
+        This machine's CPU, all of it, unless given; "cuda" is CuPy's current GPU, "cuda:1" another.
     workspace_limit : int, optional
         Most bytes of scratch memory, packed filters included where weights vary.
     deterministic : bool
@@ -93,10 +93,10 @@ def plan(
     Raises
     ------
     PlanError
-        For an unknown mode, candidate or option, when no candidate satisfies the limits, and in mode
-        "cached" when nothing is recorded.
+        For an unknown mode, candidate, device or option, when no candidate satisfies the limits, in mode
+        "cached" when nothing is recorded; and, as DeviceLostError, when a candidate left a GPU unusable.
     """
-    device = device or this_device()
+    device = resolve(device)
     cache = cache or _default_cache(os.environ.get("AUTOCONV_CACHE_DIR"))
     allowed = _vendors(device, vendors)
     key = (layer, mode, device, workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed, cache)
@@ -110,7 +110,8 @@ def plan(
         raise PlanError(f"layer is {type(layer).__name__}: a ConvLayer is wanted")
     limits = _limits(workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed)
     request = _Request(layer, device, cache, limits, allowed, budget, isolate, progress)
-    made = request.answer(mode)
+    with device.selected():
+        made = request.answer(mode)
     with _memo_lock:
         if made.timed:  # an answer found with more effort serves requests for less
             for old in [old for old, kept in _memo.items() if kept.layer == layer and kept.source == "heuristic"]:
@@ -119,17 +120,6 @@ def plan(
         while len(_memo) > REMEMBERED:
             _memo.popitem(last=False)
     return made
-
-
-def this_device() -> Device:
-    """The device that is meant where none is named."""
-    return _this_cpu(os.environ.get("AUTOCONV_NUM_THREADS"), os.environ.get("AUTOCONV_ISA"))
-
-
-@functools.cache
-def _this_cpu(threads: str | None, instruction_set: str | None) -> CPU:
-    del threads, instruction_set  # read by `current`; here they are what the memory is keyed by
-    return CPU.current()
 
 
 @functools.cache

@@ -77,6 +77,7 @@ class Plan:
         self._y_shape = layer.y_shape
         self._workspaces: dict[int, Array] = {}  # by thread or stream
         self._packed: dict[int, Array] = {}
+        self._pinned: list[Array] = []  # what graphs hold the addresses of
 
     def from_records(self) -> Plan:
         """The same plan as a later call finds it: from the cache, nothing timed."""
@@ -124,6 +125,9 @@ class Plan:
     ) -> Array:
         """Compute the layer: (x, w) -> y, (dy, w) -> dx or (x, dy) -> dw.
 
+        On a GPU this launches on CuPy's current stream and does not wait. While that stream is captured
+        into a graph, scratch memory is the capture's own, and lives as long as the plan.
+
         Parameters
         ----------
         x, w : array
@@ -147,12 +151,12 @@ class Plan:
             it has), and an `out` that is not contiguous, not writable, or overlaps.
         """
         device, kernel = self.device, self._kernel
+        if device.elsewhere():
+            with device.selected():
+                return self.run(x, w, bias, residual, out)
         foreign = None if device.owns(x) else x
         a = self._operand(x, self._names[0], self._a_shape)
-        stream = device.stream()
-        workspace = self._workspaces.get(stream)
-        if workspace is None:
-            workspace = self._workspaces[stream] = device.buffer(kernel.workspace_bytes)
+        workspace = self._scratch(self._workspaces, kernel.workspace_bytes)
         b = self._unwrap(w) if type(w) is PackedWeights else self._operand(w, self._names[1], self._b_shape)
         y = device.empty(self._out_shape, self._dtype) if out is None else self._output(out, a, b)
         if bias is not None or residual is not None or self.layer.bias or self.layer.residual:
@@ -160,9 +164,7 @@ class Plan:
             if out is not None and any(t is not None and device.overlap(y, t) for t in (bias, residual)):
                 raise ArrayError("out overlaps bias or residual: it must not share memory with any operand")
         if kernel.packed_bytes and type(w) is not PackedWeights:
-            packed = self._packed.get(stream)
-            if packed is None:
-                packed = self._packed[stream] = device.buffer(kernel.packed_bytes)
+            packed = self._scratch(self._packed, kernel.packed_bytes)
             kernel.pack(b, packed)
             b = packed
         kernel.run(a, b, y, bias, residual, workspace)
@@ -180,15 +182,28 @@ class Plan:
         """
         if self.layer.direction == "wgrad":
             raise ArrayError("wgrad computes the filters' gradient: there are no weights to pack")
-        b = self._operand(w, "w", self._b_shape)
-        if self._kernel.packed_bytes:
-            packed = self.device.buffer(self._kernel.packed_bytes)
-            self._kernel.pack(b, packed)
-        else:
-            packed = self.device.empty(self._b_shape, self._dtype)
-            packed[...] = b
-        self.device.synchronize()
+        with self.device.selected():
+            b = self._operand(w, "w", self._b_shape)
+            if self._kernel.packed_bytes:
+                packed = self.device.buffer(self._kernel.packed_bytes)
+                self._kernel.pack(b, packed)
+            else:
+                packed = self.device.empty(self._b_shape, self._dtype)
+                packed[...] = b
+            self.device.synchronize()
         return PackedWeights(self._binding, packed)
+
+    def _scratch(self, kept: dict[int, Array], nbytes: int) -> Array:
+        """Memory of the current thread or stream; of a capture alone, while there is one."""
+        device = self.device
+        if device.capturing():
+            self._pinned.append(device.buffer(nbytes))
+            return self._pinned[-1]
+        stream = device.stream()
+        found = kept.get(stream)
+        if found is None:
+            found = kept[stream] = device.buffer(nbytes)
+        return found
 
     def _operand(self, array: Any, name: str, shape: tuple[int, ...]) -> Array:
         device = self.device
@@ -203,6 +218,8 @@ class Plan:
             return array
         fresh = device.empty(shape, self._dtype)
         fresh[...] = array
+        if device.capturing():
+            self._pinned.append(fresh)
         return fresh
 
     def _output(self, out: Any, a: Array, b: Array) -> Array:
@@ -288,6 +305,8 @@ def _size(nbytes: int) -> str:
 
 def like(source: Any, array: Array) -> Any:
     """`array` as the same kind of array as `source`, sharing memory, through DLPack."""
+    if type(source) is type(array):
+        return array
     if hasattr(source, "__array_namespace__"):
         return source.__array_namespace__().from_dlpack(array)
     module = sys.modules.get(type(source).__module__.partition(".")[0])

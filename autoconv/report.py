@@ -220,9 +220,10 @@ def information(device: Device, cache: TuningCache) -> dict[str, Any]:
     """What `info` says, in plain JSON types."""
     from autoconv.cuda.device import why_unavailable
 
-    gpu = f"{why_unavailable() or 'found'}; the CUDA kernels are not offered yet, as nothing is measured"
     records = [record.device for record in cache.records()]
     missing = {name: how for name, how in OPTIONAL.items() if importlib.util.find_spec(name) is None}
+    if gpu := why_unavailable():
+        missing["GPU"] = gpu
     return {
         "autoconv": __version__,
         "python": platform.python_version(),
@@ -243,7 +244,7 @@ def information(device: Device, cache: TuningCache) -> dict[str, Any]:
         },
         "networks": names(),
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-        "missing": missing | {"GPU": gpu},
+        "missing": missing,
     }
 
 
@@ -251,7 +252,7 @@ def print_information(found: dict[str, Any]) -> None:
     """The same for people, one line per fact."""
     device, cache = found["device"], found["cache"]
     peak = ", ".join(f"{rate:.0f} GFLOP/s in {dtype}" for dtype, rate in device["peak_gflops"].items())
-    caches = ", ".join(f"L{level} {device[f'l{level}_bytes'] >> 10} KiB" for level in (1, 2, 3))
+    caches = ", ".join(f"L{n} {device[f'l{n}_bytes'] >> 10} KiB" for n in (1, 2, 3) if f"l{n}_bytes" in device)
     lines = [
         ("autoconv", f"{found['autoconv']} on Python {found['python']}"),
         ("device", device["name"]),

@@ -195,7 +195,7 @@ def test_a_candidate_that_crashes_is_a_reason_and_not_the_end(
 ) -> None:
     tests = str(Path(__file__).parent)
     monkeypatch.syspath_prepend(tests)
-    monkeypatch.setattr(cli, "this_device", lambda: FaultyCPU.having("dies"))
+    monkeypatch.setattr(cli, "resolve", lambda name: FaultyCPU.having("dies"))
     assert cli.main(["tune", "tiny.yaml", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tables"][0]["layers"][0]["winner"] == "numpy.direct"
     assert cli.main(["explain", "tiny.yaml:first"]) == 0
@@ -231,15 +231,22 @@ def test_show_says_who_won_when_and_with_which_versions(capsys: pytest.CaptureFi
     assert cli.main(["show", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found) == 2
+    assert cli.main(["show", "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
     assert found[0]["seconds"] > 0
     assert found[0]["races"][0]["versions"]["numpy"]
 
 
-def test_info_names_the_device_the_cache_and_what_is_missing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_names_the_device_the_cache_and_what_is_missing(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
     assert cli.main(["info"]) == 0
     text = capsys.readouterr().out
     assert str(place / "cache") in text
-    assert "the CUDA kernels are not offered yet" in text
+    assert re.search(r"missing +GPU: CuPy is not importable .*: pip install 'autoconv\[cuda13\]'", text)
+    assert cli.main(["info", "--device", "cuda"]) == 2
+    assert "--device cuda: no CUDA device: CuPy is not importable" in capsys.readouterr().err
     assert cli.main(["info", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["device"]["peak_gflops"]["float32"] > 0
@@ -363,10 +370,7 @@ BAD = {
         ["tune", "tiny.yaml", "--direction", "fwd,up"],
         "'fwd,up': allowed are all, or some of fwd,dgrad,wgrad",
     ),
-    "device": (
-        ["tune", "tiny.yaml", "--device", "cuda"],
-        "--device 'cuda': allowed is cpu; the CUDA kernels are not offered yet",
-    ),
+    "device": (["tune", "tiny.yaml", "--device", "gpu"], "allowed are a Device, 'cpu', 'cuda' and 'cuda:N'"),
     "mode": (
         ["tune", "tiny.yaml", "--mode", "fast"],
         "--mode 'fast': allowed are profile, hybrid, heuristic, cached, ",

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import pickle
 import pkgutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ from simt.emulator import MISSING, Emulated, EmulationError
 
 import autoconv.cuda
 from autoconv.algorithm import Algorithm, Candidate
-from autoconv.cuda.device import CUDA, why_unavailable
 from autoconv.cuda.source import Unit, file_version, wide
-from autoconv.errors import ArrayError, PlanError
+from autoconv.errors import ArrayError
 from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.planner import plan
 from autoconv.reference import convolve, error, magnitude
@@ -167,66 +165,6 @@ def test_a_kernel_that_fails_is_recorded_and_the_rest_goes_on(
     failures = [facts.failure for name, facts in made.facts.items() if name.startswith("gemm")]
     assert failures
     assert all(failures)
-
-
-def test_without_a_gpu_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    assert "pip install 'autoconv[cuda13]'" in why_unavailable()
-    with pytest.raises(PlanError, match="no CUDA device: CuPy is not importable"):
-        CUDA.current()
-
-
-class FakeCuPy:
-    """As much of CuPy as the question for a device needs."""
-
-    __version__ = "14.2.0"
-
-    def __init__(self, count: int | None) -> None:
-        failure = type("CUDARuntimeError", (RuntimeError,), {})
-
-        def get_device_count() -> int:
-            if count is None:
-                raise failure("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
-            return count
-
-        runtime = type("runtime", (), {"CUDARuntimeError": failure, "getDeviceCount": staticmethod(get_device_count)})
-        self.cuda: Any = type("cuda", (), {"runtime": runtime})
-
-
-@pytest.mark.parametrize(
-    ("count", "reason"), [(None, "CuPy 14.2.0 finds no usable driver (cudaErrorInsufficientDriver"), (0, "sees no GPU")]
-)
-def test_a_missing_or_old_driver_is_named(count: int | None, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", FakeCuPy(count))
-    assert reason in why_unavailable()
-
-
-def test_how_a_kernel_is_handed_to_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A null pointer is a pointer of value 0 (CuPy would pass none at all), and much shared memory is asked for."""
-    from autoconv.cuda import device as module
-
-    calls: list[Any] = []
-    cupy = FakeCuPy(1)
-    cupy.cuda.driver = type("driver", (), {"funcSetAttribute": staticmethod(lambda *a: calls.append(a))})
-
-    class Function:
-        ptr = 1234
-
-        def __call__(self, grid: Any, block: Any, arguments: Any, shared_mem: int) -> None:
-            calls.append((grid, block, arguments, shared_mem))
-
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(module, "_function", lambda *_: Function())
-    monkeypatch.setattr(module, "_facts", lambda _: {"compute_capability": 80})
-    unit = Unit("f", (), edge("one"), grid=(5, 2, 1), threads=64, blocks=1, shared=50 << 10, dynamic=50 << 10)
-    array = np.zeros(3)
-    CUDA(0).load(unit)(array, None)
-    assert calls[0] == (1234, 8, 50 << 10)
-    grid, block, (first, second), shared = calls[1]
-    assert (grid, block, shared) == ((5, 2, 1), (64, 1, 1), 50 << 10)
-    assert first is array
-    assert second == 0
-    assert second.nbytes == 8
 
 
 def test_a_device_travels_to_a_worker() -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from autoconv.algorithm import Array
+from autoconv.algorithm import Array, Candidate
 from autoconv.cuda.compiler import CompileError, compiled, nvrtc
 from autoconv.cuda.source import Unit
 from autoconv.device import Device, Operands, Stopwatch
 from autoconv.errors import ArrayError, PlanError
-from autoconv.layer import DTYPES
+from autoconv.layer import DTYPES, ConvLayer
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 16  # bytes of the widest load
 DLPACK_HOST, DLPACK_CUDA = 1, 2
-NULL = np.uint64(0)  # a null pointer as an argument: CuPy takes None for no argument at all
+NO_DEVICE = 100  # cudaErrorNoDevice
+DEFAULT_STREAMS = (0, 1)  # which cannot be captured
 DECLARABLE = 48 << 10  # bytes of shared memory that a kernel gets without asking
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 REPLAYS = 4  # graph replays to a sample
@@ -48,17 +51,31 @@ def why_unavailable() -> str:
         import cupy
     except ImportError as error:
         return f"CuPy is not importable ({error}): pip install 'autoconv[cuda13]' or 'autoconv[cuda12]'"
+    runtime = cupy.cuda.runtime
     try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        if error.status == NO_DEVICE:
+            return "the driver sees no GPU"
         return f"CuPy {cupy.__version__} finds no usable driver ({error})"
     if not count:
         return "the driver sees no GPU"
     try:
-        nvrtc()
+        compiler = nvrtc().version
     except CompileError as error:
         return str(error)
+    driver = runtime.driverGetVersion()
+    if driver // 1000 < compiler[0]:  # within one major version, any driver loads any cubin
+        return (
+            f"the driver is of CUDA {_dotted(driver)}, older than the compiler, NVRTC {compiler[0]}.{compiler[1]}, "
+            f"whose kernels it cannot load: update the driver, or install cupy-cuda{driver // 1000}x"
+        )
     return ""
+
+
+def _dotted(version: int) -> str:
+    """A version as CUDA's interfaces give it: 13020 is 13.2."""
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 @dataclass(frozen=True)
@@ -83,6 +100,26 @@ class CUDA(Device):
         import cupy
 
         return cls(cupy.cuda.runtime.getDevice())
+
+    @classmethod
+    @functools.cache
+    def numbered(cls, index: int) -> CUDA:
+        """The GPU of that number.
+
+        Raises
+        ------
+        PlanError
+            When there is none; the message says what is missing, or how many there are.
+        """
+        missing = why_unavailable()
+        if missing:
+            raise PlanError(f"no CUDA device: {missing}")
+        import cupy
+
+        count = cupy.cuda.runtime.getDeviceCount()
+        if not 0 <= index < count:
+            raise PlanError(f"no CUDA device {index}: the driver sees {count}, numbered from 0")
+        return cls(index)
 
     @property
     def key(self) -> str:
@@ -128,15 +165,19 @@ class CUDA(Device):
 
         return cupy  # type: ignore[no-any-return]
 
+    def address(self, array: Array) -> int:
+        """Of an array's first element."""
+        return int(array.data.ptr)
+
     def owns(self, array: object) -> bool:
         """Whether it is a CuPy array on this GPU."""
-        return isinstance(array, self.xp.ndarray) and array.device.id == self.index
+        return isinstance(array, self.xp.ndarray) and array.data.device_id == self.index
 
     def adopt(self, array: object, name: str) -> Array:
         """Anything on this GPU that speaks DLPack, as a CuPy array."""
         cupy = self.xp
         if isinstance(array, cupy.ndarray):
-            raise ArrayError(f"{name} lies on GPU {array.device.id}, the plan is for GPU {self.index}")
+            raise ArrayError(f"{name} lies on GPU {array.data.device_id}, the plan is for GPU {self.index}")
         if not hasattr(array, "__dlpack_device__"):
             raise ArrayError(
                 f"{name} is {type(array).__name__}: an array of CuPy, or one that speaks DLPack, is wanted"
@@ -151,7 +192,7 @@ class CUDA(Device):
 
     def ready(self, array: Array) -> bool:
         """Contiguous, and on the boundary that the kernels' widest loads want."""
-        return bool(array.flags.c_contiguous and array.data.ptr % ALIGNMENT == 0)
+        return bool(array.flags.c_contiguous) and self.address(array) % ALIGNMENT == 0
 
     def writable(self, array: Array) -> bool:
         """CuPy's arrays all are."""
@@ -159,26 +200,72 @@ class CUDA(Device):
 
     def overlap(self, a: Array, b: Array) -> bool:
         """By the addresses: both are contiguous."""
-        first, second = int(a.data.ptr), int(b.data.ptr)
+        first, second = self.address(a), self.address(b)
         return bool(first < second + b.nbytes and second < first + a.nbytes)
 
     def memory_available(self) -> int:
         """What the driver has free, and what CuPy's pool keeps for later."""
-        free, _ = self.xp.cuda.runtime.memGetInfo()
-        return int(free) + int(self.xp.get_default_memory_pool().free_bytes())
+        with self.selected():
+            free, _ = self.xp.cuda.runtime.memGetInfo()
+            return int(free) + int(self.xp.get_default_memory_pool().free_bytes())
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An array from CuPy's memory pool, which aligns to 512 bytes."""
-        with self.xp.cuda.Device(self.index):
-            return self.xp.empty(shape, DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype)
+        dtype = DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+        if self.elsewhere():
+            with self.selected():
+                return self.xp.empty(shape, dtype)
+        return self.xp.empty(shape, dtype)
+
+    def selected(self) -> AbstractContextManager[object]:
+        """CuPy's own context."""
+        return self.xp.cuda.Device(self.index)  # type: ignore[no-any-return]
+
+    def elsewhere(self) -> bool:
+        """Whether another GPU is CuPy's current one in this thread."""
+        return bool(self.xp.cuda.runtime.getDevice() != self.index)
 
     def stream(self) -> int:
         """The address of CuPy's current stream."""
         return int(self.xp.cuda.get_current_stream().ptr)
 
+    def capturing(self) -> bool:
+        """Whether CuPy's current stream is."""
+        stream = self.xp.cuda.get_current_stream()
+        return stream.ptr not in DEFAULT_STREAMS and bool(stream.is_capturing())
+
     def synchronize(self) -> None:
         """Wait for the current stream, where a failed launch raises."""
         self.xp.cuda.get_current_stream().synchronize()
+
+    def lost(self) -> str:
+        """What the driver answers to everything after an illegal address or the like, which only a new process ends."""
+        runtime = self.xp.cuda.runtime
+        try:
+            with self.selected():
+                runtime.deviceSynchronize()
+        except runtime.CUDARuntimeError as error:
+            return str(error)
+        return ""
+
+    def prepare(self, layer: ConvLayer, candidates: Sequence[Candidate]) -> None:
+        """As many kernels at once as there are processors; each is then found in the folder of compiled ones."""
+        from autoconv.cuda.algorithm import CudaAlgorithm
+
+        algorithms = {algorithm.name: algorithm for algorithm in self.algorithms}
+        units: dict[str, None] = {}
+        for candidate in candidates:
+            algorithm = algorithms[candidate.algorithm]
+            if isinstance(algorithm, CudaAlgorithm):
+                units |= dict.fromkeys(unit.text for unit in algorithm.units(layer, candidate.params))
+        capability = self.facts["compute_capability"]
+
+        def compile_ahead(text: str) -> None:
+            with contextlib.suppress(CompileError):  # building it says so
+                compiled(text, capability)
+
+        with ThreadPoolExecutor(min(len(units), os.cpu_count() or 1) or 1) as pool:
+            list(pool.map(compile_ahead, units))
 
     def load(self, unit: Unit) -> Callable[..., None]:
         """A kernel, compiled where need be, as a function of its arrays (or None) on the current stream.
@@ -186,16 +273,16 @@ class CUDA(Device):
         Raises
         ------
         CompileError
-            When NVRTC refuses the text.
+            When NVRTC refuses the text, or the driver what NVRTC made of it.
         """
-        function: Any = _function(self.index, unit.text, unit.function, self.facts["compute_capability"])
         grid, block, shared = unit.grid, (unit.threads, 1, 1), unit.dynamic
-        if shared > DECLARABLE:
-            self.xp.cuda.driver.funcSetAttribute(function.ptr, MAX_DYNAMIC_SHARED, shared)
+        with self.selected():
+            function: Any = _function(self.index, unit.text, unit.function, self.facts["compute_capability"])
+            if shared > DECLARABLE:
+                self.xp.cuda.driver.funcSetAttribute(function.ptr, MAX_DYNAMIC_SHARED, shared)
 
-        def launch(*arguments: Array | None) -> None:
-            given = [NULL if argument is None else argument for argument in arguments]
-            function(grid, block, given, shared_mem=shared)
+        def launch(*arguments: Array | None) -> None:  # of None, CuPy makes a null pointer
+            function(grid, block, arguments, shared_mem=shared)
 
         return launch
 
@@ -296,7 +383,14 @@ def _measured_peak(index: int, dtype: str) -> float:
 def _function(index: int, text: str, name: str, capability: int) -> Callable[..., None]:
     import cupy
 
+    cubin = compiled(text, capability)
     with cupy.cuda.Device(index):
         module = cupy.cuda.function.Module()
-        module.load(compiled(text, capability))
+        try:
+            module.load(cubin)
+        except cupy.cuda.driver.CUDADriverError as error:
+            driver, compiler = _dotted(cupy.cuda.runtime.driverGetVersion()), "{}.{}".format(*nvrtc().version)
+            raise CompileError(
+                f"the driver (of CUDA {driver}) does not load {name} as NVRTC {compiler} compiled it: {error}"
+            ) from None
         return module.get_function(name)  # type: ignore[no-any-return]

@@ -11,7 +11,8 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -19,10 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from autoconv.cuda.device import ALIGNMENT, CUDA
+from autoconv.algorithm import Candidate
+from autoconv.cuda.device import CUDA
 from autoconv.cuda.source import Unit
 from autoconv.device import Operands, Stopwatch
 from autoconv.errors import ArrayError
+from autoconv.layer import ConvLayer
 
 HERE = Path(__file__).parent
 FENCE = 4096  # bytes on both sides of an array
@@ -155,6 +158,9 @@ class Emulated(CUDA):
     flags: tuple[str, ...] = ("-O1",)
     sanitizer: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "flags", tuple(self.flags))  # a list, when it comes through JSON
+
     @property
     def facts(self) -> dict[str, Any]:
         return {
@@ -181,14 +187,11 @@ class Emulated(CUDA):
     def adopt(self, array: object, name: str) -> Any:
         raise ArrayError(f"{name} is {type(array).__name__}: an array of the emulated GPU is wanted")
 
-    def ready(self, array: Any) -> bool:
-        return bool(array.flags.c_contiguous) and _address(array) % ALIGNMENT == 0
+    def address(self, array: Any) -> int:
+        return int(array.ctypes.data)
 
     def writable(self, array: Any) -> bool:
         return bool(array.flags.writeable)
-
-    def overlap(self, a: Any, b: Any) -> bool:
-        return bool(np.may_share_memory(a, b))
 
     def memory_available(self) -> int:
         return int(self.facts["memory_bytes"])
@@ -204,11 +207,26 @@ class Emulated(CUDA):
         start = FENCE + -(raw.ctypes.data + FENCE) % 256
         return raw[start : start + nbytes].view(dtype).reshape(shape)
 
+    def selected(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def elsewhere(self) -> bool:
+        return False
+
     def stream(self) -> int:
         return 0
 
+    def capturing(self) -> bool:
+        return False
+
     def synchronize(self) -> None:
         pass
+
+    def lost(self) -> str:
+        return ""
+
+    def prepare(self, layer: ConvLayer, candidates: Sequence[Candidate]) -> None:
+        """What the emulator needs is built by g++, when it is loaded."""
 
     def load(self, unit: Unit) -> Callable[..., None]:
         if self.sanitizer:

@@ -1,0 +1,248 @@
+"""As much of CuPy as autoconv uses, on NumPy arrays: GPUs, streams, graphs and modules whose kernels are emulated.
+
+With it the real `CUDA` device runs without hardware: its launch code, its dispatch and its stopwatch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from simt.emulator import FENCE, EmulationError, build
+
+from autoconv.cuda.device import DECLARABLE
+
+NULL_STREAM = 0
+
+
+class CUDARuntimeError(RuntimeError):
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class CUDADriverError(RuntimeError):
+    pass
+
+
+class OutOfMemoryError(MemoryError):
+    pass
+
+
+class ndarray(np.ndarray):  # noqa: N801  (CuPy's name)
+    """A NumPy array that says on which GPU it lies."""
+
+    gpu = 0
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.gpu = getattr(source, "gpu", 0)
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.ctypes.data, device_id=self.gpu)
+
+    @property
+    def device(self) -> int:
+        return self.gpu
+
+    def get(self) -> Any:
+        return self.view(np.ndarray)
+
+
+ndarray.__module__ = "cupy"
+
+
+class Stream:
+    def __init__(self, fake: FakeCuPy, ptr: int) -> None:
+        self.fake, self.ptr = fake, ptr
+        self.recorded: list[Callable[[], None]] | None = None
+
+    def __enter__(self) -> Stream:
+        self.before, self.fake.current_stream = self.fake.current_stream, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.fake.current_stream = self.before
+
+    def begin_capture(self) -> None:
+        assert self.ptr not in (0, 1), "cannot capture on the default (legacy) stream"
+        self.recorded = []
+
+    def is_capturing(self) -> bool:
+        return self.recorded is not None
+
+    def end_capture(self) -> Any:
+        recorded, self.recorded = self.recorded, None
+        assert recorded is not None
+
+        def launch(stream: Stream | None = None) -> None:
+            for run in recorded:
+                run()
+
+        return SimpleNamespace(launch=launch, upload=lambda stream: None, recorded=recorded)
+
+    def synchronize(self) -> None:
+        assert self.recorded is None, "cudaErrorStreamCaptureUnsupported"
+        self.fake.runtime_call()
+
+
+class FakeCuPy:
+    """The module: what it lacks is NumPy's.
+
+    `fault` is what every call of the runtime answers from some moment on, as after an illegal address.
+    """
+
+    __version__ = "14.2.0"
+    ndarray = ndarray
+
+    def __init__(self, gpus: int | None = 2, capability: int = 90, memory: int = 1 << 34, driver: int = 13020) -> None:
+        self.gpus, self.current, self.memory, self.driver, self.capability = gpus, 0, memory, driver, capability
+        self.fault = ""
+        self.launches: list[str] = []
+        self.current_stream = Stream(self, NULL_STREAM)
+        self.streams = 100
+        fake = self
+
+        class Device:
+            def __init__(self, index: int) -> None:
+                self.id = int(index)
+                self.attributes = {"ClockRate": 1980000, "MemoryClockRate": 3201000}
+
+            def __int__(self) -> int:
+                return self.id
+
+            def __enter__(self) -> Device:
+                self.before, fake.current = fake.current, self.id
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                fake.current = self.before
+
+        Device.__module__ = "cupy.cuda.device"
+        runtime = SimpleNamespace(
+            CUDARuntimeError=CUDARuntimeError,
+            getDeviceCount=self._count,
+            getDevice=lambda: self.current,
+            getDeviceProperties=self._properties,
+            driverGetVersion=lambda: self.driver,
+            runtimeGetVersion=lambda: 13000,
+            deviceSynchronize=self.runtime_call,
+            memGetInfo=lambda: (self.memory, self.memory),
+        )
+        self.attributes_set: list[tuple[int, int, int]] = []
+        self.cuda: Any = SimpleNamespace(
+            runtime=runtime,
+            driver=SimpleNamespace(
+                CUDADriverError=CUDADriverError,
+                funcSetAttribute=lambda *given: self.attributes_set.append(given),
+            ),
+            Device=Device,
+            Stream=self._stream,
+            Event=lambda: SimpleNamespace(record=lambda stream=None: None, synchronize=self.runtime_call),
+            get_elapsed_time=lambda start, stop: 0.25,  # milliseconds
+            get_current_stream=lambda: self.current_stream,
+            function=SimpleNamespace(Module=lambda: Module(self)),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def runtime_call(self) -> None:
+        if self.fault:
+            raise CUDARuntimeError(700, self.fault)
+
+    def get_default_memory_pool(self) -> Any:
+        return SimpleNamespace(free_bytes=lambda: 0)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any = np.float32) -> ndarray:
+        """An array of NaN (all bits set) on the current GPU."""
+        dtype = np.dtype(dtype)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if nbytes > self.memory:
+            raise OutOfMemoryError(f"Out of memory allocating {nbytes} bytes")
+        raw = np.full(nbytes + 2 * FENCE, 0xFF, np.uint8)
+        start = -raw.ctypes.data % 512
+        array = raw[start : start + nbytes].view(dtype).reshape(shape).view(ndarray)
+        array.gpu = self.current
+        return array
+
+    def empty_like(self, array: ndarray) -> ndarray:
+        return self.empty(array.shape, array.dtype)
+
+    def asarray(self, array: Any) -> ndarray:
+        fresh = self.empty(array.shape, array.dtype)
+        fresh[...] = array
+        return fresh
+
+    def _stream(self, non_blocking: bool = False) -> Stream:
+        self.streams += 1
+        return Stream(self, self.streams)
+
+    def _count(self) -> int:
+        if self.gpus is None:
+            raise CUDARuntimeError(35, "cudaErrorInsufficientDriver: CUDA driver version is insufficient")
+        if not self.gpus:
+            raise CUDARuntimeError(100, "cudaErrorNoDevice: no CUDA-capable device is detected")
+        return self.gpus
+
+    def _properties(self, index: int) -> dict[str, Any]:
+        return {
+            "name": b"Fake GPU",
+            "major": self.capability // 10,
+            "minor": self.capability % 10,
+            "multiProcessorCount": 4,
+            "l2CacheSize": 1 << 12,
+            "totalGlobalMem": self.memory,
+            "sharedMemPerBlockOptin": 227 << 10,
+            "memoryBusWidth": 6144,
+        }
+
+
+class Module:
+    """A module whose cubin is the kernel's text."""
+
+    def __init__(self, fake: FakeCuPy) -> None:
+        self.fake = fake
+
+    def load(self, cubin: bytes) -> None:
+        assert type(cubin) is bytes
+        if self.fake.driver < 13000:
+            raise CUDADriverError("CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid")
+        self.text, self.gpu = cubin.decode(), self.fake.current
+
+    def get_function(self, name: str) -> Function:
+        return Function(self, name)
+
+
+class Function:
+    """A kernel as CuPy calls it: grid, block, arguments of arrays on one GPU or None, dynamic shared memory."""
+
+    def __init__(self, module: Module, name: str) -> None:
+        self.module, self.name, self.ptr = module, name, id(self)
+        self.library = ctypes.CDLL(str(build(module.text, name, ("-O1",))))
+        self.library.simt_launch.restype = ctypes.c_char_p
+
+    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Any, shared_mem: int = 0) -> None:
+        fake = self.module.fake
+        assert fake.current == self.module.gpu, "CUDA_ERROR_INVALID_HANDLE: a kernel of another GPU"
+        assert all(a is None or (type(a) is ndarray and a.gpu == fake.current) for a in args)
+        fake.runtime_call()
+
+        def run() -> None:
+            fake.launches.append(self.name)
+            pointers = [ctypes.c_void_p(None if a is None else a.ctypes.data) for a in args]
+            values = (ctypes.c_void_p * len(pointers))(*(ctypes.addressof(pointer) for pointer in pointers))
+            shape = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
+            shared = ctypes.c_size_t(shared_mem or DECLARABLE)
+            error = self.library.simt_launch(*shape, shared, values, len(pointers), ctypes.c_uint(1))
+            if error:
+                raise EmulationError(f"{self.name}: {error.decode()}")
+
+        recorded = fake.current_stream.recorded
+        if recorded is None:
+            run()
+        else:
+            recorded.append(run)

@@ -1,0 +1,347 @@
+"""The CUDA device itself on a CuPy of NumPy arrays: dispatch, launches, streams, graphs, and every fault."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from layers import edge, operands
+from simt.emulator import MISSING
+from simt.fake_cupy import FakeCuPy, ndarray
+
+import autoconv
+import autoconv.cuda
+from autoconv import cli
+from autoconv.cuda import device as module
+from autoconv.cuda.compiler import CompileError
+from autoconv.cuda.device import CUDA, why_unavailable
+from autoconv.cuda.source import Unit
+from autoconv.devices import device_of, resolve
+from autoconv.errors import ArrayError, DeviceLostError, PlanError
+from autoconv.layer import ConvLayer
+from autoconv.planner import plan
+from autoconv.reference import convolve, error, magnitude
+from autoconv.tuning_cache import TuningCache
+
+pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
+LAYER = edge("plain", N=1, C=4, K=4)
+
+
+def installed(fake: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(module, "compiled", lambda text, capability: text.encode())
+    monkeypatch.setattr(module, "nvrtc", lambda: SimpleNamespace(version=(13, 0)))
+    for remembered in (module._facts, module._function, CUDA.numbered):
+        remembered.cache_clear()
+    return fake
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuPy]:
+    function = module._function
+    yield installed(FakeCuPy(), monkeypatch)
+    for remembered in (module._facts, function, CUDA.numbered):
+        remembered.cache_clear()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> TuningCache:
+    return TuningCache(tmp_path, system=None)
+
+
+def given(cupy: FakeCuPy, layer: ConvLayer, gpu: int = 0) -> list[Any]:
+    with cupy.cuda.Device(gpu):
+        return [None if array is None else cupy.asarray(array) for array in operands(layer)]
+
+
+def right(layer: ConvLayer, out: Any) -> bool:
+    arrays = operands(layer)
+    return error(np.asarray(out), convolve(layer, *arrays), magnitude(layer, *arrays)) <= 2e-6
+
+
+# Which device
+
+
+def test_a_device_is_named_numbered_or_the_arrays_own(cupy: FakeCuPy) -> None:
+    assert resolve("cuda") == resolve("cuda:0") == CUDA(0)
+    assert resolve("cuda:1") == resolve(cupy.cuda.Device(1)) == CUDA(1)
+    assert resolve(None) == resolve("cpu") == autoconv.CPU.current()
+    with cupy.cuda.Device(1):
+        assert resolve("cuda") == CUDA(1)
+        assert device_of(cupy.empty((2,))) == CUDA(1)
+    assert device_of(np.zeros(3)) == autoconv.CPU.current()
+    tensor = SimpleNamespace(__dlpack_device__=lambda: (2, 1))
+    assert device_of(tensor) == CUDA(1)
+    for wrong in ("gpu", "cuda:x", "cuda:-1", 3, ""):
+        with pytest.raises(PlanError, match="allowed are a Device, 'cpu', 'cuda' and 'cuda:N'"):
+            resolve(wrong)
+    with pytest.raises(PlanError, match="no CUDA device 2: the driver sees 2"):
+        resolve("cuda:2")
+
+
+def test_the_functions_run_where_their_arrays_lie(cupy: FakeCuPy, cache: TuningCache) -> None:
+    x, w, *_ = given(cupy, LAYER, gpu=1)
+    y = autoconv.conv2d(x, w, padding=1, mode="direct", cache=cache)
+    assert type(y) is ndarray
+    assert y.gpu == 1
+    assert right(LAYER, y)
+    assert cupy.current == 0  # as the caller left it
+    for direction, call, size in (
+        ("dgrad", autoconv.conv2d_dgrad, {"input_size": (LAYER.H, LAYER.W)}),
+        ("wgrad", autoconv.conv2d_wgrad, {"filter_size": (3, 3)}),
+    ):
+        layer = LAYER.replace(direction=direction)
+        a, b, *_ = given(cupy, layer)
+        assert right(layer, call(a, b, padding=1, mode="direct", cache=cache, **size))
+    a, b, *_ = given(cupy, LAYER.replace(direction="dgrad"))
+    bias = cupy.asarray(np.ones(LAYER.C, np.float32))
+    back = autoconv.conv_transpose2d(a, b, bias, padding=1, mode="direct", cache=cache)
+    assert right(LAYER.replace(direction="dgrad"), back - 1)
+    assert {"direct"} == set(cupy.launches)
+
+
+def test_bfloat16_arrays_are_taken(cupy: FakeCuPy, cache: TuningCache) -> None:
+    layer = LAYER.replace(dtype="bfloat16")
+    x, w, *_ = given(cupy, layer)
+    y = autoconv.conv2d(x, w, padding=1, mode="direct", cache=cache)
+    assert y.dtype == layer.numpy_dtype
+    assert error(y, convolve(layer, *operands(layer)), magnitude(layer, *operands(layer))) <= 2.0**-8
+
+
+def test_the_command_takes_the_device(
+    cupy: FakeCuPy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(autoconv.cuda, "ALGORITHMS", autoconv.cuda.ALGORITHMS[:1])
+    monkeypatch.setattr(module, "_measured_peak", lambda index, dtype: 1e12)
+    net = tmp_path / "net.yaml"
+    net.write_text("{name: tiny, layers: [{name: one, C: 2, H: 3, K: 2, R: 1}]}", encoding="utf-8")
+    assert cli.main(["tune", str(net), "--device", "cuda:1", "--no-isolate"]) == 0
+    assert "on Fake GPU; peak: 1000 GFLOP/s in float32" in capsys.readouterr().out
+    assert cli.main(["explain", str(net), "--device", "cuda"]) == 0  # as fast as its like
+    assert "direct, from cache" in capsys.readouterr().out
+    assert cli.main(["show", "--device", "cuda"]) == 0
+    assert "cuda-Fake_GPU-sm90-4SMs" in capsys.readouterr().out
+    assert cli.main(["info", "--device", "cuda", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["device"]["compute_capability"] == 90
+    assert cli.main(["info", "--device", "cuda"]) == 0
+    assert cli.main(["tune", str(net), "--device", "cuda:7"]) == 2
+    assert "--device cuda:7: no CUDA device 7: the driver sees 2" in capsys.readouterr().err
+
+
+# Arrays
+
+
+def test_what_is_wrong_with_arrays_is_said(cupy: FakeCuPy, cache: TuningCache) -> None:
+    x, w, *_ = given(cupy, LAYER)
+    made = plan(LAYER, "direct", device="cuda", cache=cache)
+    elsewhere = given(cupy, LAYER, gpu=1)[1]
+    host = np.zeros(LAYER.x_shape, np.float32)
+    with pytest.raises(ArrayError, match=r"x \(ndarray\) lies in host memory: cupy.asarray brings it to GPU 0"):
+        made.run(host, w)
+    with pytest.raises(ArrayError, match="w lies on GPU 1, the plan is for GPU 0"):
+        made.run(x, elsewhere)
+    with pytest.raises(ArrayError, match="w lies on GPU 1"):
+        autoconv.conv2d(x, elsewhere, padding=1, cache=cache)
+    with pytest.raises(ArrayError, match="out lies on GPU 1"):
+        made.run(x, w, out=given(cupy, LAYER, gpu=1)[0])
+    with pytest.raises(ArrayError, match="list"):
+        made.run([1.0], w)  # type: ignore[arg-type]
+    both = cupy.empty((2, *LAYER.y_shape))
+    both[0] = x
+    with pytest.raises(ArrayError, match="out overlaps an operand"):
+        made.run(both[0], w, out=both.reshape(-1)[16 : 16 + both[0].size].reshape(LAYER.y_shape))
+    with pytest.raises(ArrayError, match="out is not contiguous"):
+        made.run(x, w, out=cupy.empty((*LAYER.y_shape[:3], 2 * LAYER.Q))[..., ::2])
+    assert not cupy.launches
+
+
+def test_a_view_that_is_not_contiguous_is_copied_on_its_own_gpu(cupy: FakeCuPy, cache: TuningCache) -> None:
+    x, w, *_ = given(cupy, LAYER, gpu=1)
+    made = plan(LAYER, "direct", device="cuda:1", cache=cache)
+    turned = x.transpose(0, 1, 3, 2).copy().transpose(0, 1, 3, 2)
+    assert not turned.flags.c_contiguous
+    assert right(LAYER, made.run(turned, w))
+
+
+# Launches
+
+
+def test_how_a_kernel_is_handed_to_cupy(cupy: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None stands for a null pointer, and shared memory beyond 48 KiB is asked for."""
+    calls: list[Any] = []
+
+    class Function:
+        ptr = 1234
+
+        def __call__(self, grid: Any, block: Any, arguments: Any, shared_mem: int) -> None:
+            calls.append((grid, block, arguments, shared_mem))
+
+    monkeypatch.setattr(module, "_function", lambda *_: Function())
+    unit = Unit("f", (), edge("one"), grid=(5, 2, 1), threads=64, blocks=1, shared=50 << 10, dynamic=50 << 10)
+    array = np.zeros(3)
+    CUDA(0).load(unit)(array, None)
+    assert cupy.attributes_set == [(1234, 8, 50 << 10)]
+    ((grid, block, (first, second), shared),) = calls
+    assert (grid, block, shared) == ((5, 2, 1), (64, 1, 1), 50 << 10)
+    assert first is array
+    assert second is None
+
+
+def test_each_stream_has_its_own_scratch_and_each_capture_too(cupy: FakeCuPy, cache: TuningCache) -> None:
+    layer = edge("plain", N=1, C=8, K=8)
+    x, w, *_ = given(cupy, layer)
+    made = plan(layer, "winograd", device="cuda", cache=cache)  # which has a workspace, and packs its filters
+    made.run(x, w)
+    made.run(x, w)
+    assert list(made._workspaces) == list(made._packed) == [0]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        made.run(x, w)
+        assert list(made._workspaces) == [0, stream.ptr]
+        out = cupy.empty(layer.y_shape)
+        stream.begin_capture()
+        made.run(x, w, out=out)
+        strided = x.transpose(0, 1, 3, 2).copy().transpose(0, 1, 3, 2)
+        made.run(strided, w, out=out)
+        graph = stream.end_capture()
+    assert len(made._pinned) == 5  # a workspace and packed filters each, and the copy
+    kept = {module.CUDA(0).address(array) for array in (*made._workspaces.values(), *made._packed.values())}
+    assert not kept & {module.CUDA(0).address(array) for array in made._pinned}
+    out[...] = np.nan
+    x[...] = operands(layer)[0]
+    graph.launch()
+    assert error(out, convolve(layer, *operands(layer)), magnitude(layer, *operands(layer))) <= 3e-5
+
+
+def test_a_run_neither_waits_nor_allocates(cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = edge("plain", N=1, C=8, K=8)
+    x, w, *_ = given(cupy, layer)
+    out = cupy.empty(layer.y_shape)
+    made = plan(layer, "winograd", device="cuda", cache=cache)
+    made.run(x, w, out=out)
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("called by run")
+
+    monkeypatch.setattr(cupy, "empty", forbidden)
+    monkeypatch.setattr(cupy.cuda.runtime, "deviceSynchronize", forbidden)
+    monkeypatch.setattr("simt.fake_cupy.Stream.synchronize", forbidden)
+    assert made.run(x, w, out=out) is out
+
+
+def test_tuning_times_graphs_on_the_device_that_is_named(
+    cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autoconv.cuda, "ALGORITHMS", autoconv.cuda.ALGORITHMS[:1])
+    made = plan(edge("one"), device="cuda:1", cache=cache, vendors=False)
+    assert made.source == "profile"
+    assert made.timings["direct"] > 0
+    assert cupy.current == 0
+
+
+# Faults
+
+
+def test_without_a_gpu_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert "pip install 'autoconv[cuda13]'" in why_unavailable()
+    for name in ("cuda", "cuda:0"):
+        with pytest.raises(PlanError, match="no CUDA device: CuPy is not importable"):
+            resolve(name)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "driver", "reason"),
+    [
+        (None, 0, "CuPy 14.2.0 finds no usable driver (cudaErrorInsufficientDriver"),
+        (0, 13020, "the driver sees no GPU"),
+        (1, 12040, "the driver is of CUDA 12.4, older than the compiler, NVRTC 13.0"),
+    ],
+)
+def test_a_missing_or_old_driver_is_named(
+    gpus: int | None, driver: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(FakeCuPy(gpus, driver=driver), monkeypatch)
+    assert reason in why_unavailable()
+    with pytest.raises(PlanError, match="no CUDA device"):
+        CUDA.current()
+
+
+def test_no_compiler_is_named(cupy: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise CompileError("no NVRTC library")
+
+    monkeypatch.setattr(module, "nvrtc", missing)
+    assert why_unavailable() == "no NVRTC library"
+
+
+def test_kernels_that_the_driver_does_not_load_are_recorded(
+    monkeypatch: pytest.MonkeyPatch, cache: TuningCache
+) -> None:
+    """A driver older than the kernels, found out only when one is loaded."""
+    installed(FakeCuPy(1, driver=12080), monkeypatch)
+    with pytest.raises(CompileError, match=r"the driver \(of CUDA 12.8\) does not load direct as NVRTC 13.0 compiled"):
+        plan(LAYER, "direct", device=CUDA(0), cache=cache)
+
+
+def test_a_candidate_without_room_is_left_out_and_the_tuning_goes_on(
+    cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is known beforehand to be too large, another is told so by the allocation itself."""
+    direct, gemm = autoconv.cuda.ALGORITHMS[:2]
+    monkeypatch.setattr(autoconv.cuda, "ALGORITHMS", (direct, gemm))
+    layer = edge("fully connected", C=64)
+    split = {str(c) for c in gemm.all(layer, CUDA(0)) if c.params["SPLIT"] != 1}
+    with monkeypatch.context() as scarce:
+        scarce.setattr(cupy.cuda.runtime, "memGetInfo", lambda: (600, 600))
+        made = plan(layer, device="cuda", cache=cache, vendors=False, budget=5)
+    assert split & made.facts.keys()
+    for name, facts in made.facts.items():
+        assert (facts.failure is not None) == (name in split)
+        assert facts.failure is None or facts.failure.startswith("not enough memory: needs 0 MiB, and 0 MiB are free")
+
+    def full(*_: object) -> None:
+        raise MemoryError("Out of memory allocating 64 bytes")
+
+    other = edge("fully connected", C=65)
+    monkeypatch.setattr(type(gemm), "build", full)
+    made = plan(other, device="cuda", cache=cache, vendors=False, budget=5)
+    failures = {facts.failure for name, facts in made.facts.items() if name.startswith("gemm")}
+    assert failures == {"MemoryError: Out of memory allocating 64 bytes"}
+    assert made.candidate.algorithm == "direct"
+
+
+def test_too_little_memory_to_verify_anything_is_said(
+    cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autoconv.cuda, "ALGORITHMS", autoconv.cuda.ALGORITHMS[:1])
+    cupy.memory = 100
+    with pytest.raises(PlanError, match="not enough memory on Fake GPU to verify fwd-float32"):
+        plan(LAYER, device="cuda", cache=cache, vendors=False)
+
+
+def test_a_sticky_error_ends_the_tuning_and_leaves_the_cache_intact(
+    cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct, gemm = autoconv.cuda.ALGORITHMS[:2]
+    monkeypatch.setattr(autoconv.cuda, "ALGORITHMS", (direct,))
+    before = plan(LAYER, device="cuda", cache=cache, vendors=False).facts
+    monkeypatch.setattr(autoconv.cuda, "ALGORITHMS", (direct, gemm))
+
+    def strays(*_: object) -> None:
+        cupy.fault = "cudaErrorIllegalAddress: an illegal memory access was encountered"
+        cupy.runtime_call()
+
+    monkeypatch.setattr(type(gemm), "build", strays)
+    with pytest.raises(DeviceLostError, match=r"Fake GPU is lost to this process \(cudaErrorIllegalAddress"):
+        plan(LAYER.replace(N=2), device="cuda", cache=cache, vendors=False)
+    cupy.fault = ""
+    (record,) = cache.records()
+    assert record.facts() == before
