@@ -123,7 +123,8 @@ def test_every_reason_is_given() -> None:
     params = {"m": "7x7", "rows": 1, "share": 0}
     assert "no neighbouring taps" in WINOGRAD.why_not(edge("pointwise"), DEVICE, params)[0]
     assert "single channel" in WINOGRAD.why_not(edge("depthwise"), DEVICE, params)[0]
-    assert "tiles of 11 points" in WINOGRAD.why_not(edge("five by five"), DEVICE, params)[0]
+    assert "at most 9 points" in WINOGRAD.why_not(edge("five by five"), DEVICE, params | {"m": "9x2"})[0]
+    assert "many parts" in WINOGRAD.why_not(edge("large filter", C=12), DEVICE, params)[0]
     assert "wgrad" in WINOGRAD.why_not(edge("plain", direction="wgrad"), DEVICE, params)[0]
     wide = edge("plain", H=40, W=40, dilation=9)
     assert "9 pixels apart" in WINOGRAD.why_not(wide, DEVICE, params)[0]
@@ -143,10 +144,19 @@ def test_transforms_are_exact_on_their_points() -> None:
             assert y == [sum(w[t] * x[i + t] for t in range(r)) for i in range(m)]
 
 
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_large_filters_become_blocks(layout: str) -> None:
+    for m, changes in (("5x5", {}), ("2x7", {"stride": 2}), ("3x5", {"C": 17, "dilation": (1, 2), "W": 40})):
+        layer = edge("large filter", layout=layout, **changes)
+        (cut,) = plans(layer, DEVICE, params := {"m": m, "rows": 2, "share": 0})
+        assert cut.rows.blocks * cut.columns.blocks > 1
+        run(layer, params)
+
+
 def test_strides_become_phases_and_dilation_grids() -> None:
     stem, dilated = edge("stem"), edge("dilated")
     params = {"m": "2x2", "rows": 1, "share": 0}
     (cut,) = plans(stem, DEVICE, params)
-    assert (cut.phases, cut.rows.r, cut.rows.grids) == (16, 3, 1)
+    assert (cut.parts, cut.rows.r, cut.rows.grids) == (16, 3, 1)
     (cut,) = plans(dilated, DEVICE, params)
-    assert (cut.phases, cut.rows.r, cut.rows.grids) == (1, 3, 2)
+    assert (cut.parts, cut.rows.r, cut.rows.grids) == (1, 3, 2)

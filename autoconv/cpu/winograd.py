@@ -2,14 +2,15 @@
 
 F(m x m, r x r) needs `(m + r - 1)**2` multiplications for `m * m` outputs instead of `m * m * r * r` (Winograd
 1980; Lavin and Gray 2016): for 3x3 filters 4 times fewer with m = 4, 5.4 times with m = 7. Strided layers
-are split into phases, dilated ones into grids, filters of one row or column are transformed on one axis.
+are split into phases, dilated ones into grids, large filters into blocks of taps; filters of one row or column
+are transformed on one axis.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
@@ -18,27 +19,23 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.pieces import Axis, Correlation, correlations
 from autoconv.cpu.pool import GeneratedKernel
 from autoconv.cpu.winograd_kernels import emit
-from autoconv.cpu.winograd_plan import LARGEST_TILE, Plan, Side
+from autoconv.cpu.winograd_plan import LARGEST_TILE, Plan, Side, side_of
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.device import Device
 
+CONSIDERED = 5  # sizes of tiles for which chunks are looked at
 MOST = 3  # sizes of tiles among a layer's candidates, ...
 SMALL = 10**7  # ... unless it has so few operations that one will do
 MOST_PIECES = 4  # correlations of a strided gradient, for the sake of compile time
+FEWEST_TAPS = 4  # of a block, among the candidates
+MOST_GATHERS = 16  # vectors of channels that several parts share: each has code of its own
 LARGEST_STEP = 8  # input pixels between neighbours of a piece: more would be loads without end
 
 
-def _side(axis: Axis, m: int) -> Side:
-    """Tiles of m outputs, or of one where a single tap leaves nothing to save."""
-    side = Side(axis, m)
-    return side if side.r > 1 else Side(axis, 1)
-
-
 def _plan(layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, share: int) -> Plan:
-    sides = _side(c.rows, m[0]).m, _side(c.columns, m[1]).m
-    return Plan(c, device.instruction_set, layer.accumulator.itemsize, sides, rows, share)
+    return Plan(c, device.instruction_set, layer.accumulator.itemsize, m, rows, share)
 
 
 def _parse(params: Params) -> tuple[tuple[int, int], int, int]:
@@ -74,11 +71,17 @@ def _cost(plan: Plan, threads: int, l2_bytes: int) -> float:
     return work * -(-tasks // threads) / tasks + barriers
 
 
-def _chunks(plan: Plan) -> Iterator[int]:
-    """Rows of tiles worth trying for a chunk: those that make nearly equal chunks of up to 256 tiles."""
-    yield 1
+def _chunks(plan: Plan) -> list[int]:
+    """Rows of tiles worth trying for a chunk: some that make nearly equal chunks of up to 256 tiles."""
     most = min(plan.tile_rows, 256 // plan.columns.tiles)
-    yield from sorted({-(-plan.tile_rows // -(-plan.tile_rows // rows)) for rows in range(2, most + 1)})
+    tried = [1, *(rows for rows in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256) if rows <= most)]
+    return sorted({-(-plan.tile_rows // -(-plan.tile_rows // rows)) for rows in tried})
+
+
+def _sizes(axis: Axis) -> range:
+    """Sizes of tiles worth trying along an axis: blocks of few taps save little."""
+    taps = -(-len(axis.taps) // Side(axis, 1).phases)
+    return range(2, LARGEST_TILE + 2 - min(taps, FEWEST_TAPS)) if taps > 1 else range(1, 2)
 
 
 @functools.lru_cache(256)
@@ -86,24 +89,28 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
     """For the most promising sizes of tiles, the best chunks of either schedule."""
     main = max(correlations(layer), key=lambda c: c.macs)
     l2, l3 = device.facts["l2_bytes"], device.facts["l3_bytes"]
-    sizes = []
-    for axis in (main.rows, main.columns):
-        r = Side(axis, 1).r
-        sizes.append(range(2, max(LARGEST_TILE - r + 1, 2) + 1) if r > 1 else range(1, 2))
-    found: list[tuple[float, tuple[int, int], list[tuple[int, int]]]] = []
-    for m in itertools.product(sizes[0], sizes[1]):
-        best: dict[bool, tuple[float, int, int]] = {}
-        for rows in _chunks(_plan(layer, device, main, m, 1, 0)):
-            one = _plan(layer, device, main, m, rows, 1)
-            for share in (0, max(1, min(one.chunks, l3 // 3 // (one.v_size * one.itemsize)))):
-                cost = _cost(_plan(layer, device, main, m, rows, share), device.threads, l2)
-                best[share > 0] = min(best.get(share > 0, (cost, rows, share)), (cost, rows, share))
-        found.append((min(best.values())[0], m, [chunks[1:] for chunks in best.values()]))
-    chosen: dict[tuple[int, ...], list[tuple[tuple[int, int], int, int]]] = {}
-    for _, m, schedules in sorted(found):  # of a size and its mirror image one is enough
-        chosen.setdefault(tuple(sorted(m)), [(m, *chunks) for chunks in schedules])
-    some = list(chosen.values())[: MOST if layer.flops > SMALL else 1]
-    return tuple(choice for choices in some for choice in choices)
+
+    def schedule(m: tuple[int, int], rows: int, together: bool) -> tuple[float, tuple[int, int], int, int]:
+        """Chunks of so many rows, with what they cost."""
+        plan = _plan(layer, device, main, m, rows, int(together))
+        if together and plan.chunks > 1:
+            share = max(1, min(plan.chunks, l3 // 3 // (plan.v_size * plan.itemsize)))
+            plan = _plan(layer, device, main, m, rows, share)
+        return _cost(plan, device.threads, l2), m, rows, plan.share
+
+    def quick(m: tuple[int, int]) -> tuple[float, tuple[int, int]]:
+        """Without looking for the best chunks."""
+        most = _chunks(_plan(layer, device, main, m, 1, 0))[-1]
+        return min(schedule(m, 1, False), schedule(m, most, True))[:2]
+
+    square = main.rows == main.columns  # of a size and its mirror image one is enough
+    pairs = [m for m in itertools.product(_sizes(main.rows), _sizes(main.columns)) if m[0] <= m[1] or not square]
+    found = []
+    for _, m in sorted(map(quick, pairs))[:CONSIDERED]:
+        chunks = _chunks(_plan(layer, device, main, m, 1, 0))
+        found.append(sorted(min(schedule(m, rows, together) for rows in chunks) for together in (False, True)))
+    most = MOST if layer.flops > SMALL else 1
+    return tuple(choice[1:] for schedules in sorted(found)[:most] for choice in schedules)
 
 
 def _cap(side: Side) -> float:
@@ -129,6 +136,8 @@ class Winograd(Algorithm):
         assert isinstance(device, CPU)
         if layer.direction == "wgrad":
             return []
+        if layer.depthwise:
+            return [{"m": "2x2", "rows": 1, "share": 0}]  # for its reasons
         return [{"m": f"{m[0]}x{m[1]}", "rows": rows, "share": share} for m, rows, share in _ranked(layer, device)]
 
     def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
@@ -148,8 +157,14 @@ class Winograd(Algorithm):
         sides = [side for plan in cuts for side in (plan.rows, plan.columns)]
         if all(side.r == 1 for side in sides):
             reasons.append(f"the filter is {layer.R}x{layer.S}: no neighbouring taps in any phase of its stride")
-        if (largest := max(side.tile for side in sides)) > LARGEST_TILE:
-            reasons.append(f"tiles of {largest} points on a side; at most {LARGEST_TILE} keep the error small")
+        if (largest := max(_parse(params)[0])) >= LARGEST_TILE:
+            reasons.append(
+                f"m={largest}: at most {LARGEST_TILE} points on a side keep the error small, more than outputs"
+            )
+        if (gathers := max([plan.c_blocks for plan in cuts if plan.mixed], default=0)) > MOST_GATHERS:
+            reasons.append(
+                f"few channels in many parts of the filter: {gathers} vectors of them, more than {MOST_GATHERS}"
+            )
         if (period := max(side.period for side in sides)) > LARGEST_STEP:
             reasons.append(f"its pieces are {period} pixels apart, more than {LARGEST_STEP}")
         return reasons
@@ -171,7 +186,7 @@ class Winograd(Algorithm):
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         down, across = _parse(params)[0]
-        sides = [side for c in correlations(layer) for side in (_side(c.rows, down), _side(c.columns, across))]
+        sides = [side for c in correlations(layer) for side in (side_of(c.rows, down), side_of(c.columns, across))]
         return bound_for(layer, max(map(_cap, sides)))
 
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:

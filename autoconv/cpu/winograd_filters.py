@@ -33,10 +33,10 @@ class FilterWriter:
         rows, columns = plan.rows, plan.columns
         taps = k.scratch(self.real, rows.r * columns.r * KB)
         with k.loop(first, k.min(first + lanes, plan.depth)) as d:
-            phase, channel = d // plan.phase_depth, d % plan.phase_depth
+            part, channel = d // plan.part_depth, d % plan.part_depth
             with k.loop(0, rows.r) as i, k.loop(0, columns.r) as j:
-                row, row_there = self._tap(rows, phase // columns.phases, i)
-                column, column_there = self._tap(columns, phase % columns.phases, j)
+                row, row_there = self._tap(rows, part // columns.parts, i)
+                column, column_there = self._tap(columns, part % columns.parts, j)
                 there = row_there & column_there & (channel < c.C)
                 source = w + (channel * c.filters.c + row * c.filters.r + column * c.filters.s)
                 known = k.select(there, live, k.i64(0))
@@ -48,10 +48,10 @@ class FilterWriter:
             k.call(transform, taps, u + d * KB)
         return k, c.groups * plan.k_blocks * plan.c_blocks
 
-    def _tap(self, side: Side, phase: Value, number: Value) -> tuple[Value, Value]:
-        """Which row or column of the filter a phase's tap is, and whether there is one."""
+    def _tap(self, side: Side, part: Value, number: Value) -> tuple[Value, Value]:
+        """Which row or column of the filter a part's tap is, and whether there is one."""
         taps = side.axis.taps
-        place = phase + number * side.phases
+        place = part // side.phases * (side.r * side.phases) + part % side.phases + number * side.phases
         step = taps[1] - taps[0] if len(taps) > 1 else 0
         return place * step + taps[0], place < len(taps)
 

@@ -176,16 +176,16 @@ class Writer:
     def _gather_plain(
         self, k: Function, x: Value, target: Value, block: Value, row: Value, grids: tuple[Value, Value]
     ) -> None:
-        """A row of channels that all belong to one phase."""
+        """A row of channels that all belong to one part."""
         plan, c, lanes = self.plan, self.plan.correlation, self.plan.lanes
         blocks = -(-c.C // lanes)
-        phase, part = block // blocks, block % blocks
-        phases = phase // plan.columns.phases, phase % plan.columns.phases
-        h, place = (_place(k, s, g, p) for s, g, p in zip((plan.rows, plan.columns), grids, phases, strict=True))
+        part, channels = block // blocks, block % blocks
+        parts = part // plan.columns.parts, part % plan.columns.parts
+        h, place = (_place(k, s, g, p) for s, g, p in zip((plan.rows, plan.columns), grids, parts, strict=True))
         h = row * plan.rows.period + h
         limit = k.select((h >= 0) & (h < plan.rows.axis.size), k.i64(plan.columns.axis.size), k.i64(0))
-        source = x + (h * c.input.row + part * (lanes * c.input.channel))
-        live = k.min(c.C - part * lanes, lanes)
+        source = x + (h * c.input.row + channels * (lanes * c.input.channel))
+        live = k.min(c.C - channels * lanes, lanes)
         if self.channels_last:
             with k.loop(0, plan.columns.span) as j:
                 w = j * plan.columns.period + place
@@ -221,40 +221,40 @@ class Writer:
     def _gather_mixed(
         self, k: Function, x: Value, target: Value, number: int, row: Value, grids: tuple[Value, Value]
     ) -> None:
-        """A row of the channels of several phases, in the order of phases."""
+        """A row of the channels of several parts, in the order of parts."""
         plan, c, lanes = self.plan, self.plan.correlation, self.plan.lanes
         numbers = range(number * lanes, min((number + 1) * lanes, plan.depth))
-        phases = {d // c.C: divmod(d // c.C, plan.columns.phases) for d in numbers}
+        parts = {d // c.C: divmod(d // c.C, plan.columns.parts) for d in numbers}
         rows, limits, places = {}, {}, {}
-        for phase, (r, s) in phases.items():
+        for part, (r, s) in parts.items():
             h = row * plan.rows.period + _place(k, plan.rows, grids[0], r)
-            rows[phase] = x + h * c.input.row
+            rows[part] = x + h * c.input.row
             inside = (h >= 0) & (h < plan.rows.axis.size)
-            limits[phase] = k.select(inside, k.i64(plan.columns.axis.size), k.i64(0))
-            places[phase] = _place(k, plan.columns, grids[1], s)
+            limits[part] = k.select(inside, k.i64(plan.columns.axis.size), k.i64(0))
+            places[part] = _place(k, plan.columns, grids[1], s)
         if self.channels_last:
             with k.loop(0, plan.columns.span) as j:
                 total = k.zero(self.real, lanes)
-                for phase in phases:
-                    first = phase * c.C - number * lanes  # lane of the phase's first channel
+                for part in parts:
+                    first = part * c.C - number * lanes  # lane of the part's first channel
                     some = k.mask(min(first + c.C, lanes), lanes, max(first, 0))
                     some = k.const(vec(i1, lanes), 1) if some is None else some
-                    w = j * plan.columns.period + places[phase]
-                    inside = (w >= 0) & (w < limits[phase])
+                    w = j * plan.columns.period + places[part]
+                    inside = (w >= 0) & (w < limits[part])
                     mask = k.select(inside, some, k.const(some.type, 0))
-                    total = total + k.load(rows[phase] + (w * c.input.column - first), lanes, mask=mask)
+                    total = total + k.load(rows[part] + (w * c.input.column - first), lanes, mask=mask)
                 k.store(total, target + j * lanes)
             return
         with k.loop(0, plan.pitch, lanes) as j:
-            starts = {phase: j * plan.columns.period + places[phase] for phase in phases}
+            starts = {part: j * plan.columns.period + places[part] for part in parts}
             masks = {
-                phase: [within(k, starts[phase] + q * lanes, lanes, limits[phase]) for q in range(plan.columns.period)]
-                for phase in phases
+                part: [within(k, starts[part] + q * lanes, lanes, limits[part]) for q in range(plan.columns.period)]
+                for part in parts
             }
             values = [k.zero(self.real, lanes)] * lanes
             for lane, d in enumerate(numbers):
-                phase, channel = divmod(d, c.C)
-                values[lane] = self._columns(k, rows[phase] + (starts[phase] + channel * c.input.channel), masks[phase])
+                part, channel = divmod(d, c.C)
+                values[lane] = self._columns(k, rows[part] + (starts[part] + channel * c.input.channel), masks[part])
             for lane, v in enumerate(k.transpose(values)):
                 k.store(v, target + (j + lane) * lanes)
 
@@ -435,6 +435,7 @@ class Writer:
         return k
 
 
-def _place(k: Function, side: Side, grid: Value, phase: Value | int) -> Value:
-    """The first input of a grid and a phase."""
-    return grid * side.axis.step + k.i64(phase) * side.gap + side.axis.first
+def _place(k: Function, side: Side, grid: Value, part: Value | int) -> Value:
+    """The first input of a grid and a part."""
+    block, phase = k.i64(part) // side.phases, k.i64(part) % side.phases
+    return grid * side.axis.step + block * (side.r * side.period) + phase * side.gap + side.axis.first

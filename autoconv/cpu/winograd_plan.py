@@ -3,8 +3,9 @@
 Minimal filtering F(m, r) wants neighbouring taps and unit stride. Along an axis where output i sees input
 `step*i + gap*t + first` through tap t, every problem falls into such pieces: outputs are dealt out to `grids`
 (a dilated filter sees each on its own), taps to `phases` (of a strided filter), and between a grid and a
-phase both walk the input in steps of `period = lcm(step, gap)`. Phases are summed like channels, before the
-inverse transform.
+phase both walk the input in steps of `period = lcm(step, gap)`. Where the taps of a phase are too many for a
+tile, they are cut into `blocks` of neighbours. Phases and blocks, together `parts`, are summed like channels,
+before the inverse transform.
 """
 
 from __future__ import annotations
@@ -49,55 +50,72 @@ class Side:
     axis: Axis
     m: int
 
-    @property
+    @functools.cached_property
     def gap(self) -> int:
         """Inputs between taps; a single tap is as good as a neighbour."""
         return self.axis.gap if len(self.axis.taps) > 1 else self.axis.step
 
-    @property
+    @functools.cached_property
     def period(self) -> int:
         """Inputs between the neighbours of a piece."""
         return math.lcm(self.axis.step, self.gap)
 
-    @property
+    @functools.cached_property
     def grids(self) -> int:
         """Into how many pieces outputs fall."""
         return self.period // self.axis.step
 
-    @property
+    @functools.cached_property
     def phases(self) -> int:
         """Into how many pieces taps fall."""
         return self.period // self.gap
 
-    @property
-    def r(self) -> int:
-        """Taps of a phase, the shorter ones filled up with zeros."""
-        return -(-len(self.axis.taps) // self.phases)
+    @functools.cached_property
+    def blocks(self) -> int:
+        """Into how many blocks the taps of a phase are cut."""
+        return -(-len(self.axis.taps) // (self.phases * max(LARGEST_TILE + 1 - self.m, 1)))
 
-    @property
+    @functools.cached_property
+    def parts(self) -> int:
+        """Blocks of all phases; part number `block * phases + phase`."""
+        return self.phases * self.blocks
+
+    @functools.cached_property
+    def r(self) -> int:
+        """Taps of a part, the shorter ones filled up with zeros."""
+        return -(-len(self.axis.taps) // self.parts)
+
+    @functools.cached_property
     def tile(self) -> int:
         """Inputs of a tile, and its points."""
         return self.m + self.r - 1
 
-    @property
+    @functools.cached_property
     def count(self) -> int:
         """Outputs of the first grid; others may have one less."""
         return -(-self.axis.count // self.grids)
 
-    @property
+    @functools.cached_property
     def tiles(self) -> int:
         """Tiles of a grid."""
         return -(-self.count // self.m)
 
-    @property
+    @functools.cached_property
     def span(self) -> int:
         """Inputs under the tiles of a grid."""
         return self.tiles * self.m + self.r - 1
 
-    @property
+    @functools.cached_property
     def transforms(self) -> Transforms:
         """Of F(m, r)."""
         return minimal(self.m, self.r)
+
+
+@functools.lru_cache(1024)
+def side_of(axis: Axis, m: int) -> Side:
+    """An axis in tiles of m outputs, or of one where a single tap leaves nothing to save."""
+    side = Side(axis, m)
+    return side if side.r > 1 else Side(axis, 1)
 
 
 def _odd(vectors: int) -> int:
@@ -121,7 +139,7 @@ class Plan:
     chunk_rows: int
     share: int
 
-    @property
+    @functools.cached_property
     def lanes(self) -> int:
         """Channels of a vector."""
         return VECTOR_BYTES[self.instruction_set] // self.itemsize
@@ -129,149 +147,149 @@ class Plan:
     @functools.cached_property
     def rows(self) -> Side:
         """The vertical axis."""
-        return Side(self.correlation.rows, self.m[0])
+        return side_of(self.correlation.rows, self.m[0])
 
     @functools.cached_property
     def columns(self) -> Side:
         """The horizontal axis."""
-        return Side(self.correlation.columns, self.m[1])
+        return side_of(self.correlation.columns, self.m[1])
 
     # Channels.
 
-    @property
+    @functools.cached_property
     def vectors(self) -> int:
         """Vectors of filters multiplied together."""
         return min(2, -(-self.correlation.K // self.lanes))
 
-    @property
+    @functools.cached_property
     def KB(self) -> int:
         """Filters multiplied together."""
         return self.vectors * self.lanes
 
-    @property
+    @functools.cached_property
     def k_blocks(self) -> int:
         """Blocks of filters of a group."""
         return -(-self.correlation.K // self.KB)
 
-    @property
+    @functools.cached_property
     def pixels(self) -> int:
         """Most tiles of a register tile."""
         return _REGISTER_TILES[self.instruction_set][self.vectors]
 
-    @property
-    def phases(self) -> int:
-        """Phases of both axes."""
-        return self.rows.phases * self.columns.phases
+    @functools.cached_property
+    def parts(self) -> int:
+        """Parts of both axes."""
+        return self.rows.parts * self.columns.parts
 
-    @property
+    @functools.cached_property
     def mixed(self) -> bool:
-        """Whether the channels of several phases share a vector, being few."""
-        return self.phases > 1 and self.correlation.C // self.lanes == 0
+        """Whether the channels of several parts share a vector, being few."""
+        return self.parts > 1 and self.correlation.C // self.lanes == 0
 
-    @property
-    def phase_depth(self) -> int:
-        """Channels of a phase, filled up to vectors where phases do not share them."""
+    @functools.cached_property
+    def part_depth(self) -> int:
+        """Channels of a part, filled up to vectors where parts do not share them."""
         C = self.correlation.C
-        return C if self.mixed or self.phases == 1 else -(-C // self.lanes) * self.lanes
+        return C if self.mixed or self.parts == 1 else -(-C // self.lanes) * self.lanes
 
-    @property
+    @functools.cached_property
     def depth(self) -> int:
-        """Terms of the sum over channels and phases."""
-        return self.phases * self.phase_depth
+        """Terms of the sum over channels and parts."""
+        return self.parts * self.part_depth
 
-    @property
+    @functools.cached_property
     def c_blocks(self) -> int:
         """Vectors of the sum's terms."""
         return -(-self.depth // self.lanes)
 
     # Tiles.
 
-    @property
+    @functools.cached_property
     def points(self) -> int:
         """Points of a tile."""
         return self.rows.tile * self.columns.tile
 
-    @property
+    @functools.cached_property
     def tile_rows(self) -> int:
         """Rows of tiles, of all grids and images."""
         return self.rows.grids * self.columns.grids * self.correlation.N * self.rows.tiles
 
-    @property
+    @functools.cached_property
     def chunk(self) -> int:
         """Rows of tiles of a chunk."""
         return min(self.chunk_rows, self.tile_rows)
 
-    @property
+    @functools.cached_property
     def chunks(self) -> int:
         """Chunks of a group."""
         return -(-self.tile_rows // self.chunk)
 
-    @property
+    @functools.cached_property
     def last_chunk(self) -> int:
         """Rows of tiles of the last chunk."""
         return self.tile_rows - (self.chunks - 1) * self.chunk
 
-    @property
+    @functools.cached_property
     def chunk_tiles(self) -> int:
         """Tiles of a chunk."""
         return self.chunk * self.columns.tiles
 
     # Memory: V[point][c block][tile][lane], M[point][tile][filter], U[group][k block][point][c][filter].
 
-    @property
+    @functools.cached_property
     def v_stride(self) -> int:
         """From point to point of the transformed input."""
         return _odd(self.c_blocks * self.chunk_tiles) * self.lanes
 
-    @property
+    @functools.cached_property
     def v_size(self) -> int:
         """The transformed input of a chunk."""
         return self.points * self.v_stride
 
-    @property
+    @functools.cached_property
     def m_stride(self) -> int:
         """From point to point of the products."""
         return _odd(self.chunk_tiles * self.vectors) * self.lanes
 
-    @property
+    @functools.cached_property
     def pitch(self) -> int:
         """Columns of a buffered row of input."""
         return -(-self.columns.span // self.lanes) * self.lanes
 
-    @property
+    @functools.cached_property
     def out_pitch(self) -> int:
         """Columns of a buffered row of output."""
         return -(-self.columns.tiles * self.columns.m // self.lanes) * self.lanes
 
-    @property
+    @functools.cached_property
     def raw_size(self) -> int:
         """Rows of input under a chunk's tiles of one image, for one vector of channels."""
         rows = min(self.chunk, self.rows.tiles) * self.rows.m + self.rows.r - 1
         return rows * self.pitch * self.lanes
 
-    @property
+    @functools.cached_property
     def scratch_size(self) -> int:
         """A thread's buffers: rows of input, raw and half transformed; or products and rows of output."""
         inputs = self.raw_size + self.rows.tile * self.pitch * self.lanes
         outputs = self.points * self.m_stride + self.rows.m * self.out_pitch * self.lanes
         return max(inputs, outputs)
 
-    @property
+    @functools.cached_property
     def u_size(self) -> int:
         """The transformed filters of one block of one group."""
         return self.points * self.depth * self.KB
 
-    @property
+    @functools.cached_property
     def packed_size(self) -> int:
         """All transformed filters."""
         return self.correlation.groups * self.k_blocks * self.u_size
 
-    @property
+    @functools.cached_property
     def shared_size(self) -> int:
         """What threads share."""
         return min(self.share, self.chunks) * self.v_size
 
-    @property
+    @functools.cached_property
     def thread_size(self) -> int:
         """What each thread has to itself."""
         return self.scratch_size + (0 if self.share else self.v_size)
