@@ -13,6 +13,7 @@ import click
 from autoconv import network
 from autoconv.bench import FEWEST_ROUNDS, ExactCPU, Setting, Suite, run_suite
 from autoconv.cpu.device import CPU, INSTRUCTION_SETS
+from autoconv.devices import resolve
 from autoconv.errors import PlanError
 from autoconv.layer import DIRECTIONS
 from autoconv.peers import PEERS, restrict
@@ -38,6 +39,13 @@ def _peers(text: str) -> tuple[str, ...]:
     return given
 
 
+def _phases(text: str) -> tuple[str, ...]:
+    given = _words(text)
+    if not set(given) <= {"check", "tune", "table"}:
+        raise click.BadParameter(f"{text!r}: allowed are some of check,tune,table")
+    return given
+
+
 @click.command()
 @click.argument("suites", nargs=-1, metavar="[SUITE...]")
 @click.option("--batch", type=_numbers, metavar="N,...", help="Batch sizes. [default: the file's]")
@@ -56,6 +64,13 @@ def _peers(text: str) -> tuple[str, ...]:
 @click.option("--isa", type=click.Choice(INSTRUCTION_SETS), help="Hold ours, and what peers can be, to these vectors.")
 @click.option("--layers", "names", type=_words, metavar="NAME,...", help="Only these layers. [default: all]")
 @click.option("--chart", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw a chart, as PNG.")
+@click.option("--device", "device_name", metavar="NAME", default="cpu", help="cpu, or cuda or cuda:N: see below.")
+@click.option("--budget", type=click.FloatRange(0, 1e6), default=540.0, help="GPU: seconds to spend. [default: 540]")
+@click.option(
+    "-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False), help="GPU: for the results."
+)
+@click.option("--phase", "phases", type=_phases, default="check,tune,table", help="GPU: [default: check,tune,table]")
+@click.option("--export", "exporting", is_flag=True, help="GPU: write the records as they are shipped, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def bench(
     suites: Sequence[str],
@@ -70,6 +85,11 @@ def bench(
     isa: str | None,
     names: tuple[str, ...] | None,
     chart: Path | None,
+    device_name: str,
+    budget: float,
+    folder: Path | None,
+    phases: tuple[str, ...],
+    exporting: bool,
     as_json: bool,
 ) -> int:
     """Measure our own kernels against PyTorch and ONNX Runtime, layer by layer, in one run.
@@ -77,7 +97,13 @@ def bench(
     A SUITE is a layer list as for tune; without one, mixed27: 27 layers of all kinds. What is not on record
     is tuned first. A run in which a peer is missing, or not at its default settings, is INCOMPLETE: it
     says so, and the exit code is 1.
+
+    On a GPU (--device cuda) it is against cuDNN, autotuned by PyTorch: kernels are checked against float64,
+    then SUITE (AlexNet, VGG-16, ResNet-50 and GoogLeNet, unless given) is tuned and compared. Results are lines
+    of JSON in the folder that -o names, from where the same command goes on; table.md there sums them up.
     """
+    if device_name != "cpu":
+        return _on_gpu(device_name, folder, phases, budget, suites, batch, exporting)
     from autoconv import bench_report, report
 
     if chart is not None and importlib.util.find_spec("matplotlib") is None:
@@ -101,6 +127,39 @@ def bench(
     if any(suite.interrupted for suite in done):
         return INTERRUPTED
     return FAILED if any(suite.incomplete for suite in done) else OK
+
+
+def _on_gpu(
+    device_name: str,
+    folder: Path | None,
+    phases: tuple[str, ...],
+    budget: float,
+    suites: Sequence[str],
+    batch: tuple[int, ...] | None,
+    exporting: bool,
+) -> int:
+    from autoconv.cuda import bench as gpu
+    from autoconv.cuda.bench.table import markdown
+    from autoconv.cuda.bench.work import TUNING
+    from autoconv.tuning_cache import TuningCache
+
+    if folder is None:
+        raise click.UsageError("--device on a GPU: -o DIR is wanted, where results are kept")
+    try:
+        device = resolve(device_name)
+    except PlanError as error:
+        raise click.UsageError(f"--device {device_name}: {error}") from None
+    if batch is not None and len(batch) > 1:
+        raise click.UsageError("--batch: one number, on a GPU")
+    wanted = gpu.targets(suites or gpu.NETWORKS, batch[0] if batch else gpu.BATCH)
+    results, left = gpu.run(device, folder, phases, budget, wanted, say=_say)
+    text = markdown(results, wanted, left)
+    (folder / "table.md").write_text(text, encoding="utf-8")
+    if exporting:
+        (folder / "cache").mkdir(exist_ok=True)
+        TuningCache(folder / TUNING, system=None).export(folder / "cache")
+    click.echo(text, nl=False)
+    return FAILED if "INCOMPLETE" in text or any("failure" in result for result in results) else OK
 
 
 def _setting(

@@ -116,7 +116,10 @@ class Device(ABC):
 
     @abstractmethod
     def stream(self) -> int:
-        """What separates concurrent launches: the thread on a CPU, the current stream on a GPU."""
+        """What separates concurrent launches: the thread on a CPU, the current stream on a GPU.
+
+        Below 0 while launches are recorded into a graph, to be run later and more than once.
+        """
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -128,10 +131,6 @@ class Device(ABC):
 
     def elsewhere(self) -> bool:
         """Whether another of several devices is the current one."""
-        return False
-
-    def capturing(self) -> bool:
-        """Whether launches are recorded into a graph now, to be run later and more than once."""
         return False
 
     def lost(self) -> str:

@@ -37,6 +37,8 @@ LEAST_PATIENCE = 5.0  # however small the budget: compiling takes time
 class Worker:
     """A worker process for one device, started when needed and again after a crash."""
 
+    module = "autoconv.isolate"
+
     def __init__(self, device: Device) -> None:
         self.device = device
         self._process: subprocess.Popen[str] | None = None
@@ -105,7 +107,7 @@ class Worker:
         self.close()
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "autoconv.isolate"],
+            [sys.executable, "-m", self.module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

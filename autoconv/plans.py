@@ -75,9 +75,9 @@ class Plan:
         self._a_shape, self._b_shape = layer.input_shapes
         self._out_shape, self._dtype = layer.output_shape, layer.numpy_dtype
         self._y_shape = layer.y_shape
-        self._workspaces: dict[int, Array] = {}  # by thread or stream
+        self._workspaces: dict[int, Array] = {}  # by thread, stream or capture
         self._packed: dict[int, Array] = {}
-        self._pinned: list[Array] = []  # what graphs hold the addresses of
+        self._pinned: list[Array] = []  # copies that graphs read
 
     def from_records(self) -> Plan:
         """The same plan as a later call finds it: from the cache, nothing timed."""
@@ -194,15 +194,11 @@ class Plan:
         return PackedWeights(self._binding, packed)
 
     def _scratch(self, kept: dict[int, Array], nbytes: int) -> Array:
-        """Memory of the current thread or stream; of a capture alone, while there is one."""
-        device = self.device
-        if device.capturing():
-            self._pinned.append(device.buffer(nbytes))
-            return self._pinned[-1]
-        stream = device.stream()
+        """Memory of the current thread, stream or capture."""
+        stream = self.device.stream()
         found = kept.get(stream)
         if found is None:
-            found = kept[stream] = device.buffer(nbytes)
+            found = kept[stream] = self.device.buffer(nbytes)
         return found
 
     def _operand(self, array: Any, name: str, shape: tuple[int, ...]) -> Array:
@@ -218,7 +214,7 @@ class Plan:
             return array
         fresh = device.empty(shape, self._dtype)
         fresh[...] = array
-        if device.capturing():
+        if device.stream() < 0:
             self._pinned.append(fresh)
         return fresh
 

@@ -37,6 +37,7 @@ def installed(fake: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setattr(module, "compiled", lambda text, capability: text.encode())
     monkeypatch.setattr(module, "nvrtc", lambda: SimpleNamespace(version=(13, 0)))
+    monkeypatch.setattr(module, "_capture", lambda stream: fake.captures)
     for remembered in (module._facts, module._function, CUDA.numbered):
         remembered.cache_clear()
     return fake
@@ -211,9 +212,12 @@ def test_each_stream_has_its_own_scratch_and_each_capture_too(cupy: FakeCuPy, ca
         strided = x.transpose(0, 1, 3, 2).copy().transpose(0, 1, 3, 2)
         made.run(strided, w, out=out)
         graph = stream.end_capture()
-    assert len(made._pinned) == 5  # a workspace and packed filters each, and the copy
-    kept = {module.CUDA(0).address(array) for array in (*made._workspaces.values(), *made._packed.values())}
-    assert not kept & {module.CUDA(0).address(array) for array in made._pinned}
+        stream.begin_capture()
+        made.run(x, w, out=out)
+        stream.end_capture()
+    assert list(made._workspaces) == list(made._packed) == [0, stream.ptr, -1, -2]
+    assert len({CUDA(0).address(array) for array in (*made._workspaces.values(), *made._packed.values())}) == 8
+    assert len(made._pinned) == 1  # the copy of the strided input
     out[...] = np.nan
     x[...] = operands(layer)[0]
     graph.launch()

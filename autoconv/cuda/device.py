@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from autoconv.algorithm import Array, Candidate
 from autoconv.cuda.compiler import CompileError, compiled, nvrtc
@@ -226,13 +229,11 @@ class CUDA(Device):
         return bool(self.xp.cuda.runtime.getDevice() != self.index)
 
     def stream(self) -> int:
-        """The address of CuPy's current stream."""
-        return int(self.xp.cuda.get_current_stream().ptr)
-
-    def capturing(self) -> bool:
-        """Whether CuPy's current stream is."""
+        """The address of CuPy's current stream; while it is captured, minus the number of the capture."""
         stream = self.xp.cuda.get_current_stream()
-        return stream.ptr not in DEFAULT_STREAMS and bool(stream.is_capturing())
+        if stream.ptr in DEFAULT_STREAMS or not stream.is_capturing():
+            return int(stream.ptr)
+        return -_capture(stream.ptr)
 
     def synchronize(self) -> None:
         """Wait for the current stream, where a failed launch raises."""
@@ -335,8 +336,19 @@ class CUDA(Device):
         return float(self.facts["bandwidth"])
 
     def measured_peak(self, dtype: str) -> float:
-        """Of cuBLAS on a product of 8192 cubed, or 2048 for float64."""
+        """Of cuBLAS on a product of 8192 cubed, or 2048 for float64; "tf32" is a type too."""
         return _measured_peak(self.index, dtype)
+
+
+def _capture(stream: int) -> int:
+    """The number that the driver gave to the capture of a stream; CuPy does not tell it."""
+    state, number = ctypes.c_int(), ctypes.c_uint64()
+    status = ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2(
+        ctypes.c_void_p(stream), ctypes.byref(state), ctypes.byref(number), None, None, None
+    )
+    if status:
+        raise PlanError(f"the driver does not tell which capture this is: CUDA error {status}")
+    return number.value
 
 
 @functools.cache
@@ -365,11 +377,13 @@ def _measured_peak(index: int, dtype: str) -> float:
     import cupy
 
     extent = 2048 if dtype == "float64" else 8192
-    with cupy.cuda.Device(index):
-        # CuPy has no matrix product in bfloat16; the tensor cores are as fast for float16
-        a = cupy.ones((extent, extent), "float16" if dtype == "bfloat16" else dtype)
+    # CuPy has no matrix product in bfloat16; the tensor cores are as fast for float16
+    stored = {"bfloat16": "float16", "tf32": "float32"}.get(dtype, dtype)
+    with cupy.cuda.Device(index), _tf32(dtype == "tf32"):
+        # not zeros or ones, which draw less power
+        a = cupy.sin(cupy.arange(extent**2, dtype="float32")).reshape(extent, extent).astype(stored)
         seconds = []
-        for _ in range(4):
+        for _ in range(6):
             start, stop = cupy.cuda.Event(), cupy.cuda.Event()
             start.record()
             cupy.matmul(a, a)
@@ -377,6 +391,22 @@ def _measured_peak(index: int, dtype: str) -> float:
             stop.synchronize()
             seconds.append(cupy.cuda.get_elapsed_time(start, stop) / 1e3)
     return float(2.0 * extent**3 / min(seconds))
+
+
+@contextlib.contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """CuPy's own switch for products of float32."""
+    if not allowed:
+        yield
+        return
+    from cupy._core import _routines_linalg as linalg
+
+    before = linalg.get_compute_type(np.float32)
+    linalg.set_compute_type(np.float32, linalg.COMPUTE_TYPE_TF32)
+    try:
+        yield
+    finally:
+        linalg.set_compute_type(np.float32, before)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -216,9 +216,6 @@ class Emulated(CUDA):
     def stream(self) -> int:
         return 0
 
-    def capturing(self) -> bool:
-        return False
-
     def synchronize(self) -> None:
         pass
 

@@ -70,6 +70,7 @@ class Stream:
     def begin_capture(self) -> None:
         assert self.ptr not in (0, 1), "cannot capture on the default (legacy) stream"
         self.recorded = []
+        self.fake.captures += 1
 
     def is_capturing(self) -> bool:
         return self.recorded is not None
@@ -104,6 +105,7 @@ class FakeCuPy:
         self.launches: list[str] = []
         self.current_stream = Stream(self, NULL_STREAM)
         self.streams = 100
+        self.captures = 0
         fake = self
 
         class Device:

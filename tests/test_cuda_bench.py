@@ -1,0 +1,301 @@
+"""The one command for the hour with hardware, from end to end on the emulated device."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from layers import operands
+from simt.emulator import MISSING, Emulated
+
+import autoconv.cuda
+from autoconv import bench_command, cli
+from autoconv.algorithm import Algorithm, Kernel, Params
+from autoconv.cuda import bench
+from autoconv.cuda.bench import RESULTS, Helper, Target, items, read, targets
+from autoconv.cuda.bench.rivals import Rival
+from autoconv.cuda.bench.table import markdown
+from autoconv.cuda.bench.work import OURS, Work
+from autoconv.cuda.direct import Direct
+from autoconv.device import Device
+from autoconv.errors import PlanError
+from autoconv.layer import ConvLayer
+from autoconv.planner import plan
+from autoconv.reference import convolve, error, magnitude
+from autoconv.tuning_cache import TuningCache
+
+pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
+LAYER = ConvLayer(N=1, C=2, H=4, W=4, K=2, R=3, S=3, padding=1)
+WANTED = [Target("small", (LAYER,))]
+
+
+class Narrow(Emulated):
+    """An emulated GPU with the direct kernels, and, under other names, some that go wrong."""
+
+    @property
+    def algorithms(self) -> tuple[Algorithm, ...]:
+        return (Direct(), *faulty())
+
+
+class Faulty(Direct):
+    """Right but for one fault."""
+
+    def __init__(self, fault: str) -> None:
+        self.name, self.fault = f"faulty.{fault}", fault  # type: ignore[misc]
+
+    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
+        if self.fault == "dies":
+            os._exit(9)
+        if self.fault == "compiles":
+            raise autoconv.cuda.compiler.CompileError("NVRTC 13.0 for sm_80: no")
+        kernel = super().build(layer, device, params)
+        run = kernel.run
+
+        def wrong(*arguments: Any) -> None:
+            run(*arguments)
+            arguments[2][...] = 7
+
+        kernel.run = wrong  # type: ignore[method-assign]
+        return kernel
+
+
+def faulty() -> tuple[Algorithm, ...]:
+    return tuple(map(Faulty, os.environ.get("FAULTS", "").split()))
+
+
+class Losing(Narrow):
+    """A GPU that a kernel takes from the process it runs in."""
+
+    def lost(self) -> str:
+        sign = Path(os.environ["LOST"])
+        return "cudaErrorIllegalAddress" if sign.exists() and sign.read_text() == str(os.getpid()) else ""
+
+    @property
+    def algorithms(self) -> tuple[Algorithm, ...]:
+        return (Direct(), Strays())
+
+
+class Strays(Direct):
+    name = "strays"
+
+    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
+        Path(os.environ["LOST"]).write_text(str(os.getpid()))
+        raise RuntimeError("an illegal memory access was encountered")
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "other"))
+
+
+def some(phases: Any, algorithms: Any, wanted: Any) -> list[str]:
+    """The items without most of the checks, whose number alone would take minutes."""
+    found = list(items(phases, algorithms, wanted))
+    return [i for i in found if not i.startswith("check/") or i.endswith(("/0", "/1"))]
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[bench.Result], int]]:
+    monkeypatch.setattr(bench, "items", some)
+
+    def run(device: Device, folder: Path, phases: tuple[str, ...] = ("check",), budget: float = 100.0) -> Any:
+        return bench.run(device, folder, phases, budget, WANTED)
+
+    return run
+
+
+def test_every_phase_runs_is_kept_and_is_not_done_twice(short: Any, tmp_path: Path) -> None:
+    device, phases = Narrow(capability=80), ("check", "tune", "table")
+    results, left = short(device, tmp_path, phases)
+    assert left == 0
+    assert [r for r in results if "failure" in r] == []
+    kinds = [r["item"].split("/")[0] for r in results]
+    assert list(dict.fromkeys(kinds)) == ["machine", "ceiling", "launch", "host", "compile", "check", "tune", "table"]
+    assert read(tmp_path) == results
+    table = results[-1]
+    assert table["candidates"] == {OURS: "direct"}
+    assert len(table["times"][OURS]) >= 6
+    text = markdown(results, WANTED, left)
+    assert "INCOMPLETE: torch, NCHW did not take part: torch" in text
+    assert "3 right, 0 not, 0 not for this GPU" in text
+    again, left = short(device, tmp_path, phases)
+    assert [r["item"] for r in again[len(results) :]] == ["machine"]
+
+
+def test_an_interrupted_run_goes_on_where_its_lines_end(short: Any, tmp_path: Path) -> None:
+    device = Narrow(capability=80)
+    results, left = short(device, tmp_path, budget=0.0)
+    assert [r["item"] for r in results] == ["machine"]
+    assert left == len(some(("check",), device.algorithms, WANTED))
+    with (tmp_path / RESULTS).open("a") as file:
+        file.write('{"item": "ceiling/copy", "per_second": 1e12}\n{"item": "ceiling/float32", "per_sec')
+    results, left = short(device, tmp_path)
+    assert left == 0
+    measured = [r["item"] for r in results if r["item"].startswith("ceiling/")]
+    assert sorted(measured) == sorted(f"ceiling/{what}" for what in bench.CEILINGS)
+    assert read(tmp_path) == results
+    with pytest.raises(PlanError, match="holds results of cuda-emulated_sm_80-sm80-4SMs, this is cuda-emulated_sm_90"):
+        short(Narrow(capability=90), tmp_path)
+
+
+def test_a_fault_of_one_kernel_is_a_line_and_the_rest_goes_on(
+    short: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAULTS", "wrong dies compiles")
+    results, left = short(Narrow(capability=80), tmp_path)
+    assert left == 0
+    failures = {r["item"].split("/")[1]: r["failure"] for r in results if r["item"].startswith("launch/faulty")}
+    assert failures["faulty.wrong"].startswith("error ")
+    assert failures["faulty.dies"] == "exited with status 9"
+    assert failures["faulty.compiles"] == "CompileError: NVRTC 13.0 for sm_80: no"
+    assert all("failure" not in r for r in results if "/direct/" in r["item"])
+    assert "faulty.dies" in markdown(results, WANTED, left)
+
+
+def test_a_lost_device_ends_its_process_and_not_the_run(
+    short: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOST", str(tmp_path / "lost"))
+    device = Losing(capability=80)
+    helper = Helper(device, tmp_path)
+    assert "name" in helper.ask("machine", 60)
+    first = helper._process
+    found = helper.ask(f"launch/strays/{Strays().version}", 60)
+    assert found == {
+        "failure": "RuntimeError: an illegal memory access was encountered",
+        "lost": "cudaErrorIllegalAddress",
+    }
+    assert "name" in helper.ask("machine", 60)
+    assert helper._process is not first
+    helper.close()
+
+
+def test_a_tuning_worker_that_loses_the_device_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOST", str(tmp_path / "lost"))
+    cache = TuningCache(tmp_path, system=None)
+    made = plan(LAYER, device=Losing(capability=80), cache=cache, isolate=True)
+    assert made.candidate.algorithm == "direct"
+    failure = str(made.facts["strays"].failure)
+    assert failure.startswith("exited with status 70: emulated sm_80 is lost to this process (cudaErrorIllegalAddress)")
+    assert cache.load(LAYER.key(), made.device.key) is not None
+
+
+def test_one_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper = Helper(Narrow(capability=80), tmp_path)
+    assert helper.ask("machine", 0.01) == {"failure": "overran: no answer for 0 s"}
+    assert "name" in helper.ask("machine", 60)
+    helper.close()
+
+
+class Twice(Rival):
+    """Another library: right, or not; at a known time."""
+
+    def missing(self) -> str:
+        return ""
+
+    def version(self) -> str:
+        return "1.0"
+
+    def prepare(self, layer: ConvLayer, device: Device, a: Any, b: Any) -> tuple[Callable[[], float], Any]:
+        answer = convolve(layer, a, b) + (0.0 if self.channels_last else 1.0)
+        return (lambda: 5e-5), answer
+
+
+def test_ratios_to_rivals_and_a_wrong_rival(tmp_path: Path) -> None:
+    rivals = {"right": Twice(channels_last=True), "wrong": Twice(channels_last=False)}
+    work = Work(Narrow(capability=80), tmp_path, rivals)
+    results = [{"item": i} | work.do(i) for i in ("machine", f"table/hybrid/{LAYER.key()}")]
+    assert results[1]["failures"]["wrong"].startswith("its answer differs by")
+    text = markdown(results, WANTED, 0)
+    assert "| small | 1 of 1 | 2.50 [2.50 2.50] | 2.50 [2.50 2.50] | - |" in text  # 5e-5 s over the emulator's 2e-5
+    assert f"INCOMPLETE: {LAYER}: wrong: its answer differs" in text
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("direction", ["fwd", "dgrad", "wgrad"])
+def test_torch_is_called_as_it_stands(direction: str, channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole of the rival's Python, with torch's own CPU in place of a GPU, its events and graphs played."""
+    torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
+    played: list[str] = []
+
+    class Graph:
+        def replay(self) -> None:
+            played.append("replay")
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            played.append("event")
+
+        def synchronize(self) -> None:
+            played.append("wait")
+
+        def elapsed_time(self, stop: Event) -> float:
+            return 3.2  # milliseconds
+
+    for name, fake in (
+        ("CUDAGraph", Graph),
+        ("Event", Event),
+        ("graph", lambda graph: contextlib.nullcontext()),
+        ("synchronize", lambda: None),
+        ("is_available", lambda: True),
+    ):
+        monkeypatch.setattr(torch.cuda, name, fake)
+    for holder, name in ((torch.backends.cudnn, "benchmark"), (torch.backends.cudnn, "allow_tf32")):
+        monkeypatch.setattr(holder, name, getattr(holder, name))
+    rival = Rival(channels_last)
+    assert "TF32 off" in rival.version()
+    for layout in ("NCHW", "NHWC"):
+        layer = LAYER.replace(direction=direction, layout=layout, N=2)
+        a, b, *_ = operands(layer)
+        device = Playing(capability=80)
+        sample, answer = rival.prepare(layer, device, a, b)
+        assert torch.backends.cudnn.benchmark
+        assert not torch.backends.cudnn.allow_tf32
+        assert error(answer, convolve(layer, a, b), magnitude(layer, a, b)) <= 2e-6
+        played.clear()
+        assert sample() == pytest.approx(3.2e-3 / (4 * 64))  # four replays of 64 launches
+        assert played == ["replay", "event", *["replay"] * 4, "event", "wait"]
+    with pytest.raises(ValueError, match="torch pads both sides alike"):
+        rival.prepare(LAYER.replace(padding=((0, 1), (0, 0))), device, a, b)
+
+
+class Playing(Narrow):
+    def adopt(self, array: object, name: str) -> Any:
+        return np.from_dlpack(array)  # type: ignore[arg-type]
+
+
+def test_the_targets_are_of_the_networks_longest_first() -> None:
+    found = {target.name: target.layers for target in targets()}
+    assert list(found)[:2] == ["float32, 3x3 and 5x5", "float32"]
+    assert set(found["float32, 3x3 and 5x5"]) < set(found["float32"])
+    assert found["float32"][0].flops > found["float32"][-1].flops
+    assert {x.layout for x in found["bfloat16, NHWC"]} == {"NHWC"}
+    assert {x.N for layers in found.values() for x in layers} <= {8, 32}
+    assert all(not (x.bias or x.residual or x.activation) for layers in found.values() for x in layers)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bench_command, "resolve", lambda name: Narrow(capability=80))
+    monkeypatch.setattr(bench, "items", some)
+    net = tmp_path / "net.yaml"
+    net.write_text("{name: tiny, layers: [{name: one, C: 2, H: 3, K: 2, R: 1}]}", encoding="utf-8")
+    out = tmp_path / "out"
+    command = ["bench", str(net), "--device", "cuda", "--budget", "100", "-o", str(out), "--batch", "1"]
+    assert cli.main([*command, "--phase", "tune", "--export"]) == 1  # nothing is compared yet
+    text = capsys.readouterr().out
+    assert text == (out / "table.md").read_text()
+    assert "INCOMPLETE: float32: 1 layers were not compared" in text
+    (exported,) = (out / "cache").glob("*.json")
+    assert "fwd-float32-NCHW-N1-C2" in exported.read_text()
+    assert cli.main(["bench", "--device", "cuda"]) == 2
+    assert "-o DIR is wanted" in capsys.readouterr().err
+    assert cli.main([*command, "--phase", "all"]) == 2
+    assert "allowed are some of check,tune,table" in capsys.readouterr().err
