@@ -3,6 +3,7 @@
 from autoconv.algorithm import Algorithm
 from autoconv.cpu.depthwise import Depthwise
 from autoconv.cpu.direct import Direct
+from autoconv.cpu.fft import TiledFFT
 from autoconv.cpu.floor.direct import Direct as NumpyDirect
 from autoconv.cpu.floor.fft import FFT
 from autoconv.cpu.floor.gemm import Gemm
@@ -14,6 +15,7 @@ from autoconv.cpu.winograd import Winograd
 ALGORITHMS: tuple[Algorithm, ...] = (
     Direct(),
     Winograd(),
+    TiledFFT(),
     Pixel(),
     Depthwise(),
     NumpyDirect(),
