@@ -149,6 +149,9 @@ def test_every_reason_is_given() -> None:
     assert "share=2" in ALGORITHM.why_not(edge("depthwise"), DEVICE, params | {"share": 2})[0]
     assert "wgrad" in ALGORITHM.why_not(edge("plain", direction="wgrad"), DEVICE, params)[0]
     assert "tiles of 15" in ALGORITHM.why_not(edge("plain"), DEVICE, params | {"tile": "16x15"})[0]
+    assert "rows=0" in ALGORITHM.why_not(edge("plain"), DEVICE, params | {"rows": 0})[0]
+    fewer = ALGORITHM.why_not(edge("strided", direction="dgrad"), DEVICE, params)
+    assert "falls into 4 correlations" in fewer[0]
     small = ALGORITHM.why_not(edge("large filter", padding=0), DEVICE, params | {"tile": "12x12"})
     assert "filters of 13x15 leave nothing of tiles of 12x12" in small[0]
     wide = edge("plain", H=40, W=40, dilation=9)

@@ -25,8 +25,9 @@ from autoconv.layer import ConvLayer
 if TYPE_CHECKING:
     from autoconv.device import Device
 
-MOST = 3  # sizes of tiles among a layer's candidates
-MOST_PIECES = 4  # correlations of a strided gradient, for the sake of compile time
+MOST = 3  # sizes of tiles among a layer's candidates, ...
+SMALL = 10**7, 5  # ... unless it has so few operations, or its filters fewer taps on a side, that one will do
+MOST_PIECES = 2  # correlations of a strided gradient, for the sake of compile time
 LARGEST_STEP = 8  # input pixels between neighbours of a piece: more would be loads without end
 LARGEST = 256 << 20  # bytes of filter spectra; layers beyond are deep and small in area
 LARGEST_STACK = 256 << 10  # bytes a filter's taps and spectrum take while it is transformed
@@ -115,10 +116,11 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
         found.append((_cost(plan, device.threads, l2), plan))
     found.sort(key=lambda entry: entry[0])
     chosen = []
-    for _, plan in found[: 2 * MOST]:
+    most = 1 if layer.flops < SMALL[0] or max(layer.R, layer.S) < SMALL[1] else MOST
+    for _, plan in found[: 2 * most]:
         cost, rows, share = min(_schedules(plan, device.threads, l2, l3))
         chosen.append((cost, plan.lengths, rows, share))
-    return tuple(choice[1:] for choice in sorted(chosen)[:MOST])
+    return tuple(choice[1:] for choice in sorted(chosen)[:most])
 
 
 class TiledFFT(Algorithm):
@@ -150,7 +152,9 @@ class TiledFFT(Algorithm):
             return [*reasons, f"falls into {len(found)} correlations with their own kernels, more than {MOST_PIECES}"]
         if any(not axis.taps for c in found for axis in (c.rows, c.columns)):
             return [*reasons, f"stride {layer.stride[0]}x{layer.stride[1]} leaves inputs that no tap sees"]
-        lengths, _, share = _parse(params)
+        lengths, rows, share = _parse(params)
+        if rows < 1 or share < 0:
+            return [*reasons, f"rows={rows},share={share}: rows of tiles to a chunk, at least 1, and chunks to share"]
         if wrong := [length for length in lengths if length not in LENGTHS]:
             return [*reasons, f"tiles of {wrong[0]}: allowed are {', '.join(map(str, LENGTHS))}"]
         sides = [Whole(axis, 1) for c in found for axis in (c.rows, c.columns)]

@@ -86,7 +86,7 @@ def pieces(layer: ConvLayer) -> tuple[Correlation, ...]:
 
 def depthwise(layer: ConvLayer) -> bool:
     """Whether every channel has one filter of its own."""
-    return layer.groups > 1 and layer.groups == layer.C == layer.K
+    return layer.depthwise and layer.K == layer.C
 
 
 def _one_group(c: Correlation) -> Correlation:

@@ -247,6 +247,7 @@ class FFT(FloorAlgorithm):
 
     name = "numpy.fft"
     version = "1"
+    stands_in_for = "fft"
     spreads_nonfinite = True
     kernel = FFTKernel
 
