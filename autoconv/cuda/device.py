@@ -17,6 +17,7 @@ import numpy as np
 from autoconv.algorithm import Array, Candidate
 from autoconv.cuda.compiler import CompileError, compiled, nvrtc
 from autoconv.cuda.source import Unit
+from autoconv.cuda.tensor_map import passing
 from autoconv.device import Device, Operands, Stopwatch
 from autoconv.errors import ArrayError, PlanError
 from autoconv.layer import DTYPES, ConvLayer
@@ -276,7 +277,8 @@ class CUDA(Device):
         CompileError
             When NVRTC refuses the text, or the driver what NVRTC made of it.
         """
-        grid, block, shared = unit.grid, (unit.threads, 1, 1), unit.dynamic
+        block, shared = (unit.threads, 1, 1), unit.dynamic
+        grid = unit.resident(self.facts["multiprocessors"]) if unit.persistent else unit.grid
         with self.selected():
             function: Any = _function(self.index, unit.text, unit.function, self.facts["compute_capability"])
             if shared > DECLARABLE:
@@ -285,6 +287,9 @@ class CUDA(Device):
         def launch(*arguments: Array | None) -> None:  # of None, CuPy makes a null pointer
             function(grid, block, arguments, shared_mem=shared)
 
+        if unit.maps:
+            mapped = passing(unit.maps, self.address)
+            return lambda *arguments: launch(*mapped(arguments))
         return launch
 
     def stopwatch(self, launch: Callable[[Operands], None], operands: Operands) -> Stopwatch:

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from importlib import resources
 
+from autoconv.cuda.tensor_map import TensorMap
 from autoconv.layer import DIRECTIONS, LAYOUTS, ConvLayer
 
 Constant = tuple[str, int]
@@ -56,6 +57,10 @@ class Unit:
         Names of machine instructions that the compiled kernel must hold.
     capability : int
         The least compute capability, times ten, that has them.
+    persistent : bool
+        Whether a block takes one piece of work after the other, so that no more are launched than are resident.
+    maps : TensorMap or None
+        For each of the first arguments, how the copy engine sees the array: the kernel takes the map in its place.
     """
 
     function: str
@@ -70,6 +75,12 @@ class Unit:
     preamble: str = ""
     instructions: tuple[str, ...] = ()
     capability: int = 75
+    persistent: bool = False
+    maps: tuple[TensorMap | None, ...] = ()
+
+    def resident(self, multiprocessors: int) -> tuple[int, int, int]:
+        """The grid to launch of a persistent kernel."""
+        return (min(self.grid[0], self.blocks * multiprocessors), *self.grid[1:])
 
     @property
     def text(self) -> str:

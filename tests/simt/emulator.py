@@ -23,14 +23,16 @@ import numpy as np
 from autoconv.algorithm import Candidate
 from autoconv.cuda.device import CUDA
 from autoconv.cuda.source import Unit
+from autoconv.cuda.tensor_map import BYTES, TensorMap
 from autoconv.device import Operands, Stopwatch
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer
 
 HERE = Path(__file__).parent
 FENCE = 4096  # bytes on both sides of an array
+MULTIPROCESSORS = 4
 FLAGS = ("-std=c++17", "-ffp-contract=off", "-fPIC", "-w", "-g1")
-HEADERS = ("simt.h", "replay.h")
+HEADERS = ("simt.h", "async.h", "replay.h")
 MISSING = shutil.which("g++") is None
 
 
@@ -100,15 +102,40 @@ def _address(argument: Any) -> int | None:
     return None if argument is None else argument.__array_interface__["data"][0]
 
 
+def _grid(unit: Unit) -> tuple[int, int, int]:
+    return unit.resident(MULTIPROCESSORS) if unit.persistent else unit.grid
+
+
+def packed(tensor_map: TensorMap, address: int) -> bytes:
+    """A tensor map as the emulator reads it: `simt::Map` of async.h."""
+    extents, strides = [*tensor_map.extents, 1][:4], [*tensor_map.strides, 0][:3]
+    box = [*tensor_map.box, 1, 1][:4]
+    flags = (tensor_map.itemsize, len(tensor_map.extents), tensor_map.im2col, tensor_map.dtype == "float32")
+    corners = [pair or (0, 0) for pair in (tensor_map.steps, tensor_map.lower, tensor_map.upper)]
+    values = [*flags, *extents, *strides, *box, *corners[0], *corners[1], *corners[2]]
+    return struct.pack("=Q4I4I3Q4I2I2i2i", address, *values).ljust(BYTES, b"\0")
+
+
+def _passed(tensor_map: TensorMap, address: int) -> Any:
+    """The same where a kernel may copy it from: on a multiple of 64 bytes."""
+    raw = np.zeros(BYTES + 64, np.uint8)
+    place = raw[-raw.ctypes.data % 64 :][:BYTES]
+    place[:] = np.frombuffer(packed(tensor_map, address), np.uint8)
+    return place
+
+
 def launcher(unit: Unit, flags: tuple[str, ...], schedule: int, text: str | None = None) -> Callable[..., None]:
     """The unit as a function of its arrays, in this process."""
     library = ctypes.CDLL(str(build(unit.text if text is None else text, unit.function, flags)))
     library.simt_launch.restype = ctypes.c_char_p
-    grid, block = (ctypes.c_uint * 3)(*unit.grid), (ctypes.c_uint * 3)(unit.threads, 1, 1)
+    grid, block = (ctypes.c_uint * 3)(*_grid(unit)), (ctypes.c_uint * 3)(unit.threads, 1, 1)
 
     def launch(*arguments: Any) -> None:
         pointers = [ctypes.c_void_p(_address(argument)) for argument in arguments]
         values = (ctypes.c_void_p * len(pointers))(*(ctypes.addressof(pointer) for pointer in pointers))
+        maps = [(i, _passed(m, _address(arguments[i]) or 0)) for i, m in enumerate(unit.maps) if m is not None]
+        for i, place in maps:
+            values[i] = place.ctypes.data
         shared = ctypes.c_size_t(unit.shared)
         error = library.simt_launch(grid, block, shared, values, len(pointers), ctypes.c_uint(schedule))
         if error:
@@ -125,8 +152,10 @@ def sanitized(unit: Unit, sanitizer: str, schedule: int, text: str | None = None
     def launch(*arguments: Any) -> None:
         arrays = [None if a is None else np.ascontiguousarray(a) for a in arguments]
         sizes = [-1 if a is None else a.nbytes for a in arrays]
-        header = struct.pack("8IQ", *unit.grid, unit.threads, 1, 1, schedule, len(arrays), unit.shared)
-        payload = [header, struct.pack(f"{len(sizes)}q", *sizes), *(a.tobytes() for a in arrays if a is not None)]
+        header = struct.pack("8IQ", *_grid(unit), unit.threads, 1, 1, schedule, len(arrays), unit.shared)
+        maps = [b"" if m is None else packed(m, 0) for m in (*unit.maps, *[None] * len(arrays))][: len(arrays)]
+        head = header + struct.pack(f"{len(sizes)}q", *sizes) + b"".join(m.ljust(BYTES, b"\0") for m in maps)
+        payload = [head, *(a.tobytes() for a in arrays if a is not None)]
         with tempfile.NamedTemporaryFile(dir=_folder()) as file:
             file.write(b"".join(payload))
             file.flush()
@@ -136,7 +165,7 @@ def sanitized(unit: Unit, sanitizer: str, schedule: int, text: str | None = None
             )
             if done.returncode:
                 raise EmulationError(f"{unit.function} under {sanitizer} sanitizer: {done.stderr[:3000]}")
-            file.seek(len(payload[0]) + len(payload[1]))
+            file.seek(len(head))
             for given, array in zip(arguments, arrays, strict=True):
                 if array is not None:
                     back = np.frombuffer(file.read(array.nbytes), np.uint8)
@@ -166,7 +195,7 @@ class Emulated(CUDA):
         return {
             "name": f"emulated sm_{self.capability}",
             "compute_capability": self.capability,
-            "multiprocessors": 4,
+            "multiprocessors": MULTIPROCESSORS,
             "l2_bytes": 1 << 20,
             "memory_bytes": 1 << 30,
             "clock_hz": 1e9,
@@ -212,6 +241,9 @@ class Emulated(CUDA):
 
     def elsewhere(self) -> bool:
         return False
+
+    def launches_on(self) -> int:
+        return 0
 
     def stream(self) -> int:
         return 0

@@ -2,7 +2,7 @@
 // own, see the same launches as the tests. Arrays are allocated to the byte, so that ASan fences them.
 #pragma once
 
-#include "simt.h"
+#include "async.h"
 
 template <auto kernel>
 int replay(const char* path) {
@@ -15,6 +15,11 @@ int replay(const char* path) {
     std::vector<void*> arrays(header.count);
     std::vector<int64_t> sizes(header.count);  // -1 for a null pointer
     if (std::fread(sizes.data(), 8, sizes.size(), file) != sizes.size()) return 2;
+    struct alignas(64) TensorMap {
+        uint64_t word[16];
+    };
+    std::vector<TensorMap> maps(header.count);  // of zeros, where the kernel takes the array itself
+    if (std::fread(maps.data(), sizeof(TensorMap), maps.size(), file) != maps.size()) return 2;
     const long start = std::ftell(file);
     for (size_t i = 0; i < arrays.size(); i++) {
         if (sizes[i] < 0) continue;
@@ -22,7 +27,10 @@ int replay(const char* path) {
         if (posix_memalign(&arrays[i], 64, bytes) || std::fread(arrays[i], 1, bytes, file) != bytes) return 2;
     }
     std::vector<void*> arguments;
-    for (void*& array : arrays) arguments.push_back(&array);
+    for (size_t i = 0; i < arrays.size(); i++) {
+        arguments.push_back(maps[i].word[1] ? static_cast<void*>(&maps[i]) : &arrays[i]);
+        maps[i].word[0] = reinterpret_cast<uint64_t>(arrays[i]);
+    }
     const char* error = simt::launch<kernel>(header.grid, header.block, header.shared, arguments.data(),
                                              static_cast<int>(header.count), header.schedule);
     if (error) {

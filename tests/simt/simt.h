@@ -41,6 +41,7 @@
 #define __syncthreads() simt::barrier(__LINE__)
 #define threadIdx (simt::thread_index())
 #define blockIdx (simt::block_index)
+#define gridDim (simt::grid_size)
 #define SHARED(type, name) type& name = *static_cast<type*>(simt::shared_memory(sizeof(type), alignof(type)))
 #define SHARED_DYNAMIC SHARED
 
@@ -55,7 +56,7 @@ struct Index {
     unsigned x, y, z;
 };
 
-enum class State { run, barrier, warp, done };
+enum class State { run, barrier, warp, async, done };
 
 struct Copy {  // an asynchronous copy of 4, 8 or 16 bytes; without a source, of zeros
     void* to;
@@ -122,6 +123,12 @@ simt_switch:
 )");
 
 UNWATCHED inline const Index& thread_index() { return current->thread; }
+
+// What works behind the threads' backs: see async.h.
+void async_begin();
+void async_end();
+bool async_step(bool must);
+bool async_ready(const Fiber& fiber);
 
 // Back to the scheduler, until it chooses this fiber again.
 UNWATCHED inline void yield() {
@@ -307,6 +314,7 @@ UNWATCHED inline bool open_barrier() {
     for (Fiber& fiber : fibers) {
         done += fiber.state == State::done;
         if (fiber.state == State::warp) note("line %d: a warp's threads do not meet", fiber.line);
+        if (fiber.state == State::async) note("thread %d waits for what nothing will bring about", fiber.number);
         if (fiber.state != State::barrier) continue;
         waiting++;
         (line == 0 || line == fiber.line ? line : other) = fiber.line;
@@ -325,21 +333,27 @@ UNWATCHED inline void run_block(unsigned seed) {
     std::fill_n(arena, std::min(shared_limit + canary_bytes, arena_bytes), '\xff');
     for (size_t i = 0; i < order.size(); i++) prepare(fibers[order[i] = static_cast<int>(i)], static_cast<int>(i));
     if (seed % 4 == 1) std::reverse(order.begin(), order.end());
+    async_begin();
     tsan_release(&start_sync);
     do {
         for (bool ran = true; ran && !message[0];) {
             ran = false;
             if (seed % 4 > 1) std::shuffle(order.begin(), order.end(), random);
-            for (int number : order)
-                while (fibers[number].state == State::run && !message[0]) {
-                    resume(fibers[number]);
+            for (int number : order) {
+                Fiber& fiber = fibers[number];
+                if (fiber.state == State::async && async_ready(fiber)) fiber.state = State::run;
+                while (fiber.state == State::run && !message[0]) {
+                    resume(fiber);
                     ran = true;
                 }
+            }
+            ran |= async_step(false);
 #ifndef __SANITIZE_THREAD__
             land_some();
 #endif
         }
-    } while (!message[0] && open_barrier());
+    } while (!message[0] && (async_step(true) || open_barrier()));
+    async_end();
     tsan_acquire(&end_sync);
     for (Fiber& fiber : fibers) {
         for (auto& group : fiber.groups)
