@@ -63,6 +63,7 @@ def _phases(text: str) -> tuple[str, ...]:
 @click.option("--threads", type=click.IntRange(1, 1024), help="For everybody. [default: all]")
 @click.option("--isa", type=click.Choice(INSTRUCTION_SETS), help="Hold ours, and what peers can be, to these vectors.")
 @click.option("--layers", "names", type=_words, metavar="NAME,...", help="Only these layers. [default: all]")
+@click.option("--without", type=_words, metavar="NAME,...", help="All but these layers.")
 @click.option("--chart", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw a chart, as PNG.")
 @click.option("--device", "device_name", metavar="NAME", default="cpu", help="cpu, or cuda or cuda:N: see below.")
 @click.option("--budget", type=click.FloatRange(0, 1e6), default=540.0, help="GPU: seconds to spend. [default: 540]")
@@ -84,6 +85,7 @@ def bench(
     threads: int | None,
     isa: str | None,
     names: tuple[str, ...] | None,
+    without: tuple[str, ...] | None,
     chart: Path | None,
     device_name: str,
     budget: float,
@@ -110,14 +112,15 @@ def bench(
         raise click.UsageError("--chart needs matplotlib, which is not installed: pip install 'autoconv[report]'")
     nets = [(network.load(name), name != DEFAULT_SUITE) for name in suites or (DEFAULT_SUITE,)]
     for net, _ in nets:
-        for name in names or ():
+        for name in (*(names or ()), *(without or ())):
             net.find(name)
     setting = _setting(against, rounds, weights, direction, exact, fresh, threads, isa)
     done: list[Suite] = []
     for net, whole in nets:
         for size in batch or net.batches:
             if not (done and done[-1].interrupted):
-                done.append(run_suite(net, size, setting, names=names, network=whole, say=_say))
+                chosen = _chosen(net, names, without)
+                done.append(run_suite(net, size, setting, names=chosen, network=whole, say=_say))
                 if not as_json:
                     bench_report.print_suite(done[-1])
     if as_json:
@@ -160,6 +163,15 @@ def _on_gpu(
         TuningCache(folder / TUNING, system=None).export(folder / "cache")
     click.echo(text, nl=False)
     return FAILED if "INCOMPLETE" in text or any("failure" in result for result in results) else OK
+
+
+def _chosen(
+    net: network.Network, names: tuple[str, ...] | None, without: tuple[str, ...] | None
+) -> tuple[str, ...] | None:
+    """The layers to take; None for all."""
+    if without is None:
+        return names
+    return tuple(n.name for n in net.layers if n.name not in without and (names is None or n.name in names))
 
 
 def _setting(

@@ -427,6 +427,13 @@ def test_the_command_prints_a_table_and_json(verb: Callable[..., int], capsys: p
     assert [found["batch"] for found in json.loads(captured.out)] == [1, 2]
 
 
+def test_layers_can_be_left_out(verb: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb("tiny.yaml", "--batch", "1", "--rounds", "6", "--json", "--without", "first") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in found["layers"]] == ["second"]
+    assert verb("tiny.yaml", "--without", "conv9") == 2
+
+
 def test_fewer_peers_are_incomplete(verb: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert verb("tiny.yaml", "--rounds", "6", "--against", "torch") == 1
     assert "INCOMPLETE: torch, channels_last did not take part" in capsys.readouterr().out

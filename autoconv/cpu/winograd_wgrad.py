@@ -1,0 +1,153 @@
+"""Winograd's gradient of the filters on generated kernels, for the layers whose forward pass `winograd` takes.
+
+F(m x m, r x r) turned around needs `(m + r - 1)**2` multiplications for what `m * m` pixels of dy add to `r * r`
+taps, as the forward pass does for its outputs (Lavin and Gray 2016); the same splits serve strides and dilation.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from autoconv.algorithm import Algorithm, Kernel, Params
+from autoconv.cpu import compiler
+from autoconv.cpu.device import CPU
+from autoconv.cpu.pieces import Correlation, correlations
+from autoconv.cpu.pool import GeneratedKernel
+from autoconv.cpu.winograd import FEWEST_TAPS, LARGEST_STEP, MOST, MOST_GATHERS, SMALL, Winograd
+from autoconv.cpu.winograd_plan import LARGEST_TILE, Plan, Side
+from autoconv.cpu.winograd_wgrad_kernels import WgradPlan, emit
+from autoconv.layer import ConvLayer
+
+if TYPE_CHECKING:
+    from autoconv.device import Device
+
+CHUNKS = 16, 32, 64, 128, 256  # tiles of a chunk, about
+
+
+def _forward(layer: ConvLayer) -> Correlation:
+    return correlations(layer.replace(direction="fwd"))[0]
+
+
+def _plan(layer: ConvLayer, device: CPU, m: tuple[int, int], rows: int, slices: int) -> WgradPlan:
+    """`slices` 0: as many as make enough tasks of blocks of filters and channels."""
+    c = _forward(layer)
+    tiles = Plan(c, device.instruction_set, layer.accumulator.itemsize, m, rows, 0)
+    one = WgradPlan(tiles, 1, 1)
+    enough = -(-2 * device.threads // (one.filter_blocks * one.channel_blocks))
+    slices = min(slices or enough, tiles.chunks)
+    parts = min(-(-4 * device.threads // (slices * (tiles.c_blocks + one.k_vectors))), tiles.chunk)
+    return WgradPlan(tiles, slices, parts)
+
+
+def _parse(params: Params) -> tuple[tuple[int, int], int, int]:
+    down, across = map(int, str(params["m"]).split("x"))
+    return (down, across), int(params["rows"]), int(params["slices"])
+
+
+def plan_of(layer: ConvLayer, device: CPU, params: Params) -> WgradPlan:
+    """How a layer is cut."""
+    return _plan(layer, device, *_parse(params))
+
+
+def _cost(plan: WgradPlan, threads: int, l3_bytes: int) -> float:
+    """Predicted cycles of a thread, from counts of vector operations as for the forward pass."""
+    tiles = plan.tiles
+    groups, points = tiles.correlation.groups, tiles.points
+    number = groups * tiles.tile_rows * tiles.columns.tiles
+    vectors = plan.filter_blocks * plan.KB * plan.channel_blocks * plan.vectors
+    register_tile = plan.register_tiles[0][1] * plan.vectors
+    product = points * vectors * (number * (1 + 1.5 / register_tile) + groups * tiles.chunks * 6.0)
+    transforms = number * points * (tiles.c_blocks * 9.0 + plan.k_vectors * 9.0)
+    folds = groups * tiles.chunks * vectors * points * 4.0
+    finish = groups * vectors * plan.taps * (8.0 + 2 * plan.slices)
+    used = plan.slices * (plan.v_size + plan.y_size) * tiles.itemsize
+    crowded = min(max(2 * used / l3_bytes - 0.5, 0.0), 1.0)
+    work = (product + transforms) * (1 + 0.5 * crowded) + folds + finish
+    return work / threads + groups * (plan.steps * 2 + 1) * 4000.0
+
+
+@functools.lru_cache(256)
+def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int], ...]:
+    """The most promising sizes of tiles, with the best sizes of chunks."""
+    c = _forward(layer)
+    sizes = []
+    for axis in (c.rows, c.columns):
+        taps = -(-len(axis.taps) // Side(axis, 1).phases)
+        sizes.append(range(2, LARGEST_TILE + 2 - min(taps, FEWEST_TAPS)) if taps > 1 else range(1, 2))
+    found: dict[tuple[int, ...], tuple[float, tuple[int, int], int]] = {}
+    for m in itertools.product(sizes[0], sizes[1]):
+        one = _plan(layer, device, m, 1, 1).tiles
+        for rows in {min(max(tiles // one.columns.tiles, 1), one.tile_rows) for tiles in CHUNKS}:
+            cost = _cost(_plan(layer, device, m, rows, 0), device.threads, device.facts["l3_bytes"])
+            key = *sorted(m), rows >= one.tile_rows
+            found[key] = min(found.get(key, (cost, m, rows)), (cost, m, rows))
+    best = sorted(found.values())[: MOST if layer.flops > SMALL else 1]
+    return tuple(choice[1:] for choice in best)
+
+
+class WinogradWgrad(Algorithm):
+    """Tiles of m x m pixels of dy; chunks of `rows` of tiles; `slices` of chunks with sums of their own."""
+
+    name = "winograd_wgrad"
+    exact = False
+    spreads_nonfinite = True
+
+    @property
+    def version(self) -> str:
+        shared = "winograd_plan", "winograd_pieces", "winograd_filters", "winograd_kernels"
+        return compiler.version("pieces", *shared, "winograd_wgrad_kernels")
+
+    def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
+        assert isinstance(device, CPU)
+        if layer.direction != "wgrad":
+            return []
+        found: list[Params] = []
+        for m, rows in _ranked(layer, device):
+            plan = _plan(layer, device, m, rows, 0)
+            found.append({"m": f"{m[0]}x{m[1]}", "rows": rows, "slices": plan.slices})
+        return found
+
+    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
+        assert isinstance(device, CPU)
+        reasons = []
+        if (reason := compiler.unavailable()) is not None:
+            reasons.append(reason)
+        if layer.direction != "wgrad":
+            return [*reasons, f"{layer.direction}: winograd computes that"]
+        if min(layer.C, layer.K) // layer.groups < 2:
+            reasons.append("a group has a single channel: transforms would serve a single product")
+        tiles = plan_of(layer, device, params).tiles
+        sides = tiles.rows, tiles.columns
+        if all(side.r == 1 for side in sides):
+            reasons.append(f"the filter is {layer.R}x{layer.S}: no neighbouring taps in any phase of its stride")
+        if (largest := max(tiles.m)) >= LARGEST_TILE:
+            reasons.append(f"m={largest}: at most {LARGEST_TILE} points on a side keep the error small")
+        if tiles.mixed and tiles.c_blocks > MOST_GATHERS:
+            reasons.append(f"few channels in many parts of the filter: {tiles.c_blocks} vectors of them")
+        if (period := max(side.period for side in sides)) > LARGEST_STEP:
+            reasons.append(f"its pieces are {period} pixels apart, more than {LARGEST_STEP}")
+        return reasons
+
+    def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
+        assert isinstance(device, CPU)
+        return plan_of(layer, device, params).workspace_bytes(device.threads)
+
+    def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
+        assert isinstance(device, CPU)
+        plan = plan_of(layer, device, params)
+        rate = device.peak_flops(layer.dtype) / (2 * plan.lanes * device.threads)
+        cycles = _cost(plan, device.threads, device.facts["l3_bytes"])
+        return cycles / rate + layer.bytes / device.bandwidth() / 4
+
+    def bound(self, layer: ConvLayer, params: Params) -> float:
+        forward: Params = {"m": params["m"], "rows": 1, "share": 0}  # whose errors are no smaller
+        return Winograd().bound(layer.replace(direction="fwd"), forward)
+
+    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
+        assert isinstance(device, CPU)
+        plan = plan_of(layer, device, params)
+        program = compiler.build(emit, device.instruction_set, layer, plan)
+        return GeneratedKernel(program, device.threads, plan.workspace_bytes(device.threads))

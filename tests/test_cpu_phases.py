@@ -1,0 +1,114 @@
+"""Strided gradients as one convolution of unit stride: between guard pages, in every layout, type and split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from guards import run_guarded
+from layers import EDGES, edge, operands
+
+from autoconv import reference
+from autoconv.cpu import compiler
+from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
+from autoconv.cpu.phases import DepthwisePhases, DirectPhases, Phases, WinogradPhases, phased
+from autoconv.layer import ConvLayer
+
+pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
+HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
+DEVICE = CPU.current()
+DIRECT, WINOGRAD, DEPTHWISE = DirectPhases(), WinogradPhases(), DepthwisePhases()
+
+
+def check(algorithm: Phases, layer: ConvLayer, device: CPU = DEVICE, side: str = "after") -> bool:
+    """Holds the first candidate that can run against the oracle; whether there was one."""
+    able = (c for c in algorithm.all(layer, device) if not algorithm.why_not(layer, device, c.params))
+    candidate = next(able, None)
+    if candidate is None:
+        return False
+    arrays = operands(layer)
+    got = run_guarded(algorithm, layer, device, candidate, arrays, side)
+    error = reference.error(got, reference.convolve(layer, *arrays), reference.magnitude(layer, *arrays))
+    assert error <= algorithm.bound(layer, candidate.params), f"{candidate} on {layer}"
+    return True
+
+
+@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_edges_on_every_instruction_set(layout: str, instruction_set: str) -> None:
+    device = CPU.current(threads=2, instruction_set=instruction_set)
+    for algorithm, least in ((DIRECT, 5), (DEPTHWISE, 1 if layout == "NCHW" else 0)):
+        layers = {name: edge(name, direction="dgrad", layout=layout) for name in EDGES}
+        sides = ("before", "after") if algorithm is DEPTHWISE else ("after",)
+        assert sum(check(algorithm, layer, device, side) for layer in layers.values() for side in sides) >= least
+    assert check(WINOGRAD, edge("stem", direction="dgrad", layout=layout), device, "before")
+
+
+def reshaped(**changes: Any) -> ConvLayer:
+    fields: dict[str, Any] = {
+        "N": 3,
+        "C": 6,
+        "H": 18,
+        "W": 21,
+        "K": 8,
+        "R": 4,
+        "S": 4,
+        "padding": 1,
+        "stride": 2,
+        "direction": "dgrad",
+    }
+    return ConvLayer(**({"direction": "dgrad"} | fields | changes))
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_types_groups_and_strides(dtype: str, layout: str) -> None:
+    for changes in (
+        {"groups": 2},
+        {"stride": (1, 3), "W": 70, "S": 5, "padding": ((2, 0), (3, 1))},
+        {"stride": (4, 2), "R": 7, "padding": ((5, 1), (0, 2))},
+        {"R": 2, "S": 2, "padding": 0},
+    ):
+        assert check(DIRECT, reshaped(dtype=dtype, layout=layout, **changes))
+
+
+def test_images_are_woven_while_they_are_in_cache() -> None:
+    layer = reshaped(N=6, C=8, H=32, W=32, R=4)
+
+    class Small(CPU):
+        @property
+        def facts(self) -> dict[str, Any]:
+            return DEVICE.facts | {"l3_bytes": 4 * 2 * 4 * 32 * 17 * 17 + 4096}
+
+    small = Small(DEVICE.threads, DEVICE.instruction_set)
+    params = next(iter(DIRECT.candidates(layer, small)))
+    whole, part = (DIRECT.workspace_bytes(layer, device, params) for device in (DEVICE, small))
+    assert whole == 3 * part
+    assert check(DIRECT, layer, small)
+
+
+def test_the_phased_layer_has_the_filters_taps() -> None:
+    inner = phased(edge("stem", direction="dgrad"))
+    assert (inner.K, inner.R, inner.S, inner.stride) == (3 * 16, 3, 3, (1, 1))
+    ones = edge("stem", direction="dgrad", N=1, K=1)
+    candidate = DIRECT.all(ones, DEVICE)[0]
+    kernel = DIRECT.build(ones, DEVICE, candidate.params)
+    packed, out = DEVICE.buffer(kernel.packed_bytes), np.empty(ones.x_shape, np.float32)
+    kernel.pack(np.ones(ones.w_shape, np.float32), packed)
+    kernel.run(np.ones(ones.y_shape, np.float32), packed, out, None, None, DEVICE.buffer(kernel.workspace_bytes))
+    assert (out[0, :, 0, 0] == 1).all()  # the corner is seen once
+    assert out.sum() == ones.P * ones.Q * 11 * 11 * 3
+
+
+def test_every_reason_is_given() -> None:
+    def reasons(algorithm: Phases, layer: ConvLayer) -> str:
+        return "; ".join(algorithm.why_not(layer, DEVICE, {"BK": 16, "BP": 1, "BQ": 4, "filters": "packed"}))
+
+    assert "falls into phases" in reasons(DIRECT, edge("strided"))
+    assert "there is one phase" in reasons(DIRECT, edge("plain", direction="dgrad"))
+    assert "dilation 3x2" in reasons(DIRECT, edge("dilated strided", direction="dgrad"))
+    assert "depthwise_phases" in reasons(DIRECT, edge("depthwise strided", direction="dgrad"))
+    assert "4.0 times" in reasons(DIRECT, edge("pointwise strided", direction="dgrad"))
+    assert "see no input" in reasons(DIRECT, edge("padding beyond the filter", direction="dgrad"))
+    assert "too many phases" in reasons(DIRECT, reshaped(H=60, W=60, R=9, S=9, stride=9))

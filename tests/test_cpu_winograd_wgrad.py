@@ -1,0 +1,97 @@
+"""Winograd's gradient of the filters: every split of a layer, every instruction set, inside its buffers and bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from guards import run_guarded
+from layers import EDGES, edge, operands
+
+from autoconv import reference
+from autoconv.algorithm import Candidate, Params
+from autoconv.cpu import compiler
+from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
+from autoconv.cpu.winograd_wgrad import WinogradWgrad, plan_of
+from autoconv.layer import ConvLayer
+
+pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
+HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
+DEVICE = CPU.current()
+ALGORITHM = WinogradWgrad()
+SMALL: Params = {"m": "2x2", "rows": 2, "slices": 2}
+
+
+def check(layer: ConvLayer, params: Params, device: CPU = DEVICE, side: str = "after") -> None:
+    """Computes between guard pages and holds the answer against the oracle."""
+    assert ALGORITHM.why_not(layer, device, params) == []
+    arrays = operands(layer)
+    got = run_guarded(ALGORITHM, layer, device, Candidate(ALGORITHM.name, tuple(params.items())), arrays, side)
+    error = reference.error(got, reference.convolve(layer, *arrays), reference.magnitude(layer, *arrays))
+    assert error <= ALGORITHM.bound(layer, params), f"{params} on {layer}"
+
+
+FITTING = [name for name in EDGES if not ALGORITHM.why_not(edge(name, direction="wgrad"), DEVICE, SMALL)]
+
+
+def test_most_edges_fit() -> None:
+    assert {"tails", "stem", "strided", "dilated strided", "row filter", "large filter", "grouped"} < set(FITTING)
+
+
+@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("name", FITTING)
+def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None:
+    device = CPU.current(threads=2, instruction_set=instruction_set)
+    for layout, side in (("NCHW", "after"), ("NHWC", "before"))[: 2 if instruction_set == HERE[0] else 1]:
+        check(edge(name, direction="wgrad", layout=layout), SMALL, device, side)
+
+
+@pytest.mark.parametrize("m", ["3x3", "4x4", "5x5", "6x6", "7x7", "4x7", "7x2"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_sizes_of_tiles(m: str, layout: str) -> None:
+    check(edge("tails", layout=layout, direction="wgrad"), {"m": m, "rows": 1, "slices": 1})
+
+
+@pytest.mark.parametrize(("rows", "slices"), [(1, 1), (3, 2), (100, 1), (1, 7)])
+def test_the_answer_does_not_depend_on_the_threads(rows: int, slices: int) -> None:
+    for name in ("many images", "many channels", "grouped"):
+        layer = edge(name, direction="wgrad")
+        params: Params = {"m": "2x2", "rows": rows, "slices": slices}
+        check(layer, params)
+        a, b, _, _ = operands(layer)
+        found = []
+        for threads in (1, 2, 5):
+            kernel = ALGORITHM.build(layer, CPU.current(threads=threads), params)
+            out = np.full(layer.output_shape, np.nan, layer.numpy_dtype)
+            kernel.run(a, b, out, None, None, DEVICE.buffer(kernel.workspace_bytes))
+            found.append(out)
+        assert all((out == found[0]).all() for out in found)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_types(dtype: str, layout: str) -> None:
+    for name in ("tails", "stem"):
+        check(edge(name, dtype=dtype, layout=layout, direction="wgrad"), SMALL)
+
+
+@pytest.mark.parametrize("channels", [17, 40, 48, 80])
+def test_blocks_of_one_two_and_three_vectors(channels: int) -> None:
+    layer = edge("plain", direction="wgrad", C=channels, K=70)
+    assert plan_of(layer, DEVICE, SMALL).filter_blocks >= 2
+    check(layer, SMALL)
+
+
+def test_every_reason_is_given() -> None:
+    params: Params = {"m": "7x7", "rows": 1, "slices": 1}
+
+    def reasons(name: str, **changes: Any) -> str:
+        return "; ".join(ALGORITHM.why_not(edge(name, **({"direction": "wgrad"} | changes)), DEVICE, params))
+
+    assert "no neighbouring taps" in reasons("pointwise")
+    assert "single channel" in reasons("depthwise")
+    assert "m=9" in "; ".join(ALGORITHM.why_not(edge("plain", direction="wgrad"), DEVICE, {**params, "m": "9x9"}))
+    assert "29 vectors of them" in reasons("large filter", C=15, R=17, S=15, padding=9)
+    assert "winograd computes that" in reasons("plain", direction="fwd")
+    assert "9 pixels apart" in reasons("plain", H=40, W=40, dilation=9)
