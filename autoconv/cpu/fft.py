@@ -30,6 +30,7 @@ SMALL = 10**7, 5  # ... unless it has so few operations, or its filters fewer ta
 MOST_PIECES = 2  # correlations of a strided gradient, for the sake of compile time
 LARGEST_STEP = 8  # input pixels between neighbours of a piece: more would be loads without end
 LARGEST = 256 << 20  # bytes of filter spectra; layers beyond are deep and small in area
+HELD = 16 << 20  # bytes of them that stay in the last cache from chunk to chunk
 LARGEST_STACK = 256 << 10  # bytes a filter's taps and spectrum take while it is transformed
 
 
@@ -61,8 +62,9 @@ def _cost(plan: Spectra, threads: int, l2_bytes: int) -> float:
 
     A number of a transform takes some cycles for every doubling of its length, and some for its way through
     memory. Products take a cycle each, and what it takes to load the operands of a register tile; or they wait
-    for the filters, which every chunk fetches from the last cache. All of it slows down as what a thread works
-    on outgrows its second cache. Filters and workspace come from memory first.
+    for the filters, which every chunk fetches from the last cache, and the first from memory. All of it slows
+    down as what a thread works on outgrows its second cache. What threads share goes through the last one, the
+    workspace through memory.
     """
     tiles = plan.correlation.groups * plan.tile_rows * plan.columns.tiles
     inputs, filters = plan.k_blocks if plan.pointwise else plan.c_blocks, plan.k_blocks * plan.vectors
@@ -71,18 +73,22 @@ def _cost(plan: Spectra, threads: int, l2_bytes: int) -> float:
     forward = plan.columns.span / plan.columns.tiles / 2 * down + rows * across
     inverse = rows * across + plan.kept / 2 * down
     register_tile = plan.chunk_tiles / -(-plan.chunk_tiles // plan.pixels)
-    product = tiles * plan.frequencies * plan.depth * filters * (3 + 3 / register_tile)
-    packed = plan.itemsize * plan.packed_size
-    work = max(product, packed * plan.chunks / 12) + tiles * (inputs * forward + filters * inverse)
-    near = plan.itemsize * (plan.scratch_size + (plan.v_size / 4 if plan.share else plan.v_size))
-    work *= (1.15 if plan.share else 1) + 0.5 * min(max(near / l2_bytes - 0.75, 0), 1)
+    product = tiles * plan.frequencies * plan.depth * filters * (3 + 1.5 / register_tile)
+    transforms = tiles * (inputs * forward + filters * inverse)
     tasks, barriers = plan.chunks * plan.correlation.groups, 0.0
     if plan.pointwise:
         tasks *= plan.k_blocks
     elif plan.share:
         tasks = plan.k_blocks * min(plan.share, plan.chunks)
         barriers = 2 * plan.correlation.groups * -(-plan.chunks // plan.share) * 4000.0
-    return work * -(-tasks // threads) / tasks + (packed + plan.workspace_bytes(threads)) / 5.7 + barriers
+        shared = plan.itemsize * plan.v_size * plan.chunks * plan.correlation.groups
+        transforms += shared * (1 + plan.k_blocks) / 10
+    busiest = -(-tasks // threads) / tasks
+    packed = plan.itemsize * plan.packed_size
+    product = max(max(product, packed * plan.chunks / (12 if packed < HELD else 4)) * busiest, packed / 5.7)
+    near = plan.itemsize * plan.thread_size
+    crowded = 1 + 0.25 * min(max(near / l2_bytes - 1, 0), 2)
+    return (product + transforms * busiest) * crowded + plan.workspace_bytes(threads) / 5.7 + barriers
 
 
 def _sizes(axis: Axis, pairs: bool) -> list[Circle]:
@@ -110,14 +116,20 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
     """The most promising sizes of tiles, each with its best schedule."""
     main = max(pieces(layer), key=lambda c: c.macs)
     l2, l3 = device.facts["l2_bytes"], device.facts["l3_bytes"]
-    found = []
+    found: dict[tuple[int, ...], tuple[float, Spectra]] = {}
     for circles in itertools.product(_sizes(main.rows, False), _sizes(main.columns, True)):
         plan = _plan(layer, device, main, circles)
-        found.append((_cost(plan, device.threads, l2), plan))
-    found.sort(key=lambda entry: entry[0])
+        if plan.packed_size * plan.itemsize > LARGEST:
+            continue
+        whole = plan.resized(max(1, 64 // plan.columns.tiles), int(not plan.pointwise))
+        cost = min(_cost(some, device.threads, l2) for some in (plan, whole))
+        # of a size and its mirror image one is enough
+        lengths = tuple(sorted(plan.lengths)) if main.rows == main.columns else plan.lengths
+        if lengths not in found or cost < found[lengths][0]:
+            found[lengths] = cost, plan
     chosen = []
     most = 1 if layer.flops < SMALL[0] or max(layer.R, layer.S) < SMALL[1] else MOST
-    for _, plan in found[: 2 * most]:
+    for _, plan in sorted(found.values(), key=lambda entry: entry[0])[: 2 * most]:
         cost, rows, share = min(_schedules(plan, device.threads, l2, l3))
         chosen.append((cost, plan.lengths, rows, share))
     return tuple(choice[1:] for choice in sorted(chosen)[:most])

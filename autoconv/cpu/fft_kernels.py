@@ -106,39 +106,43 @@ class SpectraWriter(Writer):
         T, n = plan.lengths
         k = self.function("transform_rows", ptr(self.real), ptr(self.real))
         half, v = k.args
-        row, apart = plan.pitch * lanes, plan.v_stride
+        row, apart, step = plan.pitch * lanes, plan.v_stride, plan.planes * plan.v_stride
         both = Transform(k, self.real, lanes, n)
         each = Transform(k, self.real, lanes, n, pairs=True) if T > 2 else both
         line = k.scratch(self.real, 2 * n * lanes)
+
+        def store(x: Complex, p: Value) -> None:
+            put(x, p, apart)
+            if plan.planes == 3:
+                k.store(x.re + x.im, p + 2 * apart)
+
         with k.loop(0, plan.columns.tiles) as t:
             source, target = half + t * (plan.columns.m * lanes), v + t * lanes
             if T > 2:
                 with k.loop(1, T // 2) as f:
                     up, down = source + f * row, source + (T - f) * row
-                    points = target + (f - 1) * (n * 2 * apart)
+                    points = target + (f - 1) * (n * step)
 
                     def load(i: Value, j: int) -> Complex:
                         place = i * lanes + (j - j % 2) * lanes
                         a, b = (get(k, p + place, lanes, lanes) for p in (up, down))
                         return columns_apart(a, b, j % 2)
 
-                    each.write(load, lambda i, j, x: put(x, points + i * (2 * apart) + j * (2 * apart), apart))
+                    each.write(load, lambda i, j, x: store(x, points + i * step + j * step))
             both.write(
                 lambda i, j: get(k, source + i * lanes + j * lanes, T // 2 * row, lanes),
                 lambda i, j, x: put(x, line + i * (2 * lanes) + j * (2 * lanes), lanes),
             )
-            points = target + (T // 2 - 1) * n * (2 * apart)
-            rows_apart(
-                k, line, n, lanes,
-                lambda f, r, x: put(x, points + (f + r * (n // 2 + 1)) * (2 * apart), apart),
-            )  # fmt: skip
+            points = target + (T // 2 - 1) * n * step
+            rows_apart(k, line, n, lanes, lambda f, r, x: store(x, points + (f + r * (n // 2 + 1)) * step))
         return k
 
     def _product_of(self, size: int) -> Function:
         """The register tile: one frequency of `size` tiles by a vector of filters, summed over channels.
 
-        `(a + ib)(c + id)` in three real products, of which additions make the parts (Gauss). The filters of the
-        next frequency are fetched meanwhile: they come in runs too short for the processor to see it coming.
+        `(a + ib)(c + id)` in three real products, of which additions make the parts (Gauss). The sums a + b
+        come ready from the transforms, so that every operand is a broadcast from memory. The filters of the next
+        frequency are fetched meanwhile: they come in runs too short for the processor to foresee them.
         """
         plan, lanes = self.plan, self.plan.lanes
         k = self.function(f"product_of_{size}_", *[ptr(self.real)] * 3)
@@ -159,8 +163,8 @@ class SpectraWriter(Writer):
                 difference, total = d - c, c + d
                 for p in range(size):
                     place = source + channel + p * lanes
-                    a, b = k.broadcast(place, lanes), k.broadcast(place + plan.v_stride, lanes)
-                    acc[p][0].fma(a + b, c)
+                    a, b, both = (k.broadcast(place + plane * plan.v_stride, lanes) for plane in range(3))
+                    acc[p][0].fma(both, c)
                     acc[p][1].fma(a, difference)
                     acc[p][2].fma(b, total)
 
@@ -180,14 +184,14 @@ class SpectraWriter(Writer):
         plan = self.plan
         k = self.function(f"product_{rows}_", *[ptr(self.real)] * 3)
         v, u, out = k.args
-        with k.loop(0, plan.points, 2) as point:
+        with k.loop(0, plan.frequencies) as f:
             first = 0
             for count, size in split:
                 with k.loop(0, count) as n:
                     tile = n * size + first
-                    source = v + (point * plan.v_stride + tile * plan.lanes)
-                    target = out + (point * plan.m_stride + tile * plan.lanes)
-                    k.call(self.registers[size], source, u + point * (plan.depth * plan.lanes), target)
+                    source = v + (f * (plan.planes * plan.v_stride) + tile * plan.lanes)
+                    target = out + (f * (2 * plan.m_stride) + tile * plan.lanes)
+                    k.call(self.registers[size], source, u + f * (2 * plan.depth * plan.lanes), target)
                 first += count * size
         return k
 

@@ -18,8 +18,8 @@ from autoconv.cpu.winograd_plan import Plan, Side
 from autoconv.layer import ConvLayer
 
 LENGTHS = tuple(n for n in range(2, 101, 2) if factors(n, "a") and factors(n, "b"))
-# Tiles by vectors of filters of the product's register tile: three sums each.
-_REGISTER_TILES = {"avx512": {1: 8, 2: 4}, "avx2": {1: 3, 2: 1}, "generic": {1: 3, 2: 1}}
+# Tiles of the product's register tile: three sums each.
+_REGISTER_TILES = {"avx512": 9, "avx2": 3, "generic": 3}
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,16 @@ class Spectra(Plan):
 
     @functools.cached_property
     def pixels(self) -> int:
-        return _REGISTER_TILES[self.instruction_set][self.vectors]
+        return _REGISTER_TILES[self.instruction_set]
+
+    @functools.cached_property
+    def planes(self) -> int:
+        """Parts of a number of the transformed input: real, imaginary and, for the product, their sum."""
+        return 2 if self.pointwise else 3
+
+    @functools.cached_property
+    def v_size(self) -> int:
+        return self.frequencies * self.planes * self.v_stride
 
     @functools.cached_property
     def kept(self) -> int:
@@ -170,6 +179,9 @@ class Spectra(Plan):
         inputs = self.raw_size + self.rows.tile * self.pitch * self.lanes
         outputs = self.points * self.m_stride + self.rows.m * self.out_pitch * self.lanes + self.half_size
         return max(inputs, outputs)
+
+    def workspace_bytes(self, threads: int) -> int:
+        return -(-super().workspace_bytes(threads) // 64) * 64  # whole cache lines
 
 
 class _Taps(Spectra):
