@@ -33,7 +33,7 @@ class Operands:
 class Stopwatch:
     """Two ways to take one sample, in seconds, of a launch on given operands.
 
-    `cold`: filters not in cache, input warm, as a layer finds them in a network. `hot`: everything as
+    `cold`: filters not in cache, input and output warm, as a layer finds them in a network. `hot`: everything as
     the last run left it.
     """
 

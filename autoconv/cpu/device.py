@@ -229,6 +229,7 @@ class CPU(Device):
 
         def cold() -> float:
             self._sweep()
+            operands.out.view(np.uint8).max()  # memory that other layers used shortly before
             operands.a.view(np.uint8).max()  # as the layer before left it: in cache, as far as it fits
             if compiler.available():  # it left the threads awake, too; the first call wakes them
                 pool.rouse(self.instruction_set, self.threads)
