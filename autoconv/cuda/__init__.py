@@ -4,19 +4,23 @@ from autoconv.algorithm import Algorithm
 from autoconv.cuda.depthwise import Depthwise
 from autoconv.cuda.direct import Direct
 from autoconv.cuda.explicit import Explicit
+from autoconv.cuda.fft import FFT
 from autoconv.cuda.gemm import Gemm
 from autoconv.cuda.hopper import Hopper, HopperTF32
 from autoconv.cuda.tensor import Tensor, TensorTF32
 from autoconv.cuda.winograd import Winograd
+from autoconv.cuda.winograd_fused import WinogradFused
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     Direct(),
     Gemm(),
     Depthwise(),
     Winograd(),
+    WinogradFused(),
     Tensor(),
     TensorTF32(),
     Hopper(),
     HopperTF32(),
     Explicit(),
+    FFT(),
 )

@@ -27,6 +27,18 @@ DEVICE Offset output_of(Offset h, int r, Offset padding, Offset stride, Offset d
 
 DEVICE bool within(Offset value, Offset extent) { return value >= 0 && value < extent; }
 
+// A number type for positions in a matrix of so many elements, which may be larger than any array.
+template <bool large>
+struct IndexOf {
+    using type = Offset;
+};
+template <>
+struct IndexOf<true> {
+    using type = long long;
+};
+template <long long elements>
+using Index = typename IndexOf<(elements >= 1ll << 30)>::type;
+
 DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // y = activation(sum + bias + residual); a NaN passes ReLU.

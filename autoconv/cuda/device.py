@@ -16,6 +16,7 @@ import numpy as np
 
 from autoconv.algorithm import Array, Candidate
 from autoconv.cuda.compiler import CompileError, compiled, nvrtc
+from autoconv.cuda.libraries import BLAS, Transform, cublas, cufft
 from autoconv.cuda.source import Unit
 from autoconv.cuda.tensor_map import passing
 from autoconv.device import Device, Operands, Stopwatch
@@ -291,6 +292,27 @@ class CUDA(Device):
             mapped = passing(unit.maps, self.address)
             return lambda *arguments: launch(*mapped(arguments))
         return launch
+
+    def blas(self) -> BLAS:
+        """What calls cuBLAS.
+
+        Raises
+        ------
+        LibraryError
+            When it cannot be loaded.
+        """
+        return cublas()
+
+    def fourier(self, lengths: tuple[int, int], batch: int, dtype: str, back: bool) -> Transform:
+        """A plan of cuFFT: real planes to half spectra, or `back`, without a factor.
+
+        Raises
+        ------
+        LibraryError
+            When cuFFT cannot be loaded, or refuses.
+        """
+        with self.selected():
+            return cufft(self.index, lengths, batch, dtype, back)
 
     def stopwatch(self, launch: Callable[[Operands], None], operands: Operands) -> Stopwatch:
         """Events around replays of a graph; `cold` goes through operand sets larger than twice the L2."""

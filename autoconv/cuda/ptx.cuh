@@ -101,6 +101,13 @@ DEVICE unsigned round_tf32(unsigned bits) {
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
     return rounded;
 }
+#else  // no such copies: the thread waits for its own
+DEVICE void copy_async16(void* to, const void* from, bool wanted) {
+    aligned<Bits128>(to) = wanted ? aligned<Bits128>(from) : Bits128{};
+}
+DEVICE void commit_copies() {}
+template <int pending>
+DEVICE void wait_copies() {}
 #endif  // __CUDA_ARCH__ >= 800
 
 #else  // the emulator

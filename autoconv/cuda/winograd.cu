@@ -1,15 +1,7 @@
-// Winograd's minimal filtering F(MH x MW, R x S) in four kernels: filters U and inputs V are transformed, their
-// products summed over channels as one matrix product to each of the POINTS, and the sums transformed back.
-// `filter_h filter_w input_h input_w output_h output_w`, the one-dimensional transforms, are generated before
-// this text. The gradient of the input is the same with filters turned round and channels exchanged.
+// Winograd's minimal filtering in four kernels: filters U and inputs V are transformed, their products summed
+// over channels as one matrix product to each of the POINTS, and the sums transformed back. V and M keep the
+// order of the arrays: with channels last, channels are neighbours there too.
 
-constexpr bool BACK = DIRECTION == DGRAD;
-constexpr Offset ROWS = BACK ? CG : KG, DEPTH = BACK ? KG : CG;  // channels out and in, of a group
-constexpr Offset IN_H = BACK ? P : H, IN_W = BACK ? Q : W, OUT_H = BACK ? H : P, OUT_W = BACK ? W : Q;
-constexpr Offset START_H = BACK ? R - 1 - PAD_TOP : PAD_TOP, START_W = BACK ? S - 1 - PAD_LEFT : PAD_LEFT;
-constexpr int AH = MH + static_cast<int>(R) - 1, AW = MW + static_cast<int>(S) - 1, POINTS = AH * AW;
-constexpr Offset TILES_H = (OUT_H + MH - 1) / MH, TILES_W = (OUT_W + MW - 1) / MW, TILES = N * TILES_H * TILES_W;
-constexpr bool LAST = LAYOUT == NHWC;  // channels are neighbours, in the arrays and in V and M
 constexpr long long V_SIZE = ((long long)POINTS * GROUPS * DEPTH * TILES + 63) / 64 * 64;
 
 DEVICE long long matrix(int point, int group, Offset rows, Offset columns) {
@@ -38,32 +30,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) winograd_filter(co
     if (at >= GROUPS * ROWS * DEPTH) return;
     const int group = static_cast<int>(at / (ROWS * DEPTH));
     const int row = static_cast<int>(at / DEPTH % ROWS), depth = static_cast<int>(at % DEPTH);
-    Acc half[R][AW];
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-        Acc taps[S];
-#pragma unroll
-        for (int s = 0; s < S; s++)
-            taps[s] = Acc(to_float(BACK ? w[w_at(group * KG + depth, row, R - 1 - r, S - 1 - s)]
-                                        : w[w_at(group * KG + row, depth, r, s)]));
-        filter_w(taps, half[r]);
-    }
-#pragma unroll
-    for (int j = 0; j < AW; j++) {
-        Acc taps[R], points[AH];
-#pragma unroll
-        for (int r = 0; r < R; r++) taps[r] = half[r][j];
-        filter_h(taps, points);
-#pragma unroll
-        for (int i = 0; i < AH; i++) U[matrix(i * AW + j, group, ROWS, DEPTH) + row * DEPTH + depth] = points[i];
-    }
+    transform_filter(w, group, row, depth, [&](int point, Acc value) {
+        U[matrix(point, group, ROWS, DEPTH) + row * DEPTH + depth] = value;
+    });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) winograd_input(const T* x, Acc* workspace) {
     const Job mine = job(GROUPS * DEPTH);
     if (!mine.exists) return;
-    const Offset h0 = mine.tile / TILES_W % TILES_H * MH - START_H, v0 = mine.tile % TILES_W * MW - START_W;
-    const Offset n = mine.tile / TILES_W / TILES_H;
+    const Corner first = corner(mine.tile);
+    const Offset h0 = first.h - START_H, v0 = first.w - START_W;
     Acc half[AH][AW];
 #pragma unroll
     for (int i = 0; i < AH; i++) {
@@ -71,8 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) winograd_input(con
 #pragma unroll
         for (int j = 0; j < AW; j++) {
             const bool inside = within(h0 + i, IN_H) && within(v0 + j, IN_W);
-            const Offset at = BACK ? y_at(n, mine.channel, h0 + i, v0 + j) : x_at(n, mine.channel, h0 + i, v0 + j);
-            pixels[j] = inside ? Acc(to_float(x[at])) : Acc(0);
+            pixels[j] = inside ? Acc(to_float(x[in_at(first.n, mine.channel, h0 + i, v0 + j)])) : Acc(0);
         }
         input_w(pixels, half[i]);
     }
@@ -118,27 +93,6 @@ winograd_output(const Acc* workspace, T* out, const T* bias, const T* residual) 
     if (!mine.exists) return;
     const Acc* M = workspace + V_SIZE + in_matrix(mine.channel % ROWS, mine.tile, ROWS);
     const int group = mine.channel / static_cast<int>(ROWS);
-    Acc half[AH][MW];
-#pragma unroll
-    for (int i = 0; i < AH; i++) {
-        Acc points[AW];
-#pragma unroll
-        for (int j = 0; j < AW; j++) points[j] = M[matrix(i * AW + j, group, ROWS, TILES)];
-        output_w(points, half[i]);
-    }
-    const Offset h0 = mine.tile / TILES_W % TILES_H * MH, v0 = mine.tile % TILES_W * MW;
-    const Offset n = mine.tile / TILES_W / TILES_H;
-#pragma unroll
-    for (int j = 0; j < MW; j++) {
-        Acc points[AH], pixels[MH];
-#pragma unroll
-        for (int i = 0; i < AH; i++) points[i] = half[i][j];
-        output_h(points, pixels);
-#pragma unroll
-        for (int i = 0; i < MH; i++) {
-            if (h0 + i >= OUT_H || v0 + j >= OUT_W) continue;
-            const Offset at = BACK ? x_at(n, mine.channel, h0 + i, v0 + j) : y_at(n, mine.channel, h0 + i, v0 + j);
-            out[at] = finished(pixels[i], bias, residual, mine.channel, at);
-        }
-    }
+    write_tile([&](int point) { return M[matrix(point, group, ROWS, TILES)]; }, mine.channel, mine.tile, out, bias,
+               residual);
 }

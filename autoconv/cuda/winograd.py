@@ -29,6 +29,16 @@ def _function(name: str, matrix: Matrix) -> str:
     return f"DEVICE void {name}({shape}) {{\n{''.join(lines)}}}\n"
 
 
+def transforms_text(layer: ConvLayer, MH: int, MW: int) -> str:
+    """The one-dimensional transforms of F(MH x MW, R x S), as `winograd.cuh` calls them."""
+    down, across = transforms(MH, layer.R), transforms(MW, layer.S)
+    return "".join(
+        _function(f"{name}_{axis}", getattr(t, matrix))
+        for name, matrix in (("filter", "G"), ("input", "BT"), ("output", "AT"))
+        for axis, t in (("h", down), ("w", across))
+    )
+
+
 def _factor(value: Fraction) -> str:
     return {1: "", -1: "-"}.get(value, f"Acc({float(value)!r}) * ")  # type: ignore[call-overload, no-any-return]
 
@@ -41,7 +51,7 @@ class Winograd(CudaAlgorithm):
     """
 
     name = "winograd"
-    files = ("gemm_tile.cuh", "winograd.cu")
+    files = ("gemm_tile.cuh", "winograd.cuh", "winograd.cu")
     exact = False
     spreads_nonfinite = True
 
@@ -73,19 +83,14 @@ class Winograd(CudaAlgorithm):
         tile = _tile(params)
         assert tile is not None
         MH, MW = _outputs(layer, params)
-        down, across = transforms(MH, layer.R), transforms(MW, layer.S)
-        text = "".join(
-            _function(f"{name}_{axis}", getattr(t, matrix))
-            for name, matrix in (("filter", "G"), ("input", "BT"), ("output", "AT"))
-            for axis, t in (("h", down), ("w", across))
-        )
+        text = transforms_text(layer, MH, MW)
         blocks = 4
         if layer.dtype == "float64":
             tile, blocks = tile.halved(), 2
         # a thread holds the points of a tile
         constants = (*tile.constants, ("MH", MH), ("MW", MW), ("THREADS", THREADS), ("BLOCKS", blocks))
-        rows, depth, tiles = _extents(layer, params)
-        points = down.tile * across.tile
+        rows, depth, tiles = extents(layer, params)
+        points = _points(layer, params)
 
         def unit(name: str, jobs: int) -> Unit:
             grid = (ceil_div(jobs, THREADS), 1, 1)
@@ -120,7 +125,7 @@ class Winograd(CudaAlgorithm):
         return _points(layer, params) * layer.groups * filters * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
-        rows, depth, tiles = _extents(layer, params)
+        rows, depth, tiles = extents(layer, params)
         tile = _tile(params)
         assert tile is not None
         whole = ceil_div(rows, tile.BM) * tile.BM * ceil_div(tiles, tile.BN) * tile.BN
@@ -162,7 +167,7 @@ def _points(layer: ConvLayer, params: Params) -> int:
     return (MH + layer.R - 1) * (MW + layer.S - 1)
 
 
-def _extents(layer: ConvLayer, params: Params) -> tuple[int, int, int]:
+def extents(layer: ConvLayer, params: Params) -> tuple[int, int, int]:
     """Channels out and in of a group, and tiles."""
     MH, MW = _outputs(layer, params)
     C, K = layer.C // layer.groups, layer.K // layer.groups
@@ -172,5 +177,5 @@ def _extents(layer: ConvLayer, params: Params) -> tuple[int, int, int]:
 
 def _sizes(layer: ConvLayer, params: Params) -> tuple[int, int, int]:
     """Elements of U, V and M to a point and group."""
-    rows, depth, tiles = _extents(layer, params)
+    rows, depth, tiles = extents(layer, params)
     return rows * depth, depth * tiles, rows * tiles

@@ -19,9 +19,11 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from simt.libraries import NumpyBLAS, NumpyFFT
 
 from autoconv.algorithm import Candidate
 from autoconv.cuda.device import CUDA
+from autoconv.cuda.libraries import BLAS, Transform
 from autoconv.cuda.source import Unit
 from autoconv.cuda.tensor_map import BYTES, TensorMap
 from autoconv.device import Operands, Stopwatch
@@ -256,6 +258,12 @@ class Emulated(CUDA):
 
     def prepare(self, layer: ConvLayer, candidates: Sequence[Candidate]) -> None:
         """What the emulator needs is built by g++, when it is loaded."""
+
+    def blas(self) -> BLAS:
+        return NumpyBLAS()
+
+    def fourier(self, lengths: tuple[int, int], batch: int, dtype: str, back: bool) -> Transform:
+        return NumpyFFT(lengths, batch, dtype, back)
 
     def load(self, unit: Unit) -> Callable[..., None]:
         if self.sanitizer:

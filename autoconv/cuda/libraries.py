@@ -1,0 +1,244 @@
+"""cuBLAS and cuFFT by ctypes: on raw addresses, on the current stream, also while that is captured in a graph.
+
+CuPy has both, and loads them here; its own bindings allocate, and refuse to be captured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from autoconv.errors import AutoconvError
+
+BLAS_NAMES = ("libcublas.so.13", "libcublas.so.12")
+FFT_NAMES = ("libcufft.so.12", "libcufft.so.11")
+
+# cudaDataType_t, and the cublasComputeType_t of its sums: float32 proper, never tf32.
+TYPES = {"float32": 0, "float64": 1, "float16": 2, "complex64": 4, "complex128": 5, "bfloat16": 14}
+COMPUTE_FLOAT32, COMPUTE_FLOAT64 = 68, 70
+OPERATIONS = {"N": 0, "T": 1}
+DEFAULT_ALGORITHM = -1
+TRANSFORMS = {("float32", False): 0x2A, ("float32", True): 0x2C, ("float64", False): 0x6A, ("float64", True): 0x6C}
+EXECUTE = {0x2A: "cufftExecR2C", 0x2C: "cufftExecC2R", 0x6A: "cufftExecD2Z", 0x6C: "cufftExecZ2D"}
+
+
+class LibraryError(AutoconvError, RuntimeError):
+    """A library of CUDA that is missing, or that refuses a call."""
+
+
+class Operand(NamedTuple):
+    """A batch of matrices in memory: steps, in elements, from row to row, column to column, matrix to matrix."""
+
+    row: int
+    column: int
+    batch: int = 0
+
+    @property
+    def transposed(self) -> Operand:
+        """The same with rows for columns."""
+        return Operand(self.column, self.row, self.batch)
+
+
+class Matrix(NamedTuple):
+    """The same as cuBLAS wants it, by columns: the operation on what is stored, and the leading dimension."""
+
+    operation: str
+    leading: int
+    batch: int
+
+
+class BLAS(Protocol):
+    """As much of cuBLAS as is used."""
+
+    def gemm(
+        self,
+        extents: tuple[int, int, int],
+        batch: int,
+        dtypes: tuple[str, str],
+        a: tuple[int, Matrix],
+        b: tuple[int, Matrix],
+        c: tuple[int, Matrix],
+        add: bool,
+    ) -> None:
+        """C (m x n) = A B, or C += A B, `batch` times; dtypes of the operands and of C; addresses with matrices."""
+
+
+class Transform(Protocol):
+    """A batch of two-dimensional real transforms of one length, forward or (unnormalised) back."""
+
+    workspace_bytes: int
+
+    def run(self, source: int, target: int, workspace: int) -> None:
+        """Transform planes at an address to another; the way back may destroy its source."""
+
+
+Product = Callable[[int, int, int, bool], None]
+
+
+def product(
+    blas: BLAS, dtypes: tuple[str, str], extents: tuple[int, int, int], batch: int, a: Operand, b: Operand, c: Operand
+) -> Product:
+    """A batched matrix product as a function of three addresses, and of whether it adds to what is there.
+
+    Parameters
+    ----------
+    dtypes : of both operands, and of the result
+    extents : int
+        Rows of `a`, columns of `b`, and the depth in between.
+    a, b, c : Operand
+        Each with neighbouring elements along rows or along columns.
+
+    Raises
+    ------
+    ValueError
+        When an operand has neighbours along neither.
+    """
+    m, n, k = extents
+    by_rows = c.row != 1 and (c.column == 1 or n == 1)
+    if by_rows:  # cuBLAS writes the transpose, by columns
+        a, b, c = b.transposed, a.transposed, c.transposed
+        m, n = n, m
+    first, second, third = _matrix(a, m, k), _matrix(b, k, n), _matrix(c, m, n)
+    if third.operation != "N":
+        raise ValueError(f"results {c} have no neighbours")
+
+    def multiply(a_at: int, b_at: int, c_at: int, add: bool = False) -> None:
+        if by_rows:
+            a_at, b_at = b_at, a_at
+        blas.gemm((m, n, k), batch, dtypes, (a_at, first), (b_at, second), (c_at, third), add)
+
+    return multiply
+
+
+def _matrix(operand: Operand, rows: int, columns: int) -> Matrix:
+    if operand.row == 1 or rows == 1:
+        return Matrix("N", max(operand.column if columns > 1 else 1, rows), operand.batch)
+    if operand.column == 1 or columns == 1:
+        return Matrix("T", max(operand.row, columns), operand.batch)
+    raise ValueError(f"{operand}: neither rows nor columns are neighbours")
+
+
+def _open(names: tuple[str, ...], module: str) -> ctypes.CDLL:
+    """A library that importing a module of CuPy brings, wherever that finds it."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise LibraryError(f"{names[0]} does not load: {error}") from error
+    for name in names:
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name)
+    raise LibraryError(f"none of {', '.join(names)} can be loaded")
+
+
+def _checked(what: str, status: int) -> None:
+    if status:
+        raise LibraryError(f"{what}: status {status}")
+
+
+def _stream() -> ctypes.c_void_p:
+    import cupy
+
+    return ctypes.c_void_p(cupy.cuda.get_current_stream().ptr)
+
+
+class CuBLAS:
+    """With CuPy's handle, of which each thread has its own.
+
+    Raises
+    ------
+    LibraryError
+        When there is no cuBLAS.
+    """
+
+    def __init__(self) -> None:
+        self._library = _open(BLAS_NAMES, "cupy_backends.cuda.libs.cublas")
+        self._handle = importlib.import_module("cupy.cuda.device").get_cublas_handle
+        numbers = (ctypes.c_float * 2)(1, 0), (ctypes.c_float * 2)(0, 0)  # read as real or as complex
+        wide = (ctypes.c_double * 2)(1, 0), (ctypes.c_double * 2)(0, 0)
+        self._scalars = {COMPUTE_FLOAT32: numbers, COMPUTE_FLOAT64: wide}
+
+    def gemm(
+        self,
+        extents: tuple[int, int, int],
+        batch: int,
+        dtypes: tuple[str, str],
+        a: tuple[int, Matrix],
+        b: tuple[int, Matrix],
+        c: tuple[int, Matrix],
+        add: bool,
+    ) -> None:
+        """`cublasGemmStridedBatchedEx`."""
+        handle = ctypes.c_void_p(self._handle())
+        compute = COMPUTE_FLOAT64 if dtypes[0] in ("float64", "complex128") else COMPUTE_FLOAT32
+        one, zero = self._scalars[compute]
+        _checked("cublasSetStream", self._library.cublasSetStream_v2(handle, _stream()))
+
+        def stored(place: tuple[int, Matrix], dtype: str) -> tuple[Any, ...]:
+            address, matrix = place
+            return ctypes.c_void_p(address), TYPES[dtype], matrix.leading, ctypes.c_longlong(matrix.batch)
+
+        status = self._library.cublasGemmStridedBatchedEx(
+            handle,
+            *(OPERATIONS[matrix.operation] for _, matrix in (a, b)),
+            *extents,
+            one,
+            *stored(a, dtypes[0]),
+            *stored(b, dtypes[0]),
+            one if add else zero,
+            *stored(c, dtypes[1]),
+            batch,
+            compute,
+            DEFAULT_ALGORITHM,
+        )
+        _checked("cublasGemmStridedBatchedEx", status)
+
+
+class CuFFT:
+    """A plan of cuFFT that works in the caller's workspace.
+
+    Raises
+    ------
+    LibraryError
+        When there is no cuFFT, or it refuses the lengths.
+    """
+
+    def __init__(self, lengths: tuple[int, int], batch: int, dtype: str, back: bool) -> None:
+        self._library = _open(FFT_NAMES, "cupy.cuda.cufft")
+        self._kind = TRANSFORMS[dtype, back]
+        self._lock = threading.Lock()  # a plan has one stream and one workspace at a time
+        plan, size = ctypes.c_int(), ctypes.c_size_t()
+        _checked("cufftCreate", self._library.cufftCreate(ctypes.byref(plan)))
+        weakref.finalize(self, self._library.cufftDestroy, plan).atexit = False
+        _checked("cufftSetAutoAllocation", self._library.cufftSetAutoAllocation(plan, 0))
+        status = self._library.cufftMakePlanMany(
+            plan, 2, (ctypes.c_int * 2)(*lengths), None, 1, 0, None, 1, 0, self._kind, batch, ctypes.byref(size)
+        )
+        _checked(f"cufftMakePlanMany of {batch} times {lengths[0]}x{lengths[1]}", status)
+        self._plan, self.workspace_bytes = plan, size.value
+
+    def run(self, source: int, target: int, workspace: int) -> None:
+        """`cufftExecR2C` or the like."""
+        plan, library = self._plan, self._library
+        with self._lock:
+            _checked("cufftSetStream", library.cufftSetStream(plan, _stream()))
+            _checked("cufftSetWorkArea", library.cufftSetWorkArea(plan, ctypes.c_void_p(workspace)))
+            status = getattr(library, EXECUTE[self._kind])(plan, ctypes.c_void_p(source), ctypes.c_void_p(target))
+        _checked(EXECUTE[self._kind], status)
+
+
+@functools.cache
+def cublas() -> CuBLAS:
+    """The one of this process."""
+    return CuBLAS()
+
+
+@functools.lru_cache(maxsize=256)
+def cufft(device: int, lengths: tuple[int, int], batch: int, dtype: str, back: bool) -> CuFFT:
+    """A plan on a GPU, which must be the current one; the same for the same question."""
+    return CuFFT(lengths, batch, dtype, back)

@@ -1,0 +1,85 @@
+// Winograd's minimal filtering F(MH x MW, R x S): geometry, the transform of a filter and that of a tile of sums.
+// `filter_h filter_w input_h input_w output_h output_w`, the one-dimensional transforms, are generated before
+// this text. The gradient of the input is the same with filters turned round and channels exchanged.
+
+constexpr bool BACK = DIRECTION == DGRAD;
+constexpr Offset ROWS = BACK ? CG : KG, DEPTH = BACK ? KG : CG;  // channels out and in, of a group
+constexpr Offset IN_H = BACK ? P : H, IN_W = BACK ? Q : W, OUT_H = BACK ? H : P, OUT_W = BACK ? W : Q;
+constexpr Offset START_H = BACK ? R - 1 - PAD_TOP : PAD_TOP, START_W = BACK ? S - 1 - PAD_LEFT : PAD_LEFT;
+constexpr int AH = MH + static_cast<int>(R) - 1, AW = MW + static_cast<int>(S) - 1, POINTS = AH * AW;
+constexpr Offset TILES_H = (OUT_H + MH - 1) / MH, TILES_W = (OUT_W + MW - 1) / MW, TILES = N * TILES_H * TILES_W;
+constexpr bool LAST = LAYOUT == NHWC;  // channels are neighbours
+
+DEVICE Offset in_at(Offset n, int channel, Offset h, Offset w) {
+    return BACK ? y_at(n, channel, h, w) : x_at(n, channel, h, w);
+}
+DEVICE Offset out_at(Offset n, int channel, Offset h, Offset w) {
+    return BACK ? x_at(n, channel, h, w) : y_at(n, channel, h, w);
+}
+
+// The upper left corner of a tile, among outputs.
+struct Corner {
+    Offset n, h, w;
+};
+DEVICE Corner corner(Offset tile) {
+    return {tile / TILES_W / TILES_H, tile / TILES_W % TILES_H * MH, tile % TILES_W * MW};
+}
+
+// One filter's points: `put(point, value)`.
+template <class Put>
+DEVICE void transform_filter(const T* w, int group, int row, int depth, Put put) {
+    Acc half[R][AW];
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        Acc taps[S];
+#pragma unroll
+        for (int s = 0; s < S; s++)
+            taps[s] = Acc(to_float(BACK ? w[w_at(group * KG + depth, row, R - 1 - r, S - 1 - s)]
+                                        : w[w_at(group * KG + row, depth, r, s)]));
+        filter_w(taps, half[r]);
+    }
+#pragma unroll
+    for (int j = 0; j < AW; j++) {
+        Acc taps[R], points[AH];
+#pragma unroll
+        for (int r = 0; r < R; r++) taps[r] = half[r][j];
+        filter_h(taps, points);
+#pragma unroll
+        for (int i = 0; i < AH; i++) put(i * AW + j, points[i]);
+    }
+}
+
+// The outputs of a tile from its sums: `sum_of(point)`. A row of them is stored at once where it is aligned.
+template <class Sums>
+DEVICE void write_tile(Sums sum_of, int channel, Offset tile, T* out, const T* bias, const T* residual) {
+    constexpr bool WHOLE = !LAST && (MW == 2 || MW == 4) && OUT_W % MW == 0;
+    struct alignas(WHOLE ? (MW * sizeof(T) < 16 ? MW * sizeof(T) : 16) : sizeof(T)) Run {
+        T value[MW];
+    };
+    Acc half[MH][AW];
+#pragma unroll
+    for (int j = 0; j < AW; j++) {
+        Acc points[AH], pixels[MH];
+#pragma unroll
+        for (int i = 0; i < AH; i++) points[i] = sum_of(i * AW + j);
+        output_h(points, pixels);
+#pragma unroll
+        for (int i = 0; i < MH; i++) half[i][j] = pixels[i];
+    }
+    const Corner at = corner(tile);
+#pragma unroll
+    for (int i = 0; i < MH; i++) {
+        Acc pixels[MW];
+        output_w(half[i], pixels);
+        if (at.h + i >= OUT_H) continue;
+        Run run;
+#pragma unroll
+        for (int j = 0; j < MW; j++) {
+            if (!WHOLE && at.w + j >= OUT_W) continue;
+            const Offset place = out_at(at.n, channel, at.h + i, at.w + j);
+            run.value[j] = finished(pixels[j], bias, residual, channel, place);
+            if (!WHOLE) out[place] = run.value[j];
+        }
+        if (WHOLE) aligned<Run>(out + out_at(at.n, channel, at.h + i, at.w)) = run;
+    }
+}
