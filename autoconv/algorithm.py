@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -104,6 +106,14 @@ class Algorithm(ABC):
     vendor: ClassVar[str | None] = None
     pool: ClassVar[str] = ""
     stands_in_for: ClassVar[str | None] = None
+
+    def installed(self) -> bool:
+        """Whether the vendor's library, if it is one's, could be loaded; its package is looked for, not imported."""
+        return self.vendor is None or importlib.util.find_spec(self.vendor) is not None
+
+    def loaded(self) -> bool:
+        """Whether this process has loaded it."""
+        return self.vendor is None or self.vendor in sys.modules
 
     @property
     @abstractmethod

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
-import sys
 import threading
 import uuid
 from collections import OrderedDict
@@ -14,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, get_args
 
-from autoconv.algorithm import Candidate
+from autoconv.algorithm import Algorithm, Candidate
 from autoconv.device import Device
 from autoconv.devices import resolve
 from autoconv.errors import PlanError, RecordError
@@ -128,20 +126,21 @@ def _default_cache(directory: str | None) -> TuningCache:
 
 
 @functools.cache
-def _installed(vendor: str) -> bool:
-    return importlib.util.find_spec(vendor) is not None
+def _installed(adapter: Algorithm) -> bool:
+    return adapter.installed()
 
 
 @functools.cache
-def _vendor_names(device: Device) -> tuple[str, ...]:
-    return tuple(sorted({a.vendor for a in device.algorithms if a.vendor is not None}))
+def _adapters(device: Device) -> dict[str, Algorithm]:
+    """One algorithm of each vendor."""
+    return {a.vendor: a for a in device.algorithms if a.vendor is not None}
 
 
 def _vendors(device: Device, vendors: object) -> frozenset[str]:
     if vendors == "loaded":
-        return frozenset(name for name in _vendor_names(device) if name in sys.modules)
+        return frozenset(name for name, adapter in _adapters(device).items() if adapter.loaded())
     if vendors is True:
-        return frozenset(name for name in _vendor_names(device) if _installed(name))
+        return frozenset(name for name, adapter in _adapters(device).items() if _installed(adapter))
     if vendors is False:
         return frozenset()
     raise PlanError(f"vendors={vendors!r}: allowed are 'loaded', True, False")
@@ -261,9 +260,9 @@ class _Request:
         usable = {}
         for name, found in record.facts().items():
             algorithm = self.algorithms.get(name.partition("[")[0])
-            if algorithm is None or found.version != algorithm.version:
+            if algorithm is None or algorithm.vendor not in (None, *self.vendors):
                 continue
-            if algorithm.vendor is None or algorithm.vendor in self.vendors:
+            if found.version == algorithm.version:
                 usable[name] = found
         return usable
 
@@ -340,6 +339,13 @@ class _Request:
         found: dict[str, Facts] = {}
         entrants = []
         for name in names:
+            if name not in survey.expected:  # an incumbent on record, which cannot run, whatever is written there
+                found[name] = Facts(
+                    version=known[name].version,
+                    failure="it is not a candidate of this layer",
+                    vendor=known[name].vendor,
+                )
+                continue
             expected = survey.expected[name]
             if (need := expected.workspace + expected.packed) > free // 2:
                 failure = f"not enough memory: needs {need >> 20} MiB, and {free >> 20} MiB are free"

@@ -41,7 +41,9 @@ class Survey:
             for candidate in offered:
                 name = str(candidate)
                 self.candidates[name] = candidate
-                reasons = [*self._vendor_reasons(algorithm), *algorithm.why_not(layer, device, candidate.params)]
+                reasons = self._vendor_reasons(algorithm)
+                if not reasons or algorithm.loaded() or not algorithm.installed():  # else asking could load a library
+                    reasons += algorithm.why_not(layer, device, candidate.params)
                 if reasons:
                     self.reasons[name] = reasons
         self.spared = self._spared()

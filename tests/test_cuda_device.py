@@ -42,12 +42,12 @@ def cache(tmp_path: Path) -> TuningCache:
 
 
 def test_every_algorithm_is_in_the_table() -> None:
-    registered = {type(algorithm) for algorithm in autoconv.cuda.ALGORITHMS}
+    registered = {type(algorithm) for algorithm in autoconv.cuda.ALGORITHMS + autoconv.cuda.VENDORS}
     for module in pkgutil.walk_packages(autoconv.cuda.__path__, "autoconv.cuda."):
         for _, found in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if issubclass(found, Algorithm) and not inspect.isabstract(found):
                 assert found in registered, f"{module.name}: {found.__name__} is not in ALGORITHMS"
-    assert len({algorithm.name for algorithm in autoconv.cuda.ALGORITHMS}) == len(registered)
+    assert len({algorithm.name for algorithm in DEVICE.algorithms}) == len(registered)
 
 
 @pytest.mark.parametrize("algorithm", autoconv.cuda.ALGORITHMS, ids=lambda a: a.name)

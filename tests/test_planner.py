@@ -106,17 +106,21 @@ def test_each_limit_finds_its_own_winner(cache: TuningCache, limits: dict[str, A
     assert (str(made.candidate), made.timed) == (winner, 0)
 
 
-def test_a_recorded_candidate_that_is_not_what_it_says_is_passed_over(cache: TuningCache) -> None:
+@pytest.mark.parametrize("covers", [True, False])
+def test_a_recorded_candidate_that_is_not_what_it_says_is_passed_over(cache: TuningCache, covers: bool) -> None:
     device = CPU.current()
+    noted = note(device, frozenset()) if covers else ""
     names = ["numpy.gemm[tile=7]", "numpy.gemm[tile=image]", "winograd[m=99]", "winograd[rows=-1]", "direct[BK=3]"]
     names += ["numpy.winograd[m=1000,r=3]", "pixel", "depthwise[BH=0,NV=0,nt=0]", "numpy.fft[tile=x]", "gone[a=1]"]
     versions = {algorithm.name: algorithm.version for algorithm in device.algorithms}
     found = {name: Facts(versions.get(name.partition("[")[0], "1"), time=0.01, workspace=3) for name in names}
     found["numpy.direct"] = Facts(versions["numpy.direct"], time=1.0)
-    race = Race("1" * 32, "2026-01-02T00:00:00+00:00", device.versions, False, None, found, note(device, frozenset()))
+    race = Race("1" * 32, "2026-01-02T00:00:00+00:00", device.versions, False, None, found, noted)
     cache.add(LAYER.key(), device.key, race)
     for mode in ("cached", "profile"):
-        assert str(fresh(LAYER, mode, device=device, cache=cache).candidate) == "numpy.direct"
+        made = fresh(LAYER, mode, device=device, cache=cache, vendors=False)
+        assert (str(made.candidate) == "numpy.direct") == (covers or mode == "cached")
+        assert str(made.candidate) not in names or "tile=image" in str(made.candidate)
 
 
 def test_hybrid_times_a_few_and_profile_then_the_rest(cache: TuningCache) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 
 import pytest
 from layers import edges, everyday
@@ -36,6 +37,7 @@ def test_contract(algorithm: Algorithm) -> None:
     """Versions are text, candidates print and parse and repeat, memory is as the kernel says, time is positive."""
     assert isinstance(algorithm.version, str)
     assert algorithm.version
+    assert not algorithm.exact or not {"fft", "winograd"} & set(re.split(r"\W", algorithm.name))
     for direction in DIRECTIONS:
         for layer in edges(direction=direction).values():
             candidates = algorithm.all(layer, DEVICE)

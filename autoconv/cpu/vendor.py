@@ -53,6 +53,9 @@ class Vendor(Algorithm):
     def version(self) -> str:
         return release(self.name)
 
+    def installed(self) -> bool:
+        return all(map(installed, self.packages))
+
     def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
         return [f"{package} is not installed" for package in self.packages if not installed(package)]
 

@@ -159,9 +159,9 @@ class CUDA(Device):
     @property
     def algorithms(self) -> tuple[Algorithm, ...]:
         """The table of contents of `autoconv.cuda`."""
-        from autoconv.cuda import ALGORITHMS
+        from autoconv.cuda import ALGORITHMS, VENDORS
 
-        return ALGORITHMS
+        return ALGORITHMS + VENDORS
 
     @property
     def xp(self) -> ModuleType:
@@ -230,8 +230,12 @@ class CUDA(Device):
         """Whether another GPU is CuPy's current one in this thread."""
         return bool(self.xp.cuda.runtime.getDevice() != self.index)
 
+    def launches_on(self) -> int:
+        """The address of CuPy's current stream."""
+        return int(self.xp.cuda.get_current_stream().ptr)
+
     def stream(self) -> int:
-        """The address of CuPy's current stream; while it is captured, minus the number of the capture."""
+        """As `launches_on`; while that stream is captured, minus the number of the capture."""
         stream = self.xp.cuda.get_current_stream()
         if stream.ptr in DEFAULT_STREAMS or not stream.is_capturing():
             return int(stream.ptr)

@@ -12,13 +12,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from autoconv import __version__, reference
-from autoconv.algorithm import Algorithm, Array, Candidate
+from autoconv.algorithm import Algorithm, Array, Candidate, Params
 from autoconv.cuda.bench import commit
 from autoconv.cuda.bench.cases import cases, operands
 from autoconv.cuda.bench.rivals import RIVALS, Rival
@@ -134,11 +135,15 @@ class Work:
 
     def compile(self, name: str, version: str) -> dict[str, Any]:
         """All kernels of a family's cases, side by side."""
-        algorithm = self.algorithms[name]
-        for layer, params, _ in cases(algorithm):
-            if not algorithm.why_not(layer, self.device, params):
-                self.device.prepare(layer, [Candidate(name, tuple(params.items()))])
-        return {"cases": len(cases(algorithm))}
+        algorithm, device = self.algorithms[name], self.device
+        able = [case[:2] for case in cases(algorithm) if not algorithm.why_not(case[0], device, case[1])]
+
+        def prepare(case: tuple[ConvLayer, Params]) -> None:
+            device.prepare(case[0], [Candidate(name, tuple(case[1].items()))])
+
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            list(pool.map(prepare, able))
+        return {"cases": len(able)}
 
     def check(self, name: str, version: str, number: str) -> dict[str, Any]:
         """One of the emulator's cases against float64, with fences around everything that is written."""

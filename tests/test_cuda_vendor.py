@@ -1,0 +1,209 @@
+"""cuDNN as candidates, against a library of the same interface that computes on the host and writes down its calls."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from layers import TAILS, edge, operands
+from simt.emulator import MISSING, Emulated
+
+from autoconv import planner
+from autoconv.algorithm import Algorithm
+from autoconv.cuda import VENDORS, cudnn, vendor
+from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
+from autoconv.planner import plan
+from autoconv.reference import convolve, error, magnitude
+from autoconv.tuning_cache import TuningCache
+
+pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator and the library need g++")
+DEVICE = Emulated(capability=90)
+SYMMETRIC = [
+    "one", "tails", "valid", "pointwise padded", "strided", "stride skips pixels", "dilated strided",
+    "filter beyond the image", "grouped", "depthwise multiplier", "one-dimensional",
+]  # fmt: skip
+
+
+def forget() -> None:
+    for remembered in (cudnn.library, cudnn.installed, vendor._convolution, vendor._workspace, planner._installed):
+        remembered.cache_clear()
+    cudnn._handles.__dict__.clear()
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source, target = Path(__file__).parent / "simt" / "fake_cudnn.cpp", tmp_path_factory.mktemp("cudnn") / "libfake.so"
+    subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", source, "-o", target], check=True)
+    return target
+
+
+@pytest.fixture
+def library(built: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    forget()
+    monkeypatch.setattr(cudnn, "places", lambda: iter([str(built)]))
+    found = cudnn.library()
+    found.fake_calls.restype = ctypes.c_char_p
+    found.fake_forget()
+    yield found
+    forget()
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    forget()
+    monkeypatch.setattr(cudnn, "places", lambda: iter(["/nowhere/libcudnn.so.9"]))
+    monkeypatch.setattr(cudnn, "loaded", lambda: False)
+    yield
+    forget()
+
+
+def calls(library: Any) -> list[str]:
+    return str(library.fake_calls().decode()).splitlines()
+
+
+def check(algorithm: Algorithm, layer: ConvLayer, params: Any) -> None:
+    given = operands(layer)
+    a, b, bias, residual = (None if array is None else array.copy() for array in given)
+    kernel = algorithm.build(layer, DEVICE, params)
+    assert kernel.workspace_bytes == algorithm.workspace_bytes(layer, DEVICE, params)
+    out = DEVICE.empty(layer.output_shape, layer.numpy_dtype)
+    kernel.run(a, b, out, bias, residual, DEVICE.buffer(kernel.workspace_bytes))
+    found = error(out, convolve(layer, *given), magnitude(layer, *given))
+    assert found <= algorithm.bound(layer, params), f"{algorithm.name} {params} on {layer}: {found:.1e}"
+
+
+@pytest.mark.parametrize("name", SYMMETRIC)
+def test_every_algorithm_agrees_with_float64(name: str, library: Any) -> None:
+    """Descriptors, their strides, and the order of arguments, in every direction, layout and type."""
+    ran = set()
+    for direction, layout, dtype in itertools.product(DIRECTIONS, LAYOUTS, DTYPES):
+        layer = edge(name, direction=direction, layout=layout, dtype=dtype)
+        for algorithm in VENDORS:
+            for candidate in algorithm.all(layer, DEVICE):
+                if not algorithm.why_not(layer, DEVICE, candidate.params):
+                    check(algorithm, layer, candidate.params)
+                    ran.add((direction, dtype, str(candidate)))
+    assert {(d, t) for d, t, _ in ran} == set(itertools.product(DIRECTIONS, DTYPES))
+    assert {c for d, t, c in ran if (d, t) == ("dgrad", "float32")} == {
+        *(f"cudnn[ALGO={name},MATH=fma]" for name in ("algo_1", "fft_tiling", "winograd", "winograd_nonfused")),
+        *(f"cudnn.tf32[ALGO={name},MATH=tf32]" for name in ("algo_1", "fft_tiling", "winograd", "winograd_nonfused")),
+        "cudnn.atomic[ALGO=algo_0,MATH=fma]",
+        "cudnn.atomic.tf32[ALGO=algo_0,MATH=tf32]",
+    }  # the library refuses the algorithm numbered 2
+
+
+@pytest.mark.parametrize("tail", list(TAILS)[1:])
+def test_the_tail_is_the_librarys_own_or_ours_or_refused(tail: str, library: Any) -> None:
+    for layout, dtype, residual in itertools.product(LAYOUTS, DTYPES, (False, True)):
+        layer = edge("grouped", layout=layout, dtype=dtype, **(TAILS[tail] | {"residual": residual}))
+        for algorithm in VENDORS:
+            for candidate in algorithm.all(layer, DEVICE):
+                native = layer.activation == "relu" or candidate.params["ALGO"] == "implicit_precomp_gemm"
+                reasons = algorithm.why_not(layer, DEVICE, candidate.params)
+                if candidate.params["ALGO"] == "direct":
+                    assert reasons
+                elif native or dtype in ("float32", "float64"):
+                    library.fake_forget()
+                    check(algorithm, layer, candidate.params)
+                    assert calls(library)[0].split()[0] == ("fused" if native else "forward")
+                else:
+                    assert "would round" in reasons[0]
+
+
+def test_arithmetic_and_stream_reach_the_library(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Emulated, "launches_on", lambda self: 0x7B)
+    layer = edge("grouped")
+    for algorithm, dtype, arithmetic, number in (
+        (VENDORS[0], "float32", "fma", 3),
+        (VENDORS[0], "float16", "tensor", 1),
+        (VENDORS[2], "float32", "tf32", 0),
+    ):
+        library.fake_forget()
+        check(algorithm, layer.replace(dtype=dtype), {"ALGO": "implicit_precomp_gemm", "MATH": arithmetic})
+        kind = cudnn.TYPES[dtype]
+        assert calls(library) == [f"forward algorithm=1 math={number} groups=3 type={kind} stream=0x7b"]
+
+
+def test_what_the_library_refuses_says_so(library: Any) -> None:
+    algorithm = VENDORS[0]
+    (reason,) = algorithm.why_not(edge("tails"), DEVICE, {"ALGO": "direct", "MATH": "fma"})
+    assert reason == "cudnnGetConvolutionForwardWorkspaceSize: CUDNN_STATUS_NOT_SUPPORTED"
+    uneven = edge("asymmetric")
+    assert "pads both sides alike" in algorithm.why_not(uneven, DEVICE, {"ALGO": "gemm", "MATH": "fma"})[0]
+    assert len(algorithm.why_not(edge("tails"), DEVICE, {"ALGO": "algo_1", "MATH": "tf32"})) == 2
+    with pytest.raises(cudnn.CudnnError, match="BAD_PARAM"):
+        cudnn.Convolution(edge("tails"), "fma").run(0, 0, 1, 0, 0, 0, (0, 0))  # without the workspace it needs
+
+
+def test_descriptors_go_with_what_they_describe(library: Any) -> None:
+    before = library.fake_live()
+    made = cudnn.Convolution(edge("tails", bias=True, activation="relu"), "fma")
+    assert library.fake_live() == before + 6
+    del made
+    gc.collect()
+    assert library.fake_live() == before
+
+
+def test_a_plan_takes_it_where_vendors_are_allowed(
+    library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autoconv.cuda.ALGORITHMS", ())
+    monkeypatch.setattr("autoconv.verify._direct", lambda layer, device: Exact(layer))
+    cache, layer = TuningCache(tmp_path, system=None), edge("tails")
+    device = Emulated(capability=89)
+    made = plan(layer, device=device, cache=cache, vendors=True, budget=10)
+    assert made.candidate.algorithm == "cudnn"
+    assert made.facts["cudnn[ALGO=gemm,MATH=fma]"].vendor == "cudnn"
+    assert made.facts["cudnn[ALGO=gemm,MATH=fma]"].workspace == 128
+    assert any(name.startswith("cudnn.tf32") and facts.tf32 for name, facts in made.facts.items())
+
+
+class Exact(vendor.CudnnKernel):
+    """In place of a direct kernel, to verify against."""
+
+    def __init__(self, layer: ConvLayer) -> None:
+        self.layer = layer
+
+    def run(self, a: Any, b: Any, out: Any, bias: Any, residual: Any, workspace: Any) -> None:
+        out[...] = convolve(self.layer, a, b, bias, residual)
+
+
+def test_without_the_library_it_says_where_to_get_it(absent: None, tmp_path: Path) -> None:
+    layer = edge("tails")
+    (reason,) = VENDORS[0].why_not(layer, DEVICE, {"ALGO": "gemm", "MATH": "fma"})
+    assert reason.startswith("no libcudnn.so.9: it comes with nvidia-cudnn-cu13")
+    assert VENDORS[0].version == "absent"
+    assert not VENDORS[0].installed()
+    made = plan(layer, "heuristic", device=DEVICE, cache=TuningCache(tmp_path, system=None), vendors=True)
+    assert "cudnn is not among the vendors allowed" in made.reasons["cudnn[ALGO=gemm,MATH=fma]"][0]
+
+
+def test_a_vendor_that_is_not_wanted_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget()
+
+    def forbidden() -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(cudnn, "library", forbidden)
+    monkeypatch.setattr(cudnn, "installed", lambda: True)
+    made = plan(edge("tails"), "heuristic", device=DEVICE, cache=TuningCache(tmp_path, system=None), vendors=False)
+    assert made.reasons["cudnn[ALGO=gemm,MATH=fma]"]
+    assert made.candidate.algorithm != "cudnn"
+
+
+def test_it_is_looked_for_in_wheels_and_beside_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package, folder in (("nvidia", "nvidia/cudnn/lib"), ("torch", "torch/lib")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / cudnn.SONAME).write_bytes(b"not a library")
+
+        class Spec:
+            submodule_search_locations = (str(tmp_path / package),)
+
+        monkeypatch.setattr(cudnn.importlib.util, "find_spec", lambda name, p=package, s=Spec: s if name == p else None)
+        assert str(tmp_path / folder / cudnn.SONAME) in list(cudnn.places())
