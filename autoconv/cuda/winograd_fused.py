@@ -31,11 +31,10 @@ class Block(NamedTuple):
         return 4 * max(slices, sums)
 
 
-BLOCKS = (  # sums to a thread: 128, 128, 64, 96, 96
+BLOCKS = (  # sums to a thread: 128, 128, 64, 96
     Block(4, 64, 32, 4, warps=8, blocks=1),
     Block(4, 64, 32, 8, warps=8, blocks=1),
     Block(4, 32, 32, 8, warps=8, blocks=2),
-    Block(6, 32, 32, 4, warps=12, blocks=1),
     Block(6, 64, 16, 4, warps=12, blocks=1),
 )
 

@@ -44,7 +44,7 @@ _ORDERS = re.compile(
     r"(?<=[;{})])\s*(?P<code>\w*(?:(?<!a)sync|wait|commit|fence|arrive|expect|barrier)\w*(<[^;{]*>)?\([^;{]*\));"
 )
 _COMPARES = re.compile(r" (?:<|<=|>|>=|==|!=) |(?<!bool )\bwithin\(")
-_FIXED = re.compile(r"\bfor \(|\bstatic_assert\(|\bif constexpr \(|\btemplate <|^#.*$|\bconstexpr\b", re.MULTILINE)
+_FIXED = re.compile(r"\bfor \(|\bstatic_assert\(|\bif constexpr \(|\btemplate <|^#.*$|\bconstexpr\b|\busing\b", re.MULTILINE)
 _ZERO = re.compile(r"\s*\?\s*(-1|0|nullptr|Acc\(0\))\s*:")
 _CONSTANT = re.compile(r"[A-Z]\w*|sizeof|static_cast|int|long")
 
@@ -106,6 +106,8 @@ def _fixed(text: str) -> list[tuple[int, int]]:
             end = _matching(text, end - 1)
         elif word == "template <":
             end = text.index(">", end)
+        elif word == "using":
+            end = text.index(";", end)
         elif word == "constexpr" and not text.startswith("if ", match.start() - 3):
             ends = [i for i in (text.find(";", end), text.find("{", end)) if i >= 0]
             end = _matching(text, min(ends)) if text[min(ends)] == "{" else min(ends)
