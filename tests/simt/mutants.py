@@ -44,7 +44,9 @@ _ORDERS = re.compile(
     r"(?<=[;{})])\s*(?P<code>\w*(?:(?<!a)sync|wait|commit|fence|arrive|expect|barrier)\w*(<[^;{]*>)?\([^;{]*\));"
 )
 _COMPARES = re.compile(r" (?:<|<=|>|>=|==|!=) |(?<!bool )\bwithin\(")
-_FIXED = re.compile(r"\bfor \(|\bstatic_assert\(|\bif constexpr \(|\btemplate <|^#.*$|\bconstexpr\b|\busing\b", re.MULTILINE)
+_FIXED = re.compile(
+    r"\bfor \(|\bstatic_assert\(|\bif constexpr \(|\btemplate <|^#.*$|\bconstexpr\b|\busing\b", re.MULTILINE
+)
 _ZERO = re.compile(r"\s*\?\s*(-1|0|nullptr|Acc\(0\))\s*:")
 _CONSTANT = re.compile(r"[A-Z]\w*|sizeof|static_cast|int|long")
 
