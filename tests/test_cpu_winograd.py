@@ -101,8 +101,8 @@ def test_schedules(rows: int, share: int, threads: int) -> None:
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_types_and_tails(dtype: str, tail: str) -> None:
-    for layout in ("NCHW", "NHWC"):
-        run(edge("tails", dtype=dtype, layout=layout, **TAILS[tail]), {"m": "4x4", "rows": 2, "share": 0})
+    for layout, name in (("NCHW", "tails"), ("NHWC", "tails"), ("NCHW", "dilated")):
+        run(edge(name, dtype=dtype, layout=layout, **TAILS[tail]), {"m": "4x4", "rows": 2, "share": 0})
 
 
 def test_relu_passes_nan_on() -> None:

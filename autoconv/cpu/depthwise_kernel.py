@@ -102,8 +102,9 @@ def _emit_task(m: Module, name: str, layer: ConvLayer, plan: Plan, shape: Shape,
     wide = widened(element)
     problem = plan.problem
     planes = problem.N * problem.groups
-    together = max(1, min(16, planes // (8 * shape.threads)))
     chunks = -(-plan.blocks // plan.together)
+    whole = planes >= 8 * shape.threads  # then tasks are of whole planes, which are read from front to back
+    together = max(1, min(16, planes // (8 * shape.threads)))
     rest = problem.rows.count % plan.BH
     runs = split(problem.columns.count, plan.strip.lanes, plan.NV, 0)
     functions = {
@@ -117,11 +118,13 @@ def _emit_task(m: Module, name: str, layer: ConvLayer, plan: Plan, shape: Shape,
     context, index, thread = task.args
     x, w, out, bias, residual, workspace = operands(task, context, *[element] * 5)
     strip = task.bytes_at(workspace, thread * (own * wide.bytes), wide)
-    chunk, first = index % chunks, index // chunks * together
-    first_block = chunk * plan.together
-    last_block = task.min(first_block + plan.together, plan.blocks)
-    top = first_block * (plan.BH * problem.rows.step) + problem.rows.first
-    with task.loop(first, task.min(first + together, planes)) as plane:
+    parts = 1 if whole else chunks
+    part, first = index % parts, index // parts * together
+    last_plane, last_chunk = task.min(first + together, planes), chunks if whole else part + 1
+    with task.loop(first, last_plane) as plane, task.loop(part, last_chunk) as chunk:
+        first_block = chunk * plan.together
+        last_block = task.min(first_block + plan.together, plan.blocks)
+        top = first_block * (plan.BH * problem.rows.step) + problem.rows.first
         n, group = plane // problem.groups, plane % problem.groups
         source = x + n * problem.input.image + group * problem.input.group
         for c in range(problem.C):
@@ -136,7 +139,7 @@ def _emit_task(m: Module, name: str, layer: ConvLayer, plan: Plan, shape: Shape,
             _blocks(task, plan, functions, strip, pointers, first_block, last_block, stage)
     if shape.nt:
         task.fence()
-    return task, -(-planes // together) * chunks
+    return task, -(-planes // together) * parts
 
 
 def _blocks(
@@ -181,7 +184,12 @@ def _fill(k: Function, plan: Plan, plane: Value, top: Value, strip: Value) -> No
         h = top + t
         inside = k.select(h >= 0, h, k.i64(axis.size)) < axis.size
         with k.if_(inside):
-            plan.strip.fill(k, plane + h * plan.problem.input.row, strip + t * plan.strip.pitch)
+            row, element = plane + h * plan.problem.input.row, plane.type.to
+            assert element is not None
+            # What the next chunk will copy; no processor looks ahead beyond a page.
+            for column in range(0, plan.problem.columns.size, 64 // element.bytes):
+                k.prefetch(row + (plan.rows * plan.problem.input.row + column))
+            plan.strip.fill(k, row, strip + t * plan.strip.pitch)
         if not looped(plan.problem):
             with k.else_():
                 plan.strip.clear(k, strip + t * plan.strip.pitch)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoconv.cpu.ir import DTYPES, Function, Module, Type, Value, i1, i64, ptr, vec, widened
+from autoconv.cpu.ir import DTYPES, Function, Module, Type, Value, i1, i32, i64, ptr, vec, widened
 from autoconv.cpu.pieces import Tail
 from autoconv.cpu.pool import CONTEXT, RUN, TASK, launch, operands
 from autoconv.cpu.winograd_filters import FilterWriter
@@ -18,6 +18,7 @@ from autoconv.cpu.winograd_pieces import every_nth, linear, split_evenly, within
 from autoconv.cpu.winograd_plan import Plan, Side
 from autoconv.layer import ConvLayer
 
+WIDEST_SPREAD = 4  # columns from output to output that masked stores are worth it for
 HEADER = 64  # bytes of the workspace in front: group and first chunk of what is being transformed together
 
 
@@ -418,14 +419,21 @@ class Writer:
             return k
         with k.loop(0, columns, lanes) as j:
             block = k.transpose([k.load(source + (j + lane) * lanes, lanes) for lane in range(lanes)])
-            masks = k.mask(columns - j, lanes)
+            masks = self._masks(k, columns - j, step)
             for channel, v in enumerate(block):
                 with k.if_(live > channel):
                     at = j * step + channel * strides.channel
                     b = k.broadcast(bias + channel, lanes) if self.tail.bias else None
-                    if step == 1:
-                        r = k.load(residual + at, lanes, mask=masks) if self.tail.residual else None
-                        k.store(finish(v, b, r), y + at, mask=masks)
+                    if masks:
+                        places = [at + q * lanes for q in range(step)]
+                        r = None
+                        if self.tail.residual:
+                            parts = [k.load(residual + p, lanes, mask=m) for p, m in zip(places, masks, strict=True)]
+                            r = every_nth(k, parts, lanes)
+                        v = finish(v, b, r)
+                        for q, (place, mask) in enumerate(zip(places, masks, strict=True)):
+                            picks = [(q * lanes + lane) // step for lane in range(lanes)]
+                            k.store(v if step == 1 else k.shuffle(v, v, picks), y + place, mask=mask)
                         continue
                     for lane in range(lanes):
                         with k.if_(columns - j > lane):
@@ -433,6 +441,20 @@ class Writer:
                             b = k.load(bias + channel) if self.tail.bias else None
                             k.store(finish(k.extract(v, lane), b, one), y + (at + lane * step))
         return k
+
+    def _masks(self, k: Function, columns: Value, step: int) -> list[Value | None]:
+        """Where outputs `step` apart lie in vectors that follow one another; empty where masks are no gain."""
+        lanes = self.plan.lanes
+        if step == 1:
+            return [k.mask(columns, lanes)]
+        if self.m.instruction_set != "avx512" or step > WIDEST_SPREAD:
+            return []
+        masks: list[Value | None] = []
+        for q in range(step):
+            there = k.iota(i32, lanes) < k.splat(k.cast(k.min(columns, lanes) * step - q * lanes, i32), lanes)
+            bits = ", ".join(f"i1 {'false' if (q * lanes + lane) % step else 'true'}" for lane in range(lanes))
+            masks.append(there & Value(k, there.type, f"<{bits}>"))
+        return masks
 
 
 def _place(k: Function, side: Side, grid: Value, part: Value | int) -> Value:
