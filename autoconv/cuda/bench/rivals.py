@@ -55,7 +55,7 @@ class Rival:
         memory_format = torch.channels_last if self.channels_last else torch.contiguous_format
 
         def tensor(array: Array) -> Any:
-            found: Any = torch.from_dlpack(array)  # type: ignore[attr-defined]
+            found: Any = torch.utils.dlpack.from_dlpack(array)
             first = found.permute(0, 3, 1, 2) if layer.layout == "NHWC" else found
             return first.clone(memory_format=memory_format)
 
