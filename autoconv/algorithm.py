@@ -92,13 +92,13 @@ class Algorithm(ABC):
     `spreads_nonfinite` says that a NaN or infinity in the input may reach outputs whose receptive
     field does not hold it; `skips_padding` that padding is left out of the sums, where others may
     multiply its zeros, so that an infinity or NaN among the filters (in wgrad, in dy) makes NaN of
-    sums in which it meets nothing but padding. `vendor` names the library an adapter calls, for `vendors=` to switch;
-    `pool` whose threads it runs on, since the idle spinning of one pool slows another down;
-    `stands_in_for` the faster algorithm it replaces where that one cannot run.
+    sums in which it meets nothing but padding. `vendor` names the library an adapter calls, for
+    `vendors=` to switch; `pool` whose threads it runs on, since the idle spinning of one pool slows
+    another down; `stands_in_for` the faster algorithm it replaces where that one cannot run.
     """
 
     name: ClassVar[str]
-    exact: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
     deterministic: ClassVar[bool] = True
     spreads_nonfinite: ClassVar[bool] = False
     skips_padding: ClassVar[bool] = False

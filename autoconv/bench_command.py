@@ -142,7 +142,7 @@ def _on_gpu(
     exporting: bool,
 ) -> int:
     from autoconv.cuda import bench as gpu
-    from autoconv.cuda.bench.table import markdown
+    from autoconv.cuda.bench.table import markdown, missing
     from autoconv.cuda.bench.work import TUNING
     from autoconv.tuning_cache import TuningCache
 
@@ -162,7 +162,7 @@ def _on_gpu(
         (folder / "cache").mkdir(exist_ok=True)
         TuningCache(folder / TUNING, system=None).export(folder / "cache")
     click.echo(text, nl=False)
-    return FAILED if "INCOMPLETE" in text or any("failure" in result for result in results) else OK
+    return FAILED if missing(results, wanted, left) or any("failure" in result for result in results) else OK
 
 
 def _chosen(

@@ -19,7 +19,7 @@ from autoconv.algorithm import Algorithm, Kernel, Params
 from autoconv.cuda import bench
 from autoconv.cuda.bench import RESULTS, Helper, Target, items, read, targets
 from autoconv.cuda.bench.rivals import Rival
-from autoconv.cuda.bench.table import markdown
+from autoconv.cuda.bench.table import markdown, missing
 from autoconv.cuda.bench.work import OURS, Work
 from autoconv.cuda.direct import Direct
 from autoconv.device import Device
@@ -214,6 +214,11 @@ def test_ratios_to_rivals_and_a_wrong_rival(tmp_path: Path) -> None:
     text = markdown(results, WANTED, 0)
     assert "| small | 1 of 1 | 2.50 [2.50 2.50] | 2.50 [2.50 2.50] | - |" in text  # 5e-5 s over the emulator's 2e-5
     assert f"INCOMPLETE: {LAYER}: wrong: its answer differs" in text
+    assert len(missing(results, WANTED, 0)) == 1
+    assert missing(results, WANTED, 3)[1:] == ["3 items were not reached"]
+    del results[1]["failures"]["wrong"]
+    assert missing(results, WANTED, 0) == []
+    assert missing([], WANTED, 0) == ["the device did not answer"]
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import re
 
+import numpy as np
 import pytest
-from layers import edges, everyday
+from guards import run_guarded
+from layers import edge, edges, everyday
 
 import autoconv.cpu
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu.device import CPU
 from autoconv.layer import DIRECTIONS, DTYPES
+from autoconv.reference import convolve
 
 DEVICE = CPU.current()
 
@@ -37,7 +39,6 @@ def test_contract(algorithm: Algorithm) -> None:
     """Versions are text, candidates print and parse and repeat, memory is as the kernel says, time is positive."""
     assert isinstance(algorithm.version, str)
     assert algorithm.version
-    assert not algorithm.exact or not {"fft", "winograd"} & set(re.split(r"\W", algorithm.name))
     for direction in DIRECTIONS:
         for layer in edges(direction=direction).values():
             candidates = algorithm.all(layer, DEVICE)
@@ -53,6 +54,22 @@ def test_contract(algorithm: Algorithm) -> None:
                 assert kernel.packed_bytes == 0 or direction != "wgrad"
                 assert algorithm.estimate(layer, DEVICE, params) > 0
                 assert 0 < algorithm.bound(layer, params) < 1e-3
+
+
+@pytest.mark.parametrize("algorithm", DEVICE.algorithms, ids=lambda algorithm: algorithm.name)
+def test_exact_algorithms_alone_sum_whole_numbers_without_error(algorithm: Algorithm) -> None:
+    rng = np.random.default_rng(0)
+    errs = set()
+    for name in ("plain", "depthwise", "strided", "depthwise strided", "large filter"):
+        for direction in DIRECTIONS:
+            layer = edge(name, direction=direction)
+            arrays = tuple(rng.integers(-400, 400, shape).astype("f") for shape in layer.input_shapes)
+            able = [c for c in algorithm.all(layer, DEVICE) if not algorithm.why_not(layer, DEVICE, c.params)]
+            for candidate in everyday(algorithm, layer, able):
+                out = run_guarded(algorithm, layer, DEVICE, candidate, (*arrays, None, None), "after")
+                errs.add(bool((out != convolve(layer, *arrays)).any()))
+    assert errs, "no layer for it"
+    assert algorithm.exact == (True not in errs)
 
 
 def test_every_layer_has_a_deterministic_candidate_without_workspace() -> None:

@@ -43,6 +43,7 @@ class Depthwise(Algorithm):
     """Blocks of BH rows (NCHW) or BQ columns (NHWC) of outputs by NV vectors; `nt` stores past the caches."""
 
     name = "depthwise"
+    exact = True
     pool = "autoconv"
 
     @property

@@ -168,6 +168,7 @@ class DepthwiseWgrad(Algorithm):
     """Blocks of BH rows of dy by a vector of columns."""
 
     name = "depthwise_wgrad"
+    exact = True
     pool = "autoconv"
 
     @property

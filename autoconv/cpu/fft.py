@@ -139,7 +139,6 @@ class TiledFFT(Algorithm):
     """Tiles of `tile` inputs for fwd and dgrad: `rows` of tiles of a chunk, `share` of chunks."""
 
     name = "fft"
-    exact = False
     spreads_nonfinite = True
 
     @property

@@ -285,6 +285,7 @@ class DirectPhases(Phases):
     """By `direct`."""
 
     name = "direct_phases"
+    exact = True
     inner = Direct()
 
 
@@ -293,13 +294,13 @@ class WinogradPhases(Phases):
 
     name = "winograd_phases"
     inner = Winograd()
-    exact = inner.exact
 
 
 class DepthwisePhases(Phases):
     """By `depthwise`."""
 
     name = "depthwise_phases"
+    exact = True
     inner = Depthwise()
 
 

@@ -38,6 +38,7 @@ class Pixel(Algorithm):
     """Register tiles of KB channels by NV vectors of pixels; `nt` stores past the caches."""
 
     name = "pixel"
+    exact = True
     pool = "autoconv"
 
     @property

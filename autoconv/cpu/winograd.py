@@ -124,7 +124,6 @@ class Winograd(Algorithm):
     """F(m x m, r x r) for fwd and dgrad: `m` outputs of a tile, `rows` of tiles of a chunk, `share` of chunks."""
 
     name = "winograd"
-    exact = False
     spreads_nonfinite = True
 
     @property

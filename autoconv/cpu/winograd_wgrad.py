@@ -92,7 +92,6 @@ class WinogradWgrad(Algorithm):
     """Tiles of m x m pixels of dy; chunks of `rows` of tiles; `slices` of chunks with sums of their own."""
 
     name = "winograd_wgrad"
-    exact = False
     spreads_nonfinite = True
 
     @property

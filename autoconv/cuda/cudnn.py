@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autoconv.errors import AutoconvError
+from autoconv.cuda.libraries import LibraryError
 from autoconv.layer import ConvLayer
 
 SONAME = "libcudnn.so.9"
@@ -37,10 +37,6 @@ ALGORITHMS = {
     "wgrad": ("algo_0", "algo_1", "fft", "algo_3", "winograd", "winograd_nonfused", "fft_tiling"),
 }
 CALLS = {"fwd": "Forward", "dgrad": "BackwardData", "wgrad": "BackwardFilter"}
-
-
-class CudnnError(AutoconvError, RuntimeError):
-    """cuDNN is not there, or refuses a call."""
 
 
 def places() -> Iterator[str]:
@@ -77,7 +73,7 @@ def library() -> Any:
 
     Raises
     ------
-    CudnnError
+    LibraryError
         When there is none.
     """
     for place in filter(None, places()):
@@ -86,14 +82,14 @@ def library() -> Any:
             found.cudnnGetErrorString.restype = ctypes.c_char_p
             found.cudnnGetVersion.restype = ctypes.c_size_t
             return found
-    raise CudnnError(f"no {SONAME}: it comes with nvidia-cudnn-cu13 or nvidia-cudnn-cu12, with torch, or from NVIDIA")
+    raise LibraryError(f"no {SONAME}: it comes with nvidia-cudnn-cu13 or nvidia-cudnn-cu12, with torch, or from NVIDIA")
 
 
 def version() -> str:
     """Of the library, such as "91002"; "absent" where there is none."""
     try:
         return str(library().cudnnGetVersion())
-    except CudnnError:
+    except LibraryError:
         return "absent"
 
 
@@ -102,13 +98,13 @@ def call(name: str, *arguments: Any) -> None:
 
     Raises
     ------
-    CudnnError
+    LibraryError
         When it gives another status than success.
     """
     found = library()
     status = getattr(found, name)(*arguments)
     if status:
-        raise CudnnError(f"{name}: {found.cudnnGetErrorString(status).decode()}")
+        raise LibraryError(f"{name}: {found.cudnnGetErrorString(status).decode()}")
 
 
 _handles = threading.local()
@@ -185,7 +181,7 @@ class Convolution:
 
         Raises
         ------
-        CudnnError
+        LibraryError
             When it does not take the layer.
         """
         size = ctypes.c_size_t()

@@ -20,6 +20,7 @@ class Depthwise(CudaAlgorithm):
     """A window of inputs in registers, shared by the TQ neighbouring outputs of a thread."""
 
     name = "depthwise"
+    exact = True
     files = ("depthwise.cu",)
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:

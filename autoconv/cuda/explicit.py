@@ -29,6 +29,7 @@ class Explicit(CudaAlgorithm):
     """
 
     name = "gemm.explicit"
+    exact = True
     files = ("explicit.cu",)
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:

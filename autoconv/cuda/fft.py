@@ -61,7 +61,6 @@ class FFT(CudaAlgorithm):
 
     name = "fft"
     files = ("fft.cu",)
-    exact = False
     spreads_nonfinite = True
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:

@@ -75,6 +75,7 @@ class Gemm(CudaAlgorithm):
     """
 
     name = "gemm"
+    exact = True
     files = ("gemm_tile.cuh", "gemm.cu")
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:

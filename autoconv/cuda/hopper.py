@@ -148,6 +148,7 @@ class Hopper(CudaAlgorithm):
     """float16 and bfloat16 with sums in float32, NHWC, channels a multiple of 8; compute capability 9.0 alone."""
 
     name = "hopper"
+    exact = True
     files = ("hopper.cuh", "hopper.cu")
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
 

@@ -55,6 +55,7 @@ class Tensor(CudaAlgorithm):
     """float16 and bfloat16 with sums in float32, NHWC, channels of a group a multiple of 8."""
 
     name = "tensor"
+    exact = True
     files = ("tensor.cu",)
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
 

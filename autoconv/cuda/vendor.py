@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from autoconv.algorithm import Algorithm, Array, Kernel, Params, bound_for
 from autoconv.cuda import cudnn
 from autoconv.cuda.algorithm import Launch, ceil_div
+from autoconv.cuda.libraries import LibraryError
 from autoconv.cuda.source import Unit
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
@@ -29,7 +30,6 @@ class Cudnn(Algorithm):
 
     name = "cudnn"
     vendor = "cudnn"
-    exact = False
     spreads_nonfinite = True
     maths: ClassVar[dict[str, tuple[str, ...]]] = {
         "float32": ("fma",),
@@ -180,5 +180,5 @@ def _workspace(gpu: int, layer: ConvLayer, algorithm: int, arithmetic: str) -> i
     """Bytes of scratch, or why cuDNN does not take the layer."""
     try:
         return _convolution(layer, arithmetic).workspace(gpu, algorithm)
-    except cudnn.CudnnError as error:
+    except LibraryError as error:
         return str(error)

@@ -52,7 +52,6 @@ class Winograd(CudaAlgorithm):
 
     name = "winograd"
     files = ("gemm_tile.cuh", "winograd.cuh", "winograd.cu")
-    exact = False
     spreads_nonfinite = True
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:

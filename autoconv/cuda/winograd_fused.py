@@ -50,7 +50,6 @@ class WinogradFused(CudaAlgorithm):
     name = "winograd.fused"
     files = ("winograd.cuh", "winograd_fused.cu")
     dtypes = ("float32",)
-    exact = False
     spreads_nonfinite = True
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:

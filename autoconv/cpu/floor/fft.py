@@ -248,7 +248,6 @@ class FFT(FloorAlgorithm):
     name = "numpy.fft"
     version = "1"
     stands_in_for = "fft"
-    exact = False
     spreads_nonfinite = True
     kernel = FFTKernel
 

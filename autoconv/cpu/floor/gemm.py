@@ -195,6 +195,7 @@ class Gemm(FloorAlgorithm):
     """im2col and BLAS; `tile` is what one product covers."""
 
     name = "numpy.gemm"
+    exact = True
     version = "1"
     kernel = GemmKernel
 

@@ -177,7 +177,6 @@ class Winograd(FloorAlgorithm):
     name = "numpy.winograd"
     stands_in_for = "winograd"
     version = "1"
-    exact = False
     spreads_nonfinite = True
     kernel = WinogradKernel
 

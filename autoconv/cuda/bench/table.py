@@ -14,33 +14,44 @@ from autoconv.report import duration, shape
 UNITS = {"copy": ("copy, read and written", 1e12, "TB/s")}
 
 
+def missing(results: Sequence[Result], wanted: Sequence[Target], left: int) -> list[str]:
+    """Why the comparison is not complete: rivals, layers and items that it lacks; empty when it is."""
+    machine = _machine_of(results)
+    if machine is None:
+        return ["the device did not answer"]
+    compared = _compared(results)
+    found = [f"{name} did not take part: {why}" for name, why in machine["missing"].items()]
+    for target in wanted:
+        rows = [(layer, compared[layer.key()]) for layer in target.layers if layer.key() in compared]
+        if len(rows) < len(target.layers):
+            found.append(f"{target.name}: {len(target.layers) - len(rows)} layers were not compared")
+        failures = ((layer, name, why) for layer, row in rows for name, why in row["failures"].items())
+        found += [f"{layer}: {name}: {why}" for layer, name, why in failures if name not in machine["missing"]]
+    if left:
+        found.append(f"{left} items were not reached")
+    return list(dict.fromkeys(found))
+
+
 def markdown(results: Sequence[Result], wanted: Sequence[Target], left: int) -> str:
     """Machine, ceilings, checks, geometric means by target, and every layer; what is missing is INCOMPLETE."""
-    machine = next((r for r in reversed(results) if r["item"] == "machine" and "name" in r), None)
+    incomplete = [f"INCOMPLETE: {reason}" for reason in missing(results, wanted, left)]
+    machine = _machine_of(results)
     if machine is None:
-        return "INCOMPLETE: the device did not answer\n"
+        return "\n".join(incomplete) + "\n"
     lines = [*_machine(machine), *_ceilings(results), *_checks(results)]
-    compared = {r["item"].split("/")[-1]: r for r in results if r["item"].startswith("table/") and "times" in r}
+    compared = _compared(results)
     rivals = list(machine["rivals"])
-    incomplete = [f"{name} did not take part: {why}" for name, why in machine["missing"].items()]
     summary, details = [], []
     for target in wanted:
         rows = [(layer, compared[layer.key()]) for layer in target.layers if layer.key() in compared]
         cells = [_mean([_ratios(row, ours, theirs) for _, row in rows]) for ours, theirs in _pairs(rivals)]
         summary.append([target.name, f"{len(rows)} of {len(target.layers)}", *cells])
-        if len(rows) < len(target.layers):
-            incomplete.append(f"{target.name}: {len(target.layers) - len(rows)} layers were not compared")
         for layer, row in rows:
-            for name, why in row["failures"].items():
-                if name not in machine["missing"]:
-                    incomplete.append(f"{layer}: {name}: {why}")
             times = row["times"].get(OURS)
             cells = [_cell(_ratios(row, ours, theirs)) for ours, theirs in _pairs(rivals)]
             candidate = row["candidates"].get(OURS, "-")
             time = duration(statistics.median(times)) if times else "-"
             details.append([target.name, f"N{layer.N} {shape(layer)}", f"`{candidate}`", time, *cells])
-    if left:
-        incomplete.append(f"{left} items were not reached")
     titles = [f"{'' if ours == OURS else 'vendors on, '}vs {theirs}" for ours, theirs in _pairs(rivals)]
     lines += [
         "",
@@ -51,9 +62,18 @@ def markdown(results: Sequence[Result], wanted: Sequence[Target], left: int) -> 
         "",
         *_table(["target", "layer", "ours, vendors off", "time", *titles], details),
         "",
-        *(f"INCOMPLETE: {reason}" for reason in dict.fromkeys(incomplete)),
+        *incomplete,
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _machine_of(results: Sequence[Result]) -> Result | None:
+    return next((r for r in reversed(results) if r["item"] == "machine" and "name" in r), None)
+
+
+def _compared(results: Sequence[Result]) -> dict[str, Result]:
+    """By layer, the latest comparison."""
+    return {r["item"].split("/")[-1]: r for r in results if r["item"].startswith("table/") and "times" in r}
 
 
 def _pairs(rivals: Sequence[str]) -> list[tuple[str, str]]:
