@@ -75,7 +75,7 @@ def configurations(algorithm: Algorithm) -> list[tuple[ConvLayer, Candidate]]:
 
 
 def budget_name(algorithm: Algorithm, layer: ConvLayer, candidate: Candidate, unit: Unit) -> str:
-    kept = tuple((name, value) for name, value in candidate.items if name not in ("SPLIT", "IMAGES"))
+    kept = tuple((name, value) for name, value in candidate.items if name not in ("SPLIT", "IMAGES", "BD"))
     wide = "/float64" if layer.dtype == "float64" else ""
     return f"{Candidate(algorithm.name, kept)}/{unit.function}{wide}"
 

@@ -3,6 +3,8 @@
 from autoconv.algorithm import Algorithm
 from autoconv.cuda.depthwise import Depthwise
 from autoconv.cuda.direct import Direct
+from autoconv.cuda.direct_chwn import DirectCHWN
+from autoconv.cuda.direct_tiled import DirectTiled
 from autoconv.cuda.explicit import Explicit
 from autoconv.cuda.fft import FFT
 from autoconv.cuda.gemm import Gemm
@@ -15,6 +17,8 @@ from autoconv.cuda.winograd_fused import WinogradFused
 ALGORITHMS: tuple[Algorithm, ...] = (
     Direct(),
     Gemm(),
+    DirectTiled(),
+    DirectCHWN(),
     Depthwise(),
     Winograd(),
     WinogradFused(),

@@ -74,9 +74,9 @@ DEVICE void multiply_slice(Acc (&sum)[TM][TN], const Slices& slices, int half) {
 }
 
 // sum += A B over slices first ... last - 1; `place_a(row, k)` and `place_b(column, k)` as in `Slice::fetch`.
-template <bool A_ALONG_K, int A_RUN, bool B_ALONG_K, int B_RUN, class Element, class PlaceA, class PlaceB>
-DEVICE void multiply_tile(Acc (&sum)[TM][TN], Slices& slices, int first, int last, const Element* matrix_a,
-                          const Element* matrix_b, PlaceA place_a, PlaceB place_b) {
+template <bool A_ALONG_K, int A_RUN, bool B_ALONG_K, int B_RUN, class A, class B, class PlaceA, class PlaceB>
+DEVICE void multiply_tile(Acc (&sum)[TM][TN], Slices& slices, int first, int last, const A* matrix_a, const B* matrix_b,
+                          PlaceA place_a, PlaceB place_b) {
     Slice<BM, A_ALONG_K, A_RUN> a;
     Slice<BN, B_ALONG_K, B_RUN> b;
     const auto fetch = [&](int slice) {

@@ -54,6 +54,18 @@ DEVICE Value& aligned(void* pointer) {
     return *static_cast<Value*>(pointer);
 }
 
+// A texture object: the bits of element (x, y) of an array, zeros beyond its borders. Coordinates up to 2**23 are
+// exact.
+using Texture = unsigned long long;
+DEVICE uint2 texel_bits(Texture texture, int x, int y) {
+    unsigned word[4];
+    asm("tex.2d.v4.u32.f32 {%0, %1, %2, %3}, [%4, {%5, %6}];"
+        : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+        : "l"(texture), "f"(static_cast<float>(x) + 0.5f), "f"(static_cast<float>(y) + 0.5f));
+    return {word[0], word[1]};
+}
+DEVICE double bits_double(uint2 bits) { return __hiloint2double(static_cast<int>(bits.y), static_cast<int>(bits.x)); }
+
 DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 DEVICE double shuffle_xor(double value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 
@@ -105,6 +117,9 @@ DEVICE unsigned round_tf32(unsigned bits) {
 DEVICE void copy_async16(void* to, const void* from, bool wanted) {
     aligned<Bits128>(to) = wanted ? aligned<Bits128>(from) : Bits128{};
 }
+DEVICE void copy_async4(void* to, const void* from, bool wanted) {
+    aligned<unsigned>(to) = wanted ? aligned<unsigned>(from) : 0u;
+}
 DEVICE void commit_copies() {}
 template <int pending>
 DEVICE void wait_copies() {}
@@ -151,6 +166,23 @@ template <class Value>
 DEVICE Value& aligned(void* pointer) {
     simt::check_aligned(pointer, alignof(Value), "wide store");
     return *static_cast<Value*>(pointer);
+}
+
+struct uint2 {
+    unsigned x, y;
+};
+struct alignas(64) Texture {  // as emulator.py packs one
+    unsigned long long word[16];
+};
+DEVICE uint2 texel_bits(const Texture& texture, int x, int y) {
+    uint2 bits = {};
+    simt::texel(&bits, &texture, x, y);
+    return bits;
+}
+DEVICE double bits_double(uint2 bits) {
+    double value;
+    memcpy(&value, &bits, 8);
+    return value;
 }
 
 template <class Value>
@@ -260,4 +292,23 @@ struct Rounded<bfloat16_t> {  // to nearest even; sm_75 has no instruction for i
         if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7fffu};
         return {static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
     }
+};
+
+template <class T>
+struct Texel;  // Texel<T>::of(bits): an element as a texture gives it
+template <>
+struct Texel<float> {
+    DEVICE static float of(uint2 bits) { return bits_float(bits.x); }
+};
+template <>
+struct Texel<double> {
+    DEVICE static double of(uint2 bits) { return bits_double(bits); }
+};
+template <>
+struct Texel<half_t> {
+    DEVICE static half_t of(uint2 bits) { return {static_cast<unsigned short>(bits.x)}; }
+};
+template <>
+struct Texel<bfloat16_t> {
+    DEVICE static bfloat16_t of(uint2 bits) { return {static_cast<unsigned short>(bits.x)}; }
 };

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from importlib import resources
 
-from autoconv.cuda.tensor_map import TensorMap
+from autoconv.cuda.tensor_map import TensorMap, Texture
 from autoconv.layer import DIRECTIONS, LAYOUTS, ConvLayer
 
 Constant = tuple[str, int]
@@ -59,8 +59,9 @@ class Unit:
         The least compute capability, times ten, that has them.
     persistent : bool
         Whether a block takes one piece of work after the other, so that no more are launched than are resident.
-    maps : TensorMap or None
-        For each of the first arguments, how the copy engine sees the array: the kernel takes the map in its place.
+    maps : TensorMap, Texture or None
+        For each of the first arguments, how the copy engine or the texture units see the array: the kernel takes
+        the map in its place.
     """
 
     function: str
@@ -76,7 +77,7 @@ class Unit:
     instructions: tuple[str, ...] = ()
     capability: int = 75
     persistent: bool = False
-    maps: tuple[TensorMap | None, ...] = ()
+    maps: tuple[TensorMap | Texture | None, ...] = ()
 
     def resident(self, multiprocessors: int) -> tuple[int, int, int]:
         """The grid to launch of a persistent kernel."""

@@ -1,6 +1,7 @@
-"""Tensor maps: how Hopper's copy engine (TMA) sees an array (CUDA driver API, "Tensor Map Object Management").
+"""How units of the hardware see an array: tensor maps for Hopper's copy engine (TMA), textures for texture units.
 
-One description serves the driver, which encodes it, and the tests' emulator, which reads it as it stands.
+One description serves the driver, which encodes it (CUDA driver API, "Tensor Map Object Management" and "Texture
+Object Management"), and the tests' emulator, which reads it as it stands.
 """
 
 from __future__ import annotations
@@ -26,9 +27,15 @@ OFFSETS = (0, 255)  # of a filter tap, likewise
 TYPES = {"float16": 1, "bfloat16": 1, "float32": 11}
 INTERLEAVE_NONE, SWIZZLE_128B, PROMOTE_L2_128B, FILL_ZEROS = 0, 3, 2, 0
 
+# Of textures in linear memory, on every architecture here: cudaDeviceProp and the CUDA C++ Programming Guide
+TEXTURE_ALIGNMENT, PITCH_UNIT = 512, 32  # bytes
+MOST_TEXELS = {"width": 131072, "height": 65000, "pitch": 2097120}
+PITCH_2D, BORDER, POINT, READ_INTEGERS = 3, 3, 0, 1  # CUresourcetype, CUaddress_mode, CUfilter_mode, CU_TRSF_
+UNSIGNED = {2: (2, 1), 4: (3, 1), 8: (3, 2)}  # bytes of an element: CUarray_format and channels
+
 
 class TensorMapError(AutoconvError, RuntimeError):
-    """A tensor map that the driver refuses, or no driver that knows them."""
+    """A tensor map or a texture that the driver refuses, or no driver that knows them."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +132,102 @@ class TensorMap:
         return encoded
 
 
+@dataclass(frozen=True)
+class Texture:
+    """An array as lines of equal length, one after the other; beyond its borders lie zeros.
+
+    Attributes
+    ----------
+    itemsize : int
+        Bytes of an element, which travels as an integer, untouched.
+    width, height : int
+        Elements of a line, and lines.
+    """
+
+    itemsize: int
+    width: int
+    height: int
+
+    @property
+    def pitch(self) -> int:
+        """Bytes of a line."""
+        return self.width * self.itemsize
+
+    def faults(self) -> list[str]:
+        """What the texture units cannot do."""
+        found = [
+            f"a {name} of {getattr(self, name)}: textures have at most {most}"
+            for name, most in MOST_TEXELS.items()
+            if getattr(self, name) > most
+        ]
+        if self.pitch % PITCH_UNIT:
+            found.append(f"lines of {self.pitch} bytes: textures want multiples of {PITCH_UNIT}")
+        return found
+
+    def encode(self, address: int) -> Any:
+        """The texture object of the array at this address, as a value that a kernel takes.
+
+        It is never destroyed: a launch under way or a captured graph may hold it.
+
+        Raises
+        ------
+        TensorMapError
+            When the driver is missing or refuses.
+        """
+        format_, channels = UNSIGNED[self.itemsize]
+        made = np.zeros((), np.uint64)
+        resource = _Resource(
+            kind=PITCH_2D, address=address, format=format_, channels=channels,
+            width=self.width, height=self.height, pitch=self.pitch,
+        )  # fmt: skip
+        sampling = _Sampling(address_modes=(BORDER,) * 3, filter_mode=POINT, flags=READ_INTEGERS)
+        target = ctypes.c_void_p(made.ctypes.data)
+        status = _driver("cuTexObjectCreate")(target, ctypes.byref(resource), ctypes.byref(sampling), None)
+        if status:
+            raise TensorMapError(f"the driver refuses {self} at address {address:#x}: CUresult {status}")
+        return made[()]
+
+
+class _Resource(ctypes.Structure):
+    """CUDA_RESOURCE_DESC of two dimensions in linear memory."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int),
+        ("address", ctypes.c_uint64),
+        ("format", ctypes.c_int),
+        ("channels", ctypes.c_uint),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+        ("pitch", ctypes.c_size_t),
+        ("reserved", ctypes.c_int * 22),
+        ("flags", ctypes.c_uint),
+    )
+
+
+class _Sampling(ctypes.Structure):
+    """CUDA_TEXTURE_DESC; coordinates are in texels, the border is zero."""
+
+    _fields_ = (
+        ("address_modes", ctypes.c_int * 3),
+        ("filter_mode", ctypes.c_int),
+        ("flags", ctypes.c_uint),
+        ("rest", ctypes.c_int * 21),
+    )
+
+
 Passing = Callable[[Sequence[Any]], Sequence[Any]]
 
 
-def passing(maps: Sequence[TensorMap | None], address: Callable[[Any], int]) -> Passing:
-    """What puts the maps in the place of the arrays they are of. Those of the last few addresses are kept."""
-    encoders = [(i, functools.lru_cache(maxsize=16)(m.encode)) for i, m in enumerate(maps) if m is not None]
+def passing(maps: Sequence[TensorMap | Texture | None], address: Callable[[Any], int]) -> Passing:
+    """What puts the maps in the place of the arrays they are of. Those of the last few addresses are kept.
+
+    Textures of all of them: there is no more to a texture object than to a line of a table, and it stays.
+    """
+    encoders = [
+        (i, functools.lru_cache(maxsize=16 if isinstance(m, TensorMap) else None)(m.encode))
+        for i, m in enumerate(maps)
+        if m is not None
+    ]
 
     def passed(arguments: Sequence[Any]) -> Sequence[Any]:
         given = list(arguments)
@@ -150,4 +247,4 @@ def _driver(function: str) -> Any:
     try:
         return getattr(ctypes.CDLL("libcuda.so.1"), function)
     except (OSError, AttributeError) as error:
-        raise TensorMapError(f"no driver with tensor maps: {error}") from None
+        raise TensorMapError(f"no driver with tensor maps or textures: {error}") from None

@@ -1,21 +1,9 @@
 // Winograd's minimal filtering F(MH x MW, R x S): geometry, the transform of a filter and that of a tile of sums.
 // `filter_h filter_w input_h input_w output_h output_w`, the one-dimensional transforms, are generated before
-// this text. The gradient of the input is the same with filters turned round and channels exchanged.
+// this text; `sides.cuh` says what they read and write.
 
-constexpr bool BACK = DIRECTION == DGRAD;
-constexpr Offset ROWS = BACK ? CG : KG, DEPTH = BACK ? KG : CG;  // channels out and in, of a group
-constexpr Offset IN_H = BACK ? P : H, IN_W = BACK ? Q : W, OUT_H = BACK ? H : P, OUT_W = BACK ? W : Q;
-constexpr Offset START_H = BACK ? R - 1 - PAD_TOP : PAD_TOP, START_W = BACK ? S - 1 - PAD_LEFT : PAD_LEFT;
 constexpr int AH = MH + static_cast<int>(R) - 1, AW = MW + static_cast<int>(S) - 1, POINTS = AH * AW;
 constexpr Offset TILES_H = (OUT_H + MH - 1) / MH, TILES_W = (OUT_W + MW - 1) / MW, TILES = N * TILES_H * TILES_W;
-constexpr bool LAST = LAYOUT == NHWC;  // channels are neighbours
-
-DEVICE Offset in_at(Offset n, int channel, Offset h, Offset w) {
-    return BACK ? y_at(n, channel, h, w) : x_at(n, channel, h, w);
-}
-DEVICE Offset out_at(Offset n, int channel, Offset h, Offset w) {
-    return BACK ? x_at(n, channel, h, w) : y_at(n, channel, h, w);
-}
 
 // The upper left corner of a tile, among outputs.
 struct Corner {
@@ -34,8 +22,7 @@ DEVICE void transform_filter(const T* w, int group, int row, int depth, Put put)
         Acc taps[S];
 #pragma unroll
         for (int s = 0; s < S; s++)
-            taps[s] = Acc(to_float(BACK ? w[w_at(group * KG + depth, row, R - 1 - r, S - 1 - s)]
-                                        : w[w_at(group * KG + row, depth, r, s)]));
+            taps[s] = Acc(to_float(w[filter_at(group, row, depth, BACK ? R - 1 - r : r, BACK ? S - 1 - s : s)]));
         filter_w(taps, half[r]);
     }
 #pragma unroll

@@ -51,7 +51,7 @@ class Winograd(CudaAlgorithm):
     """
 
     name = "winograd"
-    files = ("gemm_tile.cuh", "winograd.cuh", "winograd.cu")
+    files = ("gemm_tile.cuh", "sides.cuh", "winograd.cuh", "winograd.cu")
     spreads_nonfinite = True
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:

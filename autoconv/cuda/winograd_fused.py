@@ -48,7 +48,7 @@ class WinogradFused(CudaAlgorithm):
     """
 
     name = "winograd.fused"
-    files = ("winograd.cuh", "winograd_fused.cu")
+    files = ("sides.cuh", "winograd.cuh", "winograd_fused.cu")
     dtypes = ("float32",)
     spreads_nonfinite = True
 

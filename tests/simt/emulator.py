@@ -25,7 +25,7 @@ from autoconv.algorithm import Candidate
 from autoconv.cuda.device import CUDA
 from autoconv.cuda.libraries import BLAS, Transform
 from autoconv.cuda.source import Unit
-from autoconv.cuda.tensor_map import BYTES, TensorMap
+from autoconv.cuda.tensor_map import BYTES, TensorMap, Texture
 from autoconv.device import Operands, Stopwatch
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer
@@ -108,8 +108,11 @@ def _grid(unit: Unit) -> tuple[int, int, int]:
     return unit.resident(MULTIPROCESSORS) if unit.persistent else unit.grid
 
 
-def packed(tensor_map: TensorMap, address: int) -> bytes:
-    """A tensor map as the emulator reads it: `simt::Map` of async.h."""
+def packed(tensor_map: TensorMap | Texture, address: int) -> bytes:
+    """A tensor map as the emulator reads it: `simt::Map` of async.h, or `simt::Texture` of simt.h."""
+    if isinstance(tensor_map, Texture):
+        seen = struct.pack("=Q3I", address, tensor_map.itemsize, tensor_map.width, tensor_map.height)
+        return seen.ljust(BYTES, b"\0")
     extents, strides = [*tensor_map.extents, 1][:4], [*tensor_map.strides, 0][:3]
     box = [*tensor_map.box, 1, 1][:4]
     flags = (tensor_map.itemsize, len(tensor_map.extents), tensor_map.im2col, tensor_map.dtype == "float32")
@@ -118,7 +121,7 @@ def packed(tensor_map: TensorMap, address: int) -> bytes:
     return struct.pack("=Q4I4I3Q4I2I2i2i", address, *values).ljust(BYTES, b"\0")
 
 
-def _passed(tensor_map: TensorMap, address: int) -> Any:
+def _passed(tensor_map: TensorMap | Texture, address: int) -> Any:
     """The same where a kernel may copy it from: on a multiple of 64 bytes."""
     raw = np.zeros(BYTES + 64, np.uint8)
     place = raw[-raw.ctypes.data % 64 :][:BYTES]
@@ -234,8 +237,8 @@ class Emulated(CUDA):
         """An array of NaN (all bits set), with fences of the same on both sides."""
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        raw = np.full(nbytes + 2 * FENCE + 256, 0xFF, np.uint8)
-        start = FENCE + -(raw.ctypes.data + FENCE) % 256
+        raw = np.full(nbytes + 2 * FENCE + 512, 0xFF, np.uint8)
+        start = FENCE + -(raw.ctypes.data + FENCE) % 512  # as CuPy's memory pool aligns
         return raw[start : start + nbytes].view(dtype).reshape(shape)
 
     def selected(self) -> AbstractContextManager[object]:

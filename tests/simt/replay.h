@@ -24,7 +24,7 @@ int replay(const char* path) {
     for (size_t i = 0; i < arrays.size(); i++) {
         if (sizes[i] < 0) continue;
         const size_t bytes = static_cast<size_t>(sizes[i]);
-        if (posix_memalign(&arrays[i], 64, bytes) || std::fread(arrays[i], 1, bytes, file) != bytes) return 2;
+        if (posix_memalign(&arrays[i], 512, bytes) || std::fread(arrays[i], 1, bytes, file) != bytes) return 2;
     }
     std::vector<void*> arguments;
     for (size_t i = 0; i < arrays.size(); i++) {

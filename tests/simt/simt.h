@@ -244,6 +244,22 @@ inline void check_aligned(const void* pointer, size_t bytes, const char* what) {
     if (reinterpret_cast<uintptr_t>(pointer) % bytes) fail("%s: address not a multiple of %zu", what, bytes);
 }
 
+struct Texture {  // as emulator.py packs one
+    uint64_t base;
+    uint32_t itemsize, width, height;
+};
+
+// An element of a texture, to the first bytes of `to`; beyond the borders nothing.
+inline void texel(void* to, const void* texture, int x, int y) {
+    const Texture& seen = *static_cast<const Texture*>(texture);
+    if (seen.base % 512) fail("a texture whose array does not begin on a multiple of 512 bytes");
+    if (seen.width * seen.itemsize % 32) fail("a texture with lines of %u bytes", seen.width * seen.itemsize);
+    if (std::abs(x) >= 1 << 23 || std::abs(y) >= 1 << 23) fail("a texture's coordinates (%d, %d)", x, y);
+    if (x < 0 || y < 0 || x >= static_cast<int>(seen.width) || y >= static_cast<int>(seen.height)) return;
+    const char* line = reinterpret_cast<const char*>(seen.base) + size_t(y) * seen.width * seen.itemsize;
+    memcpy(to, line + size_t(x) * seen.itemsize, seen.itemsize);
+}
+
 inline void land(Copy& copy) {
     if (copy.landed) return;
     copy.landed = true;
