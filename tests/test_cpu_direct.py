@@ -47,9 +47,24 @@ def test_tails_of_channels_and_pixels(instruction_set: str, layout: str, directi
         assert check_guarded(DIRECT, layer, device, operands(layer))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("instruction_set", HERE)
+def test_sums_go_over_channels_whose_filters_fit_the_first_cache(instruction_set: str, dtype: str) -> None:
+    device = CPU.current(instruction_set=instruction_set)
+    for C, R, H, groups in ((300, 3, 7, 1), (1030, 1, 5, 1), (260, 5, 3, 2), (90, 3, 61, 1)):
+        layer = ConvLayer(
+            N=2, C=C, H=H, W=9, K=6 * groups, R=R, S=R, padding=R // 2, groups=groups, dtype=dtype, **TAILS["bias"]
+        )
+        cuts = {min(int(c.params["BC"]), C // groups) for c in DIRECT.all(layer, device)}
+        assert cuts - {C // groups}, f"{layer} is summed over all channels at once"
+        assert check_guarded(DIRECT, layer, device, operands(layer))
+    wide = ConvLayer(N=1, C=300, H=100, W=900, K=6, R=1, S=1)  # its sums would fill a larger cache
+    assert {c.params["BC"] for c in DIRECT.all(wide, device)} == {300}
+
+
 def test_some_candidate_needs_no_memory_even_for_enormous_filters() -> None:
     device = CPU.current()
-    problem = {"N": 1, "C": 2, "H": 3, "W": 500, "K": 3, "R": 1, "S": 401, "padding": (0, 200)}
+    problem = {"N": 1, "C": 2, "H": 3, "W": 900, "K": 3, "R": 1, "S": 801, "padding": (0, 400)}
     for direction in DIRECTIONS:
         layer = ConvLayer(**problem, direction=direction)
         able = [c for c in DIRECT.all(layer, device) if not DIRECT.why_not(layer, device, c.params)]

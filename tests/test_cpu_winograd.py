@@ -14,6 +14,7 @@ from autoconv import reference
 from autoconv.algorithm import Params
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
+from autoconv.cpu.ir import VECTOR_BYTES
 from autoconv.cpu.winograd import Winograd, plans
 from autoconv.cpu.winograd_plan import LARGEST_TILE, minimal
 from autoconv.layer import ConvLayer
@@ -124,7 +125,8 @@ def test_every_reason_is_given() -> None:
     assert "no neighbouring taps" in WINOGRAD.why_not(edge("pointwise"), DEVICE, params)[0]
     assert "single channel" in WINOGRAD.why_not(edge("depthwise"), DEVICE, params)[0]
     assert "at most 9 points" in WINOGRAD.why_not(edge("five by five"), DEVICE, params | {"m": "9x2"})[0]
-    assert "many parts" in WINOGRAD.why_not(edge("large filter", C=12), DEVICE, params)[0]
+    few = VECTOR_BYTES[DEVICE.instruction_set] // 4 - 1
+    assert "many parts" in WINOGRAD.why_not(edge("large filter", C=few), DEVICE, params)[0]
     assert "wgrad" in WINOGRAD.why_not(edge("plain", direction="wgrad"), DEVICE, params)[0]
     wide = edge("plain", H=40, W=40, dilation=9)
     assert "9 pixels apart" in WINOGRAD.why_not(wide, DEVICE, params)[0]

@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
 from autoconv.cpu import compiler
@@ -29,12 +30,17 @@ from autoconv.layer import ConvLayer
 
 @dataclass(frozen=True)
 class Blocking:
-    """How one correlation is cut: `BK` filters by `BP` x `BQ` pixels in registers, `rows` of them in a task."""
+    """How one correlation is cut: `BK` filters by `BP` x `BQ` pixels in registers, `rows` of them in a task.
+
+    The sums of all tiles of a task go over `BC` channels at a time, whose filters stay in the first-level
+    cache meanwhile; where that is all channels, each tile is summed and stored at once.
+    """
 
     BK: int
     BP: int
     BQ: int
     packed: bool
+    BC: int
     rows: int = 1
     filters_outside: bool = False  # tasks go through all images before the next block of filters
 
@@ -103,54 +109,73 @@ def _emit_store(m: Module, c: Correlation, tail: Tail, b: Blocking, element: Typ
 
 
 class Micro:
-    """Writes one microkernel: a tile of pixels times BK channels, summed over channels and taps."""
+    """Writes one microkernel: a tile of pixels times BK channels, summed over channels and taps into memory.
 
-    def __init__(self, m: Module, c: Correlation, b: Blocking, element: Type, rows: Run, columns: Run, store: Function):
+    Its sums are added to what is there where not all channels are summed at once.
+    """
+
+    def __init__(self, m: Module, c: Correlation, b: Blocking, element: Type, rows: Run, columns: Run):
         self.c, self.b, self.rows, self.columns = c, b, rows, columns
+        self.element = element
         lanes = self.lanes = m.lanes(element)
         self.vectors = b.BK // lanes
-        sums = ptr(widened(element))
-        data = ptr(element)
-        #              x,    w,                        out,  residual, bias, channels left, tap ranges, one
-        types = (data, sums if b.packed else data, data, data, data, i64, i64, i64, i64, i64, i64)
+        self.most = TOGETHER[m.instruction_set]
+        wide = widened(element)
+        w = ptr(wide if b.packed else element)
+        #        x,            w, sums,      channels, channels left, tap ranges, one
+        types = (ptr(element), w, ptr(wide), i64, i64, i64, i64, i64, i64, i64)
         k = self.k = m.function(f"micro_{len(m.functions)}", *types, internal=True)
-        self.x, self.w, out, residual, bias, self.left, *self.ranges, self.one = k.args
-        zero = k.zero(widened(element), lanes)
+        self.x, self.w, tile, self.channels, self.left, *self.ranges, self.one = k.args
         pixels = rows.length * columns.length
-        self.sums = [[k.var(zero) for _ in range(self.vectors)] for _ in range(pixels)]
+        places = [[tile + (v * pixels + n) * lanes for v in range(self.vectors)] for n in range(pixels)]
+        zero = k.zero(wide, lanes)
+        self.sums = [[k.var(zero if b.BC == c.C else k.load(p, lanes)) for p in row] for row in places]
         if c.rows.taps and c.columns.taps:
             self._sum()
-        tile = k.scratch(widened(element), b.BK * pixels)
-        for n, vectors in enumerate(self.sums):
-            for v, acc in enumerate(vectors):
-                k.store(acc.get(), tile + (v * pixels + n) * lanes)
-        k.call(store, tile, out, residual, bias, self.left)
+        for sums, row in zip(self.sums, places, strict=True):
+            for acc, p in zip(sums, row, strict=True):
+                k.store(acc.get(), p)
 
     def _sum(self) -> None:
         k, c = self.k, self.c
         R, S = len(c.rows.taps), len(c.columns.taps)
         unroll = next(u for u in (4, 2, 1) if c.C % u == 0 and (u == 1 or R * S == 1))
         offsets = [] if self.b.packed else self._filter_offsets()
-        with k.loop(0, c.C, unroll) as channel:
+        with k.loop(0, self.channels, unroll) as channel:
             for u in range(unroll):
                 x = self.x + (channel + u) * c.input.channel
                 if self.b.packed:
                     w = self.w + (channel + u) * (R * S * self.b.BK)
                 else:
                     w = self.w + (channel + u) * c.filters.c
-                for r, row_pattern in self._taps(self.rows, c.rows, *self.ranges[:2]):
-                    for s, column_pattern in self._taps(self.columns, c.columns, *self.ranges[2:]):
+                self._fetch(x + AHEAD * c.input.channel)
+                for r, row_pattern in self._taps(self.rows, c.rows, self.ranges[:2], 1):
+                    for s, column_pattern in self._taps(self.columns, c.columns, self.ranges[2:], self.most):
                         self._tap(x, w, offsets, r, s, row_pattern, column_pattern)
 
-    def _taps(self, run: Run, axis: Axis, low: Value, high: Value) -> Iterator[tuple[int | Value, tuple[bool, ...]]]:
-        """Taps to sum over, by loops over those that the same outputs of the tile see.
+    def _fetch(self, x: Value) -> None:
+        """Ask for what the tile sees of a channel: planes lie too far apart for the processor to foresee it."""
+        k, rows, columns, i = self.k, self.c.rows, self.c.columns, self.c.input
+        if self.c.C <= AHEAD or i.channel < i.row or len(rows.taps) * len(columns.taps) == 1:
+            return  # there is none, or they are neighbours, or give a tile too little to do
+        height = (self.rows.length - 1) * rows.step + (len(rows.taps) - 1) * rows.gap + 1
+        width = (self.columns.length - 1) * columns.step + (len(columns.taps) - 1) * columns.gap + 1
+        for row in range(height):
+            start = x + ((row + rows.first) * i.row + columns.first * i.column)
+            for column in range(0, width, LINE // self.element.bytes):
+                k.prefetch(start + column)
 
-        Each is a loop, even of one tap (then up to `self.one`, which LLVM does not know to be 1), because
-        what neighbouring taps load overlaps: unrolled, LLVM would keep it in registers and spill the sums.
+    def _taps(
+        self, run: Run, axis: Axis, between: Sequence[Value], most: int
+    ) -> Iterator[tuple[int | Value, tuple[bool, ...]]]:
+        """Taps to sum over, by loops over those that the same outputs of the tile see, unrolled up to `most` times.
+
+        What neighbouring taps load overlaps: LLVM would keep it in registers and spill the sums. So each is a
+        loop, even of one tap, and an unrolled one takes steps of `self.one`, which LLVM does not know to be 1.
         """
         n = len(axis.taps)
         if run.pattern is None:
-            with self.k.loop(low, high) as t:
+            with self.k.loop(*between) as t:
                 yield t, (True,) * run.length
         elif n == 1:
             yield 0, run.pattern[0]
@@ -159,8 +184,11 @@ class Micro:
                 first, *others = same
                 if any(seen):
                     stop = first + 1 + len(others) if others else self.one + first
-                    with self.k.loop(first, stop) as t:
+                    together = _together(1 + len(others), most)
+                    with self.k.loop(first, stop, together) as t:
                         yield t, seen
+                        for n in range(1, together):
+                            yield t + self.one * n, seen
 
     def _tap(
         self,
@@ -202,6 +230,11 @@ class Micro:
         return v
 
 
+def _together(taps: int, most: int) -> int:
+    """How many taps one round of a loop takes, to come out even."""
+    return next(n for n in range(most, 0, -1) if taps % n == 0)
+
+
 def _tap_range(k: Function, axis: Axis, position: Value) -> tuple[Value, Value]:
     """First tap inside the input, and the one after the last, of one output position."""
     base = position * axis.step + axis.first
@@ -219,7 +252,7 @@ def _emit_task(
     kinds = {(r.kind, s.kind): (r, s) for r in row_runs for s in column_runs}
     shapes = {(r.length, s.length) for r in row_runs for s in column_runs}
     stores = {shape: _emit_store(m, c, tail, b, element, shape) for shape in sorted(shapes)}
-    micros = {kind: Micro(m, c, b, element, r, s, stores[r.length, s.length]).k for kind, (r, s) in kinds.items()}
+    micros = {kind: Micro(m, c, b, element, r, s).k for kind, (r, s) in kinds.items()}
     k = m.function(f"task_{n}", *TASK, internal=True)
     ctx, index, _ = k.args
     sums = widened(element)
@@ -245,25 +278,54 @@ def _emit_task(
     else:
         w = w + group * c.filters.group + first * c.filters.k
 
-    def tile(r: Run, position: Value) -> None:
-        """All columns of one row of tiles, which starts at output row `position`."""
-        zero = k.i64(0)
-        rows = _tap_range(k, c.rows, position) if r.pattern is None else (zero, zero)
-        for s in column_runs:
-            with k.loop(0, s.tiles) as t:
-                column = t * s.length + s.start
-                columns = _tap_range(k, c.columns, column) if s.pattern is None else (zero, zero)
-                here = a + position * (c.rows.step * c.input.row) + column * (c.columns.step * c.input.column)
-                there = position * (c.rows.stride * c.output.row) + column * (c.columns.stride * c.output.column)
-                k.call(micros[r.kind, s.kind], here, w, out + there, residual + there, bias, left, *rows, *columns, 1)
-
+    tile_size = b.BK * b.BP * b.BQ
+    row_size = sum(s.tiles for s in column_runs) * tile_size
+    adds = b.BC < c.C
+    buffer = k.scratch(sums, b.rows * row_size if adds else tile_size)
+    zero = k.i64(0)
     start = chunk * b.rows
-    begin = 0
-    for r in row_runs:  # tiles begin .. begin + r.tiles - 1 are of this run
-        low, high = k.max(start, begin), k.min(start + b.rows, begin + r.tiles)
-        with k.loop(low, high) as t:
-            tile(r, (t - begin) * r.length + r.start)
-        begin += r.tiles
+
+    def each(visit: Callable[[Run, Run, Value, Value, Value], None]) -> None:
+        """Visit the tiles of a task: their kinds, first output row and column, and sums."""
+        begin = 0
+        for r in row_runs:  # rows of tiles begin .. begin + r.tiles - 1 are of this run
+            low, high = k.max(start, begin), k.min(start + b.rows, begin + r.tiles)
+            with k.loop(low, high) as i:
+                before = 0
+                for s in column_runs:
+                    with k.loop(0, s.tiles) as j:
+                        slot = (i - start) * row_size + (j + before) * tile_size if adds else zero
+                        visit(r, s, (i - begin) * r.length + r.start, j * s.length + s.start, buffer + slot)
+                    before += s.tiles
+            begin += r.tiles
+
+    def add(block: Value, r: Run, s: Run, row: Value, column: Value, tile: Value) -> None:
+        """Sum a block of channels."""
+        rows = _tap_range(k, c.rows, row) if r.pattern is None else (zero, zero)
+        columns = _tap_range(k, c.columns, column) if s.pattern is None else (zero, zero)
+        here = a + row * (c.rows.step * c.input.row) + column * (c.columns.step * c.input.column)
+        here = here + block * (b.BC * c.input.channel)
+        filters = w + block * (b.BC * len(c.rows.taps) * len(c.columns.taps) * b.BK) if adds else w
+        channels = k.min(c.C - block * b.BC, b.BC)
+        k.call(micros[r.kind, s.kind], here, filters, tile, channels, left, *rows, *columns, 1)
+
+    def store(r: Run, s: Run, row: Value, column: Value, tile: Value) -> None:
+        there = row * (c.rows.stride * c.output.row) + column * (c.columns.stride * c.output.column)
+        k.call(stores[r.length, s.length], tile, out + there, residual + there, bias, left)
+
+    def add_and_store(*tile: Any) -> None:
+        add(zero, *tile)
+        store(*tile)
+
+    if adds:
+        lanes = m.lanes(element)
+        with k.loop(0, b.rows * row_size, lanes) as i:
+            k.store(k.zero(sums, lanes), buffer + i)
+        with k.loop(0, math.ceil(c.C / b.BC)) as block:
+            each(functools.partial(add, block))
+        each(store)
+    else:
+        each(add_and_store)
     return k, blocks * c.N * c.groups * chunks
 
 
@@ -285,15 +347,22 @@ def emit(instruction_set: str, layer: ConvLayer, blockings: tuple[Blocking, ...]
     return m
 
 
+def _blocking(c: Correlation, params: Params) -> Blocking:
+    BK, BP, BQ, BC = (int(params[name]) for name in ("BK", "BP", "BQ", "BC"))
+    return Blocking(BK, BP, BQ, params["filters"] == "packed", min(BC, c.C))
+
+
 def blocked(layer: ConvLayer, device: CPU, params: Params) -> tuple[Blocking, ...]:
     """The blocking of each correlation: the tile asked for, and tasks whose input fits half the second cache."""
     chosen = []
     for c in pieces_of(layer):
-        b = Blocking(int(params["BK"]), int(params["BP"]), int(params["BQ"]), params["filters"] == "packed")
+        b = _blocking(c, params)
         positions = sum(run.tiles for run in tiles(c.rows, b.BP))
         row_bytes = layer.itemsize * c.C * c.columns.size
         room = device.facts["l2_bytes"] // 2 // max(row_bytes, 1) - len(c.rows.taps)
         rows = min(max(room // (b.BP * c.rows.step), 1), positions)
+        if b.BC < c.C:
+            rows = max(min(rows, BUFFER // _row_bytes(layer, c, b)), 1)
         blocks = math.ceil(c.K / b.BK)
         others = c.N * c.groups * blocks
         while rows > 1 and others * math.ceil(positions / rows) < 6 * device.threads:
@@ -304,6 +373,11 @@ def blocked(layer: ConvLayer, device: CPU, params: Params) -> tuple[Blocking, ..
         outside = images * blocks + filters < images + filters * strips
         chosen.append(replace(b, rows=rows, filters_outside=outside))
     return tuple(chosen)
+
+
+def _row_bytes(layer: ConvLayer, c: Correlation, b: Blocking) -> int:
+    """The sums of one row of tiles."""
+    return sum(run.tiles for run in tiles(c.columns, b.BQ)) * b.BP * b.BQ * b.BK * layer.accumulator.itemsize
 
 
 class Direct(Algorithm):
@@ -326,12 +400,26 @@ class Direct(Algorithm):
         def tile(pixels: int, vectors: int, filters: str) -> Params:
             BQ = math.ceil(c.columns.count / math.ceil(c.columns.count / pixels))
             BK = lanes * min(vectors, math.ceil(c.K / lanes))
-            return {"BK": BK, "BP": max(min(pixels // BQ, c.rows.count), 1), "BQ": BQ, "filters": filters}
+            BP = max(min(pixels // BQ, c.rows.count), 1)
+            return {"BK": BK, "BP": BP, "BQ": BQ, "BC": c.C, "filters": filters}
 
         shapes = TILES[device.instruction_set]
-        found = [tile(*shape, "packed") for shape in shapes] + [tile(*shapes[0], "strided")]
+        # a broadcast takes an instruction of its own before AVX-512: one vector of filters is too few for it
+        several = shapes if device.instruction_set == "avx512" or lanes >= c.K else shapes[1:]
+        found = [tile(*shape, "packed") for shape in several]
+        found += [self._blocked(layer, device, c, params) for params in found[:2]]
+        found.append(tile(*shapes[0], "strided"))
         found += [tile(1, 4, way) for way in ("packed", "strided") if self.why_not(layer, device, found[-1])]
         return list({tuple(params.values()): params for params in found}.values())
+
+    def _blocked(self, layer: ConvLayer, device: CPU, c: Correlation, params: Params) -> Params:
+        """The same with filters of a quarter of the first-level cache at a time, where that is worth a buffer."""
+        taps = max(len(c.rows.taps) * len(c.columns.taps), 1)
+        room = device.facts["l1_bytes"] // (4 * taps * int(params["BK"]) * layer.accumulator.itemsize)
+        number = math.ceil(c.C / max(room, 4))
+        if number == 1 or _row_bytes(layer, c, _blocking(c, params)) > BUFFER:
+            return params
+        return {**params, "BC": math.ceil(c.C / (4 * number)) * 4}
 
     def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
         reasons = []
@@ -366,6 +454,7 @@ class Direct(Algorithm):
         else:
             cost = 1.4 if params["filters"] == "strided" else 1.1
             cost *= 1 + 1.5 / (int(params["BP"]) * int(params["BQ"]))
+            cost *= 1 if int(params["BC"]) == layer.C // layer.groups else 0.95
             cost *= max(_rounded(c.K, int(params["BK"])) for c in pieces_of(layer))
         return cost * layer.flops / device.peak_flops(layer.dtype) + layer.bytes / device.bandwidth() / 2
 
@@ -387,6 +476,10 @@ class Direct(Algorithm):
 
 
 UNROLLED = 8000  # multiply-adds of one program: LLVM takes a second for them
+TOGETHER = {"avx512": 1, "avx2": 7, "generic": 7}  # taps of a row in one round: small tiles sum little in each
+BUFFER = 32 * 1024  # bytes of a task's sums, where they go over some channels at a time
+AHEAD = 4  # channels
+LINE = 64  # bytes of a cache's line
 TILES = {  # pixels by vectors of filters; the first also reads filters where they are
     "avx512": ((28, 1), (14, 2), (6, 4)),
     "avx2": ((12, 1), (6, 2)),
@@ -406,6 +499,7 @@ def _unrolled(layer: ConvLayer, device: Device, params: Params) -> int:
     for c in pieces_of(layer):
         for r in {r.kind: r for r in tiles(c.rows, int(params["BP"]))}.values():
             for s in {s.kind: s for s in tiles(c.columns, int(params["BQ"]))}.values():
-                row, column = (len(list(itertools.groupby(run.pattern or (1,)))) for run in (r, s))
-                total += row * column * r.length * s.length * vectors
+                groups = [[len(list(same)) for _, same in itertools.groupby(run.pattern or (1,))] for run in (r, s)]
+                columns = sum(_together(n, TOGETHER[device.instruction_set]) for n in groups[1])
+                total += len(groups[0]) * columns * r.length * s.length * vectors
     return total

@@ -25,6 +25,8 @@ from autoconv.layer import ConvLayer
 if TYPE_CHECKING:
     from autoconv.device import Device
 
+FETCHED = 13.0  # bytes a cycle from the last cache
+CYCLES = {"avx512": 1.0, "avx2": 0.5, "generic": 0.5}  # of a multiply-add of vectors
 CONSIDERED = 5  # sizes of tiles for which chunks are looked at
 MOST = 3  # sizes of tiles among a layer's candidates, ...
 SMALL = 10**7  # ... unless it has so few operations that one will do
@@ -48,12 +50,13 @@ def plans(layer: ConvLayer, device: CPU, params: Params) -> tuple[Plan, ...]:
     return tuple(_plan(layer, device, c, *_parse(params)) for c in correlations(layer))
 
 
-def _cost(plan: Plan, threads: int, l2_bytes: int) -> float:
-    """Predicted cycles, from counts of vector operations; constants fitted on a Zen 4.
+def _cost(plan: Plan, threads: int, l2_bytes: int, l3_bytes: int) -> float:
+    """Predicted time in multiply-adds of vectors, from counts of operations and of bytes that miss the second cache.
 
-    A multiply-add takes a cycle, a register tile loses what it takes to load the filters, and they must come
-    from the last cache or from memory. A transform takes some cycles per point and vector. All of it slows
-    down as what a thread works on outgrows its second cache.
+    A register tile loses what it takes to load the filters; a transform takes some time per point and vector.
+    Filters come from the last cache, or beyond it from memory, for every chunk anew unless a block of them stays
+    in the second cache; what it cannot hold of a chunk's input goes to and fro for every block of filters, and
+    so do the products. Loads and multiply-adds go on side by side. Constants fitted on Zen 3 and Zen 4.
     """
     c = plan.correlation
     tiles = c.groups * plan.tile_rows * plan.columns.tiles
@@ -61,14 +64,25 @@ def _cost(plan: Plan, threads: int, l2_bytes: int) -> float:
     register_tile = plan.chunk_tiles / -(-plan.chunk_tiles // plan.pixels) * plan.vectors
     product = tiles * plan.points * plan.depth * filters * (1 + 1.5 / register_tile)
     transforms = tiles * plan.points * (plan.c_blocks * 9.0 + filters * 8.0)
+
+    def spilled(elements: int, least: float, all_of_it: float) -> float:
+        """The share of a buffer that the second cache does not hold, given sizes where that begins and ends."""
+        return min(max((plan.itemsize * elements / l2_bytes - least) / (all_of_it - least), 0.0), 1.0)
+
+    rounds = c.groups * -(-plan.chunks // plan.share) if plan.share else 0
     packed = plan.itemsize * plan.packed_size
-    fetched = packed * plan.chunks if not plan.share else packed * -(-plan.chunks // plan.share)
-    near = plan.points * plan.m_stride + (plan.v_size if not plan.share else plan.v_size / 4)
-    crowded = min(max(plan.itemsize * near / l2_bytes - 0.5, 0.0), 1.0)
-    work = (max(product, fetched / (6.5 if plan.share else 12.0)) + transforms) * (1 + 0.5 * crowded)
+    together = bool(plan.share) and plan.itemsize * plan.u_size < 0.6 * l2_bytes
+    fetched = float(packed * -(-plan.chunks // plan.share) if together else packed * plan.chunks)
+    if packed > l3_bytes / 2:
+        fetched += packed * (-(-plan.chunks // plan.share) if plan.share else plan.chunks)
+    near = plan.v_size + plan.points * plan.m_stride
+    blocks = c.groups * plan.chunks * plan.k_blocks * plan.itemsize
+    fetched += blocks * plan.v_size * max(spilled(near, 0.7, 2.7), 0.5 if plan.share else 0.0)
+    fetched += 6 * blocks * plan.points * plan.m_stride * spilled(plan.points * plan.m_stride, 0.25, 0.75)
+    loads = fetched / (FETCHED * CYCLES[plan.instruction_set])
+    work = max(product, loads) + min(product, loads) / 10 + transforms
     tasks = plan.k_blocks * min(plan.share, plan.chunks) if plan.share else plan.chunks * c.groups
-    barriers = 2 * c.groups * -(-plan.chunks // plan.share) * 4000.0 if plan.share else 0.0
-    return work * -(-tasks // threads) / tasks + barriers
+    return work * -(-tasks // threads) / tasks + 2 * 4000.0 * rounds
 
 
 def _chunks(plan: Plan) -> list[int]:
@@ -96,7 +110,7 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
         if together and plan.chunks > 1:
             share = max(1, min(plan.chunks, l3 // 3 // (plan.v_size * plan.itemsize)))
             plan = _plan(layer, device, main, m, rows, share)
-        return _cost(plan, device.threads, l2), m, rows, plan.share
+        return _cost(plan, device.threads, l2, l3), m, rows, plan.share
 
     def quick(m: tuple[int, int]) -> tuple[float, tuple[int, int]]:
         """Without looking for the best chunks."""
@@ -179,9 +193,10 @@ class Winograd(Algorithm):
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
         assert isinstance(device, CPU)
         cuts = plans(layer, device, params)
-        cycles = sum(_cost(plan, device.threads, device.facts["l2_bytes"]) for plan in cuts)
+        caches = device.facts["l2_bytes"], device.facts["l3_bytes"]
+        work = sum(_cost(plan, device.threads, *caches) for plan in cuts)
         rate = device.peak_flops(layer.dtype) / (2 * cuts[0].lanes * device.threads)
-        return cycles / rate + layer.bytes / device.bandwidth() / 4
+        return work / rate + layer.bytes / device.bandwidth() / 4
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         down, across = _parse(params)[0]

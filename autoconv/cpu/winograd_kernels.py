@@ -19,6 +19,9 @@ from autoconv.cpu.winograd_plan import Plan, Side
 from autoconv.layer import ConvLayer
 
 WIDEST_SPREAD = 4  # columns from output to output that masked stores are worth it for
+LINE = 64  # bytes of a cache's line
+UNROLLED = {"avx512": 1, "avx2": 2, "generic": 2}  # terms of the product: a loop around few sums costs much
+FEWEST_TO_FETCH = 4  # tiles of a register tile that has the time to fetch filters
 HEADER = 64  # bytes of the workspace in front: group and first chunk of what is being transformed together
 
 
@@ -64,6 +67,7 @@ class Writer:
         row_counts = sorted({plan.chunk, plan.last_chunk})
         parts = [split_evenly(rows * plan.columns.tiles, plan.pixels) for rows in row_counts]
         sizes = sorted({size for split in parts for _, size in split})
+        self.register_tiles = min(sum(count for count, _ in split) for split in parts)
         self.registers = {size: self._product_of(size) for size in sizes}
         self.products = {rows: self._product(rows, split) for rows, split in zip(row_counts, parts, strict=True)}
         self.unpack = self._unpack()
@@ -288,21 +292,32 @@ class Writer:
     # The product.
 
     def _product_of(self, size: int) -> Function:
-        """The register tile: one point of `size` tiles by a block of filters, summed over channels."""
+        """The register tile: one point of `size` tiles by a block of filters, summed over channels.
+
+        It fetches its share of the next point's filters into the second cache: they come from the last one,
+        whose latency no queue of loads hides. The smallest tiles read them as fast as they come, in one
+        stream that the processor foresees.
+        """
         plan, lanes, KB = self.plan, self.plan.lanes, self.plan.KB
-        k = self.function(f"product_of_{size}_", *[ptr(self.real)] * 3)
-        v, u, out = k.args
+        k = self.function(f"product_of_{size}_", *[ptr(self.real)] * 4)
+        v, u, following, out = k.args
         acc = [[k.var(k.zero(self.real, lanes)) for _ in range(plan.vectors)] for _ in range(size)]
+        line = LINE // plan.itemsize
+        lines = -(-lanes * KB // (line * self.register_tiles)) if size >= FEWEST_TO_FETCH else 0
 
         def terms(block: Value, count: int) -> None:
             """Unrolled no further: LLVM's scheduler would load too early and run out of registers."""
             source, filters = v + block * (plan.chunk_tiles * lanes), u + block * (lanes * KB)
-            with k.loop(0, count) as c:
-                ws = [k.load(filters + (c * KB + n * lanes), lanes) for n in range(plan.vectors)]
-                for p in range(size):
-                    x = k.broadcast(source + c + p * lanes, lanes)
-                    for n in range(plan.vectors):
-                        acc[p][n].fma(x, ws[n])
+            for n in range(lines):
+                k.prefetch(following + (block * lines + n) * line, locality=2)
+            together = UNROLLED[self.m.instruction_set] if count % 2 == 0 else 1
+            with k.loop(0, count, together) as start:
+                for c in (start + i for i in range(together)):
+                    ws = [k.load(filters + (c * KB + n * lanes), lanes) for n in range(plan.vectors)]
+                    for p in range(size):
+                        x = k.broadcast(source + c + p * lanes, lanes)
+                        for n in range(plan.vectors):
+                            acc[p][n].fma(x, ws[n])
 
         whole, rest = divmod(plan.depth, lanes)
         if whole:
@@ -320,15 +335,19 @@ class Writer:
         plan = self.plan
         k = self.function(f"product_{rows}_", *[ptr(self.real)] * 3)
         v, u, out = k.args
+        size_of_point = plan.depth * plan.KB
         with k.loop(0, plan.points) as point:
-            first = 0
+            first = number = 0
             for count, size in split:
                 with k.loop(0, count) as n:
                     tile = n * size + first
                     source = v + (point * plan.v_stride + tile * plan.lanes)
                     target = out + (point * plan.m_stride + tile * plan.KB)
-                    k.call(self.registers[size], source, u + point * (plan.depth * plan.KB), target)
+                    filters = u + point * size_of_point
+                    following = filters + (n + number) * -(-size_of_point // self.register_tiles) + size_of_point
+                    k.call(self.registers[size], source, filters, following, target)
                 first += count * size
+                number += count
         return k
 
     # The output's side.
