@@ -83,13 +83,17 @@ def _target(instruction_set: str) -> Any:
     return target.create_target_machine(cpu=cpu, features=features, opt=3, jit=True, reloc="pic", codemodel="small")
 
 
+def _emit_probe(instruction_set: str) -> Module:
+    m = Module(instruction_set)
+    m.function("probe")
+    return m
+
+
 @functools.cache
 def unavailable() -> str | None:
     """Why kernels cannot be compiled here, or None; warns once, since then only NumPy is left."""
     try:
-        m = Module("generic")
-        m.function("probe")
-        Program(_compiled(m), ("probe",)).function("probe")()
+        build(_emit_probe, "generic").function("probe")()
     except Exception as error:  # LLVM raises RuntimeError, a missing wheel ImportError, a missing library OSError
         reason = f"llvmlite cannot compile for this processor: {str(error).splitlines()[0] if str(error) else error!r}"
         warnings.warn(f"{reason}; autoconv falls back to NumPy", RuntimeWarning, stacklevel=2)
@@ -121,13 +125,13 @@ def _compiled(module: Module) -> bytes:
     return bytes(target.emit_object(parsed))
 
 
+FOLDER = Path(__file__).parent
+
+
 @functools.cache
-def _sources() -> dict[str, bytes]:
-    """The package's source text by module, without lines that only comment."""
-    folder = Path(__file__).parent
-    paths = [*folder.glob("*.py"), *folder.parent.glob("*.py")]
-    named = {path.relative_to(folder.parent).with_suffix("").as_posix(): path for path in sorted(paths)}
-    return {name: re.sub(rb"(?m)^[ \t]*(#.*)?\n", b"", path.read_bytes()) for name, path in named.items()}
+def _source(module: str) -> bytes:
+    """The text of a module of this folder, without lines that only comment."""
+    return re.sub(rb"(?m)^[ \t]*(#.*)?\n", b"", (FOLDER / f"{module}.py").read_bytes())
 
 
 @functools.cache
@@ -145,8 +149,7 @@ def version(*modules: str) -> str:
     a layer; hashing it costs nothing, where emitting every kernel of every candidate would. It may change
     where the machine code does not, which costs one race, and never the other way round.
     """
-    names = [f"cpu/{name}" for name in ("ir", "values", "compiler", "pool", *modules)]
-    text = b"\0".join(_sources()[name] for name in sorted(set(names)))
+    text = b"\0".join(map(_source, sorted({"ir", "values", "compiler", "pool", *modules})))
     return hashlib.sha256(text + (_toolchain() if available() else "").encode()).hexdigest()[:12]
 
 
@@ -178,7 +181,9 @@ def build(emit: Callable[..., Module], instruction_set: str, *args: object) -> P
 
 @functools.cache
 def _all_sources() -> bytes:
-    return hashlib.sha256(b"\0".join(_sources().values())).digest()
+    """Of the package's text that may have a say in a kernel; comments too, since stripping them takes longer."""
+    paths = sorted([*FOLDER.glob("*.py"), *FOLDER.parent.glob("*.py")])
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).digest()
 
 
 def _renew_lock() -> None:

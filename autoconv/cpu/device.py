@@ -152,12 +152,13 @@ class CPU(Device):
         """NumPy, whose matrix product the floor uses, and llvmlite, which compiles the kernels."""
         from importlib.metadata import PackageNotFoundError, version
 
-        found = {}
-        for package in ("numpy", "scipy", "llvmlite"):
-            try:
-                found[package] = version(package)
-            except PackageNotFoundError:
-                found[package] = "absent"
+        found = {"numpy": np.__version__, "scipy": "absent", "llvmlite": "absent"}
+        with contextlib.suppress(PackageNotFoundError):
+            found["scipy"] = version("scipy")  # without importing it
+        with contextlib.suppress(ImportError):
+            import llvmlite
+
+            found["llvmlite"] = llvmlite.__version__
         return found
 
     @property
