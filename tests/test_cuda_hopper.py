@@ -425,6 +425,7 @@ def test_thread_sanitizer_names_the_race(fault: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.stress
 @pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.BM}x{t.BN}x{t.STAGES}")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_every_tile(direction: str, tile: Any) -> None:

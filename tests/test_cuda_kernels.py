@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from layers import EDGES, edge, operands
-from simt.cases import DEVICE, SCHEDULES, cases, check, kinds, run, runnable, variants
+from simt.cases import DEVICE, SCHEDULES, cases, check, edge_cases, kinds, planned, run, runnable, variants
 from simt.emulator import MISSING
 
 from autoconv.algorithm import Algorithm, Params
@@ -19,15 +19,16 @@ from autoconv.reference import convolve
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 
 EVERY = [(a, *case) for a in ALGORITHMS for case in cases(a)]
-LEAST = 8  # cases to a family in the everyday suite, at least
+LEAST = 8  # edges to a family in the everyday suite, at least
 
 
-def sample(algorithm: Algorithm) -> list[tuple[Algorithm, ConvLayer, Params, int]]:
-    mine = [case for case in EVERY if case[0] is algorithm]
-    return mine[:: max(1, len(mine) // LEAST)]
+def sample(algorithm: Algorithm) -> list[tuple[ConvLayer, Params, int]]:
+    """What is planned, and some of the edges."""
+    found = list(edge_cases(algorithm))
+    return [*planned(algorithm), *found[:: max(1, len(found) // LEAST)]]
 
 
-EVERYDAY = [case for a in ALGORITHMS for case in sample(a)]
+EVERYDAY = [(a, *case) for a in ALGORITHMS for case in sample(a)]
 
 
 def named(value: object) -> str:

@@ -57,7 +57,7 @@ struct Turn {
 
 struct Job {
     int group, part, row, column, tap;
-    DEVICE int first() const { return part * EACH < SLICES ? part * EACH : SLICES; }
+    DEVICE int first() const { return part * EACH; }  // no less than last() for a part without slices
     DEVICE int last() const { return (part + 1) * EACH < SLICES ? (part + 1) * EACH : SLICES; }
 };
 DEVICE Job job(int index) {
@@ -202,7 +202,7 @@ DEVICE void write_tile(float (&sum)[FM][BN / 2], Job at, int row, T* out, const 
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int y = at.row + row + i * 64 + warp * 16 + half * 8 + lane / 4;
-            const Offset start = y < ROWS ? row_at(at, y) : 0;
+            const Offset start = row_at(at, y);
 #pragma unroll
             for (int j = 0; j < BN / 32; j++) {
                 float v[8];

@@ -226,7 +226,6 @@ class Hopper(CudaAlgorithm):
                 tile.shared,
                 tile.shared,
                 shape + _constants(one),
-                instructions=("HGMMA", "UTMALDG") if all(a.taps for a in one) else (),
                 capability=CAPABILITY,
                 persistent=True,
                 maps=(pixel_map(layer, one, tile.BM), other_map(layer, tile.BN)),
@@ -238,7 +237,7 @@ class Hopper(CudaAlgorithm):
         product = products[0]
         blocks = (ceil_div(math.prod(layer.output_shape), tile.threads), 1, 1)
         return *products, replace(
-            product, function="hopper_sum", grid=blocks, shared=0, dynamic=0, instructions=(), persistent=False, maps=()
+            product, function="hopper_sum", grid=blocks, shared=0, dynamic=0, persistent=False, maps=()
         )
 
     def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:

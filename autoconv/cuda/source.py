@@ -53,8 +53,6 @@ class Unit:
         What else the kernel is specialised by.
     preamble : str
         Text that stands before the file: generated tables.
-    instructions : str
-        Names of machine instructions that the compiled kernel must hold.
     capability : int
         The least compute capability, times ten, that has them.
     persistent : bool
@@ -74,7 +72,6 @@ class Unit:
     dynamic: int = 0
     constants: tuple[Constant, ...] = ()
     preamble: str = ""
-    instructions: tuple[str, ...] = ()
     capability: int = 75
     persistent: bool = False
     maps: tuple[TensorMap | Texture | None, ...] = ()

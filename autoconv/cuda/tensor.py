@@ -104,7 +104,6 @@ class Tensor(CudaAlgorithm):
             shared,
             shared,
             constants,
-            instructions=("HMMA", "LDGSTS") if layer.itemsize == 4 else ("HMMA", "LDGSTS", "LDSM"),
             capability=80,
         )
         if split == 1:

@@ -14,6 +14,7 @@ constexpr int COUNT = BN * BC * AH / FUSED_THREADS;  // rows of tiles to a threa
 constexpr int FILTERS = BC * POINTS * BM;            // values of a slice of filters
 static_assert(AH == AW && POINTS % WARPS == 0 && COUNT * FUSED_THREADS == BN * BC * AH && BC % COUNT == 0, "evenly shared");
 static_assert(FILTERS % (4 * FUSED_THREADS) == 0 && TM % 4 == 0 && TN % 4 == 0, "whole 128-bit words");
+static_assert(BC * BM % THREADS == 0, "no thread of fused_filter has nothing to do");
 
 struct Slices {  // paddings spread over the banks what lanes store together: channels, where they come last
     alignas(16) Acc u[2][BC][POINTS][BM];
@@ -32,7 +33,6 @@ union Shared {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) fused_filter(const T* w, Acc* U) {
     const long long at = (long long)blockIdx.x * THREADS + threadIdx.x;
-    if (at >= (long long)GROUPS * ROW_BLOCKS * SLICES * BC * BM) return;
     const int place = static_cast<int>(at % BM), depth = static_cast<int>(at / BM % (SLICES * BC));
     const int block = static_cast<int>(at / BM / (SLICES * BC));
     const int row = block % ROW_BLOCKS * BM + 8 * (place / 32 * 4 + place % 4) + place % 32 / 4;

@@ -10,11 +10,63 @@ from layers import EDGES, TAILS, edge, operands
 from simt.emulator import Emulated, fenced
 
 from autoconv.algorithm import Algorithm, Params
+from autoconv.cuda.hopper import TILES, Tile
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 from autoconv.reference import convolve, error, magnitude
 
 SCHEDULES = 16
 DEVICE = Emulated(capability=90)
+FULL_TAIL = {"bias": True, "residual": True, "activation": "relu"}
+
+Planned = tuple[dict[str, Any], dict[str, int]]
+
+
+def _hopper(tile: Tile, SPLIT: int, dtype: str, direction: int = 0, **fields: Any) -> Planned:
+    """A layer whose channels are no whole lines or tiles, in parts that nobody would choose for so small a one."""
+    problem = {"N": 2, "C": 136, "H": 9, "W": 8, "K": 136, "R": 3, "S": 3, "padding": 1, "layout": "NHWC"}
+    params = {"BM": tile.BM, "BN": tile.BN, "STAGES": tile.STAGES, "SPLIT": SPLIT}
+    return problem | {"dtype": dtype, "direction": DIRECTIONS[direction]} | fields, params
+
+
+def _tiled(SIDE: int, direction: str, layout: str, dtype: str, **fields: Any) -> Planned:
+    """Four tiles or more to an image."""
+    problem = {"N": 2, "C": 4, "H": 35, "W": 37, "K": 6, "R": 3, "S": 3, "padding": ((1, 2), (2, 0)), "groups": 2}
+    return problem | {"direction": direction, "layout": layout, "dtype": dtype} | fields, {"SIDE": SIDE, "IMAGES": 1}
+
+
+# Layers and parameters that a family's kernels must meet and the edges do not lead to.
+PLANNED: dict[str, tuple[Planned, ...]] = {
+    "hopper": (
+        *(_hopper(tile, 2 + i % 2, "float16", i % 3) for i, tile in enumerate(TILES)),
+        _hopper(TILES[-1], 1, "float16", K=67, **FULL_TAIL),
+        _hopper(TILES[-1], 3, "bfloat16", K=67, **FULL_TAIL),
+        _hopper(TILES[5], 2, "bfloat16", C=128, groups=2, bias=True),
+        _hopper(TILES[-1], 2, "bfloat16", 1, C=48, K=128, groups=2, stride=2),
+        _hopper(TILES[3], 1, "float16", 1, R=1, S=2, stride=2, padding=((0, 1), (2, 0))),  # passes without taps
+        _hopper(TILES[6], 3, "float16", 2, C=72, K=48, groups=3, stride=(1, 2)),
+        _hopper(TILES[1], 1, "bfloat16", N=4, dilation=(1, 2), padding=((1, 0), (3, 2))),
+    ),
+    "hopper.tf32": (
+        *(_hopper(tile, 2 + i % 2, "float32", C=40) for i, tile in enumerate(TILES)),
+        _hopper(TILES[-1], 1, "float32", C=40, K=67, **FULL_TAIL),
+        _hopper(TILES[-1], 3, "float32", C=40, K=67, **FULL_TAIL),
+        _hopper(TILES[0], 1, "float32", C=64, groups=2, stride=(2, 1), dilation=(1, 2), padding=((1, 0), (3, 2))),
+    ),
+    "winograd": tuple(  # few tiles of many channels: what is read too far lies in no other matrix
+        ({"N": 1, "C": C, "H": 2, "W": 2, "K": K, "R": 3, "S": 3, "padding": 1, "layout": "NHWC", "direction": d},
+         {"M": 2, "BM": 64, "BN": 64})
+        for d, C, K in (("fwd", 64, 1), ("dgrad", 1, 64))
+    ),
+    "fft": (
+        _tiled(16, "fwd", "NHWC", "float32", stride=2, dilation=2, **FULL_TAIL),
+        _tiled(32, "fwd", "NCHW", "float64", H=70, R=5, stride=(3, 1), dilation=(2, 3), bias=True),
+        _tiled(16, "dgrad", "NCHW", "float16", stride=(2, 1), dilation=(1, 2)),
+        _tiled(32, "dgrad", "NHWC", "float32", W=80, S=7, stride=2, dilation=(3, 2)),
+        _tiled(16, "wgrad", "NHWC", "bfloat16", stride=(1, 3), dilation=2),
+        _tiled(32, "wgrad", "NCHW", "float32", H=75, R=5, stride=2, dilation=(2, 3)),
+        _tiled(16, "fwd", "NCHW", "float32", C=5, K=10, groups=5, R=9, S=8, dilation=1),
+    ),
+}  # fmt: skip
 
 
 def on_device(device: Emulated, array: Any) -> Any:
@@ -65,7 +117,18 @@ def variants(name: str, **choices: Any) -> Iterator[ConvLayer]:
     yield edge(name, **(choices | wide | {"dtype": "float32"}))
 
 
+def planned(algorithm: Algorithm) -> Iterator[tuple[ConvLayer, Params, int]]:
+    """What is planned for an algorithm, with a schedule to each."""
+    for turn, (fields, params) in enumerate(PLANNED.get(algorithm.name, ())):
+        yield ConvLayer(**fields), params, (5 * turn + 2) % SCHEDULES
+
+
 def cases(algorithm: Algorithm) -> Iterator[tuple[ConvLayer, Params, int]]:
+    """All that the emulator runs of an algorithm."""
+    return itertools.chain(planned(algorithm), edge_cases(algorithm))
+
+
+def edge_cases(algorithm: Algorithm) -> Iterator[tuple[ConvLayer, Params, int]]:
     """Each edge in every direction, the other choices taken in turn so that pairs of them meet."""
     turn = 0
     for (i, name), (j, direction) in itertools.product(enumerate(EDGES), enumerate(DIRECTIONS)):

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -35,7 +36,9 @@ FENCE = 4096  # bytes on both sides of an array
 MULTIPROCESSORS = 4
 FLAGS = ("-std=c++17", "-ffp-contract=off", "-fPIC", "-w", "-g1")
 HEADERS = ("simt.h", "async.h", "replay.h")
+GRID = "grid.cpp"
 MISSING = shutil.which("g++") is None
+_KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(')
 
 
 class EmulationError(RuntimeError):
@@ -50,41 +53,48 @@ def _folder() -> Path:
 
 
 @functools.cache
-def _headers() -> str:
-    return "".join((HERE / name).read_text() for name in HEADERS)
+def _sources() -> str:
+    return "".join((HERE / name).read_text() for name in (*HEADERS, GRID))
 
 
 def _digest(*texts: str) -> str:
-    return hashlib.sha256("\0".join([*texts, _headers()]).encode()).hexdigest()[:32]
+    return hashlib.sha256("\0".join([*texts, _sources()]).encode()).hexdigest()[:32]
 
 
 @functools.cache
 def _precompiled(flags: tuple[str, ...]) -> Path:
-    """A folder with the emulator's headers and their precompiled form, which halves a build."""
-    target = _folder() / f"headers-{_digest(*FLAGS, *flags)}"
+    """A folder with the emulator's headers, and what is compiled of it: most of a kernel's build is saved."""
+    target = _folder() / f"emulator-{_digest(*FLAGS, *flags)}"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
             made = Path(scratch) / "made"
             made.mkdir()
-            for name in HEADERS:
+            for name in (*HEADERS, GRID):
                 shutil.copy(HERE / name, made)
             header = made / HEADERS[-1]
-            command = ["g++", *FLAGS, *flags, "-x", "c++-header", header, "-o", f"{header}.gch"]
-            subprocess.run(command, check=True)
+            compiler = ["g++", *FLAGS, *flags]
+            subprocess.run([*compiler, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
+            subprocess.run([*compiler, f"-I{made}", "-c", made / GRID, "-o", made / f"{GRID}.o"], check=True)
             with contextlib.suppress(OSError):  # another process was faster
                 made.rename(target)
     return target
 
 
-def build(text: str, function: str, flags: tuple[str, ...], program: bool = False) -> Path:
-    """The text as a shared library, or as a program that replays a launch; built once per machine."""
-    export = (
-        f"int main(int, char** arguments) {{ return replay<{function}>(arguments[1]); }}"
-        if program
-        else 'extern "C" const char* simt_launch(const unsigned* grid, const unsigned* block, size_t shared, '
-        "void** arguments, int count, unsigned schedule) { return "
-        f"simt::launch<{function}>(grid, block, shared, arguments, count, schedule); }}"
-    )
+def build(text: str, flags: tuple[str, ...], program: bool = False) -> Path:
+    """The text as a library with all its kernels, or as a program that replays a launch; built once per machine."""
+    kernels = _KERNEL.findall(text)
+    if program:
+        replays = (
+            f'if (!std::strcmp(arguments[2], "{name}")) return replay<{name}>(arguments[1]);' for name in kernels
+        )
+        export = f"int main(int, char** arguments) {{ {' '.join(replays)} return 2; }}"
+    else:
+        export = "\n".join(
+            f'extern "C" const char* launch_{name}(const unsigned* grid, const unsigned* block, size_t shared, '
+            "void** arguments, int count, unsigned schedule) { return "
+            f"simt::launch<{name}>(grid, block, shared, arguments, count, schedule); }}"
+            for name in kernels
+        )
     source = f'#include "replay.h"\n{text}\n#line 1 "export"\n{export}\n'
     command = ["g++", *FLAGS, *flags, *(() if program else ("-shared",))]
     target = _folder() / f"{_digest(source, *command)}{'' if program else '.so'}"
@@ -92,12 +102,20 @@ def build(text: str, function: str, flags: tuple[str, ...], program: bool = Fals
         with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
             file, made = Path(scratch) / "kernel.cpp", Path(scratch) / "made"
             file.write_text(source)
-            include = f"-I{_precompiled(flags)}"
-            done = subprocess.run([*command, include, file, "-o", made], capture_output=True, text=True, check=False)
+            emulator = _precompiled(flags)
+            command += [f"-I{emulator}", file, emulator / f"{GRID}.o", "-o", made]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise EmulationError(f"g++ refuses {function}:\n{done.stderr[:4000]}")
+                raise EmulationError(f"g++ refuses {', '.join(kernels)}:\n{done.stderr[:4000]}")
             made.replace(target)
     return target
+
+
+def emulated(text: str, function: str, flags: tuple[str, ...]) -> Any:
+    """A kernel of the text in this process: `simt::launch`, whose answer is null, or what went wrong."""
+    launch = getattr(ctypes.CDLL(str(build(text, flags))), f"launch_{function}")
+    launch.restype = ctypes.c_char_p
+    return launch
 
 
 def _address(argument: Any) -> int | None:
@@ -131,8 +149,7 @@ def _passed(tensor_map: TensorMap | Texture, address: int) -> Any:
 
 def launcher(unit: Unit, flags: tuple[str, ...], schedule: int, text: str | None = None) -> Callable[..., None]:
     """The unit as a function of its arrays, in this process."""
-    library = ctypes.CDLL(str(build(unit.text if text is None else text, unit.function, flags)))
-    library.simt_launch.restype = ctypes.c_char_p
+    run = emulated(unit.text if text is None else text, unit.function, flags)
     grid, block = (ctypes.c_uint * 3)(*_grid(unit)), (ctypes.c_uint * 3)(unit.threads, 1, 1)
 
     def launch(*arguments: Any) -> None:
@@ -142,7 +159,7 @@ def launcher(unit: Unit, flags: tuple[str, ...], schedule: int, text: str | None
         for i, place in maps:
             values[i] = place.ctypes.data
         shared = ctypes.c_size_t(unit.shared)
-        error = library.simt_launch(grid, block, shared, values, len(pointers), ctypes.c_uint(schedule))
+        error = run(grid, block, shared, values, len(pointers), ctypes.c_uint(schedule))
         if error:
             raise EmulationError(f"{unit.function}: {error.decode()}")
 
@@ -152,7 +169,7 @@ def launcher(unit: Unit, flags: tuple[str, ...], schedule: int, text: str | None
 def sanitized(unit: Unit, sanitizer: str, schedule: int, text: str | None = None) -> Callable[..., None]:
     """The unit as a function of its arrays, in a process under `address` or `thread` sanitizer."""
     flags = ("-O1", f"-fsanitize={sanitizer}")
-    program = build(unit.text if text is None else text, unit.function, flags, program=True)
+    program = build(unit.text if text is None else text, flags, program=True)
 
     def launch(*arguments: Any) -> None:
         arrays = [None if a is None else np.ascontiguousarray(a) for a in arguments]
@@ -166,7 +183,11 @@ def sanitized(unit: Unit, sanitizer: str, schedule: int, text: str | None = None
             file.flush()
             options = {"ASAN_OPTIONS": "detect_stack_use_after_return=1:detect_leaks=0", "TSAN_OPTIONS": "exitcode=66"}
             done = subprocess.run(
-                [program, file.name], capture_output=True, text=True, check=False, env=os.environ | options
+                [program, file.name, unit.function],
+                capture_output=True,
+                text=True,
+                check=False,
+                env=os.environ | options,
             )
             if done.returncode:
                 raise EmulationError(f"{unit.function} under {sanitizer} sanitizer: {done.stderr[:3000]}")
@@ -209,7 +230,7 @@ class Emulated(CUDA):
 
     @property
     def versions(self) -> dict[str, str]:
-        return {"emulator": hashlib.sha256(_headers().encode()).hexdigest()[:16]}
+        return {"emulator": hashlib.sha256(_sources().encode()).hexdigest()[:16]}
 
     @property
     def xp(self) -> ModuleType:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from simt.emulator import FENCE, EmulationError, build
+from simt.emulator import FENCE, EmulationError, emulated
 
 from autoconv.cuda.device import DECLARABLE
 
@@ -224,8 +224,7 @@ class Function:
 
     def __init__(self, module: Module, name: str) -> None:
         self.module, self.name, self.ptr = module, name, id(self)
-        self.library = ctypes.CDLL(str(build(module.text, name, ("-O1",))))
-        self.library.simt_launch.restype = ctypes.c_char_p
+        self.run = emulated(module.text, name, ("-O1",))
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Any, shared_mem: int = 0) -> None:
         fake = self.module.fake
@@ -239,7 +238,7 @@ class Function:
             values = (ctypes.c_void_p * len(pointers))(*(ctypes.addressof(pointer) for pointer in pointers))
             shape = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
             shared = ctypes.c_size_t(shared_mem or DECLARABLE)
-            error = self.library.simt_launch(*shape, shared, values, len(pointers), ctypes.c_uint(1))
+            error = self.run(*shape, shared, values, len(pointers), ctypes.c_uint(1))
             if error:
                 raise EmulationError(f"{self.name}: {error.decode()}")
 

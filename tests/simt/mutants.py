@@ -8,7 +8,8 @@ What is left out is found in the text, so that a new kernel is covered as it sta
 
 All mutants of a text are built at once, each behind a flag, and a process of its own runs each of them. A
 mutant is caught by a wrong answer in some schedule, a damaged fence, a complaint of the emulator, a crash,
-a hang, or a report of a sanitizer. `python tests/simt/mutants.py ALGORITHM` prints what became of each.
+a hang, or a report of a sanitizer. Algorithms of one text are tried together.
+`python -m simt.mutants ALGORITHM` prints what became of each.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from layers import operands
-from simt.cases import SCHEDULES, cases, run
+from simt.cases import SCHEDULES, edge_cases, planned, run
 from simt.emulator import Emulated, EmulationError, build, launcher, sanitized
 
-from autoconv.algorithm import Algorithm, Params
+from autoconv.algorithm import Params
 from autoconv.cuda import ALGORITHMS
+from autoconv.cuda.algorithm import CudaAlgorithm
 from autoconv.cuda.source import Unit, file_text
 from autoconv.layer import ConvLayer
 from autoconv.reference import convolve, error, magnitude
@@ -196,7 +198,7 @@ __attribute__((noinline)) UNWATCHED static bool simt_mutated(int number) {{
 
 
 def _library(unit: Unit, flags: tuple[str, ...]) -> ctypes.CDLL:
-    return ctypes.CDLL(str(build(mutable(unit), unit.function, flags)))
+    return ctypes.CDLL(str(build(mutable(unit), flags)))
 
 
 @dataclass(frozen=True)
@@ -247,21 +249,35 @@ def _fails(attempt: Callable[[], object]) -> bool:
     return status != 0
 
 
-def probes(algorithm: Algorithm, step: int) -> list[tuple[ConvLayer, Params, int]]:
-    """Cases of an algorithm, spread evenly; all of them where they are few."""
-    found = list(cases(algorithm))
-    return found[:: step if len(found) > MANY else 1]
+def relatives(algorithm: CudaAlgorithm) -> list[CudaAlgorithm]:
+    """The algorithms whose kernels are the same text."""
+    return [a for a in ALGORITHMS if isinstance(a, CudaAlgorithm) and a.files == algorithm.files]
 
 
-def fates(algorithm: Algorithm, step: int = STEP) -> dict[Site, str]:
-    """What caught the mutant of each site that the algorithm's kernels come by; "" for a survivor."""
+def probes(algorithm: CudaAlgorithm, step: int) -> Iterator[tuple[CudaAlgorithm, ConvLayer, Params, int]]:
+    """What is planned for a text, and some of the edges, spread evenly; all of them where they are few."""
+    for relative in relatives(algorithm):
+        yield from ((relative, *case) for case in planned(relative))
+    for relative in relatives(algorithm):
+        found = list(edge_cases(relative))
+        yield from ((relative, *case) for case in found[:: step if len(found) > MANY else 1])
+
+
+def fates(algorithm: CudaAlgorithm, step: int = STEP) -> dict[Site, str]:
+    """What caught the mutant of each site that the kernels of this text come by; "" for a survivor.
+
+    It is over when each site of its files was come by, and none survives.
+    """
     found: dict[Site, str] = {}
     reaching: dict[Site, list[Callable[..., None]]] = {}
-    for layer, params, seed in probes(algorithm, step):
-        check = _checker(algorithm, layer, params)
+    own = {site for file in algorithm.files for site in sites(file)}
+    for relative, layer, params, seed in probes(algorithm, step):
+        if own <= found.keys() and all(found.values()):
+            break
+        check = _checker(relative, layer, params)
         check(Mutated(schedule=seed))
         seeds = [(seed + i) % SCHEDULES for i in range(SCHEDULES)]
-        for site in sorted(_reached(algorithm.units(layer, params)), key=lambda site: (site.file, site.start)):
+        for site in sorted(_reached(relative.units(layer, params)), key=lambda site: (site.file, site.start)):
             if not found.get(site):
                 wrong = _fails(lambda: [check(Mutated(schedule=seed, site=site)) for seed in seeds])  # noqa: B023
                 found[site] = f"{layer} {params}" if wrong else ""
@@ -274,7 +290,7 @@ def fates(algorithm: Algorithm, step: int = STEP) -> dict[Site, str]:
     return found
 
 
-def _checker(algorithm: Algorithm, layer: ConvLayer, params: Params) -> Callable[..., None]:
+def _checker(algorithm: CudaAlgorithm, layer: ConvLayer, params: Params) -> Callable[..., None]:
     given = operands(layer)
     wanted, scale = convolve(layer, *given), magnitude(layer, *given)
 
@@ -286,7 +302,7 @@ def _checker(algorithm: Algorithm, layer: ConvLayer, params: Params) -> Callable
 
 
 if __name__ == "__main__":
-    named = next(a for a in ALGORITHMS if a.name == sys.argv[1])
+    named = next(a for a in ALGORITHMS if isinstance(a, CudaAlgorithm) and a.name == sys.argv[1])
     json.dump(
         [[*vars(site).values(), fate] for site, fate in fates(named, *map(int, sys.argv[2:])).items()], sys.stdout
     )

@@ -405,7 +405,10 @@ struct Call<kernel> {
     static void enter() { apply(std::index_sequence_for<Arguments...>{}); }
 };
 
-// Runs a grid; returns null, or what went wrong. `schedule` seeds every random choice.
+// Runs `entry` on a grid: see grid.cpp.
+const char* run_grid(const unsigned* grid, const unsigned* block, size_t shared, unsigned schedule);
+
+// Runs a kernel on a grid; returns null, or what went wrong. `schedule` seeds every random choice.
 template <auto kernel>
 const char* launch(const unsigned* grid, const unsigned* block, size_t shared, void** arguments, int count,
                    unsigned schedule) {
@@ -414,27 +417,9 @@ const char* launch(const unsigned* grid, const unsigned* block, size_t shared, v
         note("%d arguments given, the kernel takes %d", count, Call<kernel>::count);
         return message;
     }
-    const int eager[] = {0, 10, 50, 100};
-    random.seed(schedule);
-    eagerness = eager[schedule / 4 % 4];
-    grid_size = {grid[0], grid[1], grid[2]};
-    block_size = {block[0], block[1], block[2]};
-    shared_limit = shared;
     Call<kernel>::values = arguments;
     entry = Call<kernel>::enter;
-#ifdef __SANITIZE_THREAD__
-    scheduler_tsan = __tsan_get_current_fiber();
-#endif
-    for (size_t i = block[0] * block[1] * block[2]; i < fibers.size(); i++) free(fibers[i].stack);
-    fibers.resize(block[0] * block[1] * block[2]);
-    const uint64_t blocks = uint64_t{grid[0]} * grid[1] * grid[2];
-    for (uint64_t i = 0; i < blocks && !message[0]; i++) {
-        const uint64_t b = schedule % 2 ? blocks - 1 - i : i;
-        block_index = {static_cast<unsigned>(b % grid[0]), static_cast<unsigned>(b / grid[0] % grid[1]),
-                       static_cast<unsigned>(b / grid[0] / grid[1])};
-        run_block(schedule);
-    }
-    return message[0] ? message : nullptr;
+    return run_grid(grid, block, shared, schedule);
 }
 
 }  // namespace simt
