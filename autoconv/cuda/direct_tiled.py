@@ -147,12 +147,7 @@ class DirectTiled(CudaAlgorithm):
         plain = Unit("direct_tiled", files[1], layer, grid, tile.threads, blocks, shared, shared, constants)
         if "INPUT" not in params:
             return packing, plain
-        maps, instructions = (_texture(layer),), ("TEX",)
-        return (
-            packing,
-            plain,
-            replace(plain, function="direct_textured", files=files[2], maps=maps, instructions=instructions),
-        )
+        return packing, plain, replace(plain, function="direct_textured", files=files[2], maps=(_texture(layer),))
 
     def packed_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
         tile = _tile(params)
