@@ -398,9 +398,8 @@ class Direct(Algorithm):
         lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
 
         def tile(pixels: int, vectors: int, filters: str) -> Params:
-            BQ = math.ceil(c.columns.count / math.ceil(c.columns.count / pixels))
             BK = lanes * min(vectors, math.ceil(c.K / lanes))
-            BP = max(min(pixels // BQ, c.rows.count), 1)
+            BP, BQ = _fullest(c, pixels)
             return {"BK": BK, "BP": BP, "BQ": BQ, "BC": c.C, "filters": filters}
 
         shapes = TILES[device.instruction_set]
@@ -485,6 +484,19 @@ TILES = {  # pixels by vectors of filters; the first also reads filters where th
     "avx2": ((12, 1), (6, 2)),
     "generic": ((10, 1), (5, 2)),
 }
+
+
+def _fullest(c: Correlation, pixels: int) -> tuple[int, int]:
+    """Rows and columns of the tile, of at most so many pixels, that is fullest on the average; the widest of equals."""
+    rows, columns = c.rows.count, c.columns.count
+
+    def cut(BP: int) -> tuple[int, int]:
+        return BP, math.ceil(columns / math.ceil(columns / (pixels // BP)))
+
+    def tiles_of(tile: tuple[int, int]) -> int:
+        return math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
+
+    return min(map(cut, range(1, min(pixels, rows) + 1)), key=tiles_of)
 
 
 def _rounded(extent: int, block: int) -> float:
