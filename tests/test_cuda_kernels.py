@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from layers import EDGES, edge, operands
-from simt.cases import DEVICE, SCHEDULES, cases, check, edge_cases, kinds, planned, run, runnable, variants
+from simt.cases import DEVICE, SCHEDULES, cases, check, checker, edge_cases, kinds, planned, run, runnable, variants
 from simt.emulator import MISSING
 
 from autoconv.algorithm import Algorithm, Params
@@ -47,8 +47,9 @@ def test_kernels_agree_with_float64(algorithm: Algorithm, layer: ConvLayer, para
 def test_kernels_agree_with_float64_on_every_schedule(
     algorithm: Algorithm, layer: ConvLayer, params: Params, schedule: int
 ) -> None:
+    check_on = checker(algorithm, layer, params)
     for seed in range(SCHEDULES):
-        check(replace(DEVICE, schedule=seed), algorithm, layer, params)
+        check_on(replace(DEVICE, schedule=seed))
 
 
 @pytest.mark.stress

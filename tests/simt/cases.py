@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from layers import EDGES, TAILS, edge, operands
@@ -95,11 +95,20 @@ def run(device: Emulated, algorithm: Algorithm, layer: ConvLayer, params: Params
     return out
 
 
-def check(device: Emulated, algorithm: Algorithm, layer: ConvLayer, params: Params) -> None:
+def checker(algorithm: Algorithm, layer: ConvLayer, params: Params) -> Callable[[Emulated], None]:
+    """What checks a case on a device; the reference is computed once."""
     given = operands(layer)
-    out = run(device, algorithm, layer, params, given)
-    found = error(out, convolve(layer, *given), magnitude(layer, *given))
-    assert found <= algorithm.bound(layer, params), f"{algorithm.name} {params} on {layer}: error {found:.2g}"
+    wanted, scale = convolve(layer, *given), magnitude(layer, *given)
+
+    def check_on(device: Emulated) -> None:
+        found = error(run(device, algorithm, layer, params, given), wanted, scale)
+        assert found <= algorithm.bound(layer, params), f"{algorithm.name} {params} on {layer}: error {found:.2g}"
+
+    return check_on
+
+
+def check(device: Emulated, algorithm: Algorithm, layer: ConvLayer, params: Params) -> None:
+    checker(algorithm, layer, params)(device)
 
 
 def runnable(algorithm: Algorithm, layer: ConvLayer, device: Emulated = DEVICE) -> list[Params]:

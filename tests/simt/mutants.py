@@ -25,8 +25,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from layers import operands
-from simt.cases import SCHEDULES, edge_cases, planned, run
+from simt.cases import SCHEDULES, checker, edge_cases, planned
 from simt.emulator import Emulated, EmulationError, build, launcher, sanitized
 
 from autoconv.algorithm import Params
@@ -34,7 +33,6 @@ from autoconv.cuda import ALGORITHMS
 from autoconv.cuda.algorithm import CudaAlgorithm
 from autoconv.cuda.source import Unit, file_text
 from autoconv.layer import ConvLayer
-from autoconv.reference import convolve, error, magnitude
 
 SECONDS = 30  # until a mutant that runs on is a mutant that hangs
 MANY = 30  # cases to an algorithm, of which only each STEP-th is run
@@ -269,12 +267,12 @@ def fates(algorithm: CudaAlgorithm, step: int = STEP) -> dict[Site, str]:
     It is over when each site of its files was come by, and none survives.
     """
     found: dict[Site, str] = {}
-    reaching: dict[Site, list[Callable[..., None]]] = {}
+    reaching: dict[Site, list[Callable[[Emulated], None]]] = {}
     own = {site for file in algorithm.files for site in sites(file)}
     for relative, layer, params, seed in probes(algorithm, step):
         if own <= found.keys() and all(found.values()):
             break
-        check = _checker(relative, layer, params)
+        check = checker(relative, layer, params)
         check(Mutated(schedule=seed))
         seeds = [(seed + i) % SCHEDULES for i in range(SCHEDULES)]
         for site in sorted(_reached(relative.units(layer, params)), key=lambda site: (site.file, site.start)):
@@ -288,17 +286,6 @@ def fates(algorithm: CudaAlgorithm, step: int = STEP) -> dict[Site, str]:
             if not found[site] and _fails(lambda: check(Mutated(sanitizer=sanitizer, site=site))):  # noqa: B023
                 found[site] = f"{sanitizer} sanitizer"
     return found
-
-
-def _checker(algorithm: CudaAlgorithm, layer: ConvLayer, params: Params) -> Callable[..., None]:
-    given = operands(layer)
-    wanted, scale = convolve(layer, *given), magnitude(layer, *given)
-
-    def check(device: Mutated) -> None:
-        out = run(device, algorithm, layer, params, given)
-        assert error(out, wanted, scale) <= algorithm.bound(layer, params)
-
-    return check
 
 
 if __name__ == "__main__":
