@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from autoconv.algorithm import Array, Kernel, Params
 from autoconv.cuda.algorithm import CudaAlgorithm, Launch, ceil_div, roofline
-from autoconv.cuda.libraries import Operand, Product, product
+from autoconv.cuda.libraries import Multiply, Operand, product
 from autoconv.cuda.source import Unit
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
@@ -223,7 +223,7 @@ def _calls(layer: ConvLayer, params: Params) -> Iterator[Call]:
             yield Call(images, image, (g * W, g * X, g * Y), False)
 
 
-def _product(device: CUDA, layer: ConvLayer, params: Params, call: Call) -> Product:
+def _product(device: CUDA, layer: ConvLayer, params: Params, call: Call) -> Multiply:
     """Y = W X, X = W^T Y or W = Y X^T."""
     filters, taps = layer.K // layer.groups, layer.C // layer.groups * layer.R * layer.S
     places = _places(layer, params)

@@ -53,20 +53,22 @@ class Matrix(NamedTuple):
     batch: int
 
 
+class Product(NamedTuple):
+    """C (m x n) = A B, `batch` times: what a call of cuBLAS says but for the addresses."""
+
+    extents: tuple[int, int, int]  # m, n, and the depth
+    batch: int
+    dtypes: tuple[str, str]  # of A and B, and of C
+    a: Matrix
+    b: Matrix
+    c: Matrix
+
+
 class BLAS(Protocol):
     """As much of cuBLAS as is used."""
 
-    def gemm(
-        self,
-        extents: tuple[int, int, int],
-        batch: int,
-        dtypes: tuple[str, str],
-        a: tuple[int, Matrix],
-        b: tuple[int, Matrix],
-        c: tuple[int, Matrix],
-        add: bool,
-    ) -> None:
-        """C (m x n) = A B, or C += A B, `batch` times; dtypes of the operands and of C; addresses with matrices."""
+    def multiply(self, product: Product, a: int, b: int, c: int, add: bool) -> None:
+        """The product of what lies at two addresses, put to the third or added to what is there."""
 
 
 class Transform(Protocol):
@@ -78,12 +80,12 @@ class Transform(Protocol):
         """Transform planes at an address to another; the way back may destroy its source."""
 
 
-Product = Callable[[int, int, int, bool], None]
+Multiply = Callable[[int, int, int, bool], None]
 
 
 def product(
     blas: BLAS, dtypes: tuple[str, str], extents: tuple[int, int, int], batch: int, a: Operand, b: Operand, c: Operand
-) -> Product:
+) -> Multiply:
     """A batched matrix product as a function of three addresses, and of whether it adds to what is there.
 
     Parameters
@@ -104,14 +106,14 @@ def product(
     if by_rows:  # cuBLAS writes the transpose, by columns
         a, b, c = b.transposed, a.transposed, c.transposed
         m, n = n, m
-    first, second, third = _matrix(a, m, k), _matrix(b, k, n), _matrix(c, m, n)
-    if third.operation != "N":
+    what = Product((m, n, k), batch, dtypes, _matrix(a, m, k), _matrix(b, k, n), _matrix(c, m, n))
+    if what.c.operation != "N":
         raise ValueError(f"results {c} have no neighbours")
 
     def multiply(a_at: int, b_at: int, c_at: int, add: bool = False) -> None:
         if by_rows:
             a_at, b_at = b_at, a_at
-        blas.gemm((m, n, k), batch, dtypes, (a_at, first), (b_at, second), (c_at, third), add)
+        blas.multiply(what, a_at, b_at, c_at, add)
 
     return multiply
 
@@ -163,36 +165,28 @@ class CuBLAS:
         wide = (ctypes.c_double * 2)(1, 0), (ctypes.c_double * 2)(0, 0)
         self._scalars = {COMPUTE_FLOAT32: numbers, COMPUTE_FLOAT64: wide}
 
-    def gemm(
-        self,
-        extents: tuple[int, int, int],
-        batch: int,
-        dtypes: tuple[str, str],
-        a: tuple[int, Matrix],
-        b: tuple[int, Matrix],
-        c: tuple[int, Matrix],
-        add: bool,
-    ) -> None:
+    def multiply(self, product: Product, a: int, b: int, c: int, add: bool) -> None:
         """`cublasGemmStridedBatchedEx`."""
         handle = ctypes.c_void_p(self._handle())
-        compute = COMPUTE_FLOAT64 if dtypes[0] in ("float64", "complex128") else COMPUTE_FLOAT32
+        of, to = product.dtypes
+        compute = COMPUTE_FLOAT64 if of in ("float64", "complex128") else COMPUTE_FLOAT32
         one, zero = self._scalars[compute]
         _checked("cublasSetStream", self._library.cublasSetStream_v2(handle, _stream()))
 
-        def stored(place: tuple[int, Matrix], dtype: str) -> tuple[Any, ...]:
-            address, matrix = place
+        def stored(address: int, matrix: Matrix, dtype: str) -> tuple[Any, ...]:
             return ctypes.c_void_p(address), TYPES[dtype], matrix.leading, ctypes.c_longlong(matrix.batch)
 
         status = self._library.cublasGemmStridedBatchedEx(
             handle,
-            *(OPERATIONS[matrix.operation] for _, matrix in (a, b)),
-            *extents,
+            OPERATIONS[product.a.operation],
+            OPERATIONS[product.b.operation],
+            *product.extents,
             one,
-            *stored(a, dtypes[0]),
-            *stored(b, dtypes[0]),
+            *stored(a, product.a, of),
+            *stored(b, product.b, of),
             one if add else zero,
-            *stored(c, dtypes[1]),
-            batch,
+            *stored(c, product.c, to),
+            product.batch,
             compute,
             DEFAULT_ALGORITHM,
         )

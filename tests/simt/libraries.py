@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autoconv.cuda.libraries import Matrix
+from autoconv.cuda.libraries import Matrix, Product
 from autoconv.layer import DTYPES
 
 
@@ -22,27 +22,17 @@ def _view(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype:
 class NumpyBLAS:
     """`cublasGemmStridedBatchedEx`, which is by columns; narrow types are summed in float32."""
 
-    def gemm(
-        self,
-        extents: tuple[int, int, int],
-        batch: int,
-        dtypes: tuple[str, str],
-        a: tuple[int, Matrix],
-        b: tuple[int, Matrix],
-        c: tuple[int, Matrix],
-        add: bool,
-    ) -> None:
-        m, n, k = extents
+    def multiply(self, product: Product, a: int, b: int, c: int, add: bool) -> None:
+        (m, n, k), (of, to) = product.extents, product.dtypes
 
-        def matrices(place: tuple[int, Matrix], rows: int, columns: int, dtype: str) -> Any:
-            address, matrix = place
+        def matrices(address: int, matrix: Matrix, rows: int, columns: int, dtype: str) -> Any:
             stored = (rows, columns) if matrix.operation == "N" else (columns, rows)
             assert matrix.leading >= stored[0], f"leading dimension {matrix.leading} of {stored[0]} rows"
-            found = _view(address, (batch, *stored), (matrix.batch, 1, matrix.leading), dtype)
+            found = _view(address, (product.batch, *stored), (matrix.batch, 1, matrix.leading), dtype)
             return found if matrix.operation == "N" else found.swapaxes(1, 2)
 
-        operands = matrices(a, m, k, dtypes[0]), matrices(b, k, n, dtypes[0])
-        out = matrices(c, m, n, dtypes[1])
+        operands = matrices(a, product.a, m, k, of), matrices(b, product.b, k, n, of)
+        out = matrices(c, product.c, m, n, to)
         sums = np.matmul(*(o.astype("float32") if o.dtype.itemsize == 2 else o for o in operands))
         out[...] = sums + out if add else sums
 
