@@ -73,6 +73,18 @@ def test_thread_sanitizer_sees_the_race_and_only_it() -> None:
         launch(SHIFT % "", x, y, sanitizer="thread")
 
 
+def test_a_barrier_of_a_warp_orders_what_the_warp_writes_and_no_more() -> None:
+    within = SHIFT.replace("(t + 33) %% 64", "t / 32 * 32 + (t + 5) %% 32")
+    x, y = np.arange(64, dtype="f"), np.zeros(128, "f")
+    for schedule in range(4):
+        launch(within % "sync_warp();", x, y, schedule=schedule)
+        np.testing.assert_array_equal(y[:64], np.roll(x.reshape(2, 32), -5, axis=1).ravel())
+    launch(within % "sync_warp();", x, y, sanitizer="thread")
+    for body in (within % "", SHIFT % "sync_warp();"):
+        with pytest.raises(EmulationError, match="data race"):
+            launch(body, x, y, sanitizer="thread")
+
+
 def test_address_sanitizer_sees_a_read_beyond_an_array() -> None:
     x, y = np.arange(64, dtype="f"), np.zeros(128, "f")
     launch("p1[blockIdx.x * 64 + t] = p0[t];", x, y, sanitizer="address")
@@ -91,6 +103,11 @@ def test_address_sanitizer_sees_a_read_beyond_an_array() -> None:
         ("struct Row { float at[64]; }; SHARED(Row, row); row.at[t + 1] = 0;", "written beyond its 256 bytes"),
         ("p0[t] = aligned<Bits128>(p0 + 1).word[0];", "not a multiple of 16"),
         ("copy_async16(p0, p0, true);", "not in shared memory"),
+        (
+            "struct Tile { alignas(16) short at[8][64]; }; SHARED(Tile, tile); unsigned d[4];"
+            "load_matrices(d, tile.at[t % 8]);",
+            "rows of a matrix in the same banks",
+        ),
         ("struct Row { float at[64]; }; SHARED(Row, row); copy_async4(&row.at[t], p0 + t, true);", "in no group"),
         (
             "struct Row { float at[64]; }; SHARED(Row, row); copy_async4(&row.at[t], p0 + t, true); commit_copies();",

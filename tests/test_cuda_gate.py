@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import json
 import re
 import subprocess
@@ -101,14 +102,19 @@ def compiled(unit: Unit, capability: int) -> dict[str, int]:
     return facts
 
 
-def instructions(unit: Unit, capability: int) -> set[str]:
-    """The machine instructions of a kernel."""
+def machine_code(unit: Unit, capability: int) -> str:
+    """A kernel as the disassembler shows it."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built(unit.text, capability)[1])
         file.flush()
         text = subprocess.run([disassembler(), file.name], capture_output=True, text=True, check=True).stdout
-    body = text.split(f".text.{unit.function}:")[1].split(".section")[0]
-    return set(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z0-9]+)", body, re.MULTILINE))
+    return text.split(f".text.{unit.function}:")[1].split(".section")[0]
+
+
+def instructions(unit: Unit, capability: int) -> set[str]:
+    """The machine instructions of a kernel."""
+    code = machine_code(unit, capability)
+    return set(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z0-9]+)", code, re.MULTILINE))
 
 
 def disassembler() -> Path:
@@ -185,6 +191,28 @@ def test_every_configuration_keeps_its_budget(algorithm: Algorithm, capability: 
     for layer, candidate in configurations(algorithm):
         if not algorithm.why_not(layer, device, candidate.params):
             hold(algorithm, layer, candidate, capability)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", ["gemm", "tensor", "tensor.tf32"])
+def test_results_go_out_in_vectors(name: str, direction: str) -> None:
+    """Sixteen bytes at once wherever so many neighbours are always together, and one value where they are not."""
+    algorithm = next(a for a in ALGORITHMS if a.name == name)
+    assert isinstance(algorithm, CudaAlgorithm)
+    device, tried = Emulated(capability=80), 0
+    for kind, layout in itertools.product(("3x3", "AlexNet 1"), LAYOUTS):
+        fields = LAYERS[kind] | (TAIL if direction == "fwd" else {})
+        dtype = "float16" if name == "tensor" else "float32"
+        layer = ConvLayer(**fields, direction=direction, layout=layout, dtype=dtype)
+        line = layer.output_shape[3] if layout == "NHWC" else layer.output_shape[2] * layer.output_shape[3]
+        if direction == "wgrad":
+            line = layer.C * layer.R * layer.S
+        able = [c for c in algorithm.all(layer, device) if not algorithm.why_not(layer, device, c.params)]
+        for unit in algorithm.units(layer, able[0].params) if able else ():
+            stores = set(re.findall(r"STG\.E(?:\.\w+)*", machine_code(unit, 80)))
+            assert stores == {"STG.E" if line % 4 else "STG.E.128"}
+            tried += 1
+    assert tried
 
 
 def test_every_budget_is_of_a_kernel() -> None:

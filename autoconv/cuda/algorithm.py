@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
@@ -86,6 +87,15 @@ class CudaAlgorithm(Algorithm):
         return [cast("CUDA", device).load(unit) for unit in units]
 
 
+class TF32(CudaAlgorithm):
+    """A family on float32 arrays that are rounded to tf32's ten bits: only where the caller allows it."""
+
+    dtypes: ClassVar[tuple[str, ...]] = ("float32",)
+    exact = False
+    tf32 = True
+    float32_bound = 2.0**-10  # both factors of every product lose up to 2**-11
+
+
 def _unfit(unit: Unit, capability: int) -> list[str]:
     """Why a unit cannot run at the occupancy it was designed for."""
     limits, reasons = limits_of(capability), []
@@ -103,6 +113,11 @@ def _unfit(unit: Unit, capability: int) -> list[str]:
 def ceil_div(a: int, b: int) -> int:
     """`a / b`, rounded up."""
     return -(-a // b)
+
+
+def summing(layer: ConvLayer, threads: int) -> tuple[int, int, int]:
+    """The grid that sums the parts of a split product: four elements to a thread, as in `implicit.cuh`."""
+    return ceil_div(math.prod(layer.output_shape), 4 * threads), 1, 1
 
 
 def scalar(layer: ConvLayer) -> str:

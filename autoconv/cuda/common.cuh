@@ -27,6 +27,9 @@ DEVICE Offset output_of(Offset h, int r, Offset padding, Offset stride, Offset d
 
 DEVICE bool within(Offset value, Offset extent) { return value >= 0 && value < extent; }
 
+// A position, or a place, so far out that no other part of it brings it back.
+constexpr Offset OUTSIDE = -(Offset(1) << (8 * sizeof(Offset) - 2));
+
 // A number type for positions in a matrix of so many elements, which may be larger than any array.
 template <bool large>
 struct IndexOf {
@@ -49,15 +52,17 @@ DEVICE T finished(Acc sum, const T* bias, const T* residual, int k, Offset at) {
     return Rounded<T>::from(sum);
 }
 
-// Four neighbours in memory, or one; zeros for a null pointer.
+// Four neighbours in memory, or one, at a position; zeros where it is negative.
 template <class Element>
-DEVICE void load_run(Acc (&to)[1], const Element* from) { to[0] = from ? Acc(to_float(*from)) : Acc(0); }
+DEVICE void load_run(Acc (&to)[1], const Element* from, Offset at) {
+    to[0] = at < 0 ? Acc(0) : Acc(to_float(from[at]));
+}
 template <class Element>
-DEVICE void load_run(Acc (&to)[4], const Element* from) {
+DEVICE void load_run(Acc (&to)[4], const Element* from, Offset at) {
     struct alignas(4 * sizeof(Element) < 16 ? 4 * sizeof(Element) : 16) Run {
         Element value[4];
     } run = {};
-    if (from) run = aligned<Run>(from);
+    if (at >= 0) run = aligned<Run>(from + at);
 #pragma unroll
     for (int i = 0; i < 4; i++) to[i] = Acc(to_float(run.value[i]));
 }

@@ -37,6 +37,32 @@ DEVICE int list_taps(Tap (&taps)[R * S], Offset i, Offset j) {
     return rows * columns;
 }
 
+// The operands: packed filters, and images, by the taps listed.
+struct Listed {
+    const Tap* taps;
+    int group;
+    Offset depth;
+
+    // The channel and the tap of a depth, if there is such a one: where the channel and where the tap begins.
+    template <class Begin>
+    DEVICE Offset found(Offset k, Offset step, Begin begin) const {
+        return k < depth ? (group * DEPTH + k % DEPTH) * step + begin(taps[k / DEPTH]) : OUTSIDE;
+    }
+    DEVICE static Offset meet(Offset across, Offset along) { return across + along; }
+};
+struct Filters : Listed {
+    DEVICE Offset across(Offset row) const { return row < KEPT ? row : OUTSIDE; }
+    DEVICE Offset along(Offset k) const {
+        return found(k, TAPS * KEPT, [](const Tap& tap) { return tap.w; });
+    }
+};
+struct Images : Listed {
+    DEVICE Offset across(Offset image) const { return image < IMAGES ? image : OUTSIDE; }
+    DEVICE Offset along(Offset k) const {
+        return found(k, IN_H * IN_W * IMAGES, [](const Tap& tap) { return tap.x; });
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, PRODUCT_BLOCKS)
 chwn_product(const Acc* U, char* workspace, T* out, const T* bias, const T* residual) {
     SHARED(Shared, shared);
@@ -46,20 +72,10 @@ chwn_product(const Acc* U, char* workspace, T* out, const T* bias, const T* resi
     const int group = blockIdx.z;
     const Offset depth = list_taps(shared.taps, i, j) * DEPTH;
     Acc sum[TM][TN] = {};
+    const Listed listed = {shared.taps, group, depth};
     multiply_tile<false, 4, false, 4>(
-        sum, shared.slices, 0, static_cast<int>((depth + BK - 1) / BK), U,
-        reinterpret_cast<const T*>(workspace),
-        [&](int row, Offset k) {
-            const Offset channel = group * DEPTH + k % DEPTH;
-            return row0 + row < KEPT && k < depth ? channel * (TAPS * KEPT) + shared.taps[k / DEPTH].w + row0 + row
-                                                  : -1;
-        },
-        [&](int column, Offset k) {
-            const Offset channel = group * DEPTH + k % DEPTH;
-            return image0 + column < IMAGES && k < depth
-                       ? channel * (IN_H * IN_W * IMAGES) + shared.taps[k / DEPTH].x + image0 + column
-                       : -1;
-        });
+        sum, shared.slices, 0, static_cast<int>((depth + BK - 1) / BK), U, reinterpret_cast<const T*>(workspace),
+        Filters{listed}, Offset(row0), Images{listed}, Offset(image0));
     if constexpr (LAST) {
         constexpr int RUN = ROWS % 4 == 0 ? 4 : 1;
 #pragma unroll

@@ -110,7 +110,7 @@ struct Spot {
         for (int c = 0; c < BD; c += RUN) {
             const Offset channel = Offset(slice) * BD + c;
             Acc run[RUN];
-            load_run(run, from >= 0 && channel < DEPTH ? x + from + channel * CHANNEL_IN : nullptr);
+            load_run(run, x, from >= 0 && channel < DEPTH ? from + channel * CHANNEL_IN : -1);
 #pragma unroll
             for (int i = 0; i < RUN; i++) value[c + i] = run[i];
         }

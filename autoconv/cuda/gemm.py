@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from autoconv.algorithm import Kernel, Params
-from autoconv.cuda.algorithm import Chain, CudaAlgorithm, Launch, ceil_div, roofline, scalar
+from autoconv.cuda.algorithm import Chain, CudaAlgorithm, Launch, ceil_div, roofline, scalar, summing
 from autoconv.cuda.source import Constant, Unit
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
@@ -76,7 +76,7 @@ class Gemm(CudaAlgorithm):
 
     name = "gemm"
     exact = True
-    files = ("gemm_tile.cuh", "gemm.cu")
+    files = ("implicit.cuh", "gemm_tile.cuh", "gemm.cu")
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         rows, columns, depth = extents(layer)
@@ -113,8 +113,9 @@ class Gemm(CudaAlgorithm):
         product = Unit("gemm", self.files, layer, grid, tile.threads, tile.blocks, shared, constants=constants)
         if split == 1:
             return (product,)
-        sums = (ceil_div(math.prod(layer.output_shape), tile.threads), 1, 1)
-        return product, Unit("gemm_sum", self.files, layer, sums, tile.threads, tile.blocks, constants=constants)
+        return product, Unit(
+            "gemm_sum", self.files, layer, summing(layer, tile.threads), tile.threads, tile.blocks, constants=constants
+        )
 
     def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
         split = int(params["SPLIT"])

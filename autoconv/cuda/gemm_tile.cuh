@@ -12,33 +12,51 @@ struct Slices {
     alignas(16) Acc b[2][BK][BN + 4];
 };
 
-// One operand's slice: EXTENT x BK, in runs of RUN neighbours along k or across it.
-template <int EXTENT, bool ALONG_K, int RUN>
+// One operand's slice: EXTENT x BK, in runs of RUN neighbours along k or across it. The operand says what lies
+// `across` and `along` the depth, and where the two `meet` in memory: at a negative number, where there are zeros.
+template <int EXTENT, bool ALONG_K, int RUN, class Operand>
 struct Slice {
     static constexpr int TOTAL = EXTENT * BK / RUN, COUNT = ceil_div(TOTAL, PRODUCT_THREADS);
+    static constexpr int EACH = (ALONG_K ? BK : EXTENT) / RUN;  // runs that lie one after the other
+    static constexpr bool REGULAR = PRODUCT_THREADS % EACH == 0;
+    // How many lines a thread meets, and whether what it knows of them is kept from slice to slice: so much of it
+    // as would take more registers is found again.
+    using Line = decltype(Operand{}.across(0));
+    static constexpr int LINES = !ALONG_K && REGULAR ? 1 : COUNT;
+    static constexpr bool KEPT = LINES * sizeof(Line) <= 3 * sizeof(Offset);
+    Operand operand;
+    Offset start;
+    Line kept[LINES];
     Acc value[COUNT][RUN];
 
+    DEVICE Slice(Operand of, Offset from) : operand(of), start(from) {
+#pragma unroll
+        for (int i = 0; i < LINES; i++) kept[i] = operand.across(start + across(threadIdx.x, i));
+    }
+
+    // Which of those runs, and which such row of them; the compiler does not find by itself that they are regular.
+    DEVICE static int inner(unsigned thread, int i) {
+        return static_cast<int>((REGULAR ? thread : thread + i * PRODUCT_THREADS) % EACH * RUN);
+    }
+    DEVICE static int outer(unsigned thread, int i) {
+        if constexpr (REGULAR) return static_cast<int>(thread / EACH) + i * (PRODUCT_THREADS / EACH);
+        return static_cast<int>((thread + i * PRODUCT_THREADS) / EACH);
+    }
     // The run's first position: across k, and along it.
-    DEVICE static int across(int thread, int i) {
-        const int run = thread + i * PRODUCT_THREADS;
-        return ALONG_K ? run / (BK / RUN) : run % (EXTENT / RUN) * RUN;
-    }
-    DEVICE static int along(int thread, int i) {
-        const int run = thread + i * PRODUCT_THREADS;
-        return ALONG_K ? run % (BK / RUN) * RUN : run / (EXTENT / RUN);
-    }
+    DEVICE static int across(unsigned thread, int i) { return ALONG_K ? outer(thread, i) : inner(thread, i); }
+    DEVICE static int along(unsigned thread, int i) { return ALONG_K ? inner(thread, i) : outer(thread, i); }
     DEVICE static bool exists(int thread, int i) {
         return TOTAL % PRODUCT_THREADS == 0 || thread + i * PRODUCT_THREADS < TOTAL;
     }
 
-    // `place(across, along)` is where a run begins in `from`, or negative where it is zero.
-    template <class Element, class Place>
-    DEVICE void fetch(const Element* from, Place place) {
-        const int thread = opaque(threadIdx.x);  // places take more registers to keep than work to find again
+    template <class Element>
+    DEVICE void fetch(const Element* from, Offset depth) {
+        const int thread = KEPT ? threadIdx.x : opaque(threadIdx.x);
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            const Offset run = exists(thread, i) ? place(across(thread, i), along(thread, i)) : -1;
-            load_run(value[i], run < 0 ? nullptr : from + run);
+            const Line line = KEPT ? kept[LINES == 1 ? 0 : i] : operand.across(start + across(thread, i));
+            const Offset run = exists(thread, i) ? operand.meet(line, operand.along(depth + along(thread, i))) : -1;
+            load_run(value[i], from, run);
         }
     }
 
@@ -52,15 +70,25 @@ struct Slice {
     }
 };
 
-DEVICE int warp_row() { return static_cast<int>(threadIdx.x) / 32 / (BN / WARP_N) * WARP_M; }
-DEVICE int warp_column() { return static_cast<int>(threadIdx.x) / 32 % (BN / WARP_N) * WARP_N; }
+DEVICE int warp_row(unsigned thread) { return static_cast<int>(thread / 32 / (BN / WARP_N) * WARP_M); }
+DEVICE int warp_column(unsigned thread) { return static_cast<int>(thread / 32 % (BN / WARP_N) * WARP_N); }
 // The tile's row and column of a thread's piece `i`.
-DEVICE int row_of(int i) { return warp_row() + i / 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 8 * 4 + i % 4; }
-DEVICE int column_of(int j) { return warp_column() + j / 4 * 32 + static_cast<int>(threadIdx.x) % 8 * 4 + j % 4; }
+DEVICE int row_of(int i, unsigned thread = threadIdx.x) {
+    return warp_row(thread) + i / 4 * 16 + static_cast<int>(thread % 32 / 8) * 4 + i % 4;
+}
+DEVICE int column_of(int j, unsigned thread = threadIdx.x) {
+    return warp_column(thread) + j / 4 * 32 + static_cast<int>(thread % 8) * 4 + j % 4;
+}
 
-DEVICE void multiply_slice(Acc (&sum)[TM][TN], const Slices& slices, int half) {
-#pragma unroll
-    for (int k = 0; k < BK; k++) {
+// Over half of a slice: of more, too much would be read ahead for the registers; Blackwell's compiler wants less still.
+#if __CUDA_ARCH__ >= 1000
+constexpr int AHEAD = 2;
+#else
+constexpr int AHEAD = BK / 2;
+#endif
+DEVICE void multiply_slice(Acc (&sum)[TM][TN], const Slices& slices, int half, int first) {
+#pragma unroll AHEAD
+    for (int k = first; k < first + BK / 2; k++) {
         Acc a[TM], b[TN];
 #pragma unroll
         for (int i = 0; i < TM; i += 4) read4(&a[i], &slices.a[half][k][row_of(i)]);
@@ -73,28 +101,27 @@ DEVICE void multiply_slice(Acc (&sum)[TM][TN], const Slices& slices, int half) {
     }
 }
 
-// sum += A B over slices first ... last - 1; `place_a(row, k)` and `place_b(column, k)` as in `Slice::fetch`.
-template <bool A_ALONG_K, int A_RUN, bool B_ALONG_K, int B_RUN, class A, class B, class PlaceA, class PlaceB>
-DEVICE void multiply_tile(Acc (&sum)[TM][TN], Slices& slices, int first, int last, const A* matrix_a, const B* matrix_b,
-                          PlaceA place_a, PlaceB place_b) {
-    Slice<BM, A_ALONG_K, A_RUN> a;
-    Slice<BN, B_ALONG_K, B_RUN> b;
-    const auto fetch = [&](int slice) {
-        a.fetch(matrix_a, [&](int row, int k) { return place_a(row, Offset(slice) * BK + k); });
-        b.fetch(matrix_b, [&](int column, int k) { return place_b(column, Offset(slice) * BK + k); });
-    };
+// sum += A B over slices first ... last - 1, from this row and this column on; operands as `Slice` wants them.
+template <bool A_ALONG_K, int A_RUN, bool B_ALONG_K, int B_RUN, class ElementA, class ElementB, class A, class B>
+DEVICE void multiply_tile(Acc (&sum)[TM][TN], Slices& slices, int first, int last, const ElementA* matrix_a,
+                          const ElementB* matrix_b, A operand_a, Offset row, B operand_b, Offset column) {
+    Slice<BM, A_ALONG_K, A_RUN, A> a(operand_a, row);
+    Slice<BN, B_ALONG_K, B_RUN, B> b(operand_b, column);
     const auto store = [&](int half) {
         a.store(slices.a[half]);
         b.store(slices.b[half]);
     };
     if (first >= last) return;
-    fetch(first);
+    a.fetch(matrix_a, Offset(first) * BK);
+    b.fetch(matrix_b, Offset(first) * BK);
     store(0);
     __syncthreads();
     for (int slice = first; slice < last; slice++) {
         const int half = (slice - first) & 1;
-        if (slice + 1 < last) fetch(slice + 1);
-        multiply_slice(sum, slices, half);
+        if (slice + 1 < last) a.fetch(matrix_a, Offset(slice + 1) * BK);
+        multiply_slice(sum, slices, half, 0);
+        if (slice + 1 < last) b.fetch(matrix_b, Offset(slice + 1) * BK);
+        multiply_slice(sum, slices, half, BK / 2);
         if (slice + 1 < last) store(half ^ 1);
         __syncthreads();
     }

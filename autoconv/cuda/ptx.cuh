@@ -69,6 +69,9 @@ DEVICE double bits_double(uint2 bits) { return __hiloint2double(static_cast<int>
 DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 DEVICE double shuffle_xor(double value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 
+// A barrier of the warp alone.
+DEVICE void sync_warp() { __syncwarp(); }
+
 #if __CUDA_ARCH__ >= 800
 // Sixteen bytes, or four, to shared memory behind the thread's back; zeros, and `from` not read, unless `wanted`.
 DEVICE void copy_async16(void* to, const void* from, bool wanted) {
@@ -198,6 +201,8 @@ DEVICE Value shuffle_xor(Value value, int mask) {
     return operand.out;
 }
 
+DEVICE void sync_warp() { simt::warp_barrier(__LINE__); }
+
 DEVICE void copy_async16(void* to, const void* from, bool wanted) { simt::copy_async(to, from, 16, wanted); }
 DEVICE void copy_async4(void* to, const void* from, bool wanted) { simt::copy_async(to, from, 4, wanted); }
 DEVICE void commit_copies() { simt::commit_copies(); }
@@ -209,9 +214,11 @@ DEVICE void wait_copies() {
 template <bool transposed>
 DEVICE void load_matrices_of(unsigned (&d)[4], const void* row) {
     struct Operand {
+        const void* at;
         unsigned short row[8];
         unsigned* d;
     } operand;
+    operand.at = row;
     const Bits128 bits = aligned<Bits128>(row);  // each lane reads the row whose address it gives
     memcpy(operand.row, &bits, 16);
     operand.d = d;
@@ -219,6 +226,12 @@ DEVICE void load_matrices_of(unsigned (&d)[4], const void* row) {
         const auto at = [&](int matrix, int i, int j) UNWATCHED -> unsigned {
             return static_cast<Operand*>(lanes[8 * matrix + i])->row[j];
         };
+        for (int matrix = 0; matrix < 4; matrix++) {
+            unsigned banks = 0;
+            for (int i = 0; i < 8; i++)
+                banks |= 1u << reinterpret_cast<uintptr_t>(static_cast<Operand*>(lanes[8 * matrix + i])->at) / 16 % 8;
+            if (banks != 0xffu) simt::note("ldmatrix: rows of a matrix in the same banks");
+        }
         for (int lane = 0; lane < simt::warp_size; lane++)
             for (int matrix = 0; matrix < 4; matrix++) {
                 const int i = lane / 4, j = lane % 4 * 2;

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import ClassVar, NamedTuple
 
-from autoconv.algorithm import Kernel, Params, bound_for
-from autoconv.cuda.algorithm import Chain, CudaAlgorithm, Launch, ceil_div, roofline
+from autoconv.algorithm import Kernel, Params
+from autoconv.cuda.algorithm import TF32, Chain, CudaAlgorithm, Launch, ceil_div, roofline, summing
 from autoconv.cuda.source import Unit
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
@@ -56,7 +56,7 @@ class Tensor(CudaAlgorithm):
 
     name = "tensor"
     exact = True
-    files = ("tensor.cu",)
+    files = ("implicit.cuh", "tensor.cu")
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
@@ -108,7 +108,7 @@ class Tensor(CudaAlgorithm):
         )
         if split == 1:
             return (product,)
-        blocks = (ceil_div(math.prod(layer.output_shape), tile.threads), 1, 1)
+        blocks = summing(layer, tile.threads)
         total = Unit(
             "tensor_sum", self.files, layer, blocks, tile.threads, tile.blocks, constants=constants, capability=80
         )
@@ -138,16 +138,10 @@ class Tensor(CudaAlgorithm):
         return Chain(steps, self.workspace_bytes(layer, device, params))
 
 
-class TensorTF32(Tensor):
-    """float32 arrays rounded to tf32's ten bits on the way in: only where the caller allows it."""
+class TensorTF32(TF32, Tensor):
+    """The same on float32 arrays, rounded on the way to the registers."""
 
     name = "tensor.tf32"
-    dtypes = ("float32",)
-    exact = False
-    tf32 = True
-
-    def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, 2.0**-10)  # both factors of every product lose up to 2**-11
 
 
 def _tile(params: Params) -> Tile | None:
@@ -161,6 +155,6 @@ def _depth(layer: ConvLayer) -> int:
 
 def _slice_bytes(layer: ConvLayer, extent: int, BK: int, by_rows: bool) -> int:
     """Of one operand's slice in shared memory, as `tensor.cu` pads it."""
-    pad = 16 // layer.itemsize if by_rows or layer.itemsize == 2 else 8
+    pad = 0 if by_rows else 8
     lines, length = (extent, BK) if by_rows else (BK, extent)
     return lines * (length + pad) * layer.itemsize

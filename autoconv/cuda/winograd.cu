@@ -64,6 +64,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) winograd_input(con
     }
 }
 
+// Lines of a matrix, so many steps apart along and across the depth.
+struct Lines {
+    Offset count, step, depth_step;
+    DEVICE Offset across(Offset i) const { return i < count ? i * step : OUTSIDE; }
+    DEVICE Offset along(Offset k) const { return k < DEPTH ? k * depth_step : OUTSIDE; }
+    DEVICE static Offset meet(Offset across, Offset along) { return across + along; }
+};
+
 // M[point, group] = U[point, group] V[point, group]
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, PRODUCT_BLOCKS)
 winograd_product(const Acc* U, Acc* workspace) {
@@ -71,12 +79,11 @@ winograd_product(const Acc* U, Acc* workspace) {
     const int point = static_cast<int>(blockIdx.z) / GROUPS, group = static_cast<int>(blockIdx.z) % GROUPS;
     const Offset row0 = Offset(blockIdx.y) * BM, tile0 = Offset(blockIdx.x) * BN;
     constexpr int A_RUN = DEPTH % 4 == 0 ? 4 : 1, B_RUN = (LAST ? DEPTH : TILES) % 4 == 0 ? 4 : 1;
+    constexpr Lines FILTERS = {ROWS, DEPTH, 1}, IMAGE = {TILES, LAST ? DEPTH : 1, LAST ? 1 : TILES};
     Acc sum[TM][TN] = {};
     multiply_tile<true, A_RUN, LAST, B_RUN>(
         sum, slices, 0, static_cast<int>((DEPTH + BK - 1) / BK), U + matrix(point, group, ROWS, DEPTH),
-        workspace + matrix(point, group, DEPTH, TILES),
-        [&](int row, Offset k) { return row0 + row < ROWS && k < DEPTH ? (row0 + row) * DEPTH + k : -1; },
-        [&](int tile, Offset k) { return tile0 + tile < TILES && k < DEPTH ? in_matrix(k, tile0 + tile, DEPTH) : -1; });
+        workspace + matrix(point, group, DEPTH, TILES), FILTERS, row0, IMAGE, tile0);
     Acc* M = workspace + V_SIZE + matrix(point, group, ROWS, TILES);
 #pragma unroll
     for (int j = 0; j < TN; j++)

@@ -94,7 +94,7 @@ inline void* scheduler_asan;
 inline const void* scheduler_stack;
 inline size_t scheduler_stack_bytes;
 inline void* scheduler_tsan;
-inline char start_sync, end_sync, barrier_sync[2];
+inline char start_sync, end_sync, barrier_sync[2], warp_sync[32];
 inline unsigned phase;
 
 extern "C" void simt_switch(void** save, void* to);
@@ -227,6 +227,14 @@ UNWATCHED inline void collective(int line, void* operand, Collective compute) {
         warp[lane].state = State::run;
     }
     compute(lanes);
+}
+
+// A collective that computes nothing, but orders memory.
+UNWATCHED inline void warp_barrier(int line) {
+    char* object = &warp_sync[current->number / warp_size];
+    tsan_release(object);
+    collective(line, object, [](void**) UNWATCHED {});
+    tsan_acquire(object);
 }
 
 UNWATCHED inline void* shared_memory(size_t bytes, size_t alignment) {

@@ -1,0 +1,204 @@
+// What implicit GEMMs share: the matrices that are never written down, and the way out of what is computed.
+// To a group, one operand is gathered from pixels, the other is flat; both have the same depth:
+//           pixels, by            flat, by      depth
+//   fwd     places n,p,q of y     filters k     taps c,r,s
+//   dgrad   places n,h,w of dx    channels c    taps k,r,s
+//   wgrad   taps c,r,s            filters k     places n,p,q
+// Taps are in the order of memory, so channels come last for NHWC and neighbours there are neighbours here.
+
+constexpr int TAPS = R * S;
+constexpr Offset DEPTH = DIRECTION == FWD ? CG * TAPS : DIRECTION == DGRAD ? KG * TAPS : N * P * Q;
+constexpr Offset PIXEL_LINES = DIRECTION == FWD ? N * P * Q : DIRECTION == DGRAD ? N * H * W : CG * TAPS;
+constexpr Offset FLAT_LINES = DIRECTION == DGRAD ? CG : KG;
+
+// An element's position is put together from what lies across the depth, which a thread finds once, and what
+// lies along it: where each begins, and for pixels the row and the column.
+struct Part {
+    Offset at, h, v;
+};
+constexpr Part NOTHING = {0, OUTSIDE, OUTSIDE};
+
+template <bool first, class First, class Second>
+struct EitherOf {
+    using type = First;
+};
+template <class First, class Second>
+struct EitherOf<false, First, Second> {
+    using type = Second;
+};
+template <bool first, class First, class Second>
+using Either = typename EitherOf<first, First, Second>::type;
+
+using Natural = Either<sizeof(Offset) == 4, unsigned, unsigned long long>;  // quicker to divide than Offset
+
+// The digits of a number that is not negative, the lowest first.
+struct Digits {
+    Natural rest;
+    DEVICE explicit Digits(Offset number) : rest(static_cast<Natural>(number)) {}
+    DEVICE Offset next(Offset extent) {
+        const auto digit = rest % static_cast<Natural>(extent);
+        rest /= static_cast<Natural>(extent);
+        return static_cast<Offset>(digit);
+    }
+    DEVICE Offset last() const { return static_cast<Offset>(rest); }
+};
+
+struct Tap {
+    Offset channel, r, s;
+};
+DEVICE Tap tap(Offset index) {
+    Digits digits(index);
+    const Offset channel = LAYOUT == NHWC ? digits.next(DIRECTION == DGRAD ? KG : CG) : 0;
+    const Offset s = digits.next(S), r = LAYOUT == NHWC ? digits.last() : digits.next(R);
+    return {LAYOUT == NHWC ? channel : digits.last(), r, s};
+}
+
+struct Place {
+    Offset n, i, j;
+};
+DEVICE Place place(Offset index, Offset height, Offset width) {
+    Digits digits(index);
+    const Offset j = digits.next(width), i = digits.next(height);
+    return {digits.last(), i, j};
+}
+
+// The array of pixels: x, or dy for dgrad.
+constexpr bool GRADIENT = DIRECTION == DGRAD;
+constexpr Offset HEIGHT = GRADIENT ? P : H, WIDTH = GRADIENT ? Q : W, CHANNELS = GRADIENT ? K : C;
+constexpr Offset PIXEL = LAYOUT == NHWC ? CHANNELS : 1, CHANNEL = LAYOUT == NHWC ? 1 : HEIGHT * WIDTH;
+
+struct Pixels {
+    int group;
+
+    // A place, at the tap of row and column 0.
+    DEVICE Part spot(Offset index) const {
+        const Place at = GRADIENT ? place(index, H, W) : place(index, P, Q);
+        const Offset start = at.n * (HEIGHT * WIDTH * CHANNELS) + group * (GRADIENT ? KG : CG) * CHANNEL;
+        if constexpr (GRADIENT) return {start, at.i + PAD_TOP, at.j + PAD_LEFT};
+        return {start, at.i * STRIDE_H - PAD_TOP, at.j * STRIDE_W - PAD_LEFT};
+    }
+    DEVICE static Part reach(Offset index) {
+        const Tap at = tap(index);
+        constexpr Offset TOWARDS = GRADIENT ? -1 : 1;
+        return {at.channel * CHANNEL, TOWARDS * at.r * DILATION_H, TOWARDS * at.s * DILATION_W};
+    }
+
+    DEVICE Part across(Offset i) const {
+        const Part part = DIRECTION == WGRAD ? reach(i) : spot(i);
+        return i < PIXEL_LINES ? part : NOTHING;
+    }
+    DEVICE Part along(Offset depth) const {
+        const Part part = DIRECTION == WGRAD ? spot(depth) : reach(depth);
+        return depth < DEPTH ? part : NOTHING;
+    }
+
+    // The row or column of y, for dgrad: a negative number where the stride leaves it out.
+    DEVICE static Offset unstrided(Offset value, Offset stride) {
+        if constexpr (!GRADIENT) return value;
+        return value % stride == 0 ? value / stride : -1;
+    }
+
+    // The position, or a negative number where there is nothing but zeros.
+    DEVICE static Offset meet(Part across, Part along) {
+        const Offset h = unstrided(across.h + along.h, STRIDE_H), v = unstrided(across.v + along.v, STRIDE_W);
+        return within(h, HEIGHT) && within(v, WIDTH) ? across.at + along.at + (h * WIDTH + v) * PIXEL : -1;
+    }
+};
+
+// w, or dy for wgrad: positions are sums.
+struct Flat {
+    int group;
+
+    DEVICE Offset across(Offset i) const {
+        if (i >= FLAT_LINES) return OUTSIDE;
+        if constexpr (DIRECTION == FWD) return (group * KG + i) * DEPTH;
+        if constexpr (DIRECTION == DGRAD) return i * (LAYOUT == NHWC ? 1 : TAPS);
+        return (group * KG + i) * (LAYOUT == NHWC ? 1 : P * Q);
+    }
+    DEVICE Offset along(Offset depth) const {
+        if (depth >= DEPTH) return OUTSIDE;
+        if constexpr (DIRECTION == FWD) return depth;
+        if constexpr (DIRECTION == DGRAD) {
+            const Tap at = tap(depth);
+            return w_at(group * KG + at.channel, 0, static_cast<int>(at.r), static_cast<int>(at.s));
+        }
+        if constexpr (LAYOUT == NHWC) return depth * K;
+        Digits digits(depth);
+        const Offset pixel = digits.next(P * Q);
+        return digits.last() * (K * P * Q) + pixel;
+    }
+    DEVICE static Offset meet(Offset across, Offset along) { return across + along; }
+};
+
+// Neighbours that travel at once.
+template <class Element, int COUNT>
+struct alignas(COUNT * sizeof(Element) < 16 ? COUNT * sizeof(Element) : 16) Run {
+    Element value[COUNT];
+};
+
+// Neighbours in the output are neighbours in the flat operand or among the pixels; LINE of them lie together.
+constexpr bool ALONG_FLAT = LAYOUT == NHWC && DIRECTION != WGRAD;
+constexpr Offset LINE = ALONG_FLAT ? FLAT_LINES : DIRECTION == FWD ? P * Q : DIRECTION == DGRAD ? H * W : PIXEL_LINES;
+constexpr long long TOTAL = (long long)GROUPS * FLAT_LINES * PIXEL_LINES;
+
+// How many neighbours, of so many at most, are always together and aligned.
+DEVICE constexpr int together(int most) { return LINE % most == 0 ? most : together(most / 2); }
+
+// Where an element of the product lies in the output.
+DEVICE Offset output_at(int group, Offset pixel, Offset flat) {
+    if constexpr (DIRECTION == WGRAD) return (group * KG + flat) * LINE + pixel;
+    if constexpr (LAYOUT == NHWC) return pixel * (DIRECTION == FWD ? K : C) + group * FLAT_LINES + flat;
+    Digits digits(pixel);
+    const Offset at = digits.next(LINE);
+    return (digits.last() * (DIRECTION == FWD ? K : C) + group * FLAT_LINES + flat) * LINE + at;
+}
+
+struct Output {
+    T* out;
+    const T *bias, *residual;
+    Acc* partial;  // with SPLIT > 1, where this part goes: in the order of the output
+
+    // Neighbours, the first of filter k: finished, or as a part.
+    template <int COUNT>
+    DEVICE void write(const Acc (&sum)[COUNT], Offset at, int k) const {
+        if constexpr (SPLIT > 1) {
+            Run<Acc, COUNT> run;
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) run.value[i] = sum[i];
+            aligned<Run<Acc, COUNT>>(partial + at) = run;
+        } else {
+            finish(sum, at, k);
+        }
+    }
+
+    template <int COUNT>
+    DEVICE void finish(const Acc (&sum)[COUNT], Offset at, int k) const {
+        constexpr int BIASES = ALONG_FLAT ? COUNT : 1;
+        Run<T, BIASES> b = {};
+        Run<T, COUNT> r = {}, y;
+        if constexpr (BIAS) b = aligned<Run<T, BIASES>>(bias + k);
+        if constexpr (RESIDUAL) r = aligned<Run<T, COUNT>>(residual + at);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) y.value[i] = finished(sum[i], b.value, r.value, i % BIASES, i);
+        aligned<Run<T, COUNT>>(out + at) = y;
+    }
+};
+
+// The sum of the parts, always in the same order: four elements to a thread, neighbours if they are together.
+DEVICE void sum_parts(const Acc* partial, const Output& to) {
+    constexpr int COUNT = together(4);
+#pragma unroll
+    for (int i = 0; i < 4 / COUNT; i++) {
+        const long long at = ((blockIdx.x * (4ll / COUNT) + i) * THREADS + threadIdx.x) * COUNT;
+        if (at >= TOTAL) return;
+        Acc sum[COUNT] = {};
+#pragma unroll 4
+        for (int part = 0; part < SPLIT; part++) {
+            const auto more = aligned<Run<Acc, COUNT>>(partial + part * TOTAL + at);
+#pragma unroll
+            for (int e = 0; e < COUNT; e++) sum[e] += more.value[e];
+        }
+        const Offset position = static_cast<Offset>(at);
+        to.finish(sum, position, static_cast<int>(LAYOUT == NHWC ? position % K : position / LINE % K));
+    }
+}
