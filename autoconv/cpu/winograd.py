@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FETCHED = 13.0  # bytes a cycle from the last cache
 CYCLES = {"avx512": 1.0, "avx2": 0.5, "generic": 0.5}  # of a multiply-add of vectors
+KEPT = 10  # the part of the last cache that transformed inputs may take before they fall out of it
 CONSIDERED = 5  # sizes of tiles for which chunks are looked at
 MOST = 3  # sizes of tiles among a layer's candidates, ...
 SMALL = 10**7  # ... unless it has so few operations that one will do
@@ -65,9 +66,9 @@ def _cost(plan: Plan, threads: int, l2_bytes: int, l3_bytes: int) -> float:
     product = tiles * plan.points * plan.depth * filters * (1 + 1.5 / register_tile)
     transforms = tiles * plan.points * (plan.c_blocks * 9.0 + filters * 8.0)
 
-    def spilled(elements: int, least: float, all_of_it: float) -> float:
-        """The share of a buffer that the second cache does not hold, given sizes where that begins and ends."""
-        return min(max((plan.itemsize * elements / l2_bytes - least) / (all_of_it - least), 0.0), 1.0)
+    def spilled(elements: int, cache: int, least: float, all_of_it: float) -> float:
+        """The share of a buffer that a cache does not hold, given parts of it where that begins and ends."""
+        return min(max((plan.itemsize * elements / cache - least) / (all_of_it - least), 0.0), 1.0)
 
     rounds = c.groups * -(-plan.chunks // plan.share) if plan.share else 0
     packed = plan.itemsize * plan.packed_size
@@ -77,8 +78,14 @@ def _cost(plan: Plan, threads: int, l2_bytes: int, l3_bytes: int) -> float:
         fetched += packed * (-(-plan.chunks // plan.share) if plan.share else plan.chunks)
     near = plan.v_size + plan.points * plan.m_stride
     blocks = c.groups * plan.chunks * plan.k_blocks * plan.itemsize
-    fetched += blocks * plan.v_size * max(spilled(near, 0.7, 2.7), 0.5 if plan.share else 0.0)
-    fetched += 6 * blocks * plan.points * plan.m_stride * spilled(plan.points * plan.m_stride, 0.25, 0.75)
+    from_memory = spilled((min(plan.share, plan.chunks) or threads) * plan.v_size, l3_bytes, 1 / 12, 1 / 3)
+    fetched += (
+        blocks
+        * plan.v_size
+        * max(spilled(near, l2_bytes, 0.7, 2.7), 0.5 if plan.share else 0.0)
+        * (1 + 8 * from_memory)
+    )
+    fetched += 6 * blocks * plan.points * plan.m_stride * spilled(plan.points * plan.m_stride, l2_bytes, 0.25, 0.75)
     loads = fetched / (FETCHED * CYCLES[plan.instruction_set])
     work = max(product, loads) + min(product, loads) / 10 + transforms
     tasks = plan.k_blocks * min(plan.share, plan.chunks) if plan.share else plan.chunks * c.groups
@@ -108,13 +115,15 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
         """Chunks of so many rows, with what they cost."""
         plan = _plan(layer, device, main, m, rows, int(together))
         if together and plan.chunks > 1:
-            share = max(1, min(plan.chunks, l3 // 3 // (plan.v_size * plan.itemsize)))
+            share = max(1, min(plan.chunks, l3 // KEPT // (plan.v_size * plan.itemsize)))
             plan = _plan(layer, device, main, m, rows, share)
         return _cost(plan, device.threads, l2, l3), m, rows, plan.share
 
     def quick(m: tuple[int, int]) -> tuple[float, tuple[int, int]]:
-        """Without looking for the best chunks."""
-        most = _chunks(_plan(layer, device, main, m, 1, 0))[-1]
+        """Without looking for the best chunks: single rows, or together as many as the last cache keeps."""
+        one = _plan(layer, device, main, m, 1, 0)
+        kept = l3 // KEPT // (one.v_size * one.itemsize)
+        most = max(rows for rows in _chunks(one) if rows <= max(kept, 1))
         return min(schedule(m, 1, False), schedule(m, most, True))[:2]
 
     square = main.rows == main.columns  # of a size and its mirror image one is enough
