@@ -34,6 +34,15 @@ def _tiled(SIDE: int, direction: str, layout: str, dtype: str, **fields: Any) ->
     return problem | {"direction": direction, "layout": layout, "dtype": dtype} | fields, {"SIDE": SIDE, "IMAGES": 1}
 
 
+def _blocks(params: dict[str, Any], **fields: Any) -> Planned:
+    """Several blocks, full in no direction, where one block holds any edge."""
+    return {"N": 14, "C": 3, "H": 5, "W": 8, "K": 40, "R": 3, "S": 3, "padding": 1} | fields, params
+
+
+def _tile(BK: int, TQ: int, TK: int, BD: int, **more: str) -> dict[str, Any]:
+    return {"BK": BK, "TQ": TQ, "TK": TK, "BD": BD, **more}
+
+
 # Layers and parameters that a family's kernels must meet and the edges do not lead to.
 PLANNED: dict[str, tuple[Planned, ...]] = {
     "hopper": (
@@ -51,6 +60,17 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         _hopper(TILES[-1], 1, "float32", C=40, K=67, **FULL_TAIL),
         _hopper(TILES[-1], 3, "float32", C=40, K=67, **FULL_TAIL),
         _hopper(TILES[0], 1, "float32", C=64, groups=2, stride=(2, 1), dilation=(1, 2), padding=((1, 0), (3, 2))),
+    ),
+    "direct.tiled": (
+        _blocks(_tile(32, 7, 8, 4), bias=True),
+        _blocks(_tile(32, 5, 8, 4, INPUT="texture"), residual=True),
+        _blocks(_tile(16, 5, 8, 2), C=7, H=11, W=16, layout="NHWC", dtype="float16"),
+        _blocks(_tile(8, 5, 8, 2, INPUT="texture"), C=7, H=11, W=16, layout="NHWC", dtype="bfloat16"),
+        _blocks(_tile(64, 5, 16, 4), N=3, C=40, H=29, W=23, K=5, direction="dgrad"),
+    ),
+    "direct.chwn": (
+        _blocks({"BM": 128, "BN": 128, "BK": 8}, N=133, H=4, W=3, K=5, **FULL_TAIL),
+        _blocks({"BM": 32, "BN": 32, "BK": 16}, N=37, C=20, H=7, W=6, K=6, stride=2, layout="NHWC", direction="dgrad"),
     ),
     "winograd": tuple(  # few tiles of many channels: what is read too far lies in no other matrix
         ({"N": 1, "C": C, "H": 2, "W": 2, "K": K, "R": 3, "S": 3, "padding": 1, "layout": "NHWC", "direction": d},

@@ -24,6 +24,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from simt.cases import SCHEDULES, checker, edge_cases, planned
 from simt.emulator import Emulated, EmulationError, build, launcher, sanitized
@@ -209,12 +210,15 @@ class Mutated(Emulated):
         mine = sites_of(unit)
         number = mine.index(self.site) if self.site in mine else -1
         if self.sanitizer:
-            os.environ[CHOICE] = str(number)
-            launch = sanitized(unit, self.sanitizer, self.schedule, mutable(unit))
-        else:
-            launch = launcher(unit, self.flags, self.schedule, mutable(unit))
-            _library(unit, self.flags).simt_mutate(number)
-        return launch
+            run_sanitized = sanitized(unit, self.sanitizer, self.schedule, mutable(unit))
+
+            def launch(*arguments: Any) -> None:
+                os.environ[CHOICE] = str(number)  # now: another unit's number may differ
+                run_sanitized(*arguments)
+
+            return launch
+        _library(unit, self.flags).simt_mutate(number)
+        return launcher(unit, self.flags, self.schedule, mutable(unit))
 
 
 def _reached(units: tuple[Unit, ...]) -> set[Site]:
