@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
-from autoconv.algorithm import Kernel, Params, bound_for
-from autoconv.cuda.algorithm import Chain, CudaAlgorithm, Launch, ceil_div
+from autoconv.algorithm import Kernel, Params
+from autoconv.cuda.algorithm import TF32, Chain, CudaAlgorithm, Launch, ceil_div
 from autoconv.cuda.occupancy import register_cap
 from autoconv.cuda.source import Constant, Unit
 from autoconv.cuda.tensor_map import LINE, OFFSETS, STRIDE_UNIT, TensorMap
@@ -272,22 +272,16 @@ class Hopper(CudaAlgorithm):
         return Chain(steps, self.workspace_bytes(layer, device, params))
 
 
-class HopperTF32(Hopper):
-    """float32 arrays, rounded to tf32's ten bits by the copy engine: only where the caller allows it, and fwd alone."""
+class HopperTF32(TF32, Hopper):
+    """The same on float32 arrays, rounded by the copy engine: fwd alone."""
 
     name = "hopper.tf32"
-    dtypes = ("float32",)
-    exact = False
-    tf32 = True
 
     def refusals(self, layer: ConvLayer, params: Params) -> list[str]:
         reasons = super().refusals(layer, params)
         if layer.direction != "fwd":
             reasons.append(f"{layer.direction}: the tensor cores take tf32 only where the depth is contiguous")
         return reasons
-
-    def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, 2.0**-10)  # both factors of every product lose up to 2**-11
 
 
 def _tile(params: Params) -> Tile | None:
