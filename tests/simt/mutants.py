@@ -35,7 +35,7 @@ from autoconv.cuda.algorithm import CudaAlgorithm
 from autoconv.cuda.source import Unit, file_text
 from autoconv.layer import ConvLayer
 
-SECONDS = 30  # until a mutant that runs on is a mutant that hangs
+SECONDS = 30  # of processor time, which no busy machine takes away, until a mutant counts as one that hangs
 MANY = 30  # cases to an algorithm, of which only each STEP-th is run
 STEP = 5  # prime to the three directions and the four tails that the cases go through
 SANITIZED = 6  # of them under sanitizers
@@ -235,7 +235,7 @@ def _fails(attempt: Callable[[], object]) -> bool:
     """Whether an attempt goes wrong, in a process of its own: it may well crash or hang."""
     child = os.fork()
     if child == 0:
-        signal.alarm(SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         code = 3
         try:
