@@ -57,7 +57,8 @@ def _cost(plan: Plan, threads: int, l2_bytes: int, l3_bytes: int) -> float:
     A register tile loses what it takes to load the filters; a transform takes some time per point and vector.
     Filters come from the last cache, or beyond it from memory, for every chunk anew unless a block of them stays
     in the second cache; what it cannot hold of a chunk's input goes to and fro for every block of filters, and
-    so do the products. Loads and multiply-adds go on side by side. Constants fitted on Zen 3 and Zen 4.
+    so do the products. Loads and multiply-adds go on side by side. What operations take was fitted on a Zen 4,
+    what traffic takes on a Zen 3.
     """
     c = plan.correlation
     tiles = c.groups * plan.tile_rows * plan.columns.tiles
@@ -70,26 +71,24 @@ def _cost(plan: Plan, threads: int, l2_bytes: int, l3_bytes: int) -> float:
         """The share of a buffer that a cache does not hold, given parts of it where that begins and ends."""
         return min(max((plan.itemsize * elements / cache - least) / (all_of_it - least), 0.0), 1.0)
 
-    rounds = c.groups * -(-plan.chunks // plan.share) if plan.share else 0
+    passes = -(-plan.chunks // plan.share) if plan.share else plan.chunks
     packed = plan.itemsize * plan.packed_size
-    together = bool(plan.share) and plan.itemsize * plan.u_size < 0.6 * l2_bytes
-    fetched = float(packed * -(-plan.chunks // plan.share) if together else packed * plan.chunks)
+    stays = plan.itemsize * plan.u_size < 0.6 * l2_bytes
+    fetched = float(packed * (passes if stays else plan.chunks))
     if packed > l3_bytes / 2:
-        fetched += packed * (-(-plan.chunks // plan.share) if plan.share else plan.chunks)
-    near = plan.v_size + plan.points * plan.m_stride
+        fetched += packed * passes
+    products = plan.points * plan.m_stride
+    near = plan.v_size + products
     blocks = c.groups * plan.chunks * plan.k_blocks * plan.itemsize
     from_memory = spilled((min(plan.share, plan.chunks) or threads) * plan.v_size, l3_bytes, 1 / 12, 1 / 3)
-    fetched += (
-        blocks
-        * plan.v_size
-        * max(spilled(near, l2_bytes, 0.7, 2.7), 0.5 if plan.share else 0.0)
-        * (1 + 8 * from_memory)
-    )
-    fetched += 6 * blocks * plan.points * plan.m_stride * spilled(plan.points * plan.m_stride, l2_bytes, 0.25, 0.75)
+    inputs = max(spilled(near, l2_bytes, 0.7, 2.7), 0.5 if plan.share else 0.0)
+    fetched += blocks * plan.v_size * inputs * (1 + 8 * from_memory)
+    fetched += 6 * blocks * products * spilled(products, l2_bytes, 0.25, 0.75)
     loads = fetched / (FETCHED * CYCLES[plan.instruction_set])
     work = max(product, loads) + min(product, loads) / 10 + transforms
     tasks = plan.k_blocks * min(plan.share, plan.chunks) if plan.share else plan.chunks * c.groups
-    return work * -(-tasks // threads) / tasks + 2 * 4000.0 * rounds
+    barriers = 2 * c.groups * passes * 4000.0 if plan.share else 0.0
+    return work * -(-tasks // threads) / tasks + barriers
 
 
 def _chunks(plan: Plan) -> list[int]:
