@@ -265,6 +265,7 @@ def test_layers_without_a_single_product() -> None:
     for direction in DIRECTIONS:
         check(ConvLayer(N=2, C=3, H=1, W=1, K=2, R=2, S=2, stride=2, padding=((2, 1), (0, 1)), direction=direction))
         check(ConvLayer(N=1, C=1, H=1, W=4, K=1, R=2, S=3, dilation=2, padding=1, direction=direction))
+        check(ConvLayer(N=1, C=2, H=1, W=1, K=2, R=1, S=1, stride=2, padding=((1, 0), (0, 0)), direction=direction))
 
 
 def test_sizes_beyond_32_bits() -> None:

@@ -51,6 +51,11 @@ def plans(layer: ConvLayer, device: CPU, params: Params) -> tuple[Plan, ...]:
     return tuple(_plan(layer, device, c, *_parse(params)) for c in correlations(layer))
 
 
+def _blind(pieces: Iterable[Correlation]) -> bool:
+    """Whether some piece has no tap at all."""
+    return not all(c.rows.taps and c.columns.taps for c in pieces)
+
+
 def _cost(plan: Plan, threads: int, l2_bytes: int, l3_bytes: int) -> float:
     """Predicted time in multiply-adds of vectors, from counts of operations and of bytes that miss the second cache.
 
@@ -157,7 +162,7 @@ class Winograd(Algorithm):
         assert isinstance(device, CPU)
         if layer.direction == "wgrad":
             return []
-        if layer.depthwise:
+        if layer.depthwise or _blind(correlations(layer)):
             return [{"m": "2x2", "rows": 1, "share": 0}]  # for its reasons
         return [{"m": f"{m[0]}x{m[1]}", "rows": rows, "share": share} for m, rows, share in _ranked(layer, device)]
 
@@ -173,7 +178,7 @@ class Winograd(Algorithm):
         cuts = plans(layer, device, params)
         if len(cuts) > MOST_PIECES:
             return [*reasons, f"falls into {len(cuts)} correlations with kernels of their own, more than {MOST_PIECES}"]
-        if any(not axis.taps for plan in cuts for axis in (plan.correlation.rows, plan.correlation.columns)):
+        if _blind(plan.correlation for plan in cuts):
             return [*reasons, f"stride {layer.stride[0]}x{layer.stride[1]} leaves inputs that no tap sees"]
         sides = [side for plan in cuts for side in (plan.rows, plan.columns)]
         if all(side.r == 1 for side in sides):
