@@ -11,6 +11,7 @@ from autoconv.cpu.floor.gemm import Gemm
 from autoconv.cpu.floor.winograd import Winograd as NumpyWinograd
 from autoconv.cpu.phases import DepthwisePhases, DirectPhases, WinogradPhases
 from autoconv.cpu.pixel import Pixel
+from autoconv.cpu.pointwise import Pointwise
 from autoconv.cpu.vendor import Onnxruntime, Torch
 from autoconv.cpu.winograd import Winograd
 from autoconv.cpu.winograd_wgrad import WinogradWgrad
@@ -25,6 +26,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     DepthwisePhases(),
     TiledFFT(),
     Pixel(),
+    Pointwise(),
     Depthwise(),
     NumpyDirect(),
     Gemm(),

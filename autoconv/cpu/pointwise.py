@@ -1,0 +1,317 @@
+"""1x1 convolution as a matrix product of packed operands, for channels in planes.
+
+Lanes are output channels and pixels are broadcast, as in `direct`; but a plane is cut into tiles of a few pixels,
+and every tile's pixels are copied next to one another, channel after channel: one line of the cache then holds
+several channels of a tile where in place it holds a part of one, and a task's tiles are read from the second-level
+cache in order, by every block of filters. (The packing of Goto and van de Geijn, doi:10.1145/1356052.1356053, with
+filters in the first-level cache.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
+from autoconv.cpu import compiler
+from autoconv.cpu.device import CPU
+from autoconv.cpu.direct_pack import emit_pack, packed_size
+from autoconv.cpu.ir import DTYPES, Function, Module, Value, i64, ptr, widened
+from autoconv.cpu.pieces import Correlation, Tail, correlations, store_tile
+from autoconv.cpu.pool import RUN, TASK, GeneratedKernel, launch, operands
+from autoconv.layer import ConvLayer
+
+if TYPE_CHECKING:
+    from autoconv.device import Device
+
+TILES = {"avx512": (2, 14), "avx2": (2, 6), "generic": (2, 5)}  # vectors of channels by pixels
+TOGETHER = 16  # channels copied at a time, each from its own plane
+SUMS = 32 * 1024  # bytes of a task's sums, where they go over some channels at a time
+MOST_TILES = 256  # in a task: what is noted of each lies on the stack
+UNROLLED = 4  # channels in one round of the sum
+
+
+class Shape(NamedTuple):
+    """How the work is cut: BK channels by BQ pixels in registers, BC channels of the sum at a time.
+
+    A task is a strip of so many tiles by one of `chunks` parts of the filters.
+    """
+
+    BK: int
+    BQ: int
+    BC: int
+    strip: int
+    chunks: int
+
+
+class _Cut(NamedTuple):
+    """A plane's pixels as tiles of almost equal length: `longer` of `length` + 1, then the others."""
+
+    tiles: int
+    length: int
+    longer: int
+
+    @classmethod
+    def of(cls, problem: Correlation, BQ: int) -> _Cut:
+        pixels = problem.rows.count * problem.columns.count
+        tiles = math.ceil(pixels / BQ)
+        return cls(tiles, *divmod(pixels, tiles))
+
+    @property
+    def lengths(self) -> list[int]:
+        """Those that occur, the longest first."""
+        return [self.length + 1, self.length] if self.longer else [self.length]
+
+
+def _pitch(problem: Correlation, BQ: int) -> int:
+    """Elements from one copied tile to the next: not a power of two, which would share few sets of a cache."""
+    return -(-problem.C * BQ // 16) * 16 + 16
+
+
+class _Writer:
+    """Writes the task: it copies a strip's pixels, and multiplies them by its part of the filters."""
+
+    def __init__(self, m: Module, layer: ConvLayer, shape: Shape) -> None:
+        self.m, self.shape = m, shape
+        (self.problem,) = correlations(layer)
+        self.cut = _Cut.of(self.problem, shape.BQ)
+        self.tail = Tail.of(layer)
+        self.element = DTYPES[layer.dtype]
+        self.wide = widened(self.element)
+        self.lanes = m.lanes(self.element)
+        self.pitch = _pitch(self.problem, shape.BQ)
+        self.in_place = all((a.step, a.count) == (1, a.size) for a in (self.problem.rows, self.problem.columns))
+
+    def task(self) -> tuple[Function, int]:
+        """The task, and how many there are."""
+        problem, shape, cut = self.problem, self.shape, self.cut
+        micros = [self._micro(length) for length in cut.lengths]
+        stores = [self._store(length) for length in cut.lengths]
+        k = self.k = self.m.function("task", *TASK, internal=True)
+        context, index, thread = k.args
+        types = (self.element, self.wide, *[self.element] * 3)
+        x, w, out, bias, residual, workspace = operands(k, context, *types)
+        tiles, blocks = problem.N * cut.tiles, math.ceil(problem.K / shape.BK)
+        strips = math.ceil(tiles / shape.strip)
+        strip, rest = index % strips, index // strips
+        chunk, group = rest % shape.chunks, rest // shape.chunks
+        first = strip * tiles // strips
+        number = (strip + 1) * tiles // strips - first
+        images, pixels, kinds = (k.scratch(i64, shape.strip) for _ in range(3))  # of each tile
+        with k.loop(0, number) as t:
+            tile = (first + t) % cut.tiles
+            k.store((first + t) // cut.tiles, images + t)
+            k.store(tile * cut.length + k.min(tile, cut.longer), pixels + t)
+            k.store(k.select(tile < cut.longer, k.i64(0), k.i64(1)), kinds + t)
+        panels = k.bytes_at(workspace, thread * (shape.strip * self.pitch * self.wide.bytes), self.wide)
+        self._copy(x + group * problem.input.group, panels, number, images, pixels)
+
+        def call(functions: list[Function], t: Value, *arguments: Value) -> None:
+            """The function for a tile's length."""
+            if len(functions) == 1:
+                k.call(functions[0], *arguments)
+                return
+            with k.if_(k.load(kinds + t).eq(0)):
+                k.call(functions[0], *arguments)
+            with k.else_():
+                k.call(functions[1], *arguments)
+
+        parts = math.ceil(problem.C / shape.BC)
+        size = shape.BK * shape.BQ
+        sums = k.scratch(self.wide, size * (shape.strip if parts > 1 else 1))
+        with k.loop(chunk * blocks // shape.chunks, (chunk + 1) * blocks // shape.chunks) as block:
+            filters = w + (group * blocks + block) * (problem.C * shape.BK)
+            channel = block * shape.BK
+            left = k.i64(problem.K) - channel
+            plane = group * problem.output.group + channel * problem.output.channel
+
+            def add(t: Value, part: Value, tile: Value) -> None:
+                start = part * shape.BC
+                count = k.min(problem.C - start, shape.BC)
+                call(micros, t, panels + t * self.pitch + start * shape.BQ, filters + start * shape.BK, tile, count)
+
+            def store(t: Value, tile: Value) -> None:
+                place = plane + k.load(images + t) * problem.output.image + k.load(pixels + t)
+                call(stores, t, tile, out + place, residual + place, bias + group * problem.K + channel, left)
+
+            if parts == 1:
+                with k.loop(0, number) as t:
+                    add(t, k.i64(0), sums)
+                    store(t, sums)
+            else:
+                with k.loop(0, number * size, self.lanes) as i:
+                    k.store(k.zero(self.wide, self.lanes), sums + i)
+                with k.loop(0, parts) as part, k.loop(0, number) as t:
+                    add(t, part, sums + t * size)
+                with k.loop(0, number) as t:
+                    store(t, sums + t * size)
+        return k, strips * shape.chunks * problem.groups
+
+    def _copy(self, x: Value, panels: Value, number: Value, images: Value, pixels: Value) -> None:
+        """The pixels of a strip's tiles, `TOGETHER` channels at a time: that many planes are read in order."""
+        k, problem, BQ, lanes = self.k, self.problem, self.shape.BQ, self.lanes
+        longest, plane = self.cut.lengths[0], self.problem.input.channel
+        vectors = math.ceil(longest / lanes) * lanes  # more than the tile's pixels are read, and written over
+        ample = max(0, (problem.C - math.ceil(vectors / plane)) // TOGETHER) * TOGETHER if self.in_place else 0
+        if ample:
+            with k.loop(0, ample, TOGETHER) as start, k.loop(0, number) as t:
+                source = x + k.load(images + t) * problem.input.image + k.load(pixels + t) + start * plane
+                target = panels + t * self.pitch + start * BQ
+                for c in range(TOGETHER):
+                    for v in range(0, vectors, lanes):
+                        k.store(k.load(source + (c * plane + v), lanes), target + (c * BQ + v))
+        with k.loop(ample, problem.C, TOGETHER) as start, k.loop(0, number) as t:
+            source = x + k.load(images + t) * problem.input.image
+            target = panels + t * self.pitch
+            offsets = [self._offset(k.load(pixels + t) + n) for n in range(longest)]
+            with k.loop(start, k.min(start + TOGETHER, problem.C)) as channel:
+                for n, offset in enumerate(offsets):
+                    k.store(k.load(source + channel * plane + offset), target + channel * BQ + n)
+
+    def _offset(self, pixel: Value) -> Value:
+        """Where the input of an output pixel lies in its plane; the last one's beyond it."""
+        rows, columns, i = self.problem.rows, self.problem.columns, self.problem.input
+        pixel = self.k.min(pixel, rows.count * columns.count - 1)
+        if self.in_place:
+            return pixel
+        row, column = pixel // columns.count, pixel % columns.count
+        return row * (rows.step * i.row) + column * (columns.step * i.column)
+
+    def _micro(self, length: int) -> Function:
+        """`function(panel, filters, sums, channels)`: add so many channels to a tile's sums."""
+        BK, BQ = self.shape.BK, self.shape.BQ
+        data = ptr(self.wide)
+        k = self.m.function(f"micro_{length}", data, data, data, i64, internal=True)
+        panel, filters, sums, channels = k.args
+        vectors = BK // self.lanes
+        places = [[sums + (v * length + n) * self.lanes for v in range(vectors)] for n in range(length)]
+        adds = self.shape.BC < self.problem.C
+        zero = k.zero(self.wide, self.lanes)
+        acc = [[k.var(k.load(p, self.lanes) if adds else zero) for p in row] for row in places]
+        unroll = next(u for u in (UNROLLED, 2, 1) if self.problem.C % u == 0)
+        with k.loop(0, channels, unroll) as c:
+            for u in range(unroll):
+                w = filters + (c + u) * BK
+                several = [k.load(w + v * self.lanes, self.lanes) for v in range(vectors)]
+                for n, row in enumerate(acc):
+                    pixel = k.broadcast(panel + (c + u) * BQ + n, self.lanes)
+                    for a, vector in zip(row, several, strict=True):
+                        a.fma(pixel, vector)
+        for row, there in zip(acc, places, strict=True):
+            for a, p in zip(row, there, strict=True):
+                k.store(a.get(), p)
+        return k
+
+    def _store(self, length: int) -> Function:
+        """`function(sums, out, residual, bias, channels left)`: a tile of pixels that are neighbours."""
+        data, lanes = ptr(self.element), self.lanes
+        k = self.m.function(f"store_{length}", ptr(self.wide), data, data, data, i64, internal=True)
+        sums, out, residual, bias, left = k.args
+        strides = (self.problem.output.channel, length, 1)
+        with k.loop(0, self.shape.BK // lanes) as v:
+            values = [[k.load(sums + (v * length + n) * lanes, lanes)] for n in range(length)]
+            place = v * (lanes * self.problem.output.channel)
+            some = lanes if self.problem.K % self.shape.BK == 0 else left - v * lanes
+            tile = (values, (1, length), strides, out + place, residual + place, bias + v * lanes, some)
+            store_tile(k, self.tail, *tile)
+        return k
+
+
+def emit(instruction_set: str, layer: ConvLayer, shape: Shape) -> Module:
+    """`run` and `pack`."""
+    m = Module(instruction_set)
+    run = m.function("run", *RUN)
+    launch(run, run.args[0], *_Writer(m, layer, shape).task())
+    pack = m.function("pack", *RUN)
+    (problem,) = correlations(layer)
+    launch(pack, pack.args[0], *emit_pack(m, 0, problem, shape.BK, DTYPES[layer.dtype], 0))
+    return m
+
+
+def _tile(layer: ConvLayer, device: CPU) -> dict[str, int]:
+    vectors, pixels = TILES[device.instruction_set]
+    return {"BK": vectors * Module(device.instruction_set).lanes(DTYPES[layer.dtype]), "BQ": pixels}
+
+
+def _shape(layer: ConvLayer, device: Device, params: Params) -> Shape:
+    """Tiles of a strip fill half of the second-level cache, a block's filters half of the first."""
+    assert isinstance(device, CPU)
+    (problem,) = correlations(layer)
+    BK, BQ = int(params["BK"]), int(params["BQ"])
+    itemsize = layer.accumulator.itemsize
+    parts = math.ceil(problem.C * BK * itemsize / (device.facts["l1_bytes"] // 2))
+    BC = math.ceil(problem.C / (parts * UNROLLED)) * UNROLLED
+    tiles = problem.N * _Cut.of(problem, BQ).tiles
+    most = SUMS // (BK * BQ * itemsize) if parts > 1 else MOST_TILES
+    fit = max(1, min(most, device.facts["l2_bytes"] // 2 // (_pitch(problem, BQ) * itemsize)))
+    strips = math.ceil(tiles / fit)
+    blocks = math.ceil(problem.K / BK)
+    chunks = 1
+    while strips * chunks * problem.groups < 4 * device.threads and chunks * 2 <= blocks:
+        chunks *= 2
+    return Shape(BK, BQ, BC, math.ceil(tiles / strips), chunks)
+
+
+class Pointwise(Algorithm):
+    """Register tiles of BK channels by BQ pixels, from packed filters and copied pixels."""
+
+    name = "pointwise"
+    exact = True
+    pool = "autoconv"
+
+    @property
+    def version(self) -> str:
+        return compiler.version("pointwise", "direct_pack", "pieces")
+
+    def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
+        assert isinstance(device, CPU)
+        return [_tile(layer, device)]
+
+    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
+        assert isinstance(device, CPU)
+        reasons = []
+        if (unavailable := compiler.unavailable()) is not None:
+            reasons.append(unavailable)
+        if params != (tile := _tile(layer, device)):
+            reasons.append(f"BK={params['BK']},BQ={params['BQ']}: allowed is BK={tile['BK']},BQ={tile['BQ']}")
+        if (layer.R, layer.S) != (1, 1) or layer.padding != ((0, 0), (0, 0)):
+            reasons.append(f"R={layer.R}, S={layer.S}: 1x1 filters without padding are wanted")
+        if layer.layout == "NHWC":
+            reasons.append("NHWC: channels are neighbours already; direct reads them in place")
+        if layer.direction == "wgrad":
+            reasons.append("wgrad: a sum over pixels")
+        if layer.depthwise:
+            reasons.append(f"groups={layer.groups}: one channel in a group; depthwise has lanes for it")
+        if layer.direction == "dgrad" and layer.stride != (1, 1):
+            reasons.append(f"dgrad of stride {layer.stride[0]}x{layer.stride[1]}: most of it is zero")
+        return reasons
+
+    def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
+        assert isinstance(device, CPU)
+        shape = _shape(layer, device, params)
+        (problem,) = correlations(layer)
+        return device.threads * shape.strip * _pitch(problem, shape.BQ) * layer.accumulator.itemsize
+
+    def packed_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
+        (problem,) = correlations(layer)
+        return packed_size(problem, int(params["BK"])) * layer.accumulator.itemsize
+
+    def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
+        """At peak, but for what a tile's sums and a pixel's copies cost, which more channels or filters share."""
+        (problem,) = correlations(layer)
+        shares = 1.05 + 16 / problem.C + 8 / problem.K
+        return max(shares * layer.flops / device.peak_flops(layer.dtype), layer.bytes / device.bandwidth()) + 2e-6
+
+    def bound(self, layer: ConvLayer, params: Params) -> float:
+        return bound_for(layer, 2e-6)
+
+    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
+        assert isinstance(device, CPU)
+        program = compiler.build(emit, device.instruction_set, layer, _shape(layer, device, params))
+        return GeneratedKernel(
+            program,
+            device.threads,
+            self.workspace_bytes(layer, device, params),
+            self.packed_bytes(layer, device, params),
+        )

@@ -1,0 +1,75 @@
+"""Products of copied pixels and packed filters, on every instruction set, with nothing touched outside the arrays."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from guards import check_guarded
+from layers import TAILS, operands
+
+from autoconv.cpu import compiler
+from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
+from autoconv.cpu.pointwise import Pointwise
+from autoconv.layer import DTYPES, ConvLayer
+
+pytestmark = [
+    pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor"),
+    pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
+]
+HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
+POINTWISE = Pointwise()
+
+
+def layer_of(**fields: Any) -> ConvLayer:
+    return ConvLayer(**({"N": 2, "C": 67, "H": 7, "W": 7, "K": 19, "R": 1, "S": 1} | fields))
+
+
+class SmallCaches(CPU):
+    """Caches so small that channels, tiles and filters are all cut into several parts."""
+
+    @property
+    def facts(self) -> dict[str, Any]:  # type: ignore[override]
+        return super().facts | {"l1_bytes": 2048, "l2_bytes": 32768}
+
+
+@pytest.mark.parametrize("instruction_set", HERE)
+def test_every_tail(instruction_set: str) -> None:
+    device = CPU.current(instruction_set=instruction_set)
+    for width, K in ((1, 33), (2, 16), (5, 1), (6, 15), (7, 17), (13, 32), (14, 31), (29, 3), (49, 16)):
+        layer = layer_of(N=1, C=65, H=1, W=width, K=K)
+        assert check_guarded(POINTWISE, layer, device, operands(layer))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("instruction_set", HERE)
+def test_types_tails_groups_strides_and_gradients(instruction_set: str, dtype: str) -> None:
+    device = CPU.current(instruction_set=instruction_set)
+    layers = [layer_of(dtype=dtype, **tail) for tail in TAILS.values()]
+    layers += [layer_of(dtype=dtype, C=201, K=57, groups=3, H=3, W=5, stride=stride) for stride in (1, (2, 3))]
+    layers += [layer_of(dtype=dtype, direction="dgrad", groups=g, C=10, K=64 * g) for g in (1, 2)]
+    for layer in layers:
+        assert check_guarded(POINTWISE, layer, device, operands(layer))
+
+
+@pytest.mark.parametrize("instruction_set", HERE)
+def test_parts_of_everything(instruction_set: str) -> None:
+    device = SmallCaches(instruction_set=instruction_set, threads=2)
+    for layer in (layer_of(N=3, C=150, H=9, W=9, K=70), layer_of(N=3, C=150, H=17, W=9, K=35, stride=2, bias=True)):
+        assert check_guarded(POINTWISE, layer, device, operands(layer))
+
+
+def test_who_is_refused_and_why() -> None:
+    device = CPU.current()
+    params = POINTWISE.all(layer_of(), device)[0].params
+    for fields, reason in (
+        ({"R": 3}, "1x1 filters"),
+        ({"padding": 1}, "1x1 filters without padding"),
+        ({"layout": "NHWC"}, "direct reads them in place"),
+        ({"direction": "wgrad"}, "wgrad"),
+        ({"direction": "dgrad", "K": 64, "stride": 2}, "most of it is zero"),
+    ):
+        assert any(reason in one for one in POINTWISE.why_not(layer_of(**fields), device, params)), fields
+    allowed = f"BK={params['BK']},BQ={params['BQ']}"
+    assert POINTWISE.why_not(layer_of(), device, {"BK": 3, "BQ": 1}) == [f"BK=3,BQ=1: allowed is {allowed}"]
