@@ -348,8 +348,9 @@ _FACTS: dict[str, Check] = {
     "vendor": _text,
 }
 _WHEN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?\+00:00", re.ASCII)
+_ID = re.compile("[0-9a-f]{32}")
 _RACE: dict[str, Check] = {
-    "id": lambda v: type(v) is str and re.fullmatch("[0-9a-f]{32}", v) is not None,
+    "id": lambda v: type(v) is str and _ID.fullmatch(v) is not None,
     "when": lambda v: type(v) is str and _WHEN.fullmatch(v) is not None,
     "versions": lambda v: type(v) is dict and len(v) <= 64 and all(_text(n) and _text(t) for n, t in v.items()),
     "isolated": _truth,

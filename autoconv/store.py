@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -124,6 +124,8 @@ class TextStore:
 
     def get(self, key: str) -> str | None:
         """The text stored under a key, None where there is none that can be read."""
+        if self._database is None and self._memory is None and (found := self._glance(key)) is not None:
+            return found
         return self._do(lambda database: self._read(database, key), lambda memory: memory.get(key))
 
     def update(self, key: str, change: Callable[[str | None], str]) -> None:
@@ -190,6 +192,18 @@ class TextStore:
                     self._degrade(final)
         assert self._memory is not None
         return otherwise(self._memory)
+
+    def _glance(self, key: str) -> str | None:
+        """The text, where the database plainly holds it: diskcache would first write all its settings, with care."""
+        path = (self.directory / DBNAME).absolute()
+        plain = "key = ? AND raw = 1 AND mode = ? AND filename IS NULL AND expire_time IS NULL"
+        try:
+            with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", timeout=0, uri=True)) as connection:
+                connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
+                row = connection.execute(f"SELECT value FROM Cache WHERE {plain}", (key, MODE_RAW)).fetchone()
+        except sqlite3.Error:  # none there, or one that has to be looked after
+            return None
+        return row[0] if row and type(row[0]) is str else None
 
     def _read(self, database: _Database, key: str) -> str | None:
         try:

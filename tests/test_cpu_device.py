@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from importlib import metadata
+
 import numpy as np
 import pytest
 
@@ -19,6 +23,16 @@ def test_the_key_tells_what_times_depend_on() -> None:
     assert "generic" in generic.key
     assert generic.key.isprintable()
     assert " " not in generic.key
+
+
+def test_the_version_of_scipy_is_read_without_importing_it() -> None:
+    code = "import sys, autoconv.devices as d; print(d.this_device().versions['scipy'], 'scipy' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    try:
+        installed = metadata.version("scipy")
+    except metadata.PackageNotFoundError:
+        installed = "absent"
+    assert answer.stdout.split() == [installed, "False"]
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "99999"])

@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import re
+import shutil
 
 import ml_dtypes
 import numpy as np
@@ -206,6 +208,60 @@ def test_kernels_are_kept_on_disk_and_damage_is_repaired(tmp_path, monkeypatch):
     other = disk.folder() / "ab".rjust(64, "0")
     file.rename(other)  # a kernel under another's name, such as another processor's
     assert disk.load(bytes.fromhex(other.name)) is None
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+    """A copy of the package's text, of which versions and keys are made."""
+    root = compiler.FOLDER.parent
+    for folder in (root, compiler.FOLDER):
+        copy = tmp_path / folder.relative_to(root)
+        copy.mkdir(exist_ok=True)
+        for path in folder.glob("*.py"):
+            shutil.copy(path, copy)
+    monkeypatch.setattr(compiler, "FOLDER", tmp_path / "cpu")
+    memories = (compiler._digest, compiler._all_sources, compiler.version)
+
+    def forget():
+        for memory in memories:
+            memory.cache_clear()
+
+    forget()
+    yield tmp_path, forget
+    forget()
+
+
+@pytest.mark.parametrize(
+    ("file", "more", "changes"),
+    [
+        ("cpu/pixel.py", "x = 1\n", "own others"),
+        ("cpu/ir.py", "x = 1  # of every kernel\n", "own all others"),
+        ("cpu/pixel.py", "# a remark\n    # and another\n", ""),
+        ("cpu/direct.py", "x = 1\n", "others"),
+        ("layer.py", "x = 1\n", "others"),
+        ("planner.py", "x = 1\n", ""),
+    ],
+)
+def test_a_changed_text_changes_the_versions_and_keys_made_of_it(texts, file, more, changes):
+    """`own` version of an algorithm, `all` algorithms', and the keys of kernels on disk, of any algorithm: `others`."""
+    folder, forget = texts
+
+    def found():
+        forget()
+        return {"own": compiler.version("pixel"), "all": compiler.version("fft"), "others": compiler._all_sources()}
+
+    before = found()
+    with (folder / file).open("a") as text:
+        text.write(more)
+    after = found()
+    assert {name for name in before if before[name] != after[name]} == set(changes.split())
+
+
+def test_all_that_emitters_read_of_the_package_above_is_in_their_keys():
+    """But for what kernels are built and called by, and has no say in their code."""
+    imports = re.compile(r"^\s*from autoconv\.([a-z_]+) import", re.MULTILINE)
+    found = {name for path in compiler.FOLDER.glob("*.py") for name in imports.findall(path.read_text())}
+    assert found - {"cpu", "algorithm", "device", "errors"} == {name.removeprefix("../") for name in compiler.OUTSIDE}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="owners and modes are POSIX")

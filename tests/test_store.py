@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from autoconv import store as module
 from autoconv.errors import CacheWarning, RecordError
 from autoconv.store import LARGEST, LONGEST, TextStore
 
@@ -63,6 +64,14 @@ def test_text_is_kept_from_one_process_to_the_next(store: TextStore) -> None:
     again = reopened(store)
     assert again.get("key") == "value"
     assert again.get("other") == "täxt\n" * 1000
+
+
+def test_what_is_plainly_there_is_read_without_setting_diskcache_up(
+    store: TextStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = reopened(store)
+    monkeypatch.setattr(module, "_Database", lambda *_, **__: pytest.fail("a whole database was opened to read a row"))
+    assert again.get("key") == "value"
 
 
 def test_nothing_is_opened_before_it_is_needed(tmp_path: Path) -> None:

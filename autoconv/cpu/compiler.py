@@ -64,15 +64,22 @@ def _jit() -> Any:
 
 
 @functools.cache
+def host_features() -> dict[str, bool]:
+    """What LLVM says that this processor has."""
+    import llvmlite.binding as llvm
+
+    return dict(llvm.get_host_cpu_features())
+
+
+@functools.cache
 def _features(instruction_set: str) -> tuple[str, str]:
     """LLVM's names of the processor and its features, without those above the instruction set."""
-    llvm = _llvm()
     if instruction_set == "generic" and _x86:
         return "x86-64", ""
-    host = dict(llvm.get_host_cpu_features())
+    host = host_features()
     if instruction_set == "avx2":
         host = {name: on and not name.startswith(("avx512", "avx10", "amx")) for name, on in host.items()}
-    return llvm.get_host_cpu_name(), ",".join(f"{'+' if host[name] else '-'}{name}" for name in sorted(host))
+    return _llvm().get_host_cpu_name(), ",".join(f"{'+' if host[name] else '-'}{name}" for name in sorted(host))
 
 
 @functools.cache
@@ -126,12 +133,14 @@ def _compiled(module: Module) -> bytes:
 
 
 FOLDER = Path(__file__).parent
+OUTSIDE = ("../layer", "../winograd_math")  # what emitters read of the package above
+COMMENT = re.compile(rb"\n[ \t]*#.*")  # on a line of its own
 
 
 @functools.cache
-def _source(module: str) -> bytes:
-    """The text of a module of this folder, without lines that only comment."""
-    return re.sub(rb"(?m)^[ \t]*(#.*)?\n", b"", (FOLDER / f"{module}.py").read_bytes())
+def _digest(module: str) -> bytes:
+    """Of the text of a module of this folder, but for comments on lines of their own."""
+    return hashlib.sha256(COMMENT.sub(b"", (FOLDER / f"{module}.py").read_bytes())).digest()
 
 
 @functools.cache
@@ -149,7 +158,7 @@ def version(*modules: str) -> str:
     a layer; hashing it costs nothing, where emitting every kernel of every candidate would. It may change
     where the machine code does not, which costs one race, and never the other way round.
     """
-    text = b"\0".join(map(_source, sorted({"ir", "values", "compiler", "pool", *modules})))
+    text = b"".join(map(_digest, sorted({"ir", "values", "compiler", "pool", *modules})))
     return hashlib.sha256(text + (_toolchain() if available() else "").encode()).hexdigest()[:12]
 
 
@@ -181,9 +190,8 @@ def build(emit: Callable[..., Module], instruction_set: str, *args: object) -> P
 
 @functools.cache
 def _all_sources() -> bytes:
-    """Of the package's text that may have a say in a kernel; comments too, since stripping them takes longer."""
-    paths = sorted([*FOLDER.glob("*.py"), *FOLDER.parent.glob("*.py")])
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).digest()
+    """Of all text that may have a say in a kernel."""
+    return b"".join(map(_digest, [*sorted(path.stem for path in FOLDER.glob("*.py")), *OUTSIDE]))
 
 
 def _renew_lock() -> None:

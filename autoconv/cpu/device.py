@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import math
 import os
 import platform
@@ -47,9 +48,10 @@ def _cpuinfo() -> dict[str, str]:
 def _cache_sizes() -> tuple[int, int, int]:
     """Bytes of the data caches of levels 1 to 3 as one processor sees them; guesses where unknown."""
     sizes = {1: 32 << 10, 2: 1 << 20, 3: 8 << 20}
-    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+    for index in range(8):
+        folder = f"/sys/devices/system/cpu/cpu0/cache/index{index}"
         try:
-            kind, level, size = ((index / name).read_text().strip() for name in ("type", "level", "size"))
+            kind, level, size = (Path(f"{folder}/{name}").read_text().strip() for name in ("type", "level", "size"))
         except OSError:
             continue
         number = re.fullmatch(r"(\d+)([KM]?)", size)
@@ -62,14 +64,23 @@ def _cache_sizes() -> tuple[int, int, int]:
 def host_instruction_set() -> str:
     """The widest of `INSTRUCTION_SETS` that this processor and its operating system offer."""
     try:
-        import llvmlite.binding as llvm
+        from autoconv.cpu.compiler import host_features
 
-        features = llvm.get_host_cpu_features()
+        features = host_features()
     except (ImportError, OSError, RuntimeError):
         return "generic"
     if all(features.get(f"avx512{f}") for f in ("f", "dq", "bw", "vl")):
         return "avx512"
     return "avx2" if features.get("avx2") and features.get("fma") else "generic"
+
+
+def _scipy_version() -> str:
+    """Read where it is written: to import SciPy, or to ask for its metadata, takes far longer."""
+    spec = importlib.util.find_spec("scipy")
+    if spec is None or spec.origin is None:
+        return "absent"
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    return text.partition('\nversion = "')[2].partition('"')[0] or "unknown"
 
 
 def available_threads() -> int:
@@ -150,11 +161,7 @@ class CPU(Device):
     @functools.cached_property
     def versions(self) -> dict[str, str]:
         """NumPy, whose matrix product the floor uses, and llvmlite, which compiles the kernels."""
-        from importlib.metadata import PackageNotFoundError, version
-
-        found = {"numpy": np.__version__, "scipy": "absent", "llvmlite": "absent"}
-        with contextlib.suppress(PackageNotFoundError):
-            found["scipy"] = version("scipy")  # without importing it
+        found = {"numpy": np.__version__, "scipy": _scipy_version(), "llvmlite": "absent"}
         with contextlib.suppress(ImportError):
             import llvmlite
 
