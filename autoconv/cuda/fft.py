@@ -130,12 +130,11 @@ class FFT(CudaAlgorithm):
             return Unit(name, self.files, some, (squares, 1, 1), THREADS, 4, shared, constants=constants, preamble=text)
 
         cut = unit("fft_cut", sources * area), turn("fft_turn", sources)
-        weights = math.prod(layer.w_shape)
         if layer.direction == "wgrad":
             gradient = unit("fft_cut_gradient", gradients * area), turn("fft_turn_gradient", gradients)
-            return *cut, *gradient, turn("fft_turn_back", sums), unit("fft_taps", weights)
+            return *cut, *gradient, turn("fft_turn_back", sums), unit("fft_taps", math.prod(layer.w_shape))
         outputs = math.prod(some.output_shape)
-        filters = unit("fft_filter", frequencies * weights)
+        filters = unit("fft_filter", frequencies * _pairs(layer))
         return filters, *cut, turn("fft_turn_back", sums), unit("fft_output", outputs)
 
     def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
@@ -145,7 +144,7 @@ class FFT(CudaAlgorithm):
         return self._packed(layer, params) if layer.direction != "wgrad" else 0
 
     def _packed(self, layer: ConvLayer, params: Params) -> int:
-        return 2 * layer.accumulator.itemsize * _frequencies(layer, params) * math.prod(layer.w_shape)
+        return 2 * layer.accumulator.itemsize * _frequencies(layer, params) * _pairs(layer)
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
         chunks = layer.N // int(params["IMAGES"])
@@ -158,7 +157,7 @@ class FFT(CudaAlgorithm):
         # cut, transformed, turned and multiplied: each plane is written four times and read as often
         moved = spectra * (8 * planes + self._packed(layer, params) / spectra * chunks) / bandwidth
         tiles = layer.N * rows.count * columns.count
-        products = 8.0 * _frequencies(layer, params) * tiles * math.prod(layer.w_shape) / (0.5 * peak)
+        products = 8.0 * _frequencies(layer, params) * tiles * _pairs(layer) / (0.5 * peak)
         transforms = 2.5 * rows.length * columns.length * math.log2(rows.length * columns.length) * planes
         calls = chunks * (10 if wgrad else 7)
         return roofline(layer, device, 1e3, launches=calls) + moved + products + transforms / (0.3 * peak)
@@ -261,15 +260,19 @@ def _meets(layer: ConvLayer, axis: int) -> bool:
     return False
 
 
+def _pairs(layer: ConvLayer) -> int:
+    """Of input and output channels that a filter joins: each has a plane, or a spectrum."""
+    return layer.K * layer.C // layer.groups
+
+
 def _planes(layer: ConvLayer, params: Params) -> tuple[int, int, int]:
     """Planes of the source, of wgrad's gradient, and of the result, of some images."""
     rows, columns = _axes(layer, params)
     tiles = int(params["IMAGES"]) * rows.count * columns.count
-    weights = layer.K * layer.C // layer.groups
     return {
         "fwd": (tiles * layer.C, 0, tiles * layer.K),
         "dgrad": (tiles * layer.K, 0, tiles * layer.C),
-        "wgrad": (tiles * layer.C, tiles * layer.K, weights),
+        "wgrad": (tiles * layer.C, tiles * layer.K, _pairs(layer)),
     }[layer.direction]
 
 

@@ -15,6 +15,7 @@ from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 from autoconv.reference import convolve, error, magnitude
 
 SCHEDULES = 16
+LARGEST_PADDING = 256  # bytes at the end of packed filters
 DEVICE = Emulated(capability=90)
 FULL_TAIL = {"bias": True, "residual": True, "activation": "relu"}
 
@@ -108,6 +109,7 @@ def run(device: Emulated, algorithm: Algorithm, layer: ConvLayer, params: Params
     if kernel.packed_bytes:
         packed = device.buffer(kernel.packed_bytes)
         kernel.pack(b, packed)
+        assert (packed[-LARGEST_PADDING:] != 0xFF).any(), f"{algorithm.name} asks for more than it packs"
         written.append(packed)
         b = packed
     kernel.run(a, b, out, bias, residual, workspace)

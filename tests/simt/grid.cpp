@@ -15,6 +15,7 @@ const char* run_grid(const unsigned* grid, const unsigned* block, size_t shared,
 #endif
     for (size_t i = block[0] * block[1] * block[2]; i < fibers.size(); i++) free(fibers[i].stack);
     fibers.resize(block[0] * block[1] * block[2]);
+    for (size_t i = 0; i < fibers.size(); i++) prepare(fibers[i], static_cast<int>(i));
     const uint64_t blocks = uint64_t{grid[0]} * grid[1] * grid[2];
     for (uint64_t i = 0; i < blocks && !message[0]; i++) {
         const uint64_t b = schedule % 2 ? blocks - 1 - i : i;
@@ -22,6 +23,9 @@ const char* run_grid(const unsigned* grid, const unsigned* block, size_t shared,
                        static_cast<unsigned>(b / grid[0] / grid[1])};
         run_block(schedule);
     }
+#ifdef __SANITIZE_THREAD__
+    for (Fiber& fiber : fibers) __tsan_destroy_fiber(fiber.tsan);
+#endif
     return message[0] ? message : nullptr;
 }
 
