@@ -29,7 +29,7 @@ TILES = {"avx512": (2, 14), "avx2": (2, 6), "generic": (2, 5)}  # vectors of cha
 TOGETHER = 16  # channels copied at a time, each from its own plane
 SUMS = 32 * 1024  # bytes of a task's sums, where they go over some channels at a time
 MOST_TILES = 256  # in a task: what is noted of each lies on the stack
-UNROLLED = 4  # channels in one round of the sum
+UNROLLED = {"avx512": 1, "avx2": 4, "generic": 1}  # channels in one round of the sum: LLVM mixes them, and may spill
 
 
 class Shape(NamedTuple):
@@ -189,7 +189,7 @@ class _Writer:
         adds = self.shape.BC < self.problem.C
         zero = k.zero(self.wide, self.lanes)
         acc = [[k.var(k.load(p, self.lanes) if adds else zero) for p in row] for row in places]
-        unroll = next(u for u in (UNROLLED, 2, 1) if self.problem.C % u == 0)
+        unroll = math.gcd(UNROLLED[self.m.instruction_set], self.problem.C)
         with k.loop(0, channels, unroll) as c:
             for u in range(unroll):
                 w = filters + (c + u) * BK
@@ -241,7 +241,8 @@ def _shape(layer: ConvLayer, device: Device, params: Params) -> Shape:
     BK, BQ = int(params["BK"]), int(params["BQ"])
     itemsize = layer.accumulator.itemsize
     parts = math.ceil(problem.C * BK * itemsize / (device.facts["l1_bytes"] // 2))
-    BC = math.ceil(problem.C / (parts * UNROLLED)) * UNROLLED
+    unrolled = UNROLLED[device.instruction_set]
+    BC = math.ceil(problem.C / (parts * unrolled)) * unrolled
     tiles = problem.N * _Cut.of(problem, BQ).tiles
     most = SUMS // (BK * BQ * itemsize) if parts > 1 else MOST_TILES
     fit = max(1, min(most, device.facts["l2_bytes"] // 2 // (_pitch(problem, BQ) * itemsize)))
