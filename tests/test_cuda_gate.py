@@ -13,13 +13,13 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from layers import edge
-from simt.cases import planned
+from simt.cases import pairwise, planned
 from simt.emulator import Emulated
 
 from autoconv.algorithm import Algorithm, Candidate
@@ -73,10 +73,15 @@ def configurations(algorithm: Algorithm) -> list[tuple[ConvLayer, Candidate]]:
     return [(layer, one) for layer, one in found if not algorithm.why_not(layer, device, one.params)]
 
 
-def budget_name(algorithm: Algorithm, layer: ConvLayer, candidate: Candidate, unit: Unit) -> str:
+def tile(candidate: Candidate) -> Candidate:
+    """A candidate without what its kernels' registers and shared memory do not depend on."""
     kept = tuple((name, value) for name, value in candidate.items if name not in ("SPLIT", "IMAGES", "BD"))
+    return Candidate(candidate.algorithm, kept)
+
+
+def budget_name(layer: ConvLayer, candidate: Candidate, unit: Unit) -> str:
     wide = "/float64" if layer.dtype == "float64" else ""
-    return f"{Candidate(algorithm.name, kept)}/{unit.function}{wide}"
+    return f"{tile(candidate)}/{unit.function}{wide}"
 
 
 @functools.lru_cache(maxsize=4)  # kernels of one text are asked for one after the other
@@ -128,7 +133,7 @@ def disassembler() -> Path:
 def hold(algorithm: Algorithm, layer: ConvLayer, candidate: Candidate, capability: int) -> None:
     assert isinstance(algorithm, CudaAlgorithm)
     for unit in algorithm.units(layer, candidate.params):
-        name = budget_name(algorithm, layer, candidate, unit)
+        name = budget_name(layer, candidate, unit)
         where = f"{name} for {layer} on sm_{capability}"
         assert name in BUDGET, f"{name} has no budget: write down what it is meant to take"
         budget = BUDGET[name]
@@ -173,7 +178,7 @@ def test_a_sample_of_configurations_keeps_its_budget(algorithm: Algorithm) -> No
         units = algorithm.units(layer, candidate.params)
         if not units:
             continue
-        name = budget_name(algorithm, layer, candidate, units[-1])
+        name = budget_name(layer, candidate, units[-1])
         if name in seen:
             continue
         able = [c for c in CAPABILITIES if not algorithm.why_not(layer, Emulated(capability=c), candidate.params)]
@@ -182,15 +187,27 @@ def test_a_sample_of_configurations_keeps_its_budget(algorithm: Algorithm) -> No
     assert seen
 
 
+def meeting(case: tuple[ConvLayer, Candidate]) -> tuple[Hashable, ...]:
+    """What a configuration is made of: a kind of layer, a direction, a dtype, a layout, and a tile."""
+    layer, candidate = case
+    kind = layer.N, layer.C, layer.H, layer.K, layer.R, layer.stride, layer.groups
+    return kind, layer.direction, layer.dtype, layer.layout, tile(candidate)
+
+
 @pytest.mark.stress
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
 def test_every_configuration_keeps_its_budget(algorithm: Algorithm, capability: int) -> None:
+    """On every architecture each tile meets each kind of layer, direction, dtype and layout, and they each other.
+
+    Which of the others are there as well differs from one architecture to the next; all of their combinations on
+    all of them are 38,000 kernels.
+    """
     device = Emulated(capability=capability)
-    for layer, candidate in configurations(algorithm):
-        if not algorithm.why_not(layer, device, candidate.params):
-            hold(algorithm, layer, candidate, capability)
+    able = [one for one in configurations(algorithm) if not algorithm.why_not(one[0], device, one[1].params)]
+    for layer, candidate in pairwise(able, meeting, seed=capability):
+        hold(algorithm, layer, candidate, capability)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -217,7 +234,7 @@ def test_results_go_out_in_vectors(name: str, direction: str) -> None:
 
 def test_every_budget_is_of_a_kernel() -> None:
     names = {
-        budget_name(algorithm, layer, candidate, unit)
+        budget_name(layer, candidate, unit)
         for algorithm in ALGORITHMS
         if isinstance(algorithm, CudaAlgorithm)
         for layer, candidate in configurations(algorithm)

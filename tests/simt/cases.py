@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+import random
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from layers import EDGES, TAILS, edge, operands
 from simt.emulator import Emulated, fenced
@@ -19,6 +20,7 @@ LARGEST_PADDING = 256  # bytes at the end of packed filters
 DEVICE = Emulated(capability=90)
 FULL_TAIL = {"bias": True, "residual": True, "activation": "relu"}
 
+Row = TypeVar("Row")
 Planned = tuple[dict[str, Any], dict[str, int]]
 
 
@@ -170,6 +172,31 @@ def edge_cases(algorithm: Algorithm) -> Iterator[tuple[ConvLayer, Params, int]]:
                 yield layer, params[turn % len(params)], turn % SCHEDULES
                 turn += 1
                 break
+
+
+def pairwise(rows: Iterable[Row], values: Callable[[Row], tuple[Hashable, ...]], seed: int = 0) -> list[Row]:
+    """Of the rows, in some random order, those in which two of their values meet for the first time."""
+    shuffled, found = list(rows), []
+    met: set[Hashable] = set()
+    random.Random(seed).shuffle(shuffled)
+    for row in shuffled:
+        pairs = set(itertools.combinations(enumerate(values(row)), 2))
+        if not pairs <= met:
+            met |= pairs
+            found.append(row)
+    return found
+
+
+def candidate_cases(algorithm: Algorithm) -> list[tuple[ConvLayer, Params, int]]:
+    """Of all candidates of all edges so many that every two of what a case is made of meet where they can."""
+    rows = [
+        ((name, direction, layout, dtype, tuple(params.items())), layer, params)
+        for name, direction, layout, dtype in itertools.product(EDGES, DIRECTIONS, LAYOUTS, DTYPES)
+        for layer in (edge(name, direction=direction, layout=layout, dtype=dtype),)
+        for params in runnable(algorithm, layer)
+    ]
+    chosen = pairwise(rows, lambda row: row[0])
+    return [(layer, params, turn % SCHEDULES) for turn, (_, layer, params) in enumerate(chosen)]
 
 
 def kinds(algorithm: Algorithm) -> list[tuple[ConvLayer, Params]]:
