@@ -1,7 +1,7 @@
 """autoconv's own kernels against other libraries, layer by layer, interleaved in one run.
 
-In every round each contestant runs for a moment, in an order shuffled anew, with some idle milliseconds
-before, in which the spinning threads of the one before fall asleep. What is stated is the median over
+In every round each contestant runs for a moment, in an order shuffled anew, once the spinning threads of the
+one before are asleep. What is stated is the median over
 the rounds of the ratio of two times of one round, with a 95 % interval.
 """
 
@@ -29,11 +29,11 @@ from autoconv.network import Network
 from autoconv.peers import PEERS, Peer, Problem, Run, onnxruntime_network
 from autoconv.planner import plan
 from autoconv.plans import Plan
+from autoconv.timing import settle
 
 OURS = "autoconv"
 SLOT = 0.075  # seconds of one contestant in one round
 LONG = 0.3  # seconds of a run that need no warm-up: what it warms takes far less
-IDLE = 0.030  # seconds after which no pool's threads spin any more; OpenBLAS's do for 2**26 cycles
 FEWEST_ROUNDS = 6  # fewer have no 95 % interval of the median
 RESAMPLES = 2000
 BEHIND = 0.97  # a ratio that is surely below this is a loss
@@ -250,6 +250,7 @@ def race(
     *,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
+    busy: Callable[[], float] = time.process_time,
 ) -> dict[str, Samples]:
     """Every contestant's seconds in every round."""
     times: dict[str, Samples] = {name: [] for name in runs}
@@ -261,7 +262,7 @@ def race(
         for _ in range(rounds):
             shuffle(order)
             for name in order:
-                sleep(IDLE)
+                settle(sleep, busy)
                 times[name].append(sample(runs[name], clock))
     finally:
         if collecting:

@@ -185,7 +185,7 @@ class Clock:
 def test_a_race_interleaves_with_idle_times_and_without_garbage_collection() -> None:
     clock = Clock()
     runs = {"a": clock.work("a", 0.010), "b": clock.work("b", 0.200)}
-    times = bench.race(runs, 6, clock=clock, sleep=clock.sleep)
+    times = bench.race(runs, 6, clock=clock, sleep=clock.sleep, busy=lambda: 0.0)
     assert gc.isenabled()
     assert times == {"a": pytest.approx([0.010] * 6), "b": pytest.approx([0.200] * 6)}
     turns = [name for name, _ in itertools.groupby(clock.log)]
@@ -239,7 +239,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(bench, "SLOT", 0.0)
-    monkeypatch.setattr(bench, "IDLE", 0.0)
     monkeypatch.setattr(bench, "planned", estimated)
     (tmp_path / "tiny.yaml").write_text(NET)
     planner._memo.clear()

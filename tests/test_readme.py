@@ -43,25 +43,25 @@ def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_algorithm_of_the_example_is_verified_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (source,) = (block for block in blocks("python") if block.startswith('"""autoconv/cpu/'))
-    path = tmp_path / "pointwise.py"
+    path = tmp_path / "product.py"
     path.write_text(source)
-    spec = importlib.util.spec_from_file_location("pointwise", path)
+    spec = importlib.util.spec_from_file_location("product", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(autoconv.cpu, "ALGORITHMS", (*autoconv.cpu.ALGORITHMS, module.Pointwise()))
+    monkeypatch.setattr(autoconv.cpu, "ALGORITHMS", (*autoconv.cpu.ALGORITHMS, module.Product()))
     cache = TuningCache(tmp_path / "cache", system=None)
     layer = ConvLayer(N=2, C=16, H=7, W=9, K=8, R=1, S=1)
     plan = autoconv.plan(layer, cache=cache)
-    assert plan.facts["pointwise"].timed
-    assert plan.facts["pointwise"].error < 2e-6
-    named = autoconv.plan(layer, "pointwise", cache=cache)
+    assert plan.facts["product"].timed
+    assert plan.facts["product"].error < 2e-6
+    named = autoconv.plan(layer, "product", cache=cache)
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal(layer.x_shape, np.float32), rng.standard_normal(layer.w_shape, np.float32)
     np.testing.assert_allclose(named.run(x, w), np.einsum("nchw,kc->nkhw", x, w[:, :, 0, 0]), rtol=1e-4, atol=1e-4)
     strided = autoconv.plan(layer.replace(stride=2, bias=True), "heuristic", cache=cache)
-    assert strided.reasons["pointwise"] == ["pixels are skipped or padded", "it has no tail"]
+    assert strided.reasons["product"] == ["pixels are skipped or padded", "it has no tail"]
 
 
 def test_the_yaml_example_is_a_network(tmp_path: Path) -> None:

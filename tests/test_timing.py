@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autoconv.timing import FAIR_SHARE, FEWEST, IDLE, MOST, STEADY, Contestant, Timing, race, spread
+from autoconv.timing import FAIR_SHARE, FEWEST, IDLE, LONGEST_SPIN, MOST, STEADY, Contestant, Timing, race, settle, spread
 
 
 class Machine:
@@ -17,6 +17,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.spinning = 0.0
         self.log: list[tuple[str, str]] = []
 
     def clock(self) -> float:
@@ -25,6 +26,10 @@ class Machine:
     def sleep(self, seconds: float) -> None:
         self.log.append(("", "sleep"))
         self.now += seconds
+
+    def busy(self) -> float:
+        """Of threads that spin until `spinning`."""
+        return min(self.now, self.spinning)
 
     def runs(self, name: str, kind: str, script: Iterable[float | Exception]) -> Callable[[], float]:
         seconds: Iterator[float | Exception] = iter(script)
@@ -53,7 +58,7 @@ class Machine:
         return replace(entrant, **changes)
 
     def race(self, *contestants: Contestant, **options: Any) -> dict[str, Timing | str]:
-        return race(contestants, clock=self.clock, sleep=self.sleep, **options)
+        return race(contestants, clock=self.clock, sleep=self.sleep, busy=self.busy, **options)
 
     def samples(self, name: str, kind: str = "cold") -> int:
         return self.log.count((name, kind))
@@ -264,6 +269,13 @@ def test_idle_time_between_pools_and_few_changes(machine: Machine) -> None:
     # Three between the four probes, then one or two in each round of two pools.
     assert turns.count("") <= 3 + 2 * (STEADY - 1)
     assert machine.now >= IDLE * turns.count("")
+
+
+@pytest.mark.parametrize(("spinning", "slept"), [(0.0, IDLE), (10.5 * IDLE, 12 * IDLE), (9.0, LONGEST_SPIN)])
+def test_idle_time_ends_when_no_thread_spins(machine: Machine, spinning: float, slept: float) -> None:
+    machine.spinning = spinning
+    settle(machine.sleep, machine.busy)
+    assert machine.now == pytest.approx(slept)
 
 
 def test_one_pool_needs_no_idle_time(machine: Machine) -> None:
