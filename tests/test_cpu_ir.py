@@ -4,6 +4,9 @@ import ctypes
 import os
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -262,6 +265,36 @@ def test_all_that_emitters_read_of_the_package_above_is_in_their_keys():
     imports = re.compile(r"^\s*from autoconv\.([a-z_]+) import", re.MULTILINE)
     found = {name for path in compiler.FOLDER.glob("*.py") for name in imports.findall(path.read_text())}
     assert found - {"cpu", "algorithm", "device", "errors"} == {name.removeprefix("../") for name in compiler.OUTSIDE}
+
+
+FAR = """
+import mmap
+import numpy as np
+from test_cpu_ir import call, compiler, emit_tables
+
+def reserve(size):
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, 0)  # no access, no memory
+    return np.frombuffer(memory, np.uint8).ctypes.data, memory
+
+compiler.build(emit_tables, "generic", "float64")  # LLVM itself finds a place
+large = [reserve(3 << 30) for _ in range(2)]
+small = [reserve(mmap.PAGESIZE)]
+while small[-1][0] > large[0][0]:  # until every gap above is filled
+    small.append(reserve(mmap.PAGESIZE))
+max(small)[1].close()
+got = np.empty(4, "float32")
+call(compiler.build(emit_tables, "generic", "float32"), "read", got)
+print(got)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="depends on where Linux maps memory")
+def test_code_and_constants_stay_together_where_large_arrays_leave_small_gaps():
+    """In a process of its own, since a linker that is led astray ends it."""
+    here = Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+    done = subprocess.run([sys.executable, "-c", FAR], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == str(np.array([0.1, 2.0, -3.5, 1e30], np.float32)).split(), done.stderr
 
 
 @pytest.mark.skipif(os.name != "posix", reason="owners and modes are POSIX")

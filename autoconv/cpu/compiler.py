@@ -60,7 +60,8 @@ def _llvm() -> Any:
 
 @functools.cache
 def _jit() -> Any:
-    return _llvm().create_lljit_compiler(_target("generic"))
+    # The older linker maps code and constants apart, and aborts where a large array lies between them.
+    return _llvm().create_lljit_compiler(_target("generic"), use_jit_link=os.name == "posix")
 
 
 @functools.cache
