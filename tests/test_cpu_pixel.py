@@ -62,6 +62,7 @@ STEMS: dict[str, dict[str, Any]] = {
     "pointwise strided": {"C": 12, "R": 1, "S": 1, "stride": 2, "H": 15, "W": 27},
     "pointwise strided apart": {"C": 9, "R": 1, "S": 1, "stride": (3, 5), "H": 17, "W": 24, "groups": 3, "K": 12},
     "pointwise padded": {"R": 1, "S": 1, "padding": 1},
+    "planes of whole vectors, rows of broken ones": {"R": 1, "S": 1, "padding": ((0, 0), (4, 3)), "H": 8, "W": 3},
     "vgg": {"padding": 1, "H": 10, "W": 70},
     "resnet": {"R": 7, "S": 7, "padding": 3, "stride": 2, "H": 17, "W": 40},
     "alexnet": {"R": 11, "S": 11, "stride": 4, "H": 35, "W": 35},

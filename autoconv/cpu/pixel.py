@@ -78,9 +78,10 @@ class Pixel(Algorithm):
             reasons.append(f"R={layer.R}, S={layer.S}: {MOST_TAPS} taps at most are written out; fft takes more")
         if params["nt"]:
             reasons += no_streaming(layer, device)
-            run = math.prod(layer.output_shape[2:]) if pointwise else layer.output_shape[3]
+            whole = pointwise and layer.padding == ((0, 0), (0, 0))  # else each row is cut into tiles by itself
+            run = math.prod(layer.output_shape[2:]) if whole else layer.output_shape[3]
             if run * layer.itemsize % VECTOR_BYTES[device.instruction_set]:
-                reasons.append(f"nt=1: {'planes' if pointwise else 'rows'} of {run} pixels are not whole vectors")
+                reasons.append(f"nt=1: {'planes' if whole else 'rows'} of {run} pixels are not whole vectors")
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
