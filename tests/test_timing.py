@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 
-from autoconv.timing import FAIR_SHARE, FEWEST, IDLE, LONGEST_SPIN, MOST, STEADY, Contestant, Timing, race, settle, spread
+from autoconv.timing import (
+    FAIR_SHARE,
+    FEWEST,
+    IDLE,
+    LONGEST_SPIN,
+    MOST,
+    STEADY,
+    Contestant,
+    Timing,
+    race,
+    settle,
+    spread,
+)
 
 
 class Machine:
