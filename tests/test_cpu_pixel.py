@@ -127,16 +127,6 @@ def test_stores_past_the_caches(fields: dict[str, Any]) -> None:
     assert (outputs[0] == outputs[2]).all()
 
 
-def test_rows_that_are_not_whole_vectors_stay_in_the_caches() -> None:
-    """Planes that are do not help where padding has every row computed for itself."""
-    device = SmallCaches(threads=1, instruction_set=host_instruction_set())
-    for layer in (pointwise(H=14, W=20, padding=1), pointwise(H=13, W=17, padding=((2, 1), (0, 3)), stride=(1, 1))):
-        assert layer.P * layer.Q % 16 == 0 < layer.Q % 16
-        reasons = [PIXEL.why_not(layer, device, c.params) for c in PIXEL.all(layer, device) if c.params["nt"]]
-        assert all(any("rows of" in reason for reason in found) for found in reasons)
-        assert check_guarded(PIXEL, layer, device, operands(layer))
-
-
 def test_relu_passes_nan_on_and_nothing_else_sees_it() -> None:
     device = CPU.current()
     layer = pointwise(activation="relu")

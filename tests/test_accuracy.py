@@ -1,0 +1,102 @@
+"""The error of every family of kernels against float64, on layers of real size: the table in the README.
+
+`python tests/test_accuracy.py` writes it anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autoconv import reference
+from autoconv.algorithm import Algorithm
+from autoconv.cpu.device import CPU
+from autoconv.layer import ConvLayer
+
+README = Path(__file__).parent.parent / "README.md"
+MARK = "<!-- accuracy: written by tests/test_accuracy.py -->"
+WIDTHS = ("float32", "float16", "bfloat16")
+DEVICE = CPU.current()
+LAYERS = {
+    "3x3": ConvLayer(N=1, C=128, H=28, W=28, K=128, R=3, S=3, padding=1),
+    "5x5": ConvLayer(N=1, C=96, H=27, W=27, K=128, R=5, S=5, padding=2),
+    "1x7": ConvLayer(N=1, C=128, H=17, W=17, K=128, R=1, S=7, padding=(0, 3)),
+    "15x15": ConvLayer(N=1, C=32, H=56, W=56, K=32, R=15, S=15, padding=7),
+    "1x1": ConvLayer(N=1, C=256, H=28, W=28, K=128, R=1, S=1),
+    "depthwise 3x3": ConvLayer(N=1, C=128, H=56, W=56, K=128, R=3, S=3, padding=1, groups=128),
+}
+# family, layer, and outputs of a tile where that matters
+ROWS = (
+    *(("direct", name, "") for name in ("3x3", "5x5", "15x15")),
+    ("pixel", "1x1", ""),
+    ("pointwise", "1x1", ""),
+    ("depthwise", "depthwise 3x3", ""),
+    *(("winograd", "3x3", f"{m}x{m}") for m in (2, 3, 4, 5, 6, 7)),
+    *(("winograd", "5x5", f"{m}x{m}") for m in (2, 4, 5)),
+    *(("winograd", "1x7", f"1x{m}") for m in (2, 3)),
+    *(("fft", name, "") for name in ("5x5", "15x15")),
+    ("numpy.gemm", "3x3", ""),
+)
+
+
+def parameters(algorithm: Algorithm, layer: ConvLayer, tile: str) -> Mapping[str, int | str]:
+    if tile:
+        return {"m": tile, "rows": 1, "share": 0}
+    return next(c.params for c in algorithm.all(layer, DEVICE) if not algorithm.why_not(layer, DEVICE, c.params))
+
+
+def errors(family: str, layer: ConvLayer, tile: str) -> tuple[float, float]:
+    """The largest error and the root of the mean square, by the measure of `Algorithm.bound`; normal operands."""
+    algorithm = next(a for a in DEVICE.algorithms if a.name == family)
+    params = parameters(algorithm, layer, tile)
+    assert not algorithm.why_not(layer, DEVICE, params)
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape, np.float32).astype(layer.numpy_dtype) for shape in layer.input_shapes)
+    kernel = algorithm.build(layer, DEVICE, params)
+    filters: Any = w
+    if kernel.packed_bytes:
+        filters = DEVICE.buffer(kernel.packed_bytes)
+        kernel.pack(w, filters)
+    out = DEVICE.empty(layer.y_shape, layer.numpy_dtype)
+    kernel.run(x, filters, out, None, None, DEVICE.buffer(kernel.workspace_bytes))
+    want, magnitude = reference.convolve(layer, x, w), reference.magnitude(layer, x, w)
+    rms = np.sqrt(np.mean((out.astype(np.float64) - want) ** 2)) / magnitude.max()
+    return reference.error(out, want, magnitude), float(rms)
+
+
+def label(family: str, tile: str, layer: ConvLayer) -> str:
+    """A row's first cell, such as `winograd` F(4x4, 3x3)."""
+    return f"`{family}`" + (f" F({tile}, {layer.R}x{layer.S})" if tile else "")
+
+
+def table() -> Iterator[str]:
+    yield f"| family | layer | {' | '.join(f'{dtype}: largest, RMS' for dtype in WIDTHS)} |"
+    yield f"|---|---|{'---|' * len(WIDTHS)}"
+    for family, name, tile in ROWS:
+        found = (errors(family, LAYERS[name].replace(dtype=dtype), tile) for dtype in WIDTHS)
+        cells = " | ".join(f"{largest:.1e}, {rms:.1e}" for largest, rms in found)
+        yield f"| {label(family, tile, LAYERS[name])} | {name} | {cells} |"
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize(("family", "name", "tile"), ROWS)
+def test_the_table_in_the_readme_is_true(family: str, name: str, tile: str) -> None:
+    """Here as there, within the factor by which other vectors and tiles of registers may differ."""
+    layer = LAYERS[name]
+    start = f"| {label(family, tile, layer)} | {name} |"
+    (row,) = (line for line in README.read_text().splitlines() if line.startswith(start))
+    for dtype, cell in zip(WIDTHS, row.split("|")[3:], strict=False):
+        here = errors(family, layer.replace(dtype=dtype), tile)
+        for value, committed in zip(here, map(float, cell.split(",")), strict=True):
+            assert committed / 2 <= value <= 2 * committed
+
+
+if __name__ == "__main__":
+    block = re.compile(rf"{re.escape(MARK)}\n.*?\n\n", re.DOTALL)
+    lines = "\n".join(table())
+    README.write_text(block.sub(f"{MARK}\n{lines}\n\n", README.read_text()))
