@@ -45,6 +45,7 @@ LAYERS = {  # of each kind that makes another kernel; real sizes, since they dec
         "stride": 4,
     },  # the product M=96, N=3025, K=363
     "3x3": {"N": 8, "C": 64, "H": 56, "W": 56, "K": 64, "R": 3, "S": 3, "padding": 1},
+    "VGG-16 1": {"N": 8, "C": 3, "H": 56, "W": 56, "K": 64, "R": 3, "S": 3, "padding": 1},  # a single slice
     "5x5": {"N": 8, "C": 48, "H": 27, "W": 27, "K": 128, "R": 5, "S": 5, "padding": 2},
     "1x1": {"N": 8, "C": 256, "H": 14, "W": 14, "K": 128, "R": 1, "S": 1},
     "strided": {"N": 8, "C": 64, "H": 56, "W": 56, "K": 128, "R": 3, "S": 3, "stride": 2, "padding": 1},

@@ -80,14 +80,18 @@ DEVICE int column_of(int j, unsigned thread = threadIdx.x) {
     return warp_column(thread) + j / 4 * 32 + static_cast<int>(thread % 8) * 4 + j % 4;
 }
 
-// Over half of a slice: of more, too much would be read ahead for the registers; Blackwell's compiler wants less still.
+// Over half of a slice: of more, too much would be read ahead for the registers. Blackwell's compiler wants less,
+// and so does each where a single slice leaves no loop around it.
 #if __CUDA_ARCH__ >= 1000
+template <bool LOOPS>
 constexpr int AHEAD = 2;
 #else
-constexpr int AHEAD = BK / 2;
+template <bool LOOPS>
+constexpr int AHEAD = LOOPS ? BK / 2 : 2;
 #endif
+template <bool LOOPS>
 DEVICE void multiply_slice(Acc (&sum)[TM][TN], const Slices& slices, int half, int first) {
-#pragma unroll AHEAD
+#pragma unroll AHEAD<LOOPS>
     for (int k = first; k < first + BK / 2; k++) {
         Acc a[TM], b[TN];
 #pragma unroll
@@ -102,7 +106,9 @@ DEVICE void multiply_slice(Acc (&sum)[TM][TN], const Slices& slices, int half, i
 }
 
 // sum += A B over slices first ... last - 1, from this row and this column on; operands as `Slice` wants them.
-template <bool A_ALONG_K, int A_RUN, bool B_ALONG_K, int B_RUN, class ElementA, class ElementB, class A, class B>
+// `LOOPS` is false where there is only one slice, and the compiler knows.
+template <bool A_ALONG_K, int A_RUN, bool B_ALONG_K, int B_RUN, bool LOOPS = true, class ElementA, class ElementB,
+          class A, class B>
 DEVICE void multiply_tile(Acc (&sum)[TM][TN], Slices& slices, int first, int last, const ElementA* matrix_a,
                           const ElementB* matrix_b, A operand_a, Offset row, B operand_b, Offset column) {
     Slice<BM, A_ALONG_K, A_RUN, A> a(operand_a, row);
@@ -119,9 +125,9 @@ DEVICE void multiply_tile(Acc (&sum)[TM][TN], Slices& slices, int first, int las
     for (int slice = first; slice < last; slice++) {
         const int half = (slice - first) & 1;
         if (slice + 1 < last) a.fetch(matrix_a, Offset(slice + 1) * BK);
-        multiply_slice(sum, slices, half, 0);
+        multiply_slice<LOOPS>(sum, slices, half, 0);
         if (slice + 1 < last) b.fetch(matrix_b, Offset(slice + 1) * BK);
-        multiply_slice(sum, slices, half, BK / 2);
+        multiply_slice<LOOPS>(sum, slices, half, BK / 2);
         if (slice + 1 < last) store(half ^ 1);
         __syncthreads();
     }

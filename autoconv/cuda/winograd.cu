@@ -80,10 +80,11 @@ winograd_product(const Acc* U, Acc* workspace) {
     const Offset row0 = Offset(blockIdx.y) * BM, tile0 = Offset(blockIdx.x) * BN;
     constexpr int A_RUN = DEPTH % 4 == 0 ? 4 : 1, B_RUN = (LAST ? DEPTH : TILES) % 4 == 0 ? 4 : 1;
     constexpr Lines FILTERS = {ROWS, DEPTH, 1}, IMAGE = {TILES, LAST ? DEPTH : 1, LAST ? 1 : TILES};
+    constexpr int SLICES = static_cast<int>((DEPTH + BK - 1) / BK);
     Acc sum[TM][TN] = {};
-    multiply_tile<true, A_RUN, LAST, B_RUN>(
-        sum, slices, 0, static_cast<int>((DEPTH + BK - 1) / BK), U + matrix(point, group, ROWS, DEPTH),
-        workspace + matrix(point, group, DEPTH, TILES), FILTERS, row0, IMAGE, tile0);
+    multiply_tile<true, A_RUN, LAST, B_RUN, (SLICES > 1)>(
+        sum, slices, 0, SLICES, U + matrix(point, group, ROWS, DEPTH), workspace + matrix(point, group, DEPTH, TILES),
+        FILTERS, row0, IMAGE, tile0);
     Acc* M = workspace + V_SIZE + matrix(point, group, ROWS, TILES);
 #pragma unroll
     for (int j = 0; j < TN; j++)
