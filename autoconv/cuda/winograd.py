@@ -83,7 +83,7 @@ class Winograd(CudaAlgorithm):
         assert tile is not None
         MH, MW = _outputs(layer, params)
         text = transforms_text(layer, MH, MW)
-        blocks = 4
+        blocks = 3 if params["M"] == 6 else 4
         if layer.dtype == "float64":
             tile, blocks = tile.halved(), 2
         # a thread holds the points of a tile

@@ -132,10 +132,15 @@ DEVICE void copy_filters(Slices& to, const Acc* slice, int half) {
     commit_copies();
 }
 
+#if __CUDA_ARCH__ >= 1000
+constexpr int AHEAD = 1;  // with more, Blackwell's compiler runs out of registers
+#else
+constexpr int AHEAD = 2;
+#endif
 // Lanes are 8 by 4: no bank conflicts, since each quarter of a warp reads two and four 128-bit words.
 DEVICE void multiply_slice(Acc (&sum)[EACH][TM][TN], const Slices& slices, int half) {
     const int thread = this_thread(), lane = thread % 32, first = thread / 32 * EACH;
-#pragma unroll 2
+#pragma unroll AHEAD
     for (int c = 0; c < BC; c++)
 #pragma unroll
         for (int p = 0; p < EACH; p++) {
