@@ -117,17 +117,19 @@ class FFT(CudaAlgorithm):
             )
         )  # fmt: skip
         text = _circle("H", rows.length) + _circle("W", columns.length)
+        blocks = 2 if layer.dtype == "float64" else 4
 
         def unit(name: str, elements: int) -> Unit:
             return Unit(
-                name, self.files, some, (ceil_div(elements, THREADS), 1, 1), THREADS, 4, constants=constants,
+                name, self.files, some, (ceil_div(elements, THREADS), 1, 1), THREADS, blocks, constants=constants,
                 preamble=text,
             )  # fmt: skip
 
         def turn(name: str, planes: int) -> Unit:
             squares = ceil_div(planes, SQUARE) * ceil_div(frequencies, SQUARE)
             shared = SQUARE * (SQUARE + 1) * 2 * layer.accumulator.itemsize
-            return Unit(name, self.files, some, (squares, 1, 1), THREADS, 4, shared, constants=constants, preamble=text)
+            grid = (squares, 1, 1)
+            return Unit(name, self.files, some, grid, THREADS, blocks, shared, constants=constants, preamble=text)
 
         cut = unit("fft_cut", sources * area), turn("fft_turn", sources)
         if layer.direction == "wgrad":
