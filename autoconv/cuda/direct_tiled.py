@@ -46,7 +46,7 @@ TILES = (  # an odd TQ spreads a warp's reads over the banks
     Tile(32, 5, 8, runs=32, blocks=4),
     Tile(64, 5, 16, runs=32, blocks=3),
     Tile(16, 5, 8, runs=64, blocks=4),
-    Tile(8, 5, 8, runs=128, blocks=4),
+    Tile(8, 5, 8, runs=128, blocks=3),
 )
 TEXTURED = (TILES[1], TILES[4])  # those that may read the image as a texture
 
@@ -132,7 +132,7 @@ class DirectTiled(CudaAlgorithm):
         """What packs the filters, and the rest; with a texture, also what does without."""
         tile, BD = _tile(params), int(params["BD"])
         assert tile is not None
-        blocks = tile.blocks // 2 if layer.dtype == "float64" else tile.blocks
+        blocks = ceil_div(tile.blocks, 2) if layer.dtype == "float64" else tile.blocks
         shared = _shared(layer, tile, BD)
         constants = (
             *((name, int(params[name])) for name in ("BK", "TQ", "TK", "BD")),

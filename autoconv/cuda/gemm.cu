@@ -80,8 +80,8 @@ gemm(const T* a, const T* b, T* out, const T* bias, const T* residual, Acc* part
     constexpr int EACH = ceil_div(SLICES, SPLIT);
     const int first = part * EACH, last = first + EACH < SLICES ? first + EACH : SLICES;
     Acc sum[TM][TN] = {};
-    multiply_tile<A_ALONG_K, A_RUN, B_ALONG_K, B_RUN>(sum, slices, first, last, b, a, Flat{group}, row0,
-                                                      Pixels{group}, column0);
+    multiply_tile<A_ALONG_K, A_RUN, B_ALONG_K, B_RUN, (EACH > 1)>(sum, slices, first, last, b, a, Flat{group}, row0,
+                                                                  Pixels{group}, column0);
     write_tile(sum, slices, group, row0, column0, {out, bias, residual, partial + (SPLIT > 1 ? part * TOTAL : 0)});
 }
 
