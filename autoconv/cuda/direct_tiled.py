@@ -40,6 +40,10 @@ class Tile(NamedTuple):
         """Of a block."""
         return self.BK // self.TK * self.runs
 
+    def meant(self, dtype: str) -> int:
+        """Blocks to a multiprocessor: about half as many where sums take two registers."""
+        return ceil_div(self.blocks, 2) if dtype == "float64" else self.blocks
+
 
 TILES = (  # an odd TQ spreads a warp's reads over the banks
     Tile(32, 7, 8, runs=32, blocks=4),
@@ -101,7 +105,7 @@ class DirectTiled(CudaAlgorithm):
         for tile in TILES:
             if 4 * rows <= tile.BK and tile != TILES[-1]:
                 continue  # the last, of the fewest channels, takes what the others would mostly waste
-            room = SHARED // tile.blocks * (layer.accumulator.itemsize // 4)
+            room = SHARED // tile.meant(layer.dtype)
             fitting = (BD for BD in DEPTHS if 2 * depth > BD and _shared(layer, tile, BD) <= room)
             params = {"BK": tile.BK, "TQ": tile.TQ, "TK": tile.TK, "BD": next(fitting, 1)}
             yield params
@@ -132,7 +136,7 @@ class DirectTiled(CudaAlgorithm):
         """What packs the filters, and the rest; with a texture, also what does without."""
         tile, BD = _tile(params), int(params["BD"])
         assert tile is not None
-        blocks = ceil_div(tile.blocks, 2) if layer.dtype == "float64" else tile.blocks
+        blocks = tile.meant(layer.dtype)
         shared = _shared(layer, tile, BD)
         constants = (
             *((name, int(params[name])) for name in ("BK", "TQ", "TK", "BD")),
