@@ -65,7 +65,7 @@ def test_who_is_refused_and_why() -> None:
     params = POINTWISE.all(layer_of(), device)[0].params
     for fields, reason in (
         ({"R": 3}, "1x1 filters"),
-        ({"padding": 1}, "1x1 filters without padding"),
+        ({"padding": 1}, "padding ((1, 1), (1, 1))"),
         ({"layout": "NHWC"}, "direct reads them in place"),
         ({"direction": "wgrad"}, "wgrad"),
         ({"direction": "dgrad", "K": 64, "stride": 2}, "most of it is zero"),

@@ -22,7 +22,7 @@ from autoconv.cpu.direct_pack import emit_pack, packed_size, tap_place
 from autoconv.cpu.direct_wgrad import emit_wgrad, forward, wgrad_blocking, wgrad_candidates
 from autoconv.cpu.direct_wgrad_packed import emit_wgrad_packed, packed_blocking
 from autoconv.cpu.ir import DTYPES, Function, Module, Type, Value, i64, ptr, widened
-from autoconv.cpu.pieces import Axis, Correlation, Tail, correlations, store_tile
+from autoconv.cpu.pieces import Axis, Correlation, Tail, correlations, emit_store
 from autoconv.cpu.pool import RUN, TASK, GeneratedKernel, launch, operands
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
@@ -87,25 +87,6 @@ def flattened(c: Correlation) -> Correlation:
 def pieces_of(layer: ConvLayer) -> tuple[Correlation, ...]:
     """The correlations of a layer, flat where they can be."""
     return tuple(flattened(c) for c in correlations(layer))
-
-
-def _emit_store(m: Module, c: Correlation, tail: Tail, b: Blocking, element: Type, shape: tuple[int, int]) -> Function:
-    """Store a tile of sums, `[BK/lanes][pixels][lanes]` in memory: one text for all microkernels of this shape."""
-    sums = widened(element)
-    lanes = m.lanes(element)
-    data = ptr(element)
-    k = m.function(f"store_{len(m.functions)}", ptr(sums), data, data, data, i64, internal=True)
-    tile, out, residual, bias, left = k.args
-    o = c.output
-    strides = (o.channel, o.row * c.rows.stride, o.column * c.columns.stride)
-    pixels = shape[0] * shape[1]
-    with k.loop(0, b.BK // lanes) as v:
-        here = tile + v * (pixels * lanes)
-        values = [[k.load(here + n * lanes, lanes)] for n in range(pixels)]
-        place = v * (lanes * o.channel)
-        some = lanes if c.K % b.BK == 0 else left - v * lanes
-        store_tile(k, tail, values, shape, strides, out + place, residual + place, bias + v * lanes, some)
-    return k
 
 
 class Micro:
@@ -251,7 +232,9 @@ def _emit_task(
     row_runs, column_runs = tiles(c.rows, b.BP), tiles(c.columns, b.BQ)
     kinds = {(r.kind, s.kind): (r, s) for r in row_runs for s in column_runs}
     shapes = {(r.length, s.length) for r in row_runs for s in column_runs}
-    stores = {shape: _emit_store(m, c, tail, b, element, shape) for shape in sorted(shapes)}
+    o = c.output
+    strides = (o.channel, o.row * c.rows.stride, o.column * c.columns.stride)
+    stores = {shape: emit_store(m, c, tail, b.BK, element, shape, strides) for shape in sorted(shapes)}
     micros = {kind: Micro(m, c, b, element, r, s).k for kind, (r, s) in kinds.items()}
     k = m.function(f"task_{n}", *TASK, internal=True)
     ctx, index, _ = k.args

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autoconv.cpu.ir import Function, Value, widened
+from autoconv.cpu.ir import Function, Module, Type, Value, i64, ptr, widened
 from autoconv.layer import ConvLayer
 
 
@@ -188,7 +188,36 @@ class Tail:
         return cls(layer.bias, layer.residual, layer.activation == "relu")
 
 
-def store_tile(
+def emit_store(
+    m: Module,
+    c: Correlation,
+    tail: Tail,
+    BK: int,
+    element: Type,
+    shape: tuple[int, int],
+    strides: tuple[int, int, int],
+) -> Function:
+    """`function(sums, out, residual, bias, channels left)`: store a tile of sums with its tail.
+
+    Sums lie `[BK/lanes][pixels][lanes]` in memory, pixels row by row of `shape`; `strides` are the elements between
+    channels, rows and columns of the output; `out` and `residual` point at the tile's first element, `bias` at its
+    first channel. One text serves all microkernels of a shape.
+    """
+    sums, lanes = widened(element), m.lanes(element)
+    data = ptr(element)
+    k = m.function(f"store_{len(m.functions)}", ptr(sums), data, data, data, i64, internal=True)
+    tile, out, residual, bias, left = k.args
+    pixels = shape[0] * shape[1]
+    with k.loop(0, BK // lanes) as v:
+        here = tile + v * (pixels * lanes)
+        values = [[k.load(here + n * lanes, lanes)] for n in range(pixels)]
+        place = v * (lanes * strides[0])
+        some = lanes if c.K % BK == 0 else left - v * lanes
+        _store_tile(k, tail, values, shape, strides, out + place, residual + place, bias + v * lanes, some)
+    return k
+
+
+def _store_tile(
     k: Function,
     tail: Tail,
     values: Sequence[Sequence[Value]],

@@ -102,9 +102,5 @@ class Pixel(Algorithm):
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         assert isinstance(device, CPU)
         program = compiler.build(emit, device.instruction_set, layer, _shape(layer, device, params))
-        return GeneratedKernel(
-            program,
-            device.threads,
-            self.workspace_bytes(layer, device, params),
-            self.packed_bytes(layer, device, params),
-        )
+        sizes = self.workspace_bytes(layer, device, params), self.packed_bytes(layer, device, params)
+        return GeneratedKernel(program, device.threads, *sizes)

@@ -18,7 +18,7 @@ from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct_pack import emit_pack, packed_size
 from autoconv.cpu.ir import DTYPES, Function, Module, Value, i64, ptr, widened
-from autoconv.cpu.pieces import Correlation, Tail, correlations, store_tile
+from autoconv.cpu.pieces import Correlation, Tail, correlations, emit_store
 from autoconv.cpu.pool import RUN, TASK, GeneratedKernel, launch, operands
 from autoconv.layer import ConvLayer
 
@@ -87,7 +87,10 @@ class _Writer:
         """The task, and how many there are."""
         problem, shape, cut = self.problem, self.shape, self.cut
         micros = [self._micro(length) for length in cut.lengths]
-        stores = [self._store(length) for length in cut.lengths]
+        stores = [
+            emit_store(self.m, problem, self.tail, shape.BK, self.element, (1, n), (problem.output.channel, n, 1))
+            for n in cut.lengths
+        ]
         k = self.k = self.m.function("task", *TASK, internal=True)
         context, index, thread = k.args
         types = (self.element, self.wide, *[self.element] * 3)
@@ -203,20 +206,6 @@ class _Writer:
                 k.store(a.get(), p)
         return k
 
-    def _store(self, length: int) -> Function:
-        """`function(sums, out, residual, bias, channels left)`: a tile of pixels that are neighbours."""
-        data, lanes = ptr(self.element), self.lanes
-        k = self.m.function(f"store_{length}", ptr(self.wide), data, data, data, i64, internal=True)
-        sums, out, residual, bias, left = k.args
-        strides = (self.problem.output.channel, length, 1)
-        with k.loop(0, self.shape.BK // lanes) as v:
-            values = [[k.load(sums + (v * length + n) * lanes, lanes)] for n in range(length)]
-            place = v * (lanes * self.problem.output.channel)
-            some = lanes if self.problem.K % self.shape.BK == 0 else left - v * lanes
-            tile = (values, (1, length), strides, out + place, residual + place, bias + v * lanes, some)
-            store_tile(k, self.tail, *tile)
-        return k
-
 
 def emit(instruction_set: str, layer: ConvLayer, shape: Shape) -> Module:
     """`run` and `pack`."""
@@ -276,8 +265,10 @@ class Pointwise(Algorithm):
             reasons.append(unavailable)
         if params != (tile := _tile(layer, device)):
             reasons.append(f"BK={params['BK']},BQ={params['BQ']}: allowed is BK={tile['BK']},BQ={tile['BQ']}")
-        if (layer.R, layer.S) != (1, 1) or layer.padding != ((0, 0), (0, 0)):
-            reasons.append(f"R={layer.R}, S={layer.S}: 1x1 filters without padding are wanted")
+        if (layer.R, layer.S) != (1, 1):
+            reasons.append(f"R={layer.R}, S={layer.S}: 1x1 filters are wanted; direct takes others")
+        if layer.padding != ((0, 0), (0, 0)):
+            reasons.append(f"padding {layer.padding}: pixels of the border would not be copied; direct takes it")
         if layer.layout == "NHWC":
             reasons.append("NHWC: channels are neighbours already; direct reads them in place")
         if layer.direction == "wgrad":
@@ -310,9 +301,5 @@ class Pointwise(Algorithm):
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         assert isinstance(device, CPU)
         program = compiler.build(emit, device.instruction_set, layer, _shape(layer, device, params))
-        return GeneratedKernel(
-            program,
-            device.threads,
-            self.workspace_bytes(layer, device, params),
-            self.packed_bytes(layer, device, params),
-        )
+        sizes = self.workspace_bytes(layer, device, params), self.packed_bytes(layer, device, params)
+        return GeneratedKernel(program, device.threads, *sizes)
