@@ -63,7 +63,7 @@ def plan(
         "profile": from recorded facts, and where any candidate has none, time those.
         "hybrid": likewise, but only for the few that the estimate ranks first.
         "heuristic": from recorded facts if there are any, else from estimates; never time.
-        "cached": from recorded facts only; a miss is an error.
+        "cached": from recorded facts only; a miss is an error, and so is a winner whose algorithm has changed since.
         Or the name of a candidate, such as "gemm" or "winograd[m=4,r=3]".
     device : Device or str, optional
         This machine's CPU, all of it, unless given; "cuda" is CuPy's current GPU, "cuda:1" another.
@@ -92,7 +92,7 @@ def plan(
     ------
     PlanError
         For an unknown mode, candidate, device or option, when no candidate satisfies the limits, in mode
-        "cached" when nothing is recorded; and, as DeviceLostError, when a candidate left a GPU unusable.
+        "cached" when records do not suffice; and, as DeviceLostError, when a candidate left a GPU unusable.
     """
     device = resolve(device)
     cache = cache or _default_cache(os.environ.get("AUTOCONV_CACHE_DIR"))
@@ -203,8 +203,16 @@ class _Request:
             return self._named(mode)
         record = self._record()
         facts = self._usable(record)
-        if mode in ("profile", "hybrid") and not self._suffices(record):
-            facts = self._complete(facts, mode)
+        if not self._suffices(record):
+            if mode in ("profile", "hybrid"):
+                facts = self._complete(facts, mode)
+            elif (former := self._former_winner(record)) is not None:
+                if mode == "cached":
+                    raise PlanError(
+                        f"{former}, the winner on record for {self.layer} on {self.device.key}, has changed since: "
+                        "tune the layer again, or use another mode"
+                    )
+                facts = {}  # what they say of the others is no reason to prefer one of those
         ranked = ranking(facts, self.limits)
         while ranked and not self._credible(ranked[0], facts[ranked[0]]):
             del facts[ranked.pop(0)]
@@ -253,18 +261,24 @@ class _Request:
 
     def _usable(self, record: Record | None) -> dict[str, Facts]:
         """The recorded facts of candidates whose algorithms exist today, may be used, and are unchanged."""
-        if record is None:
-            return {}
-        for race in record.races:
+        for race in record.races if record is not None else ():
             self.budgets |= dict.fromkeys(race.facts, race.budget)
-        usable = {}
-        for name, found in record.facts().items():
-            algorithm = self.algorithms.get(name.partition("[")[0])
-            if algorithm is None or algorithm.vendor not in (None, *self.vendors):
-                continue
-            if found.version == algorithm.version:
-                usable[name] = found
-        return usable
+        return {name: found for name, found in self._recorded(record).items() if self._unchanged(name, found)}
+
+    def _recorded(self, record: Record | None) -> dict[str, Facts]:
+        """The recorded facts of candidates whose algorithms exist today, in whatever version, and may be used."""
+        algorithms = {n: a for n, a in self.algorithms.items() if a.vendor in (None, *self.vendors)}
+        found = record.facts() if record is not None else {}
+        return {name: facts for name, facts in found.items() if name.partition("[")[0] in algorithms}
+
+    def _unchanged(self, name: str, facts: Facts) -> bool:
+        return facts.version == self.algorithms[name.partition("[")[0]].version
+
+    def _former_winner(self, record: Record | None) -> str | None:
+        """The best on record, if its algorithm is another today: facts of the rest do not say who wins now."""
+        recorded = self._recorded(record)
+        best = next(iter(ranking(recorded, self.limits)), None)
+        return None if best is None or self._unchanged(best, recorded[best]) else best
 
     def _credible(self, name: str, facts: Facts) -> bool:
         """Whether a recorded candidate can run today, and is what the record says: it may be of any origin."""

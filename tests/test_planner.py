@@ -230,6 +230,21 @@ def test_a_new_algorithm_races_against_the_best_two(cache: TuningCache) -> None:
     assert {"faulty.slow", "faulty.raises"} <= set(made.facts)
 
 
+@pytest.mark.parametrize("winner", ["none", "direct"])
+def test_a_winner_that_has_changed_is_no_reason_to_take_another_on_record(cache: TuningCache, winner: str) -> None:
+    """Its facts are of a kernel that is gone; those of the others say nothing about who wins now."""
+    rigged(cache, none=Facts("1", time=0.1 if winner == "none" else 2.0, workspace=SIZE, error=1e-6))
+    changed = FaultyCPU.having("none", version="2")
+    if winner == "direct":  # unchanged, and the best on record
+        for mode in ("cached", "heuristic"):
+            assert str(fresh(LAYER, mode, device=changed, cache=cache).candidate) == "numpy.direct"
+        return
+    with pytest.raises(PlanError, match=r"^faulty.none, the winner on record for .* tune the layer again"):
+        fresh(LAYER, "cached", device=changed, cache=cache)
+    assert fresh(LAYER, "heuristic", device=changed, cache=cache).source == "heuristic"
+    assert fresh(LAYER, "cached", device=changed, cache=cache, workspace_limit=0).source == "cache"
+
+
 def test_a_record_of_other_versions_is_checked_once_by_its_best(
     cache: TuningCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
