@@ -48,6 +48,22 @@ def emit_copy(instruction_set, source, target):
     return m
 
 
+def emit_deal(instruction_set, name):
+    """Even and odd elements of 2n apart: at opaque addresses, from settled values."""
+    m = Module(instruction_set)
+    element = DTYPES[name]
+    lanes = m.lanes(element)
+    k = m.function("deal", ptr(element), ptr(element), i64)
+    x, y, n = k.args
+    with k.loop(0, n, lanes) as i:
+        here, there = k.opaque(x + 2 * i), k.opaque(y + i)
+        pair = [k.load(here + q * lanes, lanes) for q in range(2)]
+        for odd in range(2):
+            v = k.settled(k.shuffle(*pair, range(odd, 2 * lanes, 2)))
+            k.store(v, there + odd * n)
+    return m
+
+
 def emit_tables(instruction_set, name):
     m = Module(instruction_set)
     element = DTYPES[name]
@@ -110,6 +126,15 @@ def emit_transpose(instruction_set, name):
     for n, row in enumerate(k.transpose(rows)):
         k.store(row, y + n * lanes)
     return m
+
+
+@sets
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_opaque_addresses_and_settled_values_are_what_they_were(instruction_set, name):
+    n = 32
+    x, y = np.arange(2 * n, dtype=name), np.zeros(2 * n, name)
+    call(compiler.build(emit_deal, instruction_set, name), "deal", x, y, n)
+    np.testing.assert_array_equal(y, np.concatenate([x[::2], x[1::2]]))
 
 
 @sets

@@ -130,6 +130,7 @@ class Micro:
                 else:
                     w = self.w + (channel + u) * c.filters.c
                 self._fetch(x + AHEAD * c.input.channel)
+                x, w = k.opaque(x), k.opaque(w)
                 for r, row_pattern in self._taps(self.rows, c.rows, self.ranges[:2], 1):
                     for s, column_pattern in self._taps(self.columns, c.columns, self.ranges[2:], self.most):
                         self._tap(x, w, offsets, r, s, row_pattern, column_pattern)

@@ -215,6 +215,21 @@ class Function:
         """A pointer `offset` bytes further on, to elements of a type."""
         return self.bits(self.bits(p, ptr(i8)) + offset, ptr(element))
 
+    def opaque(self, p: Value) -> Value:
+        """The same pointer, of unknown origin: the many addresses counted from it are left as they are written.
+
+        In a loop LLVM looks for the cheapest way to step them all together, which takes most of the time of
+        compiling some kernels.
+        """
+        return self.intrinsic(p.type, "llvm.launder.invariant.group.p0", p)
+
+    def settled(self, v: Value) -> Value:
+        """The same floats, whose computation is not mixed with what follows.
+
+        LLVM tries to merge every chain of shuffles with the next, in a time that grows much faster than the chain.
+        """
+        return self.intrinsic(v.type, f"llvm.arithmetic.fence.{v.type.suffix}", v)
+
     # Lanes.
 
     def splat(self, v: Value, lanes: int) -> Value:

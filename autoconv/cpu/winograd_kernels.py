@@ -201,13 +201,14 @@ class Writer:
         with k.loop(0, plan.pitch, lanes) as j:
             w = j * plan.columns.period + place
             masks = [within(k, w + q * lanes, lanes, limit) for q in range(plan.columns.period)]
+            here, there = k.opaque(source + w), k.opaque(target + j * lanes)
 
             def load(lane: int) -> Value:
-                return self._columns(k, source + (w + lane * c.input.channel), masks)
+                return self._columns(k, here + lane * c.input.channel, masks)
 
             def store(values: Sequence[Value]) -> None:
                 for lane, v in enumerate(k.transpose(values)):
-                    k.store(v, target + (j + lane) * lanes)
+                    k.store(v, there + lane * lanes)
 
             with k.if_(live.eq(lanes)):
                 if c.C // lanes:
@@ -257,11 +258,12 @@ class Writer:
                 for part in parts
             }
             values = [k.zero(self.real, lanes)] * lanes
+            here, there = {part: k.opaque(rows[part] + starts[part]) for part in parts}, k.opaque(target + j * lanes)
             for lane, d in enumerate(numbers):
                 part, channel = divmod(d, c.C)
-                values[lane] = self._columns(k, rows[part] + (starts[part] + channel * c.input.channel), masks[part])
+                values[lane] = self._columns(k, here[part] + channel * c.input.channel, masks[part])
             for lane, v in enumerate(k.transpose(values)):
-                k.store(v, target + (j + lane) * lanes)
+                k.store(v, there + lane * lanes)
 
     def _transform_columns(self) -> Function:
         """`BT` along every column of a row of tiles."""

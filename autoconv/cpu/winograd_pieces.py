@@ -104,7 +104,7 @@ def every_nth(k: Function, vectors: Sequence[Value], lanes: int) -> Value:
             elif vector > q:
                 picks[lane] = 0
         v = k.shuffle(v, vectors[q], picks)
-    return v
+    return k.settled(v) if n > 1 else v
 
 
 def split_evenly(total: int, most: int) -> list[tuple[int, int]]:
