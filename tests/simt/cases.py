@@ -75,6 +75,11 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         _blocks({"BM": 128, "BN": 128, "BK": 8}, N=133, H=4, W=3, K=5, **FULL_TAIL),
         _blocks({"BM": 32, "BN": 32, "BK": 16}, N=37, C=20, H=7, W=6, K=6, stride=2, layout="NHWC", direction="dgrad"),
     ),
+    "depthwise": tuple(  # a window of inputs too wide for registers
+        ({"N": 2, "C": 3, "H": 4, "W": 75, "K": 6, "R": 2, "S": 23, "groups": 3, "dilation": (1, 3), "layout": layout,
+          "padding": ((1, 0), (33, 31))}, {"TQ": TQ})
+        for layout, TQ in (("NCHW", 4), ("NHWC", 2))
+    ),
     "winograd": tuple(  # few tiles of many channels: what is read too far lies in no other matrix
         ({"N": 1, "C": C, "H": 2, "W": 2, "K": K, "R": 3, "S": 3, "padding": 1, "layout": "NHWC", "direction": d},
          {"M": 2, "BM": 64, "BN": 64})
