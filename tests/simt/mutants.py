@@ -22,6 +22,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -277,7 +278,10 @@ def fates(algorithm: CudaAlgorithm, step: int = STEP) -> dict[Site, str]:
         if own <= found.keys() and all(found.values()):
             break
         check = checker(relative, layer, params)
+        began = time.process_time()
         check(Mutated(schedule=seed))
+        if SCHEDULES * (time.process_time() - began) > SECONDS / 2:
+            continue  # a mutant that works would count as one that hangs
         seeds = [(seed + i) % SCHEDULES for i in range(SCHEDULES)]
         for site in sorted(_reached(relative.units(layer, params)), key=lambda site: (site.file, site.start)):
             if not found.get(site):
