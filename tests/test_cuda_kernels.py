@@ -16,6 +16,7 @@ from simt.cases import (
     checker,
     edge_cases,
     kinds,
+    pairwise,
     planned,
     run,
     runnable,
@@ -31,6 +32,7 @@ from autoconv.reference import convolve
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 
 EVERY = [(a, *case) for a in ALGORITHMS for case in cases(a)]
+SANITIZERS = ("address", "thread")
 LEAST = 8  # edges to a family in the everyday suite, at least
 
 
@@ -41,6 +43,10 @@ def sample(algorithm: Algorithm) -> list[tuple[ConvLayer, Params, int]]:
 
 
 EVERYDAY = [(a, *case) for a in ALGORITHMS for case in sample(a)]
+CLEAN = pairwise(
+    [(*case, sanitizer) for case in EVERY for sanitizer in SANITIZERS],
+    lambda case: (case[0].name, case[1].direction, case[1].dtype, case[1].layout, case[4]),
+)
 
 
 def named(value: object) -> str:
@@ -76,15 +82,16 @@ def test_every_candidate_meets_every_edge(algorithm: Algorithm) -> None:
         check(replace(DEVICE, schedule=schedule), algorithm, layer, params)
 
 
-@pytest.mark.parametrize("sanitizer", ["address", "thread"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=named)
-def test_kernels_are_clean_under_sanitizers(algorithm: Algorithm, sanitizer: str) -> None:
-    for layer, params in kinds(algorithm)[:1]:
-        check(replace(DEVICE, sanitizer=sanitizer), algorithm, layer, params)
+@pytest.mark.parametrize(("algorithm", "layer", "params", "schedule", "sanitizer"), CLEAN, ids=named)
+def test_kernels_are_clean_under_sanitizers(
+    algorithm: Algorithm, layer: ConvLayer, params: Params, schedule: int, sanitizer: str
+) -> None:
+    """Each two of an algorithm, a direction, a type, a layout and a sanitizer, where they go together."""
+    check(replace(DEVICE, sanitizer=sanitizer, schedule=schedule), algorithm, layer, params)
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
 @pytest.mark.parametrize(("algorithm", "layer", "params", "schedule"), EVERY, ids=named)
 def test_every_case_is_clean_under_sanitizers(
     algorithm: Algorithm, layer: ConvLayer, params: Params, schedule: int, sanitizer: str
