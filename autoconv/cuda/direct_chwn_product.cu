@@ -11,12 +11,12 @@ struct Shared {
 DEVICE Offset met_h(Offset i, int r) {
     if constexpr (BACK) return output_of(i, r, PAD_TOP, STRIDE_H, DILATION_H, P);
     const Offset h = i * STRIDE_H - PAD_TOP + r * DILATION_H;
-    return within(h, H) ? h : -1;
+    return h < H ? h : -1;
 }
 DEVICE Offset met_w(Offset j, int s) {
     if constexpr (BACK) return output_of(j, s, PAD_LEFT, STRIDE_W, DILATION_W, Q);
     const Offset v = j * STRIDE_W - PAD_LEFT + s * DILATION_W;
-    return within(v, W) ? v : -1;
+    return v < W ? v : -1;
 }
 
 // Lists the taps that meet something, and says how many they are.

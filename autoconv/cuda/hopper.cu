@@ -150,7 +150,7 @@ struct alignas(16) Run {
     Element value[16 / sizeof(Element)];
 };
 
-// Eight neighbouring sums, from this column of the group's on; `room` of them exist.
+// Eight neighbouring sums, from this column of the group's on; `room` of them exist, or none where it is negative.
 DEVICE void write(const float (&v)[8], T* out, const T* bias, const T* residual, float* partial, Offset at, int k,
                   int room) {
     constexpr int LAST = DIRECTION == FWD ? KG : CG;
@@ -210,8 +210,7 @@ DEVICE void write_tile(float (&sum)[FM][BN / 2], Job at, int row, T* out, const 
                 for (int e = 0; e < 8; e++) v[e] = sum[i][j * 16 + e / 2 * 4 + half * 2 + e % 2];
                 gather(v, lane);
                 const int x = at.column + j * 32 + lane % 4 * 8;
-                if (y < ROWS && x < COLUMNS)
-                    write(v, out, bias, residual, part, start + x, at.group * KG + x, COLUMNS - x);
+                if (y < ROWS) write(v, out, bias, residual, part, start + x, at.group * KG + x, COLUMNS - x);
             }
         }
 }

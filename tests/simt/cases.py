@@ -85,7 +85,12 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
          {"M": 2, "BM": 64, "BN": 64})
         for d, C, K in (("fwd", 64, 1), ("dgrad", 1, 64))
     ),
+    "gemm.explicit": (  # sums wider than the output, of which there are no whole blocks
+        ({"N": 2, "C": 3, "H": 5, "W": 7, "K": 5, "R": 3, "S": 2, "dtype": "float16", "direction": "wgrad"},
+         {"IMAGES": 1, "MERGED": 1}),
+    ),
     "fft": (
+        ({"N": 1, "C": 3, "H": 9, "W": 11, "K": 5, "R": 3, "S": 3}, {"SIDE": 0, "IMAGES": 1}),  # no whole blocks
         _tiled(16, "fwd", "NHWC", "float32", stride=2, dilation=2, **FULL_TAIL),
         _tiled(32, "fwd", "NCHW", "float64", H=70, R=5, stride=(3, 1), dilation=(2, 3), bias=True),
         _tiled(16, "dgrad", "NCHW", "float16", stride=(2, 1), dilation=(1, 2)),
