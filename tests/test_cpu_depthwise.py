@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from guards import check_guarded
 from layers import TAILS, edge, operands
+from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv import reference
 from autoconv.cpu import compiler
 from autoconv.cpu.depthwise import Depthwise
-from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
+from autoconv.cpu.device import CPU, host_instruction_set
 from autoconv.layer import DTYPES, LAYOUTS, ConvLayer
 
 pytestmark = [
     pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor"),
     pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
 ]
-HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
 DEPTHWISE = Depthwise()
 
 
@@ -60,17 +60,17 @@ def channels_last(fields: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("direction", ["fwd", "dgrad"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_problems(instruction_set: str, name: str, layout: str, direction: str) -> None:
     fields = PROBLEMS[name] if layout == "NCHW" else channels_last(PROBLEMS[name])
     layer = depthwise(**fields, direction=direction)
-    assert check_guarded(DEPTHWISE, layer, CPU.current(2, instruction_set), operands(layer))
+    assert check_guarded(DEPTHWISE, layer, device_with(instruction_set, 2), operands(layer))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_types_and_tails(instruction_set: str, dtype: str) -> None:
-    device = CPU.current(1, instruction_set)
+    device = device_with(instruction_set, 1)
     layers = [depthwise(dtype=dtype, layout=layout, **tail) for tail in TAILS.values() for layout in LAYOUTS]
     layers += [depthwise(dtype=dtype, direction="dgrad", stride=2)]
     for layer in layers:
@@ -92,7 +92,7 @@ def test_planes_in_strips() -> None:
         assert check_guarded(DEPTHWISE, layer, device, operands(layer))
 
 
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_stores_past_the_caches(instruction_set: str) -> None:
     """Whatever the alignment of the output and the length of a row block."""
     device = SmallCaches(threads=2, instruction_set=instruction_set)
@@ -104,7 +104,7 @@ def test_stores_past_the_caches(instruction_set: str) -> None:
             assert check_guarded(DEPTHWISE, layer, device, operands(layer))
 
 
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_channels_stored_past_the_caches(instruction_set: str) -> None:
     """Whole aligned vectors only; an output that starts elsewhere is stored as usual."""
     device = SmallCaches(threads=2, instruction_set=instruction_set)

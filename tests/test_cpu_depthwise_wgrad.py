@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from guards import check_guarded
 from layers import EDGES, edge, operands
+from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import compiler
 from autoconv.cpu.depthwise_wgrad import DepthwiseWgrad
-from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
+from autoconv.cpu.device import CPU
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
-HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
 DEVICE = CPU.current()
 ALGORITHM = DepthwiseWgrad()
 
 
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_edges_on_every_instruction_set(instruction_set: str) -> None:
-    device = CPU.current(threads=2, instruction_set=instruction_set)
+    device = device_with(instruction_set, 2)
     layers = [edge(name, direction="wgrad", layout=layout) for name in EDGES for layout in ("NCHW", "NHWC")]
     checked = [check_guarded(ALGORITHM, layer, device, operands(layer)) for layer in layers]
     assert sum(map(bool, checked)) >= 4

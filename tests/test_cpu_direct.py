@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from guards import check_guarded
 from layers import EDGES, TAILS, edge, operands
+from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import compiler, direct_wgrad, direct_wgrad_packed
-from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
+from autoconv.cpu.device import CPU
 from autoconv.cpu.direct import Direct, tiles
 from autoconv.cpu.pieces import Axis, correlations
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
@@ -20,7 +21,6 @@ pytestmark = [
     pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor"),
     pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
 ]
-HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
 DIRECT = Direct()
 
 
@@ -31,16 +31,16 @@ def test_edges(name: str, direction: str) -> None:
     pick = zlib.crc32(f"{name} {direction}".encode())
     layout, dtype = LAYOUTS[pick % 2], ("float32", "float32", *DTYPES)[pick // 2 % 6]
     tail = list(TAILS.values())[pick // 16 % 4] if direction == "fwd" else {}
-    device = CPU.current(1 + pick // 64 % 3, HERE[pick // 256 % len(HERE)])
+    device = device_with(INSTRUCTION_SETS[pick // 256 % len(INSTRUCTION_SETS)], 1 + pick // 64 % 3)
     layer = edge(name, direction=direction, layout=layout, dtype=dtype, **tail)
     assert check_guarded(DIRECT, layer, device, operands(layer))
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_tails_of_channels_and_pixels(instruction_set: str, layout: str, direction: str) -> None:
-    device = CPU.current(instruction_set=instruction_set)
+    device = device_with(instruction_set)
     for C, K, W in ((1, 1, 1), (3, 17, 13), (18, 33, 30), (5, 64, 29)):
         problem = {"N": 1, "C": C, "H": 3, "W": W, "K": K, "R": 3, "S": 3, "padding": 1}
         layer = ConvLayer(**problem, layout=layout, direction=direction)
@@ -48,9 +48,9 @@ def test_tails_of_channels_and_pixels(instruction_set: str, layout: str, directi
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_sums_go_over_channels_whose_filters_fit_the_first_cache(instruction_set: str, dtype: str) -> None:
-    device = CPU.current(instruction_set=instruction_set)
+    device = device_with(instruction_set)
     for C, R, H, groups in ((300, 3, 7, 1), (1030, 1, 5, 1), (260, 5, 3, 2), (90, 3, 61, 1)):
         layer = ConvLayer(
             N=2, C=C, H=H, W=9, K=6 * groups, R=R, S=R, padding=R // 2, groups=groups, dtype=dtype, **TAILS["bias"]
@@ -109,10 +109,10 @@ def test_a_strided_gradient_is_one_correlation_for_each_residue() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_filter_gradients_in_many_strips(instruction_set: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (direct_wgrad, direct_wgrad_packed):
         monkeypatch.setattr(module, "STRIP_BYTES", 1024)
-    device = CPU.current(2, instruction_set)
+    device = device_with(instruction_set, 2)
     layer = edge("dilated strided", C=18, K=21, N=3, dtype=dtype, direction="wgrad")
     assert check_guarded(DIRECT, layer, device, operands(layer)) == 2

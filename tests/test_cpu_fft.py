@@ -9,11 +9,12 @@ import pytest
 from guards import run_guarded
 from hypothesis import given, settings
 from layers import EDGES, TAILS, edge, layers, operands
+from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv import reference
 from autoconv.algorithm import Candidate, Params
 from autoconv.cpu import compiler
-from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
+from autoconv.cpu.device import CPU
 from autoconv.cpu.fft import TiledFFT
 from autoconv.cpu.fft_pieces import Transform, factors, get, put
 from autoconv.cpu.fft_plan import circle
@@ -22,7 +23,6 @@ from autoconv.cpu.pieces import correlations
 from autoconv.layer import ConvLayer
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
-HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
 DEVICE = CPU.current()
 ALGORITHM = TiledFFT()
 LENGTHS = [n for n in range(1, 101) if factors(n)]
@@ -46,7 +46,7 @@ def emit_transform(instruction_set: str, dtype: str, n: int, fold: bool, pairs: 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("n", LENGTHS)
 def test_transforms_of_every_length(n: int, dtype: str) -> None:
-    instruction_set = HERE[n % len(HERE)]
+    instruction_set = INSTRUCTION_SETS[n % len(INSTRUCTION_SETS)]
     lanes = Module(instruction_set).lanes(DTYPES[dtype])
     x = np.random.default_rng(n).normal(size=(n, 2, lanes)).astype(dtype)
     want = np.fft.fft(x[:, 0].astype(complex) + 1j * x[:, 1], axis=0)
@@ -83,12 +83,12 @@ def test_most_edges_fit() -> None:
     )
 
 
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("name", FITTING)
 def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None:
-    device = CPU.current(threads=2, instruction_set=instruction_set)
+    device = device_with(instruction_set, 2)
     cases = [("NCHW", "fwd", 0), ("NHWC", "dgrad", 2)]
-    cases += [("NHWC", "fwd", 2), ("NCHW", "dgrad", 0)] if instruction_set == HERE[0] else []
+    cases += [("NHWC", "fwd", 2), ("NCHW", "dgrad", 0)] if instruction_set == INSTRUCTION_SETS[0] else []
     for layout, direction, share in cases:
         layer = edge(name, layout=layout, direction=direction)
         for params in chosen(layer, device)[:1]:

@@ -11,14 +11,13 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from vectors import INSTRUCTION_SETS
 
 from autoconv.cpu import compiler, disk
-from autoconv.cpu.device import INSTRUCTION_SETS, host_instruction_set
 from autoconv.cpu.ir import DTYPES, Module, bf16, f16, f32, f64, i64, ptr, widened
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
-HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
-sets = pytest.mark.parametrize("instruction_set", HERE)
+sets = pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 NUMPY = {f32: np.float32, f64: np.float64, f16: np.float16, bf16: ml_dtypes.bfloat16}
 
 

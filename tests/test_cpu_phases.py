@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from guards import run_guarded
 from layers import EDGES, edge, operands
+from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv import reference
 from autoconv.cpu import compiler
-from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
+from autoconv.cpu.device import CPU
 from autoconv.cpu.phases import DepthwisePhases, DirectPhases, Phases, WinogradPhases, phased
 from autoconv.layer import ConvLayer
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
-HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
 DEVICE = CPU.current()
 DIRECT, WINOGRAD, DEPTHWISE = DirectPhases(), WinogradPhases(), DepthwisePhases()
 
@@ -34,10 +34,10 @@ def check(algorithm: Phases, layer: ConvLayer, device: CPU = DEVICE, side: str =
     return True
 
 
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_edges_on_every_instruction_set(layout: str, instruction_set: str) -> None:
-    device = CPU.current(threads=2, instruction_set=instruction_set)
+    device = device_with(instruction_set, 2)
     for algorithm, least in ((DIRECT, 5), (DEPTHWISE, 1 if layout == "NCHW" else 0)):
         layers = {name: edge(name, direction="dgrad", layout=layout) for name in EDGES}
         sides = ("before", "after") if algorithm is DEPTHWISE else ("after",)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from guards import check_guarded
 from layers import TAILS, edge, operands
+from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import compiler
-from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
+from autoconv.cpu.device import CPU, host_instruction_set
 from autoconv.cpu.pixel import Pixel
 from autoconv.cpu.pixel_pieces import split
 from autoconv.layer import DTYPES, ConvLayer
@@ -20,7 +21,6 @@ pytestmark = [
     pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor"),
     pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
 ]
-HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
 PIXEL = Pixel()
 PIXEL_PARAMS = PIXEL.all(edge("plain"), CPU.current())[0].params
 
@@ -38,9 +38,9 @@ class SmallCaches(CPU):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_every_tail(instruction_set: str, threads: int) -> None:
-    device = CPU.current(threads, instruction_set)
+    device = device_with(instruction_set, threads)
     for width in (1, 3, 16, 17, 31, 33, 47, 49, 50, 51, 97, 98, 113):
         for K in (1, 8, 21):
             layer = pointwise(N=1, C=5, H=1, W=width, K=K)
@@ -48,9 +48,9 @@ def test_every_tail(instruction_set: str, threads: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_types_tails_groups_and_gradients(instruction_set: str, dtype: str) -> None:
-    device = CPU.current(instruction_set=instruction_set)
+    device = device_with(instruction_set)
     layers = [pointwise(dtype=dtype, **tail) for tail in TAILS.values()]
     layers += [pointwise(dtype=dtype, C=12, K=18, groups=3, H=9, W=9, bias=True)]
     layers += [pointwise(dtype=dtype, direction="dgrad", groups=g, C=10, K=16) for g in (1, 2)]
@@ -75,10 +75,10 @@ STEMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", STEMS)
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_strips(instruction_set: str, name: str) -> None:
     layer = ConvLayer(**({"N": 2, "C": 3, "H": 9, "W": 13, "K": 11, "R": 3, "S": 3, "bias": True} | STEMS[name]))
-    device = CPU.current(2, instruction_set)
+    device = device_with(instruction_set, 2)
     assert check_guarded(PIXEL, layer, device, operands(layer))
     small = SmallCaches(threads=1, instruction_set=instruction_set)
     assert check_guarded(PIXEL, layer, small, operands(layer))

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from guards import check_guarded
 from layers import TAILS, operands
+from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import compiler
-from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
+from autoconv.cpu.device import CPU
 from autoconv.cpu.pointwise import Pointwise
 from autoconv.layer import DTYPES, ConvLayer
 
@@ -18,7 +19,6 @@ pytestmark = [
     pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor"),
     pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
 ]
-HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
 POINTWISE = Pointwise()
 
 
@@ -34,18 +34,18 @@ class SmallCaches(CPU):
         return super().facts | {"l1_bytes": 2048, "l2_bytes": 32768}
 
 
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_every_tail(instruction_set: str) -> None:
-    device = CPU.current(instruction_set=instruction_set)
+    device = device_with(instruction_set)
     for width, K in ((1, 33), (2, 16), (5, 1), (6, 15), (7, 17), (13, 32), (14, 31), (29, 3), (49, 16)):
         layer = layer_of(N=1, C=65, H=1, W=width, K=K)
         assert check_guarded(POINTWISE, layer, device, operands(layer))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_types_tails_groups_strides_and_gradients(instruction_set: str, dtype: str) -> None:
-    device = CPU.current(instruction_set=instruction_set)
+    device = device_with(instruction_set)
     layers = [layer_of(dtype=dtype, **tail) for tail in TAILS.values()]
     layers += [layer_of(dtype=dtype, C=201, K=57, groups=3, H=3, W=5, stride=stride) for stride in (1, (2, 3))]
     layers += [layer_of(dtype=dtype, direction="dgrad", groups=g, C=10, K=64 * g) for g in (1, 2)]
@@ -53,7 +53,7 @@ def test_types_tails_groups_strides_and_gradients(instruction_set: str, dtype: s
         assert check_guarded(POINTWISE, layer, device, operands(layer))
 
 
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_parts_of_everything(instruction_set: str) -> None:
     device = SmallCaches(instruction_set=instruction_set, threads=2)
     for layer in (layer_of(N=3, C=150, H=9, W=9, K=70), layer_of(N=3, C=150, H=17, W=9, K=35, stride=2, bias=True)):

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 from layers import EDGES, TAILS, edge, operands
+from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv import reference
 from autoconv.algorithm import Params
 from autoconv.cpu import compiler
-from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
+from autoconv.cpu.device import CPU
 from autoconv.cpu.ir import VECTOR_BYTES
 from autoconv.cpu.winograd import Winograd, plans
 from autoconv.cpu.winograd_plan import LARGEST_TILE, minimal
 from autoconv.layer import ConvLayer
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
-HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
 DEVICE = CPU.current()
 WINOGRAD = Winograd()
 
@@ -73,12 +73,12 @@ def test_most_edges_fit() -> None:
     assert {"tails", "stem", "strided", "dilated", "dilated strided", "row filter", "five by five"} < set(FITTING)
 
 
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("name", FITTING)
 def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None:
-    device = CPU.current(threads=2, instruction_set=instruction_set)
+    device = device_with(instruction_set, 2)
     cases = [("NCHW", "fwd", 0), ("NHWC", "dgrad", 2)]
-    cases += [("NHWC", "fwd", 2), ("NCHW", "dgrad", 0)] if instruction_set == HERE[0] else []
+    cases += [("NHWC", "fwd", 2), ("NCHW", "dgrad", 0)] if instruction_set == INSTRUCTION_SETS[0] else []
     for layout, direction, share in cases:
         layer = edge(name, layout=layout, direction=direction)
         params = {"m": "2x2", "rows": 2, "share": share}

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from guards import run_guarded
 from layers import EDGES, edge, operands
+from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv import reference
 from autoconv.algorithm import Candidate, Params
 from autoconv.cpu import compiler
-from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_instruction_set
+from autoconv.cpu.device import CPU
 from autoconv.cpu.ir import VECTOR_BYTES
 from autoconv.cpu.winograd_wgrad import WinogradWgrad, plan_of
 from autoconv.layer import ConvLayer
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
-HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]
 DEVICE = CPU.current()
 ALGORITHM = WinogradWgrad()
 SMALL: Params = {"m": "2x2", "rows": 2, "slices": 2}
@@ -40,11 +40,11 @@ def test_most_edges_fit() -> None:
     assert {"tails", "stem", "strided", "dilated strided", "row filter", "large filter", "grouped"} < set(FITTING)
 
 
-@pytest.mark.parametrize("instruction_set", HERE)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("name", FITTING)
 def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None:
-    device = CPU.current(threads=2, instruction_set=instruction_set)
-    for layout, side in (("NCHW", "after"), ("NHWC", "before"))[: 2 if instruction_set == HERE[0] else 1]:
+    device = device_with(instruction_set, 2)
+    for layout, side in (("NCHW", "after"), ("NHWC", "before"))[: 2 if instruction_set == INSTRUCTION_SETS[0] else 1]:
         check(edge(name, direction="wgrad", layout=layout), SMALL, device, side)
 
 

@@ -1,0 +1,26 @@
+"""Every instruction set that kernels are written for, on any processor.
+
+Where this one lacks a set, its kernels are compiled for what there is, and LLVM splits their vectors: what they
+compute is checked everywhere, though not the machine code that they are elsewhere.
+"""
+
+from __future__ import annotations
+
+from autoconv.cpu import compiler
+from autoconv.cpu.device import CPU, INSTRUCTION_SETS, available_threads, host_instruction_set
+
+__all__ = ["INSTRUCTION_SETS", "device_with"]
+
+_features = compiler._features
+
+
+def _features_here(instruction_set: str) -> tuple[str, str]:
+    return _features(max(instruction_set, host_instruction_set(), key=INSTRUCTION_SETS.index))
+
+
+compiler._features = _features_here
+
+
+def device_with(instruction_set: str, threads: int | None = None) -> CPU:
+    """This processor as one with an instruction set, which it may lack."""
+    return CPU(threads=threads or available_threads(), instruction_set=instruction_set)
