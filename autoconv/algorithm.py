@@ -93,7 +93,8 @@ class Algorithm(ABC):
     field does not hold it; `skips_padding` that padding is left out of the sums, where others may
     multiply its zeros, so that an infinity or NaN among the filters (in wgrad, in dy) makes NaN of
     sums in which it meets nothing but padding. `vendor` names the library an adapter calls, for
-    `vendors=` to switch; `pool` whose threads it runs on, since the idle spinning of one pool slows
+    `vendors=` to switch; `asks_vendor` says that only that library knows the candidates, so that they are
+    listed where it may be used; `pool` is whose threads it runs on, since the idle spinning of one pool slows
     another down; `stands_in_for` the faster algorithm it replaces where that one cannot run.
     """
 
@@ -104,6 +105,7 @@ class Algorithm(ABC):
     skips_padding: ClassVar[bool] = False
     tf32: ClassVar[bool] = False
     vendor: ClassVar[str | None] = None
+    asks_vendor: ClassVar[bool] = False
     pool: ClassVar[str] = ""
     stands_in_for: ClassVar[str | None] = None
 

@@ -34,14 +34,15 @@ class Survey:
         self.candidates: dict[str, Candidate] = {}
         self.reasons: dict[str, list[str]] = {}
         for algorithm in device.algorithms:
-            offered = algorithm.all(layer, device)
+            against = self._vendor_reasons(algorithm)
+            offered = [] if against and algorithm.asks_vendor else algorithm.all(layer, device)
             if not offered:  # not silent: who asks why it did not win finds it here
                 self.candidates[algorithm.name] = Candidate(algorithm.name)
-                self.reasons[algorithm.name] = ["it has no candidate for such a layer"]
+                self.reasons[algorithm.name] = against or ["it has no candidate for such a layer"]
             for candidate in offered:
                 name = str(candidate)
                 self.candidates[name] = candidate
-                reasons = self._vendor_reasons(algorithm)
+                reasons = list(against)
                 if not reasons or algorithm.loaded() or not algorithm.installed():  # else asking could load a library
                     reasons += algorithm.why_not(layer, device, candidate.params)
                 if reasons:

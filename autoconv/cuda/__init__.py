@@ -10,7 +10,16 @@ from autoconv.cuda.fft import FFT
 from autoconv.cuda.gemm import Gemm
 from autoconv.cuda.hopper import Hopper, HopperTF32
 from autoconv.cuda.tensor import Tensor, TensorTF32
-from autoconv.cuda.vendor import Cudnn, CudnnAtomic, CudnnAtomicTF32, CudnnTF32
+from autoconv.cuda.vendor import (
+    Cudnn,
+    CudnnAtomic,
+    CudnnAtomicTF32,
+    CudnnGraph,
+    CudnnGraphAtomic,
+    CudnnGraphAtomicTF32,
+    CudnnGraphTF32,
+    CudnnTF32,
+)
 from autoconv.cuda.winograd import Winograd
 from autoconv.cuda.winograd_fused import WinogradFused
 
@@ -29,4 +38,13 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Explicit(),
     FFT(),
 )
-VENDORS: tuple[Algorithm, ...] = (Cudnn(), CudnnAtomic(), CudnnTF32(), CudnnAtomicTF32())
+VENDORS: tuple[Algorithm, ...] = (
+    Cudnn(),
+    CudnnAtomic(),
+    CudnnTF32(),
+    CudnnAtomicTF32(),
+    CudnnGraph(),
+    CudnnGraphAtomic(),
+    CudnnGraphTF32(),
+    CudnnGraphAtomicTF32(),
+)

@@ -1,7 +1,7 @@
-"""cuDNN's own convolution calls by ctypes: found at run time, loaded when first asked, never required.
+"""cuDNN by ctypes: found at run time, loaded when first asked, never required; and its convolution calls.
 
-The interface is the one of descriptors and numbered algorithms (cuDNN API Reference, "cudnn_cnn"). Newer
-engines are offered through the graph interface alone, and are left out here.
+These are the older interface, of numbered algorithms (cuDNN API Reference, "cudnn_cnn"). Newer engines are
+offered through the graph interface alone, in `cudnn_graph`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ WHEELS = ("nvidia/cudnn/lib", "torch/lib")
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 FORMATS = {"NCHW": 0, "NHWC": 1}
 CROSS_CORRELATION = 1
+REASON = 300  # bytes of it, at most
 MATHS = {"tf32": 0, "tensor": 1, "fma": 3}  # default (which allows TF32), tensor operations, multiply-adds alone
 RELU, IDENTITY, PROPAGATE_NAN = 1, 5, 1
 ALGORITHMS = {
@@ -99,12 +100,18 @@ def call(name: str, *arguments: Any) -> None:
     Raises
     ------
     LibraryError
-        When it gives another status than success.
+        When it has none of that name, or gives another status than success: then with what it says of the reason.
     """
     found = library()
-    status = getattr(found, name)(*arguments)
+    try:
+        status = getattr(found, name)(*arguments)
+    except AttributeError:
+        raise LibraryError(f"cuDNN {version()} has no {name}") from None
     if status:
-        raise LibraryError(f"{name}: {found.cudnnGetErrorString(status).decode()}")
+        message = ctypes.create_string_buffer(REASON)
+        found.cudnnGetLastErrorString(message, ctypes.c_size_t(REASON))
+        reason = " ".join(message.value.decode(errors="replace").split())
+        raise LibraryError(": ".join(filter(None, (name, found.cudnnGetErrorString(status).decode(), reason))))
 
 
 _handles = threading.local()

@@ -126,7 +126,7 @@ def _matrix(operand: Operand, rows: int, columns: int) -> Matrix:
     raise ValueError(f"{operand}: neither rows nor columns are neighbours")
 
 
-def _open(names: tuple[str, ...], module: str) -> ctypes.CDLL:
+def opened(names: tuple[str, ...], module: str) -> ctypes.CDLL:
     """A library that importing a module of CuPy brings, wherever that finds it."""
     try:
         importlib.import_module(module)
@@ -159,7 +159,7 @@ class CuBLAS:
     """
 
     def __init__(self) -> None:
-        self._library = _open(BLAS_NAMES, "cupy_backends.cuda.libs.cublas")
+        self._library = opened(BLAS_NAMES, "cupy_backends.cuda.libs.cublas")
         self._handle = importlib.import_module("cupy.cuda.device").get_cublas_handle
         numbers = (ctypes.c_float * 2)(1, 0), (ctypes.c_float * 2)(0, 0)  # read as real or as complex
         wide = (ctypes.c_double * 2)(1, 0), (ctypes.c_double * 2)(0, 0)
@@ -203,7 +203,7 @@ class CuFFT:
     """
 
     def __init__(self, lengths: tuple[int, int], batch: int, dtype: str, back: bool) -> None:
-        self._library = _open(FFT_NAMES, "cupy.cuda.cufft")
+        self._library = opened(FFT_NAMES, "cupy.cuda.cufft")
         self._kind = TRANSFORMS[dtype, back]
         self._lock = threading.Lock()  # a plan has one stream and one workspace at a time
         plan, size = ctypes.c_int(), ctypes.c_size_t()

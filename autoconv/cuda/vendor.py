@@ -1,4 +1,4 @@
-"""cuDNN as candidates, where it is installed: every numbered algorithm with every kind of arithmetic."""
+"""cuDNN as candidates, where it is installed: the engines of its graph interface, and the older numbered algorithms."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from autoconv.algorithm import Algorithm, Array, Kernel, Params, bound_for
-from autoconv.cuda import cudnn
+from autoconv.algorithm import Algorithm, Array, Candidate, Kernel, Params, bound_for
+from autoconv.cuda import cudnn, cudnn_graph
 from autoconv.cuda.algorithm import Launch, ceil_div
 from autoconv.cuda.libraries import LibraryError
 from autoconv.cuda.source import Unit
@@ -21,22 +21,23 @@ if TYPE_CHECKING:
 THREADS = 256  # of the tail's kernel
 CALL = 10e-6  # seconds of a call that computes next to nothing
 ATOMIC = {"fwd": (), "dgrad": ("algo_0",), "wgrad": ("algo_0", "algo_3")}  # add in any order, says the API reference
-CAPS = {"winograd": 3e-5, "winograd_nonfused": 3e-5}  # error for float32; others as a direct sum
+CAPS = {"winograd": 3e-5, "winograd_nonfused": 3e-5}  # error for float32
+DIRECT_CAP = 2e-6  # of all others, as of a direct sum
+TF32_CAP = 2.0**-10
+RANKED = 10  # configurations tried, as many as by PyTorch's benchmark mode; beyond them, one of each other engine
+UNRANKED = 4.0  # times a GEMM's time, that of engines which cuDNN makes no promise of
+REFUSED = {
+    "narrow_inputs": "it rounds its operands to a narrower type",
+    "narrow_sums": "it adds in a narrower type than float32",
+}
 LIKELY = {"winograd": 0.6, "winograd_nonfused": 0.8, "implicit_precomp_gemm": 1.0, "algo_1": 1.0}  # of a GEMM's time
 
 
-class Cudnn(Algorithm):
-    """The algorithms that give the same bits every time, without TF32."""
+class Library(Algorithm):
+    """What candidates of both interfaces have in common."""
 
-    name = "cudnn"
     vendor = "cudnn"
     spreads_nonfinite = True
-    maths: ClassVar[dict[str, tuple[str, ...]]] = {
-        "float32": ("fma",),
-        "float64": ("fma",),
-        "float16": ("tensor", "fma"),
-        "bfloat16": ("tensor", "fma"),
-    }
 
     @property
     def version(self) -> str:
@@ -47,6 +48,18 @@ class Cudnn(Algorithm):
 
     def loaded(self) -> bool:
         return cudnn.loaded()
+
+
+class Cudnn(Library):
+    """The algorithms that give the same bits every time, without TF32."""
+
+    name = "cudnn"
+    maths: ClassVar[dict[str, tuple[str, ...]]] = {
+        "float32": ("fma",),
+        "float64": ("fma",),
+        "float16": ("tensor", "fma"),
+        "bfloat16": ("tensor", "fma"),
+    }
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         for name in cudnn.ALGORITHMS[layer.direction]:
@@ -77,22 +90,14 @@ class Cudnn(Algorithm):
         return found if isinstance(found, int) else 0
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
-        tensor = params["MATH"] != "fma"
-        peak = device.peak_flops("float16" if tensor else layer.accumulator.name) / (
-            2 if layer.itemsize == 4 and tensor else 1
-        )
-        compute = LIKELY.get(str(params["ALGO"]), 2.0) * layer.flops / (0.6 * peak)
-        return CALL + max(compute, layer.bytes / device.bandwidth())
+        return _seconds(layer, device, params["MATH"] != "fma", LIKELY.get(str(params["ALGO"]), 2.0))
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, CAPS.get(str(params["ALGO"]), 2e-6))
+        return bound_for(layer, CAPS.get(str(params["ALGO"]), DIRECT_CAP))
 
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         gpu, fused = cast("CUDA", device), _native(layer, params)
-        tail = None
-        if _tail(layer) and not fused:
-            blocks = ceil_div(math.prod(layer.output_shape), THREADS)
-            tail = gpu.load(Unit("vendor_tail", ("vendor.cu",), layer, (blocks, 1, 1), THREADS, 4))
+        tail = _our_tail(gpu, layer) if _tail(layer) and not fused else None
         algorithm, arithmetic = _numbered(layer, params)
         return CudnnKernel(gpu, layer, algorithm, arithmetic, self.workspace_bytes(layer, device, params), tail, fused)
 
@@ -112,7 +117,7 @@ class CudnnTF32(Cudnn):
     maths: ClassVar[dict[str, tuple[str, ...]]] = {"float32": ("tf32",)}
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, 2.0**-10)
+        return bound_for(layer, TF32_CAP)
 
 
 class CudnnAtomicTF32(CudnnTF32):
@@ -157,6 +162,112 @@ class CudnnKernel(Kernel):
                 self._tail(out, bias, residual)
 
 
+class CudnnGraph(Library):
+    """The engines of the graph interface that by its notes give the same bits every time, without TF32.
+
+    A candidate is an engine's number and the choice of its knobs, so that any process can make it again, and
+    METHOD where it is none of sums.
+    """
+
+    name = "cudnn.graph"
+    asks_vendor = True
+
+    def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
+        engines = self._engines(layer, device)
+        return [{}] if isinstance(engines, str) else map(_params, engines)
+
+    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
+        if not params:
+            engines = self._engines(layer, device)
+            return [engines if isinstance(engines, str) else "no ENGINE is named"]
+        reasons = []
+        if _tail(layer) and layer.itemsize < 4:
+            reasons.append(f"it is a convolution alone; our tail would round {layer.dtype} twice")
+        found = _configured(cast("CUDA", device).index, _plain(layer), *_parsed(params))
+        if isinstance(found, str):
+            return [*reasons, found]
+        engine, _ = found
+        reasons += [reason for note, reason in REFUSED.items() if note in engine.notes]
+        if not self._takes(layer, engine):
+            notes = ", ".join(sorted(engine.notes)) or "none"
+            reasons.append(f"its notes ({notes}) make it another family's")
+        if _params(engine) != params:
+            reasons.append(f"its name is {Candidate(self.name, tuple(_params(engine).items()))}")
+        return reasons
+
+    def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
+        found = _configured(cast("CUDA", device).index, _plain(layer), *_parsed(params))
+        return 0 if isinstance(found, str) else found[1]
+
+    def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
+        engines = self._engines(layer, device)
+        factors = {} if isinstance(engines, str) else engines
+        factor = next((factor for engine, factor in factors.items() if _params(engine) == params), UNRANKED)
+        return _seconds(layer, device, self.tf32 or layer.itemsize < 4, factor)
+
+    def bound(self, layer: ConvLayer, params: Params) -> float:
+        return bound_for(layer, CAPS.get(str(params.get("METHOD")), DIRECT_CAP))
+
+    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
+        gpu = cast("CUDA", device)
+        plan = _plan(gpu.index, _plain(layer), *_parsed(params))
+        return GraphKernel(gpu, plan, _our_tail(gpu, layer) if _tail(layer) else None)
+
+    def _takes(self, layer: ConvLayer, engine: cudnn_graph.Engine) -> bool:
+        tf32 = layer.dtype == "float32" and "tensor_core" in engine.notes
+        return tf32 == self.tf32 and ("nondeterministic" not in engine.notes) == self.deterministic
+
+    def _engines(self, layer: ConvLayer, device: Device) -> dict[cudnn_graph.Engine, float] | str:
+        """Those to try, with how long each is expected to take, as a factor; or why cuDNN offers none of any family."""
+        offered = _offered(cast("CUDA", device).index, _plain(layer))
+        if isinstance(offered, str):
+            return offered
+        mine = [engine for engine in offered if self._takes(layer, engine) and not engine.notes & REFUSED.keys()]
+        kept: dict[cudnn_graph.Engine, float] = {}
+        for rank, engine in enumerate(mine):
+            if rank < RANKED or all(engine.number != other.number for other in kept):
+                kept[engine] = (1 if engine.ranked else UNRANKED) + rank / RANKED
+        return kept
+
+
+class CudnnGraphAtomic(CudnnGraph):
+    """Those that may add in another order every time."""
+
+    name = "cudnn.graph.atomic"
+    deterministic = False
+
+
+class CudnnGraphTF32(CudnnGraph):
+    """Those of float32 on tensor cores: only where the caller allows it."""
+
+    name = "cudnn.graph.tf32"
+    tf32 = True
+
+    def bound(self, layer: ConvLayer, params: Params) -> float:
+        return bound_for(layer, TF32_CAP)
+
+
+class CudnnGraphAtomicTF32(CudnnGraphTF32):
+    """Both."""
+
+    name = "cudnn.graph.atomic.tf32"
+    deterministic = False
+
+
+class GraphKernel(Kernel):
+    """One plan of the graph interface, and our tail where the layer has one."""
+
+    def __init__(self, gpu: CUDA, plan: cudnn_graph.Plan, tail: Launch | None) -> None:
+        self._gpu, self._plan, self._tail = gpu, plan, tail
+        self.workspace_bytes = plan.workspace_bytes
+
+    def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
+        gpu = self._gpu
+        self._plan.run(gpu.index, gpu.launches_on(), *map(gpu.address, (a, b, out, workspace)))
+        if self._tail is not None:
+            self._tail(out, bias, residual)
+
+
 def _tail(layer: ConvLayer) -> bool:
     return layer.bias or layer.residual or layer.activation is not None
 
@@ -164,6 +275,35 @@ def _tail(layer: ConvLayer) -> bool:
 def _native(layer: ConvLayer, params: Params) -> bool:
     """Whether cuDNN itself has the tail: without an activation only in one of its algorithms."""
     return _tail(layer) and (layer.activation == "relu" or params["ALGO"] == "implicit_precomp_gemm")
+
+
+def _our_tail(gpu: CUDA, layer: ConvLayer) -> Launch:
+    blocks = ceil_div(math.prod(layer.output_shape), THREADS)
+    return gpu.load(Unit("vendor_tail", ("vendor.cu",), layer, (blocks, 1, 1), THREADS, 4))
+
+
+def _plain(layer: ConvLayer) -> ConvLayer:
+    return layer.replace(bias=False, residual=False, activation=None) if _tail(layer) else layer
+
+
+def _seconds(layer: ConvLayer, device: Device, tensor: bool, factor: float) -> float:
+    """An estimate; the factor is of a GEMM's time."""
+    peak = device.peak_flops("float16" if tensor else layer.accumulator.name)
+    compute = factor * layer.flops / (0.6 * peak / (2 if layer.itemsize == 4 and tensor else 1))
+    return CALL + max(compute, layer.bytes / device.bandwidth())
+
+
+def _params(engine: cudnn_graph.Engine) -> dict[str, int | str]:
+    knobs = ".".join(f"{kind}-{value}" for kind, value in engine.knobs)
+    method = next((note for note in CAPS if note in engine.notes), "")
+    optional = {name: text for name, text in (("KNOBS", knobs), ("METHOD", method)) if text}
+    return {"ENGINE": engine.number} | optional
+
+
+def _parsed(params: Params) -> tuple[int, cudnn_graph.Knobs]:
+    """The number of the engine and its knobs."""
+    knobs = [knob.partition("-") for knob in str(params["KNOBS"]).split(".")] if "KNOBS" in params else []
+    return int(params["ENGINE"]), tuple((int(kind), int(value)) for kind, _, value in knobs)
 
 
 def _numbered(layer: ConvLayer, params: Params) -> tuple[int, str]:
@@ -182,3 +322,28 @@ def _workspace(gpu: int, layer: ConvLayer, algorithm: int, arithmetic: str) -> i
         return _convolution(layer, arithmetic).workspace(gpu, algorithm)
     except LibraryError as error:
         return str(error)
+
+
+@functools.lru_cache(maxsize=1024)
+def _offered(gpu: int, layer: ConvLayer) -> list[cudnn_graph.Engine] | str:
+    """What the graph interface offers for a layer, or why it offers nothing."""
+    try:
+        return cudnn_graph.offered(gpu, layer)
+    except LibraryError as error:
+        return str(error)
+
+
+@functools.lru_cache(maxsize=16384)
+def _configured(
+    gpu: int, layer: ConvLayer, number: int, knobs: cudnn_graph.Knobs
+) -> tuple[cudnn_graph.Engine, int] | str:
+    """An engine and the bytes of scratch it needs, or why cuDNN does not take it."""
+    try:
+        return cudnn_graph.configured(gpu, layer, number, knobs)
+    except LibraryError as error:
+        return str(error)
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(gpu: int, layer: ConvLayer, number: int, knobs: cudnn_graph.Knobs) -> cudnn_graph.Plan:
+    return cudnn_graph.Plan(gpu, layer, number, knobs)

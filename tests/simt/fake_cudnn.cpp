@@ -2,20 +2,22 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
-enum Status { SUCCESS = 0, BAD_PARAM = 2000, NOT_SUPPORTED = 3000 };
+enum Status { SUCCESS = 0, BAD_PARAM = 2000, NOT_SUPPORTED = 3000, COMPILATION_FAILED = 4001 };
 enum Type { FLOAT = 0, DOUBLE = 1, HALF = 2, BFLOAT16 = 9 };
 
 struct Tensor { int type = -1, extent[4], stride[4]; };
-struct Filter { int type = -1, format, k, c, r, s; };
-struct Convolution { int pad[2], stride[2], dilation[2], mode = -1, compute, groups = 1, math = 0; };
+struct Filter : Tensor {};  // K, C, R, S
+struct Convolution { int before[2], after[2], stride[2], dilation[2], mode = -1, compute, groups = 1, math = 0; };
 struct Activation { int mode = -1, nan; double coefficient; };
 struct Handle { void* stream; };
 
-std::string calls;
+std::string calls, reason;
 int live = 0;  // descriptors
 
 double get(const void* p, int type, int64_t at) {
@@ -42,18 +44,15 @@ double scalar(const void* p, int type) { return type == DOUBLE ? *static_cast<co
 int64_t at(const Tensor& t, int n, int c, int h, int w) {
     return int64_t(n) * t.stride[0] + int64_t(c) * t.stride[1] + int64_t(h) * t.stride[2] + int64_t(w) * t.stride[3];
 }
-int64_t at(const Filter& f, int k, int c, int r, int s) {
-    return f.format ? ((int64_t(k) * f.r + r) * f.s + s) * f.c + c : ((int64_t(k) * f.c + c) * f.r + r) * f.s + s;
-}
 
 int output(int in, int taps, const Convolution& v, int i) {
-    return (in + 2 * v.pad[i] - ((taps - 1) * v.dilation[i] + 1)) / v.stride[i] + 1;
+    return (in + v.before[i] + v.after[i] - ((taps - 1) * v.dilation[i] + 1)) / v.stride[i] + 1;
 }
 bool consistent(const Tensor& x, const Filter& w, const Convolution& v, const Tensor& y) {
     return x.type >= 0 && x.type == w.type && x.type == y.type && v.mode == 1 &&
            v.compute == (x.type == DOUBLE ? DOUBLE : FLOAT) && x.extent[0] == y.extent[0] &&
-           x.extent[1] == w.c * v.groups && y.extent[1] == w.k && y.extent[2] == output(x.extent[2], w.r, v, 0) &&
-           y.extent[3] == output(x.extent[3], w.s, v, 1);
+           x.extent[1] == w.extent[1] * v.groups && y.extent[1] == w.extent[0] &&
+           y.extent[2] == output(x.extent[2], w.extent[2], v, 0) && y.extent[3] == output(x.extent[3], w.extent[3], v, 1);
 }
 
 // Every product of the layer once: of an input, a filter value and an output.
@@ -63,17 +62,17 @@ void products(const Tensor& x, const Filter& w, const Convolution& v, const Tens
         for (int k = 0; k < y.extent[1]; k++)
             for (int p = 0; p < y.extent[2]; p++)
                 for (int q = 0; q < y.extent[3]; q++)
-                    for (int c = 0; c < w.c; c++)
-                        for (int r = 0; r < w.r; r++)
-                            for (int s = 0; s < w.s; s++) {
-                                const int h = p * v.stride[0] - v.pad[0] + r * v.dilation[0];
-                                const int u = q * v.stride[1] - v.pad[1] + s * v.dilation[1];
+                    for (int c = 0; c < w.extent[1]; c++)
+                        for (int r = 0; r < w.extent[2]; r++)
+                            for (int s = 0; s < w.extent[3]; s++) {
+                                const int h = p * v.stride[0] - v.before[0] + r * v.dilation[0];
+                                const int u = q * v.stride[1] - v.before[1] + s * v.dilation[1];
                                 if (h < 0 || h >= x.extent[2] || u < 0 || u >= x.extent[3]) continue;
-                                visit(at(x, n, k / (w.k / v.groups) * w.c + c, h, u), at(w, k, c, r, s), at(y, n, k, p, q));
+                                const int group = k / (w.extent[0] / v.groups);
+                                visit(at(x, n, group * w.extent[1] + c, h, u), at(w, k, c, r, s), at(y, n, k, p, q));
                             }
 }
 int64_t size(const Tensor& t) { return int64_t(t.extent[0]) * t.extent[1] * t.extent[2] * t.extent[3]; }
-int64_t size(const Filter& f) { return int64_t(f.k) * f.c * f.r * f.s; }
 
 int query(int algorithm, int unsupported, const Tensor& x, const Filter& w, const Convolution& v, const Tensor& y, size_t* bytes) {
     if (!consistent(x, w, v, y)) return BAD_PARAM;
@@ -90,6 +89,220 @@ int begin(const char* name, void* handle, int algorithm, const Convolution& v, v
     calls += line;
     return SUCCESS;
 }
+
+// The graph interface: descriptors as attributes by number, checked as far as they are used here.
+enum Kind { CONVOLUTION = 1, ENGINE, CONFIGURATION, HEURISTICS, PLAN, KNOB = 7, FORWARD = 10, FILTER, DATA, GRAPH = 15, PACK, TENSOR };
+enum Element { A_HANDLE = 0, A_TYPE, AN_INT64 = 3, A_FLOAT, A_DOUBLE, A_POINTER, A_MODE, A_HEURISTIC, A_KNOB, A_NOTE = 11, A_DESCRIPTOR = 15, A_BEHAVIOUR = 19 };
+using Knobs = std::vector<std::pair<int, int64_t>>;
+
+struct Backend {
+    int kind;
+    bool final = false;
+    std::map<int, std::string> values;  // bytes
+    int number = 0;  // of an engine, or of a configuration's
+    Knobs knobs;
+    template <class T>
+    T get(int attribute, int i = 0) const {
+        T value{};
+        const auto found = values.find(attribute);
+        if (found != values.end()) memcpy(&value, found->second.data() + i * sizeof(T), sizeof(T));
+        return value;
+    }
+    template <class T>
+    int count(int attribute) const {
+        const auto found = values.find(attribute);
+        return found == values.end() ? 0 : static_cast<int>(found->second.size() / sizeof(T));
+    }
+    const Backend& part(int attribute, int i = 0) const { return *get<Backend*>(attribute, i); }
+};
+
+int refuse(int status, const char* why) { return reason = why, status; }
+
+// What each attribute is made of; first the kind of descriptor that has it.
+struct Attribute { int kind, element; };
+const std::map<int, Attribute> ATTRIBUTES = {
+    {100, {CONVOLUTION, A_TYPE}}, {101, {CONVOLUTION, A_MODE}}, {102, {CONVOLUTION, AN_INT64}}, {103, {CONVOLUTION, AN_INT64}},
+    {104, {CONVOLUTION, AN_INT64}}, {105, {CONVOLUTION, AN_INT64}}, {106, {CONVOLUTION, AN_INT64}},
+    {200, {HEURISTICS, A_HEURISTIC}}, {201, {HEURISTICS, A_DESCRIPTOR}}, {202, {HEURISTICS, A_DESCRIPTOR}},
+    {300, {CONFIGURATION, A_DESCRIPTOR}}, {302, {CONFIGURATION, A_DESCRIPTOR}}, {303, {CONFIGURATION, AN_INT64}},
+    {400, {PLAN, A_HANDLE}}, {401, {PLAN, A_DESCRIPTOR}}, {402, {PLAN, AN_INT64}}, {600, {KNOB, A_KNOB}}, {601, {KNOB, AN_INT64}},
+    {800, {GRAPH, A_HANDLE}}, {801, {GRAPH, A_DESCRIPTOR}}, {802, {GRAPH, AN_INT64}},
+    {900, {TENSOR, AN_INT64}}, {901, {TENSOR, A_TYPE}}, {902, {TENSOR, AN_INT64}}, {903, {TENSOR, AN_INT64}}, {906, {TENSOR, AN_INT64}},
+    {1000, {PACK, AN_INT64}}, {1001, {PACK, A_POINTER}}, {1003, {PACK, A_POINTER}},
+    {1300, {ENGINE, A_DESCRIPTOR}}, {1301, {ENGINE, AN_INT64}}, {1303, {ENGINE, A_NOTE}}, {1305, {ENGINE, A_BEHAVIOUR}},
+};
+size_t bytes_of(int element) {
+    return element == A_HANDLE || element == AN_INT64 || element == A_DOUBLE || element == A_POINTER || element == A_DESCRIPTOR ? 8 : 4;
+}
+// alpha, beta, convolution, w, x, y of a convolution follow this one.
+int first_of(int kind) { return kind == FORWARD ? 700 : kind == DATA ? 706 : 712; }
+bool fits(int kind, int attribute, int element) {
+    if (kind >= FORWARD && kind <= DATA) {
+        const int place = attribute - first_of(kind);
+        return place >= 0 && place < 6 && (place < 2 ? element == A_FLOAT || element == A_DOUBLE : element == A_DESCRIPTOR);
+    }
+    const auto found = ATTRIBUTES.find(attribute);
+    return found != ATTRIBUTES.end() && found->second.kind == kind && found->second.element == element;
+}
+
+struct Operation { Tensor x, y; Filter w; Convolution v; int64_t ids[3]; };  // of x, w and y
+
+Tensor tensor(const Backend& of) {
+    Tensor t{of.get<int>(901), {}, {}};
+    for (int i = 0; i < 4; i++) t.extent[i] = int(of.get<int64_t>(902, i)), t.stride[i] = int(of.get<int64_t>(903, i));
+    return t;
+}
+Operation operation(const Backend& of) {
+    const int first = first_of(of.kind);
+    const Backend &v = of.part(first + 2), &w = of.part(first + 3), &x = of.part(first + 4), &y = of.part(first + 5);
+    Operation it{tensor(x), tensor(y), Filter{tensor(w)}, {}, {x.get<int64_t>(906), w.get<int64_t>(906), y.get<int64_t>(906)}};
+    for (int i = 0; i < 2; i++) {
+        it.v.before[i] = int(v.get<int64_t>(105, i)), it.v.after[i] = int(v.get<int64_t>(104, i));
+        it.v.stride[i] = int(v.get<int64_t>(103, i)), it.v.dilation[i] = int(v.get<int64_t>(102, i));
+    }
+    it.v.mode = v.get<int>(101), it.v.compute = v.get<int>(100);
+    it.v.groups = it.w.extent[1] ? it.x.extent[1] / it.w.extent[1] : 0;
+    return it;
+}
+
+// The engines: what is noted of each, whether it compiles at run time, and which knob it has.
+struct Made { std::vector<int> notes; bool compiles; int knob; };
+const std::vector<Made> ENGINES = {
+    {{9}, false, 0},     // anything
+    {{0}, false, 2},     // tensor cores
+    {{4}, false, 0},     // in any order
+    {{0, 4}, false, 2},  // both
+    {{5}, false, 0},     // Winograd: 3x3 with stride 1 alone
+    {{0, 1}, false, 0},  // rounds its operands
+    {{}, true, 14},      // compiles, unless its knob is 13
+    {{}, false, 0},      // takes no layer
+    {{}, true, 0},       // compiles, and no heuristic names it
+    {{2}, false, 0},     // adds in a narrow type
+    {{3}, false, 0},     // FFT, which no heuristic names
+};
+bool takes(int engine, const Operation& it) {
+    if (engine == 4) return it.w.extent[2] == 3 && it.w.extent[3] == 3 && it.v.stride[0] == 1 && it.v.stride[1] == 1;
+    return engine != 7;
+}
+int64_t scratch(const Backend& configuration) {
+    int64_t sum = configuration.number * 100;
+    for (const auto& knob : configuration.knobs) sum += knob.second;
+    return sum;
+}
+// Twelve choices of one engine's knobs, one of them twice, before others; then what the other heuristic falls back to.
+std::vector<std::pair<int, Knobs>> named(int heuristic, const Operation& it) {
+    std::vector<std::pair<int, Knobs>> found;
+    if (heuristic == 3) {
+        for (int choice = 0; choice < 13; choice++) found.push_back({1, {{5, choice % 2}, {2, choice % 12}}});
+        found.push_back({3, {{2, 1}}});
+        found.push_back({2, {}});
+    } else {
+        for (int engine : {0, 6, 4, 5, 9})
+            if (takes(engine, it)) found.push_back({engine, {}});
+    }
+    return found;
+}
+const Operation graph_of(const Backend& of) { return operation(of.part(801)); }
+const Backend& graph_under(const Backend& configuration) { return configuration.part(300).part(1300); }
+
+int finalize(Backend& it) {
+    switch (it.kind) {
+        case TENSOR:
+            if (it.count<int64_t>(902) != 4 || it.count<int64_t>(903) != 4 || !it.get<int64_t>(906) || it.get<int64_t>(900) != 16)
+                return refuse(BAD_PARAM, "a tensor lacks something");
+            break;
+        case CONVOLUTION:
+            if (it.get<int64_t>(106) != 2) return refuse(BAD_PARAM, "two dimensions are wanted");
+            for (int attribute : {102, 103, 104, 105})
+                if (it.count<int64_t>(attribute) != 2) return refuse(BAD_PARAM, "two dimensions are wanted");
+            break;
+        case FORWARD:
+        case FILTER:
+        case DATA: {
+            const int first = first_of(it.kind);
+            const Operation made = operation(it);
+            const bool wide = made.x.type == DOUBLE;
+            const double alpha = wide ? it.get<double>(first) : it.get<float>(first);
+            const double beta = wide ? it.get<double>(first + 1) : it.get<float>(first + 1);
+            const size_t bytes = wide ? 8 : 4;
+            if (it.values[first].size() != bytes || it.values[first + 1].size() != bytes || alpha != 1 || beta != 0)
+                return refuse(BAD_PARAM, "the factors are not 1 and 0 in the type of the sums");
+            if (!consistent(made.x, made.w, made.v, made.y)) return refuse(BAD_PARAM, "no such convolution");
+            break;
+        }
+        case GRAPH:
+            if (!it.get<void*>(800)) return refuse(BAD_PARAM, "a graph without a handle");
+            if (graph_of(it).y.extent[0] == 19) return refuse(NOT_SUPPORTED, "this graph\n\tis not for me");
+            break;
+        case HEURISTICS:
+            if (it.get<int>(200) == 3 && graph_of(it.part(201)).x.type == BFLOAT16) return refuse(NOT_SUPPORTED, "no tree for bfloat16");
+            break;
+        case ENGINE:
+            it.number = int(it.get<int64_t>(1301));
+            if (it.number >= int(ENGINES.size())) return refuse(NOT_SUPPORTED, "there is no such engine");
+            if (!takes(it.number, graph_of(it.part(1300)))) return refuse(NOT_SUPPORTED, "the engine does not take this");
+            break;
+        case CONFIGURATION:
+            it.number = it.part(300).number;
+            for (int i = 0; i < it.count<Backend*>(302); i++)
+                it.knobs.push_back({it.part(302, i).get<int>(600), it.part(302, i).get<int64_t>(601)});
+            for (const auto& knob : it.knobs)
+                if (knob.first != ENGINES[it.number].knob && knob.first != 5) return refuse(NOT_SUPPORTED, "the engine has no such knob");
+            break;
+        case PLAN: {
+            if (!it.get<void*>(400)) return refuse(BAD_PARAM, "a plan without a handle");
+            const Backend& of = it.part(401);
+            if (ENGINES[of.number].compiles) calls += "compile engine=" + std::to_string(of.number) + "\n";
+            for (const auto& knob : of.knobs)
+                if (knob == std::pair<int, int64_t>{14, 13}) return refuse(COMPILATION_FAILED, "an unlucky number");
+            break;
+        }
+        case PACK:
+            if (it.count<int64_t>(1000) != it.count<void*>(1001) || !it.count<void*>(1003)) return refuse(BAD_PARAM, "a pack lacks something");
+    }
+    it.final = true;
+    return SUCCESS;
+}
+
+template <class T>
+void give(void* to, int64_t i, T value) { static_cast<T*>(to)[i] = value; }
+
+// As the library does it: how many there are, and as many of them as there is room for; but knobs are not counted
+// for who has no room for any.
+int get_attribute(const Backend& it, int attribute, int64_t most, int64_t* count, void* to) {
+    const auto numbers = [&](const std::vector<int>& values) {
+        *count = int64_t(values.size());
+        for (int64_t i = 0; i < *count && i < most; i++) give<int>(to, i, values[i]);
+    };
+    *count = 1;
+    if (attribute == 202) {
+        const auto found = named(it.get<int>(200), graph_of(it.part(201)));
+        *count = int64_t(found.size());
+        for (int64_t i = 0; i < *count && i < most; i++) {
+            Backend& configuration = *static_cast<Backend**>(to)[i];
+            configuration.final = true, configuration.number = found[i].first, configuration.knobs = found[i].second;
+        }
+    } else if (attribute == 300) {
+        Backend& engine = **static_cast<Backend**>(to);
+        engine.final = true, engine.number = it.number;
+    } else if (attribute == 302) {
+        *count = most ? int64_t(it.knobs.size()) : 0;
+        for (int64_t i = 0; i < *count && i < most; i++) {
+            Backend& knob = *static_cast<Backend**>(to)[i];
+            knob.final = true;
+            knob.knobs = {it.knobs[i]};
+        }
+    } else if (attribute == 303) give<int64_t>(to, 0, scratch(it));
+    else if (attribute == 402) give<int64_t>(to, 0, scratch(it.part(401)));
+    else if (attribute == 600) give<int>(to, 0, it.knobs.at(0).first);
+    else if (attribute == 601) give<int64_t>(to, 0, it.knobs.at(0).second);
+    else if (attribute == 802) give<int64_t>(to, 0, int64_t(ENGINES.size()));
+    else if (attribute == 1301) give<int64_t>(to, 0, it.number);
+    else if (attribute == 1303) numbers(ENGINES[it.number].notes);
+    else if (attribute == 1305) numbers(ENGINES[it.number].compiles ? std::vector<int>{0, 3} : std::vector<int>{});
+    else return refuse(BAD_PARAM, "an attribute that is not to be read");
+    return SUCCESS;
+}
 }  // namespace
 
 extern "C" {
@@ -99,8 +312,14 @@ int fake_live() { return live; }
 
 size_t cudnnGetVersion() { return 91900; }
 const char* cudnnGetErrorString(int status) {
+    if (status == COMPILATION_FAILED) return "CUDNN_STATUS_INTERNAL_ERROR_COMPILATION_FAILED";
     return status == NOT_SUPPORTED ? "CUDNN_STATUS_NOT_SUPPORTED" : status ? "CUDNN_STATUS_BAD_PARAM" : "CUDNN_STATUS_SUCCESS";
 }
+void cudnnGetLastErrorString(char* to, size_t most) {
+    std::snprintf(to, most, "%s", reason.c_str());
+    reason.clear();
+}
+size_t cudnnGetCudartVersion() { return 13000; }
 int cudnnCreate(Handle** to) { return *to = new Handle{}, SUCCESS; }
 int cudnnSetStream(Handle* handle, void* stream) { return handle->stream = stream, SUCCESS; }
 
@@ -117,11 +336,12 @@ int cudnnSetTensor4dDescriptorEx(Tensor* t, int type, int n, int c, int h, int w
     return SUCCESS;
 }
 int cudnnSetFilter4dDescriptor(Filter* f, int type, int format, int k, int c, int r, int s) {
-    *f = Filter{type, format, k, c, r, s};
+    *f = Filter{{type, {k, c, r, s}, {c * r * s, r * s, s, 1}}};
+    if (format) *f = Filter{{type, {k, c, r, s}, {r * s * c, 1, s * c, c}}};
     return SUCCESS;
 }
 int cudnnSetConvolution2dDescriptor(Convolution* v, int ph, int pw, int sh, int sw, int dh, int dw, int mode, int compute) {
-    *v = Convolution{{ph, pw}, {sh, sw}, {dh, dw}, mode, compute};
+    *v = Convolution{{ph, pw}, {ph, pw}, {sh, sw}, {dh, dw}, mode, compute};
     return SUCCESS;
 }
 int cudnnSetConvolutionGroupCount(Convolution* v, int groups) { return v->groups = groups, SUCCESS; }
@@ -187,6 +407,55 @@ int cudnnConvolutionBackwardFilter(Handle* handle, const void* alpha, Tensor* x,
     std::vector<double> sums(size(*w));
     products(*x, *w, *v, *y, [&](int64_t i, int64_t j, int64_t k) { sums[j] += get(a, x->type, i) * get(dy, x->type, k); });
     for (int64_t i = 0; i < size(*w); i++) put(dw, x->type, i, sums[i]);
+    return SUCCESS;
+}
+
+int cudnnBackendCreateDescriptor(int kind, Backend** to) {
+    *to = new Backend;
+    (*to)->kind = kind;
+    return live++, SUCCESS;
+}
+int cudnnBackendDestroyDescriptor(Backend* it) { return live--, delete it, SUCCESS; }
+int cudnnBackendSetAttribute(Backend* it, int attribute, int element, int64_t count, const void* from) {
+    if (it->final || !fits(it->kind, attribute, element) || count < 1) return refuse(BAD_PARAM, "no such attribute");
+    if (element == A_DESCRIPTOR)
+        for (int64_t i = 0; i < count; i++)
+            if (!static_cast<Backend* const*>(from)[i]->final) return refuse(BAD_PARAM, "not finalized");
+    it->values[attribute] = std::string(static_cast<const char*>(from), count * bytes_of(element));
+    return SUCCESS;
+}
+int cudnnBackendFinalize(Backend* it) { return it->final ? refuse(BAD_PARAM, "finalized twice") : finalize(*it); }
+int cudnnBackendGetAttribute(Backend* it, int attribute, int element, int64_t most, int64_t* count, void* to) {
+    if (!it->final || !fits(it->kind, attribute, element)) return refuse(BAD_PARAM, "no such attribute");
+    return get_attribute(*it, attribute, most, count, to);
+}
+int cudnnBackendExecute(Handle* handle, Backend* plan, Backend* pack) {
+    if (plan->kind != PLAN || pack->kind != PACK || !plan->final || !pack->final) return refuse(BAD_PARAM, "not finalized");
+    const Backend &of = plan->part(401), &node = graph_under(of).part(801);
+    const Operation it = operation(node);
+    void* at[3] = {};
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < pack->count<int64_t>(1000); j++)
+            if (pack->get<int64_t>(1000, j) == it.ids[i]) at[i] = pack->get<void*>(1001, j);
+    if (!at[0] || !at[1] || !at[2]) return refuse(BAD_PARAM, "a tensor has no address");
+    void* workspace = pack->get<void*>(1003);
+    if (scratch(of) && !workspace) return refuse(BAD_PARAM, "no workspace");
+    memset(workspace, 0x5a, scratch(of));
+    char line[200];
+    std::snprintf(line, sizeof line, "%s engine=%d type=%d groups=%d stream=%p knobs=",
+                  node.kind == FORWARD ? "fwd" : node.kind == DATA ? "dgrad" : "wgrad", of.number, it.x.type, it.v.groups, handle->stream);
+    calls += line;
+    for (const auto& knob : of.knobs) calls += std::to_string(knob.first) + "-" + std::to_string(knob.second) + " ";
+    calls += "\n";
+    const Tensor& out = node.kind == FORWARD ? it.y : node.kind == DATA ? it.x : it.w;
+    void* to = node.kind == FORWARD ? at[2] : node.kind == DATA ? at[0] : at[1];
+    std::vector<double> sums(size(out));
+    products(it.x, it.w, it.v, it.y, [&](int64_t i, int64_t j, int64_t k) {
+        if (node.kind == FORWARD) sums[k] += get(at[0], it.x.type, i) * get(at[1], it.x.type, j);
+        if (node.kind == DATA) sums[i] += get(at[1], it.x.type, j) * get(at[2], it.x.type, k);
+        if (node.kind == FILTER) sums[j] += get(at[0], it.x.type, i) * get(at[2], it.x.type, k);
+    });
+    for (int64_t i = 0; i < size(out); i++) put(to, it.x.type, i, sums[i]);
     return SUCCESS;
 }
 }
