@@ -214,7 +214,7 @@ def test_knobs_and_stream_reach_the_library(library: Any, monkeypatch: pytest.Mo
     layer = edge("grouped", direction="wgrad", layout="NHWC")
     library.fake_forget()
     check(GRAPH[2], layer, {"ENGINE": 1, "KNOBS": "2-7.5-1"})
-    assert calls(library) == ["wgrad engine=1 type=0 groups=3 stream=0x7b knobs=2-7 5-1 "]
+    assert calls(library) == ["wgrad engine=1 steps=0 type=0 groups=3 stream=0x7b knobs=2-7 5-1 "]
 
 
 def test_an_engine_is_compiled_when_it_is_built_and_not_before(library: Any) -> None:
@@ -224,7 +224,7 @@ def test_an_engine_is_compiled_when_it_is_built_and_not_before(library: Any) -> 
     assert GRAPH[0].workspace_bytes(layer, DEVICE, params) == 600
     assert calls(library) == []
     for _ in range(2):
-        GRAPH[0].build(layer.replace(bias=True), DEVICE, params)
+        GRAPH[0].build(layer, DEVICE, params)
     assert calls(library) == ["compile engine=6"]
     with pytest.raises(LibraryError, match="COMPILATION_FAILED: an unlucky number"):
         GRAPH[0].build(layer, DEVICE, {"ENGINE": 6, "KNOBS": "14-13"})
@@ -274,14 +274,14 @@ def test_a_graph_that_is_refused_is_one_candidate_with_the_reason(library: Any) 
     assert reason == "cudnnBackendFinalize: CUDNN_STATUS_NOT_SUPPORTED: this graph is not for me"
 
 
-def test_a_tail_of_the_graphs_is_ours_or_refused(library: Any) -> None:
+@pytest.mark.parametrize(("tail", "steps"), [("bias", 1), ("relu", 2), ("bias residual relu", 3), ("residual", 2)])
+def test_the_tail_is_in_the_graph(tail: str, steps: int, library: Any) -> None:
     for dtype, layout in itertools.product(DTYPES, LAYOUTS):
-        layer = edge("grouped", dtype=dtype, layout=layout, **TAILS["bias residual relu"])
-        found = checked(GRAPH, layer, once="ENGINE")
-        assert bool(found) == (dtype in ("float32", "float64"))
-    assert GRAPH[0].why_not(layer, DEVICE, {"ENGINE": 0}) == [
-        "it is a convolution alone; our tail would round bfloat16 twice"
-    ]
+        layer = edge("grouped", dtype=dtype, layout=layout, **TAILS.get(tail, {"residual": True}))
+        library.fake_forget()
+        assert len(checked(GRAPH, layer, once="ENGINE")) == 7
+        ran = [line.split()[2] for line in calls(library) if line.startswith("fwd")]
+        assert ran == [f"steps={steps}"] * 7
 
 
 def test_descriptors_of_a_graph_go_with_its_plan(library: Any) -> None:
@@ -381,7 +381,8 @@ def test_a_vendor_that_is_not_wanted_is_not_loaded(tmp_path: Path, monkeypatch: 
     def forbidden() -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(cudnn, "library", forbidden)
+    for module in (cudnn, cudnn_graph):
+        monkeypatch.setattr(module, "library", forbidden)
     monkeypatch.setattr(cudnn, "installed", lambda: True)
     made = plan(edge("tails"), "heuristic", device=DEVICE, cache=TuningCache(tmp_path, system=None), vendors=False)
     assert made.reasons["cudnn[ALGO=gemm,MATH=fma]"]

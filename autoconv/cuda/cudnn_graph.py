@@ -9,21 +9,23 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autoconv.cuda.cudnn import CROSS_CORRELATION, TYPES, call, handle, library
+from autoconv.cuda.cudnn import CROSS_CORRELATION, PROPAGATE_NAN, TYPES, call, handle, library
 from autoconv.cuda.libraries import LibraryError, opened
 from autoconv.layer import ConvLayer
 
 KINDS = {"convolution": 1, "engine": 2, "configuration": 3, "heuristics": 4, "plan": 5, "knob": 7, "fwd": 10}
-KINDS |= {"wgrad": 11, "dgrad": 12, "graph": 15, "pack": 16, "tensor": 17}
+KINDS |= {"wgrad": 11, "dgrad": 12, "graph": 15, "pack": 16, "tensor": 17, "pointwise": 0, "step": 13}
 ELEMENTS: dict[str, tuple[int, Any]] = {  # of attributes: cuDNN's number of their type, and the type
     "handle": (0, ctypes.c_void_p),
     "dtype": (1, ctypes.c_int),
+    "bool": (2, ctypes.c_bool),
     "int64": (3, ctypes.c_int64),
     "float": (4, ctypes.c_float),
     "double": (5, ctypes.c_double),
@@ -31,7 +33,9 @@ ELEMENTS: dict[str, tuple[int, Any]] = {  # of attributes: cuDNN's number of the
     "mode": (7, ctypes.c_int),
     "heuristic": (8, ctypes.c_int),
     "knob": (9, ctypes.c_int),
+    "nan": (10, ctypes.c_int),
     "numerical": (11, ctypes.c_int),
+    "function": (14, ctypes.c_int),
     "descriptor": (15, ctypes.c_void_p),
     "behaviour": (19, ctypes.c_int),
 }
@@ -51,6 +55,7 @@ def _operation(first: int) -> dict[str, tuple[int, str]]:
 
 
 ATTRIBUTES: dict[str, dict[str, tuple[int, str]]] = {
+    "pointwise": _from(0, function="function", compute="dtype", nan="nan"),
     "convolution": _from(100, compute="dtype", mode="mode", dilations="int64", strides="int64")
     | _from(104, after="int64", before="int64", dimensions="int64"),
     "heuristics": _from(200, mode="heuristic", graph="descriptor", results="descriptor"),
@@ -60,13 +65,16 @@ ATTRIBUTES: dict[str, dict[str, tuple[int, str]]] = {
     "fwd": _operation(700),
     "dgrad": _operation(706),
     "wgrad": _operation(712),
+    "step": _from(750, pointwise="descriptor", x="descriptor", operand="descriptor", y="descriptor"),
     "graph": _from(800, handle="handle", operations="descriptor", engines="int64"),
-    "tensor": _from(900, alignment="int64", dtype="dtype", extents="int64", strides="int64") | _from(906, id="int64"),
+    "tensor": _from(900, alignment="int64", dtype="dtype", extents="int64", strides="int64")
+    | _from(906, id="int64", virtual="bool"),
     "pack": _from(1000, ids="int64", pointers="pointer") | _from(1003, workspace="pointer"),
     "engine": _from(1300, graph="descriptor", number="int64")
     | _from(1303, numerical="numerical")
     | _from(1305, behaviour="behaviour"),
 }
+ADD, RELU = 0, 100
 RANKING, FALLBACK = 3, 2  # heuristics: mode A, the fastest expected first; and what works without a promise of speed
 NOTES = {0: "tensor_core", 1: "narrow_inputs", 2: "narrow_sums", 3: "fft", 4: "nondeterministic", 5: "winograd"}
 RUNTIME_COMPILATION = 0
@@ -175,16 +183,46 @@ def _ready() -> None:
 
 
 def _tensor(layer: ConvLayer, letter: str, extents: tuple[int, ...]) -> Descriptor:
-    """Of shape N, C, H, W or K, C, R, S, its strides those of the layout."""
+    """Of shape N, C, H, W or K, C, R, S, its strides those of the layout; a digit's is only passed on, unrounded."""
     _, C, H, W = extents
     strides = (C * H * W, H * W, W, 1) if layer.layout == "NCHW" else (H * W * C, 1, W * C, C)
-    dtype = TYPES[layer.dtype]
-    return Descriptor.of("tensor", id=ord(letter), dtype=dtype, extents=extents, strides=strides, alignment=ALIGNMENT)
+    virtual = letter.isdigit()
+    return Descriptor.of(
+        "tensor",
+        id=ord(letter),
+        dtype=TYPES[layer.accumulator.name if virtual else layer.dtype],
+        extents=extents,
+        strides=strides,
+        alignment=ALIGNMENT,
+        virtual=virtual,
+    )
+
+
+def _steps(layer: ConvLayer) -> list[str]:
+    """The tail, in the order that most engines take; they want a bias, which may be of zeros."""
+    if not (layer.bias or layer.residual or layer.activation):
+        return []
+    return ["r"] * layer.residual + ["b"] + ["relu"] * (layer.activation == "relu")
+
+
+def operands(layer: ConvLayer) -> str:
+    """Letters of the arrays that a plan of the layer is run on: a, b, out, the residual and the bias."""
+    return OPERANDS[layer.direction] + "".join(letter for letter in _steps(layer) if letter != "relu")
+
+
+def _step(layer: ConvLayer, step: str, x: Descriptor, y: Descriptor) -> Descriptor:
+    compute = TYPES[layer.accumulator.name]
+    if step == "relu":
+        relu = Descriptor.of("pointwise", function=RELU, compute=compute, nan=PROPAGATE_NAN)
+        return Descriptor.of("step", pointwise=relu, x=x, y=y)
+    addition = Descriptor.of("pointwise", function=ADD, compute=compute)
+    shape = (layer.N, layer.K, layer.P, layer.Q) if step == "r" else (1, layer.K, 1, 1)
+    return Descriptor.of("step", pointwise=addition, x=x, operand=_tensor(layer, step, shape), y=y)
 
 
 @functools.lru_cache(maxsize=256)
 def graph(gpu: int, layer: ConvLayer) -> Descriptor:
-    """The layer without its tail as a graph of one operation, on the current GPU, whose number is given.
+    """The layer as a graph of operations, on the current GPU, whose number is given.
 
     Raises
     ------
@@ -204,15 +242,20 @@ def graph(gpu: int, layer: ConvLayer) -> Descriptor:
         after=(bottom, right),
     )
     scalar = "double" if layer.dtype == "float64" else "float"
-    operation = Descriptor.of(
-        layer.direction,
-        **{f"alpha_{scalar}": 1.0, f"beta_{scalar}": 0.0},
-        convolution=convolution,
-        x=_tensor(layer, "x", (layer.N, layer.C, layer.H, layer.W)),
-        w=_tensor(layer, "w", (layer.K, layer.C // layer.groups, layer.R, layer.S)),
-        y=_tensor(layer, "y", (layer.N, layer.K, layer.P, layer.Q)),
-    )
-    return Descriptor.of("graph", operations=operation, handle=handle(gpu).value)
+    steps, shape = _steps(layer), (layer.N, layer.K, layer.P, layer.Q)
+    results = [_tensor(layer, letter, shape) for letter in (*map(str, range(len(steps))), "y")]
+    operations = [
+        Descriptor.of(
+            layer.direction,
+            **{f"alpha_{scalar}": 1.0, f"beta_{scalar}": 0.0},
+            convolution=convolution,
+            x=_tensor(layer, "x", (layer.N, layer.C, layer.H, layer.W)),
+            w=_tensor(layer, "w", (layer.K, layer.C // layer.groups, layer.R, layer.S)),
+            y=results[0],
+        )
+    ]
+    operations += [_step(layer, step, *pair) for step, pair in zip(steps, itertools.pairwise(results), strict=True)]
+    return Descriptor.of("graph", operations=operations, handle=handle(gpu).value)
 
 
 def offered(gpu: int, layer: ConvLayer) -> list[Engine]:
@@ -279,17 +322,16 @@ class Plan:
         configuration = _configuration(graph(gpu, layer), number, knobs)
         self._plan = Descriptor.of("plan", handle=handle(gpu).value, configuration=configuration)
         self.workspace_bytes = self._plan.numbers("workspace")[0]
-        self._pack = functools.lru_cache(maxsize=PACKS)(functools.partial(_packed, OPERANDS[layer.direction]))
+        self._pack = functools.lru_cache(maxsize=PACKS)(functools.partial(_packed, operands(layer)))
         self._lock = threading.Lock()  # plans are not safe for two threads at a time, say cuDNN's release notes
 
-    def run(self, gpu: int, stream: int, a: int, b: int, out: int, scratch: int) -> None:
-        """Launch on a stream; arrays and scratch by their addresses."""
+    def run(self, gpu: int, stream: int, scratch: int, *arrays: int) -> None:
+        """Launch on a stream; scratch and arrays, in the order of `operands`, by their addresses."""
         mine = handle(gpu)
         call("cudnnSetStream", mine, ctypes.c_void_p(stream))
         with self._lock:
-            call("cudnnBackendExecute", mine, self._plan.at, self._pack(a, b, out, scratch).at)
+            call("cudnnBackendExecute", mine, self._plan.at, self._pack(scratch, *arrays).at)
 
 
-def _packed(letters: str, *addresses: int) -> Descriptor:
-    *operands, scratch = addresses
-    return Descriptor.of("pack", ids=tuple(map(ord, letters)), pointers=operands, workspace=scratch)
+def _packed(letters: str, scratch: int, *arrays: int) -> Descriptor:
+    return Descriptor.of("pack", ids=tuple(map(ord, letters)), pointers=arrays, workspace=scratch)

@@ -97,7 +97,10 @@ class Cudnn(Library):
 
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         gpu, fused = cast("CUDA", device), _native(layer, params)
-        tail = _our_tail(gpu, layer) if _tail(layer) and not fused else None
+        tail = None
+        if _tail(layer) and not fused:
+            blocks = ceil_div(math.prod(layer.output_shape), THREADS)
+            tail = gpu.load(Unit("vendor_tail", ("vendor.cu",), layer, (blocks, 1, 1), THREADS, 4))
         algorithm, arithmetic = _numbered(layer, params)
         return CudnnKernel(gpu, layer, algorithm, arithmetic, self.workspace_bytes(layer, device, params), tail, fused)
 
@@ -143,10 +146,7 @@ class CudnnKernel(Kernel):
         self._gpu, self._algorithm, self._tail, self._fused = gpu, algorithm, tail, fused
         self._convolution = _convolution(layer, arithmetic)
         self.workspace_bytes = nbytes
-        self._no_bias = None
-        if fused and not layer.bias:
-            self._no_bias = gpu.empty((layer.K,), layer.numpy_dtype)
-            self._no_bias[...] = 0
+        self._no_bias = _no_bias(gpu, layer) if fused and not layer.bias else None
 
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
         gpu = self._gpu
@@ -180,14 +180,11 @@ class CudnnGraph(Library):
         if not params:
             engines = self._engines(layer, device)
             return [engines if isinstance(engines, str) else "no ENGINE is named"]
-        reasons = []
-        if _tail(layer) and layer.itemsize < 4:
-            reasons.append(f"it is a convolution alone; our tail would round {layer.dtype} twice")
-        found = _configured(cast("CUDA", device).index, _plain(layer), *_parsed(params))
+        found = _configured(cast("CUDA", device).index, layer, *_parsed(params))
         if isinstance(found, str):
-            return [*reasons, found]
+            return [found]
         engine, _ = found
-        reasons += [reason for note, reason in REFUSED.items() if note in engine.notes]
+        reasons = [reason for note, reason in REFUSED.items() if note in engine.notes]
         if not self._takes(layer, engine):
             notes = ", ".join(sorted(engine.notes)) or "none"
             reasons.append(f"its notes ({notes}) make it another family's")
@@ -196,7 +193,7 @@ class CudnnGraph(Library):
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
-        found = _configured(cast("CUDA", device).index, _plain(layer), *_parsed(params))
+        found = _configured(cast("CUDA", device).index, layer, *_parsed(params))
         return 0 if isinstance(found, str) else found[1]
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
@@ -210,8 +207,7 @@ class CudnnGraph(Library):
 
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         gpu = cast("CUDA", device)
-        plan = _plan(gpu.index, _plain(layer), *_parsed(params))
-        return GraphKernel(gpu, plan, _our_tail(gpu, layer) if _tail(layer) else None)
+        return GraphKernel(gpu, layer, _plan(gpu.index, layer, *_parsed(params)))
 
     def _takes(self, layer: ConvLayer, engine: cudnn_graph.Engine) -> bool:
         tf32 = layer.dtype == "float32" and "tensor_core" in engine.notes
@@ -219,7 +215,7 @@ class CudnnGraph(Library):
 
     def _engines(self, layer: ConvLayer, device: Device) -> dict[cudnn_graph.Engine, float] | str:
         """Those to try, with how long each is expected to take, as a factor; or why cuDNN offers none of any family."""
-        offered = _offered(cast("CUDA", device).index, _plain(layer))
+        offered = _offered(cast("CUDA", device).index, layer)
         if isinstance(offered, str):
             return offered
         mine = [engine for engine in offered if self._takes(layer, engine) and not engine.notes & REFUSED.keys()]
@@ -255,17 +251,16 @@ class CudnnGraphAtomicTF32(CudnnGraphTF32):
 
 
 class GraphKernel(Kernel):
-    """One plan of the graph interface, and our tail where the layer has one."""
+    """One plan of the graph interface, which has the tail in it."""
 
-    def __init__(self, gpu: CUDA, plan: cudnn_graph.Plan, tail: Launch | None) -> None:
-        self._gpu, self._plan, self._tail = gpu, plan, tail
+    def __init__(self, gpu: CUDA, layer: ConvLayer, plan: cudnn_graph.Plan) -> None:
+        self._gpu, self._plan = gpu, plan
         self.workspace_bytes = plan.workspace_bytes
+        self._no_bias = _no_bias(gpu, layer) if _tail(layer) and not layer.bias else None
 
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
-        gpu = self._gpu
-        self._plan.run(gpu.index, gpu.launches_on(), *map(gpu.address, (a, b, out, workspace)))
-        if self._tail is not None:
-            self._tail(out, bias, residual)
+        tail = (array for array in (residual, self._no_bias if bias is None else bias) if array is not None)
+        self._plan.run(self._gpu.index, self._gpu.launches_on(), *map(self._gpu.address, (workspace, a, b, out, *tail)))
 
 
 def _tail(layer: ConvLayer) -> bool:
@@ -277,13 +272,10 @@ def _native(layer: ConvLayer, params: Params) -> bool:
     return _tail(layer) and (layer.activation == "relu" or params["ALGO"] == "implicit_precomp_gemm")
 
 
-def _our_tail(gpu: CUDA, layer: ConvLayer) -> Launch:
-    blocks = ceil_div(math.prod(layer.output_shape), THREADS)
-    return gpu.load(Unit("vendor_tail", ("vendor.cu",), layer, (blocks, 1, 1), THREADS, 4))
-
-
-def _plain(layer: ConvLayer) -> ConvLayer:
-    return layer.replace(bias=False, residual=False, activation=None) if _tail(layer) else layer
+def _no_bias(gpu: CUDA, layer: ConvLayer) -> Array:
+    zeros = gpu.empty((layer.K,), layer.numpy_dtype)
+    zeros[...] = 0
+    return zeros
 
 
 def _seconds(layer: ConvLayer, device: Device, tensor: bool, factor: float) -> float:

@@ -91,8 +91,8 @@ int begin(const char* name, void* handle, int algorithm, const Convolution& v, v
 }
 
 // The graph interface: descriptors as attributes by number, checked as far as they are used here.
-enum Kind { CONVOLUTION = 1, ENGINE, CONFIGURATION, HEURISTICS, PLAN, KNOB = 7, FORWARD = 10, FILTER, DATA, GRAPH = 15, PACK, TENSOR };
-enum Element { A_HANDLE = 0, A_TYPE, AN_INT64 = 3, A_FLOAT, A_DOUBLE, A_POINTER, A_MODE, A_HEURISTIC, A_KNOB, A_NOTE = 11, A_DESCRIPTOR = 15, A_BEHAVIOUR = 19 };
+enum Kind { POINTWISE, CONVOLUTION, ENGINE, CONFIGURATION, HEURISTICS, PLAN, KNOB = 7, FORWARD = 10, FILTER, DATA, STEP, GRAPH = 15, PACK, TENSOR };
+enum Element { A_HANDLE, A_TYPE, A_BOOLEAN, AN_INT64, A_FLOAT, A_DOUBLE, A_POINTER, A_MODE, A_HEURISTIC, A_KNOB, A_NAN, A_NOTE, A_FUNCTION = 14, A_DESCRIPTOR, A_BEHAVIOUR = 19 };
 using Knobs = std::vector<std::pair<int, int64_t>>;
 
 struct Backend {
@@ -121,6 +121,9 @@ int refuse(int status, const char* why) { return reason = why, status; }
 // What each attribute is made of; first the kind of descriptor that has it.
 struct Attribute { int kind, element; };
 const std::map<int, Attribute> ATTRIBUTES = {
+    {0, {POINTWISE, A_FUNCTION}}, {1, {POINTWISE, A_TYPE}}, {2, {POINTWISE, A_NAN}},
+    {750, {STEP, A_DESCRIPTOR}}, {751, {STEP, A_DESCRIPTOR}}, {752, {STEP, A_DESCRIPTOR}}, {753, {STEP, A_DESCRIPTOR}},
+    {907, {TENSOR, A_BOOLEAN}},
     {100, {CONVOLUTION, A_TYPE}}, {101, {CONVOLUTION, A_MODE}}, {102, {CONVOLUTION, AN_INT64}}, {103, {CONVOLUTION, AN_INT64}},
     {104, {CONVOLUTION, AN_INT64}}, {105, {CONVOLUTION, AN_INT64}}, {106, {CONVOLUTION, AN_INT64}},
     {200, {HEURISTICS, A_HEURISTIC}}, {201, {HEURISTICS, A_DESCRIPTOR}}, {202, {HEURISTICS, A_DESCRIPTOR}},
@@ -132,6 +135,7 @@ const std::map<int, Attribute> ATTRIBUTES = {
     {1300, {ENGINE, A_DESCRIPTOR}}, {1301, {ENGINE, AN_INT64}}, {1303, {ENGINE, A_NOTE}}, {1305, {ENGINE, A_BEHAVIOUR}},
 };
 size_t bytes_of(int element) {
+    if (element == A_BOOLEAN) return 1;
     return element == A_HANDLE || element == AN_INT64 || element == A_DOUBLE || element == A_POINTER || element == A_DESCRIPTOR ? 8 : 4;
 }
 // alpha, beta, convolution, w, x, y of a convolution follow this one.
@@ -162,7 +166,29 @@ Operation operation(const Backend& of) {
     }
     it.v.mode = v.get<int>(101), it.v.compute = v.get<int>(100);
     it.v.groups = it.w.extent[1] ? it.x.extent[1] / it.w.extent[1] : 0;
+    if (y.get<bool>(907)) it.y.type = it.y.type == it.v.compute ? it.x.type : -1;  // sums are passed on as they are
     return it;
+}
+// Of a graph: each step takes what the one before gives, and adds a residual before a bias; the last is no longer virtual.
+int chained(const Backend& graph) {
+    const Backend& first = graph.part(801);
+    const Backend* given = first.get<Backend*>(first_of(first.kind) + 5);
+    bool biased = false;
+    for (int i = 1; i < graph.count<Backend*>(801); i++) {
+        const Backend &step = graph.part(801, i), &how = step.part(750);
+        const Tensor y = tensor(*given);
+        if (step.get<Backend*>(751) != given || !given->get<bool>(907)) return refuse(BAD_PARAM, "a step does not follow");
+        if (how.get<int>(1) != y.type || (how.get<int>(0) == 100 && how.get<int>(2) != 1)) return refuse(BAD_PARAM, "careless");
+        if (how.get<int>(0) == 0) {
+            const Tensor operand = tensor(step.part(752));
+            const bool bias = operand.extent[0] == 1 && operand.extent[1] == y.extent[1] && operand.extent[2] * operand.extent[3] == 1;
+            if (!bias && (biased || memcmp(operand.extent, y.extent, sizeof y.extent))) return refuse(NOT_SUPPORTED, "a residual behind a bias");
+            biased = bias;
+        }
+        given = step.get<Backend*>(753);
+    }
+    if (graph.count<Backend*>(801) > 1 && !biased) return refuse(NOT_SUPPORTED, "a tail without a bias");
+    return given->get<bool>(907) ? refuse(BAD_PARAM, "the result is virtual") : SUCCESS;
 }
 
 // The engines: what is noted of each, whether it compiles at run time, and which knob it has.
@@ -232,6 +258,7 @@ int finalize(Backend& it) {
         }
         case GRAPH:
             if (!it.get<void*>(800)) return refuse(BAD_PARAM, "a graph without a handle");
+            if (const int status = chained(it)) return status;
             if (graph_of(it).y.extent[0] == 19) return refuse(NOT_SUPPORTED, "this graph\n\tis not for me");
             break;
         case HEURISTICS:
@@ -432,18 +459,23 @@ int cudnnBackendGetAttribute(Backend* it, int attribute, int element, int64_t mo
 int cudnnBackendExecute(Handle* handle, Backend* plan, Backend* pack) {
     if (plan->kind != PLAN || pack->kind != PACK || !plan->final || !pack->final) return refuse(BAD_PARAM, "not finalized");
     const Backend &of = plan->part(401), &node = graph_under(of).part(801);
-    const Operation it = operation(node);
-    void* at[3] = {};
-    for (int i = 0; i < 3; i++)
+    const Backend& graph = graph_under(of);
+    const int steps = graph.count<Backend*>(801) - 1;
+    Operation it = operation(node);
+    if (steps) it.ids[2] = graph.part(801, steps).part(753).get<int64_t>(906);
+    const auto address = [&](int64_t id) -> void* {
         for (int j = 0; j < pack->count<int64_t>(1000); j++)
-            if (pack->get<int64_t>(1000, j) == it.ids[i]) at[i] = pack->get<void*>(1001, j);
-    if (!at[0] || !at[1] || !at[2]) return refuse(BAD_PARAM, "a tensor has no address");
+            if (pack->get<int64_t>(1000, j) == id) return pack->get<void*>(1001, j);
+        return nullptr;
+    };
+    void* at[3] = {address(it.ids[0]), address(it.ids[1]), address(it.ids[2])};
+    if (!at[0] || !at[1] || !at[2] || pack->count<int64_t>(1000) < 3) return refuse(BAD_PARAM, "a tensor has no address");
     void* workspace = pack->get<void*>(1003);
     if (scratch(of) && !workspace) return refuse(BAD_PARAM, "no workspace");
     memset(workspace, 0x5a, scratch(of));
     char line[200];
-    std::snprintf(line, sizeof line, "%s engine=%d type=%d groups=%d stream=%p knobs=",
-                  node.kind == FORWARD ? "fwd" : node.kind == DATA ? "dgrad" : "wgrad", of.number, it.x.type, it.v.groups, handle->stream);
+    std::snprintf(line, sizeof line, "%s engine=%d steps=%d type=%d groups=%d stream=%p knobs=",
+                  node.kind == FORWARD ? "fwd" : node.kind == DATA ? "dgrad" : "wgrad", of.number, steps, it.x.type, it.v.groups, handle->stream);
     calls += line;
     for (const auto& knob : of.knobs) calls += std::to_string(knob.first) + "-" + std::to_string(knob.second) + " ";
     calls += "\n";
@@ -455,6 +487,22 @@ int cudnnBackendExecute(Handle* handle, Backend* plan, Backend* pack) {
         if (node.kind == DATA) sums[i] += get(at[1], it.x.type, j) * get(at[2], it.x.type, k);
         if (node.kind == FILTER) sums[j] += get(at[0], it.x.type, i) * get(at[2], it.x.type, k);
     });
+    for (int step = 1; step <= steps; step++) {
+        const Backend& now = graph.part(801, step);
+        if (now.part(750).get<int>(0) == 100) {
+            for (double& sum : sums) sum = sum < 0 ? 0 : sum;
+            continue;
+        }
+        const Tensor operand = tensor(now.part(752));
+        const void* from = address(now.part(752).get<int64_t>(906));
+        if (!from) return refuse(BAD_PARAM, "a tensor has no address");
+        const auto one = [&](int i, int n) { return operand.extent[i] == 1 ? 0 : n; };
+        for (int n = 0; n < out.extent[0]; n++)
+            for (int k = 0; k < out.extent[1]; k++)
+                for (int p = 0; p < out.extent[2]; p++)
+                    for (int q = 0; q < out.extent[3]; q++)
+                        sums[::at(out, n, k, p, q)] += get(from, it.x.type, ::at(operand, one(0, n), one(1, k), one(2, p), one(3, q)));
+    }
     for (int64_t i = 0; i < size(out); i++) put(to, it.x.type, i, sums[i]);
     return SUCCESS;
 }
