@@ -196,9 +196,9 @@ def test_notes_decide_the_family_and_ranks_what_is_tried(library: Any) -> None:
         layer = edge("tails", dtype=dtype)
         narrow = dtype == "float32"
         assert names(exact, layer) == (plain if narrow else ranked + plain)
-        assert names(atomic, layer) == (["[ENGINE=2]"] if narrow else ["[ENGINE=3,KNOBS=2-1]", "[ENGINE=2]"])
+        assert names(atomic, layer) == (["[ENGINE=2]"] if narrow else ["[ENGINE=3,KNOBS=2--1]", "[ENGINE=2]"])
         assert names(tf32, layer) == (ranked if narrow else [])
-        assert names(both, layer) == (["[ENGINE=3,KNOBS=2-1]"] if narrow else [])
+        assert names(both, layer) == (["[ENGINE=3,KNOBS=2--1]"] if narrow else [])
     assert names(exact, edge("tails", dtype="bfloat16"))[:2] == ["[ENGINE=0]", "[ENGINE=6]"]  # one heuristic refuses
     layer = edge("tails")
     assert tf32.bound(layer, {"ENGINE": 1}) > exact.bound(layer, {"ENGINE": 4, "METHOD": "winograd"})

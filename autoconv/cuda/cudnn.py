@@ -100,7 +100,7 @@ def call(name: str, *arguments: Any) -> None:
     Raises
     ------
     LibraryError
-        When it has none of that name, or gives another status than success: then with what it says of the reason.
+        When it has none of that name, or gives another status than success; with what it says of that.
     """
     found = library()
     try:

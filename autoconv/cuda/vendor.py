@@ -1,4 +1,4 @@
-"""cuDNN as candidates, where it is installed: the engines of its graph interface, and the older numbered algorithms."""
+"""cuDNN as candidates, where it is installed: engines of its graph interface, and the older numbered algorithms."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class CudnnGraph(Library):
         return tf32 == self.tf32 and ("nondeterministic" not in engine.notes) == self.deterministic
 
     def _engines(self, layer: ConvLayer, device: Device) -> dict[cudnn_graph.Engine, float] | str:
-        """Those to try, with how long each is expected to take, as a factor; or why cuDNN offers none of any family."""
+        """Those to try, with how long each may take, as a factor; or why cuDNN offers none of any family."""
         offered = _offered(cast("CUDA", device).index, layer)
         if isinstance(offered, str):
             return offered
@@ -259,8 +259,9 @@ class GraphKernel(Kernel):
         self._no_bias = _no_bias(gpu, layer) if _tail(layer) and not layer.bias else None
 
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
+        gpu = self._gpu
         tail = (array for array in (residual, self._no_bias if bias is None else bias) if array is not None)
-        self._plan.run(self._gpu.index, self._gpu.launches_on(), *map(self._gpu.address, (workspace, a, b, out, *tail)))
+        self._plan.run(gpu.index, gpu.launches_on(), *map(gpu.address, (workspace, a, b, out, *tail)))
 
 
 def _tail(layer: ConvLayer) -> bool:

@@ -220,7 +220,7 @@ std::vector<std::pair<int, Knobs>> named(int heuristic, const Operation& it) {
     std::vector<std::pair<int, Knobs>> found;
     if (heuristic == 3) {
         for (int choice = 0; choice < 13; choice++) found.push_back({1, {{5, choice % 2}, {2, choice % 12}}});
-        found.push_back({3, {{2, 1}}});
+        found.push_back({3, {{2, -1}}});
         found.push_back({2, {}});
     } else {
         for (int engine : {0, 6, 4, 5, 9})
