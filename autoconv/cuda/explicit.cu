@@ -55,6 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) col2im(const Acc* 
     for (int r = 0; r < R; r++) {
         const Offset p = output_of(h, r, PAD_TOP, STRIDE_H, DILATION_H, P);
         if (p < 0) continue;
+#pragma unroll 4  // what many taps need at once would spill
         for (int s = 0; s < S; s++) {
             const Offset q = output_of(v, s, PAD_LEFT, STRIDE_W, DILATION_W, Q);
             if (q >= 0) sum += columns[column_at(n, c, r, s, p, q)];

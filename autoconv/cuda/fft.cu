@@ -71,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) fft_filter(const T
     Complex sum = {0, 0};
     for (int r = 0; r < R; r++) {
         Complex row = {0, 0};
+#pragma unroll 1  // what many taps need at once would spill
         for (int s = 0; s < S; s++) {
             const Acc tap = Acc(to_float(taps[r * ROW + s * COLUMN]));
             const int turn = (BACK ? REACH_W - s * DILATION_W : s * DILATION_W) * v % F_W;
