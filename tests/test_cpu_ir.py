@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from vectors import INSTRUCTION_SETS
 
-from autoconv.cpu import compiler, disk
+from autoconv.cpu import ALGORITHMS, compiler, disk
 from autoconv.cpu.ir import DTYPES, Module, bf16, f16, f32, f64, i64, ptr, widened
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
 sets = pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+LANGUAGE = sorted(compiler.FOLDER.glob("ir*.py"))
 NUMPY = {f32: np.float32, f64: np.float64, f16: np.float16, bf16: ml_dtypes.bfloat16}
 
 
@@ -262,7 +263,7 @@ def texts(tmp_path, monkeypatch):
     ("file", "more", "changes"),
     [
         ("cpu/pixel.py", "x = 1\n", "own others"),
-        ("cpu/ir.py", "x = 1  # of every kernel\n", "own all others"),
+        *((f"cpu/{path.name}", "x = 1  # of every kernel\n", "own all others") for path in LANGUAGE),
         ("cpu/pixel.py", "# a remark\n    # and another\n", ""),
         ("cpu/direct.py", "x = 1\n", "others"),
         ("layer.py", "x = 1\n", "others"),
@@ -289,6 +290,33 @@ def test_all_that_emitters_read_of_the_package_above_is_in_their_keys():
     imports = re.compile(r"^\s*from autoconv\.([a-z_]+) import", re.MULTILINE)
     found = {name for path in compiler.FOLDER.glob("*.py") for name in imports.findall(path.read_text())}
     assert found - {"cpu", "algorithm", "device", "errors"} == {name.removeprefix("../") for name in compiler.OUTSIDE}
+
+
+GENERATED = [a for a in ALGORITHMS if a.vendor is None and not a.name.startswith("numpy.")]
+SERVED = {"compiler", "device", "pool"}  # compiler and pool are in every version; a device's facts are arguments
+
+
+@pytest.mark.parametrize("algorithm", GENERATED, ids=lambda a: a.name)
+def test_a_version_is_made_of_all_that_the_algorithm_s_kernels_are_written_with(algorithm, monkeypatch):
+    """What its file imports, and what that imports in turn, but for other algorithms, which have their own."""
+    imports = re.compile(r"^\s*from autoconv\.cpu\.([a-z_]+) import", re.MULTILINE)
+    own = type(algorithm).__module__.rpartition(".")[2]
+    others = {type(other).__module__.rpartition(".")[2] for other in GENERATED} - {own}
+
+    def read_by(module):
+        return set(imports.findall((compiler.FOLDER / f"{module}.py").read_text())) - SERVED - others
+
+    wanted, new = set(), {own}
+    while new := set().union(*map(read_by, new)) - wanted:
+        wanted |= new
+    digested = set()
+    monkeypatch.setattr(compiler, "_digest", lambda module: digested.add(module) or b"")
+    compiler.version.cache_clear()
+    try:
+        assert algorithm.version
+    finally:
+        compiler.version.cache_clear()
+    assert {"ir", "ir_memory", "pieces"} <= wanted <= digested
 
 
 FAR = """

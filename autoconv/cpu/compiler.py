@@ -159,7 +159,8 @@ def version(*modules: str) -> str:
     a layer; hashing it costs nothing, where emitting every kernel of every candidate would. It may change
     where the machine code does not, which costs one race, and never the other way round.
     """
-    text = b"".join(map(_digest, sorted({"ir", "values", "compiler", "pool", *modules})))
+    language = (path.stem for path in FOLDER.glob("ir*.py"))
+    text = b"".join(map(_digest, sorted({*language, "compiler", "pool", *modules})))
     return hashlib.sha256(text + (_toolchain() if available() else "").encode()).hexdigest()[:12]
 
 

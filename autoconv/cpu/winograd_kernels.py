@@ -474,7 +474,7 @@ class Writer:
         for q in range(step):
             there = k.iota(i32, lanes) < k.splat(k.cast(k.min(columns, lanes) * step - q * lanes, i32), lanes)
             bits = ", ".join(f"i1 {'false' if (q * lanes + lane) % step else 'true'}" for lane in range(lanes))
-            masks.append(there & Value(k, there.type, f"<{bits}>"))
+            masks.append(there & k.value(there.type, f"<{bits}>"))
         return masks
 
 

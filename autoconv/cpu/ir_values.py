@@ -1,12 +1,14 @@
-"""Types, values and variables of the kernels that `ir` writes."""
+"""Types and values of the kernels that `ir` writes, and the text of a function, to which values add instructions."""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from autoconv.cpu.ir import Function
+    from autoconv.cpu.ir import Function, Module
 
 
 @dataclass(frozen=True)
@@ -160,28 +162,83 @@ class Value:
         raise TypeError("a Value has no truth when the kernel is written: use k.if_ or k.select")
 
 
-class Var:
-    """A variable of the kernel, for what changes in loops and branches."""
+class Body:
+    """The text of one function: its names, instructions and constants."""
 
-    __slots__ = ("k", "slot", "type")
+    def __init__(self, module: Module, name: str, head: str, types: Sequence[Type], returns: Type | None) -> None:
+        self.module, self.name, self.head, self.types, self.returns = module, name, head, types, returns
+        self.args = tuple(self.value(t, f"%a{n}") for n, t in enumerate(types))
+        self.exported = not head.startswith("define internal")
+        self.lines: list[str] = []
+        self._allocas: list[str] = []
+        self._count = 0
+        self._ended = False
 
-    def __init__(self, k: Function, value: Value) -> None:
-        self.k, self.type = k, value.type
-        self.slot = k.alloca(value.type)
-        self.set(value)
+    def fresh(self, prefix: str = "v") -> str:
+        """A name not used before in this function."""
+        self._count += 1
+        return f"{prefix}{self._count}"
 
-    def get(self) -> Value:
-        """Its value here."""
-        return self.k.emit(self.type, f"load {self.type}, ptr {self.slot}")
+    def value(self, type: Type, text: str) -> Value:  # noqa: A002
+        """What a text stands for: a constant, or what the function computes and has named."""
+        return Value(cast("Function", self), type, text)
 
-    def set(self, value: Value | Number) -> None:
-        """Assign."""
-        self.k.lines.append(f"store {self.type} {self.k.const(self.type, value).text}, ptr {self.slot}")
+    def emit(self, type: Type, instruction: str) -> Value:  # noqa: A002
+        """Append an instruction with a result."""
+        name = "%" + self.fresh()
+        self.lines.append(f"{name} = {instruction}")
+        return self.value(type, name)
 
-    def fma(self, a: Value, b: Value) -> None:
-        """Add a product, rounded once."""
-        self.set(self.k.fma(a, b, self.get()))
+    def alloca(self, type: Type, count: int = 1, align: int = 0) -> str:  # noqa: A002
+        """Stack memory for the whole function; its name."""
+        name = "%" + self.fresh("s")
+        self._allocas.append(f"{name} = alloca {type}, i64 {count}" + (f", align {align}" if align else ""))
+        return name
 
-    def add(self, value: Value | Number) -> None:
-        """Add."""
-        self.set(self.get() + value)
+    def const(self, type: Type, value: Value | Number) -> Value:  # noqa: A002
+        """A constant of a type, or the value itself; every lane alike."""
+        if isinstance(value, Value):
+            return value
+        if type.to is not None:
+            text = "null"
+        elif type.floating:
+            text = digits(type, value)
+        elif type.bits == 1:
+            text = "true" if value else "false"
+        else:
+            text = str(int(value))
+        return self.value(type, f"splat ({type.name} {text})" if type.lanes else text)
+
+    def i64(self, value: int | Value) -> Value:
+        """An i64."""
+        return self.const(i64, value)
+
+    def zero(self, element: Type, lanes: int = 1) -> Value:
+        """Zero in every lane."""
+        return self.const(vec(element, lanes), 0)
+
+    def intrinsic(self, returns: Type | None, name: str, *args: Value) -> Value:
+        """Call an LLVM intrinsic or a function of the process, declaring it."""
+        types = ", ".join(str(a.type) for a in args)
+        self.module.declare(f"declare {returns or 'void'} @{name}({types})")
+        call = f"call {returns or 'void'} @{name}({', '.join(f'{a.type} {a.text}' for a in args)})"
+        if returns is None:
+            self.lines.append(call)
+            return self.value(i1, "undef")
+        return self.emit(returns, call)
+
+    def ret(self, value: Value | int) -> None:
+        """Give the result; the last thing in a function that has one."""
+        assert self.returns is not None
+        self.lines.append(f"ret {self.returns} {self.const(self.returns, value).text}")
+        self._ended = True
+
+    def __str__(self) -> str:
+        end = [] if self._ended else ["ret void" if self.returns is None else "unreachable"]
+        return "\n".join([self.head, "entry:", *self._allocas, *self.lines, *end, "}"])
+
+
+def digits(element: Type, value: Number) -> str:
+    """A floating-point number, rounded to its type, as LLVM's assembly wants it: in the bits of a double."""
+    rounded = struct.unpack("<f", struct.pack("<f", value))[0] if element.bits == 32 else float(value)
+    return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"
