@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 from guards import check_guarded
 from layers import TAILS, operands
@@ -58,6 +59,24 @@ def test_parts_of_everything(instruction_set: str) -> None:
     device = SmallCaches(instruction_set=instruction_set, threads=2)
     for layer in (layer_of(N=3, C=150, H=9, W=9, K=70), layer_of(N=3, C=150, H=17, W=9, K=35, stride=2, bias=True)):
         assert check_guarded(POINTWISE, layer, device, operands(layer))
+
+
+def test_no_strip_of_the_run_before_is_taken_for_this_one_s() -> None:
+    device = CPU.current()
+    layer = layer_of(C=256, K=256)
+    kernel = POINTWISE.build(layer, device, POINTWISE.all(layer, device)[0].params)
+    packed, workspace = (
+        device.empty((kernel.packed_bytes,), np.uint8),
+        device.empty((kernel.workspace_bytes,), np.uint8),
+    )
+    a, b, *_ = operands(layer)
+    kernel.pack(b, packed)
+    for scale in (1, 2, 4):
+        out = np.full(layer.output_shape, np.nan, layer.numpy_dtype)
+        kernel.run(a * layer.numpy_dtype.type(scale), packed, out, None, None, workspace)
+        if scale == 1:
+            first = out
+        np.testing.assert_array_equal(out, first * scale)
 
 
 def test_who_is_refused_and_why() -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from autoconv.device import Device
 
 TILES = {"avx512": (2, 14), "avx2": (2, 6), "generic": (2, 5)}  # vectors of channels by pixels
+HEADER = 64  # bytes before a thread's tiles, for the number of the strip that they are of
 TOGETHER = 16  # channels copied at a time, each from its own plane
 SUMS = 32 * 1024  # bytes of a task's sums, where they go over some channels at a time
 MOST_TILES = 256  # in a task: what is noted of each lies on the stack
@@ -35,7 +36,8 @@ UNROLLED = {"avx512": 1, "avx2": 4, "generic": 1}  # channels in one round of th
 class Shape(NamedTuple):
     """How the work is cut: BK channels by BQ pixels in registers, BC channels of the sum at a time.
 
-    A task is a strip of so many tiles by one of `chunks` parts of the filters.
+    A task is a strip of so many tiles by one of `chunks` parts of the filters; each of the threads keeps the strip
+    that it copied last, for the next part.
     """
 
     BK: int
@@ -43,6 +45,7 @@ class Shape(NamedTuple):
     BC: int
     strip: int
     chunks: int
+    threads: int
 
 
 class _Cut(NamedTuple):
@@ -67,6 +70,11 @@ class _Cut(NamedTuple):
 def _pitch(problem: Correlation, BQ: int) -> int:
     """Elements from one copied tile to the next: not a power of two, which would share few sets of a cache."""
     return -(-problem.C * BQ // 16) * 16 + 16
+
+
+def _thread_bytes(problem: Correlation, shape: Shape, itemsize: int) -> int:
+    """A thread's part of the workspace."""
+    return HEADER + shape.strip * _pitch(problem, shape.BQ) * itemsize
 
 
 class _Writer:
@@ -97,8 +105,8 @@ class _Writer:
         x, w, out, bias, residual, workspace = operands(k, context, *types)
         tiles, blocks = problem.N * cut.tiles, math.ceil(problem.K / shape.BK)
         strips = math.ceil(tiles / shape.strip)
-        strip, rest = index % strips, index // strips
-        chunk, group = rest % shape.chunks, rest // shape.chunks
+        chunk, rest = index % shape.chunks, index // shape.chunks
+        strip, group = rest % strips, rest // strips
         first = strip * tiles // strips
         number = (strip + 1) * tiles // strips - first
         images, pixels, kinds = (k.scratch(i64, shape.strip) for _ in range(3))  # of each tile
@@ -107,8 +115,11 @@ class _Writer:
             k.store((first + t) // cut.tiles, images + t)
             k.store(tile * cut.length + k.min(tile, cut.longer), pixels + t)
             k.store(k.select(tile < cut.longer, k.i64(0), k.i64(1)), kinds + t)
-        panels = k.bytes_at(workspace, thread * (shape.strip * self.pitch * self.wide.bytes), self.wide)
-        self._copy(x + group * problem.input.group, panels, number, images, pixels)
+        own = workspace + thread * _thread_bytes(problem, shape, self.wide.bytes)
+        panels, copied = k.bytes_at(own, HEADER, self.wide), k.bytes_at(own, 0, i64)
+        with k.if_(k.load(copied).ne(rest)):
+            self._copy(x + group * problem.input.group, panels, number, images, pixels)
+            k.store(rest, copied)
 
         def call(functions: list[Function], t: Value, *arguments: Value) -> None:
             """The function for a tile's length."""
@@ -129,14 +140,19 @@ class _Writer:
             left = k.i64(problem.K) - channel
             plane = group * problem.output.group + channel * problem.output.channel
 
+            def place(t: Value) -> Value:
+                return plane + k.load(images + t) * problem.output.image + k.load(pixels + t)
+
             def add(t: Value, part: Value, tile: Value) -> None:
+                for n in range(shape.BK):  # what will be stored: it comes while the sums are made
+                    k.prefetch(out + (place(t) + n * problem.output.channel), write=True)
                 start = part * shape.BC
                 count = k.min(problem.C - start, shape.BC)
                 call(micros, t, panels + t * self.pitch + start * shape.BQ, filters + start * shape.BK, tile, count)
 
             def store(t: Value, tile: Value) -> None:
-                place = plane + k.load(images + t) * problem.output.image + k.load(pixels + t)
-                call(stores, t, tile, out + place, residual + place, bias + group * problem.K + channel, left)
+                there = place(t)
+                call(stores, t, tile, out + there, residual + there, bias + group * problem.K + channel, left)
 
             if parts == 1:
                 with k.loop(0, number) as t:
@@ -162,6 +178,7 @@ class _Writer:
                 source = x + k.load(images + t) * problem.input.image + k.load(pixels + t) + start * plane
                 target = panels + t * self.pitch + start * BQ
                 for c in range(TOGETHER):
+                    k.prefetch(source + (c + TOGETHER) * plane)
                     for v in range(0, vectors, lanes):
                         k.store(k.load(source + (c * plane + v), lanes), target + (c * BQ + v))
         with k.loop(ample, problem.C, TOGETHER) as start, k.loop(0, number) as t:
@@ -210,10 +227,14 @@ class _Writer:
 def emit(instruction_set: str, layer: ConvLayer, shape: Shape) -> Module:
     """`run` and `pack`."""
     m = Module(instruction_set)
+    (problem,) = correlations(layer)
     run = m.function("run", *RUN)
+    *_, workspace = operands(run, run.args[0], DTYPES[layer.dtype])
+    own = _thread_bytes(problem, shape, layer.accumulator.itemsize)  # no thread has copied of this input
+    with run.loop(0, shape.threads) as thread:
+        run.store(run.i64(-1), run.bytes_at(workspace, thread * own, i64))
     launch(run, run.args[0], *_Writer(m, layer, shape).task())
     pack = m.function("pack", *RUN)
-    (problem,) = correlations(layer)
     launch(pack, pack.args[0], *emit_pack(m, 0, problem, shape.BK, DTYPES[layer.dtype], 0))
     return m
 
@@ -238,9 +259,9 @@ def _shape(layer: ConvLayer, device: Device, params: Params) -> Shape:
     strips = math.ceil(tiles / fit)
     blocks = math.ceil(problem.K / BK)
     chunks = 1
-    while strips * chunks * problem.groups < 4 * device.threads and chunks * 2 <= blocks:
+    while strips * chunks * problem.groups < 8 * device.threads and chunks * 2 <= blocks:
         chunks *= 2
-    return Shape(BK, BQ, BC, math.ceil(tiles / strips), chunks)
+    return Shape(BK, BQ, BC, math.ceil(tiles / strips), chunks, device.threads)
 
 
 class Pointwise(Algorithm):
@@ -283,7 +304,7 @@ class Pointwise(Algorithm):
         assert isinstance(device, CPU)
         shape = _shape(layer, device, params)
         (problem,) = correlations(layer)
-        return device.threads * shape.strip * _pitch(problem, shape.BQ) * layer.accumulator.itemsize
+        return device.threads * _thread_bytes(problem, shape, layer.accumulator.itemsize)
 
     def packed_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
         (problem,) = correlations(layer)

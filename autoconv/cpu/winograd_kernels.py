@@ -441,7 +441,9 @@ class Writer:
         with k.loop(0, columns, lanes) as j:
             block = k.transpose([k.load(source + (j + lane) * lanes, lanes) for lane in range(lanes)])
             masks = self._masks(k, columns - j, step)
+            below = plan.rows.grids * plan.rows.axis.stride * strides.row  # the row to store next, in the same columns
             for channel, v in enumerate(block):
+                k.prefetch(y + j * step + channel * strides.channel + below, write=True)
                 with k.if_(live > channel):
                     at = j * step + channel * strides.channel
                     b = k.broadcast(bias + channel, lanes) if self.tail.bias else None
