@@ -58,6 +58,21 @@ def test_types_tails_groups_and_gradients(instruction_set: str, dtype: str) -> N
         assert check_guarded(PIXEL, layer, device, operands(layer))
 
 
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_sums_in_parts(instruction_set: str) -> None:
+    """Of equal channels and not, with single pixels and without, of more filters than a task has sums for."""
+    device = device_with(instruction_set, 2)
+    for fields in (
+        {"N": 1, "C": 200, "K": 700, "H": 5, "W": 10},
+        {"C": 193, "K": 21, **TAILS["bias residual relu"]},
+        {"C": 256, "K": 12, "H": 8, "W": 16},
+        {"C": 6, "K": 400, "groups": 2, "direction": "dgrad", "H": 3, "W": 3},
+        {"C": 150, "K": 9, "dtype": "float16"},
+    ):
+        layer = pointwise(**fields)
+        assert check_guarded(PIXEL, layer, device, operands(layer))
+
+
 STEMS: dict[str, dict[str, Any]] = {
     "pointwise strided": {"C": 12, "R": 1, "S": 1, "stride": 2, "H": 15, "W": 27},
     "pointwise strided apart": {"C": 9, "R": 1, "S": 1, "stride": (3, 5), "H": 17, "W": 24, "groups": 3, "K": 12},

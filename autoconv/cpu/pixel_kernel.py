@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +12,10 @@ from autoconv.cpu.pieces import Correlation, Tail, correlations, load_range, sto
 from autoconv.cpu.pixel_pieces import Run, Strip, finish, launch_streaming, split
 from autoconv.cpu.pool import RUN, TASK, launch, operands
 from autoconv.layer import ConvLayer
+
+PART = 64  # channels of a sum at a time: pixels of a tile stay in the first-level cache for all blocks of filters
+SUMS = 32 * 1024  # bytes of a task's sums, where there are several parts
+LINE = 64  # bytes of a cache's line
 
 
 class Shape(NamedTuple):
@@ -27,23 +33,39 @@ def packed_elements(layer: ConvLayer) -> int:
     return layer.K * (layer.C // layer.groups) * layer.R * layer.S
 
 
+class _Part(NamedTuple):
+    """Channels of a sum that are added in one go, and whether they are the first and the last of it."""
+
+    C: int
+    begins: bool = True
+    ends: bool = True
+
+    @classmethod
+    def all(cls, C: int) -> list[_Part]:
+        """About `PART` channels each, all but the last as many; one of twice as many costs less than two."""
+        each = math.ceil(C / (C // PART if C > 2 * PART else 1))
+        starts = range(0, C, each)
+        return [cls(min(each, C - c), c == 0, c == starts[-1]) for c in starts]
+
+
 class _Tile(NamedTuple):
     """One register tile: `KB` channels of `pixels` pixels, `odd` of them single ones.
 
     Channels of the input lie `pitch` elements apart, rows of taps `row_pitch`, and `taps` are the places of
-    the taps in a row. Channels of the output lie `out_pitch` apart.
+    the taps in a row. Channels of the output lie `out_pitch` apart. The sums are those of a part of the channels:
+    they go on from memory unless the part is the first, and back to it unless it is the last.
     """
 
     KB: int
     pixels: int
     odd: int
-    C: int
     R: int
     pitch: int
     row_pitch: int
     taps: tuple[int, ...]
     out_pitch: int
     nt: bool
+    part: _Part
 
 
 def _odd_pixels(instruction_set: str, KB: int, NV: int) -> int:
@@ -52,16 +74,22 @@ def _odd_pixels(instruction_set: str, KB: int, NV: int) -> int:
 
 
 def _tile(m: Module, name: str, layer: ConvLayer, source_type: Type, tile: _Tile) -> Function:
-    """`function(x, w, out, residual, bias)`, each pointing at the tile's first element."""
+    """`function(x, w, out, residual, bias, sums)`, each pointing at the tile's first element."""
     element = DTYPES[layer.dtype]
     wide = widened(element)
     lanes = m.lanes(element)
-    k = m.function(name, ptr(source_type), ptr(wide), *[ptr(element)] * 3, internal=True)
-    x, w, out, residual, bias = k.args
+    k = m.function(name, ptr(source_type), ptr(wide), *[ptr(element)] * 3, ptr(wide), internal=True)
+    x, w, out, residual, bias, sums = k.args
     together = tile.pixels - tile.odd
     widths = [min(lanes, together - first) for first in range(0, together, lanes)]
-    acc = [[k.var(k.zero(wide, lanes)) for _ in widths] for _ in range(tile.KB)]
-    singles = [k.var(k.zero(wide, tile.KB)) for _ in range(tile.odd)]
+    places = [[sums + (i * len(widths) + v) * lanes for v in range(len(widths))] for i in range(tile.KB)]
+    odd_places = [sums + (tile.KB * len(widths) * lanes + n * tile.KB) for n in range(tile.odd)]
+
+    def begun(p: Value, n: int) -> Var:
+        return k.var(k.zero(wide, n) if tile.part.begins else k.load(p, n))
+
+    acc = [[begun(p, lanes) for p in row] for row in places]
+    singles = [begun(p, tile.KB) for p in odd_places]
     source, filters = k.var(x), k.var(w)
 
     def rows(count: int) -> None:
@@ -74,16 +102,21 @@ def _tile(m: Module, name: str, layer: ConvLayer, source_type: Type, tile: _Tile
         filters.set(filters.get() + count * len(tile.taps) * tile.KB)
 
     if tile.R > 1:
-        with k.loop(0, tile.C):
+        with k.loop(0, tile.part.C):
             with k.loop(0, tile.R):
                 rows(1)
             source.set(source.get() + (tile.pitch - tile.R * tile.row_pitch))
     else:
-        unroll = min(tile.C, max(1, 4 // len(tile.taps)))
-        with k.loop(0, tile.C // unroll):
+        unroll = min(tile.part.C, max(1, 4 // len(tile.taps)))
+        with k.loop(0, tile.part.C // unroll):
             rows(unroll)
-        if tile.C % unroll:
-            rows(tile.C % unroll)
+        if tile.part.C % unroll:
+            rows(tile.part.C % unroll)
+    if not tile.part.ends:
+        for variables, there in zip([*acc, singles], [*places, odd_places], strict=True):
+            for a, p in zip(variables, there, strict=True):
+                k.store(a.get(), p)
+        return k
     tail = Tail.of(layer)
     for i, row in enumerate(acc):
         b = k.load(bias + i) if tail.bias else None
@@ -202,11 +235,11 @@ def _emit_pack(m: Module, layer: ConvLayer, problem: Correlation, KB: int) -> No
     launch(pack, pack.args[0], task, problem.groups * blocks)
 
 
-def _chunks(problem: Correlation, shape: Shape, itemsize: int) -> tuple[int, int]:
-    """Blocks of KB channels whose filters fill half of the second-level cache, and how many such chunks there are."""
+def _chunks(problem: Correlation, shape: Shape, itemsize: int, most: int) -> tuple[int, int]:
+    """Blocks of KB channels, at most so many, whose filters fill half of the second-level cache; how many chunks."""
     blocks = -(-problem.K // shape.KB)
     taps = len(problem.rows.taps) * len(problem.columns.taps)
-    kept = max(1, shape.l2_bytes // 2 // (shape.KB * problem.C * taps * itemsize))
+    kept = max(1, min(most, shape.l2_bytes // 2 // (shape.KB * problem.C * taps * itemsize)))
     chunks = -(-blocks // kept)
     return -(-blocks // chunks), chunks
 
@@ -215,13 +248,20 @@ def _emit_in_place(m: Module, name: str, layer: ConvLayer, problem: Correlation,
     """A task: some tiles of one image by the channels whose filters stay in cache; and how many there are."""
     element = DTYPES[layer.dtype]
     wide = widened(element)
+    lanes = m.lanes(element)
     odd = 0 if shape.nt else _odd_pixels(m.instruction_set, shape.KB, shape.NV)
-    runs = split(problem.rows.count * problem.columns.count, m.lanes(element), shape.NV, odd)
-    tile = _Tile(shape.KB, 0, odd, problem.C, 1, problem.input.channel, 0, (0,), problem.output.channel, shape.nt)
-    functions = _tiles(m, name, layer, element, problem.K, runs, tile)
+    runs = split(problem.rows.count * problem.columns.count, lanes, shape.NV, odd)
+    parts = _Part.all(problem.C)
+    i, o = problem.input, problem.output
+    tile = _Tile(shape.KB, 0, odd, 1, i.channel, 0, (0,), o.channel, shape.nt, parts[0])
+    functions = {
+        part: _tiles(m, f"{name}_{n}", layer, element, problem.K, runs, tile._replace(part=part))
+        for n, part in enumerate(dict.fromkeys(parts))
+    }
 
     blocks = -(-problem.K // shape.KB)
-    kept, chunks = _chunks(problem, shape, wide.bytes)
+    sums_size = shape.KB * (shape.NV * lanes + odd)
+    kept, chunks = _chunks(problem, shape, wide.bytes, SUMS // (sums_size * wide.bytes) if len(parts) > 1 else blocks)
     tiles = sum(run.times for run in runs)
     images = problem.N * problem.groups
     together = max(1, min(8, tiles * images * chunks // (8 * shape.threads)))
@@ -233,20 +273,38 @@ def _emit_in_place(m: Module, name: str, layer: ConvLayer, problem: Correlation,
     span, rest_index = index % spans, index // spans
     image, chunk = rest_index % images, rest_index // images
     n, group = image // problem.groups, image % problem.groups
-    x = x + n * problem.input.image + group * problem.input.group
-    out_offset = n * problem.output.image + group * problem.output.group
+    x = x + n * i.image + group * i.group
+    out_offset = n * o.image + group * o.group
     last_tile = task.min((span + 1) * together, tiles)
     first_block = chunk * kept
     last_block = task.min(first_block + kept, blocks)
     w = w + group * (problem.K * problem.C)
     bias = bias + group * problem.K
+    sums = task.scratch(wide, sums_size * (kept if len(parts) > 1 else 1))
 
-    def tile_at(start: Value, size: int) -> None:
+    def fetch(p: Value, size: int, *, write: bool = False) -> None:
+        for pixel in (*range(0, size, LINE // element.bytes), size - 1):
+            task.prefetch(p + pixel, write=write)
+
+    def tile_at(start: Value, size: int, part: _Part, channel: Value) -> None:
+        """A part of the sums of a tile, for all blocks; each fetches its share of the pixels that come next."""
+        here = x + (start + channel * i.channel)
+        following = x + (start + size) if part.ends else here + part.C * i.channel
+
         def block_at(block: Value, width: int) -> None:
-            channel = block * shape.KB
-            place = out_offset + channel * problem.output.channel + start
-            f = functions[size, width]
-            task.call(f, x + start, w + channel * problem.C, out + place, residual + place, bias + channel)
+            number = block - first_block
+            with task.loop(number * part.C // kept, (number + 1) * part.C // kept) as c:
+                fetch(following + c * i.channel, size)
+            place = out_offset + block * (shape.KB * o.channel) + start
+            for row in range(width if part.ends else 0):
+                if layer.residual:
+                    fetch(residual + (place + row * o.channel), size)
+                if not shape.nt:
+                    fetch(out + (place + row * o.channel), size, write=True)
+            first = block * shape.KB
+            filters = w + (first * problem.C + channel * width)
+            own = sums + number * sums_size if len(parts) > 1 else sums
+            task.call(functions[part][size, width], here, filters, out + place, residual + place, bias + first, own)
 
         if problem.K >= shape.KB:
             with task.loop(first_block, task.min(last_block, problem.K // shape.KB)) as block:
@@ -260,7 +318,12 @@ def _emit_in_place(m: Module, name: str, layer: ConvLayer, problem: Correlation,
         for run in runs:
             inside = task.select(t >= before, t, task.i64(tiles)) < before + run.times
             with task.if_(inside):
-                tile_at((t - before) * run.pixels + run.start, run.pixels)
+                start, done = (t - before) * run.pixels + run.start, 0
+                for part, same in itertools.groupby(parts):
+                    channels = len(list(same)) * part.C
+                    with task.loop(done, done + channels, part.C) as channel:
+                        tile_at(start, run.pixels, part, channel)
+                    done += channels
             before += run.times
     if shape.nt:
         task.fence()
@@ -337,10 +400,11 @@ def _emit_strips(
     runs = split(cut.rows * Q if cut.flat else Q, lanes, shape.NV, odd)
     taps = tuple(cut.strip.offset(s) for s in range(S))
     row_pitch = problem.rows.gap * cut.strip.pitch
-    tile = _Tile(shape.KB, 0, odd, problem.C, R, cut.pitch, row_pitch, taps, problem.output.channel, shape.nt)
+    part = _Part(problem.C)
+    tile = _Tile(shape.KB, 0, odd, R, cut.pitch, row_pitch, taps, problem.output.channel, shape.nt, part)
     functions = _tiles(m, name, layer, wide, problem.K, runs, tile)
     blocks = -(-problem.K // shape.KB)
-    kept, chunks = _chunks(problem, shape, wide.bytes)
+    kept, chunks = _chunks(problem, shape, wide.bytes, blocks)
     images, spans = problem.N * problem.groups, -(-P // cut.rows)
 
     task = m.function(name, *TASK, internal=True)
@@ -367,7 +431,9 @@ def _emit_strips(
                 with task.loop(run.start, run.start + run.times * run.pixels, run.pixels) as q:
                     at = place + channel * problem.output.channel + line * Q + q
                     source = strip + line * (problem.rows.step * cut.strip.pitch) + q
-                    task.call(functions[run.pixels, KB], source, filters, out + at, residual + at, bias + channel)
+                    task.call(
+                        functions[run.pixels, KB], source, filters, out + at, residual + at, bias + channel, strip
+                    )
 
     first_block = chunk * kept
     last_block = task.min(first_block + kept, blocks)

@@ -144,8 +144,11 @@ class _Writer:
                 return plane + k.load(images + t) * problem.output.image + k.load(pixels + t)
 
             def add(t: Value, part: Value, tile: Value) -> None:
-                for n in range(shape.BK):  # what will be stored: it comes while the sums are made
-                    k.prefetch(out + (place(t) + n * problem.output.channel), write=True)
+                for n in range(shape.BK):  # what is stored and added at the end comes while the sums are made
+                    there = place(t) + n * problem.output.channel
+                    k.prefetch(out + there, write=True)
+                    if self.tail.residual:
+                        k.prefetch(residual + there)
                 start = part * shape.BC
                 count = k.min(problem.C - start, shape.BC)
                 call(micros, t, panels + t * self.pitch + start * shape.BQ, filters + start * shape.BK, tile, count)

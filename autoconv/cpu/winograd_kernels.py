@@ -443,7 +443,10 @@ class Writer:
             masks = self._masks(k, columns - j, step)
             below = plan.rows.grids * plan.rows.axis.stride * strides.row  # the row to store next, in the same columns
             for channel, v in enumerate(block):
-                k.prefetch(y + j * step + channel * strides.channel + below, write=True)
+                next_row = j * step + channel * strides.channel + below
+                k.prefetch(y + next_row, write=True)
+                if self.tail.residual:
+                    k.prefetch(residual + next_row)
                 with k.if_(live > channel):
                     at = j * step + channel * strides.channel
                     b = k.broadcast(bias + channel, lanes) if self.tail.bias else None
