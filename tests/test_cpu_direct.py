@@ -13,7 +13,8 @@ from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import compiler, direct_wgrad, direct_wgrad_packed
 from autoconv.cpu.device import CPU
-from autoconv.cpu.direct import Direct, tiles
+from autoconv.cpu.direct import Direct
+from autoconv.cpu.direct_kernel import tiles
 from autoconv.cpu.pieces import Axis, correlations
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 

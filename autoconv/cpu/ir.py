@@ -42,7 +42,7 @@ import platform
 from collections.abc import Sequence
 
 from autoconv.cpu.ir_arithmetic import Var
-from autoconv.cpu.ir_memory import Memory
+from autoconv.cpu.ir_memory import LINE, Memory
 from autoconv.cpu.ir_values import (
     DTYPES,
     Number,
@@ -65,6 +65,7 @@ from autoconv.cpu.ir_values import (
 
 __all__ = [  # what a kernel imports
     "DTYPES",
+    "LINE",
     "VECTOR_BYTES",
     "VECTOR_REGISTERS",
     "Function",
@@ -123,7 +124,7 @@ class Module:
         """Constants in memory, as a pointer of the function that reads them."""
         name = f"@table{len(self._tables)}"
         numbers = ", ".join(f"{element} {digits(element, value)}" for value in values)
-        self._tables.append(f"{name} = internal constant [{len(values)} x {element}] [{numbers}], align 64")
+        self._tables.append(f"{name} = internal constant [{len(values)} x {element}] [{numbers}], align {LINE}")
         return k.value(ptr(element), name)
 
     def function(

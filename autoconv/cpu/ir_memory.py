@@ -5,11 +5,13 @@ from __future__ import annotations
 from autoconv.cpu.ir_control import Control
 from autoconv.cpu.ir_values import Type, Value, bf16, f16, f32, i1, i8, i16, i32, ptr, vec, widened
 
+LINE = 64  # bytes of a cache's line
+
 
 class Memory(Control):
     """Memory; of a scalar behind a mask it takes a branch."""
 
-    def scratch(self, element: Type, count: int, align: int = 64) -> Value:
+    def scratch(self, element: Type, count: int, align: int = LINE) -> Value:
         """An array on the stack, uninitialised; keep it to a few KiB."""
         return self.value(ptr(element), self.alloca(element, count, align))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoconv.cpu.ir import DTYPES, Function, Module, Type, Value, i1, i32, i64, ptr, vec, widened
+from autoconv.cpu.ir import DTYPES, LINE, Function, Module, Type, Value, i1, i32, i64, ptr, vec, widened
 from autoconv.cpu.pieces import Tail
 from autoconv.cpu.pool import CONTEXT, RUN, TASK, launch, operands
 from autoconv.cpu.winograd_filters import FilterWriter
@@ -19,7 +19,6 @@ from autoconv.cpu.winograd_plan import Plan, Side
 from autoconv.layer import ConvLayer
 
 WIDEST_SPREAD = 4  # columns from output to output that masked stores are worth it for
-LINE = 64  # bytes of a cache's line
 UNROLLED = {"avx512": 1, "avx2": 2, "generic": 2}  # terms of the product: a loop around few sums costs much
 FEWEST_TO_FETCH = 4  # tiles of a register tile that has the time to fetch filters
 HEADER = 64  # bytes of the workspace in front: group and first chunk of what is being transformed together
