@@ -36,7 +36,8 @@ SYMMETRIC = [
 
 
 def forget() -> None:
-    vendors = (vendor._convolution, vendor._workspace, vendor._offered, vendor._configured, vendor._plan)
+    listed = (vendor._offered, vendor._tried, vendor._configured)
+    vendors = (vendor._convolution, vendor._workspace, *listed, vendor._plan)
     graphs = (cudnn_graph.graph, cudnn_graph._ready)
     for remembered in (cudnn.library, cudnn.installed, planner._installed, *vendors, *graphs):
         remembered.cache_clear()

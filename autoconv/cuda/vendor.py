@@ -173,19 +173,19 @@ class CudnnGraph(Library):
     asks_vendor = True
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
-        engines = self._engines(layer, device)
-        return [{}] if isinstance(engines, str) else map(_params, engines)
+        tried = _tried(self, cast("CUDA", device).index, layer)
+        return [{}] if isinstance(tried, str) else [params for params, _ in tried]
 
     def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
         if not params:
-            engines = self._engines(layer, device)
-            return [engines if isinstance(engines, str) else "no ENGINE is named"]
+            tried = _tried(self, cast("CUDA", device).index, layer)
+            return [tried if isinstance(tried, str) else "no ENGINE is named"]
         found = _configured(cast("CUDA", device).index, layer, *_parsed(params))
         if isinstance(found, str):
             return [found]
         engine, _ = found
         reasons = [reason for note, reason in REFUSED.items() if note in engine.notes]
-        if not self._takes(layer, engine):
+        if not self.takes(layer, engine):
             notes = ", ".join(sorted(engine.notes)) or "none"
             reasons.append(f"its notes ({notes}) make it another family's")
         if _params(engine) != params:
@@ -197,9 +197,9 @@ class CudnnGraph(Library):
         return 0 if isinstance(found, str) else found[1]
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
-        engines = self._engines(layer, device)
-        factors = {} if isinstance(engines, str) else engines
-        factor = next((factor for engine, factor in factors.items() if _params(engine) == params), UNRANKED)
+        tried = _tried(self, cast("CUDA", device).index, layer)
+        known = () if isinstance(tried, str) else tried
+        factor = next((factor for one, factor in known if one == params), UNRANKED)
         return _seconds(layer, device, self.tf32 or layer.itemsize < 4, factor)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
@@ -209,21 +209,10 @@ class CudnnGraph(Library):
         gpu = cast("CUDA", device)
         return GraphKernel(gpu, layer, _plan(gpu.index, layer, *_parsed(params)))
 
-    def _takes(self, layer: ConvLayer, engine: cudnn_graph.Engine) -> bool:
+    def takes(self, layer: ConvLayer, engine: cudnn_graph.Engine) -> bool:
+        """Whether the engine's notes make it one of this family."""
         tf32 = layer.dtype == "float32" and "tensor_core" in engine.notes
         return tf32 == self.tf32 and ("nondeterministic" not in engine.notes) == self.deterministic
-
-    def _engines(self, layer: ConvLayer, device: Device) -> dict[cudnn_graph.Engine, float] | str:
-        """Those to try, with how long each may take, as a factor; or why cuDNN offers none of any family."""
-        offered = _offered(cast("CUDA", device).index, layer)
-        if isinstance(offered, str):
-            return offered
-        mine = [engine for engine in offered if self._takes(layer, engine) and not engine.notes & REFUSED.keys()]
-        kept: dict[cudnn_graph.Engine, float] = {}
-        for rank, engine in enumerate(mine):
-            if rank < RANKED or all(engine.number != other.number for other in kept):
-                kept[engine] = (1 if engine.ranked else UNRANKED) + rank / RANKED
-        return kept
 
 
 class CudnnGraphAtomic(CudnnGraph):
@@ -324,6 +313,20 @@ def _offered(gpu: int, layer: ConvLayer) -> list[cudnn_graph.Engine] | str:
         return cudnn_graph.offered(gpu, layer)
     except LibraryError as error:
         return str(error)
+
+
+@functools.lru_cache(maxsize=4096)
+def _tried(family: CudnnGraph, gpu: int, layer: ConvLayer) -> list[tuple[Params, float]] | str:
+    """A family's candidates, with how long each may take, as a factor; or why cuDNN offers none of any family."""
+    offered = _offered(gpu, layer)
+    if isinstance(offered, str):
+        return offered
+    mine = [engine for engine in offered if family.takes(layer, engine) and not engine.notes & REFUSED.keys()]
+    kept: dict[cudnn_graph.Engine, float] = {}
+    for rank, engine in enumerate(mine):
+        if rank < RANKED or all(engine.number != other.number for other in kept):
+            kept[engine] = (1 if engine.ranked else UNRANKED) + rank / RANKED
+    return [(_params(engine), factor) for engine, factor in kept.items()]
 
 
 @functools.lru_cache(maxsize=16384)
