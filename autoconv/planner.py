@@ -205,7 +205,7 @@ class _Request:
         facts = self._usable(record)
         if not self._suffices(record):
             if mode in ("profile", "hybrid"):
-                facts = self._complete(facts, mode)
+                facts = self._complete(record, facts, mode)
             elif (former := self._former_winner(record)) is not None:
                 if mode == "cached":
                     raise PlanError(
@@ -263,22 +263,34 @@ class _Request:
         """The recorded facts of candidates whose algorithms exist today, may be used, and are unchanged."""
         for race in record.races if record is not None else ():
             self.budgets |= dict.fromkeys(race.facts, race.budget)
-        return {name: found for name, found in self._recorded(record).items() if self._unchanged(name, found)}
+        known = self._known(record.facts()) if record is not None else {}
+        return {name: found for name, found in known.items() if self._unchanged(name, found)}
 
-    def _recorded(self, record: Record | None) -> dict[str, Facts]:
-        """The recorded facts of candidates whose algorithms exist today, in whatever version, and may be used."""
+    def _known(self, facts: dict[str, Facts]) -> dict[str, Facts]:
+        """Those of candidates whose algorithms exist today, in whatever version, and may be used."""
         algorithms = {n: a for n, a in self.algorithms.items() if a.vendor in (None, *self.vendors)}
-        found = record.facts() if record is not None else {}
-        return {name: facts for name, facts in found.items() if name.partition("[")[0] in algorithms}
+        return {name: found for name, found in facts.items() if name.partition("[")[0] in algorithms}
 
     def _unchanged(self, name: str, facts: Facts) -> bool:
-        return facts.version == self.algorithms[name.partition("[")[0]].version
+        return facts.version == self._algorithm(name).version
+
+    def _algorithm(self, name: str) -> Algorithm:
+        return self.algorithms[name.partition("[")[0]]
 
     def _former_winner(self, record: Record | None) -> str | None:
-        """The best on record, if its algorithm is another today: facts of the rest do not say who wins now."""
-        recorded = self._recorded(record)
-        best = next(iter(ranking(recorded, self.limits)), None)
-        return None if best is None or self._unchanged(best, recorded[best]) else best
+        """The best on record, if its algorithm is another today: facts of the rest do not say who wins now.
+
+        They do once the layer is tuned again, though the budget may end before its turn, or no candidate
+        of today have its name: who tunes again in the same way learns no more.
+        """
+        if record is None or not record.races:
+            return None
+        newest = self._known(record.races[-1].facts)
+        if newest and all(self._unchanged(name, found) for name, found in newest.items()):
+            return None
+        known = self._known(record.facts())
+        best = next(iter(ranking(known, self.limits)), None)
+        return None if best is None or self._unchanged(best, known[best]) else best
 
     def _credible(self, name: str, facts: Facts) -> bool:
         """Whether a recorded candidate can run today, and is what the record says: it may be of any origin."""
@@ -301,24 +313,27 @@ class _Request:
             and any(covered(race.covers, self.device, self.vendors) for race in record.races)
         )
 
-    def _complete(self, facts: dict[str, Facts], mode: str) -> dict[str, Facts]:
+    def _complete(self, record: Record | None, facts: dict[str, Facts], mode: str) -> dict[str, Facts]:
         """The facts, after timing what the mode wants known and the records do not hold."""
-        if not self._wanted(facts, mode) and not self._stale(self._record()):
+        if not self._wanted(record, facts, mode) and not self._stale(record):
             return facts
         with _measuring, self.cache.timing_lock(self.device.key):
             record = self._record()  # another process may have been quicker
             facts = self._usable(record)
             if record is not None and self._stale(record) and facts:
                 facts = self._recheck(facts)
-            wanted = self._wanted(facts, mode)
+            wanted = self._wanted(record, facts, mode)
             if wanted:
                 incumbents = [name for name in self._incumbents(facts) if name not in wanted]
                 facts = self._measure(wanted + incumbents, facts)
         return facts
 
-    def _wanted(self, facts: dict[str, Facts], mode: str) -> list[str]:
+    def _wanted(self, record: Record | None, facts: dict[str, Facts], mode: str) -> list[str]:
+        """What the mode asks of the survey, and the former winner, be it only to record that it is no more."""
         survey = self.survey
         names = survey.promising() if mode == "profile" else survey.promising(self.limits)[:HYBRID_CANDIDATES]
+        former = self._former_winner(record)
+        names = names if former is None or former in names else [*names, former]
         return [name for name in names if self._unknown(name, facts.get(name))]
 
     def _unknown(self, name: str, facts: Facts | None) -> bool:
@@ -353,12 +368,10 @@ class _Request:
         found: dict[str, Facts] = {}
         entrants = []
         for name in names:
-            if name not in survey.expected:  # an incumbent on record, which cannot run, whatever is written there
-                found[name] = Facts(
-                    version=known[name].version,
-                    failure="it is not a candidate of this layer",
-                    vendor=known[name].vendor,
-                )
+            if name not in survey.expected:  # on record, as an incumbent or before its algorithm changed
+                algorithm = self._algorithm(name)
+                failure = "it is not a candidate of this layer"
+                found[name] = Facts(version=algorithm.version, failure=failure, vendor=algorithm.vendor)
                 continue
             expected = survey.expected[name]
             if (need := expected.workspace + expected.packed) > free // 2:

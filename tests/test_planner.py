@@ -11,6 +11,7 @@ import pytest
 from faulty import SIZE, FaultyCPU
 
 from autoconv import isolate, planner
+from autoconv.algorithm import Candidate
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
@@ -73,14 +74,14 @@ def test_other_limits_choose_anew_without_timing(cache: TuningCache) -> None:
             assert made.workspace_bytes <= limits["workspace_limit"]
 
 
-def rigged(cache: TuningCache, **facts: Facts) -> FaultyCPU:
+def rigged(cache: TuningCache, layer: ConvLayer = LAYER, **facts: Facts) -> FaultyCPU:
     """A device whose record says what the test wants."""
     device = FaultyCPU.having(*facts)
     found = {f"faulty.{name}": replace(fact, version="1", samples=9) for name, fact in facts.items()}
     found["numpy.direct"] = Facts(version="1", time=1.0, samples=9)
     covers = note(device, frozenset())
     race = Race("0" * 32, "2026-01-01T00:00:00+00:00", device.versions, False, None, found, covers)
-    cache.add(LAYER.key(), device.key, race)
+    cache.add(layer.key(), device.key, race)
     return device
 
 
@@ -243,6 +244,50 @@ def test_a_winner_that_has_changed_is_no_reason_to_take_another_on_record(cache:
         fresh(LAYER, "cached", device=changed, cache=cache)
     assert fresh(LAYER, "heuristic", device=changed, cache=cache).source == "heuristic"
     assert fresh(LAYER, "cached", device=changed, cache=cache, workspace_limit=0).source == "cache"
+
+
+@pytest.mark.parametrize("mode", ["profile", "hybrid"])
+def test_a_former_winner_stands_in_the_way_only_until_the_layer_is_tuned_again(
+    cache: TuningCache, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However soon the budget ended: what the tuning found serves a request for less."""
+    former = {"none": Facts("1", time=0.1), "none[a=1]": Facts("1", time=0.05), "none[a=2]": Facts("1", time=0.06)}
+    rigged(cache, **former)
+    changed = FaultyCPU.having("none", version="2")
+    with pytest.raises(PlanError, match=r"^faulty.none\[a=1\], the winner on record"):
+        fresh(LAYER, "cached", device=changed, cache=cache)
+
+    def hasty(layer: ConvLayer, device: CPU, candidates: list[Candidate], **options: Any) -> dict[str, Facts]:
+        late = Facts("2", failure="unreached: the budget was spent")
+        return {str(c): late if c.algorithm == "faulty.none" else Facts("1", time=1.0) for c in candidates}
+
+    monkeypatch.setattr(planner, "measure", hasty)
+    tuned = fresh(LAYER, mode, device=changed, cache=cache, budget=1.0)
+    assert (str(tuned.candidate), tuned.timed) == ("numpy.direct", 1)
+    assert tuned.facts["faulty.none[a=1]"].failure == "it is not a candidate of this layer"
+    for less in ("cached", "heuristic"):
+        made = fresh(LAYER, less, device=changed, cache=cache)
+        assert (str(made.candidate), made.source) == ("numpy.direct", "cache")
+
+
+def test_a_former_winner_that_has_ceased_to_take_the_layer_is_asked_about_once(cache: TuningCache) -> None:
+    wide = LAYER.replace(W=600)
+    rigged(cache, wide, none=Facts("1", time=0.1))
+    changed = FaultyCPU.having("none", version="2")
+    with pytest.raises(PlanError, match="the winner on record"):
+        fresh(wide, "cached", device=changed, cache=cache)
+    assert fresh(wide, device=changed, cache=cache).timed == 1  # the incumbent, there being nothing new
+    assert fresh(wide, device=changed, cache=cache).timed == 0
+    assert str(fresh(wide, "cached", device=changed, cache=cache).candidate) == "numpy.direct"
+
+
+def test_hybrid_times_also_the_former_winner(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "HYBRID_CANDIDATES", 1)
+    rigged(cache, none=Facts("1", time=0.5), slow=Facts("1", time=0.1))
+    changed = FaultyCPU.having("none", "slow", "unsteady", version="2")
+    made = fresh(LAYER, "hybrid", device=changed, cache=cache)
+    assert set(made.facts) == {"faulty.none", "faulty.slow", "numpy.direct"}
+    assert made.timed == 3
 
 
 def test_a_record_of_other_versions_is_checked_once_by_its_best(
