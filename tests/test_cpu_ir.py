@@ -19,6 +19,7 @@ from autoconv.cpu.ir import DTYPES, Module, bf16, f16, f32, f64, i64, ptr, widen
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
 sets = pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 LANGUAGE = sorted(compiler.FOLDER.glob("ir*.py"))
+IMPORTS = re.compile(r"^\s*from autoconv\.(?:cpu\.)?([a-z_]+) import", re.MULTILINE)
 NUMPY = {f32: np.float32, f64: np.float64, f16: np.float16, bf16: ml_dtypes.bfloat16}
 
 
@@ -266,7 +267,8 @@ def texts(tmp_path, monkeypatch):
         *((f"cpu/{path.name}", "x = 1  # of every kernel\n", "own all others") for path in LANGUAGE),
         ("cpu/pixel.py", "# a remark\n    # and another\n", ""),
         ("cpu/direct.py", "x = 1\n", "others"),
-        ("layer.py", "x = 1\n", "others"),
+        ("layer.py", "x = 1\n", "own all others"),
+        ("winograd_math.py", "x = 1\n", "others"),
         ("planner.py", "x = 1\n", ""),
     ],
 )
@@ -293,18 +295,19 @@ def test_all_that_emitters_read_of_the_package_above_is_in_their_keys():
 
 
 GENERATED = [a for a in ALGORITHMS if a.vendor is None and not a.name.startswith("numpy.")]
-SERVED = {"compiler", "device", "pool"}  # compiler and pool are in every version; a device's facts are arguments
+SERVED = {"cpu", "algorithm", "device", "errors", "compiler", "pool"}  # the last two are in every version
 
 
 @pytest.mark.parametrize("algorithm", GENERATED, ids=lambda a: a.name)
 def test_a_version_is_made_of_all_that_the_algorithm_s_kernels_are_written_with(algorithm, monkeypatch):
     """What its file imports, and what that imports in turn, but for other algorithms, which have their own."""
-    imports = re.compile(r"^\s*from autoconv\.cpu\.([a-z_]+) import", re.MULTILINE)
     own = type(algorithm).__module__.rpartition(".")[2]
     others = {type(other).__module__.rpartition(".")[2] for other in GENERATED} - {own}
+    outside = {name.removeprefix("../"): name for name in compiler.OUTSIDE}
 
     def read_by(module):
-        return set(imports.findall((compiler.FOLDER / f"{module}.py").read_text())) - SERVED - others
+        text = (compiler.FOLDER / f"{module}.py").read_text()
+        return {outside.get(name, name) for name in IMPORTS.findall(text)} - SERVED - others
 
     wanted, new = set(), {own}
     while new := set().union(*map(read_by, new)) - wanted:
@@ -316,7 +319,7 @@ def test_a_version_is_made_of_all_that_the_algorithm_s_kernels_are_written_with(
         assert algorithm.version
     finally:
         compiler.version.cache_clear()
-    assert {"ir", "ir_memory", "pieces"} <= wanted <= digested
+    assert {"ir", "ir_memory", "pieces", compiler.LAYER} <= wanted <= digested
 
 
 FAR = """

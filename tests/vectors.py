@@ -6,19 +6,9 @@ compute is checked everywhere, though not the machine code that they are elsewhe
 
 from __future__ import annotations
 
-from autoconv.cpu import compiler
-from autoconv.cpu.device import CPU, INSTRUCTION_SETS, available_threads, host_instruction_set
+from autoconv.cpu.device import CPU, INSTRUCTION_SETS, available_threads
 
 __all__ = ["INSTRUCTION_SETS", "device_with"]
-
-_features = compiler._features
-
-
-def _features_here(instruction_set: str) -> tuple[str, str]:
-    return _features(max(instruction_set, host_instruction_set(), key=INSTRUCTION_SETS.index))
-
-
-compiler._features = _features_here
 
 
 def device_with(instruction_set: str, threads: int | None = None) -> CPU:

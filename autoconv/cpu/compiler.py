@@ -74,7 +74,10 @@ def host_features() -> dict[str, bool]:
 
 @functools.cache
 def _features(instruction_set: str) -> tuple[str, str]:
-    """LLVM's names of the processor and its features, without those above the instruction set."""
+    """LLVM's names of this processor and its features, less those above the instruction set.
+
+    It may lack some of the set: then LLVM splits the vectors, and calls functions for what is no instruction.
+    """
     if instruction_set == "generic" and _x86:
         return "x86-64", ""
     host = host_features()
@@ -134,7 +137,8 @@ def _compiled(module: Module) -> bytes:
 
 
 FOLDER = Path(__file__).parent
-OUTSIDE = ("../layer", "../winograd_math")  # what emitters read of the package above
+LAYER, WINOGRAD_MATH = "../layer", "../winograd_math"
+OUTSIDE = (LAYER, WINOGRAD_MATH)  # what emitters read of the package above
 COMMENT = re.compile(rb"\n[ \t]*#.*")  # on a line of its own
 
 
@@ -155,12 +159,13 @@ def _toolchain() -> str:
 def version(*modules: str) -> str:
     """The version of an algorithm whose kernels these modules of `autoconv.cpu` write.
 
-    The text of an emitter and of the layer it writes in, with LLVM's version, decides what is compiled for
-    a layer; hashing it costs nothing, where emitting every kernel of every candidate would. It may change
-    where the machine code does not, which costs one race, and never the other way round.
+    The text of an emitter, of the language it writes in and of the layer it reads, with LLVM's version,
+    decides what is compiled; hashing it costs nothing, where emitting every kernel of every candidate would.
+    It may change where the machine code does not, as with a docstring, which costs one race, and never the
+    other way round.
     """
     language = (path.stem for path in FOLDER.glob("ir*.py"))
-    text = b"".join(map(_digest, sorted({*language, "compiler", "pool", *modules})))
+    text = b"".join(map(_digest, sorted({*language, "compiler", "pool", LAYER, *modules})))
     return hashlib.sha256(text + (_toolchain() if available() else "").encode()).hexdigest()[:12]
 
 

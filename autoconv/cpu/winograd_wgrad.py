@@ -97,7 +97,7 @@ class WinogradWgrad(Algorithm):
     @property
     def version(self) -> str:
         shared = "winograd_plan", "winograd_pieces", "winograd_filters", "winograd_kernels"
-        return compiler.version("pieces", *shared, "winograd_wgrad_kernels")
+        return compiler.version("pieces", compiler.WINOGRAD_MATH, *shared, "winograd_wgrad_kernels")
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
