@@ -295,6 +295,21 @@ class ConvLayer:
         """Whether every filter sees a single channel."""
         return self.groups > 1 and self.groups == self.C
 
+    @property
+    def sees_padding_only(self) -> bool:
+        """Whether every tap of every output falls on padding: the sums are 0, whatever the input is."""
+        return not all(map(self._meets_input, (0, 1)))
+
+    def _meets_input(self, axis: int) -> bool:
+        """Whether any tap of any output falls inside the input, on one axis."""
+        taps, inputs, outputs = ((self.R, self.H, self.P), (self.S, self.W, self.Q))[axis]
+        for tap in range(taps):
+            place = tap * self.dilation[axis] - self.padding[axis][0]  # of the first output
+            later = max(0, -(place // self.stride[axis]))  # the first one that is not before the input
+            if later < outputs and later * self.stride[axis] + place < inputs:
+                return True
+        return False
+
     def key(self) -> str:
         """The canonical, readable text of the layer; what is at its default is left out.
 

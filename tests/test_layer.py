@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from layers import layers
 
+from autoconv import reference
 from autoconv.errors import LayerError
 from autoconv.layer import ConvLayer
 
@@ -32,6 +33,14 @@ def test_derived_figures_count_what_the_loops_count(layer: ConvLayer) -> None:
     tail = sizes[2] * layer.residual + layer.K * layer.bias
     assert layer.bytes == (sum(sizes) + tail) * np.dtype(layer.numpy_dtype).itemsize
     assert layer.arithmetic_intensity == layer.flops / layer.bytes
+
+
+@given(layers())
+@example(ConvLayer(N=3, C=1, H=15, W=2, K=1, R=2, S=2, padding=((0, 1), (2, 0)), stride=(1, 3)))
+@example(ConvLayer(N=1, C=1, H=4, W=4, K=1, R=1, S=1, padding=3, stride=8))
+def test_what_sees_padding_only_has_no_terms(layer: ConvLayer) -> None:
+    terms = reference.convolve(layer.replace(bias=False, residual=False), *(np.ones(s) for s in layer.input_shapes))
+    assert layer.sees_padding_only == (not terms.any())
 
 
 def test_equal_layers_are_equal_however_they_were_spelled() -> None:

@@ -164,6 +164,8 @@ class TiledFFT(Algorithm):
             return [*reasons, f"falls into {len(found)} correlations with their own kernels, more than {MOST_PIECES}"]
         if any(not axis.taps for c in found for axis in (c.rows, c.columns)):
             return [*reasons, f"stride {layer.stride[0]}x{layer.stride[1]} leaves inputs that no tap sees"]
+        if layer.sees_padding_only:
+            return [*reasons, "every tap falls on padding: the result is 0, and rounding would make it something else"]
         lengths, rows, share = _parse(params)
         if rows < 1 or share < 0:
             return [*reasons, f"rows={rows},share={share}: rows of tiles to a chunk, at least 1, and chunks to share"]

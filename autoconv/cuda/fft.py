@@ -77,7 +77,7 @@ class FFT(CudaAlgorithm):
             reasons.append(f"IMAGES={images}: it must divide N={layer.N}")
         if layer.R == layer.S == 1:
             reasons.append("R=S=1: a product already")
-        if not all(_meets(layer, axis) for axis in (0, 1)):
+        if layer.sees_padding_only:
             reasons.append("every tap falls on padding: the result is 0, and rounding would make it something else")
         rows, columns = _axes(layer, params)
         for name, axis, span in zip(("rows", "columns"), (rows, columns), layer.filter_extent, strict=True):
@@ -248,18 +248,6 @@ def _axes(layer: ConvLayer, params: Params) -> tuple[Axis, Axis]:
 def _frequencies(layer: ConvLayer, params: Params) -> int:
     rows, columns = _axes(layer, params)
     return rows.length * (columns.length // 2 + 1)
-
-
-def _meets(layer: ConvLayer, axis: int) -> bool:
-    """Whether any tap ever falls on the image rather than on padding."""
-    taps, inputs, outputs = ((layer.R, layer.H, layer.P), (layer.S, layer.W, layer.Q))[axis]
-    stride, dilation, before = layer.stride[axis], layer.dilation[axis], layer.padding[axis][0]
-    for tap in range(taps):
-        first = tap * dilation - before  # of output 0
-        least = max(0, ceil_div(-first, stride))
-        if least < outputs and first + least * stride < inputs:
-            return True
-    return False
 
 
 def _pairs(layer: ConvLayer) -> int:

@@ -87,15 +87,6 @@ def _axis(layer: ConvLayer, axis: int, tile: int) -> Axis:
     return Axis(tile, step + span - 1, step, -(-outputs // step) if step > 0 else 0, start, up, stride)
 
 
-def _meets(layer: ConvLayer, axis: int) -> bool:
-    """Whether any tap ever falls on the image rather than on padding."""
-    taps, inputs, outputs = ((layer.R, layer.H, layer.P), (layer.S, layer.W, layer.Q))[axis]
-    starts = (tap * layer.dilation[axis] - layer.padding[axis][0] for tap in range(taps))
-    return any(
-        first < last for first, last in (overlap(outputs, inputs, layer.stride[axis], start) for start in starts)
-    )
-
-
 def _place(plane: Array, source: Array, steps: Span, starts: Span) -> None:
     """Write the source over zeros, its pixel i to `starts + i * steps`, where that is inside the plane."""
     i = overlap(source.shape[-2], plane.shape[-2], steps[0], starts[0])
@@ -261,7 +252,7 @@ class FFT(FloorAlgorithm):
             reasons.append(f"tile={tile}: allowed are {', '.join(map(str, TILES))}")
         if layer.R == layer.S == 1:
             reasons.append("a 1x1 filter is a product already")
-        if not (_meets(layer, 0) and _meets(layer, 1)):
+        if layer.sees_padding_only:
             reasons.append("every tap falls on padding: the result is 0, and rounding would make it something else")
         rows, columns = _axis(layer, 0, tile), _axis(layer, 1, tile)
         for name, axis, span in zip(("rows", "columns"), (rows, columns), layer.filter_extent, strict=True):
