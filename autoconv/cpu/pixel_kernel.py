@@ -7,7 +7,19 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autoconv.cpu.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS, Function, Module, Type, Value, Var, ptr, widened
+from autoconv.cpu.ir import (
+    DTYPES,
+    LINE,
+    VECTOR_BYTES,
+    VECTOR_REGISTERS,
+    Function,
+    Module,
+    Type,
+    Value,
+    Var,
+    ptr,
+    widened,
+)
 from autoconv.cpu.pieces import Correlation, Tail, correlations, load_range, store_range
 from autoconv.cpu.pixel_pieces import Run, Strip, finish, launch_streaming, split
 from autoconv.cpu.pool import RUN, TASK, launch, operands
@@ -15,7 +27,6 @@ from autoconv.layer import ConvLayer
 
 PART = 64  # channels of a sum at a time: pixels of a tile stay in the first-level cache for all blocks of filters
 SUMS = 32 * 1024  # bytes of a task's sums, where there are several parts
-LINE = 64  # bytes of a cache's line
 
 
 class Shape(NamedTuple):

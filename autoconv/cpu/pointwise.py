@@ -17,7 +17,7 @@ from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct_pack import emit_pack, packed_size
-from autoconv.cpu.ir import DTYPES, Function, Module, Value, i64, ptr, widened
+from autoconv.cpu.ir import DTYPES, LINE, Function, Module, Value, i64, ptr, widened
 from autoconv.cpu.pieces import Correlation, Tail, correlations, emit_store
 from autoconv.cpu.pool import RUN, TASK, GeneratedKernel, launch, operands
 from autoconv.layer import ConvLayer
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from autoconv.device import Device
 
 TILES = {"avx512": (2, 14), "avx2": (2, 6), "generic": (2, 5)}  # vectors of channels by pixels
-HEADER = 64  # bytes before a thread's tiles, for the number of the strip that they are of
 TOGETHER = 16  # channels copied at a time, each from its own plane
 SUMS = 32 * 1024  # bytes of a task's sums, where they go over some channels at a time
 MOST_TILES = 256  # in a task: what is noted of each lies on the stack
@@ -73,8 +72,8 @@ def _pitch(problem: Correlation, BQ: int) -> int:
 
 
 def _thread_bytes(problem: Correlation, shape: Shape, itemsize: int) -> int:
-    """A thread's part of the workspace."""
-    return HEADER + shape.strip * _pitch(problem, shape.BQ) * itemsize
+    """A thread's part of the workspace: a line for the number of the strip that it holds, and the strip's tiles."""
+    return LINE + shape.strip * _pitch(problem, shape.BQ) * itemsize
 
 
 class _Writer:
@@ -116,7 +115,7 @@ class _Writer:
             k.store(tile * cut.length + k.min(tile, cut.longer), pixels + t)
             k.store(k.select(tile < cut.longer, k.i64(0), k.i64(1)), kinds + t)
         own = workspace + thread * _thread_bytes(problem, shape, self.wide.bytes)
-        panels, copied = k.bytes_at(own, HEADER, self.wide), k.bytes_at(own, 0, i64)
+        panels, copied = k.bytes_at(own, LINE, self.wide), k.bytes_at(own, 0, i64)
         with k.if_(k.load(copied).ne(rest)):
             self._copy(x + group * problem.input.group, panels, number, images, pixels)
             k.store(rest, copied)
