@@ -15,8 +15,9 @@ from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.ir import VECTOR_BYTES
-from autoconv.cpu.pixel_kernel import Shape, emit, packed_elements, workspace_elements
+from autoconv.cpu.pixel_kernel import emit, packed_elements, workspace_elements
 from autoconv.cpu.pixel_pieces import no_streaming
+from autoconv.cpu.pixel_tile import Shape
 from autoconv.cpu.pool import GeneratedKernel
 from autoconv.layer import ConvLayer
 
@@ -43,7 +44,7 @@ class Pixel(Algorithm):
 
     @property
     def version(self) -> str:
-        return compiler.version("pieces", "pixel", "pixel_kernel", "pixel_pieces")
+        return compiler.version("pieces", "pixel", "pixel_kernel", "pixel_pieces", "pixel_strips", "pixel_tile")
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
