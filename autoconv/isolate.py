@@ -31,7 +31,7 @@ from autoconv.record import Facts
 
 PATIENCE = 60.0  # seconds for one step (build and verify, or one round of timing) where no budget is given
 LOST = 70  # exit status of a worker whose device is lost
-LEAST_PATIENCE = 5.0  # however small the budget: compiling takes time
+LEAST_PATIENCE = 5.0  # however small the budget: compiling takes time; to begin, it has all of `PATIENCE`
 
 
 class Worker:
@@ -85,11 +85,12 @@ class Worker:
         self._send({"layer": layer.key(), "candidates": [str(c) for c in candidates], "budget": budget})
         doing: Event | None = None
         while True:
+            wait = patience if doing else max(patience, PATIENCE)  # to import all, and to find the right answer
             try:
-                line = self._lines.get(timeout=patience)
+                line = self._lines.get(timeout=wait)
             except queue.Empty:
                 self.close()
-                return {}, _blame(doing), f"overran: no sign of life for {patience:g} s ({_during(doing)})"
+                return {}, _blame(doing), f"overran: no sign of life for {wait:g} s ({_during(doing)})"
             if line is None:
                 return {}, _blame(doing), f"{self._last_words()} ({_during(doing)})"
             answer = json.loads(line)

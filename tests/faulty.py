@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import queue
 import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
+from autoconv import isolate
 from autoconv.algorithm import Algorithm, Array, Kernel, Params, bound_for
 from autoconv.cpu.device import CPU
 from autoconv.cpu.floor.direct import Direct
@@ -115,3 +119,25 @@ class EmptyCPU(CPU):
     @property
     def algorithms(self) -> tuple[Algorithm, ...]:
         return ()
+
+
+def patient_but_with_hangs(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Have a worker's lines awaited without a clock, by which a busy machine is as one that hangs; but for hangs.
+
+    Returns the seconds for which each line would have been awaited.
+    """
+    waits = []
+
+    class Lines(queue.Queue[str | None]):
+        last: str | None = None
+
+        def get(self, block: bool = True, timeout: float | None = None) -> str | None:
+            assert timeout is not None
+            waits.append(timeout)
+            if "faulty.hangs" in (self.last or ""):
+                raise queue.Empty
+            self.last = super().get()
+            return self.last
+
+    monkeypatch.setattr(isolate, "queue", SimpleNamespace(Queue=Lines, Empty=queue.Empty))
+    return waits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from faulty import EmptyCPU, FaultyCPU
+from faulty import EmptyCPU, FaultyCPU, patient_but_with_hangs
 
 from autoconv import isolate
 from autoconv.algorithm import Candidate
@@ -24,11 +24,6 @@ def measured(*faults: str, **options: object) -> dict[str, str | None]:
         worker.close()
     assert all(found.time > 0 for found in facts.values() if found.failure is None)
     return {name: found.failure for name, found in facts.items()}
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolate, "LEAST_PATIENCE", 3.0)
 
 
 def test_good_candidates_come_back_with_their_facts() -> None:
@@ -53,11 +48,25 @@ def test_a_crash_is_recorded_and_the_rest_goes_on(fault: str, reason: str) -> No
     assert failures == {"numpy.direct": None, "faulty.none": None}
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_hang_is_cut_short_and_recorded() -> None:
-    failures = measured("hangs", "none", budget=1.0)
-    assert "overran: no sign of life for 3 s (being verified)" in str(failures.pop("faulty.hangs"))
-    assert failures == {"numpy.direct": None, "faulty.none": None}
+@pytest.mark.parametrize(("budget", "patience"), [(1.0, isolate.LEAST_PATIENCE), (9.0, 9.0), (None, isolate.PATIENCE)])
+def test_a_hang_is_cut_short_and_recorded(
+    budget: float | None, patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = patient_but_with_hangs(monkeypatch)
+    failures = measured("hangs", "none", budget=budget)
+    assert f"overran: no sign of life for {patience:g} s (being verified)" in str(failures.pop("faulty.hangs"))
+    assert failures.keys() == {"numpy.direct", "faulty.none"}
+    assert budget or not any(failures.values())
+    assert waits[0] == isolate.PATIENCE  # importing everything takes time, and so may the right answer
+    assert set(waits) == {isolate.PATIENCE, patience}
+
+
+def test_a_worker_that_does_not_begin_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PATIENCE", "LEAST_PATIENCE"):
+        monkeypatch.setattr(isolate, name, 0.0)
+    worker = isolate.Worker(FaultyCPU.having("none"))
+    with pytest.raises(PlanError, match="ended before it began"):
+        worker.measure(LAYER, [Candidate("faulty.none")], budget=0.0)
 
 
 def test_one_worker_serves_layer_after_layer() -> None:
