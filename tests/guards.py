@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -50,9 +51,15 @@ def run_guarded(
     return out
 
 
-def check_guarded(algorithm: Algorithm, layer: ConvLayer, device: CPU, arrays: tuple[Any, ...]) -> int:
-    """Check every candidate that can run against the oracle, guards on either side; how many there were."""
-    runnable = [c for c in algorithm.all(layer, device) if not algorithm.why_not(layer, device, c.params)]
+def check_guarded(
+    algorithm: Algorithm, layer: ConvLayer, device: CPU, arrays: tuple[Any, ...], names: Collection[str] | None = None
+) -> int:
+    """Check every candidate that can run, of those named if any are, against the oracle, guards on either side.
+
+    Returns how many there were.
+    """
+    asked = [c for c in algorithm.all(layer, device) if names is None or str(c) in names]
+    runnable = [c for c in asked if not algorithm.why_not(layer, device, c.params)]
     if not runnable:
         return 0
     want, magnitude = reference.convolve(layer, *arrays), reference.magnitude(layer, *arrays)
