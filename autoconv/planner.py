@@ -61,9 +61,10 @@ def plan(
     layer : ConvLayer
     mode : str
         "profile": from recorded facts, and where any candidate has none, time those.
-        "hybrid": likewise, but only for the few that the estimate ranks first.
+        "hybrid": likewise, but only for the few that the estimate ranks first, and for a winner that has changed.
         "heuristic": from recorded facts if there are any, else from estimates; never time.
-        "cached": from recorded facts only; a miss is an error, and so is a winner whose algorithm has changed since.
+        "cached": from recorded facts only; a miss is an error, and so is a winner whose algorithm has changed since,
+        until the layer is tuned again.
         Or the name of a candidate, such as "gemm" or "winograd[m=4,r=3]".
     device : Device or str, optional
         This machine's CPU, all of it, unless given; "cuda" is CuPy's current GPU, "cuda:1" another.
