@@ -160,7 +160,7 @@ def test_a_kernel_that_fails_is_recorded_and_the_rest_goes_on(
     monkeypatch.setattr(Faulty, "fault", fault, raising=False)
     monkeypatch.setattr(autoconv.cuda, "ALGORITHMS", autoconv.cuda.ALGORITHMS[:2])
     layer = edge("fully connected")
-    made = plan(layer, device=Faulty(capability=80), cache=cache, budget=20)
+    made = plan(layer, device=Faulty(capability=80), cache=cache)
     assert made.candidate.algorithm == "direct"
     failures = [facts.failure for name, facts in made.facts.items() if name.startswith("gemm")]
     assert failures

@@ -305,7 +305,7 @@ def test_a_candidate_without_room_is_left_out_and_the_tuning_goes_on(
     split = {str(c) for c in gemm.all(layer, CUDA(0)) if c.params["SPLIT"] != 1}
     with monkeypatch.context() as scarce:
         scarce.setattr(cupy.cuda.runtime, "memGetInfo", lambda: (600, 600))
-        made = plan(layer, device="cuda", cache=cache, vendors=False, budget=5)
+        made = plan(layer, device="cuda", cache=cache, vendors=False)
     assert split & made.facts.keys()
     for name, facts in made.facts.items():
         assert (facts.failure is not None) == (name in split)
@@ -316,7 +316,7 @@ def test_a_candidate_without_room_is_left_out_and_the_tuning_goes_on(
 
     other = edge("fully connected", C=65)
     monkeypatch.setattr(type(gemm), "build", full)
-    made = plan(other, device="cuda", cache=cache, vendors=False, budget=5)
+    made = plan(other, device="cuda", cache=cache, vendors=False)
     failures = {facts.failure for name, facts in made.facts.items() if name.startswith("gemm")}
     assert failures == {"MemoryError: Out of memory allocating 64 bytes"}
     assert made.candidate.algorithm == "direct"

@@ -344,7 +344,7 @@ def test_a_plan_takes_it_where_vendors_are_allowed(
     monkeypatch.setattr("autoconv.verify._direct", lambda layer, device: Exact(layer))
     cache, layer = TuningCache(tmp_path, system=None), edge("tails")
     device = Emulated(capability=89)
-    made = plan(layer, device=device, cache=cache, vendors=True, budget=10)
+    made = plan(layer, device=device, cache=cache, vendors=True)
     assert made.candidate.algorithm in ("cudnn", "cudnn.graph")
     assert made.facts["cudnn.graph[ENGINE=10]"].workspace == 1000
     assert made.facts["cudnn.graph[ENGINE=10]"].vendor == "cudnn"
