@@ -26,6 +26,11 @@ def measured(*faults: str, **options: object) -> dict[str, str | None]:
     return {name: found.failure for name, found in facts.items()}
 
 
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    return patient_but_with_hangs(monkeypatch)
+
+
 def test_good_candidates_come_back_with_their_facts() -> None:
     events: list[Event] = []
     failures = measured("none", progress=events.append)
@@ -49,10 +54,7 @@ def test_a_crash_is_recorded_and_the_rest_goes_on(fault: str, reason: str) -> No
 
 
 @pytest.mark.parametrize(("budget", "patience"), [(1.0, isolate.LEAST_PATIENCE), (9.0, 9.0), (None, isolate.PATIENCE)])
-def test_a_hang_is_cut_short_and_recorded(
-    budget: float | None, patience: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits = patient_but_with_hangs(monkeypatch)
+def test_a_hang_is_cut_short_and_recorded(budget: float | None, patience: float, waits: list[float]) -> None:
     failures = measured("hangs", "none", budget=budget)
     assert f"overran: no sign of life for {patience:g} s (being verified)" in str(failures.pop("faulty.hangs"))
     assert failures.keys() == {"numpy.direct", "faulty.none"}
@@ -62,6 +64,7 @@ def test_a_hang_is_cut_short_and_recorded(
 
 
 def test_a_worker_that_does_not_begin_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     for name in ("PATIENCE", "LEAST_PATIENCE"):
         monkeypatch.setattr(isolate, name, 0.0)
     worker = isolate.Worker(FaultyCPU.having("none"))
