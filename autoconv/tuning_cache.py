@@ -24,6 +24,8 @@ KIND = "autoconv-records"
 LARGEST_FILE = 1 << 26  # bytes of a file of records
 SYSTEM = shipped("cache")
 
+_OTHERS = re.compile("[^A-Za-z0-9]+")
+
 
 @dataclass(frozen=True)
 class ImportReport:
@@ -232,7 +234,7 @@ class TuningCache:
 
 def file_name(device_key: str, suffix: str = ".json") -> str:
     """The name of the file, in a folder of records, that holds those of a device."""
-    slug = re.sub("[^A-Za-z0-9]+", "-", device_key).strip("-")[:80]
+    slug = _OTHERS.sub("-", device_key).strip("-")[:80]
     return f"{slug}-{hashlib.sha256(device_key.encode()).hexdigest()[:8]}{suffix}"
 
 
