@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import itertools
 import math
 import os
 import platform
-import re
 import threading
 import time
 from collections import OrderedDict
@@ -37,10 +37,11 @@ INSTRUCTION_SETS = ("avx512", "avx2", "generic")
 def _cpuinfo() -> dict[str, str]:
     """The first processor's lines of /proc/cpuinfo, or what Python knows elsewhere."""
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            first = list(itertools.takewhile(str.strip, file))  # the system would have to ask every other one
     except OSError:
         return {"vendor_id": platform.machine(), "model name": platform.processor() or platform.machine()}
-    pairs = (line.partition(":") for line in text.splitlines())
+    pairs = (line.partition(":") for line in first)
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
@@ -51,13 +52,21 @@ def _cache_sizes() -> tuple[int, int, int]:
     for index in range(8):
         folder = f"/sys/devices/system/cpu/cpu0/cache/index{index}"
         try:
-            kind, level, size = (Path(f"{folder}/{name}").read_text().strip() for name in ("type", "level", "size"))
+            kind, level, size = (_line(f"{folder}/{name}") for name in ("type", "level", "size"))
         except OSError:
             continue
-        number = re.fullmatch(r"(\d+)([KM]?)", size)
-        if kind != "Instruction" and number:
-            sizes[int(level)] = int(number[1]) << {"": 0, "K": 10, "M": 20}[number[2]]
+        if kind != "Instruction" and size.endswith("K"):
+            sizes[int(level)] = int(size[:-1]) << 10
     return sizes[1], sizes[2], sizes[3]
+
+
+def _line(path: str) -> str:
+    """The only line of one of the system's files."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(descriptor, PAGE).decode().strip()
+    finally:
+        os.close(descriptor)
 
 
 @functools.cache
