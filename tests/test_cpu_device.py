@@ -77,6 +77,18 @@ def test_memory_is_used_again_but_never_while_a_view_lives() -> None:
     assert device.empty((77, 1001), "float32").ctypes.data == address
 
 
+def test_what_fills_half_a_large_page_is_a_whole_number_of_them() -> None:
+    memory = module._Memory()
+    small, large = memory.take(module.LARGE_PAGE // 2 - 1), memory.take(module.LARGE_PAGE // 2)
+    address = large.ctypes.data
+    assert (large.size, address % module.LARGE_PAGE) == (module.LARGE_PAGE // 2, 0)
+    del small, large
+    assert sorted(memory._free) == [module.LARGE_PAGE // 2, module.LARGE_PAGE]
+    whole = memory.take(module.LARGE_PAGE)
+    assert whole.ctypes.data == address
+    whole[...] = 1
+
+
 def test_kept_memory_is_bounded() -> None:
     memory = module._Memory()
     memory._most = 3 * module.PAGE

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 64  # a cache line, and the widest vector
 PAGE = 4096
+LARGE_PAGE = 2 << 20
 INSTRUCTION_SETS = ("avx512", "avx2", "generic")
 
 
@@ -280,7 +281,8 @@ class CPU(Device):
 class _Memory:
     """Memory that arrays gave back, for the next of the same size.
 
-    Fresh memory costs a page fault for every page first touched, which takes longer than many a layer.
+    Fresh memory costs a page fault for every page first touched, which takes longer than many a layer; a large
+    page costs little more than a small one, so whatever fills half of one is a whole number of them.
     What is kept is bounded to a sixteenth of the machine's memory.
     """
 
@@ -295,11 +297,12 @@ class _Memory:
 
     def take(self, nbytes: int) -> Array:
         """A byte array on a cache line; its memory comes back when the last view of it is gone."""
-        size = -(-nbytes // PAGE) * PAGE
+        page = PAGE if nbytes < LARGE_PAGE // 2 else LARGE_PAGE
+        size = -(-nbytes // page) * page
         try:
             raw = self._free[size].pop()
         except (KeyError, IndexError):
-            raw = np.empty(size + ALIGNMENT, np.uint8)
+            raw = _fresh(size, ALIGNMENT if page == PAGE else page)
         return np.asarray(_Lease(self, raw, nbytes))
 
     def give(self, raw: Array) -> None:
@@ -308,7 +311,7 @@ class _Memory:
         Called when an array dies, which may be at any moment, in any thread: so nothing here locks, and
         every step is a single operation on a list or a dict.
         """
-        size = raw.size - ALIGNMENT
+        size = raw.size
         if size > self._most:
             return
         self._free.setdefault(size, []).append(raw)
@@ -326,12 +329,17 @@ class _Lease:
 
     def __init__(self, memory: _Memory, raw: Array, nbytes: int) -> None:
         self._memory, self._raw = memory, raw
-        address = raw.__array_interface__["data"][0]
-        start = address + -address % ALIGNMENT
-        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (start, False), "version": 3}
+        self.__array_interface__ = raw[:nbytes].__array_interface__
 
     def __del__(self) -> None:
         self._memory.give(self._raw)
+
+
+def _fresh(size: int, alignment: int) -> Array:
+    """Bytes not used before. From 4 MiB on NumPy asks Linux for large pages; what is not touched takes no memory."""
+    raw = np.empty(size + alignment, np.uint8)
+    start = -raw.__array_interface__["data"][0] % alignment
+    return raw[start : start + size]
 
 
 def _physical_memory() -> int:
