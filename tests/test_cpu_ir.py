@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from vectors import INSTRUCTION_SETS
 
-from autoconv.cpu import ALGORITHMS, compiler, disk
+from autoconv.cpu import ALGORITHMS, compiler, disk, pool
 from autoconv.cpu.ir import DTYPES, Module, bf16, f16, f32, f64, i64, ptr, widened
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
@@ -223,10 +223,12 @@ def test_kernels_are_kept_on_disk_and_damage_is_repaired(tmp_path, monkeypatch):
             return compiler.build(emit, "generic")
 
     out = np.zeros(1, np.int64)
+    compiler._digests()  # which are kept there too
+    others = set(disk.folder().glob("*"))
     build()
     build()
     assert len(emitted) == 1
-    (file,) = disk.folder().iterdir()
+    (file,) = set(disk.folder().iterdir()) - others
     assert file.stat().st_mode & 0o777 == 0o600
     good = file.read_bytes()
     for bad in (b"", good[:100], good[:-1] + b"?", b"\0" * len(good)):
@@ -249,7 +251,7 @@ def texts(tmp_path, monkeypatch):
         for path in folder.glob("*.py"):
             shutil.copy(path, copy)
     monkeypatch.setattr(compiler, "FOLDER", tmp_path / "cpu")
-    memories = (compiler._digest, compiler._all_sources, compiler.version)
+    memories = (compiler._digests, compiler.version)
 
     def forget():
         for memory in memories:
@@ -278,13 +280,42 @@ def test_a_changed_text_changes_the_versions_and_keys_made_of_it(texts, file, mo
 
     def found():
         forget()
-        return {"own": compiler.version("pixel"), "all": compiler.version("fft"), "others": compiler._all_sources()}
+        return {"own": compiler.version("pixel"), "all": compiler.version("fft"), "others": compiler._digests()}
 
     before = found()
     with (folder / file).open("a") as text:
         text.write(more)
     after = found()
     assert {name for name in before if before[name] != after[name]} == set(changes.split())
+
+
+def test_texts_are_read_again_only_where_a_file_was_written(texts, monkeypatch):
+    """Even with as many bytes, and with the time of its last change set back."""
+    folder, forget = texts
+    read, read_bytes = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or read_bytes(path))
+
+    def digests():
+        read.clear()
+        forget()
+        return compiler._digests()
+
+    file = folder / "cpu" / "direct.py"
+    before = digests()
+    assert file in read
+    assert digests() == before
+    assert not read
+    old, text = file.stat(), file.read_bytes()
+    while file.stat().st_ctime_ns == old.st_ctime_ns:  # a clock that ticks a few times in a hundredth of a second
+        file.write_bytes(text[:-2] + b"?\n")
+        os.utime(file, ns=(old.st_atime_ns, old.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (old.st_size, old.st_mtime_ns)
+    after = digests()
+    assert {name for name in before if before[name] != after[name]} == {"direct"}
+    for kept in disk.folder().iterdir():
+        kept.write_bytes(kept.read_bytes()[:-1] + b"?")
+    assert digests() == after
+    assert file in read
 
 
 def test_all_that_emitters_read_of_the_package_above_is_in_their_keys():
@@ -313,7 +344,14 @@ def test_a_version_is_made_of_all_that_the_algorithm_s_kernels_are_written_with(
     while new := set().union(*map(read_by, new)) - wanted:
         wanted |= new
     digested = set()
-    monkeypatch.setattr(compiler, "_digest", lambda module: digested.add(module) or b"")
+
+    class Digests(dict):
+        def __getitem__(self, module):
+            digested.add(module)
+            return super().__getitem__(module)
+
+    digests = Digests(compiler._digests())
+    monkeypatch.setattr(compiler, "_digests", lambda: digests)
     compiler.version.cache_clear()
     try:
         assert algorithm.version
@@ -383,11 +421,16 @@ def test_an_unsupported_processor_is_told_once(monkeypatch):
     def refuse():
         raise RuntimeError("no such target")
 
+    def forget():
+        for memory in (compiler.unavailable, pool.program):
+            memory.cache_clear()
+
     monkeypatch.setattr(compiler, "_llvm", refuse)
-    compiler.unavailable.cache_clear()
+    monkeypatch.setattr(compiler, "_programs", {})
+    forget()
     try:
         with pytest.warns(RuntimeWarning, match="falls back to NumPy"):
             assert not compiler.available()
         assert "no such target" in compiler.unavailable()
     finally:
-        compiler.unavailable.cache_clear()
+        forget()

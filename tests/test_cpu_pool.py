@@ -136,7 +136,7 @@ def test_woken_workers_keep_off_the_callers_processor():
 def test_idle_workers_without_futex(monkeypatch):
     monkeypatch.setattr(pool, "_futex", lambda: None)
     monkeypatch.setattr(pool, "_pools", {})
-    caches = (pool._program, pool._start)
+    caches = (pool.program, pool._start)
     for cache in caches:
         cache.cache_clear()
     try:

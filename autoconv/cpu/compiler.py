@@ -94,17 +94,13 @@ def _target(instruction_set: str) -> Any:
     return target.create_target_machine(cpu=cpu, features=features, opt=3, jit=True, reloc="pic", codemodel="small")
 
 
-def _emit_probe(instruction_set: str) -> Module:
-    m = Module(instruction_set)
-    m.function("probe")
-    return m
-
-
 @functools.cache
 def unavailable() -> str | None:
     """Why kernels cannot be compiled here, or None; warns once, since then only NumPy is left."""
     try:
-        build(_emit_probe, "generic").function("probe")()
+        from autoconv.cpu import pool
+
+        pool.program()  # which every kernel needs
     except Exception as error:  # LLVM raises RuntimeError, a missing wheel ImportError, a missing library OSError
         reason = f"llvmlite cannot compile for this processor: {str(error).splitlines()[0] if str(error) else error!r}"
         warnings.warn(f"{reason}; autoconv falls back to NumPy", RuntimeWarning, stacklevel=2)
@@ -143,9 +139,24 @@ COMMENT = re.compile(rb"\n[ \t]*#.*")  # on a line of its own
 
 
 @functools.cache
-def _digest(module: str) -> bytes:
-    """Of the text of a module of this folder, but for comments on lines of their own."""
-    return hashlib.sha256(COMMENT.sub(b"", (FOLDER / f"{module}.py").read_bytes())).digest()
+def _digests() -> dict[str, bytes]:
+    """Of the text of every module that may have a say in a kernel, but for comments on lines of their own.
+
+    Kept on disk under what the system notes of a file when it is written: to read and hash all of them takes
+    longer than to find and load a kernel.
+    """
+    with os.scandir(FOLDER) as entries:
+        found = {entry.name.removesuffix(".py"): entry.stat() for entry in entries if entry.name.endswith(".py")}
+    found |= {name: (FOLDER / f"{name}.py").stat() for name in OUTSIDE}
+    notes = [(name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in sorted(found.items())]
+    key = hashlib.sha256(f"{FOLDER} {notes}".encode()).digest()
+    stored = disk.load(key)
+    if stored is None:
+        texts = ((FOLDER / f"{name}.py").read_bytes() for name, *_ in notes)
+        stored = b"".join(hashlib.sha256(COMMENT.sub(b"", text)).digest() for text in texts)
+        disk.save(key, stored)
+    size = len(stored) // len(notes)
+    return {name: stored[n * size : (n + 1) * size] for n, (name, *_) in enumerate(notes)}
 
 
 @functools.cache
@@ -164,8 +175,9 @@ def version(*modules: str) -> str:
     It may change where the machine code does not, as with a docstring, which costs one race, and never the
     other way round.
     """
-    language = (path.stem for path in FOLDER.glob("ir*.py"))
-    text = b"".join(map(_digest, sorted({*language, "compiler", "pool", LAYER, *modules})))
+    digests = _digests()
+    language = (module for module in digests if module.startswith("ir"))
+    text = b"".join(map(digests.__getitem__, sorted({*language, "compiler", "pool", LAYER, *modules})))
     return hashlib.sha256(text + (_toolchain() if available() else "").encode()).hexdigest()[:12]
 
 
@@ -181,7 +193,7 @@ def build(emit: Callable[..., Module], instruction_set: str, *args: object) -> P
     text = (
         f"{_toolchain()} {_features(instruction_set)} {emit.__module__}.{emit.__qualname__}{(instruction_set, *args)}"
     )
-    key = hashlib.sha256(text.encode() + _all_sources()).digest()
+    key = hashlib.sha256(text.encode() + b"".join(_digests().values())).digest()
     with _lock:
         program = _programs.get(key)
         if program is None:
@@ -193,12 +205,6 @@ def build(emit: Callable[..., Module], instruction_set: str, *args: object) -> P
             names, _, image = stored.partition(b"\0")
             program = _programs[key] = Program(image, tuple(names.decode().split("\n")))
     return program
-
-
-@functools.cache
-def _all_sources() -> bytes:
-    """Of all text that may have a say in a kernel."""
-    return b"".join(map(_digest, [*sorted(path.stem for path in FOLDER.glob("*.py")), *OUTSIDE]))
 
 
 def _renew_lock() -> None:

@@ -321,13 +321,14 @@ def _data_offset() -> int:
 
 
 @functools.cache
-def _program() -> compiler.Program:
+def program() -> compiler.Program:
+    """What every kernel is launched by."""
     return compiler.build(emit, "generic", _futex(), _data_offset())
 
 
 @functools.cache
 def _start() -> Callable[..., Any]:
-    return _program().function("start", *[ctypes.c_void_p] * (2 + _OPERANDS))
+    return program().function("start", *[ctypes.c_void_p] * (2 + _OPERANDS))
 
 
 class _Pool:
@@ -341,7 +342,7 @@ class _Pool:
         settings[0], settings[1] = threads, 1 if crowded else _SPIN
         (ctypes.c_int64 * 2).from_buffer(self._words, _TEAM)[1] = threads
         (ctypes.c_int64 * 1).from_buffer(self._words, _STATE)[0] = _CLOSED
-        work = _program().function("work", ctypes.c_void_p, ctypes.c_int64)
+        work = program().function("work", ctypes.c_void_p, ctypes.c_int64)
         self._workers = [
             threading.Thread(target=work, args=(self.address, n), name=f"autoconv-{n}", daemon=True)
             for n in range(1, threads)
@@ -363,7 +364,7 @@ class _Pool:
         places[1], places[0] = -1, len(self._workers)
 
     def stop(self) -> None:
-        _program().function("stop", ctypes.c_void_p)(self.address)
+        program().function("stop", ctypes.c_void_p)(self.address)
         for worker in self._workers:
             worker.join()
 
