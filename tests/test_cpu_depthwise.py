@@ -77,6 +77,16 @@ def test_types_and_tails(instruction_set: str, dtype: str) -> None:
         assert check_guarded(DEPTHWISE, layer, device, operands(layer))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_columns_of_a_strided_gradient_are_woven_together(instruction_set: str, dtype: str) -> None:
+    """Rows of even length by whole vectors, others one by one; by tasks of whole planes and of parts of them."""
+    for width, planes, S in ((66, 3, 3), (67, 3, 3), (66, 16, 3), (64, 16, 1), (64, 16, 2)):
+        shape = {"N": 1, "C": planes, "K": planes, "groups": planes, "H": 6, "W": width, "S": S}
+        layer = depthwise(**shape, direction="dgrad", stride=2, dtype=dtype)
+        assert check_guarded(DEPTHWISE, layer, device_with(instruction_set, 2), operands(layer))
+
+
 class SmallCaches(CPU):
     """Caches so small that a plane is cut into several strips."""
 

@@ -89,11 +89,21 @@ def emit(instruction_set: str, layer: ConvLayer, shape: Shape) -> Module:
     wide = widened(DTYPES[layer.dtype])
     own = workspace_elements(layer, m.lanes(wide), wide.bytes, shape)
     plans = [cut(problem, m.lanes(wide), wide.bytes, shape) for problem in correlations(layer)]
+    tasks = [_emit_task(m, f"task{n}", layer, plan, shape, own) for n, plan in enumerate(plans)]
+    if len(tasks) > 1 and _whole(layer, shape):  # phases of the same planes: what one has written, the next has at hand
+        every = m.function("every", *TASK, internal=True)
+        for task, _ in tasks:
+            every.call(task, *every.args)
+        tasks = [(every, tasks[0][1])]
     run = m.function("run", *RUN)
-
-    for n, plan in enumerate(plans):
-        launch(run, run.args[0], *_emit_task(m, f"task{n}", layer, plan, shape, own))
+    for task, count in tasks:
+        launch(run, run.args[0], task, count)
     return m
+
+
+def _whole(layer: ConvLayer, shape: Shape) -> bool:
+    """Whether tasks are of whole planes, which are read from front to back."""
+    return layer.N * layer.groups >= 8 * shape.threads
 
 
 def _emit_task(m: Module, name: str, layer: ConvLayer, plan: Plan, shape: Shape, own: int) -> tuple[Function, int]:
@@ -103,7 +113,7 @@ def _emit_task(m: Module, name: str, layer: ConvLayer, plan: Plan, shape: Shape,
     problem = plan.problem
     planes = problem.N * problem.groups
     chunks = -(-plan.blocks // plan.together)
-    whole = planes >= 8 * shape.threads  # then tasks are of whole planes, which are read from front to back
+    whole = _whole(layer, shape)
     together = max(1, min(16, planes // (8 * shape.threads)))
     rest = problem.rows.count % plan.BH
     runs = split(problem.columns.count, plan.strip.lanes, plan.NV, 0)
@@ -313,6 +323,24 @@ def _store(
             result = finish(k, tail, total.get(), b, r)
             if problem.columns.stride == 1:
                 store_range(k, result, out + place, 0, width)
+            elif problem.columns.stride == 2 and width == lanes and 2 * problem.columns.count <= problem.output.row:
+                _weave(k, result, out + place, problem.columns.start)
             else:
                 for lane in range(width):
                     k.store(k.extract(result, lane), out + (place + lane * problem.columns.stride))
+
+
+def _weave(k: Function, v: Value, p: Value, start: int) -> None:
+    """Store a vector's lanes to every other place from `p` on, as two whole vectors.
+
+    Places between those of the first phase are the second's, which comes later and keeps the first's.
+    """
+    lanes = v.type.lanes
+    for half in range(2):
+        spread = [half * lanes // 2 + lane // 2 for lane in range(lanes)]
+        there = p + (half * lanes - start)
+        if start == 0:
+            k.store(k.shuffle(v, v, spread), there)
+        else:
+            picks = [lanes + place if lane % 2 else lane for lane, place in enumerate(spread)]
+            k.store(k.shuffle(k.load(there, lanes), v, picks), there)
