@@ -180,11 +180,15 @@ def test_an_interrupt_ends_the_process_and_its_worker_without_a_traceback(place:
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )
-    while not list((place / "cache").glob("*.lock")):  # the timing has begun
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
+    try:
+        while not list((place / "cache").glob("*.lock")):  # the timing has begun
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert err.startswith("autoconv: error: interrupted")
     assert "Traceback" not in err

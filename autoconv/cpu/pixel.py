@@ -2,7 +2,8 @@
 
 A register tile holds KB output channels of NV vectors of neighbouring pixels, `y[k, q..] += w[k, c] x[c, q..]`:
 one load of pixels meets KB broadcast filters. NCHW is read and written in place, so that nothing is moved
-that the layer does not have to move; the output may go past the caches.
+that the layer does not have to move; the output may go past the caches. Where channels are many, a tile's sums
+go over some of them at a time, whose pixels stay in the first-level cache for all filters, while the next are fetched.
 """
 
 from __future__ import annotations
