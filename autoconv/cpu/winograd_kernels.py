@@ -8,6 +8,7 @@ channels; the products are transformed back and stored with the fused tail.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from autoconv.cpu.ir import DTYPES, LINE, Function, Module, Type, Value, i1, i32, i64, ptr, vec, widened
@@ -19,7 +20,7 @@ from autoconv.cpu.winograd_plan import Plan, Side
 from autoconv.layer import ConvLayer
 
 WIDEST_SPREAD = 4  # columns from output to output that masked stores are worth it for
-UNROLLED = {"avx512": 1, "avx2": 2, "generic": 2}  # terms of the product: a loop around few sums costs much
+UNROLLED = {"avx512": 1, "avx2": 4, "generic": 2}  # terms of the product: a loop around few sums costs much
 FEWEST_TO_FETCH = 4  # tiles of a register tile that has the time to fetch filters
 HEADER = 64  # bytes of the workspace in front: group and first chunk of what is being transformed together
 
@@ -311,7 +312,7 @@ class Writer:
             source, filters = v + block * (plan.chunk_tiles * lanes), u + block * (lanes * KB)
             for n in range(lines):
                 k.prefetch(following + (block * lines + n) * line, locality=2)
-            together = UNROLLED[self.m.instruction_set] if count % 2 == 0 else 1
+            together = math.gcd(UNROLLED[self.m.instruction_set], count)
             with k.loop(0, count, together) as start:
                 for c in (start + i for i in range(together)):
                     ws = [k.load(filters + (c * KB + n * lanes), lanes) for n in range(plan.vectors)]
