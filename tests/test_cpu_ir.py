@@ -198,6 +198,30 @@ def test_control_flow_and_arithmetic(instruction_set):
     assert np.isnan(y[0, 1])
 
 
+def emit_sweep(instruction_set, together):
+    m = Module(instruction_set)
+    k = m.function("sweep", ptr(i64), i64, i64)
+    x, start, stop = k.args
+    place = k.var(k.i64(0))
+
+    def note(i):
+        k.store(i, x + place.get())
+        place.add(1)
+
+    k.sweep(start, stop, together, note)
+    return m
+
+
+@pytest.mark.parametrize("together", [1, 3, 4])
+def test_a_sweep_goes_through_all_numbers_in_order(together):
+    program = compiler.build(emit_sweep, INSTRUCTION_SETS[0], together)
+    for start, stop in [(0, 0), (0, 3), (2, 13), (-5, 4), (0, 24), (7, 2)]:
+        seen = np.full(40, -99, np.int64)
+        call(program, "sweep", seen, start, stop)
+        numbers = list(range(start, stop))
+        np.testing.assert_array_equal(seen, numbers + [-99] * (40 - len(numbers)))
+
+
 def test_the_language_refuses_what_would_surprise():
     m = Module("generic")
     k = m.function("f", i64)

@@ -8,6 +8,7 @@ for narrow types, whose `dw` would round every time, one strip is everything.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -131,13 +132,17 @@ class Tile:
         masks = [None if c.C % self.channels == 0 else k.mask(left - v * lanes, lanes) for v in range(vectors)]
         zero = k.zero(widened(self.element), lanes)
         sums = [[k.var(zero) for _ in range(vectors)] for _ in range(self.filters)]
-        with self._image_rows() as (x, dy), k.loop(low, high) as q:
+
+        def term(x: Value, dy: Value, q: Value) -> None:
             x, dy = x + q * (c.columns.step * c.input.column), dy + q * c.output.column
             xs = [k.load(x + v * lanes, lanes, mask=masks[v]) for v in range(vectors)]
             for i, row in enumerate(sums):
                 d = k.broadcast(dy + i * c.output.channel, lanes)
                 for acc, pixel in zip(row, xs, strict=True):
                     acc.fma(d, pixel)
+
+        with self._image_rows() as start:
+            k.sweep(low, high, k.module.terms, functools.partial(term, *start))
         for i, row in enumerate(sums):
             for v, (acc, mask) in enumerate(zip(row, masks, strict=True)):
                 place = dw + (i * c.filters.k + v * lanes)

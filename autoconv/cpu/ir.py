@@ -91,6 +91,7 @@ __all__ = [  # what a kernel imports
 
 VECTOR_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
 VECTOR_REGISTERS = {"avx512": 32, "avx2": 16, "generic": 16}
+TERMS = {"avx512": 1, "avx2": 4, "generic": 2}  # that one round of a loop adds to a register tile's sums
 
 
 class Function(Memory):
@@ -115,6 +116,15 @@ class Module:
     def registers(self) -> int:
         """Number of vector registers."""
         return VECTOR_REGISTERS[self.instruction_set]
+
+    @property
+    def terms(self) -> int:
+        """Terms of a register tile's sums in one round of its loop.
+
+        A round of few multiply-adds loses a tenth of the time to the loop itself; of more LLVM's scheduler would
+        load too early and run out of registers.
+        """
+        return TERMS[self.instruction_set]
 
     def declare(self, line: str) -> None:
         """Declare what is defined elsewhere, once."""

@@ -47,6 +47,16 @@ class Control(Arithmetic):
         self.lines[head] = f"{i.text} = phi i64 [ {first.text}, %{body}pre ], [ %{following}, %{latch} ]"
         self._label(after)
 
+    def sweep(self, start: int | Value, stop: int | Value, together: int, body: Callable[[Value], None]) -> None:
+        """`body(i)` for `i in range(start, stop)`: so many in one round of a loop, and the rest one by one."""
+        whole = self.max(self.i64(stop) - start, 0) // together * together + start
+        with self.loop(start, whole, together) as i:
+            for n in range(together):
+                body(i + n)
+        if together > 1:
+            with self.loop(whole, stop) as i:
+                body(i)
+
     @contextmanager
     def forever(self) -> Iterator[Callable[[Value], None]]:
         """Repeat until the function yielded is called with a condition that holds."""

@@ -20,7 +20,6 @@ from autoconv.cpu.winograd_plan import Plan, Side
 from autoconv.layer import ConvLayer
 
 WIDEST_SPREAD = 4  # columns from output to output that masked stores are worth it for
-UNROLLED = {"avx512": 1, "avx2": 4, "generic": 2}  # terms of the product: a loop around few sums costs much
 FEWEST_TO_FETCH = 4  # tiles of a register tile that has the time to fetch filters
 HEADER = 64  # bytes of the workspace in front: group and first chunk of what is being transformed together
 
@@ -308,11 +307,10 @@ class Writer:
         lines = -(-lanes * KB // (line * self.register_tiles)) if size >= FEWEST_TO_FETCH else 0
 
         def terms(block: Value, count: int) -> None:
-            """Unrolled no further: LLVM's scheduler would load too early and run out of registers."""
             source, filters = v + block * (plan.chunk_tiles * lanes), u + block * (lanes * KB)
             for n in range(lines):
                 k.prefetch(following + (block * lines + n) * line, locality=2)
-            together = math.gcd(UNROLLED[self.m.instruction_set], count)
+            together = math.gcd(self.m.terms, count)
             with k.loop(0, count, together) as start:
                 for c in (start + i for i in range(together)):
                     ws = [k.load(filters + (c * KB + n * lanes), lanes) for n in range(plan.vectors)]

@@ -360,13 +360,16 @@ class _Gradient:
         k = self.m.function(f"product_of_{size}", *[ptr(self.real)] * 3, i64, internal=True)
         v, y, out, count = k.args
         acc = [[k.var(k.zero(self.real, lanes)) for _ in range(plan.vectors)] for _ in range(size)]
-        with k.loop(0, count) as t:
-            source = v + t * lanes
+
+        def add(tile: Value) -> None:
+            source = v + tile * lanes
             xs = [k.load(source + n * (plan.tiles.chunk_tiles * lanes), lanes) for n in range(plan.vectors)]
             for f, sums in enumerate(acc):
-                one = k.broadcast(y + t * plan.KB + f, lanes)
+                one = k.broadcast(y + tile * plan.KB + f, lanes)
                 for total, x in zip(sums, xs, strict=True):
                     total.fma(one, x)
+
+        k.sweep(0, count, self.m.terms, add)
         for f, sums in enumerate(acc):
             for n, total in enumerate(sums):
                 k.store(total.get(), out + (f * plan.CB + n * lanes))
