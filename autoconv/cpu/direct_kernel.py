@@ -141,10 +141,11 @@ class Micro:
     def _taps(
         self, run: Run, axis: Axis, between: Sequence[Value], most: int
     ) -> Iterator[tuple[int | Value, tuple[bool, ...]]]:
-        """Taps to sum over, by loops over those that the same outputs of the tile see, unrolled up to `most` times.
+        """Taps to sum over and the outputs of the tile that see them, up to `most` taps in one round of a loop.
 
         What neighbouring taps load overlaps: LLVM would keep it in registers and spill the sums. So each is a
         loop, even of one tap, and an unrolled one takes steps of `self.one`, which LLVM does not know to be 1.
+        Where one round does not suffice, each loop is over taps that the same outputs see.
         """
         n = len(axis.taps)
         if run.pattern is None:
@@ -152,16 +153,19 @@ class Micro:
                 yield t, (True,) * run.length
         elif n == 1:
             yield 0, run.pattern[0]
+        elif n <= most:
+            with self.k.loop(0, n, n) as t:
+                for number, seen in enumerate(run.pattern):
+                    if any(seen):
+                        yield t + self.one * number, seen
         else:
             for seen, same in itertools.groupby(range(n), key=run.pattern.__getitem__):
                 first, *others = same
-                if any(seen):
-                    stop = first + 1 + len(others) if others else self.one + first
-                    together = _together(1 + len(others), most)
-                    with self.k.loop(first, stop, together) as t:
-                        yield t, seen
-                        for n in range(1, together):
+                for number, together in _loops(1 + len(others), most) if any(seen) else ():
+                    with self.k.loop(first, first + number if number > 1 else self.one + first, together) as t:
+                        for n in range(together):
                             yield t + self.one * n, seen
+                    first += number
 
     def _tap(
         self,
@@ -203,9 +207,12 @@ class Micro:
         return v
 
 
-def _together(taps: int, most: int) -> int:
-    """How many taps one round of a loop takes, to come out even."""
-    return next(n for n in range(most, 0, -1) if taps % n == 0)
+def _loops(taps: int, most: int) -> list[tuple[int, int]]:
+    """Loops over so many taps: how many each is over, and how many of them in one round, which comes out even."""
+    together = next(n for n in range(most, 0, -1) if taps % n == 0)
+    if 2 * together < min(taps, most):  # as of 11 or 13
+        return _loops(taps // 2, most) + _loops(taps - taps // 2, most)
+    return [(taps, together)]
 
 
 def _tap_range(k: Function, axis: Axis, position: Value) -> tuple[Value, Value]:
@@ -328,6 +335,7 @@ def unrolled(instruction_set: str, c: Correlation, b: Blocking) -> int:
     for r in {r.kind: r for r in tiles(c.rows, b.BP)}.values():
         for s in {s.kind: s for s in tiles(c.columns, b.BQ)}.values():
             groups = [[len(list(same)) for _, same in itertools.groupby(run.pattern or (1,))] for run in (r, s)]
-            columns = sum(_together(n, TOGETHER[instruction_set]) for n in groups[1])
+            most, taps = TOGETHER[instruction_set], sum(groups[1])
+            columns = taps if taps <= most else sum(together for n in groups[1] for _, together in _loops(n, most))
             total += len(groups[0]) * columns * r.length * s.length
     return total
