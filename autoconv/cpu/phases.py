@@ -156,8 +156,11 @@ class _Writer:
                 w = (i + self.columns.first) * step - self.columns.pad
                 for part, v in enumerate(interleaved(k, vectors)):
                     here = w + part * lanes
-                    inside = within(k, here, lanes, k.i64(layer.W))
-                    k.store(v, dx + h * x.row + here, mask=inside)
+                    there = dx + h * x.row + here
+                    with k.if_((here >= 0) & (here <= layer.W - lanes)):
+                        k.store(v, there)
+                    with k.else_():
+                        k.store(v, there, mask=within(k, here, lanes, k.i64(layer.W)))
         return k
 
     def _weave_channels(self) -> Function:

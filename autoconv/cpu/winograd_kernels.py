@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from autoconv.cpu.ir import DTYPES, LINE, Function, Module, Type, Value, i1, i32, i64, ptr, vec, widened
-from autoconv.cpu.pieces import Tail
+from autoconv.cpu.pieces import Tail, store_range
 from autoconv.cpu.pool import CONTEXT, RUN, TASK, launch, operands
 from autoconv.cpu.winograd_filters import FilterWriter
 from autoconv.cpu.winograd_pieces import every_nth, linear, split_evenly, within
@@ -430,16 +430,19 @@ class Writer:
             return k.relu(v) if self.tail.relu else v
 
         if self.channels_last:
-            mask = k.mask(live, lanes)
+            mask = k.mask(live, lanes) if plan.correlation.K % lanes else None
             b = k.load(bias, lanes, mask=mask) if self.tail.bias else None
             with k.loop(0, columns) as j:
                 r = k.load(residual + j * step, lanes, mask=mask) if self.tail.residual else None
                 k.store(finish(k.load(source + j * lanes, lanes), b, r), y + j * step, mask=mask)
             return k
-        with k.loop(0, columns, lanes) as j:
+
+        below = plan.rows.grids * plan.rows.axis.stride * strides.row  # the row to store next, in the same columns
+
+        def store(j: Value, width: int) -> None:
+            """Store the next columns: so many, or where they lie apart, those of a vector that exist."""
             block = k.transpose([k.load(source + (j + lane) * lanes, lanes) for lane in range(lanes)])
-            masks = self._masks(k, columns - j, step)
-            below = plan.rows.grids * plan.rows.axis.stride * strides.row  # the row to store next, in the same columns
+            masks = [k.mask(width, lanes)] if step == 1 else self._masks(k, columns - j, step)
             for channel, v in enumerate(block):
                 next_row = j * step + channel * strides.channel + below
                 k.prefetch(y + next_row, write=True)
@@ -455,22 +458,34 @@ class Writer:
                             parts = [k.load(residual + p, lanes, mask=m) for p, m in zip(places, masks, strict=True)]
                             r = every_nth(k, parts, lanes)
                         v = finish(v, b, r)
+                        if step == 1:
+                            store_range(k, v, y + at, 0, width)
+                            continue
                         for q, (place, mask) in enumerate(zip(places, masks, strict=True)):
                             picks = [(q * lanes + lane) // step for lane in range(lanes)]
-                            k.store(v if step == 1 else k.shuffle(v, v, picks), y + place, mask=mask)
+                            k.store(k.shuffle(v, v, picks), y + place, mask=mask)
                         continue
                     for lane in range(lanes):
                         with k.if_(columns - j > lane):
                             one = k.load(residual + (at + lane * step)) if self.tail.residual else None
                             b = k.load(bias + channel) if self.tail.bias else None
                             k.store(finish(k.extract(v, lane), b, one), y + (at + lane * step))
+
+        if step > 1:
+            with k.loop(0, columns, lanes) as j:
+                store(j, lanes)
+            return k
+        whole, rest = side.axis.count // lanes * lanes, side.axis.count % lanes
+        if whole:
+            with k.loop(0, whole, lanes) as j:
+                store(j, lanes)
+        if rest:
+            store(k.i64(whole), rest)
         return k
 
     def _masks(self, k: Function, columns: Value, step: int) -> list[Value | None]:
         """Where outputs `step` apart lie in vectors that follow one another; empty where masks are no gain."""
         lanes = self.plan.lanes
-        if step == 1:
-            return [k.mask(columns, lanes)]
         if self.m.instruction_set != "avx512" or step > WIDEST_SPREAD:
             return []
         masks: list[Value | None] = []
