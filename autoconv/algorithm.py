@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Array = Any  # a numpy.ndarray on a CPU, a cupy.ndarray on a GPU
 Params = Mapping[str, int | str]
 
+# why a transform does not take a layer that `sees_padding_only`
+PADDING_ONLY = "every tap falls on padding: the result is 0, and rounding would make it something else"
+
 _CANDIDATE = re.compile(r"(?P<algorithm>[a-z][a-z0-9_.]*)(\[(?P<params>[A-Za-z0-9_=,.x-]+)\])?")
 
 

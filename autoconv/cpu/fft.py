@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
+from autoconv.algorithm import PADDING_ONLY, Algorithm, Kernel, Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.fft_kernels import emit
@@ -165,7 +165,7 @@ class TiledFFT(Algorithm):
         if any(not axis.taps for c in found for axis in (c.rows, c.columns)):
             return [*reasons, f"stride {layer.stride[0]}x{layer.stride[1]} leaves inputs that no tap sees"]
         if layer.sees_padding_only:
-            return [*reasons, "every tap falls on padding: the result is 0, and rounding would make it something else"]
+            return [*reasons, PADDING_ONLY]
         lengths, rows, share = _parse(params)
         if rows < 1 or share < 0:
             return [*reasons, f"rows={rows},share={share}: rows of tiles to a chunk, at least 1, and chunks to share"]

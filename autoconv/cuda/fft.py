@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from autoconv.algorithm import Array, Kernel, Params
+from autoconv.algorithm import PADDING_ONLY, Array, Kernel, Params
 from autoconv.cuda.algorithm import CudaAlgorithm, Launch, ceil_div, roofline, scalar
 from autoconv.cuda.libraries import LibraryError, Operand, Transform, product
 from autoconv.cuda.source import Unit
@@ -78,7 +78,7 @@ class FFT(CudaAlgorithm):
         if layer.R == layer.S == 1:
             reasons.append("R=S=1: a product already")
         if layer.sees_padding_only:
-            reasons.append("every tap falls on padding: the result is 0, and rounding would make it something else")
+            reasons.append(PADDING_ONLY)
         rows, columns = _axes(layer, params)
         for name, axis, span in zip(("rows", "columns"), (rows, columns), layer.filter_extent, strict=True):
             if axis.count != 1 and axis.step < side // 2:

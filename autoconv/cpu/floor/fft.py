@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autoconv.algorithm import Array, Params, bound_for
+from autoconv.algorithm import PADDING_ONLY, Array, Params, bound_for
 from autoconv.cpu.device import CPU
 from autoconv.cpu.floor.common import (
     CALL_SECONDS,
@@ -253,7 +253,7 @@ class FFT(FloorAlgorithm):
         if layer.R == layer.S == 1:
             reasons.append("a 1x1 filter is a product already")
         if layer.sees_padding_only:
-            reasons.append("every tap falls on padding: the result is 0, and rounding would make it something else")
+            reasons.append(PADDING_ONLY)
         rows, columns = _axis(layer, 0, tile), _axis(layer, 1, tile)
         for name, axis, span in zip(("rows", "columns"), (rows, columns), layer.filter_extent, strict=True):
             if axis.count != 1 and axis.step < tile // 2:
