@@ -143,7 +143,7 @@ class TiledFFT(Algorithm):
 
     @property
     def version(self) -> str:
-        winograd = "winograd_plan", "winograd_pieces", "winograd_filters", "winograd_kernels"
+        winograd = "winograd_plan", "winograd_pieces", "winograd_filters", "winograd_input", "winograd_kernels"
         return compiler.version("pieces", compiler.WINOGRAD_MATH, *winograd, "fft_plan", "fft_pieces", "fft_kernels")
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:

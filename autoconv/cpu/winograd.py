@@ -155,7 +155,7 @@ class Winograd(Algorithm):
 
     @property
     def version(self) -> str:
-        modules = "winograd_plan", "winograd_pieces", "winograd_filters", "winograd_kernels"
+        modules = "winograd_plan", "winograd_pieces", "winograd_filters", "winograd_input", "winograd_kernels"
         return compiler.version("pieces", compiler.WINOGRAD_MATH, *modules)
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:

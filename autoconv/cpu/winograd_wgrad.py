@@ -18,7 +18,8 @@ from autoconv.cpu.pieces import Correlation, correlations
 from autoconv.cpu.pool import GeneratedKernel
 from autoconv.cpu.winograd import FEWEST_TAPS, LARGEST_STEP, MOST, MOST_GATHERS, SMALL, Winograd
 from autoconv.cpu.winograd_plan import LARGEST_TILE, Plan, Side
-from autoconv.cpu.winograd_wgrad_kernels import WgradPlan, emit
+from autoconv.cpu.winograd_wgrad_kernels import emit
+from autoconv.cpu.winograd_wgrad_plan import WgradPlan
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -96,8 +97,9 @@ class WinogradWgrad(Algorithm):
 
     @property
     def version(self) -> str:
-        shared = "winograd_plan", "winograd_pieces", "winograd_filters", "winograd_kernels"
-        return compiler.version("pieces", compiler.WINOGRAD_MATH, *shared, "winograd_wgrad_kernels")
+        own = "winograd_wgrad_plan", "winograd_wgrad_kernels"
+        shared = "winograd_plan", "winograd_pieces", "winograd_input"
+        return compiler.version("pieces", compiler.WINOGRAD_MATH, *shared, *own)
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
