@@ -19,7 +19,7 @@ from autoconv.cpu.ir import DTYPES, Module, bf16, f16, f32, f64, i64, ptr, widen
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
 sets = pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 LANGUAGE = sorted(compiler.FOLDER.glob("ir*.py"))
-IMPORTS = re.compile(r"^\s*from autoconv\.(?:cpu\.)?([a-z_]+) import", re.MULTILINE)
+IMPORTS = re.compile(r"^\s*from autoconv\.(?:cpu\.)?([a-z_]+) import (.*)", re.MULTILINE)
 NUMPY = {f32: np.float32, f64: np.float64, f16: np.float16, bf16: ml_dtypes.bfloat16}
 
 
@@ -354,17 +354,17 @@ SERVED = {"cpu", "algorithm", "device", "errors", "compiler", "pool"}  # the las
 
 
 @pytest.mark.parametrize("algorithm", GENERATED, ids=lambda a: a.name)
-def test_a_version_is_made_of_all_that_the_algorithm_s_kernels_are_written_with(algorithm, monkeypatch):
-    """What its file imports, and what that imports in turn, but for other algorithms, which have their own."""
+def test_a_version_is_made_of_all_that_lists_the_algorithm_s_candidates_and_writes_its_kernels(algorithm, monkeypatch):
+    """Its file, what that imports, and what this imports in turn, but for other algorithms, which have their own."""
     own = type(algorithm).__module__.rpartition(".")[2]
-    others = {type(other).__module__.rpartition(".")[2] for other in GENERATED} - {own}
+    others = {(type(other).__module__.rpartition(".")[2], type(other).__name__) for other in GENERATED}
     outside = {name.removeprefix("../"): name for name in compiler.OUTSIDE}
 
     def read_by(module):
         text = (compiler.FOLDER / f"{module}.py").read_text()
-        return {outside.get(name, name) for name in IMPORTS.findall(text)} - SERVED - others
+        return {outside.get(name, name) for name, what in IMPORTS.findall(text) if (name, what) not in others} - SERVED
 
-    wanted, new = set(), {own}
+    wanted, new = {own}, {own}
     while new := set().union(*map(read_by, new)) - wanted:
         wanted |= new
     digested = set()

@@ -168,12 +168,13 @@ def _toolchain() -> str:
 
 @functools.cache
 def version(*modules: str) -> str:
-    """The version of an algorithm whose kernels these modules of `autoconv.cpu` write.
+    """The version of an algorithm whose candidates these modules of `autoconv.cpu` list, and whose kernels they write.
 
     The text of an emitter, of the language it writes in and of the layer it reads, with LLVM's version,
     decides what is compiled; hashing it costs nothing, where emitting every kernel of every candidate would.
     It may change where the machine code does not, as with a docstring, which costs one race, and never the
-    other way round.
+    other way round. The list belongs to it, since a record that knows all candidates of today's versions is
+    not compared with the lists again.
     """
     digests = _digests()
     language = (module for module in digests if module.startswith("ir"))

@@ -144,7 +144,8 @@ class TiledFFT(Algorithm):
     @property
     def version(self) -> str:
         winograd = "winograd_plan", "winograd_pieces", "winograd_filters", "winograd_input", "winograd_kernels"
-        return compiler.version("pieces", compiler.WINOGRAD_MATH, *winograd, "fft_plan", "fft_pieces", "fft_kernels")
+        own = "fft", "fft_plan", "fft_pieces", "fft_kernels"
+        return compiler.version("pieces", compiler.WINOGRAD_MATH, *winograd, *own)
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)

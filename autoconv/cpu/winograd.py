@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
-from autoconv.cpu.pieces import Axis, Correlation, correlations
+from autoconv.cpu.pieces import Correlation, correlations
 from autoconv.cpu.pool import GeneratedKernel
+from autoconv.cpu.winograd_choice import cap, most_sizes, refusals, sizes
 from autoconv.cpu.winograd_kernels import emit
-from autoconv.cpu.winograd_plan import LARGEST_TILE, Plan, Side, side_of
+from autoconv.cpu.winograd_plan import Plan, side_of
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -29,12 +30,7 @@ FETCHED = 13.0  # bytes a cycle from the last cache
 CYCLES = {"avx512": 1.0, "avx2": 0.5, "generic": 0.5}  # of a multiply-add of vectors
 KEPT = 10  # the part of the last cache that transformed inputs may take before they fall out of it
 CONSIDERED = 5  # sizes of tiles for which chunks are looked at
-MOST = 3  # sizes of tiles among a layer's candidates, ...
-SMALL = 10**7  # ... unless it has so few operations that one will do
 MOST_PIECES = 4  # correlations of a strided gradient, for the sake of compile time
-FEWEST_TAPS = 4  # of a block, among the candidates
-MOST_GATHERS = 16  # vectors of channels that several parts share: each has code of its own
-LARGEST_STEP = 8  # input pixels between neighbours of a piece: more would be loads without end
 
 
 def _plan(layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, share: int) -> Plan:
@@ -103,12 +99,6 @@ def _chunks(plan: Plan) -> list[int]:
     return sorted({-(-plan.tile_rows // -(-plan.tile_rows // rows)) for rows in tried})
 
 
-def _sizes(axis: Axis) -> range:
-    """Sizes of tiles worth trying along an axis: blocks of few taps save little."""
-    taps = -(-len(axis.taps) // Side(axis, 1).phases)
-    return range(2, LARGEST_TILE + 2 - min(taps, FEWEST_TAPS)) if taps > 1 else range(1, 2)
-
-
 @functools.lru_cache(256)
 def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, int], ...]:
     """For the most promising sizes of tiles, the best chunks of either schedule."""
@@ -131,20 +121,12 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
         return min(schedule(m, 1, False), schedule(m, most, True))[:2]
 
     square = main.rows == main.columns  # of a size and its mirror image one is enough
-    pairs = [m for m in itertools.product(_sizes(main.rows), _sizes(main.columns)) if m[0] <= m[1] or not square]
+    pairs = [m for m in itertools.product(sizes(main.rows), sizes(main.columns)) if m[0] <= m[1] or not square]
     found = []
     for _, m in sorted(map(quick, pairs))[:CONSIDERED]:
         chunks = _chunks(_plan(layer, device, main, m, 1, 0))
         found.append(sorted(min(schedule(m, rows, together) for rows in chunks) for together in (False, True)))
-    most = MOST if layer.flops > SMALL else 1
-    return tuple(choice[1:] for schedules in sorted(found)[:most] for choice in schedules)
-
-
-def _cap(side: Side) -> float:
-    """Largest float32 error, some times what was measured on random tiles of two channels and more."""
-    if side.tile <= 6:
-        return 4e-6
-    return 1e-5 if side.tile == 7 or (side.tile == 8 and side.m <= 4) else 3e-5
+    return tuple(choice[1:] for schedules in sorted(found)[: most_sizes(layer)] for choice in schedules)
 
 
 class Winograd(Algorithm):
@@ -155,8 +137,9 @@ class Winograd(Algorithm):
 
     @property
     def version(self) -> str:
-        modules = "winograd_plan", "winograd_pieces", "winograd_filters", "winograd_input", "winograd_kernels"
-        return compiler.version("pieces", compiler.WINOGRAD_MATH, *modules)
+        own = "winograd", "winograd_choice"
+        kernels = "winograd_plan", "winograd_pieces", "winograd_filters", "winograd_input", "winograd_kernels"
+        return compiler.version("pieces", compiler.WINOGRAD_MATH, *own, *kernels)
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
@@ -180,20 +163,7 @@ class Winograd(Algorithm):
             return [*reasons, f"falls into {len(cuts)} correlations with kernels of their own, more than {MOST_PIECES}"]
         if _blind(plan.correlation for plan in cuts):
             return [*reasons, f"stride {layer.stride[0]}x{layer.stride[1]} leaves inputs that no tap sees"]
-        sides = [side for plan in cuts for side in (plan.rows, plan.columns)]
-        if all(side.r == 1 for side in sides):
-            reasons.append(f"the filter is {layer.R}x{layer.S}: no neighbouring taps in any phase of its stride")
-        if (largest := max(_parse(params)[0])) >= LARGEST_TILE:
-            reasons.append(
-                f"m={largest}: at most {LARGEST_TILE} points on a side keep the error small, more than outputs"
-            )
-        if (gathers := max([plan.c_blocks for plan in cuts if plan.mixed], default=0)) > MOST_GATHERS:
-            reasons.append(
-                f"few channels in many parts of the filter: {gathers} vectors of them, more than {MOST_GATHERS}"
-            )
-        if (period := max(side.period for side in sides)) > LARGEST_STEP:
-            reasons.append(f"its pieces are {period} pixels apart, more than {LARGEST_STEP}")
-        return reasons
+        return reasons + refusals(layer, _parse(params)[0], cuts)
 
     def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
         assert isinstance(device, CPU)
@@ -214,7 +184,7 @@ class Winograd(Algorithm):
     def bound(self, layer: ConvLayer, params: Params) -> float:
         down, across = _parse(params)[0]
         sides = [side for c in correlations(layer) for side in (side_of(c.rows, down), side_of(c.columns, across))]
-        return bound_for(layer, max(map(_cap, sides)))
+        return bound_for(layer, cap(sides))
 
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         assert isinstance(device, CPU)

@@ -11,13 +11,13 @@ import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from autoconv.algorithm import Algorithm, Kernel, Params
+from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.pieces import Correlation, correlations
 from autoconv.cpu.pool import GeneratedKernel
-from autoconv.cpu.winograd import FEWEST_TAPS, LARGEST_STEP, MOST, MOST_GATHERS, SMALL, Winograd
-from autoconv.cpu.winograd_plan import LARGEST_TILE, Plan, Side
+from autoconv.cpu.winograd_choice import cap, most_sizes, refusals, sizes
+from autoconv.cpu.winograd_plan import Plan, side_of
 from autoconv.cpu.winograd_wgrad_kernels import emit
 from autoconv.cpu.winograd_wgrad_plan import WgradPlan
 from autoconv.layer import ConvLayer
@@ -74,19 +74,14 @@ def _cost(plan: WgradPlan, threads: int, l3_bytes: int) -> float:
 def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int], ...]:
     """The most promising sizes of tiles, with the best sizes of chunks."""
     c = _forward(layer)
-    sizes = []
-    for axis in (c.rows, c.columns):
-        taps = -(-len(axis.taps) // Side(axis, 1).phases)
-        sizes.append(range(2, LARGEST_TILE + 2 - min(taps, FEWEST_TAPS)) if taps > 1 else range(1, 2))
     found: dict[tuple[int, ...], tuple[float, tuple[int, int], int]] = {}
-    for m in itertools.product(sizes[0], sizes[1]):
+    for m in itertools.product(sizes(c.rows), sizes(c.columns)):
         one = _plan(layer, device, m, 1, 1).tiles
         for rows in {min(max(tiles // one.columns.tiles, 1), one.tile_rows) for tiles in CHUNKS}:
             cost = _cost(_plan(layer, device, m, rows, 0), device.threads, device.facts["l3_bytes"])
             key = *sorted(m), rows >= one.tile_rows
             found[key] = min(found.get(key, (cost, m, rows)), (cost, m, rows))
-    best = sorted(found.values())[: MOST if layer.flops > SMALL else 1]
-    return tuple(choice[1:] for choice in best)
+    return tuple(choice[1:] for choice in sorted(found.values())[: most_sizes(layer)])
 
 
 class WinogradWgrad(Algorithm):
@@ -97,8 +92,8 @@ class WinogradWgrad(Algorithm):
 
     @property
     def version(self) -> str:
-        own = "winograd_wgrad_plan", "winograd_wgrad_kernels"
-        shared = "winograd_plan", "winograd_pieces", "winograd_input"
+        own = "winograd_wgrad", "winograd_wgrad_plan", "winograd_wgrad_kernels"
+        shared = "winograd_choice", "winograd_plan", "winograd_pieces", "winograd_input"
         return compiler.version("pieces", compiler.WINOGRAD_MATH, *shared, *own)
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
@@ -121,16 +116,7 @@ class WinogradWgrad(Algorithm):
         if min(layer.C, layer.K) // layer.groups < 2:
             reasons.append("a group has a single channel: transforms would serve a single product")
         tiles = plan_of(layer, device, params).tiles
-        sides = tiles.rows, tiles.columns
-        if all(side.r == 1 for side in sides):
-            reasons.append(f"the filter is {layer.R}x{layer.S}: no neighbouring taps in any phase of its stride")
-        if (largest := max(tiles.m)) >= LARGEST_TILE:
-            reasons.append(f"m={largest}: at most {LARGEST_TILE} points on a side keep the error small")
-        if tiles.mixed and tiles.c_blocks > MOST_GATHERS:
-            reasons.append(f"few channels in many parts of the filter: {tiles.c_blocks} vectors of them")
-        if (period := max(side.period for side in sides)) > LARGEST_STEP:
-            reasons.append(f"its pieces are {period} pixels apart, more than {LARGEST_STEP}")
-        return reasons
+        return reasons + refusals(layer, tiles.m, (tiles,))
 
     def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
         assert isinstance(device, CPU)
@@ -144,8 +130,9 @@ class WinogradWgrad(Algorithm):
         return cycles / rate + layer.bytes / device.bandwidth() / 4
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
-        forward: Params = {"m": params["m"], "rows": 1, "share": 0}  # whose errors are no smaller
-        return Winograd().bound(layer.replace(direction="fwd"), forward)
+        c, (down, across) = _forward(layer), _parse(params)[0]
+        sides = side_of(c.rows, down), side_of(c.columns, across)
+        return bound_for(layer, cap(sides))  # of the forward pass, whose errors are no smaller
 
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         assert isinstance(device, CPU)
