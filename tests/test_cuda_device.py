@@ -6,6 +6,8 @@ import importlib
 import inspect
 import pickle
 import pkgutil
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from simt.emulator import MISSING, Emulated, EmulationError
 
 import autoconv.cuda
 from autoconv.algorithm import Algorithm, Candidate
-from autoconv.cuda.source import Unit, file_version, wide
+from autoconv.cuda.source import Unit, version_of, wide
 from autoconv.errors import ArrayError
 from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.planner import plan
@@ -77,14 +79,35 @@ def test_a_version_is_of_the_code_and_not_of_its_comments(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(source.resources, "files", lambda _: Folder())
     source.file_text.cache_clear()
-    first = file_version("x.cu")
+    first = version_of(("x.cu",), ())
     texts["x.cu"] = "int c; /* said\nmore */"
     source.file_text.cache_clear()
-    assert file_version("x.cu") == first
+    assert version_of(("x.cu",), ()) == first
     texts["x.cu"] = "int d; "
     source.file_text.cache_clear()
-    assert file_version("x.cu") != first
+    assert version_of(("x.cu",), ()) != first
     source.file_text.cache_clear()
+
+
+@pytest.mark.parametrize("algorithm", autoconv.cuda.ALGORITHMS, ids=lambda a: a.name)
+def test_a_version_is_made_of_all_that_lists_candidates(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module, what that imports, and what this imports in turn."""
+    from autoconv.cuda import source
+
+    imports = re.compile(r"^from (autoconv\.[a-z_.]+) import", re.MULTILINE)
+    wanted, new = set[str](), {type(algorithm).__module__}
+    while new:
+        wanted |= new
+        read = {name for module in new for name in imports.findall(inspect.getsource(sys.modules[module]))}
+        new = read - wanted - {f"autoconv.{name}" for name in ("algorithm", "device", "errors")}
+    assert {"autoconv.layer", "autoconv.cuda.source"} < wanted
+    texts = dict.fromkeys(sys.modules, "")
+    monkeypatch.setattr(source, "module_text", texts.__getitem__)
+    before = algorithm.version
+    for name in wanted:
+        texts[name] = "changed"
+        assert algorithm.version != before, name
+        texts[name] = ""
 
 
 def test_large_arrays_are_addressed_with_64_bits() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from autoconv.algorithm import Algorithm, Array, Kernel, Params, bound_for
 from autoconv.cuda.occupancy import limits_of
-from autoconv.cuda.source import Unit, file_version
+from autoconv.cuda.source import Unit, version_of
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
 Launch = Callable[..., None]  # arrays, or None for a null pointer
+SHARED = ("autoconv.layer", *(f"autoconv.cuda.{name}" for name in ("algorithm", "occupancy", "source", "tensor_map")))
 
 
 class Chain(Kernel):
@@ -52,15 +53,16 @@ class Chain(Kernel):
 
 
 class CudaAlgorithm(Algorithm):
-    """A family whose kernels are files of this folder."""
+    """A family whose kernels are files of this folder; `modules` are those its own takes more from than all do."""
 
     files: ClassVar[tuple[str, ...]]
+    modules: ClassVar[tuple[str, ...]] = ()
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64", "float16", "bfloat16")
     float32_bound: ClassVar[float] = 2e-6
 
     @property
     def version(self) -> str:
-        return file_version(*self.files)
+        return version_of(self.files, (*SHARED, *self.modules, type(self).__module__))
 
     @abstractmethod
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:

@@ -35,6 +35,7 @@ class DirectCHWN(CudaAlgorithm):
 
     name = "direct.chwn"
     files = ("sides.cuh", "direct_chwn.cuh", "direct_chwn.cu", "gemm_tile.cuh", "direct_chwn_product.cu")
+    modules = ("autoconv.cuda.gemm",)
     exact = True
     skips_padding = True
 

@@ -31,6 +31,7 @@ class Explicit(CudaAlgorithm):
     name = "gemm.explicit"
     exact = True
     files = ("explicit.cu",)
+    modules = ("autoconv.cuda.libraries",)
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         divisors = [n for n in range(1, layer.N + 1) if layer.N % n == 0]

@@ -61,6 +61,7 @@ class FFT(CudaAlgorithm):
 
     name = "fft"
     files = ("fft.cu",)
+    modules = ("autoconv.cuda.libraries",)
     spreads_nonfinite = True
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import re
+import sys
 from dataclasses import dataclass
 from importlib import resources
 
@@ -14,6 +16,7 @@ from autoconv.layer import DIRECTIONS, LAYOUTS, ConvLayer
 Constant = tuple[str, int]
 TYPES = {"float32": "float", "float64": "double", "float16": "half_t", "bfloat16": "bfloat16_t"}
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_REMARK = re.compile(r"^[ \t]*#.*\n", re.MULTILINE)
 
 
 @functools.cache
@@ -23,10 +26,16 @@ def file_text(name: str) -> str:
     return _COMMENT.sub("", text).replace("#pragma once\n", "")
 
 
-def file_version(*names: str) -> str:
-    """A hash of what is compiled from these files: an algorithm's version."""
-    texts = "\0".join(file_text(name) for name in ("ptx.cuh", "common.cuh", *names))
-    return hashlib.sha256(texts.encode()).hexdigest()[:16]
+@functools.cache
+def module_text(name: str) -> str:
+    """The text of a module that has been imported, without comments on lines of their own."""
+    return _REMARK.sub("", inspect.getsource(sys.modules[name]))
+
+
+def version_of(files: tuple[str, ...], modules: tuple[str, ...]) -> str:
+    """A hash of what is compiled from these files, and of what lists candidates and says how they are launched."""
+    texts = *map(file_text, ("ptx.cuh", "common.cuh", *files)), *map(module_text, modules)
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ class Winograd(CudaAlgorithm):
 
     name = "winograd"
     files = ("gemm_tile.cuh", "sides.cuh", "winograd.cuh", "winograd.cu")
+    modules = ("autoconv.cuda.gemm", "autoconv.winograd_math")
     spreads_nonfinite = True
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:

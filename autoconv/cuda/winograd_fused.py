@@ -49,6 +49,7 @@ class WinogradFused(CudaAlgorithm):
 
     name = "winograd.fused"
     files = ("sides.cuh", "winograd.cuh", "winograd_fused.cu")
+    modules = ("autoconv.cuda.gemm", "autoconv.cuda.winograd", "autoconv.winograd_math")
     dtypes = ("float32",)
     spreads_nonfinite = True
 
