@@ -17,28 +17,15 @@ from collections.abc import Callable
 from autoconv.cpu.fft_pieces import Complex, Transform, get, put, times
 from autoconv.cpu.fft_plan import Spectra
 from autoconv.cpu.ir import Function, Module, Value, ptr
-from autoconv.cpu.pool import CONTEXT, RUN, TASK, launch
+from autoconv.cpu.pool import CONTEXT, TASK, launch
 from autoconv.cpu.winograd_filters import FilterWriter
-from autoconv.cpu.winograd_kernels import HEADER, Writer
+from autoconv.cpu.winograd_kernels import HEADER, Writer, emit_with
 from autoconv.layer import ConvLayer
 
 
 def emit(instruction_set: str, layer: ConvLayer, plans: tuple[Spectra, ...]) -> Module:
     """`run` and `pack` for the correlations of a layer."""
-    m = Module(instruction_set)
-    steps, packs = [], []
-    packed = 0
-    for n, plan in enumerate(plans):
-        steps.append(SpectraWriter(m, layer, plan, n, packed).emit())
-        packs.append(FilterSpectraWriter(m, layer, plan, n, packed).emit())
-        packed += plan.packed_size
-    k = m.function("run", *RUN)
-    for run in steps:
-        k.call(run, k.args[0])
-    k = m.function("pack", *RUN)
-    for task, tasks in packs:
-        launch(k, k.args[0], task, tasks)
-    return m
+    return emit_with(SpectraWriter, FilterSpectraWriter, instruction_set, layer, plans)
 
 
 def columns_apart(a: Complex, b: Complex, odd: int) -> Complex:

@@ -27,12 +27,19 @@ HEADER = 64  # bytes of the workspace in front: group and first chunk of what is
 
 def emit(instruction_set: str, layer: ConvLayer, plans: tuple[Plan, ...]) -> Module:
     """`run` and `pack` for the correlations of a layer."""
+    return emit_with(Writer, FilterWriter, instruction_set, layer, plans)
+
+
+def emit_with(
+    writer: type[Writer], packer: type[FilterWriter], instruction_set: str, layer: ConvLayer, plans: Sequence[Plan]
+) -> Module:
+    """The same, with transforms and a product of the caller's own."""
     m = Module(instruction_set)
     steps, packs = [], []
     packed = 0
     for n, plan in enumerate(plans):
-        steps.append(Writer(m, layer, plan, n, packed).emit())
-        packs.append(FilterWriter(m, layer, plan, n, packed).emit())
+        steps.append(writer(m, layer, plan, n, packed).emit())
+        packs.append(packer(m, layer, plan, n, packed).emit())
         packed += plan.packed_size
     k = m.function("run", *RUN)
     for run in steps:
