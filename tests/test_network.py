@@ -55,11 +55,12 @@ def test_multiply_adds_and_convolutions_are_those_of_the_paper(name: str) -> Non
 @pytest.mark.parametrize("name", ["alexnet", "vgg16", "googlenet", "overfeat", "cifar10", "resnet50", "mobilenet-v2"])
 def test_every_input_has_the_channels_of_an_output_before_it(name: str) -> None:
     layers = [named.layer for named in network.load(name).layers]
-    outputs = {3} | {layer.K for layer in layers}
-    if name == "googlenet":  # a module's output is the sum of its four branches
-        modules = [layers[i : i + 6] for i in range(3, len(layers), 6)]
-        outputs |= {m[0].K + m[2].K + m[4].K + m[5].K for m in modules}
-    assert all(layer.C in outputs for layer in layers)
+    outputs = {3}
+    for i, layer in enumerate(layers):
+        if name == "googlenet" and i > 3 and i % 6 == 3:  # a module's output is that of its four branches together
+            outputs.add(sum(layers[i - 6 + branch].K for branch in (0, 2, 4, 5)))
+        assert layer.C in outputs, layer
+        outputs.add(layer.K)
 
 
 def test_overfeat_is_the_accurate_model() -> None:

@@ -60,14 +60,16 @@ def test_what_speaks_dlpack_comes_in_and_the_same_kind_goes_out(cache: TuningCac
     np.testing.assert_array_equal(out.array, made.run(a, b))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_out_is_written_and_returned(cache: TuningCache, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "most"), [("float32", 1e-5), ("float64", 1e-13), ("float16", 2.0**-11), ("bfloat16", 2.0**-8)]
+)
+def test_out_is_written_and_returned(cache: TuningCache, dtype: str, most: float) -> None:
     made = heuristic(cache, dtype=dtype)
     a, b, _, _ = operands(made.layer)
     out = np.empty(made.layer.y_shape, made.layer.numpy_dtype)
     assert made.run(a, b, out=out) is out
     want = reference.convolve(made.layer, a, b)
-    assert reference.error(out, want, reference.magnitude(made.layer, a, b)) < 5e-3
+    assert reference.error(out, want, reference.magnitude(made.layer, a, b)) < most
 
 
 def test_arrays_that_are_not_contiguous_or_aligned_work(cache: TuningCache) -> None:
@@ -192,5 +194,5 @@ def test_not_finite_values_reach_their_outputs_and_no_others(cache: TuningCache,
     if np.isnan(value):
         assert np.isnan(got[reached]).all()
     else:  # ReLU turns minus infinity into zero
-        assert np.isin(got[reached], [np.inf, 0.0]).all() or np.isnan(got[reached]).any()
+        assert np.isin(got[reached], [np.inf, 0.0]).all()
         assert np.isinf(got[reached]).any()
