@@ -123,7 +123,10 @@ class Algorithm(ABC):
     @property
     @abstractmethod
     def version(self) -> str:
-        """What distinguishes this implementation's timings from an older one's."""
+        """What distinguishes this implementation's timings and list of candidates from an older one's.
+
+        A record that knows every candidate of today's versions is not compared with the lists again.
+        """
 
     @abstractmethod
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
