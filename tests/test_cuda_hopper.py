@@ -364,8 +364,8 @@ PLANTED = {
     "the producer begins in the wrong phase": ("turn.parity ^ 1);", "turn.parity);"),
     "no wait for the products before a stage returns": ("wait_products<1>();", ";"),
     "no wait for the last products": ("wait_products<0>();", ";"),
-    "no commit": ("commit_products();", ";"),
-    "no fence before the products": ("fence_products();", ";"),
+    "no commit": ("commit_products();\n            wait", "wait"),
+    "no fence before the products": ("fence_products();\n            multiply", "multiply"),
     "too few bytes announced": ("sizeof(Stage));\n", "sizeof(Stage) / 2);\n"),
     "the barriers are not made known": ("        fence_barriers();\n", ""),
     "the barriers are used before they are initialised": (
@@ -387,7 +387,8 @@ class Planted(Emulated):
 
     def load(self, unit: Unit) -> Callable[..., None]:
         right, wrong = PLANTED[self.fault]
-        assert unit.text.count(right) == 1
+        if unit.text.count(right) != 1:  # no assertion, which would count as caught
+            raise ValueError(f"{right!r} is not a place in the kernel")
         text = unit.text.replace(right, wrong)
         if self.sanitizer:
             return sanitized(unit, self.sanitizer, self.schedule, text)
