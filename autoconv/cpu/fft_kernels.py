@@ -263,7 +263,7 @@ class FilterSpectraWriter(FilterWriter):
         R, S = plan.rows.r, plan.columns.r
         k = self.m.function(f"transform_filters{self.number}", ptr(self.real), ptr(self.real), internal=True)
         taps, u = k.args
-        zero, apart = k.zero(self.real, lanes), plan.depth * plan.KB
+        zero, apart = k.zero(self.real, lanes), self.apart
         pair, line, spectrum = (k.scratch(self.real, 2 * length * lanes) for length in (T, n, n))
         width = (S + S % 2) * lanes
         half = k.scratch(self.real, T * width)
