@@ -80,11 +80,27 @@ def test_types_and_tails(instruction_set: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_columns_of_a_strided_gradient_are_woven_together(instruction_set: str, dtype: str) -> None:
-    """Rows of even length by whole vectors, others one by one; by tasks of whole planes and of parts of them."""
-    for width, planes, S in ((66, 3, 3), (67, 3, 3), (66, 16, 3), (64, 16, 1), (64, 16, 2)):
+    """Rows of any length, columns that see nothing; by tasks of whole planes and of parts of them."""
+    for width, planes, S, stride in ((66, 3, 3, 2), (67, 3, 3, 2), (66, 16, 3, 2), (64, 16, 1, 2), (67, 3, 3, (1, 5))):
         shape = {"N": 1, "C": planes, "K": planes, "groups": planes, "H": 6, "W": width, "S": S}
-        layer = depthwise(**shape, direction="dgrad", stride=2, dtype=dtype)
+        layer = depthwise(**shape, direction="dgrad", stride=stride, dtype=dtype)
         assert check_guarded(DEPTHWISE, layer, device_with(instruction_set, 2), operands(layer))
+
+
+PHASES: dict[str, dict[str, Any]] = {
+    "all of them blind": {"H": 7, "W": 2, "S": 1, "padding": (1, 2), "stride": 4},
+    "of other gaps": {"R": 10, "S": 7, "dilation": 2, "H": 25, "W": 40, "stride": 3, "padding": 4},
+    "in loops": {"R": 23, "S": 12, "padding": 9, "H": 20, "W": 47, "stride": 2},
+    "in loops, of other gaps": {"R": 20, "S": 19, "dilation": 2, "H": 37, "W": 41, "stride": 3, "padding": 6},
+}
+
+
+@pytest.mark.parametrize("name", PHASES)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_phases(instruction_set: str, name: str) -> None:
+    """Phases that begin apart, whose taps lie differently far apart, or that have none."""
+    layer = depthwise(**PHASES[name], direction="dgrad")
+    assert check_guarded(DEPTHWISE, layer, device_with(instruction_set, 2), operands(layer))
 
 
 class SmallCaches(CPU):
@@ -104,14 +120,23 @@ def test_planes_in_strips() -> None:
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_stores_past_the_caches(instruction_set: str) -> None:
-    """Whatever the alignment of the output and the length of a row block."""
+    """Whatever the alignment of the output, where blocks of rows are whole cache lines if it is aligned."""
     device = SmallCaches(threads=2, instruction_set=instruction_set)
-    for width in (1, 7, 14, 16, 33):
+    tails: dict[str, Any] = {"H": 12, "W": 16, "bias": True, "residual": True}
+    for fields in (tails, {"H": 16, "W": 28}, {"H": 16, "W": 56, "direction": "dgrad", "stride": 2}):
         for dtype in ("float32", "float64"):
-            layer = depthwise(W=width, dtype=dtype, bias=True, residual=True, C=3, K=3, groups=3)
-            runnable = [c for c in DEPTHWISE.all(layer, device) if not DEPTHWISE.why_not(layer, device, c.params)]
-            assert any(c.params["nt"] for c in runnable)
+            layer = depthwise(**fields, dtype=dtype, C=3)
+            streaming = [c for c in DEPTHWISE.all(layer, device) if c.params["nt"]]
+            streaming = [c for c in streaming if not DEPTHWISE.why_not(layer, device, c.params)]
+            assert streaming
             assert check_guarded(DEPTHWISE, layer, device, operands(layer))
+            for candidate in streaming:
+                check_shifted(layer, device, candidate.params, (layer.itemsize, 16, 32))
+    for width in (14, 33):
+        layer = depthwise(H=15, W=width)
+        for candidate in DEPTHWISE.all(layer, device):
+            reasons = DEPTHWISE.why_not(layer, device, candidate.params)
+            assert any("cache lines" in reason for reason in reasons) == bool(candidate.params["nt"])
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -119,22 +144,29 @@ def test_channels_stored_past_the_caches(instruction_set: str) -> None:
     """Whole aligned vectors only; an output that starts elsewhere is stored as usual."""
     device = SmallCaches(threads=2, instruction_set=instruction_set)
     layer = depthwise(C=64, layout="NHWC", bias=True)
-    x, w, bias, _ = operands(layer)
-    size = math.prod(layer.y_shape) * 4
-    room = device.buffer(size + 64)
     for candidate in DEPTHWISE.all(layer, device):
         assert not DEPTHWISE.why_not(layer, device, candidate.params)
-        kernel = DEPTHWISE.build(layer, device, candidate.params)
-        packed = device.buffer(kernel.packed_bytes)
-        kernel.pack(w, packed)
-        outputs = []
-        for shift in (0, 4, 32):
-            out = room[shift:][:size].view(np.float32).reshape(layer.y_shape)
-            out[...] = np.nan
-            kernel.run(x, packed, out, bias, None, device.buffer(0))
-            outputs.append(out.copy())
-        want, magnitude = reference.convolve(layer, x, w, bias), reference.magnitude(layer, x, w, bias)
-        assert all(reference.error(out, want, magnitude) <= DEPTHWISE.bound(layer, {}) for out in outputs)
+        check_shifted(layer, device, candidate.params, (0, 4, 32))
+
+
+def check_shifted(layer: ConvLayer, device: CPU, params: Any, shifts: tuple[int, ...]) -> None:
+    """An output so many bytes beyond the beginning of a cache line."""
+    a, b, bias, residual = operands(layer)
+    size = math.prod(layer.output_shape) * layer.itemsize
+    kernel = DEPTHWISE.build(layer, device, params)
+    filters = device.buffer(kernel.packed_bytes) if kernel.packed_bytes else b
+    if kernel.packed_bytes:
+        kernel.pack(b, filters)
+    want = reference.convolve(layer, a, b, bias, residual)
+    magnitude = reference.magnitude(layer, a, b, bias, residual)
+    for shift in shifts:
+        room = device.buffer(size + 2 * 64)
+        room[...] = 0xFF
+        out = room[shift:][:size].view(layer.numpy_dtype).reshape(layer.output_shape)
+        kernel.run(a, filters, out, bias, residual, device.buffer(kernel.workspace_bytes))
+        assert reference.error(out, want, magnitude) <= DEPTHWISE.bound(layer, {})
+        assert (room[:shift] == 0xFF).all()
+        assert (room[shift + size :] == 0xFF).all()
 
 
 @pytest.mark.parametrize("name", ["plain", "large", "strided"])

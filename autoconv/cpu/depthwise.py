@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
 from autoconv.cpu import compiler, depthwise_channels
-from autoconv.cpu.depthwise_kernel import Shape, emit, workspace_elements
+from autoconv.cpu.depthwise_kernel import Shape, emit, workspace_bytes
 from autoconv.cpu.device import CPU
-from autoconv.cpu.ir import DTYPES, VECTOR_BYTES, widened
+from autoconv.cpu.ir import LINE, VECTOR_BYTES, VECTOR_REGISTERS
 from autoconv.cpu.pixel_pieces import no_streaming
 from autoconv.cpu.pool import GeneratedKernel
 from autoconv.layer import ConvLayer
@@ -30,13 +30,25 @@ CHANNEL_TILES = {"avx512": ((4, 2), (8, 2)), "avx2": ((4, 1), (8, 1)), "generic"
 
 
 def _tiles(layer: ConvLayer, device: CPU) -> tuple[tuple[str, tuple[int, int]], ...]:
-    """Rows or columns of outputs, named B, by vectors NV."""
-    name, tiles = ("BH", PIXEL_TILES) if layer.layout == "NCHW" else ("BQ", CHANNEL_TILES)
-    return tuple((name, tile) for tile in tiles[device.instruction_set])
+    """Rows or columns of outputs, named B, by vectors NV; of a strided layer's gradient, with every phase's output."""
+    isa = device.instruction_set
+    if layer.layout == "NHWC":
+        return tuple(("BQ", tile) for tile in CHANNEL_TILES[isa])
+    if layer.direction != "dgrad" or layer.stride == (1, 1):
+        return tuple(("BH", tile) for tile in PIXEL_TILES[isa])
+    NV = max(1, VECTOR_REGISTERS[isa] // 2 // math.prod(layer.stride))
+    return tuple(("BH", tile) for tile in ((1, NV), (2, NV // 2)) if all(tile))
 
 
-def _pixel_shape(device: CPU, params: Params) -> Shape:
+def _shape(device: CPU, params: Params) -> Shape:
     return Shape(int(params["BH"]), int(params["NV"]), bool(params["nt"]), device.threads, device.facts["l1_bytes"])
+
+
+def _in_lines(layer: ConvLayer, params: Params) -> bool:
+    """Whether blocks of rows, and whole planes, are cache lines without a rest."""
+    _, _, height, width = layer.output_shape
+    rows = int(params["BH"]) * (layer.stride[0] if layer.direction == "dgrad" else 1)
+    return all(n * width * layer.itemsize % LINE == 0 for n in (rows, height))
 
 
 class Depthwise(Algorithm):
@@ -77,18 +89,15 @@ class Depthwise(Algorithm):
             reasons += no_streaming(layer, device)
             if layer.layout == "NHWC" and layer.C * layer.itemsize % VECTOR_BYTES[device.instruction_set]:
                 reasons.append(f"nt=1: C={layer.C} channels are not whole vectors")
-            elif layer.layout == "NCHW" and layer.direction == "dgrad" and layer.stride != (1, 1):
-                reasons.append("nt=1: the gradient of a strided layer is not written row by row")
+            elif layer.layout == "NCHW" and layer.direction != "wgrad" and not _in_lines(layer, params):
+                reasons.append("nt=1: blocks of rows are not whole cache lines")
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
         assert isinstance(device, CPU)
         if layer.layout == "NHWC":
             return 0
-        wide = widened(DTYPES[layer.dtype])
-        lanes = VECTOR_BYTES[device.instruction_set] // wide.bytes
-        own = workspace_elements(layer, lanes, wide.bytes, _pixel_shape(device, params))
-        return device.threads * wide.bytes * own
+        return device.threads * workspace_bytes(device.instruction_set, layer, _shape(device, params))
 
     def packed_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
         if layer.layout == "NCHW":
@@ -105,7 +114,7 @@ class Depthwise(Algorithm):
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         assert isinstance(device, CPU)
         if layer.layout == "NCHW":
-            program = compiler.build(emit, device.instruction_set, layer, _pixel_shape(device, params))
+            program = compiler.build(emit, device.instruction_set, layer, _shape(device, params))
         else:
             shape = depthwise_channels.Shape(int(params["BQ"]), int(params["NV"]), bool(params["nt"]), device.threads)
             program = compiler.build(depthwise_channels.emit, device.instruction_set, layer, shape)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from autoconv.cpu.ir import DTYPES, Function, Module, Value, Var, i64, ptr, widened
-from autoconv.cpu.pieces import Correlation, Tail, correlations, load_range, store_range
-from autoconv.cpu.pixel_pieces import Strip, finish, split, stream
+from autoconv.cpu.ir import DTYPES, VECTOR_BYTES, Function, Module, Value, Var, i64, ptr, widened
+from autoconv.cpu.pieces import Axis, Correlation, Tail, correlations, load_range, store_range
+from autoconv.cpu.pixel_pieces import Run, Strip, finish, split, stream, woven
 from autoconv.cpu.pool import RUN, TASK, launch, operands
 from autoconv.layer import ConvLayer
 
@@ -26,14 +26,41 @@ class Shape(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """One correlation cut into chunks of row blocks."""
+    """The correlations of a layer, which read the same strips, cut into chunks of row blocks.
+
+    A strided layer's gradient has several: `phases[row][column]` of the output's position modulo the strides. They
+    are computed side by side and woven together, so that whole rows are written, once. `problem` sees what all of
+    them see; its rows and columns, BH and NV count positions, with an output of every phase.
+    """
 
     problem: Correlation
+    phases: tuple[tuple[Correlation, ...], ...]
+    looped: bool
     strip: Strip
     BH: int
     NV: int
     blocks: int
     together: int
+
+    @property
+    def down(self) -> int:
+        """Rows of the output to one of positions."""
+        return len(self.phases)
+
+    @property
+    def across(self) -> int:
+        """Columns of the output to one of positions."""
+        return len(self.phases[0])
+
+    @property
+    def height(self) -> int:
+        """Rows of the output."""
+        return sum(row[0].rows.count for row in self.phases)
+
+    @property
+    def width(self) -> int:
+        """Columns of the output."""
+        return sum(c.columns.count for c in self.phases[0])
 
     @property
     def rows(self) -> int:
@@ -47,36 +74,68 @@ class Plan(NamedTuple):
         return _lines(self.problem.C * self.rows * self.strip.pitch)
 
     @property
+    def block(self) -> int:
+        """Rows of the output to a row block; the last may have fewer."""
+        return min(self.BH * self.down, self.height)
+
+    @property
     def output_elements(self) -> int:
         """Elements of a row block's output, in whole cache lines."""
-        return _lines(self.BH * self.problem.columns.count)
+        return _lines(self.block * self.width)
+
+    @property
+    def runs(self) -> list[Run]:
+        """Tiles of a row of the output."""
+        return split(self.width, self.strip.lanes * self.across, self.NV, 0)
+
+    def row(self, axis: Axis, tap: int) -> int:
+        """Rows from a position's first in the strip to what a phase's output there sees through a tap."""
+        return axis.first + axis.gap * tap - self.problem.rows.first
+
+    def column(self, axis: Axis, tap: int) -> int:
+        """Elements from a strip's row to what a phase's output 0 sees through a tap."""
+        whole = self.problem.columns
+        return self.strip.offset((axis.first + axis.gap * tap - whole.first) // whole.gap)
 
 
-def cut(problem: Correlation, lanes: int, itemsize: int, shape: Shape) -> Plan:
+def cut(problems: Sequence[Correlation], lanes: int, itemsize: int, shape: Shape) -> Plan:
     """Chunks as large as half of the first-level cache, in whole row blocks."""
-    BH = min(shape.BH, problem.rows.count)
-    if looped(problem) and (problem.rows.step, problem.rows.gap) != (1, 1):
+    across = sum(c.rows.start == 0 for c in problems)
+    phases = tuple(tuple(problems[n : n + across]) for n in range(0, len(problems), across))
+    rows, columns = _seen([row[0].rows for row in phases]), _seen([c.columns for c in phases[0]])
+    problem = replace(problems[0], rows=rows, columns=columns)
+    looped = any(len(c.rows.taps) * len(c.columns.taps) * c.C > UNROLLED_TAPS for c in problems)
+    BH = min(shape.BH, rows.count)
+    if looped and any((c.rows.step, c.rows.gap) != (1, 1) for c in problems):
         BH = 1  # rows of one block would not see the same rows of the input
-    elif looped(problem):
-        BH = min(BH, len(problem.rows.taps))
-    strip = Strip(problem.columns, lanes)
-    blocks = -(-problem.rows.count // BH)
+    elif looped:
+        BH = min(BH, *[len(c.rows.taps) or BH for c in problems])
+    strip = Strip(columns, lanes)
+    blocks = -(-rows.count // BH)
     held = shape.l1_bytes // 2 // (itemsize * strip.pitch * problem.C)
-    span = problem.rows.gap * max(0, len(problem.rows.taps) - 1) + 1
-    most = max(1, ((held - span) // problem.rows.step + 1) // BH, 2 * span // (BH * problem.rows.step))
+    span = rows.gap * max(0, len(rows.taps) - 1) + 1
+    most = max(1, ((held - span) // rows.step + 1) // BH, 2 * span // (BH * rows.step))
     chunks = -(-blocks // most)
-    return Plan(problem, strip, BH, shape.NV, blocks, -(-blocks // chunks))
+    return Plan(problem, phases, looped, strip, BH, shape.NV, blocks, -(-blocks // chunks))
 
 
-def looped(problem: Correlation) -> bool:
-    """Whether the taps are too many to write them all out."""
-    return len(problem.rows.taps) * len(problem.columns.taps) * problem.C > UNROLLED_TAPS
+def _seen(phases: Sequence[Axis]) -> Axis:
+    """An axis that sees what any of the phases sees."""
+    if len(phases) == 1:
+        return phases[0]
+    seen = [axis.first + axis.gap * tap for axis in phases for tap in range(len(axis.taps))] or [0]
+    return Axis(phases[0].size, phases[0].count, 1, min(seen), 1, tuple(range(max(seen) - min(seen) + 1)))
 
 
-def workspace_elements(layer: ConvLayer, lanes: int, itemsize: int, shape: Shape) -> int:
-    """Elements of every thread's own workspace: a strip, and the output on its way past the caches."""
-    plans = [cut(problem, lanes, itemsize, shape) for problem in correlations(layer)]
-    return max(plan.elements + plan.output_elements * shape.nt for plan in plans)
+def _planned(instruction_set: str, layer: ConvLayer, shape: Shape) -> Plan:
+    itemsize = widened(DTYPES[layer.dtype]).bytes
+    return cut(correlations(layer), VECTOR_BYTES[instruction_set] // itemsize, itemsize, shape)
+
+
+def workspace_bytes(instruction_set: str, layer: ConvLayer, shape: Shape) -> int:
+    """Every thread's own workspace: a strip, and the output on its way past the caches."""
+    plan = _planned(instruction_set, layer, shape)
+    return (plan.elements + plan.output_elements * shape.nt) * widened(DTYPES[layer.dtype]).bytes
 
 
 def _lines(elements: int) -> int:
@@ -86,18 +145,9 @@ def _lines(elements: int) -> int:
 def emit(instruction_set: str, layer: ConvLayer, shape: Shape) -> Module:
     """`run` for a depthwise layer in NCHW."""
     m = Module(instruction_set)
-    wide = widened(DTYPES[layer.dtype])
-    own = workspace_elements(layer, m.lanes(wide), wide.bytes, shape)
-    plans = [cut(problem, m.lanes(wide), wide.bytes, shape) for problem in correlations(layer)]
-    tasks = [_emit_task(m, f"task{n}", layer, plan, shape, own) for n, plan in enumerate(plans)]
-    if len(tasks) > 1 and _whole(layer, shape):  # phases of the same planes: what one has written, the next has at hand
-        every = m.function("every", *TASK, internal=True)
-        for task, _ in tasks:
-            every.call(task, *every.args)
-        tasks = [(every, tasks[0][1])]
+    own = workspace_bytes(instruction_set, layer, shape)
     run = m.function("run", *RUN)
-    for task, count in tasks:
-        launch(run, run.args[0], task, count)
+    launch(run, run.args[0], *_emit_task(m, layer, _planned(instruction_set, layer, shape), shape, own))
     return m
 
 
@@ -106,7 +156,7 @@ def _whole(layer: ConvLayer, shape: Shape) -> bool:
     return layer.N * layer.groups >= 8 * shape.threads
 
 
-def _emit_task(m: Module, name: str, layer: ConvLayer, plan: Plan, shape: Shape, own: int) -> tuple[Function, int]:
+def _emit_task(m: Module, layer: ConvLayer, plan: Plan, shape: Shape, own: int) -> tuple[Function, int]:
     """A task: some planes, chunk by chunk; and how many there are."""
     element = DTYPES[layer.dtype]
     wide = widened(element)
@@ -115,19 +165,17 @@ def _emit_task(m: Module, name: str, layer: ConvLayer, plan: Plan, shape: Shape,
     chunks = -(-plan.blocks // plan.together)
     whole = _whole(layer, shape)
     together = max(1, min(16, planes // (8 * shape.threads)))
-    rest = problem.rows.count % plan.BH
-    runs = split(problem.columns.count, plan.strip.lanes, plan.NV, 0)
     functions = {
-        (BH, run.pixels): _emit_tile(m, f"{name}_{BH}x{run.pixels}", layer, plan, BH, run.pixels)
-        for BH in {plan.BH, rest}
-        if BH
-        for run in runs
+        (rows, run.pixels): _emit_tile(m, f"task_{rows}x{run.pixels}", layer, plan, rows, run.pixels)
+        for rows in {plan.block, plan.height % plan.block}
+        if rows
+        for run in plan.runs
     }
 
-    task = m.function(name, *TASK, internal=True)
+    task = m.function("task", *TASK, internal=True)
     context, index, thread = task.args
     x, w, out, bias, residual, workspace = operands(task, context, *[element] * 5)
-    strip = task.bytes_at(workspace, thread * (own * wide.bytes), wide)
+    strip = task.bytes_at(workspace, thread * own, wide)
     parts = 1 if whole else chunks
     part, first = index % parts, index // parts * together
     last_plane, last_chunk = task.min(first + together, planes), chunks if whole else part + 1
@@ -141,8 +189,7 @@ def _emit_task(m: Module, name: str, layer: ConvLayer, plan: Plan, shape: Shape,
             _fill(task, plan, source + c * problem.input.channel, top, strip + c * (plan.rows * plan.strip.pitch))
         for i in range(problem.K):
             place = n * problem.output.image + group * problem.output.group + i * problem.output.channel
-            place = place + problem.rows.start * problem.output.row + problem.columns.start
-            place = place + first_block * (plan.BH * problem.rows.stride * problem.output.row)
+            place = place + first_block * (plan.block * plan.width)
             filters = w + group * problem.filters.group + i * problem.filters.k
             pointers = filters, out + place, residual + place, bias + group * problem.K + i
             stage = task.bytes_at(strip, plan.elements * wide.bytes, element) if shape.nt else None
@@ -163,25 +210,23 @@ def _blocks(
     stage: Value | None,
 ) -> None:
     """Row blocks first .. last - 1 of one plane; filters, output, residual and bias are those of row block first."""
-    problem = plan.problem
     filters, out, residual, bias = pointers
 
-    def block(number: Value, BH: int) -> None:
-        at = (number - first) * (plan.BH * problem.rows.stride * problem.output.row)
-        begin = strip + (number - first) * (plan.BH * problem.rows.step * plan.strip.pitch)
-        for run in split(problem.columns.count, plan.strip.lanes, plan.NV, 0):
+    def block(number: Value, rows: int) -> None:
+        at = (number - first) * (plan.block * plan.width)
+        begin = strip + (number - first) * (plan.BH * plan.problem.rows.step * plan.strip.pitch)
+        for run in plan.runs:
             with k.loop(run.start, run.start + run.times * run.pixels, run.pixels) as q:
-                to = at + q * problem.columns.stride
-                target = out + to if stage is None else stage + q
-                tile = functions[BH, run.pixels]
-                k.call(tile, begin + q, filters, target, residual + to, bias, number * plan.BH)
+                target = out + (at + q) if stage is None else stage + q
+                tile = functions[rows, run.pixels]
+                k.call(tile, begin + q // plan.across, filters, target, residual + (at + q), bias, number * plan.BH)
         if stage is not None:
-            stream(k, stage, out + at, k.i64(BH * problem.columns.count))
+            stream(k, stage, out + at, k.i64(rows * plan.width))
 
-    whole, rest = divmod(problem.rows.count, plan.BH)
+    whole, rest = divmod(plan.height, plan.block)
     if whole:
         with k.loop(first, k.min(last, whole)) as number:
-            block(number, plan.BH)
+            block(number, plan.block)
     if rest:
         with k.if_(last.eq(plan.blocks)):
             block(k.i64(plan.blocks - 1), rest)
@@ -200,100 +245,123 @@ def _fill(k: Function, plan: Plan, plane: Value, top: Value, strip: Value) -> No
             for column in range(0, plan.problem.columns.size, 64 // element.bytes):
                 k.prefetch(row + (plan.rows * plan.problem.input.row + column))
             plan.strip.fill(k, row, strip + t * plan.strip.pitch)
-        if not looped(plan.problem):
+        if not plan.looped:
             with k.else_():
                 plan.strip.clear(k, strip + t * plan.strip.pitch)
 
 
-def _emit_tile(m: Module, name: str, layer: ConvLayer, plan: Plan, BH: int, pixels: int) -> Function:
-    """`function(strip, filters, out, residual, bias, p)` for BH rows from p on of so many neighbouring pixels."""
+def _emit_tile(m: Module, name: str, layer: ConvLayer, plan: Plan, rows: int, pixels: int) -> Function:
+    """`function(strip, filters, out, residual, bias, p)` for rows of neighbouring outputs, from position p on."""
     element = DTYPES[layer.dtype]
     wide = widened(element)
     k = m.function(name, ptr(wide), *[ptr(element)] * 4, i64, internal=True)
     strip, filters, out, residual, bias, p = k.args
-    acc = [[k.var(k.zero(wide, plan.strip.lanes)) for _ in range(0, pixels, plan.strip.lanes)] for _ in range(BH)]
+    lanes = plan.strip.lanes
+    acc = [
+        [[k.var(k.zero(wide, lanes)) for _ in range(0, pixels, lanes * plan.across)] for _ in range(plan.across)]
+        for _ in range(rows)
+    ]
     sums = _Sums(k, plan, acc, strip, filters)
-    if looped(plan.problem):
+    if plan.looped:
         sums.run_loops(p)
     else:
         sums.run_unrolled()
-    _store(k, layer, plan.problem, acc, pixels, out, residual, bias)
+    _store(k, layer, plan, acc, pixels, out, residual, bias)
     return k
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """The sums of one register tile: `acc[row][vector]`."""
+    """The sums of one register tile: `acc[row][phase of the column][vector]`."""
 
     k: Function
     plan: Plan
-    acc: Sequence[Sequence[Var]]
+    acc: Sequence[Sequence[Sequence[Var]]]
     strip: Value
     filters: Value
 
     def run_unrolled(self) -> None:
-        """Every tap written out; a row of the strip is read once for all outputs that see it."""
-        rows, columns = self.plan.problem.rows, self.plan.problem.columns
-        seen: dict[int, list[tuple[int, int]]] = {}
-        for i in range(len(self.acc)):
-            for r in range(len(rows.taps)):
-                seen.setdefault(i * rows.step + r * rows.gap, []).append((i, r))
-        for c in range(self.plan.problem.C):
-            for t in sorted(seen):
-                for s in range(len(columns.taps)):
-                    row = self.strip + ((c * self.plan.rows + t) * self.plan.strip.pitch + self.plan.strip.offset(s))
-                    self._add(row, [(i, self._tap(c, rows.taps[r], columns.taps[s])) for i, r in seen[t]])
+        """Every tap written out; a vector of the strip is read once for all outputs that see it."""
+        plan = self.plan
+        seen: dict[tuple[int, int], list[tuple[Sequence[Var], int, int]]] = {}
+        for i, row in enumerate(self.acc):
+            for total, phase in zip(row, plan.phases[i % plan.down], strict=True):
+                for r, down in enumerate(phase.rows.taps):
+                    t = i // plan.down * phase.rows.step + plan.row(phase.rows, r)
+                    for s, along in enumerate(phase.columns.taps):
+                        seen.setdefault((t, plan.column(phase.columns, s)), []).append((total, down, along))
+        for c in range(plan.problem.C):
+            for t, column in sorted(seen, key=lambda place: place[0]):
+                place = self.strip + ((c * plan.rows + t) * plan.strip.pitch + column)
+                self._add(place, [(total, self._tap(c, r, s)) for total, r, s in seen[t, column]])
 
     def _tap(self, c: int, r: int, s: int) -> Value:
         strides = self.plan.problem.filters
         return self.filters + (c * strides.c + r * strides.r + s * strides.s)
 
-    def _add(self, row: Value, taps: Sequence[tuple[int, Value]]) -> None:
+    def _add(self, row: Value, taps: Sequence[tuple[Sequence[Var], Value]]) -> None:
         lanes = self.plan.strip.lanes
-        pixels = [self.k.load(row + v * lanes, lanes) for v in range(len(self.acc[0]))]
-        for i, tap in taps:
+        pixels = [self.k.load(row + v * lanes, lanes) for v in range(len(self.acc[0][0]))]
+        for total, tap in taps:
             weight = self.k.broadcast(tap, lanes)
-            for a, v in zip(self.acc[i], pixels, strict=True):
+            for a, v in zip(total, pixels, strict=True):
                 a.fma(v, weight)
 
     def run_loops(self, p: Value) -> None:
-        """Row by row of the strip, padding rows skipped: in row u, output i meets tap u - i.
+        """Row by row of the strip, padding rows skipped: in row u, output i of a phase meets tap u - i.
 
         A block of one output has its rows `gap` apart; one of several is cut only where they are neighbours.
         """
-        k, rows = self.k, self.plan.problem.rows
-        BH, taps = len(self.acc), len(rows.taps)
-        top = p * rows.step + rows.first
-        low = k.max(rows.gap - 1 - top, 0) // rows.gap
-        high = k.max(rows.gap - 1 + rows.size - top, 0) // rows.gap
-        for c in range(self.plan.problem.C):
-            for u in range(BH - 1):
-                with k.if_(k.select(low <= u, high, k.i64(0)) > u):
-                    self._add_row(c, k.i64(u), range(u + 1))
-            with k.loop(k.max(low, BH - 1), k.min(high, taps)) as row:
-                self._add_row(c, row, range(BH))
-            for u in range(taps, taps + BH - 1):
-                with k.if_(k.select(low <= u, high, k.i64(0)) > u):
-                    self._add_row(c, k.i64(u), range(u - taps + 1, BH))
+        k, plan = self.k, self.plan
+        for phase in range(plan.down):
+            acc, rows = self.acc[phase :: plan.down], plan.phases[phase][0].rows
+            BH, taps = len(acc), len(rows.taps)
+            if not (BH and taps):
+                continue
+            top = p * rows.step + rows.first
+            low = k.max(rows.gap - 1 - top, 0) // rows.gap
+            high = k.max(rows.gap - 1 + rows.size - top, 0) // rows.gap
+            for c in range(plan.problem.C):
+                for u in range(BH - 1):
+                    with k.if_(k.select(low <= u, high, k.i64(0)) > u):
+                        self._add_row(c, k.i64(u), phase, range(u + 1))
+                with k.loop(k.max(low, BH - 1), k.min(high, taps)) as row:
+                    self._add_row(c, row, phase, range(BH))
+                for u in range(taps, taps + BH - 1):
+                    with k.if_(k.select(low <= u, high, k.i64(0)) > u):
+                        self._add_row(c, k.i64(u), phase, range(u - taps + 1, BH))
 
-    def _add_row(self, c: int, u: Value, outputs: Sequence[int]) -> None:
-        rows, columns = self.plan.problem.rows, self.plan.problem.columns
-        strides, strip = self.plan.problem.filters, self.plan.strip
+    def _add_row(self, c: int, u: Value, phase: int, outputs: Sequence[int]) -> None:
+        """Row u as a phase of rows counts them, to its outputs of all phases of columns."""
+        plan = self.plan
+        for n, problem in enumerate(plan.phases[phase]):
+            if problem.columns.taps:
+                row = self.strip + (u * (problem.rows.gap * plan.strip.pitch) + c * (plan.rows * plan.strip.pitch))
+                row = row + plan.row(problem.rows, 0) * plan.strip.pitch
+                totals = [(i, self.acc[i * plan.down + phase][n]) for i in outputs]
+                self._add_taps(c, u, problem, row, totals)
+
+    def _add_taps(
+        self, c: int, u: Value, problem: Correlation, row: Value, totals: Sequence[tuple[int, Sequence[Var]]]
+    ) -> None:
+        """A row of the strip through all taps of a row."""
+        rows, columns, strides = problem.rows, problem.columns, problem.filters
         down = (rows.taps[-1] - rows.taps[0]) // max(1, len(rows.taps) - 1) * strides.r
         along = (columns.taps[-1] - columns.taps[0]) // max(1, len(columns.taps) - 1) * strides.s
-        row = self.strip + (u * (rows.gap * strip.pitch) + c * (self.plan.rows * strip.pitch))
         taps = self._tap(c, rows.taps[0], columns.taps[0]) + u * down
         count = len(columns.taps)
         if columns.step > 1:  # neighbouring taps lie in different phases
             for s in range(count):
-                self._add(row + strip.offset(s), [(i, taps + (s * along - i * down)) for i in outputs])
+                place = row + self.plan.column(columns, s)
+                self._add(place, [(total, taps + (s * along - i * down)) for i, total in totals])
             return
+        row = row + self.plan.column(columns, 0)
         unrolled = min(count, 4)
 
         def several(first: int | Value, number: int) -> None:
             for n in range(number):
-                place = [(i, taps + (first + n) * along - i * down) for i in outputs]
-                self._add(row + (first + n) * columns.gap, place)
+                places = [(total, taps + (first + n) * along - i * down) for i, total in totals]
+                self._add(row + (first + n) * columns.gap, places)
 
         with self.k.loop(0, count // unrolled * unrolled, unrolled) as tap:
             several(tap, unrolled)
@@ -304,43 +372,20 @@ class _Sums:
 def _store(
     k: Function,
     layer: ConvLayer,
-    problem: Correlation,
-    acc: Sequence[Sequence[Var]],
+    plan: Plan,
+    acc: Sequence[Sequence[Sequence[Var]]],
     pixels: int,
     out: Value,
     residual: Value,
     bias: Value,
 ) -> None:
-    lanes = acc[0][0].type.lanes
+    lanes = plan.strip.lanes
     tail = Tail.of(layer)
     b = k.broadcast(bias, lanes) if tail.bias else None
     for i, row in enumerate(acc):
-        for v, total in enumerate(row):
-            column = v * lanes
-            width = min(lanes, pixels - column)
-            place = i * problem.rows.stride * problem.output.row + column * problem.columns.stride
+        totals = [v for vectors in zip(*row, strict=True) for v in woven(k, [total.get() for total in vectors])]
+        for first, total in zip(range(0, pixels, lanes), totals, strict=False):
+            width = min(lanes, pixels - first)
+            place = i * plan.width + first
             r = load_range(k, residual + place, lanes, 0, width) if tail.residual else None
-            result = finish(k, tail, total.get(), b, r)
-            if problem.columns.stride == 1:
-                store_range(k, result, out + place, 0, width)
-            elif problem.columns.stride == 2 and width == lanes and 2 * problem.columns.count <= problem.output.row:
-                _weave(k, result, out + place, problem.columns.start)
-            else:
-                for lane in range(width):
-                    k.store(k.extract(result, lane), out + (place + lane * problem.columns.stride))
-
-
-def _weave(k: Function, v: Value, p: Value, start: int) -> None:
-    """Store a vector's lanes to every other place from `p` on, as two whole vectors.
-
-    Places between those of the first phase are the second's, which comes later and keeps the first's.
-    """
-    lanes = v.type.lanes
-    for half in range(2):
-        spread = [half * lanes // 2 + lane // 2 for lane in range(lanes)]
-        there = p + (half * lanes - start)
-        if start == 0:
-            k.store(k.shuffle(v, v, spread), there)
-        else:
-            picks = [lanes + place if lane % 2 else lane for lane, place in enumerate(spread)]
-            k.store(k.shuffle(k.load(there, lanes), v, picks), there)
+            store_range(k, finish(k, tail, total, b, r), out + place, 0, width)

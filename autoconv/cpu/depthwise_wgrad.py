@@ -37,7 +37,7 @@ def _cut(layer: ConvLayer, device: CPU, BH: int) -> Plan:
     """Strips as of the forward pass, of half the first-level cache."""
     wide = widened(DTYPES[layer.dtype])
     lanes = VECTOR_BYTES[device.instruction_set] // wide.bytes
-    plan = cut(_forward(layer), lanes, wide.bytes, Shape(BH, 1, False, device.threads, device.facts["l1_bytes"]))
+    plan = cut([_forward(layer)], lanes, wide.bytes, Shape(BH, 1, False, device.threads, device.facts["l1_bytes"]))
     return plan._replace(BH=BH, blocks=-(-layer.P // BH), together=max(1, plan.together * plan.BH // BH))
 
 

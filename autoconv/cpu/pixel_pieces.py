@@ -8,11 +8,11 @@ the column modulo the stride: output q, tap s then sees `strip[row, phase(s)][q 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from autoconv.cpu.ir import VECTOR_BYTES, Function, Value, i64
+from autoconv.cpu.ir import LINE, VECTOR_BYTES, Function, Value, i64
 from autoconv.cpu.pieces import Axis, Tail
 from autoconv.layer import ConvLayer
 
@@ -72,17 +72,25 @@ class Strip:
             k.store(k.zero(out.type.to, self.lanes), out + j)
 
 
-def _every(k: Function, vectors: list[Value], step: int, phase: int) -> Value:
+def _every(k: Function, vectors: Sequence[Value], step: int, phase: int) -> Value:
     """Lanes phase, phase + step, ... of vectors taken as one."""
     lanes = vectors[0].type.lanes
-    while len(vectors) > 1:
-        if len(vectors) == 2 and step == 2:
-            return k.shuffle(vectors[0], vectors[1], range(phase, 2 * lanes, 2))
-        if len(vectors) % 2:
-            vectors = [*vectors, vectors[-1]]
-        width = vectors[0].type.lanes
-        vectors = [k.shuffle(a, b, range(2 * width)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
-    return k.shuffle(vectors[0], vectors[0], range(phase, step * lanes, step)) if step > 1 else vectors[0]
+    return _picked(k, vectors, range(phase, step * lanes, step)) if step > 1 else vectors[0]
+
+
+def woven(k: Function, vectors: Sequence[Value]) -> list[Value]:
+    """As many vectors, which have lane 0 of every one, then lane 1 of every one, and so on."""
+    lanes, count = vectors[0].type.lanes, len(vectors)
+    places = [n * lanes + lane for lane in range(lanes) for n in range(count)]
+    return [_picked(k, vectors, places[n * lanes : (n + 1) * lanes]) for n in range(count)]
+
+
+def _picked(k: Function, vectors: Sequence[Value], places: Sequence[int]) -> Value:
+    """Lanes of vectors taken as one."""
+    while len(vectors) > 2:
+        pairs = [(vectors[n], vectors[min(n + 1, len(vectors) - 1)]) for n in range(0, len(vectors), 2)]
+        vectors = [k.shuffle(a, b, range(2 * a.type.lanes)) for a, b in pairs]
+    return k.shuffle(vectors[0], vectors[-1], places)
 
 
 class Run(NamedTuple):
@@ -130,19 +138,23 @@ def no_streaming(layer: ConvLayer, device: CPU) -> list[str]:
 
 
 def stream(k: Function, source: Value, out: Value, count: Value) -> None:
-    """Copy so many elements past the caches: whole aligned vectors; what sticks out at the ends, as usual."""
+    """Copy so many elements, whole cache lines past the caches; what sticks out at the ends, as usual.
+
+    A line written in both ways would cost a read of memory, and more.
+    """
     assert source.type.to is not None
     lanes = k.module.lanes(source.type.to)
     size = source.type.to.bytes
-    head = k.min((-k.bits(out, i64) & (lanes * size - 1)) // size, count)
-    whole = head + (count - head) // lanes * lanes
+    line = LINE // size
+    head = k.min((-k.bits(out, i64) & (LINE - 1)) // size, count)
+    whole = head + (count - head) // line * line
 
     def rest(first: int | Value, last: Value) -> None:
-        with k.if_(last > first):
-            mask = k.mask(last - first, lanes)
-            k.store(k.load(source + first, lanes, mask=mask), out + first, mask=mask)
+        with k.loop(first, last, lanes) as i:
+            mask = k.mask(last - i, lanes)
+            k.store(k.load(source + i, lanes, mask=mask), out + i, mask=mask)
 
-    rest(k.i64(0), head)
+    rest(0, head)
     with k.loop(head, whole, lanes) as i:
         k.store(k.load(source + i, lanes), out + i, nontemporal=True)
     rest(whole, count)
