@@ -17,6 +17,7 @@ from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.ir import VECTOR_BYTES
 from autoconv.cpu.winograd import Winograd, plans
+from autoconv.cpu.winograd_filters import STREAMED
 from autoconv.cpu.winograd_plan import LARGEST_TILE, minimal
 from autoconv.layer import ConvLayer
 
@@ -162,3 +163,11 @@ def test_strides_become_phases_and_dilation_grids() -> None:
     assert (cut.parts, cut.rows.r, cut.rows.grids) == (16, 3, 1)
     (cut,) = plans(dilated, DEVICE, params)
     assert (cut.parts, cut.rows.r, cut.rows.grids) == (1, 3, 2)
+
+
+def test_filters_too_large_for_the_caches_are_written_past_them() -> None:
+    layer = ConvLayer(N=1, C=173, H=6, W=7, K=261, R=3, S=3, padding=1)
+    params = {"m": "4x5", "rows": 1, "share": 0}
+    (cut,) = plans(layer, DEVICE, params)
+    assert cut.packed_size * cut.itemsize > STREAMED
+    run(layer, params)
