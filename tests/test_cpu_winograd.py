@@ -166,7 +166,7 @@ def test_strides_become_phases_and_dilation_grids() -> None:
 
 
 def test_filters_too_large_for_the_caches_are_written_past_them() -> None:
-    layer = ConvLayer(N=1, C=173, H=6, W=7, K=261, R=3, S=3, padding=1)
+    layer = ConvLayer(N=1, C=173, H=6, W=7, K=325, R=3, S=3, padding=1)
     params = {"m": "4x5", "rows": 1, "share": 0}
     (cut,) = plans(layer, DEVICE, params)
     assert cut.packed_size * cut.itemsize > STREAMED
