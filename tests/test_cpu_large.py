@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from autoconv.layer import DIRECTIONS, LAYOUTS
 
 DEVICE = CPU.current()
 BIG = ConvLayer(N=1, C=2, H=32776, W=32768, K=2, R=3, S=3, dtype="float16")
+EXTENTS = (3, 1)  # of the filters: some algorithms take no 3x3
 KINDS = ((1, 8), (2, 8), (1, 2), (2, 2), (1, 1))  # groups and strides, the quickest first
 TAIL = 40  # rows of the image that hold anything but zeros
 
@@ -24,8 +26,9 @@ def available() -> bool:
 
 def first_able(algorithm, direction, layout):
     """The quickest layer that the algorithm takes, and its first candidate without a huge workspace."""
-    for groups, stride in KINDS:
-        layer = replace(BIG, groups=groups, stride=(stride, stride), layout=layout, direction=direction)
+    for extent, (groups, stride) in itertools.product(EXTENTS, KINDS):
+        changes = {"R": extent, "S": extent, "groups": groups, "stride": (stride, stride)}
+        layer = replace(BIG, layout=layout, direction=direction, **changes)
         for candidate in algorithm.all(layer, DEVICE):
             params = candidate.params
             able = not algorithm.why_not(layer, DEVICE, params)
