@@ -5,19 +5,22 @@ and every tile's pixels are copied next to one another, channel after channel: o
 several channels of a tile where in place it holds a part of one, and a task's tiles are read from the second-level
 cache in order, by every block of filters. (The packing of Goto and van de Geijn, doi:10.1145/1356052.1356053, with
 filters in the first-level cache.)
+
+The gradient of the input of a layer with strides is such a product too, with zeros between its pixels: what a block of
+filters makes of a strip is gathered first, and then spread over the rows of the image, each written in order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct_pack import emit_pack, packed_size
-from autoconv.cpu.ir import DTYPES, LINE, Function, Module, Value, i64, ptr, widened
+from autoconv.cpu.ir import DTYPES, LINE, Function, Module, Type, Value, i64, ptr, widened
 from autoconv.cpu.pieces import Correlation, Tail, correlations, emit_store
 from autoconv.cpu.pool import RUN, TASK, GeneratedKernel, launch, operands
 from autoconv.layer import ConvLayer
@@ -29,6 +32,7 @@ TILES = {"avx512": (2, 14), "avx2": (2, 6), "generic": (2, 5)}  # vectors of cha
 TOGETHER = 16  # channels copied at a time, each from its own plane
 SUMS = 32 * 1024  # bytes of a task's sums, where they go over some channels at a time
 MOST_TILES = 256  # in a task: what is noted of each lies on the stack
+MOST_STRIDE = 8  # of a gradient: the zeros after a pixel are written out
 UNROLLED = {"avx512": 1, "avx2": 4, "generic": 1}  # channels in one round of the sum: LLVM mixes them, and may spill
 
 
@@ -56,7 +60,7 @@ class _Cut(NamedTuple):
 
     @classmethod
     def of(cls, problem: Correlation, BQ: int) -> _Cut:
-        pixels = problem.rows.count * problem.columns.count
+        pixels = _pixels(problem)
         tiles = math.ceil(pixels / BQ)
         return cls(tiles, *divmod(pixels, tiles))
 
@@ -66,14 +70,42 @@ class _Cut(NamedTuple):
         return [self.length + 1, self.length] if self.longer else [self.length]
 
 
+def _product(layer: ConvLayer) -> Correlation:
+    """The layer's one correlation with a tap; the others of a strided gradient, which are zero, come after it."""
+    return correlations(layer)[0]
+
+
+def _pixels(problem: Correlation) -> int:
+    return problem.rows.count * problem.columns.count
+
+
+def _spreads(problem: Correlation) -> bool:
+    """Whether there are zeros between the outputs."""
+    return (problem.rows.stride, problem.columns.stride) != (1, 1)
+
+
+def _apart(elements: int) -> int:
+    """Elements from one line of so many to the next: not a power of two, which would share few sets of a cache."""
+    return -(-elements // 16) * 16 + 16
+
+
 def _pitch(problem: Correlation, BQ: int) -> int:
-    """Elements from one copied tile to the next: not a power of two, which would share few sets of a cache."""
-    return -(-problem.C * BQ // 16) * 16 + 16
+    """Elements from one copied tile to the next."""
+    return _apart(problem.C * BQ)
+
+
+def _gathered_pitch(shape: Shape) -> int:
+    """Elements from one channel's outputs to the next one's, where a strip's are gathered."""
+    return _apart(shape.strip * shape.BQ)
 
 
 def _thread_bytes(problem: Correlation, shape: Shape, itemsize: int) -> int:
-    """A thread's part of the workspace: a line for the number of the strip that it holds, and the strip's tiles."""
-    return LINE + shape.strip * _pitch(problem, shape.BQ) * itemsize
+    """A thread's part of the workspace: a line for the number of the strip that it holds, and the strip's tiles.
+
+    Behind them a block's outputs, where they are to be spread.
+    """
+    gathered = shape.BK * _gathered_pitch(shape) if _spreads(problem) else 0
+    return LINE + (shape.strip * _pitch(problem, shape.BQ) + gathered) * itemsize
 
 
 class _Writer:
@@ -81,23 +113,23 @@ class _Writer:
 
     def __init__(self, m: Module, layer: ConvLayer, shape: Shape) -> None:
         self.m, self.shape = m, shape
-        (self.problem,) = correlations(layer)
+        self.problem = _product(layer)
         self.cut = _Cut.of(self.problem, shape.BQ)
         self.tail = Tail.of(layer)
         self.element = DTYPES[layer.dtype]
         self.wide = widened(self.element)
         self.lanes = m.lanes(self.element)
         self.pitch = _pitch(self.problem, shape.BQ)
+        self.spreads = _spreads(self.problem)
         self.in_place = all((a.step, a.count) == (1, a.size) for a in (self.problem.rows, self.problem.columns))
 
     def task(self) -> tuple[Function, int]:
         """The task, and how many there are."""
-        problem, shape, cut = self.problem, self.shape, self.cut
+        problem, shape, cut, o = self.problem, self.shape, self.cut, self.problem.output
         micros = [self._micro(length) for length in cut.lengths]
-        stores = [
-            emit_store(self.m, problem, self.tail, shape.BK, self.element, (1, n), (problem.output.channel, n, 1))
-            for n in cut.lengths
-        ]
+        kept, pitch = (self.wide, _gathered_pitch(shape)) if self.spreads else (self.element, o.channel)
+        stores = [emit_store(self.m, problem, self.tail, shape.BK, kept, (1, n), (pitch, n, 1)) for n in cut.lengths]
+        spread = _emit_spread(self.m, problem, self.element) if self.spreads else None
         k = self.k = self.m.function("task", *TASK, internal=True)
         context, index, thread = k.args
         types = (self.element, self.wide, *[self.element] * 3)
@@ -108,17 +140,22 @@ class _Writer:
         strip, group = rest % strips, rest // strips
         first = strip * tiles // strips
         number = (strip + 1) * tiles // strips - first
-        images, pixels, kinds = (k.scratch(i64, shape.strip) for _ in range(3))  # of each tile
-        with k.loop(0, number) as t:
+        images, pixels, kinds = (k.scratch(i64, shape.strip + 1) for _ in range(3))  # of each tile, and what follows
+        with k.loop(0, number + 1) as t:
             tile = (first + t) % cut.tiles
             k.store((first + t) // cut.tiles, images + t)
             k.store(tile * cut.length + k.min(tile, cut.longer), pixels + t)
             k.store(k.select(tile < cut.longer, k.i64(0), k.i64(1)), kinds + t)
         own = workspace + thread * _thread_bytes(problem, shape, self.wide.bytes)
         panels, copied = k.bytes_at(own, LINE, self.wide), k.bytes_at(own, 0, i64)
+        gathered = panels + shape.strip * self.pitch
         with k.if_(k.load(copied).ne(rest)):
             self._copy(x + group * problem.input.group, panels, number, images, pixels)
             k.store(rest, copied)
+
+        def nth(t: Value) -> Value:
+            """A tile's first pixel, counted through all images."""
+            return k.load(images + t) * _pixels(problem) + k.load(pixels + t)
 
         def call(functions: list[Function], t: Value, *arguments: Value) -> None:
             """The function for a tile's length."""
@@ -137,15 +174,17 @@ class _Writer:
             filters = w + (group * blocks + block) * (problem.C * shape.BK)
             channel = block * shape.BK
             left = k.i64(problem.K) - channel
-            plane = group * problem.output.group + channel * problem.output.channel
+            plane = group * o.group + channel * o.channel
 
             def place(t: Value) -> Value:
-                return plane + k.load(images + t) * problem.output.image + k.load(pixels + t)
+                pixel = self._place(k.load(pixels + t), problem.rows.stride * o.row, problem.columns.stride)
+                return plane + k.load(images + t) * o.image + pixel
 
             def add(t: Value, part: Value, tile: Value) -> None:
                 for n in range(shape.BK):  # what is stored and added at the end comes while the sums are made
-                    there = place(t) + n * problem.output.channel
-                    k.prefetch(out + there, write=True)
+                    there = place(t) + n * o.channel
+                    for row in range(problem.rows.stride):
+                        k.prefetch(out + (there + row * o.row), write=True)
                     if self.tail.residual:
                         k.prefetch(residual + there)
                 start = part * shape.BC
@@ -154,7 +193,8 @@ class _Writer:
 
             def store(t: Value, tile: Value) -> None:
                 there = place(t)
-                call(stores, t, tile, out + there, residual + there, bias + group * problem.K + channel, left)
+                target = gathered + (nth(t) - nth(k.i64(0))) if self.spreads else out + there
+                call(stores, t, tile, target, residual + there, bias + group * problem.K + channel, left)
 
             if parts == 1:
                 with k.loop(0, number) as t:
@@ -167,6 +207,10 @@ class _Writer:
                     add(t, part, sums + t * size)
                 with k.loop(0, number) as t:
                     store(t, sums + t * size)
+            if spread is not None:
+                with k.loop(0, k.min(left, shape.BK)) as c:
+                    here, there = gathered + c * pitch, out + (plane + c * o.channel)
+                    k.call(spread, here, there, nth(k.i64(0)), nth(number))
         return k, strips * shape.chunks * problem.groups
 
     def _copy(self, x: Value, panels: Value, number: Value, images: Value, pixels: Value) -> None:
@@ -194,11 +238,12 @@ class _Writer:
     def _offset(self, pixel: Value) -> Value:
         """Where the input of an output pixel lies in its plane; the last one's beyond it."""
         rows, columns, i = self.problem.rows, self.problem.columns, self.problem.input
-        pixel = self.k.min(pixel, rows.count * columns.count - 1)
-        if self.in_place:
-            return pixel
-        row, column = pixel // columns.count, pixel % columns.count
-        return row * (rows.step * i.row) + column * (columns.step * i.column)
+        return self._place(self.k.min(pixel, _pixels(self.problem) - 1), rows.step * i.row, columns.step * i.column)
+
+    def _place(self, pixel: Value, row: int, column: int) -> Value:
+        """Where an output pixel lies in a plane in which rows and columns are so far apart."""
+        Q = self.problem.columns.count
+        return pixel * column if row == Q * column else pixel // Q * row + pixel % Q * column
 
     def _micro(self, length: int) -> Function:
         """`function(panel, filters, sums, channels)`: add so many channels to a tile's sums."""
@@ -226,10 +271,52 @@ class _Writer:
         return k
 
 
+def _emit_spread(m: Module, problem: Correlation, element: Type) -> Function:
+    """`function(sums, out, first, last)`: store pixels first .. last - 1 of a channel, and the zeros that follow each.
+
+    Pixels are counted through all images; `sums` is where the first one lies, `out` the channel in the first image.
+    """
+    rows, columns, o = problem.rows, problem.columns, problem.output
+    wide, lanes, step = widened(element), m.lanes(element), columns.stride
+    k = m.function("spread", ptr(wide), ptr(element), i64, i64, internal=True)
+    sums, out, first, last = k.args
+    whole = min(columns.count, o.row // step)  # pixels of a row that have all their zeros in it
+
+    def pieces(start: Value, stop: Value, write: Callable[[Value, int], None]) -> None:
+        """Vectors, then at most one half of a vector, one quarter, ..."""
+        for width in (lanes >> n for n in range(lanes.bit_length())):
+            end = start + (stop - start) // width * width
+            with k.loop(start, end, width) as i:
+                write(i, width)
+            start = end
+
+    def weave(source: Value, target: Value, width: int) -> None:
+        """So many pixels, and the zeros after each in its row."""
+        v, zero = k.load(source, width), k.zero(wide, width)
+        for start in range(0, width * step, width):
+            picks = [width if cell % step else cell // step for cell in range(start, start + width)]
+            piece = k.shuffle(v, zero, picks) if width > 1 else zero if start else v
+            k.store(piece, target + start)
+
+    with k.loop(first // columns.count, (last - 1) // columns.count + 1) as row:
+        before = row * columns.count
+        start, stop = k.max(first - before, 0), k.min(last - before, columns.count)
+        image, r = row // rows.count, row % rows.count * rows.stride
+        source, target = sums + (before - first), out + (image * o.image + r * o.row)
+        pieces(start, k.min(stop, whole), lambda i, width: weave(source + i, target + i * step, width))
+        with k.if_(stop.eq(columns.count)):
+            if whole < columns.count:
+                k.store(k.load(source + whole), target + whole * step)
+            done, height = whole * step + (columns.count - whole), o.channel // o.row
+            end = k.min(height - r, rows.stride) * o.row
+            pieces(k.i64(done), end, lambda i, width: k.store(k.zero(wide, width), target + i))
+    return k
+
+
 def emit(instruction_set: str, layer: ConvLayer, shape: Shape) -> Module:
     """`run` and `pack`."""
     m = Module(instruction_set)
-    (problem,) = correlations(layer)
+    problem = _product(layer)
     run = m.function("run", *RUN)
     *_, workspace = operands(run, run.args[0], DTYPES[layer.dtype])
     own = _thread_bytes(problem, shape, layer.accumulator.itemsize)  # no thread has copied of this input
@@ -249,7 +336,7 @@ def _tile(layer: ConvLayer, device: CPU) -> dict[str, int]:
 def _shape(layer: ConvLayer, device: Device, params: Params) -> Shape:
     """Tiles of a strip fill half of the second-level cache, a block's filters half of the first."""
     assert isinstance(device, CPU)
-    (problem,) = correlations(layer)
+    problem = _product(layer)
     BK, BQ = int(params["BK"]), int(params["BQ"])
     itemsize = layer.accumulator.itemsize
     parts = math.ceil(problem.C * BK * itemsize / (device.facts["l1_bytes"] // 2))
@@ -298,23 +385,24 @@ class Pointwise(Algorithm):
             reasons.append("wgrad: a sum over pixels")
         if layer.depthwise:
             reasons.append(f"groups={layer.groups}: one channel in a group; depthwise has lanes for it")
-        if layer.direction == "dgrad" and layer.stride != (1, 1):
-            reasons.append(f"dgrad of stride {layer.stride[0]}x{layer.stride[1]}: most of it is zero")
+        if layer.direction == "dgrad" and max(layer.stride) > MOST_STRIDE:
+            stride = f"{layer.stride[0]}x{layer.stride[1]}"
+            reasons.append(f"dgrad of stride {stride}: zeros are written out for strides up to {MOST_STRIDE}")
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
         assert isinstance(device, CPU)
         shape = _shape(layer, device, params)
-        (problem,) = correlations(layer)
+        problem = _product(layer)
         return device.threads * _thread_bytes(problem, shape, layer.accumulator.itemsize)
 
     def packed_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
-        (problem,) = correlations(layer)
+        problem = _product(layer)
         return packed_size(problem, int(params["BK"])) * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
         """At peak, but for what a tile's sums and a pixel's copies cost, which more channels or filters share."""
-        (problem,) = correlations(layer)
+        problem = _product(layer)
         shares = 1.05 + 16 / problem.C + 8 / problem.K
         return max(shares * layer.flops / device.peak_flops(layer.dtype), layer.bytes / device.bandwidth()) + 2e-6
 
