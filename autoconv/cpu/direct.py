@@ -40,26 +40,35 @@ def _blocking(c: Correlation, params: Params) -> Blocking:
 
 
 def blocked(layer: ConvLayer, device: CPU, params: Params) -> tuple[Blocking, ...]:
-    """The blocking of each correlation: the tile asked for, and tasks whose input fits half the second cache."""
+    """The blocking of each correlation: the tile asked for, and tasks whose input fits half the second cache.
+
+    Where tasks go through all images before the next block of filters, and some channels at a time, the input comes
+    from beyond that cache anyway, and only sums limit a task.
+    """
     chosen = []
     for c in pieces_of(layer):
         b = _blocking(c, params)
         positions = sum(run.tiles for run in tiles(c.rows, b.BP))
         row_bytes = layer.itemsize * c.C * c.columns.size
         room = device.facts["l2_bytes"] // 2 // max(row_bytes, 1) - len(c.rows.taps)
-        rows = min(max(room // (b.BP * c.rows.step), 1), positions)
-        if b.BC < c.C:
-            rows = max(min(rows, BUFFER // _row_bytes(layer, c, b)), 1)
+        fitting = min(max(room // (b.BP * c.rows.step), 1), positions)
+        most = max(min(BUFFER // _row_bytes(layer, c, b), positions), 1) if b.BC < c.C else fitting
         blocks = math.ceil(c.K / b.BK)
-        others = c.N * c.groups * blocks
-        while rows > 1 and others * math.ceil(positions / rows) < 6 * device.threads:
-            rows = math.ceil(rows / 2)
-        strips = c.N * math.ceil(positions / rows)
         images = c.N * c.rows.size * row_bytes
         filters = packed_size(c, b.BK) // c.groups * layer.itemsize
-        outside = images * blocks + filters < images + filters * strips
+        rows = _for_all_threads(min(fitting, most), positions, c.N * c.groups * blocks, device.threads)
+        outside = images * blocks + filters < images + filters * c.N * math.ceil(positions / rows)
+        if outside:
+            rows = _for_all_threads(most, positions, c.N * c.groups * blocks, device.threads)
         chosen.append(replace(b, rows=rows, filters_outside=outside))
     return tuple(chosen)
+
+
+def _for_all_threads(rows: int, positions: int, others: int, threads: int) -> int:
+    """As many rows in a task as leave several for each thread."""
+    while rows > 1 and others * math.ceil(positions / rows) < 6 * threads:
+        rows = math.ceil(rows / 2)
+    return rows
 
 
 def _row_bytes(layer: ConvLayer, c: Correlation, b: Blocking) -> int:
