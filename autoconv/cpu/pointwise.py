@@ -33,7 +33,6 @@ TOGETHER = 16  # channels copied at a time, each from its own plane
 SUMS = 32 * 1024  # bytes of a task's sums, where they go over some channels at a time
 MOST_TILES = 256  # in a task: what is noted of each lies on the stack
 MOST_STRIDE = 8  # of a gradient: the zeros after a pixel are written out
-UNROLLED = {"avx512": 1, "avx2": 4, "generic": 1}  # channels in one round of the sum: LLVM mixes them, and may spill
 
 
 class Shape(NamedTuple):
@@ -256,7 +255,7 @@ class _Writer:
         adds = self.shape.BC < self.problem.C
         zero = k.zero(self.wide, self.lanes)
         acc = [[k.var(k.load(p, self.lanes) if adds else zero) for p in row] for row in places]
-        unroll = math.gcd(UNROLLED[self.m.instruction_set], self.problem.C)
+        unroll = math.gcd(self.m.terms, self.problem.C)
         with k.loop(0, channels, unroll) as c:
             for u in range(unroll):
                 w = filters + (c + u) * BK
@@ -340,7 +339,7 @@ def _shape(layer: ConvLayer, device: Device, params: Params) -> Shape:
     BK, BQ = int(params["BK"]), int(params["BQ"])
     itemsize = layer.accumulator.itemsize
     parts = math.ceil(problem.C * BK * itemsize / (device.facts["l1_bytes"] // 2))
-    unrolled = UNROLLED[device.instruction_set]
+    unrolled = Module(device.instruction_set).terms
     BC = math.ceil(problem.C / (parts * unrolled)) * unrolled
     tiles = problem.N * _Cut.of(problem, BQ).tiles
     most = SUMS // (BK * BQ * itemsize) if parts > 1 else MOST_TILES
