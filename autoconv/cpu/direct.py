@@ -81,6 +81,7 @@ class Direct(Algorithm):
 
     name = "direct"
     exact = True
+    skips_padding = True
 
     @property
     def version(self) -> str:
