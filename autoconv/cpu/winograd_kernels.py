@@ -8,8 +8,9 @@ channels; the products are transformed back and stored with the fused tail.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from autoconv.cpu.ir import LINE, Function, Module, Value, i32, i64, ptr
 from autoconv.cpu.pieces import Tail, store_range
@@ -281,56 +282,61 @@ class Writer(InputWriter):
 
         below = plan.rows.grids * plan.rows.axis.stride * strides.row  # the row to store next, in the same columns
 
-        def store(j: Value, width: int) -> None:
-            """Store the next columns: so many, or where they lie apart, those of a vector that exist."""
+        def each_channel(j: Value, store: Callable[[Value, Value, Value], None]) -> None:
+            """`store(values, place, bias)` for every channel that exists, of a vector of columns from `j` on."""
             block = k.transpose([k.load(source + (j + lane) * lanes, lanes) for lane in range(lanes)])
-            masks = [k.mask(width, lanes)] if step == 1 else self._masks(k, columns - j, step)
             for channel, v in enumerate(block):
-                next_row = j * step + channel * strides.channel + below
-                k.prefetch(y + next_row, write=True)
+                at = j * step + channel * strides.channel
+                k.prefetch(y + (at + below), write=True)
                 if self.tail.residual:
-                    k.prefetch(residual + next_row)
+                    k.prefetch(residual + (at + below))
                 with k.if_(live > channel):
-                    at = j * step + channel * strides.channel
-                    b = k.broadcast(bias + channel, lanes) if self.tail.bias else None
-                    if masks:
-                        places = [at + q * lanes for q in range(step)]
-                        r = None
-                        if self.tail.residual:
-                            parts = [k.load(residual + p, lanes, mask=m) for p, m in zip(places, masks, strict=True)]
-                            r = every_nth(k, parts, lanes)
-                        v = finish(v, b, r)
-                        if step == 1:
-                            store_range(k, v, y + at, 0, width)
-                            continue
-                        for q, (place, mask) in enumerate(zip(places, masks, strict=True)):
-                            picks = [(q * lanes + lane) // step for lane in range(lanes)]
-                            k.store(k.shuffle(v, v, picks), y + place, mask=mask)
-                        continue
-                    for lane in range(lanes):
-                        with k.if_(columns - j > lane):
-                            one = k.load(residual + (at + lane * step)) if self.tail.residual else None
-                            b = k.load(bias + channel) if self.tail.bias else None
-                            k.store(finish(k.extract(v, lane), b, one), y + (at + lane * step))
+                    store(v, at, bias + channel)
+
+        def store_neighbours(width: int, v: Value, at: Value, b: Value) -> None:
+            r = k.load(residual + at, lanes, mask=k.mask(width, lanes)) if self.tail.residual else None
+            v = finish(v, k.broadcast(b, lanes) if self.tail.bias else None, r)
+            store_range(k, v, y + at, 0, width)
+
+        def store_spread(masks: Sequence[Value], v: Value, at: Value, b: Value) -> None:
+            places, r = [at + q * lanes for q in range(step)], None
+            if self.tail.residual:
+                parts = [k.load(residual + p, lanes, mask=m) for p, m in zip(places, masks, strict=True)]
+                r = every_nth(k, parts, lanes)
+            v = finish(v, k.broadcast(b, lanes) if self.tail.bias else None, r)
+            for q, (place, mask) in enumerate(zip(places, masks, strict=True)):
+                picks = [(q * lanes + lane) // step for lane in range(lanes)]
+                k.store(k.shuffle(v, v, picks), y + place, mask=mask)
+
+        def store_singly(count: Value, v: Value, at: Value, b: Value) -> None:
+            for lane in range(lanes):
+                with k.if_(count > lane):
+                    r = k.load(residual + (at + lane * step)) if self.tail.residual else None
+                    one = finish(k.extract(v, lane), k.load(b) if self.tail.bias else None, r)
+                    k.store(one, y + (at + lane * step))
 
         if step > 1:
             with k.loop(0, columns, lanes) as j:
-                store(j, lanes)
+                masks = self._masks(k, columns - j, step)
+                spread = (
+                    functools.partial(store_spread, masks) if masks else functools.partial(store_singly, columns - j)
+                )
+                each_channel(j, spread)
             return k
         whole, rest = side.axis.count // lanes * lanes, side.axis.count % lanes
         if whole:
             with k.loop(0, whole, lanes) as j:
-                store(j, lanes)
+                each_channel(j, functools.partial(store_neighbours, lanes))
         if rest:
-            store(k.i64(whole), rest)
+            each_channel(k.i64(whole), functools.partial(store_neighbours, rest))
         return k
 
-    def _masks(self, k: Function, columns: Value, step: int) -> list[Value | None]:
+    def _masks(self, k: Function, columns: Value, step: int) -> list[Value]:
         """Where outputs `step` apart lie in vectors that follow one another; empty where masks are no gain."""
         lanes = self.plan.lanes
         if self.m.instruction_set != "avx512" or step > WIDEST_SPREAD:
             return []
-        masks: list[Value | None] = []
+        masks = []
         for q in range(step):
             there = k.iota(i32, lanes) < k.splat(k.cast(k.min(columns, lanes) * step - q * lanes, i32), lanes)
             bits = ", ".join(f"i1 {'false' if (q * lanes + lane) % step else 'true'}" for lane in range(lanes))
