@@ -8,7 +8,7 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal, get_args
 
@@ -317,6 +317,10 @@ class _Request:
     def _complete(self, record: Record | None, facts: dict[str, Facts], mode: str) -> dict[str, Facts]:
         """The facts, after timing what the mode wants known and the records do not hold."""
         if not self._wanted(record, facts, mode) and not self._stale(record):
+            if record is not None and self._covers(facts):
+                # an algorithm changed that has no part in this layer: the next process need not survey it to see that
+                newest = replace(record.races[-1], covers=self._covers(facts))
+                self.cache.add(self.layer.key(), self.device.key, newest)
             return facts
         with _measuring, self.cache.timing_lock(self.device.key):
             record = self._record()  # another process may have been quicker
@@ -336,6 +340,11 @@ class _Request:
         former = self._former_winner(record)
         names = names if former is None or former in names else [*names, former]
         return [name for name in names if self._unknown(name, facts.get(name))]
+
+    def _covers(self, facts: dict[str, Facts]) -> str:
+        """What a race may note when these facts leave nothing to ask; else nothing."""
+        complete = all(name in facts and not facts[name].unreached for name in self.survey.promising())
+        return note(self.device, self.vendors) if complete else ""
 
     def _unknown(self, name: str, facts: Facts | None) -> bool:
         """Whether there are no facts, or none for want of a budget that is larger now."""
@@ -386,7 +395,6 @@ class _Request:
             found |= measure(self.layer, self.device, entrants, budget=self.budget, progress=self.progress)
         self.timed += sum(facts.failure is None for facts in found.values())
         known = known | found
-        complete = all(name in known and not known[name].unreached for name in survey.promising())
         race = Race(
             id=uuid.uuid4().hex,
             when=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -394,7 +402,7 @@ class _Request:
             isolated=self.isolate,
             budget=self.budget,
             facts=found,
-            covers=note(self.device, self.vendors) if complete else "",
+            covers=self._covers(known),
         )
         return self._usable(self.cache.add(self.layer.key(), self.device.key, race))
 

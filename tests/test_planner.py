@@ -17,7 +17,7 @@ from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
 from autoconv.record import Facts, Race
-from autoconv.survey import note
+from autoconv.survey import Survey, note
 from autoconv.tuning_cache import TuningCache
 
 LAYER = ConvLayer(N=1, C=4, H=10, W=9, K=6, R=3, S=3, padding=1)
@@ -122,6 +122,23 @@ def test_a_recorded_candidate_that_is_not_what_it_says_is_passed_over(cache: Tun
         made = fresh(LAYER, mode, device=device, cache=cache, vendors=False)
         assert (str(made.candidate) == "numpy.direct") == (covers or mode == "cached")
         assert str(made.candidate) not in names or "tile=image" in str(made.candidate)
+
+
+def test_a_layer_is_surveyed_once_when_an_algorithm_changed_that_has_no_part_in_it(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every process pays for a survey, until something else makes it tune again."""
+    wide, surveys = replace(LAYER, W=501), list[Survey]()
+    fresh(wide, device=FaultyCPU.having(), cache=cache)
+
+    def counted(*arguments: Any) -> Survey:
+        surveys.append(Survey(*arguments))
+        return surveys[-1]
+
+    monkeypatch.setattr(planner, "Survey", counted)
+    for _ in range(2):
+        made = fresh(wide, device=FaultyCPU.having("none"), cache=cache)  # never for wide images
+        assert (made.timed, made.source, len(surveys)) == (0, "cache", 1)
 
 
 def test_hybrid_times_a_few_and_profile_then_the_rest(cache: TuningCache) -> None:
