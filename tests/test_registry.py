@@ -9,11 +9,12 @@ import pkgutil
 import numpy as np
 import pytest
 from guards import run_guarded
-from layers import edge, edges, everyday
+from layers import edge, edges, everyday, operands
 
 import autoconv.cpu
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu.device import CPU
+from autoconv.cpu.pool import Entry
 from autoconv.layer import DIRECTIONS, DTYPES
 from autoconv.reference import convolve
 
@@ -70,6 +71,18 @@ def test_exact_algorithms_alone_sum_whole_numbers_without_error(algorithm: Algor
                 errs.add(bool((out != convolve(layer, *arrays)).any()))
     assert errs, "no layer for it"
     assert algorithm.exact == (True not in errs)
+
+
+@pytest.mark.parametrize("algorithm", [a for a in DEVICE.algorithms if a.vendor is None], ids=lambda a: a.name)
+def test_says_whose_threads_it_runs_on(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a race lets the threads of one pool fall asleep before it times what runs on another's."""
+    launched = []
+    launch = Entry.__call__
+    monkeypatch.setattr(Entry, "__call__", lambda *arguments: launched.append(launch(*arguments)))
+    offered = ((x, c) for way in DIRECTIONS for x in edges(direction=way).values() for c in algorithm.all(x, DEVICE))
+    layer, candidate = next((x, c) for x, c in offered if not algorithm.why_not(x, DEVICE, c.params))
+    run_guarded(algorithm, layer, DEVICE, candidate, operands(layer), "after")
+    assert bool(launched) == (algorithm.pool == "autoconv")
 
 
 def test_every_layer_has_a_deterministic_candidate_without_workspace() -> None:

@@ -81,6 +81,7 @@ class Direct(Algorithm):
 
     name = "direct"
     exact = True
+    pool = "autoconv"
     skips_padding = True
 
     @property

@@ -139,6 +139,7 @@ class TiledFFT(Algorithm):
     """Tiles of `tile` inputs for fwd and dgrad: `rows` of tiles of a chunk, `share` of chunks."""
 
     name = "fft"
+    pool = "autoconv"
     spreads_nonfinite = True
 
     @property

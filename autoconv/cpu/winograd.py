@@ -133,6 +133,7 @@ class Winograd(Algorithm):
     """F(m x m, r x r) for fwd and dgrad: `m` outputs of a tile, `rows` of tiles of a chunk, `share` of chunks."""
 
     name = "winograd"
+    pool = "autoconv"
     spreads_nonfinite = True
 
     @property

@@ -88,6 +88,7 @@ class WinogradWgrad(Algorithm):
     """Tiles of m x m pixels of dy; chunks of `rows` of tiles; `slices` of chunks with sums of their own."""
 
     name = "winograd_wgrad"
+    pool = "autoconv"
     spreads_nonfinite = True
 
     @property
