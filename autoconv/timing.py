@@ -204,7 +204,7 @@ class _Heat:
         starters = [entry for entry, goal in goals if len(entry.cold) < goal]
         finished = len(self.entries) - len(starters)
         self.order.shuffle(starters)
-        pools = list(dict.fromkeys(entry.contestant.pool for entry in starters))
+        pools = [self.pool, *(entry.contestant.pool for entry in starters)]
         starters.sort(key=lambda entry: pools.index(entry.contestant.pool))  # to change pools seldom
         for entry in starters:
             if self.over():

@@ -278,8 +278,8 @@ def test_idle_time_between_pools_and_few_changes(machine: Machine) -> None:
     for before, after in pairwise(turns):
         if before and after:
             assert pools[before] == pools[after]
-    # Three between the four probes, then one or two in each round of two pools.
-    assert turns.count("") <= 3 + 2 * (STEADY - 1)
+    # Three between the four probes, then one in each round of two pools.
+    assert turns.count("") == 3 + STEADY - 1
     assert machine.now >= IDLE * turns.count("")
 
 
