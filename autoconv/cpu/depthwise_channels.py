@@ -102,10 +102,12 @@ class _Tile:
     ) -> None:
         tail = Tail.of(self.layer)
         pitch = self.problem.columns.stride * self.problem.output.column
-        for v, width in enumerate(widths):
-            lanes = acc[0][v].type.lanes
-            b = load_range(k, bias + v * lanes, lanes, 0, width) if tail.bias else None
-            for i, vectors in enumerate(acc):
+        lanes = acc[0][0].type.lanes
+        biases = [
+            load_range(k, bias + v * lanes, lanes, 0, width) if tail.bias else None for v, width in enumerate(widths)
+        ]
+        for i, vectors in enumerate(acc):  # pixel by pixel: past the caches, a line is best written in one go
+            for v, (width, b) in enumerate(zip(widths, biases, strict=True)):
                 place = i * pitch + v * lanes
                 r = load_range(k, residual + place, lanes, 0, width) if tail.residual else None
                 result = finish(k, tail, vectors[v].get(), b, r)
