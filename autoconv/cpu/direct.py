@@ -148,7 +148,7 @@ class Direct(Algorithm):
             pixels = params["lanes"] == "pixels"
             c = forward(layer)
             extent, block = (c.columns.count, lanes) if pixels else (c.C, int(params["BC"]))
-            cost = (1.5 if pixels else 1.15) * _rounded(extent, block)
+            cost = (1.5 if pixels else 1.15) * _rounded(extent, block) * (5 if layer.depthwise else 1)
         else:
             cost = 1.4 if params["filters"] == "strided" else 1.1
             cost *= 1 + 1.5 / (int(params["BP"]) * int(params["BQ"]))

@@ -36,6 +36,12 @@ def _shape(layer: ConvLayer, device: Device, params: Params) -> Shape:
     return Shape(KB, NV, bool(nt), device.threads, device.facts["l2_bytes"])
 
 
+def _run(layer: ConvLayer) -> int:
+    """Pixels that follow one another and are cut into tiles as one line: planes of 1x1 layers, else rows."""
+    whole = (layer.R, layer.S) == (1, 1) and layer.padding == ((0, 0), (0, 0))
+    return math.prod(layer.output_shape[2:]) if whole else layer.output_shape[3]
+
+
 class Pixel(Algorithm):
     """Register tiles of KB channels by NV vectors of pixels; `nt` stores past the caches."""
 
@@ -80,10 +86,10 @@ class Pixel(Algorithm):
             reasons.append(f"R={layer.R}, S={layer.S}: {MOST_TAPS} taps at most are written out; fft takes more")
         if params["nt"]:
             reasons += no_streaming(layer, device)
-            whole = pointwise and layer.padding == ((0, 0), (0, 0))  # else each row is cut into tiles by itself
-            run = math.prod(layer.output_shape[2:]) if whole else layer.output_shape[3]
+            run = _run(layer)
             if run * layer.itemsize % VECTOR_BYTES[device.instruction_set]:
-                reasons.append(f"nt=1: {'planes' if whole else 'rows'} of {run} pixels are not whole vectors")
+                what = "planes" if run > layer.output_shape[3] else "rows"
+                reasons.append(f"nt=1: {what} of {run} pixels are not whole vectors")
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
@@ -95,8 +101,15 @@ class Pixel(Algorithm):
         return packed_elements(layer) * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
+        """At peak, but for lanes beyond the last pixel, and for filters read anew by every strip that is copied."""
+        assert isinstance(device, CPU)
+        lanes = VECTOR_BYTES[device.instruction_set] // layer.itemsize
+        run = _run(layer)
+        idle = -(-run // lanes) * lanes / run
+        far = layer.stride != (1, 1) and math.prod(layer.w_shape) * layer.itemsize > device.facts["l2_bytes"] // 2
+        flops = idle * layer.flops * (1.25 if far else 1)
         traffic = layer.bytes + (0 if params["nt"] else math.prod(layer.output_shape) * layer.itemsize)
-        return max(layer.flops / (0.95 * device.peak_flops(layer.dtype)), traffic / device.bandwidth()) + 2e-6
+        return max(flops / (0.95 * device.peak_flops(layer.dtype)), traffic / device.bandwidth()) + 2e-6
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return bound_for(layer, 2e-6)

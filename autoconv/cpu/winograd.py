@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -89,6 +90,8 @@ def _cost(plan: Plan, threads: int, l2_bytes: int, l3_bytes: int) -> float:
     work = max(product, loads) + min(product, loads) / 10 + transforms
     tasks = plan.k_blocks * min(plan.share, plan.chunks) if plan.share else plan.chunks * c.groups
     barriers = 2 * c.groups * passes * 4000.0 if plan.share else 0.0
+    if plan.share and c.N > 1:
+        work *= 1.05  # against chunks that threads have to themselves, of which a batch has enough
     return work * -(-tasks // threads) / tasks + barriers
 
 
@@ -180,7 +183,8 @@ class Winograd(Algorithm):
         caches = device.facts["l2_bytes"], device.facts["l3_bytes"]
         work = sum(_cost(plan, device.threads, *caches) for plan in cuts)
         rate = device.peak_flops(layer.dtype) / (2 * cuts[0].lanes * device.threads)
-        return work / rate + layer.bytes / device.bandwidth() / 4
+        traffic = layer.bytes + math.prod(layer.output_shape) * layer.itemsize  # lines are read before they are written
+        return work / rate + traffic / device.bandwidth() / 2
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         down, across = _parse(params)[0]
