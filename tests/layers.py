@@ -37,6 +37,7 @@ EDGES: dict[str, dict[str, Any]] = {
     "padding beyond the filter": _problem(N=1, C=2, H=3, W=4, K=3, R=2, S=2, padding=((4, 3), (5, 2)), stride=(2, 3)),
     "padding only": _problem(N=3, C=1, H=15, W=2, K=1, R=2, S=2, padding=((0, 1), (2, 0)), stride=(1, 3)),
     "filter beyond the image": _problem(N=1, C=2, H=3, W=2, K=3, R=5, S=7, padding=(2, 3)),
+    "one window": _problem(N=2, C=3, H=3, W=4, K=4, R=5, S=4, padding=(1, 0)),
     "grouped": _problem(N=2, C=12, H=9, W=10, K=18, R=3, S=3, padding=1, groups=3),
     "depthwise": _problem(N=2, C=16, H=11, W=9, K=16, R=3, S=3, padding=1, groups=16),
     "depthwise strided": _problem(N=1, C=7, H=12, W=13, K=7, R=5, S=5, stride=2, padding=2, groups=7),

@@ -73,7 +73,7 @@ def _wraps(axis: Axis, length: int) -> bool:
         )
         return all(not 0 <= side.period * place + first < axis.size for first in firsts)
 
-    return length >= max(side.count, span - length) and all(
+    return length >= max(side.count, side.r) and all(
         padding(place) and padding(place - length) for place in range(length, span)
     )
 
