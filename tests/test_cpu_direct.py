@@ -77,6 +77,32 @@ def test_some_candidate_needs_no_memory_even_for_enormous_filters() -> None:
         assert check_guarded(DIRECT, layer, device, operands(layer))
 
 
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_where_the_fullest_tile_is_unrolled_too_far_a_row_of_pixels_takes_its_place(instruction_set: str) -> None:
+    device = device_with(instruction_set)
+    for C, R, groups in ((8, 31, 8), (4, 15, 1)):
+        layer = ConvLayer(N=1, C=C, H=64, W=32, K=40, R=R, S=R, padding=R // 2, groups=groups)
+        for c in DIRECT.all(layer, device):
+            assert int(c.params["BP"]) * int(c.params["BQ"]) >= 4, c
+            assert not DIRECT.why_not(layer, device, c.params)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "dgrad"])
+def test_an_estimate_tells_sums_over_some_channels_from_those_over_all(direction: str) -> None:
+    device = device_with("avx512")
+    layer = ConvLayer(N=1, C=64, H=28, W=28, K=192, R=3, S=3, padding=1, direction=direction)
+    all_of_them = layer.C if direction == "fwd" else layer.K
+    some, whole = (
+        {c.params["BK"]: DIRECT.estimate(layer, device, c.params) for c in DIRECT.all(layer, device) if holds(c)}
+        for holds in (
+            lambda c: int(c.params["BC"]) < all_of_them and c.params["filters"] == "packed",
+            lambda c: int(c.params["BC"]) == all_of_them and c.params["filters"] == "packed",
+        )
+    )
+    assert some
+    assert all(some[BK] < whole[BK] for BK in some)
+
+
 def test_answers_do_not_depend_on_threads() -> None:
     for direction in DIRECTIONS:
         layer = edge("many channels", direction=direction)

@@ -97,9 +97,11 @@ class Direct(Algorithm):
         lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
 
         def tile(pixels: int, vectors: int, filters: str) -> Params:
+            """The fullest; where that is unrolled too far, of a single row, which takes taps as they come."""
             BK = lanes * min(vectors, math.ceil(c.K / lanes))
             BP, BQ = _fullest(c, pixels)
-            return {"BK": BK, "BP": BP, "BQ": BQ, "BC": c.C, "filters": filters}
+            params: Params = {"BK": BK, "BP": BP, "BQ": BQ, "BC": c.C, "filters": filters}
+            return params if _work(layer, device, params) <= UNROLLED else {**params, "BP": 1, "BQ": _wide(c, pixels)}
 
         shapes = TILES[device.instruction_set]
         # a broadcast takes an instruction of its own before AVX-512: one vector of filters is too few for it
@@ -152,8 +154,9 @@ class Direct(Algorithm):
         else:
             cost = 1.4 if params["filters"] == "strided" else 1.1
             cost *= 1 + 1.5 / (int(params["BP"]) * int(params["BQ"]))
-            cost *= 1 if int(params["BC"]) == layer.C // layer.groups else 0.95
-            cost *= max(_rounded(c.K, int(params["BK"])) for c in pieces_of(layer))
+            pieces = pieces_of(layer)
+            cost *= 1 if int(params["BC"]) == pieces[0].C else 0.95
+            cost *= max(_rounded(c.K, int(params["BK"])) for c in pieces)
         return cost * layer.flops / device.peak_flops(layer.dtype) + layer.bytes / device.bandwidth() / 2
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
@@ -177,13 +180,15 @@ def _fullest(c: Correlation, pixels: int) -> tuple[int, int]:
     """Rows and columns of the tile, of at most so many pixels, that is fullest on the average; the widest of equals."""
     rows, columns = c.rows.count, c.columns.count
 
-    def cut(BP: int) -> tuple[int, int]:
-        return BP, math.ceil(columns / math.ceil(columns / (pixels // BP)))
-
     def tiles_of(tile: tuple[int, int]) -> int:
         return math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
 
-    return min(map(cut, range(1, min(pixels, rows) + 1)), key=tiles_of)
+    return min(((BP, _wide(c, pixels // BP)) for BP in range(1, min(pixels, rows) + 1)), key=tiles_of)
+
+
+def _wide(c: Correlation, pixels: int) -> int:
+    """At most so many columns, of which as few tiles are almost equal."""
+    return math.ceil(c.columns.count / math.ceil(c.columns.count / pixels))
 
 
 def _rounded(extent: int, block: int) -> float:

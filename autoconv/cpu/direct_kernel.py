@@ -329,6 +329,7 @@ def emit(instruction_set: str, layer: ConvLayer, blockings: tuple[Blocking, ...]
     return m
 
 
+@functools.lru_cache(256)
 def unrolled(instruction_set: str, c: Correlation, b: Blocking) -> int:
     """How often the microkernels of a correlation multiply a vector of filters, unrolled as they are."""
     total = 0
