@@ -178,7 +178,7 @@ def version(*modules: str) -> str:
     """
     digests = _digests()
     language = (module for module in digests if module.startswith("ir"))
-    text = b"".join(map(digests.__getitem__, sorted({*language, "compiler", "pool", LAYER, *modules})))
+    text = b"".join(map(digests.__getitem__, sorted({*language, "compiler", "generated", "pool", LAYER, *modules})))
     return hashlib.sha256(text + (_toolchain() if available() else "").encode()).hexdigest()[:12]
 
 

@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
+from autoconv.algorithm import Params, bound_for
 from autoconv.cpu import compiler, depthwise_channels
 from autoconv.cpu.depthwise_kernel import Shape, emit, workspace_bytes
 from autoconv.cpu.device import CPU
+from autoconv.cpu.generated import GeneratedAlgorithm
 from autoconv.cpu.ir import LINE, VECTOR_BYTES, VECTOR_REGISTERS
 from autoconv.cpu.pixel_pieces import no_streaming
-from autoconv.cpu.pool import GeneratedKernel
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -57,26 +57,19 @@ def _in_lines(layer: ConvLayer, params: Params) -> bool:
     return all(n * width * layer.itemsize % LINE == 0 for n in (rows, height))
 
 
-class Depthwise(Algorithm):
+class Depthwise(GeneratedAlgorithm):
     """Blocks of BH rows (NCHW) or BQ columns (NHWC) of outputs by NV vectors; `nt` stores past the caches."""
 
     name = "depthwise"
     exact = True
-    pool = "autoconv"
-
-    @property
-    def version(self) -> str:
-        return compiler.version("depthwise", "depthwise_channels", "depthwise_kernel", "pieces", "pixel_pieces")
+    modules = "depthwise_channels", "depthwise_kernel", "pieces", "pixel_pieces"
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
         return [{name: B, "NV": NV, "nt": nt} for name, (B, NV) in _tiles(layer, device) for nt in (0, 1)]
 
-    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
-        assert isinstance(device, CPU)
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         reasons = []
-        if (unavailable := compiler.unavailable()) is not None:
-            reasons.append(unavailable)
         allowed = [f"{name}={B},NV={NV}" for name, (B, NV) in _tiles(layer, device)]
         given = ",".join(f"{name}={value}" for name, value in params.items() if name != "nt")
         if given not in allowed:
@@ -117,12 +110,8 @@ class Depthwise(Algorithm):
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return bound_for(layer, 2e-6)
 
-    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
-        assert isinstance(device, CPU)
+    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         if layer.layout == "NCHW":
-            program = compiler.build(emit, device.instruction_set, layer, _shape(device, params))
-        else:
-            shape = depthwise_channels.Shape(int(params["BQ"]), int(params["NV"]), bool(params["nt"]), device.threads)
-            program = compiler.build(depthwise_channels.emit, device.instruction_set, layer, shape)
-        memory = self.workspace_bytes(layer, device, params), self.packed_bytes(layer, device, params)
-        return GeneratedKernel(program, device.threads, *memory)
+            return compiler.build(emit, device.instruction_set, layer, _shape(device, params))
+        shape = depthwise_channels.Shape(int(params["BQ"]), int(params["NV"]), bool(params["nt"]), device.threads)
+        return compiler.build(depthwise_channels.emit, device.instruction_set, layer, shape)

@@ -11,13 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
+from autoconv.algorithm import Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.depthwise_kernel import Plan, Shape, cut
 from autoconv.cpu.device import CPU
+from autoconv.cpu.generated import GeneratedAlgorithm
 from autoconv.cpu.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS, Function, Module, Value, Var, widened
 from autoconv.cpu.pieces import Correlation, correlations
-from autoconv.cpu.pool import RUN, TASK, GeneratedKernel, launch, operands
+from autoconv.cpu.pool import RUN, TASK, launch, operands
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -164,24 +165,18 @@ def emit(instruction_set: str, layer: ConvLayer, plan: Plan, threads: int, slice
     return m
 
 
-class DepthwiseWgrad(Algorithm):
+class DepthwiseWgrad(GeneratedAlgorithm):
     """Blocks of BH rows of dy by a vector of columns."""
 
     name = "depthwise_wgrad"
     exact = True
-    pool = "autoconv"
-
-    @property
-    def version(self) -> str:
-        return compiler.version("depthwise_wgrad", "depthwise_kernel", "pieces", "pixel_pieces")
+    modules = "depthwise_kernel", "pieces", "pixel_pieces"
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         return [{"BH": BH} for BH in HEIGHTS]
 
-    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         reasons = []
-        if (unavailable := compiler.unavailable()) is not None:
-            reasons.append(unavailable)
         if layer.direction != "wgrad":
             reasons.append(f"{layer.direction}: depthwise computes that")
         if layer.layout == "NHWC":
@@ -209,8 +204,6 @@ class DepthwiseWgrad(Algorithm):
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return bound_for(layer, 2e-6)
 
-    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
-        assert isinstance(device, CPU)
+    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         plan = _cut(layer, device, int(params["BH"]))
-        program = compiler.build(emit, device.instruction_set, layer, plan, device.threads, _slices(layer, device))
-        return GeneratedKernel(program, device.threads, self.workspace_bytes(layer, device, params))
+        return compiler.build(emit, device.instruction_set, layer, plan, device.threads, _slices(layer, device))

@@ -12,16 +12,16 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
+from autoconv.algorithm import Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct_kernel import Blocking, emit, pieces_of, tiles, unrolled
 from autoconv.cpu.direct_pack import packed_size
 from autoconv.cpu.direct_wgrad import emit_wgrad, forward, wgrad_blocking, wgrad_candidates
 from autoconv.cpu.direct_wgrad_packed import emit_wgrad_packed, packed_blocking
+from autoconv.cpu.generated import GeneratedAlgorithm
 from autoconv.cpu.ir import DTYPES, Module
 from autoconv.cpu.pieces import Correlation
-from autoconv.cpu.pool import GeneratedKernel
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
 
@@ -76,18 +76,13 @@ def _row_bytes(layer: ConvLayer, c: Correlation, b: Blocking) -> int:
     return sum(run.tiles for run in tiles(c.columns, b.BQ)) * b.BP * b.BQ * b.BK * layer.accumulator.itemsize
 
 
-class Direct(Algorithm):
+class Direct(GeneratedAlgorithm):
     """Direct convolution by a register-tiled microkernel; takes every layer."""
 
     name = "direct"
     exact = True
-    pool = "autoconv"
+    modules = "direct_kernel", "direct_pack", "direct_wgrad", "direct_wgrad_packed", "pieces"
     skips_padding = True
-
-    @property
-    def version(self) -> str:
-        kernels = "direct_kernel", "direct_pack", "direct_wgrad", "direct_wgrad_packed"
-        return compiler.version("direct", *kernels, "pieces")
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
@@ -121,18 +116,15 @@ class Direct(Algorithm):
             return params
         return {**params, "BC": math.ceil(c.C / (4 * number)) * 4}
 
-    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
-        reasons = []
-        if (reason := compiler.unavailable()) is not None:
-            reasons.append(reason)
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         if layer.direction != "wgrad" and (work := _work(layer, device, params)) > UNROLLED:
-            reasons.append(f"unrolls to {work} multiply-adds, more than {UNROLLED}")
-        return reasons
+            return [f"unrolls to {work} multiply-adds, more than {UNROLLED}"]
+        return []
 
     def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
-        if layer.direction != "wgrad" or layer.layout == "NHWC" or params["lanes"] == "pixels":
-            return 0
         assert isinstance(device, CPU)
+        if not _copies(layer, params):
+            return 0
         packed = packed_blocking(layer, device.threads, int(params["BK"]), int(params["BC"]))
         return device.threads * packed.thread_bytes(layer)
 
@@ -162,18 +154,15 @@ class Direct(Algorithm):
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return bound_for(layer, 2e-6)
 
-    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
-        assert isinstance(device, CPU)
-        if layer.direction == "wgrad":
-            BK, BC = int(params["BK"]), int(params["BC"])
-            if needed := self.workspace_bytes(layer, device, params):
-                packed = packed_blocking(layer, device.threads, BK, BC)
-                program = compiler.build(emit_wgrad_packed, device.instruction_set, layer, packed)
-                return GeneratedKernel(program, device.threads, needed)
-            b = wgrad_blocking(layer, device.instruction_set, device.threads, BK, BC)
-            return GeneratedKernel(compiler.build(emit_wgrad, device.instruction_set, layer, b), device.threads)
-        program = compiler.build(emit, device.instruction_set, layer, blocked(layer, device, params))
-        return GeneratedKernel(program, device.threads, 0, self.packed_bytes(layer, device, params))
+    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
+        if layer.direction != "wgrad":
+            return compiler.build(emit, device.instruction_set, layer, blocked(layer, device, params))
+        BK, BC = int(params["BK"]), int(params["BC"])
+        if _copies(layer, params):
+            packed = packed_blocking(layer, device.threads, BK, BC)
+            return compiler.build(emit_wgrad_packed, device.instruction_set, layer, packed)
+        in_place = wgrad_blocking(layer, device.threads, BK, BC)
+        return compiler.build(emit_wgrad, device.instruction_set, layer, in_place)
 
 
 def _fullest(c: Correlation, pixels: int) -> tuple[int, int]:
@@ -196,9 +185,13 @@ def _rounded(extent: int, block: int) -> float:
     return math.ceil(extent / block) * block / extent
 
 
-def _work(layer: ConvLayer, device: Device, params: Params) -> int:
+def _copies(layer: ConvLayer, params: Params) -> bool:
+    """Whether a gradient of the filters is summed with channels as lanes, which the input has not as neighbours."""
+    return layer.direction == "wgrad" and layer.layout == "NCHW" and params["lanes"] != "pixels"
+
+
+def _work(layer: ConvLayer, device: CPU, params: Params) -> int:
     """The multiply-adds that its program is unrolled to."""
-    assert isinstance(device, CPU)
     lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
     vectors = int(params["BK"]) // lanes
     return vectors * sum(unrolled(device.instruction_set, c, _blocking(c, params)) for c in pieces_of(layer))

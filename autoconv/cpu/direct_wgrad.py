@@ -225,7 +225,7 @@ def wgrad_candidates(layer: ConvLayer, instruction_set: str) -> list[Params]:
     return found
 
 
-def wgrad_blocking(layer: ConvLayer, instruction_set: str, threads: int, BK: int, BC: int) -> WgradBlocking:
+def wgrad_blocking(layer: ConvLayer, threads: int, BK: int, BC: int) -> WgradBlocking:
     """Tasks of about 64 x 64 filters and channels, but enough of them for the threads; strips in cache."""
     c = forward(layer)
     filters, channels = max(64 // BK, 1), max(64 // BC, 1)

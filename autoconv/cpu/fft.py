@@ -13,13 +13,13 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from autoconv.algorithm import PADDING_ONLY, Algorithm, Kernel, Params, bound_for
+from autoconv.algorithm import PADDING_ONLY, Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.fft_kernels import emit
 from autoconv.cpu.fft_plan import LENGTHS, Circle, Spectra, Whole, circle, depthwise, pieces
+from autoconv.cpu.generated import GeneratedAlgorithm
 from autoconv.cpu.pieces import Axis, Correlation
-from autoconv.cpu.pool import GeneratedKernel
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -135,18 +135,15 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
     return tuple(choice[1:] for choice in sorted(chosen)[:most])
 
 
-class TiledFFT(Algorithm):
+class TiledFFT(GeneratedAlgorithm):
     """Tiles of `tile` inputs for fwd and dgrad: `rows` of tiles of a chunk, `share` of chunks."""
 
     name = "fft"
-    pool = "autoconv"
+    modules = (
+        *("fft_plan", "fft_pieces", "fft_kernels", "pieces", compiler.WINOGRAD_MATH, "winograd_plan"),
+        *("winograd_pieces", "winograd_filters", "winograd_input", "winograd_kernels"),
+    )
     spreads_nonfinite = True
-
-    @property
-    def version(self) -> str:
-        winograd = "winograd_plan", "winograd_pieces", "winograd_filters", "winograd_input", "winograd_kernels"
-        own = "fft", "fft_plan", "fft_pieces", "fft_kernels"
-        return compiler.version("pieces", compiler.WINOGRAD_MATH, *winograd, *own)
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
@@ -154,26 +151,23 @@ class TiledFFT(Algorithm):
         some = ranked or (((32, 32), 1, 0),)  # one to say why not
         return [{"tile": f"{T[0]}x{T[1]}", "rows": rows, "share": share} for T, rows, share in some]
 
-    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
-        assert isinstance(device, CPU)
-        reasons = []
-        if (unavailable := compiler.unavailable()) is not None:
-            reasons.append(unavailable)
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         if layer.direction == "wgrad":
-            return [*reasons, "wgrad: a sum over pixels, for which a tile's spectrum is as large as its filter's"]
+            return ["wgrad: a sum over pixels, for which a tile's spectrum is as large as its filter's"]
         found = pieces(layer)
         if len(found) > MOST_PIECES:
-            return [*reasons, f"falls into {len(found)} correlations with their own kernels, more than {MOST_PIECES}"]
+            return [f"falls into {len(found)} correlations with their own kernels, more than {MOST_PIECES}"]
         if any(not axis.taps for c in found for axis in (c.rows, c.columns)):
-            return [*reasons, f"stride {layer.stride[0]}x{layer.stride[1]} leaves inputs that no tap sees"]
+            return [f"stride {layer.stride[0]}x{layer.stride[1]} leaves inputs that no tap sees"]
         if layer.sees_padding_only:
-            return [*reasons, PADDING_ONLY]
+            return [PADDING_ONLY]
         lengths, rows, share = _parse(params)
         if rows < 1 or share < 0:
-            return [*reasons, f"rows={rows},share={share}: rows of tiles to a chunk, at least 1, and chunks to share"]
+            return [f"rows={rows},share={share}: rows of tiles to a chunk, at least 1, and chunks to share"]
         if wrong := [length for length in lengths if length not in LENGTHS]:
-            return [*reasons, f"tiles of {wrong[0]}: allowed are {', '.join(map(str, LENGTHS))}"]
+            return [f"tiles of {wrong[0]}: allowed are {', '.join(map(str, LENGTHS))}"]
         sides = [Whole(axis, 1) for c in found for axis in (c.rows, c.columns)]
+        reasons = []
         if depthwise(layer) and any(side.phases > 1 for side in sides):
             reasons.append("strided and depthwise: the phases of a channel would have to be summed")
         if depthwise(layer) and share:
@@ -210,8 +204,5 @@ class TiledFFT(Algorithm):
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return bound_for(layer, 2e-6)
 
-    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
-        assert isinstance(device, CPU)
-        program = compiler.build(emit, device.instruction_set, layer, plans(layer, device, params))
-        sizes = self.workspace_bytes(layer, device, params), self.packed_bytes(layer, device, params)
-        return GeneratedKernel(program, device.threads, *sizes)
+    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
+        return compiler.build(emit, device.instruction_set, layer, plans(layer, device, params))

@@ -12,14 +12,14 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
+from autoconv.algorithm import Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
+from autoconv.cpu.generated import GeneratedAlgorithm
 from autoconv.cpu.ir import VECTOR_BYTES
 from autoconv.cpu.pixel_kernel import emit, packed_elements, workspace_elements
 from autoconv.cpu.pixel_pieces import no_streaming
 from autoconv.cpu.pixel_tile import Shape
-from autoconv.cpu.pool import GeneratedKernel
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ MOST_TAPS = 256
 TILES = {"avx512": ((8, 3),), "avx2": ((4, 3),), "generic": ((4, 2),)}
 
 
-def _shape(layer: ConvLayer, device: Device, params: Params) -> Shape:
-    assert isinstance(device, CPU)
+def _shape(device: CPU, params: Params) -> Shape:
     KB, NV, nt = (int(params[name]) for name in ("KB", "NV", "nt"))
     return Shape(KB, NV, bool(nt), device.threads, device.facts["l2_bytes"])
 
@@ -42,26 +41,19 @@ def _run(layer: ConvLayer) -> int:
     return math.prod(layer.output_shape[2:]) if whole else layer.output_shape[3]
 
 
-class Pixel(Algorithm):
+class Pixel(GeneratedAlgorithm):
     """Register tiles of KB channels by NV vectors of pixels; `nt` stores past the caches."""
 
     name = "pixel"
     exact = True
-    pool = "autoconv"
-
-    @property
-    def version(self) -> str:
-        return compiler.version("pieces", "pixel", "pixel_kernel", "pixel_pieces", "pixel_strips", "pixel_tile")
+    modules = "pieces", "pixel_kernel", "pixel_pieces", "pixel_strips", "pixel_tile"
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
         return [{"KB": KB, "NV": NV, "nt": nt} for KB, NV in TILES[device.instruction_set] for nt in (0, 1)]
 
-    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
-        assert isinstance(device, CPU)
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         reasons = []
-        if (unavailable := compiler.unavailable()) is not None:
-            reasons.append(unavailable)
         if (params["KB"], params["NV"]) not in TILES[device.instruction_set]:
             allowed = ", ".join(f"KB={KB},NV={NV}" for KB, NV in TILES[device.instruction_set])
             reasons.append(f"KB={params['KB']},NV={params['NV']}: allowed are {allowed}")
@@ -94,7 +86,7 @@ class Pixel(Algorithm):
 
     def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
         assert isinstance(device, CPU)
-        own = workspace_elements(device.instruction_set, layer, _shape(layer, device, params))
+        own = workspace_elements(device.instruction_set, layer, _shape(device, params))
         return device.threads * own * layer.accumulator.itemsize
 
     def packed_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
@@ -114,8 +106,5 @@ class Pixel(Algorithm):
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return bound_for(layer, 2e-6)
 
-    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
-        assert isinstance(device, CPU)
-        program = compiler.build(emit, device.instruction_set, layer, _shape(layer, device, params))
-        sizes = self.workspace_bytes(layer, device, params), self.packed_bytes(layer, device, params)
-        return GeneratedKernel(program, device.threads, *sizes)
+    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
+        return compiler.build(emit, device.instruction_set, layer, _shape(device, params))

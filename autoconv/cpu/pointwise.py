@@ -16,13 +16,14 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
+from autoconv.algorithm import Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct_pack import emit_pack, packed_size
+from autoconv.cpu.generated import GeneratedAlgorithm
 from autoconv.cpu.ir import DTYPES, LINE, Function, Module, Type, Value, i64, ptr, widened
 from autoconv.cpu.pieces import Correlation, Tail, correlations, emit_store
-from autoconv.cpu.pool import RUN, TASK, GeneratedKernel, launch, operands
+from autoconv.cpu.pool import RUN, TASK, launch, operands
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -332,9 +333,8 @@ def _tile(layer: ConvLayer, device: CPU) -> dict[str, int]:
     return {"BK": vectors * Module(device.instruction_set).lanes(DTYPES[layer.dtype]), "BQ": pixels}
 
 
-def _shape(layer: ConvLayer, device: Device, params: Params) -> Shape:
+def _shape(layer: ConvLayer, device: CPU, params: Params) -> Shape:
     """Tiles of a strip fill half of the second-level cache, a block's filters half of the first."""
-    assert isinstance(device, CPU)
     problem = _product(layer)
     BK, BQ = int(params["BK"]), int(params["BQ"])
     itemsize = layer.accumulator.itemsize
@@ -352,26 +352,19 @@ def _shape(layer: ConvLayer, device: Device, params: Params) -> Shape:
     return Shape(BK, BQ, BC, math.ceil(tiles / strips), chunks, device.threads)
 
 
-class Pointwise(Algorithm):
+class Pointwise(GeneratedAlgorithm):
     """Register tiles of BK channels by BQ pixels, from packed filters and copied pixels."""
 
     name = "pointwise"
     exact = True
-    pool = "autoconv"
-
-    @property
-    def version(self) -> str:
-        return compiler.version("pointwise", "direct_pack", "pieces")
+    modules = "direct_pack", "pieces"
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
         return [_tile(layer, device)]
 
-    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
-        assert isinstance(device, CPU)
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         reasons = []
-        if (unavailable := compiler.unavailable()) is not None:
-            reasons.append(unavailable)
         if params != (tile := _tile(layer, device)):
             reasons.append(f"BK={params['BK']},BQ={params['BQ']}: allowed is BK={tile['BK']},BQ={tile['BQ']}")
         if (layer.R, layer.S) != (1, 1):
@@ -408,8 +401,5 @@ class Pointwise(Algorithm):
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return bound_for(layer, 2e-6)
 
-    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
-        assert isinstance(device, CPU)
-        program = compiler.build(emit, device.instruction_set, layer, _shape(layer, device, params))
-        sizes = self.workspace_bytes(layer, device, params), self.packed_bytes(layer, device, params)
-        return GeneratedKernel(program, device.threads, *sizes)
+    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
+        return compiler.build(emit, device.instruction_set, layer, _shape(layer, device, params))

@@ -1,7 +1,7 @@
 """The thread pool: Python threads parked inside compiled code, woken in about a microsecond.
 
 How a kernel's work is spread. The emitter writes one or more *tasks*, and a function `run` that launches
-them; `GeneratedKernel` does the rest, in one call from Python:
+them; an `Entry` does the rest, in one call from Python:
 
     task = m.function("task", *TASK, internal=True)
     ctx, index, thread = task.args
@@ -46,7 +46,7 @@ from typing import Any
 
 import numpy as np
 
-from autoconv.algorithm import Array, Kernel
+from autoconv.algorithm import Array
 from autoconv.cpu import compiler
 from autoconv.cpu.ir import Function, Module, Type, Value, i8, i32, i64, ptr
 
@@ -446,24 +446,3 @@ _NOTHING = np.zeros(1, np.float32)
 @functools.cache
 def _rouser(instruction_set: str, threads: int) -> Entry:
     return Entry(compiler.build(emit_rouse, instruction_set), "run", threads)
-
-
-class GeneratedKernel(Kernel):
-    """A program as a kernel: its functions `run`, and `pack` where the filters are packed.
-
-    `pack` sees the filters as operand a and the packed buffer as out.
-    """
-
-    def __init__(self, program: compiler.Program, threads: int, workspace_bytes: int = 0, packed_bytes: int = 0):
-        self.workspace_bytes, self.packed_bytes = workspace_bytes, packed_bytes
-        self._run = Entry(program, "run", threads)
-        self._pack = Entry(program, "pack", threads) if packed_bytes else None
-
-    def pack(self, w: Array, packed: Array) -> None:
-        if self._pack is None:
-            super().pack(w, packed)
-        else:
-            self._pack(w, None, packed)
-
-    def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
-        self._run(a, b, out, bias, residual, workspace)

@@ -14,11 +14,11 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
+from autoconv.algorithm import Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
+from autoconv.cpu.generated import GeneratedAlgorithm
 from autoconv.cpu.pieces import Correlation, correlations
-from autoconv.cpu.pool import GeneratedKernel
 from autoconv.cpu.winograd_choice import cap, most_sizes, refusals, sizes
 from autoconv.cpu.winograd_kernels import emit
 from autoconv.cpu.winograd_plan import Plan, side_of
@@ -132,18 +132,15 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
     return tuple(choice[1:] for schedules in sorted(found)[: most_sizes(layer)] for choice in schedules)
 
 
-class Winograd(Algorithm):
+class Winograd(GeneratedAlgorithm):
     """F(m x m, r x r) for fwd and dgrad: `m` outputs of a tile, `rows` of tiles of a chunk, `share` of chunks."""
 
     name = "winograd"
-    pool = "autoconv"
+    modules = (
+        *("pieces", compiler.WINOGRAD_MATH, "winograd_choice", "winograd_plan", "winograd_pieces"),
+        *("winograd_filters", "winograd_input", "winograd_kernels"),
+    )
     spreads_nonfinite = True
-
-    @property
-    def version(self) -> str:
-        own = "winograd", "winograd_choice"
-        kernels = "winograd_plan", "winograd_pieces", "winograd_filters", "winograd_input", "winograd_kernels"
-        return compiler.version("pieces", compiler.WINOGRAD_MATH, *own, *kernels)
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
@@ -153,13 +150,10 @@ class Winograd(Algorithm):
             return [{"m": "2x2", "rows": 1, "share": 0}]  # for its reasons
         return [{"m": f"{m[0]}x{m[1]}", "rows": rows, "share": share} for m, rows, share in _ranked(layer, device)]
 
-    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
-        assert isinstance(device, CPU)
-        reasons = []
-        if (reason := compiler.unavailable()) is not None:
-            reasons.append(reason)
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         if layer.direction == "wgrad":
-            return [*reasons, "wgrad: minimal filtering is for fwd and dgrad here"]
+            return ["wgrad: minimal filtering is for fwd and dgrad here"]
+        reasons = []
         if min(layer.C, layer.K) // layer.groups < 2:
             reasons.append("a group has a single channel: there is no sum for its products to share a transform")
         cuts = plans(layer, device, params)
@@ -191,8 +185,5 @@ class Winograd(Algorithm):
         sides = [side for c in correlations(layer) for side in (side_of(c.rows, down), side_of(c.columns, across))]
         return bound_for(layer, cap(sides))
 
-    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
-        assert isinstance(device, CPU)
-        program = compiler.build(emit, device.instruction_set, layer, plans(layer, device, params))
-        sizes = self.workspace_bytes(layer, device, params), self.packed_bytes(layer, device, params)
-        return GeneratedKernel(program, device.threads, *sizes)
+    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
+        return compiler.build(emit, device.instruction_set, layer, plans(layer, device, params))

@@ -11,11 +11,11 @@ import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from autoconv.algorithm import Algorithm, Kernel, Params, bound_for
+from autoconv.algorithm import Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
+from autoconv.cpu.generated import GeneratedAlgorithm
 from autoconv.cpu.pieces import Correlation, correlations
-from autoconv.cpu.pool import GeneratedKernel
 from autoconv.cpu.winograd_choice import cap, most_sizes, refusals, sizes
 from autoconv.cpu.winograd_plan import Plan, side_of
 from autoconv.cpu.winograd_wgrad_kernels import emit
@@ -84,18 +84,15 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int],
     return tuple(choice[1:] for choice in sorted(found.values())[: most_sizes(layer)])
 
 
-class WinogradWgrad(Algorithm):
+class WinogradWgrad(GeneratedAlgorithm):
     """Tiles of m x m pixels of dy; chunks of `rows` of tiles; `slices` of chunks with sums of their own."""
 
     name = "winograd_wgrad"
-    pool = "autoconv"
+    modules = (
+        *("pieces", compiler.WINOGRAD_MATH, "winograd_choice", "winograd_plan", "winograd_pieces"),
+        *("winograd_input", "winograd_wgrad_plan", "winograd_wgrad_kernels"),
+    )
     spreads_nonfinite = True
-
-    @property
-    def version(self) -> str:
-        own = "winograd_wgrad", "winograd_wgrad_plan", "winograd_wgrad_kernels"
-        shared = "winograd_choice", "winograd_plan", "winograd_pieces", "winograd_input"
-        return compiler.version("pieces", compiler.WINOGRAD_MATH, *shared, *own)
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
@@ -107,13 +104,10 @@ class WinogradWgrad(Algorithm):
             found.append({"m": f"{m[0]}x{m[1]}", "rows": rows, "slices": plan.slices})
         return found
 
-    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
-        assert isinstance(device, CPU)
-        reasons = []
-        if (reason := compiler.unavailable()) is not None:
-            reasons.append(reason)
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         if layer.direction != "wgrad":
-            return [*reasons, f"{layer.direction}: winograd computes that"]
+            return [f"{layer.direction}: winograd computes that"]
+        reasons = []
         if min(layer.C, layer.K) // layer.groups < 2:
             reasons.append("a group has a single channel: transforms would serve a single product")
         tiles = plan_of(layer, device, params).tiles
@@ -135,8 +129,5 @@ class WinogradWgrad(Algorithm):
         sides = side_of(c.rows, down), side_of(c.columns, across)
         return bound_for(layer, cap(sides))  # of the forward pass, whose errors are no smaller
 
-    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
-        assert isinstance(device, CPU)
-        plan = plan_of(layer, device, params)
-        program = compiler.build(emit, device.instruction_set, layer, plan)
-        return GeneratedKernel(program, device.threads, plan.workspace_bytes(device.threads))
+    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
+        return compiler.build(emit, device.instruction_set, layer, plan_of(layer, device, params))

@@ -1,0 +1,68 @@
+"""What the algorithms with generated kernels share: versions, the compiler they need, and the threads they run on."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from autoconv.algorithm import Algorithm, Array, Kernel, Params
+from autoconv.cpu import compiler
+from autoconv.cpu.device import CPU
+from autoconv.cpu.pool import Entry
+from autoconv.layer import ConvLayer
+
+if TYPE_CHECKING:
+    from autoconv.device import Device
+
+
+class GeneratedKernel(Kernel):
+    """A program as a kernel: its functions `run`, and `pack` where the filters are packed.
+
+    `pack` sees the filters as operand a and the packed buffer as out.
+    """
+
+    def __init__(self, program: compiler.Program, threads: int, workspace_bytes: int = 0, packed_bytes: int = 0):
+        self.workspace_bytes, self.packed_bytes = workspace_bytes, packed_bytes
+        self._run = Entry(program, "run", threads)
+        self._pack = Entry(program, "pack", threads) if packed_bytes else None
+
+    def pack(self, w: Array, packed: Array) -> None:
+        if self._pack is None:
+            super().pack(w, packed)
+        else:
+            self._pack(w, None, packed)
+
+    def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
+        self._run(a, b, out, bias, residual, workspace)
+
+
+class GeneratedAlgorithm(Algorithm):
+    """A family whose kernels are compiled here; `modules` are those of `autoconv.cpu` that its own takes from.
+
+    They list its candidates and write its kernels, and so decide its version.
+    """
+
+    pool = "autoconv"
+    modules: ClassVar[tuple[str, ...]]
+
+    @property
+    def version(self) -> str:
+        return compiler.version(type(self).__module__.rpartition(".")[2], *self.modules)
+
+    @abstractmethod
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
+        """The family's own reasons, besides that nothing can be compiled."""
+
+    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
+        assert isinstance(device, CPU)
+        unavailable = compiler.unavailable()
+        return ([] if unavailable is None else [unavailable]) + self.refusals(layer, device, params)
+
+    @abstractmethod
+    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
+        """The functions `run`, and `pack` where filters are packed."""
+
+    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
+        assert isinstance(device, CPU)
+        sizes = self.workspace_bytes(layer, device, params), self.packed_bytes(layer, device, params)
+        return GeneratedKernel(self.program(layer, device, params), device.threads, *sizes)
