@@ -98,7 +98,8 @@ class Algorithm(ABC):
     sums in which it meets nothing but padding. `vendor` names the library an adapter calls, for
     `vendors=` to switch; `asks_vendor` says that only that library knows the candidates, so that they are
     listed where it may be used; `pool` is whose threads it runs on, since the idle spinning of one pool slows
-    another down; `stands_in_for` the faster algorithm it replaces where that one cannot run.
+    another down; `stands_in_for` the faster algorithm it replaces where that one cannot run; `float32_bound`
+    its `bound` in float32, where that is the same for all parameters.
     """
 
     name: ClassVar[str]
@@ -111,6 +112,7 @@ class Algorithm(ABC):
     asks_vendor: ClassVar[bool] = False
     pool: ClassVar[str] = ""
     stands_in_for: ClassVar[str | None] = None
+    float32_bound: ClassVar[float] = 2e-6  # of sums in whatever order, and of Fourier transforms
 
     def installed(self) -> bool:
         """Whether the vendor's library, if it is one's, could be loaded; its package is looked for, not imported."""
@@ -148,9 +150,9 @@ class Algorithm(ABC):
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
         """Predicted seconds of one run with packed filters."""
 
-    @abstractmethod
     def bound(self, layer: ConvLayer, params: Params) -> float:
         """Largest acceptable error, as `max|y - ref| / max(sum |x||w|)`, in the layer's dtype."""
+        return bound_for(layer, self.float32_bound)
 
     @abstractmethod
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from autoconv import isolate
-from autoconv.algorithm import Algorithm, Array, Kernel, Params, bound_for
+from autoconv.algorithm import Algorithm, Array, Kernel, Params
 from autoconv.cpu.device import CPU
 from autoconv.cpu.floor.direct import Direct
 from autoconv.device import Device
@@ -84,9 +84,6 @@ class Faulty(Algorithm):
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
         return self._seconds
-
-    def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, 2e-6)
 
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         return FaultyKernel(layer, device, self._fault, self._size)

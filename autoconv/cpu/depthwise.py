@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from autoconv.algorithm import Params, bound_for
+from autoconv.algorithm import Params
 from autoconv.cpu import compiler, depthwise_channels
 from autoconv.cpu.depthwise_kernel import Shape, emit, workspace_bytes
 from autoconv.cpu.device import CPU
@@ -106,9 +106,6 @@ class Depthwise(GeneratedAlgorithm):
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
         traffic = layer.bytes + (0 if params["nt"] else math.prod(layer.output_shape) * layer.itemsize)
         return max(layer.flops / (0.7 * device.peak_flops(layer.dtype)), traffic / device.bandwidth()) + 2e-6
-
-    def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, 2e-6)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         if layer.layout == "NCHW":

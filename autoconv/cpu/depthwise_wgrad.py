@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autoconv.algorithm import Params, bound_for
+from autoconv.algorithm import Params
 from autoconv.cpu import compiler
 from autoconv.cpu.depthwise_kernel import Plan, Shape, cut
 from autoconv.cpu.device import CPU
@@ -200,9 +200,6 @@ class DepthwiseWgrad(GeneratedAlgorithm):
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
         return max(layer.flops / (0.5 * device.peak_flops(layer.dtype)), layer.bytes / device.bandwidth()) + 2e-6
-
-    def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, 2e-6)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         plan = _cut(layer, device, int(params["BH"]))

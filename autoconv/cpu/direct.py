@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from autoconv.algorithm import Params, bound_for
+from autoconv.algorithm import Params
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct_kernel import Blocking, emit, pieces_of, tiles, unrolled
@@ -150,9 +150,6 @@ class Direct(GeneratedAlgorithm):
             cost *= 1 if int(params["BC"]) == pieces[0].C else 0.95
             cost *= max(_rounded(c.K, int(params["BK"])) for c in pieces)
         return cost * layer.flops / device.peak_flops(layer.dtype) + layer.bytes / device.bandwidth() / 2
-
-    def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, 2e-6)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         if layer.direction != "wgrad":

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from autoconv.algorithm import PADDING_ONLY, Params, bound_for
+from autoconv.algorithm import PADDING_ONLY, Params
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.fft_kernels import emit
@@ -200,9 +200,6 @@ class TiledFFT(GeneratedAlgorithm):
         cycles = sum(_cost(plan, device.threads, device.facts["l2_bytes"]) for plan in cuts)
         rate = device.peak_flops(layer.dtype) / (2 * cuts[0].lanes * device.threads)
         return cycles / rate + layer.bytes / device.bandwidth() / 4
-
-    def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, 2e-6)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, plans(layer, device, params))

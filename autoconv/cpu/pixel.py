@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from autoconv.algorithm import Params, bound_for
+from autoconv.algorithm import Params
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.generated import GeneratedAlgorithm
@@ -102,9 +102,6 @@ class Pixel(GeneratedAlgorithm):
         flops = idle * layer.flops * (1.25 if far else 1)
         traffic = layer.bytes + (0 if params["nt"] else math.prod(layer.output_shape) * layer.itemsize)
         return max(flops / (0.95 * device.peak_flops(layer.dtype)), traffic / device.bandwidth()) + 2e-6
-
-    def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, 2e-6)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, _shape(device, params))

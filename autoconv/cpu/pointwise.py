@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from autoconv.algorithm import Params, bound_for
+from autoconv.algorithm import Params
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct_pack import emit_pack, packed_size
@@ -397,9 +397,6 @@ class Pointwise(GeneratedAlgorithm):
         problem = _product(layer)
         shares = 1.05 + 16 / problem.C + 8 / problem.K
         return max(shares * layer.flops / device.peak_flops(layer.dtype), layer.bytes / device.bandwidth()) + 2e-6
-
-    def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, 2e-6)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, _shape(layer, device, params))

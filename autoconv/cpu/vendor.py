@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autoconv.algorithm import Algorithm, Array, Kernel, Params, bound_for
+from autoconv.algorithm import Algorithm, Array, Kernel, Params
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -68,9 +68,6 @@ class Vendor(Algorithm):
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
         return CALL[self.name] + layer.flops / device.peak_flops(layer.dtype) + layer.bytes / device.bandwidth()
-
-    def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, 2e-6)
 
 
 # PyTorch

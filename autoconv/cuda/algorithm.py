@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from autoconv.algorithm import Algorithm, Array, Kernel, Params, bound_for
+from autoconv.algorithm import Algorithm, Array, Kernel, Params
 from autoconv.cuda.occupancy import limits_of
 from autoconv.cuda.source import Unit, version_of
 from autoconv.device import Device
@@ -58,7 +58,6 @@ class CudaAlgorithm(Algorithm):
     files: ClassVar[tuple[str, ...]]
     modules: ClassVar[tuple[str, ...]] = ()
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64", "float16", "bfloat16")
-    float32_bound: ClassVar[float] = 2e-6
 
     @property
     def version(self) -> str:
@@ -80,9 +79,6 @@ class CudaAlgorithm(Algorithm):
             return reasons
         capability = device.facts["compute_capability"]
         return [reason for unit in self.units(layer, params) for reason in _unfit(unit, capability)]
-
-    def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, self.float32_bound)
 
     def load(self, device: Device, units: Sequence[Unit]) -> list[Launch]:
         """The units compiled for the device."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autoconv.algorithm import Array, Params, bound_for
+from autoconv.algorithm import Array, Params
 from autoconv.cpu.device import CPU
 from autoconv.cpu.floor.common import (
     CALL_SECONDS,
@@ -194,6 +194,3 @@ class Direct(FloorAlgorithm):
         blocks = math.ceil(layer.N * layer.P * layer.Q / PIXELS) * math.ceil(max(layer.C, layer.K) / 128)
         calls = 8 * CALL_SECONDS * blocks * layer.R * layer.S
         return layer.flops / (0.5 * device.peak_flops(layer.dtype)) + traffic / device.bandwidth() + calls
-
-    def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, 2e-6)

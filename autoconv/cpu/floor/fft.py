@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autoconv.algorithm import PADDING_ONLY, Array, Params, bound_for
+from autoconv.algorithm import PADDING_ONLY, Array, Params
 from autoconv.cpu.device import CPU
 from autoconv.cpu.floor.common import (
     CALL_SECONDS,
@@ -278,6 +278,3 @@ class FFT(FloorAlgorithm):
         calls = 30 * CALL_SECONDS * tiles
         moved = (layer.bytes + spectra) / device.bandwidth()
         return transforms / (0.04 * peak) + products / (0.3 * peak) + moved + calls
-
-    def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, 2e-6)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autoconv.algorithm import Array, Params, bound_for
+from autoconv.algorithm import Array, Params
 from autoconv.cpu.device import CPU
 from autoconv.cpu.floor.common import (
     CALL_SECONDS,
@@ -226,6 +226,3 @@ class Gemm(FloorAlgorithm):
         }[str(params["tile"])]
         calls = tiles * (2 * layer.R * layer.S + 8) * CALL_SECONDS
         return layer.flops / (0.7 * device.peak_flops(layer.dtype)) + (layer.bytes + moved) / device.bandwidth() + calls
-
-    def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, 2e-6)
