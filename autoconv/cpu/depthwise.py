@@ -15,7 +15,7 @@ from autoconv.algorithm import Params
 from autoconv.cpu import compiler, depthwise_channels
 from autoconv.cpu.depthwise_kernel import Shape, emit, workspace_bytes
 from autoconv.cpu.device import CPU
-from autoconv.cpu.generated import GeneratedAlgorithm
+from autoconv.cpu.generated import CALL, GeneratedAlgorithm, traffic
 from autoconv.cpu.ir import LINE, VECTOR_BYTES, VECTOR_REGISTERS
 from autoconv.cpu.pixel_pieces import no_streaming
 from autoconv.layer import ConvLayer
@@ -104,8 +104,8 @@ class Depthwise(GeneratedAlgorithm):
         return depthwise_channels.packed_elements(layer) * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
-        traffic = layer.bytes + (0 if params["nt"] else math.prod(layer.output_shape) * layer.itemsize)
-        return max(layer.flops / (0.7 * device.peak_flops(layer.dtype)), traffic / device.bandwidth()) + 2e-6
+        memory = traffic(layer, bool(params["nt"])) / device.bandwidth()
+        return max(layer.flops / (0.7 * device.peak_flops(layer.dtype)), memory) + CALL
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         if layer.layout == "NCHW":

@@ -15,7 +15,7 @@ from autoconv.algorithm import Params
 from autoconv.cpu import compiler
 from autoconv.cpu.depthwise_kernel import Plan, Shape, cut
 from autoconv.cpu.device import CPU
-from autoconv.cpu.generated import GeneratedAlgorithm
+from autoconv.cpu.generated import CALL, GeneratedAlgorithm
 from autoconv.cpu.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS, Function, Module, Value, Var, widened
 from autoconv.cpu.pieces import Correlation, correlations
 from autoconv.cpu.pool import RUN, TASK, launch, operands
@@ -199,7 +199,7 @@ class DepthwiseWgrad(GeneratedAlgorithm):
         return elements * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
-        return max(layer.flops / (0.5 * device.peak_flops(layer.dtype)), layer.bytes / device.bandwidth()) + 2e-6
+        return max(layer.flops / (0.5 * device.peak_flops(layer.dtype)), layer.bytes / device.bandwidth()) + CALL
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         plan = _cut(layer, device, int(params["BH"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,6 +14,13 @@ from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.device import Device
+
+CALL = 2e-6  # seconds of a call that computes next to nothing
+
+
+def traffic(layer: ConvLayer, nt: bool = False) -> int:
+    """Bytes to and from memory: a line is read into the caches before it is written, unless stores go past them."""
+    return layer.bytes + (0 if nt else math.prod(layer.output_shape) * layer.itemsize)
 
 
 class GeneratedKernel(Kernel):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from autoconv.algorithm import Params
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
-from autoconv.cpu.generated import GeneratedAlgorithm
+from autoconv.cpu.generated import CALL, GeneratedAlgorithm, traffic
 from autoconv.cpu.ir import VECTOR_BYTES
 from autoconv.cpu.pixel_kernel import emit, packed_elements, workspace_elements
 from autoconv.cpu.pixel_pieces import no_streaming
@@ -100,8 +100,8 @@ class Pixel(GeneratedAlgorithm):
         idle = -(-run // lanes) * lanes / run
         far = layer.stride != (1, 1) and math.prod(layer.w_shape) * layer.itemsize > device.facts["l2_bytes"] // 2
         flops = idle * layer.flops * (1.25 if far else 1)
-        traffic = layer.bytes + (0 if params["nt"] else math.prod(layer.output_shape) * layer.itemsize)
-        return max(flops / (0.95 * device.peak_flops(layer.dtype)), traffic / device.bandwidth()) + 2e-6
+        memory = traffic(layer, bool(params["nt"])) / device.bandwidth()
+        return max(flops / (0.95 * device.peak_flops(layer.dtype)), memory) + CALL
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, _shape(device, params))

@@ -1,8 +1,8 @@
 """What the engines with pixels as lanes share: strips, tiles of a row, the fused tail, stores past the caches.
 
 A strip is some rows of one image, copied so that kernels need no borders and no strides: widened to the type of
-the sums, padded by zeros, and dealt out into one run of pixels per residue of
-the column modulo the stride: output q, tap s then sees `strip[row, phase(s)][q + offset(s)]`, for every layer.
+the sums, padded by zeros, and dealt out into one run of pixels per residue of the column modulo the stride: output
+q, tap s then sees `strip[row, phase(s)][q + offset(s)]`, for every layer.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from autoconv.algorithm import Params
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct_pack import emit_pack, packed_size
-from autoconv.cpu.generated import GeneratedAlgorithm
+from autoconv.cpu.generated import CALL, GeneratedAlgorithm
 from autoconv.cpu.ir import DTYPES, LINE, Function, Module, Type, Value, i64, ptr, widened
 from autoconv.cpu.pieces import Correlation, Tail, correlations, emit_store
 from autoconv.cpu.pool import RUN, TASK, launch, operands
@@ -396,7 +396,7 @@ class Pointwise(GeneratedAlgorithm):
         """At peak, but for what a tile's sums and a pixel's copies cost, which more channels or filters share."""
         problem = _product(layer)
         shares = 1.05 + 16 / problem.C + 8 / problem.K
-        return max(shares * layer.flops / device.peak_flops(layer.dtype), layer.bytes / device.bandwidth()) + 2e-6
+        return max(shares * layer.flops / device.peak_flops(layer.dtype), layer.bytes / device.bandwidth()) + CALL
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, _shape(layer, device, params))

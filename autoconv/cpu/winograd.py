@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Params, bound_for
 from autoconv.cpu import compiler
 from autoconv.cpu.device import CPU
-from autoconv.cpu.generated import GeneratedAlgorithm
+from autoconv.cpu.generated import GeneratedAlgorithm, traffic
 from autoconv.cpu.pieces import Correlation, correlations
 from autoconv.cpu.winograd_choice import cap, most_sizes, refusals, sizes
 from autoconv.cpu.winograd_kernels import emit
@@ -177,8 +176,7 @@ class Winograd(GeneratedAlgorithm):
         caches = device.facts["l2_bytes"], device.facts["l3_bytes"]
         work = sum(_cost(plan, device.threads, *caches) for plan in cuts)
         rate = device.peak_flops(layer.dtype) / (2 * cuts[0].lanes * device.threads)
-        traffic = layer.bytes + math.prod(layer.output_shape) * layer.itemsize  # lines are read before they are written
-        return work / rate + traffic / device.bandwidth() / 2
+        return work / rate + traffic(layer) / device.bandwidth() / 2
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         down, across = _parse(params)[0]
