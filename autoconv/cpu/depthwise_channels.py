@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from autoconv.cpu.ir import DTYPES, Function, Module, Value, Var, i64, ptr, widened
 from autoconv.cpu.pieces import Correlation, Tail, correlations, load_range, store_range
-from autoconv.cpu.pixel_pieces import finish, launch_streaming
+from autoconv.cpu.pixel_pieces import launch_streaming
 from autoconv.cpu.pool import RUN, TASK, launch, operands
 from autoconv.layer import ConvLayer
 
@@ -110,7 +110,7 @@ class _Tile:
             for v, (width, b) in enumerate(zip(widths, biases, strict=True)):
                 place = i * pitch + v * lanes
                 r = load_range(k, residual + place, lanes, 0, width) if tail.residual else None
-                result = finish(k, tail, vectors[v].get(), b, r)
+                result = tail.added(k, vectors[v].get(), b, r)
                 if self.nt and width == lanes:
                     k.store(result, out + place, nontemporal=True)
                 else:

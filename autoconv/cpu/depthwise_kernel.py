@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from autoconv.cpu.ir import DTYPES, VECTOR_BYTES, Function, Module, Value, Var, i64, ptr, widened
 from autoconv.cpu.pieces import Axis, Correlation, Tail, correlations, load_range, store_range
-from autoconv.cpu.pixel_pieces import Run, Strip, finish, split, stream, woven
+from autoconv.cpu.pixel_pieces import Run, Strip, split, stream, woven
 from autoconv.cpu.pool import RUN, TASK, launch, operands
 from autoconv.layer import ConvLayer
 
@@ -388,4 +388,4 @@ def _store(
             width = min(lanes, pixels - first)
             place = i * plan.width + first
             r = load_range(k, residual + place, lanes, 0, width) if tail.residual else None
-            store_range(k, finish(k, tail, total, b, r), out + place, 0, width)
+            store_range(k, tail.added(k, total, b, r), out + place, 0, width)

@@ -187,6 +187,14 @@ class Tail:
         """A layer's."""
         return cls(layer.bias, layer.residual, layer.activation == "relu")
 
+    def added(self, k: Function, v: Value, bias: Value | None, residual: Value | None) -> Value:
+        """What is stored in place of sums; bias and residual are given where there are any."""
+        if bias is not None:
+            v = v + bias
+        if residual is not None:
+            v = v + residual
+        return k.relu(v) if self.relu else v
+
 
 def emit_store(
     m: Module,
@@ -210,104 +218,71 @@ def emit_store(
     pixels = shape[0] * shape[1]
     with k.loop(0, BK // lanes) as v:
         here = tile + v * (pixels * lanes)
-        values = [[k.load(here + n * lanes, lanes)] for n in range(pixels)]
+        values = [k.load(here + n * lanes, lanes) for n in range(pixels)]
         place = v * (lanes * strides[0])
         some = lanes if c.K % BK == 0 else left - v * lanes
-        _store_tile(k, tail, values, shape, strides, out + place, residual + place, bias + v * lanes, some)
+        _Store(k, tail, shape, strides, out + place, residual + place, bias + v * lanes).write(values, some)
     return k
 
 
-def _store_tile(
-    k: Function,
-    tail: Tail,
-    values: Sequence[Sequence[Value]],
-    shape: tuple[int, int],
-    strides: tuple[int, int, int],
-    out: Value,
-    residual: Value,
-    bias: Value,
-    left: int | Value,
-) -> None:
-    """Store a tile held with lanes as channels: `values[pixel][vector]`, pixels row by row of `shape`.
+@dataclass(frozen=True)
+class _Store:
+    """Writes the store of a vector of channels of a tile, whose pixels lie row by row of `shape`.
 
-    `strides` are the elements between channels, rows and columns of the output; `out` and `residual` point
-    at the tile's first element, `bias` at its first channel; only `left` channels exist (a number: the
-    tile is known to be whole, or short by a constant).
+    `strides` are the elements between channels, rows and columns of the output; `out` and `residual` point at the
+    first channel of the first pixel, `bias` at the first channel.
     """
-    lanes = values[0][0].type.lanes
-    if strides[0] == 1:
-        _store_channels_last(k, tail, values, shape, strides, out, residual, bias, left)
-        return
-    pixels = shape[0] * shape[1]
-    for v in range(len(values[0])):
+
+    k: Function
+    tail: Tail
+    shape: tuple[int, int]
+    strides: tuple[int, int, int]
+    out: Value
+    residual: Value
+    bias: Value
+
+    def write(self, values: Sequence[Value], left: int | Value) -> None:
+        """Store a vector for every pixel, of whose channels only `left` exist (a number where that is known)."""
+        if self.strides[0] == 1:
+            self._channels_last(values, left)
+            return
+        k, lanes, pixels = self.k, values[0].type.lanes, len(values)
         for first in range(0, pixels, lanes):
-            block = [values[n][v] if n < pixels else values[0][v] for n in range(first, first + lanes)]
-            for lane, column in enumerate(k.transpose(block)):
-                channel = v * lanes + lane
+            block = [values[n] if n < pixels else values[0] for n in range(first, first + lanes)]
+            for channel, column in enumerate(k.transpose(block)):
                 if isinstance(left, Value):
                     with k.if_(left > channel):
-                        _store_plane(k, tail, column, first, shape, strides, channel, out, residual, bias)
+                        self._plane(column, first, channel)
                 elif channel < left:
-                    _store_plane(k, tail, column, first, shape, strides, channel, out, residual, bias)
+                    self._plane(column, first, channel)
 
+    def _channels_last(self, values: Sequence[Value], left: int | Value) -> None:
+        k, lanes, tail = self.k, values[0].type.lanes, self.tail
+        mask = k.mask(left, lanes)
+        b = k.load(self.bias, lanes, mask=mask) if tail.bias else None
+        for n, v in enumerate(values):
+            place = n // self.shape[1] * self.strides[1] + n % self.shape[1] * self.strides[2]
+            r = k.load(self.residual + place, lanes, mask=mask) if tail.residual else None
+            k.store(tail.added(k, v, b, r), self.out + place, mask=mask)
 
-def _finish(k: Function, tail: Tail, v: Value, bias: Value | None, residual: Value | None) -> Value:
-    if bias is not None:
-        v = v + bias
-    if residual is not None:
-        v = v + residual
-    return k.relu(v) if tail.relu else v
-
-
-def _store_channels_last(
-    k: Function,
-    tail: Tail,
-    values: Sequence[Sequence[Value]],
-    shape: tuple[int, int],
-    strides: tuple[int, int, int],
-    out: Value,
-    residual: Value,
-    bias: Value,
-    left: int | Value,
-) -> None:
-    lanes = values[0][0].type.lanes
-    for v in range(len(values[0])):
-        mask = k.mask(left - v * lanes, lanes)
-        b = k.load(bias + v * lanes, lanes, mask=mask) if tail.bias else None
-        for n, vectors in enumerate(values):
-            place = n // shape[1] * strides[1] + n % shape[1] * strides[2] + v * lanes
-            r = k.load(residual + place, lanes, mask=mask) if tail.residual else None
-            k.store(_finish(k, tail, vectors[v], b, r), out + place, mask=mask)
-
-
-def _store_plane(
-    k: Function,
-    tail: Tail,
-    v: Value,
-    first: int,
-    shape: tuple[int, int],
-    strides: tuple[int, int, int],
-    channel: int,
-    out: Value,
-    residual: Value,
-    bias: Value,
-) -> None:
-    """Pixels first .. of one channel, lanes as pixels."""
-    lanes = v.type.lanes
-    last = min(first + lanes, shape[0] * shape[1])
-    b = k.broadcast(bias + channel, lanes) if tail.bias else None
-    whole = strides[1] == shape[1] * strides[2]  # rows follow one another: the tile is one run of pixels
-    length = shape[0] * shape[1] if whole else shape[1]
-    low = first
-    while low < last:
-        row, column = divmod(low, length)
-        high = min(last, low - column + length)
-        if strides[2] == 1:
-            place = channel * strides[0] + row * strides[1] + column - (low - first)
-            r = load_range(k, residual + place, lanes, low - first, high - first) if tail.residual else None
-            store_range(k, _finish(k, tail, v, b, r), out + place, low - first, high - first)
-        else:  # only a strided gradient's, which has no tail
-            for n in range(low, high):
-                place = channel * strides[0] + n // shape[1] * strides[1] + n % shape[1] * strides[2]
-                k.store(k.extract(v, n - first), out + place)
-        low = high
+    def _plane(self, v: Value, first: int, channel: int) -> None:
+        """Pixels first .. of one channel, lanes as pixels."""
+        k, tail, (height, width), lanes = self.k, self.tail, self.shape, v.type.lanes
+        last = min(first + lanes, height * width)
+        b = k.broadcast(self.bias + channel, lanes) if tail.bias else None
+        between, down, across = self.strides
+        whole = down == width * across  # rows follow one another: the tile is one run of pixels
+        length = height * width if whole else width
+        low = first
+        while low < last:
+            row, column = divmod(low, length)
+            high = min(last, low - column + length)
+            if across == 1:
+                place = channel * between + row * down + column - (low - first)
+                r = load_range(k, self.residual + place, lanes, low - first, high - first) if tail.residual else None
+                store_range(k, tail.added(k, v, b, r), self.out + place, low - first, high - first)
+            else:  # only a strided gradient's, which has no tail
+                for n in range(low, high):
+                    place = channel * between + n // width * down + n % width * across
+                    k.store(k.extract(v, n - first), self.out + place)
+            low = high

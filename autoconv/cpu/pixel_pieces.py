@@ -1,4 +1,4 @@
-"""What the engines with pixels as lanes share: strips, tiles of a row, the fused tail, stores past the caches.
+"""What the engines with pixels as lanes share: strips, tiles of a row, stores past the caches.
 
 A strip is some rows of one image, copied so that kernels need no borders and no strides: widened to the type of
 the sums, padded by zeros, and dealt out into one run of pixels per residue of the column modulo the stride: output
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from autoconv.cpu.ir import LINE, VECTOR_BYTES, Function, Value, i64
-from autoconv.cpu.pieces import Axis, Tail
+from autoconv.cpu.pieces import Axis
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -116,15 +116,6 @@ def split(pixels: int, lanes: int, vectors: int, odd: int) -> list[Run]:
     else:
         runs = [Run(0, count, whole), Run(count * whole, 1, rest)]
     return [run for run in runs if run.times and run.pixels]
-
-
-def finish(k: Function, tail: Tail, v: Value, bias: Value | None, residual: Value | None) -> Value:
-    """The fused tail, before the store."""
-    if bias is not None:
-        v = v + bias
-    if residual is not None:
-        v = v + residual
-    return k.relu(v) if tail.relu else v
 
 
 def no_streaming(layer: ConvLayer, device: CPU) -> list[str]:

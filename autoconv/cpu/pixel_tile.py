@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from autoconv.cpu.ir import DTYPES, VECTOR_REGISTERS, Function, Module, Type, Value, Var, ptr, widened
 from autoconv.cpu.pieces import Correlation, Tail, load_range, store_range
-from autoconv.cpu.pixel_pieces import Run, finish
+from autoconv.cpu.pixel_pieces import Run
 from autoconv.layer import ConvLayer
 
 PART = 64  # channels of a sum at a time: pixels of a tile stay in the first-level cache for all blocks of filters
@@ -144,7 +144,7 @@ def _tile(m: Module, name: str, layer: ConvLayer, source_type: Type, tile: Tile)
         for v, a in enumerate(row):
             place = i * tile.out_pitch + v * lanes
             r = load_range(k, residual + place, lanes, 0, widths[v]) if tail.residual else None
-            result = finish(k, tail, a.get(), bs, r)
+            result = tail.added(k, a.get(), bs, r)
             if tile.nt:
                 k.store(result, out + place, nontemporal=True)
             else:
@@ -153,7 +153,7 @@ def _tile(m: Module, name: str, layer: ConvLayer, source_type: Type, tile: Tile)
             place = i * tile.out_pitch + tile.pixels - tile.odd + n
             r = k.load(residual + place) if tail.residual else None
             one = k.extract(single.get(), i) if tile.KB > 1 else single.get()
-            k.store(finish(k, tail, one, b, r), out + place)
+            k.store(tail.added(k, one, b, r), out + place)
     return k
 
 
