@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,43 +12,21 @@ import click
 from autoconv import network
 from autoconv.bench import FEWEST_ROUNDS, ExactCPU, Setting, Suite, run_suite
 from autoconv.cpu.device import CPU, INSTRUCTION_SETS
-from autoconv.devices import resolve
 from autoconv.errors import PlanError
 from autoconv.layer import DIRECTIONS
+from autoconv.options import FAILED, INTERRUPTED, OK, as_json, batches, device_named, some_of, words
 from autoconv.peers import PEERS, restrict
 
 DEFAULT_SUITE = "mixed27"
-OK, FAILED, INTERRUPTED = 0, 1, 130
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", text):
-        raise click.BadParameter(f"{text!r}: integers from 1, separated by commas, are wanted, such as 1,8,32")
-    return tuple(dict.fromkeys(map(int, text.split(","))))
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(text.split(",")))
-
-
-def _peers(text: str) -> tuple[str, ...]:
-    given = _words(text)
-    if not set(given) <= set(PEERS):
-        raise click.BadParameter(f"{text!r}: allowed are some of {','.join(PEERS)}")
-    return given
-
-
-def _phases(text: str) -> tuple[str, ...]:
-    given = _words(text)
-    if not set(given) <= {"check", "tune", "table"}:
-        raise click.BadParameter(f"{text!r}: allowed are some of check,tune,table")
-    return given
+PHASES = ("check", "tune", "table")  # of the run on a GPU
 
 
 @click.command()
 @click.argument("suites", nargs=-1, metavar="[SUITE...]")
-@click.option("--batch", type=_numbers, metavar="N,...", help="Batch sizes. [default: the file's]")
-@click.option("--against", type=_peers, metavar="PEER,...", help="Some of torch,torch_cl,onnxruntime. [default: all]")
+@batches
+@click.option(
+    "--against", type=some_of(PEERS), metavar="PEER,...", help="Some of torch,torch_cl,onnxruntime. [default: all]"
+)
 @click.option("--rounds", type=click.IntRange(FEWEST_ROUNDS, 1000), default=9, help="How often each runs. [default: 9]")
 @click.option(
     "--weights",
@@ -62,17 +39,24 @@ def _phases(text: str) -> tuple[str, ...]:
 @click.option("--fresh", is_flag=True, help="A new output in every run, for ours and for the peers.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="For everybody. [default: all]")
 @click.option("--isa", type=click.Choice(INSTRUCTION_SETS), help="Hold ours, and what peers can be, to these vectors.")
-@click.option("--layers", "names", type=_words, metavar="NAME,...", help="Only these layers. [default: all]")
-@click.option("--without", type=_words, metavar="NAME,...", help="All but these layers.")
+@click.option("--layers", "names", type=words, metavar="NAME,...", help="Only these layers. [default: all]")
+@click.option("--without", type=words, metavar="NAME,...", help="All but these layers.")
 @click.option("--chart", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw a chart, as PNG.")
 @click.option("--device", "device_name", metavar="NAME", default="cpu", help="cpu, or cuda or cuda:N: see below.")
 @click.option("--budget", type=click.FloatRange(0, 1e6), default=540.0, help="GPU: seconds to spend. [default: 540]")
 @click.option(
     "-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False), help="GPU: for the results."
 )
-@click.option("--phase", "phases", type=_phases, default="check,tune,table", help="GPU: [default: check,tune,table]")
+@click.option(
+    "--phase",
+    "phases",
+    type=some_of(PHASES),
+    default=",".join(PHASES),
+    metavar="PHASE,...",
+    help=f"GPU: some of {','.join(PHASES)}. [default: all]",
+)
 @click.option("--export", "exporting", is_flag=True, help="GPU: write the records as they are shipped, too.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@as_json
 def bench(
     suites: Sequence[str],
     batch: tuple[int, ...] | None,
@@ -114,7 +98,16 @@ def bench(
     for net, _ in nets:
         for name in (*(names or ()), *(without or ())):
             net.find(name)
-    setting = _setting(against, rounds, weights, direction, exact, fresh, threads, isa)
+    device, restrictions = _held(threads, isa)
+    setting = Setting(
+        device=ExactCPU(device.threads, device.instruction_set) if exact else device,
+        peers=_peers(against, direction),
+        direction=direction,
+        constant=weights == "constant",
+        fresh=fresh,
+        rounds=rounds,
+        restrictions=restrictions,
+    )
     done: list[Suite] = []
     for net, whole in nets:
         for size in batch or net.batches:
@@ -148,10 +141,7 @@ def _on_gpu(
 
     if folder is None:
         raise click.UsageError("--device on a GPU: -o DIR is wanted, where results are kept")
-    try:
-        device = resolve(device_name)
-    except PlanError as error:
-        raise click.UsageError(f"--device {device_name}: {error}") from None
+    device = device_named(device_name)
     if batch is not None and len(batch) > 1:
         raise click.UsageError("--batch: one number, on a GPU")
     wanted = gpu.targets(suites or gpu.NETWORKS, batch[0] if batch else gpu.BATCH)
@@ -174,33 +164,21 @@ def _chosen(
     return tuple(n.name for n in net.layers if n.name not in without and (names is None or n.name in names))
 
 
-def _setting(
-    against: tuple[str, ...] | None,
-    rounds: int,
-    weights: str,
-    direction: str,
-    exact: bool,
-    fresh: bool,
-    threads: int | None,
-    isa: str | None,
-) -> Setting:
+def _held(threads: int | None, isa: str | None) -> tuple[CPU, dict[str, str]]:
+    """The processor, held to some threads and vectors, and the environment variables that hold the peers likewise."""
     try:
         device = CPU.current(threads, isa)
-        held = restrict(isa) if isa and device.instruction_set != CPU.current().instruction_set else {}
+        return device, restrict(isa) if isa and device.instruction_set != CPU.current().instruction_set else {}
     except PlanError as error:
         raise click.UsageError(str(error)) from None
+
+
+def _peers(against: tuple[str, ...] | None, direction: str) -> tuple[str, ...]:
+    """Those asked for, or all, that are installed."""
     able = [name for name, peer in PEERS.items() if direction in peer.directions]
     if against and (unable := [name for name in against if name not in able]):
         raise click.UsageError(f"--against {','.join(unable)}: has no {direction}; allowed are {','.join(able)}")
-    return Setting(
-        device=ExactCPU(device.threads, device.instruction_set) if exact else device,
-        peers=tuple(name for name in against or able if not PEERS[name].missing()),
-        direction=direction,
-        constant=weights == "constant",
-        fresh=fresh,
-        rounds=rounds,
-        restrictions=held,
-    )
+    return tuple(name for name in against or able if not PEERS[name].missing())
 
 
 def _say(line: str) -> None:

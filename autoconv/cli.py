@@ -7,7 +7,6 @@ Exit codes: 0 done; 1 something was refused or failed, and the rest was done; 2 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 import sys
@@ -23,97 +22,30 @@ import click
 from autoconv import __version__, network, report
 from autoconv.bench_command import bench
 from autoconv.device import Device
-from autoconv.devices import resolve
 from autoconv.errors import AutoconvError, ConfigError, PlanError
 from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.measure import Event
 from autoconv.network import NamedLayer, Network
+from autoconv.options import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    USAGE,
+    as_json,
+    batches,
+    device_named,
+    directions,
+    on_device,
+    seconds,
+    with_limits,
+)
 from autoconv.planner import MODES, plan
 from autoconv.plans import Plan
 from autoconv.tuning_cache import TuningCache
 
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 LEAST_BUDGET = 0.05  # seconds of timing for a layer whose turn comes when the budget is spent
 
-
 Job = tuple[Network, NamedLayer, ConvLayer]
-
-
-SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-BYTES = {"": 1.0, "B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
-
-
-def _quantity(text: str, units: dict[str, float], example: str) -> float:
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)", text)
-    if match is None or match[2] not in units:
-        known = ", ".join(filter(None, units))
-        raise click.BadParameter(f"{text!r}: a number and one of {known} is wanted, such as {example}")
-    return float(match[1]) * units[match[2]]
-
-
-def _seconds(text: str) -> float:
-    return _quantity(text, SECONDS, "60s")
-
-
-def _bytes(text: str) -> int:
-    return int(_quantity(text, BYTES, "64MB"))
-
-
-def _batches(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", text):
-        raise click.BadParameter(f"{text!r}: integers from 1, separated by commas, are wanted, such as 1,8")
-    return tuple(dict.fromkeys(map(int, text.split(","))))
-
-
-def _directions(text: str) -> tuple[str, ...]:
-    given = DIRECTIONS if text == "all" else tuple(dict.fromkeys(text.split(",")))
-    if not set(given) <= set(DIRECTIONS):
-        raise click.BadParameter(f"{text!r}: allowed are all, or some of {','.join(DIRECTIONS)}")
-    return given
-
-
-def _tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise click.BadParameter(f"{text!r}: a number of at least 0 is wanted, such as 1e-6")
-    return value
-
-
-as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-on_device = click.option(
-    "--device", "device_name", metavar="NAME", default="cpu", help="Where: cpu, cuda, or cuda:N. [default: cpu]"
-)
-batches = click.option("--batch", type=_batches, metavar="N,...", help="Batch sizes. [default: the file's]")
-directions = click.option(
-    "--direction", type=_directions, metavar="D,...", default="fwd", help="fwd,dgrad,wgrad or all. [default: fwd]"
-)
-LIMITS = (
-    click.option(
-        "--weights",
-        type=click.Choice(["varying", "constant"]),
-        default="varying",
-        help="constant: filters are transformed once, so that this is not counted. [default: varying]",
-    ),
-    click.option("--workspace-limit", type=_bytes, metavar="SIZE", help="Most scratch memory, such as 64MB."),
-    click.option("--deterministic", is_flag=True, help="Only what gives the same bits every time."),
-    click.option("--tolerance", type=_tolerance, metavar="ERROR", help="Largest measured error, such as 1e-6."),
-    click.option(
-        "--vendors",
-        type=click.Choice(["loaded", "all", "none"]),
-        default="loaded",
-        help="Other libraries as candidates: those loaded, all installed, none. [default: loaded]",
-    ),
-)
-
-
-def with_limits(command: Callable[..., int]) -> Callable[..., int]:
-    """The options that say which candidates will do."""
-    for option in reversed(LIMITS):
-        command = option(command)
-    return command
 
 
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -136,7 +68,7 @@ cli.add_command(bench)
 @batches
 @directions
 @on_device
-@click.option("--budget", type=_seconds, metavar="TIME", help="For timing all layers together, such as 60s.")
+@click.option("--budget", type=seconds, metavar="TIME", help="For timing all layers together, such as 60s.")
 @click.option("--mode", default="profile", help="profile, hybrid, heuristic, cached, or a candidate [profile]")
 @with_limits
 @click.option("--isolate/--no-isolate", default=True, help="Whether a worker process does the timing. [default: yes]")
@@ -159,7 +91,7 @@ def tune(
     """
     started = time.monotonic()
     jobs = _jobs([network.load(net) for net in nets], batch, direction)
-    device, cache = _device(device_name), TuningCache()
+    device, cache = device_named(device_name), TuningCache()
     _check_mode(mode, device)
     options = _options(limits) | {"device": device, "cache": cache, "isolate": isolate}
     rows: dict[tuple[str, int, str], list[report.Row]] = {}
@@ -169,14 +101,8 @@ def tune(
             for place, (net, named, layer) in enumerate(jobs):
                 left = None if budget is None else started + budget - time.monotonic()
                 share = None if left is None else max(left / (len(jobs) - place), LEAST_BUDGET)
-                found, error = None, None
-                try:
-                    found = plan(
-                        layer, mode, budget=share, progress=meter(place, f"{net.name} {named.name}"), **options
-                    )
-                except (AutoconvError, OSError, MemoryError, RuntimeError) as failure:
-                    error = _one_line(failure)
-                row = report.Row(named.name, layer, named.repeat, found, error)
+                progress = meter(place, f"{net.name} {named.name}")
+                row = _tuned(named, layer, mode, options | {"budget": share, "progress": progress})
                 rows.setdefault((net.name, layer.N, layer.direction), []).append(row)
                 done.append(row)
         except KeyboardInterrupt:
@@ -211,6 +137,16 @@ def tune(
     return FAILED if failed or lost else OK
 
 
+def _tuned(named: NamedLayer, layer: ConvLayer, mode: str, options: dict[str, Any]) -> report.Row:
+    """The plan for a layer of a network, or why there is none."""
+    found, error = None, None
+    try:
+        found = plan(layer, mode, **options)
+    except (AutoconvError, OSError, MemoryError, RuntimeError) as failure:
+        error = _one_line(failure)
+    return report.Row(named.name, layer, named.repeat, found, error)
+
+
 def _summary(done: int, total: int, timed: int, failed: int, seconds: float) -> str:
     layers = f"{done} layers" if done == total else f"{done} of {total} layers"
     work = f"{timed} candidates timed" if timed else "nothing timed"
@@ -243,7 +179,7 @@ def explain(
     The layer is a key such as fwd-float32-NCHW-N1-C64-H56-W56-K64-R3-S3-padding1x1, or NET:NAME; NET
     alone means all its layers.
     """
-    device = _device(device_name)
+    device = device_named(device_name)
     _check_mode(mode or "heuristic", device)
     plans = [plan(x, mode or "heuristic", device=device, **_options(limits)) for x in _layers(what, batch, direction)]
     if as_json:
@@ -287,7 +223,7 @@ def _layers(what: str, batch: tuple[int, ...] | None, direction: tuple[str, ...]
 @as_json
 def show(device_name: str | None, as_json: bool) -> int:
     """List what is on record: the winner of every layer on every device, its race, and the versions that ran."""
-    only = None if device_name is None else _device(device_name).key
+    only = None if device_name is None else device_named(device_name).key
     found = [report.standing(record) for record in TuningCache().records() if only in (None, record.device)]
     if as_json:
         report.print_json(found)
@@ -303,7 +239,7 @@ def show(device_name: str | None, as_json: bool) -> int:
 @as_json
 def info(device_name: str, as_json: bool) -> int:
     """Describe the device, the software, the cache, and what is missing and how to get it."""
-    found = report.information(_device(device_name), TuningCache())
+    found = report.information(device_named(device_name), TuningCache())
     if as_json:
         report.print_json(found)
     else:
@@ -362,15 +298,7 @@ def _options(limits: dict[str, Any]) -> dict[str, Any]:
     return limits | {"vendors": {"loaded": "loaded", "all": True, "none": False}[limits["vendors"]]}
 
 
-def _device(name: str) -> Device:
-    try:
-        return resolve(name)
-    except PlanError as error:  # no such GPU; or AUTOCONV_NUM_THREADS or AUTOCONV_ISA
-        raise click.UsageError(f"--device {name}: {error}") from None
-
-
 def _check_mode(mode: str, device: Device) -> None:
-
     known = [algorithm.name for algorithm in device.algorithms]
     if mode not in MODES and mode.partition("[")[0] not in known:
         raise click.UsageError(f"--mode {mode!r}: allowed are {', '.join((*MODES, *known))}, or one of its candidates")

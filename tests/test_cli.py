@@ -16,7 +16,7 @@ import pytest
 from faulty import FaultyCPU
 
 import autoconv.cpu
-from autoconv import cli, network, planner, report
+from autoconv import cli, network, options, planner, report
 from autoconv.layer import ConvLayer
 from autoconv.measure import Event
 from autoconv.plans import Plan
@@ -199,7 +199,7 @@ def test_a_candidate_that_crashes_is_a_reason_and_not_the_end(
 ) -> None:
     tests = str(Path(__file__).parent)
     monkeypatch.syspath_prepend(tests)
-    monkeypatch.setattr(cli, "resolve", lambda name: FaultyCPU.having("dies"))
+    monkeypatch.setattr(options, "resolve", lambda name: FaultyCPU.having("dies"))
     assert cli.main(["tune", "tiny.yaml", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tables"][0]["layers"][0]["winner"] == "numpy.direct"
     assert cli.main(["explain", "tiny.yaml:first"]) == 0

@@ -14,7 +14,7 @@ from layers import operands
 from simt.emulator import MISSING, Emulated
 
 import autoconv.cuda
-from autoconv import bench_command, cli
+from autoconv import cli, options
 from autoconv.algorithm import Algorithm, Kernel, Params
 from autoconv.cuda import bench
 from autoconv.cuda.bench import RESULTS, Helper, Target, items, read, targets
@@ -288,7 +288,7 @@ def test_the_targets_are_of_the_networks_longest_first() -> None:
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(bench_command, "resolve", lambda name: Narrow(capability=80))
+    monkeypatch.setattr(options, "resolve", lambda name: Narrow(capability=80))
     monkeypatch.setattr(bench, "items", some)
     net = tmp_path / "net.yaml"
     net.write_text("{name: tiny, layers: [{name: one, C: 2, H: 3, K: 2, R: 1}]}", encoding="utf-8")
