@@ -20,14 +20,13 @@ from autoconv.isolate import Worker
 from autoconv.layer import ConvLayer
 from autoconv.measure import Event, Progress, measure
 from autoconv.plans import Plan, Source
-from autoconv.record import Facts, Limits, Race, Record, ranking
+from autoconv.record import Facts, Limits, Race, Record, Weights, ranking
 from autoconv.survey import Survey, covered, note
 from autoconv.tuning_cache import TuningCache
 
 __all__ = ["Event", "Plan", "plan"]
 
 Mode = Literal["profile", "hybrid", "heuristic", "cached"]
-Weights = Literal["varying", "constant"]
 MODES = get_args(Mode)
 
 HYBRID_CANDIDATES = 4  # how many of the estimate's first the hybrid mode times
@@ -107,7 +106,8 @@ def plan(
         return found
     if not isinstance(layer, ConvLayer):
         raise PlanError(f"layer is {type(layer).__name__}: a ConvLayer is wanted")
-    limits = _limits(workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed)
+    limits = Limits(workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed)
+    _check(limits)
     request = _Request(layer, device, cache, limits, allowed, budget, isolate, progress)
     with device.selected():
         made = request.answer(mode)
@@ -147,33 +147,17 @@ def _vendors(device: Device, vendors: object) -> frozenset[str]:
     raise PlanError(f"vendors={vendors!r}: allowed are 'loaded', True, False")
 
 
-def _limits(
-    workspace_limit: object,
-    deterministic: object,
-    tolerance: object,
-    allow_tf32: object,
-    weights: object,
-    vendors: frozenset[str],
-) -> Limits:
-    def number(value: object, name: str, kinds: type | tuple[type, ...]) -> None:
-        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value >= 0):  # type: ignore[operator]
+def _check(limits: Limits) -> None:
+    """Refuse limits of a wrong type, by name: Python would compare them with facts, and some for ever in vain."""
+    for name, kind in (("workspace_limit", int), ("tolerance", int | float)):
+        value = getattr(limits, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kind) or not value >= 0):
             raise PlanError(f"{name}={value!r}: a number of at least 0 is wanted, or None")
-
-    number(workspace_limit, "workspace_limit", int)
-    number(tolerance, "tolerance", (int, float))
-    for name, value in (("deterministic", deterministic), ("allow_tf32", allow_tf32)):
-        if not isinstance(value, bool):
+    for name in ("deterministic", "allow_tf32"):
+        if not isinstance(value := getattr(limits, name), bool):
             raise PlanError(f"{name}={value!r}: allowed are True, False")
-    if weights not in get_args(Weights):
-        raise PlanError(f"weights={weights!r}: allowed are 'varying', 'constant'")
-    return Limits(
-        workspace_limit=workspace_limit,  # type: ignore[arg-type]
-        deterministic=deterministic,  # type: ignore[arg-type]
-        tolerance=tolerance,  # type: ignore[arg-type]
-        allow_tf32=allow_tf32,  # type: ignore[arg-type]
-        weights=weights,  # type: ignore[arg-type]
-        vendors=vendors,
-    )
+    if limits.weights not in get_args(Weights):
+        raise PlanError(f"weights={limits.weights!r}: allowed are 'varying', 'constant'")
 
 
 @dataclass

@@ -26,6 +26,8 @@ MAX_CANDIDATES = 4096  # of one race
 LONGEST = 500  # characters of any text in a record
 LEAST_NOISE, MOST_NOISE = 0.01, 0.03
 
+Weights = Literal["varying", "constant"]
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -234,7 +236,7 @@ class Limits:
     deterministic: bool = False
     tolerance: float | None = None
     allow_tf32: bool = False
-    weights: Literal["varying", "constant"] = "varying"
+    weights: Weights = "varying"
     vendors: frozenset[str] | None = None
 
     def why_not(self, facts: Facts) -> list[str]:
