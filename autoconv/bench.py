@@ -1,8 +1,8 @@
 """autoconv's own kernels against other libraries, layer by layer, interleaved in one run.
 
 In every round each contestant runs for a moment, in an order shuffled anew, once the spinning threads of the
-one before are asleep. What is stated is the median over
-the rounds of the ratio of two times of one round, with a 95 % interval.
+one before are asleep. What is stated is the median over the rounds of the ratio of two times of one round, with
+a 95 % interval.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -393,8 +393,9 @@ def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
     """
     setting, device = suite.setting, suite.setting.device
     copies = [(row, f"{row.name}.{i}") for row in suite.rows for i in range(row.repeat)]
-    need = sum(4 * math.prod(row.layer.w_shape) for row, _ in copies) * 4  # packed ones are larger
-    need += sum({math.prod(s): 4 * math.prod(s) for row in suite.rows for s in _images(row.layer)}.values())
+    images = {math.prod(shape) for row in suite.rows for shape in (row.layer.x_shape, row.layer.y_shape)}
+    filters = sum(math.prod(row.layer.w_shape) for row, _ in copies)
+    need = 4 * (sum(images) + 4 * filters)  # packed ones are larger
     if need > device.memory_available() // 2:
         suite.notes.append(f"not measured in sequence: that takes some {need >> 20} MiB")
         return
@@ -419,8 +420,3 @@ def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
 
     whole = onnxruntime_network(problems, outs, device.threads)
     suite.whole = race({OURS: sequence, "onnxruntime": whole}, setting.rounds)
-
-
-def _images(layer: ConvLayer) -> Iterator[tuple[int, ...]]:
-    yield layer.x_shape
-    yield layer.y_shape

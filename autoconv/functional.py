@@ -8,13 +8,12 @@ from typing import Any, Literal
 from autoconv.algorithm import Array
 from autoconv.devices import device_of, resolve
 from autoconv.errors import ArrayError
-from autoconv.layer import ConvLayer, Pair, Sides
+from autoconv.layer import ConvLayer, Layout, Pair, Sides
 from autoconv.planner import REMEMBERED, plan
 from autoconv.plans import Plan, like
 
 BUDGET = 0.5  # seconds of timing that the first call with a new shape may cost
 
-Layout = Literal["NCHW", "NHWC"]
 Padding = int | Pair | Sides | str
 
 _TO_LAST = (0, 2, 3, 1)
@@ -61,7 +60,12 @@ def conv2d(
 
     Raises
     ------
-    ArrayError, LayerError, PlanError
+    ArrayError
+        For an array that `Plan.run` refuses, or that has not four dimensions.
+    LayerError
+        For what is no valid convolution, as `ConvLayer` says.
+    PlanError
+        For what `plan` refuses, and when no candidate satisfies the options.
 
     Examples
     --------

@@ -106,7 +106,7 @@ def race(
 ) -> dict[str, Timing | str]:
     """Time contestants against each other, the most promising of them first.
 
-    Each is warmed up and probed. Whoever is dominated, that is, at least half as fast as a rival in run
+    Each is warmed up and probed. Whoever is dominated, that is, at most half as fast as a rival in run
     time and in run and pack time, and no better in any other respect, is dropped after one or two
     samples. The rest race in rounds, in an order that is shuffled anew for every round, so that a
     drifting clock favours nobody: everyone takes `FEWEST` samples; those close to the best go on until

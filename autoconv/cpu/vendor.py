@@ -1,10 +1,9 @@
 """PyTorch (oneDNN) and ONNX Runtime (MLAS) as candidates, where they are installed.
 
-Neither is imported before a plan builds one of its candidates, and neither is ever required. Both add
-with multiply-adds in another order only: over the layers of the tests their errors stay
-below 2e-7 in float32. So the cap is that of a direct sum, and a release that took to Winograd would be
-refused by verification, not silently be less accurate. What they allocate inside is not known, and not
-part of `workspace_bytes`.
+Neither is imported before a plan builds one of its candidates, and neither is ever required. Both add with
+multiply-adds in another order only: over the layers of the tests their errors stay below 2e-7 in float32. So
+the cap is that of a direct sum, and a release that took to Winograd would be refused by verification, not
+silently be less accurate. What they allocate inside is not known, and not part of `workspace_bytes`.
 """
 
 from __future__ import annotations
