@@ -23,7 +23,7 @@ def emit(instruction_set: str, dtype: str) -> Module:
     element = DTYPES[dtype]
     lanes = m.lanes(element)
     task = m.function("task", *TEAM_TASK, internal=True)
-    context, thread, _, _ = task.args
+    context, thread, _ = task.args
     a, _, out, *_ = operands(task, context, element)
     factor = task.load(a, lanes)
     sums = [task.var(factor * (n + 1)) for n in range(CHAINS)]

@@ -16,7 +16,7 @@ A task gets the context, its own number in 0 .. n_tasks - 1, and the number of t
 in 0 .. threads - 1, for a slice of the workspace of its own. Threads take the next number when they are
 free; so tasks must not depend on each other, and the answer must not depend on who ran them.
 Where every thread is to take part exactly once (`launch_team`), the function gets the context, its
-thread's number, the number of threads, and a `team` for `barrier`.
+thread's number, and the number of threads.
 
 One caller at a time uses the pool. A second one who finds it busy, from another thread or from within a
 task, runs all its own tasks by itself, as thread 0: nobody waits, nothing can lock up.
@@ -57,7 +57,7 @@ _NEXT = 64  # i64: the next task
 _JOB = 128  # i64 each: function, context, number of tasks or TEAM
 _SLEEPERS = 192  # i32: threads asleep, or about to be
 _BUSY = 256  # i32: whether a caller is using the pool
-_TEAM = 320  # i32 each: threads at the barrier, barriers passed; i64 each: threads in the team, threads done
+_DONE = 320  # i64: threads of a team that have taken part
 _SETTINGS = 384  # i64 each: threads, turns of a spinning wait; i32: whether to leave
 _PLACES = 448  # i32 each: workers listed, and the processor that they keep off
 _MASK = 128  # bytes of a set of processors, as the C library has it
@@ -76,7 +76,7 @@ _POOL, _LAUNCH, _LAUNCH_TEAM, _SLOTS = 6, 7, 8, 9
 CONTEXT = ptr(i64)
 RUN = (CONTEXT,)
 TASK = (CONTEXT, i64, i64)  # context, task, thread
-TEAM_TASK = (CONTEXT, i64, i64, ptr(i8))  # context, thread, threads, team
+TEAM_TASK = (CONTEXT, i64, i64)  # context, thread, threads
 _LAUNCH_ARGS = (ptr(i8), ptr(i8), CONTEXT, i64)
 
 
@@ -105,22 +105,9 @@ def _call_launch(k: Function, context: Value, slot: int, function: Function, n: 
     k.call_address(address, _LAUNCH_ARGS, pool, k.address(function), context, n)
 
 
-def barrier(k: Function, team: Value) -> None:
-    """In a team's function: wait until every thread of the team has come here."""
-    arrived, passed = k.bytes_at(team, 0, i32), k.bytes_at(team, 4, i32)
-    threads = k.cast(k.load(k.bytes_at(team, 8, i64)), i32)
-    before = k.atomic_load(passed)
-    last = (k.atomic("add", arrived, 1) + 1).eq(threads)
-    with k.if_(last):
-        k.atomic_store(0, arrived)
-        k.atomic("add", passed, 1)
-    with k.else_():
-        _wait(k, _SPIN, lambda: k.atomic_load(passed).ne(before))
-
-
-def _wait(k: Function, spin: int | Value, done: Callable[[], Value]) -> None:
+def _wait(k: Function, spin: Value, done: Callable[[], Value]) -> None:
     """Spin for a while, then give the processor away between looks."""
-    turns = k.var(k.i64(spin))
+    turns = k.var(spin)
     with k.forever() as leave_if:
         leave_if(done())
         turns.add(-1)
@@ -198,8 +185,8 @@ def _emit_take_part(m: Module) -> Function:
     function, context, n = k.bits(k.load(job), ptr(i8)), k.bits(k.load(job + 1), CONTEXT), k.load(job + 2)
     with k.if_(n < 0):
         threads = k.load(k.bytes_at(pool, _SETTINGS, i64))
-        k.call_address(function, TEAM_TASK, context, thread, threads, k.bytes_at(pool, _TEAM, i8))
-        k.atomic("add", k.bytes_at(pool, _TEAM + 16, i64), 1)
+        k.call_address(function, TEAM_TASK, context, thread, threads)
+        k.atomic("add", k.bytes_at(pool, _DONE, i64), 1)
     with k.else_(), k.forever() as leave_if:
         index = k.atomic("add", k.bytes_at(pool, _NEXT, i64), 1)
         leave_if(index >= n)
@@ -241,7 +228,7 @@ def _emit_launch(m: Module, futex: int | None, team: bool) -> None:
     """Open a region, take part, close it, wait for those inside.
 
     A worker that wakes too late finds the region closed, so a short one does not wait for sleepers. A
-    team's barriers need everyone: its region is closed when all have left.
+    team needs everyone: its region is closed when all have taken part.
     """
     take_part = m.functions[0]
     k = m.function("launch_team" if team else "launch", *_LAUNCH_ARGS)
@@ -263,18 +250,15 @@ def _emit_launch(m: Module, futex: int | None, team: bool) -> None:
         _wake(k, pool, futex)
         k.call(take_part, pool, 0)
         if team:
-            left = k.bytes_at(pool, _TEAM + 16, i64)
-            _wait(k, k.load(settings + 1), lambda: k.atomic_load(left).eq(threads))
-            k.atomic_store(0, left)
+            done = k.bytes_at(pool, _DONE, i64)
+            _wait(k, k.load(settings + 1), lambda: k.atomic_load(done).eq(threads))
+            k.atomic_store(0, done)
         k.atomic("or", state, _CLOSED)
         _wait(k, k.load(settings + 1), lambda: (k.atomic_load(state) & _INSIDE).eq(0))
         k.atomic_store(0, k.bytes_at(pool, _BUSY, i32))
     with k.else_():
         if team:
-            alone = k.scratch(i64, 3)
-            for word, value in enumerate((0, 1, 0)):
-                k.store(k.i64(value), alone + word)
-            k.call_address(function, TEAM_TASK, context, 0, 1, k.bits(alone, ptr(i8)))
+            k.call_address(function, TEAM_TASK, context, 0, 1)
         else:
             with k.loop(0, n) as index:
                 k.call_address(function, TASK, context, index, 0)
@@ -340,7 +324,6 @@ class _Pool:
         settings = (ctypes.c_int64 * 2).from_buffer(self._words, _SETTINGS)
         crowded = threads > len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else False
         settings[0], settings[1] = threads, 1 if crowded else _SPIN
-        (ctypes.c_int64 * 2).from_buffer(self._words, _TEAM)[1] = threads
         (ctypes.c_int64 * 1).from_buffer(self._words, _STATE)[0] = _CLOSED
         work = program().function("work", ctypes.c_void_p, ctypes.c_int64)
         self._workers = [
