@@ -150,15 +150,16 @@ def test_transpose(instruction_set, name):
 
 def emit_control(instruction_set):
     m = Module(instruction_set)
-    half = m.function("half", i64, returns=i64, internal=True)
-    half.ret(half.args[0] // 2)
+    half = m.function("half", i64, ptr(i64), internal=True)
+    half.store(half.args[0] // 2, half.args[1])
     k = m.function("collatz", ptr(i64), ptr(i64))
     x, steps = k.args
-    n, count = k.var(k.load(x)), k.var(k.i64(0))
+    n, count, place = k.var(k.load(x)), k.var(k.i64(0)), k.scratch(i64, 1)
     with k.forever() as leave_if:
         leave_if(n.get().eq(1))
         with k.if_((n.get() & 1).eq(0)):
-            n.set(k.call(half, n.get()))
+            k.call(half, n.get(), place)
+            n.set(k.load(place))
         with k.else_():
             n.set(3 * n.get() + 1)
         count.add(1)

@@ -137,14 +137,12 @@ class Module:
         self._tables.append(f"{name} = internal constant [{len(values)} x {element}] [{numbers}], align {LINE}")
         return k.value(ptr(element), name)
 
-    def function(
-        self, name: str, *types: Type, returns: Type | None = None, internal: bool = False, inline: bool = False
-    ) -> Function:
+    def function(self, name: str, *types: Type, internal: bool = False, inline: bool = False) -> Function:
         """A new function; its arguments are its `args`."""
         arguments = ", ".join(f"{t} %a{n}" for n, t in enumerate(types))
         link = "internal " if internal or inline else ""
-        head = f"define {link}{returns or 'void'} @{name}({arguments}) #{int(inline)} {{"
-        k = Function(self, name, head, types, returns)
+        head = f"define {link}void @{name}({arguments}) #{int(inline)} {{"
+        k = Function(self, name, head, types)
         self.functions.append(k)
         return k
 

@@ -97,22 +97,19 @@ class Control(Arithmetic):
         self._jump(join)
         self._label(join)
 
-    def call(self, function: Body, *args: Value | Number) -> Value:
+    def call(self, function: Body, *args: Value | Number) -> None:
         """Call a function of this module, with values or constants."""
-        return self._call(f"@{function.name}", function.returns, function.types, args)
+        self._call(f"@{function.name}", function.types, args)
 
     def call_address(self, address: Value, types: Sequence[Type], *args: Value | Number) -> None:
-        """Call the void function at an address, a pointer."""
-        self._call(address.text, None, types, args)
+        """Call the function at an address, a pointer."""
+        self._call(address.text, types, args)
 
-    def _call(self, target: str, returns: Type | None, types: Sequence[Type], args: Sequence[Value | Number]) -> Value:
+    def _call(self, target: str, types: Sequence[Type], args: Sequence[Value | Number]) -> None:
         if len(types) != len(args):
             raise TypeError(f"{target} takes {len(types)} arguments, not {len(args)}")
         passed = ", ".join(f"{t} {self.const(t, a).text}" for t, a in zip(types, args, strict=True))
-        if returns is None:
-            self.lines.append(f"call void {target}({passed})")
-            return self.value(i1, "undef")
-        return self.emit(returns, f"call {returns} {target}({passed})")
+        self.lines.append(f"call void {target}({passed})")
 
     def address(self, function: Body) -> Value:
         """Where a function of this module starts, to be called by `call_address` or given to a pool."""

@@ -165,14 +165,13 @@ class Value:
 class Body:
     """The text of one function: its names, instructions and constants."""
 
-    def __init__(self, module: Module, name: str, head: str, types: Sequence[Type], returns: Type | None) -> None:
-        self.module, self.name, self.head, self.types, self.returns = module, name, head, types, returns
+    def __init__(self, module: Module, name: str, head: str, types: Sequence[Type]) -> None:
+        self.module, self.name, self.head, self.types = module, name, head, types
         self.args = tuple(self.value(t, f"%a{n}") for n, t in enumerate(types))
         self.exported = not head.startswith("define internal")
         self.lines: list[str] = []
         self._allocas: list[str] = []
         self._count = 0
-        self._ended = False
 
     def fresh(self, prefix: str = "v") -> str:
         """A name not used before in this function."""
@@ -227,15 +226,8 @@ class Body:
             return self.value(i1, "undef")
         return self.emit(returns, call)
 
-    def ret(self, value: Value | int) -> None:
-        """Give the result; the last thing in a function that has one."""
-        assert self.returns is not None
-        self.lines.append(f"ret {self.returns} {self.const(self.returns, value).text}")
-        self._ended = True
-
     def __str__(self) -> str:
-        end = [] if self._ended else ["ret void" if self.returns is None else "unreachable"]
-        return "\n".join([self.head, "entry:", *self._allocas, *self.lines, *end, "}"])
+        return "\n".join([self.head, "entry:", *self._allocas, *self.lines, "ret void", "}"])
 
 
 def digits(element: Type, value: Number) -> str:
