@@ -122,7 +122,6 @@ def _compiled(module: Module) -> bytes:
     options = llvm.create_pipeline_tuning_options(speed_level=0)
     builder = llvm.create_pass_builder(target, options)
     passes = llvm.create_new_module_pass_manager()
-    passes.add_always_inliner_pass()
     passes.add_sroa_pass()
     passes.add_instruction_combine_pass()
     passes.add_new_gvn_pass()

@@ -24,7 +24,7 @@ What there is to know:
 - A variable that changes in a loop or a branch is a `Var`: `acc = k.var(zero)`, `acc.set(...)`,
   `acc.fma(a, b)` for acc += a * b, `acc.get()`. Variables live in registers (SROA removes the memory).
 - `m.function` appends a function; what it returns can be called: `k.call(f, args)`; `k.address(f)` is its
-  address. `internal=True` keeps its name out of the object, `inline=True` pastes it into its callers.
+  address. `internal=True` keeps its name out of the object.
 - Masks come from `k.mask(n, lanes)`: the first n lanes. Masked-off lanes touch no memory and read as 0.
 
 - LLVM schedules within a basic block, and merges equal loads there. Steps of a sum that load the same data
@@ -137,18 +137,18 @@ class Module:
         self._tables.append(f"{name} = internal constant [{len(values)} x {element}] [{numbers}], align {LINE}")
         return k.value(ptr(element), name)
 
-    def function(self, name: str, *types: Type, internal: bool = False, inline: bool = False) -> Function:
+    def function(self, name: str, *types: Type, internal: bool = False) -> Function:
         """A new function; its arguments are its `args`."""
         arguments = ", ".join(f"{t} %a{n}" for n, t in enumerate(types))
-        link = "internal " if internal or inline else ""
-        head = f"define {link}void @{name}({arguments}) #{int(inline)} {{"
+        link = "internal " if internal else ""
+        head = f"define {link}void @{name}({arguments}) #0 {{"
         k = Function(self, name, head, types)
         self.functions.append(k)
         return k
 
     def __str__(self) -> str:
         bits = 8 * VECTOR_BYTES[self.instruction_set]
-        common = f'nounwind "min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}"'
-        attributes = [f"attributes #0 = {{ noinline {common} }}", f"attributes #1 = {{ alwaysinline {common} }}"]
+        widths = f'"min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}"'
+        attributes = f"attributes #0 = {{ noinline nounwind {widths} }}"
         body = [str(f) for f in self.functions]
-        return "\n".join([*self._tables, *body, *self._declarations, *attributes, "!0 = !{i32 1}", ""])
+        return "\n".join([*self._tables, *body, *self._declarations, attributes, "!0 = !{i32 1}", ""])
