@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from autoconv.cpu import device as module
-from autoconv.cpu.device import ALIGNMENT, CPU
+from autoconv.cpu import memory
+from autoconv.cpu.device import CPU
+from autoconv.cpu.memory import ALIGNMENT
 from autoconv.errors import PlanError
 
 
@@ -78,27 +80,27 @@ def test_memory_is_used_again_but_never_while_a_view_lives() -> None:
 
 
 def test_what_fills_half_a_large_page_is_a_whole_number_of_them() -> None:
-    memory = module._Memory()
-    small, large = memory.take(module.LARGE_PAGE // 2 - 1), memory.take(module.LARGE_PAGE // 2)
+    kept = memory.Memory()
+    small, large = kept.take(memory.LARGE_PAGE // 2 - 1), kept.take(memory.LARGE_PAGE // 2)
     address = large.ctypes.data
-    assert (large.size, address % module.LARGE_PAGE) == (module.LARGE_PAGE // 2, 0)
+    assert (large.size, address % memory.LARGE_PAGE) == (memory.LARGE_PAGE // 2, 0)
     del small, large
-    assert sorted(memory._free) == [module.LARGE_PAGE // 2, module.LARGE_PAGE]
-    whole = memory.take(module.LARGE_PAGE)
+    assert sorted(kept._free) == [memory.LARGE_PAGE // 2, memory.LARGE_PAGE]
+    whole = kept.take(memory.LARGE_PAGE)
     assert whole.ctypes.data == address
     whole[...] = 1
 
 
 def test_kept_memory_is_bounded() -> None:
-    memory = module._Memory()
-    memory._most = 3 * module.PAGE
-    arrays = [memory.take(module.PAGE) for _ in range(5)]
-    arrays.append(memory.take(4 * module.PAGE))
+    kept = memory.Memory()
+    kept._most = 3 * memory.PAGE
+    arrays = [kept.take(memory.PAGE) for _ in range(5)]
+    arrays.append(kept.take(4 * memory.PAGE))
     del arrays
-    assert memory.kept == 3 * module.PAGE
-    assert list(map(len, memory._free.values())) == [3]
-    large = memory.take(2 * module.PAGE)
+    assert kept.kept == 3 * memory.PAGE
+    assert list(map(len, kept._free.values())) == [3]
+    large = kept.take(2 * memory.PAGE)
     del large
-    assert memory.kept == 3 * module.PAGE
-    assert {size: len(kept) for size, kept in memory._free.items()} == {module.PAGE: 1, 2 * module.PAGE: 1}
-    assert np.shares_memory(memory.take(1), memory.take(1)) is False
+    assert kept.kept == 3 * memory.PAGE
+    assert {size: len(arrays) for size, arrays in kept._free.items()} == {memory.PAGE: 1, 2 * memory.PAGE: 1}
+    assert np.shares_memory(kept.take(1), kept.take(1)) is False

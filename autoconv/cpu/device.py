@@ -11,7 +11,6 @@ import os
 import platform
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.cpu import memory
 from autoconv.device import Device, Operands, Stopwatch
 from autoconv.errors import ArrayError, PlanError
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
     from autoconv.algorithm import Algorithm
 
-ALIGNMENT = 64  # a cache line, and the widest vector
-PAGE = 4096
-LARGE_PAGE = 2 << 20
 INSTRUCTION_SETS = ("avx512", "avx2", "generic")
 
 
@@ -65,7 +62,7 @@ def _line(path: str) -> str:
     """The only line of one of the system's files."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        return os.read(descriptor, PAGE).decode().strip()
+        return os.read(descriptor, memory.PAGE).decode().strip()
     finally:
         os.close(descriptor)
 
@@ -225,7 +222,7 @@ class CPU(Device):
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An uninitialised array that starts on a cache line, in memory used before if there is any."""
         dtype = np.dtype(dtype)
-        return _memory.take(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+        return memory.take(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
 
     def stream(self) -> int:
         """The calling thread."""
@@ -276,80 +273,6 @@ class CPU(Device):
         if compiler.available():
             return peak.flops(self.instruction_set, dtype, self.threads)
         return _matmul_rate(dtype)
-
-
-class _Memory:
-    """Memory that arrays gave back, for the next of the same size.
-
-    Fresh memory costs a page fault for every page first touched, which takes longer than many a layer; a large
-    page costs little more than a small one, so whatever fills half of one is a whole number of them.
-    What is kept is bounded to a sixteenth of the machine's memory.
-    """
-
-    def __init__(self) -> None:
-        self._free: OrderedDict[int, list[Array]] = OrderedDict()  # by size, that of the last given back last
-        self._most = available // 16 if (available := _physical_memory()) else 256 << 20
-
-    @property
-    def kept(self) -> int:
-        """Bytes waiting to be used again."""
-        return sum(size * len(arrays) for size, arrays in list(self._free.items()))
-
-    def take(self, nbytes: int) -> Array:
-        """A byte array on a cache line; its memory comes back when the last view of it is gone."""
-        page = PAGE if nbytes < LARGE_PAGE // 2 else LARGE_PAGE
-        size = -(-nbytes // page) * page
-        try:
-            raw = self._free[size].pop()
-        except (KeyError, IndexError):
-            raw = _fresh(size, ALIGNMENT if page == PAGE else page)
-        return np.asarray(_Lease(self, raw, nbytes))
-
-    def give(self, raw: Array) -> None:
-        """Keep memory for later, in place of what was given back longest ago if need be.
-
-        Called when an array dies, which may be at any moment, in any thread: so nothing here locks, and
-        every step is a single operation on a list or a dict.
-        """
-        size = raw.size
-        if size > self._most:
-            return
-        self._free.setdefault(size, []).append(raw)
-        with contextlib.suppress(KeyError, IndexError):  # another thread was quicker
-            self._free.move_to_end(size)
-            for old in list(self._free):
-                while self.kept > self._most and self._free[old]:
-                    self._free[old].pop()
-
-
-class _Lease:
-    """What owns the memory of one array, and gives it back in the end."""
-
-    __slots__ = ("__array_interface__", "_memory", "_raw")
-
-    def __init__(self, memory: _Memory, raw: Array, nbytes: int) -> None:
-        self._memory, self._raw = memory, raw
-        self.__array_interface__ = raw[:nbytes].__array_interface__
-
-    def __del__(self) -> None:
-        self._memory.give(self._raw)
-
-
-def _fresh(size: int, alignment: int) -> Array:
-    """Bytes not used before. From 4 MiB on NumPy asks Linux for large pages; what is not touched takes no memory."""
-    raw = np.empty(size + alignment, np.uint8)
-    start = -raw.__array_interface__["data"][0] % alignment
-    return raw[start : start + size]
-
-
-def _physical_memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 0
-
-
-_memory = _Memory()
 
 
 @functools.cache

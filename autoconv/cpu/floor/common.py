@@ -18,7 +18,8 @@ import numpy as np
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from autoconv.algorithm import Algorithm, Array, Kernel, Params
-from autoconv.cpu.device import ALIGNMENT, CPU
+from autoconv.cpu.device import CPU
+from autoconv.cpu.memory import ALIGNMENT
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
