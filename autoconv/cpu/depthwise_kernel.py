@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from autoconv.cpu.ir import DTYPES, VECTOR_BYTES, Function, Module, Value, Var, i64, ptr, widened
 from autoconv.cpu.pieces import Axis, Correlation, Tail, correlations, load_range, store_range
-from autoconv.cpu.pixel_pieces import Run, Strip, split, stream, woven
+from autoconv.cpu.pixel_pieces import Run, Strip, in_lines, split, stream, woven
 from autoconv.cpu.pool import RUN, TASK, launch, operands
 from autoconv.layer import ConvLayer
 
@@ -71,7 +71,7 @@ class Plan(NamedTuple):
     @property
     def elements(self) -> int:
         """Elements of the strips of one group's input channels, in whole cache lines."""
-        return _lines(self.problem.C * self.rows * self.strip.pitch)
+        return in_lines(self.problem.C * self.rows * self.strip.pitch)
 
     @property
     def block(self) -> int:
@@ -81,7 +81,7 @@ class Plan(NamedTuple):
     @property
     def output_elements(self) -> int:
         """Elements of a row block's output, in whole cache lines."""
-        return _lines(self.block * self.width)
+        return in_lines(self.block * self.width)
 
     @property
     def runs(self) -> list[Run]:
@@ -136,10 +136,6 @@ def workspace_bytes(instruction_set: str, layer: ConvLayer, shape: Shape) -> int
     """Every thread's own workspace: a strip, and the output on its way past the caches."""
     plan = _planned(instruction_set, layer, shape)
     return (plan.elements + plan.output_elements * shape.nt) * widened(DTYPES[layer.dtype]).bytes
-
-
-def _lines(elements: int) -> int:
-    return -(-elements // 16) * 16
 
 
 def emit(instruction_set: str, layer: ConvLayer, shape: Shape) -> Module:

@@ -18,6 +18,7 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.generated import CALL, GeneratedAlgorithm
 from autoconv.cpu.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS, Function, Module, Value, Var, widened
 from autoconv.cpu.pieces import Correlation, correlations
+from autoconv.cpu.pixel_pieces import in_lines
 from autoconv.cpu.pool import RUN, TASK, launch, operands
 from autoconv.layer import ConvLayer
 
@@ -195,7 +196,7 @@ class DepthwiseWgrad(GeneratedAlgorithm):
         assert isinstance(device, CPU)
         slices = _slices(layer, device)
         sums = slices * layer.K * layer.R * layer.S if slices > 1 else 0
-        elements = device.threads * _cut(layer, device, int(params["BH"])).elements + -(-sums // 16) * 16
+        elements = device.threads * _cut(layer, device, int(params["BH"])).elements + in_lines(sums)
         return elements * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:

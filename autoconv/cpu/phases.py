@@ -130,7 +130,7 @@ class _Writer:
             k.store(one.get(), out + kk * target.c + i * target.r + j * target.s)
         return k
 
-    def _row(self, k: Function, images: Value, n: Value, channel: Value, h: Value) -> Value:
+    def _row(self, images: Value, n: Value, channel: Value, h: Value) -> Value:
         """Where the phases of a row of dx start; `channel` is one of dx."""
         y: Correlation = self.inner
         u = h + self.rows.pad
@@ -149,7 +149,7 @@ class _Writer:
         n, c = index // layer.C, index % layer.C
         dx = dx + n * x.image + c * x.channel
         with k.loop(0, layer.H) as h:
-            row = self._row(k, images, n, c, h)
+            row = self._row(images, n, c, h)
             with k.loop(0, self.columns.count, lanes) as i:
                 mask = k.mask(self.columns.count - i, lanes)
                 vectors = [k.load(row + b * (self.C * y.channel) + i, lanes, mask=mask) for b in range(step)]
@@ -173,7 +173,7 @@ class _Writer:
         n, h = index // layer.H, index % layer.H
         dx = dx + n * x.image + h * x.row
         with k.loop(0, layer.groups) as group:
-            row = self._row(k, images, n, group * self.C, h)
+            row = self._row(images, n, group * self.C, h)
             with k.loop(0, layer.W) as w:
                 u = w + self.columns.pad
                 i, across = u // self.columns.stride - self.columns.first, u % self.columns.stride

@@ -176,6 +176,6 @@ def _strips(instruction_set: str, layer: ConvLayer, shape: Shape) -> Strips | No
 
 
 def workspace_elements(instruction_set: str, layer: ConvLayer, shape: Shape) -> int:
-    """Elements of every thread's strips, in whole cache lines."""
+    """Elements of every thread's strip."""
     cut = _strips(instruction_set, layer, shape)
-    return 0 if cut is None else -(-layer.C // layer.groups * cut.pitch // 16) * 16
+    return 0 if cut is None else cut.elements(layer.C // layer.groups)

@@ -128,6 +128,11 @@ def no_streaming(layer: ConvLayer, device: CPU) -> list[str]:
     return reasons
 
 
+def in_lines(elements: int) -> int:
+    """The least number of elements, of four bytes or eight, that are whole cache lines and hold so many."""
+    return -(-elements // 16) * 16
+
+
 def stream(k: Function, source: Value, out: Value, count: Value) -> None:
     """Copy so many elements, whole cache lines past the caches; what sticks out at the ends, as usual.
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from autoconv.cpu.ir import DTYPES, Function, Module, Value, widened
 from autoconv.cpu.pieces import Correlation
-from autoconv.cpu.pixel_pieces import Strip, split
+from autoconv.cpu.pixel_pieces import Strip, in_lines, split
 from autoconv.cpu.pixel_tile import Part, Shape, Tile, chunks_of, odd_pixels, tiles_of
 from autoconv.cpu.pool import TASK, operands
 from autoconv.layer import ConvLayer
@@ -36,7 +36,7 @@ class Strips(NamedTuple):
 
         def sized(rows: int) -> Strips:
             held = rows if flat else (rows - 1) * problem.rows.step + problem.rows.gap * (R - 1) + 1
-            pitch = -(-(rows * Q + lanes) // 16) * 16 if flat else held * strip.pitch
+            pitch = in_lines(rows * Q + lanes) if flat else held * strip.pitch
             return cls(strip, rows, flat, held, pitch)
 
         def aligned(rows: int) -> bool:
@@ -53,6 +53,10 @@ class Strips(NamedTuple):
 
         sizes = [rows for rows in (*range(1, min(P, 64)), P) if aligned(rows)]
         return sized(min(filter(fits, sizes), key=lambda rows: (cost(rows), -rows), default=sizes[0]))
+
+    def elements(self, channels: int) -> int:
+        """Of a thread's strip of so many channels."""
+        return in_lines(channels * self.pitch)
 
 
 def emit_strips(
@@ -82,8 +86,7 @@ def emit_strips(
     image, chunk = rest_index % images, rest_index // images
     n, group = image // problem.groups, image % problem.groups
     first_row = task.min(span * cut.rows, P - cut.rows)  # the last chunk may do some rows again
-    own = -(-problem.C * cut.pitch // 16) * (16 * wide.bytes)
-    strip = task.bytes_at(workspace, thread * own, wide)
+    strip = task.bytes_at(workspace, thread * (cut.elements(problem.C) * wide.bytes), wide)
     plane = x + n * problem.input.image + group * problem.input.group
     with task.loop(0, problem.C) as c:
         _fill(task, problem, cut, plane + c * problem.input.channel, first_row, strip + c * cut.pitch)
