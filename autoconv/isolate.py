@@ -26,7 +26,7 @@ from autoconv.algorithm import Candidate
 from autoconv.device import Device
 from autoconv.errors import DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
-from autoconv.measure import Event, Progress, measure
+from autoconv.measure import Event, Progress, failed, measure
 from autoconv.record import Facts
 
 PATIENCE = 60.0  # seconds for one step (build and verify, or one round of timing) where no budget is given
@@ -62,14 +62,14 @@ class Worker:
             When the worker cannot begin with any candidate: verification's own reference fails, say.
         """
         left = list(candidates)
-        failed: dict[str, Facts] = {}
-        versions = {algorithm.name: algorithm.version for algorithm in self.device.algorithms}
+        failures: dict[str, Facts] = {}
+        algorithms = {algorithm.name: algorithm for algorithm in self.device.algorithms}
         patience = PATIENCE if budget is None else max(budget, LEAST_PATIENCE)
         while True:
             facts, culprit, reason = self._attempt(layer, left, budget, progress, patience)
             if culprit is None:
-                return failed | facts
-            failed[culprit] = Facts(version=versions[Candidate.parse(culprit).algorithm], failure=reason)
+                return failures | facts
+            failures[culprit] = failed(algorithms[Candidate.parse(culprit).algorithm], reason)
             left = [candidate for candidate in left if str(candidate) != culprit]
 
     def _attempt(

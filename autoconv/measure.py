@@ -11,7 +11,7 @@ from autoconv.device import Device, Operands
 from autoconv.errors import DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.record import Facts
-from autoconv.timing import Contestant, race
+from autoconv.timing import Contestant, Timing, race
 from autoconv.verify import Verifier, WrongResultError
 
 Stage = Literal["verify", "race", "done"]
@@ -75,7 +75,7 @@ def measure(
         try:
             contestants[name] = _contestant(candidate, algorithm, verifier, workspace)
         except Exception as failure:  # whatever a candidate does, it must not end the tuning
-            facts[name] = Facts(version=algorithm.version, failure=_reason(failure), vendor=algorithm.vendor)
+            facts[name] = failed(algorithm, _reason(failure))
             _insist_on(device)
 
     def on_event(name: str, finished: int, total: int) -> None:
@@ -86,26 +86,34 @@ def measure(
     _insist_on(device)
     for name, timing in timings.items():
         algorithm = algorithms[Candidate.parse(name).algorithm]
-        entrant = contestants[name]
         if isinstance(timing, str):
-            facts[name] = Facts(version=algorithm.version, failure=timing, vendor=algorithm.vendor)
-            continue
-        facts[name] = Facts(
-            version=algorithm.version,
-            time=timing.time,
-            hot=timing.hot,
-            pack=timing.pack,
-            spread=timing.spread,
-            samples=timing.samples,
-            workspace=entrant.workspace,
-            packed=entrant.packed,
-            error=entrant.error,
-            deterministic=entrant.deterministic,
-            tf32=entrant.tf32,
-            vendor=algorithm.vendor,
-        )
+            facts[name] = failed(algorithm, timing)
+        else:
+            facts[name] = _timed(algorithm, contestants[name], timing)
     tell(Event("done", layer, None, len(candidates), len(candidates)))
     return facts
+
+
+def failed(algorithm: Algorithm, reason: str) -> Facts:
+    """The facts of a candidate that could not take part."""
+    return Facts(version=algorithm.version, failure=reason, vendor=algorithm.vendor)
+
+
+def _timed(algorithm: Algorithm, entrant: Contestant, timing: Timing) -> Facts:
+    return Facts(
+        version=algorithm.version,
+        time=timing.time,
+        hot=timing.hot,
+        pack=timing.pack,
+        spread=timing.spread,
+        samples=timing.samples,
+        workspace=entrant.workspace,
+        packed=entrant.packed,
+        error=entrant.error,
+        deterministic=entrant.deterministic,
+        tf32=entrant.tf32,
+        vendor=algorithm.vendor,
+    )
 
 
 def _insist_on(device: Device) -> None:

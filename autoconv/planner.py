@@ -18,7 +18,7 @@ from autoconv.devices import resolve
 from autoconv.errors import PlanError, RecordError
 from autoconv.isolate import Worker
 from autoconv.layer import ConvLayer
-from autoconv.measure import Event, Progress, measure
+from autoconv.measure import Event, Progress, failed, measure
 from autoconv.plans import Plan, Source
 from autoconv.record import Facts, Limits, Race, Record, Weights, ranking
 from autoconv.survey import Survey, covered, note
@@ -363,14 +363,12 @@ class _Request:
         entrants = []
         for name in names:
             if name not in survey.expected:  # on record, as an incumbent or before its algorithm changed
-                algorithm = self._algorithm(name)
-                failure = "it is not a candidate of this layer"
-                found[name] = Facts(version=algorithm.version, failure=failure, vendor=algorithm.vendor)
+                found[name] = failed(self._algorithm(name), "it is not a candidate of this layer")
                 continue
             expected = survey.expected[name]
             if (need := expected.workspace + expected.packed) > free // 2:
-                failure = f"not enough memory: needs {need >> 20} MiB, and {free >> 20} MiB are free"
-                found[name] = Facts(version=expected.version, failure=failure, vendor=expected.vendor)
+                reason = f"not enough memory: needs {need >> 20} MiB, and {free >> 20} MiB are free"
+                found[name] = failed(self._algorithm(name), reason)
             else:
                 entrants.append(survey.candidates[name])
         if self.isolate:
