@@ -8,7 +8,7 @@ from autoconv.cpu.ir import DTYPES, LINE, VECTOR_BYTES, Function, Module, Value,
 from autoconv.cpu.pieces import Correlation, correlations
 from autoconv.cpu.pixel_pieces import launch_streaming, split
 from autoconv.cpu.pixel_strips import Strips, emit_strips
-from autoconv.cpu.pixel_tile import Part, Shape, Tile, chunks_of, odd_pixels, tiles_of
+from autoconv.cpu.pixel_tile import Part, Shape, Tile, chunks_of, each_block, odd_pixels, tiles_of
 from autoconv.cpu.pool import RUN, TASK, launch, operands
 from autoconv.layer import ConvLayer
 
@@ -143,12 +143,7 @@ def _emit_in_place(m: Module, name: str, layer: ConvLayer, problem: Correlation,
             own = sums + number * sums_size if len(parts) > 1 else sums
             task.call(functions[part][size, width], here, filters, out + place, residual + place, bias + first, own)
 
-        if problem.K >= shape.KB:
-            with task.loop(first_block, task.min(last_block, problem.K // shape.KB)) as block:
-                block_at(block, shape.KB)
-        if problem.K % shape.KB:
-            with task.if_(last_block.eq(blocks)):
-                block_at(task.i64(blocks - 1), problem.K % shape.KB)
+        each_block(task, problem.K, shape.KB, first_block, last_block, block_at)
 
     with task.loop(span * together, last_tile) as t:
         before = 0

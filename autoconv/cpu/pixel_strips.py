@@ -7,7 +7,7 @@ from typing import NamedTuple
 from autoconv.cpu.ir import DTYPES, Function, Module, Value, widened
 from autoconv.cpu.pieces import Correlation
 from autoconv.cpu.pixel_pieces import Strip, in_lines, split
-from autoconv.cpu.pixel_tile import Part, Shape, Tile, chunks_of, odd_pixels, tiles_of
+from autoconv.cpu.pixel_tile import Part, Shape, Tile, chunks_of, each_block, odd_pixels, tiles_of
 from autoconv.cpu.pool import TASK, operands
 from autoconv.layer import ConvLayer
 
@@ -108,12 +108,7 @@ def emit_strips(
 
     first_block = chunk * kept
     last_block = task.min(first_block + kept, blocks)
-    if problem.K >= shape.KB:
-        with task.loop(first_block, task.min(last_block, problem.K // shape.KB)) as block:
-            block_at(block, shape.KB)
-    if problem.K % shape.KB:
-        with task.if_(last_block.eq(blocks)):
-            block_at(task.i64(blocks - 1), problem.K % shape.KB)
+    each_block(task, problem.K, shape.KB, first_block, last_block, block_at)
     if shape.nt:
         task.fence()
     return task, spans * images * chunks

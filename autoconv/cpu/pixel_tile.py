@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from autoconv.cpu.ir import DTYPES, VECTOR_REGISTERS, Function, Module, Type, Value, Var, ptr, widened
@@ -82,6 +82,16 @@ def tiles_of(
 def blocks_of(K: int, KB: int) -> list[tuple[int, int]]:
     """Channel blocks as (channels, how many)."""
     return [(width, count) for width, count in ((KB, K // KB), (K % KB, 1)) if width and count]
+
+
+def each_block(k: Function, K: int, KB: int, first: Value, last: Value, visit: Callable[[Value, int], None]) -> None:
+    """`visit(block, channels)` for blocks first .. last - 1, of which the very last may have fewer than KB channels."""
+    if K >= KB:
+        with k.loop(first, k.min(last, K // KB)) as block:
+            visit(block, KB)
+    if K % KB:
+        with k.if_(last.eq(K // KB + 1)):
+            visit(k.i64(K // KB), K % KB)
 
 
 def chunks_of(problem: Correlation, shape: Shape, itemsize: int, most: int) -> tuple[int, int]:
