@@ -66,7 +66,11 @@ class Worker:
         algorithms = {algorithm.name: algorithm for algorithm in self.device.algorithms}
         patience = PATIENCE if budget is None else max(budget, LEAST_PATIENCE)
         while True:
-            facts, culprit, reason = self._attempt(layer, left, budget, progress, patience)
+            try:
+                facts, culprit, reason = self._attempt(layer, left, budget, progress, patience)
+            except BaseException:  # its answer, if one is still to come, would be taken for that to the next request
+                self.close()
+                raise
             if culprit is None:
                 return failures | facts
             failures[culprit] = failed(algorithms[Candidate.parse(culprit).algorithm], reason)
@@ -108,13 +112,13 @@ class Worker:
         self.close()
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", self.module],
+            [sys.executable, "-P", "-m", self.module],  # -P: what lies in the working directory is none of its modules
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
             encoding="utf-8",
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(str(path) or os.curdir for path in sys.path)},
         )
         self._lines = queue.Queue()
         threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
@@ -160,7 +164,8 @@ def _during(doing: Event | None) -> str:
 def _read(pipe: Any, lines: queue.Queue[str | None]) -> None:
     with contextlib.suppress(ValueError, OSError):  # closed under us
         for line in pipe:
-            lines.put(line)
+            if line.startswith("{"):  # a library may print while it is imported
+                lines.put(line)
     lines.put(None)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from faulty import EmptyCPU, FaultyCPU, patient_but_with_hangs
 
@@ -80,6 +82,30 @@ def test_one_worker_serves_layer_after_layer() -> None:
             assert facts["faulty.none"].failure is None
     finally:
         worker.close()
+
+
+def test_an_answer_that_was_not_waited_for_is_not_taken_for_the_next() -> None:
+    worker = isolate.Worker(FaultyCPU.having("none", "slow"))
+
+    def interrupt(event: Event) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            worker.measure(LAYER, [Candidate("faulty.none")], progress=interrupt)
+        assert worker.measure(LAYER.replace(W=7), [Candidate("faulty.slow")]).keys() == {"faulty.slow"}
+    finally:
+        worker.close()
+
+
+def test_what_lies_or_prints_where_python_looks_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('this is not the queue of Python')\n")
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("print('hello')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(site)
+    assert measured("none") == {"numpy.direct": None, "faulty.none": None}
 
 
 def test_a_worker_that_cannot_begin_says_why() -> None:
