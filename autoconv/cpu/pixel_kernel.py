@@ -31,7 +31,7 @@ def emit(instruction_set: str, layer: ConvLayer, shape: Shape) -> Module:
     def launch_one(nt: bool) -> None:
         name, one = "stream" if nt else "task", shape._replace(nt=nt)
         if cut is None:
-            launch(run, run.args[0], *_emit_in_place(m, name, layer, problem, one))
+            launch(run, run.args[0], *_InPlace(m, name, layer, problem, one).task())
         else:
             launch(run, run.args[0], *emit_strips(m, name, layer, problem, one, cut))
 
@@ -81,85 +81,96 @@ def _emit_pack(m: Module, layer: ConvLayer, problem: Correlation, KB: int) -> No
     launch(pack, pack.args[0], task, problem.groups * blocks)
 
 
-def _emit_in_place(m: Module, name: str, layer: ConvLayer, problem: Correlation, shape: Shape) -> tuple[Function, int]:
-    """A task: some tiles of one image by the channels whose filters stay in cache; and how many there are."""
-    element = DTYPES[layer.dtype]
-    wide = widened(element)
-    lanes = m.lanes(element)
-    odd = 0 if shape.nt else odd_pixels(m.instruction_set, shape.KB, shape.NV)
-    runs = split(problem.rows.count * problem.columns.count, lanes, shape.NV, odd)
-    parts = Part.all(problem.C)
-    i, o = problem.input, problem.output
-    tile = Tile(shape.KB, 0, odd, 1, i.channel, 0, (0,), o.channel, shape.nt, parts[0])
-    functions = {
-        part: tiles_of(m, f"{name}_{n}", layer, element, problem.K, runs, tile._replace(part=part))
-        for n, part in enumerate(dict.fromkeys(parts))
-    }
+class _InPlace:
+    """Writes the task that reads an image where it lies: some of its tiles by channels whose filters stay in cache."""
 
-    blocks = -(-problem.K // shape.KB)
-    sums_size = shape.KB * (shape.NV * lanes + odd)
-    kept, chunks = chunks_of(problem, shape, wide.bytes, SUMS // (sums_size * wide.bytes) if len(parts) > 1 else blocks)
-    tiles = sum(run.times for run in runs)
-    images = problem.N * problem.groups
-    together = max(1, min(8, tiles * images * chunks // (8 * shape.threads)))
-    spans = -(-tiles // together)
+    def __init__(self, m: Module, name: str, layer: ConvLayer, problem: Correlation, shape: Shape) -> None:
+        self.layer, self.problem, self.shape = layer, problem, shape
+        self.element = DTYPES[layer.dtype]
+        self.wide = widened(self.element)
+        lanes = m.lanes(self.element)
+        odd = 0 if shape.nt else odd_pixels(m.instruction_set, shape.KB, shape.NV)
+        self.runs = split(problem.rows.count * problem.columns.count, lanes, shape.NV, odd)
+        self.parts = Part.all(problem.C)
+        self.sums_size = shape.KB * (shape.NV * lanes + odd)
+        i, o = problem.input, problem.output
+        tile = Tile(shape.KB, 0, odd, 1, i.channel, 0, (0,), o.channel, shape.nt, self.parts[0])
+        self.functions = {
+            part: tiles_of(m, f"{name}_{n}", layer, self.element, problem.K, self.runs, tile._replace(part=part))
+            for n, part in enumerate(dict.fromkeys(self.parts))
+        }
+        self.k = m.function(name, *TASK, internal=True)
 
-    task = m.function(name, *TASK, internal=True)
-    context, index, _ = task.args
-    x, w, out, bias, residual, _ = operands(task, context, element, wide, element, element, element)
-    span, rest_index = index % spans, index // spans
-    image, chunk = rest_index % images, rest_index // images
-    n, group = image // problem.groups, image % problem.groups
-    x = x + n * i.image + group * i.group
-    out_offset = n * o.image + group * o.group
-    last_tile = task.min((span + 1) * together, tiles)
-    first_block = chunk * kept
-    last_block = task.min(first_block + kept, blocks)
-    w = w + group * (problem.K * problem.C)
-    bias = bias + group * problem.K
-    sums = task.scratch(wide, sums_size * (kept if len(parts) > 1 else 1))
+    def task(self) -> tuple[Function, int]:
+        """The task, and how many there are."""
+        k, problem, shape, i, o = self.k, self.problem, self.shape, self.problem.input, self.problem.output
+        blocks = -(-problem.K // shape.KB)
+        most = SUMS // (self.sums_size * self.wide.bytes) if len(self.parts) > 1 else blocks
+        self.kept, chunks = chunks_of(problem, shape, self.wide.bytes, most)
+        self.tiles = sum(run.times for run in self.runs)
+        images = problem.N * problem.groups
+        together = max(1, min(8, self.tiles * images * chunks // (8 * shape.threads)))
+        spans = -(-self.tiles // together)
+        context, index, _ = k.args
+        x, w, self.out, bias, self.residual, _ = operands(k, context, self.element, self.wide, *[self.element] * 3)
+        span, rest_index = index % spans, index // spans
+        image, chunk = rest_index % images, rest_index // images
+        n, group = image // problem.groups, image % problem.groups
+        self.x = x + n * i.image + group * i.group
+        self.place = n * o.image + group * o.group
+        last_tile = k.min((span + 1) * together, self.tiles)
+        self.first_block = chunk * self.kept
+        self.last_block = k.min(self.first_block + self.kept, blocks)
+        self.w = w + group * (problem.K * problem.C)
+        self.bias = bias + group * problem.K
+        self.sums = k.scratch(self.wide, self.sums_size * (self.kept if len(self.parts) > 1 else 1))
+        with k.loop(span * together, last_tile) as t:
+            self._tile(t)
+        if shape.nt:
+            k.fence()
+        return k, spans * images * chunks
 
-    def fetch(p: Value, size: int, *, write: bool = False) -> None:
-        for pixel in (*range(0, size, LINE // element.bytes), size - 1):
-            task.prefetch(p + pixel, write=write)
-
-    def tile_at(start: Value, size: int, part: Part, channel: Value) -> None:
-        """A part of the sums of a tile, for all blocks; each fetches its share of the pixels that come next."""
-        here = x + (start + channel * i.channel)
-        following = x + (start + size) if part.ends else here + part.C * i.channel
-
-        def block_at(block: Value, width: int) -> None:
-            number = block - first_block
-            with task.loop(number * part.C // kept, (number + 1) * part.C // kept) as c:
-                fetch(following + c * i.channel, size)
-            place = out_offset + block * (shape.KB * o.channel) + start
-            for row in range(width if part.ends else 0):
-                if layer.residual:
-                    fetch(residual + (place + row * o.channel), size)
-                if not shape.nt:
-                    fetch(out + (place + row * o.channel), size, write=True)
-            first = block * shape.KB
-            filters = w + (first * problem.C + channel * width)
-            own = sums + number * sums_size if len(parts) > 1 else sums
-            task.call(functions[part][size, width], here, filters, out + place, residual + place, bias + first, own)
-
-        each_block(task, problem.K, shape.KB, first_block, last_block, block_at)
-
-    with task.loop(span * together, last_tile) as t:
-        before = 0
-        for run in runs:
-            inside = task.select(t >= before, t, task.i64(tiles)) < before + run.times
-            with task.if_(inside):
+    def _tile(self, t: Value) -> None:
+        """Tile number t, of whichever run it is."""
+        k, before = self.k, 0
+        for run in self.runs:
+            inside = k.select(t >= before, t, k.i64(self.tiles)) < before + run.times
+            with k.if_(inside):
                 start, done = (t - before) * run.pixels + run.start, 0
-                for part, same in itertools.groupby(parts):
+                for part, same in itertools.groupby(self.parts):
                     channels = len(list(same)) * part.C
-                    with task.loop(done, done + channels, part.C) as channel:
-                        tile_at(start, run.pixels, part, channel)
+                    with k.loop(done, done + channels, part.C) as channel:
+                        self._part(start, run.pixels, part, channel)
                     done += channels
             before += run.times
-    if shape.nt:
-        task.fence()
-    return task, spans * images * chunks
+
+    def _part(self, start: Value, size: int, part: Part, channel: Value) -> None:
+        """A part of the sums of a tile, for all blocks; each fetches its share of the pixels that come next."""
+        k, problem, shape, i, o = self.k, self.problem, self.shape, self.problem.input, self.problem.output
+        here = self.x + (start + channel * i.channel)
+        following = self.x + (start + size) if part.ends else here + part.C * i.channel
+
+        def add_block(block: Value, width: int) -> None:
+            number = block - self.first_block
+            with k.loop(number * part.C // self.kept, (number + 1) * part.C // self.kept) as c:
+                self._fetch(following + c * i.channel, size)
+            place = self.place + block * (shape.KB * o.channel) + start
+            for row in range(width if part.ends else 0):
+                if self.layer.residual:
+                    self._fetch(self.residual + (place + row * o.channel), size)
+                if not shape.nt:
+                    self._fetch(self.out + (place + row * o.channel), size, write=True)
+            first = block * shape.KB
+            filters = self.w + (first * problem.C + channel * width)
+            own = self.sums + number * self.sums_size if len(self.parts) > 1 else self.sums
+            tail = self.out + place, self.residual + place, self.bias + first
+            k.call(self.functions[part][size, width], here, filters, *tail, own)
+
+        each_block(k, problem.K, shape.KB, self.first_block, self.last_block, add_block)
+
+    def _fetch(self, p: Value, size: int, *, write: bool = False) -> None:
+        for pixel in (*range(0, size, LINE // self.element.bytes), size - 1):
+            self.k.prefetch(p + pixel, write=write)
 
 
 def _strips(instruction_set: str, layer: ConvLayer, shape: Shape) -> Strips | None:
