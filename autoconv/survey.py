@@ -24,8 +24,8 @@ class Survey:
         Why some cannot run.
     spared : dict of lists of str
         Why some of those that can are not worth timing, unless asked for by name: their better self can
-        run too, or estimates put them hopelessly behind. Direct ones are never spared, as they are there
-        under any limits.
+        run too, or estimates put them hopelessly behind. Those that take all layers are never spared, as they
+        are there under any limits.
     """
 
     def __init__(self, layer: ConvLayer, device: Device, vendors: frozenset[str] | None) -> None:
@@ -100,7 +100,7 @@ class Survey:
             factor = min(facts.time / least_run, (facts.time + facts.pack) / least_both)
             if any(algorithm.stands_in_for == self.candidates[other].algorithm for other in self.expected):
                 spared[name] = [f"stands in for {algorithm.stands_in_for}, which runs this layer itself"]
-            elif factor > HOPELESS and algorithm.name.split(".")[-1] != "direct":
+            elif factor > HOPELESS and not algorithm.takes_all:
                 spared[name] = [f"estimated at {factor:.0f} times the least estimate"]
         return spared
 

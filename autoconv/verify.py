@@ -149,9 +149,9 @@ def _host(array: Any) -> Any:
 
 
 def _direct(layer: ConvLayer, device: Device) -> Kernel:
-    """The first direct kernel of the device's table that takes the layer."""
+    """The first kernel of the device's table of an algorithm that takes every layer, if it can run here."""
     for algorithm in device.algorithms:
-        if algorithm.name.split(".")[-1] == "direct":
+        if algorithm.takes_all:
             for params in algorithm.candidates(layer, device):
                 if not algorithm.why_not(layer, device, params):
                     return algorithm.build(layer, device, params)

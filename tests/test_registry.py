@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import pkgutil
 
 import numpy as np
@@ -85,14 +86,14 @@ def test_says_whose_threads_it_runs_on(algorithm: Algorithm, monkeypatch: pytest
     assert bool(launched) == (algorithm.pool == "autoconv")
 
 
-def test_every_layer_has_a_deterministic_candidate_without_workspace() -> None:
-    for direction in DIRECTIONS:
-        for dtype in DTYPES:
-            for layer in edges(direction=direction, dtype=dtype).values():
-                assert any(
-                    algorithm.deterministic
-                    and not algorithm.why_not(layer, DEVICE, candidate.params)
-                    and algorithm.workspace_bytes(layer, DEVICE, candidate.params) == 0
-                    for algorithm in DEVICE.algorithms
-                    for candidate in algorithm.all(layer, DEVICE)
-                )
+def test_what_takes_all_layers_does_so_without_workspace_and_repeatably() -> None:
+    takers = [algorithm for algorithm in DEVICE.algorithms if algorithm.takes_all]
+    assert [algorithm.name for algorithm in takers] == ["direct", "numpy.direct"]
+    assert all(algorithm.deterministic for algorithm in takers)
+    for algorithm, direction, dtype in itertools.product(takers, DIRECTIONS, DTYPES):
+        for layer in edges(direction=direction, dtype=dtype).values():
+            assert any(
+                not algorithm.why_not(layer, DEVICE, candidate.params)
+                and algorithm.workspace_bytes(layer, DEVICE, candidate.params) == 0
+                for candidate in algorithm.all(layer, DEVICE)
+            )

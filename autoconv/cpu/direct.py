@@ -80,6 +80,7 @@ class Direct(GeneratedAlgorithm):
     """Direct convolution by a register-tiled microkernel; takes every layer."""
 
     name = "direct"
+    takes_all = True
     exact = True
     modules = "direct_kernel", "direct_pack", "direct_wgrad", "direct_wgrad_packed", "pieces"
     skips_padding = True

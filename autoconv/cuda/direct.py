@@ -18,6 +18,7 @@ class Direct(CudaAlgorithm):
     """Takes every valid layer, in every direction, without workspace: so that a plan always exists."""
 
     name = "direct"
+    takes_all = True
     exact = True
     files = ("direct.cu",)
     skips_padding = True

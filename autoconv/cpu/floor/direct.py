@@ -175,6 +175,7 @@ class Direct(FloorAlgorithm):
     """Rank-C updates, tap by tap, on shifted views of the input."""
 
     name = "numpy.direct"
+    takes_all = True
     exact = True
     stands_in_for = "direct"
     skips_padding = True
