@@ -8,6 +8,7 @@ whole vectors. (The sub-pixel convolution of Shi et al., arXiv:1609.05158, is th
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from autoconv.cpu import compiler
 from autoconv.cpu.depthwise import Depthwise
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct import Direct
-from autoconv.cpu.ir import DTYPES, Function, Module, Value
+from autoconv.cpu.ir import DTYPES, LINE, Function, Module, Value
 from autoconv.cpu.pieces import Correlation, correlations
 from autoconv.cpu.pool import RUN, TASK, Entry, launch, operands
 from autoconv.cpu.winograd import Winograd
@@ -319,10 +320,7 @@ def _piece(layer: ConvLayer, device: Device) -> tuple[ConvLayer, ConvLayer]:
 
 def _lines(shape: tuple[int, ...], itemsize: int) -> int:
     """Bytes of an array in whole cache lines."""
-    size = itemsize
-    for extent in shape:
-        size *= extent
-    return -(-size // 64) * 64
+    return -(-math.prod(shape) * itemsize // LINE) * LINE
 
 
 def _unfit(layer: ConvLayer) -> list[str]:
