@@ -10,7 +10,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
+
+import numpy as np
 
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.device import Device
@@ -31,10 +33,24 @@ MODES = get_args(Mode)
 
 HYBRID_CANDIDATES = 4  # how many of the estimate's first the hybrid mode times
 REMEMBERED = 1024  # plans kept in memory
+ENDLESS = 1e9  # seconds of a budget that is none
+
+INTEGERS = (int, np.integer)
+NUMBERS = (*INTEGERS, float, np.floating)
+T = TypeVar("T", int, float)
 
 _memo: OrderedDict[object, Plan] = OrderedDict()
 _memo_lock = threading.Lock()
 _measuring = threading.Lock()
+
+
+def _renew_locks() -> None:
+    global _memo_lock, _measuring
+    _memo_lock, _measuring = threading.Lock(), threading.Lock()  # threads the child lacks may have held them
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
 
 
 def plan(
@@ -97,7 +113,7 @@ def plan(
     device = resolve(device)
     cache = cache or _default_cache(os.environ.get("AUTOCONV_CACHE_DIR"))
     allowed = _vendors(device, vendors)
-    key = (layer, mode, device, workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed, cache)
+    key = (layer, mode, device, workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed, budget, cache)
     try:
         found = _memo[key]
     except (KeyError, TypeError):  # a miss; or something unhashable, which is refused below by name
@@ -106,14 +122,29 @@ def plan(
         return found
     if not isinstance(layer, ConvLayer):
         raise PlanError(f"layer is {type(layer).__name__}: a ConvLayer is wanted")
-    limits = Limits(workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed)
-    _check(limits)
-    request = _Request(layer, device, cache, limits, allowed, budget, isolate, progress)
+    if weights not in get_args(Weights):
+        raise PlanError(f"weights={weights!r}: allowed are 'varying', 'constant'")
+    limits = Limits(
+        _number(workspace_limit, "workspace_limit", int),
+        _truth(deterministic, "deterministic"),
+        _number(tolerance, "tolerance", float),
+        _truth(allow_tf32, "allow_tf32"),
+        weights,
+        allowed,
+    )
+    seconds, isolate = _number(budget, "budget", float), _truth(isolate, "isolate")
+    if seconds is not None and seconds >= ENDLESS:
+        seconds = None
+    if not isinstance(cache, TuningCache):
+        raise PlanError(f"cache={cache!r}: a TuningCache is wanted, or None")
+    if not (progress is None or callable(progress)):
+        raise PlanError(f"progress={progress!r}: a function is wanted, or None")
+    request = _Request(layer, device, cache, limits, allowed, seconds, isolate, progress)
     with device.selected():
         made = request.answer(mode)
     with _memo_lock:
         if made.timed:  # an answer found with more effort serves requests for less
-            for old in [old for old, kept in _memo.items() if kept.layer == layer and kept.source == "heuristic"]:
+            for old in [old for old, kept in _memo.items() if kept.layer == layer]:
                 del _memo[old]
         _memo[key] = made if made.source != "profile" else made.from_records()
         while len(_memo) > REMEMBERED:
@@ -147,17 +178,20 @@ def _vendors(device: Device, vendors: object) -> frozenset[str]:
     raise PlanError(f"vendors={vendors!r}: allowed are 'loaded', True, False")
 
 
-def _check(limits: Limits) -> None:
-    """Refuse limits of a wrong type, by name: Python would compare them with facts, and some for ever in vain."""
-    for name, kind in (("workspace_limit", int), ("tolerance", int | float)):
-        value = getattr(limits, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, kind) or not value >= 0):
-            raise PlanError(f"{name}={value!r}: a number of at least 0 is wanted, or None")
-    for name in ("deterministic", "allow_tf32"):
-        if not isinstance(value := getattr(limits, name), bool):
-            raise PlanError(f"{name}={value!r}: allowed are True, False")
-    if limits.weights not in get_args(Weights):
-        raise PlanError(f"weights={limits.weights!r}: allowed are 'varying', 'constant'")
+def _number(value: object, name: str, kind: type[T]) -> T | None:
+    """A number of at least 0 as a plain one, be it NumPy's; or None."""
+    if value is None:
+        return None
+    noun, wanted = ("an integer", INTEGERS) if kind is int else ("a number", NUMBERS)
+    if isinstance(value, bool) or not isinstance(value, wanted) or not value >= 0:
+        raise PlanError(f"{name}={value!r}: {noun} of at least 0 is wanted, or None")
+    return kind(value)
+
+
+def _truth(value: object, name: str) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise PlanError(f"{name}={value!r}: allowed are True, False")
+    return bool(value)
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,20 @@ def test_profile_times_everything_once_and_then_nothing(cache: TuningCache) -> N
 def test_a_plan_from_memory_says_that_it_timed_nothing(cache: TuningCache) -> None:
     assert planner.plan(LAYER, cache=cache).timed
     assert planner.plan(LAYER, cache=cache).timed == 0
+
+
+def test_what_is_timed_later_serves_also_who_asked_for_less(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "HYBRID_CANDIDATES", 1)
+    options: dict[str, Any] = {"device": FaultyCPU.having("none", "slow"), "cache": cache}
+    lesser = [planner.plan(LAYER, mode, **options) for mode in ("heuristic", "hybrid")]
+    assert [len(made.timings) for made in lesser] == [0, 1]
+    best = planner.plan(LAYER, **options)
+    assert len(best.timings) == 3
+    for mode in ("heuristic", "hybrid"):
+        made = planner.plan(LAYER, mode, **options)
+        assert (made.candidate, made.timings, made.timed) == (best.candidate, best.timings, 0)
 
 
 def test_other_limits_choose_anew_without_timing(cache: TuningCache) -> None:
@@ -182,19 +198,32 @@ def test_a_candidate_may_be_named(cache: TuningCache) -> None:
         ({"mode": "fastest"}, "mode='fastest': allowed are profile, hybrid, heuristic, cached"),
         ({"mode": 3}, "mode=3: allowed are"),
         ({"mode": "numpy.gemm[BM=3]"}, "or a candidate of this layer"),
-        ({"workspace_limit": -1}, "workspace_limit=-1: a number of at least 0"),
+        ({"workspace_limit": -1}, "workspace_limit=-1: an integer of at least 0"),
         ({"workspace_limit": 1.5}, "workspace_limit=1.5"),
         ({"tolerance": "small"}, "tolerance='small'"),
         ({"tolerance": float("nan")}, "tolerance=nan"),
         ({"weights": "fixed"}, "weights='fixed': allowed are 'varying', 'constant'"),
         ({"vendors": "all"}, "vendors='all': allowed are 'loaded', True, False"),
         ({"deterministic": 1}, "deterministic=1: allowed are True, False"),
+        ({"budget": -1}, "budget=-1: a number of at least 0 is wanted, or None"),
+        ({"budget": "60s"}, "budget='60s': a number"),
+        ({"budget": [1]}, "budget=[1]: a number"),
+        ({"isolate": "no"}, "isolate='no': allowed are True, False"),
+        ({"progress": 5}, "progress=5: a function is wanted, or None"),
+        ({"cache": "folder"}, "cache='folder': a TuningCache is wanted, or None"),
     ],
 )
 def test_wrong_requests_are_refused_by_name(cache: TuningCache, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanError) as caught:
-        planner.plan(LAYER, cache=cache, **arguments)
+        planner.plan(LAYER, **({"cache": cache} | arguments))
     assert words in str(caught.value)
+
+
+def test_numbers_of_numpy_and_a_budget_without_end_are_taken(cache: TuningCache) -> None:
+    options = {"workspace_limit": np.int64(SIZE), "tolerance": np.float32(1e-3), "deterministic": np.True_}
+    made = fresh(LAYER, cache=cache, device=FaultyCPU.having("none"), budget=float("inf"), **options)
+    assert made.timed == 2
+    assert [type(value) for value in (made.limits.workspace_limit, made.limits.tolerance)] == [int, float]
 
 
 def test_a_layer_of_another_type_is_refused(cache: TuningCache) -> None:
@@ -330,6 +359,27 @@ def test_what_the_budget_did_not_reach_is_tried_when_there_is_more(cache: Tuning
     patient = fresh(LAYER, device=device, cache=cache, budget=1e6)
     assert patient.timed
     assert not any(facts.unreached for facts in patient.facts.values())
+
+
+def test_a_larger_budget_is_spent_though_a_plan_is_in_memory(cache: TuningCache) -> None:
+    device = FaultyCPU.having("slow", "none")
+    assert planner.plan(LAYER, device=device, cache=cache, budget=0.0).timed == 0
+    assert planner.plan(LAYER, device=device, cache=cache).timed == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_child_forked_while_another_thread_plans_can_plan(cache: TuningCache) -> None:
+    with planner._measuring, planner._memo_lock:
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(60)
+            try:
+                os._exit(planner.plan(LAYER, device=FaultyCPU.having("none"), cache=cache).timed)
+            finally:
+                os._exit(99)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
 
 def test_a_candidate_too_large_for_memory_is_left_out(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
