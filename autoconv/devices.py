@@ -62,7 +62,10 @@ def device_of(array: Any) -> Device:
     if type(array).__module__.startswith("cupy"):
         return CUDA.numbered(int(array.device))
     if hasattr(array, "__dlpack_device__"):
-        kind, index = array.__dlpack_device__()
+        try:
+            kind, index = array.__dlpack_device__()
+        except (BufferError, RuntimeError, TypeError, ValueError):  # nowhere, as PyTorch's "meta": refused when read
+            return this_device()
         if int(kind) == DLPACK_CUDA:
             return CUDA.numbered(int(index))
     return this_device()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any, Literal
+
+import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.devices import device_of, resolve
@@ -116,7 +119,7 @@ def conv2d_dgrad(
     K_w, C_group, R, S = _extents(arrays["w"], layout)
     H, W = _size(input_size, "input_size")
     layer = _layer(
-        (N, C_group * (groups if isinstance(groups, int) else 1), H, W, K_w, R, S),
+        (N, C_group * _number_of(groups), H, W, K_w, R, S),
         (stride, padding, dilation, groups),
         (arrays["dy"].dtype, layout, "dgrad"),
         (False, False, None),
@@ -193,17 +196,23 @@ def conv_transpose2d(
     -------
     array, N,K,P,Q or N,P,Q,K
         With `P = (H - 1) * stride - 2 * padding + dilation * (R - 1) + output_padding + 1`.
+
+    The rest is as for `conv2d`.
     """
     arrays, stored, _ = _arrays(layout, options, x=x, w=w)
-    _, _, H, W = _extents(arrays["x"], stored)
-    _, _, R, S = _extents(arrays["w"], stored)
+    _, C, H, W = _extents(arrays["x"], stored)
+    C_w, K_group, R, S = _extents(arrays["w"], stored)
+    if C_w != C:
+        raise ArrayError(f"w has shape {tuple(w.shape)}: its first extent is to be the {C} channels of x")
     (sh, sw), (ph, pw), (dh, dw) = (
         _size(v, n) for v, n in ((stride, "stride"), (padding, "padding"), (dilation, "dilation"))
     )
     oh, ow = _size(output_padding, "output_padding")
-    if not (0 <= oh < sh and 0 <= ow < sw):
+    if not (0 <= oh < max(sh, 1) and 0 <= ow < max(sw, 1)):
         raise ArrayError(f"output_padding={output_padding}: less than the stride {sh, sw} is wanted")
     size = (H - 1) * sh - 2 * ph + dh * (R - 1) + oh + 1, (W - 1) * sw - 2 * pw + dw * (S - 1) + ow + 1
+    if bias is not None:
+        bias = _bias(bias, K_group * _number_of(groups), arrays["x"].dtype, options["device"])
     y = conv2d_dgrad(
         x,
         w,
@@ -216,7 +225,7 @@ def conv_transpose2d(
         **options,
     )
     if bias is not None:
-        y += bias.reshape((-1, 1, 1)) if layout == "NCHW" else bias
+        y += like(y, bias.reshape((-1, 1, 1)) if layout == "NCHW" else bias)
     return y
 
 
@@ -229,8 +238,8 @@ def _arrays(layout: Any, options: dict[str, Any], **given: Any) -> tuple[dict[st
     device = options["device"] = resolve(wanted) if wanted is not None else device_of(next(iter(given.values())))
     known = ("x", "w", "dy", "residual", "out")
     arrays: dict[str, Any] = {name: given.get(name) for name in known}
-    for name, array in arrays.items():
-        if array is None:
+    for name, array in given.items():
+        if array is None and name in ("residual", "out"):
             continue
         if not device.owns(array):
             array = arrays[name] = device.adopt(array, name)
@@ -250,11 +259,30 @@ def _extents(array: Any, layout: str) -> tuple[int, int, int, int]:
 
 
 def _size(value: Any, name: str) -> Pair:
-    if isinstance(value, int) and name not in ("input_size", "filter_size"):
-        return value, value
-    if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(v, int) for v in value):
-        return value[0], value[1]
-    raise ArrayError(f"{name}={value!r}: a pair of integers (height, width) is wanted")
+    """A pair of integers; one that stands for two where it is not an extent."""
+    pair = name in ("input_size", "filter_size")
+    try:
+        both = value if pair or isinstance(value, list | tuple | np.ndarray) else (value, value)
+        height, width = map(operator.index, both)
+    except (TypeError, ValueError):
+        wanted = "a pair of integers (height, width)" if pair else "one integer or a pair (height, width)"
+        raise ArrayError(f"{name}={value!r}: {wanted} is wanted") from None
+    return height, width
+
+
+def _number_of(groups: Any) -> int:
+    try:
+        return operator.index(groups)
+    except TypeError:
+        return 1  # the layer refuses it by name
+
+
+def _bias(bias: Any, K: int, dtype: Any, device: Any) -> Any:
+    """The bias as an array of the device, of the shape and type that are wanted."""
+    own = bias if device.owns(bias) else device.adopt(bias, "bias")
+    if own.shape != (K,) or own.dtype != dtype:
+        raise ArrayError(f"bias is {own.dtype} {tuple(own.shape)}: {dtype} {(K,)} is wanted")
+    return own
 
 
 def _agree(name: str, given: tuple[int, int, int], layer: ConvLayer) -> None:

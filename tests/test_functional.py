@@ -11,7 +11,7 @@ from layers import EDGES, edge, operands
 import autoconv
 from autoconv import reference
 from autoconv.errors import ArrayError, LayerError
-from autoconv.layer import ConvLayer
+from autoconv.layer import DTYPES, ConvLayer
 from autoconv.tuning_cache import TuningCache
 
 
@@ -91,6 +91,55 @@ def test_lists_spell_pairs(quick: dict[str, object]) -> None:
     )
 
 
+def test_integers_of_numpy_are_integers(quick: dict[str, object]) -> None:
+    x, w = np.ones((1, 4, 6, 6), np.float32), np.ones((4, 2, 3, 3), np.float32)
+    two, sizes = np.int64(2), np.array([13, 13])
+    y = autoconv.conv_transpose2d(x, w, stride=two, groups=two, **quick)
+    assert y.shape == (1, 4, 13, 13)
+    np.testing.assert_array_equal(
+        autoconv.conv2d_dgrad(x, w, input_size=sizes, stride=two, groups=two, **quick),
+        autoconv.conv2d_dgrad(x, w, input_size=(13, 13), stride=2, groups=2, **quick),
+    )
+
+
+@pytest.mark.parametrize(
+    ("bias", "words"),
+    [
+        (np.ones(1, np.float32), r"bias is float32 \(1,\): float32 \(4,\) is wanted"),
+        (np.ones((4, 1, 1), np.float32), r"bias is float32 \(4, 1, 1\)"),
+        (np.ones(4), r"bias is float64 \(4,\): float32 \(4,\) is wanted"),
+        ([1.0] * 4, "bias is list: an array"),
+    ],
+)
+def test_a_transposed_convolution_takes_no_bias_of_another_shape_or_type(
+    bias: object, words: str, quick: dict[str, object]
+) -> None:
+    x, w = np.ones((1, 3, 6, 6), np.float32), np.ones((3, 4, 3, 3), np.float32)
+    with pytest.raises(ArrayError, match=words):
+        autoconv.conv_transpose2d(x, w, bias, **quick)  # type: ignore[arg-type]
+
+
+def test_arrays_in_files_are_taken_in_every_type(tmp_path: Path, quick: dict[str, object]) -> None:
+    for dtype in DTYPES.values():
+        x = np.memmap(tmp_path / "x", dtype, "w+", shape=(1, 2, 6, 6))
+        x[...] = 1
+        y = autoconv.conv2d(x, np.ones((3, 2, 3, 3), dtype), **quick)
+        assert y.dtype == dtype
+        assert (y == 18).all()
+
+
+def test_what_is_nowhere_is_refused(quick: dict[str, object]) -> None:
+    class Nowhere:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            raise ValueError("there is no memory behind it")
+
+        def __dlpack__(self, **options: object) -> object:
+            raise ValueError("there is no memory behind it")
+
+    with pytest.raises(ArrayError, match=r"x \(Nowhere\) cannot be read on the CPU: there is no memory"):
+        autoconv.conv2d(Nowhere(), np.ones((3, 2, 3, 3), np.float32), **quick)
+
+
 def test_what_does_not_fit_is_refused(quick: dict[str, object]) -> None:
     x, w = np.ones((1, 2, 6, 6), np.float32), np.ones((3, 2, 3, 3), np.float32)
     dy = np.ones((1, 3, 4, 4), np.float32)
@@ -108,3 +157,14 @@ def test_what_does_not_fit_is_refused(quick: dict[str, object]) -> None:
         autoconv.conv2d_wgrad(x, dy, filter_size=(3,), **quick)
     with pytest.raises(ArrayError, match="output_padding=1: less than the stride"):
         autoconv.conv_transpose2d(dy, w, output_padding=1, **quick)
+    with pytest.raises(ArrayError, match=r"w has shape \(3, 2, 3, 3\): its first extent is to be the 2 channels of x"):
+        autoconv.conv_transpose2d(x, w, **quick)
+    for name in ("stride", "padding", "dilation"):
+        with pytest.raises(ArrayError, match=f"{name}=1.5: one integer or a pair"):
+            autoconv.conv_transpose2d(dy, w, **({name: 1.5} | quick))  # type: ignore[arg-type]
+    with pytest.raises(LayerError, match="stride=0: allowed are 1"):
+        autoconv.conv_transpose2d(dy, w, stride=0, **quick)
+    with pytest.raises(ArrayError, match="x is NoneType: an array"):
+        autoconv.conv2d(None, w, **quick)
+    with pytest.raises(ArrayError, match="w is NoneType: an array"):
+        autoconv.conv2d(x, None, **quick)
