@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from autoconv.algorithm import Array, Candidate, Kernel
@@ -35,6 +35,9 @@ class PackedWeights:
 
 class Plan:
     """How one layer is computed on one device. Made by `autoconv.plan`; may be used from several threads.
+
+    A copy of a plan is the plan itself. A process that unpickles one makes it again, for the same candidate, without
+    timing anything: machine code does not travel.
 
     Attributes
     ----------
@@ -78,6 +81,15 @@ class Plan:
         self._workspaces: dict[int, Array] = {}  # by thread, stream or capture
         self._packed: dict[int, Array] = {}
         self._pinned: list[Array] = []  # copies that graphs read
+
+    def __copy__(self) -> Plan:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Plan:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Plan], tuple[object, ...]]:
+        return _made_again, (self.layer, self.device, str(self.candidate), self.limits)
 
     def from_records(self) -> Plan:
         """The same plan as a later call finds it: from the cache, nothing timed."""
@@ -289,6 +301,14 @@ class Plan:
         return f"<Plan {self.layer} by {self.candidate}, from {self.source}>"
 
 
+def _made_again(layer: ConvLayer, device: Device, candidate: str, limits: Limits) -> Plan:
+    """The plan that another process pickled."""
+    from autoconv.planner import plan
+
+    options: dict[str, Any] = {field.name: getattr(limits, field.name) for field in fields(limits)}
+    return plan(layer, candidate, device=device, **(options | {"vendors": bool(limits.vendors)}))
+
+
 def _seconds(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.1f} µs"
@@ -301,7 +321,7 @@ def _size(nbytes: int) -> str:
 
 def like(source: Any, array: Array) -> Any:
     """`array` as the same kind of array as `source`, sharing memory, through DLPack."""
-    if type(source) is type(array):
+    if isinstance(source, type(array)):
         return array
     if hasattr(source, "__array_namespace__"):
         return source.__array_namespace__().from_dlpack(array)

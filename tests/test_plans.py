@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from pathlib import Path
 
@@ -49,6 +51,18 @@ class ForeignLibrary:
     @staticmethod
     def from_dlpack(array: np.ndarray) -> Foreign:
         return Foreign(np.from_dlpack(array))
+
+
+def test_copies_and_pickles_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
+    made = plan(LAYER, "direct", weights="constant", workspace_limit=10**9)
+    x, w, _, _ = operands(LAYER)
+    packed = made.pack(w)
+    assert copy.copy(made) is copy.deepcopy(made) is made
+    other, weights = pickle.loads(pickle.dumps((made, packed)))
+    assert (other.layer, other.device, other.candidate) == (made.layer, made.device, made.candidate)
+    assert (other.limits, other.source, other.timed) == (made.limits, "user", 0)
+    np.testing.assert_array_equal(other.run(x, weights), made.run(x, packed))
 
 
 @pytest.mark.parametrize("direction", ["fwd", "dgrad", "wgrad"])
