@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib import metadata
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,12 +45,30 @@ def test_a_thread_count_that_is_none_is_refused(text: str, monkeypatch: pytest.M
         CPU.current()
 
 
+def test_a_variable_that_is_set_to_nothing_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = CPU.current()
+    monkeypatch.setenv("AUTOCONV_NUM_THREADS", "")
+    monkeypatch.setenv("AUTOCONV_ISA", "")
+    assert CPU.current() == whole
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1025, "2", 2.5, True])
+def test_a_processor_without_a_number_of_threads_is_refused(threads: Any) -> None:
+    for made in (CPU.current, lambda threads: CPU(threads=threads, instruction_set="generic")):
+        with pytest.raises(PlanError, match=f"threads={threads!r}: an integer from 1 to 1024"):
+            made(threads)
+
+
 def test_an_instruction_set_the_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PlanError, match="instruction set 'sse9': allowed are avx512, avx2, generic"):
-        CPU.current(instruction_set="sse9")
+    for made in (CPU.current, lambda instruction_set: CPU(threads=1, instruction_set=instruction_set)):
+        with pytest.raises(PlanError, match="instruction_set='sse9': allowed are avx512, avx2, generic"):
+            made(instruction_set="sse9")
     monkeypatch.setattr(module, "host_instruction_set", lambda: "avx2")
-    with pytest.raises(PlanError, match="instruction set 'avx512': this processor has 'avx2'"):
+    with pytest.raises(PlanError, match="instruction_set='avx512': this processor has 'avx2'"):
         CPU.current(instruction_set="avx512")
+    monkeypatch.setenv("AUTOCONV_ISA", "avx512")
+    with pytest.raises(PlanError, match="AUTOCONV_ISA='avx512': this processor has 'avx2'"):
+        CPU.current()
 
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (3, 5), (1000, 1000)])

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from autoconv.algorithm import Algorithm
 
 INSTRUCTION_SETS = ("avx512", "avx2", "generic")
+MOST_THREADS = 1024
 
 
 @functools.cache
@@ -100,10 +101,10 @@ def available_threads() -> int:
     """
     text = os.environ.get("AUTOCONV_NUM_THREADS")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if text is None:
+    if not text:
         return cores
-    if not text.isdecimal() or not 1 <= int(text) <= 1024:
-        raise PlanError(f"AUTOCONV_NUM_THREADS={text!r}: an integer from 1 to 1024 is wanted")
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_THREADS:
+        raise PlanError(f"AUTOCONV_NUM_THREADS={text!r}: an integer from 1 to {MOST_THREADS} is wanted")
     return int(text)
 
 
@@ -118,6 +119,12 @@ class CPU(Device):
     instruction_set: str
     kind = "cpu"
 
+    def __post_init__(self) -> None:
+        if type(self.threads) is not int or not 1 <= self.threads <= MOST_THREADS:
+            raise PlanError(f"threads={self.threads!r}: an integer from 1 to {MOST_THREADS} is wanted")
+        if self.instruction_set not in INSTRUCTION_SETS:
+            raise PlanError(f"instruction_set={self.instruction_set!r}: allowed are {', '.join(INSTRUCTION_SETS)}")
+
     @classmethod
     def current(cls, threads: int | None = None, instruction_set: str | None = None) -> CPU:
         """This machine, all of it unless told otherwise (also by `AUTOCONV_ISA`).
@@ -125,14 +132,16 @@ class CPU(Device):
         Raises
         ------
         PlanError
-            When the instruction set is not known, or is more than the processor has.
+            When the instruction set is not known, or is more than the processor has, or there is no such number of
+            threads.
         """
+        name = "AUTOCONV_ISA" if instruction_set is None else "instruction_set"
         wanted = instruction_set or os.environ.get("AUTOCONV_ISA") or host_instruction_set()
         if wanted not in INSTRUCTION_SETS:
-            raise PlanError(f"instruction set {wanted!r}: allowed are {', '.join(INSTRUCTION_SETS)}")
+            raise PlanError(f"{name}={wanted!r}: allowed are {', '.join(INSTRUCTION_SETS)}")
         if INSTRUCTION_SETS.index(wanted) < INSTRUCTION_SETS.index(host_instruction_set()):
-            raise PlanError(f"instruction set {wanted!r}: this processor has {host_instruction_set()!r}")
-        return cls(threads=threads or available_threads(), instruction_set=wanted)
+            raise PlanError(f"{name}={wanted!r}: this processor has {host_instruction_set()!r}")
+        return cls(threads=available_threads() if threads is None else threads, instruction_set=wanted)
 
     @functools.cached_property
     def key(self) -> str:
