@@ -253,10 +253,7 @@ def info(device_name: str, as_json: bool) -> int:
 @as_json
 def export(path: Path, device_key: str | None, as_json: bool) -> int:
     """Write the records to FILE as JSON, to share them; into a folder, one file per device."""
-    try:
-        count = TuningCache().export(path, device_key)
-    except OSError as error:  # it names the temporary file beside the one that was asked for
-        raise OSError(error.errno, error.strerror, str(path)) from None
+    count = TuningCache().export(path, device_key)
     if as_json:
         report.print_json({"path": str(path), "records": count})
     else:

@@ -114,5 +114,5 @@ def device_named(name: str) -> Device:
     """The device that `--device` means; a usage error where there is none such."""
     try:
         return resolve(name)
-    except PlanError as error:  # no such GPU; or AUTOCONV_NUM_THREADS or AUTOCONV_ISA
-        raise click.UsageError(f"--device {name}: {error}") from None
+    except PlanError as error:  # no such GPU; or AUTOCONV_NUM_THREADS or AUTOCONV_ISA, which speak for themselves
+        raise click.UsageError(str(error) if name == "cpu" else f"--device {name}: {error}") from None

@@ -1,7 +1,11 @@
-"""Where the data files lie that come with autoconv."""
+"""Where files lie: the data that comes with autoconv, and what it learns."""
 
 from __future__ import annotations
 
+import functools
+import os
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -17,3 +21,31 @@ def shipped(folder: str) -> Path:
     if not (package / folder).is_dir() and (root / "pyproject.toml").is_file() and (root / folder).is_dir():
         return root / folder
     return package / folder
+
+
+def cache_folder(named: Path | str | None = None) -> Path:
+    """The folder of what is learned: the one named, `AUTOCONV_CACHE_DIR`, or the user's for caches.
+
+    A user without a home has one among the temporary files.
+    """
+    from platformdirs import user_cache_dir  # slow to import, where a process may have no need of it
+
+    named = named or os.environ.get("AUTOCONV_CACHE_DIR")
+    try:
+        return _absolute(Path(named or user_cache_dir("autoconv")).expanduser())
+    except RuntimeError:
+        return temporary_folder()
+
+
+def temporary_folder() -> Path:
+    """A folder of the user's own among the temporary files."""
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    return Path(tempfile.gettempdir()) / f"autoconv-{user}"
+
+
+@functools.cache
+def _absolute(folder: Path) -> Path:
+    """The folder as it was first meant: it stays where it is when the process goes elsewhere."""
+    with suppress(OSError):  # the working directory is gone
+        return folder.absolute()
+    return folder

@@ -195,13 +195,13 @@ class TextStore:
 
     def _glance(self, key: str) -> str | None:
         """The text, where the database plainly holds it: diskcache would first write all its settings, with care."""
-        path = (self.directory / DBNAME).absolute()
         plain = "key = ? AND raw = 1 AND mode = ? AND filename IS NULL AND expire_time IS NULL"
         try:
+            path = (self.directory / DBNAME).absolute()
             with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", timeout=0, uri=True)) as connection:
                 connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
                 row = connection.execute(f"SELECT value FROM Cache WHERE {plain}", (key, MODE_RAW)).fetchone()
-        except sqlite3.Error:  # none there, or one that has to be looked after
+        except (sqlite3.Error, OSError):  # none there, or one that has to be looked after
             return None
         return row[0] if row and type(row[0]) is str else None
 

@@ -7,16 +7,15 @@ import json
 import os
 import platform
 import re
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from autoconv.errors import PlanError, RecordError
-from autoconv.paths import shipped
+from autoconv.paths import cache_folder, shipped, temporary_folder
 from autoconv.record import SCHEMA, Race, Record
 from autoconv.store import TextStore
 
@@ -56,7 +55,7 @@ class TuningCache:
     """
 
     def __init__(self, directory: Path | str | None = None, system: Path | str | None = SYSTEM) -> None:
-        self.directory = Path(directory or os.environ.get("AUTOCONV_CACHE_DIR") or _user_directory()).expanduser()
+        self.directory = cache_folder(directory)
         self.system = None if system is None else Path(system)
         self._store = TextStore(self.directory)
         self._shipped: dict[str, dict[str, object]] = {}  # by device and layer, as read
@@ -161,7 +160,7 @@ class TuningCache:
 
         # A folder may be shared by machines of a kind, which do not disturb each other.
         name = file_name(f"{device_key}@{platform.node()}", ".lock")
-        for folder in (self.directory, Path(tempfile.gettempdir()) / f"autoconv-{_user()}"):
+        for folder in (self.directory, temporary_folder()):
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 lock = FileLock(folder / name, is_singleton=True)
@@ -291,19 +290,18 @@ def _read(path: Path) -> list[object]:
 
 def _write(path: Path, records: list[Record]) -> None:
     lines = ",\n".join(map(_text, records))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    text = f'{{"schema":{SCHEMA},"kind":"{KIND}","records":[\n{lines}\n]}}\n'
+    if path.exists() and not path.is_file():  # a device or a pipe, which nothing may take the place of
+        path.write_text(text, encoding="utf-8")
+        return
+    target = path.resolve()  # a link stays one
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        temporary.write_text(f'{{"schema":{SCHEMA},"kind":"{KIND}","records":[\n{lines}\n]}}\n', encoding="utf-8")
-        temporary.replace(path)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # not the temporary file
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _user_directory() -> str:
-    import platformdirs
-
-    return platformdirs.user_cache_dir("autoconv")
-
-
-def _user() -> str:
-    return str(os.getuid()) if hasattr(os, "getuid") else "user"
+        with suppress(OSError):
+            temporary.unlink()

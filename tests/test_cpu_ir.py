@@ -1,6 +1,7 @@
 """The kernel language: every construct, on every instruction set this processor has."""
 
 import ctypes
+import errno
 import os
 import re
 import shutil
@@ -440,6 +441,18 @@ def test_a_folder_that_cannot_be_made_costs_only_persistence(tmp_path, monkeypat
     disk._warn.cache_clear()
     with pytest.warns(RuntimeWarning, match="not kept on disk"):
         disk.save(bytes(32), b"code")
+
+
+def test_what_could_not_be_kept_leaves_nothing_behind(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(disk.os, "replace", fail)
+    disk._warn.cache_clear()
+    with pytest.warns(RuntimeWarning, match="No space left on device"):
+        disk.save(bytes(32), b"code")
+    assert list(disk.folder().iterdir()) == []
 
 
 def test_an_unsupported_processor_is_told_once(monkeypatch):

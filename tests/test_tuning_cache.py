@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autoconv.cpu import disk
+from autoconv.cuda.compiler import cubin_folder
 from autoconv.errors import CacheWarning, PlanError, RecordError
 from autoconv.paths import shipped
 from autoconv.record import Facts, Race, Record
@@ -140,6 +145,48 @@ def test_where_the_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not (tmp_path / "home").exists()
 
 
+def test_the_folder_stays_where_it_was_first_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for named in ("folder", "~/folder"):
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("AUTOCONV_CACHE_DIR", named)
+        where = tmp_path / named.replace("~", "home")
+        assert (TuningCache().directory, disk.folder(), cubin_folder()) == (where, where / "kernels", where / "cubins")
+        monkeypatch.chdir("elsewhere")
+        assert (TuningCache().directory, disk.folder()) == (where, where / "kernels")
+        monkeypatch.chdir(tmp_path)
+
+
+def test_a_user_without_a_home_has_a_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwd = pytest.importorskip("pwd")
+    for name in ("HOME", "XDG_CACHE_HOME", "AUTOCONV_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert TuningCache().directory == tmp_path / f"autoconv-{os.getuid()}"
+    assert disk.folder().parent == TuningCache().directory
+
+
+@pytest.mark.skipif(os.name != "posix", reason="only there may a working directory be removed")
+def test_without_a_working_directory_only_persistence_is_lost(tmp_path: Path) -> None:
+    code = """if True:
+        import os, sys
+        os.chdir(sys.argv[1])
+        os.rmdir(sys.argv[1])
+        from autoconv.tuning_cache import TuningCache
+        print(TuningCache("relative", system=None).load("layer", "device"))
+    """
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(gone)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "None\n", done.stderr
+
+
 # --- the shipped records --------------------------------------------------------------------------------------
 
 
@@ -253,6 +300,29 @@ def test_an_export_that_fails_leaves_the_old_file(
     with pytest.raises(OSError, match="no"):
         cache.export(target)
     assert [path.read_text() for path in target.parent.iterdir()] == ["old"]
+
+
+def test_an_export_that_cannot_be_written_names_its_file(cache: TuningCache, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        cache.export(tmp_path / "nowhere" / "all.json")
+    assert caught.value.filename == str(tmp_path / "nowhere" / "all.json")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes and links are POSIX")
+def test_an_export_takes_the_place_of_files_only(cache: TuningCache, tmp_path: Path) -> None:
+    cache.add(LAYER, DEVICE, race(a=1.0))
+    cache.export(tmp_path / "file.json")
+    (tmp_path / "link.json").symlink_to("target.json")
+    cache.export(tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "target.json").read_text() == (tmp_path / "file.json").read_text()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as reader:
+        text = reader.submit(pipe.read_text)
+        cache.export(pipe)
+        assert pipe.is_fifo()
+        assert text.result() == (tmp_path / "file.json").read_text()
 
 
 def test_an_import_takes_merges_and_knows(cache: TuningCache, tmp_path: Path) -> None:

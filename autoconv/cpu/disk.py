@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -10,16 +11,15 @@ import uuid
 import warnings
 from pathlib import Path
 
-import platformdirs
+from autoconv.paths import cache_folder
 
 _SUM = hashlib.sha256().digest_size
 _USABLE = os.name == "posix"  # elsewhere there is no cheap way to see who could write
 
 
 def folder() -> Path:
-    """Where kernels are kept: `AUTOCONV_CACHE_DIR`, or the user's cache folder."""
-    root = os.environ.get("AUTOCONV_CACHE_DIR") or platformdirs.user_cache_dir("autoconv")
-    return Path(root) / "kernels"
+    """Where kernels are kept: beside the records."""
+    return cache_folder() / "kernels"
 
 
 @functools.cache
@@ -76,4 +76,6 @@ def save(key: bytes, text: bytes) -> None:
     except OSError as error:
         _warn(f"{folder()}: {error.strerror}")
     finally:
+        with contextlib.suppress(OSError):  # it is there no more, but after a failure
+            os.unlink(new, dir_fd=descriptor)
         os.close(descriptor)

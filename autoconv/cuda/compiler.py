@@ -15,9 +15,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import platformdirs
-
 from autoconv.errors import AutoconvError
+from autoconv.paths import cache_folder
 
 LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 WHEELS = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
@@ -182,9 +181,8 @@ class CubinCache:
 
 
 def cubin_folder() -> Path:
-    """`cubins` in AUTOCONV_CACHE_DIR, or in the user's cache folder."""
-    root = os.environ.get("AUTOCONV_CACHE_DIR")
-    return (Path(root) if root else Path(platformdirs.user_cache_dir("autoconv"))) / "cubins"
+    """Where machine code for GPUs is kept: beside the records."""
+    return cache_folder() / "cubins"
 
 
 @functools.cache
