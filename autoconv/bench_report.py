@@ -48,6 +48,7 @@ def print_suite(suite: Suite) -> None:
         f"{suite.name}, batch {suite.batch}, {setting.direction}, float32",
         ["layer", "shape", "ours", ">time", ">GFLOP/s", "best peer", *ratios],
         [_cells(row, peers) for row in suite.rows],
+        spare=["shape", ">GFLOP/s", "best peer"],
     )
     means = []
     for name in (*KINDS, None):

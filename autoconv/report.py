@@ -28,6 +28,7 @@ OPTIONAL = {
     "matplotlib": "draws charts; pip install 'autoconv[report]'",
 }
 PIPED_WIDTH = 1000  # characters: nothing is cut where nobody sees the edge
+FOLDED = 18  # characters to which a narrow terminal folds a column of names
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class Table:
             ["layer", "shape", "winner", ">time", ">GFLOP/s", ">of peak", "runner-up", ">vs GEMM", "from"],
             rows,
             totals=True,
+            spare=["runner-up", "shape", ">of peak", ">GFLOP/s"],
         )
 
 
@@ -213,7 +215,8 @@ def print_standings(device: str, standings: Sequence[dict[str, Any]]) -> None:
                 versions,
             ]
         )
-    print_table(device, ["layer", "winner", ">time", ">candidates", "raced (UTC)", "versions"], rows)
+    columns = ["layer", "winner", ">time", ">candidates", "raced (UTC)", "versions"]
+    print_table(device, columns, rows, spare=["versions", ">candidates", "raced (UTC)"])
 
 
 def information(device: Device, cache: TuningCache) -> dict[str, Any]:
@@ -274,8 +277,17 @@ def print_json(document: object) -> None:
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], totals: bool = False) -> None:
-    """A table on standard output; `>` before a column's name aligns it to the right, `totals` sets off the last row."""
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    totals: bool = False,
+    spare: Sequence[str] = (),
+) -> None:
+    """A table on standard output; `>` before a column's name aligns it to the right, `totals` sets off the last row.
+
+    A narrow terminal does without the columns of `spare`, one after the other, before figures are folded.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable
@@ -285,19 +297,37 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     text = sys.stdout if terminal else io.StringIO()
     console = Console(file=text, width=None if terminal else PIPED_WIDTH, no_color=not terminal, highlight=False)
     table = RichTable(title=Text(title, "bold"), title_justify="left", box=box.ASCII2 if _ascii() else box.SIMPLE_HEAD)
-    for column in columns:
+    rows, left_out = list(rows), []
+    shown = {column: [row[place] for row in rows] for place, column in enumerate(columns)}
+    for column in spare:
+        if _least_width(shown) > console.width:
+            del shown[column]
+            left_out.append(column.removeprefix(">"))
+    fits = _least_width(shown) <= console.width
+    for column, cells in shown.items():
         table.add_column(
             column.removeprefix(">"),
             justify="right" if column.startswith(">") else "left",
-            no_wrap=not terminal,
+            no_wrap=not terminal or (fits and _width(column, cells) <= FOLDED),
             overflow="fold",
         )
-    cells = [[Text(cell) for cell in row] for row in rows]
-    for i, row in enumerate(cells):
-        table.add_row(*row, end_section=totals and i == len(cells) - 2)
+    lines = list(zip(*shown.values(), strict=True))
+    for i, line in enumerate(lines):
+        table.add_row(*map(Text, line), end_section=totals and i == len(lines) - 2)
     console.print(table)
+    if left_out:
+        console.print(Text(f"  a wider terminal has room for: {', '.join(left_out)}", "dim"))
     if isinstance(text, io.StringIO):
         sys.stdout.writelines(line.rstrip() + "\n" for line in text.getvalue().splitlines())
+
+
+def _width(column: str, cells: Sequence[str]) -> int:
+    return max(map(len, [column.removeprefix(">"), *cells]))
+
+
+def _least_width(table: dict[str, list[str]]) -> int:
+    """Characters that a table needs in which long names are folded, and nothing else is."""
+    return 1 + sum(3 + min(_width(column, cells), FOLDED) for column, cells in table.items())
 
 
 def _ascii() -> bool:
