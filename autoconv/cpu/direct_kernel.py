@@ -51,6 +51,7 @@ class Run:
         return self.length, self.pattern
 
 
+@functools.lru_cache(256)
 def tiles(axis: Axis, length: int) -> list[Run]:
     """An axis cut into tiles of almost equal length, at most `length`."""
     if length == 1:

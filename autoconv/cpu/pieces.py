@@ -33,6 +33,9 @@ class Axis:
 
     def pattern(self, position: int, length: int) -> tuple[tuple[bool, ...], ...]:
         """For every tap, which of `length` outputs see it."""
+        corners = ((p, t) for p in (position, position + length - 1) for t in (0, len(self.taps) - 1))
+        if all(self.sees(p, t) for p, t in corners):  # as on all of a long axis but its ends
+            return ((True,) * length,) * len(self.taps)
         return tuple(tuple(self.sees(position + i, t) for i in range(length)) for t in range(len(self.taps)))
 
 
