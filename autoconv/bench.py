@@ -298,7 +298,7 @@ def measured(row: Row, made: Plan, setting: Setting, peers: Mapping[str, Peer]) 
     """Race our plan with the peers on one layer; what a contestant raises is its own failure."""
     problem, constant, fresh = Problem.draw(row.layer, setting.device), setting.constant, setting.fresh
     runs: dict[str, Run] = {}
-    answer = None
+    answer = found = None
     for name in (OURS, *setting.peers):
         try:
             if name == OURS:

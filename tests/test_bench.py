@@ -282,6 +282,18 @@ def test_a_peer_that_fails_or_errs_is_named_and_the_rest_goes_on() -> None:
 
 
 @pytest.mark.usefixtures("place")
+def test_a_layer_on_which_everybody_fails_is_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(bench, "ours", refuse)
+    net = Network("One", "", (NamedLayer("plain", LAYER, 1, 1),))
+    found = bench.run_suite(net, 1, setting("torch"), network=False, peers={"torch": fake("torch", broken)})
+    assert found.rows[0].times == {}
+    assert found.rows[0].failures == {OURS: "too large", "torch": "no kernel for this"}
+
+
+@pytest.mark.usefixtures("place")
 def test_an_interruption_keeps_what_is_done() -> None:
     def interrupt(problem: Problem) -> Any:
         if problem.layer.R == 1:
