@@ -363,7 +363,7 @@ _RACE: dict[str, Check] = {
 _RECORD: dict[str, Check] = {
     "layer": _text,
     "device": _text,
-    "races": lambda v: type(v) is list and len(v) <= MAX_RACES,
+    "races": lambda v: type(v) is list and 0 < len(v) <= MAX_RACES,
 }
 
 

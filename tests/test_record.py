@@ -271,6 +271,7 @@ BAD = {
     "long": ([], "device", "x" * 501),
     "field": ([], "verdict", "gemm"),
     "races": ([], "races", {}),
+    "no races": ([], "races", []),
     "id": (["races", 0], "id", "../../etc"),
     "when": (["races", 0], "when", "yesterday"),
     "digits of another script": (["races", 0], "when", "٢٠٢٦-01-01T00:00:00+00:00"),
