@@ -75,6 +75,15 @@ def test_parts_of_everything(instruction_set: str) -> None:
         assert check_guarded(POINTWISE, layer, device, operands(layer))
 
 
+def test_a_tile_of_one_vector_where_it_leaves_fewer_lanes_empty() -> None:
+    device = device_with("avx512")
+    for K, vectors in ((16, [1, 2]), (17, [2]), (48, [1, 2]), (64, [2]), (80, [1, 2])):
+        layer = layer_of(K=K)
+        costs = {c.params["BK"]: POINTWISE.estimate(layer, device, c.params) for c in POINTWISE.all(layer, device)}
+        assert sorted(costs) == [16 * n for n in vectors], K
+        assert min(costs, key=costs.__getitem__) == 16 * vectors[0], K
+
+
 def test_no_strip_of_the_run_before_is_taken_for_this_one_s() -> None:
     device = CPU.current()
     layer = layer_of(C=256, K=256)
@@ -106,4 +115,4 @@ def test_who_is_refused_and_why() -> None:
     ):
         assert any(reason in one for one in POINTWISE.why_not(layer_of(**fields), device, params)), fields
     allowed = f"BK={params['BK']},BQ={params['BQ']}"
-    assert POINTWISE.why_not(layer_of(), device, {"BK": 3, "BQ": 1}) == [f"BK=3,BQ=1: allowed is {allowed}"]
+    assert POINTWISE.why_not(layer_of(), device, {"BK": 3, "BQ": 1}) == [f"BK=3,BQ=1: allowed are {allowed}"]

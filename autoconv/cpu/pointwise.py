@@ -28,15 +28,26 @@ from autoconv.layer import ConvLayer
 if TYPE_CHECKING:
     from autoconv.device import Device
 
-TILES = {"avx512": (2, 14), "avx2": (2, 6), "generic": (2, 5)}  # vectors of channels by pixels
+TILES = {  # vectors of channels by pixels; one vector is enough where a broadcast is no instruction of its own
+    "avx512": ((2, 14), (1, 28)),
+    "avx2": ((2, 6),),
+    "generic": ((2, 5),),
+}
 SUMS = 32 * 1024  # bytes of a task's sums, where they go over some channels at a time
 MOST_TILES = 256  # in a task: what is noted of each lies on the stack
 MOST_STRIDE = 8  # of a gradient: the zeros after a pixel are written out
 
 
-def _tile(layer: ConvLayer, device: CPU) -> dict[str, int]:
-    vectors, pixels = TILES[device.instruction_set]
-    return {"BK": vectors * Module(device.instruction_set).lanes(DTYPES[layer.dtype]), "BQ": pixels}
+def _tiles(layer: ConvLayer, device: CPU) -> list[dict[str, int]]:
+    """The first tile, and what other has fewer lanes that hold nothing."""
+    lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
+    first, *others = ({"BK": vectors * lanes, "BQ": pixels} for vectors, pixels in TILES[device.instruction_set])
+    K = product(layer).K
+    return [first, *(tile for tile in others if _rounded(K, tile["BK"]) < _rounded(K, first["BK"]))]
+
+
+def _rounded(K: int, BK: int) -> int:
+    return math.ceil(K / BK) * BK
 
 
 def _shape(layer: ConvLayer, device: CPU, params: Params) -> Shape:
@@ -67,12 +78,13 @@ class Pointwise(GeneratedAlgorithm):
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         assert isinstance(device, CPU)
-        return [_tile(layer, device)]
+        return _tiles(layer, device)
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         reasons = []
-        if params != (tile := _tile(layer, device)):
-            reasons.append(f"BK={params['BK']},BQ={params['BQ']}: allowed is BK={tile['BK']},BQ={tile['BQ']}")
+        if params not in (tiles := _tiles(layer, device)):
+            allowed = ", ".join(f"BK={tile['BK']},BQ={tile['BQ']}" for tile in tiles)
+            reasons.append(f"BK={params['BK']},BQ={params['BQ']}: allowed are {allowed}")
         if (layer.R, layer.S) != (1, 1):
             reasons.append(f"R={layer.R}, S={layer.S}: 1x1 filters are wanted; direct takes others")
         if layer.padding != ((0, 0), (0, 0)):
@@ -99,9 +111,9 @@ class Pointwise(GeneratedAlgorithm):
         return packed_size(problem, int(params["BK"])) * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
-        """At peak, but for what a tile's sums and a pixel's copies cost, which more channels or filters share."""
+        """At peak, but for empty lanes, and what a tile's sums and a pixel's copies cost, which many channels share."""
         problem = product(layer)
-        shares = 1.05 + 16 / problem.C + 8 / problem.K
+        shares = (1.05 + 16 / problem.C) * _rounded(problem.K, int(params["BK"])) / problem.K + 8 / problem.K
         return max(shares * layer.flops / device.peak_flops(layer.dtype), layer.bytes / device.bandwidth()) + CALL
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -100,6 +101,7 @@ class _Writer:
         self.lanes = m.lanes(self.element)
         self.pitch, self.gathered_pitch = tile_pitch(self.problem, shape.BQ), _gathered_pitch(shape)
         self.tile_size = shape.BK * shape.BQ
+        self.lines = range(0, shape.BQ, LINE // self.element.bytes)  # a pixel of a tile in each line of the cache
         self.adds = shape.BC < self.problem.C
         self.spreads = _spreads(self.problem)
         self.in_place = all((a.step, a.count) == (1, a.size) for a in (self.problem.rows, self.problem.columns))
@@ -191,8 +193,8 @@ class _Writer:
     def _add(self, t: Value, part: Value, sums: Value) -> None:
         """A part of the channels to a tile's sums; what is stored and added at the end comes while they are made."""
         k, shape, o = self.k, self.shape, self.problem.output
-        for n in range(shape.BK):
-            there = self._target(t) + n * o.channel
+        for n, line in itertools.product(range(shape.BK), self.lines):
+            there = self._target(t) + (n * o.channel + line * self.problem.columns.stride)
             for row in range(self.problem.rows.stride):
                 k.prefetch(self.out + (there + row * o.row), write=True)
             if self.tail.residual:
@@ -221,7 +223,8 @@ class _Writer:
                 source = x + k.load(images + t) * problem.input.image + k.load(pixels + t) + start * plane
                 target = panels + t * self.pitch + start * BQ
                 for c in range(TOGETHER):
-                    k.prefetch(source + (c + TOGETHER) * plane)
+                    for line in self.lines:
+                        k.prefetch(source + ((c + TOGETHER) * plane + line))
                     for v in range(0, vectors, lanes):
                         k.store(k.load(source + (c * plane + v), lanes), target + (c * BQ + v))
         with k.loop(ample, problem.C, TOGETHER) as start, k.loop(0, number) as t:
