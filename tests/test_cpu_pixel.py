@@ -171,6 +171,18 @@ def test_split_covers_every_pixel_once() -> None:
     assert [(run.times, run.pixels) for run in split(196, 16, 3, 1)] == [(4, 49)]
 
 
+def test_an_estimate_counts_the_lanes_beyond_a_plane_but_not_single_pixels() -> None:
+    device = device_with("avx512")
+
+    def cost(side: int) -> float:
+        """Of a plane's pixels, each."""
+        layer = pointwise(C=512, K=512, H=side, W=side)
+        return (PIXEL.estimate(layer, device, {"KB": 8, "NV": 3, "nt": 0}) - 2e-6) / layer.flops
+
+    assert cost(7) < 1.05 * cost(16)  # three vectors and a pixel
+    assert cost(5) > 1.2 * cost(16)  # a vector and most of another
+
+
 def test_reasons_come_all_at_once() -> None:
     layer = edge("tails", layout="NHWC", direction="wgrad")
     reasons = PIXEL.why_not(layer, CPU.current(), {"KB": 99, "NV": 1, "nt": 1})

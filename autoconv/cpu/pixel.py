@@ -18,8 +18,8 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.generated import CALL, GeneratedAlgorithm, traffic
 from autoconv.cpu.ir import VECTOR_BYTES
 from autoconv.cpu.pixel_kernel import emit, packed_elements, workspace_elements
-from autoconv.cpu.pixel_pieces import no_streaming
-from autoconv.cpu.pixel_tile import Shape
+from autoconv.cpu.pixel_pieces import no_streaming, split
+from autoconv.cpu.pixel_tile import Shape, odd_pixels
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -39,6 +39,17 @@ def _run(layer: ConvLayer) -> int:
     """Pixels that follow one another and are cut into tiles as one line: planes of 1x1 layers, else rows."""
     whole = (layer.R, layer.S) == (1, 1) and layer.padding == ((0, 0), (0, 0))
     return math.prod(layer.output_shape[2:]) if whole else layer.output_shape[3]
+
+
+def _idle(instruction_set: str, layer: ConvLayer, shape: Shape) -> float:
+    """How much more than its pixels the vectors of a line hold; a single pixel takes a lane for each channel."""
+    lanes, pixels = VECTOR_BYTES[instruction_set] // layer.accumulator.itemsize, _run(layer)
+    odd = 0 if shape.nt else odd_pixels(instruction_set, shape.KB, shape.NV)
+    vectors = 0.0
+    for run in split(pixels, lanes, shape.NV, odd):
+        whole, rest = divmod(run.pixels, lanes)
+        vectors += run.times * (whole + (rest / shape.KB if whole and rest <= odd else 1))
+    return vectors * lanes / pixels
 
 
 class Pixel(GeneratedAlgorithm):
@@ -95,9 +106,7 @@ class Pixel(GeneratedAlgorithm):
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
         """At peak, but for lanes beyond the last pixel, and for filters read anew by every strip that is copied."""
         assert isinstance(device, CPU)
-        lanes = VECTOR_BYTES[device.instruction_set] // layer.itemsize
-        run = _run(layer)
-        idle = -(-run // lanes) * lanes / run
+        idle = _idle(device.instruction_set, layer, _shape(device, params))
         far = layer.stride != (1, 1) and math.prod(layer.w_shape) * layer.itemsize > device.facts["l2_bytes"] // 2
         flops = idle * layer.flops * (1.25 if far else 1)
         memory = traffic(layer, bool(params["nt"])) / device.bandwidth()
