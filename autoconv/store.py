@@ -102,7 +102,7 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
 
 
 class TextStore:
-    """Text by key, in a database in a folder; in memory where the folder cannot be used.
+    """Text by key, in a database in a folder; in memory where the folder cannot be used, but for what is there already.
 
     No method raises for what is on the disk: an unreadable row is a miss, a broken database is set
     aside and a new one started, and a folder that cannot be written costs persistence. Each is
@@ -195,15 +195,31 @@ class TextStore:
 
     def _glance(self, key: str) -> str | None:
         """The text, where the database plainly holds it: diskcache would first write all its settings, with care."""
-        plain = "key = ? AND raw = 1 AND mode = ? AND filename IS NULL AND expire_time IS NULL"
+        found = self._plain_rows("mode=ro", key).get(key)
+        return found if found is not None or os.access(self.directory, os.W_OK) else self._settled(key).get(key)
+
+    def _plain_rows(self, how: str, key: str | None = None) -> dict[str, str]:
+        """What is text under a text, all of it or under one key; nothing where that cannot be read just so."""
+        query = "SELECT key, value FROM Cache WHERE raw = 1 AND mode = ? AND filename IS NULL AND expire_time IS NULL"
+        wanted = (" AND key = ?", (MODE_RAW, key)) if key is not None else ("", (MODE_RAW,))
         try:
             path = (self.directory / DBNAME).absolute()
-            with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", timeout=0, uri=True)) as connection:
+            with closing(sqlite3.connect(f"{path.as_uri()}?{how}", timeout=0, uri=True)) as connection:
                 connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
-                row = connection.execute(f"SELECT value FROM Cache WHERE {plain}", (key, MODE_RAW)).fetchone()
+                rows = connection.execute(query + wanted[0], wanted[1]).fetchall()
         except (sqlite3.Error, OSError):  # none there, or one that has to be looked after
-            return None
-        return row[0] if row and type(row[0]) is str else None
+            return {}
+        return {name: text for name, text in rows if type(name) is type(text) is str}
+
+    def _settled(self, key: str | None = None) -> dict[str, str]:
+        """The same of a database in a folder that cannot be written, where nobody is in the middle of writing.
+
+        SQLite would make files beside it even to read it, unless told that it never changes.
+        """
+        with suppress(OSError):
+            if (self.directory / f"{DBNAME}-wal").stat().st_size:
+                return {}
+        return self._plain_rows("immutable=1", key)
 
     def _read(self, database: _Database, key: str) -> str | None:
         try:
@@ -263,7 +279,7 @@ class TextStore:
             return self._connect()
 
     def _degrade(self, error: Exception) -> None:
-        self._memory = self._memory or {}
+        self._memory = self._memory or self._settled()
         cause = _unavailable(error) or error
         reason = str(cause) or type(cause).__name__
         self.report(f"{self.directory}: {reason}: tuning is remembered by this process only")

@@ -322,6 +322,26 @@ def test_a_folder_that_cannot_be_costs_persistence_and_one_warning(tmp_path: Pat
     assert not store.persistent
 
 
+def test_a_folder_that_cannot_be_written_is_still_read(store: TextStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = sqlite3.connect
+
+    def refuse(path: str, *arguments: Any, **options: Any) -> sqlite3.Connection:
+        """As SQLite in such a folder: what may change cannot be read, since that takes files beside it."""
+        return connect(path if "immutable" in path else "/nowhere/cache.db", *arguments, **options)
+
+    put(store, "other", "more")
+    plant(store, ("INSERT INTO Cache (key, raw, mode, value) VALUES (?, 1, 1, ?)", ("strange", b"\xff")))
+    monkeypatch.setattr(sqlite3, "connect", refuse)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    again = TextStore(store.directory)
+    assert (again.get("key"), again.get("other")) == ("value", "more")
+    with pytest.warns(CacheWarning, match="unable to open database file: tuning is remembered by this process only"):
+        assert again.get("strange") is None
+    assert sorted(again) == ["key", "other"]
+    put(again, "key", "new")
+    assert (again.get("key"), again.get("other")) == ("new", "more")
+
+
 def test_a_disk_that_fills_up_costs_persistence_and_not_the_database(
     store: TextStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
