@@ -25,6 +25,16 @@ pytestmark = [
 DIRECT = Direct()
 
 
+def test_cutting_a_long_row_looks_at_every_tile_but_not_at_all_its_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, sees = [], Axis.sees
+    monkeypatch.setattr(Axis, "sees", lambda *asked: (looks.append(asked), sees(*asked))[1])
+    row = Axis(size=12_000, count=12_000, step=1, first=-4, gap=1, taps=tuple(range(9)))
+    assert [(run.tiles, run.pattern == ((True,) * 12,) * 9) for run in tiles(row, 12)] == [
+        (1, False), (998, True), (1, False)
+    ]  # fmt: skip
+    assert len(looks) < 5 * 1000
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("name", EDGES)
 def test_edges(name: str, direction: str) -> None:
