@@ -94,6 +94,8 @@ def bench(
 
     if chart is not None and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("--chart needs matplotlib, which is not installed: pip install 'autoconv[report]'")
+    if chart is not None and not chart.absolute().parent.is_dir():
+        raise click.UsageError(f"--chart {chart}: no such folder")
     nets = [(network.load(name), name != DEFAULT_SUITE) for name in suites or (DEFAULT_SUITE,)]
     for net, _ in nets:
         for name in (*(names or ()), *(without or ())):

@@ -467,6 +467,15 @@ def test_bad_usage_is_one_line(arguments: list[str], message: str, capsys: pytes
     assert error.count("\n") == 1
 
 
+def test_a_chart_in_a_folder_that_is_not_there_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: found("json" if name == "matplotlib" else name))
+    assert cli.main(["bench", "--chart", "nowhere/out.png"]) == 2
+    assert capsys.readouterr().err == "autoconv: error: --chart nowhere/out.png: no such folder\n"
+
+
 def test_a_chart_without_matplotlib_is_refused_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
