@@ -80,7 +80,7 @@ def plan(
         "heuristic": from recorded facts if there are any, else from estimates; never time.
         "cached": from recorded facts only; a miss is an error, and so is a winner whose algorithm has changed since,
         until the layer is tuned again.
-        Or the name of a candidate, such as "gemm" or "winograd[m=4,r=3]".
+        Or the name of an algorithm, such as "numpy.gemm", or of a candidate, as `explain` lists them.
     device : Device or str, optional
         This machine's CPU, all of it, unless given; "cuda" is CuPy's current GPU, "cuda:1" another.
     workspace_limit : int, optional
@@ -96,7 +96,7 @@ def plan(
     vendors : "loaded", True or False
         Vendor libraries among the candidates: those this process has imported, all installed, or none.
     budget : float, optional
-        Seconds the timing may take; verification comes on top.
+        Seconds the timing may take; compilation and verification come on top.
     cache : TuningCache, optional
         Where facts are kept; the user's own unless given.
     isolate : bool
@@ -238,8 +238,9 @@ class _Request:
         if ranked:
             return self._plan(ranked[0], "profile" if self.timed else "cache", facts, ranked)
         if mode == "cached":
+            unmet = f" satisfies the limits ({self.limits})" if record is not None else ""
             raise PlanError(
-                f"nothing recorded for {self.layer} on {self.device.key} satisfies the limits ({self.limits}): "
+                f"nothing recorded for {self.layer} on {self.device.key}{unmet}: "
                 "tune the layer first, or use another mode"
             )
         ranked = [n for n in self.survey.promising(self.limits) if n not in facts or facts[n].unreached]

@@ -239,6 +239,13 @@ class Limits:
     weights: Weights = "varying"
     vendors: frozenset[str] | None = None
 
+    def __str__(self) -> str:
+        """Those that are set, as in a call."""
+        plain = [f for f in fields(self) if f.name != "vendors" and getattr(self, f.name) != f.default]
+        named = [f"{f.name}={getattr(self, f.name)!r}" for f in plain]
+        named += [f"vendors={','.join(sorted(self.vendors))}"] if self.vendors else []
+        return ", ".join(named) or "no limits"
+
     def why_not(self, facts: Facts) -> list[str]:
         """Every reason against a candidate with these facts; empty when it is allowed."""
         if facts.failure is not None:

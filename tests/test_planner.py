@@ -178,9 +178,13 @@ def test_heuristic_never_times_and_prefers_what_is_recorded(cache: TuningCache) 
 
 
 def test_cached_never_times_and_a_miss_is_a_clear_error(cache: TuningCache) -> None:
-    with pytest.raises(PlanError, match=r"nothing recorded for fwd-float32-NCHW.*tune the layer first"):
+    with pytest.raises(
+        PlanError, match=r"nothing recorded for fwd-float32-NCHW[^ ]* on cpu-[^ ]*: tune the layer first"
+    ):
         planner.plan(LAYER, "cached", cache=cache)
     best = planner.plan(LAYER, cache=cache)
+    with pytest.raises(PlanError, match=r"on cpu-[^ ]* satisfies the limits \(tolerance=0.0\): tune the layer first"):
+        planner.plan(LAYER, "cached", tolerance=0, cache=cache)
     assert planner.plan(LAYER, "cached", cache=cache).candidate == best.candidate
 
 

@@ -44,6 +44,12 @@ def test_every_reason_is_given_at_once() -> None:
         assert words in reason
 
 
+def test_limits_are_told_as_they_are_set() -> None:
+    assert str(Limits()) == str(Limits(vendors=frozenset())) == "no limits"
+    limits = Limits(workspace_limit=0, tolerance=0.0, weights="constant", vendors=frozenset({"torch", "onnxruntime"}))
+    assert str(limits) == "workspace_limit=0, tolerance=0.0, weights='constant', vendors=onnxruntime,torch"
+
+
 def test_a_failure_is_the_only_reason() -> None:
     assert Limits(workspace_limit=0).why_not(Facts("1", failure="wrong result", workspace=9)) == ["wrong result"]
 
