@@ -253,7 +253,13 @@ def info(device_name: str, as_json: bool) -> int:
 @as_json
 def export(path: Path, device_key: str | None, as_json: bool) -> int:
     """Write the records to FILE as JSON, to share them; into a folder, one file per device."""
-    count = TuningCache().export(path, device_key)
+    cache = TuningCache()
+    known = {record.device for record in cache.records()}
+    if device_key is not None and device_key not in known:
+        raise click.UsageError(
+            f"--device {device_key}: of this nothing is on record; known are {', '.join(sorted(known))}"
+        )
+    count = cache.export(path, device_key)
     if as_json:
         report.print_json({"path": str(path), "records": count})
     else:
@@ -341,8 +347,10 @@ def _say(kind: str, message: str) -> None:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command; one line on standard error for whatever is wrong, and never a traceback for it."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        if hasattr(stream := getattr(sys, name), "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
         with warnings.catch_warnings():

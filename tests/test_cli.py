@@ -331,6 +331,14 @@ def test_a_reader_that_goes_away_is_no_error(place: Path) -> None:
     assert found.stderr == ""
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_stream_that_is_closed_is_no_error(closed: str, place: Path) -> None:
+    script = f"{sys.executable} -m autoconv tune tiny.yaml --mode heuristic {closed}"
+    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment())
+    assert (found.returncode, found.stderr) == (0, "")
+    assert ("2 layers, nothing timed" in found.stdout) == (closed == "2>&-")
+
+
 def test_progress_is_shown_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -408,6 +416,10 @@ BAD = {
     "tolerance text": (["tune", "tiny.yaml", "--tolerance", "tight"], "'tight': a number of at least 0"),
     "weights": (["tune", "tiny.yaml", "--weights", "heavy"], "'heavy' is not one of 'varying', 'constant'"),
     "vendors": (["tune", "tiny.yaml", "--vendors", "intel"], "'intel' is not one of 'loaded', 'all', 'none'"),
+    "device key": (
+        ["export", "x.json", "--device", "cpu-x"],
+        "--device cpu-x: of this nothing is on record; known are ",
+    ),
     "layer key": (["explain", "fwd-float32-N1"], "'fwd-float32-N1' is not a layer key: a key reads like"),
     "bad layer": (["explain", "fwd-float32-NCHW-N1-C3-H4-W4-K2-R5-S5"], "the output is empty"),
     "layer name": (
