@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,15 @@ def test_the_version_of_scipy_is_read_without_importing_it() -> None:
     except metadata.PackageNotFoundError:
         installed = "absent"
     assert answer.stdout.split() == [installed, "False"]
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])  # SciPy has written either
+def test_the_version_of_any_scipy_is_read(quote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "short_version = '1.13.0'\nversion = '1.13.0.dev1'\nif not release:\n    version = full_version\n"
+    (tmp_path / "version.py").write_text(text.replace("'", quote))
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    assert module._scipy_version() == "1.13.0.dev1"
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "99999"])

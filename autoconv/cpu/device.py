@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 import platform
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -88,7 +89,8 @@ def _scipy_version() -> str:
     if spec is None or spec.origin is None:
         return "absent"
     text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    return text.partition('\nversion = "')[2].partition('"')[0] or "unknown"
+    found = re.search(r"""^version = (["'])(.+)\1$""", text, re.MULTILINE)
+    return found[2] if found else "unknown"
 
 
 def available_threads() -> int:
