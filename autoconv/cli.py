@@ -257,7 +257,7 @@ def export(path: Path, device_key: str | None, as_json: bool) -> int:
     known = {record.device for record in cache.records()}
     if device_key is not None and device_key not in known:
         raise click.UsageError(
-            f"--device {device_key}: of this nothing is on record; known are {', '.join(sorted(known))}"
+            f"--device {device_key}: of this nothing is on record; known are {', '.join(sorted(known)) or 'none'}"
         )
     count = cache.export(path, device_key)
     if as_json:

@@ -418,7 +418,7 @@ BAD = {
     "vendors": (["tune", "tiny.yaml", "--vendors", "intel"], "'intel' is not one of 'loaded', 'all', 'none'"),
     "device key": (
         ["export", "x.json", "--device", "cpu-x"],
-        "--device cpu-x: of this nothing is on record; known are ",
+        "--device cpu-x: of this nothing is on record; known are none",
     ),
     "layer key": (["explain", "fwd-float32-N1"], "'fwd-float32-N1' is not a layer key: a key reads like"),
     "bad layer": (["explain", "fwd-float32-NCHW-N1-C3-H4-W4-K2-R5-S5"], "the output is empty"),
