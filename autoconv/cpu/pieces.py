@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -35,8 +36,21 @@ class Axis:
         """For every tap, which of `length` outputs see it."""
         corners = ((p, t) for p in (position, position + length - 1) for t in (0, len(self.taps) - 1))
         if all(self.sees(p, t) for p, t in corners):  # as on all of a long axis but its ends
-            return ((True,) * length,) * len(self.taps)
-        return tuple(tuple(self.sees(position + i, t) for i in range(length)) for t in range(len(self.taps)))
+            return _everywhere(len(self.taps), length)
+        starts = (self.step * position + self.first + self.gap * t for t in range(len(self.taps)))
+        bounds = ((-(at // self.step), -((at - self.size) // self.step)) for at in starts)
+        return tuple(_between(length, min(max(a, 0), length), min(max(b, 0), length)) for a, b in bounds)
+
+
+@functools.lru_cache(64)
+def _everywhere(taps: int, length: int) -> tuple[tuple[bool, ...], ...]:
+    """One pattern for all tiles inside: with long filters each is large."""
+    return ((True,) * length,) * taps
+
+
+@functools.lru_cache(1024)
+def _between(length: int, first: int, end: int) -> tuple[bool, ...]:
+    return tuple(first <= i < end for i in range(length))
 
 
 class Strides(NamedTuple):
