@@ -261,7 +261,9 @@ class _Request:
             ranked = ranking({name: found for name, found in facts.items() if name in family}, self.limits)
             runnable = ranked or [name for name in self.survey.runnable(self.limits) if name in family]
             if not runnable:
-                raise PlanError(f"no candidate of {mode!r} can run {self.layer}:\n" + self._listed(family))
+                raise PlanError(
+                    f"no candidate of {mode!r} can run {self.layer} under {self.limits}:\n" + self._listed(family)
+                )
             return self._plan(runnable[0], "user", facts, runnable)
         try:
             name = str(Candidate.parse(mode))
@@ -440,7 +442,9 @@ class _Request:
         )
 
     def _listed(self, names: Iterable[str], reasons: dict[str, list[str]] | None = None) -> str:
-        reasons = self.survey.spared | self.survey.reasons | (reasons or {})
+        expected = self.survey.expected.items()
+        unfit = {name: against for name, facts in expected if (against := self.limits.why_not(facts))}
+        reasons = self.survey.spared | self.survey.reasons | unfit | (reasons or {})
         return "\n".join(f"  {name}: {'; '.join(reasons.get(name, ['not tried']))}" for name in names)
 
 
