@@ -69,6 +69,8 @@ def test_types_groups_and_strides(dtype: str, layout: str) -> None:
         {"stride": (1, 3), "W": 70, "S": 5, "padding": ((2, 0), (3, 1))},
         {"stride": (4, 2), "R": 7, "padding": ((5, 1), (0, 2))},
         {"R": 2, "S": 2, "padding": 0},
+        {"stride": 9, "R": 9, "S": 9, "H": 40, "W": 47, "padding": ((3, 2), (4, 0))},
+        {"stride": (2, 16), "R": 3, "S": 32, "W": 5, "padding": ((1, 0), (14, 15))},
     ):
         assert check(DIRECT, reshaped(dtype=dtype, layout=layout, **changes))
 
@@ -111,4 +113,4 @@ def test_every_reason_is_given() -> None:
     assert "depthwise_phases" in reasons(DIRECT, edge("depthwise strided", direction="dgrad"))
     assert "4.0 times" in reasons(DIRECT, edge("pointwise strided", direction="dgrad"))
     assert "see no input" in reasons(DIRECT, edge("padding beyond the filter", direction="dgrad"))
-    assert "too many phases" in reasons(DIRECT, reshaped(H=60, W=60, R=9, S=9, stride=9))
+    assert "too many phases" in reasons(DIRECT, reshaped(H=130, W=130, R=65, S=65, stride=65))

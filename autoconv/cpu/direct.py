@@ -25,6 +25,7 @@ from autoconv.cpu.pieces import Correlation
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
 
+MOST_PIECES = 64  # correlations of a strided gradient, each with a program of its own
 UNROLLED = 8000  # multiply-adds of one program: LLVM takes a second for them
 BUFFER = 32 * 1024  # bytes of a task's sums, where they go over some channels at a time
 TILES = {  # pixels by vectors of filters; the first also reads filters where they are
@@ -77,7 +78,7 @@ def _row_bytes(layer: ConvLayer, c: Correlation, b: Blocking) -> int:
 
 
 class Direct(GeneratedAlgorithm):
-    """Direct convolution by a register-tiled microkernel; takes every layer."""
+    """Direct convolution by a register-tiled microkernel; takes every layer but gradients of enormous strides."""
 
     name = "direct"
     takes_all = True
@@ -89,6 +90,8 @@ class Direct(GeneratedAlgorithm):
         assert isinstance(device, CPU)
         if layer.direction == "wgrad":
             return wgrad_candidates(layer, device.instruction_set)
+        if _pieces(layer) > MOST_PIECES:
+            return [{"BK": 1, "BP": 1, "BQ": 1, "BC": 1, "filters": "strided"}]  # for its reason
         c = max(pieces_of(layer), key=lambda c: c.macs)
         lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
 
@@ -118,6 +121,8 @@ class Direct(GeneratedAlgorithm):
         return {**params, "BC": math.ceil(c.C / (4 * number)) * 4}
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
+        if (pieces := _pieces(layer)) > MOST_PIECES:
+            return [f"falls into {pieces} correlations with kernels of their own, more than {MOST_PIECES}"]
         if layer.direction != "wgrad" and (work := _work(layer, device, params)) > UNROLLED:
             return [f"unrolls to {work} multiply-adds, more than {UNROLLED}"]
         return []
@@ -161,6 +166,13 @@ class Direct(GeneratedAlgorithm):
             return compiler.build(emit_wgrad_packed, device.instruction_set, layer, packed)
         in_place = wgrad_blocking(layer, device.threads, BK, BC)
         return compiler.build(emit_wgrad, device.instruction_set, layer, in_place)
+
+
+def _pieces(layer: ConvLayer) -> int:
+    """Correlations that the layer falls into."""
+    if layer.direction != "dgrad":
+        return 1
+    return math.prod(map(min, layer.stride, layer.x_shape[2:]))
 
 
 def _fullest(c: Correlation, pixels: int) -> tuple[int, int]:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from autoconv.device import Device
 
 MOST_WASTE = 2.0  # multiply-adds, including those with taps that some phases lack, for each that counts
-MOST_PHASES = 64
-LARGEST_STRIDE = 8  # of columns, woven together as that many vectors
+MOST_PHASES = 4096
+MOST_VECTORS = 8  # woven together: columns of a larger stride are stored one by one
 
 
 @dataclass(frozen=True)
@@ -142,27 +142,40 @@ class _Writer:
 
     def _weave_pixels(self) -> Function:
         """A plane of dx in NCHW: its rows' phases, interleaved."""
-        layer, step, lanes = self.layer, self.columns.stride, self.m.lanes(self.element)
-        x, y = self.outer.input, self.inner.output
+        layer, x = self.layer, self.outer.input
         k = self.m.function("weave", *TASK, internal=True)
         context, index, _ = k.args
         images, _, dx = operands(k, context, self.element)[:3]
         n, c = index // layer.C, index % layer.C
         dx = dx + n * x.image + c * x.channel
+        weave = self._by_vectors if self.columns.stride <= MOST_VECTORS else self._one_by_one
         with k.loop(0, layer.H) as h:
-            row = self._row(images, n, c, h)
-            with k.loop(0, self.columns.count, lanes) as i:
-                mask = k.mask(self.columns.count - i, lanes)
-                vectors = [k.load(row + b * (self.C * y.channel) + i, lanes, mask=mask) for b in range(step)]
-                w = (i + self.columns.first) * step - self.columns.pad
-                for part, v in enumerate(interleaved(k, vectors)):
-                    here = w + part * lanes
-                    there = dx + h * x.row + here
-                    with k.if_((here >= 0) & (here <= layer.W - lanes)):
-                        k.store(v, there)
-                    with k.else_():
-                        k.store(v, there, mask=within(k, here, lanes, k.i64(layer.W)))
+            weave(k, self._row(images, n, c, h), dx + h * x.row)
         return k
+
+    def _by_vectors(self, k: Function, row: Value, dx: Value) -> None:
+        step, lanes, W = self.columns.stride, self.m.lanes(self.element), self.layer.W
+        with k.loop(0, self.columns.count, lanes) as i:
+            mask = k.mask(self.columns.count - i, lanes)
+            apart = self.C * self.inner.output.channel
+            vectors = [k.load(row + b * apart + i, lanes, mask=mask) for b in range(step)]
+            w = (i + self.columns.first) * step - self.columns.pad
+            for part, v in enumerate(interleaved(k, vectors)):
+                here = w + part * lanes
+                with k.if_((here >= 0) & (here <= W - lanes)):
+                    k.store(v, dx + here)
+                with k.else_():
+                    k.store(v, dx + here, mask=within(k, here, lanes, k.i64(W)))
+
+    def _one_by_one(self, k: Function, row: Value, dx: Value) -> None:
+        step, columns = self.columns.stride, self.columns
+        with k.loop(0, step) as b:
+            w = b + (columns.first * step - columns.pad)
+            low = (step - 1 - w) // step  # 1 where output 0 lies outside
+            high = k.min((self.layer.W + step - 1 - w) // step, columns.count)
+            phase = row + b * (self.C * self.inner.output.channel)
+            with k.loop(low, high) as i:
+                k.store(k.load(phase + i), dx + w + i * step)
 
     def _weave_channels(self) -> Function:
         """A row of dx in NHWC: every pixel's channels from its phase."""
@@ -339,6 +352,6 @@ def _unfit(layer: ConvLayer) -> list[str]:
         reasons.append("there are outputs that see no input")
     if (waste := rows.stride * rows.taps * columns.stride * columns.taps / (layer.R * layer.S)) > MOST_WASTE:
         reasons.append(f"phases of {rows.taps}x{columns.taps} taps: {waste:.1f} times as many as the filter has")
-    if columns.stride > LARGEST_STRIDE or rows.stride * columns.stride > MOST_PHASES:
+    if rows.stride * columns.stride > MOST_PHASES:
         reasons.append(f"stride {rows.stride}x{columns.stride}: too many phases to weave")
     return reasons
