@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MOST_CHANNELS = 4
 MOST_TAPS = 256
+PAGE = 4096
 TILES = {"avx512": ((8, 3),), "avx2": ((4, 3),), "generic": ((4, 2),)}
 
 
@@ -104,12 +105,16 @@ class Pixel(GeneratedAlgorithm):
         return packed_elements(layer) * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
-        """At peak, but for lanes beyond the last pixel, and for filters read anew by every strip that is copied."""
+        """At peak, but for lanes beyond the last pixel, and for filters read anew by every strip that is copied.
+
+        Stores past the caches gain nothing where planes lie whole pages apart: their lines get in each other's way.
+        """
         assert isinstance(device, CPU)
         idle = _idle(device.instruction_set, layer, _shape(device, params))
         far = layer.stride != (1, 1) and math.prod(layer.w_shape) * layer.itemsize > device.facts["l2_bytes"] // 2
         flops = idle * layer.flops * (1.25 if far else 1)
-        memory = traffic(layer, bool(params["nt"])) / device.bandwidth()
+        gains = params["nt"] and math.prod(layer.output_shape[2:]) * layer.itemsize % PAGE
+        memory = traffic(layer, bool(gains)) / device.bandwidth()
         return max(flops / (0.95 * device.peak_flops(layer.dtype)), memory) + CALL
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
