@@ -91,9 +91,9 @@ class Kernel(ABC):
 class Algorithm(ABC):
     """One family of candidates on one kind of device. Stateless; one instance serves every layer.
 
-    `takes_all` says that it takes every valid layer, under any limits: others are verified against it, and no
-    estimate keeps it out of a race. `exact` says that sums are only reordered, so that the error bound is a
-    direct sum's.
+    `takes_all` says that it takes every valid layer that it can compile in reasonable time, under any limits: others
+    are verified against it, and no estimate keeps it out of a race. `exact` says that sums are only reordered, so
+    that the error bound is a direct sum's.
     `spreads_nonfinite` says that a NaN or infinity in the input may reach outputs whose receptive
     field does not hold it; `skips_padding` that padding is left out of the sums, where others may
     multiply its zeros, so that an infinity or NaN among the filters (in wgrad, in dy) makes NaN of

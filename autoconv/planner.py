@@ -338,10 +338,9 @@ class _Request:
     def _complete(self, record: Record | None, facts: dict[str, Facts], mode: str) -> dict[str, Facts]:
         """The facts, after timing what the mode wants known and the records do not hold."""
         if not self._wanted(record, facts, mode) and not self._stale(record):
-            if record is not None and self._covers(facts):
+            if record is not None and (covers := self._covers(facts)):
                 # an algorithm changed that has no part in this layer: the next process need not survey it to see that
-                newest = replace(record.races[-1], covers=self._covers(facts))
-                self.cache.add(self.layer.key(), self.device.key, newest)
+                self.cache.add(self.layer.key(), self.device.key, replace(record.races[-1], covers=covers))
             return facts
         with _measuring, self.cache.timing_lock(self.device.key):
             record = self._record()  # another process may have been quicker

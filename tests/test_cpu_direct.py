@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import zlib
 
@@ -159,8 +160,9 @@ def test_filter_gradients_in_many_strips(instruction_set: str, dtype: str, monke
 def test_gradients_of_enormous_strides_are_left_to_others() -> None:
     """Every phase has a kernel of its own: compiling 1024 of them took most of a minute."""
     device = CPU.current()
-    for stride in (16, 64):
-        layer = ConvLayer(N=1, C=2, H=130, W=130, K=2, R=stride, S=stride, stride=stride, direction="dgrad")
+    for stride, layout in itertools.product((16, 64), LAYOUTS):
+        extents = {"N": 1, "C": 2, "H": 130, "W": 130, "K": 2, "R": stride, "S": stride}
+        layer = ConvLayer(**extents, stride=stride, layout=layout, direction="dgrad")
         (only,) = DIRECT.all(layer, device)
         assert f"falls into {stride**2} correlations" in DIRECT.why_not(layer, device, only.params)[0]
     narrow = ConvLayer(N=1, C=2, H=130, W=2, K=2, R=16, S=2, stride=(16, 64), direction="dgrad")

@@ -172,7 +172,7 @@ def _pieces(layer: ConvLayer) -> int:
     """Correlations that the layer falls into."""
     if layer.direction != "dgrad":
         return 1
-    return math.prod(map(min, layer.stride, layer.x_shape[2:]))
+    return min(layer.stride[0], layer.H) * min(layer.stride[1], layer.W)
 
 
 def _fullest(c: Correlation, pixels: int) -> tuple[int, int]:
