@@ -1,7 +1,7 @@
 """Every instruction set that kernels are written for, on any processor.
 
 Where this one lacks a set, its kernels are compiled for what there is, and LLVM splits their vectors: what they
-compute is checked everywhere, though not the machine code that they are elsewhere.
+compute is checked everywhere. The machine code that they are elsewhere is checked by `--avx512`, see bochs.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,159 @@
+"""AVX-512 machine code on processors that lack it: kernels run inside Bochs, an emulator of whole processors.
+
+The emulated processor's memory is that of this process. Its page tables map each gigabyte in which the process has
+memory to one of its own, and pages are lent to it when first touched; so it calls a kernel where LLVM put it, on
+NumPy's arrays where they lie, and an access that this process may not make ends the process, as it would on a
+processor that has the instructions. It has one thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bochscpu
+import bochscpu._bochscpu.memory as guest
+import pytest
+from bochscpu.cpu import set_long_mode
+
+from autoconv.algorithm import Array
+from autoconv.cpu import compiler, pool
+from autoconv.cpu.ir import Module
+
+PROCESSOR = "tigerlake"  # what is emulated, as LLVM calls it: all of AVX-512 but half precision and bfloat16
+# Bochs rounds subnormal halves that lie between two others away from zero, until its version 3.0.
+WRONG_THERE = "test_narrow_types_widen_and_round_like_numpy[float16-avx512]"
+
+GIBIBYTE, PAGE = 1 << 30, 4096
+ADDRESSES = 1 << 47  # those above are the kernel's
+TABLES = 512 * GIBIBYTE  # where page tables begin: past every gigabyte that addresses are mapped to
+TABLE, WHOLE_GIBIBYTE = 0b11, 0b1110_0011  # present and writable; seen and written to, and as large as that
+HALT = 0xF4
+ARGUMENTS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")  # the rest go on the stack
+
+
+class Processor:
+    """One emulated processor, which calls functions of this process."""
+
+    def __init__(self, stack_bytes: int = 4 << 20) -> None:
+        self._gigabytes: list[int] = []  # of this process, in the order in which they lie in the emulated memory
+        self._tables: dict[int, Any] = {}
+        self._root = self._table()
+        self._stack, self._halt = mmap.mmap(-1, stack_bytes), mmap.mmap(-1, PAGE)
+        self._halt[0] = HALT
+        self._return_to, self._stack_end = _address(self._halt), _address(self._stack) + stack_bytes
+        self._session, self._hook = bochscpu.Session(), bochscpu.Hook()
+        self._session.missing_page_handler = self._lend
+        self._hook.hlt = lambda session, _: session.stop()
+        self._hook.exception = self._stop
+        self._fault: tuple[Any, ...] | None = None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Let go of the emulator, which holds on to its callbacks and so to this object."""
+        del self._session, self._hook
+
+    def call(self, function: int, *arguments: int) -> None:
+        """Call the function at an address with integers and addresses; RuntimeError where the processor objects."""
+        with self._lock:
+            self._map()
+            state = bochscpu.State()
+            set_long_mode(state)
+            state.cr3 = self._root
+            state.cr4 = 1 << 5 | 1 << 9 | 1 << 10 | 1 << 18  # wide addresses, vectors, their exceptions, xcr0
+            state.xcr0 = 0b1110_0111  # x87, XMM, YMM, masks, both parts of ZMM
+            state.mxcsr, state.mxcsr_mask = 0x1F80, 0xFFFF  # no exceptions, round to nearest
+            state.rflags = 2
+            state.cs = _segment(8, 0x209B)
+            state.ds = state.es = state.ss = state.fs = state.gs = _segment(16, 0xC93)
+            words = [n % (1 << 64) for n in (self._return_to, *arguments[len(ARGUMENTS) :])]
+            state.rsp = (self._stack_end - 8 * len(words)) // 16 * 16 - 8
+            (ctypes.c_uint64 * len(words)).from_address(state.rsp)[:] = words
+            state.rip = function
+            for register, value in zip(ARGUMENTS, arguments, strict=False):
+                setattr(state, register, value % (1 << 64))
+            self._session.cpu.state = state
+            self._fault = None
+            self._session.run([self._hook])
+            if self._fault is not None:
+                vector, code, at, address = self._fault
+                raise RuntimeError(f"exception {vector}, code {code}, at {at - function:+#x}, address {address:#x}")
+
+    def _table(self) -> int:
+        """A page of a page table, empty; where it lies in the emulated memory."""
+        page, at = guest.allocate_host_page(), TABLES + PAGE * len(self._tables)
+        ctypes.memset(page, 0, PAGE)
+        guest.page_insert(at, page)
+        self._tables[at] = (ctypes.c_uint64 * (PAGE // 8)).from_address(page)
+        return at
+
+    def _map(self) -> None:
+        """Map every gigabyte in which this process has memory."""
+        root = self._tables[self._root]
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            start, end = (int(word, 16) for word in line.split()[0].split("-"))
+            for gigabyte in range(start // GIBIBYTE, -(-min(end, ADDRESSES) // GIBIBYTE)):
+                if gigabyte not in self._gigabytes:
+                    upper, lower = divmod(gigabyte, 512)
+                    root[upper] = root[upper] or self._table() | TABLE
+                    self._tables[root[upper] & -PAGE][lower] = len(self._gigabytes) * GIBIBYTE | WHOLE_GIBIBYTE
+                    self._gigabytes.append(gigabyte)
+
+    def _lend(self, at: int) -> None:
+        place, offset = divmod(at & -PAGE, GIBIBYTE)
+        guest.page_insert(at & -PAGE, self._gigabytes[place] * GIBIBYTE + offset)
+
+    def _stop(self, session: Any, _: int, vector: Any, code: Any) -> None:
+        self._fault = vector, code, session.cpu.rip, session.cpu.cr2
+        session.stop()
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _segment(selector: int, attributes: int) -> Any:
+    segment = bochscpu.Segment()
+    segment.present, segment.selector, segment.attr = True, selector, attributes
+    segment.base, segment.limit = 0, 0xFFFF_FFFF
+    return segment
+
+
+def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
+    """From now on AVX-512 kernels are compiled for the emulated processor, and run there."""
+    features, build = compiler._features, compiler.build
+    native, native_function = pool.Entry.__call__, compiler.Program.function
+    emulated: set[compiler.Program] = set()  # and kept: what the emulator has read as code must stay that code
+
+    def features_there(instruction_set: str) -> tuple[str, str]:
+        return (PROCESSOR, "") if instruction_set == "avx512" else features(instruction_set)
+
+    def build_for_there(emit: Callable[..., Module], instruction_set: str, *args: object) -> compiler.Program:
+        program = build(emit, instruction_set, *args)
+        if instruction_set == "avx512":
+            emulated.add(program)
+        return program
+
+    words = mmap.mmap(-1, pool._BYTES)  # a pool of one thread, which does every task itself
+    (ctypes.c_int64 * 2).from_buffer(words, pool._SETTINGS)[:] = 1, 1
+
+    def run(self: pool.Entry, a: Array, b: Array, out: Array, *others: Array | None) -> None:
+        if self._program not in emulated:
+            return native(self, a, b, out, *others)
+        arrays = [0 if array is None else id(array) for array in (a, b, out, *others)]
+        missing = [0] * (pool._OPERANDS - len(arrays))
+        return processor.call(pool.program().address("start"), _address(words), self._address, *arrays, *missing)
+
+    def function(self: compiler.Program, name: str, *types: Any, returns: Any = None) -> Callable[..., Any]:
+        if self not in emulated:
+            return native_function(self, name, *types, returns=returns)
+        return lambda *args: processor.call(self.address(name), *args)
+
+    patch.setattr(compiler, "_features", features_there)
+    patch.setattr(compiler, "build", build_for_there)
+    patch.setattr(compiler.Program, "function", function)
+    patch.setattr(pool.Entry, "__call__", run)
