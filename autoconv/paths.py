@@ -8,6 +8,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from platformdirs import user_cache_dir
+
 
 def shipped(folder: str) -> Path:
     """The folder of data files (`configs` or `cache`) that came with this installation.
@@ -28,8 +30,6 @@ def cache_folder(named: Path | str | None = None) -> Path:
 
     A user without a home has one among the temporary files.
     """
-    from platformdirs import user_cache_dir  # slow to import, where a process may have no need of it
-
     named = named or os.environ.get("AUTOCONV_CACHE_DIR")
     try:
         return _absolute(Path(named or user_cache_dir("autoconv")).expanduser())
