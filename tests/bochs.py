@@ -21,7 +21,7 @@ import pytest
 from bochscpu.cpu import set_long_mode
 
 from autoconv.algorithm import Array
-from autoconv.cpu import compiler, pool
+from autoconv.cpu import compiler, device, pool
 from autoconv.cpu.ir import Module
 
 PROCESSOR = "tigerlake"  # what is emulated, as LLVM calls it: all of AVX-512 but half precision and bfloat16
@@ -124,7 +124,7 @@ def _segment(selector: int, attributes: int) -> Any:
 
 
 def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
-    """From now on AVX-512 kernels are compiled for the emulated processor, and run there."""
+    """From now on this processor has AVX-512: its kernels are compiled for the emulated one, and run there."""
     features, build = compiler._features, compiler.build
     native, native_function = pool.Entry.__call__, compiler.Program.function
     emulated: set[compiler.Program] = set()  # and kept: what the emulator has read as code must stay that code
@@ -153,6 +153,7 @@ def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
             return native_function(self, name, *types, returns=returns)
         return lambda *args: processor.call(self.address(name), *args)
 
+    patch.setattr(device, "host_instruction_set", lambda: "avx512")
     patch.setattr(compiler, "_features", features_there)
     patch.setattr(compiler, "build", build_for_there)
     patch.setattr(compiler.Program, "function", function)
