@@ -14,12 +14,15 @@ from autoconv.record import Facts
 from autoconv.timing import Contestant, Timing, race
 from autoconv.verify import Verifier, WrongResultError
 
-Stage = Literal["verify", "race", "done"]
+Stage = Literal["wait", "verify", "race", "done"]
 
 
 @dataclass(frozen=True)
 class Event:
-    """What the tuner is doing: `done` of `total` candidates through this stage."""
+    """What the tuner is doing: `done` of `total` candidates through this stage.
+
+    It waits while another process, or thread, is timing on the device.
+    """
 
     stage: Stage
     layer: ConvLayer

@@ -342,6 +342,8 @@ class _Request:
                 # an algorithm changed that has no part in this layer: the next process need not survey it to see that
                 self.cache.add(self.layer.key(), self.device.key, replace(record.races[-1], covers=covers))
             return facts
+        if self.progress is not None:
+            self.progress(Event("wait", self.layer, None, 0, 0))
         with _measuring, self.cache.timing_lock(self.device.key):
             record = self._record()  # another process may have been quicker
             facts = self._usable(record)

@@ -350,6 +350,7 @@ def test_progress_is_shown_on_a_terminal_only(
     with cli._meter(2) as meter:
         on_event = meter(0, "Tiny first")
         assert on_event is not None
+        on_event(Event("wait", layer, None, 0, 0))
         on_event(Event("verify", layer, "numpy.direct", 0, 3))
         on_event(Event("race", layer, "numpy.gemm", 1, 3))
         on_event(Event("done", layer, None, 3, 3))

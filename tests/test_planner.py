@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
+from autoconv.measure import Event
 from autoconv.plans import Plan
 from autoconv.record import Facts, Race
 from autoconv.survey import Survey, note
@@ -390,6 +393,19 @@ def test_a_child_forked_while_another_thread_plans_can_plan(cache: TuningCache) 
             finally:
                 os._exit(99)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+
+
+def test_who_has_to_wait_for_another_to_finish_timing_is_told(cache: TuningCache) -> None:
+    events: queue.Queue[Event] = queue.Queue()
+    options: dict[str, Any] = {"device": FaultyCPU.having("none"), "cache": cache, "progress": events.put}
+    with planner._measuring:
+        thread = threading.Thread(target=planner.plan, args=(LAYER,), kwargs=options)
+        thread.start()
+        assert events.get(timeout=60).stage == "wait"
+        with pytest.raises(queue.Empty):
+            events.get(timeout=0.2)
+    thread.join()
+    assert events.get(timeout=60).stage == "verify"
 
 
 def test_a_candidate_too_large_for_memory_is_left_out(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
