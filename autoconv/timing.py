@@ -15,6 +15,7 @@ CLOSE = 1.25  # a contestant within this factor of the best may still win
 TWICE, CLEARLY = 2.0, 4.0  # slower than a rival by this much: drop at the second, at the first sample
 FAIR_SHARE = 0.3  # seconds after which a contestant is content with the fewest samples
 PATIENCE = 0.1  # seconds of warm-up after which one that is clearly slower is not probed
+FAR = 20.0  # slower than the best by this much: after that warm-up no more is asked, whatever limits may leave it
 IDLE = 0.005  # seconds in which a process whose threads are all asleep uses next to no processor time
 LONGEST_SPIN = 0.25  # seconds to wait for that
 
@@ -108,9 +109,10 @@ def race(
 
     Each is warmed up and probed. Whoever is dominated, that is, at most half as fast as a rival in run
     time and in run and pack time, and no better in any other respect, is dropped after one or two
-    samples. The rest race in rounds, in an order that is shuffled anew for every round, so that a
-    drifting clock favours nobody: everyone takes `FEWEST` samples; those close to the best go on until
-    all of these have settled, or `MOST` or their fair share of time is reached.
+    samples; who takes long and is far behind the best is not run again. The rest race in rounds, in an
+    order that is shuffled anew for every round, so that a drifting clock favours nobody: everyone takes
+    `FEWEST` samples; those close to the best go on until all of these have settled, or `MOST` or their
+    fair share of time is reached.
 
     Parameters
     ----------
@@ -195,7 +197,7 @@ class _Heat:
 
     def warm_up(self, entry: _Entry) -> None:
         entry.warm = _positive(entry.contestant.hot())
-        if entry.warm < PATIENCE or self.rival(entry, CLEARLY) is None:
+        if not self.hopeless(entry):
             self.sample(entry)
 
     def round(self) -> bool:
@@ -214,7 +216,7 @@ class _Heat:
 
     def goal(self, entry: _Entry) -> int:
         """How many samples it should have, as things stand."""
-        if self.rival(entry, CLEARLY):
+        if self.rival(entry, CLEARLY) or self.hopeless(entry):
             return 0
         if self.rival(entry, TWICE):
             return 2
@@ -222,6 +224,13 @@ class _Heat:
         if entry in contenders and not all(contender.settled for contender in contenders):
             return FEWEST if entry.spent >= FAIR_SHARE else MOST
         return FEWEST
+
+    def hopeless(self, entry: _Entry) -> bool:
+        """Whether it is not worth the time that one more sample takes."""
+        if entry.warm < PATIENCE:
+            return False
+        best = min(other.time for other in self.entries if other.alive)
+        return entry.time >= FAR * best or self.rival(entry, CLEARLY) is not None
 
     def contenders(self) -> list[_Entry]:
         """Those close enough to the best, by run time or by run and pack time, to win yet."""

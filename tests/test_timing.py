@@ -154,10 +154,23 @@ def test_slow_runs_are_content_with_the_fewest_samples(machine: Machine) -> None
 
 
 def test_much_slower_but_smaller_gets_the_fewest_samples_and_no_more(machine: Machine) -> None:
-    found = machine.race(machine.contestant("fast", 1e-3, workspace=9), machine.contestant("small", 0.9))
+    found = machine.race(machine.contestant("fast", 0.05, workspace=9), machine.contestant("small", 0.9))
     assert timing(found["small"]).samples == FEWEST
     assert timing(found["small"]).dropped_by is None
     assert machine.samples("small", "hot") == 1 + 1
+
+
+@pytest.mark.parametrize(("seconds", "samples"), [(0.11, 0), (0.09, FEWEST)])
+def test_slow_and_far_behind_is_run_once_though_it_be_smaller(machine: Machine, seconds: float, samples: int) -> None:
+    found = machine.race(machine.contestant("fast", 4e-3, workspace=9), machine.contestant("small", seconds))
+    assert timing(found["small"]).samples == machine.samples("small") == samples
+    assert timing(found["small"]).time == seconds
+    assert timing(found["small"]).dropped_by is None
+
+
+def test_slow_and_far_behind_one_that_comes_later_is_not_run_again(machine: Machine) -> None:
+    found = machine.race(machine.contestant("small", 0.9), machine.contestant("fast", 1e-3, workspace=9))
+    assert timing(found["small"]).samples == machine.samples("small") == 1
 
 
 def test_twenty_candidates_take_two_or_three_seconds(machine: Machine) -> None:

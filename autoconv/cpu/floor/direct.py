@@ -84,25 +84,29 @@ class DirectKernel(FloorKernel):
         largest = max(filters * pixels, channels * pixels // steps, filters * channels)
         return min(shape[0], self._elements // largest), filters, channels
 
-    def _taps(self) -> Iterator[tuple[int, int, int, int]]:
-        """Every tap, with the image row and column that output pixel 0 meets through it."""
+    def _taps(self, axis: int) -> Iterator[tuple[int, int]]:
+        """The taps of one axis, with the image row (or column) that output pixel 0 meets through each."""
         layer = self.layer
-        for r in range(layer.R):
-            for s in range(layer.S):
-                top = r * layer.dilation[0] - layer.padding[0][0]
-                yield r, s, top, s * layer.dilation[1] - layer.padding[1][0]
+        return ((n, n * layer.dilation[axis] - layer.padding[axis][0]) for n in range((layer.R, layer.S)[axis]))
 
-    def _meetings(self, axis: int, start: int, block: Span) -> tuple[slice, slice]:
-        """Where a tap joins the block of the target's rows (or columns) with the source's.
+    def _meetings(self, axis: int, block: Span) -> list[tuple[int, slice, slice]]:
+        """The taps that join the block of the target's rows (or columns) with any of the source's, and where.
 
         The forward pass reads image pixel `start + p * stride` for output pixel p; dgrad writes it.
         """
-        stride, first = self.layer.stride[axis], block[0]
-        if self.layer.direction == "fwd":
-            span = overlap(block[1] - first, (self.layer.H, self.layer.W)[axis], stride, start + first * stride)
-            return slice(*span), window(span, stride, start + first * stride)
-        span = overlap((self.layer.P, self.layer.Q)[axis], block[1] - first, stride, start - first)
-        return window(span, stride, start - first), slice(*span)
+        layer, stride, first, found = self.layer, self.layer.stride[axis], block[0], []
+        for tap, start in self._taps(axis):
+            if layer.direction == "fwd":
+                start += first * stride
+                span = overlap(block[1] - first, (layer.H, layer.W)[axis], stride, start)
+                to, of = slice(*span), window(span, stride, start)
+            else:
+                start -= first
+                span = overlap((layer.P, layer.Q)[axis], block[1] - first, stride, start)
+                to, of = window(span, stride, start), slice(*span)
+            if span[0] < span[1]:
+                found.append((tap, to, of))
+        return found
 
     def _images(self, source: Array, w: Array, out: Array, bias: Array | None, residual: Array | None) -> None:
         layer, N, (rows, columns) = self.layer, out.shape[0], out.shape[-2:]
@@ -136,12 +140,9 @@ class DirectKernel(FloorKernel):
     def _add_taps(self, acc: Array, source: Array, w: Array, p: Span, q: Span, parts: list[_Block]) -> None:
         """Add to a block of the target (`groups, filters, N, rows, columns`) what these channels give it."""
         matrices, pixels, products = parts
-        for r, s, top, left in self._taps():
-            to_rows, from_rows = self._meetings(0, top, p)
-            to_columns, from_columns = self._meetings(1, left, q)
+        joined = itertools.product(self._meetings(0, p), self._meetings(1, q))
+        for (r, to_rows, from_rows), (s, to_columns, from_columns) in joined:
             part = source[..., from_rows, from_columns].transpose(1, 2, 0, 3, 4)
-            if not part.size:
-                continue
             patch = pixels.filled(part)
             matrix = matrices.filled(w[..., r, s])
             product = products.shaped(*matrix.shape[:2], *part.shape[2:])
@@ -153,9 +154,8 @@ class DirectKernel(FloorKernel):
         images, down, across = self._pixel_block(layer.N, layer.P, layer.Q)
         grouped, some, few = self._channel_block(dw.shape, images * down * across)
         products, pixels, gradients = (_Block(self._elements, layer.accumulator) for _ in range(3))
-        for g, k, c, (r, s, top, left) in itertools.product(
-            spans(dw.shape[0], grouped), spans(dw.shape[1], some), spans(dw.shape[2], few), self._taps()
-        ):
+        blocks = spans(dw.shape[0], grouped), spans(dw.shape[1], some), spans(dw.shape[2], few)
+        for g, k, c, (r, top), (s, left) in itertools.product(*blocks, self._taps(0), self._taps(1)):
             product = products.shaped(*(last - first for first, last in (g, k, c)))
             acc = np.zeros(product.shape)  # float64: thousands of partial sums meet in few numbers
             rows = overlap(layer.P, layer.H, layer.stride[0], top)
@@ -179,7 +179,7 @@ class Direct(FloorAlgorithm):
     exact = True
     stands_in_for = "direct"
     skips_padding = True
-    version = "1"
+    version = "2"
     kernel = DirectKernel
 
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
