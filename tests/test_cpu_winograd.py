@@ -171,3 +171,16 @@ def test_filters_too_large_for_the_caches_are_written_past_them() -> None:
     (cut,) = plans(layer, DEVICE, params)
     assert cut.packed_size * cut.itemsize > STREAMED
     run(layer, params)
+
+
+def test_with_avx512_a_chunk_that_fills_a_register_tile_is_among_the_candidates() -> None:
+    """Where nothing else would name one: it is what was measured there."""
+    layer = ConvLayer(N=8, C=256, H=14, W=14, K=256, R=3, S=3, padding=1)
+
+    def small(instruction_set: str) -> list[Any]:
+        device = device_with(instruction_set)
+        cut = [plans(layer, device, params)[0] for params in WINOGRAD.candidates(layer, device)]
+        return [plan for plan in cut if plan.pixels // 2 < plan.chunk_tiles <= plan.pixels and plan.share > 1]
+
+    assert len(small("avx512")) == 1
+    assert not small("avx2")

@@ -122,13 +122,23 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
         most = max(rows for rows in _chunks(one) if rows <= max(kept, 1))
         return min(schedule(m, 1, False), schedule(m, most, True))[:2]
 
+    def filling(m: tuple[int, int]) -> tuple[tuple[int, int], int, int]:
+        """Chunks that fill a register tile, together as many as a third of the last cache keeps: good on a Zen 4."""
+        one = _plan(layer, device, main, m, 1, 0)
+        rows = max(rows for rows in _chunks(one) if rows == 1 or rows * one.columns.tiles <= one.pixels)
+        plan = _plan(layer, device, main, m, rows, 1)
+        return m, rows, max(1, min(plan.chunks, l3 // 3 // (plan.v_size * plan.itemsize)))
+
     square = main.rows == main.columns  # of a size and its mirror image one is enough
     pairs = [m for m in itertools.product(sizes(main.rows), sizes(main.columns)) if m[0] <= m[1] or not square]
     found = []
     for _, m in sorted(map(quick, pairs))[:CONSIDERED]:
         chunks = _chunks(_plan(layer, device, main, m, 1, 0))
         found.append(sorted(min(schedule(m, rows, together) for rows in chunks) for together in (False, True)))
-    return tuple(choice[1:] for schedules in sorted(found)[: most_sizes(layer)] for choice in schedules)
+    choices = [choice[1:] for schedules in sorted(found)[: most_sizes(layer)] for choice in schedules]
+    if device.instruction_set == "avx512":  # for which what traffic takes was not fitted
+        choices.append(filling(choices[0][0]))
+    return tuple(dict.fromkeys(choices))
 
 
 class Winograd(GeneratedAlgorithm):
