@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import bochscpu
-import bochscpu._bochscpu.memory as guest
+import bochscpu.memory as guest
 import pytest
 from bochscpu.cpu import set_long_mode
 
