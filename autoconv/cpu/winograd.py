@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 FETCHED = 13.0  # bytes a cycle from the last cache
 CYCLES = {"avx512": 1.0, "avx2": 0.5, "generic": 0.5}  # of a multiply-add of vectors
 KEPT = 10  # the part of the last cache that transformed inputs may take before they fall out of it
+KEPT_SMALL = 3  # the same where chunks are small
 CONSIDERED = 5  # sizes of tiles for which chunks are looked at
 MOST_PIECES = 4  # correlations of a strided gradient, for the sake of compile time
 
@@ -107,11 +108,11 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
     main = max(correlations(layer), key=lambda c: c.macs)
     l2, l3 = device.facts["l2_bytes"], device.facts["l3_bytes"]
 
-    def schedule(m: tuple[int, int], rows: int, together: bool) -> tuple[float, tuple[int, int], int, int]:
-        """Chunks of so many rows, with what they cost."""
-        plan = _plan(layer, device, main, m, rows, int(together))
-        if together and plan.chunks > 1:
-            share = max(1, min(plan.chunks, l3 // KEPT // (plan.v_size * plan.itemsize)))
+    def schedule(m: tuple[int, int], rows: int, kept: int) -> tuple[float, tuple[int, int], int, int]:
+        """Chunks of so many rows, with what they cost: by themselves, or as many as a part of the last cache keeps."""
+        plan = _plan(layer, device, main, m, rows, min(kept, 1))
+        if kept and plan.chunks > 1:
+            share = max(1, min(plan.chunks, l3 // kept // (plan.v_size * plan.itemsize)))
             plan = _plan(layer, device, main, m, rows, share)
         return _cost(plan, device.threads, l2, l3), m, rows, plan.share
 
@@ -120,23 +121,22 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
         one = _plan(layer, device, main, m, 1, 0)
         kept = l3 // KEPT // (one.v_size * one.itemsize)
         most = max(rows for rows in _chunks(one) if rows <= max(kept, 1))
-        return min(schedule(m, 1, False), schedule(m, most, True))[:2]
+        return min(schedule(m, 1, 0), schedule(m, most, KEPT))[:2]
 
     def filling(m: tuple[int, int]) -> tuple[tuple[int, int], int, int]:
-        """Chunks that fill a register tile, together as many as a third of the last cache keeps: good on a Zen 4."""
+        """The largest chunks that fit a register tile."""
         one = _plan(layer, device, main, m, 1, 0)
         rows = max(rows for rows in _chunks(one) if rows == 1 or rows * one.columns.tiles <= one.pixels)
-        plan = _plan(layer, device, main, m, rows, 1)
-        return m, rows, max(1, min(plan.chunks, l3 // 3 // (plan.v_size * plan.itemsize)))
+        return schedule(m, rows, KEPT_SMALL)[1:]
 
     square = main.rows == main.columns  # of a size and its mirror image one is enough
     pairs = [m for m in itertools.product(sizes(main.rows), sizes(main.columns)) if m[0] <= m[1] or not square]
     found = []
     for _, m in sorted(map(quick, pairs))[:CONSIDERED]:
         chunks = _chunks(_plan(layer, device, main, m, 1, 0))
-        found.append(sorted(min(schedule(m, rows, together) for rows in chunks) for together in (False, True)))
+        found.append(sorted(min(schedule(m, rows, kept) for rows in chunks) for kept in (0, KEPT)))
     choices = [choice[1:] for schedules in sorted(found)[: most_sizes(layer)] for choice in schedules]
-    if device.instruction_set == "avx512":  # for which what traffic takes was not fitted
+    if device.instruction_set == "avx512":  # what traffic takes was not fitted there; these won most batches on a Zen 4
         choices.append(filling(choices[0][0]))
     return tuple(dict.fromkeys(choices))
 
