@@ -86,13 +86,31 @@ class _TextDisk(diskcache.Disk):  # type: ignore[misc]
         """Nothing: a row names no file of ours."""
 
 
+class _Closer:
+    """Closes a thread's connection when the thread, or the store, is gone: Python 3.13 complains if nobody does."""
+
+    connection: sqlite3.Connection | None = None
+    pid = 0
+
+    def __del__(self) -> None:
+        if self.connection is not None and self.pid == os.getpid():  # what a parent opened is the parent's to close
+            with suppress(sqlite3.ProgrammingError):  # the store has died in another thread
+                self.connection.close()
+
+
 class _Database(diskcache.Cache):  # type: ignore[misc]
     """A diskcache whose settings are ours, whatever the file says, and whose rows are bounded."""
 
     @property
     def _con(self) -> sqlite3.Connection:
+        try:
+            closer: _Closer = self._local.closer
+        except AttributeError:  # made before the connection, since Python ends the older of unreachable objects first
+            closer = self._local.closer = _Closer()
         connection: sqlite3.Connection = super()._con
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
+        if closer.connection is not connection:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
+            closer.connection, closer.pid = connection, os.getpid()
         return connection
 
     def reset(self, key: str, value: object = ENOVAL, update: bool = True) -> Any:

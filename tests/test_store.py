@@ -20,7 +20,7 @@ import pytest
 
 from autoconv import store as module
 from autoconv.errors import CacheWarning, RecordError
-from autoconv.store import LARGEST, LONGEST, TextStore
+from autoconv.store import LARGEST, LONGEST, TextStore, _Closer
 
 
 @pytest.fixture
@@ -410,6 +410,31 @@ def test_threads_lose_nothing_of_each_other(store: TextStore) -> None:
     for thread in threads:
         thread.join()
     assert sorted(store.get("log") or "") == sorted("abcd" * 30)
+
+
+def test_every_thread_has_a_connection_and_what_closes_it(store: TextStore) -> None:
+    def connections() -> list[object]:
+        store.update("log", lambda text: "")
+        database = store._database
+        assert database is not None
+        return [database._con, database._local.closer.connection]
+
+    seen = [connections()]
+    thread = threading.Thread(target=lambda: seen.append(connections()))
+    thread.start()
+    thread.join()
+    assert [mine is closers for mine, closers in seen] == [True, True]
+    assert seen[0][0] is not seen[1][0]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_connection_is_closed_by_the_process_that_opened_it(tmp_path: Path, own: bool) -> None:
+    connection = sqlite3.connect(tmp_path / "file")
+    closer = _Closer()
+    closer.connection, closer.pid = connection, os.getpid() if own else os.getppid()
+    del closer
+    with pytest.raises(sqlite3.ProgrammingError, match="closed") if own else closing(connection):
+        connection.execute("SELECT 1")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")

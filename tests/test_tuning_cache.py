@@ -172,9 +172,9 @@ def test_a_user_without_a_home_has_a_folder_too(tmp_path: Path, monkeypatch: pyt
 def test_without_a_working_directory_only_persistence_is_lost(tmp_path: Path) -> None:
     code = """if True:
         import os, sys
+        from autoconv.tuning_cache import TuningCache
         os.chdir(sys.argv[1])
         os.rmdir(sys.argv[1])
-        from autoconv.tuning_cache import TuningCache
         print(TuningCache("relative", system=None).load("layer", "device"))
     """
     gone = tmp_path / "gone"
