@@ -136,7 +136,8 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
         chunks = _chunks(_plan(layer, device, main, m, 1, 0))
         found.append(sorted(min(schedule(m, rows, kept) for rows in chunks) for kept in (0, KEPT)))
     choices = [choice[1:] for schedules in sorted(found)[: most_sizes(layer)] for choice in schedules]
-    if device.instruction_set == "avx512":  # what traffic takes was not fitted there; these won most batches on a Zen 4
+    if device.instruction_set == "avx512":
+        # What traffic takes was not fitted there; chunks like these were good on a Zen 4, when no others were named.
         choices.append(filling(choices[0][0]))
     return tuple(dict.fromkeys(choices))
 
