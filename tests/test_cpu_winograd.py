@@ -174,7 +174,7 @@ def test_filters_too_large_for_the_caches_are_written_past_them() -> None:
 
 
 def test_with_avx512_a_chunk_that_fills_a_register_tile_is_among_the_candidates() -> None:
-    """Where nothing else would name one: it is what was measured there."""
+    """Where nothing else would name one: chunks like it were timed there."""
     layer = ConvLayer(N=8, C=256, H=14, W=14, K=256, R=3, S=3, padding=1)
 
     def small(instruction_set: str) -> list[Any]:
