@@ -3,19 +3,12 @@
 from autoconv.algorithm import Algorithm, Candidate, Kernel
 from autoconv.cpu.device import CPU
 from autoconv.device import Device
-from autoconv.errors import (
-    ArrayError,
-    AutoconvError,
-    ConfigError,
-    LayerError,
-    PlanError,
-    RecordError,
-)
+from autoconv.errors import ArrayError, AutoconvError, ConfigError, LayerError, PlanError, RecordError
 from autoconv.functional import conv2d, conv2d_dgrad, conv2d_wgrad, conv_transpose2d
 from autoconv.layer import ConvLayer
-from autoconv.planner import plan
 from autoconv.plans import PackedWeights, Plan
-from autoconv.tuning_cache import TuningCache
+from autoconv.records.cache import TuningCache
+from autoconv.tuning.planner import plan
 
 __version__ = "0.1.0"
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from autoconv.cli import main
+from autoconv.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,16 +8,18 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from autoconv.common import code_hash
 from autoconv.errors import RecordError
-from autoconv.layer import ConvLayer
+from autoconv.layer import DIRECTIONS, DTYPES, GROUPINGS, LAYOUTS, ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.device import Device
 
 Array = Any  # a numpy.ndarray on a CPU, a cupy.ndarray on a GPU
 Params = Mapping[str, int | str]
+D = TypeVar("D", bound="Device", contravariant=True)
 
 # why a transform does not take a layer that `sees_padding_only`
 PADDING_ONLY = "every tap falls on padding: the result is 0, and rounding would make it something else"
@@ -88,7 +90,7 @@ class Kernel(ABC):
         """
 
 
-class Algorithm(ABC):
+class Algorithm(ABC, Generic[D]):
     """One family of candidates on one kind of device. Stateless; one instance serves every layer.
 
     `takes_all` says that it takes every valid layer that it can compile in reasonable time, under any limits: others
@@ -105,6 +107,12 @@ class Algorithm(ABC):
     """
 
     name: ClassVar[str]
+    directions: ClassVar[tuple[str, ...]] = DIRECTIONS
+    dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
+    layouts: ClassVar[tuple[str, ...]] = LAYOUTS
+    groupings: ClassVar[tuple[str, ...]] = GROUPINGS
+    dilated: ClassVar[bool] = True
+    epilogue: ClassVar[bool] = True
     takes_all: ClassVar[bool] = False
     exact: ClassVar[bool] = False
     deterministic: ClassVar[bool] = True
@@ -126,31 +134,58 @@ class Algorithm(ABC):
         return self.vendor is None or self.vendor in sys.modules
 
     @property
-    @abstractmethod
     def version(self) -> str:
         """What distinguishes this implementation's timings and list of candidates from an older one's.
 
-        A record that knows every candidate of today's versions is not compared with the lists again.
+        A hash of the family's code, unless it calls another library. A record that knows every candidate of today's
+        versions is not compared with the lists again.
         """
+        return code_hash.version(type(self).__module__)
 
     @abstractmethod
-    def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
+    def candidates(self, layer: ConvLayer, device: D) -> Iterable[Params]:
         """The parameter sets worth asking `why_not` about; the same list in every process."""
 
-    @abstractmethod
-    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
-        """Every reason against running these parameters on this layer; empty when it can run."""
+    def unsupported(self, layer: ConvLayer) -> list[str]:
+        """What of the layer lies outside the declared capabilities: every reason, on whatever device."""
+        declared: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+            ("direction", layer.direction, self.directions),
+            ("dtype", layer.dtype, self.dtypes),
+            ("layout", layer.layout, self.layouts),
+            ("channels", layer.grouping, self.groupings),
+        )
+        reasons = [
+            f"{what}: expected {' or '.join(allowed)}, got {given}"
+            for what, given, allowed in declared
+            if given not in allowed
+        ]
+        if layer.dilation != (1, 1) and not self.dilated:
+            reasons.append(f"dilation: expected 1x1, got {'x'.join(map(str, layer.dilation))}")
+        if (layer.bias or layer.residual or layer.activation is not None) and not self.epilogue:
+            reasons.append("epilogue: expected none, got bias, residual or activation")
+        return reasons
 
-    def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
+    def why_not(self, layer: ConvLayer, device: D, params: Params) -> list[str]:
+        """Every reason against running these parameters on this layer; empty when it can run.
+
+        First what the family is not made for; where that is nothing, what it has against these parameters.
+        """
+        return self.unsupported(layer) or self.refusals(layer, device, params)
+
+    @abstractmethod
+    def refusals(self, layer: ConvLayer, device: D, params: Params) -> list[str]:
+        """Every reason against these parameters on a layer that the declared capabilities cover."""
+
+    def workspace_bytes(self, layer: ConvLayer, device: D, params: Params) -> int:
         """Scratch memory of a run with packed filters, equal to the built kernel's."""
         return 0
 
-    def packed_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
+    def packed_bytes(self, layer: ConvLayer, device: D, params: Params) -> int:
         """Size of the packed filters, equal to the built kernel's; 0 when they are used as they are."""
         return 0
 
     @abstractmethod
-    def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
+    def estimate(self, layer: ConvLayer, device: D, params: Params) -> float:
         """Predicted seconds of one run with packed filters."""
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
@@ -158,10 +193,10 @@ class Algorithm(ABC):
         return bound_for(layer, self.float32_bound)
 
     @abstractmethod
-    def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
+    def build(self, layer: ConvLayer, device: D, params: Params) -> Kernel:
         """The kernel; compiles what has to be compiled. Asked only when `why_not` is empty."""
 
-    def all(self, layer: ConvLayer, device: Device) -> list[Candidate]:
+    def all(self, layer: ConvLayer, device: D) -> list[Candidate]:
         """Every candidate for the layer, runnable or not."""
         return [Candidate(self.name, tuple(params.items())) for params in self.candidates(layer, device)]
 

@@ -13,7 +13,7 @@ from autoconv.algorithm import Array
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from autoconv.algorithm import Algorithm, Candidate
+    from autoconv.algorithm import Algorithm, Params
     from autoconv.layer import ConvLayer
 
 
@@ -65,11 +65,6 @@ class Device(ABC):
     @abstractmethod
     def versions(self) -> dict[str, str]:
         """The software that times depend on; a record from other versions is checked again."""
-
-    @property
-    @abstractmethod
-    def algorithms(self) -> tuple[Algorithm, ...]:
-        """Every algorithm of this kind of device, in the order of its table of contents."""
 
     @property
     @abstractmethod
@@ -137,7 +132,7 @@ class Device(ABC):
         """Why nothing can run on it any more in this process; empty when all is well."""
         return ""
 
-    def prepare(self, layer: ConvLayer, candidates: Sequence[Candidate]) -> None:  # noqa: B027  (nothing by default)
+    def prepare(self, layer: ConvLayer, candidates: Sequence[tuple[Algorithm[Any], Params]]) -> None:  # noqa: B027  (nothing by default)
         """Compile ahead, side by side, what building these candidates one by one will want; says nothing of errors."""
 
     @abstractmethod

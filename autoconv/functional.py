@@ -9,11 +9,11 @@ from typing import Any, Literal
 import numpy as np
 
 from autoconv.algorithm import Array
-from autoconv.devices import device_of, resolve
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer, Layout, Pair, Sides
-from autoconv.planner import REMEMBERED, plan
 from autoconv.plans import Plan, like
+from autoconv.registry import device_of, resolve
+from autoconv.tuning.planner import REMEMBERED, plan
 
 BUDGET = 0.5  # seconds of timing that the first call with a new shape may cost
 

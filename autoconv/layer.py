@@ -27,6 +27,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 LAYOUTS = ("NCHW", "NHWC")
 DIRECTIONS = ("fwd", "dgrad", "wgrad")
+GROUPINGS = ("dense", "grouped", "depthwise")
 ACTIVATIONS = (None, "relu")
 EXTENTS = ("N", "C", "H", "W", "K", "R", "S")
 LARGEST = 2**31 - 1  # of any one extent; arrays may be larger
@@ -294,6 +295,11 @@ class ConvLayer:
     def depthwise(self) -> bool:
         """Whether every filter sees a single channel."""
         return self.groups > 1 and self.groups == self.C
+
+    @property
+    def grouping(self) -> str:
+        """How channels meet filters: "dense" (every one meets all), "grouped", or "depthwise" (each meets its own)."""
+        return "depthwise" if self.depthwise else "grouped" if self.groups > 1 else "dense"
 
     @property
     def sees_padding_only(self) -> bool:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from autoconv.algorithm import Array, Candidate, Kernel
 from autoconv.device import Device
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer
-from autoconv.record import Facts, Limits
-from autoconv.survey import Survey
+
+if TYPE_CHECKING:
+    from autoconv.records.schema import Facts, Limits
+    from autoconv.tuning.candidates import Survey
 
 Source = Literal["profile", "cache", "heuristic", "user"]
 
@@ -66,11 +68,12 @@ class Plan:
         survey: Callable[[], Survey],
         ranking: list[str],
         limits: Limits,
+        restore: Callable[..., Plan],
         timed: int = 0,
     ) -> None:
         self.layer, self.device, self.candidate, self.source = layer, device, candidate, source
         self.facts, self.ranking = dict(facts), list(ranking)
-        self._survey = survey
+        self._survey, self._restore = survey, restore
         self.limits, self.timed = limits, timed
         self._kernel = kernel
         self._binding = (layer, candidate, device)
@@ -89,7 +92,7 @@ class Plan:
         return self
 
     def __reduce__(self) -> tuple[Callable[..., Plan], tuple[object, ...]]:
-        return _made_again, (self.layer, self.device, str(self.candidate), self.limits)
+        return self._restore, (self.layer, self.device, str(self.candidate), self.limits)
 
     def from_records(self) -> Plan:
         """The same plan as a later call finds it: from the cache, nothing timed."""
@@ -103,6 +106,7 @@ class Plan:
             survey=self._survey,
             ranking=self.ranking,
             limits=self.limits,
+            restore=self._restore,
         )
 
     @functools.cached_property
@@ -299,14 +303,6 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<Plan {self.layer} by {self.candidate}, from {self.source}>"
-
-
-def _made_again(layer: ConvLayer, device: Device, candidate: str, limits: Limits) -> Plan:
-    """The plan that another process pickled."""
-    from autoconv.planner import plan
-
-    options: dict[str, Any] = {field.name: getattr(limits, field.name) for field in fields(limits)}
-    return plan(layer, candidate, device=device, **(options | {"vendors": bool(limits.vendors)}))
 
 
 def _seconds(seconds: float) -> str:

@@ -21,8 +21,9 @@ import pytest
 from bochscpu.cpu import set_long_mode
 
 from autoconv.algorithm import Array
-from autoconv.cpu import compiler, device, pool
-from autoconv.cpu.ir import Module
+from autoconv.cpu import device, pool
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import Module
 
 PROCESSOR = "tigerlake"  # what is emulated, as LLVM calls it: all of AVX-512 but half precision and bfloat16
 # Bochs rounds subnormal halves that lie between two others away from zero, until its version 3.0.

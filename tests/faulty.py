@@ -14,12 +14,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from autoconv import isolate
+from autoconv import registry
 from autoconv.algorithm import Algorithm, Array, Kernel, Params
 from autoconv.cpu.device import CPU
-from autoconv.cpu.floor.direct import Direct
+from autoconv.cpu.numpy.direct import Direct
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
+from autoconv.tuning import worker as isolate
 
 SIZE = 64  # bytes of workspace
 
@@ -76,7 +77,7 @@ class Faulty(Algorithm):
     def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
         return ({},)
 
-    def why_not(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
+    def refusals(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
         return ["it is never for wide images"] if layer.W > 500 else []
 
     def workspace_bytes(self, layer: ConvLayer, device: Device, params: Params) -> int:
@@ -104,18 +105,20 @@ class FaultyCPU(CPU):
         cpu = CPU.current()
         return cls(cpu.threads, cpu.instruction_set, faults, version)
 
-    @property
-    def algorithms(self) -> tuple[Algorithm, ...]:
-        return (Direct(), *(Faulty(fault, version=self.version) for fault in self.faults))
-
 
 @dataclass(frozen=True)
 class EmptyCPU(CPU):
     """A CPU that has no algorithm at all, so nothing to verify against either."""
 
-    @property
-    def algorithms(self) -> tuple[Algorithm, ...]:
-        return ()
+
+@registry.algorithms.register
+def _(device: FaultyCPU) -> tuple[Algorithm, ...]:
+    return (Direct(), *(Faulty(fault, version=device.version) for fault in device.faults))
+
+
+@registry.algorithms.register
+def _(device: EmptyCPU) -> tuple[Algorithm, ...]:
+    return ()
 
 
 def patient_but_with_hangs(monkeypatch: pytest.MonkeyPatch) -> list[float]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from autoconv import reference
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
+from autoconv.tuning import reference
 
 NONE = 0  # PROT_NONE
 

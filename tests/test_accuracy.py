@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autoconv import reference
 from autoconv.algorithm import Algorithm
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
+from autoconv.registry import algorithms
+from autoconv.tuning import reference
 
 README = Path(__file__).parent.parent / "README.md"
 MARK = "<!-- accuracy: written by tests/test_accuracy.py -->"
@@ -33,8 +34,8 @@ LAYERS = {
 # family, layer, and outputs of a tile where that matters
 ROWS = (
     *(("direct", name, "") for name in ("3x3", "5x5", "15x15")),
-    ("pixel", "1x1", ""),
-    ("pointwise", "1x1", ""),
+    ("gemm", "1x1", ""),
+    ("gemm.packed", "1x1", ""),
     ("depthwise", "depthwise 3x3", ""),
     *(("winograd", "3x3", f"{m}x{m}") for m in (2, 3, 4, 5, 6, 7)),
     *(("winograd", "5x5", f"{m}x{m}") for m in (2, 4, 5)),
@@ -52,7 +53,7 @@ def parameters(algorithm: Algorithm, layer: ConvLayer, tile: str) -> Mapping[str
 
 def errors(family: str, layer: ConvLayer, tile: str) -> tuple[float, float]:
     """The largest error and the root of the mean square, by the measure of `Algorithm.bound`; normal operands."""
-    algorithm = next(a for a in DEVICE.algorithms if a.name == family)
+    algorithm = next(a for a in algorithms(DEVICE) if a.name == family)
     params = parameters(algorithm, layer, tile)
     assert not algorithm.why_not(layer, DEVICE, params)
     rng = np.random.default_rng(0)

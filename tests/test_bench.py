@@ -19,12 +19,18 @@ import numpy as np
 import pytest
 from layers import edge
 
-from autoconv import bench, bench_report, cli, network, peers, planner, reference
-from autoconv.bench import OURS, ExactCPU, Ratio, Row, Setting, Suite
+from autoconv.bench import baselines as peers
+from autoconv.bench import reports as bench_report
+from autoconv.bench import suites as bench
+from autoconv.bench.baselines import PEERS, Peer, Problem
+from autoconv.bench.suites import OURS, ExactCPU, Ratio, Row, Setting, Suite
+from autoconv.cli import main as cli
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
-from autoconv.network import NamedLayer, Network
-from autoconv.peers import PEERS, Peer, Problem
+from autoconv.networks import layers as network
+from autoconv.networks.layers import NamedLayer, Network
+from autoconv.registry import algorithms
+from autoconv.tuning import planner, reference
 
 LAYER = edge("plain", N=1)
 NET = """
@@ -337,8 +343,8 @@ def test_own_work_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None
 def test_exact_means_exact_algorithms_only() -> None:
     device = ExactCPU(1, "generic")
     assert device.key == CPU(1, "generic").key
-    assert {algorithm.exact for algorithm in device.algorithms} == {True}
-    assert len(device.algorithms) < len(CPU(1, "generic").algorithms)
+    assert {algorithm.exact for algorithm in algorithms(device)} == {True}
+    assert len(algorithms(device)) < len(CPU(1, "generic").algorithms)
 
 
 def test_the_whole_network_is_measured_with_every_repeat(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

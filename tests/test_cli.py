@@ -16,10 +16,14 @@ import pytest
 from faulty import FaultyCPU
 
 import autoconv.cpu
-from autoconv import cli, network, options, planner, report
+from autoconv.cli import main as cli
+from autoconv.cli import options
+from autoconv.cli import tables as report
 from autoconv.layer import ConvLayer
-from autoconv.measure import Event
+from autoconv.networks import layers as network
 from autoconv.plans import Plan
+from autoconv.tuning import planner
+from autoconv.tuning.measurement import Event
 
 NET = """
 name: Tiny

@@ -20,11 +20,11 @@ from simt.emulator import MISSING, Emulated
 
 import autoconv.cpu
 import autoconv.cuda
-from autoconv import reference
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu.device import CPU
 from autoconv.device import Device
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
+from autoconv.tuning import reference
 
 TABLE = Path(__file__).with_name("coverage.json")
 README = Path(__file__).parent.parent / "README.md"

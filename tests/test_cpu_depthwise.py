@@ -12,14 +12,14 @@ from guards import check_guarded
 from layers import TAILS, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
-from autoconv import reference
-from autoconv.cpu import compiler
-from autoconv.cpu.depthwise import Depthwise
+from autoconv.cpu import pool
+from autoconv.cpu.depthwise.algorithm import Depthwise
 from autoconv.cpu.device import CPU, host_instruction_set
 from autoconv.layer import DTYPES, LAYOUTS, ConvLayer
+from autoconv.tuning import reference
 
 pytestmark = [
-    pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor"),
+    pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor"),
     pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
 ]
 DEPTHWISE = Depthwise()

@@ -10,11 +10,11 @@ from guards import check_guarded
 from layers import EDGES, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
-from autoconv.cpu import compiler
-from autoconv.cpu.depthwise_wgrad import DepthwiseWgrad
+from autoconv.cpu import pool
+from autoconv.cpu.depthwise.gradients import DepthwiseWgrad
 from autoconv.cpu.device import CPU
 
-pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
+pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
 ALGORITHM = DepthwiseWgrad()
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autoconv.cpu import allocator as memory
 from autoconv.cpu import device as module
-from autoconv.cpu import memory
+from autoconv.cpu.allocator import ALIGNMENT
 from autoconv.cpu.device import CPU
-from autoconv.cpu.memory import ALIGNMENT
 from autoconv.errors import PlanError
 
 

@@ -12,15 +12,17 @@ from guards import check_guarded
 from layers import EDGES, TAILS, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
-from autoconv.cpu import compiler, direct_wgrad, direct_wgrad_packed
+from autoconv.cpu import pool
+from autoconv.cpu.common.correlation import Axis, correlations
 from autoconv.cpu.device import CPU
-from autoconv.cpu.direct import Direct
-from autoconv.cpu.direct_kernel import tiles
-from autoconv.cpu.pieces import Axis, correlations
+from autoconv.cpu.direct import gradients as direct_wgrad
+from autoconv.cpu.direct import gradients_packed as direct_wgrad_packed
+from autoconv.cpu.direct.algorithm import Direct
+from autoconv.cpu.direct.kernels import tiles
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
 pytestmark = [
-    pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor"),
+    pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor"),
     pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
 ]
 DIRECT = Direct()

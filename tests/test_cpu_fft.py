@@ -11,18 +11,19 @@ from hypothesis import given, settings
 from layers import EDGES, TAILS, edge, layers, operands
 from vectors import INSTRUCTION_SETS, device_with
 
-from autoconv import reference
 from autoconv.algorithm import Candidate, Params
-from autoconv.cpu import compiler
+from autoconv.cpu import pool
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import DTYPES, Module, ptr
+from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.device import CPU
-from autoconv.cpu.fft import TiledFFT
-from autoconv.cpu.fft_pieces import Transform, factors, get, put
-from autoconv.cpu.fft_plan import circle
-from autoconv.cpu.ir import DTYPES, Module, ptr
-from autoconv.cpu.pieces import correlations
+from autoconv.cpu.fft.algorithm import TiledFFT
+from autoconv.cpu.fft.dft import Transform, factors, get, put
+from autoconv.cpu.fft.geometry import circle
 from autoconv.layer import ConvLayer
+from autoconv.tuning import reference
 
-pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
+pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
 ALGORITHM = TiledFFT()
 LENGTHS = [n for n in range(1, 101) if factors(n)]

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 from vectors import INSTRUCTION_SETS
 
-from autoconv.cpu import ALGORITHMS, compiler, disk, pool
-from autoconv.cpu.ir import DTYPES, Module, bf16, f16, f32, f64, i64, ptr, widened
+from autoconv.common import machine_code as disk
+from autoconv.cpu import ALGORITHMS, pool
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import DTYPES, Module, bf16, f16, f32, f64, i64, ptr, widened
 
-pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
+pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 sets = pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 LANGUAGE = sorted(compiler.FOLDER.glob("ir*.py"))
 IMPORTS = re.compile(r"^\s*from autoconv\.(?:cpu\.)?([a-z_]+) import (.*)", re.MULTILINE)
@@ -306,7 +308,7 @@ def test_a_changed_text_changes_the_versions_and_keys_made_of_it(texts, file, mo
 
     def found():
         forget()
-        return {"own": compiler.version("pixel"), "all": compiler.version("fft"), "others": compiler._digests()}
+        return {"own": compiler.version("gemm"), "all": compiler.version("fft"), "others": compiler._digests()}
 
     before = found()
     with (folder / file).open("a") as text:
@@ -461,7 +463,7 @@ def test_an_unsupported_processor_is_told_once(monkeypatch):
         raise RuntimeError("no such target")
 
     def forget():
-        for memory in (compiler.unavailable, pool.program):
+        for memory in (pool.unavailable, pool.program):
             memory.cache_clear()
 
     monkeypatch.setattr(compiler, "_llvm", refuse)
@@ -469,7 +471,7 @@ def test_an_unsupported_processor_is_told_once(monkeypatch):
     forget()
     try:
         with pytest.warns(RuntimeWarning, match="falls back to NumPy"):
-            assert not compiler.available()
-        assert "no such target" in compiler.unavailable()
+            assert not pool.available()
+        assert "no such target" in pool.unavailable()
     finally:
         forget()

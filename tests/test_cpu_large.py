@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoconv import ConvLayer, reference
+from autoconv import ConvLayer
 from autoconv.cpu import ALGORITHMS
 from autoconv.cpu.device import CPU
 from autoconv.layer import DIRECTIONS, LAYOUTS
+from autoconv.tuning import reference
 
 DEVICE = CPU.current()
 BIG = ConvLayer(N=1, C=2, H=32776, W=32768, K=2, R=3, S=3, dtype="float16")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autoconv.cpu import compiler, peak
+from autoconv.cpu import peak
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import DTYPES, Module
 from autoconv.cpu.device import INSTRUCTION_SETS, host_instruction_set
-from autoconv.cpu.ir import DTYPES, Module
 from autoconv.cpu.pool import Entry
 
 AVAILABLE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(host_instruction_set()) :]

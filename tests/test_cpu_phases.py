@@ -10,13 +10,13 @@ from guards import run_guarded
 from layers import EDGES, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
-from autoconv import reference
-from autoconv.cpu import compiler
+from autoconv.cpu import pool
+from autoconv.cpu.common.polyphase import DepthwisePhases, DirectPhases, Phases, WinogradPhases, phased
 from autoconv.cpu.device import CPU
-from autoconv.cpu.phases import DepthwisePhases, DirectPhases, Phases, WinogradPhases, phased
 from autoconv.layer import ConvLayer
+from autoconv.tuning import reference
 
-pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
+pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
 DIRECT, WINOGRAD, DEPTHWISE = DirectPhases(), WinogradPhases(), DepthwisePhases()
 
@@ -110,7 +110,7 @@ def test_every_reason_is_given() -> None:
     assert "falls into phases" in reasons(DIRECT, edge("strided"))
     assert "there is one phase" in reasons(DIRECT, edge("plain", direction="dgrad"))
     assert "dilation 3x2" in reasons(DIRECT, edge("dilated strided", direction="dgrad"))
-    assert "depthwise_phases" in reasons(DIRECT, edge("depthwise strided", direction="dgrad"))
+    assert "depthwise.polyphase" in reasons(DIRECT, edge("depthwise strided", direction="dgrad"))
     assert "4.0 times" in reasons(DIRECT, edge("pointwise strided", direction="dgrad"))
     assert "see no input" in reasons(DIRECT, edge("padding beyond the filter", direction="dgrad"))
     assert "too many phases" in reasons(DIRECT, reshaped(H=130, W=130, R=65, S=65, stride=65))

@@ -11,14 +11,14 @@ from guards import check_guarded
 from layers import TAILS, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
-from autoconv.cpu import compiler
+from autoconv.cpu import pool
+from autoconv.cpu.common.rows import split
 from autoconv.cpu.device import CPU, host_instruction_set
-from autoconv.cpu.pixel import Pixel
-from autoconv.cpu.pixel_pieces import split
+from autoconv.cpu.gemm.algorithm import Pixel
 from autoconv.layer import DTYPES, ConvLayer
 
 pytestmark = [
-    pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor"),
+    pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor"),
     pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
 ]
 PIXEL = Pixel()

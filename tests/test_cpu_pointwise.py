@@ -11,13 +11,13 @@ from guards import check_guarded
 from layers import TAILS, operands
 from vectors import INSTRUCTION_SETS, device_with
 
-from autoconv.cpu import compiler
+from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
-from autoconv.cpu.pointwise import Pointwise
+from autoconv.cpu.gemm_packed.algorithm import Pointwise
 from autoconv.layer import DTYPES, ConvLayer
 
 pytestmark = [
-    pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor"),
+    pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor"),
     pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
 ]
 POINTWISE = Pointwise()

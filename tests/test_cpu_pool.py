@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoconv.cpu import compiler, pool
+from autoconv.cpu import pool
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import Module, f64
+from autoconv.cpu.codegen.launch import RUN, TASK, TEAM_TASK, launch, launch_team, operands
 from autoconv.cpu.device import available_threads
-from autoconv.cpu.ir import Module, f64
-from autoconv.cpu.pool import RUN, TASK, TEAM_TASK, Entry, launch, launch_team, operands
+from autoconv.cpu.pool import Entry
 
-pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
+pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 
 
 def emit(instruction_set, n_tasks):

@@ -11,17 +11,17 @@ import pytest
 from layers import EDGES, TAILS, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
-from autoconv import reference
 from autoconv.algorithm import Params
-from autoconv.cpu import compiler
+from autoconv.cpu import pool
+from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.device import CPU
-from autoconv.cpu.ir import VECTOR_BYTES
-from autoconv.cpu.winograd import Winograd, plans
-from autoconv.cpu.winograd_filters import STREAMED
-from autoconv.cpu.winograd_plan import LARGEST_TILE, minimal
+from autoconv.cpu.transform.filters import STREAMED
+from autoconv.cpu.transform.geometry import LARGEST_TILE, minimal
+from autoconv.cpu.winograd.algorithm import Winograd, plans
 from autoconv.layer import ConvLayer
+from autoconv.tuning import reference
 
-pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
+pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
 WINOGRAD = Winograd()
 

@@ -10,15 +10,15 @@ from guards import run_guarded
 from layers import EDGES, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
-from autoconv import reference
 from autoconv.algorithm import Candidate, Params
-from autoconv.cpu import compiler
+from autoconv.cpu import pool
+from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.device import CPU
-from autoconv.cpu.ir import VECTOR_BYTES
-from autoconv.cpu.winograd_wgrad import WinogradWgrad, plan_of
+from autoconv.cpu.winograd.gradients import WinogradWgrad, plan_of
 from autoconv.layer import ConvLayer
+from autoconv.tuning import reference
 
-pytestmark = pytest.mark.skipif(not compiler.available(), reason="llvmlite cannot target this processor")
+pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
 ALGORITHM = WinogradWgrad()
 SMALL: Params = {"m": "2x2", "rows": 2, "slices": 2}

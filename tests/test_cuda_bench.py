@@ -14,20 +14,23 @@ from layers import operands
 from simt.emulator import MISSING, Emulated
 
 import autoconv.cuda
-from autoconv import cli, options
+from autoconv import registry
 from autoconv.algorithm import Algorithm, Kernel, Params
-from autoconv.cuda import bench
-from autoconv.cuda.bench import RESULTS, Helper, Target, items, read, targets
-from autoconv.cuda.bench.rivals import Rival
-from autoconv.cuda.bench.table import markdown, missing
-from autoconv.cuda.bench.work import OURS, Work
-from autoconv.cuda.direct import Direct
+from autoconv.bench import gpu as bench
+from autoconv.bench.gpu import RESULTS, Helper, Target, items, read, targets
+from autoconv.bench.gpu.baselines import Rival
+from autoconv.bench.gpu.helper import OURS, Work
+from autoconv.bench.gpu.report import markdown, missing
+from autoconv.cli import main as cli
+from autoconv.cli import options
+from autoconv.cuda.direct.direct import Direct
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
-from autoconv.planner import plan
-from autoconv.reference import convolve, error, magnitude
-from autoconv.tuning_cache import TuningCache
+from autoconv.records.cache import TuningCache
+from autoconv.registry import algorithms
+from autoconv.tuning.planner import plan
+from autoconv.tuning.reference import convolve, error, magnitude
 
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 LAYER = ConvLayer(N=1, C=2, H=4, W=4, K=2, R=3, S=3, padding=1)
@@ -36,10 +39,6 @@ WANTED = [Target("small", (LAYER,))]
 
 class Narrow(Emulated):
     """An emulated GPU with the direct kernels, and, under other names, some that go wrong."""
-
-    @property
-    def algorithms(self) -> tuple[Algorithm, ...]:
-        return (Direct(), *faulty())
 
 
 class Faulty(Direct):
@@ -75,10 +74,6 @@ class Losing(Narrow):
         sign = Path(os.environ["LOST"])
         return "cudaErrorIllegalAddress" if sign.exists() and sign.read_text() == str(os.getpid()) else ""
 
-    @property
-    def algorithms(self) -> tuple[Algorithm, ...]:
-        return (Direct(), Strays())
-
 
 class Strays(Direct):
     name = "strays"
@@ -86,6 +81,16 @@ class Strays(Direct):
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         Path(os.environ["LOST"]).write_text(str(os.getpid()))
         raise RuntimeError("an illegal memory access was encountered")
+
+
+@registry.algorithms.register
+def _(device: Narrow) -> tuple[Algorithm, ...]:
+    return (Direct(), *faulty())
+
+
+@registry.algorithms.register
+def _(device: Losing) -> tuple[Algorithm, ...]:
+    return (Direct(), Strays())
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +136,7 @@ def test_an_interrupted_run_goes_on_where_its_lines_end(short: Any, tmp_path: Pa
     device = Narrow(capability=80)
     results, left = short(device, tmp_path, budget=0.0)
     assert [r["item"] for r in results] == ["machine"]
-    assert left == len(some(("check",), device.algorithms, WANTED))
+    assert left == len(some(("check",), algorithms(device), WANTED))
     with (tmp_path / RESULTS).open("a") as file:
         file.write('{"item": "ceiling/copy", "per_second": 1e12}\n{"item": "ceiling/float32", "per_sec')
     results, left = short(device, tmp_path)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from autoconv.cuda import compiler
-from autoconv.cuda.compiler import CompileError, CubinCache, architecture, compiled
-from autoconv.cuda.occupancy import blocks_per_multiprocessor, limits_of, register_cap
+from autoconv.cuda.codegen import compiler
+from autoconv.cuda.codegen.compiler import CompileError, CubinCache, architecture, compiled
+from autoconv.cuda.codegen.occupancy import blocks_per_multiprocessor, limits_of, register_cap
 
 KEY, CUBIN = "0" * 64, b"\x7fELF machine code"
 

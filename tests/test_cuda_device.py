@@ -19,12 +19,13 @@ from simt.emulator import MISSING, Emulated, EmulationError
 
 import autoconv.cuda
 from autoconv.algorithm import Algorithm, Candidate
-from autoconv.cuda.source import Unit, version_of, wide
+from autoconv.cuda.codegen.source import Unit, version_of, wide
 from autoconv.errors import ArrayError
 from autoconv.layer import DIRECTIONS, ConvLayer
-from autoconv.planner import plan
-from autoconv.reference import convolve, error, magnitude
-from autoconv.tuning_cache import TuningCache
+from autoconv.records.cache import TuningCache
+from autoconv.registry import algorithms
+from autoconv.tuning.planner import plan
+from autoconv.tuning.reference import convolve, error, magnitude
 
 needs_compiler = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 DEVICE = Emulated(capability=80)
@@ -49,7 +50,7 @@ def test_every_algorithm_is_in_the_table() -> None:
         for _, found in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if issubclass(found, Algorithm) and not inspect.isabstract(found):
                 assert found in registered, f"{module.name}: {found.__name__} is not in ALGORITHMS"
-    assert len({algorithm.name for algorithm in DEVICE.algorithms}) == len(registered)
+    assert len({algorithm.name for algorithm in algorithms(DEVICE)}) == len(registered)
 
 
 @pytest.mark.parametrize("algorithm", autoconv.cuda.ALGORITHMS, ids=lambda a: a.name)
@@ -69,9 +70,9 @@ def test_contract(algorithm: Algorithm) -> None:
 
 
 def test_a_version_is_of_the_code_and_not_of_its_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autoconv.cuda import source
+    from autoconv.cuda.codegen import source
 
-    texts = {"ptx.cuh": "a;", "common.cuh": "b;", "x.cu": "int c; // said so"}
+    texts = {"codegen/ptx.cuh": "a;", "common/common.cuh": "b;", "x.cu": "int c; // said so"}
 
     class Folder:
         def joinpath(self, name: str) -> Any:
@@ -92,7 +93,7 @@ def test_a_version_is_of_the_code_and_not_of_its_comments(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("algorithm", autoconv.cuda.ALGORITHMS, ids=lambda a: a.name)
 def test_a_version_is_made_of_all_that_lists_candidates(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its module, what that imports, and what this imports in turn."""
-    from autoconv.cuda import source
+    from autoconv.cuda.codegen import source
 
     imports = re.compile(r"^from (autoconv\.[a-z_.]+) import", re.MULTILINE)
     wanted, new = set[str](), {type(algorithm).__module__}

@@ -13,13 +13,13 @@ from layers import edge, operands
 from simt.cases import DEVICE, cases, on_device
 from simt.emulator import MISSING, EmulationError, launcher
 
-from autoconv.cuda import tensor_map as module
-from autoconv.cuda.direct_chwn import DirectCHWN, _meetings
-from autoconv.cuda.direct_tiled import SHARED, TILES, DirectTiled, _footprint
-from autoconv.cuda.source import TYPES, Unit
-from autoconv.cuda.tensor_map import TEXTURE_ALIGNMENT, TensorMapError, Texture, passing
+from autoconv.cuda.codegen import tensor_map as module
+from autoconv.cuda.codegen.source import TYPES, Unit
+from autoconv.cuda.codegen.tensor_map import TEXTURE_ALIGNMENT, TensorMapError, Texture, passing
+from autoconv.cuda.direct.chwn import DirectCHWN, _meetings
+from autoconv.cuda.direct.tiled import SHARED, TILES, DirectTiled, _footprint
 from autoconv.layer import DTYPES, ConvLayer
-from autoconv.reference import convolve, error, magnitude
+from autoconv.tuning.reference import convolve, error, magnitude
 
 TILED, CHWN = DirectTiled(), DirectCHWN()
 TEXTURED = {"BK": 8, "TQ": 5, "TK": 8, "BD": 4, "INPUT": "texture"}

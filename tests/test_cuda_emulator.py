@@ -10,7 +10,7 @@ from layers import edge
 from ml_dtypes import bfloat16
 from simt.emulator import MISSING, EmulationError, launcher, sanitized
 
-from autoconv.cuda.source import Unit
+from autoconv.cuda.codegen.source import Unit
 
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 

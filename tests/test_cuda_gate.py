@@ -24,10 +24,10 @@ from simt.emulator import Emulated
 
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cuda import ALGORITHMS
-from autoconv.cuda.algorithm import CudaAlgorithm
-from autoconv.cuda.compiler import CompileError, architecture, nvrtc
-from autoconv.cuda.occupancy import blocks_per_multiprocessor, limits_of, register_cap
-from autoconv.cuda.source import Unit
+from autoconv.cuda.codegen.compiler import CompileError, architecture, nvrtc
+from autoconv.cuda.codegen.occupancy import blocks_per_multiprocessor, limits_of, register_cap
+from autoconv.cuda.codegen.source import Unit
+from autoconv.cuda.common.algorithm import CudaAlgorithm
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
 CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)

@@ -15,11 +15,11 @@ from ml_dtypes import bfloat16
 from simt.cases import check
 from simt.emulator import MISSING, Emulated, EmulationError, launcher, sanitized
 
-from autoconv.cuda import tensor_map as module
-from autoconv.cuda.hopper import CAPABILITY, PRODUCER_REGISTERS, TILES, WARPGROUP, Hopper, axis, passes, pixel_map
-from autoconv.cuda.occupancy import register_cap
-from autoconv.cuda.source import Unit
-from autoconv.cuda.tensor_map import TensorMap, TensorMapError, passing
+from autoconv.cuda.codegen import tensor_map as module
+from autoconv.cuda.codegen.occupancy import register_cap
+from autoconv.cuda.codegen.source import Unit
+from autoconv.cuda.codegen.tensor_map import TensorMap, TensorMapError, passing
+from autoconv.cuda.gemm.hopper import CAPABILITY, PRODUCER_REGISTERS, TILES, WARPGROUP, Hopper, axis, passes, pixel_map
 from autoconv.layer import DIRECTIONS, ConvLayer
 
 needs_compiler = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
@@ -184,7 +184,14 @@ def test_the_producer_leaves_what_the_consumers_ask_for() -> None:
 # ---- the units
 
 WORDS = Unit(
-    "test", ("hopper.cuh",), edge("one"), grid=(1, 1, 1), threads=256, blocks=1, shared=70 << 10, capability=CAPABILITY
+    "test",
+    ("gemm/hopper.cuh",),
+    edge("one"),
+    grid=(1, 1, 1),
+    threads=256,
+    blocks=1,
+    shared=70 << 10,
+    capability=CAPABILITY,
 )
 
 

@@ -17,17 +17,17 @@ from simt.fake_cupy import FakeCuPy, ndarray
 
 import autoconv
 import autoconv.cuda
-from autoconv import cli
+from autoconv.cli import main as cli
 from autoconv.cuda import device as module
-from autoconv.cuda.compiler import CompileError
+from autoconv.cuda.codegen.compiler import CompileError
+from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.device import CUDA, why_unavailable
-from autoconv.cuda.source import Unit
-from autoconv.devices import device_of, resolve
 from autoconv.errors import ArrayError, DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
-from autoconv.planner import plan
-from autoconv.reference import convolve, error, magnitude
-from autoconv.tuning_cache import TuningCache
+from autoconv.records.cache import TuningCache
+from autoconv.registry import device_of, resolve
+from autoconv.tuning.planner import plan
+from autoconv.tuning.reference import convolve, error, magnitude
 
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 LAYER = edge("plain", N=1, C=4, K=4)

@@ -27,7 +27,7 @@ from simt.emulator import MISSING
 from autoconv.algorithm import Algorithm, Params
 from autoconv.cuda import ALGORITHMS
 from autoconv.layer import ConvLayer
-from autoconv.reference import convolve
+from autoconv.tuning.reference import convolve
 
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 

@@ -15,8 +15,8 @@ import pytest
 from simt.emulator import MISSING
 from simt.libraries import NumpyBLAS, NumpyFFT
 
-from autoconv.cuda import libraries
-from autoconv.cuda.libraries import CuBLAS, CuFFT, LibraryError, Operand, product
+from autoconv.cuda.libraries import cublas_cufft as libraries
+from autoconv.cuda.libraries.cublas_cufft import CuBLAS, CuFFT, LibraryError, Operand, product
 
 LIBRARY = r"""
 #include <complex>

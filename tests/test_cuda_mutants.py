@@ -16,7 +16,7 @@ from simt.emulator import MISSING
 from simt.mutants import Site, sites
 
 from autoconv.cuda import ALGORITHMS
-from autoconv.cuda.algorithm import CudaAlgorithm
+from autoconv.cuda.common.algorithm import CudaAlgorithm
 
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 
@@ -38,7 +38,7 @@ def fates(algorithm: CudaAlgorithm, *arguments: str) -> dict[Site, str]:
 
 def test_what_can_be_left_out() -> None:
     """The kinds of place, in files that have most of them."""
-    found = [(site.code, site.forced) for file in ("implicit.cuh", "tensor.cu") for site in sites(file)]
+    found = [(site.code, site.forced) for file in ("common/implicit.cuh", "gemm/tensor.cu") for site in sites(file)]
     for expected in (
         ("__syncthreads()", None),
         ("wait_copies<STAGES - 2>()", None),

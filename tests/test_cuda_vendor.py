@@ -15,14 +15,16 @@ import pytest
 from layers import TAILS, edge, operands
 from simt.emulator import MISSING, Emulated
 
-from autoconv import planner
 from autoconv.algorithm import Algorithm, Candidate
-from autoconv.cuda import VENDORS, cudnn, cudnn_graph, vendor
-from autoconv.cuda.libraries import LibraryError
+from autoconv.cuda import VENDORS
+from autoconv.cuda.libraries import candidates as vendor
+from autoconv.cuda.libraries import cudnn, cudnn_graph
+from autoconv.cuda.libraries.cublas_cufft import LibraryError
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
-from autoconv.planner import plan
-from autoconv.reference import convolve, error, magnitude
-from autoconv.tuning_cache import TuningCache
+from autoconv.records.cache import TuningCache
+from autoconv.tuning import planner
+from autoconv.tuning.planner import plan
+from autoconv.tuning.reference import convolve, error, magnitude
 
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator and the library need g++")
 DEVICE = Emulated(capability=90)

@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import EDGES, TAILS, edge, everyday, layers, operands
 
-from autoconv import reference
 from autoconv.algorithm import Algorithm, Candidate, Kernel
 from autoconv.cpu.device import CPU
-from autoconv.cpu.floor.common import pools
+from autoconv.cpu.numpy.common import pools
 from autoconv.layer import DIRECTIONS, LAYOUTS, ConvLayer
+from autoconv.registry import algorithms
+from autoconv.tuning import reference
 
 # One thread: two BLAS pools on the processors of a busy machine wait for each other at every product.
 DEVICE = CPU.current(threads=1)
@@ -38,9 +39,9 @@ class SmallCaches(CPU):
 
 SMALL = SmallCaches(threads=1, instruction_set=DEVICE.instruction_set)
 
-FLOOR = tuple(algorithm for algorithm in DEVICE.algorithms if algorithm.name.startswith("numpy."))
-OURS = tuple(algorithm for algorithm in DEVICE.algorithms if algorithm.vendor is None)
-OTHERS = tuple(algorithm for algorithm in DEVICE.algorithms if algorithm not in FLOOR)
+FLOOR = tuple(algorithm for algorithm in algorithms(DEVICE) if algorithm.name.startswith("numpy."))
+OURS = tuple(algorithm for algorithm in algorithms(DEVICE) if algorithm.vendor is None)
+OTHERS = tuple(algorithm for algorithm in algorithms(DEVICE) if algorithm not in FLOOR)
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def check(
     layer: ConvLayer,
     seed: int = 0,
     device: CPU = DEVICE,
-    algorithms: tuple[Algorithm, ...] = DEVICE.algorithms,
+    algorithms: tuple[Algorithm, ...] = algorithms(DEVICE),
     everything: bool = False,
 ) -> None:
     """Every candidate agrees with the oracle within its bound, and with itself; or says why it cannot run.
@@ -173,7 +174,7 @@ def test_nonfinite_input_reaches_its_outputs(name: str, value: float) -> None:
             arrays = operands(layer)
             arrays[0][tuple(extent // 2 for extent in arrays[0].shape)] = value
             want = np.isfinite(reference.convolve(layer, *arrays))
-            for algorithm in (algorithm for algorithm in DEVICE.algorithms if algorithm.vendor is None):
+            for algorithm in (algorithm for algorithm in algorithms(DEVICE) if algorithm.vendor is None):
                 for candidate in everyday(algorithm, layer, runnable(algorithm, layer)):
                     got = np.isfinite(launch(algorithm, layer, candidate, arrays, DEVICE))
                     agree = not got[~want].any() if algorithm.spreads_nonfinite else (got == want).all()
@@ -188,7 +189,7 @@ def test_nonfinite_filter(name: str) -> None:
         x, w, *tail = operands(layer)
         w[0, 0, 0, 0] = np.inf
         want = np.isfinite(reference.convolve(layer, x, w))
-        for algorithm in (algorithm for algorithm in DEVICE.algorithms if algorithm.vendor is None):
+        for algorithm in (algorithm for algorithm in algorithms(DEVICE) if algorithm.vendor is None):
             for candidate in everyday(algorithm, layer, runnable(algorithm, layer)):
                 got = np.isfinite(launch(algorithm, layer, candidate, (x, w, *tail), DEVICE))
                 others = got[:, 1:] if layout == "NCHW" else got[..., 1:]

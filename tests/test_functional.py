@@ -9,10 +9,10 @@ import pytest
 from layers import EDGES, edge, operands
 
 import autoconv
-from autoconv import reference
 from autoconv.errors import ArrayError, LayerError
 from autoconv.layer import DTYPES, ConvLayer
-from autoconv.tuning_cache import TuningCache
+from autoconv.records.cache import TuningCache
+from autoconv.tuning import reference
 
 
 @pytest.fixture

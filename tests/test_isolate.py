@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from faulty import EmptyCPU, FaultyCPU, patient_but_with_hangs
 
-from autoconv import isolate
 from autoconv.algorithm import Candidate
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
-from autoconv.measure import Event
+from autoconv.tuning import worker as isolate
+from autoconv.tuning.measurement import Event
 
 LAYER = ConvLayer(N=1, C=3, H=6, W=6, K=4, R=3, S=3)
 

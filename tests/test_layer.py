@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from layers import layers
 
-from autoconv import reference
 from autoconv.errors import LayerError
 from autoconv.layer import ConvLayer
+from autoconv.tuning import reference
 
 BASE = {"N": 2, "C": 6, "H": 11, "W": 13, "K": 9, "R": 3, "S": 5}
 

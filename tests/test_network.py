@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from autoconv import network
 from autoconv.errors import ConfigError
 from autoconv.layer import ConvLayer
+from autoconv.networks import layers as network
 
 SUITES = {"mixed27"}  # layers of many networks: no paper states their sum
 MACS = {

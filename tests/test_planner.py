@@ -14,17 +14,19 @@ import numpy as np
 import pytest
 from faulty import SIZE, FaultyCPU, patient_but_with_hangs
 
-from autoconv import planner
+from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu.device import CPU
-from autoconv.cpu.floor.direct import Direct
+from autoconv.cpu.numpy.direct import Direct
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
-from autoconv.measure import Event
 from autoconv.plans import Plan
-from autoconv.record import Facts, Race
-from autoconv.survey import Survey, note
-from autoconv.tuning_cache import TuningCache
+from autoconv.records.cache import TuningCache
+from autoconv.records.schema import Facts, Race
+from autoconv.registry import algorithms
+from autoconv.tuning import planner
+from autoconv.tuning.candidates import Survey, note
+from autoconv.tuning.measurement import Event
 
 LAYER = ConvLayer(N=1, C=4, H=10, W=9, K=6, R=3, S=3, padding=1)
 
@@ -98,8 +100,8 @@ def rigged(cache: TuningCache, layer: ConvLayer = LAYER, **facts: Facts) -> Faul
     """A device whose record says what the test wants."""
     device = FaultyCPU.having(*facts)
     found = {f"faulty.{name}": replace(fact, version="1", samples=9) for name, fact in facts.items()}
-    found["numpy.direct"] = Facts(Direct.version, time=1.0, samples=9)
-    covers = note(device, frozenset())
+    found["numpy.direct"] = Facts(Direct().version, time=1.0, samples=9)
+    covers = note(registry.algorithms(device), frozenset())
     race = Race("0" * 32, "2026-01-01T00:00:00+00:00", device.versions, False, None, found, covers)
     cache.add(layer.key(), device.key, race)
     return device
@@ -130,10 +132,10 @@ def test_each_limit_finds_its_own_winner(cache: TuningCache, limits: dict[str, A
 @pytest.mark.parametrize("covers", [True, False])
 def test_a_recorded_candidate_that_is_not_what_it_says_is_passed_over(cache: TuningCache, covers: bool) -> None:
     device = CPU.current()
-    noted = note(device, frozenset()) if covers else ""
+    noted = note(registry.algorithms(device), frozenset()) if covers else ""
     names = ["numpy.gemm[tile=7]", "numpy.gemm[tile=image]", "winograd[m=99]", "winograd[rows=-1]", "direct[BK=3]"]
-    names += ["numpy.winograd[m=1000,r=3]", "pixel", "depthwise[BH=0,NV=0,nt=0]", "numpy.fft[tile=x]", "gone[a=1]"]
-    versions = {algorithm.name: algorithm.version for algorithm in device.algorithms}
+    names += ["numpy.winograd[m=1000,r=3]", "gemm", "depthwise[BH=0,NV=0,nt=0]", "numpy.fft[tile=x]", "gone[a=1]"]
+    versions = {algorithm.name: algorithm.version for algorithm in algorithms(device)}
     found = {name: Facts(versions.get(name.partition("[")[0], "1"), time=0.01, workspace=3) for name in names}
     found["numpy.direct"] = Facts(versions["numpy.direct"], time=1.0)
     race = Race("1" * 32, "2026-01-02T00:00:00+00:00", device.versions, False, None, found, noted)
@@ -319,7 +321,7 @@ def test_a_former_winner_stands_in_the_way_only_until_the_layer_is_tuned_again(
 
     def hasty(layer: ConvLayer, device: CPU, candidates: list[Candidate], **options: Any) -> dict[str, Facts]:
         late = Facts("2", failure="unreached: the budget was spent")
-        return {str(c): late if c.algorithm == "faulty.none" else Facts(Direct.version, time=1.0) for c in candidates}
+        return {str(c): late if c.algorithm == "faulty.none" else Facts(Direct().version, time=1.0) for c in candidates}
 
     monkeypatch.setattr(planner, "measure", hasty)
     tuned = fresh(LAYER, mode, device=changed, cache=cache, budget=1.0)
@@ -438,9 +440,10 @@ def test_explain_lists_every_candidate(cache: TuningCache) -> None:
 class DirectCPU(CPU):
     """A CPU with nothing but the direct algorithm and what stands in for it."""
 
-    @property
-    def algorithms(self) -> tuple[Algorithm, ...]:
-        return tuple(a for a in super().algorithms if a.name in ("direct", "numpy.direct"))
+
+@registry.algorithms.register
+def _(device: DirectCPU) -> tuple[Algorithm, ...]:
+    return tuple(a for a in registry.algorithms(CPU.current()) if a.name in ("direct", "numpy.direct"))
 
 
 def test_what_stands_in_for_a_better_one_is_not_timed_but_can_be_named(cache: TuningCache) -> None:

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from layers import operands
 
-from autoconv import reference
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer
-from autoconv.planner import plan
 from autoconv.plans import Plan
-from autoconv.tuning_cache import TuningCache
+from autoconv.records.cache import TuningCache
+from autoconv.tuning import reference
+from autoconv.tuning.planner import plan
 
 LAYER = ConvLayer(N=2, C=4, H=9, W=8, K=6, R=3, S=3, padding=1)
 

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import autoconv.cpu
-from autoconv import ConvLayer, TuningCache, cli, network, planner
+from autoconv import ConvLayer, TuningCache
+from autoconv.cli import main as cli
+from autoconv.networks import layers as network
+from autoconv.tuning import planner
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoconv.errors import RecordError
-from autoconv.record import MAX_RACES, Facts, Limits, Race, Record, ranking
+from autoconv.records.schema import MAX_RACES, Facts, Limits, Race, Record, ranking
 
 LAYER = "fwd-float32-NCHW-N1-C3-H8-W8-K4-R3-S3"
 DEVICE = "cpu-test"

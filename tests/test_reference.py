@@ -10,8 +10,8 @@ import scipy.signal
 from hypothesis import given, settings
 from layers import EDGES, edge, layers, operands
 
-from autoconv import reference
 from autoconv.layer import ConvLayer
+from autoconv.tuning import reference
 
 
 def correlate(layer: ConvLayer, x: Any, w: Any) -> Any:

@@ -17,14 +17,15 @@ from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu.device import CPU
 from autoconv.cpu.pool import Entry
 from autoconv.layer import DIRECTIONS, DTYPES
-from autoconv.reference import convolve
+from autoconv.registry import algorithms
+from autoconv.tuning.reference import convolve
 
 DEVICE = CPU.current()
 
 
 def test_every_algorithm_is_in_the_table() -> None:
     """Walks the folder: a file that defines an algorithm and is not registered fails here."""
-    registered = {type(algorithm) for algorithm in autoconv.cpu.ALGORITHMS}
+    registered = {type(algorithm) for algorithm in algorithms(DEVICE)}
     for module in pkgutil.walk_packages(autoconv.cpu.__path__, "autoconv.cpu."):
         for _, found in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if issubclass(found, Algorithm) and not inspect.isabstract(found):
@@ -32,11 +33,11 @@ def test_every_algorithm_is_in_the_table() -> None:
 
 
 def test_names_are_unique() -> None:
-    names = [algorithm.name for algorithm in DEVICE.algorithms]
+    names = [algorithm.name for algorithm in algorithms(DEVICE)]
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("algorithm", DEVICE.algorithms, ids=lambda algorithm: algorithm.name)
+@pytest.mark.parametrize("algorithm", algorithms(DEVICE), ids=lambda algorithm: algorithm.name)
 def test_contract(algorithm: Algorithm) -> None:
     """Versions are text, candidates print and parse and repeat, memory is as the kernel says, time is positive."""
     assert isinstance(algorithm.version, str)
@@ -58,7 +59,7 @@ def test_contract(algorithm: Algorithm) -> None:
                 assert 0 < algorithm.bound(layer, params) < 1e-3
 
 
-@pytest.mark.parametrize("algorithm", [a for a in DEVICE.algorithms if a.vendor is None], ids=lambda a: a.name)
+@pytest.mark.parametrize("algorithm", [a for a in algorithms(DEVICE) if a.vendor is None], ids=lambda a: a.name)
 def test_exact_algorithms_alone_sum_whole_numbers_without_error(algorithm: Algorithm) -> None:
     rng = np.random.default_rng(0)
     errs = set()
@@ -74,7 +75,7 @@ def test_exact_algorithms_alone_sum_whole_numbers_without_error(algorithm: Algor
     assert algorithm.exact == (True not in errs)
 
 
-@pytest.mark.parametrize("algorithm", [a for a in DEVICE.algorithms if a.vendor is None], ids=lambda a: a.name)
+@pytest.mark.parametrize("algorithm", [a for a in algorithms(DEVICE) if a.vendor is None], ids=lambda a: a.name)
 def test_says_whose_threads_it_runs_on(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a race lets the threads of one pool fall asleep before it times what runs on another's."""
     launched = []
@@ -87,7 +88,7 @@ def test_says_whose_threads_it_runs_on(algorithm: Algorithm, monkeypatch: pytest
 
 
 def test_what_takes_all_layers_does_so_without_workspace_and_repeatably() -> None:
-    takers = [algorithm for algorithm in DEVICE.algorithms if algorithm.takes_all]
+    takers = [algorithm for algorithm in algorithms(DEVICE) if algorithm.takes_all]
     assert [algorithm.name for algorithm in takers] == ["direct", "numpy.direct"]
     assert all(algorithm.deterministic for algorithm in takers)
     for algorithm, direction, dtype in itertools.product(takers, DIRECTIONS, DTYPES):

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from autoconv import store as module
 from autoconv.errors import CacheWarning, RecordError
-from autoconv.store import LARGEST, LONGEST, TextStore, _Closer
+from autoconv.records import store as module
+from autoconv.records.store import LARGEST, LONGEST, TextStore, _Closer
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autoconv.timing import (
+from autoconv.tuning.race import (
     FAIR_SHARE,
     FEWEST,
     IDLE,

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from autoconv.cpu import disk
-from autoconv.cuda.compiler import cubin_folder
+from autoconv.common import machine_code as disk
+from autoconv.cuda.codegen.compiler import cubin_folder
 from autoconv.errors import CacheWarning, PlanError, RecordError
 from autoconv.paths import shipped
-from autoconv.record import Facts, Race, Record
-from autoconv.tuning_cache import LARGEST_FILE, SYSTEM, ImportReport, TuningCache, file_name
+from autoconv.records.cache import LARGEST_FILE, SYSTEM, ImportReport, TuningCache, file_name
+from autoconv.records.schema import Facts, Race, Record
 
 LAYER = "fwd-float32-NCHW-N1-C3-H8-W8-K4-R3-S3"
 OTHER = "fwd-float32-NCHW-N2-C3-H8-W8-K4-R3-S3"

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 from layers import TAILS, edge, operands
 
-from autoconv import planner, reference
 from autoconv.algorithm import Algorithm, Kernel
-from autoconv.cpu import vendor
 from autoconv.cpu.device import CPU
-from autoconv.cpu.vendor import Onnxruntime, Torch
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
-from autoconv.tuning_cache import TuningCache
+from autoconv.records.cache import TuningCache
+from autoconv.tuning import planner, reference
+from autoconv.vendors import adapters as vendor
+from autoconv.vendors.adapters import Onnxruntime, Torch
 
 DEVICE = CPU.current()
 LAYER = edge("plain")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoconv.winograd_math import POINTS, transforms
+from autoconv.common.winograd_math import POINTS, transforms
 
 ALL = [(m, r) for m in range(1, 9) for r in range(1, 9)]
 USED = [(2, 3), (4, 3), (6, 3), (4, 5), (3, 2), (3, 4), (3, 6), (5, 4)]

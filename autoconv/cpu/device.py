@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autoconv.algorithm import Array
-from autoconv.cpu import memory
+from autoconv.cpu import allocator as memory
 from autoconv.device import Device, Operands, Stopwatch
 from autoconv.errors import ArrayError, PlanError
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from autoconv.algorithm import Algorithm
 
 INSTRUCTION_SETS = ("avx512", "avx2", "generic")
 MOST_THREADS = 1024
@@ -73,7 +72,7 @@ def _line(path: str) -> str:
 def host_instruction_set() -> str:
     """The widest of `INSTRUCTION_SETS` that this processor and its operating system offer."""
     try:
-        from autoconv.cpu.compiler import host_features
+        from autoconv.cpu.codegen.compiler import host_features
 
         features = host_features()
     except (ImportError, OSError, RuntimeError):
@@ -187,13 +186,6 @@ class CPU(Device):
         return found
 
     @property
-    def algorithms(self) -> tuple[Algorithm, ...]:
-        """The table of contents of `autoconv.cpu`."""
-        from autoconv.cpu import ALGORITHMS
-
-        return ALGORITHMS
-
-    @property
     def xp(self) -> ModuleType:
         """NumPy."""
         return np
@@ -244,7 +236,7 @@ class CPU(Device):
 
     def stopwatch(self, launch: Callable[[Operands], None], operands: Operands) -> Stopwatch:
         """Wall-clock samples; for `cold`, the filters are pushed out of the caches first."""
-        from autoconv.cpu import compiler, pool
+        from autoconv.cpu import pool
 
         clock = time.perf_counter
 
@@ -257,9 +249,9 @@ class CPU(Device):
             self._sweep()
             operands.out.view(np.uint8).max()  # memory that other layers used shortly before
             operands.a.view(np.uint8).max()  # as the layer before left it: in cache, as far as it fits
-            if compiler.available():  # it left the threads awake, too; the first call wakes them
-                pool.rouse(self.instruction_set, self.threads)
-                pool.rouse(self.instruction_set, self.threads)
+            if pool.available():  # it left the threads awake, too; the first call wakes them
+                pool.wake(self.instruction_set, self.threads)
+                pool.wake(self.instruction_set, self.threads)
             return hot()
 
         return Stopwatch(cold=cold, hot=hot)
@@ -278,10 +270,10 @@ class CPU(Device):
 
     def measured_peak(self, dtype: str) -> float:
         """Multiply-adds on registers where kernels can be compiled, a large matrix product elsewhere."""
-        from autoconv.cpu import compiler, peak
+        from autoconv.cpu import peak, pool
 
         dtype = "float64" if dtype == "float64" else "float32"
-        if compiler.available():
+        if pool.available():
             return peak.flops(self.instruction_set, dtype, self.threads)
         return _matmul_rate(dtype)
 

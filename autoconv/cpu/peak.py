@@ -7,9 +7,10 @@ import time
 
 import numpy as np
 
-from autoconv.cpu import compiler
-from autoconv.cpu.ir import DTYPES, Module
-from autoconv.cpu.pool import RUN, TEAM_TASK, Entry, launch_team, operands
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import DTYPES, Module
+from autoconv.cpu.codegen.launch import RUN, TEAM_TASK, launch_team, operands
+from autoconv.cpu.pool import Entry
 
 ROUNDS = 50_000
 CHAINS = 12  # independent sums: more than a multiply-add's latency times the units that do them

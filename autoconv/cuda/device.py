@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autoconv.algorithm import Array, Candidate
-from autoconv.cuda.compiler import CompileError, compiled, nvrtc
-from autoconv.cuda.libraries import BLAS, Transform, cublas, cufft
-from autoconv.cuda.source import Unit
-from autoconv.cuda.tensor_map import passing
+from autoconv.algorithm import Algorithm, Array, Params
+from autoconv.cuda.codegen.compiler import CompileError, compiled, nvrtc
+from autoconv.cuda.codegen.source import Unit
+from autoconv.cuda.codegen.tensor_map import passing
+from autoconv.cuda.libraries.cublas_cufft import BLAS, Transform, cublas, cufft
 from autoconv.device import Device, Operands, Stopwatch
 from autoconv.errors import ArrayError, PlanError
 from autoconv.layer import DTYPES, ConvLayer
@@ -26,7 +26,6 @@ from autoconv.layer import DTYPES, ConvLayer
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from autoconv.algorithm import Algorithm
 
 ALIGNMENT = 16  # bytes of the widest load
 DLPACK_HOST, DLPACK_CUDA = 1, 2
@@ -157,13 +156,6 @@ class CUDA(Device):
         }
 
     @property
-    def algorithms(self) -> tuple[Algorithm, ...]:
-        """The table of contents of `autoconv.cuda`."""
-        from autoconv.cuda import ALGORITHMS, VENDORS
-
-        return ALGORITHMS + VENDORS
-
-    @property
     def xp(self) -> ModuleType:
         """CuPy."""
         import cupy
@@ -255,16 +247,14 @@ class CUDA(Device):
             return str(error)
         return ""
 
-    def prepare(self, layer: ConvLayer, candidates: Sequence[Candidate]) -> None:
+    def prepare(self, layer: ConvLayer, candidates: Sequence[tuple[Algorithm[Any], Params]]) -> None:
         """As many kernels at once as there are processors; each is then found in the folder of compiled ones."""
-        from autoconv.cuda.algorithm import CudaAlgorithm
+        from autoconv.cuda.common.algorithm import CudaAlgorithm
 
-        algorithms = {algorithm.name: algorithm for algorithm in self.algorithms}
         units: dict[str, None] = {}
-        for candidate in candidates:
-            algorithm = algorithms[candidate.algorithm]
+        for algorithm, params in candidates:
             if isinstance(algorithm, CudaAlgorithm):
-                units |= dict.fromkeys(unit.text for unit in algorithm.units(layer, candidate.params))
+                units |= dict.fromkeys(unit.text for unit in algorithm.units(layer, params))
         capability = self.facts["compute_capability"]
 
         def compile_ahead(text: str) -> None:

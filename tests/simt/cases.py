@@ -11,9 +11,9 @@ from layers import EDGES, TAILS, edge, operands
 from simt.emulator import Emulated, fenced
 
 from autoconv.algorithm import Algorithm, Params
-from autoconv.cuda.hopper import TILES, Tile
+from autoconv.cuda.gemm.hopper import TILES, Tile
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
-from autoconv.reference import convolve, error, magnitude
+from autoconv.tuning.reference import convolve, error, magnitude
 
 SCHEDULES = 16
 LARGEST_PADDING = 256  # bytes at the end of packed filters

@@ -23,10 +23,10 @@ import numpy as np
 from simt.libraries import NumpyBLAS, NumpyFFT
 
 from autoconv.algorithm import Candidate
+from autoconv.cuda.codegen.source import Unit
+from autoconv.cuda.codegen.tensor_map import BYTES, TensorMap, Texture
 from autoconv.cuda.device import CUDA
-from autoconv.cuda.libraries import BLAS, Transform
-from autoconv.cuda.source import Unit
-from autoconv.cuda.tensor_map import BYTES, TensorMap, Texture
+from autoconv.cuda.libraries.cublas_cufft import BLAS, Transform
 from autoconv.device import Operands, Stopwatch
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer

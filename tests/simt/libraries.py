@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autoconv.cuda.libraries import Matrix, Product
+from autoconv.cuda.libraries.cublas_cufft import Matrix, Product
 from autoconv.layer import DTYPES
 
 

@@ -32,8 +32,8 @@ from simt.emulator import Emulated, EmulationError, build, launcher, sanitized
 
 from autoconv.algorithm import Params
 from autoconv.cuda import ALGORITHMS
-from autoconv.cuda.algorithm import CudaAlgorithm
-from autoconv.cuda.source import Unit, file_text
+from autoconv.cuda.codegen.source import Unit, file_text
+from autoconv.cuda.common.algorithm import CudaAlgorithm
 from autoconv.layer import ConvLayer
 
 SECONDS = 30  # of processor time, which no busy machine takes away, until a mutant counts as one that hangs
@@ -171,14 +171,14 @@ def sites(file: str) -> tuple[Site, ...]:
 
 def sites_of(unit: Unit) -> tuple[Site, ...]:
     """The sites of a unit's text; a mutant's number is its place here. `ptx.cuh` is what emulates."""
-    return tuple(site for file in ("common.cuh", *unit.files) for site in sites(file))
+    return tuple(site for file in ("common/common.cuh", *unit.files) for site in sites(file))
 
 
 @functools.cache
 def mutable(unit: Unit) -> str:
     """The unit's text with every mutant in it: `simt_mutate`, or the environment, chooses one."""
     text, number = unit.text, 0
-    for file in ("common.cuh", *unit.files):
+    for file in ("common/common.cuh", *unit.files):
         changed, end = "", 0
         for site in sites(file):
             changed += file_text(file)[end : site.start] + site.mutable(number)

@@ -1,0 +1,1 @@
+"""Our kernels against other libraries, interleaved in one run."""

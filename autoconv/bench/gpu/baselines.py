@@ -1,0 +1,101 @@
+"""What our kernels are compared with on a GPU: cuDNN, autotuned by PyTorch, in both memory formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from autoconv.algorithm import Array
+from autoconv.cuda.device import MOST_SETS, REPLAYS
+from autoconv.device import Device
+from autoconv.layer import ConvLayer
+from autoconv.vendors.adapters import installed, release, torch_convolution
+
+Sample = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A way to call PyTorch, with `cudnn.benchmark` on and TF32 off, replayed as a graph like ours."""
+
+    channels_last: bool
+
+    def missing(self) -> str:
+        """Why it cannot take part; empty when it can."""
+        if not installed("torch"):
+            return "torch is not installed"
+        import torch
+
+        return "" if torch.cuda.is_available() else "torch sees no GPU"
+
+    def version(self) -> str:
+        """Of PyTorch, and of the cuDNN and CUDA that it runs on."""
+        if self.missing():
+            return release("torch")
+        import torch
+
+        cudnn: Any = torch.backends.cudnn
+        return f"{torch.__version__}, cuDNN {cudnn.version()}, CUDA {torch.version.cuda}, TF32 off"
+
+    def prepare(self, layer: ConvLayer, device: Device, a: Array, b: Array) -> tuple[Sample, Array]:
+        """Seconds of a run, filters and input in its own format beforehand; and its answer.
+
+        Raises
+        ------
+        ValueError
+            When torch has no such layer.
+        """
+        import torch
+
+        if any(before != after for before, after in layer.padding):
+            raise ValueError(f"torch pads both sides alike, this layer {layer.padding}")
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        memory_format = torch.channels_last if self.channels_last else torch.contiguous_format
+
+        def tensor(array: Array) -> Any:
+            found: Any = torch.utils.dlpack.from_dlpack(array)
+            first = found.permute(0, 3, 1, 2) if layer.layout == "NHWC" else found
+            return first.clone(memory_format=memory_format)
+
+        with torch.inference_mode():
+            x, w = tensor(a), tensor(b)
+            nbytes = a.nbytes + b.nbytes + layer.numpy_dtype.itemsize * _elements(layer.output_shape)
+            sets = min(2 * int(device.facts["l2_bytes"]) // max(nbytes, 1) + 2, MOST_SETS)
+            copies: list[tuple[Any, Any]] = [(x, w), *((x.clone(), w.clone()) for _ in range(sets - 1))]
+            launches = max(sets, 8)
+            for x, w in copies[:2] * 2:  # cuDNN's own search is over before the capture
+                answer = torch_convolution(layer, x, w, None, None)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for i in range(launches):
+                    x, w = copies[i % sets]
+                    torch_convolution(layer, x, w, None, None)
+        event: Any = torch.cuda.Event
+        start, stop = event(enable_timing=True), event(enable_timing=True)
+
+        def sample() -> float:
+            graph.replay()
+            start.record()
+            for _ in range(REPLAYS):
+                graph.replay()
+            stop.record()
+            stop.synchronize()
+            return float(start.elapsed_time(stop) / 1e3 / (REPLAYS * launches))
+
+        with torch.inference_mode():
+            answer = torch_convolution(layer, *copies[0], bias=None, residual=None)
+        ours = answer.permute(0, 2, 3, 1) if layer.layout == "NHWC" else answer
+        return sample, device.adopt(ours.contiguous(), "torch's answer")
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
+
+
+RIVALS = {"torch, NCHW": Rival(channels_last=False), "torch, channels_last": Rival(channels_last=True)}

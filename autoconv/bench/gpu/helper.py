@@ -1,0 +1,280 @@
+"""The helper's side of `autoconv bench --device cuda`: one item after the other, each answered by a line of JSON."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import platform
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoconv import __version__, registry
+from autoconv.algorithm import Algorithm, Array, Candidate, Params
+from autoconv.bench.gpu import commit
+from autoconv.bench.gpu.baselines import RIVALS, Rival
+from autoconv.bench.gpu.cases import cases, operands
+from autoconv.device import Device, Operands
+from autoconv.layer import ConvLayer
+from autoconv.plans import Plan
+from autoconv.records.cache import TuningCache
+from autoconv.tuning import reference
+from autoconv.tuning.planner import plan
+from autoconv.tuning.verification import Fenced
+from autoconv.tuning.worker import LOST
+
+OURS, WITH_VENDORS = "autoconv", "autoconv with vendors"
+TUNING = "tuning"  # folder of the tuning cache
+RACE = 5.0  # seconds for timing the candidates of a layer
+ROUNDS = 15
+AGREEMENT = {"float32": 1e-3, "float64": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}  # of the largest value
+
+
+class Work:
+    """What a helper can do, on one device, with one folder for what is measured."""
+
+    def __init__(self, device: Device, folder: Path, rivals: Mapping[str, Rival] = RIVALS) -> None:
+        self.device, self.rivals = device, rivals
+        self.cache = TuningCache(folder / TUNING, system=None)
+        self.algorithms = {algorithm.name: algorithm for algorithm in registry.algorithms(device)}
+
+    def do(self, item: str) -> dict[str, Any]:
+        """One item, by its text."""
+        kind, *arguments = item.split("/")
+        doing: dict[str, Callable[..., dict[str, Any]]] = {
+            "machine": self.machine,
+            "ceiling": self.ceiling,
+            "launch": self.launch,
+            "host": self.host,
+            "compile": self.compile,
+            "check": self.check,
+            "tune": self.tune,
+            "table": self.table,
+        }
+        return doing[kind](*arguments)
+
+    def machine(self) -> dict[str, Any]:
+        """What the figures belong to."""
+        device = self.device
+        return {
+            "name": device.name,
+            "key": device.key,
+            "facts": device.facts,
+            "versions": device.versions,
+            "vendors": {a.vendor: a.version for a in registry.algorithms(device) if a.vendor is not None},
+            "rivals": {name: rival.version() for name, rival in self.rivals.items()},
+            "missing": {name: why for name, rival in self.rivals.items() if (why := rival.missing())},
+            "commit": commit(),
+            "autoconv": __version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        }
+
+    def ceiling(self, what: str) -> dict[str, Any]:
+        """What the device reaches at most: bytes per second of a copy, operations per second of cuBLAS."""
+        device = self.device
+        if what != "copy":
+            return {"per_second": device.measured_peak(what)}
+        nbytes = min(1 << 30, device.facts["memory_bytes"] >> 8)
+        given = Operands(device.buffer(nbytes), device.buffer(64), device.buffer(nbytes), None, None, None)
+
+        def copy(o: Operands) -> None:
+            o.out[...] = o.a
+
+        stopwatch = device.stopwatch(copy, given)
+        return {"per_second": 2 * nbytes / min(stopwatch.cold() for _ in range(5))}
+
+    def _first(self, name: str) -> tuple[Algorithm[Any], int]:
+        """An algorithm and its first case that this device can run."""
+        algorithm = self.algorithms[name]
+        for number, (layer, params, _) in enumerate(cases(algorithm)):
+            if not algorithm.why_not(layer, self.device, params):
+                return algorithm, number
+        raise LookupError(f"no case of {name} can run on {self.device.name}")
+
+    def launch(self, name: str, version: str) -> dict[str, Any]:
+        """Whether the kernels of a family load and run at all, and how long the first takes."""
+        algorithm, number = self._first(name)
+        layer, params, _ = cases(algorithm)[number]
+        begin = time.perf_counter()
+        algorithm.build(layer, self.device, params)
+        built = time.perf_counter() - begin
+        return {"build": built} | self.check(name, version, str(number))
+
+    def host(self) -> dict[str, Any]:
+        """Seconds of host time of a `Plan.run`, and of its kernel's launches alone."""
+        device = self.device
+        layer = ConvLayer(N=1, C=8, H=8, W=8, K=8, R=3, S=3, padding=1)
+        made = plan(layer, "direct", device=device, cache=self.cache, vendors=False)
+        algorithm = self.algorithms[made.candidate.algorithm]
+        kernel = algorithm.build(layer, device, made.candidate.params)
+        a, b, *_ = self._drawn(layer)
+        out, workspace = device.empty(layer.output_shape, layer.numpy_dtype), device.buffer(kernel.workspace_bytes)
+
+        def per_call(call: Callable[[], object], calls: int = 100) -> float:
+            found = []
+            for _ in range(5):
+                device.synchronize()
+                begin = time.perf_counter()
+                for _ in range(calls):
+                    call()
+                found.append((time.perf_counter() - begin) / calls)
+            return min(found)
+
+        run = per_call(lambda: made.run(a, b, out=out))
+        alone = per_call(lambda: kernel.run(a, b, out, None, None, workspace))
+        return {"run": run, "launches": alone, "above": run - alone}
+
+    def compile(self, name: str, version: str) -> dict[str, Any]:
+        """All kernels of a family's cases, side by side."""
+        algorithm, device = self.algorithms[name], self.device
+        able = [case[:2] for case in cases(algorithm) if not algorithm.why_not(case[0], device, case[1])]
+
+        def prepare(case: tuple[ConvLayer, Params]) -> None:
+            device.prepare(case[0], [(algorithm, case[1])])
+
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            list(pool.map(prepare, able))
+        return {"cases": len(able)}
+
+    def check(self, name: str, version: str, number: str) -> dict[str, Any]:
+        """One of the emulator's cases against float64, with fences around everything that is written."""
+        algorithm, device = self.algorithms[name], self.device
+        layer, params, _ = cases(algorithm)[int(number)]
+        found: dict[str, Any] = {"layer": layer.key(), "candidate": str(Candidate(name, tuple(params.items())))}
+        if reasons := algorithm.why_not(layer, device, params):
+            return found | {"skipped": "; ".join(reasons)}
+        given = operands(layer)
+        a, b, bias, residual = (None if array is None else self._on_device(array) for array in given)
+        kernel = algorithm.build(layer, device, params)
+        out = Fenced.allocate(device, layer.output_shape, layer.numpy_dtype)
+        workspace, packed = (
+            Fenced.allocate(device, (nbytes,), np.dtype(np.uint8))
+            for nbytes in (kernel.workspace_bytes, kernel.packed_bytes)
+        )
+        if kernel.packed_bytes:
+            kernel.pack(b, packed.array)
+            b = packed.array
+        kernel.run(a, b, out.array, bias, residual, workspace.array)
+        device.synchronize()
+        for what, fenced in (("output", out), ("workspace", workspace), ("packed filters", packed)):
+            if not fenced.intact():
+                return found | {"failure": f"wrote outside its {what}"}
+        error = reference.error(_host(out.array), reference.convolve(layer, *given), reference.magnitude(layer, *given))
+        bound = algorithm.bound(layer, params)
+        found |= {"error": error if math.isfinite(error) else "not finite", "bound": bound}
+        return found if error <= bound else found | {"failure": f"error {error:.1e}, allowed {bound:.1e}"}
+
+    def tune(self, mode: str, key: str) -> dict[str, Any]:
+        """Our candidates, and then those of vendor libraries, timed and kept."""
+        layer = ConvLayer.parse(key)
+        found: dict[str, Any] = {}
+        for vendors in (False, True):
+            made = plan(layer, mode, device=self.device, cache=self.cache, vendors=vendors, budget=RACE, isolate=True)
+            failures = {name: facts.failure for name, facts in made.facts.items() if facts.failure is not None}
+            found = {"candidate": str(made.candidate), "timings": made.timings, "failures": failures}
+        return found
+
+    def table(self, mode: str, key: str) -> dict[str, Any]:
+        """Ours, vendors off and on, against the rivals: seconds of interleaved rounds."""
+        layer, device = ConvLayer.parse(key), self.device
+        a, b, *_ = self._drawn(layer)
+        samples: dict[str, Callable[[], float]] = {}
+        answers: dict[str, Array] = {}
+        found: dict[str, Any] = {"candidates": {}, "failures": {}}
+        for name, vendors in ((OURS, False), (WITH_VENDORS, True)):
+            made = plan(layer, "heuristic", device=device, cache=self.cache, vendors=vendors)
+            if str(made.candidate) in found["candidates"].values():
+                continue
+            found["candidates"][name] = str(made.candidate)
+            out = device.empty(layer.output_shape, layer.numpy_dtype)
+            given = Operands(a, b, out, None, None, None)
+            samples[name] = device.stopwatch(_runner(made), given).cold
+            answers[name] = made.run(a, b)
+        for name, rival in self.rivals.items():
+            if why := rival.missing():
+                found["failures"][name] = why
+                continue
+            try:
+                samples[name], answers[name] = rival.prepare(layer, device, a, b)
+            except Exception as failure:  # whatever a rival does, ours are measured
+                found["failures"][name] = " ".join(str(failure).split())[:300] or type(failure).__name__
+        want = _host(answers[OURS]).astype(np.float64)
+        for name, answer in answers.items():
+            difference = float(np.abs(_host(answer).astype(np.float64) - want).max() / np.abs(want).max())
+            if not difference <= AGREEMENT[layer.dtype]:
+                found["failures"][name] = f"its answer differs by {difference:.1e} of the largest value"
+                del samples[name]
+        return found | {"times": _interleaved(samples)}
+
+    def _on_device(self, array: Any) -> Array:
+        copy = self.device.empty(array.shape, array.dtype)
+        copy[...] = self.device.xp.asarray(array)
+        return copy
+
+    def _drawn(self, layer: ConvLayer) -> tuple[Array, ...]:
+        generator = np.random.default_rng(0)
+        a, b = (generator.standard_normal(shape, np.float32) for shape in layer.input_shapes)
+        return tuple(self._on_device(array.astype(layer.numpy_dtype)) for array in (a, b))
+
+
+def _runner(made: Plan) -> Callable[[Operands], None]:
+    def run(o: Operands) -> None:
+        made.run(o.a, o.b, out=o.out)
+
+    return run
+
+
+def _interleaved(samples: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Seconds of everyone in every round, in an order drawn anew each time."""
+    order, shuffle = list(samples), random.Random(0).shuffle
+    times: dict[str, list[float]] = {name: [] for name in samples}
+    for _ in range(ROUNDS):
+        shuffle(order)
+        for name in order:
+            times[name].append(samples[name]())
+    return times
+
+
+def _host(array: Any) -> Any:
+    return array.get() if hasattr(array, "get") else np.asarray(array)
+
+
+def main() -> None:
+    """Answer requests until the input ends; end at once when the device is lost."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints is not an answer
+    opening = json.loads(sys.stdin.readline())
+    module, _, name = opening["class"].partition(":")
+    device: Device = getattr(importlib.import_module(module), name)(**opening["fields"])
+    work: Work | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        lost = ""
+        try:
+            with device.selected():
+                work = work or Work(device, Path(request["folder"]))
+                answer = work.do(request["item"])
+        except Exception as failure:  # one item's failure is its result
+            answer = {"failure": f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:500]}
+            lost = device.lost()
+            if lost:
+                answer["lost"] = lost
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+        if lost:
+            os._exit(LOST)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""What the verbs of the command share: options, quantities with units, exit codes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection
+
+import click
+
+from autoconv.device import Device
+from autoconv.errors import PlanError
+from autoconv.layer import DIRECTIONS
+from autoconv.registry import resolve
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+BYTES = {"": 1.0, "B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
+
+
+def _quantity(text: str, units: dict[str, float], example: str) -> float:
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)", text)
+    if match is None or match[2] not in units:
+        known = ", ".join(filter(None, units))
+        raise click.BadParameter(f"{text!r}: a number and one of {known} is wanted, such as {example}")
+    return float(match[1]) * units[match[2]]
+
+
+def seconds(text: str) -> float:
+    """Such as 60s."""
+    return _quantity(text, SECONDS, "60s")
+
+
+def _bytes(text: str) -> int:
+    return int(_quantity(text, BYTES, "64MB"))
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", text):
+        raise click.BadParameter(f"{text!r}: integers from 1, separated by commas, are wanted, such as 1,8")
+    return tuple(dict.fromkeys(map(int, text.split(","))))
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Names separated by commas, each once."""
+    return tuple(dict.fromkeys(text.split(",")))
+
+
+def some_of(allowed: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """How to read names separated by commas, all of them among those allowed."""
+
+    def given(text: str) -> tuple[str, ...]:
+        found = words(text)
+        if not set(found) <= set(allowed):
+            raise click.BadParameter(f"{text!r}: allowed are some of {','.join(allowed)}")
+        return found
+
+    return given
+
+
+def _directions(text: str) -> tuple[str, ...]:
+    given = DIRECTIONS if text == "all" else words(text)
+    if not set(given) <= set(DIRECTIONS):
+        raise click.BadParameter(f"{text!r}: allowed are all, or some of {','.join(DIRECTIONS)}")
+    return given
+
+
+def _tolerance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise click.BadParameter(f"{text!r}: a number of at least 0 is wanted, such as 1e-6")
+    return value
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+on_device = click.option(
+    "--device", "device_name", metavar="NAME", default="cpu", help="Where: cpu, cuda, or cuda:N. [default: cpu]"
+)
+batches = click.option("--batch", type=_batches, metavar="N,...", help="Batch sizes. [default: the file's]")
+directions = click.option(
+    "--direction", type=_directions, metavar="D,...", default="fwd", help="fwd,dgrad,wgrad or all. [default: fwd]"
+)
+LIMITS = (
+    click.option(
+        "--weights",
+        type=click.Choice(["varying", "constant"]),
+        default="varying",
+        help="constant: filters are transformed once, so that this is not counted. [default: varying]",
+    ),
+    click.option("--workspace-limit", type=_bytes, metavar="SIZE", help="Most scratch memory, such as 64MB."),
+    click.option("--deterministic", is_flag=True, help="Only what gives the same bits every time."),
+    click.option("--tolerance", type=_tolerance, metavar="ERROR", help="Largest measured error, such as 1e-6."),
+    click.option(
+        "--vendors",
+        type=click.Choice(["loaded", "all", "none"]),
+        default="loaded",
+        help="Other libraries as candidates: those loaded, all installed, none. [default: loaded]",
+    ),
+)
+
+
+def with_limits(command: Callable[..., int]) -> Callable[..., int]:
+    """The options that say which candidates will do."""
+    for option in reversed(LIMITS):
+        command = option(command)
+    return command
+
+
+def device_named(name: str) -> Device:
+    """The device that `--device` means; a usage error where there is none such."""
+    try:
+        return resolve(name)
+    except PlanError as error:  # no such GPU; or AUTOCONV_NUM_THREADS or AUTOCONV_ISA, which speak for themselves
+        raise click.UsageError(str(error) if name == "cpu" else f"--device {name}: {error}") from None

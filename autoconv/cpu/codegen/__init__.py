@@ -1,0 +1,1 @@
+"""Writing kernels as LLVM IR, and compiling them."""

@@ -1,0 +1,151 @@
+"""Compiling kernels in process with LLVM, and keeping the machine code in memory and on disk.
+
+`build(emit, "avx512", 14, 2)` gives the `Program` of the module that `emit("avx512", 14, 2)` writes.
+An emitter is a pure function of its arguments, all printable constants, and of the code that its family is made of;
+so these two, with the processor and LLVM's version, name the machine code exactly, and a kernel
+found on disk is loaded without being written again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import threading
+import uuid
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from autoconv.common import code_hash, machine_code
+from autoconv.cpu.codegen.ir import Module
+
+_x86 = platform.machine().lower() in ("x86_64", "amd64")
+
+
+class Program:
+    """Machine code in memory; addresses stay valid as long as it lives."""
+
+    def __init__(self, image: bytes, names: tuple[str, ...]) -> None:
+        builder = _llvm().JITLibraryBuilder().add_object_img(image).add_current_process()
+        for name in names:
+            builder.export_symbol(name)
+        self._code = builder.link(_jit(), uuid.uuid4().hex)
+        self.names = names
+
+    def address(self, name: str) -> int:
+        """Where a function starts."""
+        return int(self._code[name])
+
+    def function(self, name: str, *types: Any, returns: Any = None) -> Callable[..., Any]:
+        """The function, to be called from Python without the GIL; `types` are those of ctypes."""
+        function: Callable[..., Any] = ctypes.CFUNCTYPE(returns, *types)(self.address(name))
+        function.program = self  # type: ignore[attr-defined]  # the code must outlive the function
+        return function
+
+
+@functools.cache
+def _llvm() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm
+
+
+@functools.cache
+def _jit() -> Any:
+    # The older linker maps code and constants apart, and aborts where a large array lies between them.
+    return _llvm().create_lljit_compiler(_target("generic"), use_jit_link=os.name == "posix")
+
+
+@functools.cache
+def host_features() -> dict[str, bool]:
+    """What LLVM says that this processor has."""
+    import llvmlite.binding as llvm
+
+    return dict(llvm.get_host_cpu_features())
+
+
+@functools.cache
+def _features(instruction_set: str) -> tuple[str, str]:
+    """LLVM's names of this processor and its features, less those above the instruction set.
+
+    It may lack some of the set: then LLVM splits the vectors, and calls functions for what is no instruction.
+    """
+    if instruction_set == "generic" and _x86:
+        return "x86-64", ""
+    host = host_features()
+    if instruction_set == "avx2":
+        host = {name: on and not name.startswith(("avx512", "avx10", "amx")) for name, on in host.items()}
+    return _llvm().get_host_cpu_name(), ",".join(f"{'+' if host[name] else '-'}{name}" for name in sorted(host))
+
+
+@functools.cache
+def _target(instruction_set: str) -> Any:
+    llvm = _llvm()
+    cpu, features = _features(instruction_set)
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(cpu=cpu, features=features, opt=3, jit=True, reloc="pic", codemodel="small")
+
+
+def _compiled(module: Module) -> bytes:
+    """Object code. Kernels are written as they shall run: variables go to registers, the rest is cleaning."""
+    llvm = _llvm()
+    target = _target(module.instruction_set)
+    parsed = llvm.parse_assembly(str(module))
+    parsed.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=0)
+    builder = llvm.create_pass_builder(target, options)
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_new_gvn_pass()
+    passes.add_simplify_cfg_pass()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.run(parsed, builder)
+    return bytes(target.emit_object(parsed))
+
+
+@functools.cache
+def _toolchain() -> str:
+    import llvmlite
+
+    return f"llvmlite {llvmlite.__version__} LLVM {_llvm().llvm_version_info}"
+
+
+_lock = threading.RLock()
+_programs: weakref.WeakValueDictionary[bytes, Program] = weakref.WeakValueDictionary()
+
+
+def build(emit: Callable[..., Module], instruction_set: str, *args: object) -> Program:
+    """The program of `emit(instruction_set, *args)`: from memory, from disk, or compiled now.
+
+    `args` are constants whose `repr` tells them apart: numbers, strings, tuples, layers.
+    """
+    text = (
+        f"{_toolchain()} {_features(instruction_set)} {emit.__module__}.{emit.__qualname__}{(instruction_set, *args)}"
+    )
+    key = hashlib.sha256(f"{text} {code_hash.version(emit.__module__)}".encode()).digest()
+    with _lock:
+        program = _programs.get(key)
+        if program is None:
+            stored = machine_code.load(key)
+            if stored is None:
+                module = emit(instruction_set, *args)
+                stored = "\n".join(f.name for f in module.functions if f.exported).encode() + b"\0" + _compiled(module)
+                machine_code.save(key, stored)
+            names, _, image = stored.partition(b"\0")
+            program = _programs[key] = Program(image, tuple(names.decode().split("\n")))
+    return program
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()  # another thread may have held it when the process forked
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)

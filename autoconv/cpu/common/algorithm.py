@@ -1,0 +1,59 @@
+"""What the algorithms with generated kernels share: versions, the compiler they need, and the threads they run on."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+from autoconv.algorithm import Algorithm, Array, Kernel, Params
+from autoconv.cpu import pool
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.device import CPU
+from autoconv.cpu.pool import Entry
+from autoconv.layer import ConvLayer
+
+CALL = 2e-6  # seconds of a call that computes next to nothing
+
+
+def traffic(layer: ConvLayer, nt: bool = False) -> int:
+    """Bytes to and from memory: a line is read into the caches before it is written, unless stores go past them."""
+    return layer.bytes + (0 if nt else math.prod(layer.output_shape) * layer.itemsize)
+
+
+class GeneratedKernel(Kernel):
+    """A program as a kernel: its functions `run`, and `pack` where the filters are packed.
+
+    `pack` sees the filters as operand a and the packed buffer as out.
+    """
+
+    def __init__(self, program: compiler.Program, threads: int, workspace_bytes: int = 0, packed_bytes: int = 0):
+        self.workspace_bytes, self.packed_bytes = workspace_bytes, packed_bytes
+        self._run = Entry(program, "run", threads)
+        self._pack = Entry(program, "pack", threads) if packed_bytes else None
+
+    def pack(self, w: Array, packed: Array) -> None:
+        if self._pack is None:
+            super().pack(w, packed)
+        else:
+            self._pack(w, None, packed)
+
+    def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
+        self._run(a, b, out, bias, residual, workspace)
+
+
+class GeneratedAlgorithm(Algorithm[CPU]):
+    """A family whose kernels are compiled here."""
+
+    pool = "autoconv"
+
+    def why_not(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
+        unavailable = pool.unavailable()
+        return ([] if unavailable is None else [unavailable]) + super().why_not(layer, device, params)
+
+    @abstractmethod
+    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
+        """The functions `run`, and `pack` where filters are packed."""
+
+    def build(self, layer: ConvLayer, device: CPU, params: Params) -> Kernel:
+        sizes = self.workspace_bytes(layer, device, params), self.packed_bytes(layer, device, params)
+        return GeneratedKernel(self.program(layer, device, params), device.threads, *sizes)

@@ -1,0 +1,79 @@
+"""Packing the filters of a correlation as the direct microkernel reads them."""
+
+from __future__ import annotations
+
+import math
+
+from autoconv.cpu.codegen.ir import Function, Module, Type, Value, widened
+from autoconv.cpu.codegen.launch import TASK, operands
+from autoconv.cpu.common.correlation import Correlation, load_range
+
+
+def packed_size(c: Correlation, BK: int) -> int:
+    """Elements of the packed filters: `[groups][K/BK][C][R][S][BK]`."""
+    return c.groups * math.ceil(c.K / BK) * BK * c.C * len(c.rows.taps) * len(c.columns.taps)
+
+
+def tap_place(taps: tuple[int, ...], t: int | Value) -> int | Value:
+    """The filter row or column of a tap: an arithmetic progression."""
+    if isinstance(t, int):
+        return taps[t]
+    return t * (taps[1] - taps[0] if len(taps) > 1 else 0) + taps[0]
+
+
+def emit_pack(m: Module, n: int, c: Correlation, BK: int, element: Type, packed_at: int) -> tuple[Function, int]:
+    """The task that packs one block of filters, and how many there are. Lanes without a filter hold anything."""
+    blocks = math.ceil(c.K / BK)
+    R, S = len(c.rows.taps), len(c.columns.taps)
+    lanes = m.lanes(element)
+    k = m.function(f"pack_{n}", *TASK, internal=True)
+    ctx, index, _ = k.args
+    w, _, packed = operands(k, ctx, element, element, widened(element), element, element)[:3]
+    first = index % blocks * BK
+    left = k.i64(c.K) - first
+    w = w + index // blocks * c.filters.group + first * c.filters.k
+    packed = packed + packed_at + index * (c.C * R * S * BK)
+
+    def filters(vector: Value) -> list[Value]:
+        """Where the filters of a vector's lanes are; the last one again beyond it."""
+        return [w + k.min(vector + lane, left - 1) * c.filters.k for lane in range(lanes)]
+
+    def run(rows: list[Value], offset: int | Value, place: Value, length: int, stride: int) -> None:
+        """Transpose `length` contiguous elements of every filter to `stride` elements apart."""
+
+        def block(start: int | Value, width: int) -> None:
+            vectors = [load_range(k, row + offset + start, lanes, 0, width) for row in rows]
+            for i, v in enumerate(k.transpose(vectors)[:width]):
+                k.store(v, place + start * stride + i * stride)
+
+        if length >= lanes:
+            with k.loop(0, length // lanes * lanes, lanes) as start:
+                block(start, lanes)
+        if length % lanes:
+            block(length // lanes * lanes, length % lanes)
+
+    def taps(r: Value, s: Value) -> Value:
+        return k.i64(tap_place(c.rows.taps, r) * c.filters.r + tap_place(c.columns.taps, s) * c.filters.s)
+
+    whole = c.rows.taps == tuple(range(R)) and c.columns.taps == tuple(range(S))
+    if whole and c.filters[1:4] == (R * S, S, 1):  # channels and taps as they shall be: only lanes to the inside
+        with k.loop(0, BK, lanes) as v:
+            run(filters(v), 0, packed + v, c.C * R * S, BK)
+    elif c.filters.c == 1:
+        with k.loop(0, BK, lanes) as v:
+            rows = filters(v)
+            with k.loop(0, R) as r, k.loop(0, S) as s:
+                run(rows, taps(r, s), packed + (r * S + s) * BK + v, c.C, R * S * BK)
+    else:
+        with k.loop(0, c.C) as channel, k.loop(0, R) as r, k.loop(0, S) as s:
+            here = w + channel * c.filters.c + taps(r, s)
+            there = packed + ((channel * R + r) * S + s) * BK
+            with k.loop(0, BK, lanes) as v:
+                if c.filters.k == 1:
+                    mask = None if c.K % BK == 0 else k.mask(left - v, lanes)
+                    k.store(k.load(here + v, lanes, mask=mask), there + v)
+                else:
+                    for lane in range(lanes):
+                        filter_ = k.min(v + lane, left - 1) * c.filters.k
+                        k.store(k.load(here + filter_), there + v + lane)
+    return k, c.groups * blocks

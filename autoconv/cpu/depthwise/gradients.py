@@ -1,0 +1,202 @@
+"""The gradient of a depthwise layer's filters, in NCHW: neighbouring pixels are lanes, taps are sums in registers.
+
+A row of the input meets BH rows of dy while it is read once, from a strip of it that is padded and, for strided
+layers, dealt out by residue, as in `depthwise`. All images of a channel are one task, so that its sums stay in
+registers; of few channels, `slices` of the images are summed apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autoconv.algorithm import Params
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS, Function, Module, Value, Var, widened
+from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
+from autoconv.cpu.common.algorithm import CALL, GeneratedAlgorithm
+from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.cpu.common.rows import in_lines
+from autoconv.cpu.depthwise.kernels import Plan, Shape, cut
+from autoconv.cpu.device import CPU
+from autoconv.layer import ConvLayer
+
+SPARE = 6  # registers for rows of dy and the input
+HEIGHTS = (2, 4)
+MOST_COLUMNS = 10  # taps of a row, whose sums are in registers together
+MOST_TAPS = 128
+
+
+def _forward(layer: ConvLayer) -> Correlation:
+    return correlations(layer.replace(direction="fwd"))[0]
+
+
+def _cut(layer: ConvLayer, device: CPU, BH: int) -> Plan:
+    """Strips as of the forward pass, of half the first-level cache."""
+    wide = widened(DTYPES[layer.dtype])
+    lanes = VECTOR_BYTES[device.instruction_set] // wide.bytes
+    plan = cut([_forward(layer)], lanes, wide.bytes, Shape(BH, 1, False, device.threads, device.facts["l1_bytes"]))
+    return plan._replace(BH=BH, blocks=-(-layer.P // BH), together=max(1, plan.together * plan.BH // BH))
+
+
+def _slices(layer: ConvLayer, device: CPU) -> int:
+    return max(1, min(layer.N, -(-4 * device.threads // layer.K)))
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes the task of one filter and slice of images."""
+
+    m: Module
+    layer: ConvLayer
+    plan: Plan
+    threads: int
+    slices: int
+
+    def emit(self) -> Function:
+        """`run`."""
+        layer = self.layer
+        run = self.m.function("run", *RUN)
+        launch(run, run.args[0], self._task(), layer.K * self.slices)
+        if self.slices > 1:
+            launch(run, run.args[0], self._finish(), 1)
+        return run
+
+    def _task(self) -> Function:
+        """A filter's gradient over a slice of the images: to dw, or to the slice's part of the workspace."""
+        layer, plan, lanes = self.layer, self.plan, self.plan.strip.lanes
+        element = DTYPES[layer.dtype]
+        wide = widened(element)
+        c = plan.problem
+        taps = layer.R * layer.S
+        k = self.m.function("task", *TASK, internal=True)
+        context, index, thread = k.args
+        x, dy, dw, _, _, workspace = operands(k, context, element)
+        filter_, slice_ = index % layer.K, index // layer.K
+        strip = k.bytes_at(workspace, thread * (plan.elements * wide.bytes), wide)
+        x = x + filter_ // c.K * c.input.channel
+        dy = dy + filter_ * c.output.channel
+        partial = self._partial(k, workspace) + index * taps
+        at_once = max(1, (VECTOR_REGISTERS[self.m.instruction_set] - SPARE) // layer.S)
+        rows = plan.together * plan.BH
+        for first in range(0, layer.R, at_once):
+            chosen = range(first, min(first + at_once, layer.R))
+            sums = {(r, s): k.var(k.zero(wide, lanes)) for r in chosen for s in range(layer.S)}
+            images = slice_ * layer.N // self.slices, (slice_ + 1) * layer.N // self.slices
+            with k.loop(*images) as n, k.loop(0, layer.P, rows) as p:
+                self._fill(k, x + n * c.input.image, p * c.rows.step + c.rows.first, strip)
+                self._add_rows(k, sums, strip, dy + n * c.output.image + p * layer.Q, k.min(layer.P - p, rows))
+            for (r, s), total in sums.items():
+                tap = r * layer.S + s
+                target = dw + filter_ * taps + tap if self.slices == 1 else partial + tap
+                k.store(k.sum(total.get()), target)
+        return k
+
+    def _partial(self, k: Function, workspace: Value) -> Value:
+        """The slices' gradients, behind the threads' strips."""
+        wide = widened(DTYPES[self.layer.dtype])
+        return k.bytes_at(workspace, self.threads * self.plan.elements * wide.bytes, wide)
+
+    def _fill(self, k: Function, plane: Value, top: Value, strip: Value) -> None:
+        """Copy the rows from `top` on; those outside the image are zero."""
+        axis, pitch = self.plan.problem.rows, self.plan.strip.pitch
+        with k.loop(0, self.plan.rows) as t:
+            h = top + t
+            with k.if_(k.select(h >= 0, h, k.i64(axis.size)) < axis.size):
+                self.plan.strip.fill(k, plane + h * self.plan.problem.input.row, strip + t * pitch)
+            with k.else_():
+                self.plan.strip.clear(k, strip + t * pitch)
+
+    def _add_rows(self, k: Function, sums: dict[tuple[int, int], Var], strip: Value, dy: Value, count: Value) -> None:
+        """So many rows of dy: whole blocks, and then one by one."""
+        step, pitch, BH = self.plan.problem.rows.step, self.plan.strip.pitch, self.plan.BH
+        whole = count // BH * BH
+        with k.loop(0, whole, BH) as p:
+            self._add_block(k, sums, strip + p * (step * pitch), dy + p * self.layer.Q, BH)
+        with k.loop(whole, count) as p:
+            self._add_block(k, sums, strip + p * (step * pitch), dy + p * self.layer.Q, 1)
+
+    def _add_block(self, k: Function, sums: dict[tuple[int, int], Var], strip: Value, dy: Value, BH: int) -> None:
+        """BH rows of dy, vector by vector; a row of the strip is read once for all that see it."""
+        lanes, Q = self.plan.strip.lanes, self.layer.Q
+        rows = self.plan.problem.rows
+        meetings: dict[int, list[tuple[int, int]]] = {}
+        for i in range(BH):
+            for r in sorted({r for r, _ in sums}):
+                meetings.setdefault(i * rows.step + r * rows.gap, []).append((i, r))
+
+        def vector(q: int | Value, width: int) -> None:
+            mask = k.mask(width, lanes)  # lanes beyond the row are zero in both
+            gradients = [k.load(dy + (i * Q + q), lanes, mask=mask) for i in range(BH)]
+            for t in sorted(meetings):
+                for s in range(self.layer.S):
+                    place = strip + (t * self.plan.strip.pitch + self.plan.strip.offset(s)) + q
+                    pixels = k.load(place, lanes, mask=mask)
+                    for i, r in meetings[t]:
+                        sums[r, s].fma(gradients[i], pixels)
+
+        if lanes <= Q:
+            with k.loop(0, Q // lanes * lanes, lanes) as q:
+                vector(q, lanes)
+        if Q % lanes:
+            vector(Q // lanes * lanes, Q % lanes)
+
+    def _finish(self) -> Function:
+        """The sum over the slices."""
+        size = self.layer.K * self.layer.R * self.layer.S
+        k = self.m.function("finish", *TASK, internal=True)
+        _, _, dw, _, _, workspace = operands(k, k.args[0], DTYPES[self.layer.dtype])
+        partial = self._partial(k, workspace)
+        with k.loop(0, size) as i:
+            total = k.load(partial + i)
+            for slice_ in range(1, self.slices):
+                total = total + k.load(partial + (slice_ * size) + i)
+            k.store(total, dw + i)
+        return k
+
+
+def emit(instruction_set: str, layer: ConvLayer, plan: Plan, threads: int, slices: int) -> Module:
+    """`run` of a gradient of the filters: operand a is x, b is dy, out is dw."""
+    m = Module(instruction_set)
+    _Writer(m, layer, plan, threads, slices).emit()
+    return m
+
+
+class DepthwiseWgrad(GeneratedAlgorithm):
+    """Blocks of BH rows of dy by a vector of columns."""
+
+    name = "depthwise.wgrad"
+    exact = True
+    modules = "depthwise_kernel", "pieces", "pixel_pieces"
+
+    def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
+        return [{"BH": BH} for BH in HEIGHTS]
+
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
+        reasons = []
+        if layer.direction != "wgrad":
+            reasons.append(f"{layer.direction}: depthwise computes that")
+        if layer.layout == "NHWC":
+            reasons.append("NHWC: neighbouring pixels are not contiguous")
+        if layer.groups != layer.C:
+            reasons.append(f"groups={layer.groups}: one for each of C={layer.C} channels is wanted")
+        if layer.S > MOST_COLUMNS:
+            reasons.append(f"S={layer.S}: sums of at most {MOST_COLUMNS} taps of a row are held")
+        if layer.R * layer.S > MOST_TAPS:
+            reasons.append(f"R={layer.R}, S={layer.S}: at most {MOST_TAPS} taps are written out")
+        if params["BH"] not in HEIGHTS:
+            reasons.append(f"BH={params['BH']}: allowed are {', '.join(map(str, HEIGHTS))}")
+        return reasons
+
+    def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
+        slices = _slices(layer, device)
+        sums = slices * layer.K * layer.R * layer.S if slices > 1 else 0
+        elements = device.threads * _cut(layer, device, int(params["BH"])).elements + in_lines(sums)
+        return elements * layer.accumulator.itemsize
+
+    def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
+        return max(layer.flops / (0.5 * device.peak_flops(layer.dtype)), layer.bytes / device.bandwidth()) + CALL
+
+    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
+        plan = _cut(layer, device, int(params["BH"]))
+        return compiler.build(emit, device.instruction_set, layer, plan, device.threads, _slices(layer, device))

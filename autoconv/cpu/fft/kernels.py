@@ -1,0 +1,311 @@
+"""The kernels of a tiled Fourier convolution (Stockham 1966): spectra of tiles times spectra of filters.
+
+The pipeline is the one of minimal filtering: a chunk of tiles is laid out with channels in lanes and
+transformed, every frequency of all its tiles is multiplied with the filters' over channels, and the products
+are transformed back and stored with the fused tail.
+
+All transforms are complex. Vertically, two neighbouring columns of real numbers are one column of complex
+ones, transformed for a whole row of tiles at a time; the horizontal transforms tell them apart as they load
+them. Vertical frequencies 0 and T/2 have real rows again: they, too, are transformed as one. The way back is
+the mirror image. Factors of 2 that halves would cost are left to the filters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autoconv.cpu.codegen.ir import Function, Module, Value, ptr
+from autoconv.cpu.codegen.launch import CONTEXT, TASK, launch
+from autoconv.cpu.fft.dft import Complex, Transform, get, put, times
+from autoconv.cpu.fft.geometry import Spectra
+from autoconv.cpu.transform.filters import FilterWriter
+from autoconv.cpu.transform.kernels import HEADER, Writer, emit_with
+from autoconv.layer import ConvLayer
+
+
+def emit(instruction_set: str, layer: ConvLayer, plans: tuple[Spectra, ...]) -> Module:
+    """`run` and `pack` for the correlations of a layer."""
+    return emit_with(SpectraWriter, FilterSpectraWriter, instruction_set, layer, plans)
+
+
+def columns_apart(a: Complex, b: Complex, odd: int) -> Complex:
+    """Twice a column's frequency f, from f and T - f of the transform of an even column plus i times the next."""
+    return Complex(a.im + b.im, b.re - a.re) if odd else Complex(a.re + b.re, a.im - b.im)
+
+
+def columns_together(even: Complex, odd: Complex, mirrored: bool) -> Complex:
+    """Frequency f, or T - f, of an even column plus i times the next, from their frequency f."""
+    if mirrored:
+        return Complex(even.re + odd.im, odd.re - even.im)
+    return Complex(even.re - odd.im, even.im + odd.re)
+
+
+def rows_apart(k: Function, line: Value, n: int, lanes: int, store: Callable[[Value, int, Complex], None]) -> None:
+    """Twice the spectra of two real rows, transformed as one: `store(frequency, row, number)` up to n / 2."""
+    with k.loop(0, n // 2 + 1) as f:
+        other = k.select(f.eq(0), f, n - f)
+        a, b = (get(k, line + place * (2 * lanes), lanes, lanes) for place in (f, other))
+        for row in range(2):
+            store(f, row, columns_apart(a, b, row))
+
+
+class SpectraWriter(Writer):
+    """Writes the functions of one correlation: the transforms and the product of complex numbers."""
+
+    plan: Spectra
+
+    def _run_apart(self) -> Function:
+        """Every thread takes chunks; where no channels are summed, a vector of channels of a chunk."""
+        plan = self.plan
+        if not plan.pointwise:
+            return super()._run_apart()
+        k = self.function("chunk", *TASK)
+        _, index, thread = k.args
+        x, u, y, bias, residual, workspace = self._operands(k)
+        block, first = index // plan.chunks, index % plan.chunks * plan.chunk
+        rows = k.min(plan.tile_rows - first, plan.chunk)
+        scratch = k.bytes_at(workspace, HEADER, self.real) + thread * plan.thread_size
+        v = scratch + plan.scratch_size
+        k.call(self.input, x, v + -block * (plan.chunk_tiles * plan.lanes), scratch, first, rows, 0, block)
+        k.call(self.output, v, u, scratch, y, bias, residual, first, rows, 0, block)
+        run = self.function("apart", CONTEXT)
+        launch(run, run.args[0], k, plan.k_blocks * plan.chunks)
+        return run
+
+    def _transform_columns(self) -> Function:
+        """Pairs of columns of a row of tiles."""
+        plan, lanes = self.plan, self.plan.lanes
+        k = self.function("transform_columns", ptr(self.real), ptr(self.real))
+        raw, half = k.args
+        row = plan.pitch * lanes
+        transform = Transform(k, self.real, lanes, plan.lengths[0])
+        with k.loop(0, plan.columns.span, 2) as column:
+            source, target = raw + column * lanes, half + column * lanes
+            transform.write(
+                lambda i, j: get(k, source + i * row + j * row, lanes, lanes),
+                lambda i, j, x: put(x, target + i * row + j * row, lanes),
+            )
+        return k
+
+    def _transform_rows(self) -> Function:
+        """Rows of vertical frequencies, tile by tile, to where the product wants them."""
+        plan, lanes = self.plan, self.plan.lanes
+        T, n = plan.lengths
+        k = self.function("transform_rows", ptr(self.real), ptr(self.real))
+        half, v = k.args
+        row, apart, step = plan.pitch * lanes, plan.v_stride, plan.planes * plan.v_stride
+        both = Transform(k, self.real, lanes, n)
+        each = Transform(k, self.real, lanes, n, pairs=True) if T > 2 else both
+        line = k.scratch(self.real, 2 * n * lanes)
+
+        def store(x: Complex, p: Value) -> None:
+            put(x, p, apart)
+            if plan.planes == 3:
+                k.store(x.re + x.im, p + 2 * apart)
+
+        with k.loop(0, plan.columns.tiles) as t:
+            source, target = half + t * (plan.columns.m * lanes), v + t * lanes
+            if T > 2:
+                with k.loop(1, T // 2) as f:
+                    up, down = source + f * row, source + (T - f) * row
+                    points = target + (f - 1) * (n * step)
+
+                    def load(i: Value, j: int) -> Complex:
+                        place = i * lanes + (j - j % 2) * lanes
+                        a, b = (get(k, p + place, lanes, lanes) for p in (up, down))
+                        return columns_apart(a, b, j % 2)
+
+                    each.write(load, lambda i, j, x: store(x, points + i * step + j * step))
+            both.write(
+                lambda i, j: get(k, source + i * lanes + j * lanes, T // 2 * row, lanes),
+                lambda i, j, x: put(x, line + i * (2 * lanes) + j * (2 * lanes), lanes),
+            )
+            points = target + (T // 2 - 1) * n * step
+            rows_apart(k, line, n, lanes, lambda f, r, x: store(x, points + (f + r * (n // 2 + 1)) * step))
+        return k
+
+    def _product_of(self, size: int) -> Function:
+        """The register tile: one frequency of `size` tiles by a vector of filters, summed over channels.
+
+        `(a + ib)(c + id)` in three real products, of which additions make the parts (Gauss). The sums a + b
+        come ready from the transforms, so that every operand is a broadcast from memory. The filters of the next
+        frequency are fetched meanwhile: they come in runs too short for the processor to foresee them.
+        """
+        plan, lanes = self.plan, self.plan.lanes
+        k = self.function(f"product_of_{size}_", *[ptr(self.real)] * 3)
+        v, u, out = k.args
+        if plan.pointwise:
+            filters = get(k, u, lanes, lanes)
+            for p in range(size):
+                put(times(get(k, v + p * lanes, plan.v_stride, lanes), *filters), out + p * lanes, plan.m_stride)
+            return k
+        acc = [[k.var(k.zero(self.real, lanes)) for _ in range(3)] for _ in range(size)]
+
+        def terms(block: Value, count: int) -> None:
+            source, filters = v + block * (plan.chunk_tiles * lanes), u + block * (lanes * lanes)
+            with k.loop(0, count) as channel:
+                c, d = get(k, filters + channel * lanes, plan.depth * lanes, lanes)
+                for part in (2, 3):
+                    k.prefetch(filters + channel * lanes + part * plan.depth * lanes)
+                difference, total = d - c, c + d
+                for p in range(size):
+                    place = source + channel + p * lanes
+                    a, b, both = (k.broadcast(place + plane * plan.v_stride, lanes) for plane in range(3))
+                    acc[p][0].fma(both, c)
+                    acc[p][1].fma(a, difference)
+                    acc[p][2].fma(b, total)
+
+        whole, rest = divmod(plan.depth, lanes)
+        if whole:
+            with k.loop(0, whole) as block:
+                terms(block, lanes)
+        if rest:
+            terms(k.i64(whole), rest)
+        for p in range(size):
+            first, second, third = (var.get() for var in acc[p])
+            put(Complex(first - third, first + second), out + p * lanes, plan.m_stride)
+        return k
+
+    def _product(self, rows: int, split: list[tuple[int, int]]) -> Function:  # type: ignore[override]
+        """All frequencies of all tiles of a chunk by a vector of filters."""
+        plan = self.plan
+        k = self.function(f"product_{rows}_", *[ptr(self.real)] * 3)
+        v, u, out = k.args
+        with k.loop(0, plan.frequencies) as f:
+            first = 0
+            for count, size in split:
+                with k.loop(0, count) as n:
+                    tile = n * size + first
+                    source = v + (f * (plan.planes * plan.v_stride) + tile * plan.lanes)
+                    target = out + (f * (2 * plan.m_stride) + tile * plan.lanes)
+                    k.call(self.registers[size], source, u + f * (2 * plan.depth * plan.lanes), target)
+                first += count * size
+        return k
+
+    def _inverse(self) -> Function:
+        """A row of tiles back from its spectra, for one vector of filters."""
+        plan, lanes = self.plan, self.plan.lanes
+        T, n = plan.lengths
+        k = self.function("inverse", ptr(self.real), ptr(self.real))
+        products, strip = k.args
+        pitch, apart = plan.out_pitch * lanes, plan.m_stride
+        half, row = strip + plan.rows.m * pitch, plan.kept * (2 * lanes)
+        zero = k.zero(self.real, lanes)
+        each = Transform(k, self.real, lanes, n) if T > 2 else None
+        both = Transform(k, self.real, lanes, n, fold=True)
+        down = Transform(k, self.real, lanes, T, fold=True)
+
+        def keep(transform: Transform, i: Value, j: int, limit: int, store: Callable[[], None]) -> None:
+            """Store what lies below the limit."""
+            if j + transform.a <= limit:
+                store()
+            elif j < limit:
+                with k.if_(i + j < limit):
+                    store()
+
+        with k.loop(0, plan.columns.tiles) as t:
+            source, target = products + t * lanes, strip + t * (plan.columns.m * lanes)
+            if each is not None:
+                with k.loop(1, T // 2) as f:
+                    points, line = source + (f - 1) * (n * 2 * apart), half + f * row
+
+                    def store_row(i: Value, j: int, x: Complex) -> None:
+                        place = line + i * (2 * lanes) + j * (2 * lanes)
+                        keep(each, i, j, plan.kept, lambda: put(x.swapped, place, lanes))
+
+                    each.write(
+                        lambda i, j: get(k, points + i * (2 * apart) + j * (2 * apart), apart, lanes).swapped, store_row
+                    )
+            points = source + (T // 2 - 1) * n * (2 * apart)
+
+            def load_both(i: Value, j: int) -> Complex:
+                mirrored = j >= n // 2
+                place = points + (n - j - i if mirrored else i + j) * (2 * apart)
+                first, last = (get(k, place + r * ((n // 2 + 1) * 2 * apart), apart, lanes) for r in range(2))
+                return columns_together(first, last, mirrored).swapped
+
+            def store_both(i: Value, j: int, x: Complex) -> None:
+                def store() -> None:
+                    for place, part in ((half, x.im), (half + T // 2 * row, x.re)):
+                        put(Complex(part, zero), place + i * (2 * lanes) + j * (2 * lanes), lanes)
+
+                keep(both, i, j, plan.kept, store)
+
+            both.write(load_both, store_both)
+            with k.loop(0, plan.kept, 2) as column:
+
+                def load_column(i: Value, j: int) -> Complex:
+                    mirrored = j >= T // 2
+                    place = half + column * (2 * lanes) + (T - j - i if mirrored else i + j) * row
+                    even, odd = (get(k, place + c * (2 * lanes), lanes, lanes) for c in range(2))
+                    return columns_together(even, odd, mirrored).swapped
+
+                def store_column(i: Value, j: int, x: Complex) -> None:
+                    place = target + column * lanes + i * pitch + j * pitch
+                    keep(down, i, j, plan.rows.m, lambda: put(x.swapped, place, lanes))
+
+                down.write(load_column, store_column)
+        return k
+
+
+class FilterSpectraWriter(FilterWriter):
+    """Writes what packs the filters of one correlation: spectra, conjugated and scaled."""
+
+    plan: Spectra
+
+    def __init__(self, m: Module, layer: ConvLayer, plan: Spectra, number: int, packed: int) -> None:
+        super().__init__(m, layer, plan.taps, number, packed)
+
+    def _transform(self) -> Function:
+        """The spectra of one vector of filters for one channel."""
+        plan, lanes = self.plan, self.plan.lanes
+        T, n = plan.lengths
+        R, S = plan.rows.r, plan.columns.r
+        k = self.m.function(f"transform_filters{self.number}", ptr(self.real), ptr(self.real), internal=True)
+        taps, u = k.args
+        zero, apart = k.zero(self.real, lanes), self.apart
+        pair, line, spectrum = (k.scratch(self.real, 2 * length * lanes) for length in (T, n, n))
+        width = (S + S % 2) * lanes
+        half = k.scratch(self.real, T * width)
+        for buffer, length in ((pair, T), (line, n)):
+            with k.loop(0, 2 * length) as i:
+                k.store(zero, buffer + i * lanes)
+        down = Transform(k, self.real, lanes, T)
+        across = Transform(k, self.real, lanes, n)
+
+        def pair_of(column: Value, some: int) -> None:
+            with k.loop(0, R) as i:
+                for part in range(2):
+                    tap = taps + ((i * S + column) * lanes + part * lanes)
+                    k.store(k.load(tap, lanes) if part < some else zero, pair + (i * (2 * lanes) + part * lanes))
+            target = half + column * lanes
+            down.write(
+                lambda i, j: get(k, pair + i * (2 * lanes) + j * (2 * lanes), lanes, lanes),
+                lambda i, j, x: put(x, target + i * width + j * width, lanes),
+            )
+
+        if S > 1:
+            with k.loop(0, S // 2 * 2, 2) as column:
+                pair_of(column, 2)
+        if S % 2:
+            pair_of(k.i64(S - 1), 1)
+
+        def store(place: Value, x: Complex) -> None:
+            scale = 1 / (4 * T * n)
+            put(Complex(x.re * scale, x.im * -scale), u + place * (2 * apart), apart)
+
+        def number(i: Value, j: int) -> Complex:
+            return get(k, line + i * (2 * lanes) + j * (2 * lanes), lanes, lanes)
+
+        if T > 2:
+            with k.loop(1, T // 2) as f:
+                for odd in range(min(S, 2)):
+                    with k.loop(0, S - odd, 2) as column:
+                        a, b = (get(k, half + row * width + column * lanes, lanes, lanes) for row in (f, T - f))
+                        put(columns_apart(a, b, odd), line + (column + odd) * (2 * lanes), lanes)
+                across.write(number, lambda i, j, x: store((f - 1) * n + i + j, x))
+        with k.loop(0, S) as column:
+            put(get(k, half + column * lanes, T // 2 * width, lanes), line + column * (2 * lanes), lanes)
+        across.write(number, lambda i, j, x: put(x, spectrum + i * (2 * lanes) + j * (2 * lanes), lanes))
+        rows_apart(k, spectrum, n, lanes, lambda f, r, x: store(f + ((T // 2 - 1) * n + r * (n // 2 + 1)), x))
+        return k

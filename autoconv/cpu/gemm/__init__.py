@@ -1,0 +1,8 @@
+"""Convolution as a matrix product of outer products, the image read in place or by packed panels of rows."""
+
+from typing import Any
+
+from autoconv.algorithm import Algorithm
+from autoconv.cpu.gemm.algorithm import Pixel
+
+ALGORITHMS: tuple[Algorithm[Any], ...] = (Pixel(),)

@@ -1,0 +1,114 @@
+"""Parts of the Winograd kernels: small exact matrices as code, and moving channels into lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from autoconv.cpu.codegen.ir import Function, Value, f32, i32
+
+Row = Sequence[Fraction]
+
+
+def _term(k: Function, total: Value | None, factor: Fraction, x: Value) -> Value:
+    """The sum so far plus `factor * x`."""
+    if total is None:
+        return x if factor == 1 else -x if factor == -1 else x * _constant(factor, x)
+    if abs(factor) == 1:
+        return total + x if factor == 1 else total - x
+    return k.fma(k.const(x.type, _constant(factor, x)), x, total)
+
+
+def _constant(factor: Fraction, x: Value) -> float:
+    return float(np.float32(float(factor))) if x.type.scalar == f32 else float(factor)
+
+
+def _dot(k: Function, row: Row, xs: Sequence[Value], columns: Sequence[int]) -> Value | None:
+    """The sum of a row's terms in some columns; None where all are zero."""
+    total = None
+    for c in sorted((c for c in columns if row[c]), key=lambda c: row[c] != 1):  # a plain term starts the sum for free
+        total = _term(k, total, row[c], xs[c])
+    return total
+
+
+def _mirrored(a: Row, b: Row) -> tuple[list[int], list[int]] | None:
+    """Where two rows are equal and where opposite, if they are one or the other everywhere, and both somewhere."""
+    equal = [c for c in range(len(a)) if a[c] == b[c] != 0]
+    opposite = [c for c in range(len(a)) if a[c] == -b[c] != 0]
+    zero = sum(a[c] == b[c] == 0 for c in range(len(a)))
+    return (equal, opposite) if equal and opposite and len(equal) + len(opposite) + zero == len(a) else None
+
+
+def _pairs(rows: Sequence[Row]) -> list[tuple[int, int, list[int], list[int]]]:
+    """Rows that mirror each other, two by two, with where they are equal and opposite."""
+    found, used = [], set[int]()
+    for i in range(len(rows)):
+        for j in range(i + 1, len(rows)):
+            split = _mirrored(rows[i], rows[j])
+            if split and not used & {i, j}:
+                used |= {i, j}
+                found.append((i, j, *split))
+    return found
+
+
+def linear(k: Function, matrix: Sequence[Row], xs: Sequence[Value]) -> list[Value]:
+    """The product of an exact matrix and a vector of values.
+
+    Points in pairs of sign make rows of the input's transform, and columns of the output's, equal in some
+    places and opposite in the others: each such pair shares its two halves.
+    """
+    transposed = list(zip(*matrix, strict=True))
+    halves = _pairs(transposed)
+    values, columns = list(xs), [list(column) for column in transposed]
+    for i, j, equal, opposite in halves:
+        values[i], values[j] = xs[i] + xs[j], xs[i] - xs[j]
+        columns[i] = [f if r in equal else Fraction(0) for r, f in enumerate(transposed[i])]
+        columns[j] = [f if r in opposite else Fraction(0) for r, f in enumerate(transposed[i])]
+    rows = list(zip(*columns, strict=True))
+    every = range(len(values))
+    out: list[Value | None] = [None] * len(rows)
+    shared = set[int]()
+    for i, j, equal, opposite in _pairs(rows):
+        even, odd = _dot(k, rows[i], values, equal), _dot(k, rows[i], values, opposite)
+        assert even is not None
+        assert odd is not None
+        out[i], out[j] = even + odd, even - odd
+        shared |= {i, j}
+    for i, row in enumerate(rows):
+        if i not in shared:
+            out[i] = _dot(k, row, values, every)
+    zero = k.const(xs[0].type, 0)
+    return [zero if value is None else value for value in out]
+
+
+def within(k: Function, first: Value, lanes: int, limit: Value) -> Value:
+    """The lanes l with `0 <= first + l < limit`, as a mask."""
+    if lanes == 1:
+        return (first >= 0) & (first < limit)
+    place = k.iota(i32, lanes) + k.splat(k.cast(first, i32), lanes)
+    return (place >= 0) & (place < k.splat(k.cast(limit, i32), lanes))
+
+
+def every_nth(k: Function, vectors: Sequence[Value], lanes: int) -> Value:
+    """Of n vectors that follow one another, every n-th lane."""
+    n = len(vectors)
+    v = vectors[0]
+    for q in range(1, n):
+        picks = [lane * n if q == 1 else lane for lane in range(lanes)]
+        for lane in range(lanes):
+            vector, place = divmod(lane * n, lanes)
+            if vector == q:
+                picks[lane] = lanes + place
+            elif vector > q:
+                picks[lane] = 0
+        v = k.shuffle(v, vectors[q], picks)
+    return k.settled(v) if n > 1 else v
+
+
+def split_evenly(total: int, most: int) -> list[tuple[int, int]]:
+    """A number as few nearly equal parts of at most `most`: pairs of how many, and how large."""
+    parts = -(-total // most)
+    small, larger = divmod(total, parts)
+    return [(n, size) for n, size in ((larger, small + 1), (parts - larger, small)) if n]

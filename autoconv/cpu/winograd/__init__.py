@@ -1,0 +1,14 @@
+"""Winograd convolution on generated kernels, in every direction."""
+
+from typing import Any
+
+from autoconv.algorithm import Algorithm
+from autoconv.cpu.winograd.algorithm import Winograd
+from autoconv.cpu.winograd.gradients import WinogradWgrad
+from autoconv.cpu.winograd.polyphase import WinogradPolyphase
+
+ALGORITHMS: tuple[Algorithm[Any], ...] = (
+    Winograd(),
+    WinogradWgrad(),
+    WinogradPolyphase(),
+)

@@ -1,0 +1,119 @@
+"""What CUDA algorithms share: kernels as units of text, their launch, reasons from their occupancy."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from autoconv.algorithm import Algorithm, Array, Kernel, Params
+from autoconv.cuda.codegen.occupancy import limits_of
+from autoconv.cuda.codegen.source import Unit
+from autoconv.layer import ConvLayer
+
+if TYPE_CHECKING:
+    from autoconv.cuda.device import CUDA
+
+Launch = Callable[..., None]  # arrays, or None for a null pointer
+
+
+class Chain(Kernel):
+    """Kernels launched one after the other on the current stream.
+
+    Each of `steps` is a launch and the names of its arguments among `a b out bias residual workspace`;
+    `packing`, where there is one, is launched on the filters and the buffer for the packed ones.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[tuple[Launch, tuple[str, ...]]],
+        workspace_bytes: int = 0,
+        packing: Launch | None = None,
+        packed_bytes: int = 0,
+    ) -> None:
+        order = ("a", "b", "out", "bias", "residual", "workspace")
+        self._steps = [(launch, tuple(map(order.index, names))) for launch, names in steps]
+        self._packing = packing
+        self.workspace_bytes = workspace_bytes
+        self.packed_bytes = packed_bytes
+
+    def pack(self, w: Array, packed: Array) -> None:
+        if self._packing is None:
+            super().pack(w, packed)
+        else:
+            self._packing(w, packed)
+
+    def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
+        arguments = (a, b, out, bias, residual, workspace)
+        for launch, indices in self._steps:
+            launch(*[arguments[i] for i in indices])
+
+
+class CudaAlgorithm(Algorithm["CUDA"]):
+    """A family whose kernels are files of this folder."""
+
+    files: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
+        """Every kernel of a candidate, in the order of launch; asked only when nothing forbids the layer."""
+
+    def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
+        """The family's own reasons against parameters, which hold on every device."""
+        return []
+
+    def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
+        reasons = self.unfit(layer, params)
+        if reasons:
+            return reasons
+        capability = device.facts["compute_capability"]
+        return [reason for unit in self.units(layer, params) for reason in _unfit(unit, capability)]
+
+    def load(self, device: CUDA, units: Sequence[Unit]) -> list[Launch]:
+        """The units compiled for the device."""
+        return [device.load(unit) for unit in units]
+
+
+class TF32(CudaAlgorithm):
+    """A family on float32 arrays that are rounded to tf32's ten bits: only where the caller allows it."""
+
+    dtypes: ClassVar[tuple[str, ...]] = ("float32",)
+    exact = False
+    tf32 = True
+    float32_bound = 2.0**-10  # both factors of every product lose up to 2**-11
+
+
+def _unfit(unit: Unit, capability: int) -> list[str]:
+    """Why a unit cannot run at the occupancy it was designed for."""
+    limits, reasons = limits_of(capability), []
+    if capability < unit.capability:
+        reasons.append(f"compute capability {capability / 10}: {unit.capability / 10} is the least")
+    if unit.shared > limits.shared_per_block:
+        reasons.append(
+            f"{unit.function} takes {unit.shared} bytes of shared memory, a block here has {limits.shared_per_block}"
+        )
+    if max(unit.grid[1:]) > 65535 or unit.grid[0] > 2**31 - 1:
+        reasons.append(f"{unit.function} needs a grid of {'x'.join(map(str, unit.grid))} blocks")
+    return reasons
+
+
+def ceil_div(a: int, b: int) -> int:
+    """`a / b`, rounded up."""
+    return -(-a // b)
+
+
+def summing(layer: ConvLayer, threads: int) -> tuple[int, int, int]:
+    """The grid that sums the parts of a split product: four elements to a thread, as in `implicit.cuh`."""
+    return ceil_div(math.prod(layer.output_shape), 4 * threads), 1, 1
+
+
+def scalar(layer: ConvLayer) -> str:
+    """The type whose peak outside the tensor cores bounds the sums."""
+    return layer.accumulator.name
+
+
+def roofline(layer: ConvLayer, device: CUDA, efficiency: float, traffic: float = 1.0, launches: int = 1) -> float:
+    """Seconds of a kernel that reaches this share of the scalar peak and moves this multiple of the least bytes."""
+    compute = layer.flops / (efficiency * device.peak_flops(scalar(layer)))
+    return max(compute, traffic * layer.bytes / device.bandwidth()) + launches * 3e-6

@@ -1,0 +1,63 @@
+"""Depthwise convolution: one channel to a filter, paced by memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from autoconv.algorithm import Kernel, Params
+from autoconv.cuda.codegen.source import Unit
+from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div, roofline
+from autoconv.layer import ConvLayer
+
+if TYPE_CHECKING:
+    from autoconv.cuda.device import CUDA
+
+THREADS = 128
+PIECES = (2, 4, 8)
+MOST_TAPS = 33  # of a filter row, which a thread holds in registers
+
+
+class Depthwise(CudaAlgorithm):
+    """A window of inputs in registers, shared by the TQ neighbouring outputs of a thread."""
+
+    name = "depthwise"
+    exact = True
+    files = ("depthwise/depthwise.cu",)
+
+    def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
+        return [{"TQ": 1}] if layer.direction == "wgrad" else [{"TQ": TQ} for TQ in PIECES]
+
+    def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
+        reasons = []
+        if layer.groups != layer.C:
+            reasons.append(f"filters see {layer.C // layer.groups} channels: this kernel is for one")
+        if layer.S > MOST_TAPS:
+            reasons.append(f"S={layer.S}: a thread holds at most {MOST_TAPS} taps of a filter row")
+        if layer.dtype == "float64" and layer.S * int(params["TQ"]) > 64:
+            reasons.append(f"float64: {params['TQ']} outputs of {layer.S} taps do not fit a thread's registers")
+        if int(params["TQ"]) not in (1, *PIECES):
+            reasons.append(f"TQ={params['TQ']}: allowed are {', '.join(map(str, PIECES))}")
+        return reasons
+
+    def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
+        constants = (("TQ", int(params["TQ"])),)
+        if layer.direction == "wgrad":
+            filters = layer.K if layer.layout == "NCHW" else ceil_div(layer.K, 32)
+            shared = THREADS * layer.S * layer.accumulator.itemsize
+            return (
+                Unit("depthwise.wgrad", self.files, layer, (filters, layer.R, 1), THREADS, 4, shared, 0, constants),
+            )
+        columns = layer.Q if layer.direction == "fwd" else layer.W
+        pieces = math.prod(layer.output_shape) // columns * ceil_div(columns, int(params["TQ"]))
+        return (Unit("depthwise", self.files, layer, (ceil_div(pieces, THREADS), 1, 1), THREADS, 4, 0, 0, constants),)
+
+    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
+        reread = 1 + 0.5 * (layer.R - 1) / int(params["TQ"])  # rows come again, mostly from the caches
+        return roofline(layer, device, efficiency=0.3, traffic=reread)
+
+    def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
+        (launch,) = self.load(device, self.units(layer, params))
+        rest = () if layer.direction == "wgrad" else ("bias", "residual")
+        return Chain([(launch, ("a", "b", "out", *rest))])

@@ -1,0 +1,296 @@
+"""Convolution as a product of spectra: transforms by cuFFT, products by cuBLAS, what lies between by own kernels."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autoconv.algorithm import PADDING_ONLY, Array, Kernel, Params
+from autoconv.cuda.codegen.source import Unit
+from autoconv.cuda.common.algorithm import CudaAlgorithm, Launch, ceil_div, roofline, scalar
+from autoconv.cuda.libraries.cublas_cufft import LibraryError, Operand, Transform, product
+from autoconv.layer import ConvLayer
+
+if TYPE_CHECKING:
+    from autoconv.cuda.device import CUDA
+
+THREADS = 256
+SQUARE = 32  # of a transpose
+SIDES = (16, 32, 0)  # of a tile; 0 is the whole image
+LONGEST = 512  # of a transform
+ALIGNMENT = 256  # bytes, of each part of the workspace
+LARGEST = 1 << 30  # bytes of filters' spectra
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How tiles cover one axis: `count` transforms of `length`, `step` results apart, the first at `start`."""
+
+    length: int
+    step: int
+    count: int
+    start: int
+
+
+def axis_of(layer: ConvLayer, axis: int, side: int) -> Axis:
+    """Tiles of a side, or the one that holds all, which is of the next length without factors above 7."""
+    stride, span = layer.stride[axis], layer.filter_extent[axis]
+    start = -layer.padding[axis][0]
+    results = ((layer.P, layer.Q)[axis] - 1) * stride + 1
+    if layer.direction == "dgrad":
+        results, start, stride = (layer.H, layer.W)[axis], 1 - span - start, 1
+    least = results + span - 1
+    whole = next(length for length in itertools.count(least) if pow(210, 64, length) == 0)
+    if not 0 < side < whole:
+        return Axis(whole, results, 1, start)
+    step = (side - span + 1) // stride * stride
+    return Axis(side, step, ceil_div(results, step) if step > 0 else 0, start)
+
+
+class FFT(CudaAlgorithm):
+    """Overlap-save tiles of SIDE by SIDE, or whole images, IMAGES of them at a time.
+
+    Mathieu, Henaff & LeCun, "Fast Training of Convolutional Networks through FFTs" (2014); tiles as in
+    Vasilache et al., "Fast Convolutional Nets With fbfft" (2015). Strided results are picked from all,
+    strided gradients and dilated filters spread out.
+    """
+
+    name = "fft"
+    files = ("fft/fft.cu",)
+    spreads_nonfinite = True
+
+    def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
+        divisors = [n for n in range(1, layer.N + 1) if layer.N % n == 0]
+        some = sorted({divisors[0], divisors[len(divisors) // 2], divisors[-1]})
+        return ({"SIDE": side, "IMAGES": images} for side in SIDES for images in some)
+
+    def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
+        side, images = int(params["SIDE"]), int(params["IMAGES"])
+        reasons = []
+        if side not in SIDES:
+            reasons.append(f"SIDE={side}: allowed are {', '.join(map(str, SIDES))}")
+        if images < 1 or layer.N % images:
+            reasons.append(f"IMAGES={images}: it must divide N={layer.N}")
+        if layer.R == layer.S == 1:
+            reasons.append("R=S=1: a product already")
+        if layer.sees_padding_only:
+            reasons.append(PADDING_ONLY)
+        rows, columns = _axes(layer, params)
+        for name, axis, span in zip(("rows", "columns"), (rows, columns), layer.filter_extent, strict=True):
+            if axis.count != 1 and axis.step < side // 2:
+                reasons.append(f"a filter that spans {span} leaves less than half of a tile of {side} {name}")
+            if axis.length > LONGEST:
+                reasons.append(f"transforms of {axis.length} {name}: {LONGEST} are the most")
+        if side and rows.count == columns.count == 1:
+            reasons.append(f"the image fits into a tile of {side}: the same as SIDE=0")
+        if not reasons and self._packed(layer, params) > LARGEST:
+            reasons.append(f"the filters' spectra take more than {LARGEST >> 20} MiB")
+        if not reasons and max(_planes(layer, params)) >= 2**31:
+            reasons.append("2**31 transforms or more")
+        return reasons
+
+    def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
+        reasons = super().refusals(layer, device, params)
+        if not reasons:
+            try:
+                device.blas()
+                _plans(device, layer, params)
+            except LibraryError as error:
+                reasons.append(str(error))
+        return reasons
+
+    def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
+        """For so many images, in the order of launch; the first one packs, where there are filters to pack."""
+        some = layer.replace(N=int(params["IMAGES"]))
+        rows, columns = _axes(layer, params)
+        sources, gradients, sums = _planes(layer, params)
+        area, frequencies = rows.length * columns.length, _frequencies(layer, params)
+        constants = tuple(
+            (f"{name}_{letter}", value)
+            for letter, axis in (("H", rows), ("W", columns))
+            for name, value in (
+                ("F", axis.length), ("STEP", axis.step), ("COUNT", axis.count), ("START", axis.start)
+            )
+        )  # fmt: skip
+        text = _circle("H", rows.length) + _circle("W", columns.length)
+        blocks = 2 if layer.dtype == "float64" else 4
+
+        def unit(name: str, elements: int) -> Unit:
+            return Unit(
+                name, self.files, some, (ceil_div(elements, THREADS), 1, 1), THREADS, blocks, constants=constants,
+                preamble=text,
+            )  # fmt: skip
+
+        def turn(name: str, planes: int) -> Unit:
+            squares = ceil_div(planes, SQUARE) * ceil_div(frequencies, SQUARE)
+            shared = SQUARE * (SQUARE + 1) * 2 * layer.accumulator.itemsize
+            grid = (squares, 1, 1)
+            return Unit(name, self.files, some, grid, THREADS, blocks, shared, constants=constants, preamble=text)
+
+        cut = unit("fft_cut", sources * area), turn("fft_turn", sources)
+        if layer.direction == "wgrad":
+            gradient = unit("fft_cut_gradient", gradients * area), turn("fft_turn_gradient", gradients)
+            return *cut, *gradient, turn("fft_turn_back", sums), unit("fft_taps", math.prod(layer.w_shape))
+        outputs = math.prod(some.output_shape)
+        filters = unit("fft_filter", frequencies * _pairs(layer))
+        return filters, *cut, turn("fft_turn_back", sums), unit("fft_output", outputs)
+
+    def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
+        return sum(_parts(device, layer, params))
+
+    def packed_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
+        return self._packed(layer, params) if layer.direction != "wgrad" else 0
+
+    def _packed(self, layer: ConvLayer, params: Params) -> int:
+        return 2 * layer.accumulator.itemsize * _frequencies(layer, params) * _pairs(layer)
+
+    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
+        chunks = layer.N // int(params["IMAGES"])
+        sources, gradients, sums = _planes(layer, params)
+        rows, columns = _axes(layer, params)
+        wgrad = layer.direction == "wgrad"
+        planes = chunks * (sources + (gradients if wgrad else sums)) + (sums if wgrad else 0)
+        spectra = 2.0 * layer.accumulator.itemsize * _frequencies(layer, params)
+        peak, bandwidth = device.peak_flops(scalar(layer)), device.bandwidth()
+        # cut, transformed, turned and multiplied: each plane is written four times and read as often
+        moved = spectra * (8 * planes + self._packed(layer, params) / spectra * chunks) / bandwidth
+        tiles = layer.N * rows.count * columns.count
+        products = 8.0 * _frequencies(layer, params) * tiles * _pairs(layer) / (0.5 * peak)
+        transforms = 2.5 * rows.length * columns.length * math.log2(rows.length * columns.length) * planes
+        calls = chunks * (10 if wgrad else 7)
+        return roofline(layer, device, 1e3, launches=calls) + moved + products + transforms / (0.3 * peak)
+
+    def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
+        units = self.units(layer, params)
+        launches = dict(zip((unit.function for unit in units), self.load(device, units), strict=True))
+        packed = self.packed_bytes(layer, device, params)
+        return Spectral(device, layer, params, launches, packed)
+
+
+class Spectral(Kernel):
+    """Planes, spectra and turned spectra take two buffers in turn; wgrad keeps one of x, and one of the sums."""
+
+    def __init__(
+        self, device: CUDA, layer: ConvLayer, params: Params, launches: dict[str, Launch], packed_bytes: int
+    ) -> None:
+        self._layer, self._images, self._address = layer, int(params["IMAGES"]), device.address
+        self._launches, self.packed_bytes = launches, packed_bytes
+        self._plans = _plans(device, layer, params)
+        self._parts = _parts(device, layer, params)
+        self.workspace_bytes = sum(self._parts)
+        groups, C, K = layer.groups, layer.C // layer.groups, layer.K // layer.groups
+        rows, columns = _axes(layer, params)
+        tiles = self._images * rows.count * columns.count
+        batch = _frequencies(layer, params) * groups
+        if layer.direction == "wgrad":
+            extents = K, C, tiles
+            operands = Operand(1, K, tiles * K), Operand(C, 1, tiles * C), Operand(C, 1, K * C)
+        else:
+            into, out = (C, K) if layer.direction == "fwd" else (K, C)
+            extents = tiles, out, into
+            operands = Operand(into, 1, tiles * into), Operand(out, 1, into * out), Operand(out, 1, tiles * out)
+        number = "complex128" if layer.dtype == "float64" else "complex64"
+        self._multiply = product(device.blas(), (number, number), extents, batch, *operands)
+
+    def pack(self, w: Array, packed: Array) -> None:
+        if not self.packed_bytes:
+            super().pack(w, packed)
+        self._launches["fft_filter"](w, packed)
+
+    def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
+        ends = list(itertools.accumulate(self._parts))
+        first, second, third, sums, scratch = (
+            workspace[start:end] for start, end in zip((0, *ends), ends, strict=False)
+        )
+        images, launches, wgrad = self._images, self._launches, self._layer.direction == "wgrad"
+        for n in range(0, self._layer.N, images):
+            self._spectra(
+                "fft_cut", "fft_turn", 0, a[n : n + images], (first, second, third if wgrad else first), scratch
+            )
+            if wgrad:
+                buffers = first, second, first
+                self._spectra("fft_cut_gradient", "fft_turn_gradient", 1, b[n : n + images], buffers, scratch)
+                self._multiply(self._address(first), self._address(third), self._address(sums), n > 0)
+            else:
+                self._multiply(self._address(first), self._address(b), self._address(second), False)
+                self._planes(second, first, scratch)
+                some = None if residual is None else residual[n : n + images]
+                launches["fft_output"](second, out[n : n + images], bias, some)
+        if wgrad:
+            self._planes(sums, first, scratch, into=second)
+            launches["fft_taps"](second, out)
+
+    def _spectra(
+        self, cut: str, turn: str, plan: int, source: Array, buffers: tuple[Array, Array, Array], scratch: Array
+    ) -> None:
+        """Of some images: planes in the first buffer, spectra in the second, frequencies first in the third."""
+        planes, spectra, turned = buffers
+        self._launches[cut](source, planes)
+        self._plans[plan].run(self._address(planes), self._address(spectra), self._address(scratch))
+        self._launches[turn](spectra, turned)
+
+    def _planes(self, sums: Array, spectra: Array, scratch: Array, into: Array | None = None) -> None:
+        """Back again, by way of `spectra`, into the buffer that the sums came from or another one."""
+        target = sums if into is None else into
+        self._launches["fft_turn_back"](sums, spectra)
+        self._plans[-1].run(self._address(spectra), self._address(target), self._address(scratch))
+
+
+def _axes(layer: ConvLayer, params: Params) -> tuple[Axis, Axis]:
+    side = int(params["SIDE"])
+    return axis_of(layer, 0, side), axis_of(layer, 1, side)
+
+
+def _frequencies(layer: ConvLayer, params: Params) -> int:
+    rows, columns = _axes(layer, params)
+    return rows.length * (columns.length // 2 + 1)
+
+
+def _pairs(layer: ConvLayer) -> int:
+    """Of input and output channels that a filter joins: each has a plane, or a spectrum."""
+    return layer.K * layer.C // layer.groups
+
+
+def _planes(layer: ConvLayer, params: Params) -> tuple[int, int, int]:
+    """Planes of the source, of wgrad's gradient, and of the result, of some images."""
+    rows, columns = _axes(layer, params)
+    tiles = int(params["IMAGES"]) * rows.count * columns.count
+    return {
+        "fwd": (tiles * layer.C, 0, tiles * layer.K),
+        "dgrad": (tiles * layer.K, 0, tiles * layer.C),
+        "wgrad": (tiles * layer.C, tiles * layer.K, _pairs(layer)),
+    }[layer.direction]
+
+
+def _plans(device: CUDA, layer: ConvLayer, params: Params) -> list[Transform]:
+    """Of the source, of wgrad's gradient, and back."""
+    rows, columns = _axes(layer, params)
+    sources, gradients, sums = _planes(layer, params)
+    lengths, dtype = (rows.length, columns.length), layer.accumulator.name
+    there = [device.fourier(lengths, planes, dtype, False) for planes in (sources, gradients) if planes]
+    return [*there, device.fourier(lengths, sums, dtype, True)]
+
+
+def _parts(device: CUDA, layer: ConvLayer, params: Params) -> tuple[int, ...]:
+    """Bytes: two buffers for any planes or spectra, x's spectra and the sums of wgrad, cuFFT's own."""
+    spectrum = 2 * layer.accumulator.itemsize * _frequencies(layer, params)
+    planes = _planes(layer, params)
+    wgrad = layer.direction == "wgrad"
+    kept = (planes[0], planes[2]) if wgrad else (0, 0)
+    sizes = (
+        *(spectrum * number for number in (max(planes), max(planes), *kept)),
+        max(plan.workspace_bytes for plan in _plans(device, layer, params)),
+    )
+    return tuple(ceil_div(nbytes, ALIGNMENT) * ALIGNMENT for nbytes in sizes)
+
+
+def _circle(letter: str, length: int) -> str:
+    """The tables of cosines and sines of the multiples of a full turn's `length`-th part."""
+    angles = [2 * math.pi * i / length for i in range(length)]
+    return "".join(
+        f"__device__ const Acc {name}_{letter}[{length}] = {{{', '.join(repr(f(angle)) for angle in angles)}}};\n"
+        for name, f in (("COS", math.cos), ("SIN", math.sin))
+    )

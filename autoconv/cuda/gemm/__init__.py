@@ -1,0 +1,18 @@
+"""Convolution as a matrix product on a GPU: implicit, on tensor cores, and explicit by cuBLAS."""
+
+from typing import Any
+
+from autoconv.algorithm import Algorithm
+from autoconv.cuda.gemm.explicit import Explicit
+from autoconv.cuda.gemm.gemm import Gemm
+from autoconv.cuda.gemm.hopper import Hopper, HopperTF32
+from autoconv.cuda.gemm.tensor import Tensor, TensorTF32
+
+ALGORITHMS: tuple[Algorithm[Any], ...] = (
+    Gemm(),
+    Tensor(),
+    TensorTF32(),
+    Hopper(),
+    HopperTF32(),
+    Explicit(),
+)

@@ -1,0 +1,162 @@
+"""Implicit GEMM on the tensor cores: `mma.sync` fed by `cp.async`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from autoconv.algorithm import Kernel, Params
+from autoconv.cuda.codegen.source import Unit
+from autoconv.cuda.common.algorithm import TF32, Chain, CudaAlgorithm, Launch, ceil_div, roofline, summing
+from autoconv.layer import ConvLayer
+
+if TYPE_CHECKING:
+    from autoconv.cuda.device import CUDA
+
+MOST_PARTS = 32
+
+
+class Tile(NamedTuple):
+    """What a block computes, its warps, slices in flight, and blocks a multiprocessor shall hold."""
+
+    BM: int
+    BN: int
+    WARPS_M: int
+    WARPS_N: int
+    STAGES: int
+    blocks: int
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.WARPS_M * self.WARPS_N
+
+
+TILES = (
+    Tile(128, 128, 2, 4, 3, blocks=1),
+    Tile(128, 64, 4, 2, 3, blocks=2),
+    Tile(64, 128, 2, 4, 3, blocks=2),
+    Tile(64, 64, 2, 2, 4, blocks=3),
+    Tile(128, 32, 4, 1, 4, blocks=3),
+)
+
+
+def extents(layer: ConvLayer) -> tuple[int, int, int]:
+    """Rows, columns and depth of one group's matrix product."""
+    C, K = layer.C // layer.groups, layer.K // layer.groups
+    taps, places = layer.R * layer.S, layer.N * layer.P * layer.Q
+    return {
+        "fwd": (places, K, taps * C),
+        "dgrad": (layer.N * layer.H * layer.W, C, taps * K),
+        "wgrad": (K, taps * C, places),
+    }[layer.direction]
+
+
+class Tensor(CudaAlgorithm):
+    """float16 and bfloat16 with sums in float32, NHWC, channels of a group a multiple of 8."""
+
+    name = "gemm.tensor"
+    exact = True
+    files = ("common/implicit.cuh", "gemm/tensor.cu")
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+
+    def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
+        rows, columns, depth = extents(layer)
+        for tile in TILES:
+            blocks = ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) * layer.groups
+            wanted = int(device.facts["multiprocessors"]) * tile.blocks
+            most = min(MOST_PARTS, depth // (8 * _depth(layer)))  # worth it only if each part is some slices
+            parts = {1} | {split for split in (wanted // blocks, wanted // blocks // 2) if 1 < split <= most}
+            for split in sorted(parts):
+                yield {"BM": tile.BM, "BN": tile.BN, "SPLIT": split}
+
+    def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
+        reasons = []
+        run = 16 // layer.itemsize
+        if layer.layout != "NHWC":
+            reasons.append(f"{layer.layout}: channels must be neighbours, as in NHWC")
+        wanted = {"C": layer.C} if layer.direction == "fwd" else {"C": layer.C, "K": layer.K}
+        for name, channels in wanted.items():
+            if channels // layer.groups % run:
+                reasons.append(f"{name}/groups={channels // layer.groups}: a multiple of {run} is wanted")
+        if _tile(params) is None:
+            reasons.append(f"no such tile: {', '.join(f'{t.BM}x{t.BN}' for t in TILES)} exist")
+        if not 1 <= int(params["SPLIT"]) <= MOST_PARTS:
+            reasons.append(f"SPLIT={params['SPLIT']}: allowed are 1 to {MOST_PARTS}")
+        return reasons
+
+    def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
+        tile, split, BK = _tile(params), int(params["SPLIT"]), _depth(layer)
+        assert tile is not None
+        rows, columns, _ = extents(layer)
+        names = ("BM", "BN", "WARPS_M", "WARPS_N", "STAGES")
+        constants = (*((name, int(getattr(tile, name))) for name in names), ("BK", BK), ("SPLIT", split))
+        shared = tile.STAGES * (
+            _slice_bytes(layer, tile.BM, BK, layer.direction != "wgrad")
+            + _slice_bytes(layer, tile.BN, BK, layer.direction == "fwd")
+        )
+        product = Unit(
+            "tensor",
+            self.files,
+            layer,
+            (ceil_div(rows, tile.BM), ceil_div(columns, tile.BN), layer.groups * split),
+            tile.threads,
+            tile.blocks,
+            shared,
+            shared,
+            constants,
+            capability=80,
+        )
+        if split == 1:
+            return (product,)
+        blocks = summing(layer, tile.threads)
+        total = Unit(
+            "tensor_sum", self.files, layer, blocks, tile.threads, tile.blocks, constants=constants, capability=80
+        )
+        return product, total
+
+    def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
+        split = int(params["SPLIT"])
+        return 4 * split * math.prod(layer.output_shape) if split > 1 else 0
+
+    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
+        tile, split = _tile(params), int(params["SPLIT"])
+        assert tile is not None
+        rows, columns, depth = extents(layer)
+        blocks = ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) * layer.groups * split
+        together = int(device.facts["multiprocessors"]) * tile.blocks
+        computed = 2.0 * ceil_div(blocks, together) * together * tile.BM * tile.BN * depth / split
+        efficiency = 0.6 * min(1.0, tile.BM * tile.BN / (tile.BM + tile.BN) / 64)
+        peak = device.peak_flops("float16") / (2 if layer.itemsize == 4 else 1)
+        scratch = 2 * self.workspace_bytes(layer, device, params) / device.bandwidth()
+        return max(computed / (efficiency * peak), roofline(layer, device, 1e3)) + scratch + 3e-6 * (split > 1)
+
+    def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
+        product, *rest = self.load(device, self.units(layer, params))
+        steps: list[tuple[Launch, tuple[str, ...]]] = [(product, ("a", "b", "out", "bias", "residual", "workspace"))]
+        if rest:
+            steps.append((rest[0], ("workspace", "out", "bias", "residual")))
+        return Chain(steps, self.workspace_bytes(layer, device, params))
+
+
+class TensorTF32(TF32, Tensor):
+    """The same on float32 arrays, rounded on the way to the registers."""
+
+    name = "gemm.tensor.tf32"
+
+
+def _tile(params: Params) -> Tile | None:
+    return next((tile for tile in TILES if (params["BM"], params["BN"]) == (tile.BM, tile.BN)), None)
+
+
+def _depth(layer: ConvLayer) -> int:
+    """BK: 64 bytes."""
+    return 64 // layer.itemsize
+
+
+def _slice_bytes(layer: ConvLayer, extent: int, BK: int, by_rows: bool) -> int:
+    """Of one operand's slice in shared memory, as `tensor.cu` pads it."""
+    pad = 0 if by_rows else 8
+    lines, length = (extent, BK) if by_rows else (BK, extent)
+    return lines * (length + pad) * layer.itemsize

@@ -1,0 +1,183 @@
+"""Winograd convolution: fewer multiplications by transforms of small tiles, in four kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from autoconv.algorithm import Kernel, Params, bound_for
+from autoconv.common.winograd_math import Matrix, transforms
+from autoconv.cuda.codegen.source import Unit
+from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div, roofline, scalar
+from autoconv.cuda.gemm.gemm import TILES, Tile
+from autoconv.layer import ConvLayer
+
+if TYPE_CHECKING:
+    from autoconv.cuda.device import CUDA
+
+THREADS = 128
+LARGEST = 8  # points of a tile in one dimension: 64 in two are as many as a thread can hold
+CAPS = {2: 4e-6, 4: 1e-5, 6: 3e-5}  # error for float32, by outputs of a tile
+PRODUCTS = ((128, 128), (128, 64), (64, 64))
+
+
+def _function(name: str, matrix: Matrix) -> str:
+    """A product with a constant matrix as straight-line code, without the terms that are zero."""
+    lines = []
+    for i, row in enumerate(matrix):
+        terms = [f"{_factor(value)}x[{j}]" for j, value in enumerate(row) if value]
+        lines.append(f"    y[{i}] = {' + '.join(terms) or 'Acc(0)'};\n")
+    shape = f"const Acc (&x)[{len(matrix[0])}], Acc (&y)[{len(matrix)}]"
+    return f"DEVICE void {name}({shape}) {{\n{''.join(lines)}}}\n"
+
+
+def transforms_text(layer: ConvLayer, MH: int, MW: int) -> str:
+    """The one-dimensional transforms of F(MH x MW, R x S), as `winograd.cuh` calls them."""
+    down, across = transforms(MH, layer.R), transforms(MW, layer.S)
+    return "".join(
+        _function(f"{name}_{axis}", getattr(t, matrix))
+        for name, matrix in (("filter", "G"), ("input", "BT"), ("output", "AT"))
+        for axis, t in (("h", down), ("w", across))
+    )
+
+
+def _factor(value: Fraction) -> str:
+    return {1: "", -1: "-"}.get(value, f"Acc({float(value)!r}) * ")  # type: ignore[call-overload, no-any-return]
+
+
+class Winograd(CudaAlgorithm):
+    """F(M x M, R x S) with the transformed tiles in memory, for any groups, stride 1.
+
+    Lavin & Gray, "Fast Algorithms for Convolutional Neural Networks" (2016), sections 4 and 5; filters of
+    one row or column are transformed along one axis.
+    """
+
+    name = "winograd"
+    files = ("common/gemm_tile.cuh", "common/sides.cuh", "winograd/winograd.cuh", "winograd/winograd.cu")
+    spreads_nonfinite = True
+
+    def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
+        for M in CAPS:
+            for BM, BN in PRODUCTS:
+                yield {"M": M, "BM": BM, "BN": BN}
+
+    def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
+        reasons = []
+        if layer.direction == "wgrad":
+            reasons.append("wgrad: these kernels have fwd and dgrad")
+        if layer.stride != (1, 1) or layer.dilation != (1, 1):
+            reasons.append("stride or dilation is not 1: tiles of neighbouring outputs do not share their inputs")
+        if layer.R * layer.S == 1:
+            reasons.append("R=S=1: nothing to save")
+        if params["M"] not in CAPS or int(params["M"]) + max(layer.R, layer.S) - 1 > LARGEST:
+            reasons.append(f"M={params['M']}: tiles of 2, 4 or 6 outputs and at most {LARGEST} inputs are supported")
+        if _tile(params) is None:
+            reasons.append(f"no such product: {', '.join(f'{BM}x{BN}' for BM, BN in PRODUCTS)} exist")
+        elif layer.dtype == "float64" and (params["BM"], params["BN"]) != (64, 64):
+            reasons.append("float64: only the 64x64 product fits a thread's registers")
+        if not reasons and max(_sizes(layer, params)) >= 2**31:
+            reasons.append("a matrix of the product has 2**31 elements or more")
+        return reasons
+
+    def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
+        """Filters, input, product, output: the first one packs."""
+        tile = _tile(params)
+        assert tile is not None
+        MH, MW = _outputs(layer, params)
+        text = transforms_text(layer, MH, MW)
+        blocks = 3 if params["M"] == 6 else 4
+        if layer.dtype == "float64":
+            tile, blocks = tile.halved(), 2
+        # a thread holds the points of a tile
+        constants = (*tile.constants, ("MH", MH), ("MW", MW), ("THREADS", THREADS), ("BLOCKS", blocks))
+        rows, depth, tiles = extents(layer, params)
+        points = _points(layer, params)
+
+        def unit(name: str, jobs: int) -> Unit:
+            grid = (ceil_div(jobs, THREADS), 1, 1)
+            return Unit(name, self.files, layer, grid, THREADS, blocks, 0, 0, constants, text)
+
+        product = Unit(
+            "winograd_product",
+            self.files,
+            layer,
+            (ceil_div(tiles, tile.BN), ceil_div(rows, tile.BM), points * layer.groups),
+            tile.threads,
+            tile.blocks,
+            tile.shared(layer.accumulator.itemsize),
+            0,
+            constants,
+            text,
+        )
+        return (
+            unit("winograd_filter", layer.groups * rows * depth),
+            unit("winograd_input", layer.groups * depth * tiles),
+            product,
+            unit("winograd_output", layer.groups * rows * tiles),
+        )
+
+    def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
+        _, inputs, products = _sizes(layer, params)
+        points = _points(layer, params) * layer.groups
+        return (ceil_div(points * inputs, 64) * 64 + points * products) * layer.accumulator.itemsize
+
+    def packed_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
+        filters, _, _ = _sizes(layer, params)
+        return _points(layer, params) * layer.groups * filters * layer.accumulator.itemsize
+
+    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
+        rows, depth, tiles = extents(layer, params)
+        tile = _tile(params)
+        assert tile is not None
+        whole = ceil_div(rows, tile.BM) * tile.BM * ceil_div(tiles, tile.BN) * tile.BN
+        products = 2.0 * _points(layer, params) * layer.groups * whole * depth
+        # each transformed value is written once and read once
+        traffic = (2 * self.workspace_bytes(layer, device, params)) / device.bandwidth()
+        return products / (0.6 * device.peak_flops(scalar(layer))) + traffic + roofline(layer, device, 1e3, launches=3)
+
+    def bound(self, layer: ConvLayer, params: Params) -> float:
+        return bound_for(layer, CAPS[int(params["M"])])
+
+    def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
+        filters, inputs, product, outputs = self.load(device, self.units(layer, params))
+        return Chain(
+            [
+                (inputs, ("a", "workspace")),
+                (product, ("b", "workspace")),
+                (outputs, ("workspace", "out", "bias", "residual")),
+            ],
+            self.workspace_bytes(layer, device, params),
+            filters,
+            self.packed_bytes(layer, device, params),
+        )
+
+
+def _tile(params: Params) -> Tile | None:
+    wanted = params["BM"], params["BN"]
+    return next((tile for tile in TILES if wanted == (tile.BM, tile.BN) and wanted in PRODUCTS), None)
+
+
+def _outputs(layer: ConvLayer, params: Params) -> tuple[int, int]:
+    """Outputs of a tile, down and across; one where there is a single tap."""
+    M = int(params["M"])
+    return M if layer.R > 1 else 1, M if layer.S > 1 else 1
+
+
+def _points(layer: ConvLayer, params: Params) -> int:
+    MH, MW = _outputs(layer, params)
+    return (MH + layer.R - 1) * (MW + layer.S - 1)
+
+
+def extents(layer: ConvLayer, params: Params) -> tuple[int, int, int]:
+    """Channels out and in of a group, and tiles."""
+    MH, MW = _outputs(layer, params)
+    C, K = layer.C // layer.groups, layer.K // layer.groups
+    rows, depth, height, width = (K, C, layer.P, layer.Q) if layer.direction == "fwd" else (C, K, layer.H, layer.W)
+    return rows, depth, layer.N * ceil_div(height, MH) * ceil_div(width, MW)
+
+
+def _sizes(layer: ConvLayer, params: Params) -> tuple[int, int, int]:
+    """Elements of U, V and M to a point and group."""
+    rows, depth, tiles = extents(layer, params)
+    return rows * depth, depth * tiles, rows * tiles

@@ -1,0 +1,267 @@
+"""How a candidate's answer is checked before it may win.
+
+Output and workspace lie between guard zones and are filled with NaN; afterwards the guards must be
+intact, the inputs unchanged, and every element must agree with `direct`'s output for the same random
+input, computed in float64. That reference is itself checked by a route that shares no code with it:
+float64 sums, element by element, on a sample of corners, borders and interior, and a random projection
+over the output channels (Freivalds' check), which sees every element at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from autoconv import registry
+from autoconv.algorithm import Array, Kernel
+from autoconv.device import Device
+from autoconv.errors import AutoconvError
+from autoconv.layer import ConvLayer
+from autoconv.tuning import reference
+
+GUARD_BYTES = 4096
+GUARD = 0xA5
+SAMPLES_PER_AXIS = 3  # first, last and one in between
+
+
+class WrongResultError(AutoconvError, RuntimeError):
+    """A candidate gave a wrong answer or wrote where it must not."""
+
+
+@dataclass(frozen=True)
+class Fenced:
+    """An array between two guard zones."""
+
+    array: Array
+    raw: Array
+
+    @classmethod
+    def allocate(cls, device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Self:
+        """An array of NaN (all bits set, which is a NaN in every float type) between intact guards."""
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        raw = device.buffer(nbytes + 2 * GUARD_BYTES)
+        fenced = cls(raw[GUARD_BYTES : GUARD_BYTES + nbytes].view(dtype).reshape(shape), raw)
+        fenced.poison()
+        return fenced
+
+    def poison(self) -> None:
+        """Fill the array with NaN and repair the guards."""
+        self.raw[:] = 0xFF
+        self.raw[:GUARD_BYTES] = GUARD
+        self.raw[-GUARD_BYTES:] = GUARD
+
+    def intact(self) -> bool:
+        """Whether nobody wrote into a guard zone."""
+        return bool((self.raw[:GUARD_BYTES] == GUARD).all() and (self.raw[-GUARD_BYTES:] == GUARD).all())
+
+
+class Verifier:
+    """Random operands for one layer, the right answer to them, and the check of a candidate's.
+
+    The operands lie in [-1, 1). `check` gives the error `max|y - ref| / max(sum |a||b|)`.
+    """
+
+    def __init__(self, layer: ConvLayer, device: Device, seed: int = 0) -> None:
+        self.layer, self.device = layer, device
+        rng = np.random.default_rng(seed)
+
+        def draw(shape: tuple[int, ...]) -> Array:
+            values = rng.random(shape, dtype=np.float32)
+            np.subtract(2 * values, 1, out=values)
+            array = device.empty(shape, layer.numpy_dtype)
+            array[...] = device.xp.asarray(values.astype(layer.numpy_dtype))
+            return array
+
+        self.a, self.b = map(draw, layer.input_shapes)
+        self.bias = draw((layer.K,)) if layer.bias else None
+        self.residual = draw(layer.y_shape) if layer.residual else None
+        self._inputs = [array for array in (self.a, self.b, self.bias, self.residual) if array is not None]
+        self._pristine = [array.copy() for array in self._inputs]
+        self._out = Fenced.allocate(device, layer.output_shape, layer.numpy_dtype)
+        self.reference, self.magnitude = self._reference()
+
+    def _reference(self) -> tuple[Array, float]:
+        """The answer in float64, and the largest `sum |a||b|` (with the tail's terms, at most 1 each)."""
+        layer, device, xp = self.layer, self.device, self.device.xp
+        plain = layer.replace(dtype="float64", bias=False, residual=False, activation=None)
+        a, b = self.a.astype(np.float64), self.b.astype(np.float64)
+        out = _run_direct(plain, device, a, b)
+        magnitude = float(_run_direct(plain, device, xp.abs(a), xp.abs(b)).max())
+        check_convolution(plain, _host(a), _host(b), _host(out), magnitude)
+        if self.bias is not None:
+            out += self.bias.astype(np.float64).reshape((-1, 1, 1) if layer.layout == "NCHW" else (-1,))
+        if self.residual is not None:
+            out += self.residual.astype(np.float64)
+        if layer.activation == "relu":
+            xp.maximum(out, 0, out=out)
+        return out, max(magnitude, float(np.finfo(np.float32).tiny)) + layer.bias + layer.residual
+
+    @property
+    def out(self) -> Array:
+        """Room for an answer, to time with."""
+        return self._out.array
+
+    def check(self, kernel: Kernel, weights: Array) -> tuple[float, bool]:
+        """The error of a kernel's answer, and whether a second run gave the same bits.
+
+        Parameters
+        ----------
+        kernel : Kernel
+        weights : Array
+            The packed filters, or `self.b` where it takes them as they are.
+
+        Raises
+        ------
+        WrongResultError
+            When a guard zone or an input was written to, or an element was left unwritten.
+        """
+        out, xp = self._out, self.device.xp
+        scratch = Fenced.allocate(self.device, (kernel.workspace_bytes,), np.dtype(np.uint8))
+        first = None
+        for _ in range(2):
+            out.poison()
+            scratch.poison()
+            kernel.run(self.a, weights, out.array, self.bias, self.residual, scratch.array)
+            self.device.synchronize()
+            if not out.intact():
+                raise WrongResultError("wrote outside its output")
+            if not scratch.intact():
+                raise WrongResultError(f"wrote outside its workspace of {kernel.workspace_bytes} bytes")
+            for name, now, before in zip(("a", "b", "bias", "residual"), self._inputs, self._pristine, strict=False):
+                if not bool((now.view(np.uint8) == before.view(np.uint8)).all()):
+                    now[...] = before  # the next candidate deserves the right ones
+                    raise WrongResultError(f"wrote to its input {name}")
+            if first is None:
+                first = out.array.copy()
+        assert first is not None
+        difference = xp.abs(first.astype(np.float64) - self.reference)
+        unwritten = int(xp.isnan(difference).sum())
+        if unwritten:
+            raise WrongResultError(f"left {unwritten} of {first.size} elements unwritten or not a number")
+        same = bool((first.view(np.uint8) == out.array.view(np.uint8)).all())
+        return float(difference.max()) / self.magnitude, same
+
+
+def _host(array: Any) -> Any:
+    return array.get() if hasattr(array, "get") else array
+
+
+def _direct(layer: ConvLayer, device: Device) -> Kernel:
+    """The first kernel of the device's table of an algorithm that takes every layer, if it can run here."""
+    for algorithm in registry.algorithms(device):
+        if algorithm.takes_all:
+            for params in algorithm.candidates(layer, device):
+                if not algorithm.why_not(layer, device, params):
+                    return algorithm.build(layer, device, params)
+    raise WrongResultError(f"no direct algorithm of {device.name} takes {layer}, so nothing can be verified")
+
+
+def _run_direct(layer: ConvLayer, device: Device, a: Array, b: Array) -> Array:
+    kernel = _direct(layer, device)
+    out = device.empty(layer.output_shape, layer.numpy_dtype)
+    weights = b
+    if kernel.packed_bytes:
+        weights = device.buffer(kernel.packed_bytes)
+        kernel.pack(b, weights)
+    kernel.run(a, weights, out, None, None, device.buffer(kernel.workspace_bytes))
+    device.synchronize()
+    return out
+
+
+def check_convolution(layer: ConvLayer, a: Any, b: Any, out: Any, magnitude: float) -> None:
+    """Hold a float64 convolution against sums of another route.
+
+    Raises
+    ------
+    WrongResultError
+        When they differ by more than float64 rounding of sums of that magnitude.
+    """
+    rng = np.random.default_rng(1)
+    a4, b4, out4 = (_channels_first(layer, array) for array in (a, b, out))
+    axes = [sorted({0, n - 1, *rng.integers(0, n, SAMPLES_PER_AXIS - 2).tolist()}) for n in out4.shape]
+    for index in itertools.product(*axes):
+        value = float(_products(layer, a4, b4, index).sum())
+        if not abs(out4[index] - value) <= 1e-12 * (magnitude + 1):
+            raise WrongResultError(f"direct itself gives {out4[index]}, not {value}, at {index} of {layer}")
+    narrow, project_a, project_b, project_out = _projection(layer, rng)
+    want = reference.convolve(narrow, project_a(a), project_b(b))
+    terms = max(layer.C, layer.K) // layer.groups
+    if not np.abs(project_out(out) - want).max() <= 1e-11 * terms * (magnitude + 1):
+        raise WrongResultError(f"direct itself fails the random projection on {layer}")
+
+
+def _channels_first(layer: ConvLayer, array: Any) -> Any:
+    return array if layer.layout == "NCHW" else np.moveaxis(array, -1, 1)
+
+
+def _products(layer: ConvLayer, a: Any, b: Any, index: tuple[int, ...]) -> Any:
+    """The products whose sum is one element of the answer; channels-first arrays."""
+    (top, _), (left, _) = layer.padding
+    (sh, sw), (dh, dw) = layer.stride, layer.dilation
+    c_group, k_group = layer.C // layer.groups, layer.K // layer.groups
+    found = [np.zeros(1)]
+    if layer.direction == "wgrad":  # a = x, b = dy: every pixel, for one tap
+        k, c, r, s = index
+        rows = [p for p in range(layer.P) if 0 <= p * sh - top + r * dh < layer.H]
+        columns = [q for q in range(layer.Q) if 0 <= q * sw - left + s * dw < layer.W]
+        if rows and columns:
+            seen = a[:, k // k_group * c_group + c][
+                :,
+                [[p * sh - top + r * dh] for p in rows],
+                [q * sw - left + s * dw for q in columns],
+            ]
+            found.append((seen * b[:, k, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]).ravel())
+        return np.concatenate(found)
+    n, channel, i, j = index
+    for r, s in itertools.product(range(layer.R), range(layer.S)):
+        if layer.direction == "fwd":
+            h, w = i * sh - top + r * dh, j * sw - left + s * dw
+            if 0 <= h < layer.H and 0 <= w < layer.W:
+                first = channel // k_group * c_group
+                found.append(a[n, first : first + c_group, h, w] * b[channel, :, r, s])
+        else:
+            (p, odd_p), (q, odd_q) = divmod(i + top - r * dh, sh), divmod(j + left - s * dw, sw)
+            if not odd_p and not odd_q and 0 <= p < layer.P and 0 <= q < layer.Q:
+                first = channel // c_group * k_group
+                filters = slice(first, first + k_group)
+                found.append(a[n, filters, p, q] * b[filters, channel % c_group, r, s])
+    return np.concatenate(found)
+
+
+def _projection(layer: ConvLayer, rng: np.random.Generator) -> tuple[ConvLayer, Any, Any, Any]:
+    """A layer of one channel per group on one side, and how its arrays follow from the given ones.
+
+    The sum over K (for dgrad: over C), weighted at random, of an answer is the answer for operands
+    summed with the same weights; with probability 1 no wrong element escapes.
+    """
+    side = "C" if layer.direction == "dgrad" else "K"
+    count = getattr(layer, side) // layer.groups
+    v = rng.uniform(0.5, 1.5, (layer.groups, count))
+    axis = 1 if layer.layout == "NCHW" else -1
+
+    def images(array: Any) -> Any:  # N, groups * count, ... -> N, groups, ...
+        parted = np.moveaxis(array, axis, -1)
+        parted = parted.reshape(*parted.shape[:-1], layer.groups, count)
+        return np.moveaxis((parted * v).sum(-1), -1, axis)
+
+    def filters(array: Any) -> Any:
+        parted = array.reshape(layer.groups, -1, *array.shape[1:])
+        if side == "K":
+            return np.einsum("gk...,gk->g...", parted, v)
+        parted = np.moveaxis(parted, axis + 1 if axis > 0 else -1, -1)
+        summed = np.einsum("gk...c,gc->gk...", parted, v).reshape(layer.K, layer.R, layer.S)
+        return np.expand_dims(summed, axis)
+
+    def same(array: Any) -> Any:
+        return array
+
+    narrow = layer.replace(**{side: layer.groups})
+    first, second, out = {
+        "fwd": (same, filters, images),
+        "dgrad": (same, filters, images),
+        "wgrad": (same, images, filters),
+    }[layer.direction]
+    return narrow, first, second, out
