@@ -201,7 +201,7 @@ def test_an_interrupt_ends_the_process_and_its_worker_without_a_traceback(place:
 def test_a_candidate_that_crashes_is_a_reason_and_not_the_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tests = str(Path(__file__).parent)
+    tests = str(Path(__file__).parents[1])
     monkeypatch.syspath_prepend(tests)
     monkeypatch.setattr(options, "resolve", lambda name: FaultyCPU.having("dies"))
     assert cli.main(["tune", "tiny.yaml", "--json"]) == 0

@@ -413,7 +413,7 @@ print(got)
 @pytest.mark.skipif(sys.platform != "linux", reason="depends on where Linux maps memory")
 def test_code_and_constants_stay_together_where_large_arrays_leave_small_gaps():
     """In a process of its own, since a linker that is led astray ends it."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
     done = subprocess.run([sys.executable, "-c", FAR], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.split() == str(np.array([0.1, 2.0, -3.5, 1e30], np.float32)).split(), done.stderr

@@ -19,7 +19,7 @@ from autoconv.layer import ConvLayer
 from autoconv.registry import algorithms
 from autoconv.tuning import reference
 
-README = Path(__file__).parent.parent / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 MARK = "<!-- accuracy: written by tests/test_accuracy.py -->"
 WIDTHS = ("float32", "float16", "bfloat16")
 DEVICE = CPU.current()

@@ -179,7 +179,7 @@ def test_without_a_working_directory_only_persistence_is_lost(tmp_path: Path) ->
     """
     gone = tmp_path / "gone"
     gone.mkdir()
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, str(gone)],
         env=environment, capture_output=True, text=True, check=False,

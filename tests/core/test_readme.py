@@ -16,7 +16,7 @@ from autoconv.cli import main as cli
 from autoconv.networks import layers as network
 from autoconv.tuning import planner
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -83,7 +83,7 @@ def test_every_command_and_network_is_mentioned() -> None:
 
 def test_the_set_up_is_two_commands_that_the_gate_runs() -> None:
     assert [block.count("\n") for block in blocks("sh")] == [1, 1]
-    gate = (Path(__file__).parents[1] / ".ci" / "run").read_text(encoding="utf-8")
+    gate = (Path(__file__).parents[2] / ".ci" / "run").read_text(encoding="utf-8")
     for block in blocks("sh"):
         prefixes = re.findall(r'readme "([^"]+)"', gate)
         assert any(block.startswith(prefix) for prefix in prefixes)

@@ -26,8 +26,8 @@ from autoconv.device import Device
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 from autoconv.tuning import reference
 
-TABLE = Path(__file__).with_name("coverage.json")
-README = Path(__file__).parent.parent / "README.md"
+TABLE = Path(__file__).parents[1].joinpath("coverage.json")
+README = Path(__file__).parents[2] / "README.md"
 MARK = "<!-- coverage: written by tests/test_coverage.py -->"
 # not the device at hand: the table is the same on every machine
 DEVICES: dict[str, Device] = {"cpu": CPU(threads=2, instruction_set="avx512"), "cuda": Emulated(capability=90)}

@@ -20,7 +20,7 @@ from autoconv.cuda.common.algorithm import CudaAlgorithm
 
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 EQUIVALENT: dict[str, dict[str, str]] = json.loads((HERE / "mutants.json").read_text())
 KERNELS = [a for a in ALGORITHMS if isinstance(a, CudaAlgorithm) and a.files]
 TEXTS = list({algorithm.files: algorithm for algorithm in reversed(KERNELS)}.values())[::-1]  # the first of each

@@ -159,6 +159,6 @@ def test_exit_is_prompt_and_later_launches_still_run(tmp_path):
         pool._stop()
         """
     )
-    command = [sys.executable, "-c", script, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", script, str(Path(__file__).parents[1])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "after\n"), done.stderr

@@ -31,7 +31,7 @@ from autoconv.cuda.common.algorithm import CudaAlgorithm
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
 CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
-BUDGET: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("cuda_budget.json").read_text())
+BUDGET: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("budget.json").read_text())
 
 LAYERS = {  # of each kind that makes another kernel; real sizes, since they decide what is kept in registers
     "AlexNet 1": {

@@ -49,7 +49,7 @@ def forget() -> None:
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With an empty cuBLASLt, in the folders of NVIDIA's wheels."""
-    source, root = Path(__file__).parent / "simt" / "fake_cudnn.cpp", tmp_path_factory.mktemp("site") / "nvidia"
+    source, root = Path(__file__).parents[1] / "simt" / "fake_cudnn.cpp", tmp_path_factory.mktemp("site") / "nvidia"
     target, beside = root / "cudnn/lib/libcudnn.so.9", root / "cu13/lib/libcublasLt.so.13"
     for text, library in ((source, target), ("/dev/null", beside)):
         library.parent.mkdir(parents=True)
