@@ -148,11 +148,12 @@ class Algorithm(ABC, Generic[D]):
 
     def unsupported(self, layer: ConvLayer) -> list[str]:
         """What of the layer lies outside the declared capabilities: every reason, on whatever device."""
+        alone = layer.groups == layer.C and "depthwise" in self.groupings  # a single channel is dense and depthwise
         declared: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             ("direction", layer.direction, self.directions),
             ("dtype", layer.dtype, self.dtypes),
             ("layout", layer.layout, self.layouts),
-            ("channels", layer.grouping, self.groupings),
+            ("channels", "depthwise" if alone else layer.grouping, self.groupings),
         )
         reasons = [
             f"{what}: expected {' or '.join(allowed)}, got {given}"
