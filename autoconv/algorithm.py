@@ -198,8 +198,9 @@ class Algorithm(ABC, Generic[D]):
         """The kernel; compiles what has to be compiled. Asked only when `why_not` is empty."""
 
     def all(self, layer: ConvLayer, device: D) -> list[Candidate]:
-        """Every candidate for the layer, runnable or not."""
-        return [Candidate(self.name, tuple(params.items())) for params in self.candidates(layer, device)]
+        """Every candidate for the layer, runnable or not; none where the layer is not one of this family's."""
+        offered = () if self.unsupported(layer) else self.candidates(layer, device)
+        return [Candidate(self.name, tuple(params.items())) for params in offered]
 
 
 def bound_for(layer: ConvLayer, float32_cap: float) -> float:
