@@ -6,8 +6,6 @@ import importlib
 import inspect
 import pickle
 import pkgutil
-import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 from layers import edge, edges, operands
+from simt.cases import OURS, only
 from simt.emulator import MISSING, Emulated, EmulationError
 
 import autoconv.cuda
 from autoconv.algorithm import Algorithm, Candidate
-from autoconv.cuda.codegen.source import Unit, version_of, wide
+from autoconv.common import code_hash
+from autoconv.cuda.codegen.compiler import CompileError
+from autoconv.cuda.codegen.source import Unit, wide
+from autoconv.cuda.common.algorithm import CudaAlgorithm
+from autoconv.cuda.direct.direct import Direct
 from autoconv.errors import ArrayError
 from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.records.cache import TuningCache
@@ -45,7 +48,7 @@ def cache(tmp_path: Path) -> TuningCache:
 
 
 def test_every_algorithm_is_in_the_table() -> None:
-    registered = {type(algorithm) for algorithm in autoconv.cuda.ALGORITHMS + autoconv.cuda.VENDORS}
+    registered = {type(algorithm) for algorithm in algorithms(DEVICE)}
     for module in pkgutil.walk_packages(autoconv.cuda.__path__, "autoconv.cuda."):
         for _, found in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if issubclass(found, Algorithm) and not inspect.isabstract(found):
@@ -53,7 +56,7 @@ def test_every_algorithm_is_in_the_table() -> None:
     assert len({algorithm.name for algorithm in algorithms(DEVICE)}) == len(registered)
 
 
-@pytest.mark.parametrize("algorithm", autoconv.cuda.ALGORITHMS, ids=lambda a: a.name)
+@pytest.mark.parametrize("algorithm", OURS, ids=lambda a: a.name)
 def test_contract(algorithm: Algorithm) -> None:
     assert algorithm.version
     for direction in DIRECTIONS:
@@ -69,54 +72,23 @@ def test_contract(algorithm: Algorithm) -> None:
                     assert direction != "wgrad" or not algorithm.packed_bytes(layer, DEVICE, candidate.params)
 
 
-def test_a_version_is_of_the_code_and_not_of_its_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autoconv.cuda.codegen import source
-
-    texts = {"codegen/ptx.cuh": "a;", "common/common.cuh": "b;", "x.cu": "int c; // said so"}
-
-    class Folder:
-        def joinpath(self, name: str) -> Any:
-            return type("File", (), {"read_text": lambda _, encoding: texts[name]})()
-
-    monkeypatch.setattr(source.resources, "files", lambda _: Folder())
-    source.file_text.cache_clear()
-    first = version_of(("x.cu",), ())
-    texts["x.cu"] = "int c; /* said\nmore */"
-    source.file_text.cache_clear()
-    assert version_of(("x.cu",), ()) == first
-    texts["x.cu"] = "int d; "
-    source.file_text.cache_clear()
-    assert version_of(("x.cu",), ()) != first
-    source.file_text.cache_clear()
-
-
-@pytest.mark.parametrize("algorithm", autoconv.cuda.ALGORITHMS, ids=lambda a: a.name)
-def test_a_version_is_made_of_all_that_lists_candidates(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its module, what that imports, and what this imports in turn."""
-    from autoconv.cuda.codegen import source
-
-    imports = re.compile(r"^from (autoconv\.[a-z_.]+) import", re.MULTILINE)
-    wanted, new = set[str](), {type(algorithm).__module__}
-    while new:
-        wanted |= new
-        read = {name for module in new for name in imports.findall(inspect.getsource(sys.modules[module]))}
-        new = read - wanted - {f"autoconv.{name}" for name in ("algorithm", "device", "errors")}
-    assert {"autoconv.layer", "autoconv.cuda.source"} < wanted
-    texts = dict.fromkeys(sys.modules, "")
-    monkeypatch.setattr(source, "module_text", texts.__getitem__)
-    before = algorithm.version
-    for name in wanted:
-        texts[name] = "changed"
+@pytest.mark.parametrize("algorithm", OURS, ids=lambda a: a.name)
+def test_a_version_is_made_of_all_text_that_is_compiled(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(algorithm, CudaAlgorithm)
+    files, before = code_hash._files(), algorithm.version
+    for name in {f"cuda/{file}" for file in ("codegen/ptx.cuh", "common/common.cuh", *algorithm.files)}:
+        monkeypatch.setattr(code_hash, "_files", lambda name=name: files | {name: ("changed", [])})
+        code_hash.version.cache_clear()
         assert algorithm.version != before, name
-        texts[name] = ""
+    code_hash.version.cache_clear()
 
 
 def test_large_arrays_are_addressed_with_64_bits() -> None:
     layer = ConvLayer(N=64, C=64, H=512, W=512, K=64, R=3, S=3)
     assert wide(layer)
     assert not wide(layer.replace(N=1))
-    unit = autoconv.cuda.ALGORITHMS[0]
-    assert "using Offset = long long" in unit.units(layer, {})[0].text  # type: ignore[attr-defined]
+    (unit,) = Direct().units(layer, {})
+    assert "using Offset = long long" in unit.text
 
 
 @needs_compiler
@@ -168,7 +140,7 @@ class Faulty(Emulated):
 
     def load(self, unit: Unit) -> Callable[..., None]:
         if unit.function == "gemm" and self.fault == "compile":
-            raise autoconv.cuda.compiler.CompileError("NVRTC 13.0 for sm_80: no")
+            raise CompileError("NVRTC 13.0 for sm_80: no")
 
         def launch(*arguments: Any) -> None:
             raise EmulationError("cudaErrorLaunchFailure: unspecified launch failure")
@@ -182,7 +154,7 @@ def test_a_kernel_that_fails_is_recorded_and_the_rest_goes_on(
     fault: str, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Faulty, "fault", fault, raising=False)
-    monkeypatch.setattr(autoconv.cuda, "ALGORITHMS", autoconv.cuda.ALGORITHMS[:2])
+    only(monkeypatch, "direct", "gemm")
     layer = edge("fully connected")
     made = plan(layer, device=Faulty(capability=80), cache=cache)
     assert made.candidate.algorithm == "direct"

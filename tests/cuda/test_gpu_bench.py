@@ -13,7 +13,6 @@ import pytest
 from layers import operands
 from simt.emulator import MISSING, Emulated
 
-import autoconv.cuda
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Kernel, Params
 from autoconv.bench import gpu as bench
@@ -23,6 +22,7 @@ from autoconv.bench.gpu.helper import OURS, Work
 from autoconv.bench.gpu.report import markdown, missing
 from autoconv.cli import main as cli
 from autoconv.cli import options
+from autoconv.cuda.codegen.compiler import CompileError
 from autoconv.cuda.direct.direct import Direct
 from autoconv.device import Device
 from autoconv.errors import PlanError
@@ -51,7 +51,7 @@ class Faulty(Direct):
         if self.fault == "dies":
             os._exit(9)
         if self.fault == "compiles":
-            raise autoconv.cuda.compiler.CompileError("NVRTC 13.0 for sm_80: no")
+            raise CompileError("NVRTC 13.0 for sm_80: no")
         kernel = super().build(layer, device, params)
         run = kernel.run
 

@@ -27,11 +27,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from simt.cases import SCHEDULES, checker, edge_cases, planned
+from simt.cases import OURS, SCHEDULES, checker, edge_cases, planned
 from simt.emulator import Emulated, EmulationError, build, launcher, sanitized
 
 from autoconv.algorithm import Params
-from autoconv.cuda import ALGORITHMS
 from autoconv.cuda.codegen.source import Unit, file_text
 from autoconv.cuda.common.algorithm import CudaAlgorithm
 from autoconv.layer import ConvLayer
@@ -254,7 +253,7 @@ def _fails(attempt: Callable[[], object]) -> bool:
 
 def relatives(algorithm: CudaAlgorithm) -> list[CudaAlgorithm]:
     """The algorithms whose kernels are the same text."""
-    return [a for a in ALGORITHMS if isinstance(a, CudaAlgorithm) and a.files == algorithm.files]
+    return [a for a in OURS if isinstance(a, CudaAlgorithm) and a.files == algorithm.files]
 
 
 def probes(algorithm: CudaAlgorithm, step: int) -> Iterator[tuple[CudaAlgorithm, ConvLayer, Params, int]]:
@@ -297,7 +296,7 @@ def fates(algorithm: CudaAlgorithm, step: int = STEP) -> dict[Site, str]:
 
 
 if __name__ == "__main__":
-    named = next(a for a in ALGORITHMS if isinstance(a, CudaAlgorithm) and a.name == sys.argv[1])
+    named = next(a for a in OURS if isinstance(a, CudaAlgorithm) and a.name == sys.argv[1])
     json.dump(
         [[*vars(site).values(), fate] for site, fate in fates(named, *map(int, sys.argv[2:])).items()], sys.stdout
     )

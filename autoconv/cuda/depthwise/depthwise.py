@@ -47,7 +47,7 @@ class Depthwise(CudaAlgorithm):
             filters = layer.K if layer.layout == "NCHW" else ceil_div(layer.K, 32)
             shared = THREADS * layer.S * layer.accumulator.itemsize
             return (
-                Unit("depthwise.wgrad", self.files, layer, (filters, layer.R, 1), THREADS, 4, shared, 0, constants),
+                Unit("depthwise_wgrad", self.files, layer, (filters, layer.R, 1), THREADS, 4, shared, 0, constants),
             )
         columns = layer.Q if layer.direction == "fwd" else layer.W
         pieces = math.prod(layer.output_shape) // columns * ceil_div(columns, int(params["TQ"]))
