@@ -17,7 +17,7 @@ from simt.emulator import MISSING
 from simt.fake_cupy import FakeCuPy, ndarray
 
 import autoconv
-from autoconv.cli import main as cli
+from autoconv.cli import main
 from autoconv.cuda import device as module
 from autoconv.cuda.codegen.compiler import CompileError
 from autoconv.cuda.codegen.source import Unit
@@ -123,16 +123,16 @@ def test_the_command_takes_the_device(
     monkeypatch.setattr(module, "_measured_peak", lambda index, dtype: 1e12)
     net = tmp_path / "net.yaml"
     net.write_text("{name: tiny, layers: [{name: one, C: 2, H: 3, K: 2, R: 1}]}", encoding="utf-8")
-    assert cli.main(["tune", str(net), "--device", "cuda:1", "--no-isolate"]) == 0
+    assert main(["tune", str(net), "--device", "cuda:1", "--no-isolate"]) == 0
     assert "on Fake GPU; peak: 1000 GFLOP/s in float32" in capsys.readouterr().out
-    assert cli.main(["explain", str(net), "--device", "cuda"]) == 0  # as fast as its like
+    assert main(["explain", str(net), "--device", "cuda"]) == 0  # as fast as its like
     assert "direct, from cache" in capsys.readouterr().out
-    assert cli.main(["show", "--device", "cuda"]) == 0
+    assert main(["show", "--device", "cuda"]) == 0
     assert "cuda-Fake_GPU-sm90-4SMs" in capsys.readouterr().out
-    assert cli.main(["info", "--device", "cuda", "--json"]) == 0
+    assert main(["info", "--device", "cuda", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["device"]["compute_capability"] == 90
-    assert cli.main(["info", "--device", "cuda"]) == 0
-    assert cli.main(["tune", str(net), "--device", "cuda:7"]) == 2
+    assert main(["info", "--device", "cuda"]) == 0
+    assert main(["tune", str(net), "--device", "cuda:7"]) == 2
     assert "--device cuda:7: no CUDA device 7: the driver sees 2" in capsys.readouterr().err
 
 
