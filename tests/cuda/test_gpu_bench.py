@@ -20,8 +20,7 @@ from autoconv.bench.gpu import RESULTS, Helper, Target, items, read, targets
 from autoconv.bench.gpu.baselines import Rival
 from autoconv.bench.gpu.helper import OURS, Work
 from autoconv.bench.gpu.report import markdown, missing
-from autoconv.cli import main
-from autoconv.cli import options
+from autoconv.cli import main, options
 from autoconv.cuda.codegen.compiler import CompileError
 from autoconv.cuda.direct.direct import Direct
 from autoconv.device import Device
