@@ -20,9 +20,10 @@ import autoconv.cuda
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.common import code_hash
 from autoconv.cuda.codegen.compiler import CompileError
-from autoconv.cuda.codegen.source import Unit, wide
+from autoconv.cuda.codegen.source import Unit, file_text, files_of, wide
 from autoconv.cuda.common.algorithm import CudaAlgorithm
 from autoconv.cuda.direct.direct import Direct
+from autoconv.cuda.gemm.gemm import Gemm
 from autoconv.errors import ArrayError
 from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.records.cache import TuningCache
@@ -32,6 +33,7 @@ from autoconv.tuning.reference import convolve, error, magnitude
 
 needs_compiler = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 DEVICE = Emulated(capability=80)
+ROOT = Path(autoconv.cuda.__file__).parent
 
 
 def on(device: Emulated, *arrays: Any) -> list[Any]:
@@ -76,11 +78,42 @@ def test_contract(algorithm: Algorithm) -> None:
 def test_a_version_is_made_of_all_text_that_is_compiled(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(algorithm, CudaAlgorithm)
     files, before = code_hash._files(), algorithm.version
-    for name in {f"cuda/{file}" for file in ("codegen/ptx.cuh", "common/common.cuh", *algorithm.files)}:
+    for name in {f"cuda/{file}" for kernel in algorithm.files for file in files_of(kernel)}:
         monkeypatch.setattr(code_hash, "_files", lambda name=name: files | {name: ("changed", [])})
         code_hash.version.cache_clear()
         assert algorithm.version != before, name
     code_hash.version.cache_clear()
+
+
+FILES = [str(path.relative_to(ROOT)) for path in sorted(ROOT.rglob("*.cu*"))]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_includes_stand_at_the_top_and_lead_to_files(file: str) -> None:
+    """So that a text put together here is what a compiler would make of the includes."""
+    code = [line for line in (ROOT / file).read_text().splitlines() if line and not line.startswith("//")]
+    kinds = [line.startswith(("#pragma once", "#include")) for line in code]
+    assert kinds == sorted(kinds, reverse=True)
+    assert ("#pragma once" in code) == file.endswith(".cuh")
+    assert all((ROOT / other).is_file() for other in files_of(file))
+    assert len(set(files_of(file))) == len(files_of(file))
+
+
+def test_lines_keep_their_numbers() -> None:
+    layer = edge("plain")
+    unit = Gemm().units(layer, next(iter(Gemm().candidates(layer, DEVICE))))[0]
+    assert unit.text.index("codegen/ptx.cuh") < unit.text.index("codegen/layer.cuh") < unit.text.index("gemm/gemm.cu")
+    own = unit.text.split('#line 1 "gemm/gemm.cu"\n')[1].splitlines()
+    for number, line in enumerate((ROOT / "gemm/gemm.cu").read_text().splitlines()):
+        if "//" not in line and not line.startswith("#include"):
+            assert own[number] == line
+
+
+def test_the_example_of_constants_is_one() -> None:
+    layer = ConvLayer(N=8, C=64, H=56, W=56, K=64, R=3, S=3, padding=1)
+    unit = Gemm().units(layer, {"BM": 128, "BN": 128, "BK": 8, "TM": 8, "TN": 8, "SPLIT": 1})[0]
+    generated = unit.text.split('#line 1 "codegen/layer.cuh"\n')[1].split("\n#line")[0]
+    assert file_text("codegen/layer.cuh").strip() == generated.strip()
 
 
 def test_large_arrays_are_addressed_with_64_bits() -> None:

@@ -185,7 +185,9 @@ def test_how_a_kernel_is_handed_to_cupy(cupy: FakeCuPy, monkeypatch: pytest.Monk
             calls.append((grid, block, arguments, shared_mem))
 
     monkeypatch.setattr(module, "_function", lambda *_: Function())
-    unit = Unit("f", (), edge("one"), grid=(5, 2, 1), threads=64, blocks=1, shared=50 << 10, dynamic=50 << 10)
+    unit = Unit(
+        "f", "common/common.cuh", edge("one"), grid=(5, 2, 1), threads=64, blocks=1, shared=50 << 10, dynamic=50 << 10
+    )
     array = np.zeros(3)
     CUDA(0).load(unit)(array, None)
     assert cupy.attributes_set == [(1234, 8, 50 << 10)]

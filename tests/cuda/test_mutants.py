@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from simt.cases import OURS
 from simt.emulator import MISSING
-from simt.mutants import Site, sites
+from simt.mutants import Site, files, sites
 
 from autoconv.cuda.common.algorithm import CudaAlgorithm
 
@@ -75,10 +75,10 @@ def test_every_mutant_is_caught_or_equivalent(algorithm: CudaAlgorithm) -> None:
     for site, fate in found.items():
         listed = site.name in EQUIVALENT.get(site.file, {})
         assert bool(fate) != listed, f"{site.file}: {site.name}: {fate or 'survives'}, {listed=}"
-    first = [file for file in algorithm.files if file not in _files_before(algorithm)]
+    first = [file for file in files(*algorithm.files) if file not in _files_before(algorithm)]
     unreached = [site.name for file in first for site in sites(file) if site not in found]
     assert not unreached, f"no case comes by {unreached}"
 
 
 def _files_before(algorithm: CudaAlgorithm) -> set[str]:
-    return {file for a in TEXTS[: TEXTS.index(algorithm)] for file in a.files}
+    return {file for a in TEXTS[: TEXTS.index(algorithm)] for file in files(*a.files)}
