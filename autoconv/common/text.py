@@ -52,9 +52,9 @@ def shape(layer: ConvLayer) -> str:
 
 
 def one_line(message: BaseException | str, length: int = sys.maxsize) -> str:
-    """A message, or what an exception says, without line breaks, cut at some length.
+    r"""A message, or what an exception says, without line breaks, cut at some length.
 
-    >>> one_line(RuntimeError("no kernel\\nfor this")), one_line(KeyError())
+    >>> one_line(RuntimeError("no kernel\nfor this")), one_line(KeyError())
     ('no kernel for this', 'KeyError')
     """
     if isinstance(message, OSError) and message.strerror:
