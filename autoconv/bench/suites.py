@@ -28,7 +28,7 @@ from autoconv.networks.layers import Network
 from autoconv.plans import Plan
 from autoconv.tuning.measurement import Progress
 from autoconv.tuning.planner import plan
-from autoconv.tuning.race import settle
+from autoconv.tuning.race import wait_until_idle
 
 OURS = "autoconv"
 SLOT = 0.075  # seconds of one contestant in one round
@@ -247,7 +247,7 @@ def race(
         for _ in range(rounds):
             shuffle(order)
             for name in order:
-                settle(sleep, busy)
+                wait_until_idle(sleep, busy)
                 times[name].append(sample(runs[name], clock))
     finally:
         if collecting:

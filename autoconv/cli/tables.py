@@ -18,7 +18,8 @@ from autoconv.layer import ConvLayer
 from autoconv.networks.layers import names
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
-from autoconv.records.schema import Limits, Record, ranking
+from autoconv.records.limits import Limits, ranking
+from autoconv.records.schema import Record
 
 PLAIN_GEMM = {"cpu": "numpy.gemm", "cuda": "gemm.explicit"}  # im2col and the library's matrix product
 ENVIRONMENT = ("AUTOCONV_CACHE_DIR", "AUTOCONV_NUM_THREADS", "AUTOCONV_ISA")
@@ -189,7 +190,7 @@ def standing(record: Record) -> dict[str, Any]:
     return {
         "device": record.device,
         "layer": record.layer,
-        "winner": best,
+        "winner": str(best) if best else None,
         "seconds": facts[best].time if best else None,
         "candidates": len(facts),
         "races": [
