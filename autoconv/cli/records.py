@@ -13,7 +13,7 @@ from autoconv.cli.options import FAILED, OK, as_json, device_named
 from autoconv.cli.output import print_json, say
 from autoconv.common.text import duration, print_table
 from autoconv.records.cache import TuningCache
-from autoconv.records.schema import Limits, ranking
+from autoconv.records.limits import Limits, ranking
 
 if TYPE_CHECKING:
     from autoconv.records.schema import Record
