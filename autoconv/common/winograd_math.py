@@ -5,8 +5,9 @@ in m + r - 1 multiplications instead of m r; in two dimensions the transforms ar
 
 The linear convolution of polynomials of degrees m - 1 and r - 1 is found by evaluating both at
 m + r - 1 points (Toom 1963, Cook 1966): `s = V^-1 ((V_r w) * (V_m u))`, V being the Vandermonde matrix of
-the points. Transposing it as a linear map of u gives the correlation: `AT = V_m^T, G = V_r, BT = V^-T` (Winograd,
-"Arithmetic Complexity of Computations", 1980; Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2016).
+the points. Transposing it as a linear map of u gives the correlation: `AT = V_m^T, G = V_r, BT = V^-T`
+(Winograd, "Arithmetic Complexity of Computations", 1980; Lavin and Gray, "Fast Algorithms for Convolutional Neural
+Networks", 2016).
 """
 
 from __future__ import annotations
