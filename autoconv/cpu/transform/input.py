@@ -38,8 +38,8 @@ class InputStage(Stage[T], ABC):
             leave_if(done.get() >= rows)
             image, row = (first + done.get()) // vertical.tiles, (first + done.get()) % vertical.tiles
             segment = k.min(rows - done.get(), vertical.tiles - row)
-            height = segment * vertical.m + (vertical.r - 1)
-            k.call(gather, x, raw, image, group, block, row * vertical.m, height)
+            top, height = row * vertical.m, segment * vertical.m + (vertical.r - 1)
+            k.call(gather, x, raw, image, group, block, top, height)
             with k.loop(0, segment) as t:
                 source = raw + t * (vertical.m * tiling.pitch * lanes)
                 if transform_columns is not None:
