@@ -10,6 +10,8 @@ from pathlib import Path
 
 from platformdirs import user_cache_dir
 
+from autoconv.errors import RecordError
+
 
 def shipped(folder: str) -> Path:
     """The folder of data files (`configs` or `cache`) that came with this installation.
@@ -29,8 +31,19 @@ def cache_folder(named: Path | str | None = None) -> Path:
     """The folder of what is learned: the one named, `AUTOCONV_CACHE_DIR`, or the user's for caches.
 
     A user without a home has one among the temporary files.
+
+    Raises
+    ------
+    RecordError
+        When no folder could have that name.
     """
     named = named or os.environ.get("AUTOCONV_CACHE_DIR")
+    try:
+        impossible = named is not None and b"\0" in os.fsencode(named)
+    except UnicodeEncodeError:  # a lone surrogate
+        impossible = True
+    if impossible:
+        raise RecordError(f"{str(named)!r:.80}: expected the name of a folder, got characters that no name can have")
     try:
         return _absolute(Path(named or user_cache_dir("autoconv")).expanduser())
     except RuntimeError:

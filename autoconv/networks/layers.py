@@ -157,6 +157,8 @@ class _Reader:
             self.fail(text[: error.position].count("\n") + 1, f"not YAML: character {error.character!r} is not allowed")
         except RecursionError:
             self.fail(1, "not a layer list: nested too deeply")
+        except (ValueError, OverflowError) as error:  # PyYAML makes a character of any number, such as "\UFFFFFFFF"
+            self.fail(1, f"not YAML: an escape stands for no character: {error}")
         if root is None:
             raise ConfigError(f"{self.where}: the file is empty; a mapping with 'layers' is wanted")
         nodes = self.mapping(root, NETWORK_KEYS, "a network")

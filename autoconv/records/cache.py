@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ class TuningCache:
             layer_key, _, device_key = rest.partition("|")
             if schema == str(SCHEMA):
                 pairs.add((device_key, layer_key))
-        for path in sorted(self.system.glob("*.json")) if self.system else ():
+        for path in self._system_files():
             pairs |= {(r["device"], r["layer"]) for r in self._read_system(path)}
         for device_key, layer_key in sorted(pairs):
             record = self.load(layer_key, device_key)
@@ -218,13 +219,21 @@ class TuningCache:
             self._store.report(f"{path}: the record of {layer_key} is ignored: {error}")
             return None
 
+    def _system_files(self) -> list[Path]:
+        try:
+            return sorted(self.system.glob("*.json")) if self.system else []
+        except OSError as error:
+            self._store.report(f"{error}: ignored")
+            return []
+
     def _read_system(self, path: Path) -> list[dict[str, Any]]:
         """What looks like records in a file; their contents are checked when they are asked for."""
-        if not path.exists():
-            return []
         try:
+            _check_regular(path)
             records = _read(path)
-        except RecordError as error:
+        except FileNotFoundError:
+            return []
+        except (RecordError, OSError) as error:
             self._store.report(f"{error}: ignored")
             return []
         named = [r for r in records if isinstance(r, dict)]
@@ -267,13 +276,20 @@ def _check_dates(record: Record) -> None:
             raise RecordError(f"a race was run at {race.when}, which is yet to come")
 
 
+def _check_regular(path: Path) -> None:
+    """Refuse a pipe, say: to open it would wait for ever."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise RecordError(f"{path}: expected a regular file, got {stat.filemode(mode)}")
+
+
 def _read(path: Path) -> list[object]:
     """The records in a file, unchecked."""
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+        raise RecordError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > LARGEST_FILE:
         raise RecordError(f"{path}: larger than {LARGEST_FILE >> 20} MiB")
     try:

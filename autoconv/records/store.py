@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,9 @@ from autoconv.errors import CacheWarning, RecordError
 LARGEST = 1 << 23  # bytes of one row
 LONGEST = LARGEST // 4 - 1024  # characters of one value
 PATIENCE = 10  # seconds to wait for another process's transaction
+
+# What SQLite keeps; the logs first, since a new database would take them for its own.
+_FILES = (f"{DBNAME}-wal", f"{DBNAME}-shm", f"{DBNAME}-journal", DBNAME)
 
 _SETTINGS = {
     "statistics": 0,
@@ -107,7 +111,8 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
             closer: _Closer = self._local.closer
         except AttributeError:  # made before the connection, since Python ends the older of unreachable objects first
             closer = self._local.closer = _Closer()
-        connection: sqlite3.Connection = super()._con
+        with _strange_is_broken():  # a new connection reads the settings
+            connection: sqlite3.Connection = super()._con
         if closer.connection is not connection:
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
             closer.connection, closer.pid = connection, os.getpid()
@@ -152,13 +157,17 @@ class TextStore:
         Raises
         ------
         RecordError
-            When the text is longer than `LONGEST`.
+            When the text is longer than `LONGEST`, or it or the key has no UTF-8 (a lone surrogate).
         """
 
         def changed(old: str | None) -> str:
             text = change(old)
             if len(text) > LONGEST:
                 raise RecordError(f"{len(text)} characters under {key!r:.80}: allowed are {LONGEST}")
+            try:
+                (key + text).encode()
+            except UnicodeEncodeError as error:  # else the database would be blamed
+                raise RecordError(f"text under {key!r:.80}: expected Unicode text, got {error}") from None
             return text
 
         def in_database(database: _Database) -> None:
@@ -179,12 +188,14 @@ class TextStore:
 
         def in_database(database: _Database) -> list[str]:
             with _strange_is_broken():
-                return [key for key in database if key is not None]
+                rows = database._sql("SELECT CAST(key AS BLOB) FROM Cache WHERE raw = 1 AND typeof(key) = 'text'")
+                return [key for (data,) in rows if type(key := _decoded(data)) is str]
 
         return iter(self._do(in_database, list))
 
     def report(self, message: str) -> None:
-        """Warn, the first time."""
+        """Warn, the first time; in one line, whatever was found on the disk."""
+        message = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in message[:1000])
         if message not in self._reported:
             self._reported.add(message)
             warnings.warn(message, CacheWarning, stacklevel=2)
@@ -195,7 +206,7 @@ class TextStore:
             self._database.close()
 
     def _do(self, use: Callable[[_Database], T], otherwise: Callable[[dict[str, str]], T]) -> T:
-        for attempt in ("as it is", "repaired"):
+        for attempt in ("as it is", "repaired", "new"):
             database = self._open()
             if database is None:
                 break
@@ -203,9 +214,9 @@ class TextStore:
                 return use(database)
             except _TROUBLE as error:
                 try:
-                    if _unavailable(error) or attempt == "repaired":
+                    if _unavailable(error) or attempt == "new":
                         raise
-                    self._database = self._repaired()
+                    self._database = self._repaired(doubted=attempt == "repaired")
                 except _TROUBLE as final:
                     self._degrade(final)
         assert self._memory is not None
@@ -213,19 +224,33 @@ class TextStore:
 
     def _glance(self, key: str) -> str | None:
         """The text, where the database plainly holds it: diskcache would first write all its settings, with care."""
-        found = self._plain_rows("mode=ro", key).get(key)
+        found = self._readable(key).get(key)
         return found if found is not None or os.access(self.directory, os.W_OK) else self._settled(key).get(key)
 
-    def _plain_rows(self, how: str, key: str | None = None) -> dict[str, str]:
+    def _regular(self, *names: str) -> None:
+        """OSError where one of the files is there and is none: to open a pipe would wait for ever."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                mode = (self.directory / name).stat().st_mode
+                if not stat.S_ISREG(mode):
+                    raise OSError(f"{name}: expected a regular file, got {stat.filemode(mode)}")
+
+    def _readable(self, key: str | None = None) -> dict[str, str]:
+        """What can be read beside other processes: all that is text under a text, or what is under one key."""
+        return self._plain_rows("mode=ro", _FILES, key)
+
+    def _plain_rows(self, how: str, files: Iterable[str], key: str | None) -> dict[str, str]:
         """What is text under a text, all of it or under one key; nothing where that cannot be read just so."""
         query = "SELECT key, value FROM Cache WHERE raw = 1 AND mode = ? AND filename IS NULL AND expire_time IS NULL"
         wanted = (" AND key = ?", (MODE_RAW, key)) if key is not None else ("", (MODE_RAW,))
         try:
-            path = (self.directory / DBNAME).absolute()
-            with closing(sqlite3.connect(f"{path.as_uri()}?{how}", timeout=0, uri=True)) as connection:
+            self._regular(*files)
+            uri = f"{(self.directory / DBNAME).absolute().as_uri()}?{how}"
+            with _strange_is_broken(), closing(sqlite3.connect(uri, timeout=0, uri=True)) as connection:
                 connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
+                connection.text_factory = _decoded
                 rows = connection.execute(query + wanted[0], wanted[1]).fetchall()
-        except (sqlite3.Error, OSError):  # none there, or one that has to be looked after
+        except _TROUBLE:  # none there, or one that has to be looked after
             return {}
         return {name: text for name, text in rows if type(name) is type(text) is str}
 
@@ -237,7 +262,7 @@ class TextStore:
         with suppress(OSError):
             if (self.directory / f"{DBNAME}-wal").stat().st_size:
                 return {}
-        return self._plain_rows("immutable=1", key)
+        return self._plain_rows("immutable=1", [DBNAME], key)
 
     def _read(self, database: _Database, key: str) -> str | None:
         try:
@@ -247,7 +272,7 @@ class TextStore:
         except sqlite3.Error as error:
             if _unavailable(error) or _code(error) in _CORRUPT:
                 raise
-            self.report(f"{self.directory}: what is stored under {key!r} is ignored: {error}")
+            self.report(f"{self.directory}: what is stored under {key!r} is ignored: {error!s:.200}")
             return None
 
     def _open(self) -> _Database | None:
@@ -273,33 +298,36 @@ class TextStore:
 
     def _connect(self) -> _Database:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._regular(*_FILES)
         with _strange_is_broken():
             return _Database(str(self.directory), timeout=PATIENCE, disk=_TextDisk, **_SETTINGS)
 
-    def _repaired(self) -> _Database:
-        """The database, or a new one where it is broken; one process at a time looks after that."""
+    def _repaired(self, doubted: bool = False) -> _Database:
+        """The database, or a new one where it is broken; one process at a time looks after that.
+
+        A doubted one has broken again after it was found whole: SQLite's check does not see everything.
+        """
         from filelock import FileLock  # rarely needed, and slow to import
 
         with FileLock(self.directory / "repair.lock", timeout=PATIENCE):
             try:
                 database = self._connect()
-                if _sound(database):
+                if not doubted and _sound(database):
                     return database
             except _TROUBLE as error:
                 if _unavailable(error):
                     raise
-            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-            # The log first: a new database would take it for its own.
-            for name in (f"{DBNAME}-wal", f"{DBNAME}-shm", DBNAME):
+            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
+            for name in _FILES:
                 with suppress(FileNotFoundError):
                     (self.directory / name).rename(self.directory / f"{name}.broken-{stamp}")
             self.report(f"{self.directory / DBNAME} is broken: it was set aside, and a new one started")
             return self._connect()
 
     def _degrade(self, error: Exception) -> None:
-        self._memory = self._memory or self._settled()
+        self._memory = self._memory or self._readable() or self._settled()
         cause = _unavailable(error) or error
-        reason = str(cause) or type(cause).__name__
+        reason = str(cause)[:200] or type(cause).__name__
         self.report(f"{self.directory}: {reason}: tuning is remembered by this process only")
 
 
@@ -317,13 +345,24 @@ def _sound(database: _Database) -> bool:
     return bool(verdict == "ok")
 
 
+def _decoded(data: bytes) -> str | bytes:
+    """The text; the bytes themselves where they are none, so that one bad row does not hide the others."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
 class _RollBackError(Exception):
     """Ends a transaction that was only a trial."""
 
 
 @contextmanager
 def _strange_is_broken() -> Iterator[None]:
-    """Turn what a strange table makes diskcache trip over into the error of a broken database."""
+    """Turn what a strange table makes diskcache trip over into the error of a broken database.
+
+    sqlite3 does too: it cannot decode an error message of SQLite's that quotes a damaged schema.
+    """
     try:
         yield
     except (TypeError, ValueError, AttributeError, LookupError) as error:

@@ -119,6 +119,7 @@ class Worker:
             stderr=self._errors,
             text=True,
             encoding="utf-8",
+            errors="replace",  # a library may print anything while it is imported
             env=os.environ | {"PYTHONPATH": os.pathsep.join(str(path) or os.curdir for path in sys.path)},
         )
         self._lines = queue.Queue()

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -284,6 +285,142 @@ def test_what_is_no_database_is_set_aside(store: TextStore, content: bytes) -> N
     assert reopened(again).get("key") == "new"
 
 
+def test_a_schema_that_is_no_text_is_set_aside(store: TextStore) -> None:
+    store.close()
+    path = store.directory / "cache.db"
+    content = path.read_bytes().replace(b"AFTER INSERT ON Cache", b"AFTER INS\xffRT ON Cache")
+    path.write_bytes(content)
+    again = TextStore(store.directory)
+    with pytest.warns(CacheWarning, match="set aside") as caught:
+        assert again.get("key") is None  # sqlite3 raises UnicodeDecodeError
+    assert len(caught) == 1
+    put(again, "key", "new")
+    assert again.persistent
+    assert [path.read_bytes() for path in set_aside(again)] == [content]
+    assert reopened(again).get("key") == "new"
+
+
+def test_a_schema_that_breaks_meanwhile_costs_another_thread_nothing(store: TextStore) -> None:
+    assert store.persistent
+    path = store.directory / "cache.db"
+    plant(store, ("PRAGMA wal_checkpoint(TRUNCATE)", ()))
+    path.write_bytes(path.read_bytes().replace(b"AFTER INSERT ON Cache", b"AFTER INS\xffRT ON Cache"))
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            put(store, "key", "new")
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    with pytest.warns(CacheWarning, match="set aside"):  # noqa: PT031  (the thread warns)
+        thread.start()
+        thread.join()
+    assert not failures
+    assert store.get("key") == "new"
+    assert store.persistent
+
+
+def test_a_key_that_is_no_text_hides_no_other(store: TextStore) -> None:
+    put(store, "other", "x")
+    plant(store, ("UPDATE Cache SET key = CAST(x'6BFF79' AS TEXT) WHERE key = 'key'", ()))
+    again = TextStore(store.directory)
+    assert list(again) == ["other"]
+    assert again.get("other") == "x"
+    assert again.persistent
+    again.close()
+
+
+@pytest.mark.parametrize("text", ["\ud800", "x\udcff"])
+def test_what_has_no_utf8_is_refused_and_the_database_not_blamed(store: TextStore, text: str) -> None:
+    with pytest.raises(RecordError, match="expected Unicode text"):
+        put(store, "key", text)
+    with pytest.warns(CacheWarning, match="is ignored"):
+        assert store.get(text) is None
+    with pytest.raises(RecordError, match="expected Unicode text"):
+        put(store, text, "value")
+    assert store.get("key") == "value"
+    assert store.persistent
+    assert not set_aside(store)
+
+
+def test_what_breaks_again_after_it_was_found_whole_is_set_aside(store: TextStore) -> None:
+    """SQLite's check, and a row on trial, see nothing wrong with this."""
+    plant(store, ("CREATE TRIGGER spoil BEFORE DELETE ON Cache BEGIN SELECT RAISE(ABORT, 'no'); END", ()))
+    again = TextStore(store.directory)
+    with pytest.warns(CacheWarning, match="set aside") as caught:
+        put(again, "key", "new")
+    assert len(caught) == 1
+    assert again.get("key") == "new"
+    assert again.persistent
+    assert len(set_aside(again)) == 1
+    assert reopened(again).get("key") == "new"
+
+
+@pytest.mark.parametrize("damage", ["schema", "used", "header", "page", "swap", "cut"])
+def test_no_damage_to_the_file_makes_a_method_fail(tmp_path: Path, damage: str) -> None:
+    keys = [f"key{i}" for i in range(12)]
+    source = TextStore(tmp_path / "source")
+    for key in keys:
+        put(source, key, key * 300)
+    source.close()
+    whole = (tmp_path / "source" / "cache.db").read_bytes()
+    size = int.from_bytes(whole[16:18], "big")
+    for seed in range(20):
+        random = Random(f"{damage} {seed}")
+        (tmp_path / f"{seed}").mkdir()
+        (tmp_path / f"{seed}" / "cache.db").write_bytes(_damaged(whole, size, damage, random))
+        store = TextStore(tmp_path / f"{seed}")
+        uses: list[Callable[[], object]] = [
+            lambda store=store: [store.get(key) for key in keys],  # type: ignore[misc]
+            lambda store=store: list(store),  # type: ignore[misc]
+            lambda store=store: put(store, "key0", "new"),  # type: ignore[misc]
+        ]
+        random.shuffle(uses)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for use in uses:
+                use()
+            put(store, "last", "text")
+            assert store.get("last") == "text"
+        assert {warning.category for warning in caught} <= {CacheWarning}
+        assert all(len(text) < 1100 and text.isprintable() for text in (str(w.message) for w in caught))
+        assert len(caught) >= len(set_aside(store))
+        store.close()
+
+
+def _damaged(whole: bytes, size: int, damage: str, random: Random) -> bytes:
+    data = bytearray(whole)
+    pages = range(0, len(data), size)
+    if damage == "cut":
+        return whole[: random.randrange(len(whole))]
+    if damage in ("page", "swap"):
+        one, other = random.choice(pages), random.choice(pages)
+        data[one : one + size] = random.randbytes(size) if damage == "page" else whole[other : other + size]
+        if damage == "swap":
+            data[other : other + size] = whole[one : one + size]
+        return bytes(data)
+    places = range({"schema": size, "header": 100, "used": len(data)}[damage])
+    used = [i for i in places if data[i]]
+    for _ in range(random.choice([1, 2, 5])):
+        data[random.choice(used)] = random.randrange(256)
+    return bytes(data)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes on this platform")
+@pytest.mark.parametrize("name", ["cache.db", "cache.db-wal", "cache.db-shm", "cache.db-journal"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(store: TextStore, name: str) -> None:
+    store.close()
+    (store.directory / name).unlink(missing_ok=True)
+    os.mkfifo(store.directory / name)
+    again = TextStore(store.directory)
+    with pytest.warns(CacheWarning, match=rf"{name}: expected a regular file, got p.*this process only"):
+        put(again, "new", "text")
+    assert again.get("new") == "text"
+    assert again.get("key") == (None if name == "cache.db" else "value")
+
+
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
 def test_a_truncated_database_is_set_aside(store: TextStore, share: float) -> None:
     for i in range(200):
@@ -359,13 +496,14 @@ def test_a_disk_that_fills_up_costs_persistence_and_not_the_database(
     with pytest.warns(CacheWarning, match="disk is full"):
         put(store, "other", "value")
     assert store.get("other") == "value"
+    assert store.get("key") == "value"  # though it stands in the log only
     assert not store.persistent
     assert not set_aside(store)
     assert reopened(store).get("key") == "value"
 
 
 def test_a_database_that_stays_locked_costs_persistence(store: TextStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoconv.store.PATIENCE", 0.05)
+    monkeypatch.setattr("autoconv.records.store.PATIENCE", 0.05)
     again = reopened(store)
     assert again.persistent
     with closing(sqlite3.connect(store.directory / "cache.db", isolation_level=None)) as other:
@@ -442,7 +580,7 @@ def test_parent_and_forked_child_share_the_store(store: TextStore) -> None:
     script = f"""
 import os
 from pathlib import Path
-from autoconv.store import TextStore
+from autoconv.records.store import TextStore
 store = TextStore(Path({str(store.directory)!r}))
 store.update("log", lambda text: "start ")
 parents = store._database
@@ -465,7 +603,7 @@ assert sorted(log.removeprefix("start ")) == ["c"] * 30 + ["p"] * 30, log
 def test_a_process_killed_while_it_writes_leaves_a_whole_database(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path
-from autoconv.store import TextStore
+from autoconv.records.store import TextStore
 store = TextStore(Path({str(tmp_path)!r}))
 store.update("log", lambda text: text or "")
 print("ready", flush=True)

@@ -172,7 +172,7 @@ def test_a_user_without_a_home_has_a_folder_too(tmp_path: Path, monkeypatch: pyt
 def test_without_a_working_directory_only_persistence_is_lost(tmp_path: Path) -> None:
     code = """if True:
         import os, sys
-        from autoconv.tuning_cache import TuningCache
+        from autoconv.records.cache import TuningCache
         os.chdir(sys.argv[1])
         os.rmdir(sys.argv[1])
         print(TuningCache("relative", system=None).load("layer", "device"))
@@ -243,6 +243,41 @@ def test_a_shipped_record_that_is_invalid_is_a_miss(both: TuningCache) -> None:
     with pytest.warns(CacheWarning, match="is ignored"):
         assert both.load(LAYER, DEVICE) is None
     both.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes on this platform")
+@pytest.mark.parametrize("kind", ["pipe", "folder", "loop"])
+def test_what_is_no_file_in_the_shipped_folder_is_ignored(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / file_name(DEVICE)
+    {"pipe": os.mkfifo, "folder": Path.mkdir, "loop": lambda path: path.symlink_to(path)}[kind](path)
+    cache = TuningCache(tmp_path / "cache", system=tmp_path)
+    with pytest.warns(CacheWarning, match="ignored"):
+        assert cache.load(LAYER, DEVICE) is None
+    assert list(cache.records()) == []
+    cache.close()
+
+
+def test_a_shipped_folder_that_cannot_be_entered_is_ignored(
+    cache: TuningCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *arguments: Any, **options: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    assert cache.persistent
+    cache.system = tmp_path / "system"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", refuse)
+        patch.setattr(Path, "glob", refuse)
+        with pytest.warns(CacheWarning, match=r"Permission denied: .*json': ignored"):
+            assert cache.load(LAYER, DEVICE) is None
+        with pytest.warns(CacheWarning, match=r"Permission denied: .*system': ignored"):
+            assert list(cache.records()) == []
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_a_folder_with_an_impossible_name_is_refused(name: str) -> None:
+    with pytest.raises(RecordError, match="expected the name of a folder"):
+        TuningCache(name)
 
 
 def test_what_ships_with_this_installation_is_valid() -> None:
@@ -373,6 +408,12 @@ def test_what_is_no_file_of_records_is_refused(cache: TuningCache, tmp_path: Pat
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b", "a" * 5000])
+def test_an_impossible_file_name_is_refused(cache: TuningCache, name: str) -> None:
+    with pytest.raises(RecordError, match="cannot be read"):
+        cache.import_(name)
+
+
 def test_missing_and_enormous_files_are_refused(cache: TuningCache, tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"missing\.json: cannot be read: No such file"):
         cache.import_(tmp_path / "missing.json")
@@ -415,7 +456,7 @@ def test_two_processes_add_to_one_record(tmp_path: Path) -> None:
 
 HOLD = """
 import sys
-from autoconv.tuning_cache import TuningCache
+from autoconv.records.cache import TuningCache
 with TuningCache(sys.argv[1], None).timing_lock(sys.argv[2]):
     print("held", flush=True)
     sys.stdin.readline()

@@ -40,6 +40,12 @@ def test_good_candidates_come_back_with_their_facts() -> None:
     assert {event.stage for event in events} == {"verify", "race", "done"}
 
 
+def test_a_library_may_print_bytes_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.write(1, bytes([255, 10]))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert measured("none") == {"numpy.direct": None, "faulty.none": None}
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [

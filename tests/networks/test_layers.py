@@ -135,6 +135,11 @@ BAD = {
     "UTF-16": ("layers: []".encode("utf-16"), r"net.yaml:1: not UTF-8"),
     "not YAML": ("layers: [\n", r"net.yaml:\d: not YAML: "),
     "control character": ("name: x\nlayers: \x01", r"net.yaml:2: not YAML: character"),
+    "no such character": (
+        'name: "\\U00110000"\nlayers: []',
+        r"net.yaml:1: not YAML: an escape stands for no character",
+    ),
+    "enormous character": ('name: "\\UFFFFFFFF"\nlayers: []', r"net.yaml:1: not YAML: an escape stands for no"),
     "two documents": ("layers: []\n---\nlayers: []\n", r"net.yaml:2: not YAML: "),
     "a list": ("- 1\n", r"net.yaml:1: a network: a mapping .* is wanted, not a list"),
     "text": ("hello\n", r"net.yaml:1: a network: .* not 'hello'"),
