@@ -52,17 +52,17 @@ def emit_copy(instruction_set, source, target):
 
 
 def emit_deal(instruction_set, name):
-    """Even and odd elements of 2n apart: at opaque addresses, from settled values."""
+    """Even and odd elements of 2n apart: at laundered addresses, from fenced values."""
     m = Module(instruction_set)
     element = DTYPES[name]
     lanes = m.lanes(element)
     k = m.function("deal", ptr(element), ptr(element), i64)
     x, y, n = k.args
     with k.loop(0, n, lanes) as i:
-        here, there = k.opaque(x + 2 * i), k.opaque(y + i)
+        here, there = k.launder(x + 2 * i), k.launder(y + i)
         pair = [k.load(here + q * lanes, lanes) for q in range(2)]
         for odd in range(2):
-            v = k.settled(k.shuffle(*pair, range(odd, 2 * lanes, 2)))
+            v = k.arithmetic_fence(k.shuffle(*pair, range(odd, 2 * lanes, 2)))
             k.store(v, there + odd * n)
     return m
 
@@ -133,7 +133,7 @@ def emit_transpose(instruction_set, name):
 
 @sets
 @pytest.mark.parametrize("name", ["float32", "float64"])
-def test_opaque_addresses_and_settled_values_are_what_they_were(instruction_set, name):
+def test_laundered_addresses_and_fenced_values_are_what_they_were(instruction_set, name):
     n = 32
     x, y = np.arange(2 * n, dtype=name), np.zeros(2 * n, name)
     call(compiler.build(emit_deal, instruction_set, name), "deal", x, y, n)
