@@ -187,7 +187,10 @@ BAD = {
     ),
     "huge escape": ('name: x\nsource: "\\UFFFFFFFF"\n', r"net.yaml:2: not YAML: the number in an escape"),
     "escape beyond Unicode": ('name: "\\U00110000"\n', r"net.yaml:1: not YAML: the number in an escape"),
-    "huge version": (f"%YAML 1.{'9' * 5000}\n---\nlayers: []\n", r"net.yaml:1: not YAML: the number in an escape or a version"),
+    "huge version": (
+        f"%YAML 1.{'9' * 5000}\n---\nlayers: []\n",
+        r"net.yaml:1: not YAML: the number in an escape or a version",
+    ),
     "half a character": (
         f'name: "\\uD800"\nlayers: [{CONV}]',
         r"net.yaml:1: name='\\ud800': expected 1 to 200 printable",
