@@ -139,7 +139,7 @@ class Suite:
         if setting.restrictions:
             held = " ".join(f"{name}={value}" for name, value in setting.restrictions.items())
             reasons.append(
-                f"torch is not at its default settings ({held}), and ONNX Runtime cannot be restricted likewise"
+                f"torch is not at its default settings ({held}), and ONNX Runtime has no such settings"
             )
         if self.interrupted or len(self.rows) < self.layers:
             reasons.append(f"interrupted after {len(self.rows)} of {self.layers} layers")
