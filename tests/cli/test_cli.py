@@ -370,7 +370,7 @@ BAD = {
         ["tune", "tiny.yaml", "--direction", "fwd,up"],
         "'fwd,up': expected all, or some of fwd,dgrad,wgrad",
     ),
-    "device": (["tune", "tiny.yaml", "--device", "gpu"], "allowed are a Device, 'cpu', 'cuda' and 'cuda:N'"),
+    "device": (["tune", "tiny.yaml", "--device", "gpu"], "--device gpu: expected cpu, cuda or cuda:N"),
     "mode": (
         ["tune", "tiny.yaml", "--mode", "fast"],
         "--mode 'fast': expected one of profile, hybrid, heuristic, cached, an algorithm (numpy.direct, ",
@@ -434,7 +434,7 @@ def test_a_bad_environment_is_bad_usage(
     assert captured.err.count("\n") == 1
 
 
-def test_a_folder_that_cannot_be_written_costs_persistence_and_not_the_answer(place: Path) -> None:
+def test_a_folder_that_cannot_be_written_costs_persistence_only(place: Path) -> None:
     (place / "file").write_text("")
     found = run("tune", "tiny.yaml", env={"AUTOCONV_CACHE_DIR": str(place / "file" / "cache")})
     assert found.returncode == 1
