@@ -1,4 +1,8 @@
-"""Machine code kept on disk: in a folder only its owner can write, every file checked before use."""
+"""Machine code kept on disk, of every kind of device: objects for the CPU, cubins for GPUs.
+
+It runs in the user's process, so it lies in a folder that only its owner can write, and every file is checked before
+use. A key names all that the code was made of; so the folder, copied as it stands, serves another machine.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ _USABLE = os.name == "posix"  # elsewhere there is no cheap way to see who could
 
 
 def folder() -> Path:
-    """Where kernels are kept: beside the records."""
+    """Where kernels are kept: `kernels`, beside the records."""
     return cache_folder() / "kernels"
 
 
