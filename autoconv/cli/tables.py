@@ -22,7 +22,7 @@ from autoconv.records.limits import Limits, ranking
 from autoconv.records.schema import Record
 
 PLAIN_GEMM = {"cpu": "numpy.gemm", "cuda": "gemm.explicit"}  # im2col and the library's matrix product
-ENVIRONMENT = ("AUTOCONV_CACHE_DIR", "AUTOCONV_NUM_THREADS", "AUTOCONV_ISA")
+ENVIRONMENT = ("AUTOCONV_CACHE_DIR", "AUTOCONV_KERNEL_DIR", "AUTOCONV_NUM_THREADS", "AUTOCONV_ISA")
 OPTIONAL = {
     "onnxruntime": "a library to compare with; pip install 'autoconv[bench]'",
     "torch": "a library to compare with; pip install 'autoconv[bench]'",

@@ -147,6 +147,7 @@ def test_where_the_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_folder_stays_where_it_was_first_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOCONV_KERNEL_DIR")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     for named in ("folder", "~/folder"):
@@ -161,7 +162,7 @@ def test_the_folder_stays_where_it_was_first_meant(tmp_path: Path, monkeypatch: 
 
 def test_a_user_without_a_home_has_a_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pwd = pytest.importorskip("pwd")
-    for name in ("HOME", "XDG_CACHE_HOME", "AUTOCONV_CACHE_DIR"):
+    for name in ("HOME", "XDG_CACHE_HOME", "AUTOCONV_CACHE_DIR", "AUTOCONV_KERNEL_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -28,7 +28,7 @@ NUMPY = {f32: np.float32, f64: np.float64, f16: np.float16, bf16: ml_dtypes.bflo
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(tmp_path / "kernels"))
 
 
 def call(program, name, *args):
@@ -440,7 +440,7 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_made_costs_only_persistence(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(tmp_path / "file" / "kernels"))
     disk._warn.cache_clear()
     with pytest.warns(RuntimeWarning, match="not kept on disk"):
         disk.save(bytes(32), b"code")
@@ -450,7 +450,6 @@ def test_what_could_not_be_kept_leaves_nothing_behind(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(disk.os, "replace", fail)
     disk._warn.cache_clear()
     with pytest.warns(RuntimeWarning, match="No space left on device"):
