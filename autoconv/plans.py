@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from autoconv.algorithm import Array, Candidate, Kernel
+from autoconv.common.text import duration, size
 from autoconv.device import Device
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer
@@ -130,7 +131,7 @@ class Plan:
         offered = self._candidate_set()
         untimed = {candidate: facts for candidate, facts in offered.expected.items() if candidate not in self._facts}
         return offered.reasons | {
-            candidate: offered.pruned.get(candidate, [f"not timed; estimated at {_seconds(expected.time)}"])
+            candidate: offered.pruned.get(candidate, [f"not timed; estimated at {duration(expected.time)}"])
             for candidate, expected in untimed.items()
         }
 
@@ -307,9 +308,9 @@ class Plan:
             facts = timed[candidate]
             against = self._reasons.get(candidate) or limits.why_not(facts)
             lines.append(
-                f"{'>' if candidate == self.candidate else ' '} {candidate!s:<{width}} {_seconds(facts.time):>9} "
-                f"{_seconds(facts.pack):>9} {layer.flops / facts.time / 1e9:>8.1f} {facts.spread:>7.1%} "
-                f"{facts.error:>8.1e} {_size(limits.workspace(facts)):>10}"
+                f"{'>' if candidate == self.candidate else ' '} {candidate!s:<{width}} {duration(facts.time):>9} "
+                f"{duration(facts.pack):>9} {layer.flops / facts.time / 1e9:>8.1f} {facts.spread:>7.1%} "
+                f"{facts.error:>8.1e} {size(limits.workspace(facts)):>10}"
                 + (f"  out: {'; '.join(against)}" if against else "")
             )
         if out:
@@ -318,16 +319,6 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<Plan {self.layer} by {self.candidate}, from {self.source}>"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.1f} µs"
-    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 2**20:.2f} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:.1f} KiB" if nbytes else "none"
 
 
 def like(source: Any, array: Array) -> Any:

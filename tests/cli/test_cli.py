@@ -446,7 +446,7 @@ def test_a_bad_file_names_file_line_and_layer(place: Path, capsys: pytest.Captur
     (place / "bad.yaml").write_text("layers:\n - {name: c1, C: 8, H: 9, K: on, R: 3}\n")
     assert cli.main(["tune", "bad.yaml"]) == 2
     assert capsys.readouterr().err == (
-        "autoconv: error: bad.yaml:2: layer 'c1': K='on': an integer is wanted, not str\n"
+        "autoconv: error: bad.yaml:2: layer 'c1': K='on': expected an integer, got str\n"
     )
 
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import autoconv.cpu
-from autoconv import ConvLayer, TuningCache
+from autoconv import ConvLayer, TuningCache, networks
 from autoconv.cli import main as cli
-from autoconv.networks import layers as network
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -62,14 +61,14 @@ def test_the_algorithm_of_the_example_is_verified_and_timed(tmp_path: Path, monk
 def test_the_yaml_example_is_a_network(tmp_path: Path) -> None:
     (text,) = blocks("yaml")
     (tmp_path / "net.yaml").write_text(text)
-    net = network.load(tmp_path / "net.yaml")
+    net = networks.load(tmp_path / "net.yaml")
     assert [(named.layer.P, named.layer.Q, named.repeat) for named in net.layers] == [(32, 32, 1), (32, 32, 4)]
 
 
 def test_every_command_and_network_is_mentioned() -> None:
     for name in cli.cli.commands:
         assert f"autoconv {name} " in README
-    for name in network.names():
+    for name in networks.names():
         assert f"`{name}`" in README
 
 

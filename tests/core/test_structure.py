@@ -49,8 +49,8 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"common"},
         {"codegen"},
     ),
-    "autoconv.cli": ({"main"}, {"tune", "explain", "records", "info", "bench"}, {"tables"}, {"options"}),
-    "autoconv.bench": ({"gpu"}, {"reports"}, {"suites"}, {"baselines"}, {"statistics"}),
+    "autoconv.cli": ({"main"}, {"tune", "explain", "records", "info", "bench"}, {"tables"}, {"options", "output"}),
+    "autoconv.bench": ({"gpu"}, {"race", "reports"}, {"suites"}, {"statistics"}, {"baselines"}),
 }
 
 

@@ -20,7 +20,6 @@ import pytest
 
 from autoconv.algorithm import Candidate
 from autoconv.common import machine_code as disk
-from autoconv.cuda.codegen.compiler import cubin_folder
 from autoconv.errors import CacheWarning, PlanError, RecordError
 from autoconv.paths import shipped
 from autoconv.records.cache import LARGEST_FILE, SYSTEM, ImportReport, TuningCache, file_name
@@ -154,7 +153,7 @@ def test_the_folder_stays_where_it_was_first_meant(tmp_path: Path, monkeypatch: 
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         monkeypatch.setenv("AUTOCONV_CACHE_DIR", named)
         where = tmp_path / named.replace("~", "home")
-        assert (TuningCache().directory, disk.folder(), cubin_folder()) == (where, where / "kernels", where / "cubins")
+        assert (TuningCache().directory, disk.folder()) == (where, where / "kernels")
         monkeypatch.chdir("elsewhere")
         assert (TuningCache().directory, disk.folder()) == (where, where / "kernels")
         monkeypatch.chdir(tmp_path)

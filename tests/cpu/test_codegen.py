@@ -1,7 +1,6 @@
 """The kernel language: every construct, on every instruction set this processor has."""
 
 import ctypes
-import errno
 import os
 import re
 import shutil
@@ -53,17 +52,17 @@ def emit_copy(instruction_set, source, target):
 
 
 def emit_deal(instruction_set, name):
-    """Even and odd elements of 2n apart: at opaque addresses, from settled values."""
+    """Even and odd elements of 2n apart: at laundered addresses, from fenced values."""
     m = Module(instruction_set)
     element = DTYPES[name]
     lanes = m.lanes(element)
     k = m.function("deal", ptr(element), ptr(element), i64)
     x, y, n = k.args
     with k.loop(0, n, lanes) as i:
-        here, there = k.opaque(x + 2 * i), k.opaque(y + i)
+        here, there = k.launder(x + 2 * i), k.launder(y + i)
         pair = [k.load(here + q * lanes, lanes) for q in range(2)]
         for odd in range(2):
-            v = k.settled(k.shuffle(*pair, range(odd, 2 * lanes, 2)))
+            v = k.arithmetic_fence(k.shuffle(*pair, range(odd, 2 * lanes, 2)))
             k.store(v, there + odd * n)
     return m
 
@@ -134,7 +133,7 @@ def emit_transpose(instruction_set, name):
 
 @sets
 @pytest.mark.parametrize("name", ["float32", "float64"])
-def test_opaque_addresses_and_settled_values_are_what_they_were(instruction_set, name):
+def test_laundered_addresses_and_fenced_values_are_what_they_were(instruction_set, name):
     n = 32
     x, y = np.arange(2 * n, dtype=name), np.zeros(2 * n, name)
     call(compiler.build(emit_deal, instruction_set, name), "deal", x, y, n)
@@ -417,44 +416,6 @@ def test_code_and_constants_stay_together_where_large_arrays_leave_small_gaps():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
     done = subprocess.run([sys.executable, "-c", FAR], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.split() == str(np.array([0.1, 2.0, -3.5, 1e30], np.float32)).split(), done.stderr
-
-
-@pytest.mark.skipif(os.name != "posix", reason="owners and modes are POSIX")
-def test_a_folder_that_others_can_write_is_not_used(tmp_path, monkeypatch):
-    key = bytes(32)
-    disk._warn.cache_clear()
-    disk.save(key, b"code")
-    assert disk.load(key) == b"code"
-    (disk.folder() / key.hex()).chmod(0o620)
-    assert disk.load(key) is None
-    (disk.folder() / key.hex()).chmod(0o600)
-    disk.folder().chmod(0o770)
-    with pytest.warns(RuntimeWarning, match="another user"):
-        assert disk.load(key) is None
-    assert disk.load(key) is None  # the warning comes once
-    disk.folder().chmod(0o700)
-    other = os.getuid() + 1
-    monkeypatch.setattr(disk.os, "getuid", lambda: other)
-    assert disk.load(key) is None
-
-
-def test_a_folder_that_cannot_be_made_costs_only_persistence(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(tmp_path / "file" / "kernels"))
-    disk._warn.cache_clear()
-    with pytest.warns(RuntimeWarning, match="not kept on disk"):
-        disk.save(bytes(32), b"code")
-
-
-def test_what_could_not_be_kept_leaves_nothing_behind(tmp_path, monkeypatch):
-    def fail(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(disk.os, "replace", fail)
-    disk._warn.cache_clear()
-    with pytest.warns(RuntimeWarning, match="No space left on device"):
-        disk.save(bytes(32), b"code")
-    assert list(disk.folder().iterdir()) == []
 
 
 def test_an_unsupported_processor_is_told_once(monkeypatch):

@@ -13,7 +13,7 @@ from layers import EDGES, TAILS, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import pool
-from autoconv.cpu.common.correlation import Axis, correlations
+from autoconv.cpu.common.correlation import CorrelationAxis, correlations
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct import gradients as direct_wgrad
 from autoconv.cpu.direct import gradients_packed as direct_wgrad_packed
@@ -29,9 +29,9 @@ DIRECT = Direct()
 
 
 def test_cutting_a_long_row_looks_at_every_tile_but_not_at_all_its_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, sees = [], Axis.sees
-    monkeypatch.setattr(Axis, "sees", lambda *asked: (looks.append(asked), sees(*asked))[1])
-    row = Axis(size=12_000, count=12_000, step=1, first=-4, gap=1, taps=tuple(range(9)))
+    looks, sees = [], CorrelationAxis.sees
+    monkeypatch.setattr(CorrelationAxis, "sees", lambda *asked: (looks.append(asked), sees(*asked))[1])
+    row = CorrelationAxis(size=12_000, count=12_000, stride=1, offset=-4, dilation=1, taps=tuple(range(9)))
     assert [(run.tiles, run.pattern == ((True,) * 12,) * 9) for run in tiles(row, 12)] == [
         (1, False), (998, True), (1, False)
     ]  # fmt: skip
@@ -133,7 +133,7 @@ def test_answers_do_not_depend_on_threads() -> None:
 
 
 def test_tiles_cover_an_axis_once_and_merge_what_is_alike() -> None:
-    axis = Axis(size=56, count=56, step=1, first=-1, gap=1, taps=(0, 1, 2))
+    axis = CorrelationAxis(size=56, count=56, stride=1, offset=-1, dilation=1, taps=(0, 1, 2))
     runs = tiles(axis, 14)
     assert [(run.start, run.tiles, run.length) for run in runs] == [(0, 1, 14), (14, 2, 14), (42, 1, 14)]
     assert runs[0].pattern == ((False, *[True] * 13), (True,) * 14, (True,) * 14)

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autoconv import registry
+from autoconv import networks, registry
 from autoconv.algorithm import Algorithm
 from autoconv.bench.gpu.cases import cases
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
-from autoconv.networks import layers as network
 from autoconv.tuning.worker import DeviceProcess, NoAnswerError
 
 PHASES = ("check", "tune", "table")
@@ -62,7 +61,7 @@ def _plain(layer: ConvLayer, **changes: Any) -> ConvLayer:
 def _networks(names: Sequence[str], **changes: Any) -> tuple[ConvLayer, ...]:
     """Every different layer of some networks, the longest first by its operations and traffic."""
     peaks, bandwidth = NOMINAL
-    layers = dict.fromkeys(_plain(named.layer, **changes) for name in names for named in network.load(name).layers)
+    layers = dict.fromkeys(_plain(named.layer, **changes) for name in names for named in networks.load(name).layers)
     return tuple(sorted(layers, key=lambda x: -max(x.flops / peaks[x.dtype], x.bytes / bandwidth)))
 
 

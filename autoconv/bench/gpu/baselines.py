@@ -10,7 +10,8 @@ from autoconv.algorithm import Array
 from autoconv.cuda.device import MOST_SETS, REPLAYS
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
-from autoconv.vendors.adapters import installed, release, torch_convolution
+from autoconv.vendors.base import installed, release
+from autoconv.vendors.torch import torch_convolution
 
 Sample = Callable[[], float]
 

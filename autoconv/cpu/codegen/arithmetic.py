@@ -87,7 +87,7 @@ class Arithmetic(Body):
         """Widen an unsigned integer."""
         return self.emit(to, f"zext {v.type} {v.text} to {to}")
 
-    def settled(self, v: Value) -> Value:
+    def arithmetic_fence(self, v: Value) -> Value:
         """The same floats, whose computation is not mixed with what follows.
 
         LLVM tries to merge every chain of shuffles with the next, in a time that grows much faster than the chain.

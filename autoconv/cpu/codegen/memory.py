@@ -19,7 +19,7 @@ class Memory(Control):
         """A pointer `offset` bytes further on, to elements of a type."""
         return self.bits(self.bits(p, ptr(i8)) + offset, ptr(element))
 
-    def opaque(self, p: Value) -> Value:
+    def launder(self, p: Value) -> Value:
         """The same pointer, of unknown origin: the many addresses counted from it are left as they are written.
 
         In a loop LLVM looks for the cheapest way to step them all together, which takes most of the time of

@@ -6,7 +6,8 @@ import math
 
 from autoconv.cpu.codegen.ir import Function, Module, Type, Value, widened
 from autoconv.cpu.codegen.launch import TASK, operands
-from autoconv.cpu.common.correlation import Correlation, load_range
+from autoconv.cpu.common.correlation import Correlation
+from autoconv.cpu.common.lanes import load_range
 
 
 def packed_size(c: Correlation, BK: int) -> int:

@@ -18,9 +18,9 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.cpu.common.lanes import interleaved_in_turn, within
 from autoconv.cpu.device import CPU
 from autoconv.cpu.pool import Entry
-from autoconv.cpu.transform.matrix import within
 from autoconv.layer import ConvLayer
 
 MOST_WASTE = 2.0  # multiply-adds, including those with taps that some phases lack, for each that counts
@@ -154,7 +154,7 @@ class _Writer:
             apart = self.C * self.inner.output.channel
             vectors = [k.load(row + b * apart + i, lanes, mask=mask) for b in range(step)]
             w = (i + self.columns.first) * step - self.columns.pad
-            for part, v in enumerate(interleaved(k, vectors)):
+            for part, v in enumerate(interleaved_in_turn(k, vectors)):
                 here = w + part * lanes
                 with k.if_((here >= 0) & (here <= W - lanes)):
                     k.store(v, dx + here)
@@ -191,24 +191,6 @@ class _Writer:
                     mask = None if self.C % lanes == 0 else k.mask(self.C - c, lanes)
                     k.store(k.load(source + c, lanes, mask=mask), target + c, mask=mask)
         return k
-
-
-def interleaved(k: Function, vectors: list[Value]) -> list[Value]:
-    """Element 0 of every vector, then element 1 of every one, and so on, as that many vectors."""
-    n, lanes = len(vectors), vectors[0].type.lanes
-    found = []
-    for part in range(n):
-        v = vectors[0]
-        picks = [(part * lanes + lane) // n for lane in range(lanes)]
-        sources = [(part * lanes + lane) % n for lane in range(lanes)]
-        done = [picks[lane] if sources[lane] == 0 else 0 for lane in range(lanes)]
-        for q in range(1, n):
-            choose = [
-                lanes + picks[lane] if sources[lane] == q else (done[lane] if q == 1 else lane) for lane in range(lanes)
-            ]
-            v = k.shuffle(v, vectors[q], choose)
-        found.append(v)
-    return found
 
 
 def emit(instruction_set: str, layer: ConvLayer) -> Module:

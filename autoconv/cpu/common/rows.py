@@ -8,12 +8,13 @@ q, tap s then sees `strip[row, phase(s)][q + offset(s)]`, for every layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES, Function, Value, i64
-from autoconv.cpu.common.correlation import Axis
+from autoconv.cpu.common.correlation import CorrelationAxis
+from autoconv.cpu.common.lanes import deinterleaved
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
 class Strip:
     """Where the columns of an axis lie in a strip made for vectors of `lanes`."""
 
-    columns: Axis
+    columns: CorrelationAxis
     lanes: int
 
     def offset(self, tap: int) -> int:
         """Elements from a strip's row to what output 0 sees through a tap."""
-        whole, phase = divmod(self.columns.gap * tap, self.columns.step)
+        whole, phase = divmod(self.columns.dilation * tap, self.columns.stride)
         return phase * self.phase_pitch + whole
 
     @property
     def _reach(self) -> int:
         """The farthest any tap sees beyond the output's own position."""
-        return self.columns.gap * max(0, len(self.columns.taps) - 1) // self.columns.step
+        return self.columns.dilation * max(0, len(self.columns.taps) - 1) // self.columns.stride
 
     @property
     def phase_pitch(self) -> int:
@@ -46,51 +47,30 @@ class Strip:
     @property
     def pitch(self) -> int:
         """Elements of one row."""
-        phases = {self.columns.gap * tap % self.columns.step for tap in range(len(self.columns.taps))}
+        phases = {self.columns.dilation * tap % self.columns.stride for tap in range(len(self.columns.taps))}
         return self.phase_pitch * (max(phases, default=0) + 1)
 
     def fill(self, k: Function, row: Value, out: Value) -> None:
         """Copy one row of the image, whose first element is `row`, to a row of the strip."""
         axis, lanes = self.columns, self.lanes
-        phases = sorted({axis.gap * tap % axis.step for tap in range(len(axis.taps))})
+        phases = sorted({axis.dilation * tap % axis.stride for tap in range(len(axis.taps))})
         for j in range(-(-(axis.count + self._reach) // lanes)):
             vectors = []
-            for part in range(axis.step):
-                column = axis.first + (j * axis.step + part) * lanes
+            for part in range(axis.stride):
+                column = axis.offset + (j * axis.stride + part) * lanes
                 low, high = max(0, -column), min(lanes, axis.size - column)
                 if low >= high:
                     vectors.append(k.zero(out.type.to, lanes) if out.type.to else row)
                 else:
                     vectors.append(k.load(row + column, lanes, mask=k.mask(high, lanes, low)))
             for phase in phases:
-                k.store(_every(k, vectors, axis.step, phase), out + (phase * self.phase_pitch + j * lanes))
+                k.store(deinterleaved(k, vectors, axis.stride, phase), out + (phase * self.phase_pitch + j * lanes))
 
     def clear(self, k: Function, out: Value) -> None:
         """A row of the strip outside the image."""
         assert out.type.to is not None
         for j in range(0, self.pitch, self.lanes):
             k.store(k.zero(out.type.to, self.lanes), out + j)
-
-
-def _every(k: Function, vectors: Sequence[Value], step: int, phase: int) -> Value:
-    """Lanes phase, phase + step, ... of vectors taken as one."""
-    lanes = vectors[0].type.lanes
-    return _picked(k, vectors, range(phase, step * lanes, step)) if step > 1 else vectors[0]
-
-
-def woven(k: Function, vectors: Sequence[Value]) -> list[Value]:
-    """As many vectors, which have lane 0 of every one, then lane 1 of every one, and so on."""
-    lanes, count = vectors[0].type.lanes, len(vectors)
-    places = [n * lanes + lane for lane in range(lanes) for n in range(count)]
-    return [_picked(k, vectors, places[n * lanes : (n + 1) * lanes]) for n in range(count)]
-
-
-def _picked(k: Function, vectors: Sequence[Value], places: Sequence[int]) -> Value:
-    """Lanes of vectors taken as one."""
-    while len(vectors) > 2:
-        pairs = [(vectors[n], vectors[min(n + 1, len(vectors) - 1)]) for n in range(0, len(vectors), 2)]
-        vectors = [k.shuffle(a, b, range(2 * a.type.lanes)) for a, b in pairs]
-    return k.shuffle(vectors[0], vectors[-1], places)
 
 
 class Run(NamedTuple):

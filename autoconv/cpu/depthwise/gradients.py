@@ -84,7 +84,7 @@ class _Writer:
             sums = {(r, s): k.var(k.zero(wide, lanes)) for r in chosen for s in range(layer.S)}
             images = slice_ * layer.N // self.slices, (slice_ + 1) * layer.N // self.slices
             with k.loop(*images) as n, k.loop(0, layer.P, rows) as p:
-                self._fill(k, x + n * c.input.image, p * c.rows.step + c.rows.first, strip)
+                self._fill(k, x + n * c.input.image, p * c.rows.stride + c.rows.offset, strip)
                 self._add_rows(k, sums, strip, dy + n * c.output.image + p * layer.Q, k.min(layer.P - p, rows))
             for (r, s), total in sums.items():
                 tap = r * layer.S + s
@@ -109,7 +109,7 @@ class _Writer:
 
     def _add_rows(self, k: Function, sums: dict[tuple[int, int], Var], strip: Value, dy: Value, count: Value) -> None:
         """So many rows of dy: whole blocks, and then one by one."""
-        step, pitch, BH = self.plan.problem.rows.step, self.plan.strip.pitch, self.plan.BH
+        step, pitch, BH = self.plan.problem.rows.stride, self.plan.strip.pitch, self.plan.BH
         whole = count // BH * BH
         with k.loop(0, whole, BH) as p:
             self._add_block(k, sums, strip + p * (step * pitch), dy + p * self.layer.Q, BH)
@@ -123,7 +123,7 @@ class _Writer:
         meetings: dict[int, list[tuple[int, int]]] = {}
         for i in range(BH):
             for r in sorted({r for r, _ in sums}):
-                meetings.setdefault(i * rows.step + r * rows.gap, []).append((i, r))
+                meetings.setdefault(i * rows.stride + r * rows.dilation, []).append((i, r))
 
         def vector(q: int | Value, width: int) -> None:
             mask = k.mask(width, lanes)  # lanes beyond the row are zero in both

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Function, Module, Value, Var, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.correlation import Axis, Correlation, Tail, correlations, load_range, store_range
-from autoconv.cpu.common.rows import Run, Strip, in_lines, split, stream, woven
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
+from autoconv.cpu.common.epilogue import Epilogue
+from autoconv.cpu.common.lanes import interleaved, load_range, store_range
+from autoconv.cpu.common.rows import Run, Strip, in_lines, split, stream
 from autoconv.layer import ConvLayer
 
 UNROLLED_TAPS = 25  # larger filters run in loops
@@ -66,7 +68,7 @@ class Plan(NamedTuple):
     def rows(self) -> int:
         """Rows of a strip."""
         axis = self.problem.rows
-        return (self.together * self.BH - 1) * axis.step + axis.gap * max(0, len(axis.taps) - 1) + 1
+        return (self.together * self.BH - 1) * axis.stride + axis.dilation * max(0, len(axis.taps) - 1) + 1
 
     @property
     def elements(self) -> int:
@@ -88,43 +90,43 @@ class Plan(NamedTuple):
         """Tiles of a row of the output."""
         return split(self.width, self.strip.lanes * self.across, self.NV, 0)
 
-    def row(self, axis: Axis, tap: int) -> int:
+    def row(self, axis: CorrelationAxis, tap: int) -> int:
         """Rows from a position's first in the strip to what a phase's output there sees through a tap."""
-        return axis.first + axis.gap * tap - self.problem.rows.first
+        return axis.offset + axis.dilation * tap - self.problem.rows.offset
 
-    def column(self, axis: Axis, tap: int) -> int:
+    def column(self, axis: CorrelationAxis, tap: int) -> int:
         """Elements from a strip's row to what a phase's output 0 sees through a tap."""
         whole = self.problem.columns
-        return self.strip.offset((axis.first + axis.gap * tap - whole.first) // whole.gap)
+        return self.strip.offset((axis.offset + axis.dilation * tap - whole.offset) // whole.dilation)
 
 
 def cut(problems: Sequence[Correlation], lanes: int, itemsize: int, shape: Shape) -> Plan:
     """Chunks as large as half of the first-level cache, in whole row blocks."""
-    across = sum(c.rows.start == 0 for c in problems)
+    across = sum(c.rows.output_start == 0 for c in problems)
     phases = tuple(tuple(problems[n : n + across]) for n in range(0, len(problems), across))
     rows, columns = _seen([row[0].rows for row in phases]), _seen([c.columns for c in phases[0]])
     problem = replace(problems[0], rows=rows, columns=columns)
     looped = any(len(c.rows.taps) * len(c.columns.taps) * c.C > UNROLLED_TAPS for c in problems)
     BH = min(shape.BH, rows.count)
-    if looped and any((c.rows.step, c.rows.gap) != (1, 1) for c in problems):
+    if looped and any((c.rows.stride, c.rows.dilation) != (1, 1) for c in problems):
         BH = 1  # rows of one block would not see the same rows of the input
     elif looped:
         BH = min(BH, *[len(c.rows.taps) or BH for c in problems])
     strip = Strip(columns, lanes)
     blocks = -(-rows.count // BH)
     held = shape.l1_bytes // 2 // (itemsize * strip.pitch * problem.C)
-    span = rows.gap * max(0, len(rows.taps) - 1) + 1
-    most = max(1, ((held - span) // rows.step + 1) // BH, 2 * span // (BH * rows.step))
+    span = rows.dilation * max(0, len(rows.taps) - 1) + 1
+    most = max(1, ((held - span) // rows.stride + 1) // BH, 2 * span // (BH * rows.stride))
     chunks = -(-blocks // most)
     return Plan(problem, phases, looped, strip, BH, shape.NV, blocks, -(-blocks // chunks))
 
 
-def _seen(phases: Sequence[Axis]) -> Axis:
+def _seen(phases: Sequence[CorrelationAxis]) -> CorrelationAxis:
     """An axis that sees what any of the phases sees."""
     if len(phases) == 1:
         return phases[0]
-    seen = [axis.first + axis.gap * tap for axis in phases for tap in range(len(axis.taps))] or [0]
-    return Axis(phases[0].size, phases[0].count, 1, min(seen), 1, tuple(range(max(seen) - min(seen) + 1)))
+    seen = [axis.offset + axis.dilation * tap for axis in phases for tap in range(len(axis.taps))] or [0]
+    return CorrelationAxis(phases[0].size, phases[0].count, 1, min(seen), 1, tuple(range(max(seen) - min(seen) + 1)))
 
 
 def _planned(instruction_set: str, layer: ConvLayer, shape: Shape) -> Plan:
@@ -178,7 +180,7 @@ def _emit_task(m: Module, layer: ConvLayer, plan: Plan, shape: Shape, own: int) 
     with task.loop(first, last_plane) as plane, task.loop(part, last_chunk) as chunk:
         first_block = chunk * plan.together
         last_block = task.min(first_block + plan.together, plan.blocks)
-        top = first_block * (plan.BH * problem.rows.step) + problem.rows.first
+        top = first_block * (plan.BH * problem.rows.stride) + problem.rows.offset
         n, group = plane // problem.groups, plane % problem.groups
         source = x + n * problem.input.image + group * problem.input.group
         for c in range(problem.C):
@@ -210,7 +212,7 @@ def _blocks(
 
     def block(number: Value, rows: int) -> None:
         at = (number - first) * (plan.block * plan.width)
-        begin = strip + (number - first) * (plan.BH * plan.problem.rows.step * plan.strip.pitch)
+        begin = strip + (number - first) * (plan.BH * plan.problem.rows.stride * plan.strip.pitch)
         for run in plan.runs:
             with k.loop(run.start, run.start + run.times * run.pixels, run.pixels) as q:
                 target = out + (at + q) if stage is None else stage + q
@@ -283,7 +285,7 @@ class _Sums:
         for i, row in enumerate(self.acc):
             for total, phase in zip(row, plan.phases[i % plan.down], strict=True):
                 for r, down in enumerate(phase.rows.taps):
-                    t = i // plan.down * phase.rows.step + plan.row(phase.rows, r)
+                    t = i // plan.down * phase.rows.stride + plan.row(phase.rows, r)
                     for s, along in enumerate(phase.columns.taps):
                         seen.setdefault((t, plan.column(phase.columns, s)), []).append((total, down, along))
         for c in range(plan.problem.C):
@@ -314,9 +316,9 @@ class _Sums:
             BH, taps = len(acc), len(rows.taps)
             if not (BH and taps):
                 continue
-            top = p * rows.step + rows.first
-            low = k.max(rows.gap - 1 - top, 0) // rows.gap
-            high = k.max(rows.gap - 1 + rows.size - top, 0) // rows.gap
+            top = p * rows.stride + rows.offset
+            low = k.max(rows.dilation - 1 - top, 0) // rows.dilation
+            high = k.max(rows.dilation - 1 + rows.size - top, 0) // rows.dilation
             for c in range(plan.problem.C):
                 for u in range(BH - 1):
                     with k.if_(k.select(low <= u, high, k.i64(0)) > u):
@@ -332,7 +334,7 @@ class _Sums:
         plan = self.plan
         for n, problem in enumerate(plan.phases[phase]):
             if problem.columns.taps:
-                row = self.strip + (u * (problem.rows.gap * plan.strip.pitch) + c * (plan.rows * plan.strip.pitch))
+                row = self.strip + (u * (problem.rows.dilation * plan.strip.pitch) + c * (plan.rows * plan.strip.pitch))
                 row = row + plan.row(problem.rows, 0) * plan.strip.pitch
                 totals = [(i, self.acc[i * plan.down + phase][n]) for i in outputs]
                 self._add_taps(c, u, problem, row, totals)
@@ -346,7 +348,7 @@ class _Sums:
         along = (columns.taps[-1] - columns.taps[0]) // max(1, len(columns.taps) - 1) * strides.s
         taps = self._tap(c, rows.taps[0], columns.taps[0]) + u * down
         count = len(columns.taps)
-        if columns.step > 1:  # neighbouring taps lie in different phases
+        if columns.stride > 1:  # neighbouring taps lie in different phases
             for s in range(count):
                 place = row + self.plan.column(columns, s)
                 self._add(place, [(total, taps + (s * along - i * down)) for i, total in totals])
@@ -357,7 +359,7 @@ class _Sums:
         def several(first: int | Value, number: int) -> None:
             for n in range(number):
                 places = [(total, taps + (first + n) * along - i * down) for i, total in totals]
-                self._add(row + (first + n) * columns.gap, places)
+                self._add(row + (first + n) * columns.dilation, places)
 
         with self.k.loop(0, count // unrolled * unrolled, unrolled) as tap:
             several(tap, unrolled)
@@ -376,12 +378,12 @@ def _store(
     bias: Value,
 ) -> None:
     lanes = plan.strip.lanes
-    tail = Tail.of(layer)
-    b = k.broadcast(bias, lanes) if tail.bias else None
+    epilogue = Epilogue.of(layer)
+    b = k.broadcast(bias, lanes) if epilogue.bias else None
     for i, row in enumerate(acc):
-        totals = [v for vectors in zip(*row, strict=True) for v in woven(k, [total.get() for total in vectors])]
+        totals = [v for vectors in zip(*row, strict=True) for v in interleaved(k, [total.get() for total in vectors])]
         for first, total in zip(range(0, pixels, lanes), totals, strict=False):
             width = min(lanes, pixels - first)
             place = i * plan.width + first
-            r = load_range(k, residual + place, lanes, 0, width) if tail.residual else None
-            store_range(k, tail.added(k, total, b, r), out + place, 0, width)
+            r = load_range(k, residual + place, lanes, 0, width) if epilogue.residual else None
+            store_range(k, epilogue.apply(k, total, b, r), out + place, 0, width)

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Value, Var, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.correlation import Correlation, Tail, correlations, load_range, store_range
+from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.cpu.common.epilogue import Epilogue
+from autoconv.cpu.common.lanes import load_range, store_range
 from autoconv.cpu.common.rows import launch_streaming
 from autoconv.layer import ConvLayer
 
@@ -87,10 +89,10 @@ class _Tile:
             for s, seen in enumerate(self.seen):
                 for i in range(self.pixels):
                     if seen[i]:
-                        meetings.setdefault(i * columns.step + s * columns.gap, []).append((i, columns.taps[s]))
+                        meetings.setdefault(i * columns.stride + s * columns.dilation, []).append((i, columns.taps[s]))
             down = (rows.taps[-1] - rows.taps[0]) // max(1, len(rows.taps) - 1) * filters.r
             with k.loop(low, high) as r:
-                row = x + r * (rows.gap * self.problem.input.row)
+                row = x + r * (rows.dilation * self.problem.input.row)
                 taps = w + (r * down + rows.taps[0] * filters.r) * self.layer.C
                 for column in sorted(meetings):
                     _add(k, acc, widths, row + column * self.problem.input.column, taps, meetings[column], self.layer.C)
@@ -100,17 +102,18 @@ class _Tile:
     def _store(
         self, k: Function, acc: Sequence[Sequence[Var]], widths: Sequence[int], out: Value, residual: Value, bias: Value
     ) -> None:
-        tail = Tail.of(self.layer)
-        pitch = self.problem.columns.stride * self.problem.output.column
+        epilogue = Epilogue.of(self.layer)
+        pitch = self.problem.columns.output_stride * self.problem.output.column
         lanes = acc[0][0].type.lanes
         biases = [
-            load_range(k, bias + v * lanes, lanes, 0, width) if tail.bias else None for v, width in enumerate(widths)
+            load_range(k, bias + v * lanes, lanes, 0, width) if epilogue.bias else None
+            for v, width in enumerate(widths)
         ]
         for i, vectors in enumerate(acc):  # pixel by pixel: past the caches, a line is best written in one go
             for v, (width, b) in enumerate(zip(widths, biases, strict=True)):
                 place = i * pitch + v * lanes
-                r = load_range(k, residual + place, lanes, 0, width) if tail.residual else None
-                result = tail.added(k, vectors[v].get(), b, r)
+                r = load_range(k, residual + place, lanes, 0, width) if epilogue.residual else None
+                result = epilogue.apply(k, vectors[v].get(), b, r)
                 if self.nt and width == lanes:
                     k.store(result, out + place, nontemporal=True)
                 else:
@@ -144,12 +147,12 @@ def _emit_task(m: Module, name: str, layer: ConvLayer, problem: Correlation, sha
     context, index, _ = task.args
     x, w, out, bias, residual, _ = operands(task, context, element, wide, element, element, element)
     n, p = index // rows.count, index % rows.count
-    top = p * rows.step + rows.first
-    low = task.max(rows.gap - 1 - top, 0) // rows.gap
-    high = task.min(task.max(rows.gap - 1 + rows.size - top, 0) // rows.gap, len(rows.taps))
-    x = x + n * problem.input.image + top * problem.input.row + columns.first * problem.input.column
-    place = n * problem.output.image + (p * rows.stride + rows.start) * problem.output.row
-    place = place + columns.start * problem.output.column
+    top = p * rows.stride + rows.offset
+    low = task.max(rows.dilation - 1 - top, 0) // rows.dilation
+    high = task.min(task.max(rows.dilation - 1 + rows.size - top, 0) // rows.dilation, len(rows.taps))
+    x = x + n * problem.input.image + top * problem.input.row + columns.offset * problem.input.column
+    place = n * problem.output.image + (p * rows.output_stride + rows.output_start) * problem.output.row
+    place = place + columns.output_start * problem.output.column
     functions: dict[object, Function] = {}
 
     def block_at(
@@ -159,8 +162,8 @@ def _emit_task(m: Module, name: str, layer: ConvLayer, problem: Correlation, sha
         if key not in functions:
             tile = _Tile(layer, problem, width, pattern, pixels, shape.nt)
             functions[key] = tile.emit(m, f"{name}_{len(functions)}")
-        to = place + q * (columns.stride * problem.output.column) + c
-        source = x + q * (columns.step * problem.input.column) + c
+        to = place + q * (columns.output_stride * problem.output.column) + c
+        source = x + q * (columns.stride * problem.input.column) + c
         task.call(functions[key], source, w + c, out + to, residual + to, bias + c, low, high)
 
     for start, times, pixels in _like_runs(problem, shape.BQ):

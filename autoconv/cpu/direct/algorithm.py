@@ -51,7 +51,7 @@ def blocked(layer: ConvLayer, device: CPU, params: Params) -> tuple[Blocking, ..
         positions = sum(run.tiles for run in tiles(c.rows, b.BP))
         row_bytes = layer.itemsize * c.C * c.columns.size
         room = device.facts["l2_bytes"] // 2 // max(row_bytes, 1) - len(c.rows.taps)
-        fitting = min(max(room // (b.BP * c.rows.step), 1), positions)
+        fitting = min(max(room // (b.BP * c.rows.stride), 1), positions)
         most = max(min(BUFFER // _row_bytes(layer, c, b), positions), 1) if b.BC < c.C else fitting
         blocks = math.ceil(c.K / b.BK)
         images = c.N * c.rows.size * row_bytes

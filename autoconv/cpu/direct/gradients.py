@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, i32, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.correlation import Axis, Correlation, correlations
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.layer import ConvLayer
 
 
@@ -36,17 +36,17 @@ def forward(layer: ConvLayer) -> Correlation:
     """The forward correlation whose filters' gradient is wanted, on one long row where it is 1x1."""
     c = correlations(layer.replace(direction="fwd"))[0]
     h, w = c.rows, c.columns
-    plain = all(a.taps == (0,) and (a.size, a.step, a.first) == (a.count, 1, 0) for a in (h, w))
+    plain = all(a.taps == (0,) and (a.size, a.stride, a.offset) == (a.count, 1, 0) for a in (h, w))
     if not plain:
         return c
     return replace(c, rows=replace(h, size=1, count=1), columns=replace(w, size=h.size * w.size, count=h.size * w.size))
 
 
-def positions(k: Function, axis: Axis, tap: Value) -> tuple[Value, Value, Value]:
+def positions(k: Function, axis: CorrelationAxis, tap: Value) -> tuple[Value, Value, Value]:
     """Outputs low .. high - 1 see an input through a tap; and the input that output 0 meets, maybe outside."""
-    offset = tap * axis.gap + axis.first
-    low = (k.max(0 - offset, 0) + (axis.step - 1)) // axis.step
-    high = k.min((k.max(axis.size - offset, 0) + (axis.step - 1)) // axis.step, axis.count)
+    offset = tap * axis.dilation + axis.offset
+    low = (k.max(0 - offset, 0) + (axis.stride - 1)) // axis.stride
+    high = k.min((k.max(axis.size - offset, 0) + (axis.stride - 1)) // axis.stride, axis.count)
     return low, high, offset
 
 
@@ -76,7 +76,7 @@ class Tile:
         k, c = self.k, self.c
         x, dy, _, images, low, high = k.args[:6]
         with k.loop(0, images) as n, k.loop(low, high) as p:
-            x = x + n * c.input.image + p * (c.rows.step * c.input.row)
+            x = x + n * c.input.image + p * (c.rows.stride * c.input.row)
             yield x, dy + n * c.output.image + p * c.output.row
 
     def _pixels(self) -> None:
@@ -89,7 +89,7 @@ class Tile:
             mask = None if n is None else k.mask(n, lanes)
             dys = [k.load(dy + q + i * c.output.channel, lanes, mask=mask) for i in range(self.filters)]
             for j in range(self.channels):
-                v = self._strided(x + q * c.columns.step + j * c.input.channel, c.columns.step, n, mask)
+                v = self._strided(x + q * c.columns.stride + j * c.input.channel, c.columns.stride, n, mask)
                 for i, d in enumerate(dys):
                     sums[i][j].fma(d, v)
 
@@ -134,7 +134,7 @@ class Tile:
         sums = [[k.var(zero) for _ in range(vectors)] for _ in range(self.filters)]
 
         def term(x: Value, dy: Value, q: Value) -> None:
-            x, dy = x + q * (c.columns.step * c.input.column), dy + q * c.output.column
+            x, dy = x + q * (c.columns.stride * c.input.column), dy + q * c.output.column
             xs = [k.load(x + v * lanes, lanes, mask=masks[v]) for v in range(vectors)]
             for i, row in enumerate(sums):
                 d = k.broadcast(dy + i * c.output.channel, lanes)
@@ -238,6 +238,6 @@ def wgrad_blocking(layer: ConvLayer, threads: int, BK: int, BC: int) -> WgradBlo
             filters = math.ceil(filters / 2)
         else:
             channels = math.ceil(channels / 2)
-    row = layer.itemsize * (BK * c.columns.count + BC * c.columns.size * c.rows.step)
+    row = layer.itemsize * (BK * c.columns.count + BC * c.columns.size * c.rows.stride)
     rows = max(STRIP_BYTES // row, 1) if layer.itemsize >= 4 else c.rows.count
     return WgradBlocking(BK, BC, filters, channels, min(rows, c.rows.count))

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, i8, i32, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.correlation import Correlation, FilterStrides, Strides, load_range
+from autoconv.cpu.common.correlation import Correlation, FilterStrides, Strides
+from autoconv.cpu.common.lanes import load_range
 from autoconv.cpu.direct.gradients import Tile, forward, positions, sizes
 from autoconv.layer import ConvLayer
 
@@ -31,7 +32,7 @@ class PackedBlocking:
 
     def strip(self, c: Correlation) -> int:
         """Elements of a thread's copy of the input."""
-        span = (self.rows - 1) * c.rows.step + (len(c.rows.taps) - 1) * c.rows.gap + 1
+        span = (self.rows - 1) * c.rows.stride + (len(c.rows.taps) - 1) * c.rows.dilation + 1
         return min(span, c.rows.size) * c.columns.size * self.BC
 
     def thread_bytes(self, layer: ConvLayer) -> int:
@@ -51,7 +52,7 @@ def packed_blocking(layer: ConvLayer, threads: int, BK: int, BC: int) -> PackedB
     while filters > 1 and others * math.ceil(tiles / filters) < 4 * threads:
         filters = math.ceil(filters / 2)
     row = c.columns.size * BC * layer.accumulator.itemsize
-    rows = max((STRIP_BYTES // row - (len(c.rows.taps) - 1) * c.rows.gap) // c.rows.step, 1)
+    rows = max((STRIP_BYTES // row - (len(c.rows.taps) - 1) * c.rows.dilation) // c.rows.stride, 1)
     return PackedBlocking(BK, BC, filters, min(rows, c.rows.count))
 
 
@@ -111,8 +112,8 @@ def emit_wgrad_packed(instruction_set: str, layer: ConvLayer, b: PackedBlocking)
 
     with k.loop(0, c.N) as n, k.loop(0, c.rows.count, b.rows) as start:
         stop = k.min(start + b.rows, c.rows.count)
-        top = k.max(start * c.rows.step + c.rows.first, 0)
-        below = (stop - 1) * c.rows.step + (c.rows.first + (R - 1) * c.rows.gap + 1)
+        top = k.max(start * c.rows.stride + c.rows.offset, 0)
+        below = (stop - 1) * c.rows.stride + (c.rows.offset + (R - 1) * c.rows.dilation + 1)
         with k.loop(top, k.min(below, c.rows.size)) as h:
             here = x + n * c.input.image + h * c.input.row
             k.call(pack, here, strip + (h - top) * (W * b.BC), left)

@@ -11,7 +11,8 @@ from typing import Any
 
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.correlation import Axis, Correlation, Tail, correlations, emit_store
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
+from autoconv.cpu.common.epilogue import Epilogue, emit_store
 from autoconv.cpu.common.packing import emit_pack, packed_size, tap_place
 from autoconv.layer import ConvLayer
 
@@ -52,7 +53,7 @@ class Run:
 
 
 @functools.lru_cache(256)
-def tiles(axis: Axis, length: int) -> list[Run]:
+def tiles(axis: CorrelationAxis, length: int) -> list[Run]:
     """An axis cut into tiles of almost equal length, at most `length`."""
     if length == 1:
         return [Run(0, axis.count, 1, None)]
@@ -69,7 +70,7 @@ def tiles(axis: Axis, length: int) -> list[Run]:
 def flattened(c: Correlation) -> Correlation:
     """A 1x1 correlation as one on a single long row."""
     h, w = c.rows, c.columns
-    plain = all(a.taps == (0,) and (a.size, a.step, a.first, a.stride) == (a.count, 1, 0, 1) for a in (h, w))
+    plain = all(a.taps == (0,) and (a.size, a.stride, a.offset, a.output_stride) == (a.count, 1, 0, 1) for a in (h, w))
     if not plain or any(t.row != w.size * t.column for t in (c.input, c.output)):
         return c
     return replace(c, rows=replace(h, size=1, count=1), columns=replace(w, size=h.size * w.size, count=h.size * w.size))
@@ -122,7 +123,7 @@ class Micro:
                 else:
                     w = self.w + (channel + u) * c.filters.c
                 self._fetch(x + AHEAD * c.input.channel)
-                x, w = k.opaque(x), k.opaque(w)
+                x, w = k.launder(x), k.launder(w)
                 for r, row_pattern in self._taps(self.rows, c.rows, self.ranges[:2], 1):
                     for s, column_pattern in self._taps(self.columns, c.columns, self.ranges[2:], self.most):
                         self._tap(x, w, offsets, r, s, row_pattern, column_pattern)
@@ -132,15 +133,15 @@ class Micro:
         k, rows, columns, i = self.k, self.c.rows, self.c.columns, self.c.input
         if self.c.C <= AHEAD or i.channel < i.row or len(rows.taps) * len(columns.taps) == 1:
             return  # there is none, or they are neighbours, or give a tile too little to do
-        height = (self.rows.length - 1) * rows.step + (len(rows.taps) - 1) * rows.gap + 1
-        width = (self.columns.length - 1) * columns.step + (len(columns.taps) - 1) * columns.gap + 1
+        height = (self.rows.length - 1) * rows.stride + (len(rows.taps) - 1) * rows.dilation + 1
+        width = (self.columns.length - 1) * columns.stride + (len(columns.taps) - 1) * columns.dilation + 1
         for row in range(height):
-            start = x + ((row + rows.first) * i.row + columns.first * i.column)
+            start = x + ((row + rows.offset) * i.row + columns.offset * i.column)
             for column in range(0, width, LINE // self.element.bytes):
                 k.prefetch(start + column)
 
     def _taps(
-        self, run: Run, axis: Axis, between: Sequence[Value], most: int
+        self, run: Run, axis: CorrelationAxis, between: Sequence[Value], most: int
     ) -> Iterator[tuple[int | Value, tuple[bool, ...]]]:
         """Taps to sum over and the outputs of the tile that see them, up to `most` taps in one round of a loop.
 
@@ -180,7 +181,12 @@ class Micro:
     ) -> None:
         k, c, i = self.k, self.c, self.c.input
         row, column = c.rows, c.columns
-        x = x + r * (row.gap * i.row) + s * (column.gap * i.column) + (row.first * i.row + column.first * i.column)
+        x = (
+            x
+            + r * (row.dilation * i.row)
+            + s * (column.dilation * i.column)
+            + (row.offset * i.row + column.offset * i.column)
+        )
         if self.b.packed:
             w = w + (r * len(column.taps) + s) * self.b.BK
             vectors = [k.load(w + v * self.lanes, self.lanes) for v in range(self.vectors)]
@@ -190,7 +196,7 @@ class Micro:
         for n, sums in enumerate(self.sums):
             p, q = divmod(n, self.columns.length)
             if rows[p] and columns[q]:
-                pixel = k.broadcast(x + (p * row.step * i.row + q * column.step * i.column), self.lanes)
+                pixel = k.broadcast(x + (p * row.stride * i.row + q * column.stride * i.column), self.lanes)
                 for acc, vector in zip(sums, vectors, strict=True):
                     acc.fma(pixel, vector)
 
@@ -216,16 +222,16 @@ def _loops(taps: int, most: int) -> list[tuple[int, int]]:
     return [(taps, together)]
 
 
-def _tap_range(k: Function, axis: Axis, position: Value) -> tuple[Value, Value]:
+def _tap_range(k: Function, axis: CorrelationAxis, position: Value) -> tuple[Value, Value]:
     """First tap inside the input, and the one after the last, of one output position."""
-    base = position * axis.step + axis.first
-    low = (k.max(0 - base, 0) + (axis.gap - 1)) // axis.gap
-    high = (k.max(axis.size - base, 0) + (axis.gap - 1)) // axis.gap
+    base = position * axis.stride + axis.offset
+    low = (k.max(0 - base, 0) + (axis.dilation - 1)) // axis.dilation
+    high = (k.max(axis.size - base, 0) + (axis.dilation - 1)) // axis.dilation
     return low, k.min(high, len(axis.taps))
 
 
 def _emit_task(
-    m: Module, n: int, c: Correlation, tail: Tail, b: Blocking, element: Type, packed_at: int
+    m: Module, n: int, c: Correlation, epilogue: Epilogue, b: Blocking, element: Type, packed_at: int
 ) -> tuple[Function, int]:
     """The task of one correlation, and how many there are."""
     blocks = math.ceil(c.K / b.BK)
@@ -233,8 +239,8 @@ def _emit_task(
     kinds = {(r.kind, s.kind): (r, s) for r in row_runs for s in column_runs}
     shapes = {(r.length, s.length) for r in row_runs for s in column_runs}
     o = c.output
-    strides = (o.channel, o.row * c.rows.stride, o.column * c.columns.stride)
-    stores = {shape: emit_store(m, c, tail, b.BK, element, shape, strides) for shape in sorted(shapes)}
+    strides = (o.channel, o.row * c.rows.output_stride, o.column * c.columns.output_stride)
+    stores = {shape: emit_store(m, c, epilogue, b.BK, element, shape, strides) for shape in sorted(shapes)}
     micros = {kind: Micro(m, c, b, element, r, s).k for kind, (r, s) in kinds.items()}
     k = m.function(f"task_{n}", *TASK, internal=True)
     ctx, index, _ = k.args
@@ -253,7 +259,7 @@ def _emit_task(
     left = k.i64(c.K) - first
     a = a + image * c.input.image + group * c.input.group
     place = image * c.output.image + group * c.output.group + first * c.output.channel
-    place = place + (c.rows.start * c.output.row + c.columns.start * c.output.column)
+    place = place + (c.rows.output_start * c.output.row + c.columns.output_start * c.output.column)
     out, residual = out + place, residual + place
     bias = bias + group * c.K + first
     if b.packed:
@@ -286,14 +292,14 @@ def _emit_task(
         """Sum a block of channels."""
         rows = _tap_range(k, c.rows, row) if r.pattern is None else (zero, zero)
         columns = _tap_range(k, c.columns, column) if s.pattern is None else (zero, zero)
-        here = a + row * (c.rows.step * c.input.row) + column * (c.columns.step * c.input.column)
+        here = a + row * (c.rows.stride * c.input.row) + column * (c.columns.stride * c.input.column)
         here = here + block * (b.BC * c.input.channel)
         filters = w + block * (b.BC * len(c.rows.taps) * len(c.columns.taps) * b.BK) if adds else w
         channels = k.min(c.C - block * b.BC, b.BC)
         k.call(micros[r.kind, s.kind], here, filters, tile, channels, left, *rows, *columns, 1)
 
     def store(r: Run, s: Run, row: Value, column: Value, tile: Value) -> None:
-        there = row * (c.rows.stride * c.output.row) + column * (c.columns.stride * c.output.column)
+        there = row * (c.rows.output_stride * c.output.row) + column * (c.columns.output_stride * c.output.column)
         k.call(stores[r.length, s.length], tile, out + there, residual + there, bias, left)
 
     def add_and_store(*tile: Any) -> None:
@@ -316,12 +322,12 @@ def emit(instruction_set: str, layer: ConvLayer, blockings: tuple[Blocking, ...]
     """`run`, and `pack` where the filters are packed, of a forward pass or a gradient of the input."""
     m = Module(instruction_set)
     element = DTYPES[layer.dtype]
-    tail = Tail.of(layer)
+    epilogue = Epilogue.of(layer)
     run = m.function("run", *RUN)
     pack = m.function("pack", *RUN) if blockings[0].packed else None
     packed_at = 0
     for n, (c, b) in enumerate(zip(pieces_of(layer), blockings, strict=True)):
-        task, count = _emit_task(m, n, c, tail, b, element, packed_at)
+        task, count = _emit_task(m, n, c, epilogue, b, element, packed_at)
         launch(run, run.args[0], task, count)
         if pack is not None and packed_size(c, b.BK):
             task, count = emit_pack(m, n, c, b.BK, element, packed_at)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from autoconv.algorithm import PADDING_ONLY, Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
-from autoconv.cpu.common.correlation import Axis, Correlation
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.device import CPU
 from autoconv.cpu.fft.geometry import LENGTHS, Circle, Spectra, Whole, circle, depthwise, pieces
 from autoconv.cpu.fft.kernels import emit
@@ -87,7 +87,7 @@ def _cost(plan: Spectra, threads: int, l2_bytes: int) -> float:
     return (product + transforms * busiest) * crowded + plan.workspace_bytes(threads) / 5.7 + barriers
 
 
-def _sizes(axis: Axis, pairs: bool) -> list[Circle]:
+def _sizes(axis: CorrelationAxis, pairs: bool) -> list[Circle]:
     """Tiles of an axis, each with fewer inputs in all than those smaller."""
     found: list[Circle] = []
     lengths = LENGTHS if Whole(axis, 1).r > 1 else LENGTHS[:4]

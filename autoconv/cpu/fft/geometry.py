@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 
-from autoconv.cpu.common.correlation import Axis, Correlation, correlations
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.fft.dft import factors
 from autoconv.cpu.transform.geometry import Plan, Side
 from autoconv.layer import ConvLayer
@@ -47,7 +47,7 @@ class Circle(Whole):
         return self.length - self.m + 1
 
 
-def circle(axis: Axis, length: int, pairs: bool = False) -> Circle | None:
+def circle(axis: CorrelationAxis, length: int, pairs: bool = False) -> Circle | None:
     """The axis in tiles of a length, or None where its taps are too many; `pairs` wants tiles an even step apart."""
     one = Whole(axis, 1)
     if length >= one.count + one.r - 1 or _wraps(axis, length):
@@ -60,14 +60,14 @@ def circle(axis: Axis, length: int, pairs: bool = False) -> Circle | None:
     return Circle(axis, -(-one.count // tiles // step) * step, length)
 
 
-def _wraps(axis: Axis, length: int) -> bool:
+def _wraps(axis: CorrelationAxis, length: int) -> bool:
     """Whether one tile will do, since whatever meets at the ends of its circle is padding on both sides."""
     side = Whole(axis, 1)
     span = side.count + side.r - 1
 
     def padding(place: int) -> bool:
         firsts = (
-            grid * axis.step + phase * side.gap + axis.first
+            grid * axis.stride + phase * side.gap + axis.offset
             for grid in range(side.grids)
             for phase in range(side.phases)
         )

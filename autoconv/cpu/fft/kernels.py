@@ -2,7 +2,7 @@
 
 The pipeline is the one of minimal filtering: a chunk of tiles is laid out with channels in lanes and
 transformed, every frequency of all its tiles is multiplied with the filters' over channels, and the products
-are transformed back and stored with the fused tail.
+are transformed back and stored with the fused epilogue.
 
 All transforms are complex. Vertically, two neighbouring columns of real numbers are one column of complex
 ones, transformed for a whole row of tiles at a time; the horizontal transforms tell them apart as they load

@@ -45,7 +45,7 @@ def emit(instruction_set: str, layer: ConvLayer, shape: Shape) -> Module:
 def in_place(problem: Correlation) -> bool:
     """Whether outputs see the pixel they stand on, and no other."""
     return all(
-        (len(axis.taps), axis.first, axis.step, axis.stride, axis.count) == (1, 0, 1, 1, axis.size)
+        (len(axis.taps), axis.offset, axis.stride, axis.output_stride, axis.count) == (1, 0, 1, 1, axis.size)
         for axis in (problem.rows, problem.columns)
     )
 

@@ -35,7 +35,7 @@ class Strips(NamedTuple):
         strip = Strip(problem.columns, lanes)
 
         def sized(rows: int) -> Strips:
-            held = rows if flat else (rows - 1) * problem.rows.step + problem.rows.gap * (R - 1) + 1
+            held = rows if flat else (rows - 1) * problem.rows.stride + problem.rows.dilation * (R - 1) + 1
             pitch = in_lines(rows * Q + lanes) if flat else held * strip.pitch
             return cls(strip, rows, flat, held, pitch)
 
@@ -71,7 +71,7 @@ def emit_strips(
     R, S = len(problem.rows.taps), len(problem.columns.taps)
     runs = split(cut.rows * Q if cut.flat else Q, lanes, shape.NV, odd)
     taps = tuple(cut.strip.offset(s) for s in range(S))
-    row_pitch = problem.rows.gap * cut.strip.pitch
+    row_pitch = problem.rows.dilation * cut.strip.pitch
     part = Part(problem.C)
     tile = Tile(shape.KB, 0, odd, R, cut.pitch, row_pitch, taps, problem.output.channel, shape.nt, part)
     functions = tiles_of(m, name, layer, wide, problem.K, runs, tile)
@@ -101,7 +101,7 @@ def emit_strips(
             for run in runs:
                 with task.loop(run.start, run.start + run.times * run.pixels, run.pixels) as q:
                     at = place + channel * problem.output.channel + line * Q + q
-                    source = strip + line * (problem.rows.step * cut.strip.pitch) + q
+                    source = strip + line * (problem.rows.stride * cut.strip.pitch) + q
                     task.call(
                         functions[run.pixels, KB], source, filters, out + at, residual + at, bias + channel, strip
                     )
@@ -117,10 +117,10 @@ def emit_strips(
 def _fill(k: Function, problem: Correlation, cut: Strips, plane: Value, first_row: Value, strip: Value) -> None:
     """Copy one channel's rows that the outputs from `first_row` on see."""
     rows = problem.rows
-    top = first_row * rows.step + rows.first
+    top = first_row * rows.stride + rows.offset
     with k.loop(0, cut.held) as t:
         if cut.flat:
-            cut.strip.fill(k, plane + (top + t * rows.step) * problem.input.row, strip + t * problem.columns.count)
+            cut.strip.fill(k, plane + (top + t * rows.stride) * problem.input.row, strip + t * problem.columns.count)
         else:
             h = top + t
             target = strip + t * cut.strip.pitch

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_REGISTERS, Function, Module, Type, Value, Var, ptr, widened
-from autoconv.cpu.common.correlation import Correlation, Tail, load_range, store_range
+from autoconv.cpu.common.correlation import Correlation
+from autoconv.cpu.common.epilogue import Epilogue
+from autoconv.cpu.common.lanes import load_range, store_range
 from autoconv.cpu.common.rows import Run
 from autoconv.layer import ConvLayer
 
@@ -147,23 +149,23 @@ def _tile(m: Module, name: str, layer: ConvLayer, source_type: Type, tile: Tile)
             for a, p in zip(variables, there, strict=True):
                 k.store(a.get(), p)
         return k
-    tail = Tail.of(layer)
+    epilogue = Epilogue.of(layer)
     for i, row in enumerate(acc):
-        b = k.load(bias + i) if tail.bias else None
+        b = k.load(bias + i) if epilogue.bias else None
         bs = None if b is None else k.splat(b, lanes)
         for v, a in enumerate(row):
             place = i * tile.out_pitch + v * lanes
-            r = load_range(k, residual + place, lanes, 0, widths[v]) if tail.residual else None
-            result = tail.added(k, a.get(), bs, r)
+            r = load_range(k, residual + place, lanes, 0, widths[v]) if epilogue.residual else None
+            result = epilogue.apply(k, a.get(), bs, r)
             if tile.nt:
                 k.store(result, out + place, nontemporal=True)
             else:
                 store_range(k, result, out + place, 0, widths[v])
         for n, single in enumerate(singles):
             place = i * tile.out_pitch + tile.pixels - tile.odd + n
-            r = k.load(residual + place) if tail.residual else None
+            r = k.load(residual + place) if epilogue.residual else None
             one = k.extract(single.get(), i) if tile.KB > 1 else single.get()
-            k.store(tail.added(k, one, b, r), out + place)
+            k.store(epilogue.apply(k, one, b, r), out + place)
     return k
 
 

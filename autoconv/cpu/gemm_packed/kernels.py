@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.correlation import Correlation, Tail, correlations, emit_store
+from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.cpu.common.epilogue import Epilogue, emit_store
 from autoconv.cpu.common.packing import emit_pack
 from autoconv.layer import ConvLayer
 
@@ -61,7 +62,7 @@ def _pixels(problem: Correlation) -> int:
 
 def _spreads(problem: Correlation) -> bool:
     """Whether there are zeros between the outputs."""
-    return (problem.rows.stride, problem.columns.stride) != (1, 1)
+    return (problem.rows.output_stride, problem.columns.output_stride) != (1, 1)
 
 
 def _apart(elements: int) -> int:
@@ -95,7 +96,7 @@ class _Writer:
         self.m, self.shape = m, shape
         self.problem = product(layer)
         self.cut = Cut.of(self.problem, shape.BQ)
-        self.tail = Tail.of(layer)
+        self.epilogue = Epilogue.of(layer)
         self.element = DTYPES[layer.dtype]
         self.wide = widened(self.element)
         self.lanes = m.lanes(self.element)
@@ -104,7 +105,7 @@ class _Writer:
         self.lines = range(0, shape.BQ, LINE // self.element.bytes)  # a pixel of a tile in each line of the cache
         self.adds = shape.BC < self.problem.C
         self.spreads = _spreads(self.problem)
-        self.in_place = all((a.step, a.count) == (1, a.size) for a in (self.problem.rows, self.problem.columns))
+        self.in_place = all((a.stride, a.count) == (1, a.size) for a in (self.problem.rows, self.problem.columns))
 
     def task(self) -> tuple[Function, int]:
         """The task, and how many there are."""
@@ -112,7 +113,7 @@ class _Writer:
         self.micros = [self._micro(length) for length in cut.lengths]
         kept, apart = (self.wide, self.gathered_pitch) if self.spreads else (self.element, problem.output.channel)
         shapes = [((1, length), (apart, length, 1)) for length in cut.lengths]
-        self.stores = [emit_store(self.m, problem, self.tail, shape.BK, kept, *place) for place in shapes]
+        self.stores = [emit_store(self.m, problem, self.epilogue, shape.BK, kept, *place) for place in shapes]
         self.spread = _emit_spread(self.m, problem, self.element) if self.spreads else None
         k = self.k = self.m.function("task", *TASK, internal=True)
         context, index, thread = k.args
@@ -187,17 +188,17 @@ class _Writer:
     def _target(self, t: Value) -> Value:
         """Where a tile's outputs of the block lie, from the first output on."""
         rows, columns, o = self.problem.rows, self.problem.columns, self.problem.output
-        pixel = self._place(self.k.load(self.pixels + t), rows.stride * o.row, columns.stride)
+        pixel = self._place(self.k.load(self.pixels + t), rows.output_stride * o.row, columns.output_stride)
         return self.plane + self.k.load(self.images + t) * o.image + pixel
 
     def _add(self, t: Value, part: Value, sums: Value) -> None:
         """A part of the channels to a tile's sums; what is stored and added at the end comes while they are made."""
         k, shape, o = self.k, self.shape, self.problem.output
         for n, line in itertools.product(range(shape.BK), self.lines):
-            there = self._target(t) + (n * o.channel + line * self.problem.columns.stride)
-            for row in range(self.problem.rows.stride):
+            there = self._target(t) + (n * o.channel + line * self.problem.columns.output_stride)
+            for row in range(self.problem.rows.output_stride):
                 k.prefetch(self.out + (there + row * o.row), write=True)
-            if self.tail.residual:
+            if self.epilogue.residual:
                 k.prefetch(self.residual + there)
         start = part * shape.BC
         count = k.min(self.problem.C - start, shape.BC)
@@ -205,7 +206,7 @@ class _Writer:
         self._call(self.micros, t, panel, self.filters + start * shape.BK, sums, count)
 
     def _store(self, t: Value, sums: Value) -> None:
-        """A tile's sums with their tail; what is to be spread, to where the strip's outputs are gathered."""
+        """A tile's sums with their epilogue; what is to be spread, to where the strip's outputs are gathered."""
         there = self._target(t)
         target = self.gathered + (self._nth(t) - self._nth(self.k.i64(0))) if self.spreads else self.out + there
         residual, bias = self.residual + there, self.bias + self.group * self.problem.K + self.channel
@@ -238,7 +239,7 @@ class _Writer:
     def _offset(self, pixel: Value) -> Value:
         """Where the input of an output pixel lies in its plane; the last one's beyond it."""
         rows, columns, i = self.problem.rows, self.problem.columns, self.problem.input
-        return self._place(self.k.min(pixel, _pixels(self.problem) - 1), rows.step * i.row, columns.step * i.column)
+        return self._place(self.k.min(pixel, _pixels(self.problem) - 1), rows.stride * i.row, columns.stride * i.column)
 
     def _place(self, pixel: Value, row: int, column: int) -> Value:
         """Where an output pixel lies in a plane in which rows and columns are so far apart."""
@@ -276,7 +277,7 @@ def _emit_spread(m: Module, problem: Correlation, element: Type) -> Function:
     Pixels are counted through all images; `sums` is where the first one lies, `out` the channel in the first image.
     """
     rows, columns, o = problem.rows, problem.columns, problem.output
-    wide, lanes, step = widened(element), m.lanes(element), columns.stride
+    wide, lanes, step = widened(element), m.lanes(element), columns.output_stride
     k = m.function("spread", ptr(wide), ptr(element), i64, i64, internal=True)
     sums, out, first, last = k.args
     whole = min(columns.count, o.row // step)  # pixels of a row that have all their zeros in it
@@ -300,14 +301,14 @@ def _emit_spread(m: Module, problem: Correlation, element: Type) -> Function:
     with k.loop(first // columns.count, (last - 1) // columns.count + 1) as row:
         before = row * columns.count
         start, stop = k.max(first - before, 0), k.min(last - before, columns.count)
-        image, r = row // rows.count, row % rows.count * rows.stride
+        image, r = row // rows.count, row % rows.count * rows.output_stride
         source, target = sums + (before - first), out + (image * o.image + r * o.row)
         pieces(start, k.min(stop, whole), lambda i, width: weave(source + i, target + i * step, width))
         with k.if_(stop.eq(columns.count)):
             if whole < columns.count:
                 k.store(k.load(source + whole), target + whole * step)
             done, height = whole * step + (columns.count - whole), o.channel // o.row
-            end = k.min(height - r, rows.stride) * o.row
+            end = k.min(height - r, rows.output_stride) * o.row
             pieces(k.i64(done), end, lambda i, width: k.store(k.zero(wide, width), target + i))
     return k
 

@@ -17,7 +17,7 @@ from fractions import Fraction
 
 from autoconv.common.winograd_math import Transforms, transforms
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
-from autoconv.cpu.common.correlation import Axis, Correlation
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 
 # Points by size of tile. In pairs of sign, so that transforms share half their work; of those, the ones with
 # the smallest measured float32 errors whose products are short binary fractions.
@@ -47,23 +47,23 @@ def minimal(m: int, r: int) -> Transforms:
 class Side:
     """One axis of a correlation in tiles of m outputs."""
 
-    axis: Axis
+    axis: CorrelationAxis
     m: int
 
     @functools.cached_property
     def gap(self) -> int:
         """Inputs between taps; a single tap is as good as a neighbour."""
-        return self.axis.gap if len(self.axis.taps) > 1 else self.axis.step
+        return self.axis.dilation if len(self.axis.taps) > 1 else self.axis.stride
 
     @functools.cached_property
     def period(self) -> int:
         """Inputs between the neighbours of a piece."""
-        return math.lcm(self.axis.step, self.gap)
+        return math.lcm(self.axis.stride, self.gap)
 
     @functools.cached_property
     def grids(self) -> int:
         """Into how many pieces outputs fall."""
-        return self.period // self.axis.step
+        return self.period // self.axis.stride
 
     @functools.cached_property
     def phases(self) -> int:
@@ -112,7 +112,7 @@ class Side:
 
 
 @functools.lru_cache(1024)
-def side_of(axis: Axis, m: int) -> Side:
+def side_of(axis: CorrelationAxis, m: int) -> Side:
     """An axis in tiles of m outputs, or of one where a single tap leaves nothing to save."""
     side = Side(axis, m)
     return side if side.r > 1 else Side(axis, 1)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, i1, i64, ptr, vec, widened
+from autoconv.cpu.common.lanes import every_nth, within
 from autoconv.cpu.transform.geometry import Plan, Side
-from autoconv.cpu.transform.matrix import every_nth, linear, within
+from autoconv.cpu.transform.matrix import linear
 from autoconv.layer import ConvLayer
 
 
@@ -90,7 +91,7 @@ class InputWriter:
         with k.loop(0, plan.pitch, lanes) as j:
             w = j * plan.columns.period + place
             masks = [within(k, w + q * lanes, lanes, limit) for q in range(plan.columns.period)]
-            here, there = k.opaque(source + w), k.opaque(target + j * lanes)
+            here, there = k.launder(source + w), k.launder(target + j * lanes)
 
             def load(lane: int) -> Value:
                 return self._columns(k, here + lane * c.input.channel, masks)
@@ -147,7 +148,7 @@ class InputWriter:
                 for part in parts
             }
             values = [k.zero(self.real, lanes)] * lanes
-            here, there = {part: k.opaque(rows[part] + starts[part]) for part in parts}, k.opaque(target + j * lanes)
+            here, there = {part: k.launder(rows[part] + starts[part]) for part in parts}, k.launder(target + j * lanes)
             for lane, d in enumerate(numbers):
                 part, channel = divmod(d, c.C)
                 values[lane] = self._columns(k, here[part] + channel * c.input.channel, masks[part])
@@ -184,4 +185,4 @@ class InputWriter:
 def _place(k: Function, side: Side, grid: Value, part: Value | int) -> Value:
     """The first input of a grid and a part."""
     block, phase = k.i64(part) // side.phases, k.i64(part) % side.phases
-    return grid * side.axis.step + block * (side.r * side.period) + phase * side.gap + side.axis.first
+    return grid * side.axis.stride + block * (side.r * side.period) + phase * side.gap + side.axis.offset

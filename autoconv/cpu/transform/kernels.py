@@ -3,7 +3,7 @@
 Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016). A chunk of tiles goes through
 three steps: its input is laid out with channels in lanes, transformed along columns and then along rows;
 every point of all its tiles is multiplied with the transformed filters by a register-tiled product over
-channels; the products are transformed back and stored with the fused tail.
+channels; the products are transformed back and stored with the fused epilogue.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 
 from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, i32, i64, ptr
 from autoconv.cpu.codegen.launch import CONTEXT, RUN, TASK, launch, operands
-from autoconv.cpu.common.correlation import Tail, store_range
+from autoconv.cpu.common.epilogue import Epilogue
+from autoconv.cpu.common.lanes import every_nth, store_range
 from autoconv.cpu.transform.filters import FilterWriter
 from autoconv.cpu.transform.geometry import Plan
 from autoconv.cpu.transform.input import InputWriter
-from autoconv.cpu.transform.matrix import every_nth, linear, split_evenly
+from autoconv.cpu.transform.matrix import linear, split_evenly
 from autoconv.layer import ConvLayer
 
 WIDEST_SPREAD = 4  # columns from output to output that masked stores are worth it for
@@ -56,7 +57,7 @@ class Writer(InputWriter):
 
     def __init__(self, m: Module, layer: ConvLayer, plan: Plan, number: int, packed: int) -> None:
         super().__init__(m, layer, plan, number)
-        self.packed, self.tail = packed, Tail.of(layer)
+        self.packed, self.epilogue = packed, Epilogue.of(layer)
 
     def emit(self) -> Function:
         """What runs this correlation, given the context."""
@@ -215,7 +216,7 @@ class Writer(InputWriter):
             grid, n = image // c.N, image % c.N
             down, across = grid // plan.columns.grids, grid % plan.columns.grids
             columns = (plan.columns.axis.count - across + (plan.columns.grids - 1)) // plan.columns.grids
-            place = across * plan.columns.axis.stride + plan.columns.axis.start
+            place = across * plan.columns.axis.output_stride + plan.columns.axis.output_start
             corner = n * c.output.image + group * c.output.group + place * c.output.column
             with k.loop(0, plan.vectors) as vector:
                 channel = block * plan.KB + vector * plan.lanes
@@ -229,7 +230,7 @@ class Writer(InputWriter):
                     with k.loop(0, side.m) as i:
                         p = (row * side.m + i) * side.grids + down
                         with k.if_(p < side.axis.count):
-                            h = p * side.axis.stride + side.axis.start
+                            h = p * side.axis.output_stride + side.axis.output_start
                             at = corner + h * c.output.row + channel * c.output.channel
                             source = strip + i * (plan.out_pitch * plan.lanes)
                             past = y + at, residual + at, bias + (group * c.K + channel)
@@ -260,27 +261,29 @@ class Writer(InputWriter):
         return k
 
     def _unpack(self) -> Function:
-        """Store one row of output of one vector of filters, with the tail."""
+        """Store one row of output of one vector of filters, with the epilogue."""
         plan, lanes, stored = self.plan, self.plan.lanes, ptr(self.stored)
         k = self.function("unpack", ptr(self.real), stored, stored, stored, i64, i64)
         source, y, residual, bias, live, columns = k.args
         strides, side = plan.correlation.output, plan.columns
-        step = side.grids * side.axis.stride * strides.column
+        step = side.grids * side.axis.output_stride * strides.column
 
         def finish(v: Value, b: Value | None, r: Value | None) -> Value:
             v = v if b is None else v + b
             v = v if r is None else v + r
-            return k.relu(v) if self.tail.relu else v
+            return k.relu(v) if self.epilogue.relu else v
 
         if self.channels_last:
             mask = k.mask(live, lanes) if plan.correlation.K % lanes else None
-            b = k.load(bias, lanes, mask=mask) if self.tail.bias else None
+            b = k.load(bias, lanes, mask=mask) if self.epilogue.bias else None
             with k.loop(0, columns) as j:
-                r = k.load(residual + j * step, lanes, mask=mask) if self.tail.residual else None
+                r = k.load(residual + j * step, lanes, mask=mask) if self.epilogue.residual else None
                 k.store(finish(k.load(source + j * lanes, lanes), b, r), y + j * step, mask=mask)
             return k
 
-        below = plan.rows.grids * plan.rows.axis.stride * strides.row  # the row to store next, in the same columns
+        below = (
+            plan.rows.grids * plan.rows.axis.output_stride * strides.row
+        )  # the row to store next, in the same columns
 
         def each_channel(j: Value, store: Callable[[Value, Value, Value], None]) -> None:
             """`store(values, place, bias)` for every channel that exists, of a vector of columns from `j` on."""
@@ -288,22 +291,22 @@ class Writer(InputWriter):
             for channel, v in enumerate(block):
                 at = j * step + channel * strides.channel
                 k.prefetch(y + (at + below), write=True)
-                if self.tail.residual:
+                if self.epilogue.residual:
                     k.prefetch(residual + (at + below))
                 with k.if_(live > channel):
                     store(v, at, bias + channel)
 
         def store_neighbours(width: int, v: Value, at: Value, b: Value) -> None:
-            r = k.load(residual + at, lanes, mask=k.mask(width, lanes)) if self.tail.residual else None
-            v = finish(v, k.broadcast(b, lanes) if self.tail.bias else None, r)
+            r = k.load(residual + at, lanes, mask=k.mask(width, lanes)) if self.epilogue.residual else None
+            v = finish(v, k.broadcast(b, lanes) if self.epilogue.bias else None, r)
             store_range(k, v, y + at, 0, width)
 
         def store_spread(masks: Sequence[Value], v: Value, at: Value, b: Value) -> None:
             places, r = [at + q * lanes for q in range(step)], None
-            if self.tail.residual:
+            if self.epilogue.residual:
                 parts = [k.load(residual + p, lanes, mask=m) for p, m in zip(places, masks, strict=True)]
                 r = every_nth(k, parts, lanes)
-            v = finish(v, k.broadcast(b, lanes) if self.tail.bias else None, r)
+            v = finish(v, k.broadcast(b, lanes) if self.epilogue.bias else None, r)
             for q, (place, mask) in enumerate(zip(places, masks, strict=True)):
                 picks = [(q * lanes + lane) // step for lane in range(lanes)]
                 k.store(k.shuffle(v, v, picks), y + place, mask=mask)
@@ -311,8 +314,8 @@ class Writer(InputWriter):
         def store_singly(count: Value, v: Value, at: Value, b: Value) -> None:
             for lane in range(lanes):
                 with k.if_(count > lane):
-                    r = k.load(residual + (at + lane * step)) if self.tail.residual else None
-                    one = finish(k.extract(v, lane), k.load(b) if self.tail.bias else None, r)
+                    r = k.load(residual + (at + lane * step)) if self.epilogue.residual else None
+                    one = finish(k.extract(v, lane), k.load(b) if self.epilogue.bias else None, r)
                     k.store(one, y + (at + lane * step))
 
         if step > 1:

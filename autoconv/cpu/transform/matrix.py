@@ -1,4 +1,4 @@
-"""Parts of the Winograd kernels: small exact matrices as code, and moving channels into lanes."""
+"""Matrix-vector products with small exact matrices as code; and how tiles are shared out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from autoconv.cpu.codegen.ir import Function, Value, f32, i32
+from autoconv.cpu.codegen.ir import Function, Value, f32
 
 Row = Sequence[Fraction]
 
@@ -81,30 +81,6 @@ def linear(k: Function, matrix: Sequence[Row], xs: Sequence[Value]) -> list[Valu
             out[i] = _dot(k, row, values, every)
     zero = k.const(xs[0].type, 0)
     return [zero if value is None else value for value in out]
-
-
-def within(k: Function, first: Value, lanes: int, limit: Value) -> Value:
-    """The lanes l with `0 <= first + l < limit`, as a mask."""
-    if lanes == 1:
-        return (first >= 0) & (first < limit)
-    place = k.iota(i32, lanes) + k.splat(k.cast(first, i32), lanes)
-    return (place >= 0) & (place < k.splat(k.cast(limit, i32), lanes))
-
-
-def every_nth(k: Function, vectors: Sequence[Value], lanes: int) -> Value:
-    """Of n vectors that follow one another, every n-th lane."""
-    n = len(vectors)
-    v = vectors[0]
-    for q in range(1, n):
-        picks = [lane * n if q == 1 else lane for lane in range(lanes)]
-        for lane in range(lanes):
-            vector, place = divmod(lane * n, lanes)
-            if vector == q:
-                picks[lane] = lanes + place
-            elif vector > q:
-                picks[lane] = 0
-        v = k.shuffle(v, vectors[q], picks)
-    return k.settled(v) if n > 1 else v
 
 
 def split_evenly(total: int, most: int) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autoconv.cpu.common.correlation import Axis
+from autoconv.cpu.common.correlation import CorrelationAxis
 from autoconv.cpu.transform.geometry import LARGEST_TILE, Plan, Side
 from autoconv.layer import ConvLayer
 
@@ -20,7 +20,7 @@ def most_sizes(layer: ConvLayer) -> int:
     return MOST if layer.flops > SMALL else 1
 
 
-def sizes(axis: Axis) -> range:
+def sizes(axis: CorrelationAxis) -> range:
     """Sizes of tiles worth trying along an axis: blocks of few taps save little."""
     taps = -(-len(axis.taps) // Side(axis, 1).phases)
     return range(2, LARGEST_TILE + 2 - min(taps, FEWEST_TAPS)) if taps > 1 else range(1, 2)

@@ -13,10 +13,10 @@ from fractions import Fraction
 
 from autoconv.cpu.codegen.ir import Function, Module, Value, i64, ptr
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.correlation import store_range
+from autoconv.cpu.common.lanes import every_nth, store_range, within
 from autoconv.cpu.transform.geometry import Side
 from autoconv.cpu.transform.input import InputWriter
-from autoconv.cpu.transform.matrix import every_nth, linear, within
+from autoconv.cpu.transform.matrix import linear
 from autoconv.cpu.winograd.gradients_geometry import HEADER, WgradPlan
 from autoconv.layer import ConvLayer
 

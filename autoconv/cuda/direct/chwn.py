@@ -37,7 +37,7 @@ class DirectCHWN(CudaAlgorithm):
     """
 
     name = "direct.chwn"
-    files = ("common/sides.cuh", "direct/chwn.cuh", "direct/chwn.cu", "common/gemm_tile.cuh", "direct/chwn_product.cu")
+    files = ("direct/chwn.cu", "direct/chwn_product.cu")
     exact = True
     skips_padding = True
 
@@ -66,7 +66,7 @@ class DirectCHWN(CudaAlgorithm):
         shared = _shared(layer, tile)
         if layer.dtype == "float64":
             tile = tile.halved()
-        turning, product = self.files[:3], (*self.files[:2], *self.files[3:])
+        turning, product = self.files
         rows, height, width = _output(layer)
 
         def turn(name: str, shape: tuple[int, ...]) -> Unit:

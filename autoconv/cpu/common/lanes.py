@@ -1,0 +1,109 @@
+"""Lanes of vectors: parts of a vector in memory, masks, interleaving and its inverse.
+
+Both are written twice: by concatenating the vectors first, which shuffles vectors wider than a register, and by taking
+one vector after the other. The kernels were measured with the one that each uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autoconv.cpu.codegen.ir import Function, Value, i32, widened
+
+
+def load_range(k: Function, p: Value, lanes: int, low: int, high: int) -> Value:
+    """Lanes low .. high - 1 of the vector at `p`; the others are not touched and hold anything."""
+    if (low, high) == (0, lanes):
+        return k.load(p, lanes)
+    if k.module.instruction_set == "avx512":
+        return k.load(p, lanes, mask=k.mask(high, lanes, low))
+    element = p.type.to
+    assert element is not None
+    v = k.zero(widened(element), lanes)
+    for lane in range(low, high):
+        v = k.insert(v, k.load(p + lane), lane)
+    return v
+
+
+def store_range(k: Function, v: Value, p: Value, low: int, high: int) -> None:
+    """Store lanes low .. high - 1 of a vector whose lane 0 belongs at `p`.
+
+    Without AVX-512 in pieces of 2**n lanes: AVX2's masked stores are slow on some processors.
+    """
+    lanes = v.type.lanes
+    if (low, high) == (0, lanes):
+        k.store(v, p)
+    elif k.module.instruction_set == "avx512":
+        k.store(v, p, mask=k.mask(high, lanes, low))
+    else:
+        while low < high:
+            n = 1 << (high - low).bit_length() - 1
+            piece = k.extract(v, low) if n == 1 else k.shuffle(v, v, range(low, low + n))
+            k.store(piece, p + low)
+            low += n
+
+
+def within(k: Function, first: Value, lanes: int, limit: Value) -> Value:
+    """The lanes l with `0 <= first + l < limit`, as a mask."""
+    if lanes == 1:
+        return (first >= 0) & (first < limit)
+    place = k.iota(i32, lanes) + k.splat(k.cast(first, i32), lanes)
+    return (place >= 0) & (place < k.splat(k.cast(limit, i32), lanes))
+
+
+def every_nth(k: Function, vectors: Sequence[Value], lanes: int) -> Value:
+    """Of n vectors that follow one another, every n-th lane: `deinterleaved` by shuffles of two such vectors.
+
+    The result lies behind an arithmetic fence.
+    """
+    n = len(vectors)
+    v = vectors[0]
+    for q in range(1, n):
+        picks = [lane * n if q == 1 else lane for lane in range(lanes)]
+        for lane in range(lanes):
+            vector, place = divmod(lane * n, lanes)
+            if vector == q:
+                picks[lane] = lanes + place
+            elif vector > q:
+                picks[lane] = 0
+        v = k.shuffle(v, vectors[q], picks)
+    return k.arithmetic_fence(v) if n > 1 else v
+
+
+def deinterleaved(k: Function, vectors: Sequence[Value], stride: int, residue: int) -> Value:
+    """Lanes residue, residue + stride, ... of `stride` vectors taken as one."""
+    lanes = vectors[0].type.lanes
+    return _picked(k, vectors, range(residue, stride * lanes, stride)) if stride > 1 else vectors[0]
+
+
+def interleaved(k: Function, vectors: Sequence[Value]) -> list[Value]:
+    """Lane 0 of every vector, then lane 1 of every one, and so on, as that many vectors."""
+    lanes, count = vectors[0].type.lanes, len(vectors)
+    places = [n * lanes + lane for lane in range(lanes) for n in range(count)]
+    return [_picked(k, vectors, places[n * lanes : (n + 1) * lanes]) for n in range(count)]
+
+
+def _picked(k: Function, vectors: Sequence[Value], places: Sequence[int]) -> Value:
+    """Lanes of vectors taken as one."""
+    while len(vectors) > 2:
+        pairs = [(vectors[n], vectors[min(n + 1, len(vectors) - 1)]) for n in range(0, len(vectors), 2)]
+        vectors = [k.shuffle(a, b, range(2 * a.type.lanes)) for a, b in pairs]
+    return k.shuffle(vectors[0], vectors[-1], places)
+
+
+def interleaved_in_turn(k: Function, vectors: Sequence[Value]) -> list[Value]:
+    """What `interleaved` gives, by shuffles of two vectors as long as those given, one vector after the other."""
+    n, lanes = len(vectors), vectors[0].type.lanes
+    found = []
+    for part in range(n):
+        v = vectors[0]
+        picks = [(part * lanes + lane) // n for lane in range(lanes)]
+        sources = [(part * lanes + lane) % n for lane in range(lanes)]
+        done = [picks[lane] if sources[lane] == 0 else 0 for lane in range(lanes)]
+        for q in range(1, n):
+            choose = [
+                lanes + picks[lane] if sources[lane] == q else (done[lane] if q == 1 else lane) for lane in range(lanes)
+            ]
+            v = k.shuffle(v, vectors[q], choose)
+        found.append(v)
+    return found
