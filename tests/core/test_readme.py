@@ -13,20 +13,12 @@ import pytest
 import autoconv.cpu
 from autoconv import ConvLayer, TuningCache, networks
 from autoconv.cli.main import cli
-from autoconv.tuning import planner
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-
-
-@pytest.fixture(autouse=True)
-def forgetful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
-    planner._memo.clear()
-    planner._default_cache.cache_clear()
 
 
 def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
