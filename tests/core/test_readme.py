@@ -12,7 +12,7 @@ import pytest
 
 import autoconv.cpu
 from autoconv import ConvLayer, TuningCache, networks
-from autoconv.cli import main as cli
+from autoconv.cli.main import cli
 from autoconv.tuning import planner
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -74,7 +74,7 @@ def test_the_yaml_example_is_a_network(tmp_path: Path) -> None:
 
 
 def test_every_command_and_network_is_mentioned() -> None:
-    for name in cli.cli.commands:
+    for name in cli.commands:
         assert f"autoconv {name} " in README
     for name in networks.names():
         assert f"`{name}`" in README

@@ -19,9 +19,12 @@ from simt.fake_cupy import FakeCuPy, ndarray
 import autoconv
 from autoconv.cli import main
 from autoconv.cuda import device as module
+from autoconv.cuda import hardware
+from autoconv.cuda.codegen import compiler
 from autoconv.cuda.codegen.compiler import CompileError
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.device import CUDA, why_unavailable
+from autoconv.cuda.device import CUDA
+from autoconv.cuda.hardware import why_unavailable
 from autoconv.errors import ArrayError, DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
@@ -35,10 +38,10 @@ LAYER = edge("plain", N=1, C=4, K=4)
 
 def installed(fake: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
     monkeypatch.setitem(sys.modules, "cupy", fake)
-    monkeypatch.setattr(module, "compiled", lambda text, capability: text.encode())
-    monkeypatch.setattr(module, "nvrtc", lambda: SimpleNamespace(version=(13, 0)))
+    monkeypatch.setattr(compiler, "compiled", lambda text, capability: text.encode())
+    monkeypatch.setattr(compiler, "nvrtc", lambda: SimpleNamespace(version=(13, 0)))
     monkeypatch.setattr(module, "_capture", lambda stream: fake.captures)
-    for remembered in (module._facts, module._function, CUDA.numbered):
+    for remembered in (hardware.facts, module._function, CUDA.numbered):
         remembered.cache_clear()
     return fake
 
@@ -47,7 +50,7 @@ def installed(fake: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuPy]:
     function = module._function
     yield installed(FakeCuPy(), monkeypatch)
-    for remembered in (module._facts, function, CUDA.numbered):
+    for remembered in (hardware.facts, function, CUDA.numbered):
         remembered.cache_clear()
 
 
@@ -120,7 +123,7 @@ def test_the_command_takes_the_device(
 ) -> None:
     monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
     only(monkeypatch, "direct")
-    monkeypatch.setattr(module, "_measured_peak", lambda index, dtype: 1e12)
+    monkeypatch.setattr(hardware, "measured_peak", lambda index, dtype: 1e12)
     net = tmp_path / "net.yaml"
     net.write_text("{name: tiny, layers: [{name: one, C: 2, H: 3, K: 2, R: 1}]}", encoding="utf-8")
     assert main(["tune", str(net), "--device", "cuda:1", "--no-isolate"]) == 0
@@ -284,7 +287,7 @@ def test_no_compiler_is_named(cupy: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -
     def missing() -> None:
         raise CompileError("no NVRTC library")
 
-    monkeypatch.setattr(module, "nvrtc", missing)
+    monkeypatch.setattr(compiler, "nvrtc", missing)
     assert why_unavailable() == "no NVRTC library"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from simt.emulator import FENCE, EmulationError, emulated
 
-from autoconv.cuda.device import DECLARABLE
+from autoconv.cuda.codegen.occupancy import STATIC_SHARED
 
 NULL_STREAM = 0
 
@@ -237,7 +237,7 @@ class Function:
             pointers = [ctypes.c_void_p(None if a is None else a.ctypes.data) for a in args]
             values = (ctypes.c_void_p * len(pointers))(*(ctypes.addressof(pointer) for pointer in pointers))
             shape = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
-            shared = ctypes.c_size_t(shared_mem or DECLARABLE)
+            shared = ctypes.c_size_t(shared_mem or STATIC_SHARED)
             error = self.run(*shape, shared, values, len(pointers), ctypes.c_uint(1))
             if error:
                 raise EmulationError(f"{self.name}: {error.decode()}")
