@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 
 from autoconv.cpu.codegen.ir import Function, Module, Value, ptr
 from autoconv.cpu.codegen.launch import CONTEXT, TASK, launch
-from autoconv.cpu.fft.dft import Complex, Transform, get, put, times
+from autoconv.cpu.fft.dft import Complex, FourierTransform, get, put, times
 from autoconv.cpu.fft.geometry import FourierTiling
 from autoconv.cpu.transform import kernels
 from autoconv.cpu.transform.filters import FilterStage
+from autoconv.cpu.transform.geometry import HEADER
 from autoconv.cpu.transform.input import InputStage
 from autoconv.layer import ConvLayer
 
@@ -58,7 +59,7 @@ class FourierInput(InputStage[FourierTiling]):
         k = self.function("transform_columns", ptr(self.real), ptr(self.real))
         raw, half = k.args
         row = tiling.pitch * lanes
-        transform = Transform(k, self.real, lanes, tiling.lengths[0])
+        transform = FourierTransform(k, self.real, lanes, tiling.lengths[0])
         with k.loop(0, tiling.columns.span, 2) as column:
             source, target = raw + column * lanes, half + column * lanes
             transform.write(
@@ -74,8 +75,8 @@ class FourierInput(InputStage[FourierTiling]):
         k = self.function("transform_rows", ptr(self.real), ptr(self.real))
         half, v = k.args
         row, apart, step = tiling.pitch * lanes, tiling.v_stride, tiling.planes * tiling.v_stride
-        both = Transform(k, self.real, lanes, n)
-        each = Transform(k, self.real, lanes, n, pairs=True) if T > 2 else both
+        both = FourierTransform(k, self.real, lanes, n)
+        each = FourierTransform(k, self.real, lanes, n, pairs=True) if T > 2 else both
         line = k.scratch(self.real, 2 * n * lanes)
 
         def store(x: Complex, p: Value) -> None:
@@ -122,8 +123,8 @@ class FourierFilters(FilterStage[FourierTiling]):
         for buffer, length in ((pair, T), (line, n)):
             with k.loop(0, 2 * length) as i:
                 k.store(zero, buffer + i * lanes)
-        down = Transform(k, self.real, lanes, T)
-        across = Transform(k, self.real, lanes, n)
+        down = FourierTransform(k, self.real, lanes, T)
+        across = FourierTransform(k, self.real, lanes, n)
 
         def pair_of(column: Value, some: int) -> None:
             with k.loop(0, R) as i:
@@ -179,7 +180,7 @@ class FourierWriter(kernels.TransformWriter[FourierTiling]):
         x, u, y, bias, residual, workspace = self.operands(k)
         block, first = index // tiling.chunks, index % tiling.chunks * tiling.chunk
         rows = k.min(tiling.tile_rows - first, tiling.chunk)
-        scratch = k.bytes_at(workspace, kernels.HEADER, self.real) + thread * tiling.thread_size
+        scratch = k.bytes_at(workspace, HEADER, self.real) + thread * tiling.thread_size
         v = scratch + tiling.scratch_size
         k.call(self.input, x, v + -block * (tiling.chunk_tiles * tiling.lanes), scratch, first, rows, 0, block)
         k.call(self.output, v, u, scratch, y, bias, residual, first, rows, 0, block)
@@ -252,11 +253,11 @@ class FourierWriter(kernels.TransformWriter[FourierTiling]):
         pitch, apart = tiling.out_pitch * lanes, tiling.m_stride
         half, row = strip + tiling.rows.m * pitch, tiling.kept * (2 * lanes)
         zero = k.zero(self.real, lanes)
-        each = Transform(k, self.real, lanes, n) if T > 2 else None
-        both = Transform(k, self.real, lanes, n, fold=True)
-        down = Transform(k, self.real, lanes, T, fold=True)
+        each = FourierTransform(k, self.real, lanes, n) if T > 2 else None
+        both = FourierTransform(k, self.real, lanes, n, fold=True)
+        down = FourierTransform(k, self.real, lanes, T, fold=True)
 
-        def keep(transform: Transform, i: Value, j: int, limit: int, store: Callable[[], None]) -> None:
+        def keep(transform: FourierTransform, i: Value, j: int, limit: int, store: Callable[[], None]) -> None:
             """Store what lies below the limit."""
             if j + transform.a <= limit:
                 store()

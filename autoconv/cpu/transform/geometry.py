@@ -26,6 +26,7 @@ from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.layer import ConvLayer
 
+HEADER = 64  # bytes of the workspace in front: two words for what of a run is being computed
 LARGEST_PERIOD = 8  # input pixels between neighbours: more would be loads without end
 
 
@@ -305,5 +306,5 @@ class Tiling(ABC):
         return self.scratch_size + (0 if self.coop else self.v_size)
 
     def workspace_bytes(self, threads: int) -> int:
-        """Scratch memory of a run, with two words in front for what of the batch is being computed."""
-        return 64 + self.itemsize * (self.shared_size + threads * self.thread_size)
+        """Scratch memory of a run."""
+        return HEADER + self.itemsize * (self.shared_size + threads * self.thread_size)

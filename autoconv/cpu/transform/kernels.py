@@ -14,13 +14,11 @@ from typing import Any, ClassVar
 from autoconv.cpu.codegen.ir import Function, Module, Value, i64, ptr
 from autoconv.cpu.codegen.launch import CONTEXT, RUN, TASK, launch, operands
 from autoconv.cpu.transform.filters import FilterStage
-from autoconv.cpu.transform.geometry import split_evenly
+from autoconv.cpu.transform.geometry import HEADER, split_evenly
 from autoconv.cpu.transform.input import InputStage
 from autoconv.cpu.transform.output import OutputStage
 from autoconv.cpu.transform.stage import Stage, T
 from autoconv.layer import ConvLayer
-
-HEADER = 64  # bytes of the workspace in front: group and first chunk of the cooperative batch
 
 
 class TransformWriter(Stage[T], ABC):
@@ -112,7 +110,7 @@ class TransformWriter(Stage[T], ABC):
             tasks.append(k)
         k = self.function("cooperative", CONTEXT)
         workspace = self.operands(k)[-1]
-        header = k.bits(workspace, ptr(i64))
+        header = k.bits(workspace, ptr(i64))  # group, and first chunk of the cooperative batch
         with k.loop(0, tiling.correlation.groups) as group, k.loop(0, tiling.chunks, tiling.coop) as start:
             k.store(group, header)
             k.store(start, header + 1)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from autoconv.cpu.transform.geometry import split_evenly
+from autoconv.cpu.transform.geometry import HEADER, split_evenly
 from autoconv.cpu.winograd.geometry import WinogradTiling
 
-HEADER = 64  # bytes of the workspace in front: group and step
 FILTER_VECTORS = 4  # of a block, at most
 # Filters of the product's register tile, for one to three vectors of channels.
 _REGISTER_TILES = {"avx512": (28, 14, 9), "avx2": (12, 6, 4), "generic": (12, 6, 4)}

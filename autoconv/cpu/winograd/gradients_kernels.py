@@ -15,8 +15,8 @@ from fractions import Fraction
 from autoconv.cpu.codegen.ir import Function, Module, Value, i64, ptr
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.lanes import every_nth, store_range, within
-from autoconv.cpu.transform.geometry import TiledAxis
-from autoconv.cpu.winograd.gradients_geometry import HEADER, WgradTiling
+from autoconv.cpu.transform.geometry import HEADER, TiledAxis
+from autoconv.cpu.winograd.gradients_geometry import WgradTiling
 from autoconv.cpu.winograd.kernels import WinogradInput
 from autoconv.cpu.winograd.matrix import matrix_vector
 from autoconv.layer import ConvLayer
@@ -47,7 +47,7 @@ class _Gradient:
         transform, multiply, finish = self._transform_task(), self._multiply_task(), self._finish_task()
         k = self.m.function("run", *RUN)
         (context,) = k.args
-        header = k.bits(self._operands(k, context)[-1], ptr(i64))
+        header = k.bits(self._operands(k, context)[-1], ptr(i64))  # group and step
         blocks = tiling.filter_blocks * tiling.channel_blocks
         with k.loop(0, forward.correlation.groups) as group:
             k.store(group, header)
