@@ -24,7 +24,10 @@ def algorithms(kind: str) -> list[Algorithm[Any]]:
 
 def table(kind: str) -> str:
     """A row for each algorithm of a kind of device, as Markdown."""
-    lines = ["| algorithm | directions | types | layouts | channels | dilated | epilogue |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| algorithm | directions | types | layouts | channels | dilated | epilogue |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for algorithm in algorithms(kind):
         cells = [f"`{algorithm.name}`"]
         for name, every in COLUMNS.items():

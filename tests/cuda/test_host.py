@@ -19,9 +19,12 @@ from simt.fake_cupy import FakeCuPy, forget, install, ndarray
 import autoconv
 from autoconv.cli import main
 from autoconv.cuda import device as module
+from autoconv.cuda import hardware
+from autoconv.cuda.codegen import compiler
 from autoconv.cuda.codegen.compiler import CompileError
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.device import CUDA, why_unavailable
+from autoconv.cuda.device import CUDA
+from autoconv.cuda.hardware import why_unavailable
 from autoconv.errors import ArrayError, DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
@@ -108,7 +111,7 @@ def test_the_command_takes_the_device(
 ) -> None:
     monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
     only(monkeypatch, "direct")
-    monkeypatch.setattr(module, "_measured_peak", lambda index, dtype: 1e12)
+    monkeypatch.setattr(hardware, "measured_peak", lambda index, dtype: 1e12)
     net = tmp_path / "net.yaml"
     net.write_text("{name: tiny, layers: [{name: one, C: 2, H: 3, K: 2, R: 1}]}", encoding="utf-8")
     assert main(["tune", str(net), "--device", "cuda:1", "--no-isolate"]) == 0
@@ -272,7 +275,7 @@ def test_no_compiler_is_named(cupy: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -
     def missing() -> None:
         raise CompileError("no NVRTC library")
 
-    monkeypatch.setattr(module, "nvrtc", missing)
+    monkeypatch.setattr(compiler, "nvrtc", missing)
     assert why_unavailable() == "no NVRTC library"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from autoconv.bench.gpu.cases import cases
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
-from autoconv.tuning.worker import Worker
+from autoconv.tuning.worker import DeviceProcess, NoAnswerError
 
 PHASES = ("check", "tune", "table")
 RESULTS = "results.jsonl"
@@ -98,29 +97,20 @@ def items(phases: Sequence[str], algorithms: Sequence[Algorithm[Any]], wanted: S
             yield from (f"{phase}/{mode}/{key}" for phase in ("tune", "table") if phase in phases)
 
 
-class Helper(Worker):
+class Helper(DeviceProcess):
     """A process that does one item after the other."""
 
-    module = "autoconv.bench.gpu.helper"
-
     def __init__(self, device: Device, folder: Path) -> None:
-        super().__init__(device)
+        super().__init__(device, "autoconv.bench.gpu.helper")
         self.folder = folder
 
     def ask(self, item: str, patience: float) -> Result:
         """The item's result; why there is none is one too."""
-        self._start()
-        self._send({"item": item, "folder": str(self.folder)})
+        self.send({"item": item, "folder": str(self.folder)})
         try:
-            line = self._lines.get(timeout=patience)
-        except queue.Empty:
-            self.close()
-            return {"failure": f"overran: no answer for {patience:.0f} s"}
-        if line is None:
-            reason = self._last_words()
-            self.close()
-            return {"failure": reason}
-        answer = dict(json.loads(line))
+            answer = self.receive(patience)
+        except NoAnswerError as failure:
+            return {"failure": str(failure)}
         if "lost" in answer:  # its process is about to end
             self.close()
         return answer
