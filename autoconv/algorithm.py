@@ -31,8 +31,18 @@ _CANDIDATE = re.compile(r"(?P<algorithm>[a-z][a-z0-9_.]*)(\[(?P<params>[A-Za-z0-
 class Candidate:
     """An algorithm and its parameters; prints and parses as `gemm[BM=128,BN=64,BK=16]`.
 
-    >>> Candidate.parse("gemm[BM=128,BN=64]").params
-    {'BM': 128, 'BN': 64}
+    Parameters
+    ----------
+    algorithm : str
+        The name of an algorithm.
+    items : tuple of (name, value)
+        Its parameters in the algorithm's order, the values integers or words.
+
+    Examples
+    --------
+    >>> candidate = Candidate.parse("gemm[BM=128,BN=64]")
+    >>> candidate.algorithm, candidate.params
+    ('gemm', {'BM': 128, 'BN': 64})
     """
 
     algorithm: str
@@ -52,6 +62,16 @@ class Candidate:
     def parse(cls, text: str) -> Candidate:
         """The candidate a text names.
 
+        Parameters
+        ----------
+        text : str
+            An algorithm's name, with its parameters in brackets if it has any, as `str` prints it.
+
+        Returns
+        -------
+        Candidate
+            The candidate; whether there is such an algorithm is not asked here.
+
         Raises
         ------
         RecordError
@@ -67,43 +87,105 @@ class Candidate:
 class Kernel(ABC):
     """A candidate built for one layer on one device: ready to launch, and stateless between launches.
 
-    `workspace_bytes` of scratch are handed to every `run`. Where `packed_bytes` is not 0, `run` takes
-    in place of the filters a buffer of that size which `pack` has filled.
+    Attributes
+    ----------
+    workspace_bytes : int
+        Size of the scratch memory that every `run` is handed.
+    packed_bytes : int
+        Size of the packed filters, or 0. Where it is not 0, `run` takes what `pack` has filled in place of filters.
     """
 
     workspace_bytes: int = 0
     packed_bytes: int = 0
 
     def pack(self, w: Array, packed: Array) -> None:
-        """Transform the filters `w` (in the layer's layout) into the byte buffer `packed`."""
+        """Transform the filters once, into the form that `run` takes.
+
+        Parameters
+        ----------
+        w : array of the layer's `w_shape`, dtype and layout
+            The filters; contiguous.
+        packed : array of `packed_bytes` bytes
+            Where the transformed filters go; aligned to 64 bytes.
+
+        Raises
+        ------
+        NotImplementedError
+            When `packed_bytes` is 0: this kernel uses the filters as they are.
+        """
         raise NotImplementedError(f"{type(self).__name__} uses the filters as they are")
 
     @abstractmethod
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
-        """Compute `out` from `a` and `b`: (x, w) -> y, (dy, w) -> dx or (x, dy) -> dw.
+        """Compute `out` from `a` and `b`.
 
-        All arrays are contiguous, of the layer's shapes, dtype and layout, and on the device; `b` is
-        the packed byte buffer where `packed_bytes` is not 0. `bias` (K values) and `residual` (shape of
-        y) are given exactly when the layer has them. `workspace` is a byte buffer of at least
-        `workspace_bytes`, aligned to 64 bytes, with anything in it. Every element of `out` is
-        written; nothing else is, but the workspace.
+        What the three are depends on the layer's direction; shapes are those of NCHW, in NHWC the channels come
+        last:
+
+        | direction | `a`                | `b`                       | `out`                     |
+        |-----------|--------------------|---------------------------|---------------------------|
+        | `fwd`     | `x`: N, C, H, W    | `w`: K, C/groups, R, S    | `y`: N, K, P, Q           |
+        | `dgrad`   | `dy`: N, K, P, Q   | `w`: K, C/groups, R, S    | `dx`: N, C, H, W          |
+        | `wgrad`   | `x`: N, C, H, W    | `dy`: N, K, P, Q          | `dw`: K, C/groups, R, S   |
+
+        Parameters
+        ----------
+        a, b : array of `layer.input_shapes`
+            The operands; contiguous, of the layer's dtype and layout, on the device. `b` is the packed byte buffer
+            where `packed_bytes` is not 0.
+        out : array of `layer.output_shape`
+            Every element is written. Nothing else is, but the workspace.
+        bias : array of K values, or None
+            Given exactly when the layer has a bias.
+        residual : array of the shape of y, or None
+            Given exactly when the layer has a residual.
+        workspace : array of at least `workspace_bytes` bytes
+            Scratch memory, aligned to 64 bytes, with anything in it.
         """
 
 
 class Algorithm(ABC, Generic[D]):
     """One family of candidates on one kind of device. Stateless; one instance serves every layer.
 
-    `takes_all` says that it takes every valid layer that it can compile in reasonable time, under any limits: others
-    are verified against it, and no estimate keeps it out of a race. `exact` says that sums are only reordered, so
-    that the error bound is a direct sum's.
-    `spreads_nonfinite` says that a NaN or infinity in the input may reach outputs whose receptive
-    field does not hold it; `skips_padding` that padding is left out of the sums, where others may
-    multiply its zeros, so that an infinity or NaN among the filters (in wgrad, in dy) makes NaN of
-    sums in which it meets nothing but padding. `vendor` names the library an adapter calls, for
-    `vendors=` to switch; `asks_vendor` says that only that library knows the candidates, so that they are
-    listed where it may be used; `pool` is whose threads it runs on, since the idle spinning of one pool slows
-    another down; `stands_in_for` the faster algorithm it replaces where that one cannot run; `float32_bound`
-    its `bound` in float32, where that is the same for all parameters.
+    A family says what it is made for by the attributes `directions` to `epilogue`. Its methods are only asked about
+    layers which that declaration covers. `docs/add-an-algorithm.md` has a complete one.
+
+    Attributes
+    ----------
+    name : str
+        What candidates, plans and records call it, such as "gemm" or "direct.polyphase".
+    directions, dtypes, layouts : tuple of str
+        Of "fwd", "dgrad", "wgrad", of the types of arrays, and of "NCHW", "NHWC", those that it takes.
+    groupings : tuple of str
+        Of "dense", "grouped" and "depthwise", those that it takes; see `ConvLayer.grouping`.
+    dilated : bool
+        Whether it takes dilated filters.
+    epilogue : bool
+        Whether it applies bias, residual and activation.
+    takes_all : bool
+        Whether it takes every valid layer that it can compile in reasonable time, under any limits. Others are
+        verified against it, and no estimate keeps it out of a race.
+    exact : bool
+        Whether sums are only reordered, so that the error bound is that of a direct sum.
+    deterministic : bool
+        Whether it gives the same bits every time.
+    spreads_nonfinite : bool
+        Whether a NaN or infinity in the input may reach outputs whose receptive field does not hold it.
+    skips_padding : bool
+        Whether padding is left out of the sums. Others may multiply its zeros, so that an infinity or NaN among the
+        filters (in wgrad, in dy) makes NaN of sums in which it meets nothing but padding.
+    tf32 : bool
+        Whether it rounds float32 operands to TF32, which callers have to allow.
+    vendor : str or None
+        The library that an adapter calls, for `vendors=` to switch.
+    asks_vendor : bool
+        Whether only that library knows the candidates, so that they are listed only where it may be used.
+    pool : str
+        Whose threads it runs on: the idle spinning of one pool slows another down.
+    stands_in_for : str or None
+        The faster algorithm that it replaces where that one cannot run.
+    float32_bound : float
+        Its `bound` in float32, where that is the same for all parameters.
     """
 
     name: ClassVar[str]
@@ -126,11 +208,21 @@ class Algorithm(ABC, Generic[D]):
     float32_bound: ClassVar[float] = 2e-6  # of sums in whatever order, and of Fourier transforms
 
     def installed(self) -> bool:
-        """Whether the vendor's library, if it is one's, could be loaded; its package is looked for, not imported."""
+        """Whether the vendor's library, if it needs one, could be loaded; its package is looked for, not imported.
+
+        Returns
+        -------
+        bool
+        """
         return self.vendor is None or importlib.util.find_spec(self.vendor) is not None
 
     def loaded(self) -> bool:
-        """Whether this process has loaded it."""
+        """Whether this process has loaded the vendor's library.
+
+        Returns
+        -------
+        bool
+        """
         return self.vendor is None or self.vendor in sys.modules
 
     @property
@@ -144,10 +236,29 @@ class Algorithm(ABC, Generic[D]):
 
     @abstractmethod
     def candidates(self, layer: ConvLayer, device: D) -> Iterable[Params]:
-        """The parameter sets worth asking `why_not` about; the same list in every process."""
+        """The parameter sets worth asking `why_not` about; the same list in every process.
+
+        Parameters
+        ----------
+        layer, device : ConvLayer, Device
+
+        Returns
+        -------
+        iterable of mappings
+            Parameters by name; `[{}]` for a single candidate without parameters.
+        """
 
     def unsupported(self, layer: ConvLayer) -> list[str]:
-        """What of the layer lies outside the declared capabilities: every reason, on whatever device."""
+        """Every reason why the layer lies outside the declared capabilities, on whatever device.
+
+        Parameters
+        ----------
+        layer : ConvLayer
+
+        Returns
+        -------
+        list of str
+        """
         alone = layer.groups == layer.C and "depthwise" in self.groupings  # a single channel is dense and depthwise
         declared: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             ("direction", layer.direction, self.directions),
@@ -170,35 +281,111 @@ class Algorithm(ABC, Generic[D]):
         """Every reason against running these parameters on this layer; empty when it can run.
 
         First what the family is not made for; where that is nothing, what it has against these parameters.
+
+        Parameters
+        ----------
+        layer : ConvLayer
+        device : Device
+        params : mapping
+            One set of parameters, as `candidates` gives them.
+
+        Returns
+        -------
+        list of str
         """
         return self.unsupported(layer) or self.refusals(layer, device, params)
 
     @abstractmethod
     def refusals(self, layer: ConvLayer, device: D, params: Params) -> list[str]:
-        """Every reason against these parameters on a layer that the declared capabilities cover."""
+        """Every reason against these parameters on a layer that the declared capabilities cover.
+
+        Parameters
+        ----------
+        layer, device, params : ConvLayer, Device, mapping
+
+        Returns
+        -------
+        list of str
+            The reasons, in the form `name=value: expected ...`.
+        """
 
     def workspace_bytes(self, layer: ConvLayer, device: D, params: Params) -> int:
-        """Scratch memory of a run with packed filters, equal to the built kernel's."""
+        """Bytes of scratch memory of a run with packed filters, equal to the built kernel's.
+
+        Parameters
+        ----------
+        layer, device, params : ConvLayer, Device, mapping
+
+        Returns
+        -------
+        int
+        """
         return 0
 
     def packed_bytes(self, layer: ConvLayer, device: D, params: Params) -> int:
-        """Size of the packed filters, equal to the built kernel's; 0 when they are used as they are."""
+        """Bytes of the packed filters, equal to the built kernel's; 0 when the filters are used as they are.
+
+        Parameters
+        ----------
+        layer, device, params : ConvLayer, Device, mapping
+
+        Returns
+        -------
+        int
+        """
         return 0
 
     @abstractmethod
     def estimate(self, layer: ConvLayer, device: D, params: Params) -> float:
-        """Predicted seconds of one run with packed filters."""
+        """Predicted seconds of one run with packed filters.
+
+        Parameters
+        ----------
+        layer, device, params : ConvLayer, Device, mapping
+
+        Returns
+        -------
+        float
+        """
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
-        """Largest acceptable error, as `max|y - ref| / max(sum |x||w|)`, in the layer's dtype."""
+        """Largest acceptable error, in the layer's dtype.
+
+        Parameters
+        ----------
+        layer, params : ConvLayer, mapping
+
+        Returns
+        -------
+        float
+            A bound of `max|y - ref| / max(sum |x||w|)`.
+        """
         return bound_for(layer, self.float32_bound)
 
     @abstractmethod
     def build(self, layer: ConvLayer, device: D, params: Params) -> Kernel:
-        """The kernel; compiles what has to be compiled. Asked only when `why_not` is empty."""
+        """The kernel; compiles what it has to. Asked only when `why_not` is empty.
+
+        Parameters
+        ----------
+        layer, device, params : ConvLayer, Device, mapping
+
+        Returns
+        -------
+        Kernel
+        """
 
     def all(self, layer: ConvLayer, device: D) -> list[Candidate]:
-        """Every candidate for the layer, runnable or not; none where the layer is not one of this family's."""
+        """Every candidate for the layer, runnable or not; none where the declared capabilities do not cover it.
+
+        Parameters
+        ----------
+        layer, device : ConvLayer, Device
+
+        Returns
+        -------
+        list of Candidate
+        """
         offered = () if self.unsupported(layer) else self.candidates(layer, device)
         return [Candidate(self.name, tuple(params.items())) for params in offered]
 

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Operands:
-    """The arrays of one launch, as `Kernel.run` takes them."""
+    """The arrays of one launch.
+
+    Attributes
+    ----------
+    a, b, out, bias, residual, workspace : array
+        As `Kernel.run` takes them.
+    """
 
     a: Array
     b: Array
@@ -33,8 +39,12 @@ class Operands:
 class Stopwatch:
     """Two ways to take one sample, in seconds, of a launch on given operands.
 
-    `cold`: filters not in cache, input and output warm, as a layer finds them in a network. `hot`: everything as
-    the last run left it.
+    Attributes
+    ----------
+    cold : callable
+        With the filters not in cache, input and output warm, as a layer finds them in a network.
+    hot : callable
+        With everything as the last run left it.
     """
 
     cold: Callable[[], float]
@@ -42,9 +52,15 @@ class Stopwatch:
 
 
 class Device(ABC):
-    """One processor. A frozen dataclass of plain values, so that a worker process can open the same one."""
+    """One processor. A frozen dataclass of plain values, so that a worker process can open the same one.
 
-    kind: str  # "cpu" or "cuda"
+    Attributes
+    ----------
+    kind : str
+        "cpu" or "cuda"; also the package in which its algorithms are.
+    """
+
+    kind: str
 
     @property
     @abstractmethod
@@ -73,11 +89,30 @@ class Device(ABC):
 
     @abstractmethod
     def owns(self, array: object) -> bool:
-        """Whether this is an array that kernels of this device can take."""
+        """Whether this is an array that kernels of this device can take.
+
+        Parameters
+        ----------
+        array : object
+
+        Returns
+        -------
+        bool
+        """
 
     @abstractmethod
     def adopt(self, array: object, name: str) -> Array:
         """A foreign array (anything that speaks DLPack) as one of this device's, sharing memory.
+
+        Parameters
+        ----------
+        array : object
+        name : str
+            What messages call it.
+
+        Returns
+        -------
+        array
 
         Raises
         ------
@@ -87,26 +122,77 @@ class Device(ABC):
 
     @abstractmethod
     def ready(self, array: Array) -> bool:
-        """Whether kernels can take the array as it is: contiguous, its elements aligned."""
+        """Whether kernels can take the array as it is: contiguous, its elements aligned.
+
+        Parameters
+        ----------
+        array : array
+
+        Returns
+        -------
+        bool
+        """
 
     @abstractmethod
     def writable(self, array: Array) -> bool:
-        """Whether the array may be written to."""
+        """Whether the array may be written to.
+
+        Parameters
+        ----------
+        array : array
+
+        Returns
+        -------
+        bool
+        """
 
     def overlap(self, a: Array, b: Array) -> bool:
-        """Whether two contiguous arrays share memory."""
+        """Whether two contiguous arrays share memory.
+
+        Parameters
+        ----------
+        a, b : array
+
+        Returns
+        -------
+        bool
+        """
         return bool(self.xp.may_share_memory(a, b))
 
     @abstractmethod
     def memory_available(self) -> int:
-        """Bytes that can still be allocated, as far as is known."""
+        """Bytes that can still be allocated, as far as is known.
+
+        Returns
+        -------
+        int
+        """
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An uninitialised contiguous array, aligned for the kernels."""
+        """An uninitialised contiguous array, aligned for the kernels.
+
+        Parameters
+        ----------
+        shape : tuple of int
+        dtype : NumPy dtype
+
+        Returns
+        -------
+        array
+        """
 
     def buffer(self, nbytes: int) -> Array:
-        """An uninitialised byte buffer, aligned for the kernels."""
+        """An uninitialised byte buffer, aligned for the kernels.
+
+        Parameters
+        ----------
+        nbytes : int
+
+        Returns
+        -------
+        array of nbytes bytes
+        """
         return self.empty((nbytes,), "uint8")
 
     @abstractmethod
@@ -114,6 +200,10 @@ class Device(ABC):
         """What separates concurrent launches: the thread on a CPU, the current stream on a GPU.
 
         Below 0 while launches are recorded into a graph, to be run later and more than once.
+
+        Returns
+        -------
+        int
         """
 
     @abstractmethod
@@ -121,32 +211,91 @@ class Device(ABC):
         """Wait for what was launched."""
 
     def selected(self) -> AbstractContextManager[object]:
-        """A context in which this is the current one of several devices."""
+        """A context in which this is the current one of several devices.
+
+        Returns
+        -------
+        context manager
+        """
         return nullcontext()
 
     def elsewhere(self) -> bool:
-        """Whether another of several devices is the current one."""
+        """Whether another of several devices is the current one.
+
+        Returns
+        -------
+        bool
+        """
         return False
 
     def lost(self) -> str:
-        """Why nothing can run on it any more in this process; empty when all is well."""
+        """Why nothing can run on it any more in this process; empty when all is well.
+
+        Returns
+        -------
+        str
+        """
         return ""
 
     def prepare(self, layer: ConvLayer, candidates: Sequence[tuple[Algorithm[Any], Params]]) -> None:  # noqa: B027  (nothing by default)
-        """Compile ahead, side by side, what building these candidates one by one will want; says nothing of errors."""
+        """Compile ahead, side by side, what building these candidates one by one will need.
+
+        An error here is left for `Algorithm.build` to meet and report.
+
+        Parameters
+        ----------
+        layer : ConvLayer
+        candidates : sequence of (Algorithm, params)
+        """
 
     @abstractmethod
     def stopwatch(self, launch: Callable[[Operands], None], operands: Operands) -> Stopwatch:
-        """How to time `launch` on these operands."""
+        """How to time `launch` on these operands.
+
+        Parameters
+        ----------
+        launch : callable
+            Launches the kernel once on the `Operands` it is given.
+        operands : Operands
+
+        Returns
+        -------
+        Stopwatch
+        """
 
     @abstractmethod
     def peak_flops(self, dtype: str) -> float:
-        """Operations per second that estimates reckon with: nominal, so the same in every process."""
+        """Operations per second that estimates reckon with: nominal, so the same in every process.
+
+        Parameters
+        ----------
+        dtype : str
+            Of the arrays, such as "float32".
+
+        Returns
+        -------
+        float
+        """
 
     @abstractmethod
     def bandwidth(self) -> float:
-        """Bytes per second to and from memory that estimates reckon with; nominal too."""
+        """Bytes per second to and from memory that estimates reckon with; nominal too.
+
+        Returns
+        -------
+        float
+        """
 
     @abstractmethod
     def measured_peak(self, dtype: str) -> float:
-        """Operations per second that the device really reaches at most; measured once per process."""
+        """Operations per second that the device really reaches at most; measured once per process.
+
+        Parameters
+        ----------
+        dtype : str
+            Of the arrays, such as "float32".
+
+        Returns
+        -------
+        float
+        """

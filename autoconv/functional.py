@@ -45,12 +45,13 @@ def conv2d(
     x : array, N,C,H,W or N,H,W,C
         An NCHW array whose memory is channels last is computed as it lies, and gives its like.
     w : array, K,C/groups,R,S or K,R,S,C/groups
+        The filters.
     bias : array of K values, optional
-    stride, padding, dilation, groups
+    stride, padding, dilation, groups, layout
         As for `ConvLayer`.
     residual : array of the output's shape, optional
     activation : None or "relu"
-    out : array, optional
+    out : array of the output's shape, optional
         Where the output goes; it is then also what is returned.
     **options
         As for `plan`; by default mode "hybrid" with a budget of half a second, once per shape, on the
@@ -103,16 +104,45 @@ def conv2d_dgrad(
     out: Array | None = None,
     **options: Any,
 ) -> Array:
-    """Gradient of `conv2d` with respect to its input: dx, N,C,H,W or N,H,W,C.
+    """Gradient of `conv2d` with respect to its input, `dx`: the adjoint of `conv2d` for fixed filters.
 
     Parameters
     ----------
     dy : array, N,K,P,Q or N,P,Q,K
+        The gradient with respect to the output of `conv2d`.
     w : array, K,C/groups,R,S or K,R,S,C/groups
+        The filters that `conv2d` took.
     input_size : (H, W)
-        Height and width of the input, which the output's do not determine when strides skip pixels.
+        Height and width of the input, which those of the output do not determine when strides skip pixels.
+    stride, padding, dilation, groups, layout
+        As for `ConvLayer`, as `conv2d` took them.
+    out : array of the input's shape, optional
+        Where the gradient goes; it is then also what is returned.
+    **options
+        As for `plan`; by default mode "hybrid" with a budget of half a second, once per shape, on the
+        device on which `dy` lies.
 
-    The rest is as for `conv2d`, of which this is the adjoint.
+    Returns
+    -------
+    array, N,C,H,W or N,H,W,C
+        `dx`, of the same kind as `dy`.
+
+    Raises
+    ------
+    ArrayError
+        For an array that `Plan.run` refuses, or that has not four dimensions, and where `dy` has not the shape of the
+        output.
+    LayerError
+        For what is no valid convolution, as `ConvLayer` says.
+    PlanError
+        For what `plan` refuses, and when no candidate satisfies the options.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> dy, w = np.ones((1, 3, 4, 4), np.float32), np.ones((3, 2, 3, 3), np.float32)
+    >>> conv2d_dgrad(dy, w, input_size=(8, 8), stride=2, padding=1, mode="heuristic").shape
+    (1, 2, 8, 8)
     """
     arrays, layout, back = _arrays(layout, options, dy=dy, w=w, out=out)
     N, K, P, Q = _extents(arrays["dy"], layout)
@@ -142,15 +172,45 @@ def conv2d_wgrad(
     out: Array | None = None,
     **options: Any,
 ) -> Array:
-    """Gradient of `conv2d` with respect to its filters: dw, K,C/groups,R,S or K,R,S,C/groups.
+    """Gradient of `conv2d` with respect to its filters, `dw`: the adjoint of `conv2d` for a fixed input.
 
     Parameters
     ----------
     x : array, N,C,H,W or N,H,W,C
+        The input that `conv2d` took.
     dy : array, N,K,P,Q or N,P,Q,K
+        The gradient with respect to its output.
     filter_size : (R, S)
+        Height and width of a filter.
+    stride, padding, dilation, groups, layout
+        As for `ConvLayer`, as `conv2d` took them.
+    out : array of the filters' shape, optional
+        Where the gradient goes; it is then also what is returned.
+    **options
+        As for `plan`; by default mode "hybrid" with a budget of half a second, once per shape, on the
+        device on which `x` lies.
 
-    The rest is as for `conv2d`.
+    Returns
+    -------
+    array, K,C/groups,R,S or K,R,S,C/groups
+        `dw`, of the same kind as `x`.
+
+    Raises
+    ------
+    ArrayError
+        For an array that `Plan.run` refuses, or that has not four dimensions, and where `dy` has not the shape of the
+        output.
+    LayerError
+        For what is no valid convolution, as `ConvLayer` says.
+    PlanError
+        For what `plan` refuses, and when no candidate satisfies the options.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x, dy = np.ones((1, 2, 8, 8), np.float32), np.ones((1, 3, 4, 4), np.float32)
+    >>> conv2d_wgrad(x, dy, filter_size=(3, 3), stride=2, padding=1, mode="heuristic").shape
+    (3, 2, 3, 3)
     """
     arrays, layout, back = _arrays(layout, options, x=x, dy=dy, out=out)
     N, C, H, W = _extents(arrays["x"], layout)
@@ -184,32 +244,58 @@ def conv_transpose2d(
     Parameters
     ----------
     x : array, N,C,H,W or N,H,W,C
+        The input, which is of the kind that `conv2d` gives.
     w : array, C,K/groups,R,S or C,R,S,K/groups
+        The filters; the channels of `x` come first.
     bias : array of K values, optional
-    padding : int or pair
+        Added to the result.
+    stride : int or (height, width)
+        Pixels of the result from one pixel of `x` to the next.
+    padding : int or (height, width)
         Rows and columns cut from each side of the full result.
-    output_padding : int or pair
+    output_padding : int or (height, width)
         Rows and columns added at the bottom and right; less than the stride, so that `conv2d` of the
         result has the size of `x`.
+    dilation, groups, layout
+        As for `ConvLayer`.
+    **options
+        As for `plan`; by default mode "hybrid" with a budget of half a second, once per shape, on the
+        device on which `x` lies.
 
     Returns
     -------
     array, N,K,P,Q or N,P,Q,K
-        With `P = (H - 1) * stride - 2 * padding + dilation * (R - 1) + output_padding + 1`.
+        With `P = (H - 1) * stride - 2 * padding + dilation * (R - 1) + output_padding + 1`, and Q
+        likewise; of the same kind as `x`.
 
-    The rest is as for `conv2d`.
+    Raises
+    ------
+    ArrayError
+        For an array that `Plan.run` refuses, or that has not four dimensions; for filters, a bias or a size that does
+        not fit.
+    LayerError
+        For what is no valid convolution, as `ConvLayer` says.
+    PlanError
+        For what `plan` refuses, and when no candidate satisfies the options.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x, w = np.ones((1, 3, 4, 4), np.float32), np.ones((3, 2, 3, 3), np.float32)
+    >>> conv_transpose2d(x, w, stride=2, padding=1, output_padding=1, mode="heuristic").shape
+    (1, 2, 8, 8)
     """
     arrays, stored, _ = _arrays(layout, options, x=x, w=w)
     _, C, H, W = _extents(arrays["x"], stored)
     C_w, K_group, R, S = _extents(arrays["w"], stored)
     if C_w != C:
-        raise ArrayError(f"w has shape {tuple(w.shape)}: its first extent is to be the {C} channels of x")
+        raise ArrayError(f"w has shape {tuple(w.shape)}: expected {C} in the first place, as x has channels")
     (sh, sw), (ph, pw), (dh, dw) = (
         _size(v, n) for v, n in ((stride, "stride"), (padding, "padding"), (dilation, "dilation"))
     )
     oh, ow = _size(output_padding, "output_padding")
     if not (0 <= oh < max(sh, 1) and 0 <= ow < max(sw, 1)):
-        raise ArrayError(f"output_padding={output_padding}: less than the stride {sh, sw} is wanted")
+        raise ArrayError(f"output_padding={output_padding}: expected less than the stride {sh, sw}")
     size = (H - 1) * sh - 2 * ph + dh * (R - 1) + oh + 1, (W - 1) * sw - 2 * pw + dw * (S - 1) + ow + 1
     if bias is not None:
         bias = _bias(bias, K_group * _number_of(groups), arrays["x"].dtype, options["device"])
@@ -244,7 +330,7 @@ def _arrays(layout: Any, options: dict[str, Any], **given: Any) -> tuple[dict[st
         if not device.owns(array):
             array = arrays[name] = device.adopt(array, name)
         if array.ndim != 4:
-            raise ArrayError(f"{name} has shape {tuple(array.shape)}: four dimensions are wanted ({layout})")
+            raise ArrayError(f"{name} has shape {tuple(array.shape)}: expected four dimensions ({layout})")
     first = arrays["x"] if arrays["x"] is not None else arrays["dy"]
     if layout == "NCHW" and not first.flags.c_contiguous and first.transpose(_TO_LAST).flags.c_contiguous:
         last = {name: None if array is None else array.transpose(_TO_LAST) for name, array in arrays.items()}
@@ -265,8 +351,8 @@ def _size(value: Any, name: str) -> Pair:
         both = value if pair or isinstance(value, list | tuple | np.ndarray) else (value, value)
         height, width = map(operator.index, both)
     except (TypeError, ValueError):
-        wanted = "a pair of integers (height, width)" if pair else "one integer or a pair (height, width)"
-        raise ArrayError(f"{name}={value!r}: {wanted} is wanted") from None
+        expected = "a pair of integers (height, width)" if pair else "one integer or a pair (height, width)"
+        raise ArrayError(f"{name}={value!r}: expected {expected}") from None
     return height, width
 
 
@@ -278,17 +364,17 @@ def _number_of(groups: Any) -> int:
 
 
 def _bias(bias: Any, K: int, dtype: Any, device: Any) -> Any:
-    """The bias as an array of the device, of the shape and type that are wanted."""
+    """The bias as an array of the device, with its shape and type checked."""
     own = bias if device.owns(bias) else device.adopt(bias, "bias")
     if own.shape != (K,) or own.dtype != dtype:
-        raise ArrayError(f"bias is {own.dtype} {tuple(own.shape)}: {dtype} {(K,)} is wanted")
+        raise ArrayError(f"bias is {own.dtype} {tuple(own.shape)}: expected {dtype} {(K,)}")
     return own
 
 
 def _agree(name: str, given: tuple[int, int, int], layer: ConvLayer) -> None:
-    wanted = (layer.K, layer.P, layer.Q)
-    if given != wanted:
-        raise ArrayError(f"{name} has (K, P, Q) = {given}: {wanted} follow from the other arguments")
+    expected = (layer.K, layer.P, layer.Q)
+    if given != expected:
+        raise ArrayError(f"{name} has (K, P, Q) = {given}: expected {expected}, from the other arguments")
 
 
 def _plan(layer: ConvLayer, options: dict[str, Any]) -> Plan:
@@ -296,19 +382,19 @@ def _plan(layer: ConvLayer, options: dict[str, Any]) -> Plan:
     return plan(layer, **(defaults | options))
 
 
-def _layer(extents: Any, geometry: Any, kind: Any, tail: Any) -> ConvLayer:
+def _layer(extents: Any, geometry: Any, kind: Any, epilogue: Any) -> ConvLayer:
     try:
-        return _remembered_layer(extents, geometry, kind, tail)
+        return _remembered_layer(extents, geometry, kind, epilogue)
     except TypeError:  # an unhashable spelling, such as a list
-        return _remembered_layer.__wrapped__(extents, geometry, kind, tail)
+        return _remembered_layer.__wrapped__(extents, geometry, kind, epilogue)
 
 
 @functools.lru_cache(maxsize=REMEMBERED)
-def _remembered_layer(extents: Any, geometry: Any, kind: Any, tail: Any) -> ConvLayer:
+def _remembered_layer(extents: Any, geometry: Any, kind: Any, epilogue: Any) -> ConvLayer:
     N, C, H, W, K, R, S = extents
     stride, padding, dilation, groups = geometry
     dtype, layout, direction = kind
-    bias, residual, activation = tail
+    bias, residual, activation = epilogue
     return ConvLayer(
         N=N, C=C, H=H, W=W, K=K, R=R, S=S, stride=stride, padding=padding, dilation=dilation, groups=groups,
         dtype=dtype, layout=layout, direction=direction, bias=bias, residual=residual, activation=activation,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
@@ -11,6 +10,7 @@ from typing import Any, Literal, cast
 import ml_dtypes
 import numpy as np
 
+from autoconv.common import arguments
 from autoconv.errors import LayerError
 
 Pair = tuple[int, int]
@@ -30,34 +30,6 @@ DIRECTIONS = ("fwd", "dgrad", "wgrad")
 GROUPINGS = ("dense", "grouped", "depthwise")
 ACTIVATIONS = (None, "relu")
 EXTENTS = ("N", "C", "H", "W", "K", "R", "S")
-LARGEST = 2**31 - 1  # of any one extent; arrays may be larger
-
-
-def _integer(value: object, name: str, least: int) -> int:
-    if isinstance(value, bool | np.bool_):
-        raise LayerError(f"{name}={value!r}: an integer is wanted, not a truth value")
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise LayerError(f"{name}={value!r}: an integer is wanted, not {type(value).__name__}") from None
-    if not least <= number <= LARGEST:
-        raise LayerError(f"{name}={number}: allowed are {least} to {LARGEST}")
-    return number
-
-
-def _pair(value: object, name: str, least: int) -> Pair:
-    if isinstance(value, list | tuple | np.ndarray):
-        if len(value) != 2:
-            raise LayerError(f"{name}={value!r}: one integer or a pair (height, width) is wanted")
-        return _integer(value[0], f"{name}[0]", least), _integer(value[1], f"{name}[1]", least)
-    number = _integer(value, name, least)
-    return number, number
-
-
-def _choice(value: object, name: str, allowed: tuple[object, ...]) -> Any:
-    if not any(value is a or (isinstance(value, str) and value == a) for a in allowed):
-        raise LayerError(f"{name}={value!r}: allowed are {', '.join(map(repr, allowed))}")
-    return value
 
 
 def _dtype_name(value: object) -> str:
@@ -75,15 +47,19 @@ class ConvLayer:
     """One 2-D convolution (cross-correlation, as in every framework), described by its forward problem.
 
     `N C H W` are the extents of the input, `K R S` those of the filters, `P Q` (computed) those of
-    the output. A 1-D convolution is one of height 1.
+    the output. A 1-D convolution is one of height 1. Layers that describe the same problem are equal.
 
     Parameters
     ----------
     N, C, H, W, K, R, S : int
         Images, input channels, height, width, filters, filter height, filter width; all at least 1.
-    stride, dilation : int or (height, width)
+    stride : int or (height, width)
+        Pixels from one output's window to the next.
     padding : int, (height, width), ((top, bottom), (left, right)), "same" or "valid"
-        "same" gives `P = ceil(H / stride)`, the odd pixel going to the bottom and the right.
+        Rows and columns of zeros around the input. "same" gives `P = ceil(H / stride)`, the odd pixel
+        going to the bottom and the right; "valid" is 0.
+    dilation : int or (height, width)
+        Pixels from one tap of a filter to the next.
     groups : int
         Divides both C and K; filters then see `C / groups` channels.
     dtype : "float32", "float64", "float16" or "bfloat16", or a NumPy dtype of that name
@@ -93,14 +69,15 @@ class ConvLayer:
     direction : "fwd", "dgrad" or "wgrad"
         What is computed: `y` from `(x, w)`, `dx` from `(dy, w)`, or `dw` from `(x, dy)`.
     bias, residual : bool
+        Whether the epilogue adds a bias (K values) and a residual (an array of the output's shape).
     activation : None or "relu"
-        The fused tail `y = activation(conv(x, w) + bias + residual)`, for "fwd" only.
+        What the epilogue ends with: `y = activation(conv(x, w) + bias + residual)`, for "fwd" only.
 
     Raises
     ------
     LayerError
-        For a wrong type, an extent out of range, groups that do not divide, an empty output, or a
-        tail on a gradient.
+        For a wrong type, an extent out of range, groups that do not divide, an empty output, or an
+        epilogue on a gradient.
 
     Examples
     --------
@@ -154,14 +131,14 @@ class ConvLayer:
             object.__setattr__(self, name, value)
 
         for name, value in zip(EXTENTS, (N, C, H, W, K, R, S), strict=True):
-            put(name, _integer(value, name, 1))
-        put("stride", _pair(stride, "stride", 1))
-        put("dilation", _pair(dilation, "dilation", 1))
-        put("groups", _integer(groups, "groups", 1))
+            put(name, arguments.integer(value, name, 1))
+        put("stride", arguments.pair(stride, "stride", 1))
+        put("dilation", arguments.pair(dilation, "dilation", 1))
+        put("groups", arguments.integer(groups, "groups", 1))
         put("dtype", _dtype_name(dtype))
-        put("layout", _choice(layout, "layout", LAYOUTS))
-        put("direction", _choice(direction, "direction", DIRECTIONS))
-        put("activation", _choice(activation, "activation", ACTIVATIONS))
+        put("layout", arguments.choice(layout, "layout", LAYOUTS))
+        put("direction", arguments.choice(direction, "direction", DIRECTIONS))
+        put("activation", arguments.choice(activation, "activation", ACTIVATIONS))
         for name, value in (("bias", bias), ("residual", residual)):
             if not isinstance(value, bool | np.bool_):
                 raise LayerError(f"{name}={value!r}: allowed are True, False")
@@ -182,7 +159,7 @@ class ConvLayer:
 
     def _sides(self, padding: Any) -> Sides:
         if isinstance(padding, str):
-            _choice(padding, "padding", ("same", "valid"))
+            arguments.choice(padding, "padding", ("same", "valid"))
             if padding == "valid":
                 return (0, 0), (0, 0)
             sides = []
@@ -190,17 +167,16 @@ class ConvLayer:
                 total = max((math.ceil(extent / stride) - 1) * stride + span - extent, 0)
                 sides.append((total // 2, total - total // 2))
             return sides[0], sides[1]
-        if isinstance(padding, list | tuple) and len(padding) == 2:
+        if isinstance(padding, list | tuple):
+            if len(padding) != 2:
+                raise LayerError(
+                    f"padding={padding!r}: expected an integer, a pair (height, width), "
+                    f"((top, bottom), (left, right)), 'same' or 'valid', got {len(padding)} values"
+                )
             if any(isinstance(side, list | tuple) for side in padding):
-                return _pair(padding[0], "padding[0]", 0), _pair(padding[1], "padding[1]", 0)
-            height, width = _pair(padding, "padding", 0)
-        elif isinstance(padding, list | tuple):
-            raise LayerError(
-                f"padding={padding!r}: an integer, a pair (height, width), "
-                "((top, bottom), (left, right)), 'same' or 'valid' is wanted"
-            )
-        else:
-            height, width = _pair(padding, "padding", 0)
+                top_bottom, left_right = padding
+                return arguments.pair(top_bottom, "padding[0]", 0), arguments.pair(left_right, "padding[1]", 0)
+        height, width = arguments.pair(padding, "padding", 0)
         return (height, height), (width, width)
 
     # Everything below is computed, never stored.
@@ -319,6 +295,13 @@ class ConvLayer:
     def key(self) -> str:
         """The canonical, readable text of the layer; what is at its default is left out.
 
+        Returns
+        -------
+        str
+            What `parse` reads, and what records are kept under.
+
+        Examples
+        --------
         >>> ConvLayer(N=8, C=64, H=56, W=56, K=64, R=3, S=3, padding=1, bias=True).key()
         'fwd-float32-NCHW-N8-C64-H56-W56-K64-R3-S3-padding1x1-bias'
         """
@@ -344,17 +327,24 @@ class ConvLayer:
     def parse(cls, key: str) -> ConvLayer:
         """The layer a key describes; `ConvLayer.parse(layer.key()) == layer`.
 
+        Parameters
+        ----------
+        key : str
+            As `key` gives it; other spellings of the same layer are refused.
+
+        Returns
+        -------
+        ConvLayer
+
         Raises
         ------
         LayerError
             When the text is not the key of a layer.
         """
-        example = "a key reads like fwd-float32-NCHW-N1-C64-H56-W56-K64-R3-S3-padding1x1"
-        if not isinstance(key, str) or len(key) > 400:
-            raise LayerError(f"{str(key)[:60]!r} is not a layer key: {example}")
-        match = _KEY.fullmatch(key)
+        match = _KEY.fullmatch(key) if isinstance(key, str) and len(key) <= 400 else None
         if match is None:
-            raise LayerError(f"{key!r} is not a layer key: {example}")
+            example = "fwd-float32-NCHW-N1-C64-H56-W56-K64-R3-S3-padding1x1"
+            raise LayerError(f"{str(key)[:100]!r} is not a layer key: a key reads like {example}")
         found = {name: text for name, text in match.groupdict().items() if text is not None}
         values: dict[str, Any] = {name: int(found.pop(name)) for name in EXTENTS}
         for name in ("stride", "dilation"):
@@ -369,11 +359,32 @@ class ConvLayer:
             values[name] = found.pop(name, None) is not None
         layer = cls(**values, **found)  # type: ignore[arg-type]
         if layer.key() != key:
-            raise LayerError(f"{key!r} is not canonical: {layer.key()!r} is")
+            raise LayerError(f"{key!r} is not canonical: expected {layer.key()!r}")
         return layer
 
     def replace(self, **changes: Any) -> ConvLayer:
-        """A copy with some fields changed, checked afresh."""
+        """A copy with some fields changed, checked afresh.
+
+        Parameters
+        ----------
+        **changes
+            Arguments of `ConvLayer`, by name.
+
+        Returns
+        -------
+        ConvLayer
+
+        Raises
+        ------
+        LayerError
+            When the changed layer is not a valid convolution.
+
+        Examples
+        --------
+        >>> layer = ConvLayer(N=1, C=64, H=28, W=28, K=64, R=3, S=3, padding=1)
+        >>> layer.replace(N=8, stride=2).y_shape
+        (8, 64, 14, 14)
+        """
         return type(self)(**({f.name: getattr(self, f.name) for f in fields(self)} | changes))
 
     def __repr__(self) -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from autoconv.algorithm import Array, Candidate, Kernel
+from autoconv.common.text import duration, size
 from autoconv.device import Device
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
-    from autoconv.records.schema import Facts, Limits
-    from autoconv.tuning.candidates import Survey
+    from autoconv.records.limits import Limits
+    from autoconv.records.schema import Facts
+    from autoconv.tuning.candidates import CandidateSet
 
 Source = Literal["profile", "cache", "heuristic", "user"]
 
@@ -64,16 +66,16 @@ class Plan:
         kernel: Kernel,
         source: Source,
         *,
-        facts: Mapping[str, Facts],
-        survey: Callable[[], Survey],
-        ranking: list[str],
+        facts: Mapping[Candidate, Facts],
+        candidate_set: Callable[[], CandidateSet],
+        ranking: Sequence[Candidate],
         limits: Limits,
         restore: Callable[..., Plan],
         timed: int = 0,
     ) -> None:
         self.layer, self.device, self.candidate, self.source = layer, device, candidate, source
-        self.facts, self.ranking = dict(facts), list(ranking)
-        self._survey, self._restore = survey, restore
+        self._facts, self._ranking = facts, ranking
+        self._candidate_set, self._restore = candidate_set, restore
         self.limits, self.timed = limits, timed
         self._kernel = kernel
         self._binding = (layer, candidate, device)
@@ -102,21 +104,35 @@ class Plan:
             self.candidate,
             self._kernel,
             "cache",
-            facts=self.facts,
-            survey=self._survey,
-            ranking=self.ranking,
+            facts=self._facts,
+            candidate_set=self._candidate_set,
+            ranking=self._ranking,
             limits=self.limits,
             restore=self._restore,
         )
 
     @functools.cached_property
+    def facts(self) -> dict[str, Facts]:
+        """What is recorded of every candidate, by its name."""
+        return {str(candidate): facts for candidate, facts in self._facts.items()}
+
+    @functools.cached_property
+    def ranking(self) -> list[str]:
+        """The names of the candidates that satisfy the limits, best first."""
+        return [str(candidate) for candidate in self._ranking]
+
+    @functools.cached_property
     def reasons(self) -> dict[str, list[str]]:
-        """Why candidates cannot run, or were not worth timing."""
-        survey = self._survey()
-        untimed = {name: facts for name, facts in survey.expected.items() if name not in self.facts}
-        return survey.reasons | {
-            name: survey.spared.get(name, [f"not timed; estimated at {_seconds(expected.time)}"])
-            for name, expected in untimed.items()
+        """Why candidates cannot run, or were not worth timing, by their names."""
+        return {str(candidate): reasons for candidate, reasons in self._reasons.items()}
+
+    @functools.cached_property
+    def _reasons(self) -> dict[Candidate, list[str]]:
+        offered = self._candidate_set()
+        untimed = {candidate: facts for candidate, facts in offered.expected.items() if candidate not in self._facts}
+        return offered.reasons | {
+            candidate: offered.pruned.get(candidate, [f"not timed; estimated at {duration(expected.time)}"])
+            for candidate, expected in untimed.items()
         }
 
     @property
@@ -127,7 +143,7 @@ class Plan:
 
     @property
     def timings(self) -> dict[str, float]:
-        """Seconds of every timed candidate under the plan's limits, best first."""
+        """Seconds of every timed candidate under the plan's limits, by its name, best first."""
         timed = {name: self.limits.cost(facts) for name, facts in self.facts.items() if facts.failure is None}
         return dict(sorted(timed.items(), key=lambda item: item[1]))
 
@@ -280,21 +296,21 @@ class Plan:
             f"  {self.candidate}, from {self.source}"
             + (f" ({self.timed} candidates timed)" if self.timed else " (nothing timed)"),
         ]
-        rank = {name: place for place, name in enumerate(self.ranking)}
-        timed = {name: facts for name, facts in self.facts.items() if facts.failure is None}
-        out = {name: str(facts.failure) for name, facts in self.facts.items() if facts.failure is not None}
-        out |= {name: "; ".join(why) for name, why in self.reasons.items() if name not in timed}
-        width = max(map(len, [*timed, *out]), default=0)
+        rank = {candidate: place for place, candidate in enumerate(self._ranking)}
+        timed = {candidate: facts for candidate, facts in self._facts.items() if facts.failure is None}
+        out = {str(candidate): str(facts.failure) for candidate, facts in self._facts.items() if candidate not in timed}
+        out |= {str(candidate): "; ".join(why) for candidate, why in self._reasons.items() if candidate not in timed}
+        width = max(map(len, [*map(str, timed), *out]), default=0)
         if timed:
             titles = f"{'time':>9} {'pack':>9} {'GFLOP/s':>8} {'spread':>7} {'error':>8} {'workspace':>10}"
             lines += ["", f"  {'candidate':<{width}} {titles}"]
-        for name in sorted(timed, key=lambda name: (rank.get(name, len(rank)), timed[name].time, name)):
-            facts = timed[name]
-            against = self.reasons.get(name) or limits.why_not(facts)
+        for candidate in sorted(timed, key=lambda c: (rank.get(c, len(rank)), timed[c].time, str(c))):
+            facts = timed[candidate]
+            against = self._reasons.get(candidate) or limits.why_not(facts)
             lines.append(
-                f"{'>' if name == str(self.candidate) else ' '} {name:<{width}} {_seconds(facts.time):>9} "
-                f"{_seconds(facts.pack):>9} {layer.flops / facts.time / 1e9:>8.1f} {facts.spread:>7.1%} "
-                f"{facts.error:>8.1e} {_size(limits.workspace(facts)):>10}"
+                f"{'>' if candidate == self.candidate else ' '} {candidate!s:<{width}} {duration(facts.time):>9} "
+                f"{duration(facts.pack):>9} {layer.flops / facts.time / 1e9:>8.1f} {facts.spread:>7.1%} "
+                f"{facts.error:>8.1e} {size(limits.workspace(facts)):>10}"
                 + (f"  out: {'; '.join(against)}" if against else "")
             )
         if out:
@@ -303,16 +319,6 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<Plan {self.layer} by {self.candidate}, from {self.source}>"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.1f} µs"
-    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 2**20:.2f} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:.1f} KiB" if nbytes else "none"
 
 
 def like(source: Any, array: Array) -> Any:

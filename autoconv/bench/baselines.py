@@ -19,11 +19,13 @@ from autoconv.algorithm import Array
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
-from autoconv.vendors.adapters import bound_arrays, installed, onnx_session, release, tensor, torch_convolution
+from autoconv.vendors.base import installed, release
+from autoconv.vendors.onnxruntime import bound_arrays, onnx_session
+from autoconv.vendors.torch import tensor, torch_convolution, uneven_padding
 
 Run = Callable[[], Array]
 
-# What holds a library below what the processor has; ONNX Runtime has nothing of the kind.
+# What restricts PyTorch to fewer vector instructions than the processor has; ONNX Runtime has nothing of the kind.
 RESTRICTIONS = {
     "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     "generic": {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
@@ -63,11 +65,22 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Peer:
+class Baseline:
     """A library to measure against.
 
-    `prepare(problem, device, constant, fresh)` gives one run of it: whether filters may be transformed
-    beforehand, and whether the output is a new array every time.
+    Parameters
+    ----------
+    name : str
+        What options and results call it.
+    label : str
+        What people call it.
+    packages : tuple of str
+        What has to be installed; the first is the library.
+    prepare : callable
+        `prepare(problem, device, constant, fresh)` gives one run of it: `constant` says whether filters may be
+        transformed beforehand, `fresh` whether the output is a new array every time.
+    directions : tuple of str
+        What it can compute.
     """
 
     name: str
@@ -91,8 +104,8 @@ def _torch(channels_last: bool) -> Callable[[Problem, CPU, bool, bool], Run]:
         import torch
 
         layer = problem.layer
-        if any(before != after for before, after in layer.padding):
-            raise PlanError(f"torch pads both sides alike, this layer {layer.padding}")
+        if (uneven := uneven_padding(layer)) is not None:
+            raise PlanError(uneven)
         if torch.get_num_threads() != device.threads:
             torch.set_num_threads(device.threads)
         memory_format = torch.channels_last if channels_last else torch.contiguous_format
@@ -149,18 +162,23 @@ def onnxruntime_network(problems: Mapping[str, Problem], outs: Mapping[str, Arra
     return lambda: session.run_with_iobinding(binding)
 
 
-PEERS = {
-    peer.name: peer
-    for peer in (
-        Peer("torch", "torch, NCHW", ("torch",), _torch(channels_last=False), ("fwd", "dgrad", "wgrad")),
-        Peer("torch_cl", "torch, channels_last", ("torch",), _torch(channels_last=True), ("fwd", "dgrad", "wgrad")),
-        Peer("onnxruntime", "ONNX Runtime", ("onnxruntime", "onnx"), _onnxruntime),
+BASELINES = {
+    baseline.name: baseline
+    for baseline in (
+        Baseline("torch", "torch, NCHW", ("torch",), _torch(channels_last=False), ("fwd", "dgrad", "wgrad")),
+        Baseline("torch_cl", "torch, channels_last", ("torch",), _torch(channels_last=True), ("fwd", "dgrad", "wgrad")),
+        Baseline("onnxruntime", "ONNX Runtime", ("onnxruntime", "onnx"), _onnxruntime),
     )
 }
 
 
 def restrict(instruction_set: str) -> dict[str, str]:
-    """Hold the libraries that allow it to an instruction set; the environment variables that do.
+    """Restrict the libraries that allow it to an instruction set.
+
+    Returns
+    -------
+    dict
+        The environment variables that do so, which are now set.
 
     Raises
     ------
@@ -168,6 +186,8 @@ def restrict(instruction_set: str) -> dict[str, str]:
         When torch was imported before: it reads them once.
     """
     if "torch" in sys.modules:
-        raise PlanError(f"torch is imported already: it cannot be held to {instruction_set} any more")
+        raise PlanError(
+            f"instruction set {instruction_set}: torch has been imported already, and reads its limits only then"
+        )
     os.environ.update(RESTRICTIONS[instruction_set])
     return RESTRICTIONS[instruction_set]

@@ -1,17 +1,25 @@
-"""What the verbs of the command share: options, quantities with units, exit codes."""
+"""What the verbs of the command share: options and what they mean, quantities with units, exit codes."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import DIRECTIONS
-from autoconv.registry import resolve
+from autoconv.registry import algorithms, resolve
+from autoconv.tuning.planner import MODES
+
+if TYPE_CHECKING:
+    from autoconv.device import Device
+    from autoconv.layer import ConvLayer
+    from autoconv.networks import NamedLayer, Network
+
+    Job = tuple[Network, NamedLayer, ConvLayer]
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -23,7 +31,7 @@ def _quantity(text: str, units: dict[str, float], example: str) -> float:
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)", text)
     if match is None or match[2] not in units:
         known = ", ".join(filter(None, units))
-        raise click.BadParameter(f"{text!r}: a number and one of {known} is wanted, such as {example}")
+        raise click.BadParameter(f"{text!r}: expected a number and one of {known}, such as {example}")
     return float(match[1]) * units[match[2]]
 
 
@@ -38,7 +46,7 @@ def _bytes(text: str) -> int:
 
 def _batches(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", text):
-        raise click.BadParameter(f"{text!r}: integers from 1, separated by commas, are wanted, such as 1,8")
+        raise click.BadParameter(f"{text!r}: expected integers from 1 to 9999999, separated by commas, such as 1,8")
     return tuple(dict.fromkeys(map(int, text.split(","))))
 
 
@@ -53,7 +61,7 @@ def some_of(allowed: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     def given(text: str) -> tuple[str, ...]:
         found = words(text)
         if not set(found) <= set(allowed):
-            raise click.BadParameter(f"{text!r}: allowed are some of {','.join(allowed)}")
+            raise click.BadParameter(f"{text!r}: expected some of {','.join(allowed)}")
         return found
 
     return given
@@ -62,7 +70,7 @@ def some_of(allowed: Collection[str]) -> Callable[[str], tuple[str, ...]]:
 def _directions(text: str) -> tuple[str, ...]:
     given = DIRECTIONS if text == "all" else words(text)
     if not set(given) <= set(DIRECTIONS):
-        raise click.BadParameter(f"{text!r}: allowed are all, or some of {','.join(DIRECTIONS)}")
+        raise click.BadParameter(f"{text!r}: expected all, or some of {','.join(DIRECTIONS)}")
     return given
 
 
@@ -72,7 +80,7 @@ def _tolerance(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise click.BadParameter(f"{text!r}: a number of at least 0 is wanted, such as 1e-6")
+        raise click.BadParameter(f"{text!r}: expected a number of at least 0, such as 1e-6")
     return value
 
 
@@ -112,7 +120,35 @@ def with_limits(command: Callable[..., int]) -> Callable[..., int]:
 
 def device_named(name: str) -> Device:
     """The device that `--device` means; a usage error where there is none such."""
+    if re.fullmatch(r"cpu|cuda(:\d{1,4})?", name) is None:
+        raise click.UsageError(f"--device {name}: expected cpu, cuda or cuda:N")
     try:
         return resolve(name)
     except PlanError as error:  # no such GPU; or AUTOCONV_NUM_THREADS or AUTOCONV_ISA, which speak for themselves
         raise click.UsageError(str(error) if name == "cpu" else f"--device {name}: {error}") from None
+
+
+def check_mode(mode: str, device: Device) -> None:
+    """A usage error for a mode that is none, and names no algorithm of the device and none of its candidates."""
+    known = [algorithm.name for algorithm in algorithms(device)]
+    if mode not in MODES and mode.partition("[")[0] not in known:
+        raise click.UsageError(
+            f"--mode {mode!r}: expected one of {', '.join(MODES)}, an algorithm ({', '.join(known)}) or one of its "
+            "candidates, as explain lists them"
+        )
+
+
+def options_of_plan(limits: dict[str, Any]) -> dict[str, Any]:
+    """The limits as `autoconv.plan` takes them."""
+    return limits | {"vendors": {"loaded": "loaded", "all": True, "none": False}[limits["vendors"]]}
+
+
+def jobs_of(nets: Sequence[Network], batch: tuple[int, ...] | None, direction: tuple[str, ...]) -> list[Job]:
+    """Every layer of the networks, at every batch size (the file's, where none is given) and in every direction."""
+    return [
+        (net, named, named.at(size, way))
+        for net in nets
+        for size in batch or net.batches
+        for way in direction
+        for named in net.layers
+    ]

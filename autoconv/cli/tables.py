@@ -1,34 +1,18 @@
-"""Results as tables for people and as JSON for programs."""
+"""The result of `autoconv tune`: one table for each network, batch size and direction."""
 
 from __future__ import annotations
 
-import importlib.util
-import io
-import json
-import os
-import platform
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autoconv import __version__, registry
-from autoconv.device import Device
-from autoconv.layer import ConvLayer
-from autoconv.networks.layers import names
-from autoconv.plans import Plan
-from autoconv.records.cache import TuningCache
-from autoconv.records.schema import Limits, Record, ranking
+from autoconv.common.text import duration, print_table, shape
+
+if TYPE_CHECKING:
+    from autoconv.layer import ConvLayer
+    from autoconv.plans import Plan
 
 PLAIN_GEMM = {"cpu": "numpy.gemm", "cuda": "gemm.explicit"}  # im2col and the library's matrix product
-ENVIRONMENT = ("AUTOCONV_CACHE_DIR", "AUTOCONV_NUM_THREADS", "AUTOCONV_ISA")
-OPTIONAL = {
-    "onnxruntime": "a library to compare with; pip install 'autoconv[bench]'",
-    "torch": "a library to compare with; pip install 'autoconv[bench]'",
-    "matplotlib": "draws charts; pip install 'autoconv[report]'",
-}
-PIPED_WIDTH = 1000  # characters: nothing is cut where nobody sees the edge
-FOLDED = 18  # characters to which a narrow terminal folds a column of names
 
 
 @dataclass(frozen=True)
@@ -122,23 +106,6 @@ def gain(timed: Row | Table) -> str:
     return f"{timed.gemm_seconds / timed.seconds:.2f}x" if timed.gemm_seconds and timed.seconds else "-"
 
 
-def shape(layer: ConvLayer) -> str:
-    """A layer in a few characters: input, filters, and what is not at its default."""
-    text = f"{layer.C}x{layer.H}x{layer.W} {layer.K}x{layer.R}x{layer.S}"
-    for letter, (height, width) in (("s", layer.stride), ("d", layer.dilation)):
-        if (height, width) != (1, 1):
-            text += f" {letter}{height}" + (f"x{width}" if width != height else "")
-    return text + (f" g{layer.groups}" if layer.groups > 1 else "")
-
-
-def duration(seconds: float) -> str:
-    """Three significant digits, and a unit."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}" if seconds < 1000 * size else f"{seconds / size:.0f} {unit}"
-    return f"{seconds * 1e6:.3g} us"
-
-
 def _weighted(times: Sequence[tuple[float | None, int]]) -> float | None:
     known = [seconds * repeat for seconds, repeat in times if seconds is not None]
     return sum(known) if known and len(known) == len(times) else None
@@ -179,156 +146,3 @@ def _row_json(row: Row, peaks: dict[str, float]) -> dict[str, Any]:
         "gemm_seconds": row.gemm_seconds,
         "timed": row.plan.timed,
     }
-
-
-def standing(record: Record) -> dict[str, Any]:
-    """Who wins a record when anything is allowed, and where that comes from; plain JSON types."""
-    facts = record.facts()
-    best = next(iter(ranking(facts, Limits(allow_tf32=True))), None)
-    races = [race for race in record.races if best is None or (best in race.facts and race.facts[best].timed)]
-    return {
-        "device": record.device,
-        "layer": record.layer,
-        "winner": best,
-        "seconds": facts[best].time if best else None,
-        "candidates": len(facts),
-        "races": [
-            {"id": r.id, "when": r.when, "isolated": r.isolated, "candidates": len(r.facts), "versions": r.versions}
-            for r in races
-        ],
-    }
-
-
-def print_standings(device: str, standings: Sequence[dict[str, Any]]) -> None:
-    """The winners on one device as a table."""
-    rows = []
-    for found in standings:
-        last = found["races"][-1]
-        versions = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
-        rows.append(
-            [
-                found["layer"],
-                found["winner"] or "none",
-                duration(found["seconds"]) if found["seconds"] else "-",
-                str(found["candidates"]),
-                last["when"][:16].replace("T", " ") + ("" if last["isolated"] else ", in process"),
-                versions,
-            ]
-        )
-    columns = ["layer", "winner", ">time", ">candidates", "raced (UTC)", "versions"]
-    print_table(device, columns, rows, spare=["versions", ">candidates", "raced (UTC)"])
-
-
-def information(device: Device, cache: TuningCache) -> dict[str, Any]:
-    """What `info` says, in plain JSON types."""
-    from autoconv.cuda.device import why_unavailable
-
-    records = [record.device for record in cache.records()]
-    missing = {name: how for name, how in OPTIONAL.items() if importlib.util.find_spec(name) is None}
-    if gpu := why_unavailable():
-        missing["GPU"] = gpu
-    return {
-        "autoconv": __version__,
-        "python": platform.python_version(),
-        "device": {
-            "key": device.key,
-            "name": device.name,
-            **{name: value for name, value in device.facts.items() if name != "name"},
-            "peak_gflops": {dtype: device.measured_peak(dtype) / 1e9 for dtype in ("float32", "float64")},
-        },
-        "algorithms": [algorithm.name for algorithm in registry.algorithms(device)],
-        "versions": device.versions,
-        "cache": {
-            "directory": str(cache.directory),
-            "persistent": cache.persistent,
-            "records": len(records),
-            "of_this_device": records.count(device.key),
-            "shipped": str(cache.system),
-        },
-        "networks": names(),
-        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-        "missing": missing,
-    }
-
-
-def print_information(found: dict[str, Any]) -> None:
-    """The same for people, one line per fact."""
-    device, cache = found["device"], found["cache"]
-    peak = ", ".join(f"{rate:.0f} GFLOP/s in {dtype}" for dtype, rate in device["peak_gflops"].items())
-    caches = ", ".join(f"L{n} {device[f'l{n}_bytes'] >> 10} KiB" for n in (1, 2, 3) if f"l{n}_bytes" in device)
-    lines = [
-        ("autoconv", f"{found['autoconv']} on Python {found['python']}"),
-        ("device", device["name"]),
-        ("", device["key"]),
-        ("", f"measured: {peak}; {caches}"),
-        ("algorithms", ", ".join(found["algorithms"])),
-        ("versions", ", ".join(f"{name} {number}" for name, number in found["versions"].items())),
-        ("cache", cache["directory"] + ("" if cache["persistent"] else "; cannot be written: nothing will be kept")),
-        ("", f"{cache['records']} records, {cache['of_this_device']} of this device; shipped: {cache['shipped']}"),
-        ("networks", ", ".join(found["networks"])),
-        *(("environment", f"{name}={value}") for name, value in found["environment"].items()),
-        *(("missing", f"{name}: {how}") for name, how in found["missing"].items()),
-    ]
-    sys.stdout.writelines(f"{label:<12} {text}\n" for label, text in lines)
-
-
-def print_json(document: object) -> None:
-    """One JSON document on standard output."""
-    sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
-
-
-def print_table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    totals: bool = False,
-    spare: Sequence[str] = (),
-) -> None:
-    """A table on standard output; `>` before a column's name aligns it to the right, `totals` sets off the last row.
-
-    A narrow terminal does without the columns of `spare`, one after the other, before figures are folded.
-    """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    terminal = sys.stdout.isatty()
-    text = sys.stdout if terminal else io.StringIO()
-    console = Console(file=text, width=None if terminal else PIPED_WIDTH, no_color=not terminal, highlight=False)
-    table = RichTable(title=Text(title, "bold"), title_justify="left", box=box.ASCII2 if _ascii() else box.SIMPLE_HEAD)
-    rows, left_out = list(rows), []
-    shown = {column: [row[place] for row in rows] for place, column in enumerate(columns)}
-    for column in spare:
-        if _least_width(shown) > console.width:
-            del shown[column]
-            left_out.append(column.removeprefix(">"))
-    fits = _least_width(shown) <= console.width
-    for column, cells in shown.items():
-        table.add_column(
-            column.removeprefix(">"),
-            justify="right" if column.startswith(">") else "left",
-            no_wrap=not terminal or (fits and _width(column, cells) <= FOLDED),
-            overflow="fold",
-        )
-    lines = list(zip(*shown.values(), strict=True))
-    for i, line in enumerate(lines):
-        table.add_row(*map(Text, line), end_section=totals and i == len(lines) - 2)
-    console.print(table)
-    if left_out:
-        console.print(Text(f"  a wider terminal has room for: {', '.join(left_out)}", "dim"))
-    if isinstance(text, io.StringIO):
-        sys.stdout.writelines(line.rstrip() + "\n" for line in text.getvalue().splitlines())
-
-
-def _width(column: str, cells: Sequence[str]) -> int:
-    return max(map(len, [column.removeprefix(">"), *cells]))
-
-
-def _least_width(table: dict[str, list[str]]) -> int:
-    """Characters that a table needs in which long names are folded, and nothing else is."""
-    return 1 + sum(3 + min(_width(column, cells), FOLDED) for column, cells in table.items())
-
-
-def _ascii() -> bool:
-    return not (sys.stdout.encoding or "").lower().startswith("utf")

@@ -18,8 +18,9 @@ _USABLE = os.name == "posix"  # elsewhere there is no cheap way to see who could
 
 
 def folder() -> Path:
-    """Where kernels are kept: beside the records."""
-    return cache_folder() / "kernels"
+    """Where kernels are kept: where `AUTOCONV_KERNEL_DIR` says, or else beside the records."""
+    named = os.environ.get("AUTOCONV_KERNEL_DIR")
+    return cache_folder(named) if named else cache_folder() / "kernels"
 
 
 @functools.cache

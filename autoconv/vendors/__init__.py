@@ -3,6 +3,7 @@
 from typing import Any
 
 from autoconv.algorithm import Algorithm
-from autoconv.vendors.adapters import Onnxruntime, Torch
+from autoconv.vendors.onnxruntime import Onnxruntime
+from autoconv.vendors.torch import Torch
 
 ALGORITHMS: dict[str, tuple[Algorithm[Any], ...]] = {"cpu": (Torch(), Onnxruntime())}

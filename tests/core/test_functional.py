@@ -105,9 +105,9 @@ def test_integers_of_numpy_are_integers(quick: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("bias", "words"),
     [
-        (np.ones(1, np.float32), r"bias is float32 \(1,\): float32 \(4,\) is wanted"),
+        (np.ones(1, np.float32), r"bias is float32 \(1,\): expected float32 \(4,\)"),
         (np.ones((4, 1, 1), np.float32), r"bias is float32 \(4, 1, 1\)"),
-        (np.ones(4), r"bias is float64 \(4,\): float32 \(4,\) is wanted"),
+        (np.ones(4), r"bias is float64 \(4,\): expected float32 \(4,\)"),
         ([1.0] * 4, "bias is list: an array"),
     ],
 )
@@ -143,24 +143,24 @@ def test_what_is_nowhere_is_refused(quick: dict[str, object]) -> None:
 def test_what_does_not_fit_is_refused(quick: dict[str, object]) -> None:
     x, w = np.ones((1, 2, 6, 6), np.float32), np.ones((3, 2, 3, 3), np.float32)
     dy = np.ones((1, 3, 4, 4), np.float32)
-    with pytest.raises(ArrayError, match=r"x has shape .* four dimensions"):
+    with pytest.raises(ArrayError, match=r"x has shape .* expected four dimensions"):
         autoconv.conv2d(x[0], w, **quick)
     with pytest.raises(ArrayError, match=r"w is float32 \(3, 3, 3, 3\)"):
         autoconv.conv2d(x, np.ones((3, 3, 3, 3), np.float32), **quick)
     with pytest.raises(LayerError, match="dtype='int32'"):
         autoconv.conv2d(x.astype(np.int32), w, **quick)
-    with pytest.raises(ArrayError, match=r"dy has \(K, P, Q\) = \(3, 4, 4\): \(3, 5, 5\) follow"):
+    with pytest.raises(ArrayError, match=r"dy has \(K, P, Q\) = \(3, 4, 4\): expected \(3, 5, 5\)"):
         autoconv.conv2d_dgrad(dy, w, input_size=(7, 7), **quick)
-    with pytest.raises(ArrayError, match="input_size=6: a pair of integers"):
+    with pytest.raises(ArrayError, match="input_size=6: expected a pair of integers"):
         autoconv.conv2d_dgrad(dy, w, input_size=6, **quick)
     with pytest.raises(ArrayError, match="filter_size"):
         autoconv.conv2d_wgrad(x, dy, filter_size=(3,), **quick)
-    with pytest.raises(ArrayError, match="output_padding=1: less than the stride"):
+    with pytest.raises(ArrayError, match="output_padding=1: expected less than the stride"):
         autoconv.conv_transpose2d(dy, w, output_padding=1, **quick)
-    with pytest.raises(ArrayError, match=r"w has shape \(3, 2, 3, 3\): its first extent is to be the 2 channels of x"):
+    with pytest.raises(ArrayError, match=r"w has shape \(3, 2, 3, 3\): expected 2 in the first place"):
         autoconv.conv_transpose2d(x, w, **quick)
     for name in ("stride", "padding", "dilation"):
-        with pytest.raises(ArrayError, match=f"{name}=1.5: one integer or a pair"):
+        with pytest.raises(ArrayError, match=f"{name}=1.5: expected one integer or a pair"):
             autoconv.conv_transpose2d(dy, w, **({name: 1.5} | quick))  # type: ignore[arg-type]
     with pytest.raises(LayerError, match="stride=0: allowed are 1"):
         autoconv.conv_transpose2d(dy, w, stride=0, **quick)

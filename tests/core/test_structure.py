@@ -45,12 +45,13 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"direct", "winograd", "fft", "depthwise"},
         {"gemm"},
         {"device"},
+        {"hardware", "timing"},
         {"libraries"},
         {"common"},
         {"codegen"},
     ),
-    "autoconv.cli": ({"main"}, {"tune", "explain", "records", "info", "bench"}, {"tables"}, {"options"}),
-    "autoconv.bench": ({"gpu"}, {"reports"}, {"suites"}, {"baselines"}, {"statistics"}),
+    "autoconv.cli": ({"main"}, {"tune", "explain", "records", "info", "bench"}, {"tables"}, {"options", "output"}),
+    "autoconv.bench": ({"gpu"}, {"race", "reports"}, {"suites"}, {"statistics"}, {"baselines"}),
 }
 
 

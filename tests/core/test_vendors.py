@@ -23,8 +23,9 @@ from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
 from autoconv.tuning import planner, reference
-from autoconv.vendors import adapters as vendor
-from autoconv.vendors.adapters import Onnxruntime, Torch
+from autoconv.vendors.base import installed
+from autoconv.vendors.onnxruntime import Onnxruntime
+from autoconv.vendors.torch import Torch
 
 DEVICE = CPU.current()
 LAYER = edge("plain")
@@ -37,13 +38,13 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for package in ("torch", "onnx", "onnxruntime"):
         monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    vendor.installed.cache_clear()
+    installed.cache_clear()
     yield
-    vendor.installed.cache_clear()
+    installed.cache_clear()
 
 
 def reasons(algorithm: Algorithm, layer: ConvLayer) -> set[str]:
-    """Why none of an algorithm's candidates runs a layer."""
+    """Everything that is said against an algorithm's candidates on a layer."""
     return {
         reason
         for candidate in algorithm.all(layer, DEVICE)
@@ -55,13 +56,15 @@ def reasons(algorithm: Algorithm, layer: ConvLayer) -> set[str]:
 def test_what_is_not_installed_says_so_and_is_out(tmp_path: Path) -> None:
     assert reasons(Torch(), LAYER) == {"torch is not installed"}
     assert reasons(Onnxruntime(), LAYER) == {"onnxruntime is not installed", "onnx is not installed"}
-    planner._memo.clear()
     with pytest.raises(PlanError, match="torch is not installed"):
         planner.plan(LAYER, "torch[format=nchw]", device=DEVICE, cache=TuningCache(tmp_path, system=None), vendors=True)
 
 
 def test_versions_are_known_without_importing() -> None:
-    code = "import sys, autoconv.cpu as c; [a.version for a in c.ALGORITHMS]; print({'torch', 'onnx'} & {*sys.modules})"
+    code = (
+        "import sys; from autoconv.vendors import ALGORITHMS; [a.version for a in ALGORITHMS['cpu']]; "
+        "print({'torch', 'onnx', 'onnxruntime'} & {*sys.modules})"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "set()\n"
 
@@ -69,25 +72,37 @@ def test_versions_are_known_without_importing() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "layer", "reason"),
     [
-        (Torch(), edge("asymmetric"), "torch pads both sides alike, this layer ((0, 2), (1, 0))"),
-        (Torch(), edge("plain", dtype="float16"), "torch keeps sums of float16 in float16"),
+        (
+            Torch(),
+            edge("asymmetric"),
+            "padding: expected the same on both sides, as torch has no other, got ((0, 2), (1, 0))",
+        ),
+        (
+            Torch(),
+            edge("plain", dtype="float16"),
+            "dtype: expected float32 or float64 or bfloat16, got float16",
+        ),
         (
             Torch(),
             edge("plain", dtype="bfloat16", residual=True),
-            "torch rounds to bfloat16 before it adds the residual",
+            "residual: expected none in bfloat16, to which torch rounds before it adds the residual",
         ),
-        (Onnxruntime(), edge("plain", layout="NHWC"), "onnxruntime convolves NCHW only, not NHWC"),
-        (Onnxruntime(), edge("plain", dtype="float64"), "onnxruntime convolves float32 only, not float64"),
-        (Onnxruntime(), edge("plain", direction="wgrad"), "onnxruntime convolves fwd only, not wgrad"),
+        (Onnxruntime(), edge("plain", layout="NHWC"), "layout: expected NCHW, got NHWC"),
+        (Onnxruntime(), edge("plain", dtype="float64"), "dtype: expected float32, got float64"),
+        (Onnxruntime(), edge("plain", direction="wgrad"), "direction: expected fwd, got wgrad"),
     ],
 )
-def test_reasons(algorithm: Algorithm, layer: ConvLayer, reason: str) -> None:
+def test_reasons_name_what_a_library_lacks(algorithm: Algorithm, layer: ConvLayer, reason: str) -> None:
     assert reason in reasons(algorithm, layer)
 
 
 def test_unknown_parameters_are_reasons() -> None:
-    assert "format=blocked: allowed are nchw, channels_last" in Torch().why_not(LAYER, DEVICE, {"format": "blocked"})
-    assert "weights=none: allowed are constant, varying" in Onnxruntime().why_not(LAYER, DEVICE, {"weights": "none"})
+    assert "format: expected nchw or channels_last, got blocked" in Torch().why_not(
+        LAYER, DEVICE, {"format": "blocked"}
+    )
+    assert "weights: expected constant or varying, got none" in Onnxruntime().why_not(
+        LAYER, DEVICE, {"weights": "none"}
+    )
 
 
 def built(algorithm: Algorithm, layer: ConvLayer, **params: str) -> Kernel:
@@ -190,7 +205,6 @@ def test_several_threads_at_once(algorithm: Algorithm) -> None:
 
 def test_a_plan_names_them_only_when_allowed(tmp_path: Path) -> None:
     """`vendors=False` leaves both out, whatever is installed."""
-    planner._memo.clear()
     made = planner.plan(LAYER, "heuristic", device=DEVICE, cache=TuningCache(tmp_path, system=None), vendors=False)
     for algorithm in VENDORS:
         for candidate in algorithm.all(LAYER, DEVICE):

@@ -1,7 +1,6 @@
 """The kernel language: every construct, on every instruction set this processor has."""
 
 import ctypes
-import errno
 import os
 import re
 import shutil
@@ -28,7 +27,7 @@ NUMPY = {f32: np.float32, f64: np.float64, f16: np.float16, bf16: ml_dtypes.bflo
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(tmp_path / "kernels"))
 
 
 def call(program, name, *args):
@@ -417,45 +416,6 @@ def test_code_and_constants_stay_together_where_large_arrays_leave_small_gaps():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
     done = subprocess.run([sys.executable, "-c", FAR], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.split() == str(np.array([0.1, 2.0, -3.5, 1e30], np.float32)).split(), done.stderr
-
-
-@pytest.mark.skipif(os.name != "posix", reason="owners and modes are POSIX")
-def test_a_folder_that_others_can_write_is_not_used(tmp_path, monkeypatch):
-    key = bytes(32)
-    disk._warn.cache_clear()
-    disk.save(key, b"code")
-    assert disk.load(key) == b"code"
-    (disk.folder() / key.hex()).chmod(0o620)
-    assert disk.load(key) is None
-    (disk.folder() / key.hex()).chmod(0o600)
-    disk.folder().chmod(0o770)
-    with pytest.warns(RuntimeWarning, match="another user"):
-        assert disk.load(key) is None
-    assert disk.load(key) is None  # the warning comes once
-    disk.folder().chmod(0o700)
-    other = os.getuid() + 1
-    monkeypatch.setattr(disk.os, "getuid", lambda: other)
-    assert disk.load(key) is None
-
-
-def test_a_folder_that_cannot_be_made_costs_only_persistence(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "file"))
-    disk._warn.cache_clear()
-    with pytest.warns(RuntimeWarning, match="not kept on disk"):
-        disk.save(bytes(32), b"code")
-
-
-def test_what_could_not_be_kept_leaves_nothing_behind(tmp_path, monkeypatch):
-    def fail(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(disk.os, "replace", fail)
-    disk._warn.cache_clear()
-    with pytest.warns(RuntimeWarning, match="No space left on device"):
-        disk.save(bytes(32), b"code")
-    assert list(disk.folder().iterdir()) == []
 
 
 def test_an_unsupported_processor_is_told_once(monkeypatch):

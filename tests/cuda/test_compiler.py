@@ -1,18 +1,16 @@
-"""NVRTC and the cache of cubins; occupancy."""
+"""NVRTC, and that cubins are kept; occupancy."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autoconv.common import machine_code
 from autoconv.cuda.codegen import compiler
-from autoconv.cuda.codegen.compiler import CompileError, CubinCache, architecture, compiled
+from autoconv.cuda.codegen.compiler import CompileError, architecture, compiled
 from autoconv.cuda.codegen.occupancy import blocks_per_multiprocessor, limits_of, register_cap
-
-KEY, CUBIN = "0" * 64, b"\x7fELF machine code"
 
 
 class Counting:
@@ -32,8 +30,7 @@ class Counting:
 def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Counting:
     fake = Counting()
     monkeypatch.setattr(compiler, "nvrtc", lambda: fake)
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
-    compiler._cache.cache_clear()
+    monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(tmp_path))
     return fake
 
 
@@ -47,70 +44,12 @@ def test_a_text_is_compiled_once_for_each_architecture_and_compiler(counting: Co
     assert len(counting.compiled) == 4
 
 
-def test_a_cubin_that_was_tampered_with_is_compiled_again(counting: Counting, tmp_path: Path) -> None:
+def test_a_cubin_that_was_tampered_with_is_compiled_again(counting: Counting) -> None:
     compiled("a", 80)
-    (file,) = (tmp_path / "cubins").iterdir()
+    (file,) = machine_code.folder().iterdir()
     file.write_bytes(file.read_bytes()[:-1] + b"!")
     assert compiled("a", 80) == b"sm_80:a"
     assert len(counting.compiled) == 2
-
-
-def test_a_cubin_of_another_kernel_is_not_taken(tmp_path: Path) -> None:
-    cache = CubinCache(tmp_path / "cubins")
-    cache.put(KEY, CUBIN)
-    other = "1" * 64
-    (tmp_path / "cubins" / f"{KEY}.cubin").rename(tmp_path / "cubins" / f"{other}.cubin")
-    assert cache.get(other) is None
-    assert cache.get(KEY) is None
-
-
-@pytest.mark.parametrize("content", [b"", b"short", bytes(32), bytes(64)])
-def test_a_truncated_file_is_a_miss(tmp_path: Path, content: bytes) -> None:
-    cache = CubinCache(tmp_path / "cubins")
-    cache.put(KEY, CUBIN)
-    (tmp_path / "cubins" / f"{KEY}.cubin").write_bytes(content)
-    assert cache.get(KEY) is None
-
-
-def test_the_folder_is_private(tmp_path: Path) -> None:
-    CubinCache(tmp_path / "cubins").put(KEY, CUBIN)
-    assert (tmp_path / "cubins").stat().st_mode & 0o777 == 0o700
-
-
-def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
-    folder = tmp_path / "cubins"
-    CubinCache(folder).put(KEY, CUBIN)
-    folder.chmod(0o777)
-    cache = CubinCache(folder)
-    with pytest.warns(RuntimeWarning, match="only this user can write"):
-        assert cache.get(KEY) is None
-    cache.put(KEY, CUBIN)  # warned of once, and no error
-
-
-def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "cubins").symlink_to(tmp_path / "elsewhere")
-    cache = CubinCache(tmp_path / "cubins")
-    with pytest.warns(RuntimeWarning, match="not kept"):
-        cache.put(KEY, CUBIN)
-    assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = CubinCache(tmp_path / "cubins")
-    cache.put(KEY, CUBIN)
-    mine = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: mine + 1)
-    with pytest.warns(RuntimeWarning, match="only this user"):
-        assert cache.get(KEY) is None
-
-
-def test_a_place_that_cannot_be_written_costs_one_warning(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    cache = CubinCache(tmp_path / "file" / "cubins")
-    with pytest.warns(RuntimeWarning, match="not kept"):
-        cache.put(KEY, CUBIN)
-    assert cache.get(KEY) is None
 
 
 def test_nvrtc_reports_what_it_refuses() -> None:

@@ -6,8 +6,6 @@ import importlib
 import inspect
 import pickle
 import pkgutil
-import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 from layers import edge, edges, operands
+from simt.cases import OURS, only
 from simt.emulator import MISSING, Emulated, EmulationError
 
 import autoconv.cuda
 from autoconv.algorithm import Algorithm, Candidate
-from autoconv.cuda.codegen.source import Unit, version_of, wide
+from autoconv.common import code_hash
+from autoconv.cuda.codegen.compiler import CompileError
+from autoconv.cuda.codegen.source import Unit, file_text, files_of, wide
+from autoconv.cuda.common.algorithm import CudaAlgorithm
+from autoconv.cuda.direct.direct import Direct
+from autoconv.cuda.gemm.gemm import Gemm
 from autoconv.errors import ArrayError
 from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.records.cache import TuningCache
@@ -29,6 +33,7 @@ from autoconv.tuning.reference import convolve, error, magnitude
 
 needs_compiler = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 DEVICE = Emulated(capability=80)
+ROOT = Path(autoconv.cuda.__file__).parent
 
 
 def on(device: Emulated, *arrays: Any) -> list[Any]:
@@ -45,7 +50,7 @@ def cache(tmp_path: Path) -> TuningCache:
 
 
 def test_every_algorithm_is_in_the_table() -> None:
-    registered = {type(algorithm) for algorithm in autoconv.cuda.ALGORITHMS + autoconv.cuda.VENDORS}
+    registered = {type(algorithm) for algorithm in algorithms(DEVICE)}
     for module in pkgutil.walk_packages(autoconv.cuda.__path__, "autoconv.cuda."):
         for _, found in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if issubclass(found, Algorithm) and not inspect.isabstract(found):
@@ -53,7 +58,7 @@ def test_every_algorithm_is_in_the_table() -> None:
     assert len({algorithm.name for algorithm in algorithms(DEVICE)}) == len(registered)
 
 
-@pytest.mark.parametrize("algorithm", autoconv.cuda.ALGORITHMS, ids=lambda a: a.name)
+@pytest.mark.parametrize("algorithm", OURS, ids=lambda a: a.name)
 def test_contract(algorithm: Algorithm) -> None:
     assert algorithm.version
     for direction in DIRECTIONS:
@@ -69,54 +74,54 @@ def test_contract(algorithm: Algorithm) -> None:
                     assert direction != "wgrad" or not algorithm.packed_bytes(layer, DEVICE, candidate.params)
 
 
-def test_a_version_is_of_the_code_and_not_of_its_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autoconv.cuda.codegen import source
-
-    texts = {"codegen/ptx.cuh": "a;", "common/common.cuh": "b;", "x.cu": "int c; // said so"}
-
-    class Folder:
-        def joinpath(self, name: str) -> Any:
-            return type("File", (), {"read_text": lambda _, encoding: texts[name]})()
-
-    monkeypatch.setattr(source.resources, "files", lambda _: Folder())
-    source.file_text.cache_clear()
-    first = version_of(("x.cu",), ())
-    texts["x.cu"] = "int c; /* said\nmore */"
-    source.file_text.cache_clear()
-    assert version_of(("x.cu",), ()) == first
-    texts["x.cu"] = "int d; "
-    source.file_text.cache_clear()
-    assert version_of(("x.cu",), ()) != first
-    source.file_text.cache_clear()
-
-
-@pytest.mark.parametrize("algorithm", autoconv.cuda.ALGORITHMS, ids=lambda a: a.name)
-def test_a_version_is_made_of_all_that_lists_candidates(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its module, what that imports, and what this imports in turn."""
-    from autoconv.cuda.codegen import source
-
-    imports = re.compile(r"^from (autoconv\.[a-z_.]+) import", re.MULTILINE)
-    wanted, new = set[str](), {type(algorithm).__module__}
-    while new:
-        wanted |= new
-        read = {name for module in new for name in imports.findall(inspect.getsource(sys.modules[module]))}
-        new = read - wanted - {f"autoconv.{name}" for name in ("algorithm", "device", "errors")}
-    assert {"autoconv.layer", "autoconv.cuda.source"} < wanted
-    texts = dict.fromkeys(sys.modules, "")
-    monkeypatch.setattr(source, "module_text", texts.__getitem__)
-    before = algorithm.version
-    for name in wanted:
-        texts[name] = "changed"
+@pytest.mark.parametrize("algorithm", OURS, ids=lambda a: a.name)
+def test_a_version_is_made_of_all_text_that_is_compiled(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(algorithm, CudaAlgorithm)
+    files, before = code_hash._files(), algorithm.version
+    for name in {f"cuda/{file}" for kernel in algorithm.files for file in files_of(kernel)}:
+        monkeypatch.setattr(code_hash, "_files", lambda name=name: files | {name: ("changed", [])})
+        code_hash.version.cache_clear()
         assert algorithm.version != before, name
-        texts[name] = ""
+    code_hash.version.cache_clear()
+
+
+FILES = [str(path.relative_to(ROOT)) for path in sorted(ROOT.rglob("*.cu*"))]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_includes_stand_at_the_top_and_lead_to_files(file: str) -> None:
+    """So that a text put together here is what a compiler would make of the includes."""
+    code = [line for line in (ROOT / file).read_text().splitlines() if line and not line.startswith("//")]
+    kinds = [line.startswith(("#pragma once", "#include")) for line in code]
+    assert kinds == sorted(kinds, reverse=True)
+    assert ("#pragma once" in code) == file.endswith(".cuh")
+    assert all((ROOT / other).is_file() for other in files_of(file))
+    assert len(set(files_of(file))) == len(files_of(file))
+
+
+def test_lines_keep_their_numbers() -> None:
+    layer = edge("plain")
+    unit = Gemm().units(layer, next(iter(Gemm().candidates(layer, DEVICE))))[0]
+    assert unit.text.index("codegen/ptx.cuh") < unit.text.index("codegen/layer.cuh") < unit.text.index("gemm/gemm.cu")
+    own = unit.text.split('#line 1 "gemm/gemm.cu"\n')[1].splitlines()
+    for number, line in enumerate((ROOT / "gemm/gemm.cu").read_text().splitlines()):
+        if "//" not in line and not line.startswith("#include"):
+            assert own[number] == line
+
+
+def test_the_example_of_constants_is_one() -> None:
+    layer = ConvLayer(N=8, C=64, H=56, W=56, K=64, R=3, S=3, padding=1)
+    unit = Gemm().units(layer, {"BM": 128, "BN": 128, "BK": 8, "TM": 8, "TN": 8, "SPLIT": 1})[0]
+    generated = unit.text.split('#line 1 "codegen/layer.cuh"\n')[1].split("\n#line")[0]
+    assert file_text("codegen/layer.cuh").strip() == generated.strip()
 
 
 def test_large_arrays_are_addressed_with_64_bits() -> None:
     layer = ConvLayer(N=64, C=64, H=512, W=512, K=64, R=3, S=3)
     assert wide(layer)
     assert not wide(layer.replace(N=1))
-    unit = autoconv.cuda.ALGORITHMS[0]
-    assert "using Offset = long long" in unit.units(layer, {})[0].text  # type: ignore[attr-defined]
+    (unit,) = Direct().units(layer, {})
+    assert "using Offset = long long" in unit.text
 
 
 @needs_compiler
@@ -168,7 +173,7 @@ class Faulty(Emulated):
 
     def load(self, unit: Unit) -> Callable[..., None]:
         if unit.function == "gemm" and self.fault == "compile":
-            raise autoconv.cuda.compiler.CompileError("NVRTC 13.0 for sm_80: no")
+            raise CompileError("NVRTC 13.0 for sm_80: no")
 
         def launch(*arguments: Any) -> None:
             raise EmulationError("cudaErrorLaunchFailure: unspecified launch failure")
@@ -182,7 +187,7 @@ def test_a_kernel_that_fails_is_recorded_and_the_rest_goes_on(
     fault: str, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Faulty, "fault", fault, raising=False)
-    monkeypatch.setattr(autoconv.cuda, "ALGORITHMS", autoconv.cuda.ALGORITHMS[:2])
+    only(monkeypatch, "direct", "gemm")
     layer = edge("fully connected")
     made = plan(layer, device=Faulty(capability=80), cache=cache)
     assert made.candidate.algorithm == "direct"

@@ -34,7 +34,7 @@ def read(array: Any, texture: Texture, at: list[tuple[int, int]]) -> Any:
     """Elements of an array, as a kernel reads them through a texture."""
     kind = TYPES[{2: "float16", 4: "float32", 8: "float64"}[texture.itemsize]]
     fetches = "".join(f"p1[{i}] = Texel<{kind}>::of(texel_bits(p0, {x}, {y}));\n" for i, (x, y) in enumerate(at))
-    unit = Unit("test", (), edge("one"), (1, 1, 1), threads=1, blocks=1, maps=(texture,))
+    unit = Unit("test", "common/common.cuh", edge("one"), (1, 1, 1), threads=1, blocks=1, maps=(texture,))
     text = f'{unit.text}\nextern "C" __global__ void test(const Texture p0, {kind}* p1) {{\n{fetches}}}\n'
     out = DEVICE.empty((len(at),), array.dtype)
     launcher(unit, ("-O1",), 0, text)(array, out)

@@ -15,8 +15,9 @@ import pytest
 from layers import TAILS, edge, operands
 from simt.emulator import MISSING, Emulated
 
+from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
-from autoconv.cuda import VENDORS
+from autoconv.cuda.libraries import ALGORITHMS as CUDNN
 from autoconv.cuda.libraries import candidates as vendor
 from autoconv.cuda.libraries import cudnn, cudnn_graph
 from autoconv.cuda.libraries.cublas_cufft import LibraryError
@@ -29,8 +30,8 @@ from autoconv.tuning.reference import convolve, error, magnitude
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator and the library need g++")
 DEVICE = Emulated(capability=90)
 UNEVEN = ["asymmetric", "same strided", "padding beyond the filter"]
-NUMBERED = [algorithm for algorithm in VENDORS if not algorithm.asks_vendor]
-GRAPH = [algorithm for algorithm in VENDORS if algorithm.asks_vendor]
+NUMBERED = [algorithm for algorithm in CUDNN if not algorithm.asks_vendor]
+GRAPH = [algorithm for algorithm in CUDNN if algorithm.asks_vendor]
 SYMMETRIC = [
     "one", "tails", "valid", "pointwise padded", "strided", "stride skips pixels", "dilated strided",
     "filter beyond the image", "grouped", "depthwise multiplier", "one-dimensional",
@@ -156,9 +157,9 @@ def test_arithmetic_and_stream_reach_the_library(library: Any, monkeypatch: pyte
     monkeypatch.setattr(Emulated, "launches_on", lambda self: 0x7B)
     layer = edge("grouped")
     for algorithm, dtype, arithmetic, number in (
-        (VENDORS[0], "float32", "fma", 3),
-        (VENDORS[0], "float16", "tensor", 1),
-        (VENDORS[2], "float32", "tf32", 0),
+        (CUDNN[0], "float32", "fma", 3),
+        (CUDNN[0], "float16", "tensor", 1),
+        (CUDNN[2], "float32", "tf32", 0),
     ):
         library.fake_forget()
         check(algorithm, layer.replace(dtype=dtype), {"ALGO": "implicit_precomp_gemm", "MATH": arithmetic})
@@ -167,7 +168,7 @@ def test_arithmetic_and_stream_reach_the_library(library: Any, monkeypatch: pyte
 
 
 def test_what_the_library_refuses_says_so(library: Any) -> None:
-    algorithm = VENDORS[0]
+    algorithm = CUDNN[0]
     (reason,) = algorithm.why_not(edge("tails"), DEVICE, {"ALGO": "direct", "MATH": "fma"})
     assert reason == "cudnnGetConvolutionForwardWorkspaceSize: CUDNN_STATUS_NOT_SUPPORTED"
     uneven = edge("asymmetric")
@@ -342,8 +343,8 @@ def test_a_library_without_the_graph_interface_says_so(library: Any, monkeypatch
 def test_a_plan_takes_it_where_vendors_are_allowed(
     library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoconv.cuda.ALGORITHMS", ())
-    monkeypatch.setattr("autoconv.verify._direct", lambda layer, device: Exact(layer))
+    monkeypatch.setattr(registry, "_table", lambda kind: CUDNN)
+    monkeypatch.setattr("autoconv.tuning.verification._direct", lambda layer, device: Exact(layer))
     cache, layer = TuningCache(tmp_path, system=None), edge("tails")
     device = Emulated(capability=89)
     made = plan(layer, device=device, cache=cache, vendors=True)
@@ -368,10 +369,10 @@ class Exact(vendor.CudnnKernel):
 
 def test_without_the_library_it_says_where_to_get_it(absent: None, tmp_path: Path) -> None:
     layer = edge("tails")
-    (reason,) = VENDORS[0].why_not(layer, DEVICE, {"ALGO": "gemm", "MATH": "fma"})
+    (reason,) = CUDNN[0].why_not(layer, DEVICE, {"ALGO": "gemm", "MATH": "fma"})
     assert reason.startswith("no libcudnn.so.9: it comes with nvidia-cudnn-cu13")
-    assert VENDORS[0].version == "absent"
-    assert not VENDORS[0].installed()
+    assert CUDNN[0].version == "absent"
+    assert not CUDNN[0].installed()
     made = plan(layer, "heuristic", device=DEVICE, cache=TuningCache(tmp_path, system=None), vendors=True)
     assert "cudnn is not among the vendors allowed" in made.reasons["cudnn[ALGO=gemm,MATH=fma]"][0]
     (reason,) = GRAPH[0].why_not(layer, DEVICE, GRAPH[0].all(layer, DEVICE)[0].params)

@@ -15,7 +15,7 @@ from autoconv.cuda.codegen.source import Unit
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 
 LEVELS = (("-O0",), ("-O1",), ("-O2",), ("-O3",), ("-O1", "-mf16c"), ("-O2", "-mavx2", "-mfma", "-mf16c"))
-UNIT = Unit("test", (), edge("one"), grid=(2, 1, 1), threads=64, blocks=1, shared=4096)
+UNIT = Unit("test", "common/common.cuh", edge("one"), grid=(2, 1, 1), threads=64, blocks=1, shared=4096)
 
 
 def launch(

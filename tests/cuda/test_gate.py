@@ -19,11 +19,10 @@ from typing import Any
 
 import pytest
 from layers import edge
-from simt.cases import pairwise, planned
+from simt.cases import OURS, pairwise, planned
 from simt.emulator import Emulated
 
 from autoconv.algorithm import Algorithm, Candidate
-from autoconv.cuda import ALGORITHMS
 from autoconv.cuda.codegen.compiler import CompileError, architecture, nvrtc
 from autoconv.cuda.codegen.occupancy import blocks_per_multiprocessor, limits_of, register_cap
 from autoconv.cuda.codegen.source import Unit
@@ -170,7 +169,7 @@ def _compiler() -> None:
     disassembler()
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
+@pytest.mark.parametrize("algorithm", OURS, ids=lambda a: a.name)
 def test_a_sample_of_configurations_keeps_its_budget(algorithm: Algorithm) -> None:
     """One layer to each configuration, on each architecture in turn."""
     seen: set[str] = set()
@@ -198,7 +197,7 @@ def meeting(case: tuple[ConvLayer, Candidate]) -> tuple[Hashable, ...]:
 @pytest.mark.stress
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
+@pytest.mark.parametrize("algorithm", OURS, ids=lambda a: a.name)
 def test_every_configuration_keeps_its_budget(algorithm: Algorithm, capability: int) -> None:
     """On every architecture each tile meets each kind of layer, direction, dtype and layout, and they each other.
 
@@ -212,15 +211,15 @@ def test_every_configuration_keeps_its_budget(algorithm: Algorithm, capability: 
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("name", ["gemm", "tensor", "tensor.tf32"])
+@pytest.mark.parametrize("name", ["gemm", "gemm.tensor", "gemm.tensor.tf32"])
 def test_results_go_out_in_vectors(name: str, direction: str) -> None:
     """Sixteen bytes at once wherever so many neighbours are always together, and one value where they are not."""
-    algorithm = next(a for a in ALGORITHMS if a.name == name)
+    algorithm = next(a for a in OURS if a.name == name)
     assert isinstance(algorithm, CudaAlgorithm)
     device, tried = Emulated(capability=80), 0
     for kind, layout in itertools.product(("3x3", "AlexNet 1"), LAYOUTS):
         fields = LAYERS[kind] | (TAIL if direction == "fwd" else {})
-        dtype = "float16" if name == "tensor" else "float32"
+        dtype = "float16" if name == "gemm.tensor" else "float32"
         layer = ConvLayer(**fields, direction=direction, layout=layout, dtype=dtype)
         line = layer.output_shape[3] if layout == "NHWC" else layer.output_shape[2] * layer.output_shape[3]
         if direction == "wgrad":
@@ -236,7 +235,7 @@ def test_results_go_out_in_vectors(name: str, direction: str) -> None:
 def test_every_budget_is_of_a_kernel() -> None:
     names = {
         budget_name(layer, candidate, unit)
-        for algorithm in ALGORITHMS
+        for algorithm in OURS
         if isinstance(algorithm, CudaAlgorithm)
         for layer, candidate in configurations(algorithm)
         for unit in algorithm.units(layer, candidate.params)
@@ -246,7 +245,7 @@ def test_every_budget_is_of_a_kernel() -> None:
 
 def test_a_kernel_that_spills_is_caught() -> None:
     """The gate can fail: a tile forced to too few registers."""
-    algorithm = next(a for a in ALGORITHMS if a.name == "gemm")
+    algorithm = next(a for a in OURS if a.name == "gemm")
     assert isinstance(algorithm, CudaAlgorithm)
     layer = edge("plain")
     params = next(iter(algorithm.candidates(layer, Emulated())))

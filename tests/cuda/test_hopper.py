@@ -185,7 +185,7 @@ def test_the_producer_leaves_what_the_consumers_ask_for() -> None:
 
 WORDS = Unit(
     "test",
-    ("gemm/hopper.cuh",),
+    "gemm/hopper.cuh",
     edge("one"),
     grid=(1, 1, 1),
     threads=256,

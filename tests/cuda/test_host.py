@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 from layers import edge, operands
+from simt.cases import named, only
 from simt.emulator import MISSING
-from simt.fake_cupy import FakeCuPy, ndarray
+from simt.fake_cupy import FakeCuPy, forget, install, ndarray
 
 import autoconv
-import autoconv.cuda
-from autoconv.cli import main as cli
+from autoconv.cli import main
 from autoconv.cuda import device as module
+from autoconv.cuda import hardware
+from autoconv.cuda.codegen import compiler
 from autoconv.cuda.codegen.compiler import CompileError
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.device import CUDA, why_unavailable
+from autoconv.cuda.device import CUDA
+from autoconv.cuda.hardware import why_unavailable
 from autoconv.errors import ArrayError, DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
@@ -33,22 +36,10 @@ pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs
 LAYER = edge("plain", N=1, C=4, K=4)
 
 
-def installed(fake: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
-    monkeypatch.setitem(sys.modules, "cupy", fake)
-    monkeypatch.setattr(module, "compiled", lambda text, capability: text.encode())
-    monkeypatch.setattr(module, "nvrtc", lambda: SimpleNamespace(version=(13, 0)))
-    monkeypatch.setattr(module, "_capture", lambda stream: fake.captures)
-    for remembered in (module._facts, module._function, CUDA.numbered):
-        remembered.cache_clear()
-    return fake
-
-
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuPy]:
-    function = module._function
-    yield installed(FakeCuPy(), monkeypatch)
-    for remembered in (module._facts, function, CUDA.numbered):
-        remembered.cache_clear()
+    yield install(FakeCuPy(), monkeypatch)
+    forget()
 
 
 @pytest.fixture
@@ -118,21 +109,20 @@ def test_bfloat16_arrays_are_taken(cupy: FakeCuPy, cache: TuningCache) -> None:
 def test_the_command_takes_the_device(
     cupy: FakeCuPy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(autoconv.cuda, "ALGORITHMS", autoconv.cuda.ALGORITHMS[:1])
-    monkeypatch.setattr(module, "_measured_peak", lambda index, dtype: 1e12)
+    only(monkeypatch, "direct")
+    monkeypatch.setattr(hardware, "measured_peak", lambda index, dtype: 1e12)
     net = tmp_path / "net.yaml"
     net.write_text("{name: tiny, layers: [{name: one, C: 2, H: 3, K: 2, R: 1}]}", encoding="utf-8")
-    assert cli.main(["tune", str(net), "--device", "cuda:1", "--no-isolate"]) == 0
+    assert main(["tune", str(net), "--device", "cuda:1", "--no-isolate"]) == 0
     assert "on Fake GPU; peak: 1000 GFLOP/s in float32" in capsys.readouterr().out
-    assert cli.main(["explain", str(net), "--device", "cuda"]) == 0  # as fast as its like
+    assert main(["explain", str(net), "--device", "cuda"]) == 0  # as fast as its like
     assert "direct, from cache" in capsys.readouterr().out
-    assert cli.main(["show", "--device", "cuda"]) == 0
+    assert main(["show", "--device", "cuda"]) == 0
     assert "cuda-Fake_GPU-sm90-4SMs" in capsys.readouterr().out
-    assert cli.main(["info", "--device", "cuda", "--json"]) == 0
+    assert main(["info", "--device", "cuda", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["device"]["compute_capability"] == 90
-    assert cli.main(["info", "--device", "cuda"]) == 0
-    assert cli.main(["tune", str(net), "--device", "cuda:7"]) == 2
+    assert main(["info", "--device", "cuda"]) == 0
+    assert main(["tune", str(net), "--device", "cuda:7"]) == 2
     assert "--device cuda:7: no CUDA device 7: the driver sees 2" in capsys.readouterr().err
 
 
@@ -185,7 +175,9 @@ def test_how_a_kernel_is_handed_to_cupy(cupy: FakeCuPy, monkeypatch: pytest.Monk
             calls.append((grid, block, arguments, shared_mem))
 
     monkeypatch.setattr(module, "_function", lambda *_: Function())
-    unit = Unit("f", (), edge("one"), grid=(5, 2, 1), threads=64, blocks=1, shared=50 << 10, dynamic=50 << 10)
+    unit = Unit(
+        "f", "common/common.cuh", edge("one"), grid=(5, 2, 1), threads=64, blocks=1, shared=50 << 10, dynamic=50 << 10
+    )
     array = np.zeros(3)
     CUDA(0).load(unit)(array, None)
     assert cupy.attributes_set == [(1234, 8, 50 << 10)]
@@ -243,7 +235,7 @@ def test_a_run_neither_waits_nor_allocates(cupy: FakeCuPy, cache: TuningCache, m
 def test_tuning_times_graphs_on_the_device_that_is_named(
     cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autoconv.cuda, "ALGORITHMS", autoconv.cuda.ALGORITHMS[:1])
+    only(monkeypatch, "direct")
     made = plan(edge("one"), device="cuda:1", cache=cache, vendors=False)
     assert made.source == "profile"
     assert made.timings["direct"] > 0
@@ -272,7 +264,7 @@ def test_without_a_gpu_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_missing_or_old_driver_is_named(
     gpus: int | None, driver: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed(FakeCuPy(gpus, driver=driver), monkeypatch)
+    install(FakeCuPy(gpus, driver=driver), monkeypatch)
     assert reason in why_unavailable()
     with pytest.raises(PlanError, match="no CUDA device"):
         CUDA.current()
@@ -282,7 +274,7 @@ def test_no_compiler_is_named(cupy: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -
     def missing() -> None:
         raise CompileError("no NVRTC library")
 
-    monkeypatch.setattr(module, "nvrtc", missing)
+    monkeypatch.setattr(compiler, "nvrtc", missing)
     assert why_unavailable() == "no NVRTC library"
 
 
@@ -290,7 +282,7 @@ def test_kernels_that_the_driver_does_not_load_are_recorded(
     monkeypatch: pytest.MonkeyPatch, cache: TuningCache
 ) -> None:
     """A driver older than the kernels, found out only when one is loaded."""
-    installed(FakeCuPy(1, driver=12080), monkeypatch)
+    install(FakeCuPy(1, driver=12080), monkeypatch)
     with pytest.raises(CompileError, match=r"the driver \(of CUDA 12.8\) does not load direct as NVRTC 13.0 compiled"):
         plan(LAYER, "direct", device=CUDA(0), cache=cache)
 
@@ -299,8 +291,8 @@ def test_a_candidate_without_room_is_left_out_and_the_tuning_goes_on(
     cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is known beforehand to be too large, another is told so by the allocation itself."""
-    direct, gemm = autoconv.cuda.ALGORITHMS[:2]
-    monkeypatch.setattr(autoconv.cuda, "ALGORITHMS", (direct, gemm))
+    gemm = named("gemm")
+    only(monkeypatch, "direct", "gemm")
     layer = edge("fully connected", C=64)
     split = {str(c) for c in gemm.all(layer, CUDA(0)) if c.params["SPLIT"] != 1}
     with monkeypatch.context() as scarce:
@@ -325,7 +317,7 @@ def test_a_candidate_without_room_is_left_out_and_the_tuning_goes_on(
 def test_too_little_memory_to_verify_anything_is_said(
     cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autoconv.cuda, "ALGORITHMS", autoconv.cuda.ALGORITHMS[:1])
+    only(monkeypatch, "direct")
     cupy.memory = 100
     with pytest.raises(PlanError, match="not enough memory on Fake GPU to verify fwd-float32"):
         plan(LAYER, device="cuda", cache=cache, vendors=False)
@@ -334,10 +326,10 @@ def test_too_little_memory_to_verify_anything_is_said(
 def test_a_sticky_error_ends_the_tuning_and_leaves_the_cache_intact(
     cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    direct, gemm = autoconv.cuda.ALGORITHMS[:2]
-    monkeypatch.setattr(autoconv.cuda, "ALGORITHMS", (direct,))
+    gemm = named("gemm")
+    only(monkeypatch, "direct")
     before = plan(LAYER, device="cuda", cache=cache, vendors=False).facts
-    monkeypatch.setattr(autoconv.cuda, "ALGORITHMS", (direct, gemm))
+    only(monkeypatch, "direct", "gemm")
 
     def strays(*_: object) -> None:
         cupy.fault = "cudaErrorIllegalAddress: an illegal memory access was encountered"

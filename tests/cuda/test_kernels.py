@@ -9,6 +9,7 @@ import pytest
 from layers import edge, operands
 from simt.cases import (
     DEVICE,
+    OURS,
     SCHEDULES,
     candidate_cases,
     cases,
@@ -25,13 +26,12 @@ from simt.cases import (
 from simt.emulator import MISSING
 
 from autoconv.algorithm import Algorithm, Params
-from autoconv.cuda import ALGORITHMS
 from autoconv.layer import ConvLayer
 from autoconv.tuning.reference import convolve
 
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 
-EVERY = [(a, *case) for a in ALGORITHMS for case in cases(a)]
+EVERY = [(a, *case) for a in OURS for case in cases(a)]
 SANITIZERS = ("address", "thread")
 LEAST = 8  # edges to a family in the everyday suite, at least
 
@@ -42,7 +42,7 @@ def sample(algorithm: Algorithm) -> list[tuple[ConvLayer, Params, int]]:
     return [*planned(algorithm), *found[:: max(1, len(found) // LEAST)]]
 
 
-EVERYDAY = [(a, *case) for a in ALGORITHMS for case in sample(a)]
+EVERYDAY = [(a, *case) for a in OURS for case in sample(a)]
 CLEAN = pairwise(
     [(*case, sanitizer) for case in EVERY for sanitizer in SANITIZERS],
     lambda case: (case[0].name, case[1].direction, case[1].dtype, case[1].layout, case[4]),
@@ -72,7 +72,7 @@ def test_kernels_agree_with_float64_on_every_schedule(
 
 @pytest.mark.stress
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=named)
+@pytest.mark.parametrize("algorithm", OURS, ids=named)
 def test_every_candidate_meets_every_edge(algorithm: Algorithm) -> None:
     """Every parameter set on every edge that takes it, in every direction, layout and dtype: by pairs of these five.
 
@@ -99,7 +99,7 @@ def test_every_case_is_clean_under_sanitizers(
     check(replace(DEVICE, sanitizer=sanitizer, schedule=schedule), algorithm, layer, params)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=named)
+@pytest.mark.parametrize("algorithm", OURS, ids=named)
 def test_schedules_and_optimisation_levels_do_not_change_a_bit(algorithm: Algorithm) -> None:
     layer, params = kinds(algorithm)[0]
     first = run(DEVICE, algorithm, layer, params)
@@ -108,7 +108,7 @@ def test_schedules_and_optimisation_levels_do_not_change_a_bit(algorithm: Algori
         np.testing.assert_array_equal(run(other, algorithm, layer, params), first)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=named)
+@pytest.mark.parametrize("algorithm", OURS, ids=named)
 def test_a_nan_reaches_what_it_should(algorithm: Algorithm) -> None:
     """Exact kernels spoil the outputs whose receptive field holds it and no other; ReLU passes it on."""
     layers = [*variants("plain", activation="relu"), edge("depthwise", activation="relu")]
@@ -121,7 +121,7 @@ def test_a_nan_reaches_what_it_should(algorithm: Algorithm) -> None:
     assert algorithm.spreads_nonfinite or not np.isnan(out)[~wanted].any()
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=named)
+@pytest.mark.parametrize("algorithm", OURS, ids=named)
 def test_an_infinite_filter_stays_in_its_channel(algorithm: Algorithm) -> None:
     """Of the output; in wgrad, an infinite gradient in its filter. It meets padding only where that is skipped."""
     for layer, params in kinds(algorithm):

@@ -12,17 +12,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from simt.cases import OURS
 from simt.emulator import MISSING
-from simt.mutants import Site, sites
+from simt.mutants import Site, files, sites
 
-from autoconv.cuda import ALGORITHMS
 from autoconv.cuda.common.algorithm import CudaAlgorithm
 
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 
 HERE = Path(__file__).parents[1]
 EQUIVALENT: dict[str, dict[str, str]] = json.loads((HERE / "mutants.json").read_text())
-KERNELS = [a for a in ALGORITHMS if isinstance(a, CudaAlgorithm) and a.files]
+KERNELS = [a for a in OURS if isinstance(a, CudaAlgorithm) and a.files]
 TEXTS = list({algorithm.files: algorithm for algorithm in reversed(KERNELS)}.values())[::-1]  # the first of each
 
 
@@ -60,7 +60,7 @@ def test_the_list_is_of_what_there_is() -> None:
 
 def test_a_sample_of_mutants_is_caught() -> None:
     """A kernel with every kind of place, on two of its cases."""
-    algorithm = next(a for a in KERNELS if a.name == "tensor")
+    algorithm = next(a for a in KERNELS if a.name == "gemm.tensor")
     found = fates(algorithm, "40")
     assert any(site.forced is None for site in found)
     for site, fate in found.items():
@@ -75,10 +75,10 @@ def test_every_mutant_is_caught_or_equivalent(algorithm: CudaAlgorithm) -> None:
     for site, fate in found.items():
         listed = site.name in EQUIVALENT.get(site.file, {})
         assert bool(fate) != listed, f"{site.file}: {site.name}: {fate or 'survives'}, {listed=}"
-    first = [file for file in algorithm.files if file not in _files_before(algorithm)]
+    first = [file for file in files(*algorithm.files) if file not in _files_before(algorithm)]
     unreached = [site.name for file in first for site in sites(file) if site not in found]
     assert not unreached, f"no case comes by {unreached}"
 
 
 def _files_before(algorithm: CudaAlgorithm) -> set[str]:
-    return {file for a in TEXTS[: TEXTS.index(algorithm)] for file in a.files}
+    return {file for a in TEXTS[: TEXTS.index(algorithm)] for file in files(*a.files)}

@@ -7,9 +7,11 @@ import random
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, TypeVar
 
+import pytest
 from layers import EDGES, TAILS, edge, operands
 from simt.emulator import Emulated, fenced
 
+from autoconv import registry
 from autoconv.algorithm import Algorithm, Params
 from autoconv.cuda.gemm.hopper import TILES, Tile
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
@@ -18,6 +20,7 @@ from autoconv.tuning.reference import convolve, error, magnitude
 SCHEDULES = 16
 LARGEST_PADDING = 256  # bytes at the end of packed filters
 DEVICE = Emulated(capability=90)
+OURS = tuple(algorithm for algorithm in registry.algorithms(DEVICE) if algorithm.vendor is None)
 FULL_TAIL = {"bias": True, "residual": True, "activation": "relu"}
 
 Row = TypeVar("Row")
@@ -48,7 +51,7 @@ def _tile(BK: int, TQ: int, TK: int, BD: int, **more: str) -> dict[str, Any]:
 
 # Layers and parameters that a family's kernels must meet and the edges do not lead to.
 PLANNED: dict[str, tuple[Planned, ...]] = {
-    "hopper": (
+    "gemm.hopper": (
         *(_hopper(tile, 2 + i % 2, "float16", i % 3) for i, tile in enumerate(TILES)),
         _hopper(TILES[-1], 1, "float16", K=67, **FULL_TAIL),
         _hopper(TILES[-1], 3, "bfloat16", K=67, **FULL_TAIL),
@@ -58,7 +61,7 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         _hopper(TILES[6], 3, "float16", 2, C=72, K=48, groups=3, stride=(1, 2)),
         _hopper(TILES[1], 1, "bfloat16", N=4, dilation=(1, 2), padding=((1, 0), (3, 2))),
     ),
-    "hopper.tf32": (
+    "gemm.hopper.tf32": (
         *(_hopper(tile, 2 + i % 2, "float32", C=40) for i, tile in enumerate(TILES)),
         _hopper(TILES[-1], 1, "float32", C=40, K=67, **FULL_TAIL),
         _hopper(TILES[-1], 3, "float32", C=40, K=67, **FULL_TAIL),
@@ -100,6 +103,17 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         _tiled(16, "fwd", "NCHW", "float32", C=5, K=10, groups=5, R=9, S=8, dilation=1),
     ),
 }  # fmt: skip
+
+
+def named(name: str) -> Algorithm:
+    """One of ours."""
+    return next(algorithm for algorithm in OURS if algorithm.name == name)
+
+
+def only(patch: pytest.MonkeyPatch, *names: str) -> None:
+    """Leave a CUDA device these of our algorithms alone."""
+    table, found = registry._table, tuple(map(named, names))
+    patch.setattr(registry, "_table", lambda kind: found if kind == "cuda" else table(kind))
 
 
 def on_device(device: Emulated, array: Any) -> Any:

@@ -27,12 +27,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from simt.cases import SCHEDULES, checker, edge_cases, planned
+from simt.cases import OURS, SCHEDULES, checker, edge_cases, planned
 from simt.emulator import Emulated, EmulationError, build, launcher, sanitized
 
 from autoconv.algorithm import Params
-from autoconv.cuda import ALGORITHMS
-from autoconv.cuda.codegen.source import Unit, file_text
+from autoconv.cuda.codegen.source import GENERATED, Unit, file_text, files_of
 from autoconv.cuda.common.algorithm import CudaAlgorithm
 from autoconv.layer import ConvLayer
 
@@ -169,16 +168,22 @@ def sites(file: str) -> tuple[Site, ...]:
     return tuple(b for a, b in itertools.pairwise([Site(file, 0, 0, None), *found]) if b.start >= a.end)
 
 
+def files(*names: str) -> tuple[str, ...]:
+    """All files of some kernels' texts that may have sites: `ptx.cuh` is what emulates."""
+    all_files = itertools.chain.from_iterable(map(files_of, names))
+    return tuple(name for name in dict.fromkeys(all_files) if name not in (GENERATED, "codegen/ptx.cuh"))
+
+
 def sites_of(unit: Unit) -> tuple[Site, ...]:
-    """The sites of a unit's text; a mutant's number is its place here. `ptx.cuh` is what emulates."""
-    return tuple(site for file in ("common/common.cuh", *unit.files) for site in sites(file))
+    """The sites of a unit's text; a mutant's number is its place here."""
+    return tuple(site for file in files(unit.file) for site in sites(file))
 
 
 @functools.cache
 def mutable(unit: Unit) -> str:
     """The unit's text with every mutant in it: `simt_mutate`, or the environment, chooses one."""
     text, number = unit.text, 0
-    for file in ("common/common.cuh", *unit.files):
+    for file in files(unit.file):
         changed, end = "", 0
         for site in sites(file):
             changed += file_text(file)[end : site.start] + site.mutable(number)
@@ -254,7 +259,7 @@ def _fails(attempt: Callable[[], object]) -> bool:
 
 def relatives(algorithm: CudaAlgorithm) -> list[CudaAlgorithm]:
     """The algorithms whose kernels are the same text."""
-    return [a for a in ALGORITHMS if isinstance(a, CudaAlgorithm) and a.files == algorithm.files]
+    return [a for a in OURS if isinstance(a, CudaAlgorithm) and a.files == algorithm.files]
 
 
 def probes(algorithm: CudaAlgorithm, step: int) -> Iterator[tuple[CudaAlgorithm, ConvLayer, Params, int]]:
@@ -273,7 +278,7 @@ def fates(algorithm: CudaAlgorithm, step: int = STEP) -> dict[Site, str]:
     """
     found: dict[Site, str] = {}
     reaching: dict[Site, list[Callable[[Emulated], None]]] = {}
-    own = {site for file in algorithm.files for site in sites(file)}
+    own = {site for file in files(*algorithm.files) for site in sites(file)}
     for relative, layer, params, seed in probes(algorithm, step):
         if own <= found.keys() and all(found.values()):
             break
@@ -297,7 +302,7 @@ def fates(algorithm: CudaAlgorithm, step: int = STEP) -> dict[Site, str]:
 
 
 if __name__ == "__main__":
-    named = next(a for a in ALGORITHMS if isinstance(a, CudaAlgorithm) and a.name == sys.argv[1])
+    named = next(a for a in OURS if isinstance(a, CudaAlgorithm) and a.name == sys.argv[1])
     json.dump(
         [[*vars(site).values(), fate] for site, fate in fates(named, *map(int, sys.argv[2:])).items()], sys.stdout
     )

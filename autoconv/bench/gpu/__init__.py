@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autoconv import registry
+from autoconv import networks, registry
 from autoconv.algorithm import Algorithm
 from autoconv.bench.gpu.cases import cases
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
-from autoconv.networks import layers as network
-from autoconv.tuning.worker import Worker
+from autoconv.tuning.worker import DeviceProcess, NoAnswerError
 
 PHASES = ("check", "tune", "table")
 RESULTS = "results.jsonl"
@@ -63,7 +61,7 @@ def _plain(layer: ConvLayer, **changes: Any) -> ConvLayer:
 def _networks(names: Sequence[str], **changes: Any) -> tuple[ConvLayer, ...]:
     """Every different layer of some networks, the longest first by its operations and traffic."""
     peaks, bandwidth = NOMINAL
-    layers = dict.fromkeys(_plain(named.layer, **changes) for name in names for named in network.load(name).layers)
+    layers = dict.fromkeys(_plain(named.layer, **changes) for name in names for named in networks.load(name).layers)
     return tuple(sorted(layers, key=lambda x: -max(x.flops / peaks[x.dtype], x.bytes / bandwidth)))
 
 
@@ -99,29 +97,20 @@ def items(phases: Sequence[str], algorithms: Sequence[Algorithm[Any]], wanted: S
             yield from (f"{phase}/{mode}/{key}" for phase in ("tune", "table") if phase in phases)
 
 
-class Helper(Worker):
+class Helper(DeviceProcess):
     """A process that does one item after the other."""
 
-    module = "autoconv.bench.gpu.helper"
-
     def __init__(self, device: Device, folder: Path) -> None:
-        super().__init__(device)
+        super().__init__(device, "autoconv.bench.gpu.helper")
         self.folder = folder
 
     def ask(self, item: str, patience: float) -> Result:
         """The item's result; why there is none is one too."""
-        self._start()
-        self._send({"item": item, "folder": str(self.folder)})
+        self.send({"item": item, "folder": str(self.folder)})
         try:
-            line = self._lines.get(timeout=patience)
-        except queue.Empty:
-            self.close()
-            return {"failure": f"overran: no answer for {patience:.0f} s"}
-        if line is None:
-            reason = self._last_words()
-            self.close()
-            return {"failure": reason}
-        answer = dict(json.loads(line))
+            answer = self.receive(patience)
+        except NoAnswerError as failure:
+            return {"failure": str(failure)}
         if "lost" in answer:  # its process is about to end
             self.close()
         return answer

@@ -8,8 +8,8 @@ from typing import Any
 
 from autoconv.bench.gpu import Result, Target
 from autoconv.bench.gpu.helper import OURS, WITH_VENDORS
-from autoconv.bench.suites import Ratio, geometric_mean, interval, ratios
-from autoconv.cli.tables import duration, shape
+from autoconv.bench.statistics import geometric_mean, interval, ratios
+from autoconv.common.text import duration, shape
 
 UNITS = {"copy": ("copy, read and written", 1e12, "TB/s")}
 
@@ -93,16 +93,11 @@ def _ratios(row: Result, ours: str, theirs: str) -> list[float] | None:
 
 
 def _mean(found: Sequence[list[float] | None]) -> str:
-    known = [rounds for rounds in found if rounds is not None]
-    return _ratio(geometric_mean(known)) if known and len(known) == len(found) else "-"
+    return str(geometric_mean(found) or "-")
 
 
 def _cell(rounds: list[float] | None) -> str:
-    return _ratio(interval(rounds)) if rounds else "-"
-
-
-def _ratio(ratio: Ratio) -> str:
-    return f"{ratio.median:.2f} [{ratio.low:.2f} {ratio.high:.2f}]"
+    return str(interval(rounds)) if rounds else "-"
 
 
 def _machine(machine: Result) -> list[str]:

@@ -1,4 +1,4 @@
-"""CUDA text to machine code: NVRTC by ctypes, and a private cache of cubins on disk."""
+"""CUDA text to machine code: NVRTC by ctypes. What it has compiled is kept on disk, as `machine_code` does."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ import hashlib
 import importlib
 import importlib.util
 import os
-import stat
-import tempfile
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from autoconv.common import machine_code
 from autoconv.errors import AutoconvError
-from autoconv.paths import cache_folder
 
 LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 WHEELS = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
-DIGEST = hashlib.sha256().digest_size
 
 
 class CompileError(AutoconvError, RuntimeError):
@@ -128,68 +124,6 @@ def architecture(capability: int) -> str:
     return f"sm_{capability}a" if capability in (90, 100, 103) else f"sm_{capability}"
 
 
-class CubinCache:
-    """Cubins on disk: a folder of the user's own, each file behind a checksum.
-
-    Machine code runs in the user's process, so a folder that another user owns or can write to is not
-    used at all, and a file that does not match its checksum is compiled again. Nothing here is ever
-    exported. A folder that cannot be used costs persistence, with one warning, and never the answer.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._usable = True
-
-    def get(self, key: str) -> bytes | None:
-        """The cubin under a key, or None."""
-        try:
-            if not self._ready():
-                return None
-            data = (self._folder / f"{key}.cubin").read_bytes()
-        except OSError:
-            return None
-        digest, cubin = data[:DIGEST], data[DIGEST:]
-        return cubin if cubin and hashlib.sha256(key.encode() + cubin).digest() == digest else None
-
-    def put(self, key: str, cubin: bytes) -> None:
-        """Keep a cubin; a reader sees all of it or nothing."""
-        try:
-            if not self._ready():
-                return
-            handle, name = tempfile.mkstemp(dir=self._folder)
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(key.encode() + cubin).digest() + cubin)
-            Path(name).replace(self._folder / f"{key}.cubin")
-        except OSError as error:
-            self._give_up(str(error))
-
-    def _ready(self) -> bool:
-        if not self._usable:
-            return False
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = self._folder.lstat()
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o022:
-            self._give_up("it is not a folder that only this user can write to")
-        return self._usable
-
-    def _give_up(self, reason: str) -> None:
-        if self._usable:
-            self._usable = False
-            warnings.warn(
-                f"compiled CUDA kernels are not kept in {self._folder}: {reason}", RuntimeWarning, stacklevel=4
-            )
-
-
-def cubin_folder() -> Path:
-    """Where machine code for GPUs is kept: beside the records."""
-    return cache_folder() / "cubins"
-
-
-@functools.cache
-def _cache(folder: Path) -> CubinCache:
-    return CubinCache(folder)
-
-
 def compiled(text: str, capability: int) -> bytes:
     """The cubin of a translation unit for a compute capability (times ten), from disk when it was made before.
 
@@ -199,11 +133,9 @@ def compiled(text: str, capability: int) -> bytes:
         When NVRTC is missing or refuses the text.
     """
     target, compiler = architecture(capability), nvrtc()
-    material = f"{compiler.version}\0{target}\0{text}"
-    key = hashlib.sha256(material.encode()).hexdigest()
-    cache = _cache(cubin_folder())
-    cubin = cache.get(key)
+    key = hashlib.sha256(f"cubin\0{compiler.version}\0{target}\0{text}".encode()).digest()
+    cubin = machine_code.load(key)
     if cubin is None:
         cubin, _ = compiler.compile(text, target)
-        cache.put(key, cubin)
+        machine_code.save(key, cubin)
     return cubin

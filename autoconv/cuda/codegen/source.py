@@ -1,8 +1,14 @@
-"""A CUDA kernel as text: a file of this folder, and the constants that make it one layer's."""
+"""A CUDA kernel as text: a file and what it includes, and the constants that make it one layer's.
+
+Includes are resolved here, not by the compiler: NVRTC sees one text, whose hash names the machine code. They stand at
+the top of a file, and a file is included once.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
+import posixpath
 import re
 from dataclasses import dataclass
 from importlib import resources
@@ -12,14 +18,31 @@ from autoconv.layer import DIRECTIONS, LAYOUTS, ConvLayer
 
 Constant = tuple[str, int]
 TYPES = {"float32": "float", "float64": "double", "float16": "half_t", "bfloat16": "bfloat16_t"}
+GENERATED = "codegen/layer.cuh"  # its text is an example, for editors: each kernel gets its own in this place
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 
 
 @functools.cache
 def file_text(name: str) -> str:
-    """The text of a file of this folder, without comments, which must not change what is compiled."""
+    """The text of a file of `autoconv.cuda` without comments, which must not change what is compiled.
+
+    In the place of what tells of other files stand empty lines, so that lines keep their numbers.
+    """
+    return _INCLUDE.sub("", _stripped(name)).replace("#pragma once", "")
+
+
+@functools.cache
+def files_of(name: str) -> tuple[str, ...]:
+    """What a file includes, in the order in which a compiler comes by it, each once; then the file itself."""
+    folder = posixpath.dirname(name)
+    others = (posixpath.normpath(posixpath.join(folder, other)) for other in _INCLUDE.findall(_stripped(name)))
+    return (*dict.fromkeys(itertools.chain.from_iterable(map(files_of, others))), name)
+
+
+def _stripped(name: str) -> str:
     text = resources.files("autoconv.cuda").joinpath(name).read_text(encoding="utf-8")
-    return _COMMENT.sub("", text).replace("#pragma once\n", "")
+    return _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text)
 
 
 @dataclass(frozen=True)
@@ -30,10 +53,10 @@ class Unit:
     ----------
     function : str
         The kernel's name.
-    files : str
-        Files of this folder that make up the text, the kernel's last.
+    file : str
+        Where it stands, as a path in `autoconv.cuda`; what that file includes belongs to the text.
     layer : ConvLayer
-        Whose extents, types and tail the kernel is compiled for.
+        Whose extents, types and epilogue the kernel is compiled for.
     grid : int, three times
     threads : int
         To a block, in one dimension; known to the kernel as `THREADS`, unless the constants say otherwise.
@@ -45,7 +68,7 @@ class Unit:
     constants : (name, value) pairs
         What else the kernel is specialised by.
     preamble : str
-        Text that stands before the file: generated tables.
+        Text that stands before the files: generated tables.
     capability : int
         The least compute capability, times ten, that has them.
     persistent : bool
@@ -56,7 +79,7 @@ class Unit:
     """
 
     function: str
-    files: tuple[str, ...]
+    file: str
     layer: ConvLayer
     grid: tuple[int, int, int]
     threads: int
@@ -78,10 +101,9 @@ class Unit:
         """The whole translation unit; `#line` makes a compiler's message name the file."""
         constants = {"THREADS": self.threads, "BLOCKS": self.blocks} | dict(self.constants)
         lines = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
-        files = ((name, file_text(name)) for name in ("common/common.cuh", *self.files))
-        body = "".join(f'#line 1 "{name}"\n{text}\n' for name, text in files)
-        first = f'#line 1 "codegen/ptx.cuh"\n{file_text("codegen/ptx.cuh")}\n'
-        return f"{first}{layer_constants(self.layer)}{lines}{self.preamble}{body}"
+        generated = f"{layer_constants(self.layer)}{lines}{self.preamble}"
+        texts = ((name, generated if name == GENERATED else file_text(name)) for name in files_of(self.file))
+        return "".join(f'#line 1 "{name}"\n{text}\n' for name, text in texts)
 
 
 def wide(layer: ConvLayer) -> bool:

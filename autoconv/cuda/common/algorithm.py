@@ -51,7 +51,7 @@ class Chain(Kernel):
 
 
 class CudaAlgorithm(Algorithm["CUDA"]):
-    """A family whose kernels are files of this folder."""
+    """A family whose kernels are written in CUDA C++; `files` are their paths in `autoconv.cuda`."""
 
     files: ClassVar[tuple[str, ...]]
 

@@ -1,6 +1,7 @@
-// What every kernel shares: where elements lie, the fused tail. The extents (N C H W K R S P Q, STRIDE_H ...),
-// the types T and Acc and the flags stand before this text as constants: see `source.py`.
+// What every kernel shares: where elements lie, the fused epilogue. The extents (N C H W K R S P Q, STRIDE_H ...),
+// the types T and Acc and the flags are constants.
 #pragma once
+#include "../codegen/layer.cuh"
 
 enum Layouts { NCHW, NHWC };
 enum Directions { FWD, DGRAD, WGRAD };

@@ -2,6 +2,8 @@
 // A warp computes 4 TM x 8 TN of the tile, its lanes being 4 x 8, in pieces of 4 x 4 whose rows and
 // columns are read from shared memory as 128-bit words: broadcast along the other axis, no bank conflicts.
 // The next slice travels through registers to the other half of shared memory: one barrier to a slice.
+#pragma once
+#include "common.cuh"
 
 constexpr int WARP_M = 4 * TM, WARP_N = 8 * TN;
 static_assert(BM % WARP_M == 0 && BN % WARP_N == 0 && PRODUCT_THREADS == BM / WARP_M * (BN / WARP_N) * 32, "whole warps");

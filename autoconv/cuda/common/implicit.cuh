@@ -5,6 +5,8 @@
 //   dgrad   places n,h,w of dx    channels c    taps k,r,s
 //   wgrad   taps c,r,s            filters k     places n,p,q
 // Taps are in the order of memory, so channels come last for NHWC and neighbours there are neighbours here.
+#pragma once
+#include "common.cuh"
 
 constexpr int TAPS = R * S;
 constexpr Offset DEPTH = DIRECTION == FWD ? CG * TAPS : DIRECTION == DGRAD ? KG * TAPS : N * P * Q;

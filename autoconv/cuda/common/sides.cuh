@@ -1,5 +1,7 @@
 // The forward direction and the gradient of the input on the same terms: what is read, and what is written. With
 // unit stride the gradient is the same sum, its filters turned round and channels exchanged.
+#pragma once
+#include "common.cuh"
 
 constexpr bool BACK = DIRECTION == DGRAD, LAST = LAYOUT == NHWC;                 // LAST: channels are neighbours
 constexpr Offset ROWS = BACK ? CG : KG, DEPTH = BACK ? KG : CG;                  // channels out and in, of a group

@@ -1,6 +1,8 @@
 // Depthwise convolution: every filter sees one channel, so there is no sum over channels to tile, and memory
 // sets the pace. A thread computes TQ neighbouring outputs of a row from one window of inputs in registers.
 
+#include "../common/common.cuh"
+
 constexpr bool BACK = DIRECTION == DGRAD;
 constexpr Offset CHANNELS = BACK ? C : K, ROWS = BACK ? H : P, COLUMNS = BACK ? W : Q;
 constexpr Offset PIECES = (COLUMNS + TQ - 1) / TQ;

@@ -47,11 +47,11 @@ class Depthwise(CudaAlgorithm):
             filters = layer.K if layer.layout == "NCHW" else ceil_div(layer.K, 32)
             shared = THREADS * layer.S * layer.accumulator.itemsize
             return (
-                Unit("depthwise.wgrad", self.files, layer, (filters, layer.R, 1), THREADS, 4, shared, 0, constants),
+                Unit("depthwise_wgrad", *self.files, layer, (filters, layer.R, 1), THREADS, 4, shared, 0, constants),
             )
         columns = layer.Q if layer.direction == "fwd" else layer.W
         pieces = math.prod(layer.output_shape) // columns * ceil_div(columns, int(params["TQ"]))
-        return (Unit("depthwise", self.files, layer, (ceil_div(pieces, THREADS), 1, 1), THREADS, 4, 0, 0, constants),)
+        return (Unit("depthwise", *self.files, layer, (ceil_div(pieces, THREADS), 1, 1), THREADS, 4, 0, 0, constants),)
 
     def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
         reread = 1 + 0.5 * (layer.R - 1) / int(params["TQ"])  # rows come again, mostly from the caches

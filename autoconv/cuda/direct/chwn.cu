@@ -1,5 +1,7 @@
 // What turns filters, images and outputs for the product of images innermost.
 
+#include "chwn.cuh"
+
 constexpr int LINES = THREADS / 32;  // that turn together
 
 struct Turned {

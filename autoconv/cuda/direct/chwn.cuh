@@ -4,6 +4,8 @@
 // dgrad what strides skip as well, and neighbours in the product are neighbours in memory whatever the layer.
 //
 // Packed filters are U[group, channel, r, s, KEPT], the channels of the output filled up to whole words with zeros.
+#pragma once
+#include "../common/sides.cuh"
 
 constexpr int IMAGES = ceil_div(static_cast<int>(N), 4) * 4;  // filled up likewise
 constexpr int KEPT = ceil_div(static_cast<int>(ROWS), 4) * 4, TAPS = static_cast<int>(R * S);

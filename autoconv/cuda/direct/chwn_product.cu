@@ -1,5 +1,8 @@
 // Direct convolution with images innermost: the product at one place of the output.
 
+#include "chwn.cuh"
+#include "../common/gemm_tile.cuh"
+
 struct Tap {
     Offset x, w;  // where its first channel lies
 };

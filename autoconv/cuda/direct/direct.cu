@@ -1,5 +1,7 @@
 // The definition, one output element to a thread: any layer, in any direction, without workspace.
 
+#include "../common/common.cuh"
+
 constexpr Offset TOTAL = DIRECTION == FWD     ? Offset(N) * K * P * Q
                          : DIRECTION == DGRAD ? Offset(N) * C * H * W
                                               : Offset(K) * CG * R * S;

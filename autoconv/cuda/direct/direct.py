@@ -31,7 +31,7 @@ class Direct(CudaAlgorithm):
 
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
         blocks = ceil_div(math.prod(layer.output_shape), THREADS)
-        return (Unit("direct", self.files, layer, (blocks, 1, 1), THREADS, blocks=6),)
+        return (Unit("direct", *self.files, layer, (blocks, 1, 1), THREADS, blocks=6),)
 
     def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
         # every product loads both its factors, from the first cache at best; few outputs fill few multiprocessors

@@ -1,5 +1,7 @@
 // Direct convolution of an array.
 
+#include "tiled.cuh"
+
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS)
 direct_tiled(const T* x, const Acc* U, T* out, const T* bias, const T* residual) {
     SHARED_DYNAMIC(Shared, shared);

@@ -13,6 +13,8 @@
 //
 // Packed filters are U[group, block of rows, channel, r, s, BK], filled up with zeros: a slice is one piece of
 // memory.
+#pragma once
+#include "../common/sides.cuh"
 
 constexpr int WARPS = TILE_THREADS / 32, WARPS_K = BK / TK;
 constexpr int RUNS = LANES_N * LANES_P * LANES_Q;

@@ -96,7 +96,7 @@ class DirectTiled(CudaAlgorithm):
     """
 
     name = "direct.tiled"
-    files = ("common/sides.cuh", "direct/tiled.cuh", "direct/filter.cu", "direct/tiled.cu", "direct/textured.cu")
+    files = ("direct/tiled_filter.cu", "direct/tiled.cu", "direct/tiled_textured.cu")
     exact = True
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
@@ -144,13 +144,12 @@ class DirectTiled(CudaAlgorithm):
         )
         filters = ceil_div(_filters(layer, tile, BD), THREADS)
         grid = (_row_blocks(layer, tile) * _tiles(layer, tile), 1, layer.groups)
-        sides, body, *own = self.files
-        files = [(sides, body, file) for file in own]
-        packing = Unit("tiled_filter", files[0], layer, (filters, 1, 1), THREADS, 4, 0, 0, constants)
-        plain = Unit("direct_tiled", files[1], layer, grid, tile.threads, blocks, shared, shared, constants)
+        filters_of, plain_of, textured_of = self.files
+        packing = Unit("tiled_filter", filters_of, layer, (filters, 1, 1), THREADS, 4, 0, 0, constants)
+        plain = Unit("direct_tiled", plain_of, layer, grid, tile.threads, blocks, shared, shared, constants)
         if "INPUT" not in params:
             return packing, plain
-        return packing, plain, replace(plain, function="direct_textured", files=files[2], maps=(_texture(layer),))
+        return packing, plain, replace(plain, function="direct_textured", file=textured_of, maps=(_texture(layer),))
 
     def packed_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
         tile = _tile(params)

@@ -3,6 +3,8 @@
 // Planes are in the order (group, image, tile down, tile across, channel); spectra hold F_W / 2 + 1 columns.
 // `COS_H SIN_H COS_W SIN_W`, the points of the unit circle, are generated before this text.
 
+#include "../common/common.cuh"
+
 constexpr bool LAST = LAYOUT == NHWC;
 constexpr int HALF = F_W / 2 + 1, FREQUENCIES = F_H * HALF, SIDE = 32;
 constexpr long long TILES = (long long)N * COUNT_H * COUNT_W;

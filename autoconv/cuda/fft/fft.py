@@ -120,7 +120,7 @@ class FFT(CudaAlgorithm):
 
         def unit(name: str, elements: int) -> Unit:
             return Unit(
-                name, self.files, some, (ceil_div(elements, THREADS), 1, 1), THREADS, blocks, constants=constants,
+                name, *self.files, some, (ceil_div(elements, THREADS), 1, 1), THREADS, blocks, constants=constants,
                 preamble=text,
             )  # fmt: skip
 
@@ -128,7 +128,7 @@ class FFT(CudaAlgorithm):
             squares = ceil_div(planes, SQUARE) * ceil_div(frequencies, SQUARE)
             shared = SQUARE * (SQUARE + 1) * 2 * layer.accumulator.itemsize
             grid = (squares, 1, 1)
-            return Unit(name, self.files, some, grid, THREADS, blocks, shared, constants=constants, preamble=text)
+            return Unit(name, *self.files, some, grid, THREADS, blocks, shared, constants=constants, preamble=text)
 
         cut = unit("fft_cut", sources * area), turn("fft_turn", sources)
         if layer.direction == "wgrad":

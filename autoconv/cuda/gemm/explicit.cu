@@ -3,6 +3,8 @@
 //   NCHW, MERGED X[c,r,s, n,p,q]   Y[k, n,p,q]
 //   NHWC         X[group, n,p,q, r,s,c]  Y[n,p,q, k]  (Y is y itself)
 
+#include "../common/common.cuh"
+
 constexpr bool LAST = LAYOUT == NHWC;
 constexpr long long COLUMNS = (long long)N * P * Q * C * R * S;
 using Number = Index<COLUMNS>;

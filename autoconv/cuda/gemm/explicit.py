@@ -60,7 +60,7 @@ class Explicit(CudaAlgorithm):
         }
         constants = (("MERGED", int(params["MERGED"])),)
         return tuple(
-            Unit(name, self.files, some, (ceil_div(values[name], THREADS), 1, 1), THREADS, 4, constants=constants)
+            Unit(name, *self.files, some, (ceil_div(values[name], THREADS), 1, 1), THREADS, 4, constants=constants)
             for name in _kernels(layer, params)
         )
 

@@ -78,7 +78,7 @@ class Gemm(CudaAlgorithm):
 
     name = "gemm"
     exact = True
-    files = ("common/implicit.cuh", "common/gemm_tile.cuh", "gemm/gemm.cu")
+    files = ("gemm/gemm.cu",)
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
         rows, columns, depth = extents(layer)
@@ -112,11 +112,11 @@ class Gemm(CudaAlgorithm):
         if layer.dtype == "float64":
             tile = tile.halved()
         constants = (*tile.constants, ("SPLIT", split))
-        product = Unit("gemm", self.files, layer, grid, tile.threads, tile.blocks, shared, constants=constants)
+        product = Unit("gemm", *self.files, layer, grid, tile.threads, tile.blocks, shared, constants=constants)
         if split == 1:
             return (product,)
         return product, Unit(
-            "gemm_sum", self.files, layer, summing(layer, tile.threads), tile.threads, tile.blocks, constants=constants
+            "gemm_sum", *self.files, layer, summing(layer, tile.threads), tile.threads, tile.blocks, constants=constants
         )
 
     def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:

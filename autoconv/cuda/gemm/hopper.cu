@@ -10,6 +10,8 @@
 // With a stride, dgrad is a pass for each remainder of (h, w): only some taps meet it, and they do so as an
 // unstrided convolution of dy does. PIXEL_* and TAP_* below are of a pass.
 
+#include "hopper.cuh"
+
 constexpr bool WEIGHTS = DIRECTION == WGRAD;
 constexpr bool A_ACROSS = DIRECTION == WGRAD, B_ACROSS = DIRECTION != FWD;
 constexpr int LINE = LINE_BYTES / sizeof(T);  // values to a line

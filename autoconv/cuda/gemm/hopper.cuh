@@ -1,6 +1,7 @@
 // Hopper's asynchronous instructions (PTX ISA 8.0, sm_90a), in PTX and in C++ for the emulator of the tests:
 // barriers in shared memory, the tensor copy engine, matrix products of a warpgroup.
 #pragma once
+#include "../common/common.cuh"
 
 using Word = unsigned long long;
 

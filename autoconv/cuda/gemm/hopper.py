@@ -151,7 +151,7 @@ class Hopper(CudaAlgorithm):
 
     name = "gemm.hopper"
     exact = True
-    files = ("gemm/hopper.cuh", "gemm/hopper.cu")
+    files = ("gemm/hopper.cu",)
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
@@ -220,7 +220,7 @@ class Hopper(CudaAlgorithm):
         products = [
             Unit(
                 "hopper",
-                self.files,
+                *self.files,
                 layer,
                 (_tiles(layer, one, tile) * split, 1, 1),
                 tile.threads,

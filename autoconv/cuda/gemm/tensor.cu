@@ -6,6 +6,8 @@
 // channels are the depth a slice lies there by rows, where they are not, by depth, and is transposed on its
 // way to the registers. Padding is zeros that were never in memory.
 
+#include "../common/implicit.cuh"
+
 constexpr bool PIXEL_ROWS = DIRECTION != WGRAD;  // rows are the pixels' lines, or else the flat operand's
 constexpr Offset ROWS = PIXEL_ROWS ? PIXEL_LINES : FLAT_LINES, COLUMNS = PIXEL_ROWS ? FLAT_LINES : PIXEL_LINES;
 constexpr int SLICES = static_cast<int>((DEPTH + BK - 1) / BK);

@@ -58,7 +58,7 @@ class Tensor(CudaAlgorithm):
 
     name = "gemm.tensor"
     exact = True
-    files = ("common/implicit.cuh", "gemm/tensor.cu")
+    files = ("gemm/tensor.cu",)
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
@@ -98,7 +98,7 @@ class Tensor(CudaAlgorithm):
         )
         product = Unit(
             "tensor",
-            self.files,
+            *self.files,
             layer,
             (ceil_div(rows, tile.BM), ceil_div(columns, tile.BN), layer.groups * split),
             tile.threads,
@@ -112,7 +112,7 @@ class Tensor(CudaAlgorithm):
             return (product,)
         blocks = summing(layer, tile.threads)
         total = Unit(
-            "tensor_sum", self.files, layer, blocks, tile.threads, tile.blocks, constants=constants, capability=80
+            "tensor_sum", *self.files, layer, blocks, tile.threads, tile.blocks, constants=constants, capability=80
         )
         return product, total
 

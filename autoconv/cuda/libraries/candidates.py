@@ -99,7 +99,7 @@ class Cudnn(Library):
         tail = None
         if _tail(layer) and not fused:
             blocks = ceil_div(math.prod(layer.output_shape), THREADS)
-            tail = gpu.load(Unit("vendor_tail", ("libraries/epilogue.cu",), layer, (blocks, 1, 1), THREADS, 4))
+            tail = gpu.load(Unit("vendor_tail", "libraries/epilogue.cu", layer, (blocks, 1, 1), THREADS, 4))
         algorithm, arithmetic = _numbered(layer, params)
         return CudnnKernel(gpu, layer, algorithm, arithmetic, self.workspace_bytes(layer, device, params), tail, fused)
 

@@ -21,7 +21,7 @@ from autoconv.cuda.libraries.cudnn import CROSS_CORRELATION, PROPAGATE_NAN, TYPE
 from autoconv.layer import ConvLayer
 
 KINDS = {"convolution": 1, "engine": 2, "configuration": 3, "heuristics": 4, "plan": 5, "knob": 7, "fwd": 10}
-KINDS |= {"wgrad": 11, "dgrad": 12, "graph": 15, "pack": 16, "tensor": 17, "gemm.packed": 0, "step": 13}
+KINDS |= {"wgrad": 11, "dgrad": 12, "graph": 15, "pack": 16, "tensor": 17, "pointwise": 0, "step": 13}
 ELEMENTS: dict[str, tuple[int, Any]] = {  # of attributes: cuDNN's number of their type, and the type
     "handle": (0, ctypes.c_void_p),
     "dtype": (1, ctypes.c_int),
@@ -55,7 +55,7 @@ def _operation(first: int) -> dict[str, tuple[int, str]]:
 
 
 ATTRIBUTES: dict[str, dict[str, tuple[int, str]]] = {
-    "gemm.packed": _from(0, function="function", compute="dtype", nan="nan"),
+    "pointwise": _from(0, function="function", compute="dtype", nan="nan"),
     "convolution": _from(100, compute="dtype", mode="mode", dilations="int64", strides="int64")
     | _from(104, after="int64", before="int64", dimensions="int64"),
     "heuristics": _from(200, mode="heuristic", graph="descriptor", results="descriptor"),
@@ -213,9 +213,9 @@ def operands(layer: ConvLayer) -> str:
 def _step(layer: ConvLayer, step: str, x: Descriptor, y: Descriptor) -> Descriptor:
     compute = TYPES[layer.accumulator.name]
     if step == "relu":
-        relu = Descriptor.of("gemm.packed", function=RELU, compute=compute, nan=PROPAGATE_NAN)
+        relu = Descriptor.of("pointwise", function=RELU, compute=compute, nan=PROPAGATE_NAN)
         return Descriptor.of("step", pointwise=relu, x=x, y=y)
-    addition = Descriptor.of("gemm.packed", function=ADD, compute=compute)
+    addition = Descriptor.of("pointwise", function=ADD, compute=compute)
     shape = (layer.N, layer.K, layer.P, layer.Q) if step == "r" else (1, layer.K, 1, 1)
     return Descriptor.of("step", pointwise=addition, x=x, operand=_tensor(layer, step, shape), y=y)
 

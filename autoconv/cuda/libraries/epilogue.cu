@@ -1,5 +1,7 @@
 // The fused tail in place, behind a library's convolution that has none.
 
+#include "../common/common.cuh"
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 vendor_tail(T* y, const T* bias, const T* residual) {
     const long long at = (long long)blockIdx.x * THREADS + threadIdx.x;

@@ -50,7 +50,7 @@ class WinogradFused(CudaAlgorithm):
     """
 
     name = "winograd.fused"
-    files = ("common/sides.cuh", "winograd/winograd.cuh", "winograd/fused.cu")
+    files = ("winograd/fused.cu",)
     dtypes = ("float32",)
     spreads_nonfinite = True
 
@@ -91,10 +91,10 @@ class WinogradFused(CudaAlgorithm):
         shared = block.shared(layer.layout == "NHWC")
         grid = row_blocks * tiles, 1, layer.groups
         return (
-            Unit("fused_filter", self.files, layer, (filters, 1, 1), THREADS, 4, 0, 0, constants, text),
+            Unit("fused_filter", *self.files, layer, (filters, 1, 1), THREADS, 4, 0, 0, constants, text),
             Unit(
                 "winograd_fused",
-                self.files,
+                *self.files,
                 layer,
                 grid,
                 32 * block.warps,

@@ -2,6 +2,9 @@
 // over channels as one matrix product to each of the POINTS, and the sums transformed back. V and M keep the
 // order of the arrays: with channels last, channels are neighbours there too.
 
+#include "../common/gemm_tile.cuh"
+#include "winograd.cuh"
+
 constexpr long long V_SIZE = ((long long)POINTS * GROUPS * DEPTH * TILES + 63) / 64 * 64;
 
 DEVICE long long matrix(int point, int group, Offset rows, Offset columns) {

@@ -1,6 +1,8 @@
 // Winograd's minimal filtering F(MH x MW, R x S): geometry, the transform of a filter and that of a tile of sums.
 // `filter_h filter_w input_h input_w output_h output_w`, the one-dimensional transforms, are generated before
 // this text; `sides.cuh` says what they read and write.
+#pragma once
+#include "../common/sides.cuh"
 
 constexpr int AH = MH + static_cast<int>(R) - 1, AW = MW + static_cast<int>(S) - 1, POINTS = AH * AW;
 constexpr Offset TILES_H = (OUT_H + MH - 1) / MH, TILES_W = (OUT_W + MW - 1) / MW, TILES = N * TILES_H * TILES_W;

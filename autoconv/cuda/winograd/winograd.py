@@ -54,7 +54,7 @@ class Winograd(CudaAlgorithm):
     """
 
     name = "winograd"
-    files = ("common/gemm_tile.cuh", "common/sides.cuh", "winograd/winograd.cuh", "winograd/winograd.cu")
+    files = ("winograd/winograd.cu",)
     spreads_nonfinite = True
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
@@ -96,11 +96,11 @@ class Winograd(CudaAlgorithm):
 
         def unit(name: str, jobs: int) -> Unit:
             grid = (ceil_div(jobs, THREADS), 1, 1)
-            return Unit(name, self.files, layer, grid, THREADS, blocks, 0, 0, constants, text)
+            return Unit(name, *self.files, layer, grid, THREADS, blocks, 0, 0, constants, text)
 
         product = Unit(
             "winograd_product",
-            self.files,
+            *self.files,
             layer,
             (ceil_div(tiles, tile.BN), ceil_div(rows, tile.BM), points * layer.groups),
             tile.threads,

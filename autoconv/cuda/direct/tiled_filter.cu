@@ -1,5 +1,7 @@
 // Filters as the tiled kernels want them.
 
+#include "tiled.cuh"
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tiled_filter(const T* w, Acc* U) {
     const long long at = (long long)blockIdx.x * THREADS + threadIdx.x;
     if (at >= (long long)GROUPS * ROW_BLOCKS * SLICES * FILTERS) return;

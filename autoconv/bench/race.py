@@ -1,0 +1,251 @@
+"""autoconv's own kernels against other libraries, layer by layer, interleaved in one run.
+
+In every round each contestant runs for a moment, in an order shuffled anew, once the spinning threads of the
+one before are asleep. What is stated is the median over the rounds of the ratio of two times of one round, with
+a 95 % interval.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from autoconv.bench.baselines import BASELINES, Baseline, Problem, Run, onnxruntime_network
+from autoconv.bench.suites import OURS, Row, Samples, Setting, Suite
+from autoconv.common.text import one_line, size
+from autoconv.errors import AutoconvError
+from autoconv.tuning.planner import plan
+from autoconv.tuning.race import wait_until_idle
+
+if TYPE_CHECKING:
+    from autoconv.layer import ConvLayer
+    from autoconv.networks.layers import Network
+    from autoconv.plans import Plan
+    from autoconv.tuning.measurement import Progress
+
+SLOT = 0.075  # seconds of one contestant in one round
+LONG = 0.3  # seconds of a run that needs no warm-up: what it warms takes far less
+BUSY = 0.1  # of one core, used by other processes, is too much for a quiet measurement
+AGREEMENT = 1e-3  # of the largest output: far above any rounding, far below any mistake
+
+
+def sample(run: Callable[[], Any], clock: Callable[[], float]) -> float:
+    """Median seconds of as many runs as fill the slot, after one that wakes the threads."""
+    start = clock()
+    run()
+    first = clock() - start
+    if first >= LONG:
+        return first
+    taken: list[float] = []
+    begin = clock()
+    while len(taken) < 2 or clock() - begin < SLOT:
+        start = clock()
+        run()
+        taken.append(clock() - start)
+    return statistics.median(taken)
+
+
+def race(
+    runs: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+    busy: Callable[[], float] = time.process_time,
+) -> dict[str, Samples]:
+    """Every contestant's seconds in every round."""
+    times: dict[str, Samples] = {name: [] for name in runs}
+    order, shuffle = list(runs), random.Random(0).shuffle
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            shuffle(order)
+            for name in order:
+                wait_until_idle(sleep, busy)
+                times[name].append(sample(runs[name], clock))
+    finally:
+        if collecting:
+            gc.enable()
+    return times
+
+
+def cpu_seconds_of_others() -> float:
+    """Processor time that went to other processes since the machine started; 0 where it is not known."""
+    try:
+        fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _iowait, *interrupts_and_steal = map(int, fields[:8])
+    ticks = user + nice + system + sum(interrupts_and_steal)
+    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+def ours(made: Plan, problem: Problem, out: Any, constant: bool = True) -> Run:
+    """One run of our plan: NCHW arrays in, a NCHW array out, a new one where `out` is None."""
+    weights = made.pack(problem.b) if constant and problem.layer.direction != "wgrad" else problem.b
+    return lambda: made.run(problem.a, weights, problem.bias, problem.residual, out)
+
+
+def disagreement(got: Any, want: Any) -> float:
+    """Largest difference, relative to the largest value."""
+    scale = max(float(want.max()), -float(want.min()), float(np.finfo(np.float32).tiny))
+    difference = np.subtract(got, want)
+    return max(float(difference.max()), -float(difference.min())) / scale
+
+
+def measured(row: Row, made: Plan, setting: Setting, baselines: Mapping[str, Baseline]) -> None:
+    """Race our plan with the baselines on one layer; what a contestant raises is its own failure."""
+    problem, constant, fresh = Problem.draw(row.layer, setting.device), setting.constant, setting.fresh
+    runs: dict[str, Run] = {}
+    answer = found = None
+    first = ""  # who gave the answer that the others are compared with
+    for name in (OURS, *setting.baselines):
+        try:
+            if name == OURS:
+                out = None if fresh else setting.device.empty(row.layer.output_shape, np.float32)
+                run = ours(made, problem, out, constant)
+            else:
+                run = baselines[name].prepare(problem, setting.device, constant, fresh)
+            found = run()
+        except Exception as failure:  # whatever one of them does, the others go on
+            row.failures[name] = one_line(failure, 200)
+            continue
+        if answer is None:
+            answer, first = np.array(found), name
+        elif not (error := disagreement(found, answer)) <= AGREEMENT:
+            row.failures[name] = f"its answer differs from that of {first} by {error:.1e} of the largest value"
+        runs[name] = run
+    del answer, found
+    row.times = race(runs, setting.rounds)
+
+
+def planned(layer: ConvLayer, setting: Setting, progress: Progress | None = None) -> Plan:
+    """Our plan, tuned and recorded, vendors off."""
+    return plan(
+        layer,
+        "profile",
+        device=setting.device,
+        weights="constant" if setting.constant else "varying",
+        vendors=False,
+        exact=setting.exact,
+        isolate=setting.isolate,
+        progress=progress,
+    )
+
+
+def run_suite(
+    net: Network,
+    batch: int,
+    setting: Setting,
+    *,
+    names: Iterable[str] | None = None,
+    network: bool = True,
+    baselines: Mapping[str, Baseline] = BASELINES,
+    say: Callable[[str], None] = lambda line: None,
+) -> Suite:
+    """Tune all layers, then measure one after the other; an interruption keeps what is done.
+
+    Parameters
+    ----------
+    net : Network
+    batch : int
+    setting : Setting
+    names : iterable of str, optional
+        The layers to take; all, unless given.
+    network : bool
+        Whether the layers are one network's, so that their sum means something.
+    baselines : mapping of str to Baseline
+        By name, at least those of `setting.baselines`.
+    say : callable
+        Called with what is done next.
+
+    Returns
+    -------
+    Suite
+        With a row for every layer that was reached.
+
+    Raises
+    ------
+    ConfigError
+        When the network has no layer of one of `names`.
+    """
+    chosen = net.layers if names is None else tuple(map(net.find, names))
+    suite = Suite(net.name, batch, setting, len(chosen), network and names is None)
+    plans: dict[str, Plan] = {}
+    jobs = [Row(named.name, named.at(batch, setting.direction), named.repeat) for named in chosen]
+    try:
+        for row in jobs:
+            say(f"tuning {net.name} {row.name}")
+            try:
+                plans[row.name] = planned(row.layer, setting)
+            except AutoconvError as failure:
+                row.failures[OURS] = one_line(failure, 200)
+        begun, others = time.perf_counter(), cpu_seconds_of_others()
+        for row in jobs:
+            say(f"timing {net.name} {row.name}")
+            if row.name in plans:
+                row.candidate = str(plans[row.name].candidate)
+                measured(row, plans[row.name].from_records(), setting, baselines)  # whose workspace goes with it
+            suite.rows.append(row)
+        if suite.network and not suite.incomplete and setting.direction == "fwd" and setting.constant:
+            say(f"timing {net.name} as a whole")
+            in_sequence(suite, plans)
+        share = (cpu_seconds_of_others() - others) / (time.perf_counter() - begun)
+        if share > BUSY:
+            suite.notes.append(
+                f"other processes used {share:.0%} of a core during the measurement, which disturbs these figures"
+            )
+    except KeyboardInterrupt:
+        suite.interrupted = True
+    return suite
+
+
+def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
+    """Race all our plans one after the other with one ONNX Runtime graph of the same convolutions.
+
+    A layer that repeats has filters of its own every time, as in the network; inputs and outputs of one
+    shape share their memory.
+    """
+    setting, device = suite.setting, suite.setting.device
+    copies = [(row, f"{row.name}.{i}") for row in suite.rows for i in range(row.repeat)]
+    images = {math.prod(shape) for row in suite.rows for shape in (row.layer.x_shape, row.layer.y_shape)}
+    filters = sum(math.prod(row.layer.w_shape) for row, _ in copies)
+    need = 4 * (sum(images) + 4 * filters)  # packed ones are larger
+    if need > device.memory_available() // 2:
+        suite.notes.append(
+            f"the layers were not timed in sequence: that takes about {size(need)}, more than half of the free memory"
+        )
+        return
+    arrays: dict[Any, Any] = {}
+
+    def shared(role: str, array: Any) -> Any:
+        return None if array is None else arrays.setdefault((role, array.shape), array)
+
+    problems: dict[str, Problem] = {}
+    outs: dict[str, Any] = {}
+    steps: list[Run] = []
+    for seed, (row, name) in enumerate(copies):
+        drawn = Problem.draw(row.layer, device, seed)
+        problem = replace(drawn, a=shared("x", drawn.a), residual=shared("residual", drawn.residual))
+        outs[name] = shared("y", device.empty(row.layer.y_shape, np.float32))
+        problems[name] = problem
+        steps.append(ours(plans[row.name], problem, out=outs[name]))
+
+    def sequence() -> None:
+        for step in steps:
+            step()
+
+    whole = onnxruntime_network(problems, outs, device.threads)
+    suite.whole = race({OURS: sequence, "onnxruntime": whole}, setting.rounds)

@@ -1,0 +1,93 @@
+"""The verb `autoconv explain`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autoconv import networks
+from autoconv.cli.options import (
+    OK,
+    as_json,
+    batches,
+    check_mode,
+    device_named,
+    directions,
+    jobs_of,
+    on_device,
+    options_of_plan,
+    with_limits,
+)
+from autoconv.cli.output import print_json
+from autoconv.errors import ConfigError
+from autoconv.layer import DIRECTIONS, ConvLayer
+from autoconv.tuning.planner import plan
+
+if TYPE_CHECKING:
+    from autoconv.plans import Plan
+
+
+@click.command()
+@click.argument("what", metavar="LAYER|NET[:NAME]")
+@batches
+@directions
+@on_device
+@click.option("--mode", help="As for tune. [default: what is on record, else estimates; nothing is timed]")
+@with_limits
+@as_json
+def explain(
+    what: str,
+    batch: tuple[int, ...] | None,
+    direction: tuple[str, ...],
+    device_name: str,
+    mode: str | None,
+    as_json: bool,
+    **limits: Any,
+) -> int:
+    """Show every candidate for a layer with its time, error and workspace, or why it is out.
+
+    The layer is a key such as fwd-float32-NCHW-N1-C64-H56-W56-K64-R3-S3-padding1x1, or NET:NAME; NET
+    alone means all its layers.
+    """
+    device = device_named(device_name)
+    mode = mode or "heuristic"
+    check_mode(mode, device)
+    layers = _layers(what, batch, direction)
+    plans = [plan(layer, mode, device=device, **options_of_plan(limits)) for layer in layers]
+    if as_json:
+        print_json([_plan_json(found) for found in plans])
+    else:
+        click.echo("\n\n".join(found.explain() for found in plans))
+    return OK
+
+
+def _plan_json(found: Plan) -> dict[str, Any]:
+    return {
+        "layer": found.layer.key(),
+        "device": found.device.key,
+        "candidate": str(found.candidate),
+        "from": found.source,
+        "timed": found.timed,
+        "workspace_bytes": found.workspace_bytes,
+        "ranking": found.ranking,
+        "facts": {name: facts.to_json() for name, facts in found.facts.items()},
+        "reasons": {name: list(reasons) for name, reasons in found.reasons.items()},
+    }
+
+
+def _layers(what: str, batch: tuple[int, ...] | None, direction: tuple[str, ...]) -> list[ConvLayer]:
+    """The layers an argument of `explain` means."""
+    if re.match(rf"({'|'.join(DIRECTIONS)})-", what) and not Path(what).exists():
+        return [ConvLayer.parse(what)]
+    try:
+        net, name = networks.load(what), None
+    except ConfigError:
+        head, colon, name = what.rpartition(":")
+        if not colon or Path(what).exists():
+            raise
+        net = networks.load(head)
+    chosen = {net.find(name).name} if name else {named.name for named in net.layers}
+    return [layer for _, named, layer in jobs_of([net], batch, direction) if named.name in chosen]

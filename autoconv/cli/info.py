@@ -1,0 +1,92 @@
+"""The verb `autoconv info`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autoconv import __version__, networks, registry
+from autoconv.cli.options import OK, as_json, device_named, on_device
+from autoconv.cli.output import print_json
+from autoconv.records.cache import TuningCache
+
+if TYPE_CHECKING:
+    from autoconv.device import Device
+
+ENVIRONMENT = ("AUTOCONV_CACHE_DIR", "AUTOCONV_KERNEL_DIR", "AUTOCONV_NUM_THREADS", "AUTOCONV_ISA")
+OPTIONAL = {
+    "onnxruntime": "a library to compare with; pip install 'autoconv[bench]'",
+    "torch": "a library to compare with; pip install 'autoconv[bench]'",
+    "matplotlib": "draws charts; pip install 'autoconv[report]'",
+}
+
+
+@click.command()
+@on_device
+@as_json
+def info(device_name: str, as_json: bool) -> int:
+    """Describe the device, the software, the cache, and what is missing and how to get it."""
+    found = information(device_named(device_name), TuningCache())
+    if as_json:
+        print_json(found)
+    else:
+        print_information(found)
+    return OK
+
+
+def information(device: Device, cache: TuningCache) -> dict[str, Any]:
+    """What `info` says, in plain JSON types."""
+    from autoconv.cuda.hardware import why_unavailable
+
+    records = [record.device for record in cache.records()]
+    missing = {name: how for name, how in OPTIONAL.items() if importlib.util.find_spec(name) is None}
+    if gpu := why_unavailable():
+        missing["GPU"] = gpu
+    return {
+        "autoconv": __version__,
+        "python": platform.python_version(),
+        "device": {
+            "key": device.key,
+            "name": device.name,
+            **{name: value for name, value in device.facts.items() if name != "name"},
+            "peak_gflops": {dtype: device.measured_peak(dtype) / 1e9 for dtype in ("float32", "float64")},
+        },
+        "algorithms": [algorithm.name for algorithm in registry.algorithms(device)],
+        "versions": device.versions,
+        "cache": {
+            "directory": str(cache.directory),
+            "persistent": cache.persistent,
+            "records": len(records),
+            "of_this_device": records.count(device.key),
+            "shipped": str(cache.system),
+        },
+        "networks": networks.names(),
+        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+        "missing": missing,
+    }
+
+
+def print_information(found: dict[str, Any]) -> None:
+    """The same for people, one line per fact."""
+    device, cache = found["device"], found["cache"]
+    peak = ", ".join(f"{rate:.0f} GFLOP/s in {dtype}" for dtype, rate in device["peak_gflops"].items())
+    caches = ", ".join(f"L{n} {device[f'l{n}_bytes'] >> 10} KiB" for n in (1, 2, 3) if f"l{n}_bytes" in device)
+    lines = [
+        ("autoconv", f"{found['autoconv']} on Python {found['python']}"),
+        ("device", device["name"]),
+        ("", device["key"]),
+        ("", f"measured: {peak}; {caches}"),
+        ("algorithms", ", ".join(found["algorithms"])),
+        ("versions", ", ".join(f"{name} {number}" for name, number in found["versions"].items())),
+        ("cache", cache["directory"] + ("" if cache["persistent"] else "; cannot be written: nothing will be kept")),
+        ("", f"{cache['records']} records, {cache['of_this_device']} of this device; shipped: {cache['shipped']}"),
+        ("networks", ", ".join(found["networks"])),
+        *(("environment", f"{name}={value}") for name, value in found["environment"].items()),
+        *(("missing", f"{name}: {how}") for name, how in found["missing"].items()),
+    ]
+    sys.stdout.writelines(f"{label:<12} {text}\n" for label, text in lines)

@@ -1,0 +1,111 @@
+"""The verbs that concern what is on record: `autoconv show`, `export` and `import`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autoconv.cli.options import FAILED, OK, as_json, device_named
+from autoconv.cli.output import print_json, say
+from autoconv.common.text import duration, print_table
+from autoconv.records.cache import TuningCache
+from autoconv.records.limits import Limits, ranking
+
+if TYPE_CHECKING:
+    from autoconv.records.schema import Record
+
+
+@click.command()
+@click.option("--device", "device_name", metavar="NAME", help="Only this one: cpu, cuda, cuda:N. [default: all]")
+@as_json
+def show(device_name: str | None, as_json: bool) -> int:
+    """List what is on record: the winner of every layer on every device, its race, and the versions that ran."""
+    only = None if device_name is None else device_named(device_name).key
+    found = [standing(record) for record in TuningCache().records() if only in (None, record.device)]
+    if as_json:
+        print_json(found)
+    for device in [] if as_json else dict.fromkeys(entry["device"] for entry in found):
+        print_standings(device, [entry for entry in found if entry["device"] == device])
+    if not found and not as_json:
+        click.echo("nothing on record yet: try `autoconv tune alexnet`")
+    return OK
+
+
+@click.command("export")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--device", "device_key", metavar="KEY", help="Only this device's, by the key that show prints.")
+@as_json
+def export(path: Path, device_key: str | None, as_json: bool) -> int:
+    """Write the records to FILE as JSON, to share them; into a folder, one file per device."""
+    cache = TuningCache()
+    known = {record.device for record in cache.records()}
+    if device_key is not None and device_key not in known:
+        others = f": expected one of {', '.join(sorted(known))}" if known else ", nor for any other"
+        raise click.UsageError(f"--device {device_key}: nothing is on record for this device{others}")
+    count = cache.export(path, device_key)
+    if as_json:
+        print_json({"path": str(path), "records": count})
+    else:
+        click.echo(f"{count} records written to {path}")
+    return OK
+
+
+@click.command("import")
+@click.argument("paths", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@as_json
+def import_(paths: Sequence[Path], as_json: bool) -> int:
+    """Merge records that `autoconv export` wrote, here or elsewhere. Every one is checked."""
+    cache = TuningCache()
+    reports = {str(path): cache.import_(path) for path in paths}
+    code = OK if cache.persistent else FAILED
+    for path, found in reports.items():
+        if not as_json:
+            click.echo(f"{path}: {found.taken} new, {found.merged} merged, {found.known} known already")
+        for reason in found.refused:
+            code = FAILED
+            say("error", reason)
+    if as_json:
+        print_json({path: dataclasses.asdict(found) for path, found in reports.items()})
+    return code
+
+
+def standing(record: Record) -> dict[str, Any]:
+    """Who wins a record when anything is allowed, and where that comes from; plain JSON types."""
+    facts = record.facts()
+    best = next(iter(ranking(facts, Limits(allow_tf32=True))), None)
+    races = [race for race in record.races if best is None or (best in race.facts and race.facts[best].timed)]
+    return {
+        "device": record.device,
+        "layer": record.layer,
+        "winner": str(best) if best else None,
+        "seconds": facts[best].time if best else None,
+        "candidates": len(facts),
+        "races": [
+            {"id": r.id, "when": r.when, "isolated": r.isolated, "candidates": len(r.facts), "versions": r.versions}
+            for r in races
+        ],
+    }
+
+
+def print_standings(device: str, standings: Sequence[dict[str, Any]]) -> None:
+    """The winners on one device as a table."""
+    rows = []
+    for found in standings:
+        last = found["races"][-1]
+        versions = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
+        rows.append(
+            [
+                found["layer"],
+                found["winner"] or "none",
+                duration(found["seconds"]) if found["seconds"] else "-",
+                str(found["candidates"]),
+                last["when"][:16].replace("T", " ") + ("" if last["isolated"] else ", in process"),
+                versions,
+            ]
+        )
+    columns = ["layer", "winner", ">time", ">candidates", "raced (UTC)", "versions"]
+    print_table(device, columns, rows, spare=["versions", ">candidates", "raced (UTC)"])

@@ -1,0 +1,135 @@
+"""The verb `autoconv tune`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from autoconv import networks
+from autoconv.cli.options import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    as_json,
+    batches,
+    check_mode,
+    device_named,
+    directions,
+    jobs_of,
+    on_device,
+    options_of_plan,
+    seconds,
+    with_limits,
+)
+from autoconv.cli.output import print_json, progress_bar, say
+from autoconv.cli.tables import Row, Table
+from autoconv.common.text import one_line
+from autoconv.errors import AutoconvError
+from autoconv.layer import ConvLayer
+from autoconv.networks import NamedLayer
+from autoconv.records.cache import TuningCache
+from autoconv.tuning.planner import plan
+
+LEAST_BUDGET = 0.05  # seconds of timing for a layer whose turn comes when the budget is spent
+
+
+@click.command()
+@click.argument("nets", nargs=-1, required=True, metavar="NET...")
+@batches
+@directions
+@on_device
+@click.option("--budget", type=seconds, metavar="TIME", help="For timing all layers together, such as 60s.")
+@click.option(
+    "--mode",
+    default="profile",
+    help="profile, hybrid, heuristic, cached, or an algorithm or candidate. [default: profile]",
+)
+@with_limits
+@click.option("--isolate/--no-isolate", default=True, help="Whether a worker process does the timing. [default: yes]")
+@as_json
+def tune(
+    nets: Sequence[str],
+    batch: tuple[int, ...] | None,
+    direction: tuple[str, ...],
+    device_name: str,
+    budget: float | None,
+    mode: str,
+    isolate: bool,
+    as_json: bool,
+    **limits: Any,
+) -> int:
+    """Time every candidate for every layer of NET, keep the facts, and show who wins.
+
+    What is on record is not timed again. Ctrl-C keeps what is done; the same command then goes on from
+    there.
+    """
+    started = time.monotonic()
+    jobs = jobs_of([networks.load(net) for net in nets], batch, direction)
+    device, cache = device_named(device_name), TuningCache()
+    check_mode(mode, device)
+    options = options_of_plan(limits) | {"device": device, "cache": cache, "isolate": isolate}
+    rows: dict[tuple[str, int, str], list[Row]] = {}
+    done, interrupted = [], False
+    with progress_bar(len(jobs)) as begin:
+        try:
+            for place, (net, named, layer) in enumerate(jobs):
+                left = None if budget is None else started + budget - time.monotonic()
+                share = None if left is None else max(left / (len(jobs) - place), LEAST_BUDGET)
+                progress = begin(place, f"{net.name} {named.name}")
+                row = _tuned(named, layer, mode, options | {"budget": share, "progress": progress})
+                rows.setdefault((net.name, layer.N, layer.direction), []).append(row)
+                done.append(row)
+        except KeyboardInterrupt:
+            interrupted = True
+    peaks = {dtype: device.measured_peak(dtype) for dtype in {row.layer.dtype for row in done}}
+    tables = [Table(*key, tuple(found)) for key, found in rows.items()]
+    timed = sum(row.plan.timed for row in done if row.plan)
+    failed = [row for row in done if row.error]
+    seconds = time.monotonic() - started
+    if as_json:
+        print_json(
+            {
+                "device": {"name": device.name, "key": device.key, "versions": device.versions},
+                "peak_gflops": {dtype: peak / 1e9 for dtype, peak in peaks.items()},
+                "tables": [table.to_json(peaks) for table in tables],
+                "timed": timed,
+                "elapsed": seconds,
+                "interrupted": interrupted,
+            }
+        )
+    else:
+        for table in tables:
+            table.print(peaks)
+        click.echo(f"on {device.name}; peak: {_rates(peaks)}")
+        click.echo(_summary(len(done), len(jobs), timed, len(failed), seconds))
+    for row in failed:
+        say("error", f"{row.name}: {row.error}")
+    if interrupted:
+        kept = f"{len(done)} of {len(jobs)} layers are done and kept"
+        say("error", f"interrupted: {kept}; the same command goes on from there")
+        return INTERRUPTED
+    lost = bool(timed) and not cache.persistent  # of which a warning has told
+    return FAILED if failed or lost else OK
+
+
+def _tuned(named: NamedLayer, layer: ConvLayer, mode: str, options: dict[str, Any]) -> Row:
+    """The plan for a layer of a network, or why there is none."""
+    found, error = None, None
+    try:
+        found = plan(layer, mode, **options)
+    except (AutoconvError, OSError, MemoryError, RuntimeError) as failure:
+        error = one_line(failure)
+    return Row(named.name, layer, named.repeat, found, error)
+
+
+def _summary(done: int, total: int, timed: int, failed: int, seconds: float) -> str:
+    layers = f"{done} layers" if done == total else f"{done} of {total} layers"
+    work = f"{timed} candidates timed" if timed else "nothing timed"
+    return f"{layers}, {work}" + (f", {failed} failed" if failed else "") + f", in {seconds:.1f} s"
+
+
+def _rates(peaks: dict[str, float]) -> str:
+    return ", ".join(f"{peak / 1e9:.0f} GFLOP/s in {dtype}" for dtype, peak in sorted(peaks.items())) or "not measured"

@@ -1,0 +1,73 @@
+"""Networks from files: those that come with autoconv, by name, and the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autoconv.errors import ConfigError
+from autoconv.networks import yaml_reader
+from autoconv.networks.layers import Network
+from autoconv.paths import shipped
+
+
+def names() -> list[str]:
+    """Names of the networks that come with autoconv.
+
+    Returns
+    -------
+    list of str
+        What `load` takes in place of a path, in alphabetical order.
+    """
+    return sorted(path.stem for path in shipped("configs").glob("*.yaml"))
+
+
+def load(path_or_name: str | Path) -> Network:
+    """Read a network from a YAML file, or one that comes with autoconv.
+
+    The file is a mapping with the keys
+
+    - `layers`: a list of mappings, each with a `name` of its own and the arguments of `ConvLayer`, but for `N` and
+      `direction`. `W` is `H` and `S` is `R` unless given; `repeat` counts how many equal ones the network has;
+    - `name` (the file's, unless given), `source` (the paper), `batch` (a number or a list of them; 1 unless given);
+    - `defaults`: arguments of `ConvLayer` for all layers that do not give their own.
+
+    Only decimal integers are numbers, and only `true` and `false` are truth values.
+
+    Parameters
+    ----------
+    path_or_name : str or Path
+        A file, or one of `names()`; where there are both, the file is read.
+
+    Returns
+    -------
+    Network
+        Every layer checked, for one image.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such file or network, the file cannot be read, or it is not such a mapping; the message
+        names file, line and layer.
+
+    Examples
+    --------
+    >>> [named.name for named in load("cifar10").layers]
+    ['conv1', 'conv2', 'conv3']
+    """
+    path = Path(path_or_name)
+    own = shipped("configs") / f"{path_or_name}.yaml"
+    try:
+        if path.name == str(path_or_name) and not path.is_file() and own.is_file():
+            path = own
+        with path.open("rb") as file:
+            data = file.read(yaml_reader.LARGEST_FILE + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(
+            f"{path}: no such file, and no network of that name comes with autoconv: expected one of "
+            f"{', '.join(names())}"
+        ) from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: expected a YAML file, got a directory") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return yaml_reader.network(data, str(path), path.stem)
