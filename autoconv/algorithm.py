@@ -266,11 +266,8 @@ class Algorithm(ABC, Generic[D]):
             ("layout", layer.layout, self.layouts),
             ("channels", "depthwise" if alone else layer.grouping, self.groupings),
         )
-        reasons = [
-            f"{what}: expected {' or '.join(allowed)}, got {given}"
-            for what, given, allowed in declared
-            if given not in allowed
-        ]
+        outside = [(what, " or ".join(allowed), given) for what, given, allowed in declared if given not in allowed]
+        reasons = [f"{what}: expected {allowed}, got {given}" for what, allowed, given in outside]
         if layer.dilation != (1, 1) and not self.dilated:
             reasons.append(f"dilation: expected 1x1, got {'x'.join(map(str, layer.dilation))}")
         if (layer.bias or layer.residual or layer.activation is not None) and not self.epilogue:
