@@ -111,7 +111,7 @@ REFUSED = [
     ({"x": np.zeros((2, 4, 9, 8))}, "x is float64 (2, 4, 9, 8): float32"),
     ({"x": np.zeros((2, 9, 8, 4), np.float32)}, "is wanted for the NCHW layer"),
     ({"x": np.zeros((2, 4, 9, 8), ">f4")}, "x is >f4"),
-    ({"x": [[1.0]]}, "x is list: an array of NumPy, or one that speaks DLPack, is wanted"),
+    ({"x": [[1.0]]}, "x: expected an array of NumPy, or one that speaks DLPack, got list"),
     ({"w": np.zeros((6, 4, 3, 3), ml_dtypes.bfloat16)}, "w is bfloat16"),
     ({"w": None}, "w is NoneType"),
     ({"bias": np.zeros(6, np.float32)}, "bias is given, but the layer has none"),
