@@ -113,12 +113,12 @@ REFUSED = [
     ({"x": np.zeros((2, 4, 9, 8), ">f4")}, "x is >f4"),
     ({"x": [[1.0]]}, "x: expected an array of NumPy, or one that speaks DLPack, got list"),
     ({"w": np.zeros((6, 4, 3, 3), ml_dtypes.bfloat16)}, "w is bfloat16"),
-    ({"w": None}, "w is NoneType"),
+    ({"w": None}, "w: expected an array of NumPy, or one that speaks DLPack, got NoneType"),
     ({"bias": np.zeros(6, np.float32)}, "bias is given, but the layer has none"),
     ({"residual": np.zeros((2, 6, 9, 8), np.float32)}, "residual is given, but the layer has none"),
     ({"out": np.zeros((2, 6, 9, 9), np.float32)}, "out is float32 (2, 6, 9, 9): float32 (2, 6, 9, 8) is wanted for y"),
     ({"out": np.zeros((2, 6, 8, 9), np.float32).swapaxes(2, 3)}, "out is not contiguous"),
-    ({"out": "there"}, "out is str"),
+    ({"out": "there"}, "out: expected an array of NumPy, or one that speaks DLPack, got str"),
 ]
 
 
