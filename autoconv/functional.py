@@ -10,7 +10,7 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.errors import ArrayError
-from autoconv.layer import ConvLayer, Layout, Pair, Sides
+from autoconv.layer import EXTENTS, ConvLayer, Layout, Pair, Sides
 from autoconv.plans import Plan, like
 from autoconv.registry import device_of, resolve
 from autoconv.tuning.planner import REMEMBERED, plan
@@ -391,11 +391,10 @@ def _layer(extents: Any, geometry: Any, kind: Any, epilogue: Any) -> ConvLayer:
 
 @functools.lru_cache(maxsize=REMEMBERED)
 def _remembered_layer(extents: Any, geometry: Any, kind: Any, epilogue: Any) -> ConvLayer:
-    N, C, H, W, K, R, S = extents
     stride, padding, dilation, groups = geometry
     dtype, layout, direction = kind
     bias, residual, activation = epilogue
     return ConvLayer(
-        N=N, C=C, H=H, W=W, K=K, R=R, S=S, stride=stride, padding=padding, dilation=dilation, groups=groups,
+        **dict(zip(EXTENTS, extents, strict=True)), stride=stride, padding=padding, dilation=dilation, groups=groups,
         dtype=dtype, layout=layout, direction=direction, bias=bias, residual=residual, activation=activation,
     )  # fmt: skip
