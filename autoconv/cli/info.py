@@ -41,7 +41,7 @@ def info(device_name: str, as_json: bool) -> int:
 
 def information(device: Device, cache: TuningCache) -> dict[str, Any]:
     """What `info` says, in plain JSON types."""
-    from autoconv.cuda.device import why_unavailable
+    from autoconv.cuda.hardware import why_unavailable
 
     records = [record.device for record in cache.records()]
     missing = {name: how for name, how in OPTIONAL.items() if importlib.util.find_spec(name) is None}

@@ -44,8 +44,8 @@ def export(path: Path, device_key: str | None, as_json: bool) -> int:
     cache = TuningCache()
     known = {record.device for record in cache.records()}
     if device_key is not None and device_key not in known:
-        others = f"expected one of {', '.join(sorted(known))}" if known else "nor for any other"
-        raise click.UsageError(f"--device {device_key}: nothing is on record for this device; {others}")
+        others = f": expected one of {', '.join(sorted(known))}" if known else ", nor for any other"
+        raise click.UsageError(f"--device {device_key}: nothing is on record for this device{others}")
     count = cache.export(path, device_key)
     if as_json:
         print_json({"path": str(path), "records": count})

@@ -19,7 +19,7 @@ from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.common import code_hash
 from autoconv.cpu.device import CPU
-from autoconv.cpu.numpy.direct import Direct
+from autoconv.cpu.numpy.direct import NumpyDirect
 from autoconv.errors import PlanError
 from autoconv.functional import conv2d
 from autoconv.layer import ConvLayer
@@ -99,7 +99,7 @@ def rigged(cache: TuningCache, layer: ConvLayer = LAYER, **facts: Facts) -> Faul
     """A device whose record says what the test wants."""
     device = FaultyCPU.having(*facts)
     found = {Candidate.parse(f"faulty.{name}"): replace(f, version="1", samples=9) for name, f in facts.items()}
-    found[Candidate("numpy.direct")] = Facts(Direct().version, time=1.0, samples=9)
+    found[Candidate("numpy.direct")] = Facts(NumpyDirect().version, time=1.0, samples=9)
     covers = note(registry.algorithms(device), frozenset())
     race = Race("0" * 32, "2026-01-01T00:00:00+00:00", device.versions, False, None, found, covers)
     cache.add(layer.key(), device.key, race)
@@ -328,7 +328,7 @@ def test_a_former_winner_stands_in_the_way_only_until_the_layer_is_tuned_again(
 
     def hasty(layer: ConvLayer, device: CPU, candidates: list[Candidate], **options: Any) -> dict[Candidate, Facts]:
         late = Facts("2", failure="unreached: the budget was spent")
-        return {c: late if c.algorithm == "faulty.none" else Facts(Direct().version, time=1.0) for c in candidates}
+        return {c: late if c.algorithm == "faulty.none" else Facts(NumpyDirect().version, time=1.0) for c in candidates}
 
     monkeypatch.setattr(racing, "measure", hasty)
     tuned = fresh(LAYER, mode, device=changed, cache=cache, budget=1.0)

@@ -45,6 +45,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"direct", "winograd", "fft", "depthwise"},
         {"gemm"},
         {"device"},
+        {"hardware", "timing"},
         {"libraries"},
         {"common"},
         {"codegen"},

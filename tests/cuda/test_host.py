@@ -14,14 +14,17 @@ import pytest
 from layers import edge, operands
 from simt.cases import named, only
 from simt.emulator import MISSING
-from simt.fake_cupy import FakeCuPy, ndarray
+from simt.fake_cupy import FakeCuPy, forget, install, ndarray
 
 import autoconv
 from autoconv.cli import main
 from autoconv.cuda import device as module
+from autoconv.cuda import hardware
+from autoconv.cuda.codegen import compiler
 from autoconv.cuda.codegen.compiler import CompileError
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.device import CUDA, why_unavailable
+from autoconv.cuda.device import CUDA
+from autoconv.cuda.hardware import why_unavailable
 from autoconv.errors import ArrayError, DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
@@ -33,22 +36,10 @@ pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs
 LAYER = edge("plain", N=1, C=4, K=4)
 
 
-def installed(fake: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
-    monkeypatch.setitem(sys.modules, "cupy", fake)
-    monkeypatch.setattr(module, "compiled", lambda text, capability: text.encode())
-    monkeypatch.setattr(module, "nvrtc", lambda: SimpleNamespace(version=(13, 0)))
-    monkeypatch.setattr(module, "_capture", lambda stream: fake.captures)
-    for remembered in (module._facts, module._function, CUDA.numbered):
-        remembered.cache_clear()
-    return fake
-
-
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuPy]:
-    function = module._function
-    yield installed(FakeCuPy(), monkeypatch)
-    for remembered in (module._facts, function, CUDA.numbered):
-        remembered.cache_clear()
+    yield install(FakeCuPy(), monkeypatch)
+    forget()
 
 
 @pytest.fixture
@@ -119,7 +110,7 @@ def test_the_command_takes_the_device(
     cupy: FakeCuPy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     only(monkeypatch, "direct")
-    monkeypatch.setattr(module, "_measured_peak", lambda index, dtype: 1e12)
+    monkeypatch.setattr(hardware, "measured_peak", lambda index, dtype: 1e12)
     net = tmp_path / "net.yaml"
     net.write_text("{name: tiny, layers: [{name: one, C: 2, H: 3, K: 2, R: 1}]}", encoding="utf-8")
     assert main(["tune", str(net), "--device", "cuda:1", "--no-isolate"]) == 0
@@ -273,7 +264,7 @@ def test_without_a_gpu_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_missing_or_old_driver_is_named(
     gpus: int | None, driver: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed(FakeCuPy(gpus, driver=driver), monkeypatch)
+    install(FakeCuPy(gpus, driver=driver), monkeypatch)
     assert reason in why_unavailable()
     with pytest.raises(PlanError, match="no CUDA device"):
         CUDA.current()
@@ -283,7 +274,7 @@ def test_no_compiler_is_named(cupy: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -
     def missing() -> None:
         raise CompileError("no NVRTC library")
 
-    monkeypatch.setattr(module, "nvrtc", missing)
+    monkeypatch.setattr(compiler, "nvrtc", missing)
     assert why_unavailable() == "no NVRTC library"
 
 
@@ -291,7 +282,7 @@ def test_kernels_that_the_driver_does_not_load_are_recorded(
     monkeypatch: pytest.MonkeyPatch, cache: TuningCache
 ) -> None:
     """A driver older than the kernels, found out only when one is loaded."""
-    installed(FakeCuPy(1, driver=12080), monkeypatch)
+    install(FakeCuPy(1, driver=12080), monkeypatch)
     with pytest.raises(CompileError, match=r"the driver \(of CUDA 12.8\) does not load direct as NVRTC 13.0 compiled"):
         plan(LAYER, "direct", device=CUDA(0), cache=cache)
 

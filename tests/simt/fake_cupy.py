@@ -6,16 +6,22 @@ With it the real `CUDA` device runs without hardware: its launch code, its dispa
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from simt.emulator import FENCE, EmulationError, emulated
 
-from autoconv.cuda.device import DECLARABLE
+from autoconv.cuda import device, hardware
+from autoconv.cuda.codegen import compiler
+from autoconv.cuda.codegen.occupancy import STATIC_SHARED
+from autoconv.cuda.device import CUDA
 
 NULL_STREAM = 0
+REMEMBERED = (hardware.facts, device._function, CUDA.numbered)  # as they are: a test may put others in their places
 
 
 class CUDARuntimeError(RuntimeError):
@@ -237,7 +243,7 @@ class Function:
             pointers = [ctypes.c_void_p(None if a is None else a.ctypes.data) for a in args]
             values = (ctypes.c_void_p * len(pointers))(*(ctypes.addressof(pointer) for pointer in pointers))
             shape = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
-            shared = ctypes.c_size_t(shared_mem or DECLARABLE)
+            shared = ctypes.c_size_t(shared_mem or STATIC_SHARED)
             error = self.run(*shape, shared, values, len(pointers), ctypes.c_uint(1))
             if error:
                 raise EmulationError(f"{self.name}: {error.decode()}")
@@ -247,3 +253,19 @@ class Function:
             run()
         else:
             recorded.append(run)
+
+
+def install(fake: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
+    """Make this the CuPy of the process, and the emulator what compiles and runs its kernels."""
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(compiler, "compiled", lambda text, capability: text.encode())
+    monkeypatch.setattr(compiler, "nvrtc", lambda: SimpleNamespace(version=(13, 0)))
+    monkeypatch.setattr(device, "_capture", lambda stream: fake.captures)
+    forget()
+    return fake
+
+
+def forget() -> None:
+    """Forget the devices of an earlier CuPy."""
+    for remembered in REMEMBERED:
+        remembered.cache_clear()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoconv.algorithm import Array
-from autoconv.cuda.device import MOST_SETS, REPLAYS
+from autoconv.cuda.timing import LEAST_LAUNCHES, REPLAYS, operand_sets
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
 from autoconv.vendors.base import installed, release
@@ -63,9 +63,9 @@ class Rival:
         with torch.inference_mode():
             x, w = tensor(a), tensor(b)
             nbytes = a.nbytes + b.nbytes + layer.numpy_dtype.itemsize * _elements(layer.output_shape)
-            sets = min(2 * int(device.facts["l2_bytes"]) // max(nbytes, 1) + 2, MOST_SETS)
+            sets = operand_sets(nbytes, int(device.facts["l2_bytes"]))
             copies: list[tuple[Any, Any]] = [(x, w), *((x.clone(), w.clone()) for _ in range(sets - 1))]
-            launches = max(sets, 8)
+            launches = max(sets, LEAST_LAUNCHES)
             for x, w in copies[:2] * 2:  # cuDNN's own search is over before the capture
                 answer = torch_convolution(layer, x, w, None, None)
             torch.cuda.synchronize()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 REGISTERS = 65536  # of a multiprocessor, on every architecture here
 REGISTER_UNIT = 256  # registers are given to a warp in units of this
 WARP = 32
+STATIC_SHARED = 48 << 10  # bytes of shared memory that a kernel gets without asking
 
 
 @dataclass(frozen=True)

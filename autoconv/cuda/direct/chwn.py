@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Kernel, Params
+from autoconv.cuda.codegen.occupancy import STATIC_SHARED
 from autoconv.cuda.codegen.source import Unit, wide
 from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div, roofline, scalar
 from autoconv.cuda.gemm.gemm import Tile
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 THREADS = 256  # of the kernels that turn arrays
 TURNED = 32  # rows and columns that turn together
 ALIGNMENT = 256  # bytes, of each part of the workspace
-DECLARABLE = 48 << 10  # bytes of shared memory
 TILES = (
     Tile(128, 128, 8, 8, 8, blocks=2),
     Tile(64, 64, 16, 4, 8, blocks=4),
@@ -55,7 +55,7 @@ class DirectCHWN(CudaAlgorithm):
             reasons.append(f"float64: {tile.TM}x{tile.TN} sums do not fit a thread's registers")
         if not reasons and max(_sizes(layer)) >= 2**30 and not wide(layer):
             reasons.append(f"filled up to {_images(layer)} images and whole words, an array has 2**30 elements")
-        if _shared(layer, tile) > DECLARABLE:
+        if _shared(layer, tile) > STATIC_SHARED:
             reasons.append(f"{layer.R}x{layer.S} taps, listed in shared memory, leave the tile too little")
         return reasons
 

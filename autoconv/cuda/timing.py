@@ -1,0 +1,54 @@
+"""How launches on a GPU are timed: events around replays of a graph, so that the host's own time is not counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from autoconv.device import Operands
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+REPLAYS = 4  # of the graph, to a sample
+MOST_SETS = 64  # operand sets to a graph; small layers cannot fill the L2 with a sensible number of them
+LEAST_LAUNCHES = 8  # to a graph: enough to make the replay's own cost small
+
+
+def operand_sets(nbytes: int, l2_bytes: int) -> int:
+    """How many operand sets of this size are together larger than twice the L2, so that each comes from memory."""
+    return min(2 * l2_bytes // max(nbytes, 1) + 2, MOST_SETS)
+
+
+def replayer(
+    cupy: ModuleType, launch: Callable[[Operands], None], operands: Operands, sets: int
+) -> Callable[[], float]:
+    """What takes one sample: seconds of a launch, as the mean of a replayed graph of them over so many operand sets."""
+    copies = [operands]
+    for _ in range(sets - 1):
+        bias, residual = (None if x is None else x.copy() for x in (operands.bias, operands.residual))
+        fresh = (operands.a.copy(), operands.b.copy(), cupy.empty_like(operands.out))
+        copies.append(Operands(*fresh, bias, residual, operands.workspace))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    launches = max(sets, LEAST_LAUNCHES)
+    cupy.cuda.get_current_stream().synchronize()  # the copies must be there
+    with stream:
+        launch(operands)  # what is loaded or allocated once must not be captured
+        stream.begin_capture()
+        for i in range(launches):
+            launch(copies[i % sets])
+        graph = stream.end_capture()
+        graph.upload(stream)
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+
+    def sample() -> float:
+        with stream:
+            graph.launch(stream)
+            start.record(stream)
+            for _ in range(REPLAYS):
+                graph.launch(stream)
+            stop.record(stream)
+        stop.synchronize()
+        return float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / (REPLAYS * launches)
+
+    return sample
