@@ -130,7 +130,8 @@ def conv2d_dgrad(
     Raises
     ------
     ArrayError
-        For an array that `Plan.run` refuses, or that has not four dimensions, and where `dy` has not the shape of the output.
+        For an array that `Plan.run` refuses, or that has not four dimensions, and where `dy` has not the shape of the
+        output.
     LayerError
         For what is no valid convolution, as `ConvLayer` says.
     PlanError
@@ -197,7 +198,8 @@ def conv2d_wgrad(
     Raises
     ------
     ArrayError
-        For an array that `Plan.run` refuses, or that has not four dimensions, and where `dy` has not the shape of the output.
+        For an array that `Plan.run` refuses, or that has not four dimensions, and where `dy` has not the shape of the
+        output.
     LayerError
         For what is no valid convolution, as `ConvLayer` says.
     PlanError
@@ -269,7 +271,8 @@ def conv_transpose2d(
     Raises
     ------
     ArrayError
-        For an array that `Plan.run` refuses, or that has not four dimensions; for filters, a bias or a size that does not fit.
+        For an array that `Plan.run` refuses, or that has not four dimensions; for filters, a bias or a size that does
+        not fit.
     LayerError
         For what is no valid convolution, as `ConvLayer` says.
     PlanError
