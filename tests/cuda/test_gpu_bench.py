@@ -305,6 +305,6 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     (exported,) = (out / "cache").glob("*.json")
     assert "fwd-float32-NCHW-N1-C2" in exported.read_text()
     assert main(["bench", "--device", "cuda"]) == 2
-    assert "-o DIR is wanted" in capsys.readouterr().err
+    assert "expected -o DIRECTORY" in capsys.readouterr().err
     assert main([*command, "--phase", "all"]) == 2
-    assert "allowed are some of check,tune,table" in capsys.readouterr().err
+    assert "expected some of check,tune,table" in capsys.readouterr().err
