@@ -81,7 +81,7 @@ def standing(record: Record) -> dict[str, Any]:
     return {
         "device": record.device,
         "layer": record.layer,
-        "winner": best,
+        "winner": str(best) if best else None,
         "seconds": facts[best].time if best else None,
         "candidates": len(facts),
         "races": [

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 from autoconv.networks import NamedLayer, Network
 from autoconv.tuning import planner, reference
+from autoconv.tuning.planner import forget_plans
 
 LAYER = edge("plain", N=1)
 NET = """
@@ -202,18 +203,13 @@ tuned = race.planned
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, a small network, and no time to lose."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(race, "SLOT", 0.0)
     monkeypatch.setattr(race, "planned", estimated)
     (tmp_path / "tiny.yaml").write_text(NET)
-    planner._memo.clear()
-    planner._default_cache.cache_clear()
-    yield tmp_path
-    planner._memo.clear()
-    planner._default_cache.cache_clear()
+    return tmp_path
 
 
 @pytest.mark.usefixtures("place")
@@ -280,7 +276,7 @@ def test_plans_are_tuned_without_vendors_and_kept() -> None:
     first = tuned(LAYER, setting())
     assert first.source == "profile"
     assert "not among the vendors allowed" in first.reasons["torch[format=nchw]"][0]
-    planner._memo.clear()
+    forget_plans()
     again = tuned(LAYER, setting())
     assert (again.source, again.timed, again.candidate) == ("cache", 0, first.candidate)
 

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
 from autoconv.tuning import planner
 from autoconv.tuning.measurement import Event
+from autoconv.tuning.planner import forget_plans
 
 NET = """
 name: Tiny
@@ -40,18 +40,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(autoconv.cpu, "FAMILIES", ("numpy",))
     registry._table.cache_clear()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "tiny.yaml").write_text(NET)
-    forget()
     yield tmp_path
-    forget()
     registry._table.cache_clear()
-
-
-def forget() -> None:
-    """What a new process does not know."""
-    planner._memo.clear()
-    planner._default_cache.cache_clear()
 
 
 def run(*args: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -85,7 +76,7 @@ def test_tune_times_everything_once_and_says_so(capsys: pytest.CaptureFixture[st
     assert re.search(r"second x2 .* new\n", first.out)
     assert re.search(r"2 layers, [1-9]\d* candidates timed", first.out)
     assert first.err == ""
-    forget()
+    forget_plans()
     assert main(["tune", "tiny.yaml"]) == 0
     second = capsys.readouterr().out
     assert re.search(r"first .* cached\n", second)
@@ -114,10 +105,10 @@ def test_json_holds_the_whole_result_and_totals_count_repeats(capsys: pytest.Cap
 def test_other_limits_choose_again_without_timing(capsys: pytest.CaptureFixture[str]) -> None:
     tuned(capsys=capsys)
     for extra in (["--workspace-limit", "0"], ["--weights", "constant"], ["--deterministic"], ["--tolerance", "1e-6"]):
-        forget()
+        forget_plans()
         found = tuned(*extra, capsys=capsys)
         assert found["timed"] == 0
-    forget()
+    forget_plans()
     rows = tuned("--workspace-limit", "0B", capsys=capsys)["tables"][0]["layers"]
     assert [row["workspace_bytes"] for row in rows] == [0, 0]
 
@@ -172,7 +163,7 @@ def test_ctrl_c_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "first" in captured.out
     assert "interrupted: 1 of 2 layers are done and kept" in captured.err
     monkeypatch.setattr(verb, "plan", real)
-    forget()
+    forget_plans()
     rows = tuned(capsys=capsys)["tables"][0]["layers"]
     assert [row["from"] for row in rows] == ["cached", "new"]
 
@@ -269,7 +260,7 @@ def test_records_travel_from_cache_to_cache(
     assert main(["export", "records.json"]) == 0
     assert "2 records written to records.json" in capsys.readouterr().out
     monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(place / "other"))
-    forget()
+    forget_plans()
     assert main(["import", "records.json", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["records.json"]["taken"] == 2
     after = tuned(capsys=capsys)

@@ -20,7 +20,6 @@ import pytest
 
 from autoconv.algorithm import Candidate
 from autoconv.common import machine_code as disk
-from autoconv.cuda.codegen.compiler import cubin_folder
 from autoconv.errors import CacheWarning, PlanError, RecordError
 from autoconv.paths import shipped
 from autoconv.records.cache import LARGEST_FILE, SYSTEM, ImportReport, TuningCache, file_name
@@ -147,13 +146,14 @@ def test_where_the_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_folder_stays_where_it_was_first_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOCONV_KERNEL_DIR")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     for named in ("folder", "~/folder"):
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         monkeypatch.setenv("AUTOCONV_CACHE_DIR", named)
         where = tmp_path / named.replace("~", "home")
-        assert (TuningCache().directory, disk.folder(), cubin_folder()) == (where, where / "kernels", where / "cubins")
+        assert (TuningCache().directory, disk.folder()) == (where, where / "kernels")
         monkeypatch.chdir("elsewhere")
         assert (TuningCache().directory, disk.folder()) == (where, where / "kernels")
         monkeypatch.chdir(tmp_path)
@@ -161,7 +161,7 @@ def test_the_folder_stays_where_it_was_first_meant(tmp_path: Path, monkeypatch: 
 
 def test_a_user_without_a_home_has_a_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pwd = pytest.importorskip("pwd")
-    for name in ("HOME", "XDG_CACHE_HOME", "AUTOCONV_CACHE_DIR"):
+    for name in ("HOME", "XDG_CACHE_HOME", "AUTOCONV_CACHE_DIR", "AUTOCONV_KERNEL_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -109,7 +109,6 @@ def test_bfloat16_arrays_are_taken(cupy: FakeCuPy, cache: TuningCache) -> None:
 def test_the_command_takes_the_device(
     cupy: FakeCuPy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
     only(monkeypatch, "direct")
     monkeypatch.setattr(hardware, "measured_peak", lambda index, dtype: 1e12)
     net = tmp_path / "net.yaml"
