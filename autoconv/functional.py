@@ -10,7 +10,7 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.errors import ArrayError
-from autoconv.layer import EXTENTS, ConvLayer, Layout, Pair, Sides
+from autoconv.layer import ConvLayer, Layout, Pair, Sides
 from autoconv.plans import Plan, like
 from autoconv.registry import device_of, resolve
 from autoconv.tuning.planner import REMEMBERED, plan
@@ -130,8 +130,7 @@ def conv2d_dgrad(
     Raises
     ------
     ArrayError
-        For an array that `Plan.run` refuses, or that has not four dimensions, and where `dy` has not the shape of the
-        output.
+        For an array that `Plan.run` refuses, that has not four dimensions, or whose shape does not fit the others'.
     LayerError
         For what is no valid convolution, as `ConvLayer` says.
     PlanError
@@ -198,8 +197,7 @@ def conv2d_wgrad(
     Raises
     ------
     ArrayError
-        For an array that `Plan.run` refuses, or that has not four dimensions, and where `dy` has not the shape of the
-        output.
+        For an array that `Plan.run` refuses, that has not four dimensions, or whose shape does not fit the others'.
     LayerError
         For what is no valid convolution, as `ConvLayer` says.
     PlanError
@@ -271,8 +269,7 @@ def conv_transpose2d(
     Raises
     ------
     ArrayError
-        For an array that `Plan.run` refuses, or that has not four dimensions; for filters, a bias or a size that does
-        not fit.
+        For an array that `Plan.run` refuses, that has not four dimensions, or whose shape does not fit the others'.
     LayerError
         For what is no valid convolution, as `ConvLayer` says.
     PlanError
@@ -391,10 +388,11 @@ def _layer(extents: Any, geometry: Any, kind: Any, epilogue: Any) -> ConvLayer:
 
 @functools.lru_cache(maxsize=REMEMBERED)
 def _remembered_layer(extents: Any, geometry: Any, kind: Any, epilogue: Any) -> ConvLayer:
+    N, C, H, W, K, R, S = extents
     stride, padding, dilation, groups = geometry
     dtype, layout, direction = kind
     bias, residual, activation = epilogue
     return ConvLayer(
-        **dict(zip(EXTENTS, extents, strict=True)), stride=stride, padding=padding, dilation=dilation, groups=groups,
+        N=N, C=C, H=H, W=W, K=K, R=R, S=S, stride=stride, padding=padding, dilation=dilation, groups=groups,
         dtype=dtype, layout=layout, direction=direction, bias=bias, residual=residual, activation=activation,
     )  # fmt: skip

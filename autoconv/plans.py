@@ -26,7 +26,15 @@ _OPERAND_NAMES = {"fwd": ("x", "w", "y"), "dgrad": ("dy", "w", "dx"), "wgrad": (
 
 @dataclass(frozen=True, eq=False)
 class PackedWeights:
-    """Filters transformed once, for one layer and candidate; `Plan.run` takes them in place of `w`."""
+    """Filters transformed once, for one layer and candidate; `Plan.run` takes them in place of `w`.
+
+    Parameters
+    ----------
+    binding : tuple of ConvLayer, Candidate and Device
+        What they were packed for; another plan refuses them.
+    buffer : array
+        The transformed filters.
+    """
 
     binding: tuple[ConvLayer, Candidate, Device]
     buffer: Array
@@ -97,7 +105,12 @@ class Plan:
         return self._restore, (self.layer, self.device, str(self.candidate), self.limits)
 
     def from_records(self) -> Plan:
-        """The same plan as a later call finds it: from the cache, nothing timed."""
+        """The same plan as a later call finds it: from the cache, nothing timed.
+
+        Returns
+        -------
+        Plan
+        """
         return Plan(
             self.layer,
             self.device,
@@ -166,8 +179,10 @@ class Plan:
             The two operands, of `layer.input_shapes`, dtype and layout. An array that is not
             contiguous is copied. What speaks DLPack is taken too, and the same kind is given back.
             In place of filters, what `pack` gave.
-        bias : array of K values, and residual : array of the output's shape
-            Exactly when the layer has them.
+        bias : array of K values, optional
+            Given exactly when the layer has a bias.
+        residual : array of the output's shape, optional
+            Given exactly when the layer has a residual.
         out : array, optional
             Contiguous, aligned, of the output's shape and dtype, overlapping no other operand.
 
@@ -179,8 +194,16 @@ class Plan:
         Raises
         ------
         ArrayError
-            For a wrong shape, dtype, layout or device, a tail the layer does not have (or lacks one
-            it has), and an `out` that is not contiguous, not writable, or overlaps.
+            For a wrong shape, dtype, layout or device, a bias or residual that the layer does not have (or the
+            lack of one that it has), and an `out` that is not contiguous, not writable, or overlaps.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from autoconv import ConvLayer, plan
+        >>> made = plan(ConvLayer(N=1, C=2, H=5, W=5, K=3, R=3, S=3), "heuristic")
+        >>> made.run(np.ones((1, 2, 5, 5), np.float32), np.ones((3, 2, 3, 3), np.float32)).shape
+        (1, 3, 3, 3)
         """
         device, kernel = self.device, self._kernel
         if device.elsewhere():
@@ -207,10 +230,29 @@ class Plan:
     def pack(self, w: Array) -> PackedWeights:
         """The filters transformed once, for constant weights; bound to this plan's layer and candidate.
 
+        Parameters
+        ----------
+        w : array of `layer.w_shape`
+            The filters, which `run` would take. They are copied, so that later changes to `w` have no effect.
+
+        Returns
+        -------
+        PackedWeights
+            What `run` takes in place of `w`, as often as one likes.
+
         Raises
         ------
         ArrayError
             For `wgrad`, which has no filters among its operands, and as `run` does.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from autoconv import ConvLayer, plan
+        >>> made = plan(ConvLayer(N=1, C=2, H=5, W=5, K=3, R=3, S=3), "heuristic", weights="constant")
+        >>> packed = made.pack(np.ones((3, 2, 3, 3), np.float32))
+        >>> float(made.run(np.ones((1, 2, 5, 5), np.float32), packed).max())
+        18.0
         """
         if self.layer.direction == "wgrad":
             raise ArrayError("wgrad computes the filters' gradient: there are no weights to pack")
@@ -287,7 +329,13 @@ class Plan:
         return weights.buffer
 
     def explain(self) -> str:
-        """Every candidate with time, spread, error and workspace, or the reasons why it was out."""
+        """Every candidate with time, spread, error and workspace, or the reasons why it was out.
+
+        Returns
+        -------
+        str
+            Several lines, for people to read.
+        """
         layer, limits = self.layer, self.limits
         lines = [
             str(layer),
