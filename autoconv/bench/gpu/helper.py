@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import random
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
