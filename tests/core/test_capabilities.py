@@ -33,7 +33,7 @@ CELLS: list[Cell] = list(itertools.product(DIRECTIONS, DTYPES, LAYOUTS, GROUPS, 
 
 def layers_of(cell: Cell, **epilogue: Any) -> Iterator[ConvLayer]:
     direction, dtype, layout, groups, dilation = cell
-    for size, stride in itertools.product(FILTERS if dilation == 1 else FILTERS[:1] + FILTERS[2:], STRIDES):
+    for size, stride in itertools.product(FILTERS, STRIDES):  # dilation is nothing to a filter of 1x1: it is taken
         yield ConvLayer(
             N=2, C=16, H=24, W=25, K=16, R=size, S=size, stride=stride, padding=size // 2, groups=GROUPS[groups],
             dilation=dilation, direction=direction, dtype=dtype, layout=layout, **epilogue,
