@@ -68,16 +68,6 @@ class Plan:
         Candidates timed to make this plan; 0 when the records sufficed.
     limits : Limits
         What the caller allowed.
-
-    Examples
-    --------
-    >>> import autoconv, numpy as np
-    >>> layer = autoconv.ConvLayer(N=1, C=2, H=5, W=5, K=3, R=3, S=3, padding=1)
-    >>> made = autoconv.plan(layer, "numpy.direct")
-    >>> made.candidate.algorithm, made.source, made.workspace_bytes
-    ('numpy.direct', 'user', 0)
-    >>> made.run(np.ones(layer.x_shape, np.float32), np.ones(layer.w_shape, np.float32)).max()
-    np.float32(18.0)
     """
 
     def __init__(
@@ -209,8 +199,16 @@ class Plan:
         Raises
         ------
         ArrayError
-            For a wrong shape, dtype, layout or device, a bias or residual that the layer does not
-            have (or that is missing where it has one), and an `out` that is not contiguous, not writable, or overlaps.
+            For a wrong shape, dtype, layout or device, a bias or residual that the layer does not have (or the
+            lack of one that it has), and an `out` that is not contiguous, not writable, or overlaps.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from autoconv import ConvLayer, plan
+        >>> made = plan(ConvLayer(N=1, C=2, H=5, W=5, K=3, R=3, S=3), "heuristic")
+        >>> made.run(np.ones((1, 2, 5, 5), np.float32), np.ones((3, 2, 3, 3), np.float32)).shape
+        (1, 3, 3, 3)
         """
         device, kernel = self.device, self._kernel
         if device.elsewhere():
@@ -254,12 +252,12 @@ class Plan:
 
         Examples
         --------
-        >>> import autoconv, numpy as np
-        >>> layer = autoconv.ConvLayer(N=1, C=2, H=5, W=5, K=3, R=3, S=3)
-        >>> made = autoconv.plan(layer, "numpy.direct", weights="constant")
-        >>> weights = made.pack(np.ones(layer.w_shape, np.float32))
-        >>> made.run(np.ones(layer.x_shape, np.float32), weights).max()
-        np.float32(18.0)
+        >>> import numpy as np
+        >>> from autoconv import ConvLayer, plan
+        >>> made = plan(ConvLayer(N=1, C=2, H=5, W=5, K=3, R=3, S=3), "heuristic", weights="constant")
+        >>> packed = made.pack(np.ones((3, 2, 3, 3), np.float32))
+        >>> float(made.run(np.ones((1, 2, 5, 5), np.float32), packed).max())
+        18.0
         """
         if self.layer.direction == "wgrad":
             raise ArrayError("w: wgrad computes the filters' gradient, so there are no weights to pack")

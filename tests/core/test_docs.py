@@ -21,9 +21,7 @@ import autoconv
 import autoconv.cpu
 from autoconv import ConvLayer, TuningCache, networks, registry
 from autoconv.cli.main import cli
-from autoconv.common import machine_code
 
-KERNELS = machine_code.folder()
 ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "pages").glob("*.md")}
 PAGES["README.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -44,18 +42,6 @@ def run(page: str, library: str, names: dict[str, Any]) -> None:
     for block in blocks(page, "python"):
         if needs(block) == library and not block.startswith(EXAMPLE):
             exec(compile(block, page, "exec"), names)
-
-
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("records")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One cache for all pages, in place of one for every test."""
-    monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(KERNELS))
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(records))
 
 
 WITH_PYTHON = sorted(page for page in PAGES if any(not b.startswith(EXAMPLE) for b in blocks(page, "python")))

@@ -116,7 +116,7 @@ def test_schedules(rows: int, coop: int, threads: int) -> None:
 
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_types_and_tails(dtype: str, tail: str) -> None:
+def test_types_and_epilogues(dtype: str, tail: str) -> None:
     for layout in ("NCHW", "NHWC"):
         run(edge("tails", dtype=dtype, layout=layout, **TAILS[tail]), {"tile": "8x8", "rows": 2, "coop": 0})
 

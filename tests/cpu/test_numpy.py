@@ -140,7 +140,7 @@ def test_edges_compiled(name: str, direction: str) -> None:
 
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("name", ["tails", "grouped", "depthwise", "pointwise", "five by five"])
-def test_tails(name: str, tail: str) -> None:
+def test_epilogues(name: str, tail: str) -> None:
     for layout in LAYOUTS:
         for dtype in ("float32", "float16"):
             check(edge(name, layout=layout, dtype=dtype, **TAILS[tail]), algorithms=NUMPY)
