@@ -8,7 +8,7 @@ from autoconv.functional import conv2d, conv2d_dgrad, conv2d_wgrad, conv_transpo
 from autoconv.layer import ConvLayer
 from autoconv.plans import PackedWeights, Plan
 from autoconv.records.cache import TuningCache
-from autoconv.tuning.planner import plan
+from autoconv.tuning.planner import forget_plans, plan
 
 __version__ = "0.1.0"
 
@@ -32,5 +32,6 @@ __all__ = [
     "conv2d_dgrad",
     "conv2d_wgrad",
     "conv_transpose2d",
+    "forget_plans",
     "plan",
 ]

@@ -130,7 +130,7 @@ def conv2d_dgrad(
     Raises
     ------
     ArrayError
-        For an array that `Plan.run` refuses, or that has not four dimensions, and where `dy` has not the shape of the output.
+        For an array that `Plan.run` refuses, that has not four dimensions, or whose shape does not fit the others'.
     LayerError
         For what is no valid convolution, as `ConvLayer` says.
     PlanError
@@ -197,7 +197,7 @@ def conv2d_wgrad(
     Raises
     ------
     ArrayError
-        For an array that `Plan.run` refuses, or that has not four dimensions, and where `dy` has not the shape of the output.
+        For an array that `Plan.run` refuses, that has not four dimensions, or whose shape does not fit the others'.
     LayerError
         For what is no valid convolution, as `ConvLayer` says.
     PlanError
@@ -269,7 +269,7 @@ def conv_transpose2d(
     Raises
     ------
     ArrayError
-        For an array that `Plan.run` refuses, or that has not four dimensions; for filters, a bias or a size that does not fit.
+        For an array that `Plan.run` refuses, that has not four dimensions, or whose shape does not fit the others'.
     LayerError
         For what is no valid convolution, as `ConvLayer` says.
     PlanError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,8 +15,9 @@ from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
-    from autoconv.records.schema import Facts, Limits
-    from autoconv.tuning.candidates import Survey
+    from autoconv.records.limits import Limits
+    from autoconv.records.schema import Facts
+    from autoconv.tuning.candidates import CandidateSet
 
 Source = Literal["profile", "cache", "heuristic", "user"]
 
@@ -25,7 +26,15 @@ _OPERAND_NAMES = {"fwd": ("x", "w", "y"), "dgrad": ("dy", "w", "dx"), "wgrad": (
 
 @dataclass(frozen=True, eq=False)
 class PackedWeights:
-    """Filters transformed once, for one layer and candidate; `Plan.run` takes them in place of `w`."""
+    """Filters transformed once, for one layer and candidate; `Plan.run` takes them in place of `w`.
+
+    Parameters
+    ----------
+    binding : tuple of ConvLayer, Candidate and Device
+        What they were packed for; another plan refuses them.
+    buffer : array
+        The transformed filters.
+    """
 
     binding: tuple[ConvLayer, Candidate, Device]
     buffer: Array
@@ -65,16 +74,16 @@ class Plan:
         kernel: Kernel,
         source: Source,
         *,
-        facts: Mapping[str, Facts],
-        survey: Callable[[], Survey],
-        ranking: list[str],
+        facts: Mapping[Candidate, Facts],
+        candidate_set: Callable[[], CandidateSet],
+        ranking: Sequence[Candidate],
         limits: Limits,
         restore: Callable[..., Plan],
         timed: int = 0,
     ) -> None:
         self.layer, self.device, self.candidate, self.source = layer, device, candidate, source
-        self.facts, self.ranking = dict(facts), list(ranking)
-        self._survey, self._restore = survey, restore
+        self._facts, self._ranking = facts, ranking
+        self._candidate_set, self._restore = candidate_set, restore
         self.limits, self.timed = limits, timed
         self._kernel = kernel
         self._binding = (layer, candidate, device)
@@ -96,28 +105,47 @@ class Plan:
         return self._restore, (self.layer, self.device, str(self.candidate), self.limits)
 
     def from_records(self) -> Plan:
-        """The same plan as a later call finds it: from the cache, nothing timed."""
+        """The same plan as a later call finds it: from the cache, nothing timed.
+
+        Returns
+        -------
+        Plan
+        """
         return Plan(
             self.layer,
             self.device,
             self.candidate,
             self._kernel,
             "cache",
-            facts=self.facts,
-            survey=self._survey,
-            ranking=self.ranking,
+            facts=self._facts,
+            candidate_set=self._candidate_set,
+            ranking=self._ranking,
             limits=self.limits,
             restore=self._restore,
         )
 
     @functools.cached_property
+    def facts(self) -> dict[str, Facts]:
+        """What is recorded of every candidate, by its name."""
+        return {str(candidate): facts for candidate, facts in self._facts.items()}
+
+    @functools.cached_property
+    def ranking(self) -> list[str]:
+        """The names of the candidates that satisfy the limits, best first."""
+        return [str(candidate) for candidate in self._ranking]
+
+    @functools.cached_property
     def reasons(self) -> dict[str, list[str]]:
-        """Why candidates cannot run, or were not worth timing."""
-        survey = self._survey()
-        untimed = {name: facts for name, facts in survey.expected.items() if name not in self.facts}
-        return survey.reasons | {
-            name: survey.spared.get(name, [f"not timed; estimated at {duration(expected.time)}"])
-            for name, expected in untimed.items()
+        """Why candidates cannot run, or were not worth timing, by their names."""
+        return {str(candidate): reasons for candidate, reasons in self._reasons.items()}
+
+    @functools.cached_property
+    def _reasons(self) -> dict[Candidate, list[str]]:
+        offered = self._candidate_set()
+        untimed = {candidate: facts for candidate, facts in offered.expected.items() if candidate not in self._facts}
+        return offered.reasons | {
+            candidate: offered.pruned.get(candidate, [f"not timed; estimated at {duration(expected.time)}"])
+            for candidate, expected in untimed.items()
         }
 
     @property
@@ -128,7 +156,7 @@ class Plan:
 
     @property
     def timings(self) -> dict[str, float]:
-        """Seconds of every timed candidate under the plan's limits, best first."""
+        """Seconds of every timed candidate under the plan's limits, by its name, best first."""
         timed = {name: self.limits.cost(facts) for name, facts in self.facts.items() if facts.failure is None}
         return dict(sorted(timed.items(), key=lambda item: item[1]))
 
@@ -151,8 +179,10 @@ class Plan:
             The two operands, of `layer.input_shapes`, dtype and layout. An array that is not
             contiguous is copied. What speaks DLPack is taken too, and the same kind is given back.
             In place of filters, what `pack` gave.
-        bias : array of K values, and residual : array of the output's shape
-            Exactly when the layer has them.
+        bias : array of K values, optional
+            Given exactly when the layer has a bias.
+        residual : array of the output's shape, optional
+            Given exactly when the layer has a residual.
         out : array, optional
             Contiguous, aligned, of the output's shape and dtype, overlapping no other operand.
 
@@ -164,8 +194,16 @@ class Plan:
         Raises
         ------
         ArrayError
-            For a wrong shape, dtype, layout or device, a tail the layer does not have (or lacks one
-            it has), and an `out` that is not contiguous, not writable, or overlaps.
+            For a wrong shape, dtype, layout or device, a bias or residual that the layer does not have (or the
+            lack of one that it has), and an `out` that is not contiguous, not writable, or overlaps.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from autoconv import ConvLayer, plan
+        >>> made = plan(ConvLayer(N=1, C=2, H=5, W=5, K=3, R=3, S=3), "heuristic")
+        >>> made.run(np.ones((1, 2, 5, 5), np.float32), np.ones((3, 2, 3, 3), np.float32)).shape
+        (1, 3, 3, 3)
         """
         device, kernel = self.device, self._kernel
         if device.elsewhere():
@@ -192,10 +230,29 @@ class Plan:
     def pack(self, w: Array) -> PackedWeights:
         """The filters transformed once, for constant weights; bound to this plan's layer and candidate.
 
+        Parameters
+        ----------
+        w : array of `layer.w_shape`
+            The filters, which `run` would take. They are copied, so that later changes to `w` have no effect.
+
+        Returns
+        -------
+        PackedWeights
+            What `run` takes in place of `w`, as often as one likes.
+
         Raises
         ------
         ArrayError
             For `wgrad`, which has no filters among its operands, and as `run` does.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from autoconv import ConvLayer, plan
+        >>> made = plan(ConvLayer(N=1, C=2, H=5, W=5, K=3, R=3, S=3), "heuristic", weights="constant")
+        >>> packed = made.pack(np.ones((3, 2, 3, 3), np.float32))
+        >>> float(made.run(np.ones((1, 2, 5, 5), np.float32), packed).max())
+        18.0
         """
         if self.layer.direction == "wgrad":
             raise ArrayError("wgrad computes the filters' gradient: there are no weights to pack")
@@ -272,7 +329,13 @@ class Plan:
         return weights.buffer
 
     def explain(self) -> str:
-        """Every candidate with time, spread, error and workspace, or the reasons why it was out."""
+        """Every candidate with time, spread, error and workspace, or the reasons why it was out.
+
+        Returns
+        -------
+        str
+            Several lines, for people to read.
+        """
         layer, limits = self.layer, self.limits
         lines = [
             str(layer),
@@ -281,19 +344,19 @@ class Plan:
             f"  {self.candidate}, from {self.source}"
             + (f" ({self.timed} candidates timed)" if self.timed else " (nothing timed)"),
         ]
-        rank = {name: place for place, name in enumerate(self.ranking)}
-        timed = {name: facts for name, facts in self.facts.items() if facts.failure is None}
-        out = {name: str(facts.failure) for name, facts in self.facts.items() if facts.failure is not None}
-        out |= {name: "; ".join(why) for name, why in self.reasons.items() if name not in timed}
-        width = max(map(len, [*timed, *out]), default=0)
+        rank = {candidate: place for place, candidate in enumerate(self._ranking)}
+        timed = {candidate: facts for candidate, facts in self._facts.items() if facts.failure is None}
+        out = {str(candidate): str(facts.failure) for candidate, facts in self._facts.items() if candidate not in timed}
+        out |= {str(candidate): "; ".join(why) for candidate, why in self._reasons.items() if candidate not in timed}
+        width = max(map(len, [*map(str, timed), *out]), default=0)
         if timed:
             titles = f"{'time':>9} {'pack':>9} {'GFLOP/s':>8} {'spread':>7} {'error':>8} {'workspace':>10}"
             lines += ["", f"  {'candidate':<{width}} {titles}"]
-        for name in sorted(timed, key=lambda name: (rank.get(name, len(rank)), timed[name].time, name)):
-            facts = timed[name]
-            against = self.reasons.get(name) or limits.why_not(facts)
+        for candidate in sorted(timed, key=lambda c: (rank.get(c, len(rank)), timed[c].time, str(c))):
+            facts = timed[candidate]
+            against = self._reasons.get(candidate) or limits.why_not(facts)
             lines.append(
-                f"{'>' if name == str(self.candidate) else ' '} {name:<{width}} {duration(facts.time):>9} "
+                f"{'>' if candidate == self.candidate else ' '} {candidate!s:<{width}} {duration(facts.time):>9} "
                 f"{duration(facts.pack):>9} {layer.flops / facts.time / 1e9:>8.1f} {facts.spread:>7.1%} "
                 f"{facts.error:>8.1e} {size(limits.workspace(facts)):>10}"
                 + (f"  out: {'; '.join(against)}" if against else "")

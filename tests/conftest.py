@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import vectors
 from hypothesis import HealthCheck, settings
+
+from autoconv import forget_plans
+from autoconv.common import machine_code
 
 # The same examples on every run: a failure must not depend on the day. The stress tests draw more.
 settings.register_profile(
@@ -16,6 +20,7 @@ settings.register_profile(
 settings.load_profile("autoconv")
 
 HERE = Path(__file__).parent
+KERNELS = machine_code.folder()  # as it is without any fixture
 
 # Of how many cases of a file the everyday suite takes one, so that it ends within three minutes on two cores. Which
 # one is drawn from its name: the same on every day, and no pattern of the parameters. `--full` takes all.
@@ -40,6 +45,16 @@ THINNED = {
 }
 
 collect_ignore = ["bochs.py"]  # no tests, and what it imports is only there for --avx512
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test has a cache of its own and no plans in memory; kernels once compiled are shared, as they are exact."""
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(KERNELS))
+    forget_plans()
+    yield
+    forget_plans()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,7 +17,7 @@ import pytest
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Array, Kernel, Params
 from autoconv.cpu.device import CPU
-from autoconv.cpu.numpy.direct import Direct
+from autoconv.cpu.numpy.direct import NumpyDirect
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
 from autoconv.tuning import worker as isolate
@@ -54,7 +54,7 @@ FAULTS: dict[str, Callable[[FaultyKernel, Array, Array, Array], None]] = {
 
 class FaultyKernel(Kernel):
     def __init__(self, layer: ConvLayer, device: Device, fault: str, size: int) -> None:
-        self._right = Direct().build(layer, device, {})
+        self._right = NumpyDirect().build(layer, device, {})
         self._fault, self.workspace_bytes, self.calls = FAULTS[fault], size, 0
 
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
@@ -113,7 +113,7 @@ class EmptyCPU(CPU):
 
 @registry.algorithms.register
 def _(device: FaultyCPU) -> tuple[Algorithm, ...]:
-    return (Direct(), *(Faulty(fault, version=device.version) for fault in device.faults))
+    return (NumpyDirect(), *(Faulty(fault, version=device.version) for fault in device.faults))
 
 
 @registry.algorithms.register

@@ -40,15 +40,17 @@ def run_guarded(
     kernel = algorithm.build(layer, device, candidate.params)
     a, b, bias, residual = (None if array is None else guarded(array, side) for array in arrays)
     if kernel.packed_bytes:
-        packed = guarded(
-            np.full(kernel.packed_bytes, 0xFF, np.uint8), side if kernel.packed_bytes % 64 == 0 else "before"
-        )
+        packed = _aligned(kernel.packed_bytes, side)
         kernel.pack(b, packed)
         b = packed
     out = guarded(np.full(layer.output_shape, np.nan, layer.numpy_dtype), side)
-    assert kernel.workspace_bytes % 64 == 0
-    kernel.run(a, b, out, bias, residual, guarded(np.full(kernel.workspace_bytes, 0xFF, np.uint8), side))
+    kernel.run(a, b, out, bias, residual, _aligned(kernel.workspace_bytes, side))
     return out
+
+
+def _aligned(nbytes: int, side: str) -> Any:
+    """Poisoned bytes that start at a cache line, as promised; beside the page behind them only where both can be."""
+    return guarded(np.full(nbytes, 0xFF, np.uint8), side if nbytes % 64 == 0 else "before")
 
 
 def check_guarded(

@@ -25,7 +25,7 @@ from autoconv.bench.suites import OURS, Row, Samples, Setting, Suite
 from autoconv.common.text import one_line, size
 from autoconv.errors import AutoconvError
 from autoconv.tuning.planner import plan
-from autoconv.tuning.race import settle
+from autoconv.tuning.race import wait_until_idle
 
 if TYPE_CHECKING:
     from autoconv.layer import ConvLayer
@@ -73,7 +73,7 @@ def race(
         for _ in range(rounds):
             shuffle(order)
             for name in order:
-                settle(sleep, busy)
+                wait_until_idle(sleep, busy)
                 times[name].append(sample(runs[name], clock))
     finally:
         if collecting:

@@ -25,18 +25,20 @@ def versions(suite: Suite) -> str:
 def caption(suite: Suite) -> list[str]:
     """How to read the table, and who took part."""
     setting = suite.setting
+    threads = ", with the same number of threads" if setting.baselines else ""
     algorithms = "only exact algorithms; " if setting.exact else ""
+    untimed = " (those to channels_last, for torch_cl, are not)" if "torch_cl" in setting.baselines else ""
     filters = "constant, transformed beforehand" if setting.constant else "varying, transformed in every run"
-    reusing = " and ONNX Runtime" if "onnxruntime" in setting.baselines else ""
-    output = (
-        "a new array in every run" if setting.fresh else f"one array reused by autoconv{reusing}, always new in torch"
-    )
-    arrays = "" if setting.direction == "wgrad" else f"filters: {filters}; "
+    if setting.fresh:
+        output = "a new array in every run"
+    else:
+        output = "one array reused by autoconv" + " and ONNX Runtime" * ("onnxruntime" in setting.baselines)
+        output += ", always new in torch" * any(name.startswith("torch") for name in setting.baselines)
+    operands = f"output: {output}" if setting.direction == "wgrad" else f"filters: {filters}; output: {output}"
     return [
-        f"on {setting.device.name}; baselines: {versions(suite)}, with the same number of threads",
-        f"autoconv: {algorithms}vendor libraries off; NCHW arrays in and out, layout conversions timed "
-        "(those to channels_last, for torch_cl, are not)",
-        f"{arrays}output: {output}; caches: as the previous run left them",
+        f"on {setting.device.name}; baselines: {versions(suite)}{threads}",
+        f"autoconv: {algorithms}vendor libraries off; NCHW arrays in and out, layout conversions timed{untimed}",
+        f"{operands}; caches: as the previous run left them",
         "ratios: the baseline's time divided by autoconv's, so that above 1 autoconv is faster; "
         f"median of {setting.rounds} interleaved rounds [95 % interval]",
     ]
@@ -85,8 +87,10 @@ def _text(ratio: Ratio | None) -> str:
 def _summary(suite: Suite) -> list[str]:
     """Losses, and for a network its sums."""
     known = [ratio for row in suite.rows if (ratio := _ratio(row, "best"))]
-    behind = sum(ratio.behind for ratio in known)
-    lines = [f"slower than the best baseline: {behind} of {len(known)} layers (the whole interval below {BEHIND})"]
+    lines = []
+    if known:
+        behind = f"{sum(ratio.behind for ratio in known)} of {len(known)} layers"
+        lines.append(f"slower than the best baseline: {behind} (the whole interval below {BEHIND})")
     for name, total in totals(suite).items():
         lines.append(f"{name}: {', '.join(f'{who} {text}' for who, text in total.items())}")
     return lines

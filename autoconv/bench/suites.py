@@ -138,9 +138,7 @@ class Suite:
         reasons += [f"{row.name}: {name}: {why}" for row in self.rows for name, why in row.failures.items()]
         if setting.restrictions:
             held = " ".join(f"{name}={value}" for name, value in setting.restrictions.items())
-            reasons.append(
-                f"torch is not at its default settings ({held}), and ONNX Runtime cannot be restricted likewise"
-            )
+            reasons.append(f"torch is not at its default settings ({held}), and ONNX Runtime has no such settings")
         if self.interrupted or len(self.rows) < self.layers:
             reasons.append(f"interrupted after {len(self.rows)} of {self.layers} layers")
         return reasons

@@ -54,7 +54,7 @@ PHASES = ("check", "tune", "table")  # of the run on a GPU
 @click.option("--device", "device_name", metavar="NAME", default="cpu", help="cpu, or cuda or cuda:N: see below.")
 @click.option("--budget", type=click.FloatRange(0, 1e6), default=540.0, help="GPU: seconds to spend. [default: 540]")
 @click.option(
-    "-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False), help="GPU: for the results."
+    "-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False), help="GPU: folder of the results."
 )
 @click.option(
     "--phase",
@@ -64,7 +64,7 @@ PHASES = ("check", "tune", "table")  # of the run on a GPU
     metavar="PHASE,...",
     help=f"GPU: some of {','.join(PHASES)}. [default: all]",
 )
-@click.option("--export", "exporting", is_flag=True, help="GPU: write the records as they are shipped, too.")
+@click.option("--export", "exporting", is_flag=True, help="GPU: also write the records as files to be shipped.")
 @as_json
 def bench(
     suites: Sequence[str],
@@ -152,7 +152,7 @@ def _on_gpu(
     from autoconv.records.cache import TuningCache
 
     if folder is None:
-        raise click.UsageError(f"--device {device_name}: expected -o DIRECTORY, too, where the results are kept")
+        raise click.UsageError(f"--device {device_name}: expected -o DIRECTORY as well, where the results are kept")
     device = device_named(device_name)
     if batch is not None and len(batch) > 1:
         raise click.UsageError(f"--batch: expected one number with --device {device_name}, got {len(batch)}")

@@ -120,6 +120,8 @@ def with_limits(command: Callable[..., int]) -> Callable[..., int]:
 
 def device_named(name: str) -> Device:
     """The device that `--device` means; a usage error where there is none such."""
+    if re.fullmatch(r"cpu|cuda(:\d{1,4})?", name) is None:
+        raise click.UsageError(f"--device {name}: expected cpu, cuda or cuda:N")
     try:
         return resolve(name)
     except PlanError as error:  # no such GPU; or AUTOCONV_NUM_THREADS or AUTOCONV_ISA, which speak for themselves

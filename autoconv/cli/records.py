@@ -13,7 +13,7 @@ from autoconv.cli.options import FAILED, OK, as_json, device_named
 from autoconv.cli.output import print_json, say
 from autoconv.common.text import duration, print_table
 from autoconv.records.cache import TuningCache
-from autoconv.records.schema import Limits, ranking
+from autoconv.records.limits import Limits, ranking
 
 if TYPE_CHECKING:
     from autoconv.records.schema import Record
@@ -44,8 +44,8 @@ def export(path: Path, device_key: str | None, as_json: bool) -> int:
     cache = TuningCache()
     known = {record.device for record in cache.records()}
     if device_key is not None and device_key not in known:
-        others = f"expected one of {', '.join(sorted(known))}" if known else "nor for any other"
-        raise click.UsageError(f"--device {device_key}: nothing is on record for this device; {others}")
+        others = f": expected one of {', '.join(sorted(known))}" if known else ", nor for any other"
+        raise click.UsageError(f"--device {device_key}: nothing is on record for this device{others}")
     count = cache.export(path, device_key)
     if as_json:
         print_json({"path": str(path), "records": count})
@@ -81,7 +81,7 @@ def standing(record: Record) -> dict[str, Any]:
     return {
         "device": record.device,
         "layer": record.layer,
-        "winner": best,
+        "winner": str(best) if best else None,
         "seconds": facts[best].time if best else None,
         "candidates": len(facts),
         "races": [

@@ -42,7 +42,11 @@ LEAST_BUDGET = 0.05  # seconds of timing for a layer whose turn comes when the b
 @directions
 @on_device
 @click.option("--budget", type=seconds, metavar="TIME", help="For timing all layers together, such as 60s.")
-@click.option("--mode", default="profile", help="profile, hybrid, heuristic, cached, or a candidate [profile]")
+@click.option(
+    "--mode",
+    default="profile",
+    help="profile, hybrid, heuristic, cached, or an algorithm or candidate. [default: profile]",
+)
 @with_limits
 @click.option("--isolate/--no-isolate", default=True, help="Whether a worker process does the timing. [default: yes]")
 @as_json

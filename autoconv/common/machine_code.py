@@ -1,8 +1,4 @@
-"""Machine code kept on disk, of every kind of device: objects for the CPU, cubins for GPUs.
-
-It runs in the user's process, so it lies in a folder that only its owner can write, and every file is checked before
-use. A key names all that the code was made of; so the folder, copied as it stands, serves another machine.
-"""
+"""Machine code kept on disk: in a folder only its owner can write, every file checked before use."""
 
 from __future__ import annotations
 
@@ -22,8 +18,9 @@ _USABLE = os.name == "posix"  # elsewhere there is no cheap way to see who could
 
 
 def folder() -> Path:
-    """Where kernels are kept: `kernels`, beside the records."""
-    return cache_folder() / "kernels"
+    """Where kernels are kept: where `AUTOCONV_KERNEL_DIR` says, or else beside the records."""
+    named = os.environ.get("AUTOCONV_KERNEL_DIR")
+    return cache_folder(named) if named else cache_folder() / "kernels"
 
 
 @functools.cache

@@ -59,7 +59,7 @@ def one_line(message: BaseException | str, length: int = sys.maxsize) -> str:
     """
     if isinstance(message, OSError) and message.strerror:
         message = f"{message.filename}: {message.strerror}" if message.filename else message.strerror
-    return " ".join(str(message).split())[:length] or type(message).__name__
+    return (" ".join(str(message).split()) or type(message).__name__)[:length]
 
 
 def nearest(given: str, allowed: Sequence[str]) -> str:

@@ -5,8 +5,9 @@ in m + r - 1 multiplications instead of m r; in two dimensions the transforms ar
 
 The linear convolution of polynomials of degrees m - 1 and r - 1 is found by evaluating both at
 m + r - 1 points (Toom 1963, Cook 1966): `s = V^-1 ((V_r w) * (V_m u))`, V being the Vandermonde matrix of
-the points. Transposing it as a linear map of u (Winograd 1980; Lavin & Gray, "Fast Algorithms for
-Convolutional Neural Networks", 2016) gives the correlation: `AT = V_m^T, G = V_r, BT = V^-T`.
+the points. Transposing it as a linear map of u gives the correlation: `AT = V_m^T, G = V_r, BT = V^-T`
+(Winograd, "Arithmetic Complexity of Computations", 1980; Lavin and Gray, "Fast Algorithms for Convolutional Neural
+Networks", 2016).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import numpy as np
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 # Small values, and values close to 1 in pairs of sign and inverse, keep the transforms well conditioned
-# (Barabasz et al., "Error analysis and improving the accuracy of Winograd convolution", 2020).
+# (Barabasz, Anderson, Soodhalter and Gregg, "Error Analysis and Improving the Accuracy of Winograd Convolution for Deep
+# Neural Networks", 2020).
 POINTS = tuple(
     Fraction(numerator, denominator)
     for numerator, denominator in (
@@ -100,11 +102,11 @@ def transforms(m: int, r: int, points: tuple[Fraction, ...] | None = None) -> Tr
     (4, [1, 0, -1, 0])
     """
     if m < 1 or r < 1:
-        raise ValueError(f"F({m}, {r}): outputs and taps must be at least 1")
+        raise ValueError(f"F({m}, {r}): expected at least 1 output and 1 tap, got {m} and {r}")
     n = m + r - 1
     chosen = POINTS[: n - 1] if points is None else tuple(Fraction(point) for point in points)
     if len(chosen) != n - 1 or len(set(chosen)) != n - 1:
-        raise ValueError(f"F({m}, {r}) needs {n - 1} distinct points, not {[str(point) for point in chosen]}")
+        raise ValueError(f"F({m}, {r}): expected {n - 1} distinct points, got {', '.join(map(str, chosen))}")
     AT = [[Fraction(0)] * n for _ in range(m)]
     G, BT = [], []
     for j, point in enumerate(chosen):

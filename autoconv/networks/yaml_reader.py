@@ -112,7 +112,7 @@ class _Reader:
             self.fail(mark.line + 1 if mark else 1, f"not YAML: {error.problem or error.context}")
         except yaml.reader.ReaderError as error:
             self.fail(text[: error.position].count("\n") + 1, f"not YAML: character {error.character!r} is not allowed")
-        except (ValueError, OverflowError):  # PyYAML makes a character or a number of any digits: "\\UFFFFFFFF"
+        except (ValueError, OverflowError):  # PyYAML makes a character or a number of any digits: "\UFFFFFFFF"
             self.fail(
                 loader.line + 1 if loader else 1, "not YAML: the number in an escape or a version is out of range"
             )

@@ -53,6 +53,20 @@ class TuningCache:
         Of the user's database: `AUTOCONV_CACHE_DIR`, else the platform's folder for caches, unless given.
     system : path or None
         Folder of read-only files of records; those that are shipped unless given. None: no such folder.
+
+    Raises
+    ------
+    RecordError
+        When no folder could have that name.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     cache = TuningCache(folder, system=None)
+    ...     print(cache.persistent, len(list(cache.records())))
+    ...     cache.close()
+    True 0
     """
 
     def __init__(self, directory: Path | str | None = None, system: Path | str | None = SYSTEM) -> None:
@@ -68,7 +82,18 @@ class TuningCache:
         return self._store.persistent
 
     def load(self, layer_key: str, device_key: str) -> Record | None:
-        """What is known of a layer on a device; the user's races count as newer than the shipped ones."""
+        """What is known of a layer on a device; the user's races count as newer than the shipped ones.
+
+        Parameters
+        ----------
+        layer_key, device_key : str
+            `ConvLayer.key()` and `Device.key`.
+
+        Returns
+        -------
+        Record or None
+            None where nothing valid is known.
+        """
         key = _key(layer_key, device_key)
         text = self._store.get(key)
         if key not in self._loaded or self._loaded[key][0] != text:
@@ -79,7 +104,18 @@ class TuningCache:
         return self._loaded[key][1]
 
     def add(self, layer_key: str, device_key: str, race: Race) -> Record:
-        """Remember one more race; all that is known thereafter.
+        """Remember one more race.
+
+        Parameters
+        ----------
+        layer_key, device_key : str
+            `ConvLayer.key()` and `Device.key`.
+        race : Race
+
+        Returns
+        -------
+        Record
+            All that is known thereafter.
 
         Raises
         ------
@@ -97,7 +133,12 @@ class TuningCache:
         return self.load(layer_key, device_key) or new
 
     def records(self) -> Iterator[Record]:
-        """Every record, sorted by device and layer."""
+        """Every record, sorted by device and layer.
+
+        Yields
+        ------
+        Record
+        """
         pairs = set()
         for key in self._store:
             schema, _, rest = key.partition("|")
@@ -112,10 +153,26 @@ class TuningCache:
                 yield record
 
     def export(self, path: Path | str, device: str | None = None) -> int:
-        """Write the records, or those of one device, as JSON, one record per line; how many.
+        """Write the records, or those of one device, as JSON, one record per line.
 
-        Into a folder go files of one device each, named as `system` folders want them. A file is
-        replaced as a whole or not at all. Raises OSError when it cannot be written.
+        A file is replaced as a whole or not at all.
+
+        Parameters
+        ----------
+        path : path or str
+            A file; or a folder, into which go files of one device each, named as in a `system` folder.
+        device : str, optional
+            The key of a device.
+
+        Returns
+        -------
+        int
+            How many records were written.
+
+        Raises
+        ------
+        OSError
+            When a file cannot be written.
         """
         path = Path(path)
         records = [record for record in self.records() if device in (None, record.device)]
@@ -128,6 +185,15 @@ class TuningCache:
 
     def import_(self, path: Path | str) -> ImportReport:
         """Merge a file that `export` wrote, here or elsewhere. It is not trusted: every record is checked.
+
+        Parameters
+        ----------
+        path : path or str
+
+        Returns
+        -------
+        ImportReport
+            How many records were taken, merged or known, and why others were refused.
 
         Raises
         ------
@@ -150,7 +216,18 @@ class TuningCache:
     def timing_lock(self, device_key: str, timeout: float | None = None) -> Iterator[None]:
         """Be the only one on this machine, among those that share the folder, to time on a device.
 
-        Waits for `timeout` seconds, for ever if None. One thread may hold it several times over.
+        One thread may hold it several times over.
+
+        Parameters
+        ----------
+        device_key : str
+            `Device.key`.
+        timeout : float, optional
+            Seconds to wait; for ever unless given.
+
+        Yields
+        ------
+        None
 
         Raises
         ------

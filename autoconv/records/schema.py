@@ -1,7 +1,7 @@
-"""The tuning record: measured facts of every candidate, and how a choice is made from them.
+"""The tuning record: measured facts of every candidate, race by race, and the JSON they are kept as.
 
 Facts are kept, not verdicts: which candidate is best is asked at look-up, under the caller's limits, so a
-smaller workspace or a tighter tolerance finds another winner without timing again.
+smaller workspace or a tighter tolerance finds another winner without timing again. Candidates are text in JSON alone.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 import functools
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from operator import itemgetter
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from autoconv.algorithm import Candidate
 from autoconv.errors import AutoconvError, RecordError
@@ -24,14 +22,11 @@ SCHEMA = 1
 MAX_RACES = 8  # of one record
 MAX_CANDIDATES = 4096  # of one race
 LONGEST = 500  # characters of any text in a record
-LEAST_NOISE, MOST_NOISE = 0.01, 0.03
-
-Weights = Literal["varying", "constant"]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What was measured of one candidate in one race; seconds, bytes.
+    """What was measured of one candidate in one race; seconds and bytes.
 
     Attributes
     ----------
@@ -47,10 +42,23 @@ class Facts:
         Packing the filters.
     spread : float
         Half the interquartile range of `time`'s samples, relative to their median.
+    samples : int
+        How many samples `time` is the median of.
     workspace, packed : int
         Scratch of a run with packed filters, and the packed filters themselves.
     error : float
         As measured, by the measure of `Algorithm.bound`.
+    deterministic, tf32 : bool
+        Whether a second run gave the same bits, and whether it rounds operands to TF32.
+    vendor : str or None
+        The library it calls, if it is not our own.
+
+    Examples
+    --------
+    >>> Facts("1", time=2e-3, samples=9).timed
+    True
+    >>> Facts("1", failure="unreached: the budget of 1 s was spent").unreached
+    True
     """
 
     version: str
@@ -93,10 +101,25 @@ class Facts:
 
     @classmethod
     def from_json(cls, data: object) -> Facts:
-        """The facts a plain dict describes; RecordError where a value makes no sense."""
+        """The facts a plain dict describes.
+
+        Parameters
+        ----------
+        data : dict
+            As `to_json` gives it.
+
+        Returns
+        -------
+        Facts
+
+        Raises
+        ------
+        RecordError
+            When a field is missing, unknown, of a wrong type, out of bounds, or makes no sense.
+        """
         facts = cls(**_checked(data, _FACTS, required=("version",)))
         if facts.failure is None and not facts.timed:
-            raise RecordError("a candidate has neither a time nor a failure")
+            raise RecordError("facts: expected a time or a failure, got neither")
         return facts
 
 
@@ -104,9 +127,22 @@ class Facts:
 class Race:
     """One uninterrupted run on one device, whose times can be compared with each other.
 
-    `id` is a uuid4 in hex, `when` its start (UTC, `2026-11-20T12:00:00+00:00`), `versions` the
-    software of the device, `isolated` whether a worker process ran it, `budget` in seconds, and
-    `facts` go by `str(candidate)`. `covers` notes the survey after which nothing was left to time.
+    Attributes
+    ----------
+    id : str
+        A uuid4 in hex.
+    when : str
+        Its start in UTC, as `2026-11-20T12:00:00+00:00`.
+    versions : dict of str
+        The software of the device that times depend on, LLVM or NVRTC among it: `Device.versions`.
+    isolated : bool
+        Whether a worker process ran it.
+    budget : float or None
+        Seconds that it might take.
+    facts : dict of Candidate to Facts
+        What was found of every candidate that took part.
+    covers : str
+        The candidate sets of which nothing was left to time after this race (`tuning.staleness`); or empty.
     """
 
     id: str
@@ -114,50 +150,77 @@ class Race:
     versions: dict[str, str]
     isolated: bool
     budget: float | None
-    facts: dict[str, Facts]
+    facts: dict[Candidate, Facts]
     covers: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
-        return data | {"facts": {name: facts.to_json() for name, facts in self.facts.items()}}
+        return data | {"facts": {str(candidate): facts.to_json() for candidate, facts in self.facts.items()}}
 
     @classmethod
     def from_json(cls, data: object) -> Race:
-        """The race a plain dict describes; RecordError where a value makes no sense."""
+        """The race a plain dict describes.
+
+        Parameters
+        ----------
+        data : dict
+            As `to_json` gives it.
+
+        Returns
+        -------
+        Race
+
+        Raises
+        ------
+        RecordError
+            When a field is missing, unknown, of a wrong type, out of bounds, or makes no sense.
+        """
         values = _checked(data, _RACE, required=_RACE)
         return cls(**values | {"facts": {_candidate(n): Facts.from_json(f) for n, f in values["facts"].items()}})
 
 
 @dataclass(frozen=True)
 class Record:
-    """All that is known of one layer on one device: its races, oldest first."""
+    """All that is known of one layer on one device.
+
+    Attributes
+    ----------
+    layer, device : str
+        `ConvLayer.key()` and `Device.key`.
+    races : tuple of Race
+        Oldest first.
+    """
 
     layer: str
     device: str
     races: tuple[Race, ...] = ()
 
-    def facts(self) -> dict[str, Facts]:
-        """Every candidate's newest facts, by name, with all times on the newest race's clock.
+    def facts(self) -> dict[Candidate, Facts]:
+        """Every candidate's newest facts, with all times on the newest race's clock.
 
         Times of two races are compared only through candidates that ran in both at the same version:
         an older race is scaled by the median ratio of those it shares with the races already on the
         common clock. A race that no chain of shared candidates joins to the newest cannot be
         compared; its times are left out, and only its failures count. A candidate that a newer race
         did not reach keeps its older facts.
+
+        Returns
+        -------
+        dict of Candidate to Facts
         """
         newest_first = self.races[::-1]
         clocks = _clocks(newest_first)
-        found: dict[str, Facts] = {}
+        found: dict[Candidate, Facts] = {}
         for race, clock in zip(newest_first, clocks, strict=True):
-            for name, facts in race.facts.items():
-                known = found.get(name)
+            for candidate, facts in race.facts.items():
+                known = found.get(candidate)
                 if known is not None and not (known.unreached and facts.version == known.version):
                     continue
                 if facts.timed and clock is not None:
-                    found[name] = facts if clock == 1.0 else facts.scaled(clock)
+                    found[candidate] = facts if clock == 1.0 else facts.scaled(clock)
                 elif not facts.timed and known is None:
-                    found[name] = facts
+                    found[candidate] = facts
         return found
 
     def with_race(self, race: Race) -> Record:
@@ -180,14 +243,14 @@ class Record:
         A race stays while it knows a candidate best, and while it joins two others to one clock.
         """
         record = replace(self, races=tuple(races))
-        known: set[str] = set()
+        known: set[Candidate] = set()
         for race in reversed(races):
-            names = {name for name, facts in race.facts.items() if not facts.unreached}
-            if names <= known:
+            reached = {candidate for candidate, facts in race.facts.items() if not facts.unreached}
+            if reached <= known:
                 less = replace(record, races=tuple(r for r in record.races if r is not race))
                 if less.facts().keys() == record.facts().keys():
                     record = less
-            known |= names
+            known |= reached
         return replace(record, races=record.races[-MAX_RACES:])
 
     def to_json(self) -> dict[str, Any]:
@@ -197,6 +260,15 @@ class Record:
     @classmethod
     def from_json(cls, data: object) -> Record:
         """The record a plain dict describes.
+
+        Parameters
+        ----------
+        data : dict
+            As `to_json` gives it. It is not trusted.
+
+        Returns
+        -------
+        Record
 
         Raises
         ------
@@ -210,107 +282,15 @@ class Record:
             raise RecordError(str(error)) from None
         races = tuple(map(Race.from_json, values["races"]))
         if len({race.id for race in races}) != len(races):
-            raise RecordError("two races have the same id")
+            raise RecordError("races: expected an id of its own for each, got the same id twice")
         return cls(values["layer"], values["device"], races)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a caller allows, asked of facts at look-up.
-
-    Attributes
-    ----------
-    workspace_limit : int or None
-        Bytes.
-    deterministic : bool
-        Whether only bitwise repeatable candidates will do.
-    tolerance : float or None
-        Largest measured error, as `max|y - ref| / max(sum |x||w|)`.
-    weights : "varying" or "constant"
-        Whether packing the filters counts, in time and in workspace, or is done once.
-    vendors : frozenset of str, or None
-        The vendor libraries allowed; None allows all.
-    """
-
-    workspace_limit: int | None = None
-    deterministic: bool = False
-    tolerance: float | None = None
-    allow_tf32: bool = False
-    weights: Weights = "varying"
-    vendors: frozenset[str] | None = None
-
-    def __str__(self) -> str:
-        """Those that are set, as in a call."""
-        plain = [f for f in fields(self) if f.name != "vendors" and getattr(self, f.name) != f.default]
-        named = [f"{f.name}={getattr(self, f.name)!r}" for f in plain]
-        named += [f"vendors={','.join(sorted(self.vendors))}"] if self.vendors else []
-        return ", ".join(named) or "no limits"
-
-    def why_not(self, facts: Facts) -> list[str]:
-        """Every reason against a candidate with these facts; empty when it is allowed."""
-        if facts.failure is not None:
-            return [facts.failure]
-        reasons = []
-        workspace = self.workspace(facts)
-        if self.workspace_limit is not None and workspace > self.workspace_limit:
-            reasons.append(f"it needs {workspace} bytes of workspace; the limit is {self.workspace_limit}")
-        if self.deterministic and not facts.deterministic:
-            reasons.append("it is not deterministic")
-        if self.tolerance is not None and facts.error > self.tolerance:
-            reasons.append(f"its error of {facts.error:.1e} is over the tolerance of {self.tolerance:.1e}")
-        if facts.tf32 and not self.allow_tf32:
-            reasons.append("it rounds to TF32, which is not allowed")
-        if facts.vendor is not None and self.vendors is not None and facts.vendor not in self.vendors:
-            reasons.append(f"it calls {facts.vendor}, which is not allowed")
-        return reasons
-
-    def cost(self, facts: Facts) -> float:
-        """Seconds that count: the run, and packing where the filters vary."""
-        return facts.time + (facts.pack if self.weights == "varying" else 0.0)
-
-    def workspace(self, facts: Facts) -> int:
-        """Bytes that count: of the run, and of the packed filters where they are not the caller's."""
-        return facts.workspace + (facts.packed if self.weights == "varying" else 0)
-
-
-def ranking(facts: Mapping[str, Facts], limits: Limits) -> list[str]:
-    """The candidates that the limits allow, best first.
-
-    The fastest and all that are within the noise of it are equally fast; among those, less workspace
-    comes first, then the name, so that the order is stable. The next are ranked in the same way among
-    what is left. Everything is compared with the fastest of its group only, as "within the noise" is
-    not transitive.
-    """
-    left = sorted((limits.cost(f), name) for name, f in facts.items() if f.timed and not limits.why_not(f))
-    ranked: list[str] = []
-    while left:
-        best_cost, best = left[0]
-        near = left[: bisect_right(left, best_cost * (1 + MOST_NOISE), key=itemgetter(0))]
-        tied = [pair for pair in near if pair[0] <= best_cost * (1 + _noise(facts[best], facts[pair[1]]))]
-        ranked += sorted((name for _, name in tied), key=lambda name: (limits.workspace(facts[name]), name))
-        left = [pair for pair in near if pair not in tied] + left[len(near) :]
-    return ranked
-
-
-def _noise(a: Facts, b: Facts) -> float:
-    """By how much two times may differ and mean nothing: the less certain of the two, within bounds."""
-    return min(max(_uncertainty(a), _uncertainty(b), LEAST_NOISE), MOST_NOISE)
-
-
-def _uncertainty(facts: Facts) -> float:
-    """About two standard errors of the median; one or two samples have no spread to speak of.
-
-    For normal samples the standard error of the median of n is 1.25 sigma / sqrt(n), and half the
-    interquartile range is 0.67 sigma.
-    """
-    return 3.7 * facts.spread / math.sqrt(facts.samples) if facts.samples > 2 else MOST_NOISE
 
 
 def _clocks(races: Iterable[Race]) -> list[float | None]:
     """By what to multiply each race's times to put them on the first race's clock; None: not comparable."""
-    timed = [{(n, f.version): f.time for n, f in race.facts.items() if f.timed} for race in races]
+    timed = [{(c, f.version): f.time for c, f in race.facts.items() if f.timed} for race in races]
     clocks: list[float | None] = [None] * len(timed)
-    common: dict[tuple[str, str], float] = {}
+    common: dict[tuple[Candidate, str], float] = {}
     while True:
         for i, times in enumerate(timed):
             shared = [common[key] / times[key] for key in times.keys() & common.keys()]
@@ -377,17 +357,20 @@ _RECORD: dict[str, Check] = {
 def _checked(data: object, checks: Mapping[str, Check], required: Iterable[str]) -> dict[str, Any]:
     """`data`, when it is a dict of known fields whose values pass, with all that are required."""
     if type(data) is not dict:
-        raise RecordError(f"{data!r:.60}: an object with {', '.join(checks)} is wanted")
+        raise RecordError(f"expected an object with {', '.join(checks)}, got {data!r:.60}")
     for name, value in data.items():
-        if name not in checks or not checks[name](value):
-            raise RecordError(f"{name!r:.60}: {value!r:.60}: not a field, or not a value, that a record can have")
+        if name not in checks:
+            raise RecordError(f"field {name!r:.60}: expected one of {', '.join(checks)}")
+        if not checks[name](value):
+            raise RecordError(f"{name}={value!r:.60}: not a value that a record can have")
     if missing := [name for name in required if name not in data]:
-        raise RecordError(f"{', '.join(missing)}: missing from the record")
+        raise RecordError(f"expected {', '.join(checks)}, got none of {', '.join(missing)}")
     return data
 
 
 @functools.lru_cache(maxsize=1 << 14)  # the same names stand in every record
-def _candidate(name: str) -> str:
-    if str(Candidate.parse(name)) != name:
-        raise RecordError(f"{name!r:.80} is not how that candidate is written")
-    return name
+def _candidate(text: str) -> Candidate:
+    candidate = Candidate.parse(text)
+    if str(candidate) != text:
+        raise RecordError(f"candidate {text!r:.80}: expected {str(candidate)!r:.80}")
+    return candidate

@@ -22,12 +22,19 @@ Stage = Literal["wait", "verify", "race", "done"]
 class Event:
     """What the tuner is doing: `done` of `total` candidates through this stage.
 
-    It waits while another process, or thread, is timing on the device.
+    Attributes
+    ----------
+    stage : "wait", "verify", "race" or "done"
+        It waits while another process, or thread, is timing on the device.
+    layer : ConvLayer
+    candidate : Candidate or None
+        Whose turn it is; prints as its name.
+    done, total : int
     """
 
     stage: Stage
     layer: ConvLayer
-    candidate: str | None
+    candidate: Candidate | None
     done: int
     total: int
 
@@ -42,8 +49,8 @@ def measure(
     *,
     budget: float | None = None,
     progress: Progress | None = None,
-) -> dict[str, Facts]:
-    """Every candidate's facts, by its text. What fails is recorded with the reason; nothing is raised for it.
+) -> dict[Candidate, Facts]:
+    """Every candidate's facts. What fails is recorded with the reason; nothing is raised for it.
 
     Parameters
     ----------
@@ -54,6 +61,10 @@ def measure(
         Seconds for the race. Verification is not cut short: an unverified candidate may not win.
     progress : callable, optional
         Called with an `Event` before each step.
+
+    Returns
+    -------
+    dict of Candidate to Facts
 
     Raises
     ------
@@ -69,31 +80,31 @@ def measure(
         verifier = Verifier(layer, device)
     except MemoryError as error:
         raise PlanError(f"not enough memory on {device.name} to verify {layer}: {error}") from None
-    facts: dict[str, Facts] = {}
-    contestants: dict[str, Contestant] = {}
+    facts: dict[Candidate, Facts] = {}
+    contestants: dict[Candidate, Contestant] = {}
     # One workspace serves all: they run one after the other.
     workspace = device.buffer(max([1, *(_needs(algorithms[c.algorithm], layer, device, c) for c in candidates)]))
     for done, candidate in enumerate(candidates):
-        name, algorithm = str(candidate), algorithms[candidate.algorithm]
-        tell(Event("verify", layer, name, done, len(candidates)))
+        algorithm = algorithms[candidate.algorithm]
+        tell(Event("verify", layer, candidate, done, len(candidates)))
         try:
-            contestants[name] = _contestant(candidate, algorithm, verifier, workspace)
+            contestants[candidate] = _contestant(candidate, algorithm, verifier, workspace)
         except Exception as failure:  # whatever a candidate does, it must not end the tuning
-            facts[name] = failed(algorithm, _reason(failure))
+            facts[candidate] = failed(algorithm, _reason(failure))
             _insist_on(device)
 
-    def on_event(name: str, finished: int, total: int) -> None:
+    def on_event(candidate: Candidate, finished: int, total: int) -> None:
         _insist_on(device)
-        tell(Event("race", layer, name, finished, total))
+        tell(Event("race", layer, candidate, finished, total))
 
     timings = race(list(contestants.values()), budget=budget, on_event=on_event)
     _insist_on(device)
-    for name, timing in timings.items():
-        algorithm = algorithms[Candidate.parse(name).algorithm]
+    for candidate, timing in timings.items():
+        algorithm = algorithms[candidate.algorithm]
         if isinstance(timing, str):
-            facts[name] = failed(algorithm, timing)
+            facts[candidate] = failed(algorithm, timing)
         else:
-            facts[name] = _timed(algorithm, contestants[name], timing)
+            facts[candidate] = _timed(algorithm, contestants[candidate], timing)
     tell(Event("done", layer, None, len(candidates), len(candidates)))
     return facts
 
@@ -152,7 +163,7 @@ def _contestant(candidate: Candidate, algorithm: Algorithm[Any], verifier: Verif
         raise WrongResultError(f"wrong result: error {error:.1e}, allowed {bound:.1e}")
     stopwatch = device.stopwatch(_launcher(kernel), _operands(verifier, weights, workspace))
     return Contestant(
-        name=str(candidate),
+        candidate=candidate,
         cold=stopwatch.cold,
         hot=stopwatch.hot,
         pack=pack,

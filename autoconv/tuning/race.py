@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from autoconv.algorithm import Candidate
+
 FEWEST, MOST = 3, 25  # samples of one contestant; the most are for those close to the best
 STEADY, SETTLED = 5, 0.02  # samples, and their spread, that end the race
 CLOSE = 1.25  # a contestant within this factor of the best may still win
@@ -19,19 +21,31 @@ FAR = 20.0  # slower than the best by this much: after that warm-up no more is a
 IDLE = 0.005  # seconds in which a process whose threads are all asleep uses next to no processor time
 LONGEST_SPIN = 0.25  # seconds to wait for that
 
-OnEvent = Callable[[str, int, int], None]
+OnEvent = Callable[[Candidate, int, int], None]
 
 
 @dataclass(frozen=True)
 class Contestant:
     """A candidate that was built and verified, and what counts in comparing it with others.
 
-    `cold` and `hot` run it once and give the seconds, as in `Stopwatch`; `pack` does so for packing the
-    filters, where they are packed. `workspace` and `packed` are bytes. `pool` names the thread pool
-    that it runs on, `vendor` the library that it calls.
+    Attributes
+    ----------
+    candidate : Candidate
+    cold, hot : callable
+        Run it once and give the seconds, as in `Stopwatch`.
+    pack : callable or None
+        The same for packing the filters, where they are packed.
+    workspace, packed : int
+        Bytes of scratch memory of a run, and of the packed filters.
+    error, deterministic, tf32
+        As in `Facts`.
+    pool : str
+        The thread pool that it runs on.
+    vendor : str or None
+        The library that it calls.
     """
 
-    name: str
+    candidate: Candidate
     cold: Callable[[], float]
     hot: Callable[[], float]
     pack: Callable[[], float] | None = None
@@ -57,10 +71,18 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians in seconds; `spread` is half the interquartile range of `time`'s samples over their median.
+    """What a race found of one contestant.
 
-    `hot` is None where it was not taken. `dropped_by` names the rival against which this contestant
-    cannot win under any limits, where that ended its timing early.
+    Attributes
+    ----------
+    time, hot, pack : float
+        Medians in seconds; `hot` is None where it was not taken.
+    spread : float
+        Half the interquartile range of `time`'s samples over their median.
+    samples : int
+        Of `time`.
+    dropped_by : Candidate or None
+        The rival against which it cannot win under any limits, where that ended its timing early.
     """
 
     time: float
@@ -68,7 +90,7 @@ class Timing:
     pack: float
     spread: float
     samples: int
-    dropped_by: str | None = None
+    dropped_by: Candidate | None = None
 
 
 def spread(samples: Sequence[float]) -> float:
@@ -83,7 +105,7 @@ def spread(samples: Sequence[float]) -> float:
     return (third - first) / 2 / middle
 
 
-def settle(sleep: Callable[[float], None] = time.sleep, busy: Callable[[], float] = time.process_time) -> None:
+def wait_until_idle(sleep: Callable[[float], None] = time.sleep, busy: Callable[[], float] = time.process_time) -> None:
     """Wait until no thread of this process spins any more.
 
     Threads of other libraries do when their work is done: OpenBLAS's for 110 ms, ONNX Runtime's for 56 ms, as
@@ -104,8 +126,8 @@ def race(
     sleep: Callable[[float], None] = time.sleep,
     busy: Callable[[], float] = time.process_time,
     on_event: OnEvent | None = None,
-) -> dict[str, Timing | str]:
-    """Time contestants against each other, the most promising of them first.
+) -> dict[Candidate, Timing | str]:
+    """Time contestants against each other, in the order given until all have been probed.
 
     Each is warmed up and probed. Whoever is dominated, that is, at most half as fast as a rival in run
     time and in run and pack time, and no better in any other respect, is dropped after one or two
@@ -124,23 +146,23 @@ def race(
     busy : callable
         Processor time of this process, in seconds.
     on_event : callable, optional
-        Called as `on_event(name, finished, total)` before each contestant's turn.
+        Called as `on_event(candidate, finished, total)` before each contestant's turn.
 
     Returns
     -------
-    dict
-        For every contestant, by name, its timing or the reason why there is none.
+    dict of Candidate to Timing or str
+        For every contestant its timing, or the reason why there is none.
     """
-    heat = _Heat([_Entry(c) for c in contestants], budget, clock, sleep, busy, on_event)
+    heat = _Heat([_Standing(c) for c in contestants], budget, clock, sleep, busy, on_event)
     heat.probe()
     while heat.round():
         pass
-    return {entry.contestant.name: heat.result(entry) for entry in heat.entries}
+    return {entry.contestant.candidate: heat.result(entry) for entry in heat.entries}
 
 
 @dataclass(eq=False)
-class _Entry:
-    """A contestant in the running."""
+class _Standing:
+    """How a contestant stands so far."""
 
     contestant: Contestant
     warm: float = inf
@@ -171,7 +193,7 @@ class _Entry:
 
 @dataclass(eq=False)
 class _Heat:
-    entries: list[_Entry]
+    entries: list[_Standing]
     budget: float | None
     clock: Callable[[], float]
     sleep: Callable[[float], None]
@@ -188,16 +210,16 @@ class _Heat:
         return self.budget is not None and self.clock() - self.start >= self.budget
 
     def probe(self) -> None:
-        """Warm everyone up, and take a sample of those that are not hopeless already."""
+        """Warm everyone up, and take a sample of those that are not far behind already."""
         for done, entry in enumerate(self.entries):
             if self.over():
                 entry.failure = f"unreached: the budget of {self.budget:g} s was spent"
                 continue
             self.turn(entry, done, self.warm_up)
 
-    def warm_up(self, entry: _Entry) -> None:
+    def warm_up(self, entry: _Standing) -> None:
         entry.warm = _positive(entry.contestant.hot())
-        if not self.hopeless(entry):
+        if not self.pruned(entry):
             self.sample(entry)
 
     def round(self) -> bool:
@@ -214,9 +236,9 @@ class _Heat:
             self.turn(entry, finished, self.sample)
         return bool(starters)
 
-    def goal(self, entry: _Entry) -> int:
+    def goal(self, entry: _Standing) -> int:
         """How many samples it should have, as things stand."""
-        if self.rival(entry, CLEARLY) or self.hopeless(entry):
+        if self.rival(entry, CLEARLY) or self.pruned(entry):
             return 0
         if self.rival(entry, TWICE):
             return 2
@@ -225,21 +247,21 @@ class _Heat:
             return FEWEST if entry.spent >= FAIR_SHARE else MOST
         return FEWEST
 
-    def hopeless(self, entry: _Entry) -> bool:
+    def pruned(self, entry: _Standing) -> bool:
         """Whether it is not worth the time that one more sample takes."""
         if entry.warm < PATIENCE:
             return False
         best = min(other.time for other in self.entries if other.alive)
         return entry.time >= FAR * best or self.rival(entry, CLEARLY) is not None
 
-    def contenders(self) -> list[_Entry]:
+    def contenders(self) -> list[_Standing]:
         """Those close enough to the best, by run time or by run and pack time, to win yet."""
         alive = [entry for entry in self.entries if entry.alive]
         time = CLOSE * min(entry.time for entry in alive)
         cost = CLOSE * min(entry.cost for entry in alive)
         return [entry for entry in alive if entry.time <= time or entry.cost <= cost]
 
-    def rival(self, entry: _Entry, factor: float) -> str | None:
+    def rival(self, entry: _Standing, factor: float) -> Candidate | None:
         """Who makes the entry pointless: `factor` times as fast, and no worse under any limits."""
         for other in self.entries:
             if (
@@ -248,15 +270,15 @@ class _Heat:
                 and other.cost * factor <= entry.cost
                 and other.contestant.undercuts(entry.contestant)
             ):
-                return other.contestant.name
+                return other.contestant.candidate
         return None
 
-    def turn(self, entry: _Entry, finished: int, step: Callable[[_Entry], None]) -> None:
+    def turn(self, entry: _Standing, finished: int, step: Callable[[_Standing], None]) -> None:
         """Let one contestant run, alone; what it raises is its own failure."""
         if self.on_event:
-            self.on_event(entry.contestant.name, finished, len(self.entries))
+            self.on_event(entry.contestant.candidate, finished, len(self.entries))
         if self.pool is not None and self.pool != entry.contestant.pool:
-            settle(self.sleep, self.busy)
+            wait_until_idle(self.sleep, self.busy)
         self.pool = entry.contestant.pool
         start = self.clock()
         try:
@@ -265,7 +287,7 @@ class _Heat:
             entry.failure = f"{type(failure).__name__}: {failure}"
         entry.spent += self.clock() - start
 
-    def sample(self, entry: _Entry) -> None:
+    def sample(self, entry: _Standing) -> None:
         contestant = entry.contestant
         entry.cold.append(_positive(contestant.cold()))
         few = 1 if entry.spent >= FAIR_SHARE else FEWEST
@@ -274,7 +296,7 @@ class _Heat:
         if contestant.pack is not None and len(entry.pack) < few:
             entry.pack.append(_positive(contestant.pack()))
 
-    def result(self, entry: _Entry) -> Timing | str:
+    def result(self, entry: _Standing) -> Timing | str:
         if entry.failure is not None:
             return entry.failure
         return Timing(

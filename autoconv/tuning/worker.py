@@ -2,7 +2,8 @@
 
 The worker is `python -m autoconv.tuning.worker`; requests and answers are lines of JSON over its standard
 input and output. What it was doing when it died or overran is recorded as that candidate's failure,
-a new worker is started, and the rest goes on.
+a new worker is started, and the rest goes on. `DeviceProcess` and `serve` are the two ends of any such process: the
+benchmarks on a GPU have one of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any, cast
 
 from autoconv import registry
@@ -31,85 +32,77 @@ from autoconv.records.schema import Facts
 from autoconv.tuning.measurement import Event, Progress, failed, measure
 
 PATIENCE = 60.0  # seconds for one step (build and verify, or one round of timing) where no budget is given
-LOST = 70  # exit status of a worker whose device is lost
 LEAST_PATIENCE = 5.0  # however small the budget: compiling takes time; to begin, it has all of `PATIENCE`
+LOST = 70  # exit status of a process whose device is lost
+
+Message = dict[str, Any]
 
 
-class Worker:
-    """A worker process for one device, started when needed and again after a crash."""
+class NoAnswerError(Exception):
+    """A process died, or gave no sign of life for as long as it was waited for; it has been ended."""
 
-    module = "autoconv.tuning.worker"
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+class DeviceProcess:
+    """Another process that works on a device: a message there, messages back, in plain JSON types.
+
+    It is started when something is sent, and again after it has ended. The module's `__main__` is to call `serve`.
+
+    Parameters
+    ----------
+    device : Device
+        Opened there as well.
+    module : str
+        What the process runs.
+    """
+
+    def __init__(self, device: Device, module: str) -> None:
+        self.device, self.module = device, module
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._errors: Any = None
         atexit.register(self.close)
 
-    def measure(
-        self,
-        layer: ConvLayer,
-        candidates: Sequence[Candidate],
-        *,
-        budget: float | None = None,
-        progress: Progress | None = None,
-    ) -> dict[str, Facts]:
-        """As `autoconv.tuning.measurement.measure`, but nothing a candidate does can end this process.
+    def send(self, message: Message) -> None:
+        """Send a message, to a new process where there is none. One that dies of it is noticed by `receive`."""
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        self._write(message)
+
+    def receive(self, patience: float) -> Message:
+        """The next message.
+
+        Parameters
+        ----------
+        patience : float
+            Seconds to wait for it.
 
         Raises
         ------
-        PlanError
-            When the worker cannot begin with any candidate: verification's own reference fails, say.
+        NoAnswerError
+            When the process died, or sent nothing in that time. It is ended then, and the next `send` starts another.
         """
-        left = list(candidates)
-        failures: dict[str, Facts] = {}
-        algorithms = {algorithm.name: algorithm for algorithm in registry.algorithms(self.device)}
-        patience = PATIENCE if budget is None else max(budget, LEAST_PATIENCE)
-        while True:
-            try:
-                facts, culprit, reason = self._attempt(layer, left, budget, progress, patience)
-            except BaseException:  # its answer, if one is still to come, would be taken for that to the next request
-                self.close()
-                raise
-            if culprit is None:
-                return failures | facts
-            failures[culprit] = failed(algorithms[Candidate.parse(culprit).algorithm], reason)
-            left = [candidate for candidate in left if str(candidate) != culprit]
+        try:
+            line = self._lines.get(timeout=patience)
+        except queue.Empty:
+            self.close()
+            raise NoAnswerError(f"overran: no sign of life for {patience:g} s") from None
+        if line is None:
+            reason = self._last_words()
+            self.close()
+            raise NoAnswerError(reason)
+        return dict(json.loads(line))
 
-    def _attempt(
-        self,
-        layer: ConvLayer,
-        candidates: Sequence[Candidate],
-        budget: float | None,
-        progress: Progress | None,
-        patience: float,
-    ) -> tuple[dict[str, Facts], str | None, str]:
-        """The facts; or the candidate at which the worker died or overran, and how."""
-        self._start()
-        self._send({"layer": layer.key(), "candidates": [str(c) for c in candidates], "budget": budget})
-        doing: Event | None = None
-        while True:
-            wait = patience if doing else max(patience, PATIENCE)  # to import all, and to find the right answer
-            try:
-                line = self._lines.get(timeout=wait)
-            except queue.Empty:
-                self.close()
-                return {}, _blame(doing), f"overran: no sign of life for {wait:g} s ({_during(doing)})"
-            if line is None:
-                return {}, _blame(doing), f"{self._last_words()} ({_during(doing)})"
-            answer = json.loads(line)
-            if "facts" in answer:
-                return {name: Facts(**fields) for name, fields in answer["facts"].items()}, None, ""
-            if "error" in answer:
-                raise PlanError(f"{layer} cannot be measured: {answer['error']}")
-            doing = Event(answer["stage"], layer, answer["candidate"], answer["done"], answer["total"])
-            if progress is not None:
-                progress(doing)
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout, self._errors):
+                with contextlib.suppress(OSError):
+                    cast(IO[str], pipe).close()
+            self._process = None
 
     def _start(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            return
         self.close()
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -125,12 +118,12 @@ class Worker:
         self._lines = queue.Queue()
         threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
         kind = type(self.device)
-        self._send({"class": f"{kind.__module__}:{kind.__qualname__}", "fields": dataclasses.asdict(self.device)})  # type: ignore[call-overload]
+        self._write({"class": f"{kind.__module__}:{kind.__qualname__}", "fields": dataclasses.asdict(self.device)})  # type: ignore[call-overload]
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _write(self, message: Message) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # a worker that died is noticed when its answer is read
+        with contextlib.suppress(BrokenPipeError):  # a process that died is noticed when its answer is read
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
 
@@ -142,26 +135,6 @@ class Worker:
         how = f"died of signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with status {code}"
         return how + (f": {lines[-1][:200]}" if lines and code >= 0 else "")
 
-    def close(self) -> None:
-        """End the worker, whatever it is doing."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout, self._errors):
-                with contextlib.suppress(OSError):
-                    cast(IO[str], pipe).close()
-            self._process = None
-
-
-def _blame(doing: Event | None) -> str | None:
-    if doing is None or doing.candidate is None:
-        raise PlanError("the tuning worker ended before it began with any candidate")
-    return doing.candidate
-
-
-def _during(doing: Event | None) -> str:
-    return "nothing begun" if doing is None else {"verify": "being verified", "race": "being timed"}[doing.stage]
-
 
 def _read(pipe: Any, lines: queue.Queue[str | None]) -> None:
     with contextlib.suppress(ValueError, OSError):  # closed under us
@@ -171,42 +144,135 @@ def _read(pipe: Any, lines: queue.Queue[str | None]) -> None:
     lines.put(None)
 
 
-def _serve() -> None:
-    """The worker's side: one device, then request after request until the input ends."""
+def serve(handle: Callable[[Device, Message, Callable[[Message], None]], None]) -> None:
+    """The other end of a `DeviceProcess`: one device, then message after message until the input ends.
+
+    Parameters
+    ----------
+    handle : callable
+        Called as `handle(device, message, answer)`; sends what it finds by `answer(message)`. A `DeviceLostError` ends
+        the process: a new one can go on.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints is not an answer
 
-    def answer(message: dict[str, Any]) -> None:
+    def answer(message: Message) -> None:
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
     opening = json.loads(sys.stdin.readline())
     module, _, name = opening["class"].partition(":")
     device: Device = getattr(importlib.import_module(module), name)(**opening["fields"])
-
-    def progress(event: Event) -> None:
-        answer({"stage": event.stage, "candidate": event.candidate, "done": event.done, "total": event.total})
-
     for line in sys.stdin:
-        request = json.loads(line)
         try:
-            with device.selected():
-                facts = measure(
-                    ConvLayer.parse(request["layer"]),
-                    device,
-                    [Candidate.parse(text) for text in request["candidates"]],
-                    budget=request["budget"],
-                    progress=progress,
-                )
-            answer({"facts": {name: dataclasses.asdict(found) for name, found in facts.items()}})
-        except DeviceLostError as failure:  # a new process can go on
+            handle(device, json.loads(line), answer)
+        except DeviceLostError as failure:
             sys.stderr.write(f"{failure}\n")
             sys.stderr.flush()
             os._exit(LOST)
-        except Exception as failure:
-            answer({"error": f"{type(failure).__name__}: {failure}"})
+
+
+class Worker:
+    """Measures as `autoconv.tuning.measurement.measure` does, in a process of its own for one device."""
+
+    def __init__(self, device: Device) -> None:
+        self._process = DeviceProcess(device, "autoconv.tuning.worker")
+        self._algorithms = {algorithm.name: algorithm for algorithm in registry.algorithms(device)}
+
+    def measure(
+        self,
+        layer: ConvLayer,
+        candidates: Sequence[Candidate],
+        *,
+        budget: float | None = None,
+        progress: Progress | None = None,
+    ) -> dict[Candidate, Facts]:
+        """Every candidate's facts; nothing a candidate does can end this process.
+
+        Parameters
+        ----------
+        layer, candidates, budget, progress
+            As for `measure`. The budget is also the patience with one step.
+
+        Returns
+        -------
+        dict of Candidate to Facts
+
+        Raises
+        ------
+        PlanError
+            When the worker cannot begin with any candidate: verification's own reference fails, say.
+        """
+        left = list(candidates)
+        failures: dict[Candidate, Facts] = {}
+        while True:
+            try:
+                facts, culprit, reason = self._attempt(layer, left, budget, progress)
+            except BaseException:  # its answer, if one is still to come, would be taken for that to the next request
+                self.close()
+                raise
+            if culprit is None:
+                return failures | facts
+            failures[culprit] = failed(self._algorithms[culprit.algorithm], reason)
+            left.remove(culprit)
+
+    def _attempt(
+        self, layer: ConvLayer, candidates: Sequence[Candidate], budget: float | None, progress: Progress | None
+    ) -> tuple[dict[Candidate, Facts], Candidate | None, str]:
+        """The facts; or the candidate at which the worker died or overran, and how."""
+        patience = PATIENCE if budget is None else max(budget, LEAST_PATIENCE)
+        names = {str(candidate): candidate for candidate in candidates}
+        self._process.send({"layer": layer.key(), "candidates": list(names), "budget": budget})
+        doing: Event | None = None
+        while True:
+            wait = patience if doing else max(patience, PATIENCE)  # to import all, and to find the right answer
+            try:
+                answer = self._process.receive(wait)
+            except NoAnswerError as failure:
+                return {}, _blamed(doing), f"{failure} ({_during(doing)})"
+            if "facts" in answer:
+                return {names[name]: Facts(**fields) for name, fields in answer["facts"].items()}, None, ""
+            if "error" in answer:
+                raise PlanError(f"{layer} cannot be measured: {answer['error']}")
+            candidate = names.get(answer["candidate"])
+            doing = Event(answer["stage"], layer, candidate, answer["done"], answer["total"])
+            if progress is not None:
+                progress(doing)
+
+    def close(self) -> None:
+        """End the process, whatever it is doing; the next `measure` starts another."""
+        self._process.close()
+
+
+def _blamed(doing: Event | None) -> Candidate:
+    if doing is None or doing.candidate is None:
+        raise PlanError("the tuning worker ended before it began with any candidate")
+    return doing.candidate
+
+
+def _during(doing: Event | None) -> str:
+    return "nothing begun" if doing is None else {"verify": "being verified", "race": "being timed"}[doing.stage]
+
+
+def _measure(device: Device, request: Message, answer: Callable[[Message], None]) -> None:
+    """The worker's side: progress, and then the facts, or why there are none."""
+
+    def progress(event: Event) -> None:
+        candidate = None if event.candidate is None else str(event.candidate)
+        answer({"stage": event.stage, "candidate": candidate, "done": event.done, "total": event.total})
+
+    try:
+        layer, candidates = ConvLayer.parse(request["layer"]), list(map(Candidate.parse, request["candidates"]))
+        with device.selected():
+            facts = measure(layer, device, candidates, budget=request["budget"], progress=progress)
+    except DeviceLostError:
+        raise
+    except Exception as failure:
+        answer({"error": f"{type(failure).__name__}: {failure}"})
+    else:
+        answer({"facts": {str(candidate): dataclasses.asdict(found) for candidate, found in facts.items()}})
 
 
 if __name__ == "__main__":
-    _serve()
+    serve(_measure)

@@ -1,4 +1,4 @@
-"""The arithmetic of `autoconv bench` on made-up samples, and runs on tiny layers against fake peers."""
+"""`autoconv bench`: sums and means of made-up samples, and runs on tiny layers against fake baselines."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import itertools
 import json
 import math
 import os
-import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +17,16 @@ import numpy as np
 import pytest
 from layers import edge
 
-from autoconv.bench import baselines as peers
-from autoconv.bench import reports as bench_report
-from autoconv.bench import suites as bench
-from autoconv.bench.baselines import PEERS, Peer, Problem
-from autoconv.bench.suites import OURS, ExactCPU, Ratio, Row, Setting, Suite
-from autoconv.cli import main as cli
+from autoconv import networks, registry
+from autoconv.bench import baselines, race, reports
+from autoconv.bench.baselines import BASELINES, Baseline, Problem
+from autoconv.bench.suites import CLASSES, OURS, Row, Setting, Suite, class_of
+from autoconv.cli import main
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
-from autoconv.networks import layers as network
-from autoconv.networks.layers import NamedLayer, Network
-from autoconv.registry import algorithms
+from autoconv.networks import NamedLayer, Network
 from autoconv.tuning import planner, reference
+from autoconv.tuning.planner import forget_plans
 
 LAYER = edge("plain", N=1)
 NET = """
@@ -41,44 +37,11 @@ layers:
 """
 
 
-# The arithmetic
-
-
-@pytest.mark.parametrize(
-    ("count", "ranks"),
-    [(5, (1, 5)), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (11, (2, 10)), (12, (3, 10)), (25, (8, 18))],
-)
-def test_an_interval_lies_between_the_order_statistics_of_the_tables(count: int, ranks: tuple[int, int]) -> None:
-    """The ranks that textbooks tabulate for a 95 % interval of the median."""
-    samples = [float(place) for place in range(1, count + 1)]
-    found = bench.interval(samples[::-1])
-    assert (found.low, found.high) == ranks
-    assert found.median == statistics.median(samples)
-
-
-def test_an_interval_holds_the_true_median_nineteen_times_in_twenty() -> None:
-    generator = np.random.default_rng(0)
-    found = [bench.interval(list(generator.standard_normal(9))) for _ in range(4000)]
-    held = sum(ratio.low <= 0 <= ratio.high for ratio in found) / len(found)
-    assert 0.95 <= held <= 0.97  # 96.1 % for nine samples
-
-
-def test_a_loss_is_sure_only_when_all_of_the_interval_is_one() -> None:
-    assert Ratio(0.9, 0.8, 0.96).behind
-    assert not Ratio(0.9, 0.8, 0.97).behind
-
-
 def row(name: str = "layer", layer: ConvLayer = LAYER, repeat: int = 1, **times: list[float]) -> Row:
     return Row(name, layer, repeat, "numpy.gemm[tile=image]", {OURS: times.pop("ours"), **times})
 
 
-def test_a_drift_that_slows_a_whole_round_leaves_the_ratios_alone() -> None:
-    drift = [1.0, 2.0, 5.0, 1.5, 3.0, 1.0]
-    found = row(ours=[1e-3 * d for d in drift], torch=[2e-3 * d for d in drift])
-    assert found.against("torch") == pytest.approx([2.0] * 6)
-
-
-def test_the_best_peer_is_the_one_with_the_least_median() -> None:
+def test_the_best_baseline_has_the_least_median() -> None:
     found = row(ours=[1.0] * 3, torch=[3.0, 3.0, 1.0], torch_cl=[2.0, 2.0, 9.0])
     assert found.best == "torch_cl"
     assert found.against("best") == [2.0, 2.0, 9.0]
@@ -87,7 +50,7 @@ def test_the_best_peer_is_the_one_with_the_least_median() -> None:
 
 
 def setting(*names: str, **changes: Any) -> Setting:
-    return Setting(CPU.current(), names or tuple(PEERS), isolate=False, **changes)
+    return Setting(CPU.current(), names or tuple(BASELINES), isolate=False, **changes)
 
 
 def suite(*rows: Row, network: bool = True, **changes: Any) -> Suite:
@@ -113,7 +76,7 @@ def test_a_mean_is_the_geometric_one_of_the_layers_medians() -> None:
     assert (only.low, only.median, only.high) == pytest.approx((1.0, 1.0, 1.0))
 
 
-def test_a_mean_over_layers_that_a_peer_has_not_all_run_is_none() -> None:
+def test_a_mean_over_layers_that_a_baseline_has_not_all_run_is_none() -> None:
     found = suite(row(ours=[1.0] * 6, **complete()), row(ours=[1.0] * 6, torch=[1.0] * 6))
     assert found.mean("onnxruntime") is None
     assert found.mean("torch") is not None
@@ -127,27 +90,27 @@ def test_a_sum_weights_repeats_round_by_round() -> None:
 
 
 def test_classes() -> None:
-    names = [bench.kind(named.layer) for named in network.load("mixed27").layers]
-    assert [names.count(name) for name in bench.KINDS] == [12, 5, 3, 3, 4]
-    stem = network.load("mobilenet-v2").layers[0].layer
-    assert bench.kind(stem) == "5x5, stems, dilated"
-    assert bench.kind(edge("depthwise strided")) == "others"
+    names = [class_of(named.layer) for named in networks.load("mixed27").layers]
+    assert [names.count(name) for name in CLASSES] == [12, 5, 3, 3, 4]
+    stem = networks.load("mobilenet-v2").layers[0].layer
+    assert class_of(stem) == "5x5, stems, dilated"
+    assert class_of(edge("depthwise strided")) == "others"
 
 
 # What does not count
 
 
-def test_a_run_with_all_peers_is_complete() -> None:
+def test_a_run_with_all_baselines_is_complete() -> None:
     assert suite(row(ours=[1.0], **complete())).incomplete == []
 
 
-def test_gradients_need_only_the_peers_that_have_them() -> None:
+def test_gradients_need_only_the_baselines_that_have_them() -> None:
     found = Suite("Tiny", 1, setting("torch", "torch_cl", direction="wgrad"), 0, True)
     assert found.incomplete == []
 
 
 def test_whatever_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "installed", lambda package: package != "onnx")
+    monkeypatch.setattr(baselines, "installed", lambda package: package != "onnx")
     found = suite(row(ours=[1.0], torch=[1.0]), restrictions={"ONEDNN_MAX_CPU_ISA": "AVX2"})
     found.setting = setting("torch", restrictions={"ONEDNN_MAX_CPU_ISA": "AVX2"})
     found.rows[0].failures["torch"] = "it broke"
@@ -156,7 +119,7 @@ def test_whatever_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         "torch, channels_last did not take part",
         "ONNX Runtime did not take part: onnx not installed",
         "layer: torch: it broke",
-        "torch is not at its default settings (ONEDNN_MAX_CPU_ISA=AVX2), and ONNX Runtime cannot be held likewise",
+        "torch is not at its default settings (ONEDNN_MAX_CPU_ISA=AVX2), and ONNX Runtime has no such settings",
         "interrupted after 1 of 2 layers",
     ]
 
@@ -188,10 +151,10 @@ class Clock:
         self.now += seconds
 
 
-def test_a_race_interleaves_with_idle_times_and_without_garbage_collection() -> None:
+def test_a_race_interleaves_with_idle_times_and_no_garbage_collection() -> None:
     clock = Clock()
     runs = {"a": clock.work("a", 0.010), "b": clock.work("b", 0.200)}
-    times = bench.race(runs, 6, clock=clock, sleep=clock.sleep, busy=lambda: 0.0)
+    times = race.race(runs, 6, clock=clock, sleep=clock.sleep, busy=lambda: 0.0)
     assert gc.isenabled()
     assert times == {"a": pytest.approx([0.010] * 6), "b": pytest.approx([0.200] * 6)}
     turns = [name for name, _ in itertools.groupby(clock.log)]
@@ -204,10 +167,10 @@ def test_a_sample_is_the_median_of_a_slot_without_the_first_run() -> None:
     clock = Clock()
     gc.disable()
     try:
-        assert bench.sample(clock.work("a", 0.05, 0.01, 0.02, 0.03, 0.02), clock) == pytest.approx(0.02)
+        assert race.sample(clock.work("a", 0.05, 0.01, 0.02, 0.03, 0.02), clock) == pytest.approx(0.02)
         assert clock.log.count("a") == 1 + 4  # 10 + 20 + 30 + 20 ms are the first to fill 75
         clock.log.clear()
-        assert bench.sample(clock.work("long", 0.4), clock) == pytest.approx(0.4)
+        assert race.sample(clock.work("long", 0.4), clock) == pytest.approx(0.4)
         assert clock.log == ["long"]
     finally:
         gc.enable()
@@ -217,14 +180,14 @@ def exactly(problem: Problem) -> Any:
     return reference.convolve(problem.layer, problem.a, problem.b, problem.bias, problem.residual).astype(np.float32)
 
 
-def fake(name: str, answer: Callable[[Problem], Any] = exactly) -> Peer:
-    """A peer that has the answer ready."""
+def fake(name: str, answer: Callable[[Problem], Any] = exactly) -> Baseline:
+    """A baseline that has the answer ready."""
 
-    def prepare(problem: Problem, device: CPU, constant: bool, fresh: bool) -> peers.Run:
+    def prepare(problem: Problem, device: CPU, constant: bool, fresh: bool) -> baselines.Run:
         ready = answer(problem)
         return lambda: ready
 
-    return Peer(name, PEERS[name].label, ("numpy",), prepare, ("fwd", "dgrad", "wgrad"))
+    return Baseline(name, BASELINES[name].label, ("numpy",), prepare, ("fwd", "dgrad", "wgrad"))
 
 
 def broken(problem: Problem) -> Any:
@@ -232,69 +195,64 @@ def broken(problem: Problem) -> Any:
 
 
 def estimated(layer: ConvLayer, wanted: Setting) -> planner.Plan:
-    """In the place of `bench.planned`, which takes its time."""
+    """In the place of `race.planned`, which takes its time."""
     return planner.plan(layer, "heuristic", device=wanted.device, vendors=False)
 
 
-tuned = bench.planned
+tuned = race.planned
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, a small network, and no time to lose."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(bench, "SLOT", 0.0)
-    monkeypatch.setattr(bench, "planned", estimated)
+    monkeypatch.setattr(race, "SLOT", 0.0)
+    monkeypatch.setattr(race, "planned", estimated)
     (tmp_path / "tiny.yaml").write_text(NET)
-    planner._memo.clear()
-    planner._default_cache.cache_clear()
-    yield tmp_path
-    planner._memo.clear()
-    planner._default_cache.cache_clear()
+    return tmp_path
 
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("direction", ["fwd", "dgrad", "wgrad"])
-def test_a_suite_against_fake_peers(direction: str, constant: bool, fresh: bool) -> None:
+def test_a_suite_against_fake_baselines(direction: str, constant: bool, fresh: bool) -> None:
     net = Network("One", "", (NamedLayer("plain", LAYER, 1, 1),))
     wanted = setting("torch", direction=direction, constant=constant, fresh=fresh, rounds=2)
-    found = bench.run_suite(net, 2, wanted, network=False, peers={"torch": fake("torch")})
+    found = race.run_suite(net, 2, wanted, network=False, baselines={"torch": fake("torch")})
     (only,) = found.rows
     assert only.layer == LAYER.replace(N=2, direction=direction)
     assert only.failures == {}
     assert {name: len(samples) for name, samples in only.times.items()} == {OURS: 2, "torch": 2}
-    assert only.algorithm
-    assert not only.algorithm.startswith(("torch", "onnxruntime"))
+    assert only.candidate
+    assert not only.candidate.startswith(("torch", "onnxruntime"))
 
 
 @pytest.mark.usefixtures("place")
-def test_a_peer_that_fails_or_errs_is_named_and_the_rest_goes_on() -> None:
+def test_a_baseline_that_fails_or_errs_is_named() -> None:
     net = Network("One", "", (NamedLayer("plain", LAYER, 1, 1),))
     entrants = {
         "torch": fake("torch", broken),
         "torch_cl": fake("torch_cl", lambda problem: exactly(problem) * np.float32(1.01)),
         "onnxruntime": fake("onnxruntime"),
     }
-    found = bench.run_suite(net, 1, setting(rounds=2), network=False, peers=entrants)
+    found = race.run_suite(net, 1, setting(rounds=2), network=False, baselines=entrants)
     assert found.rows[0].best is not None
     assert found.incomplete == [
         "plain: torch: no kernel for this",
         f"plain: torch_cl: {found.rows[0].failures['torch_cl']}",
     ]
-    assert "its answer differs by 1.0e-02 of the largest value" in found.incomplete[1]
+    assert "its answer differs from that of autoconv by 1.0e-02 of the largest value" in found.incomplete[1]
 
 
 @pytest.mark.usefixtures("place")
-def test_a_layer_on_which_everybody_fails_is_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_on_which_everybody_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise MemoryError("too large")
 
-    monkeypatch.setattr(bench, "ours", refuse)
+    monkeypatch.setattr(race, "ours", refuse)
     net = Network("One", "", (NamedLayer("plain", LAYER, 1, 1),))
-    found = bench.run_suite(net, 1, setting("torch"), network=False, peers={"torch": fake("torch", broken)})
+    found = race.run_suite(net, 1, setting("torch"), network=False, baselines={"torch": fake("torch", broken)})
     assert found.rows[0].times == {}
     assert found.rows[0].failures == {OURS: "too large", "torch": "no kernel for this"}
 
@@ -306,8 +264,8 @@ def test_an_interruption_keeps_what_is_done() -> None:
             raise KeyboardInterrupt
         return exactly(problem)
 
-    found = bench.run_suite(
-        network.load("tiny.yaml"), 1, setting("torch", rounds=2), peers={"torch": fake("torch", interrupt)}
+    found = race.run_suite(
+        networks.load("tiny.yaml"), 1, setting("torch", rounds=2), baselines={"torch": fake("torch", interrupt)}
     )
     assert [row.name for row in found.rows] == ["first"]
     assert found.incomplete[-1] == "interrupted after 1 of 2 layers"
@@ -318,7 +276,7 @@ def test_plans_are_tuned_without_vendors_and_kept() -> None:
     first = tuned(LAYER, setting())
     assert first.source == "profile"
     assert "not among the vendors allowed" in first.reasons["torch[format=nchw]"][0]
-    planner._memo.clear()
+    forget_plans()
     again = tuned(LAYER, setting())
     assert (again.source, again.timed, again.candidate) == ("cache", 0, first.candidate)
 
@@ -327,24 +285,30 @@ def test_plans_are_tuned_without_vendors_and_kept() -> None:
 @pytest.mark.parametrize(("seconds", "noted"), [(0.0, False), (1e6, True)])
 def test_a_busy_machine_is_noted(seconds: float, noted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     used = iter([50.0, 50.0 + seconds])
-    monkeypatch.setattr(bench, "cpu_seconds_of_others", lambda: next(used))
+    monkeypatch.setattr(race, "cpu_seconds_of_others", lambda: next(used))
     net = Network("One", "", (NamedLayer("plain", LAYER, 1, 1),))
-    found = bench.run_suite(net, 1, setting("torch", rounds=2), peers={"torch": fake("torch")})
-    assert any("these figures are disturbed" in note for note in found.notes) == noted
+    found = race.run_suite(net, 1, setting("torch", rounds=2), baselines={"torch": fake("torch")})
+    assert any("which disturbs these figures" in note for note in found.notes) == noted
 
 
 def test_own_work_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = "cpu  1000 100 10 77777 8888 1 2 3 555 555\ncpu0 9 9 9 9 9 9 9 9 9 9\n"  # idle, I/O wait and guests apart
     monkeypatch.setattr(Path, "read_text", lambda self, encoding: ticks)
     monkeypatch.setattr(time, "process_time", lambda: 4.0)
-    assert bench.cpu_seconds_of_others() == pytest.approx(1116 / os.sysconf("SC_CLK_TCK") - 4.0)
+    assert race.cpu_seconds_of_others() == pytest.approx(1116 / os.sysconf("SC_CLK_TCK") - 4.0)
 
 
-def test_exact_means_exact_algorithms_only() -> None:
-    device = ExactCPU(1, "generic")
-    assert device.key == CPU(1, "generic").key
-    assert {algorithm.exact for algorithm in algorithms(device)} == {True}
-    assert len(algorithms(device)) < len(CPU(1, "generic").algorithms)
+@pytest.mark.usefixtures("place")
+def test_exact_means_exact_algorithms_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autoconv.cpu.FAMILIES", ("numpy",))
+    registry._table.cache_clear()
+    try:
+        made = tuned(LAYER, setting(exact=True))
+        exact = {algorithm.name for algorithm in registry.algorithms(made.device) if algorithm.exact}
+    finally:
+        registry._table.cache_clear()
+    assert made.timings
+    assert {name.partition("[")[0] for name in made.timings} <= exact
 
 
 def test_the_whole_network_is_measured_with_every_repeat(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,17 +318,17 @@ def test_the_whole_network_is_measured_with_every_repeat(place: Path, monkeypatc
         graphs.append(problems)
         return lambda: None
 
-    monkeypatch.setattr(bench, "onnxruntime_network", graph)
-    entrants = {name: fake(name) for name in PEERS}
-    found = bench.run_suite(network.load("tiny.yaml"), 1, setting(rounds=2), peers=entrants)
+    monkeypatch.setattr(race, "onnxruntime_network", graph)
+    entrants = {name: fake(name) for name in BASELINES}
+    found = race.run_suite(networks.load("tiny.yaml"), 1, setting(rounds=2), baselines=entrants)
     assert found.incomplete == []
     ((first, second, third),) = [tuple(problems.values()) for problems in graphs]
     assert second.a is third.a
     assert second.b is not third.b
     assert first.a is not second.a
     assert set(found.whole) == {OURS, "onnxruntime"}
-    text = bench_report.totals(found)
-    assert set(text) == {"sum of the layers, each measured alone", "all layers in sequence, ONNX Runtime in one graph"}
+    text = reports.totals(found)
+    assert set(text) == {"sum of the layers, each timed alone", "all layers in sequence, in one graph of ONNX Runtime"}
 
 
 # The report and the command
@@ -378,23 +342,23 @@ def samples() -> Suite:
 
 
 def test_the_table_has_layers_means_losses_sums_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
-    bench_report.print_suite(samples())
+    reports.print_suite(samples())
     text = capsys.readouterr().out
     assert "2.00 [2.00 2.00]" in text
-    assert "1 of 2 layers surely behind" in text
-    assert "sum of the layers, each measured alone: autoconv 5 ms" in text
+    assert "slower than the best baseline: 1 of 2 layers" in text
+    assert "sum of the layers, each timed alone: autoconv 5 ms" in text
     assert "\n  all " in text
-    assert "vendors off" in text
+    assert "vendor libraries off" in text
     assert "exact" not in text
     assert "INCOMPLETE" not in text
 
 
 def test_the_caption_says_what_was_asked_for() -> None:
-    exact = replace(setting("torch", constant=False, fresh=True), device=ExactCPU(1, "generic"))
-    text = "\n".join(bench_report.caption(Suite("Tiny", 1, exact, 0, False)))
-    for part in ("only exact algorithms", "varying, transformed in every run", "a fresh output in every run"):
+    exact = setting("torch", constant=False, fresh=True, exact=True)
+    text = "\n".join(reports.caption(Suite("Tiny", 1, exact, 0, False)))
+    for part in ("only exact algorithms", "varying, transformed in every run", "a new array in every run"):
         assert part in text
-    gradient = "\n".join(bench_report.caption(Suite("Tiny", 1, setting("torch", direction="wgrad"), 0, False)))
+    gradient = "\n".join(reports.caption(Suite("Tiny", 1, setting("torch", direction="wgrad"), 0, False)))
     assert "filters" not in gradient
     assert "ONNX" not in gradient
 
@@ -402,35 +366,37 @@ def test_the_caption_says_what_was_asked_for() -> None:
 def test_incomplete_stands_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     found = samples()
     found.rows[0].failures["torch"] = "it broke"
-    bench_report.print_suite(found)
+    reports.print_suite(found)
     assert capsys.readouterr().out.endswith("INCOMPLETE: alpha: torch: it broke\n")
 
 
 def test_json_holds_every_sample() -> None:
-    found = json.loads(json.dumps(bench_report.to_json(samples()), allow_nan=False))
+    found = json.loads(json.dumps(reports.to_json(samples()), allow_nan=False))
     assert found["layers"][0]["seconds"][OURS] == [1e-3] * 6
     assert found["layers"][0]["ratios"]["best"] == {"median": 2.0, "low": 2.0, "high": 2.0}
     assert found["means"]["best"]["median"] == pytest.approx(1.0)
     assert found["class_means"]["1x1"]["best"]["median"] == pytest.approx(0.5)
     assert found["sums"][OURS] == pytest.approx([5e-3] * 6)
     assert found["incomplete"] == []
+    assert list(found["baselines"]) == list(BASELINES)
+    assert found["layers"][0]["candidate"] == "numpy.gemm[tile=image]"
 
 
 def test_a_chart_is_a_png(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    bench_report.chart([samples(), samples()], tmp_path / "chart.png")
+    reports.chart([samples(), samples()], tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.fixture
 def verb(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """The command, with fake peers that are always there."""
-    for name in PEERS:
-        monkeypatch.setitem(PEERS, name, fake(name))
-    monkeypatch.setattr(bench, "onnxruntime_network", lambda problems, outs, threads: lambda: None)
+    """The command, with fake baselines that are always there."""
+    for name in BASELINES:
+        monkeypatch.setitem(BASELINES, name, fake(name))
+    monkeypatch.setattr(race, "onnxruntime_network", lambda problems, outs, threads: lambda: None)
 
     def run(*arguments: str) -> int:
-        return cli.main(["bench", *arguments])
+        return main(["bench", *arguments])
 
     return run
 
@@ -449,9 +415,12 @@ def test_layers_can_be_left_out(verb: Callable[..., int], capsys: pytest.Capture
     (found,) = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in found["layers"]] == ["second"]
     assert verb("tiny.yaml", "--without", "conv9") == 2
+    assert "Tiny has no layer 'conv9'" in capsys.readouterr().err
+    assert verb("tiny.yaml", "--without", "first,second") == 2
+    assert "--without first,second: no layer of Tiny is left" in capsys.readouterr().err
 
 
-def test_fewer_peers_are_incomplete(verb: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_fewer_baselines_are_incomplete(verb: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert verb("tiny.yaml", "--rounds", "6", "--against", "torch") == 1
     assert "INCOMPLETE: torch, channels_last did not take part" in capsys.readouterr().out
 
@@ -459,55 +428,55 @@ def test_fewer_peers_are_incomplete(verb: Callable[..., int], capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--against", "tensorflow"], "allowed are some of torch,torch_cl,onnxruntime"),
-        (["--batch", "0"], "integers from 1"),
+        (["--against", "tensorflow"], "expected some of torch,torch_cl,onnxruntime"),
+        (["--batch", "0"], "expected integers from 1"),
         (["--rounds", "5"], "--rounds"),
         (["--layers", "conv9"], "has no layer 'conv9'"),
         (["nowhere"], "no such file"),
     ],
 )
 def test_bad_usage_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", *arguments]) == 2
+    assert main(["bench", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
 
 
-def test_a_chart_in_a_folder_that_is_not_there_is_refused_before_anything_runs(
+def test_a_chart_in_a_missing_folder_is_refused_beforehand(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: found("json" if name == "matplotlib" else name))
-    assert cli.main(["bench", "--chart", "nowhere/out.png"]) == 2
-    assert capsys.readouterr().err == "autoconv: error: --chart nowhere/out.png: no such folder\n"
+    assert main(["bench", "--chart", "nowhere/out.png"]) == 2
+    assert capsys.readouterr().err == "autoconv: error: --chart nowhere/out.png: there is no folder nowhere\n"
 
 
-def test_a_chart_without_matplotlib_is_refused_before_anything_runs(
+def test_a_chart_without_matplotlib_is_refused_beforehand(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "matplotlib" else found(name))
-    assert cli.main(["bench", "--chart", "out.png"]) == 2
+    assert main(["bench", "--chart", "out.png"]) == 2
     assert "pip install 'autoconv[report]'" in capsys.readouterr().err
 
 
 def test_gradients_are_not_asked_of_who_has_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "--direction", "wgrad", "--against", "onnxruntime"]) == 2
-    assert "allowed are torch,torch_cl" in capsys.readouterr().err
+    assert main(["bench", "--direction", "wgrad", "--against", "onnxruntime"]) == 2
+    assert "expected some of torch,torch_cl with wgrad" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", BASELINES)
 @pytest.mark.parametrize("direction", ["fwd", "dgrad", "wgrad"])
-def test_the_real_peers_agree(direction: str, name: str) -> None:
-    peer = PEERS[name]
-    if direction not in peer.directions:
+def test_the_real_baselines_agree(direction: str, name: str) -> None:
+    baseline = BASELINES[name]
+    if direction not in baseline.directions:
         return
-    for package in peer.packages:
+    for package in baseline.packages:
         pytest.importorskip(package)
-    tail: dict[str, Any] = {"bias": True, "residual": True, "activation": "relu"} if direction == "fwd" else {}
-    layer = edge("tails", direction=direction, **tail)
+    epilogue: dict[str, Any] = {"bias": True, "residual": True, "activation": "relu"} if direction == "fwd" else {}
+    layer = edge("tails", direction=direction, **epilogue)
     problem = Problem.draw(layer, CPU.current())
     for constant, fresh in itertools.product([True, False], repeat=2):
-        run = peer.prepare(problem, CPU.current(), constant, fresh)
-        assert bench.disagreement(run(), exactly(problem)) < 1e-5
+        run = baseline.prepare(problem, CPU.current(), constant, fresh)
+        assert race.disagreement(run(), exactly(problem)) < 1e-5

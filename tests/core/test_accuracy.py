@@ -1,6 +1,6 @@
 """The error of every family of kernels against float64, on layers of real size: the table in the README.
 
-`python tests/test_accuracy.py` writes it anew.
+`PYTHONPATH=tests python tests/core/test_accuracy.py` writes it anew.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from guards import run_guarded
 
-from autoconv.algorithm import Algorithm
+from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 from autoconv.registry import algorithms
@@ -47,7 +47,7 @@ ROWS = (
 
 def parameters(algorithm: Algorithm, layer: ConvLayer, tile: str) -> Mapping[str, int | str]:
     if tile:
-        return {"m": tile, "rows": 1, "share": 0}
+        return {"m": tile, "rows": 1, "coop": 0}
     return next(c.params for c in algorithm.all(layer, DEVICE) if not algorithm.why_not(layer, DEVICE, c.params))
 
 
@@ -58,13 +58,8 @@ def errors(family: str, layer: ConvLayer, tile: str) -> tuple[float, float]:
     assert not algorithm.why_not(layer, DEVICE, params)
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape, np.float32).astype(layer.numpy_dtype) for shape in layer.input_shapes)
-    kernel = algorithm.build(layer, DEVICE, params)
-    filters: Any = w
-    if kernel.packed_bytes:
-        filters = DEVICE.buffer(kernel.packed_bytes)
-        kernel.pack(w, filters)
-    out = DEVICE.empty(layer.y_shape, layer.numpy_dtype)
-    kernel.run(x, filters, out, None, None, DEVICE.buffer(kernel.workspace_bytes))
+    candidate = Candidate(family, tuple(params.items()))
+    out = run_guarded(algorithm, layer, DEVICE, candidate, (x, w, None, None), "after")
     want, magnitude = reference.convolve(layer, x, w), reference.magnitude(layer, x, w)
     rms = np.sqrt(np.mean((out.astype(np.float64) - want) ** 2)) / magnitude.max()
     return reference.error(out, want, magnitude), float(rms)

@@ -18,6 +18,7 @@ KEY, CODE = bytes(32), b"\x7fELF machine code"
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("AUTOCONV_KERNEL_DIR")
     machine_code._warn.cache_clear()
 
 
@@ -39,6 +40,14 @@ def test_the_folder_serves_where_it_is_copied_to(tmp_path: Path, monkeypatch: py
     folder().rename(tmp_path / "other" / "kernels")
     monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "other"))
     assert load(KEY) == CODE
+
+
+def test_the_folder_may_be_another_than_beside_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(tmp_path / "for kernels"))
+    save(KEY, CODE)
+    assert folder() == tmp_path / "for kernels"
+    assert load(KEY) == CODE
+    assert [path.name for path in tmp_path.iterdir()] == ["for kernels"]
 
 
 def test_code_of_another_key_is_not_taken() -> None:

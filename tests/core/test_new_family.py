@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "add-an-algorithm.md"
+PAGE = ROOT / "docs" / "pages" / "add-an-algorithm.md"
 TESTS = ("tests/core/test_registry.py", "tests/core/test_capabilities.py")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import queue
 import signal
 import threading
@@ -16,17 +17,20 @@ from faulty import SIZE, FaultyCPU, patient_but_with_hangs
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
+from autoconv.common import code_hash
 from autoconv.cpu.device import CPU
-from autoconv.cpu.numpy.direct import Direct
+from autoconv.cpu.numpy.direct import NumpyDirect
 from autoconv.errors import PlanError
+from autoconv.functional import conv2d
 from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts, Race
 from autoconv.registry import algorithms
-from autoconv.tuning import planner
-from autoconv.tuning.candidates import Survey, note
+from autoconv.tuning import lookup, planner, racing
+from autoconv.tuning.candidates import CandidateSet
 from autoconv.tuning.measurement import Event
+from autoconv.tuning.staleness import note
 
 LAYER = ConvLayer(N=1, C=4, H=10, W=9, K=6, R=3, S=3, padding=1)
 
@@ -36,14 +40,9 @@ def cache(tmp_path: Path) -> TuningCache:
     return TuningCache(tmp_path, system=None)
 
 
-@pytest.fixture(autouse=True)
-def forgetful() -> None:
-    planner._memo.clear()
-
-
 def fresh(*arguments: Any, **options: Any) -> Plan:
     """A plan as another process would get it: from the records, not from memory."""
-    planner._memo.clear()
+    planner.forget_plans()
     return planner.plan(*arguments, **options)
 
 
@@ -68,7 +67,7 @@ def test_a_plan_from_memory_says_that_it_timed_nothing(cache: TuningCache) -> No
 def test_what_is_timed_later_serves_also_who_asked_for_less(
     cache: TuningCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "HYBRID_CANDIDATES", 1)
+    monkeypatch.setattr(racing, "HYBRID_CANDIDATES", 1)
     options: dict[str, Any] = {"device": FaultyCPU.having("none", "slow"), "cache": cache}
     lesser = [planner.plan(LAYER, mode, **options) for mode in ("heuristic", "hybrid")]
     assert [len(made.timings) for made in lesser] == [0, 1]
@@ -99,8 +98,8 @@ def test_other_limits_choose_anew_without_timing(cache: TuningCache) -> None:
 def rigged(cache: TuningCache, layer: ConvLayer = LAYER, **facts: Facts) -> FaultyCPU:
     """A device whose record says what the test wants."""
     device = FaultyCPU.having(*facts)
-    found = {f"faulty.{name}": replace(fact, version="1", samples=9) for name, fact in facts.items()}
-    found["numpy.direct"] = Facts(Direct().version, time=1.0, samples=9)
+    found = {Candidate.parse(f"faulty.{name}"): replace(f, version="1", samples=9) for name, f in facts.items()}
+    found[Candidate("numpy.direct")] = Facts(NumpyDirect().version, time=1.0, samples=9)
     covers = note(registry.algorithms(device), frozenset())
     race = Race("0" * 32, "2026-01-01T00:00:00+00:00", device.versions, False, None, found, covers)
     cache.add(layer.key(), device.key, race)
@@ -129,6 +128,18 @@ def test_each_limit_finds_its_own_winner(cache: TuningCache, limits: dict[str, A
     assert (str(made.candidate), made.timed) == (winner, 0)
 
 
+def listed(monkeypatch: pytest.MonkeyPatch) -> list[CandidateSet]:
+    """The candidate sets that are made from now on."""
+    sets = list[CandidateSet]()
+
+    def made(*arguments: Any) -> CandidateSet:
+        sets.append(CandidateSet(*arguments))
+        return sets[-1]
+
+    monkeypatch.setattr(lookup, "CandidateSet", made)
+    return sets
+
+
 @pytest.mark.parametrize("covers", [True, False])
 def test_a_recorded_candidate_that_is_not_what_it_says_is_passed_over(cache: TuningCache, covers: bool) -> None:
     device = CPU.current()
@@ -136,8 +147,9 @@ def test_a_recorded_candidate_that_is_not_what_it_says_is_passed_over(cache: Tun
     names = ["numpy.gemm[tile=7]", "numpy.gemm[tile=image]", "winograd[m=99]", "winograd[rows=-1]", "direct[BK=3]"]
     names += ["numpy.winograd[m=1000,r=3]", "gemm", "depthwise[BH=0,NV=0,nt=0]", "numpy.fft[tile=x]", "gone[a=1]"]
     versions = {algorithm.name: algorithm.version for algorithm in algorithms(device)}
-    found = {name: Facts(versions.get(name.partition("[")[0], "1"), time=0.01, workspace=3) for name in names}
-    found["numpy.direct"] = Facts(versions["numpy.direct"], time=1.0)
+    named = map(Candidate.parse, names)
+    found = {c: Facts(versions.get(c.algorithm, "1"), time=0.01, workspace=3) for c in named}
+    found[Candidate("numpy.direct")] = Facts(versions["numpy.direct"], time=1.0)
     race = Race("1" * 32, "2026-01-02T00:00:00+00:00", device.versions, False, None, found, noted)
     cache.add(LAYER.key(), device.key, race)
     for mode in ("cached", "profile"):
@@ -146,30 +158,25 @@ def test_a_recorded_candidate_that_is_not_what_it_says_is_passed_over(cache: Tun
         assert str(made.candidate) not in names or "tile=image" in str(made.candidate)
 
 
-def test_a_layer_is_surveyed_once_when_an_algorithm_changed_that_has_no_part_in_it(
+def test_candidates_are_listed_once_when_an_algorithm_changed_that_has_no_part_in_the_layer(
     cache: TuningCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else every process pays for a survey, until something else makes it tune again."""
-    wide, surveys = replace(LAYER, W=501), list[Survey]()
+    """Else every process pays for the list, until something else makes it tune again."""
+    wide = replace(LAYER, W=501)
     fresh(wide, device=FaultyCPU.having(), cache=cache)
-
-    def counted(*arguments: Any) -> Survey:
-        surveys.append(Survey(*arguments))
-        return surveys[-1]
-
-    monkeypatch.setattr(planner, "Survey", counted)
+    sets = listed(monkeypatch)
     for _ in range(2):
         made = fresh(wide, device=FaultyCPU.having("none"), cache=cache)  # never for wide images
-        assert (made.timed, made.source, len(surveys)) == (0, "cache", 1)
+        assert (made.timed, made.source, len(sets)) == (0, "cache", 1)
 
 
 def test_hybrid_times_a_few_and_profile_then_the_rest(cache: TuningCache) -> None:
     few = fresh(LAYER, "hybrid", cache=cache)
     assert few.source == "profile"
-    assert few.timed == planner.HYBRID_CANDIDATES
+    assert few.timed == racing.HYBRID_CANDIDATES
     assert fresh(LAYER, "hybrid", cache=cache).timed == 0
     everything = fresh(LAYER, cache=cache)
-    assert everything.timed >= len(everything.facts) - planner.HYBRID_CANDIDATES
+    assert everything.timed >= len(everything.facts) - racing.HYBRID_CANDIDATES
     assert fresh(LAYER, "hybrid", cache=cache).timed == 0  # more effort serves a request for less
 
 
@@ -205,22 +212,22 @@ def test_a_candidate_may_be_named(cache: TuningCache) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"mode": "fastest"}, "mode='fastest': allowed are profile, hybrid, heuristic, cached"),
-        ({"mode": 3}, "mode=3: allowed are"),
+        ({"mode": "fastest"}, "mode='fastest': expected profile, hybrid, heuristic, cached"),
+        ({"mode": 3}, "mode=3: expected profile"),
         ({"mode": "numpy.gemm[BM=3]"}, "or a candidate of this layer"),
-        ({"workspace_limit": -1}, "workspace_limit=-1: an integer of at least 0"),
+        ({"workspace_limit": -1}, "workspace_limit=-1: expected an integer of at least 0"),
         ({"workspace_limit": 1.5}, "workspace_limit=1.5"),
         ({"tolerance": "small"}, "tolerance='small'"),
         ({"tolerance": float("nan")}, "tolerance=nan"),
-        ({"weights": "fixed"}, "weights='fixed': allowed are 'varying', 'constant'"),
-        ({"vendors": "all"}, "vendors='all': allowed are 'loaded', True, False"),
-        ({"deterministic": 1}, "deterministic=1: allowed are True, False"),
-        ({"budget": -1}, "budget=-1: a number of at least 0 is wanted, or None"),
-        ({"budget": "60s"}, "budget='60s': a number"),
-        ({"budget": [1]}, "budget=[1]: a number"),
-        ({"isolate": "no"}, "isolate='no': allowed are True, False"),
-        ({"progress": 5}, "progress=5: a function is wanted, or None"),
-        ({"cache": "folder"}, "cache='folder': a TuningCache is wanted, or None"),
+        ({"weights": "fixed"}, "weights='fixed': expected 'varying' or 'constant'"),
+        ({"vendors": "all"}, "vendors='all': expected 'loaded', True or False"),
+        ({"deterministic": 1}, "deterministic=1: expected True or False"),
+        ({"budget": -1}, "budget=-1: expected a number of at least 0, or None"),
+        ({"budget": "60s"}, "budget='60s': expected a number"),
+        ({"budget": [1]}, "budget=[1]: expected a number"),
+        ({"isolate": "no"}, "isolate='no': expected True or False"),
+        ({"progress": 5}, "progress=5: expected a function or None"),
+        ({"cache": "folder"}, "cache='folder': expected a TuningCache or None"),
     ],
 )
 def test_wrong_requests_are_refused_by_name(cache: TuningCache, arguments: dict[str, Any], words: str) -> None:
@@ -237,7 +244,7 @@ def test_numbers_of_numpy_and_a_budget_without_end_are_taken(cache: TuningCache)
 
 
 def test_a_layer_of_another_type_is_refused(cache: TuningCache) -> None:
-    with pytest.raises(PlanError, match="layer is str: a ConvLayer is wanted"):
+    with pytest.raises(PlanError, match="layer: expected a ConvLayer, got str"):
         planner.plan(LAYER.key(), cache=cache)  # type: ignore[arg-type]
 
 
@@ -319,11 +326,11 @@ def test_a_former_winner_stands_in_the_way_only_until_the_layer_is_tuned_again(
     with pytest.raises(PlanError, match=r"^faulty.none\[a=1\], the winner on record"):
         fresh(LAYER, "cached", device=changed, cache=cache)
 
-    def hasty(layer: ConvLayer, device: CPU, candidates: list[Candidate], **options: Any) -> dict[str, Facts]:
+    def hasty(layer: ConvLayer, device: CPU, candidates: list[Candidate], **options: Any) -> dict[Candidate, Facts]:
         late = Facts("2", failure="unreached: the budget was spent")
-        return {str(c): late if c.algorithm == "faulty.none" else Facts(Direct().version, time=1.0) for c in candidates}
+        return {c: late if c.algorithm == "faulty.none" else Facts(NumpyDirect().version, time=1.0) for c in candidates}
 
-    monkeypatch.setattr(planner, "measure", hasty)
+    monkeypatch.setattr(racing, "measure", hasty)
     tuned = fresh(LAYER, mode, device=changed, cache=cache, budget=1.0)
     assert (str(tuned.candidate), tuned.timed) == ("numpy.direct", 1)
     assert tuned.facts["faulty.none[a=1]"].failure == "it is not a candidate of this layer"
@@ -344,7 +351,7 @@ def test_a_former_winner_that_has_ceased_to_take_the_layer_is_asked_about_once(c
 
 
 def test_hybrid_times_also_the_former_winner(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "HYBRID_CANDIDATES", 1)
+    monkeypatch.setattr(racing, "HYBRID_CANDIDATES", 1)
     rigged(cache, none=Facts("1", time=0.5), slow=Facts("1", time=0.1))
     changed = FaultyCPU.having("none", "slow", "unsteady", version="2")
     made = fresh(LAYER, "hybrid", device=changed, cache=cache)
@@ -386,7 +393,7 @@ def test_a_larger_budget_is_spent_though_a_plan_is_in_memory(cache: TuningCache)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_child_forked_while_another_thread_plans_can_plan(cache: TuningCache) -> None:
-    with planner._measuring, planner._memo_lock:
+    with racing._measuring, planner._lock:
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -401,7 +408,7 @@ def test_a_child_forked_while_another_thread_plans_can_plan(cache: TuningCache) 
 def test_who_has_to_wait_for_another_to_finish_timing_is_told(cache: TuningCache) -> None:
     events: queue.Queue[Event] = queue.Queue()
     options: dict[str, Any] = {"device": FaultyCPU.having("none"), "cache": cache, "progress": events.put}
-    with planner._measuring:
+    with racing._measuring:
         thread = threading.Thread(target=planner.plan, args=(LAYER,), kwargs=options)
         thread.start()
         assert events.get(timeout=60).stage == "wait"
@@ -454,3 +461,123 @@ def test_what_stands_in_for_a_better_one_is_not_timed_but_can_be_named(cache: Tu
     assert str(fresh(LAYER, "numpy.direct", device=device, cache=cache).candidate) == "numpy.direct"
     alone = fresh(LAYER, device=FaultyCPU.having("none"), cache=cache)
     assert "numpy.direct" in alone.facts
+
+
+# --- exact algorithms alone -----------------------------------------------------------------------------------
+
+
+def test_exact_times_and_lists_the_exact_alone(cache: TuningCache) -> None:
+    device = FaultyCPU.having("none", "unsteady")
+    made = fresh(LAYER, device=device, cache=cache, exact=True)
+    assert (made.facts.keys(), made.timed, made.reasons) == ({"numpy.direct"}, 1, {})
+    assert made.limits.exact
+    assert "faulty" not in made.explain()
+    for algorithm in algorithms(CPU.current()):
+        if algorithm.name.startswith(("winograd", "fft", "numpy.winograd", "numpy.fft")):
+            assert not algorithm.exact
+    guess = planner.plan(LAYER.replace(N=2), "heuristic", exact=True, cache=cache)
+    offered = {algorithm.name: algorithm for algorithm in algorithms(guess.device)}
+    assert len(guess.ranking) > 1
+    assert all(offered[name.partition("[")[0]].exact for name in guess.ranking)
+
+
+def test_what_an_exact_race_covers_is_not_all(cache: TuningCache) -> None:
+    options: dict[str, Any] = {"device": FaultyCPU.having("none", "unsteady"), "cache": cache}
+    assert fresh(LAYER, exact=True, **options).timed == 1
+    assert fresh(LAYER, exact=True, **options).timed == 0
+    everything = fresh(LAYER, **options)
+    assert everything.timed == 3  # both newcomers, and the incumbent
+    assert everything.facts.keys() == {"numpy.direct", "faulty.none", "faulty.unsteady"}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_exact_and_other_requests_leave_each_others_notes(
+    cache: TuningCache, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every process that asks one way after another asked the other way lists all candidates again."""
+    options: dict[str, Any] = {"device": FaultyCPU.having("none"), "cache": cache}
+    for exact in (first, not first):
+        fresh(LAYER, exact=exact, **options)
+    fresh(LAYER, exact=True, **options)
+    sets = listed(monkeypatch)
+    for exact in (True, False, True, False):
+        made = fresh(LAYER, exact=exact, **options)
+        assert (made.timed, made.source) == (0, "cache")
+    assert not sets
+
+
+def test_facts_of_inexact_algorithms_do_not_win_an_exact_request(cache: TuningCache) -> None:
+    device = rigged(cache, none=Facts("1", time=1e-6, workspace=SIZE))
+    assert str(fresh(LAYER, "cached", device=device, cache=cache).candidate) == "faulty.none"
+    exact = fresh(LAYER, "cached", device=device, cache=cache, exact=True)
+    assert (str(exact.candidate), exact.ranking) == ("numpy.direct", ["numpy.direct"])
+
+
+def test_a_name_that_exact_leaves_out_is_refused_with_the_reason(cache: TuningCache) -> None:
+    device = FaultyCPU.having("none")
+    for name in ("faulty.none", "faulty.none[a=1]"):
+        with pytest.raises(PlanError, match=r"exact=True leaves faulty.none out.* expected one of numpy.direct, or"):
+            planner.plan(LAYER, name, device=device, cache=cache, exact=True)
+    assert planner.plan(LAYER, "faulty.none", device=device, cache=cache, exact=False).source == "user"
+    with pytest.raises(PlanError, match=r"under tolerance=1e-30, exact=True:"):
+        planner.plan(LAYER, "heuristic", device=FaultyCPU.having(), cache=cache, exact=True, tolerance=1e-30)
+
+
+def test_an_exact_plan_stays_one_when_pickled() -> None:
+    made = planner.plan(LAYER, "heuristic", exact=True)
+    again = pickle.loads(pickle.dumps(made))
+    assert (again.candidate, again.limits, again.limits.exact) == (made.candidate, made.limits, True)
+
+
+def test_conv2d_takes_exact() -> None:
+    x, w = np.ones(LAYER.x_shape, np.float32), np.ones(LAYER.w_shape, np.float32)
+    with pytest.raises(PlanError, match=r"exact=True leaves numpy.winograd out"):
+        conv2d(x, w, padding=1, mode="numpy.winograd", exact=True)
+    assert conv2d(x, w, padding=1, mode="numpy.winograd").max() == pytest.approx(9 * LAYER.C)
+    assert conv2d(x, w, padding=1, mode="heuristic", exact=True).max() == 9 * LAYER.C
+
+
+# --- other versions of what compiles --------------------------------------------------------------------------
+
+
+def test_another_llvm_has_winner_and_runner_up_timed_again_and_no_more(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LLVM's version is no part of a family's, which would make all its facts worthless; it stands in the race."""
+    times = {"none": 0.1, "slow": 0.2, "unsteady": 0.3, "direct": 1.0}
+    faults = list(times)[:3]
+    device = rigged(cache, **{name: Facts("1", time=times[name], workspace=SIZE) for name in faults})
+    before = {algorithm.name: algorithm.version for algorithm in algorithms(CPU.current())}
+    raced: list[list[str]] = []
+
+    def timed(layer: ConvLayer, device: CPU, candidates: list[Candidate], **options: Any) -> dict[Candidate, Facts]:
+        raced.append(list(map(str, candidates)))
+        offered = {algorithm.name: algorithm for algorithm in algorithms(device)}
+        return {
+            c: Facts(
+                offered[c.algorithm].version,
+                time=times[c.algorithm.partition(".")[2]],
+                samples=9,
+                workspace=offered[c.algorithm].workspace_bytes(layer, device, {}),
+            )
+            for c in candidates
+        }
+
+    monkeypatch.setattr(racing, "measure", timed)
+    assert fresh(LAYER, device=device, cache=cache).timed == 0
+    monkeypatch.setattr("llvmlite.__version__", "99.0")
+    for cached in (code_hash.version, code_hash._files):
+        cached.cache_clear()
+    device = FaultyCPU.having(*faults)
+    assert device.versions["llvmlite"] == "99.0"
+    assert {algorithm.name: algorithm.version for algorithm in algorithms(CPU.current())} == before
+    checked = fresh(LAYER, device=device, cache=cache)
+    assert (raced, checked.timed, str(checked.candidate)) == ([["faulty.none", "faulty.slow"]], 2, "faulty.none")
+    assert fresh(LAYER, device=device, cache=cache).timed == 0
+    times["none"] = 0.5  # who was best is no more: then all are asked
+    monkeypatch.setattr("llvmlite.__version__", "100.0")
+    assert str(fresh(LAYER, device=FaultyCPU.having(*faults), cache=cache).candidate) == "faulty.slow"
+    assert [sorted(names) for names in raced[1:]] == [
+        ["faulty.none", "faulty.slow"],
+        ["faulty.none", "faulty.slow", "faulty.unsteady", "numpy.direct"],
+    ]

@@ -53,8 +53,7 @@ class ForeignLibrary:
         return Foreign(np.from_dlpack(array))
 
 
-def test_copies_and_pickles_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
+def test_copies_and_pickles_compute_the_same() -> None:
     made = plan(LAYER, "direct", weights="constant", workspace_limit=10**9)
     x, w, _, _ = operands(LAYER)
     packed = made.pack(w)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autoconv.algorithm import Candidate
 from autoconv.tuning.race import (
     FAIR_SHARE,
     FEWEST,
@@ -19,8 +20,8 @@ from autoconv.tuning.race import (
     Contestant,
     Timing,
     race,
-    settle,
     spread,
+    wait_until_idle,
 )
 
 
@@ -66,11 +67,14 @@ class Machine:
         warm = cold if isinstance(cold, int | float) else 1e-3
         hot = repeat(warm) if hot is None else script(hot)
         packed = None if pack is None else self.runs(name, "pack", script(pack))
-        entrant = Contestant(name, self.runs(name, "cold", script(cold)), self.runs(name, "hot", hot), packed)
+        entrant = Contestant(
+            Candidate(name), self.runs(name, "cold", script(cold)), self.runs(name, "hot", hot), packed
+        )
         return replace(entrant, **changes)
 
     def race(self, *contestants: Contestant, **options: Any) -> dict[str, Timing | str]:
-        return race(contestants, clock=self.clock, sleep=self.sleep, busy=self.busy, **options)
+        found = race(contestants, clock=self.clock, sleep=self.sleep, busy=self.busy, **options)
+        return {str(candidate): result for candidate, result in found.items()}
 
     def samples(self, name: str, kind: str = "cold") -> int:
         return self.log.count((name, kind))
@@ -180,6 +184,7 @@ def test_twenty_candidates_take_two_or_three_seconds(machine: Machine) -> None:
 
 # --- dropping early -------------------------------------------------------------------------------------------
 
+FASTEST = Candidate("fast")
 FAST = {"workspace": 4, "packed": 2, "error": 1e-7}
 SLOW = {"workspace": 4, "packed": 2, "error": 1e-7}
 
@@ -192,18 +197,18 @@ def against(machine: Machine, slow: float = 3e-3, pack: float | None = None, **c
 
 def test_no_better_in_anything_and_half_as_fast_is_dropped(machine: Machine) -> None:
     found = against(machine)
-    assert (found.dropped_by, found.samples) == ("fast", 2)
+    assert (found.dropped_by, found.samples) == (FASTEST, 2)
 
 
 def test_four_times_slower_is_dropped_at_once(machine: Machine) -> None:
     found = against(machine, slow=4e-3)
-    assert (found.dropped_by, found.samples, found.time) == ("fast", 1, 4e-3)
+    assert (found.dropped_by, found.samples, found.time) == (FASTEST, 1, 4e-3)
     assert found.hot is None
 
 
 def test_a_long_warm_up_that_is_clearly_slower_is_not_even_probed(machine: Machine) -> None:
     found = against(machine, slow=0.5)
-    assert (found.dropped_by, found.samples, found.time) == ("fast", 0, 0.5)
+    assert (found.dropped_by, found.samples, found.time) == (FASTEST, 0, 0.5)
     assert machine.samples("slow") == 0
 
 
@@ -236,7 +241,7 @@ def test_better_in_anything_is_not_dropped(machine: Machine, changes: dict[str, 
     [{"workspace": 5}, {"packed": 3}, {"error": 2e-7}, {"deterministic": False}, {"tf32": True}, {"vendor": "torch"}],
 )
 def test_worse_in_anything_is_dropped(machine: Machine, changes: dict[str, Any]) -> None:
-    assert against(machine, **changes).dropped_by == "fast"
+    assert against(machine, **changes).dropped_by == FASTEST
 
 
 def test_less_workspace_but_more_with_the_packed_filters_is_no_rival(machine: Machine) -> None:
@@ -249,7 +254,7 @@ def test_a_rival_must_be_twice_as_fast_with_packing_too(machine: Machine) -> Non
     fast = machine.contestant("fast", 1e-3, pack=1e-3)
     assert timing(machine.race(fast, machine.contestant("slow", 3e-3))["slow"]).dropped_by is None
     fast = machine.contestant("fast", 1e-3, pack=0.5e-3)
-    assert timing(machine.race(fast, machine.contestant("slow", 3e-3))["slow"]).dropped_by == "fast"
+    assert timing(machine.race(fast, machine.contestant("slow", 3e-3))["slow"]).dropped_by == FASTEST
 
 
 def test_a_rival_that_fails_later_releases_whom_it_dropped(machine: Machine) -> None:
@@ -299,7 +304,7 @@ def test_idle_time_between_pools_and_few_changes(machine: Machine) -> None:
 @pytest.mark.parametrize(("spinning", "slept"), [(0.0, IDLE), (10.5 * IDLE, 12 * IDLE), (9.0, LONGEST_SPIN)])
 def test_idle_time_ends_when_no_thread_spins(machine: Machine, spinning: float, slept: float) -> None:
     machine.spinning = spinning
-    settle(machine.sleep, machine.busy)
+    wait_until_idle(machine.sleep, machine.busy)
     assert machine.now == pytest.approx(slept)
 
 
@@ -357,7 +362,7 @@ def test_progress_is_told_before_every_turn(machine: Machine) -> None:
     machine.race(
         machine.contestant("a", 1e-3),
         machine.contestant("far", 1.9e-3),
-        on_event=lambda *event: events.append(event),
+        on_event=lambda candidate, *counts: events.append((str(candidate), *counts)),
     )
     assert events[:2] == [("a", 0, 2), ("far", 1, 2)]
     assert events[-1] == ("a", 1, 2)

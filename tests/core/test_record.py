@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoconv.algorithm import Candidate
 from autoconv.errors import RecordError
-from autoconv.records.schema import MAX_RACES, Facts, Limits, Race, Record, ranking
+from autoconv.records.limits import Limits
+from autoconv.records.limits import ranking as ranked_candidates
+from autoconv.records.schema import MAX_RACES, Facts, Race, Record
 
 LAYER = "fwd-float32-NCHW-N1-C3-H8-W8-K4-R3-S3"
 DEVICE = "cpu-test"
@@ -23,13 +26,23 @@ def facts(time: float, **changes: Any) -> Facts:
 
 
 def race(number: int, when: int | None = None, **entrants: float | Facts) -> Race:
-    found = {name: f if isinstance(f, Facts) else facts(f) for name, f in entrants.items()}
+    found = {Candidate.parse(name): f if isinstance(f, Facts) else facts(f) for name, f in entrants.items()}
     day = number if when is None else when
     return Race(f"{number:032x}", f"2026-01-{day:02}T00:00:00+00:00", {"numpy": "2"}, False, None, found)
 
 
 def record(*races: Race) -> Record:
     return Record(LAYER, DEVICE, races)
+
+
+def known(found: Record) -> dict[str, Facts]:
+    """What a record knows, by the names of the candidates."""
+    return {str(candidate): facts for candidate, facts in found.facts().items()}
+
+
+def ranking(found: dict[str, Facts], limits: Limits) -> list[str]:
+    """The order of candidates that have only a name."""
+    return list(map(str, ranked_candidates({Candidate(name): facts for name, facts in found.items()}, limits)))
 
 
 # --- limits ---------------------------------------------------------------------------------------------------
@@ -151,54 +164,54 @@ def test_the_ranking_does_not_depend_on_the_order_and_stays_near_the_fastest(fou
 
 def test_older_times_are_scaled_through_what_ran_in_both() -> None:
     old = race(1, a=2.0, b=facts(6.0, hot=4.0, pack=2.0))
-    found = record(old, race(2, a=1.0)).facts()
+    found = known(record(old, race(2, a=1.0)))
     assert found["a"].time == 1.0
-    assert found["b"] == replace(old.facts["b"], time=3.0, hot=2.0, pack=1.0)
+    assert found["b"] == replace(old.facts[Candidate("b")], time=3.0, hot=2.0, pack=1.0)
 
 
 def test_the_scale_is_the_median_of_the_ratios() -> None:
-    found = record(race(1, a=1.0, b=1.0, c=1.0, d=1.0), race(2, a=2.0, b=3.0, c=50.0)).facts()
+    found = known(record(race(1, a=1.0, b=1.0, c=1.0, d=1.0), race(2, a=2.0, b=3.0, c=50.0)))
     assert found["d"].time == 3.0
 
 
 def test_races_are_joined_through_older_ones() -> None:
-    found = record(race(1, a=1.0, b=2.0), race(2, b=20.0, c=30.0), race(3, a=4.0)).facts()
+    found = known(record(race(1, a=1.0, b=2.0), race(2, b=20.0, c=30.0), race(3, a=4.0)))
     assert (found["a"].time, found["b"].time, found["c"].time) == (4.0, 8.0, 12.0)
 
 
 def test_several_races_are_joined_to_the_newest_by_different_candidates() -> None:
-    found = record(race(1, b=20.0, d=30.0), race(2, a=10.0, c=40.0), race(3, a=1.0, b=1.0)).facts()
+    found = known(record(race(1, b=20.0, d=30.0), race(2, a=10.0, c=40.0), race(3, a=1.0, b=1.0)))
     assert (found["c"].time, found["d"].time) == (4.0, 1.5)
 
 
 def test_the_newest_facts_count_even_when_an_older_race_joins_them() -> None:
-    found = record(race(1, a=1.0, b=2.0, c=9.0), race(2, b=20.0, c=30.0), race(3, a=4.0)).facts()
+    found = known(record(race(1, a=1.0, b=2.0, c=9.0), race(2, b=20.0, c=30.0), race(3, a=4.0)))
     factor = (8.0 / 20.0 + 36.0 / 30.0) / 2
     assert found["c"].time == pytest.approx(30.0 * factor)
 
 
 def test_a_race_without_a_common_candidate_is_not_compared() -> None:
-    found = record(race(1, a=1.0, b=Facts("1", "died of signal 11")), race(2, c=5.0)).facts()
+    found = known(record(race(1, a=1.0, b=Facts("1", "died of signal 11")), race(2, c=5.0)))
     assert set(found) == {"b", "c"}
 
 
 def test_another_version_is_another_candidate() -> None:
-    found = record(race(1, a=1.0, b=2.0), race(2, a=facts(4.0, version="2"))).facts()
+    found = known(record(race(1, a=1.0, b=2.0), race(2, a=facts(4.0, version="2"))))
     assert set(found) == {"a"}
     assert found["a"].version == "2"
 
 
 def test_a_failed_newest_race_does_not_hide_the_times_before_it() -> None:
-    found = record(race(1, a=1.0, b=2.0), race(2, a=Facts("1", "wrong result"))).facts()
+    found = known(record(race(1, a=1.0, b=2.0), race(2, a=Facts("1", "wrong result"))))
     assert found["a"].failure == "wrong result"
     assert found["b"].time == 2.0
 
 
 def test_what_was_not_reached_keeps_its_older_facts() -> None:
     late = Facts("1", "unreached: the budget of 2 s was spent")
-    found = record(race(1, a=1.0, b=2.0), race(2, a=2.0, b=late)).facts()
+    found = known(record(race(1, a=1.0, b=2.0), race(2, a=2.0, b=late)))
     assert found["b"].time == 4.0
-    found = record(race(1, a=1.0, b=2.0), race(2, a=2.0, b=replace(late, version="2"))).facts()
+    found = known(record(race(1, a=1.0, b=2.0), race(2, a=2.0, b=replace(late, version="2"))))
     assert found["b"].unreached
 
 
@@ -207,7 +220,7 @@ def test_a_clock_twice_as_fast_changes_nothing(times: list[dict[str, float]]) ->
     """Whatever the speed of the machine was in older races, the facts on the newest clock are the same."""
     races = [race(i + 1, **entrants) for i, entrants in enumerate(times)]
     other = [race(i + 1, **{n: t * 2.0**i for n, t in e.items()}) for i, e in enumerate(reversed(times))]
-    expected, found = record(*races).facts(), record(*reversed(other)).facts()
+    expected, found = known(record(*races)), known(record(*reversed(other)))
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         assert found[name].time == pytest.approx(value.time, rel=1e-12)
@@ -228,7 +241,7 @@ def test_a_race_that_was_cut_short_drops_nothing() -> None:
 
 def test_a_race_that_joins_others_is_kept() -> None:
     joined = record(race(1, b=9.0, c=1.0), race(2, a=1.0, b=2.0)).with_race(race(3, b=1.0)).with_race(race(4, a=1.0))
-    assert joined.facts().keys() == {"a", "b", "c"}
+    assert known(joined).keys() == {"a", "b", "c"}
 
 
 def test_races_are_bounded_and_the_oldest_go() -> None:
@@ -249,7 +262,7 @@ def test_merging_keeps_races_whole_once_in_the_order_they_were_run() -> None:
 
 def test_the_user_is_newer_than_what_was_shipped_later() -> None:
     user, system = record(race(1, when=1, a=1.0)), record(race(2, when=20, a=5.0, b=10.0))
-    found = user.over(system).facts()
+    found = known(user.over(system))
     assert (found["a"].time, found["b"].time) == (1.0, 2.0)
 
 

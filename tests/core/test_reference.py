@@ -40,7 +40,7 @@ def test_forward_is_scipys_correlation(name: str) -> None:
 
 @settings(max_examples=60)
 @given(layer=layers(direction="fwd", dtype="float64", layout="NCHW"))
-def test_any_forward_layer_is_scipys_correlation_and_a_tail(layer: ConvLayer) -> None:
+def test_any_forward_layer_is_scipys_correlation_and_epilogue(layer: ConvLayer) -> None:
     x, w, bias, residual = operands(layer)
     want = correlate(layer, x, w)
     if bias is not None:

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from autoconv.algorithm import Candidate
 from autoconv.common import machine_code as disk
-from autoconv.cuda.codegen.compiler import cubin_folder
 from autoconv.errors import CacheWarning, PlanError, RecordError
 from autoconv.paths import shipped
 from autoconv.records.cache import LARGEST_FILE, SYSTEM, ImportReport, TuningCache, file_name
@@ -31,7 +31,7 @@ DEVICE = "cpu-GenuineIntel-6-85-7-avx512-L1:32K-threads2"
 
 
 def race(when: int = 1, **times: float) -> Race:
-    facts = {name: Facts("1", time=time, samples=5) for name, time in times.items()}
+    facts = {Candidate(name): Facts("1", time=time, samples=5) for name, time in times.items()}
     return Race(uuid.uuid4().hex, f"2026-01-{when:02}T00:00:00+00:00", {"numpy": "2"}, False, None, facts)
 
 
@@ -146,13 +146,14 @@ def test_where_the_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_folder_stays_where_it_was_first_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOCONV_KERNEL_DIR")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     for named in ("folder", "~/folder"):
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         monkeypatch.setenv("AUTOCONV_CACHE_DIR", named)
         where = tmp_path / named.replace("~", "home")
-        assert (TuningCache().directory, disk.folder(), cubin_folder()) == (where, where / "kernels", where / "cubins")
+        assert (TuningCache().directory, disk.folder()) == (where, where / "kernels")
         monkeypatch.chdir("elsewhere")
         assert (TuningCache().directory, disk.folder()) == (where, where / "kernels")
         monkeypatch.chdir(tmp_path)
@@ -160,7 +161,7 @@ def test_the_folder_stays_where_it_was_first_meant(tmp_path: Path, monkeypatch: 
 
 def test_a_user_without_a_home_has_a_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pwd = pytest.importorskip("pwd")
-    for name in ("HOME", "XDG_CACHE_HOME", "AUTOCONV_CACHE_DIR"):
+    for name in ("HOME", "XDG_CACHE_HOME", "AUTOCONV_CACHE_DIR", "AUTOCONV_KERNEL_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -210,9 +211,9 @@ def test_one_file_for_each_device(both: TuningCache) -> None:
 def test_what_is_shipped_is_found_and_the_user_wins(both: TuningCache) -> None:
     found = both.load(LAYER, DEVICE)
     assert found is not None
-    assert {n: f.time for n, f in found.facts().items()} == {"a": 5.0, "b": 10.0}
+    assert {str(c): f.time for c, f in found.facts().items()} == {"a": 5.0, "b": 10.0}
     after = both.add(LAYER, DEVICE, race(1, a=1.0, c=3.0))
-    assert {n: f.time for n, f in after.facts().items()} == {"a": 1.0, "b": 2.0, "c": 3.0}
+    assert {str(c): f.time for c, f in after.facts().items()} == {"a": 1.0, "b": 2.0, "c": 3.0}
     assert both.load(LAYER, DEVICE) == after
     assert [(r.device, r.layer) for r in both.records()] == [(DEVICE, LAYER), ("gpu", OTHER)]
     both.close()
@@ -451,7 +452,7 @@ def test_two_processes_add_to_one_record(tmp_path: Path) -> None:
     assert [worker.exitcode for worker in workers] == [0, 0]
     found = TuningCache(tmp_path, system=None).load(LAYER, DEVICE)
     assert found is not None
-    assert {n for r in found.races for n in r.facts} == {f"{letter}{i}" for letter in "ab" for i in range(4)}
+    assert {str(c) for r in found.races for c in r.facts} == {f"{letter}{i}" for letter in "ab" for i in range(4)}
 
 
 HOLD = """

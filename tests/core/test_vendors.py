@@ -56,7 +56,6 @@ def reasons(algorithm: Algorithm, layer: ConvLayer) -> set[str]:
 def test_what_is_not_installed_says_so_and_is_out(tmp_path: Path) -> None:
     assert reasons(Torch(), LAYER) == {"torch is not installed"}
     assert reasons(Onnxruntime(), LAYER) == {"onnxruntime is not installed", "onnx is not installed"}
-    planner._memo.clear()
     with pytest.raises(PlanError, match="torch is not installed"):
         planner.plan(LAYER, "torch[format=nchw]", device=DEVICE, cache=TuningCache(tmp_path, system=None), vendors=True)
 
@@ -206,7 +205,6 @@ def test_several_threads_at_once(algorithm: Algorithm) -> None:
 
 def test_a_plan_names_them_only_when_allowed(tmp_path: Path) -> None:
     """`vendors=False` leaves both out, whatever is installed."""
-    planner._memo.clear()
     made = planner.plan(LAYER, "heuristic", device=DEVICE, cache=TuningCache(tmp_path, system=None), vendors=False)
     for algorithm in VENDORS:
         for candidate in algorithm.all(LAYER, DEVICE):

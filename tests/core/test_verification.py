@@ -28,18 +28,18 @@ REASONS = {
 def test_a_fault_is_recorded_with_its_reason_and_the_rest_goes_on(fault: str) -> None:
     device = FaultyCPU.having(fault, "none")
     facts = measure(LAYER, device, [Candidate(f"faulty.{fault}"), Candidate("faulty.none")])
-    failure = facts[f"faulty.{fault}"].failure
+    failure = facts[Candidate(f"faulty.{fault}")].failure
     assert failure is not None
     assert REASONS[fault] in failure
-    assert facts["faulty.none"].failure is None
-    assert facts["faulty.none"].error <= 2e-6
+    assert facts[Candidate("faulty.none")].failure is None
+    assert facts[Candidate("faulty.none")].error <= 2e-6
 
 
 def test_a_candidate_that_gives_other_bits_is_not_deterministic() -> None:
     device = FaultyCPU.having("unsteady", "none")
     facts = measure(LAYER, device, [Candidate("faulty.unsteady"), Candidate("faulty.none")])
-    assert not facts["faulty.unsteady"].deterministic
-    assert facts["faulty.none"].deterministic
+    assert not facts[Candidate("faulty.unsteady")].deterministic
+    assert facts[Candidate("faulty.none")].deterministic
 
 
 def test_one_wrong_element_in_a_million_is_found() -> None:

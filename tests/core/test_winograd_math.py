@@ -49,7 +49,7 @@ def test_exact_on_any_points(m: int, r: int, points: list[Fraction], data: st.Da
 
 
 @pytest.mark.parametrize(("m", "r"), USED)
-def test_inputs_of_the_network_sizes_are_transformed_without_rounding_the_matrices(m: int, r: int) -> None:
+def test_matrices_of_the_network_sizes_are_exact_in_float16(m: int, r: int) -> None:
     """`AT` and `BT`, applied at every run, hold numbers that even float16 has."""
     f = transforms(m, r)
     for exact, rounded in zip((f.AT, f.BT), (f.arrays("float16")[0], f.arrays("float16")[2]), strict=True):

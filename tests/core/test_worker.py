@@ -25,7 +25,7 @@ def measured(*faults: str, **options: object) -> dict[str, str | None]:
     finally:
         worker.close()
     assert all(found.time > 0 for found in facts.values() if found.failure is None)
-    return {name: found.failure for name, found in facts.items()}
+    return {str(candidate): found.failure for candidate, found in facts.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_one_worker_serves_layer_after_layer() -> None:
     try:
         for width in (5, 6, 7):
             facts = worker.measure(LAYER.replace(W=width), [Candidate("faulty.none")])
-            assert facts["faulty.none"].failure is None
+            assert facts[Candidate("faulty.none")].failure is None
     finally:
         worker.close()
 
@@ -99,7 +99,7 @@ def test_an_answer_that_was_not_waited_for_is_not_taken_for_the_next() -> None:
     try:
         with pytest.raises(KeyboardInterrupt):
             worker.measure(LAYER, [Candidate("faulty.none")], progress=interrupt)
-        assert worker.measure(LAYER.replace(W=7), [Candidate("faulty.slow")]).keys() == {"faulty.slow"}
+        assert worker.measure(LAYER.replace(W=7), [Candidate("faulty.slow")]).keys() == {Candidate("faulty.slow")}
     finally:
         worker.close()
 
@@ -121,3 +121,18 @@ def test_a_worker_that_cannot_begin_says_why() -> None:
             worker.measure(LAYER, [])
     finally:
         worker.close()
+
+
+def test_a_process_answers_says_how_it_ended_and_begins_again() -> None:
+    process = isolate.DeviceProcess(FaultyCPU.having("exits"), "autoconv.tuning.worker")
+    request = {"layer": LAYER.key(), "candidates": ["faulty.exits"], "budget": None}
+    try:
+        for _ in range(2):
+            process.send({"layer": "nonsense"} | {name: request[name] for name in ("candidates", "budget")})
+            assert process.receive(1.0)["error"].startswith("LayerError: ")
+            process.send(request)
+            assert process.receive(1.0)["stage"] == "verify"
+            with pytest.raises(isolate.NoAnswerError, match="exited with status 3"):
+                process.receive(1.0)
+    finally:
+        process.close()

@@ -27,7 +27,7 @@ NUMPY = {f32: np.float32, f64: np.float64, f16: np.float16, bf16: ml_dtypes.bflo
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(tmp_path / "kernels"))
 
 
 def call(program, name, *args):

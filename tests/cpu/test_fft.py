@@ -18,8 +18,8 @@ from autoconv.cpu.codegen.ir import DTYPES, Module, ptr
 from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.device import CPU
 from autoconv.cpu.fft.algorithm import TiledFFT
-from autoconv.cpu.fft.dft import Transform, factors, get, put
-from autoconv.cpu.fft.geometry import circle
+from autoconv.cpu.fft.dft import FourierTransform, factors, get, put
+from autoconv.cpu.fft.geometry import circular
 from autoconv.layer import ConvLayer
 from autoconv.tuning import reference
 
@@ -36,7 +36,7 @@ def emit_transform(instruction_set: str, dtype: str, n: int, fold: bool, pairs: 
     lanes = m.lanes(real)
     k = m.function("transform", ptr(real), ptr(real))
     x, y = k.args
-    transform = Transform(k, real, lanes, n, fold=fold, pairs=pairs)
+    transform = FourierTransform(k, real, lanes, n, fold=fold, pairs=pairs)
     transform.write(
         lambda i, j: get(k, x + (i + j) * (2 * lanes), lanes, lanes),
         lambda i, j, value: put(value, y + (i + j) * (2 * lanes), lanes),
@@ -90,12 +90,12 @@ def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None
     device = device_with(instruction_set, 2)
     cases = [("NCHW", "fwd", 0), ("NHWC", "dgrad", 2)]
     cases += [("NHWC", "fwd", 2), ("NCHW", "dgrad", 0)] if instruction_set == INSTRUCTION_SETS[0] else []
-    for layout, direction, share in cases:
+    for layout, direction, coop in cases:
         layer = edge(name, layout=layout, direction=direction)
         for params in chosen(layer, device)[:1]:
             run(
                 layer,
-                params if name == "depthwise" else {**params, "share": share},
+                params if name == "depthwise" else {**params, "coop": coop},
                 device,
                 "after" if layout == "NCHW" else "before",
             )
@@ -104,21 +104,21 @@ def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None
 @pytest.mark.parametrize("tile", ["4x4", "6x4", "8x16", "18x20", "30x8", "12x36"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_sizes_of_tiles(tile: str, layout: str) -> None:
-    run(edge("tails", layout=layout), {"tile": tile, "rows": 1, "share": 0})
+    run(edge("tails", layout=layout), {"tile": tile, "rows": 1, "coop": 0})
 
 
-@pytest.mark.parametrize(("rows", "share"), [(1, 0), (3, 0), (100, 0), (1, 1), (2, 3), (3, 100)])
+@pytest.mark.parametrize(("rows", "coop"), [(1, 0), (3, 0), (100, 0), (1, 1), (2, 3), (3, 100)])
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_schedules(rows: int, share: int, threads: int) -> None:
+def test_schedules(rows: int, coop: int, threads: int) -> None:
     for name in ("many images", "many channels", "grouped"):
-        run(edge(name), {"tile": "6x6", "rows": rows, "share": share}, CPU.current(threads=threads))
+        run(edge(name), {"tile": "6x6", "rows": rows, "coop": coop}, CPU.current(threads=threads))
 
 
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_types_and_tails(dtype: str, tail: str) -> None:
+def test_types_and_epilogues(dtype: str, tail: str) -> None:
     for layout in ("NCHW", "NHWC"):
-        run(edge("tails", dtype=dtype, layout=layout, **TAILS[tail]), {"tile": "8x8", "rows": 2, "share": 0})
+        run(edge("tails", dtype=dtype, layout=layout, **TAILS[tail]), {"tile": "8x8", "rows": 2, "coop": 0})
 
 
 def test_relu_passes_nan_on() -> None:
@@ -133,34 +133,40 @@ def test_relu_passes_nan_on() -> None:
 def test_padding_is_shared_by_the_ends_of_a_circle() -> None:
     layer = ConvLayer(N=1, C=4, H=64, W=30, K=4, R=15, S=9, padding=(7, 4))
     down, across = correlations(layer)[0].rows, correlations(layer)[0].columns
-    shared, apart = circle(down, 72), circle(down, 70)
+    shared, apart = circular(down, 72), circular(down, 70)
     assert shared is not None
     assert apart is not None
     assert (shared.tiles, shared.m, shared.r) == (1, 64, 9)  # of 78 inputs, 7 at either end are padding
     assert apart.tiles == 2
-    assert circle(across, 4) is None
+    assert circular(across, 4) is None
     for tile in ("72x36", "72x24", "36x36"):
-        run(layer, {"tile": tile, "rows": 1, "share": 0})
+        run(layer, {"tile": tile, "rows": 1, "coop": 0})
 
 
 def test_every_reason_is_given() -> None:
-    params = {"tile": "16x16", "rows": 1, "share": 0}
-    assert "no neighbouring taps" in ALGORITHM.why_not(edge("pointwise"), DEVICE, params)[0]
-    assert "phases" in ALGORITHM.why_not(edge("depthwise strided"), DEVICE, params)[0]
-    assert "share=2" in ALGORITHM.why_not(edge("depthwise"), DEVICE, params | {"share": 2})[0]
-    assert "wgrad" in ALGORITHM.why_not(edge("plain", direction="wgrad"), DEVICE, params)[0]
-    assert "tiles of 15" in ALGORITHM.why_not(edge("plain"), DEVICE, params | {"tile": "16x15"})[0]
-    assert "rows=0" in ALGORITHM.why_not(edge("plain"), DEVICE, params | {"rows": 0})[0]
-    fewer = ALGORITHM.why_not(edge("strided", direction="dgrad"), DEVICE, params)
-    assert "falls into 4 correlations" in fewer[0]
-    small = ALGORITHM.why_not(edge("large filter", padding=0), DEVICE, params | {"tile": "12x12"})
-    assert "filters of 13x15 leave nothing of tiles of 12x12" in small[0]
-    wide = edge("plain", H=40, W=40, dilation=9)
-    assert "9 pixels apart" in ALGORITHM.why_not(wide, DEVICE, params)[0]
+    params = {"tile": "16x16", "rows": 1, "coop": 0}
+
+    def reasons(layer: ConvLayer, **changes: int | str) -> str:
+        return "; ".join(ALGORITHM.why_not(layer, DEVICE, params | changes))
+
+    assert "filter: expected neighbouring taps" in reasons(edge("pointwise"))
+    assert "depthwise: expected one polyphase component" in reasons(edge("depthwise strided"))
+    assert "coop of a depthwise layer: expected 0" in reasons(edge("depthwise"), coop=2)
+    assert reasons(edge("plain", direction="wgrad")) == "direction: expected fwd or dgrad, got wgrad"
+    assert "every tap falls on padding" in reasons(edge("padding only"))
+    assert reasons(edge("plain"), tile="16x15").endswith("got 15")
+    assert "rows, coop: expected at least 1 and 0, got 0 and 0" in reasons(edge("plain"), rows=0)
+    assert "expected at most 2 correlations, got 4" in reasons(edge("strided", direction="dgrad"))
+    assert "larger than filters of 13x15, got 12x12" in reasons(edge("large filter", padding=0), tile="12x12")
+    assert "expected at most 8 inputs apart, got 9" in reasons(edge("plain", H=40, W=40, dilation=9))
+    assert "stack for a filter" in reasons(ConvLayer(N=1, C=4, H=99, W=99, K=4, R=80, S=80), tile="100x100")
+    longer = ConvLayer(N=1, C=4, H=300, W=300, K=4, R=120, S=3)
+    assert "filter: expected to fit tiles of 100x100, got 120x3" in reasons(longer)
     deep = ConvLayer(N=1, C=2048, H=64, W=64, K=2048, R=3, S=3)
-    assert "spectra take 4160 MiB" in ALGORITHM.why_not(deep, DEVICE, params)[0]
-    long = ConvLayer(N=1, C=4, H=99, W=99, K=4, R=80, S=80)
-    assert "of stack" in ALGORITHM.why_not(long, DEVICE, params | {"tile": "100x100"})[0]
+    assert "spectra: expected at most 256 MiB, got 4160" in reasons(deep)
+    named = [ALGORITHM.why_not(deep, DEVICE, params) for params in ALGORITHM.candidates(deep, DEVICE)]
+    assert named
+    assert all("spectra" in against for (against,) in named)
 
 
 @settings(max_examples=25, deadline=None)

@@ -39,9 +39,9 @@ class SmallCaches(CPU):
 
 SMALL = SmallCaches(threads=1, instruction_set=DEVICE.instruction_set)
 
-FLOOR = tuple(algorithm for algorithm in algorithms(DEVICE) if algorithm.name.startswith("numpy."))
+NUMPY = tuple(algorithm for algorithm in algorithms(DEVICE) if algorithm.name.startswith("numpy."))
 OURS = tuple(algorithm for algorithm in algorithms(DEVICE) if algorithm.vendor is None)
-OTHERS = tuple(algorithm for algorithm in algorithms(DEVICE) if algorithm not in FLOOR)
+OTHERS = tuple(algorithm for algorithm in algorithms(DEVICE) if algorithm not in NUMPY)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def check(
 ) -> None:
     """Every candidate agrees with the oracle within its bound, and with itself; or says why it cannot run.
 
-    Unless `everything` is wanted, algorithms that build slowly have one candidate checked.
+    Algorithms that build slowly have one candidate checked, or with `everything` all of them.
     """
     arrays = operands(layer, seed)
     want, magnitude = reference.convolve(layer, *arrays), reference.magnitude(layer, *arrays)
@@ -127,7 +127,7 @@ def check(
 def test_edges(name: str, device: CPU) -> None:
     for layout in LAYOUTS:
         for direction in DIRECTIONS:
-            check(edge(name, layout=layout, direction=direction), device=device, algorithms=FLOOR)
+            check(edge(name, layout=layout, direction=direction), device=device, algorithms=NUMPY)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -140,10 +140,10 @@ def test_edges_compiled(name: str, direction: str) -> None:
 
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("name", ["tails", "grouped", "depthwise", "pointwise", "five by five"])
-def test_tails(name: str, tail: str) -> None:
+def test_epilogues(name: str, tail: str) -> None:
     for layout in LAYOUTS:
         for dtype in ("float32", "float16"):
-            check(edge(name, layout=layout, dtype=dtype, **TAILS[tail]), algorithms=FLOOR)
+            check(edge(name, layout=layout, dtype=dtype, **TAILS[tail]), algorithms=NUMPY)
     check(edge(name, **TAILS[tail]), algorithms=OTHERS)
 
 
@@ -199,7 +199,7 @@ def test_nonfinite_filter(name: str) -> None:
                     np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("algorithm", FLOOR, ids=lambda algorithm: algorithm.name)
+@pytest.mark.parametrize("algorithm", NUMPY, ids=lambda algorithm: algorithm.name)
 def test_large_arrays_live_in_the_workspace(algorithm: Algorithm) -> None:
     """Whatever else a run or a packing allocates stays below a fixed size, on a layer of many megabytes."""
     with contextlib.suppress(ImportError):
@@ -238,7 +238,7 @@ def test_fewer_threads_hold_blas_to_them(monkeypatch: pytest.MonkeyPatch) -> Non
 
     before = blas_pools()
     monkeypatch.setattr(np, "matmul", spy)
-    gemm = next(algorithm for algorithm in FLOOR if algorithm.name == "numpy.gemm")
+    gemm = next(algorithm for algorithm in NUMPY if algorithm.name == "numpy.gemm")
     for threads, wanted in ((1, {1}), (max(before), before)):
         seen.clear()
         launch(gemm, layer, runnable(gemm, layer)[0], operands(layer), CPU.current(threads=threads))
@@ -251,15 +251,20 @@ def test_every_reason_at_once() -> None:
     layer = ConvLayer(N=1, C=2, H=40, W=40, K=2, R=1, S=1, stride=2, dilation=3, padding=1)
     reasons = {
         str(candidate): algorithm.why_not(layer, DEVICE, candidate.params)
-        for algorithm in FLOOR
+        for algorithm in NUMPY
         for candidate in algorithm.all(layer, DEVICE)
     }
     assert reasons["numpy.direct"] == []
-    assert len(reasons["numpy.winograd[m=2,r=3]"]) == 3
+    assert reasons["numpy.winograd[m=2,r=3]"] == ["dilation: expected 1x1, got 3x3"]
+    undilated = next(a for a in NUMPY if a.name == "numpy.winograd").why_not(
+        layer.replace(dilation=1), DEVICE, {"m": 2, "r": 3}
+    )
+    assert undilated == ["filter: expected 3x3, got 1x1", "stride: expected 1x1, got 2x2"]
     assert len(reasons["numpy.fft[tile=64]"]) == 2
-    for algorithm in FLOOR[1:]:
+    for algorithm in NUMPY[1:]:
         foreign = {"tile": "nonsense"} if algorithm.name == "numpy.gemm" else {"tile": 7, "m": 7, "r": 7}
-        assert any("7" in reason or "nonsense" in reason for reason in algorithm.why_not(layer, DEVICE, foreign))
+        against = algorithm.why_not(layer.replace(dilation=1), DEVICE, foreign)
+        assert any("got 7" in reason or "got nonsense" in reason for reason in against)
 
 
 def test_layers_without_a_single_product() -> None:
@@ -273,10 +278,10 @@ def test_layers_without_a_single_product() -> None:
 def test_sizes_beyond_32_bits() -> None:
     """Nothing is allocated: memory and time of a layer of 2^40 elements are asked for, and are right."""
     layer = ConvLayer(N=2**16, C=2**8, H=2**8, W=2**8, K=2**8, R=3, S=3, padding=1)
-    whole = next(a for a in FLOOR if a.name == "numpy.gemm")
+    whole = next(a for a in NUMPY if a.name == "numpy.gemm")
     assert whole.workspace_bytes(layer, DEVICE, {"tile": "image"}) == 9 * 4 * 2**24
     assert whole.workspace_bytes(layer, DEVICE, {"tile": "batch"}) == (9 + 1) * 4 * 2**40
-    for algorithm in FLOOR:
+    for algorithm in NUMPY:
         for candidate in runnable(algorithm, layer):
             assert 10 < algorithm.estimate(layer, DEVICE, candidate.params) < 1e6
 

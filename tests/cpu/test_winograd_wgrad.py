@@ -14,7 +14,7 @@ from autoconv.algorithm import Candidate, Params
 from autoconv.cpu import pool
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.device import CPU
-from autoconv.cpu.winograd.gradients import WinogradWgrad, plan_of
+from autoconv.cpu.winograd.gradients import WinogradWgrad, tiling_of
 from autoconv.layer import ConvLayer
 from autoconv.tuning import reference
 
@@ -80,7 +80,7 @@ def test_types(dtype: str, layout: str) -> None:
 @pytest.mark.parametrize("channels", [17, 40, 48, 80])
 def test_blocks_of_one_two_and_three_vectors(channels: int) -> None:
     layer = edge("plain", direction="wgrad", C=channels, K=70)
-    assert plan_of(layer, DEVICE, SMALL).filter_blocks >= 2
+    assert tiling_of(layer, DEVICE, SMALL).filter_blocks >= 2
     check(layer, SMALL)
 
 
@@ -90,10 +90,13 @@ def test_every_reason_is_given() -> None:
     def reasons(name: str, **changes: Any) -> str:
         return "; ".join(ALGORITHM.why_not(edge(name, **({"direction": "wgrad"} | changes)), DEVICE, params))
 
-    assert "no neighbouring taps" in reasons("pointwise")
-    assert "single channel" in reasons("depthwise")
-    assert "m=9" in "; ".join(ALGORITHM.why_not(edge("plain", direction="wgrad"), DEVICE, {**params, "m": "9x9"}))
+    assert "filter: expected neighbouring taps" in reasons("pointwise")
+    assert reasons("depthwise") == "channels: expected dense or grouped, got depthwise"
+    assert "channels of a group: expected at least 2" in reasons("plain", K=1)
+    (against,) = ALGORITHM.why_not(edge("plain", direction="wgrad"), DEVICE, {**params, "m": "9x9"})
+    assert "m: expected less than 9" in against
     few = VECTOR_BYTES[DEVICE.instruction_set] // 4 - 1
-    assert "few channels in many parts of the filter" in reasons("large filter", C=few, R=17, S=15, padding=9)
-    assert "winograd computes that" in reasons("plain", direction="fwd")
-    assert "9 pixels apart" in reasons("plain", H=40, W=40, dilation=9)
+    wide = reasons("large filter", C=few, R=17, S=15, padding=9)
+    assert "that several subfilters share: expected at most 16" in wide
+    assert reasons("plain", direction="fwd") == "direction: expected wgrad, got fwd"
+    assert "expected at most 8 inputs apart, got 9" in reasons("plain", H=40, W=40, dilation=9)

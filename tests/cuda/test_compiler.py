@@ -30,7 +30,7 @@ class Counting:
 def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Counting:
     fake = Counting()
     monkeypatch.setattr(compiler, "nvrtc", lambda: fake)
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(tmp_path))
     return fake
 
 

@@ -92,11 +92,6 @@ def _(device: Losing) -> tuple[Algorithm, ...]:
     return (Direct(), Strays())
 
 
-@pytest.fixture(autouse=True)
-def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "other"))
-
-
 def some(phases: Any, algorithms: Any, wanted: Any) -> list[str]:
     """The items without most of the checks, whose number alone would take minutes."""
     found = list(items(phases, algorithms, wanted))
@@ -191,7 +186,7 @@ def test_a_tuning_worker_that_loses_the_device_is_replaced(tmp_path: Path, monke
 
 def test_one_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper = Helper(Narrow(capability=80), tmp_path)
-    assert helper.ask("machine", 0.01) == {"failure": "overran: no answer for 0 s"}
+    assert helper.ask("machine", 0.01) == {"failure": "overran: no sign of life for 0.01 s"}
     assert "name" in helper.ask("machine", 1e6)
     helper.close()
 

@@ -14,7 +14,7 @@ import pytest
 from layers import edge, operands
 from simt.cases import named, only
 from simt.emulator import MISSING
-from simt.fake_cupy import FakeCuPy, ndarray
+from simt.fake_cupy import FakeCuPy, forget, install, ndarray
 
 import autoconv
 from autoconv.cli import main
@@ -36,22 +36,10 @@ pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs
 LAYER = edge("plain", N=1, C=4, K=4)
 
 
-def installed(fake: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
-    monkeypatch.setitem(sys.modules, "cupy", fake)
-    monkeypatch.setattr(compiler, "compiled", lambda text, capability: text.encode())
-    monkeypatch.setattr(compiler, "nvrtc", lambda: SimpleNamespace(version=(13, 0)))
-    monkeypatch.setattr(module, "_capture", lambda stream: fake.captures)
-    for remembered in (hardware.facts, module._function, CUDA.numbered):
-        remembered.cache_clear()
-    return fake
-
-
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuPy]:
-    function = module._function
-    yield installed(FakeCuPy(), monkeypatch)
-    for remembered in (hardware.facts, function, CUDA.numbered):
-        remembered.cache_clear()
+    yield install(FakeCuPy(), monkeypatch)
+    forget()
 
 
 @pytest.fixture
@@ -121,7 +109,6 @@ def test_bfloat16_arrays_are_taken(cupy: FakeCuPy, cache: TuningCache) -> None:
 def test_the_command_takes_the_device(
     cupy: FakeCuPy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path))
     only(monkeypatch, "direct")
     monkeypatch.setattr(hardware, "measured_peak", lambda index, dtype: 1e12)
     net = tmp_path / "net.yaml"
@@ -279,7 +266,7 @@ def test_without_a_gpu_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_missing_or_old_driver_is_named(
     gpus: int | None, driver: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed(FakeCuPy(gpus, driver=driver), monkeypatch)
+    install(FakeCuPy(gpus, driver=driver), monkeypatch)
     assert reason in why_unavailable()
     with pytest.raises(PlanError, match="no CUDA device"):
         CUDA.current()
@@ -297,7 +284,7 @@ def test_kernels_that_the_driver_does_not_load_are_recorded(
     monkeypatch: pytest.MonkeyPatch, cache: TuningCache
 ) -> None:
     """A driver older than the kernels, found out only when one is loaded."""
-    installed(FakeCuPy(1, driver=12080), monkeypatch)
+    install(FakeCuPy(1, driver=12080), monkeypatch)
     with pytest.raises(CompileError, match=r"the driver \(of CUDA 12.8\) does not load direct as NVRTC 13.0 compiled"):
         plan(LAYER, "direct", device=CUDA(0), cache=cache)
 

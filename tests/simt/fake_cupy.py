@@ -6,16 +6,22 @@ With it the real `CUDA` device runs without hardware: its launch code, its dispa
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from simt.emulator import FENCE, EmulationError, emulated
 
+from autoconv.cuda import device, hardware
+from autoconv.cuda.codegen import compiler
 from autoconv.cuda.codegen.occupancy import STATIC_SHARED
+from autoconv.cuda.device import CUDA
 
 NULL_STREAM = 0
+REMEMBERED = (hardware.facts, device._function, CUDA.numbered)  # as they are: a test may put others in their places
 
 
 class CUDARuntimeError(RuntimeError):
@@ -247,3 +253,19 @@ class Function:
             run()
         else:
             recorded.append(run)
+
+
+def install(fake: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
+    """Make this the CuPy of the process, and the emulator what compiles and runs its kernels."""
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(compiler, "compiled", lambda text, capability: text.encode())
+    monkeypatch.setattr(compiler, "nvrtc", lambda: SimpleNamespace(version=(13, 0)))
+    monkeypatch.setattr(device, "_capture", lambda stream: fake.captures)
+    forget()
+    return fake
+
+
+def forget() -> None:
+    """Forget the devices of an earlier CuPy."""
+    for remembered in REMEMBERED:
+        remembered.cache_clear()

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ from autoconv.bench.gpu.cases import cases
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
-from autoconv.tuning.worker import Worker
+from autoconv.tuning.worker import DeviceProcess, NoAnswerError
 
 PHASES = ("check", "tune", "table")
 RESULTS = "results.jsonl"
@@ -98,47 +96,23 @@ def items(phases: Sequence[str], algorithms: Sequence[Algorithm[Any]], wanted: S
             yield from (f"{phase}/{mode}/{key}" for phase in ("tune", "table") if phase in phases)
 
 
-class Helper(Worker):
+class Helper(DeviceProcess):
     """A process that does one item after the other."""
 
-    module = "autoconv.bench.gpu.helper"
-
     def __init__(self, device: Device, folder: Path) -> None:
-        super().__init__(device)
+        super().__init__(device, "autoconv.bench.gpu.helper")
         self.folder = folder
 
     def ask(self, item: str, patience: float) -> Result:
         """The item's result; why there is none is one too."""
-        self._start()
-        self._send({"item": item, "folder": str(self.folder)})
+        self.send({"item": item, "folder": str(self.folder)})
         try:
-            line = self._lines.get(timeout=patience)
-        except queue.Empty:
-            self.close()
-            return {"failure": f"overran: no answer for {patience:.0f} s"}
-        if line is None:
-            reason = self._last_words()
-            self.close()
-            return {"failure": reason}
-        answer = dict(json.loads(line))
+            answer = self.receive(patience)
+        except NoAnswerError as failure:
+            return {"failure": str(failure)}
         if "lost" in answer:  # its process is about to end
             self.close()
         return answer
-
-
-def commit() -> str:
-    """Of the checkout that runs, with a plus where it was changed; "unknown" outside of one."""
-    folder = Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    try:
-        found = git("rev-parse", "--short=12", "HEAD")
-        return f"{found}{'+' if git('status', '--porcelain', '-uno') else ''}" if found else "unknown"
-    except OSError:
-        return "unknown"
 
 
 def read(folder: Path) -> list[Result]:

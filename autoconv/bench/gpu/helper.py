@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 import math
 import os
 import platform
 import random
-import signal
-import sys
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,17 +17,17 @@ import numpy as np
 
 from autoconv import __version__, registry
 from autoconv.algorithm import Algorithm, Array, Candidate, Params
-from autoconv.bench.gpu import commit
 from autoconv.bench.gpu.baselines import RIVALS, Rival
 from autoconv.bench.gpu.cases import cases, operands
 from autoconv.device import Device, Operands
+from autoconv.errors import DeviceLostError
 from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
 from autoconv.tuning import reference
 from autoconv.tuning.planner import plan
 from autoconv.tuning.verification import Fenced
-from autoconv.tuning.worker import LOST
+from autoconv.tuning.worker import Message, serve
 
 OURS, WITH_VENDORS = "autoconv", "autoconv with vendors"
 TUNING = "tuning"  # folder of the tuning cache
@@ -249,31 +246,41 @@ def _host(array: Any) -> Any:
     return array.get() if hasattr(array, "get") else np.asarray(array)
 
 
+def commit() -> str:
+    """Of the checkout that runs, with a plus where it was changed; "unknown" outside of one."""
+    folder = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        found = git("rev-parse", "--short=12", "HEAD")
+        return f"{found}{'+' if git('status', '--porcelain', '-uno') else ''}" if found else "unknown"
+    except OSError:
+        return "unknown"
+
+
 def main() -> None:
     """Answer requests until the input ends; end at once when the device is lost."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints is not an answer
-    opening = json.loads(sys.stdin.readline())
-    module, _, name = opening["class"].partition(":")
-    device: Device = getattr(importlib.import_module(module), name)(**opening["fields"])
     work: Work | None = None
-    for line in sys.stdin:
-        request = json.loads(line)
-        lost = ""
+
+    def handle(device: Device, request: Message, answer: Callable[[Message], None]) -> None:
+        nonlocal work
         try:
             with device.selected():
                 work = work or Work(device, Path(request["folder"]))
-                answer = work.do(request["item"])
+                found = work.do(request["item"])
         except Exception as failure:  # one item's failure is its result
-            answer = {"failure": f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:500]}
+            found = {"failure": f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:500]}
             lost = device.lost()
+            answer(found | ({"lost": lost} if lost else {}))
             if lost:
-                answer["lost"] = lost
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-        if lost:
-            os._exit(LOST)
+                raise DeviceLostError(lost) from failure
+        else:
+            answer(found)
+
+    serve(handle)
 
 
 if __name__ == "__main__":

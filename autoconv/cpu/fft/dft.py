@@ -124,7 +124,7 @@ Load = Callable[[Value, int], Complex]
 Store = Callable[[Value, int, Complex], None]
 
 
-class Transform:
+class FourierTransform:
     """Writes transforms of one length: `load(i, j)` gives the number at `i + j`, `store(i, j, x)` takes one.
 
     `i` is known when the kernel runs, `j` when it is written. `fold` promises that `j >= n / 2` exactly where

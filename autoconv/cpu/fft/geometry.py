@@ -1,9 +1,8 @@
 """The geometry of a tiled Fourier convolution: where tiles lie, and where their spectra lie in memory.
 
-An overlap-save tile of T inputs gives `T - r + 1` outputs that the circular sum does not spoil. Strides,
-dilation and gradients fall into pieces of unit stride as they do for minimal filtering, whose grids, phases
-and channel blocks serve here too. Where one tile holds a whole axis, the ends of the circle may share their
-padding: 64 outputs of 15 taps, padded by 7, need 71 inputs and not 78.
+An overlap-save tile of T inputs gives `T - r + 1` outputs that the circular sum does not spoil. Strides, dilation and
+gradients fall into sums of unit stride as `transform.geometry` says. Where one tile holds a whole axis, the ends of the
+circle may share their padding: 64 outputs of 15 taps, padded by 7, need 71 inputs and not 78.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.fft.dft import factors
-from autoconv.cpu.transform.geometry import Plan, Side
+from autoconv.cpu.transform.geometry import TiledAxis, Tiling
 from autoconv.layer import ConvLayer
 
 LENGTHS = tuple(n for n in range(2, 101, 2) if factors(n, "a") and factors(n, "b"))
@@ -23,20 +22,7 @@ _REGISTER_TILES = {"avx512": 9, "avx2": 3, "generic": 3}
 
 
 @dataclass(frozen=True)
-class Whole(Side):
-    """One axis of a correlation, the taps of a phase all in one block."""
-
-    @functools.cached_property
-    def blocks(self) -> int:
-        return 1
-
-    @functools.cached_property
-    def r(self) -> int:
-        return -(-len(self.axis.taps) // self.phases)
-
-
-@dataclass(frozen=True)
-class Circle(Whole):
+class CircularAxis(TiledAxis):
     """One axis of a correlation in tiles of `length` inputs and m outputs."""
 
     length: int
@@ -47,46 +33,46 @@ class Circle(Whole):
         return self.length - self.m + 1
 
 
-def circle(axis: CorrelationAxis, length: int, pairs: bool = False) -> Circle | None:
-    """The axis in tiles of a length, or None where its taps are too many; `pairs` wants tiles an even step apart."""
-    one = Whole(axis, 1)
+def circular(axis: CorrelationAxis, length: int, pairs: bool = False) -> CircularAxis | None:
+    """The axis in tiles of a length, or None where its taps are too many; `pairs` asks for tiles an even step apart."""
+    one = TiledAxis(axis, 1)
     if length >= one.count + one.r - 1 or _wraps(axis, length):
-        return Circle(axis, one.count, length)
+        return CircularAxis(axis, one.count, length)
     step = 2 if pairs else 1
     m = (length - one.r + 1) // step * step
     if m < 1:
         return None
     tiles = -(-one.count // m)
-    return Circle(axis, -(-one.count // tiles // step) * step, length)
+    return CircularAxis(axis, -(-one.count // tiles // step) * step, length)
 
 
 def _wraps(axis: CorrelationAxis, length: int) -> bool:
     """Whether one tile will do, since whatever meets at the ends of its circle is padding on both sides."""
-    side = Whole(axis, 1)
-    span = side.count + side.r - 1
+    one = TiledAxis(axis, 1)
+    span = one.count + one.r - 1
 
     def padding(place: int) -> bool:
         firsts = (
-            grid * axis.stride + phase * side.gap + axis.offset
-            for grid in range(side.grids)
-            for phase in range(side.phases)
+            residue * axis.stride + component * one.dilation + axis.offset
+            for residue in range(one.residues)
+            for component in range(one.components)
         )
-        return all(not 0 <= side.period * place + first < axis.size for first in firsts)
+        return all(not 0 <= one.period * place + first < axis.size for first in firsts)
 
-    return length >= max(side.count, side.r) and all(
+    return length >= max(one.count, one.r) and all(
         padding(place) and padding(place - length) for place in range(length, span)
     )
 
 
-def pieces(layer: ConvLayer) -> tuple[Correlation, ...]:
-    """A layer's correlations; of a depthwise one with all channels in one group, whose lanes they can fill."""
-    found = correlations(layer)
-    return tuple(map(_one_group, found)) if depthwise(layer) else found
-
-
-def depthwise(layer: ConvLayer) -> bool:
+def channelwise(layer: ConvLayer) -> bool:
     """Whether every channel has one filter of its own."""
     return layer.depthwise and layer.K == layer.C
+
+
+def fourier_correlations(layer: ConvLayer) -> tuple[Correlation, ...]:
+    """A layer's correlations; of a channelwise one with all channels in one group, whose lanes they can fill."""
+    found = correlations(layer)
+    return tuple(map(_one_group, found)) if channelwise(layer) else found
 
 
 def _one_group(c: Correlation) -> Correlation:
@@ -96,10 +82,10 @@ def _one_group(c: Correlation) -> Correlation:
 
 
 @dataclass(frozen=True)
-class Spectra(Plan):
+class FourierTiling(Tiling):
     """One correlation cut into tiles of `lengths` inputs, whose spectra are multiplied frequency by frequency.
 
-    Where it is `gemm.packed`, every channel has a filter of its own, and a block of channels goes all the way by
+    Where it is `channelwise`, every channel has a filter of its own, and a block of channels goes all the way by
     itself; else products are summed over channels.
 
     The spectrum of a tile of real numbers is known by half of its frequencies. Rows of it, vertical
@@ -108,24 +94,24 @@ class Spectra(Plan):
     """
 
     lengths: tuple[int, int]
-    pointwise: bool
+    channelwise: bool
 
     @functools.cached_property
-    def rows(self) -> Circle:
-        return Circle(self.correlation.rows, self.m[0], self.lengths[0])
+    def rows(self) -> CircularAxis:
+        return CircularAxis(self.correlation.rows, self.m[0], self.lengths[0])
 
     @functools.cached_property
-    def columns(self) -> Circle:
-        return Circle(self.correlation.columns, self.m[1], self.lengths[1])
+    def columns(self) -> CircularAxis:
+        return CircularAxis(self.correlation.columns, self.m[1], self.lengths[1])
 
     @functools.cached_property
-    def taps(self) -> Spectra:
-        """The same with its true number of taps on either axis."""
-        return _Taps(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+    def filter_axes(self) -> tuple[TiledAxis, TiledAxis]:
+        """Both axes with their true number of taps."""
+        return TiledAxis(self.correlation.rows, self.m[0]), TiledAxis(self.correlation.columns, self.m[1])
 
-    def resized(self, rows: int, share: int) -> Spectra:
+    def resized(self, rows: int, coop: int) -> FourierTiling:
         """The same with other chunks."""
-        return dataclasses.replace(self, chunk_rows=rows, share=share)
+        return dataclasses.replace(self, chunk_rows=rows, coop=coop)
 
     @functools.cached_property
     def frequencies(self) -> int:
@@ -139,20 +125,20 @@ class Spectra(Plan):
 
     @functools.cached_property
     def depth(self) -> int:
-        return 1 if self.pointwise else super().depth
+        return 1 if self.channelwise else super().depth
 
     @functools.cached_property
     def vectors(self) -> int:
         return 1
 
     @functools.cached_property
-    def pixels(self) -> int:
+    def most_tiles(self) -> int:
         return _REGISTER_TILES[self.instruction_set]
 
     @functools.cached_property
     def planes(self) -> int:
         """Parts of a number of the transformed input: real, imaginary and, for the product, their sum."""
-        return 2 if self.pointwise else 3
+        return 2 if self.channelwise else 3
 
     @functools.cached_property
     def v_size(self) -> int:
@@ -171,7 +157,7 @@ class Spectra(Plan):
     @functools.cached_property
     def pack_stack(self) -> int:
         """Bytes of the stack that a vector of filters takes while it is transformed."""
-        R, S = self.taps.rows.r, self.taps.columns.r
+        R, S = (axis.r for axis in self.filter_axes)
         return self.itemsize * self.lanes * (R * S + self.lengths[0] * (S + S % 2))
 
     @functools.cached_property
@@ -182,13 +168,3 @@ class Spectra(Plan):
 
     def workspace_bytes(self, threads: int) -> int:
         return -(-super().workspace_bytes(threads) // 64) * 64  # whole cache lines
-
-
-class _Taps(Spectra):
-    @functools.cached_property
-    def rows(self) -> Whole:  # type: ignore[override]
-        return Whole(self.correlation.rows, self.m[0])
-
-    @functools.cached_property
-    def columns(self) -> Whole:  # type: ignore[override]
-        return Whole(self.correlation.columns, self.m[1])

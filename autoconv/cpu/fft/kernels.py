@@ -1,8 +1,7 @@
-"""The kernels of a tiled Fourier convolution (Stockham 1966): spectra of tiles times spectra of filters.
+"""The kernels of a tiled Fourier convolution: spectra of tiles times spectra of filters.
 
-The pipeline is the one of minimal filtering: a chunk of tiles is laid out with channels in lanes and
-transformed, every frequency of all its tiles is multiplied with the filters' over channels, and the products
-are transformed back and stored with the fused epilogue.
+Stockham, "High-speed convolution and correlation" (1966); Mathieu, Henaff and LeCun, "Fast Training of Convolutional
+Networks through FFTs" (2014).
 
 All transforms are complex. Vertically, two neighbouring columns of real numbers are one column of complex
 ones, transformed for a whole row of tiles at a time; the horizontal transforms tell them apart as they load
@@ -12,20 +11,22 @@ the mirror image. Factors of 2 that halves would cost are left to the filters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from autoconv.cpu.codegen.ir import Function, Module, Value, ptr
 from autoconv.cpu.codegen.launch import CONTEXT, TASK, launch
-from autoconv.cpu.fft.dft import Complex, Transform, get, put, times
-from autoconv.cpu.fft.geometry import Spectra
-from autoconv.cpu.transform.filters import FilterWriter
-from autoconv.cpu.transform.kernels import HEADER, Writer, emit_with
+from autoconv.cpu.fft.dft import Complex, FourierTransform, get, put, times
+from autoconv.cpu.fft.geometry import FourierTiling
+from autoconv.cpu.transform import kernels
+from autoconv.cpu.transform.filters import FilterStage
+from autoconv.cpu.transform.geometry import HEADER
+from autoconv.cpu.transform.input import InputStage
 from autoconv.layer import ConvLayer
 
 
-def emit(instruction_set: str, layer: ConvLayer, plans: tuple[Spectra, ...]) -> Module:
+def emit(instruction_set: str, layer: ConvLayer, tilings: tuple[FourierTiling, ...]) -> Module:
     """`run` and `pack` for the correlations of a layer."""
-    return emit_with(SpectraWriter, FilterSpectraWriter, instruction_set, layer, plans)
+    return kernels.emit(FourierWriter, instruction_set, layer, tilings)
 
 
 def columns_apart(a: Complex, b: Complex, odd: int) -> Complex:
@@ -49,37 +50,17 @@ def rows_apart(k: Function, line: Value, n: int, lanes: int, store: Callable[[Va
             store(f, row, columns_apart(a, b, row))
 
 
-class SpectraWriter(Writer):
-    """Writes the functions of one correlation: the transforms and the product of complex numbers."""
+class FourierInput(InputStage[FourierTiling]):
+    """Writes the spectra of the input of one correlation."""
 
-    plan: Spectra
-
-    def _run_apart(self) -> Function:
-        """Every thread takes chunks; where no channels are summed, a vector of channels of a chunk."""
-        plan = self.plan
-        if not plan.pointwise:
-            return super()._run_apart()
-        k = self.function("chunk", *TASK)
-        _, index, thread = k.args
-        x, u, y, bias, residual, workspace = self._operands(k)
-        block, first = index // plan.chunks, index % plan.chunks * plan.chunk
-        rows = k.min(plan.tile_rows - first, plan.chunk)
-        scratch = k.bytes_at(workspace, HEADER, self.real) + thread * plan.thread_size
-        v = scratch + plan.scratch_size
-        k.call(self.input, x, v + -block * (plan.chunk_tiles * plan.lanes), scratch, first, rows, 0, block)
-        k.call(self.output, v, u, scratch, y, bias, residual, first, rows, 0, block)
-        run = self.function("apart", CONTEXT)
-        launch(run, run.args[0], k, plan.k_blocks * plan.chunks)
-        return run
-
-    def _transform_columns(self) -> Function:
+    def transform_columns(self) -> Function:
         """Pairs of columns of a row of tiles."""
-        plan, lanes = self.plan, self.plan.lanes
+        tiling, lanes = self.tiling, self.tiling.lanes
         k = self.function("transform_columns", ptr(self.real), ptr(self.real))
         raw, half = k.args
-        row = plan.pitch * lanes
-        transform = Transform(k, self.real, lanes, plan.lengths[0])
-        with k.loop(0, plan.columns.span, 2) as column:
+        row = tiling.pitch * lanes
+        transform = FourierTransform(k, self.real, lanes, tiling.lengths[0])
+        with k.loop(0, tiling.columns.span, 2) as column:
             source, target = raw + column * lanes, half + column * lanes
             transform.write(
                 lambda i, j: get(k, source + i * row + j * row, lanes, lanes),
@@ -87,24 +68,24 @@ class SpectraWriter(Writer):
             )
         return k
 
-    def _transform_rows(self) -> Function:
+    def transform_rows(self) -> Function:
         """Rows of vertical frequencies, tile by tile, to where the product wants them."""
-        plan, lanes = self.plan, self.plan.lanes
-        T, n = plan.lengths
+        tiling, lanes = self.tiling, self.tiling.lanes
+        T, n = tiling.lengths
         k = self.function("transform_rows", ptr(self.real), ptr(self.real))
         half, v = k.args
-        row, apart, step = plan.pitch * lanes, plan.v_stride, plan.planes * plan.v_stride
-        both = Transform(k, self.real, lanes, n)
-        each = Transform(k, self.real, lanes, n, pairs=True) if T > 2 else both
+        row, apart, step = tiling.pitch * lanes, tiling.v_stride, tiling.planes * tiling.v_stride
+        both = FourierTransform(k, self.real, lanes, n)
+        each = FourierTransform(k, self.real, lanes, n, pairs=True) if T > 2 else both
         line = k.scratch(self.real, 2 * n * lanes)
 
         def store(x: Complex, p: Value) -> None:
             put(x, p, apart)
-            if plan.planes == 3:
+            if tiling.planes == 3:
                 k.store(x.re + x.im, p + 2 * apart)
 
-        with k.loop(0, plan.columns.tiles) as t:
-            source, target = half + t * (plan.columns.m * lanes), v + t * lanes
+        with k.loop(0, tiling.columns.tiles) as t:
+            source, target = half + t * (tiling.columns.m * lanes), v + t * lanes
             if T > 2:
                 with k.loop(1, T // 2) as f:
                     up, down = source + f * row, source + (T - f) * row
@@ -124,144 +105,16 @@ class SpectraWriter(Writer):
             rows_apart(k, line, n, lanes, lambda f, r, x: store(x, points + (f + r * (n // 2 + 1)) * step))
         return k
 
-    def _product_of(self, size: int) -> Function:
-        """The register tile: one frequency of `size` tiles by a vector of filters, summed over channels.
 
-        `(a + ib)(c + id)` in three real products, of which additions make the parts (Gauss). The sums a + b
-        come ready from the transforms, so that every operand is a broadcast from memory. The filters of the next
-        frequency are fetched meanwhile: they come in runs too short for the processor to foresee them.
-        """
-        plan, lanes = self.plan, self.plan.lanes
-        k = self.function(f"product_of_{size}_", *[ptr(self.real)] * 3)
-        v, u, out = k.args
-        if plan.pointwise:
-            filters = get(k, u, lanes, lanes)
-            for p in range(size):
-                put(times(get(k, v + p * lanes, plan.v_stride, lanes), *filters), out + p * lanes, plan.m_stride)
-            return k
-        acc = [[k.var(k.zero(self.real, lanes)) for _ in range(3)] for _ in range(size)]
+class FourierFilters(FilterStage[FourierTiling]):
+    """Writes the spectra of the filters of one correlation, conjugated and scaled."""
 
-        def terms(block: Value, count: int) -> None:
-            source, filters = v + block * (plan.chunk_tiles * lanes), u + block * (lanes * lanes)
-            with k.loop(0, count) as channel:
-                c, d = get(k, filters + channel * lanes, plan.depth * lanes, lanes)
-                for part in (2, 3):
-                    k.prefetch(filters + channel * lanes + part * plan.depth * lanes)
-                difference, total = d - c, c + d
-                for p in range(size):
-                    place = source + channel + p * lanes
-                    a, b, both = (k.broadcast(place + plane * plan.v_stride, lanes) for plane in range(3))
-                    acc[p][0].fma(both, c)
-                    acc[p][1].fma(a, difference)
-                    acc[p][2].fma(b, total)
-
-        whole, rest = divmod(plan.depth, lanes)
-        if whole:
-            with k.loop(0, whole) as block:
-                terms(block, lanes)
-        if rest:
-            terms(k.i64(whole), rest)
-        for p in range(size):
-            first, second, third = (var.get() for var in acc[p])
-            put(Complex(first - third, first + second), out + p * lanes, plan.m_stride)
-        return k
-
-    def _product(self, rows: int, split: list[tuple[int, int]]) -> Function:  # type: ignore[override]
-        """All frequencies of all tiles of a chunk by a vector of filters."""
-        plan = self.plan
-        k = self.function(f"product_{rows}_", *[ptr(self.real)] * 3)
-        v, u, out = k.args
-        with k.loop(0, plan.frequencies) as f:
-            first = 0
-            for count, size in split:
-                with k.loop(0, count) as n:
-                    tile = n * size + first
-                    source = v + (f * (plan.planes * plan.v_stride) + tile * plan.lanes)
-                    target = out + (f * (2 * plan.m_stride) + tile * plan.lanes)
-                    k.call(self.registers[size], source, u + f * (2 * plan.depth * plan.lanes), target)
-                first += count * size
-        return k
-
-    def _inverse(self) -> Function:
-        """A row of tiles back from its spectra, for one vector of filters."""
-        plan, lanes = self.plan, self.plan.lanes
-        T, n = plan.lengths
-        k = self.function("inverse", ptr(self.real), ptr(self.real))
-        products, strip = k.args
-        pitch, apart = plan.out_pitch * lanes, plan.m_stride
-        half, row = strip + plan.rows.m * pitch, plan.kept * (2 * lanes)
-        zero = k.zero(self.real, lanes)
-        each = Transform(k, self.real, lanes, n) if T > 2 else None
-        both = Transform(k, self.real, lanes, n, fold=True)
-        down = Transform(k, self.real, lanes, T, fold=True)
-
-        def keep(transform: Transform, i: Value, j: int, limit: int, store: Callable[[], None]) -> None:
-            """Store what lies below the limit."""
-            if j + transform.a <= limit:
-                store()
-            elif j < limit:
-                with k.if_(i + j < limit):
-                    store()
-
-        with k.loop(0, plan.columns.tiles) as t:
-            source, target = products + t * lanes, strip + t * (plan.columns.m * lanes)
-            if each is not None:
-                with k.loop(1, T // 2) as f:
-                    points, line = source + (f - 1) * (n * 2 * apart), half + f * row
-
-                    def store_row(i: Value, j: int, x: Complex) -> None:
-                        place = line + i * (2 * lanes) + j * (2 * lanes)
-                        keep(each, i, j, plan.kept, lambda: put(x.swapped, place, lanes))
-
-                    each.write(
-                        lambda i, j: get(k, points + i * (2 * apart) + j * (2 * apart), apart, lanes).swapped, store_row
-                    )
-            points = source + (T // 2 - 1) * n * (2 * apart)
-
-            def load_both(i: Value, j: int) -> Complex:
-                mirrored = j >= n // 2
-                place = points + (n - j - i if mirrored else i + j) * (2 * apart)
-                first, last = (get(k, place + r * ((n // 2 + 1) * 2 * apart), apart, lanes) for r in range(2))
-                return columns_together(first, last, mirrored).swapped
-
-            def store_both(i: Value, j: int, x: Complex) -> None:
-                def store() -> None:
-                    for place, part in ((half, x.im), (half + T // 2 * row, x.re)):
-                        put(Complex(part, zero), place + i * (2 * lanes) + j * (2 * lanes), lanes)
-
-                keep(both, i, j, plan.kept, store)
-
-            both.write(load_both, store_both)
-            with k.loop(0, plan.kept, 2) as column:
-
-                def load_column(i: Value, j: int) -> Complex:
-                    mirrored = j >= T // 2
-                    place = half + column * (2 * lanes) + (T - j - i if mirrored else i + j) * row
-                    even, odd = (get(k, place + c * (2 * lanes), lanes, lanes) for c in range(2))
-                    return columns_together(even, odd, mirrored).swapped
-
-                def store_column(i: Value, j: int, x: Complex) -> None:
-                    place = target + column * lanes + i * pitch + j * pitch
-                    keep(down, i, j, plan.rows.m, lambda: put(x.swapped, place, lanes))
-
-                down.write(load_column, store_column)
-        return k
-
-
-class FilterSpectraWriter(FilterWriter):
-    """Writes what packs the filters of one correlation: spectra, conjugated and scaled."""
-
-    plan: Spectra
-
-    def __init__(self, m: Module, layer: ConvLayer, plan: Spectra, number: int, packed: int) -> None:
-        super().__init__(m, layer, plan.taps, number, packed)
-
-    def _transform(self) -> Function:
+    def transform(self) -> Function:
         """The spectra of one vector of filters for one channel."""
-        plan, lanes = self.plan, self.plan.lanes
-        T, n = plan.lengths
-        R, S = plan.rows.r, plan.columns.r
-        k = self.m.function(f"transform_filters{self.number}", ptr(self.real), ptr(self.real), internal=True)
+        tiling, lanes = self.tiling, self.tiling.lanes
+        T, n = tiling.lengths
+        R, S = (axis.r for axis in tiling.filter_axes)
+        k = self.function("transform_filters", ptr(self.real), ptr(self.real))
         taps, u = k.args
         zero, apart = k.zero(self.real, lanes), self.apart
         pair, line, spectrum = (k.scratch(self.real, 2 * length * lanes) for length in (T, n, n))
@@ -270,8 +123,8 @@ class FilterSpectraWriter(FilterWriter):
         for buffer, length in ((pair, T), (line, n)):
             with k.loop(0, 2 * length) as i:
                 k.store(zero, buffer + i * lanes)
-        down = Transform(k, self.real, lanes, T)
-        across = Transform(k, self.real, lanes, n)
+        down = FourierTransform(k, self.real, lanes, T)
+        across = FourierTransform(k, self.real, lanes, n)
 
         def pair_of(column: Value, some: int) -> None:
             with k.loop(0, R) as i:
@@ -308,4 +161,150 @@ class FilterSpectraWriter(FilterWriter):
             put(get(k, half + column * lanes, T // 2 * width, lanes), line + column * (2 * lanes), lanes)
         across.write(number, lambda i, j, x: put(x, spectrum + i * (2 * lanes) + j * (2 * lanes), lanes))
         rows_apart(k, spectrum, n, lanes, lambda f, r, x: store(f + ((T // 2 - 1) * n + r * (n // 2 + 1)), x))
+        return k
+
+
+class FourierWriter(kernels.TransformWriter[FourierTiling]):
+    """Writes the functions of one correlation: the product of complex numbers, and the inverse transform."""
+
+    input_stage = FourierInput
+    filter_stage = FourierFilters
+
+    def run_independent(self) -> Function:
+        """Every thread takes chunks; where no channels are summed, a vector of channels of a chunk."""
+        tiling = self.tiling
+        if not tiling.channelwise:
+            return super().run_independent()
+        k = self.function("chunk", *TASK)
+        _, index, thread = k.args
+        x, u, y, bias, residual, workspace = self.operands(k)
+        block, first = index // tiling.chunks, index % tiling.chunks * tiling.chunk
+        rows = k.min(tiling.tile_rows - first, tiling.chunk)
+        scratch = k.bytes_at(workspace, HEADER, self.real) + thread * tiling.thread_size
+        v = scratch + tiling.scratch_size
+        k.call(self.input, x, v + -block * (tiling.chunk_tiles * tiling.lanes), scratch, first, rows, 0, block)
+        k.call(self.output, v, u, scratch, y, bias, residual, first, rows, 0, block)
+        run = self.function("independent", CONTEXT)
+        launch(run, run.args[0], k, tiling.k_blocks * tiling.chunks)
+        return run
+
+    def product_of(self, size: int) -> Function:
+        """The register tile: one frequency of `size` tiles by a vector of filters, summed over channels.
+
+        `(a + ib)(c + id)` in three real products, of which additions make the parts (Gauss). The sums a + b
+        come ready from the transforms, so that every operand is a broadcast from memory. The filters of the next
+        frequency are fetched meanwhile: they come in runs too short for the processor to foresee them.
+        """
+        tiling, lanes = self.tiling, self.tiling.lanes
+        k = self.function(f"product_of_{size}_", *[ptr(self.real)] * 3)
+        v, u, out = k.args
+        if tiling.channelwise:
+            filters = get(k, u, lanes, lanes)
+            for p in range(size):
+                put(times(get(k, v + p * lanes, tiling.v_stride, lanes), *filters), out + p * lanes, tiling.m_stride)
+            return k
+        acc = [[k.var(k.zero(self.real, lanes)) for _ in range(3)] for _ in range(size)]
+
+        def terms(block: Value, count: int) -> None:
+            source, filters = v + block * (tiling.chunk_tiles * lanes), u + block * (lanes * lanes)
+            with k.loop(0, count) as channel:
+                c, d = get(k, filters + channel * lanes, tiling.depth * lanes, lanes)
+                for part in (2, 3):
+                    k.prefetch(filters + channel * lanes + part * tiling.depth * lanes)
+                difference, total = d - c, c + d
+                for p in range(size):
+                    place = source + channel + p * lanes
+                    a, b, both = (k.broadcast(place + plane * tiling.v_stride, lanes) for plane in range(3))
+                    acc[p][0].fma(both, c)
+                    acc[p][1].fma(a, difference)
+                    acc[p][2].fma(b, total)
+
+        whole, rest = divmod(tiling.depth, lanes)
+        if whole:
+            with k.loop(0, whole) as block:
+                terms(block, lanes)
+        if rest:
+            terms(k.i64(whole), rest)
+        for p in range(size):
+            first, second, third = (var.get() for var in acc[p])
+            put(Complex(first - third, first + second), out + p * lanes, tiling.m_stride)
+        return k
+
+    def product(self, rows: int, split: Sequence[tuple[int, int]]) -> Function:
+        tiling = self.tiling
+        k = self.function(f"product_{rows}_", *[ptr(self.real)] * 3)
+        v, u, out = k.args
+        with k.loop(0, tiling.frequencies) as f:
+            first = 0
+            for count, size in split:
+                with k.loop(0, count) as n:
+                    tile = n * size + first
+                    source = v + (f * (tiling.planes * tiling.v_stride) + tile * tiling.lanes)
+                    target = out + (f * (2 * tiling.m_stride) + tile * tiling.lanes)
+                    k.call(self.registers[size], source, u + f * (2 * tiling.depth * tiling.lanes), target)
+                first += count * size
+        return k
+
+    def inverse_transform(self) -> Function:
+        tiling, lanes = self.tiling, self.tiling.lanes
+        T, n = tiling.lengths
+        k = self.function("inverse", ptr(self.real), ptr(self.real))
+        products, strip = k.args
+        pitch, apart = tiling.out_pitch * lanes, tiling.m_stride
+        half, row = strip + tiling.rows.m * pitch, tiling.kept * (2 * lanes)
+        zero = k.zero(self.real, lanes)
+        each = FourierTransform(k, self.real, lanes, n) if T > 2 else None
+        both = FourierTransform(k, self.real, lanes, n, fold=True)
+        down = FourierTransform(k, self.real, lanes, T, fold=True)
+
+        def keep(transform: FourierTransform, i: Value, j: int, limit: int, store: Callable[[], None]) -> None:
+            """Store what lies below the limit."""
+            if j + transform.a <= limit:
+                store()
+            elif j < limit:
+                with k.if_(i + j < limit):
+                    store()
+
+        with k.loop(0, tiling.columns.tiles) as t:
+            source, target = products + t * lanes, strip + t * (tiling.columns.m * lanes)
+            if each is not None:
+                with k.loop(1, T // 2) as f:
+                    points, line = source + (f - 1) * (n * 2 * apart), half + f * row
+
+                    def store_row(i: Value, j: int, x: Complex) -> None:
+                        place = line + i * (2 * lanes) + j * (2 * lanes)
+                        keep(each, i, j, tiling.kept, lambda: put(x.swapped, place, lanes))
+
+                    each.write(
+                        lambda i, j: get(k, points + i * (2 * apart) + j * (2 * apart), apart, lanes).swapped, store_row
+                    )
+            points = source + (T // 2 - 1) * n * (2 * apart)
+
+            def load_both(i: Value, j: int) -> Complex:
+                mirrored = j >= n // 2
+                place = points + (n - j - i if mirrored else i + j) * (2 * apart)
+                first, last = (get(k, place + r * ((n // 2 + 1) * 2 * apart), apart, lanes) for r in range(2))
+                return columns_together(first, last, mirrored).swapped
+
+            def store_both(i: Value, j: int, x: Complex) -> None:
+                def store() -> None:
+                    for place, part in ((half, x.im), (half + T // 2 * row, x.re)):
+                        put(Complex(part, zero), place + i * (2 * lanes) + j * (2 * lanes), lanes)
+
+                keep(both, i, j, tiling.kept, store)
+
+            both.write(load_both, store_both)
+            with k.loop(0, tiling.kept, 2) as column:
+
+                def load_column(i: Value, j: int) -> Complex:
+                    mirrored = j >= T // 2
+                    place = half + column * (2 * lanes) + (T - j - i if mirrored else i + j) * row
+                    even, odd = (get(k, place + c * (2 * lanes), lanes, lanes) for c in range(2))
+                    return columns_together(even, odd, mirrored).swapped
+
+                def store_column(i: Value, j: int, x: Complex) -> None:
+                    place = target + column * lanes + i * pitch + j * pitch
+                    keep(down, i, j, tiling.rows.m, lambda: put(x.swapped, place, lanes))
+
+                down.write(load_column, store_column)
         return k

@@ -1,16 +1,16 @@
-"""The floor: every family in plain NumPy and SciPy, for any machine and any layer."""
+"""The NumPy reference family: each algorithm in plain NumPy and SciPy, for any machine and any layer."""
 
 from typing import Any
 
 from autoconv.algorithm import Algorithm
-from autoconv.cpu.numpy.direct import Direct
-from autoconv.cpu.numpy.fft import FFT
-from autoconv.cpu.numpy.gemm import Gemm
-from autoconv.cpu.numpy.winograd import Winograd
+from autoconv.cpu.numpy.direct import NumpyDirect
+from autoconv.cpu.numpy.fft import NumpyFFT
+from autoconv.cpu.numpy.gemm import NumpyGemm
+from autoconv.cpu.numpy.winograd import NumpyWinograd
 
 ALGORITHMS: tuple[Algorithm[Any], ...] = (
-    Direct(),
-    Gemm(),
-    FFT(),
-    Winograd(),
+    NumpyDirect(),
+    NumpyGemm(),
+    NumpyFFT(),
+    NumpyWinograd(),
 )

@@ -1,4 +1,4 @@
-"""What the NumPy algorithms share: views, windows, scratch arrays, blocks, the tail, BLAS threads.
+"""What the NumPy algorithms share: views, windows, scratch arrays, blocks, the epilogue, BLAS threads.
 
 Every layout is seen as one: images as `N, groups, channels, height, width`, filters as `groups, filters,
 channels, R, S`. The views differ in strides only, and BLAS takes either order, so each algorithm is
@@ -75,7 +75,7 @@ def spread(target: Array, source: Array, steps: Span, starts: Span) -> None:
 
 
 def spans(*limits: int) -> Iterator[Span]:
-    """`spans([start,] stop, size)`: what `range` walks, in pieces of at most `size`."""
+    """`spans([start,] stop, size)`: what `range` walks, in spans of at most `size`."""
     *_, stop, size = (0, *limits)
     for first in range(limits[0] if len(limits) == 3 else 0, stop, size):
         yield first, min(first + size, stop)
@@ -92,7 +92,7 @@ def blocks(N: int, rows: int, budget: int) -> Span:
 
 
 def finish(acc: Array, y: Array, bias: Array | None, residual: Array | None, relu: bool) -> None:
-    """Store `relu(acc + bias + residual)` to `y`; the sums may lie in `y` itself, and change.
+    """The epilogue: store `relu(acc + bias + residual)` to `y`; the sums may lie in `y` itself, and change.
 
     All are blocks seen as `N, groups, filters, rows, columns`; `bias` is `groups, filters, 1, 1`. ReLU
     passes NaN on.
@@ -149,7 +149,7 @@ def blas_threads(threads: int) -> AbstractContextManager[object]:
     return limited
 
 
-class FloorKernel(Kernel):
+class NumpyKernel(Kernel):
     """A kernel that computes on the canonical views of its operands."""
 
     def __init__(self, layer: ConvLayer, device: CPU) -> None:
@@ -190,7 +190,7 @@ class FloorKernel(Kernel):
         """`run` on canonical views; `b` is the byte buffer where filters are packed."""
 
 
-class FloorAlgorithm(Algorithm[CPU]):
+class NumpyAlgorithm(Algorithm[CPU]):
     """An algorithm whose kernels cost nothing to build, so that they answer for its memory."""
 
     kernel: ClassVar[Any]

@@ -1,5 +1,7 @@
-"""Direct convolution: for every tap of the filter, one matrix product on shifted pixels.
+"""Direct convolution: for every tap of the filter, one matrix product on shifted pixels, a rank-C update of the sums.
 
+kn2row (Vasudevan, Anderson and Gregg, "Parallel Multi Channel Convolution using General Matrix Multiplication", 2017)
+multiplies tap by tap too, all pixels at once, and shifts the products; here the pixels are shifted, block by block.
 Takes every layer, needs no workspace and no padded copy: taps that fall on padding are left out of the
 sums. What it holds besides its operands are five blocks of 256 KiB at most.
 """
@@ -16,8 +18,8 @@ from autoconv.algorithm import Array, Params
 from autoconv.cpu.device import CPU
 from autoconv.cpu.numpy.common import (
     CALL_SECONDS,
-    FloorAlgorithm,
-    FloorKernel,
+    NumpyAlgorithm,
+    NumpyKernel,
     Span,
     at,
     finish,
@@ -48,7 +50,7 @@ class _Block:
         return copy
 
 
-class DirectKernel(FloorKernel):
+class NumpyDirectKernel(NumpyKernel):
     """Blocks of groups, channels and pixels; within a block, tap by tap."""
 
     def __init__(self, layer: ConvLayer, device: CPU) -> None:
@@ -167,7 +169,7 @@ class DirectKernel(FloorKernel):
             dw[(*at(g, k, c), r, s)] = acc
 
 
-class Direct(FloorAlgorithm):
+class NumpyDirect(NumpyAlgorithm):
     """Rank-C updates, tap by tap, on shifted views of the input."""
 
     name = "numpy.direct"
@@ -175,7 +177,7 @@ class Direct(FloorAlgorithm):
     exact = True
     stands_in_for = "direct"
     skips_padding = True
-    kernel = DirectKernel
+    kernel = NumpyDirectKernel
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         return ({},)

@@ -1,9 +1,12 @@
-"""Convolution as a product of spectra (Mathieu, Henaff & LeCun 2014), whole images or overlap-save tiles.
+"""Convolution as a product of spectra, of whole images or of overlap-save tiles.
 
-With X and W the transforms of zero-extended image and filter planes, `Y = sum_C X conj(W)`, one matrix
-product of images by channels for every frequency. dgrad is the same on the gradient, spread out by the
-stride, with the filters turned and transposed; wgrad is `DW = sum_N X conj(DY)`, cut to the taps. Dilated
-filters are spread out before they are transformed. Strided outputs are picked from those of stride 1.
+Mathieu, Henaff and LeCun, "Fast Training of Convolutional Networks through FFTs" (2014); overlap-save after Stockham,
+"High-speed convolution and correlation" (1966).
+
+With X and W the transforms of zero-extended image and filter planes, `Y = sum_C X conj(W)`, one matrix product of
+images by channels for every frequency. dgrad is the same on the gradient, spread out by the stride, with the filters
+rotated by 180 degrees and transposed; wgrad is `DW = sum_N X conj(DY)`, cut to the taps. Dilated filters are spread out
+before they are transformed. Strided outputs are picked from those of stride 1.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from autoconv.algorithm import PADDING_ONLY, Array, Params
 from autoconv.cpu.device import CPU
 from autoconv.cpu.numpy.common import (
     CALL_SECONDS,
-    FloorAlgorithm,
-    FloorKernel,
+    NumpyAlgorithm,
+    NumpyKernel,
     Scratch,
     Span,
     at,
@@ -42,7 +45,7 @@ LARGEST = 256 << 20  # bytes of filter spectra; layers beyond are deep, small in
 
 
 @dataclass(frozen=True)
-class Axis:
+class OverlapSaveAxis:
     """How tiles cover one axis: `count` transforms of length F, `step` positions of the output apart.
 
     A tile starts at `start + t * step` in the source, which is spread out by `up`, and its outputs depend
@@ -70,7 +73,7 @@ def _fast_length(least: int) -> int:
     return next(length for length in itertools.count(least) if pow(30, 64, length) == 0)
 
 
-def _axis(layer: ConvLayer, axis: int, tile: int) -> Axis:
+def _axis(layer: ConvLayer, axis: int, tile: int) -> OverlapSaveAxis:
     stride, span = layer.stride[axis], layer.filter_extent[axis]
     up, start = 1, -layer.padding[axis][0]
     outputs = ((layer.P, layer.Q)[axis] - 1) * stride + 1
@@ -79,9 +82,9 @@ def _axis(layer: ConvLayer, axis: int, tile: int) -> Axis:
     reach = outputs + span - 1
     whole = _fast_length(reach)
     if not 0 < tile < whole:
-        return Axis(whole, reach, outputs, 1, start, up, stride)
+        return OverlapSaveAxis(whole, reach, outputs, 1, start, up, stride)
     step = (tile - span + 1) // stride * stride
-    return Axis(tile, step + span - 1, step, -(-outputs // step) if step > 0 else 0, start, up, stride)
+    return OverlapSaveAxis(tile, step + span - 1, step, -(-outputs // step) if step > 0 else 0, start, up, stride)
 
 
 def _place(plane: Array, source: Array, steps: Span, starts: Span) -> None:
@@ -91,7 +94,7 @@ def _place(plane: Array, source: Array, steps: Span, starts: Span) -> None:
     plane[..., window(i, steps[0], starts[0]), window(j, steps[1], starts[1])] = source[..., slice(*i), slice(*j)]
 
 
-class FFTKernel(FloorKernel):
+class NumpyFFTKernel(NumpyKernel):
     """Blocks of images; all tiles and channels of a block are transformed, multiplied, transformed back."""
 
     def __init__(self, layer: ConvLayer, device: CPU, tile: int) -> None:
@@ -230,13 +233,13 @@ class FFTKernel(FloorKernel):
                 dw[row // filters, row % filters, slice(*c)] = taps
 
 
-class FFT(FloorAlgorithm):
+class NumpyFFT(NumpyAlgorithm):
     """SciPy's real transforms; `tile` is their length, 0 for one that holds the whole image."""
 
     name = "numpy.fft"
     stands_in_for = "fft"
     spreads_nonfinite = True
-    kernel = FFTKernel
+    kernel = NumpyFFTKernel
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         return ({"tile": tile} for tile in TILES)
@@ -245,21 +248,21 @@ class FFT(FloorAlgorithm):
         tile = int(params["tile"])
         reasons = []
         if tile not in TILES:
-            reasons.append(f"tile={tile}: allowed are {', '.join(map(str, TILES))}")
+            reasons.append(f"tile: expected {' or '.join(map(str, TILES))}, got {tile}")
         if layer.R == layer.S == 1:
-            reasons.append("a 1x1 filter is a product already")
+            reasons.append("filter: expected larger than 1x1, which is a matrix product already")
         if layer.sees_padding_only:
             reasons.append(PADDING_ONLY)
         rows, columns = _axis(layer, 0, tile), _axis(layer, 1, tile)
         for name, axis, span in zip(("rows", "columns"), (rows, columns), layer.filter_extent, strict=True):
             if axis.count != 1 and axis.step < tile // 2:
-                reasons.append(f"a filter that spans {span} leaves less than half of a tile of {tile} {name}")
+                reasons.append(f"filter: expected a span that leaves half of a tile of {tile} {name}, got {span}")
         if tile and rows.count == columns.count == 1:
-            reasons.append(f"the image fits into a tile of {tile}: the same as tile=0")
+            reasons.append(f"tile: expected smaller than the image, got {tile}, which is the same as 0")
         number = 2 * layer.accumulator.itemsize
         spectra = rows.F * (columns.F // 2 + 1) * layer.K * (layer.C // layer.groups) * number
         if spectra > LARGEST:
-            reasons.append(f"the filters' spectra take {spectra >> 20} MiB, more than {LARGEST >> 20}")
+            reasons.append(f"the filters' spectra: expected at most {LARGEST >> 20} MiB, got {spectra >> 20}")
         return reasons
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:

@@ -1,4 +1,6 @@
-"""Convolution as one matrix product: im2col (Chellapilla et al. 2006), whole or in blocks.
+"""Convolution as one matrix product: im2col, whole or in blocks.
+
+Chellapilla, Puri and Simard, "High Performance Convolutional Neural Networks for Document Processing" (2006).
 
 With a column of C/groups R S input pixels for every output pixel, per group, `fwd: y = W cols(x)`,
 `wgrad: dw = dy cols(x)^T`, and `dgrad: dx = col2im(W^T dy)`, col2im being the adjoint of the gather.
@@ -17,8 +19,8 @@ from autoconv.algorithm import Array, Params
 from autoconv.cpu.device import CPU
 from autoconv.cpu.numpy.common import (
     CALL_SECONDS,
-    FloorAlgorithm,
-    FloorKernel,
+    NumpyAlgorithm,
+    NumpyKernel,
     Scratch,
     Span,
     at,
@@ -45,7 +47,7 @@ def _cached_rows(layer: ConvLayer, device: Any) -> int:
     return max(1, int(device.facts["l3_bytes"]) // (8 * row))
 
 
-class GemmKernel(FloorKernel):
+class NumpyGemmKernel(NumpyKernel):
     """One product per tile: an image, all images together, or output rows whose columns stay in cache."""
 
     def __init__(self, layer: ConvLayer, device: CPU, tile: str) -> None:
@@ -188,12 +190,12 @@ def _flat(block: Array) -> Array:
     return block.transpose(1, 2, 0, 3, 4).reshape(*block.shape[1:3], -1)
 
 
-class Gemm(FloorAlgorithm):
+class NumpyGemm(NumpyAlgorithm):
     """im2col and BLAS; `tile` is what one product covers."""
 
     name = "numpy.gemm"
     exact = True
-    kernel = GemmKernel
+    kernel = NumpyGemmKernel
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         return ({"tile": tile} for tile in TILES)
@@ -201,13 +203,13 @@ class Gemm(FloorAlgorithm):
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         reasons = []
         if params["tile"] not in TILES:
-            reasons.append(f"tile={params['tile']}: allowed are {', '.join(TILES)}")
+            reasons.append(f"tile: expected {' or '.join(TILES)}, got {params['tile']}")
         if params["tile"] == "batch" and layer.N == 1:
-            reasons.append("one image is the whole batch: the same as tile=image")
+            reasons.append("tile=batch: expected several images, got one, for which it is the same as tile=image")
         if params["tile"] == "rows" and _pointwise(layer):
-            reasons.append("a 1x1 layer without stride and padding has no columns to keep in cache")
+            reasons.append("tile=rows: expected columns to gather, got a 1x1 filter without stride and padding")
         elif params["tile"] == "rows" and _cached_rows(layer, device) >= layer.P:
-            reasons.append("the columns of a whole image stay in cache: the same as tile=image")
+            reasons.append("tile=rows: expected columns of an image that exceed the cache; else it is tile=image")
         return reasons
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:

@@ -1,7 +1,10 @@
-"""Winograd's minimal filtering (Lavin & Gray 2016) in NumPy: F(m x m, r x r) for unit stride.
+"""Winograd's minimal filtering in NumPy: F(m x m, r x r) for unit stride.
 
-Per tile, `y = AT ((G w GT) * (BT x B)) A`, where the elementwise product, summed over channels, is one
-matrix product per point of the tile. dgrad is the same with the filters turned and transposed. wgrad is
+Winograd, "Arithmetic Complexity of Computations" (1980); Lavin and Gray, "Fast Algorithms for Convolutional Neural
+Networks" (2016).
+
+Per tile, `y = AT ((G w GT) * (BT x B)) A`, where the elementwise product, summed over channels, is one matrix product
+per point of the tile. dgrad is the same with the filters rotated by 180 degrees and transposed. wgrad is
 F(r x r, m x m): the gradient of y takes the filter's place, and tiles are summed before the last transform.
 """
 
@@ -19,8 +22,8 @@ from autoconv.common.winograd_math import transforms
 from autoconv.cpu.device import CPU
 from autoconv.cpu.numpy.common import (
     CALL_SECONDS,
-    FloorAlgorithm,
-    FloorKernel,
+    NumpyAlgorithm,
+    NumpyKernel,
     Scratch,
     Span,
     at,
@@ -47,7 +50,7 @@ def _sandwich(matrix: Array, tiles: Array, half: Array, out: Array) -> Array:
     return result.reshape(rows, rows, *tiles.shape[2:])
 
 
-class WinogradKernel(FloorKernel):
+class NumpyWinogradKernel(NumpyKernel):
     """Blocks of tiles small enough for the cache, all channels at once."""
 
     def __init__(self, layer: ConvLayer, device: CPU, m: int, r: int) -> None:
@@ -57,7 +60,7 @@ class WinogradKernel(FloorKernel):
         exact = transforms(r, m) if weights else transforms(m, r)
         self.AT, self.G, self.BT = exact.arrays(layer.accumulator)
         forward = layer.direction != "dgrad"
-        # Where the first tile starts in the source; the turned filter reaches back from the other side.
+        # Where the first tile starts in the source; the rotated filter reaches back from the other side.
         (top, _), (left, _) = layer.padding
         self.starts = (-top, -left) if forward else (top - r + 1, left - r + 1)
         rows, columns = (layer.P, layer.Q) if forward else (layer.H, layer.W)
@@ -77,7 +80,7 @@ class WinogradKernel(FloorKernel):
     def transform(self, w: Array, packed: Array) -> None:
         """Transform the filters: `G w GT`, as tile, tile, groups, outputs, inputs."""
         layer = self.layer
-        w = self._turned(w)
+        w = self._rotated(w)
         into = packed.view(layer.accumulator).reshape(self.tile, self.tile, *w.shape[:3])
         groups, outputs, inputs = w.shape[:3]
         most = max(1, PACK_BYTES // (self.tile**2 * layer.accumulator.itemsize * inputs))
@@ -94,8 +97,8 @@ class WinogradKernel(FloorKernel):
         else:
             self._images(a, b, out, bias, residual, scratch)
 
-    def _turned(self, w: Array) -> Array:
-        """The filters that correlate with this direction's source: for dgrad, turned and transposed."""
+    def _rotated(self, w: Array) -> Array:
+        """The filters that correlate with this direction's source: for dgrad, rotated by 180 degrees and transposed."""
         return w if self.layer.direction == "fwd" else w.swapaxes(1, 2)[..., ::-1, ::-1]
 
     def _blocks(self) -> Iterator[tuple[Span, Span]]:
@@ -168,13 +171,14 @@ class WinogradKernel(FloorKernel):
         dw[...] = filters.transpose(2, 3, 4, 0, 1)
 
 
-class Winograd(FloorAlgorithm):
+class NumpyWinograd(NumpyAlgorithm):
     """F(m x m, r x r) on BLAS."""
 
     name = "numpy.winograd"
+    dilated = False
     stands_in_for = "winograd"
     spreads_nonfinite = True
-    kernel = WinogradKernel
+    kernel = NumpyWinogradKernel
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         return ({"m": m, "r": r} for m, r in CAPS)
@@ -183,13 +187,11 @@ class Winograd(FloorAlgorithm):
         m, r = params["m"], params["r"]
         reasons = []
         if (m, r) not in CAPS:
-            reasons.append(f"F({m}, {r}): there are {', '.join(f'F{pair}' for pair in CAPS)}")
+            reasons.append(f"m, r: expected {' or '.join(f'{m}, {r}' for m, r in CAPS)}, got {m}, {r}")
         if (r, r) != (layer.R, layer.S):
-            reasons.append(f"the filter is {layer.R}x{layer.S}, not {r}x{r}")
+            reasons.append(f"filter: expected {r}x{r}, got {layer.R}x{layer.S}")
         if layer.stride != (1, 1):
-            reasons.append(f"stride {layer.stride[0]}x{layer.stride[1]}: tiles overlap for stride 1 only")
-        if layer.dilation != (1, 1):
-            reasons.append(f"dilation {layer.dilation[0]}x{layer.dilation[1]}: a tile's taps must be neighbours")
+            reasons.append(f"stride: expected 1x1, got {layer.stride[0]}x{layer.stride[1]}")
         return reasons
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:

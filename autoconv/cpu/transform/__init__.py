@@ -1,1 +1,1 @@
-"""What Winograd and Fourier convolution share: tiles, and transforms of input, filters and output around a product."""
+"""What Winograd and Fourier convolution share: tiles of a correlation, and the pipeline around their product."""

@@ -1,121 +1,125 @@
-"""The geometry of a Winograd convolution: tiles, grids, phases, and where everything lies in memory.
+"""The geometry of a correlation in tiles: unit-stride sums, chunks of tiles, and where everything lies in memory.
 
-Minimal filtering F(m, r) wants neighbouring taps and unit stride. Along an axis where output i sees input
-`step*i + gap*t + first` through tap t, every problem falls into such pieces: outputs are dealt out to `grids`
-(a dilated filter sees each on its own), taps to `phases` (of a strided filter), and between a grid and a
-phase both walk the input in steps of `period = lcm(step, gap)`. Where the taps of a phase are too many for a
-tile, they are cut into `blocks` of neighbours. Phases and blocks, together `parts`, are summed like channels,
-before the inverse transform.
+Transforms of tiles want neighbouring taps and unit stride. Along an axis where output i sees input
+`stride*i + dilation*t + offset` through tap t, every problem falls into such sums, with
+`period = lcm(stride, dilation)` (polyphase decomposition: Vaidyanathan, "Multirate Digital Filters, Filter Banks,
+Polyphase Networks, and Applications", 1990):
+
+- outputs fall into `residues`, classes of equal residue modulo `period / stride`: a dilated filter sees each class of
+  them on its own;
+- taps fall into `components`, the polyphase components of the filter, of equal residue modulo `period / dilation`: a
+  strided layer has several;
+- between a class and a component both walk the input in steps of `period`;
+- a component with too many taps for a tile is cut into `blocks` of neighbours.
+
+The blocks of all components, together the `subfilters`, are summed like channels, before the inverse transform.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from fractions import Fraction
 
-from autoconv.common.winograd_math import Transforms, transforms
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
-from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
+from autoconv.layer import ConvLayer
 
-# Points by size of tile. In pairs of sign, so that transforms share half their work; of those, the ones with
-# the smallest measured float32 errors whose products are short binary fractions.
-_POINTS = {
-    1: "",
-    2: "0",
-    3: "1 -1",
-    4: "0 1 -1",
-    5: "1/2 -1/2 5/4 -5/4",
-    6: "0 3/4 -3/4 3/2 -3/2",
-    7: "1/4 -1/4 1 -1 2 -2",
-    8: "0 1/2 -1/2 1 -1 2 -2",
-    9: "1/4 -1/4 5/8 -5/8 5/4 -5/4 2 -2",
-}
-LARGEST_TILE = max(_POINTS)
-# Pixels by vectors of the product's register tile, when filters fill one vector and when they fill two.
-_REGISTER_TILES = {"avx512": {1: 28, 2: 14}, "avx2": {1: 12, 2: 6}, "generic": {1: 12, 2: 6}}
-
-
-@functools.cache
-def minimal(m: int, r: int) -> Transforms:
-    """The transforms of F(m, r) on this engine's points."""
-    return transforms(m, r, tuple(map(Fraction, _POINTS[m + r - 1].split())))
+HEADER = 64  # bytes of the workspace in front: two words for what of a run is being computed
+LARGEST_PERIOD = 8  # input pixels between neighbours: more would be loads without end
 
 
 @dataclass(frozen=True)
-class Side:
+class TiledAxis:
     """One axis of a correlation in tiles of m outputs."""
 
     axis: CorrelationAxis
     m: int
 
     @functools.cached_property
-    def gap(self) -> int:
+    def dilation(self) -> int:
         """Inputs between taps; a single tap is as good as a neighbour."""
         return self.axis.dilation if len(self.axis.taps) > 1 else self.axis.stride
 
     @functools.cached_property
     def period(self) -> int:
-        """Inputs between the neighbours of a piece."""
-        return math.lcm(self.axis.stride, self.gap)
+        """Inputs between the neighbours of an output residue class, and of a polyphase component."""
+        return math.lcm(self.axis.stride, self.dilation)
 
     @functools.cached_property
-    def grids(self) -> int:
-        """Into how many pieces outputs fall."""
+    def residues(self) -> int:
+        """Output residue classes."""
         return self.period // self.axis.stride
 
     @functools.cached_property
-    def phases(self) -> int:
-        """Into how many pieces taps fall."""
-        return self.period // self.gap
+    def components(self) -> int:
+        """Polyphase components of the filter."""
+        return self.period // self.dilation
 
     @functools.cached_property
     def blocks(self) -> int:
-        """Into how many blocks the taps of a phase are cut."""
-        return -(-len(self.axis.taps) // (self.phases * max(LARGEST_TILE + 1 - self.m, 1)))
+        """Into how many blocks the taps of a component are cut."""
+        return 1
 
     @functools.cached_property
-    def parts(self) -> int:
-        """Blocks of all phases; part number `block * phases + phase`."""
-        return self.phases * self.blocks
+    def subfilters(self) -> int:
+        """Blocks of all components; number `block * components + component`."""
+        return self.components * self.blocks
 
     @functools.cached_property
     def r(self) -> int:
-        """Taps of a part, the shorter ones filled up with zeros."""
-        return -(-len(self.axis.taps) // self.parts)
+        """Taps of a subfilter, the shorter ones filled up with zeros."""
+        return -(-len(self.axis.taps) // self.subfilters)
 
     @functools.cached_property
     def tile(self) -> int:
-        """Inputs of a tile, and its points."""
+        """Inputs of a tile."""
         return self.m + self.r - 1
 
     @functools.cached_property
     def count(self) -> int:
-        """Outputs of the first grid; others may have one less."""
-        return -(-self.axis.count // self.grids)
+        """Outputs of the first residue class; others may have one less."""
+        return -(-self.axis.count // self.residues)
 
     @functools.cached_property
     def tiles(self) -> int:
-        """Tiles of a grid."""
+        """Tiles of a residue class."""
         return -(-self.count // self.m)
 
     @functools.cached_property
     def span(self) -> int:
-        """Inputs under the tiles of a grid."""
+        """Inputs under the tiles of a residue class."""
         return self.tiles * self.m + self.r - 1
 
-    @functools.cached_property
-    def transforms(self) -> Transforms:
-        """Of F(m, r)."""
-        return minimal(self.m, self.r)
+
+def unfit(layer: ConvLayer, most: int) -> list[str]:
+    """Every reason against transforms of tiles of a layer's fwd or dgrad, whatever the tiles.
+
+    It may fall into `most` correlations, for the sake of compile time: each has kernels of its own.
+    """
+    stride = "x".join(map(str, layer.stride))
+    number = math.prod(map(min, layer.stride, (layer.H, layer.W))) if layer.direction == "dgrad" else 1
+    if number > most:
+        return [f"stride {stride}: expected at most {most} correlations, got {number}"]
+    axes = [axis for c in correlations(layer) for axis in (c.rows, c.columns)]
+    if not all(axis.taps for axis in axes):
+        return [f"stride {stride}: expected taps that see every input, got a {layer.R}x{layer.S} filter"]
+    tiled, reasons = [TiledAxis(axis, 1) for axis in axes], []
+    if all(axis.r == 1 for axis in tiled):
+        reasons.append(
+            f"filter: expected neighbouring taps in a polyphase component, got {layer.R}x{layer.S}, stride {stride}"
+        )
+    if (period := max(axis.period for axis in tiled)) > LARGEST_PERIOD:
+        reasons.append(f"neighbouring taps: expected at most {LARGEST_PERIOD} inputs apart, got {period}")
+    return reasons
 
 
-@functools.lru_cache(1024)
-def side_of(axis: CorrelationAxis, m: int) -> Side:
-    """An axis in tiles of m outputs, or of one where a single tap leaves nothing to save."""
-    side = Side(axis, m)
-    return side if side.r > 1 else Side(axis, 1)
+def split_evenly(total: int, most: int) -> list[tuple[int, int]]:
+    """A number as few nearly equal parts of at most `most`: pairs of how many, and how large."""
+    parts = -(-total // most)
+    small, larger = divmod(total, parts)
+    return [(n, size) for n, size in ((larger, small + 1), (parts - larger, small)) if n]
 
 
 def _odd(vectors: int) -> int:
@@ -124,12 +128,12 @@ def _odd(vectors: int) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Tiling(ABC):
     """One correlation cut into tiles, chunks of tiles and blocks of channels.
 
-    A chunk is `chunk` rows of tiles; all tiles of a chunk are multiplied in one go. `share` chunks are
-    transformed together by all threads; 0 leaves each thread to its own chunk. Memory is counted in
-    elements of the type computed with.
+    A chunk is `chunk_rows` rows of tiles, if there are as many; all tiles of a chunk are multiplied in one go. `coop`
+    chunks are a cooperative batch, transformed together by all threads; 0 leaves each thread to its own chunk. Memory
+    is counted in elements of the type computed with.
     """
 
     correlation: Correlation
@@ -137,7 +141,41 @@ class Plan:
     itemsize: int
     m: tuple[int, int]
     chunk_rows: int
-    share: int
+    coop: int
+
+    # What a family decides.
+
+    @property
+    @abstractmethod
+    def rows(self) -> TiledAxis:
+        """The vertical axis."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> TiledAxis:
+        """The horizontal axis."""
+
+    @property
+    @abstractmethod
+    def points(self) -> int:
+        """Numbers of a transformed tile."""
+
+    @property
+    @abstractmethod
+    def vectors(self) -> int:
+        """Vectors of filters of the product's register tile."""
+
+    @property
+    @abstractmethod
+    def most_tiles(self) -> int:
+        """Most tiles of the product's register tile."""
+
+    @property
+    def filter_axes(self) -> tuple[TiledAxis, TiledAxis]:
+        """Both axes as they cut the filters."""
+        return self.rows, self.columns
+
+    # Channels.
 
     @functools.cached_property
     def lanes(self) -> int:
@@ -145,57 +183,35 @@ class Plan:
         return VECTOR_BYTES[self.instruction_set] // self.itemsize
 
     @functools.cached_property
-    def rows(self) -> Side:
-        """The vertical axis."""
-        return side_of(self.correlation.rows, self.m[0])
-
-    @functools.cached_property
-    def columns(self) -> Side:
-        """The horizontal axis."""
-        return side_of(self.correlation.columns, self.m[1])
-
-    # Channels.
-
-    @functools.cached_property
-    def vectors(self) -> int:
-        """Vectors of filters multiplied together."""
-        return min(2, -(-self.correlation.K // self.lanes))
-
-    @functools.cached_property
-    def KB(self) -> int:
-        """Filters multiplied together."""
+    def TK(self) -> int:
+        """Filters of the product's register tile."""
         return self.vectors * self.lanes
 
     @functools.cached_property
     def k_blocks(self) -> int:
-        """Blocks of filters of a group."""
-        return -(-self.correlation.K // self.KB)
+        """Blocks of TK filters of a group."""
+        return -(-self.correlation.K // self.TK)
 
     @functools.cached_property
-    def pixels(self) -> int:
-        """Most tiles of a register tile."""
-        return _REGISTER_TILES[self.instruction_set][self.vectors]
-
-    @functools.cached_property
-    def parts(self) -> int:
-        """Parts of both axes."""
-        return self.rows.parts * self.columns.parts
+    def subfilters(self) -> int:
+        """Subfilters of both axes."""
+        return self.rows.subfilters * self.columns.subfilters
 
     @functools.cached_property
     def mixed(self) -> bool:
-        """Whether the channels of several parts share a vector, being few."""
-        return self.parts > 1 and self.correlation.C // self.lanes == 0
+        """Whether the channels of several subfilters share a vector, being few."""
+        return self.subfilters > 1 and self.correlation.C // self.lanes == 0
 
     @functools.cached_property
-    def part_depth(self) -> int:
-        """Channels of a part, filled up to vectors where parts do not share them."""
+    def subfilter_depth(self) -> int:
+        """Channels of a subfilter, filled up to vectors where subfilters do not share them."""
         C = self.correlation.C
-        return C if self.mixed or self.parts == 1 else -(-C // self.lanes) * self.lanes
+        return C if self.mixed or self.subfilters == 1 else -(-C // self.lanes) * self.lanes
 
     @functools.cached_property
     def depth(self) -> int:
-        """Terms of the sum over channels and parts."""
-        return self.parts * self.part_depth
+        """Terms of the sum over channels and subfilters."""
+        return self.subfilters * self.subfilter_depth
 
     @functools.cached_property
     def c_blocks(self) -> int:
@@ -205,14 +221,9 @@ class Plan:
     # Tiles.
 
     @functools.cached_property
-    def points(self) -> int:
-        """Points of a tile."""
-        return self.rows.tile * self.columns.tile
-
-    @functools.cached_property
     def tile_rows(self) -> int:
-        """Rows of tiles, of all grids and images."""
-        return self.rows.grids * self.columns.grids * self.correlation.N * self.rows.tiles
+        """Rows of tiles, of all residue classes and images."""
+        return self.rows.residues * self.columns.residues * self.correlation.N * self.rows.tiles
 
     @functools.cached_property
     def chunk(self) -> int:
@@ -277,7 +288,7 @@ class Plan:
     @functools.cached_property
     def u_size(self) -> int:
         """The transformed filters of one block of one group."""
-        return self.points * self.depth * self.KB
+        return self.points * self.depth * self.TK
 
     @functools.cached_property
     def packed_size(self) -> int:
@@ -286,14 +297,14 @@ class Plan:
 
     @functools.cached_property
     def shared_size(self) -> int:
-        """What threads share."""
-        return min(self.share, self.chunks) * self.v_size
+        """What threads share: the transformed input of a cooperative batch."""
+        return min(self.coop, self.chunks) * self.v_size
 
     @functools.cached_property
     def thread_size(self) -> int:
         """What each thread has to itself."""
-        return self.scratch_size + (0 if self.share else self.v_size)
+        return self.scratch_size + (0 if self.coop else self.v_size)
 
     def workspace_bytes(self, threads: int) -> int:
-        """Scratch memory of a run, with a word for the number of the group of chunks in front."""
-        return 64 + self.itemsize * (self.shared_size + threads * self.thread_size)
+        """Scratch memory of a run."""
+        return HEADER + self.itemsize * (self.shared_size + threads * self.thread_size)

@@ -1,96 +1,97 @@
-"""The input's side of Winograd: channels laid out in lanes, zeros for padding, and `BT x B` of every tile."""
+"""The input's side of the pipeline: channels laid out in lanes, zeros for padding, and every tile transformed."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, i1, i64, ptr, vec, widened
+from autoconv.cpu.codegen.ir import Function, Value, i1, i64, ptr, vec
 from autoconv.cpu.common.lanes import every_nth, within
-from autoconv.cpu.transform.geometry import Plan, Side
-from autoconv.cpu.transform.matrix import linear
-from autoconv.layer import ConvLayer
+from autoconv.cpu.transform.geometry import TiledAxis
+from autoconv.cpu.transform.stage import Stage, T
 
 
-class InputWriter:
+class InputStage(Stage[T], ABC):
     """Writes what transforms the input of one correlation."""
 
-    def __init__(self, m: Module, layer: ConvLayer, plan: Plan, number: int) -> None:
-        self.m, self.plan, self.number = m, plan, number
-        self.stored = DTYPES[layer.dtype]
-        self.real = widened(self.stored)
-        self.channels_last = layer.layout == "NHWC"
+    @abstractmethod
+    def transform_columns(self) -> Function:
+        """`(raw, half)`: every column of a row of tiles transformed."""
 
-    def function(self, name: str, *types: Type) -> Function:
-        """An internal function of this correlation."""
-        return self.m.function(f"{name}{self.number}", *types, internal=True)
+    @abstractmethod
+    def transform_rows(self) -> Function:
+        """`(half, v)`: every row of every tile transformed, to where the product wants its points."""
 
-    def write_input(self) -> Function:
+    def emit(self) -> Function:
         """`input(x, v, buffer, first, rows, group, block)`: a vector of channels of some rows of tiles, transformed."""
-        plan, real = self.plan, ptr(self.real)
+        tiling, real = self.tiling, ptr(self.real)
         gather = self._gather()
-        transform_columns = self._transform_columns() if plan.rows.tile > 1 else None
-        transform_rows = self._transform_rows()
+        transform_columns = self.transform_columns() if tiling.rows.tile > 1 else None
+        transform_rows = self.transform_rows()
         k = self.function("input", ptr(self.stored), real, real, i64, i64, i64, i64)
         x, v, raw, first, rows, group, block = k.args
-        side, lanes = plan.rows, plan.lanes
-        half = raw + plan.raw_size
-        v = v + block * (plan.chunk_tiles * lanes)
+        vertical, lanes = tiling.rows, tiling.lanes
+        half = raw + tiling.raw_size
+        v = v + block * (tiling.chunk_tiles * lanes)
         done = k.var(k.i64(0))
         with k.forever() as leave_if:
             leave_if(done.get() >= rows)
-            image, row = (first + done.get()) // side.tiles, (first + done.get()) % side.tiles
-            segment = k.min(rows - done.get(), side.tiles - row)
-            k.call(gather, x, raw, image, group, block, row * side.m, segment * side.m + (side.r - 1))
+            image, row = (first + done.get()) // vertical.tiles, (first + done.get()) % vertical.tiles
+            segment = k.min(rows - done.get(), vertical.tiles - row)
+            top, height = row * vertical.m, segment * vertical.m + (vertical.r - 1)
+            k.call(gather, x, raw, image, group, block, top, height)
             with k.loop(0, segment) as t:
-                source = raw + t * (side.m * plan.pitch * lanes)
+                source = raw + t * (vertical.m * tiling.pitch * lanes)
                 if transform_columns is not None:
                     k.call(transform_columns, source, half)
                     source = half
-                k.call(transform_rows, source, v + (done.get() + t) * (plan.columns.tiles * lanes))
+                k.call(transform_rows, source, v + (done.get() + t) * (tiling.columns.tiles * lanes))
             done.add(segment)
         return k
 
     def _gather(self) -> Function:
         """Rows of input with channels in lanes and zeros for padding."""
-        plan, c = self.plan, self.plan.correlation
+        tiling, c = self.tiling, self.tiling.correlation
         k = self.function("gather", ptr(self.stored), ptr(self.real), i64, i64, i64, i64, i64)
         x, raw, image, group, block, top, count = k.args
-        grid, n = image // c.N, image % c.N
+        residue, n = image // c.N, image % c.N
         x = x + (n * c.input.image + group * c.input.group)
-        grids = grid // plan.columns.grids, grid % plan.columns.grids
+        residues = residue // tiling.columns.residues, residue % tiling.columns.residues
         with k.loop(0, count) as i:
-            target = raw + i * (plan.pitch * plan.lanes)
-            if plan.mixed:
-                for number in range(plan.c_blocks):
+            target = raw + i * (tiling.pitch * tiling.lanes)
+            if tiling.mixed:
+                for number in range(tiling.c_blocks):
                     with k.if_(block.eq(number)):
-                        self._gather_mixed(k, x, target, number, top + i, grids)
+                        self._gather_mixed(k, x, target, number, top + i, residues)
             else:
-                self._gather_plain(k, x, target, block, top + i, grids)
+                self._gather_plain(k, x, target, block, top + i, residues)
         return k
 
     def _gather_plain(
-        self, k: Function, x: Value, target: Value, block: Value, row: Value, grids: tuple[Value, Value]
+        self, k: Function, x: Value, target: Value, block: Value, row: Value, residues: tuple[Value, Value]
     ) -> None:
-        """A row of channels that all belong to one part."""
-        plan, c, lanes = self.plan, self.plan.correlation, self.plan.lanes
+        """A row of channels that all belong to one subfilter."""
+        tiling, c, lanes = self.tiling, self.tiling.correlation, self.tiling.lanes
         blocks = -(-c.C // lanes)
-        part, channels = block // blocks, block % blocks
-        parts = part // plan.columns.parts, part % plan.columns.parts
-        h, place = (_place(k, s, g, p) for s, g, p in zip((plan.rows, plan.columns), grids, parts, strict=True))
-        h = row * plan.rows.period + h
-        limit = k.select((h >= 0) & (h < plan.rows.axis.size), k.i64(plan.columns.axis.size), k.i64(0))
+        subfilter, channels = block // blocks, block % blocks
+        subfilters = subfilter // tiling.columns.subfilters, subfilter % tiling.columns.subfilters
+        h, place = (
+            _place(k, *which) for which in zip((tiling.rows, tiling.columns), residues, subfilters, strict=True)
+        )
+        h = row * tiling.rows.period + h
+        limit = k.select((h >= 0) & (h < tiling.rows.axis.size), k.i64(tiling.columns.axis.size), k.i64(0))
         source = x + (h * c.input.row + channels * (lanes * c.input.channel))
         live = k.min(c.C - channels * lanes, lanes)
         if self.channels_last:
-            with k.loop(0, plan.columns.span) as j:
-                w = j * plan.columns.period + place
+            with k.loop(0, tiling.columns.span) as j:
+                w = j * tiling.columns.period + place
                 inside = (w >= 0) & (w < limit)
                 mask = k.mask(k.select(inside, live, k.i64(0)), lanes)
                 k.store(k.load(source + w * c.input.column, lanes, mask=mask), target + j * lanes)
             return
-        with k.loop(0, plan.pitch, lanes) as j:
-            w = j * plan.columns.period + place
-            masks = [within(k, w + q * lanes, lanes, limit) for q in range(plan.columns.period)]
+        with k.loop(0, tiling.pitch, lanes) as j:
+            w = j * tiling.columns.period + place
+            masks = [within(k, w + q * lanes, lanes, limit) for q in range(tiling.columns.period)]
             here, there = k.launder(source + w), k.launder(target + j * lanes)
 
             def load(lane: int) -> Value:
@@ -110,79 +111,55 @@ class InputWriter:
 
     def _columns(self, k: Function, source: Value, masks: Sequence[Value]) -> Value:
         """As many columns as lanes, as far apart as there are masks."""
-        lanes = self.plan.lanes
+        lanes = self.tiling.lanes
         vectors = [k.load(source + q * lanes, lanes, mask=mask) for q, mask in enumerate(masks)]
         return every_nth(k, vectors, lanes)
 
     def _gather_mixed(
-        self, k: Function, x: Value, target: Value, number: int, row: Value, grids: tuple[Value, Value]
+        self, k: Function, x: Value, target: Value, number: int, row: Value, residues: tuple[Value, Value]
     ) -> None:
-        """A row of the channels of several parts, in the order of parts."""
-        plan, c, lanes = self.plan, self.plan.correlation, self.plan.lanes
-        numbers = range(number * lanes, min((number + 1) * lanes, plan.depth))
-        parts = {d // c.C: divmod(d // c.C, plan.columns.parts) for d in numbers}
+        """A row of the channels of several subfilters, in their order."""
+        tiling, c, lanes = self.tiling, self.tiling.correlation, self.tiling.lanes
+        numbers = range(number * lanes, min((number + 1) * lanes, tiling.depth))
+        subfilters = {d // c.C: divmod(d // c.C, tiling.columns.subfilters) for d in numbers}
         rows, limits, places = {}, {}, {}
-        for part, (r, s) in parts.items():
-            h = row * plan.rows.period + _place(k, plan.rows, grids[0], r)
-            rows[part] = x + h * c.input.row
-            inside = (h >= 0) & (h < plan.rows.axis.size)
-            limits[part] = k.select(inside, k.i64(plan.columns.axis.size), k.i64(0))
-            places[part] = _place(k, plan.columns, grids[1], s)
+        for subfilter, (r, s) in subfilters.items():
+            h = row * tiling.rows.period + _place(k, tiling.rows, residues[0], r)
+            rows[subfilter] = x + h * c.input.row
+            inside = (h >= 0) & (h < tiling.rows.axis.size)
+            limits[subfilter] = k.select(inside, k.i64(tiling.columns.axis.size), k.i64(0))
+            places[subfilter] = _place(k, tiling.columns, residues[1], s)
         if self.channels_last:
-            with k.loop(0, plan.columns.span) as j:
+            with k.loop(0, tiling.columns.span) as j:
                 total = k.zero(self.real, lanes)
-                for part in parts:
-                    first = part * c.C - number * lanes  # lane of the part's first channel
+                for subfilter in subfilters:
+                    first = subfilter * c.C - number * lanes  # lane of the subfilter's first channel
                     some = k.mask(min(first + c.C, lanes), lanes, max(first, 0))
                     some = k.const(vec(i1, lanes), 1) if some is None else some
-                    w = j * plan.columns.period + places[part]
-                    inside = (w >= 0) & (w < limits[part])
+                    w = j * tiling.columns.period + places[subfilter]
+                    inside = (w >= 0) & (w < limits[subfilter])
                     mask = k.select(inside, some, k.const(some.type, 0))
-                    total = total + k.load(rows[part] + (w * c.input.column - first), lanes, mask=mask)
+                    total = total + k.load(rows[subfilter] + (w * c.input.column - first), lanes, mask=mask)
                 k.store(total, target + j * lanes)
             return
-        with k.loop(0, plan.pitch, lanes) as j:
-            starts = {part: j * plan.columns.period + places[part] for part in parts}
+        with k.loop(0, tiling.pitch, lanes) as j:
+            starts = {n: j * tiling.columns.period + places[n] for n in subfilters}
             masks = {
-                part: [within(k, starts[part] + q * lanes, lanes, limits[part]) for q in range(plan.columns.period)]
-                for part in parts
+                n: [within(k, starts[n] + q * lanes, lanes, limits[n]) for q in range(tiling.columns.period)]
+                for n in subfilters
             }
             values = [k.zero(self.real, lanes)] * lanes
-            here, there = {part: k.launder(rows[part] + starts[part]) for part in parts}, k.launder(target + j * lanes)
+            here = {n: k.launder(rows[n] + starts[n]) for n in subfilters}
+            there = k.launder(target + j * lanes)
             for lane, d in enumerate(numbers):
-                part, channel = divmod(d, c.C)
-                values[lane] = self._columns(k, here[part] + channel * c.input.channel, masks[part])
+                subfilter, channel = divmod(d, c.C)
+                values[lane] = self._columns(k, here[subfilter] + channel * c.input.channel, masks[subfilter])
             for lane, v in enumerate(k.transpose(values)):
                 k.store(v, there + lane * lanes)
 
-    def _transform_columns(self) -> Function:
-        """`BT` along every column of a row of tiles."""
-        plan, side, lanes = self.plan, self.plan.rows, self.plan.lanes
-        k = self.function("transform_columns", ptr(self.real), ptr(self.real))
-        raw, half = k.args
-        row = plan.pitch * lanes
-        with k.loop(0, plan.columns.span) as j:
-            xs = [k.load(raw + (j * lanes + i * row), lanes) for i in range(side.tile)]
-            for i, v in enumerate(linear(k, side.transforms.BT, xs)):
-                k.store(v, half + (j * lanes + i * row))
-        return k
 
-    def _transform_rows(self) -> Function:
-        """`B` along every row of every tile, to where the product wants its points."""
-        plan, side, lanes = self.plan, self.plan.columns, self.plan.lanes
-        k = self.function("transform_rows", ptr(self.real), ptr(self.real))
-        half, v = k.args
-        with k.loop(0, side.tiles) as t, k.loop(0, plan.rows.tile) as i:
-            source = half + (i * plan.pitch + t * side.m) * lanes
-            target = v + (i * (side.tile * plan.v_stride) + t * lanes)
-            xs = [k.load(source + j * lanes, lanes) for j in range(side.tile)]
-            values = linear(k, side.transforms.BT, xs) if side.tile > 1 else xs
-            for j, value in enumerate(values):
-                k.store(value, target + j * plan.v_stride)
-        return k
-
-
-def _place(k: Function, side: Side, grid: Value, part: Value | int) -> Value:
-    """The first input of a grid and a part."""
-    block, phase = k.i64(part) // side.phases, k.i64(part) % side.phases
-    return grid * side.axis.stride + block * (side.r * side.period) + phase * side.gap + side.axis.offset
+def _place(k: Function, tiled: TiledAxis, residue: Value, subfilter: Value | int) -> Value:
+    """The first input of a residue class and a subfilter."""
+    block, component = k.i64(subfilter) // tiled.components, k.i64(subfilter) % tiled.components
+    first = residue * tiled.axis.stride + block * (tiled.r * tiled.period)
+    return first + component * tiled.dilation + tiled.axis.offset

@@ -1,52 +1,135 @@
-"""What Winograd's algorithms choose their tiles by: the sizes worth trying, the layers refused, the errors allowed."""
+"""The geometry of a Winograd convolution: points, tiles, the sizes of tiles worth trying, the errors allowed.
+
+Minimal filtering F(m, r) takes filters of r neighbouring taps. Strides, dilation and filters too large for a tile
+become sums of such as `transform.geometry` says: Huang et al., "DWM: A Decomposable Winograd Method for Convolution
+Acceleration" (2020), for large filters and strides; Yepez and Ko, "Stride 2 1-D, 2-D, and 3-D Winograd for
+Convolutional Neural Networks" (2020), for stride 2. Here subfilters are summed before the inverse transform, so that
+there is one for all.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 
+from autoconv.common.winograd_math import Transforms, transforms
 from autoconv.cpu.common.correlation import CorrelationAxis
-from autoconv.cpu.transform.geometry import LARGEST_TILE, Plan, Side
+from autoconv.cpu.transform.geometry import TiledAxis, Tiling
 from autoconv.layer import ConvLayer
 
-MOST = 3  # sizes of tiles among a layer's candidates, ...
+# Points by size of tile. In pairs of sign, so that transforms share half their work; of those, the ones with the
+# smallest measured float32 errors whose products are short binary fractions. (On the choice of points: Barabasz,
+# Anderson, Soodhalter and Gregg, "Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural
+# Networks", 2020.)
+_POINTS = {
+    1: "",
+    2: "0",
+    3: "1 -1",
+    4: "0 1 -1",
+    5: "1/2 -1/2 5/4 -5/4",
+    6: "0 3/4 -3/4 3/2 -3/2",
+    7: "1/4 -1/4 1 -1 2 -2",
+    8: "0 1/2 -1/2 1 -1 2 -2",
+    9: "1/4 -1/4 5/8 -5/8 5/4 -5/4 2 -2",
+}
+LARGEST_TILE = max(_POINTS)
+# Tiles by vectors of the product's register tile, when filters fill one vector and when they fill two.
+_REGISTER_TILES = {"avx512": {1: 28, 2: 14}, "avx2": {1: 12, 2: 6}, "generic": {1: 12, 2: 6}}
+MOST_SIZES = 3  # sizes of tiles among a layer's candidates, ...
 SMALL = 10**7  # ... unless it has so few operations that one will do
 FEWEST_TAPS = 4  # of a block, among the candidates
-MOST_GATHERS = 16  # vectors of channels that several parts share: each has code of its own
-LARGEST_STEP = 8  # input pixels between neighbours of a piece: more would be loads without end
+MOST_GATHERS = 16  # vectors of channels that several subfilters share: each has code of its own
+
+
+@functools.cache
+def minimal(m: int, r: int) -> Transforms:
+    """The transforms of F(m, r) on these points."""
+    return transforms(m, r, tuple(map(Fraction, _POINTS[m + r - 1].split())))
+
+
+@dataclass(frozen=True)
+class WinogradAxis(TiledAxis):
+    """One axis of a correlation in tiles of m outputs, its filters decomposed where they are too large."""
+
+    @functools.cached_property
+    def blocks(self) -> int:
+        return -(-len(self.axis.taps) // (self.components * max(LARGEST_TILE + 1 - self.m, 1)))
+
+    @functools.cached_property
+    def transforms(self) -> Transforms:
+        """Of F(m, r)."""
+        return minimal(self.m, self.r)
+
+
+@functools.lru_cache(1024)
+def winograd_axis(axis: CorrelationAxis, m: int) -> WinogradAxis:
+    """An axis in tiles of m outputs, or of one where a single tap leaves nothing to save."""
+    tiled = WinogradAxis(axis, m)
+    return tiled if tiled.r > 1 else WinogradAxis(axis, 1)
+
+
+@dataclass(frozen=True)
+class WinogradTiling(Tiling):
+    """One correlation cut into tiles of m x m outputs."""
+
+    @functools.cached_property
+    def rows(self) -> WinogradAxis:
+        return winograd_axis(self.correlation.rows, self.m[0])
+
+    @functools.cached_property
+    def columns(self) -> WinogradAxis:
+        return winograd_axis(self.correlation.columns, self.m[1])
+
+    @functools.cached_property
+    def points(self) -> int:
+        return self.rows.tile * self.columns.tile
+
+    @functools.cached_property
+    def vectors(self) -> int:
+        return min(2, -(-self.correlation.K // self.lanes))
+
+    @functools.cached_property
+    def most_tiles(self) -> int:
+        return _REGISTER_TILES[self.instruction_set][self.vectors]
 
 
 def most_sizes(layer: ConvLayer) -> int:
     """How many sizes of tiles are among a layer's candidates."""
-    return MOST if layer.flops > SMALL else 1
+    return MOST_SIZES if layer.flops > SMALL else 1
 
 
 def sizes(axis: CorrelationAxis) -> range:
     """Sizes of tiles worth trying along an axis: blocks of few taps save little."""
-    taps = -(-len(axis.taps) // Side(axis, 1).phases)
+    taps = -(-len(axis.taps) // TiledAxis(axis, 1).components)
     return range(2, LARGEST_TILE + 2 - min(taps, FEWEST_TAPS)) if taps > 1 else range(1, 2)
 
 
-def refusals(layer: ConvLayer, m: tuple[int, int], cuts: Sequence[Plan]) -> list[str]:
-    """Reasons against a layer's correlations in tiles of m outputs, in whatever direction."""
+def single_channels(layer: ConvLayer) -> list[str]:
+    """The reason against a layer whose groups have a single channel: transforms would serve a single product each."""
+    C, K = layer.C // layer.groups, layer.K // layer.groups
+    return [f"channels of a group: expected at least 2 of input and output, got {C} and {K}"] if min(C, K) < 2 else []
+
+
+def refusals_of(m: tuple[int, int], tilings: Sequence[Tiling]) -> list[str]:
+    """Every reason against correlations in tiles of m outputs, in whatever direction."""
     reasons = []
-    sides = [side for plan in cuts for side in (plan.rows, plan.columns)]
-    if all(side.r == 1 for side in sides):
-        reasons.append(f"the filter is {layer.R}x{layer.S}: no neighbouring taps in any phase of its stride")
     if (largest := max(m)) >= LARGEST_TILE:
-        reasons.append(f"m={largest}: at most {LARGEST_TILE} points on a side keep the error small, more than outputs")
-    if (gathers := max([plan.c_blocks for plan in cuts if plan.mixed], default=0)) > MOST_GATHERS:
-        reasons.append(f"few channels in many parts of the filter: {gathers} vectors of them, more than {MOST_GATHERS}")
-    if (period := max(side.period for side in sides)) > LARGEST_STEP:
-        reasons.append(f"its pieces are {period} pixels apart, more than {LARGEST_STEP}")
+        reasons.append(f"m: expected less than {LARGEST_TILE}, the most points that keep errors small, got {largest}")
+    if (gathers := max([tiling.c_blocks for tiling in tilings if tiling.mixed], default=0)) > MOST_GATHERS:
+        reasons.append(
+            f"vectors of channels that several subfilters share: expected at most {MOST_GATHERS}, got {gathers}"
+        )
     return reasons
 
 
-def cap(sides: Iterable[Side]) -> float:
+def cap(axes: Iterable[TiledAxis]) -> float:
     """Largest float32 error, some times what was measured on random tiles of two channels and more."""
-    return max(map(_cap, sides))
+    return max(map(_cap, axes))
 
 
-def _cap(side: Side) -> float:
-    if side.tile <= 6:
+def _cap(tiled: TiledAxis) -> float:
+    if tiled.tile <= 6:
         return 4e-6
-    return 1e-5 if side.tile == 7 or (side.tile == 8 and side.m <= 4) else 3e-5
+    return 1e-5 if tiled.tile == 7 or (tiled.tile == 8 and tiled.m <= 4) else 3e-5

@@ -1,4 +1,4 @@
-"""Matrix-vector products with small exact matrices as code; and how tiles are shared out."""
+"""Matrix-vector products with small exact matrices as code."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _pairs(rows: Sequence[Row]) -> list[tuple[int, int, list[int], list[int]]]:
     return found
 
 
-def linear(k: Function, matrix: Sequence[Row], xs: Sequence[Value]) -> list[Value]:
+def matrix_vector(k: Function, matrix: Sequence[Row], xs: Sequence[Value]) -> list[Value]:
     """The product of an exact matrix and a vector of values.
 
     Points in pairs of sign make rows of the input's transform, and columns of the output's, equal in some
@@ -81,10 +81,3 @@ def linear(k: Function, matrix: Sequence[Row], xs: Sequence[Value]) -> list[Valu
             out[i] = _dot(k, row, values, every)
     zero = k.const(xs[0].type, 0)
     return [zero if value is None else value for value in out]
-
-
-def split_evenly(total: int, most: int) -> list[tuple[int, int]]:
-    """A number as few nearly equal parts of at most `most`: pairs of how many, and how large."""
-    parts = -(-total // most)
-    small, larger = divmod(total, parts)
-    return [(n, size) for n, size in ((larger, small + 1), (parts - larger, small)) if n]

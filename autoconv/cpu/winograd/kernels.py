@@ -1,0 +1,160 @@
+"""The kernels of a Winograd convolution: `y = AT ((G w GT) * (BT x B)) A`, tile by tile, lanes as channels.
+
+Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, ptr
+from autoconv.cpu.transform import kernels
+from autoconv.cpu.transform.filters import FilterStage
+from autoconv.cpu.transform.input import InputStage
+from autoconv.cpu.winograd.geometry import WinogradTiling
+from autoconv.cpu.winograd.matrix import matrix_vector
+from autoconv.layer import ConvLayer
+
+FEWEST_TO_FETCH = 4  # tiles of a register tile that has the time to fetch filters
+
+
+def emit(instruction_set: str, layer: ConvLayer, tilings: tuple[WinogradTiling, ...]) -> Module:
+    """`run` and `pack` for the correlations of a layer."""
+    return kernels.emit(WinogradWriter, instruction_set, layer, tilings)
+
+
+class WinogradInput(InputStage[WinogradTiling]):
+    """Writes `BT x B` of the input of one correlation."""
+
+    def transform_columns(self) -> Function:
+        tiling, vertical, lanes = self.tiling, self.tiling.rows, self.tiling.lanes
+        k = self.function("transform_columns", ptr(self.real), ptr(self.real))
+        raw, half = k.args
+        row = tiling.pitch * lanes
+        with k.loop(0, tiling.columns.span) as j:
+            xs = [k.load(raw + (j * lanes + i * row), lanes) for i in range(vertical.tile)]
+            for i, v in enumerate(matrix_vector(k, vertical.transforms.BT, xs)):
+                k.store(v, half + (j * lanes + i * row))
+        return k
+
+    def transform_rows(self) -> Function:
+        tiling, horizontal, lanes = self.tiling, self.tiling.columns, self.tiling.lanes
+        k = self.function("transform_rows", ptr(self.real), ptr(self.real))
+        half, v = k.args
+        with k.loop(0, horizontal.tiles) as t, k.loop(0, tiling.rows.tile) as i:
+            source = half + (i * tiling.pitch + t * horizontal.m) * lanes
+            target = v + (i * (horizontal.tile * tiling.v_stride) + t * lanes)
+            xs = [k.load(source + j * lanes, lanes) for j in range(horizontal.tile)]
+            values = matrix_vector(k, horizontal.transforms.BT, xs) if horizontal.tile > 1 else xs
+            for j, value in enumerate(values):
+                k.store(value, target + j * tiling.v_stride)
+        return k
+
+
+class WinogradFilters(FilterStage[WinogradTiling]):
+    """Writes `U = G w GT` of the filters of one correlation."""
+
+    def transform(self) -> Function:
+        tiling, lanes, TK = self.tiling, self.tiling.lanes, self.tiling.TK
+        rows, columns = tiling.rows, tiling.columns
+        k = self.function("transform_filters", ptr(self.real), ptr(self.real))
+        taps, u = k.args
+        half = k.scratch(self.real, rows.tile * columns.r * lanes)
+        with k.loop(0, tiling.vectors) as vector:
+            with k.loop(0, columns.r) as j:
+                source = taps + (j * TK + vector * lanes)
+                xs = [k.load(source + i * (columns.r * TK), lanes) for i in range(rows.r)]
+                for n, v in enumerate(matrix_vector(k, rows.transforms.G, xs)):
+                    k.store(v, half + (j + n * columns.r) * lanes)
+            with k.loop(0, rows.tile) as i:
+                xs = [k.load(half + (i * columns.r + j) * lanes, lanes) for j in range(columns.r)]
+                target = u + (i * (columns.tile * self.apart) + vector * lanes)
+                for n, v in enumerate(matrix_vector(k, columns.transforms.G, xs)):
+                    k.store(v, target + n * self.apart)
+        return k
+
+
+class WinogradWriter(kernels.TransformWriter[WinogradTiling]):
+    """Writes the functions of one correlation: products point by point, and `AT M A`."""
+
+    input_stage = WinogradInput
+    filter_stage = WinogradFilters
+
+    def product_of(self, size: int) -> Function:
+        """The register tile: one point of `size` tiles by a block of filters, summed over channels.
+
+        It fetches its part of the next point's filters into L2: they come from the LLC, whose latency no queue of
+        loads hides. The smallest tiles read them as fast as they come, in one stream that the processor foresees.
+        """
+        tiling, lanes, TK = self.tiling, self.tiling.lanes, self.tiling.TK
+        k = self.function(f"product_of_{size}_", *[ptr(self.real)] * 4)
+        v, u, following, out = k.args
+        acc = [[k.var(k.zero(self.real, lanes)) for _ in range(tiling.vectors)] for _ in range(size)]
+        line = LINE // tiling.itemsize
+        lines = -(-lanes * TK // (line * self.register_tiles)) if size >= FEWEST_TO_FETCH else 0
+
+        def terms(block: Value, count: int) -> None:
+            source, filters = v + block * (tiling.chunk_tiles * lanes), u + block * (lanes * TK)
+            for n in range(lines):
+                k.prefetch(following + (block * lines + n) * line, locality=2)
+            together = math.gcd(self.m.terms, count)
+            with k.loop(0, count, together) as start:
+                for c in (start + i for i in range(together)):
+                    ws = [k.load(filters + (c * TK + n * lanes), lanes) for n in range(tiling.vectors)]
+                    for p in range(size):
+                        x = k.broadcast(source + c + p * lanes, lanes)
+                        for n in range(tiling.vectors):
+                            acc[p][n].fma(x, ws[n])
+
+        whole, rest = divmod(tiling.depth, lanes)
+        if whole:
+            with k.loop(0, whole) as block:
+                terms(block, lanes)
+        if rest:
+            terms(k.i64(whole), rest)
+        for p in range(size):
+            for n in range(tiling.vectors):
+                k.store(acc[p][n].get(), out + (p * TK + n * lanes))
+        return k
+
+    def product(self, rows: int, split: Sequence[tuple[int, int]]) -> Function:
+        tiling = self.tiling
+        k = self.function(f"product_{rows}_", *[ptr(self.real)] * 3)
+        v, u, out = k.args
+        size_of_point = tiling.depth * tiling.TK
+        with k.loop(0, tiling.points) as point:
+            first = number = 0
+            for count, size in split:
+                with k.loop(0, count) as n:
+                    tile = n * size + first
+                    source = v + (point * tiling.v_stride + tile * tiling.lanes)
+                    target = out + (point * tiling.m_stride + tile * tiling.TK)
+                    filters = u + point * size_of_point
+                    following = filters + (n + number) * -(-size_of_point // self.register_tiles) + size_of_point
+                    k.call(self.registers[size], source, filters, following, target)
+                first += count * size
+                number += count
+        return k
+
+    def inverse_transform(self) -> Function:
+        tiling, lanes = self.tiling, self.tiling.lanes
+        rows, columns = tiling.rows, tiling.columns
+        k = self.function("inverse", ptr(self.real), ptr(self.real))
+        products, strip = k.args
+        half = k.scratch(self.real, rows.m * columns.tile * lanes)
+        with k.loop(0, columns.tiles) as t:
+            with k.loop(0, columns.tile) as j:
+                source = products + (t * tiling.TK + j * tiling.m_stride)
+                xs = [k.load(source + i * (columns.tile * tiling.m_stride), lanes) for i in range(rows.tile)]
+                values = matrix_vector(k, rows.transforms.AT, xs) if rows.tile > 1 else xs
+                for n, value in enumerate(values):
+                    k.store(value, half + (j * lanes + n * (columns.tile * lanes)))
+            with k.loop(0, rows.m) as i:
+                source = half + i * (columns.tile * lanes)
+                xs = [k.load(source + j * lanes, lanes) for j in range(columns.tile)]
+                values = matrix_vector(k, columns.transforms.AT, xs) if columns.tile > 1 else xs
+                target = strip + (i * tiling.out_pitch + t * columns.m) * lanes
+                for n, value in enumerate(values):
+                    k.store(value, target + n * lanes)
+        return k

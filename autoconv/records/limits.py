@@ -1,0 +1,126 @@
+"""What a caller allows, asked of recorded facts, and the order of the candidates that remain."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from operator import itemgetter
+from typing import Literal
+
+from autoconv.algorithm import Candidate
+from autoconv.records.schema import Facts
+
+LEAST_NOISE, MOST_NOISE = 0.01, 0.03
+
+Weights = Literal["varying", "constant"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a caller of `plan` allows.
+
+    Attributes
+    ----------
+    workspace_limit : int or None
+        Bytes.
+    deterministic : bool
+        Whether only bitwise repeatable candidates will do.
+    tolerance : float or None
+        Largest measured error, as `max|y - ref| / max(sum |x||w|)`.
+    allow_tf32 : bool
+        Whether float32 operands may be rounded to TF32.
+    weights : "varying" or "constant"
+        Whether packing the filters counts, in time and in workspace, or is done once.
+    vendors : frozenset of str, or None
+        The vendor libraries allowed; None allows all.
+    exact : bool
+        Whether only algorithms that merely reorder sums are considered. Facts do not say so: who asks them has left
+        the other algorithms out.
+    """
+
+    workspace_limit: int | None = None
+    deterministic: bool = False
+    tolerance: float | None = None
+    allow_tf32: bool = False
+    weights: Weights = "varying"
+    vendors: frozenset[str] | None = None
+    exact: bool = False
+
+    def __str__(self) -> str:
+        """Those that are set, as in a call."""
+        plain = [f for f in fields(self) if f.name != "vendors" and getattr(self, f.name) != f.default]
+        named = [f"{f.name}={getattr(self, f.name)!r}" for f in plain]
+        named += [f"vendors={','.join(sorted(self.vendors))}"] if self.vendors else []
+        return ", ".join(named) or "no limits"
+
+    def why_not(self, facts: Facts) -> list[str]:
+        """Every reason against a candidate with these facts; empty when it is allowed."""
+        if facts.failure is not None:
+            return [facts.failure]
+        reasons = []
+        workspace = self.workspace(facts)
+        if self.workspace_limit is not None and workspace > self.workspace_limit:
+            reasons.append(f"it needs {workspace} bytes of workspace; the limit is {self.workspace_limit}")
+        if self.deterministic and not facts.deterministic:
+            reasons.append("it is not deterministic")
+        if self.tolerance is not None and facts.error > self.tolerance:
+            reasons.append(f"its error of {facts.error:.1e} is over the tolerance of {self.tolerance:.1e}")
+        if facts.tf32 and not self.allow_tf32:
+            reasons.append("it rounds to TF32, which is not allowed")
+        if facts.vendor is not None and self.vendors is not None and facts.vendor not in self.vendors:
+            reasons.append(f"it calls {facts.vendor}, which is not allowed")
+        return reasons
+
+    def cost(self, facts: Facts) -> float:
+        """Seconds that count: the run, and packing where the filters vary."""
+        return facts.time + (facts.pack if self.weights == "varying" else 0.0)
+
+    def workspace(self, facts: Facts) -> int:
+        """Bytes that count: of the run, and of the packed filters where they are not the caller's."""
+        return facts.workspace + (facts.packed if self.weights == "varying" else 0)
+
+
+def ranking(facts: Mapping[Candidate, Facts], limits: Limits) -> list[Candidate]:
+    """The candidates that the limits allow, best first.
+
+    The fastest and all that are within the noise of it are equally fast; among those, less workspace
+    comes first, then the name, so that the order is stable. The next are ranked in the same way among
+    what is left. Everything is compared with the fastest of its group only, as "within the noise" is
+    not transitive.
+
+    Parameters
+    ----------
+    facts : mapping of Candidate to Facts
+        What was measured; who has no time is left out.
+    limits : Limits
+
+    Returns
+    -------
+    list of Candidate
+    """
+    costs = ((limits.cost(f), str(c), c) for c, f in facts.items() if f.timed and not limits.why_not(f))
+    left = sorted(costs, key=itemgetter(0, 1))
+    ranked: list[Candidate] = []
+    while left:
+        best_cost, _, best = left[0]
+        near = left[: bisect_right(left, best_cost * (1 + MOST_NOISE), key=itemgetter(0))]
+        tied = [entry for entry in near if entry[0] <= best_cost * (1 + _noise(facts[best], facts[entry[2]]))]
+        ranked += [c for *_, c in sorted(tied, key=lambda entry: (limits.workspace(facts[entry[2]]), entry[1]))]
+        left = [entry for entry in near if entry not in tied] + left[len(near) :]
+    return ranked
+
+
+def _noise(a: Facts, b: Facts) -> float:
+    """By how much two times may differ and mean nothing: the less certain of the two, within bounds."""
+    return min(max(_uncertainty(a), _uncertainty(b), LEAST_NOISE), MOST_NOISE)
+
+
+def _uncertainty(facts: Facts) -> float:
+    """About two standard errors of the median; one or two samples have no spread to speak of.
+
+    For normal samples the standard error of the median of n is 1.25 sigma / sqrt(n), and half the
+    interquartile range is 0.67 sigma.
+    """
+    return 3.7 * facts.spread / math.sqrt(facts.samples) if facts.samples > 2 else MOST_NOISE

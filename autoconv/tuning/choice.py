@@ -1,0 +1,147 @@
+"""Choice: the best of what is known, or expected, under the caller's limits; and why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from autoconv import registry
+from autoconv.algorithm import Candidate
+from autoconv.errors import PlanError, RecordError
+from autoconv.plans import Source
+from autoconv.records.limits import ranking
+from autoconv.records.schema import Facts
+from autoconv.tuning.lookup import Known, Request, credible, look_up
+from autoconv.tuning.racing import complete
+from autoconv.tuning.staleness import former_winner, suffices
+
+MODES = ("profile", "hybrid", "heuristic", "cached")
+TIMING = ("profile", "hybrid")
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A candidate, what is known of all, and the order of those that satisfy the limits."""
+
+    candidate: Candidate
+    source: Source
+    facts: dict[Candidate, Facts]
+    ranking: list[Candidate]
+    timed: int = 0
+
+
+def choose(request: Request, mode: object) -> Choice:
+    """The candidate that a mode finds for a request, or that it names.
+
+    Raises
+    ------
+    PlanError
+        For an unknown mode, when no candidate satisfies the limits, and in mode "cached" when the records do not
+        suffice.
+    """
+    if not isinstance(mode, str):
+        raise PlanError(f"mode={mode!r}: expected {', '.join(MODES)}, or the name of an algorithm or a candidate")
+    known = look_up(request)
+    if mode not in MODES:
+        return _named(request, known, mode)
+    facts = known.facts
+    if not suffices(request, known):
+        if mode in TIMING:
+            known = complete(request, known, mode)
+            facts = known.facts
+        elif (former := former_winner(request, known.record)) is not None:
+            if mode == "cached":
+                raise PlanError(
+                    f"{former}, the winner on record for {request.layer} on {request.device.key}, has changed since: "
+                    "tune the layer again, or use another mode"
+                )
+            facts = {}  # what they say of the others is no reason to prefer one of those
+    facts, ranked = _ranked(request, facts)
+    if ranked:
+        return Choice(ranked[0], "profile" if known.timed else "cache", facts, ranked, known.timed)
+    if mode == "cached":
+        _refuse_miss(request, known)
+    return _expected(request, facts, known.timed)
+
+
+def _ranked(request: Request, facts: dict[Candidate, Facts]) -> tuple[dict[Candidate, Facts], list[Candidate]]:
+    """The facts less those of candidates that would win and are not what they say, and the order of the rest."""
+    ranked = ranking(facts, request.limits)
+    kept = dict(facts)
+    while ranked and not credible(request, ranked[0], kept[ranked[0]]):
+        del kept[ranked.pop(0)]
+    return kept, ranked
+
+
+def _expected(request: Request, facts: dict[Candidate, Facts], timed: int) -> Choice:
+    """The best by the estimates, among those of which nothing is known."""
+    offered = request.candidate_set
+    ranked = [c for c in offered.worth_timing(request.limits) if c not in facts or facts[c].unreached]
+    if ranked:
+        return Choice(ranked[0], "heuristic", facts, ranked, timed)
+    against = {candidate: request.limits.why_not(found) for candidate, found in facts.items()}
+    raise PlanError(
+        f"no candidate can run {request.layer} under {request.limits}:\n"
+        + _listed(request, offered.candidates, against)
+    )
+
+
+def _named(request: Request, known: Known, mode: str) -> Choice:
+    """A candidate, or the best of a family, that the caller names."""
+    if mode in request.algorithms:
+        return _best_of_family(request, known, mode)
+    try:
+        candidate = Candidate.parse(mode)
+    except RecordError:
+        _refuse_name(request, mode)
+    offered = request.candidate_set
+    if candidate not in offered.candidates:
+        _refuse_name(request, mode)
+    if candidate in offered.reasons:
+        raise PlanError(f"{candidate} cannot run {request.layer}: {'; '.join(offered.reasons[candidate])}")
+    return Choice(candidate, "user", known.facts, [candidate])
+
+
+def _best_of_family(request: Request, known: Known, name: str) -> Choice:
+    offered = request.candidate_set
+    family = {candidate for candidate in offered.candidates if candidate.algorithm == name}
+    recorded = {candidate: found for candidate, found in known.facts.items() if candidate in family}
+    ranked = ranking(recorded, request.limits)
+    ranked = ranked or [candidate for candidate in offered.runnable(request.limits) if candidate in family]
+    if not ranked:
+        members = [candidate for candidate in offered.candidates if candidate in family]
+        raise PlanError(
+            f"no candidate of {name!r} can run {request.layer} under {request.limits}:\n" + _listed(request, members)
+        )
+    return Choice(ranked[0], "user", known.facts, ranked)
+
+
+def _refuse_name(request: Request, mode: str) -> NoReturn:
+    name = mode.partition("[")[0]
+    if name not in request.algorithms and name in {a.name for a in registry.algorithms(request.device)}:
+        raise PlanError(
+            f"mode={mode!r}: exact=True leaves {name} out, as it does more to a sum than reorder it; "
+            f"expected one of {', '.join(request.algorithms)}, or exact=False"
+        )
+    raise PlanError(
+        f"mode={mode!r}: expected {', '.join(MODES)}, an algorithm ({', '.join(request.algorithms)}), "
+        f"or a candidate of this layer ({', '.join(map(str, request.candidate_set.candidates))})"
+    )
+
+
+def _refuse_miss(request: Request, known: Known) -> NoReturn:
+    unmet = f" satisfies the limits ({request.limits})" if known.record is not None else ""
+    raise PlanError(
+        f"nothing recorded for {request.layer} on {request.device.key}{unmet}: "
+        "tune the layer first, or use another mode"
+    )
+
+
+def _listed(
+    request: Request, candidates: Iterable[Candidate], reasons: dict[Candidate, list[str]] | None = None
+) -> str:
+    offered, limits = request.candidate_set, request.limits
+    unfit = {candidate: against for candidate, facts in offered.expected.items() if (against := limits.why_not(facts))}
+    known = offered.pruned | offered.reasons | unfit | (reasons or {})
+    return "\n".join(f"  {candidate}: {'; '.join(known.get(candidate, ['not tried']))}" for candidate in candidates)

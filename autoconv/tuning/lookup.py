@@ -1,0 +1,109 @@
+"""Look-up: a request, what is on record of its layer, and what of that can be relied on today."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autoconv import registry
+from autoconv.algorithm import Algorithm, Candidate
+from autoconv.device import Device
+from autoconv.layer import ConvLayer
+from autoconv.records.cache import TuningCache
+from autoconv.records.limits import Limits
+from autoconv.records.schema import Facts, Record
+from autoconv.tuning.candidates import CandidateSet
+from autoconv.tuning.measurement import Progress
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One call of `plan` that memory could not answer: a layer, a device, limits, and what may be spent on it."""
+
+    layer: ConvLayer
+    device: Device
+    cache: TuningCache
+    limits: Limits
+    budget: float | None
+    isolate: bool
+    progress: Progress | None
+
+    @property
+    def vendors(self) -> frozenset[str]:
+        """The vendor libraries that may be used."""
+        return self.limits.vendors or frozenset()
+
+    @functools.cached_property
+    def offered(self) -> tuple[Algorithm[Any], ...]:
+        """The algorithms that are asked for candidates, those of vendors that may not be used included."""
+        return tuple(a for a in registry.algorithms(self.device) if a.exact or not self.limits.exact)
+
+    @functools.cached_property
+    def algorithms(self) -> dict[str, Algorithm[Any]]:
+        """The same, by name."""
+        return {algorithm.name: algorithm for algorithm in self.offered}
+
+    @functools.cached_property
+    def candidate_set(self) -> CandidateSet:
+        """Made only when the records do not suffice, or somebody wants an explanation."""
+        return CandidateSet(self.layer, self.device, self.offered, self.vendors)
+
+    def usable(self, facts: Mapping[Candidate, Facts]) -> dict[Candidate, Facts]:
+        """Those of candidates whose algorithms exist today, in whatever version, and may be used."""
+        names = {a.name for a in self.offered if a.vendor is None or a.vendor in self.vendors}
+        return {candidate: found for candidate, found in facts.items() if candidate.algorithm in names}
+
+    def unchanged(self, candidate: Candidate, facts: Facts) -> bool:
+        """Whether facts are of today's version of the candidate's algorithm."""
+        return facts.version == self.algorithms[candidate.algorithm].version
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What is known of a request's layer.
+
+    Attributes
+    ----------
+    record : Record or None
+        All that was ever found, of whatever version.
+    facts : dict of Candidate to Facts
+        What of it counts: of candidates whose algorithms exist today, may be used, and are unchanged.
+    timed : int
+        How many candidates were timed for this request to know it.
+    """
+
+    record: Record | None
+    facts: dict[Candidate, Facts]
+    timed: int = 0
+
+    @functools.cached_property
+    def budgets(self) -> dict[Candidate, float | None]:
+        """The budget of the last race that each candidate was in."""
+        races = self.record.races if self.record is not None else ()
+        return {candidate: race.budget for race in races for candidate in race.facts}
+
+
+def look_up(request: Request) -> Known:
+    """What the cache holds for a request."""
+    return known_from(request, request.cache.load(request.layer.key(), request.device.key))
+
+
+def known_from(request: Request, record: Record | None, timed: int = 0) -> Known:
+    """What a record tells a request."""
+    recorded = request.usable(record.facts()) if record is not None else {}
+    return Known(record, {c: found for c, found in recorded.items() if request.unchanged(c, found)}, timed)
+
+
+def credible(request: Request, candidate: Candidate, facts: Facts) -> bool:
+    """Whether a recorded candidate can run today, and is what the record says: it may be of any origin."""
+    algorithm, params = request.algorithms[candidate.algorithm], candidate.params
+    try:
+        return (
+            not algorithm.why_not(request.layer, request.device, params)
+            and algorithm.workspace_bytes(request.layer, request.device, params) == facts.workspace
+            and algorithm.packed_bytes(request.layer, request.device, params) == facts.packed
+        )
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # parameters it never heard of
+        return False
