@@ -113,7 +113,19 @@ def available_threads() -> int:
 class CPU(Device):
     """The processor this process runs on.
 
-    `threads` and `instruction_set` can be set below what the machine offers, to measure what that costs.
+    Both arguments can be set below what the machine offers, to measure what that costs; `current` is all of it.
+
+    Parameters
+    ----------
+    threads : int
+        How many threads compute, at least 1.
+    instruction_set : "avx512", "avx2" or "generic"
+        The vectors that kernels are compiled for.
+
+    Raises
+    ------
+    PlanError
+        For another number of threads, or another instruction set.
     """
 
     threads: int
@@ -128,7 +140,17 @@ class CPU(Device):
 
     @classmethod
     def current(cls, threads: int | None = None, instruction_set: str | None = None) -> CPU:
-        """This machine, all of it unless told otherwise (also by `AUTOCONV_ISA`).
+        """This machine, all of it unless told otherwise (also by `AUTOCONV_NUM_THREADS` and `AUTOCONV_ISA`).
+
+        Parameters
+        ----------
+        threads : int, optional
+        instruction_set : "avx512", "avx2" or "generic", optional
+            No more than the processor has.
+
+        Returns
+        -------
+        CPU
 
         Raises
         ------

@@ -76,7 +76,7 @@ class CUDA(Device):
 
         count = cupy.cuda.runtime.getDeviceCount()
         if not 0 <= index < count:
-            raise PlanError(f"no CUDA device {index}: the driver sees {count}, numbered from 0")
+            raise PlanError(f"no CUDA device {index}: expected 0 to {count - 1}, which the driver sees")
         return cls(index)
 
     @property
@@ -128,17 +128,16 @@ class CUDA(Device):
         """Anything on this GPU that speaks DLPack, as a CuPy array."""
         cupy = self.xp
         if isinstance(array, cupy.ndarray):
-            raise ArrayError(f"{name} lies on GPU {array.data.device_id}, the plan is for GPU {self.index}")
+            raise ArrayError(f"{name}: expected an array on GPU {self.index}, got one on GPU {array.data.device_id}")
         if not hasattr(array, "__dlpack_device__"):
             raise ArrayError(
-                f"{name} is {type(array).__name__}: an array of CuPy, or one that speaks DLPack, is wanted"
+                f"{name}: expected an array of CuPy, or one that speaks DLPack, got {type(array).__name__}"
             )
         kind, index = array.__dlpack_device__()
         if (int(kind), index) != (DLPACK_CUDA, self.index):
             where = "in host memory" if int(kind) == DLPACK_HOST else f"on device {index} of DLPack kind {int(kind)}"
-            raise ArrayError(
-                f"{name} ({type(array).__name__}) lies {where}: cupy.asarray brings it to GPU {self.index}"
-            )
+            got = f"{type(array).__name__} {where}"
+            raise ArrayError(f"{name}: expected an array on GPU {self.index}, got {got}: cupy.asarray copies it")
         return cupy.from_dlpack(array)
 
     def ready(self, array: Array) -> bool:
@@ -287,7 +286,7 @@ def _capture(stream: int) -> int:
         ctypes.c_void_p(stream), ctypes.byref(state), ctypes.byref(number), None, None, None
     )
     if status:
-        raise PlanError(f"the driver does not tell which capture this is: CUDA error {status}")
+        raise PlanError(f"cuStreamGetCaptureInfo: the driver does not tell which capture this is: CUDA error {status}")
     return number.value
 
 

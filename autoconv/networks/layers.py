@@ -33,6 +33,15 @@ class NamedLayer:
     def at(self, batch: int = 1, direction: str = "fwd") -> ConvLayer:
         """The layer for a batch and a direction; a gradient has no fused epilogue.
 
+        Parameters
+        ----------
+        batch : int
+        direction : "fwd", "dgrad" or "wgrad"
+
+        Returns
+        -------
+        ConvLayer
+
         Raises
         ------
         LayerError
@@ -77,6 +86,14 @@ class Network:
 
     def find(self, name: str) -> NamedLayer:
         """The layer of a name.
+
+        Parameters
+        ----------
+        name : str
+
+        Returns
+        -------
+        NamedLayer
 
         Raises
         ------

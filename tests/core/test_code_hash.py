@@ -1,85 +1,232 @@
-"""Versions of code: what changes them, and what does not."""
+"""Versions of code: what an edit changes, and what it does not."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from autoconv import registry
-from autoconv.common import code_hash, machine_code
-from autoconv.cpu.device import CPU
+from autoconv.common import code_hash
+from autoconv.common.code_hash import cuda_code, python_code
 
-FAMILIES = {
-    a.name: type(a).__module__ for a in registry.algorithms(CPU(threads=1, instruction_set="generic")) if not a.vendor
+ROOT = Path(__file__).parents[2]
+KINDS = ("cpu", "cuda")
+
+VENDORS = sorted(path.relative_to(ROOT / "autoconv").as_posix() for path in (ROOT / "autoconv/vendors").glob("*.py"))
+
+Versions = dict[str, str]  # by family
+
+
+# --- the code of a file ---------------------------------------------------------------------------------------
+
+SOURCE = '''"""What it is."""
+
+import os
+
+
+class A:
+    """A class."""
+
+    x = 1  # one
+
+    def f(self, s):
+        """A method,
+
+        of several lines.
+        """
+        # why
+        text = """no docstring"""  # but a value
+        return text + "#" + s
+'''
+
+SAME = {
+    "a comment": ("# why", "# why not, and at length"),
+    "no comment": ("        # why\n", ""),
+    "a comment at the end of a line": ("x = 1  # one", "x = 1"),
+    "the module's docstring": ('"""What it is."""', '"""What it was."""'),
+    "no docstring of the module": ('"""What it is."""\n', ""),
+    "the docstring of a class": ('"""A class."""', '"""Another\n    class."""'),
+    "the docstring of a method": ("of several lines", "of\n        many lines"),
+    "blank lines": ("import os\n\n", "\n\nimport os\n\n\n\n"),
+    "spaces at the end of a line": ("x = 1  # one", "x = 1   "),
 }
-MORE = "x = 1  # code\n"
+OTHER = {
+    "a number": ("x = 1", "x = 2"),
+    "a text that is no docstring": ("no docstring", "no doc string"),
+    "a hash sign in a text": ('"#"', '"##"'),
+    "a name": ("def f", "def g"),
+    "an import": ("import os", "import re"),
+}
+
+
+@pytest.mark.parametrize("edit", SAME)
+def test_what_is_no_code_does_not_count(edit: str) -> None:
+    edited = SOURCE.replace(*SAME[edit])
+    assert edited != SOURCE
+    assert python_code(edited) == python_code(SOURCE)
+
+
+@pytest.mark.parametrize("edit", OTHER)
+def test_what_is_code_counts(edit: str) -> None:
+    edited = SOURCE.replace(*OTHER[edit])
+    assert edited != SOURCE
+    assert python_code(edited) != python_code(SOURCE)
+
+
+def test_what_is_left_is_the_same_code() -> None:
+    names: dict[str, type] = {}
+    exec(compile(python_code(SOURCE.replace("# why", "pass")), "code", "exec"), names)
+    assert names["A"]().f("!") == "no docstring#!"
+
+
+def test_comments_of_cuda_do_not_count_and_its_code_does() -> None:
+    text = "// a kernel\n#define N 3  // of them\n\n/* at\nlength */ __global__ void f() { N; }\n"
+    assert cuda_code(text) == "#define N 3\n __global__ void f() { N; }"
+    assert cuda_code(text.replace("a kernel", "the kernel").replace("at\n", "")) == cuda_code(text)
+    assert cuda_code(text.replace("N 3", "N 4")) != cuda_code(text)
+
+
+# --- the versions of the families -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package."""
+    copy = tmp_path_factory.mktemp("copy") / "autoconv"
+    shutil.copytree(ROOT / "autoconv", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Callable[[], dict[str, str]]]]:
-    """A copy of the package's text; and what tells the versions of all CPU families in it, read anew."""
-    copy = tmp_path / "autoconv"
-    shutil.copytree(code_hash.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(code_hash, "PACKAGE", copy)
-    monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(tmp_path / "kernels"))
+def versions(copied: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Versions]]:
+    """A function that gives the version of every family of the copy, as it is by then; files are read when changed."""
+    monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(copied.parent / "kernels"))
+    monkeypatch.setattr(code_hash, "PACKAGE", copied)
+    monkeypatch.setattr(code_hash, "_read", _read_once)
 
-    def forget() -> None:
-        code_hash._files.cache_clear()
+    def current() -> Versions:
         code_hash.version.cache_clear()
+        code_hash._files.cache_clear()
+        names = [f"autoconv.{kind}.{family}" for kind in KINDS for family in import_module(f"autoconv.{kind}").FAMILIES]
+        return {name.removeprefix("autoconv."): code_hash.version(_module_of(name)) for name in names}
 
-    def versions() -> dict[str, str]:
-        forget()
-        return {name: code_hash.version(module) for name, module in FAMILIES.items()}
+    yield current
+    code_hash.version.cache_clear()
+    code_hash._files.cache_clear()
 
-    yield copy, versions
-    forget()
+
+_genuine, _found = code_hash._read, dict[tuple[str, bytes], tuple[str, list[str]]]()
+
+
+def _read_once(name: str, names: set[str]) -> tuple[str, list[str]]:
+    key = name, (code_hash.PACKAGE / name).read_bytes()
+    if key not in _found:
+        _found[key] = _genuine(name, names)
+    return _found[key]
+
+
+def _module_of(family: str) -> str:
+    """The module of a family's first algorithm, as `Algorithm.version` asks with it."""
+    return type(import_module(family).ALGORITHMS[0]).__module__
+
+
+def families_that_change(
+    versions: Callable[[], Versions], copied: Path, name: str, edit: Callable[[str], str]
+) -> set[str]:
+    """The families that have another version after an edit of one file, which is then taken back."""
+    before, path = versions(), copied / name
+    text = path.read_text(encoding="utf-8")
+    assert edit(text) != text
+    path.write_text(edit(text), encoding="utf-8")
+    try:
+        after = versions()
+    finally:
+        path.write_text(text, encoding="utf-8")
+    assert versions() == before
+    return {family for family in before if after[family] != before[family]}
+
+
+def code(text: str) -> str:
+    return f"{text}\nNEWS = 1\n"
+
+
+def comment(text: str) -> str:
+    return text.replace('"""', '"""Edited: ', 1).replace("\n", "\n\n", 3) + "\n# the end\n"
 
 
 @pytest.mark.parametrize(
-    ("file", "more", "changed"),
+    "name",
+    ["cpu/direct/kernels.py", "cpu/common/algorithm.py", "cuda/gemm/gemm.py", "layer.py", "common/winograd_math.py"],
+)
+def test_comments_docstrings_and_blank_lines_change_nothing(
+    versions: Callable[[], Versions], copied: Path, name: str
+) -> None:
+    assert families_that_change(versions, copied, name, comment) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
     [
-        ("cpu/gemm/kernels.py", MORE, {"gemm"}),
-        ("cpu/gemm/kernels.py", "# a remark\n    # and another\n", set()),
-        ("cpu/common/polyphase/geometry.py", MORE, {"direct.polyphase", "winograd.polyphase", "depthwise.polyphase"}),
-        ("cpu/codegen/memory.py", MORE, {name for name in FAMILIES if not name.startswith("numpy.")}),
-        ("layer.py", MORE, set(FAMILIES)),
-        ("tuning/planner.py", MORE, set()),
-        ("cpu/pool.py", MORE, set()),
+        ("cpu/direct/kernels.py", "cpu.direct"),
+        ("cpu/winograd/algorithm.py", "cpu.winograd"),
+        ("cpu/fft/kernels.py", "cpu.fft"),
+        ("cpu/numpy/gemm.py", "cpu.numpy"),
+        ("cuda/fft/fft.cu", "cuda.fft"),
+        ("cuda/winograd/winograd.py", "cuda.winograd"),
     ],
 )
-def test_a_version_changes_with_the_code_it_is_made_of(
-    package: tuple[Path, Callable[[], dict[str, str]]], file: str, more: str, changed: set[str]
+def test_code_of_a_family_changes_it_alone(
+    versions: Callable[[], Versions], copied: Path, name: str, family: str
 ) -> None:
-    root, versions = package
-    before = versions()
-    with (root / file).open("a") as text:
-        text.write(more)
-    after = versions()
-    # the families of one folder are one: those that are computed by another's kernels change with it, too
-    folders = {name: FAMILIES[name].rpartition(".")[0] for name in FAMILIES}
-    whole = {name for name in FAMILIES if folders[name] in {folders[other] for other in changed}}
-    assert {name for name in before if before[name] != after[name]} == whole
+    def edit(text: str) -> str:
+        return f"{text}\n#define NEWS 1\n" if name.endswith(".cu") else code(text)
+
+    assert families_that_change(versions, copied, name, edit) == {family}
+    if name.endswith(".cu"):
+        assert families_that_change(versions, copied, name, lambda text: f"// news\n{text}\n") == set()
 
 
-def test_texts_are_read_again_only_where_a_file_was_written(
-    package: tuple[Path, Callable[[], dict[str, str]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root, versions = package
-    read, read_file = [], code_hash._read
-    monkeypatch.setattr(code_hash, "_read", lambda name, names: (read.append(name), read_file(name, names))[1])
-    before = versions()
-    assert "cpu/gemm/kernels.py" in read
-    read.clear()
-    assert versions() == before
-    assert not read
-    with (root / "cpu/gemm/kernels.py").open("a") as text:
-        text.write(MORE)
-    assert versions() != before
-    for kept in machine_code.folder().iterdir():  # damaged, they are read anew
-        kept.write_bytes(kept.read_bytes()[:-1] + b"?")
-    read.clear()
-    assert versions()["gemm"] != before["gemm"]
-    assert read
+def test_code_of_a_shared_module_changes_those_that_import_it(versions: Callable[[], Versions], copied: Path) -> None:
+    everything = set(versions())
+    compiled = {family for family in everything if family.startswith("cpu.")} - {"cpu.numpy"}
+    assert families_that_change(versions, copied, "cpu/codegen/ir.py", code) == compiled
+    assert families_that_change(versions, copied, "layer.py", code) == everything
+    transforms = families_that_change(versions, copied, "cpu/transform/geometry.py", code)
+    assert {"cpu.winograd", "cpu.fft"} <= transforms < compiled
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*VENDORS, "cpu/device.py", "cpu/pool.py", "algorithm.py", "tuning/race.py", "registry.py"],
+)
+def test_code_that_serves_all_alike_changes_none(versions: Callable[[], Versions], copied: Path, name: str) -> None:
+    assert families_that_change(versions, copied, name, code) == set()
+
+
+VERSIONS = """if True:
+    import json
+    from importlib import import_module
+    import autoconv.cpu, autoconv.cuda
+    names = [f"autoconv.{p}.{f}" for p in ("cpu", "cuda") for f in import_module(f"autoconv.{p}").FAMILIES]
+    first = {name.removeprefix("autoconv."): import_module(name).ALGORITHMS[0] for name in names}
+    found = {name: algorithm.version for name, algorithm in first.items() if algorithm.vendor is None}
+    print(json.dumps({"where": autoconv.cpu.__file__, "versions": found}))
+"""
+
+
+def test_a_copy_elsewhere_has_the_same_versions(copied: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(copied.parent), "AUTOCONV_KERNEL_DIR": str(tmp_path)}
+    command = [sys.executable, "-P", "-c", VERSIONS]
+    done = subprocess.run(command, env=environment, cwd=copied, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert Path(found["where"]).is_relative_to(copied)
+    assert len(found["versions"]) > 10
+    here = {name: import_module(f"autoconv.{name}").ALGORITHMS[0].version for name in found["versions"]}
+    assert found["versions"] == here

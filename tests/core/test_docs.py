@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ import autoconv
 import autoconv.cpu
 from autoconv import ConvLayer, TuningCache, networks, registry
 from autoconv.cli.main import cli
-from autoconv.tuning import planner
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "pages").glob("*.md")}
@@ -44,18 +42,6 @@ def run(page: str, library: str, names: dict[str, Any]) -> None:
     for block in blocks(page, "python"):
         if needs(block) == library and not block.startswith(EXAMPLE):
             exec(compile(block, page, "exec"), names)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One cache for all pages; nobody else's plans."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path_factory.mktemp("records")))
-        planner._memo.clear()
-        planner._default_cache.cache_clear()
-        yield
-    planner._memo.clear()
-    planner._default_cache.cache_clear()
 
 
 WITH_PYTHON = sorted(page for page in PAGES if any(not b.startswith(EXAMPLE) for b in blocks(page, "python")))

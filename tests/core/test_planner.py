@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import queue
 import signal
 import threading
@@ -16,9 +17,11 @@ from faulty import SIZE, FaultyCPU, patient_but_with_hangs
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
+from autoconv.common import code_hash
 from autoconv.cpu.device import CPU
 from autoconv.cpu.numpy.direct import NumpyDirect
 from autoconv.errors import PlanError
+from autoconv.functional import conv2d
 from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
@@ -125,6 +128,18 @@ def test_each_limit_finds_its_own_winner(cache: TuningCache, limits: dict[str, A
     assert (str(made.candidate), made.timed) == (winner, 0)
 
 
+def listed(monkeypatch: pytest.MonkeyPatch) -> list[CandidateSet]:
+    """The candidate sets that are made from now on."""
+    sets = list[CandidateSet]()
+
+    def made(*arguments: Any) -> CandidateSet:
+        sets.append(CandidateSet(*arguments))
+        return sets[-1]
+
+    monkeypatch.setattr(lookup, "CandidateSet", made)
+    return sets
+
+
 @pytest.mark.parametrize("covers", [True, False])
 def test_a_recorded_candidate_that_is_not_what_it_says_is_passed_over(cache: TuningCache, covers: bool) -> None:
     device = CPU.current()
@@ -147,14 +162,9 @@ def test_candidates_are_listed_once_when_an_algorithm_changed_that_has_no_part_i
     cache: TuningCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else every process pays for the list, until something else makes it tune again."""
-    wide, sets = replace(LAYER, W=501), list[CandidateSet]()
+    wide = replace(LAYER, W=501)
     fresh(wide, device=FaultyCPU.having(), cache=cache)
-
-    def counted(*arguments: Any) -> CandidateSet:
-        sets.append(CandidateSet(*arguments))
-        return sets[-1]
-
-    monkeypatch.setattr(lookup, "CandidateSet", counted)
+    sets = listed(monkeypatch)
     for _ in range(2):
         made = fresh(wide, device=FaultyCPU.having("none"), cache=cache)  # never for wide images
         assert (made.timed, made.source, len(sets)) == (0, "cache", 1)
@@ -451,3 +461,123 @@ def test_what_stands_in_for_a_better_one_is_not_timed_but_can_be_named(cache: Tu
     assert str(fresh(LAYER, "numpy.direct", device=device, cache=cache).candidate) == "numpy.direct"
     alone = fresh(LAYER, device=FaultyCPU.having("none"), cache=cache)
     assert "numpy.direct" in alone.facts
+
+
+# --- exact algorithms alone -----------------------------------------------------------------------------------
+
+
+def test_exact_times_and_lists_the_exact_alone(cache: TuningCache) -> None:
+    device = FaultyCPU.having("none", "unsteady")
+    made = fresh(LAYER, device=device, cache=cache, exact=True)
+    assert (made.facts.keys(), made.timed, made.reasons) == ({"numpy.direct"}, 1, {})
+    assert made.limits.exact
+    assert "faulty" not in made.explain()
+    for algorithm in algorithms(CPU.current()):
+        if algorithm.name.startswith(("winograd", "fft", "numpy.winograd", "numpy.fft")):
+            assert not algorithm.exact
+    guess = planner.plan(LAYER.replace(N=2), "heuristic", exact=True, cache=cache)
+    offered = {algorithm.name: algorithm for algorithm in algorithms(guess.device)}
+    assert len(guess.ranking) > 1
+    assert all(offered[name.partition("[")[0]].exact for name in guess.ranking)
+
+
+def test_what_an_exact_race_covers_is_not_all(cache: TuningCache) -> None:
+    options: dict[str, Any] = {"device": FaultyCPU.having("none", "unsteady"), "cache": cache}
+    assert fresh(LAYER, exact=True, **options).timed == 1
+    assert fresh(LAYER, exact=True, **options).timed == 0
+    everything = fresh(LAYER, **options)
+    assert everything.timed == 3  # both newcomers, and the incumbent
+    assert everything.facts.keys() == {"numpy.direct", "faulty.none", "faulty.unsteady"}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_exact_and_other_requests_leave_each_others_notes(
+    cache: TuningCache, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every process that asks one way after another asked the other way lists all candidates again."""
+    options: dict[str, Any] = {"device": FaultyCPU.having("none"), "cache": cache}
+    for exact in (first, not first):
+        fresh(LAYER, exact=exact, **options)
+    fresh(LAYER, exact=True, **options)
+    sets = listed(monkeypatch)
+    for exact in (True, False, True, False):
+        made = fresh(LAYER, exact=exact, **options)
+        assert (made.timed, made.source) == (0, "cache")
+    assert not sets
+
+
+def test_facts_of_inexact_algorithms_do_not_win_an_exact_request(cache: TuningCache) -> None:
+    device = rigged(cache, none=Facts("1", time=1e-6, workspace=SIZE))
+    assert str(fresh(LAYER, "cached", device=device, cache=cache).candidate) == "faulty.none"
+    exact = fresh(LAYER, "cached", device=device, cache=cache, exact=True)
+    assert (str(exact.candidate), exact.ranking) == ("numpy.direct", ["numpy.direct"])
+
+
+def test_a_name_that_exact_leaves_out_is_refused_with_the_reason(cache: TuningCache) -> None:
+    device = FaultyCPU.having("none")
+    for name in ("faulty.none", "faulty.none[a=1]"):
+        with pytest.raises(PlanError, match=r"exact=True leaves faulty.none out.* expected one of numpy.direct, or"):
+            planner.plan(LAYER, name, device=device, cache=cache, exact=True)
+    assert planner.plan(LAYER, "faulty.none", device=device, cache=cache, exact=False).source == "user"
+    with pytest.raises(PlanError, match=r"under tolerance=1e-30, exact=True:"):
+        planner.plan(LAYER, "heuristic", device=FaultyCPU.having(), cache=cache, exact=True, tolerance=1e-30)
+
+
+def test_an_exact_plan_stays_one_when_pickled() -> None:
+    made = planner.plan(LAYER, "heuristic", exact=True)
+    again = pickle.loads(pickle.dumps(made))
+    assert (again.candidate, again.limits, again.limits.exact) == (made.candidate, made.limits, True)
+
+
+def test_conv2d_takes_exact() -> None:
+    x, w = np.ones(LAYER.x_shape, np.float32), np.ones(LAYER.w_shape, np.float32)
+    with pytest.raises(PlanError, match=r"exact=True leaves numpy.winograd out"):
+        conv2d(x, w, padding=1, mode="numpy.winograd", exact=True)
+    assert conv2d(x, w, padding=1, mode="numpy.winograd").max() == pytest.approx(9 * LAYER.C)
+    assert conv2d(x, w, padding=1, mode="heuristic", exact=True).max() == 9 * LAYER.C
+
+
+# --- other versions of what compiles --------------------------------------------------------------------------
+
+
+def test_another_llvm_has_winner_and_runner_up_timed_again_and_no_more(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LLVM's version is no part of a family's, which would make all its facts worthless; it stands in the race."""
+    times = {"none": 0.1, "slow": 0.2, "unsteady": 0.3, "direct": 1.0}
+    faults = list(times)[:3]
+    device = rigged(cache, **{name: Facts("1", time=times[name], workspace=SIZE) for name in faults})
+    before = {algorithm.name: algorithm.version for algorithm in algorithms(CPU.current())}
+    raced: list[list[str]] = []
+
+    def timed(layer: ConvLayer, device: CPU, candidates: list[Candidate], **options: Any) -> dict[Candidate, Facts]:
+        raced.append(list(map(str, candidates)))
+        offered = {algorithm.name: algorithm for algorithm in algorithms(device)}
+        return {
+            c: Facts(
+                offered[c.algorithm].version,
+                time=times[c.algorithm.partition(".")[2]],
+                samples=9,
+                workspace=offered[c.algorithm].workspace_bytes(layer, device, {}),
+            )
+            for c in candidates
+        }
+
+    monkeypatch.setattr(racing, "measure", timed)
+    assert fresh(LAYER, device=device, cache=cache).timed == 0
+    monkeypatch.setattr("llvmlite.__version__", "99.0")
+    for cached in (code_hash.version, code_hash._files):
+        cached.cache_clear()
+    device = FaultyCPU.having(*faults)
+    assert device.versions["llvmlite"] == "99.0"
+    assert {algorithm.name: algorithm.version for algorithm in algorithms(CPU.current())} == before
+    checked = fresh(LAYER, device=device, cache=cache)
+    assert (raced, checked.timed, str(checked.candidate)) == ([["faulty.none", "faulty.slow"]], 2, "faulty.none")
+    assert fresh(LAYER, device=device, cache=cache).timed == 0
+    times["none"] = 0.5  # who was best is no more: then all are asked
+    monkeypatch.setattr("llvmlite.__version__", "100.0")
+    assert str(fresh(LAYER, device=FaultyCPU.having(*faults), cache=cache).candidate) == "faulty.slow"
+    assert [sorted(names) for names in raced[1:]] == [
+        ["faulty.none", "faulty.slow"],
+        ["faulty.none", "faulty.slow", "faulty.unsteady", "numpy.direct"],
+    ]

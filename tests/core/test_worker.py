@@ -121,3 +121,18 @@ def test_a_worker_that_cannot_begin_says_why() -> None:
             worker.measure(LAYER, [])
     finally:
         worker.close()
+
+
+def test_a_process_answers_says_how_it_ended_and_begins_again() -> None:
+    process = isolate.DeviceProcess(FaultyCPU.having("exits"), "autoconv.tuning.worker")
+    request = {"layer": LAYER.key(), "candidates": ["faulty.exits"], "budget": None}
+    try:
+        for _ in range(2):
+            process.send({"layer": "nonsense"} | {name: request[name] for name in ("candidates", "budget")})
+            assert process.receive(1.0)["error"].startswith("LayerError: ")
+            process.send(request)
+            assert process.receive(1.0)["stage"] == "verify"
+            with pytest.raises(isolate.NoAnswerError, match="exited with status 3"):
+                process.receive(1.0)
+    finally:
+        process.close()

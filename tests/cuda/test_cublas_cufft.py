@@ -16,7 +16,7 @@ from simt.emulator import MISSING
 from simt.libraries import NumpyBLAS, NumpyFFT
 
 from autoconv.cuda.libraries import cublas_cufft as libraries
-from autoconv.cuda.libraries.cublas_cufft import CuBLAS, CuFFT, LibraryError, Operand, product
+from autoconv.cuda.libraries.cublas_cufft import CuBLAS, CuFFT, LibraryError, Matrices, product
 
 LIBRARY = r"""
 #include <complex>
@@ -99,7 +99,7 @@ def multiply(blas: Any, extents: tuple[int, int, int], orders: tuple[bool, ...],
         for (batch, rows, columns), by_rows in zip(shapes, orders, strict=True)
     )
     wanted = a @ b + (c if add else 0)
-    operands = [Operand(*(step // 8 for step in (x.strides[1], x.strides[2], x.strides[0]))) for x in (a, b, c)]
+    operands = [Matrices(*(step // 8 for step in (x.strides[1], x.strides[2], x.strides[0]))) for x in (a, b, c)]
     launch = product(blas, ("complex64", "complex64"), extents, 3, *operands)
     launch(*(x.__array_interface__["data"][0] for x in (a, b, c)), add)
     np.testing.assert_allclose(c, wanted, rtol=1e-5, atol=1e-5)
@@ -123,7 +123,7 @@ def test_what_cublas_is_given(library: ctypes.CDLL) -> None:
 
 def test_matrices_without_neighbours_are_refused() -> None:
     with pytest.raises(ValueError, match="neither rows nor columns"):
-        product(NumpyBLAS(), ("float32", "float32"), (4, 4, 4), 1, Operand(8, 2), Operand(4, 1), Operand(4, 1))
+        product(NumpyBLAS(), ("float32", "float32"), (4, 4, 4), 1, Matrices(8, 2), Matrices(4, 1), Matrices(4, 1))
 
 
 def test_what_cufft_is_given(library: ctypes.CDLL) -> None:

@@ -142,7 +142,7 @@ def test_winograd_packs_its_filters_once(cache: TuningCache) -> None:
     layer = edge("tails", bias=True, activation="relu")
     given = operands(layer)
     a, b, bias, _ = on(DEVICE, *given)
-    made = plan(layer, "winograd[M=2,BM=64,BN=64]", device=DEVICE, cache=cache)
+    made = plan(layer, "winograd[m=2,BM=64,BN=64]", device=DEVICE, cache=cache)
     packed = made.pack(b)
     np.testing.assert_array_equal(made.run(a, packed, bias), made.run(a, b, bias))
     assert error(made.run(a, packed, bias), convolve(layer, *given), magnitude(layer, *given)) <= 4e-6

@@ -22,7 +22,7 @@ from autoconv.layer import DTYPES, ConvLayer
 from autoconv.tuning.reference import convolve, error, magnitude
 
 TILED, CHWN = DirectTiled(), DirectCHWN()
-TEXTURED = {"BK": 8, "TQ": 5, "TK": 8, "BD": 4, "INPUT": "texture"}
+TEXTURED = {"BM": 8, "TQ": 5, "TK": 8, "BK": 4, "INPUT": "texture"}
 LAYER = ConvLayer(N=2, C=4, H=9, W=16, K=6, R=3, S=3, padding=((2, 1), (1, 3)))
 needs_gxx = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 
@@ -61,15 +61,13 @@ def test_the_emulator_holds_a_texture_to_its_alignment() -> None:
 
 def test_what_texture_units_cannot_do_is_said() -> None:
     assert Texture(4, 8, 65000).faults() == []
-    assert Texture(2, 8, 1).faults() == ["lines of 16 bytes: textures want multiples of 32"]
-    assert Texture(4, 16, 65001).faults() == ["a height of 65001: textures have at most 65000"]
+    assert Texture(2, 8, 1).faults() == ["lines: expected multiples of 32 bytes in a texture, got 16"]
+    assert Texture(4, 16, 65001).faults() == ["height: expected at most 65000 in a texture, got 65001"]
     wide = Texture(8, 131072 + 8, 3).faults()
-    assert [fault.split(":")[0] for fault in wide] == ["a width of 131080"]
+    assert [fault.split(":")[0] for fault in wide] == ["width"]
     (reason,) = TILED.why_not(LAYER.replace(W=15), DEVICE, TEXTURED)
-    assert reason == "lines of 60 bytes: textures want multiples of 32"
-    assert TILED.why_not(LAYER, DEVICE, TEXTURED | {"INPUT": "array"}) == [
-        "INPUT=array: allowed is texture, or nothing"
-    ]
+    assert reason == "lines: expected multiples of 32 bytes in a texture, got 60"
+    assert TILED.why_not(LAYER, DEVICE, TEXTURED | {"INPUT": "array"}) == ["INPUT=array: expected texture, or no INPUT"]
 
 
 class FakeDriver:
@@ -180,20 +178,20 @@ def test_a_warp_reads_from_banks_of_its_own(extent: int, stride: int) -> None:
 
 
 def _params(tile: Any) -> dict[str, int]:
-    return {"BK": tile.BK, "TQ": tile.TQ, "TK": tile.TK, "BD": 1}
+    return {"BM": tile.BM, "TQ": tile.TQ, "TK": tile.TK, "BK": 1}
 
 
 def test_few_channels_get_small_tiles_and_large_filters_few_channels() -> None:
     def offered(**fields: Any) -> list[dict[str, Any]]:
         return [dict(params) for params in TILED.candidates(LAYER.replace(**fields), DEVICE)]
 
-    assert {params["BK"] for params in offered(K=2)} == {8}
-    assert {params["BK"] for params in offered(K=64)} == {8, 16, 32, 64}
-    assert {params["BD"] for params in offered(C=64, R=11, S=11, padding=5)} == {1}
-    assert max(params["BD"] for params in offered(C=3)) == 4  # as many as there are, in whole powers of two
+    assert {params["BM"] for params in offered(K=2)} == {8}
+    assert {params["BM"] for params in offered(K=64)} == {8, 16, 32, 64}
+    assert {params["BK"] for params in offered(C=64, R=11, S=11, padding=5)} == {1}
+    assert max(params["BK"] for params in offered(C=3)) == 4  # as many as there are, in whole powers of two
     large = LAYER.replace(R=31, S=31, padding=15, K=64)
     (reason,) = TILED.why_not(large, DEVICE, _params(TILES[0]))
-    assert "bytes of shared memory to a block" in reason
+    assert "bytes to a block, got" in reason
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -202,7 +200,7 @@ def test_what_is_in_shared_memory_lets_as_many_blocks_be_there_as_meant(dtype: s
         for params in TILED.candidates(layer, DEVICE):
             unit = TILED.units(layer, params)[1]
             assert unit.shared * unit.blocks <= SHARED
-            assert params["BD"] == 1 or params["BD"] < 2 * layer.C
+            assert params["BK"] == 1 or params["BK"] < 2 * layer.C
 
 
 @pytest.mark.parametrize("case", list(cases(CHWN))[::5], ids=str)

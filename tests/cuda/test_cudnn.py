@@ -18,7 +18,7 @@ from simt.emulator import MISSING, Emulated
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cuda.libraries import ALGORITHMS as CUDNN
-from autoconv.cuda.libraries import candidates as vendor
+from autoconv.cuda.libraries import algorithm as vendor
 from autoconv.cuda.libraries import cudnn, cudnn_graph
 from autoconv.cuda.libraries.cublas_cufft import LibraryError
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
@@ -172,7 +172,7 @@ def test_what_the_library_refuses_says_so(library: Any) -> None:
     (reason,) = algorithm.why_not(edge("tails"), DEVICE, {"ALGO": "direct", "MATH": "fma"})
     assert reason == "cudnnGetConvolutionForwardWorkspaceSize: CUDNN_STATUS_NOT_SUPPORTED"
     uneven = edge("asymmetric")
-    assert "pads both sides alike" in algorithm.why_not(uneven, DEVICE, {"ALGO": "gemm", "MATH": "fma"})[0]
+    assert "expected the same on both sides" in algorithm.why_not(uneven, DEVICE, {"ALGO": "gemm", "MATH": "fma"})[0]
     assert len(algorithm.why_not(edge("tails"), DEVICE, {"ALGO": "algo_1", "MATH": "tf32"})) == 2
     with pytest.raises(LibraryError, match="BAD_PARAM"):
         cudnn.Convolution(edge("tails"), "fma").run(0, 0, 1, 0, 0, 0, (0, 0))  # without the workspace it needs
@@ -256,14 +256,18 @@ def test_an_engine_on_record_is_made_again_by_its_name(library: Any, monkeypatch
             {"ENGINE": 0, "KNOBS": "3-1"},
             "cudnnBackendFinalize: CUDNN_STATUS_NOT_SUPPORTED: the engine has no such knob",
         ),
-        (0, {"ENGINE": 1}, "its notes (tensor_core) make it another family's"),
-        (2, {"ENGINE": 0}, "its notes (none) make it another family's"),
-        (0, {"ENGINE": 2}, "its notes (nondeterministic) make it another family's"),
-        (1, {"ENGINE": 0}, "its notes (none) make it another family's"),
+        (0, {"ENGINE": 1}, "notes of the engine: expected those of cudnn.graph, got tensor_core"),
+        (2, {"ENGINE": 0}, "notes of the engine: expected those of cudnn.graph.tf32, got none"),
+        (0, {"ENGINE": 2}, "notes of the engine: expected those of cudnn.graph, got nondeterministic"),
+        (1, {"ENGINE": 0}, "notes of the engine: expected those of cudnn.graph.atomic, got none"),
         (2, {"ENGINE": 5}, "it rounds its operands to a narrower type"),
         (0, {"ENGINE": 9}, "it adds in a narrower type than float32"),
-        (0, {"ENGINE": 4}, "its name is cudnn.graph[ENGINE=4,METHOD=winograd]"),  # or its bound would be a sum's
-        (0, {}, "no ENGINE is named"),
+        (
+            0,
+            {"ENGINE": 4},
+            "expected its full name, cudnn.graph[ENGINE=4,METHOD=winograd]",
+        ),  # or its bound would be a sum's
+        (0, {}, "ENGINE: expected a number, got none"),
     ],
 )
 def test_what_is_no_candidate_of_a_family_says_so(family: int, params: Any, reason: str, library: Any) -> None:

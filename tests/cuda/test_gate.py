@@ -75,7 +75,8 @@ def configurations(algorithm: Algorithm) -> list[tuple[ConvLayer, Candidate]]:
 
 def tile(candidate: Candidate) -> Candidate:
     """A candidate without what its kernels' registers and shared memory do not depend on."""
-    kept = tuple((name, value) for name, value in candidate.items if name not in ("SPLIT", "IMAGES", "BD"))
+    without = {"SPLIT", "IMAGES"} | ({"BK"} if candidate.algorithm == "direct.tiled" else set())
+    kept = tuple((name, value) for name, value in candidate.items if name not in without)
     return Candidate(candidate.algorithm, kept)
 
 

@@ -19,7 +19,16 @@ from autoconv.cuda.codegen import tensor_map as module
 from autoconv.cuda.codegen.occupancy import register_cap
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.codegen.tensor_map import TensorMap, TensorMapError, passing
-from autoconv.cuda.gemm.hopper import CAPABILITY, PRODUCER_REGISTERS, TILES, WARPGROUP, Hopper, axis, passes, pixel_map
+from autoconv.cuda.gemm.hopper import (
+    CAPABILITY,
+    PRODUCER_REGISTERS,
+    TILES,
+    WARPGROUP,
+    Hopper,
+    pass_axes,
+    passes,
+    pixel_map,
+)
 from autoconv.layer import DIRECTIONS, ConvLayer
 
 needs_compiler = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
@@ -39,8 +48,8 @@ def layer_of(**fields: Any) -> ConvLayer:
 def walked(layer: ConvLayer, tensor_map: TensorMap, tap: tuple[int, int]) -> list[tuple[int, int, int]]:
     """The pixels (image, row, column) that im2col copies go through for one tap, by the manual's words."""
     width, height, images = tensor_map.extents[1:]
-    rows = range(tensor_map.lower[1], height + tensor_map.upper[1], tensor_map.steps[1])
-    columns = range(tensor_map.lower[0], width + tensor_map.upper[0], tensor_map.steps[0])
+    rows = range(tensor_map.lower[1], height + tensor_map.upper[1], tensor_map.pixel_strides[1])
+    columns = range(tensor_map.lower[0], width + tensor_map.upper[0], tensor_map.pixel_strides[0])
     return [(n, h + tap[0], w + tap[1]) for n in range(images) for h in rows for w in columns]
 
 
@@ -62,13 +71,15 @@ def test_a_pass_goes_through_the_pixels_that_its_taps_meet(fields: dict[str, Any
     for rows, columns in passes(layer):
         for i in range(rows.taps):
             for j in range(columns.taps):
-                places = walked(layer, pixel_map(layer, (rows, columns), 64), (i * rows.reach, j * columns.reach))
+                places = walked(
+                    layer, pixel_map(layer, (rows, columns), 64), (i * rows.tap_stride, j * columns.tap_stride)
+                )
                 assert len(places) == layer.N * rows.pixels * columns.pixels
                 for number, (n, h, w) in enumerate(places):
                     y, x = divmod(number % (rows.pixels * columns.pixels), columns.pixels)
-                    tap = rows.first + i * rows.next, columns.first + j * columns.next
+                    tap = rows.first_tap + i * rows.next_tap, columns.first_tap + j * columns.next_tap
                     if direction == "dgrad":
-                        out = rows.spot + y * layer.stride[0], columns.spot + x * layer.stride[1]
+                        out = rows.offset + y * layer.stride[0], columns.offset + x * layer.stride[1]
                         if 0 <= h < layer.P and 0 <= w < layer.Q:
                             found.add((n, *out, h, w, *tap))
                     elif 0 <= h < layer.H and 0 <= w < layer.W:
@@ -90,16 +101,19 @@ def test_a_pass_goes_through_the_pixels_that_its_taps_meet(fields: dict[str, Any
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"C": 12}, "a stride of 24 bytes"),
-        ({"stride": 9, "H": 40, "W": 40}, "step 9: the copy engine takes 1 to 8"),
-        ({"padding": (130, 1)}, "corner -130: the copy engine takes -128 to 127"),
-        ({"padding": ((1, 200), (1, 1))}, "corner 198"),
-        ({"R": 1, "S": 5, "dilation": (1, 70), "W": 300}, "filter taps 280 apart: the copy engine takes 255"),
-        ({"layout": "NCHW"}, "channels must be neighbours"),
-        ({"dtype": "float32"}, "this kernel has float16, bfloat16"),
-        ({"C": 96, "groups": 3, "K": 48}, "C/groups=32: a multiple of 64 is wanted"),
-        ({"C": 48, "groups": 3, "K": 36, "direction": "wgrad"}, "K/groups=12: a multiple of 8 is wanted"),
-        ({"direction": "dgrad", "stride": 3, "H": 20, "W": 20}, "dgrad would take 9 passes, 4 are the most"),
+        ({"C": 12}, "stride of the copy engine: expected a multiple of 16 bytes below 2**40, got 24"),
+        ({"stride": 9, "H": 40, "W": 40}, "pixel stride of the copy engine: expected 1 to 8, got 9"),
+        ({"padding": (130, 1)}, "corner of the copy engine: expected -128 to 127, got -130"),
+        ({"padding": ((1, 200), (1, 1))}, "corner of the copy engine: expected -128 to 127, got 198"),
+        ({"R": 1, "S": 5, "dilation": (1, 70), "W": 300}, "filter taps: expected at most 255 pixels apart, got 280"),
+        ({"layout": "NCHW"}, "layout: expected NHWC, got NCHW"),
+        ({"dtype": "float32"}, "dtype: expected float16 or bfloat16, got float32"),
+        ({"C": 96, "groups": 3, "K": 48}, "C/groups=32: expected a multiple of 64"),
+        ({"C": 48, "groups": 3, "K": 36, "direction": "wgrad"}, "K/groups=12: expected a multiple of 8"),
+        (
+            {"direction": "dgrad", "stride": 3, "H": 20, "W": 20},
+            "stride: expected at most 4 passes in dgrad, one to each component, got 9 for 3x3",
+        ),
     ],
 )
 def test_what_the_copy_engine_cannot_do_is_said(fields: dict[str, Any], reason: str) -> None:
@@ -454,4 +468,4 @@ def test_work_is_the_tiles_of_the_output() -> None:
                 params["SPLIT"]
             )
             least = math.prod(layer.output_shape) / (int(params["BM"]) * int(params["BN"]))
-            assert least <= covered <= 4 * least + 9 * len(axis(layer, 0))
+            assert least <= covered <= 4 * least + 9 * len(pass_axes(layer, 0))

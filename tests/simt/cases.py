@@ -13,7 +13,7 @@ from simt.emulator import Emulated, fenced
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Params
-from autoconv.cuda.gemm.hopper import TILES, Tile
+from autoconv.cuda.gemm.hopper import TILES, HopperTile
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 from autoconv.tuning.reference import convolve, error, magnitude
 
@@ -27,17 +27,17 @@ Row = TypeVar("Row")
 Planned = tuple[dict[str, Any], dict[str, int]]
 
 
-def _hopper(tile: Tile, SPLIT: int, dtype: str, direction: int = 0, **fields: Any) -> Planned:
+def _hopper(tile: HopperTile, SPLIT: int, dtype: str, direction: int = 0, **fields: Any) -> Planned:
     """A layer whose channels are no whole lines or tiles, in parts that nobody would choose for so small a one."""
     problem = {"N": 2, "C": 136, "H": 9, "W": 8, "K": 136, "R": 3, "S": 3, "padding": 1, "layout": "NHWC"}
     params = {"BM": tile.BM, "BN": tile.BN, "STAGES": tile.STAGES, "SPLIT": SPLIT}
     return problem | {"dtype": dtype, "direction": DIRECTIONS[direction]} | fields, params
 
 
-def _tiled(SIDE: int, direction: str, layout: str, dtype: str, **fields: Any) -> Planned:
+def _tiled(tile: int, direction: str, layout: str, dtype: str, **fields: Any) -> Planned:
     """Four tiles or more to an image."""
     problem = {"N": 2, "C": 4, "H": 35, "W": 37, "K": 6, "R": 3, "S": 3, "padding": ((1, 2), (2, 0)), "groups": 2}
-    return problem | {"direction": direction, "layout": layout, "dtype": dtype} | fields, {"SIDE": SIDE, "IMAGES": 1}
+    return problem | {"direction": direction, "layout": layout, "dtype": dtype} | fields, {"tile": tile, "IMAGES": 1}
 
 
 def _blocks(params: dict[str, Any], **fields: Any) -> Planned:
@@ -45,8 +45,8 @@ def _blocks(params: dict[str, Any], **fields: Any) -> Planned:
     return {"N": 14, "C": 3, "H": 5, "W": 8, "K": 40, "R": 3, "S": 3, "padding": 1} | fields, params
 
 
-def _tile(BK: int, TQ: int, TK: int, BD: int, **more: str) -> dict[str, Any]:
-    return {"BK": BK, "TQ": TQ, "TK": TK, "BD": BD, **more}
+def _tile(BM: int, TQ: int, TK: int, BK: int, **more: str) -> dict[str, Any]:
+    return {"BM": BM, "TQ": TQ, "TK": TK, "BK": BK, **more}
 
 
 # Layers and parameters that a family's kernels must meet and the edges do not lead to.
@@ -85,7 +85,7 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
     ),
     "winograd": tuple(  # few tiles of many channels: what is read too far lies in no other matrix
         ({"N": 1, "C": C, "H": 2, "W": 2, "K": K, "R": 3, "S": 3, "padding": 1, "layout": "NHWC", "direction": d},
-         {"M": 2, "BM": 64, "BN": 64})
+         {"m": 2, "BM": 64, "BN": 64})
         for d, C, K in (("fwd", 64, 1), ("dgrad", 1, 64))
     ),
     "gemm.explicit": (  # sums wider than the output, of which there are no whole blocks
@@ -93,7 +93,7 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
          {"IMAGES": 1, "MERGED": 1}),
     ),
     "fft": (
-        ({"N": 1, "C": 3, "H": 9, "W": 11, "K": 5, "R": 3, "S": 3}, {"SIDE": 0, "IMAGES": 1}),  # no whole blocks
+        ({"N": 1, "C": 3, "H": 9, "W": 11, "K": 5, "R": 3, "S": 3}, {"tile": 0, "IMAGES": 1}),  # no whole blocks
         _tiled(16, "fwd", "NHWC", "float32", stride=2, dilation=2, **FULL_TAIL),
         _tiled(32, "fwd", "NCHW", "float64", H=70, R=5, stride=(3, 1), dilation=(2, 3), bias=True),
         _tiled(16, "dgrad", "NCHW", "float16", stride=(2, 1), dilation=(1, 2)),

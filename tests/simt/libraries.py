@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autoconv.cuda.libraries.cublas_cufft import Matrix, Product
+from autoconv.cuda.libraries.cublas_cufft import Product, StoredMatrix
 from autoconv.layer import DTYPES
 
 
@@ -25,7 +25,7 @@ class NumpyBLAS:
     def multiply(self, product: Product, a: int, b: int, c: int, add: bool) -> None:
         (m, n, k), (of, to) = product.extents, product.dtypes
 
-        def matrices(address: int, matrix: Matrix, rows: int, columns: int, dtype: str) -> Any:
+        def matrices(address: int, matrix: StoredMatrix, rows: int, columns: int, dtype: str) -> Any:
             stored = (rows, columns) if matrix.operation == "N" else (columns, rows)
             assert matrix.leading >= stored[0], f"leading dimension {matrix.leading} of {stored[0]} rows"
             found = _view(address, (product.batch, *stored), (matrix.batch, 1, matrix.leading), dtype)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -114,21 +113,6 @@ class Helper(DeviceProcess):
         if "lost" in answer:  # its process is about to end
             self.close()
         return answer
-
-
-def commit() -> str:
-    """Of the checkout that runs, with a plus where it was changed; "unknown" outside of one."""
-    folder = Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    try:
-        found = git("rev-parse", "--short=12", "HEAD")
-        return f"{found}{'+' if git('status', '--porcelain', '-uno') else ''}" if found else "unknown"
-    except OSError:
-        return "unknown"
 
 
 def read(folder: Path) -> list[Result]:

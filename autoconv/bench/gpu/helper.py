@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import random
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,6 @@ import numpy as np
 
 from autoconv import __version__, registry
 from autoconv.algorithm import Algorithm, Array, Candidate, Params
-from autoconv.bench.gpu import commit
 from autoconv.bench.gpu.baselines import RIVALS, Rival
 from autoconv.bench.gpu.cases import cases, operands
 from autoconv.device import Device, Operands
@@ -244,6 +244,21 @@ def _interleaved(samples: Mapping[str, Callable[[], float]]) -> dict[str, list[f
 
 def _host(array: Any) -> Any:
     return array.get() if hasattr(array, "get") else np.asarray(array)
+
+
+def commit() -> str:
+    """Of the checkout that runs, with a plus where it was changed; "unknown" outside of one."""
+    folder = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        found = git("rev-parse", "--short=12", "HEAD")
+        return f"{found}{'+' if git('status', '--porcelain', '-uno') else ''}" if found else "unknown"
+    except OSError:
+        return "unknown"
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from autoconv.errors import AutoconvError
 BYTES = 128  # of an encoded map
 LINE = 128  # bytes of a line in shared memory: the innermost extent of every box, for the 128-byte swizzle
 STRIDE_UNIT = 16  # bytes
-MOST = {"stride": 2**40, "extent": 2**32, "box": 256, "pixels": 1024, "step": 8}
+MOST = {"stride": 2**40, "extent": 2**32, "box": 256, "pixels": 1024, "pixel stride": 8}
 CORNERS = (-128, 127)  # of the box of first pixels, for two spatial dimensions
 OFFSETS = (0, 255)  # of a filter tap, likewise
 
@@ -51,7 +51,7 @@ class TensorMap:
         Bytes from one to the next, of every dimension but the innermost.
     box : int
         Elements of a copy in each dimension; for im2col, channels and pixels.
-    steps : int
+    pixel_strides : int
         Distance of neighbouring pixels of an im2col copy, (width, height). Empty for a plain box.
     lower, upper : int
         Where its first pixels begin, and where they end as seen from the extents; (width, height).
@@ -61,14 +61,14 @@ class TensorMap:
     extents: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
-    steps: tuple[int, ...] = ()
+    pixel_strides: tuple[int, ...] = ()
     lower: tuple[int, ...] = ()
     upper: tuple[int, ...] = ()
 
     @property
     def im2col(self) -> bool:
         """Whether a copy walks through pixels as a filter tap does."""
-        return bool(self.steps)
+        return bool(self.pixel_strides)
 
     @property
     def itemsize(self) -> int:
@@ -76,14 +76,14 @@ class TensorMap:
         return 4 if self.dtype == "float32" else 2
 
     @property
-    def element_steps(self) -> tuple[int, ...]:
-        """Steps of every dimension."""
-        return (1, *self.steps, 1) if self.im2col else (1,) * len(self.extents)
+    def element_strides(self) -> tuple[int, ...]:
+        """Of every dimension, as the driver calls them."""
+        return (1, *self.pixel_strides, 1) if self.im2col else (1,) * len(self.extents)
 
     def faults(self) -> list[str]:
         """What the driver would refuse."""
         found = [
-            f"a stride of {stride} bytes: the copy engine wants multiples of {STRIDE_UNIT} below 2**40"
+            f"stride of the copy engine: expected a multiple of {STRIDE_UNIT} bytes below 2**40, got {stride}"
             for stride in self.strides
             if stride % STRIDE_UNIT or stride >= MOST["stride"]
         ]
@@ -91,10 +91,10 @@ class TensorMap:
         limits = [("extent", extent, 1, MOST["extent"]) for extent in self.extents]
         limits += [("box", self.box[0] * self.itemsize, LINE, LINE)]
         limits += [("box", extent, 1, most_lines) for extent in self.box[1:]]
-        limits += [("step", step, 1, MOST["step"]) for step in self.steps]
+        limits += [("pixel stride", stride, 1, MOST["pixel stride"]) for stride in self.pixel_strides]
         limits += [("corner", corner, *CORNERS) for corner in (*self.lower, *self.upper)]
         found += [
-            f"{name} {value}: the copy engine takes {least} to {most}"
+            f"{name} of the copy engine: expected {least} to {most}, got {value}"
             for name, value, least, most in limits
             if not least <= value <= most
         ]
@@ -119,14 +119,16 @@ class TensorMap:
             _values(ctypes.c_uint64, self.extents),
             _values(ctypes.c_uint64, self.strides),
         )
-        steps = _values(ctypes.c_uint32, self.element_steps)
+        element_strides = _values(ctypes.c_uint32, self.element_strides)
         kinds = [ctypes.c_int(v) for v in (INTERLEAVE_NONE, SWIZZLE_128B, PROMOTE_L2_128B, FILL_ZEROS)]
         if self.im2col:
             corners = (_values(ctypes.c_int, self.lower), _values(ctypes.c_int, self.upper))
             channels, pixels = map(ctypes.c_uint32, self.box)
-            status = _driver("cuTensorMapEncodeIm2col")(*head, *corners, channels, pixels, steps, *kinds)
+            status = _driver("cuTensorMapEncodeIm2col")(*head, *corners, channels, pixels, element_strides, *kinds)
         else:
-            status = _driver("cuTensorMapEncodeTiled")(*head, _values(ctypes.c_uint32, self.box), steps, *kinds)
+            status = _driver("cuTensorMapEncodeTiled")(
+                *head, _values(ctypes.c_uint32, self.box), element_strides, *kinds
+            )
         if status:
             raise TensorMapError(f"the driver refuses {self} at address {address:#x}: CUresult {status}")
         return encoded
@@ -156,12 +158,12 @@ class Texture:
     def faults(self) -> list[str]:
         """What the texture units cannot do."""
         found = [
-            f"a {name} of {getattr(self, name)}: textures have at most {most}"
+            f"{name}: expected at most {most} in a texture, got {getattr(self, name)}"
             for name, most in MOST_TEXELS.items()
             if getattr(self, name) > most
         ]
         if self.pitch % PITCH_UNIT:
-            found.append(f"lines of {self.pitch} bytes: textures want multiples of {PITCH_UNIT}")
+            found.append(f"lines: expected multiples of {PITCH_UNIT} bytes in a texture, got {self.pitch}")
         return found
 
     def encode(self, address: int) -> Any:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from autoconv.algorithm import Algorithm, Array, Kernel, Params
 from autoconv.cuda.codegen.occupancy import limits_of
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
 Launch = Callable[..., None]  # arrays, or None for a null pointer
+PART_ALIGNMENT = 256  # bytes, of each part of a workspace
+TileT = TypeVar("TileT")
 
 
 class Chain(Kernel):
@@ -60,15 +61,15 @@ class CudaAlgorithm(Algorithm["CUDA"]):
         """Every kernel of a candidate, in the order of launch; asked only when nothing forbids the layer."""
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
-        """The family's own reasons against parameters, which hold on every device."""
+        """Every reason against these parameters that holds on every device."""
         return []
 
+    def incapable(self, layer: ConvLayer, params: Params, capability: int) -> list[str]:
+        """What the kernels ask for that GPUs of a compute capability (times ten) have not."""
+        return [reason for unit in self.units(layer, params) for reason in _lacking(unit, capability)]
+
     def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
-        reasons = self.unfit(layer, params)
-        if reasons:
-            return reasons
-        capability = device.facts["compute_capability"]
-        return [reason for unit in self.units(layer, params) for reason in _unfit(unit, capability)]
+        return self.unfit(layer, params) or self.incapable(layer, params, device.facts["compute_capability"])
 
     def load(self, device: CUDA, units: Sequence[Unit]) -> list[Launch]:
         """The units compiled for the device."""
@@ -84,28 +85,53 @@ class TF32(CudaAlgorithm):
     float32_bound = 2.0**-10  # both factors of every product lose up to 2**-11
 
 
-def _unfit(unit: Unit, capability: int) -> list[str]:
+def _lacking(unit: Unit, capability: int) -> list[str]:
     """Why a unit cannot run at the occupancy it was designed for."""
     limits, reasons = limits_of(capability), []
     if capability < unit.capability:
-        reasons.append(f"compute capability {capability / 10}: {unit.capability / 10} is the least")
+        reasons.append(f"compute capability: expected {unit.capability / 10} or above, got {capability / 10}")
     if unit.shared > limits.shared_per_block:
         reasons.append(
-            f"{unit.function} takes {unit.shared} bytes of shared memory, a block here has {limits.shared_per_block}"
+            f"shared memory of {unit.function}: expected at most {limits.shared_per_block} bytes, got {unit.shared}"
         )
     if max(unit.grid[1:]) > 65535 or unit.grid[0] > 2**31 - 1:
-        reasons.append(f"{unit.function} needs a grid of {'x'.join(map(str, unit.grid))} blocks")
+        blocks = "x".join(map(str, unit.grid))
+        reasons.append(f"grid of {unit.function}: expected at most {2**31 - 1}x65535x65535 blocks, got {blocks}")
     return reasons
+
+
+def tile_of(tiles: Sequence[TileT], params: Params, *names: str) -> TileT:
+    """The tile whose fields of these names are as the parameters say.
+
+    Raises
+    ------
+    LookupError
+        When there is none: parameters that `no_tile` has something against.
+    """
+    for tile in tiles:
+        if all(getattr(tile, name) == params[name] for name in names):
+            return tile
+    raise LookupError(*no_tile(tiles, params, *names))
+
+
+def no_tile(tiles: Sequence[object], params: Params, *names: str) -> list[str]:
+    """The reason against parameters that name no tile; none where they name one."""
+    known = dict.fromkeys(tuple(getattr(tile, name) for name in names) for tile in tiles)
+    given = tuple(params[name] for name in names)
+    if given in known:
+        return []
+    expected, got = " or ".join("x".join(map(str, tile)) for tile in known), "x".join(map(str, given))
+    return [f"{'x'.join(names)}: expected {expected}, got {got}"]
+
+
+def aligned(nbytes: int) -> int:
+    """Bytes of a part of the workspace, so that the next one begins aligned."""
+    return ceil_div(nbytes, PART_ALIGNMENT) * PART_ALIGNMENT
 
 
 def ceil_div(a: int, b: int) -> int:
     """`a / b`, rounded up."""
     return -(-a // b)
-
-
-def summing(layer: ConvLayer, threads: int) -> tuple[int, int, int]:
-    """The grid that sums the parts of a split product: four elements to a thread, as in `implicit.cuh`."""
-    return ceil_div(math.prod(layer.output_shape), 4 * threads), 1, 1
 
 
 def scalar(layer: ConvLayer) -> str:

@@ -1,5 +1,5 @@
 // The forward direction and the gradient of the input on the same terms: what is read, and what is written. With
-// unit stride the gradient is the same sum, its filters turned round and channels exchanged.
+// unit stride the gradient is the same sum, its filters rotated by 180 degrees and channels exchanged.
 #pragma once
 #include "common.cuh"
 

@@ -5,7 +5,7 @@
 
 constexpr bool BACK = DIRECTION == DGRAD;
 constexpr Offset CHANNELS = BACK ? C : K, ROWS = BACK ? H : P, COLUMNS = BACK ? W : Q;
-constexpr Offset PIECES = (COLUMNS + TQ - 1) / TQ;
+constexpr Offset RUNS = (COLUMNS + TQ - 1) / TQ;
 constexpr int STEP = BACK ? 1 : static_cast<int>(STRIDE_W);  // inputs between two outputs
 constexpr int WINDOW = (TQ - 1) * STEP + (S - 1) * DILATION_W + 1;
 constexpr bool IN_REGISTERS = WINDOW <= 64 && !(BACK && STRIDE_W > 1);
@@ -57,9 +57,9 @@ DEVICE void add_row(Acc (&sum)[TQ], const T* in, const T* w, Offset n, int k, in
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 depthwise(const T* in, const T* w, T* out, const T* bias, const T* residual) {
     const Offset at = Offset(blockIdx.x) * THREADS + threadIdx.x;
-    if (at >= N * CHANNELS * ROWS * PIECES) return;
+    if (at >= N * CHANNELS * ROWS * RUNS) return;
     const Offset inner = LAYOUT == NCHW ? at : at / CHANNELS;  // neighbouring threads are neighbours in memory
-    const Offset first = inner % PIECES * TQ, i = inner / PIECES % ROWS, rest = inner / PIECES / ROWS;
+    const Offset first = inner % RUNS * TQ, i = inner / RUNS % ROWS, rest = inner / RUNS / ROWS;
     const int channel = static_cast<int>(LAYOUT == NCHW ? rest % CHANNELS : at % CHANNELS);
     const Offset n = LAYOUT == NCHW ? rest / CHANNELS : rest;
     Acc sum[TQ] = {};

@@ -15,30 +15,36 @@ if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
 THREADS = 128
-PIECES = (2, 4, 8)
+RUNS = (2, 4, 8)  # outputs of a thread
 MOST_TAPS = 33  # of a filter row, which a thread holds in registers
+MOST_PRODUCTS_FLOAT64 = 64  # of a thread and a filter row
 
 
 class Depthwise(CudaAlgorithm):
-    """A window of inputs in registers, shared by the TQ neighbouring outputs of a thread."""
+    """A window of inputs in registers, shared by the TQ neighbouring outputs of a thread.
+
+    Each filter sees one channel (Chollet, "Xception", 2017, and Howard et al., "MobileNets", 2017, made such layers
+    common): a product would have a depth of its taps alone. The kernels are those of the definition.
+    """
 
     name = "depthwise"
     exact = True
     files = ("depthwise/depthwise.cu",)
+    groupings = ("dense", "depthwise")  # dense: of a single channel
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
-        return [{"TQ": 1}] if layer.direction == "wgrad" else [{"TQ": TQ} for TQ in PIECES]
+        return [{"TQ": 1}] if layer.direction == "wgrad" else [{"TQ": TQ} for TQ in RUNS]
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
-        reasons = []
+        reasons, TQ = [], params["TQ"]
         if layer.groups != layer.C:
-            reasons.append(f"filters see {layer.C // layer.groups} channels: this kernel is for one")
+            reasons.append(f"channels: expected one to a filter, got {layer.C // layer.groups}")
         if layer.S > MOST_TAPS:
-            reasons.append(f"S={layer.S}: a thread holds at most {MOST_TAPS} taps of a filter row")
-        if layer.dtype == "float64" and layer.S * int(params["TQ"]) > 64:
-            reasons.append(f"float64: {params['TQ']} outputs of {layer.S} taps do not fit a thread's registers")
-        if int(params["TQ"]) not in (1, *PIECES):
-            reasons.append(f"TQ={params['TQ']}: allowed are {', '.join(map(str, PIECES))}")
+            reasons.append(f"S={layer.S}: expected at most {MOST_TAPS} taps of a filter row, which a thread holds")
+        if TQ not in (1, *RUNS):
+            return [*reasons, f"TQ={TQ}: expected {' or '.join(map(str, (1, *RUNS)))}"]
+        if layer.dtype == "float64" and layer.S * int(TQ) > MOST_PRODUCTS_FLOAT64:
+            reasons.append(f"float64: expected at most {MOST_PRODUCTS_FLOAT64} products to a row, got {TQ}x{layer.S}")
         return reasons
 
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
@@ -50,8 +56,8 @@ class Depthwise(CudaAlgorithm):
                 Unit("depthwise_wgrad", *self.files, layer, (filters, layer.R, 1), THREADS, 4, shared, 0, constants),
             )
         columns = layer.Q if layer.direction == "fwd" else layer.W
-        pieces = math.prod(layer.output_shape) // columns * ceil_div(columns, int(params["TQ"]))
-        return (Unit("depthwise", *self.files, layer, (ceil_div(pieces, THREADS), 1, 1), THREADS, 4, 0, 0, constants),)
+        runs = math.prod(layer.output_shape) // columns * ceil_div(columns, int(params["TQ"]))
+        return (Unit("depthwise", *self.files, layer, (ceil_div(runs, THREADS), 1, 1), THREADS, 4, 0, 0, constants),)
 
     def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
         reread = 1 + 0.5 * (layer.R - 1) / int(params["TQ"])  # rows come again, mostly from the caches

@@ -1,34 +1,34 @@
-// Convolution as it is defined, tile by tile. A block computes BK channels of LANES_N images, LANES_P rows and
-// LANES_Q runs of TQ neighbours in a row; a thread TK channels of one run. BD channels in at a time lie in shared
+// Convolution as it is defined, tile by tile. A block computes BM channels of LANES_N images, LANES_P rows and
+// LANES_Q runs of TQ neighbours in a row; a thread TK channels of one run. BK channels in at a time lie in shared
 // memory, filters and all pixels that the tile sees, zeros beyond the border; the next ones arrive while these are
 // multiplied. A thread reads a row of pixels once for all taps of a filter row, and a warp's threads read the same
 // filters.
 //
-// Taps a PERIOD apart meet the same pixels, SHIFT outputs away from each other: pixels lie in PHASES, by the tap that
-// meets them first, so that neighbouring outputs read neighbours whatever the stride, and what no tap meets is left
-// out. With TQ odd, lines of PITCH numbers and images of IMAGE, a warp's lanes mostly read from banks of their own.
+// Taps a PERIOD apart meet the same pixels, SHIFT outputs away from each other: pixels lie in polyphase COMPONENTS, by
+// the tap that meets them first, so that neighbouring outputs read neighbours whatever the stride, and what no tap meets
+// is left out. With TQ odd, lines of PITCH numbers and images of IMAGE, a warp's lanes mostly read from banks of their own.
 //
 // The image is an array or a texture, whose border mode fills in the zeros on both sides of a row; a row above or
 // below the image is one beyond all of the texture.
 //
-// Packed filters are U[group, block of rows, channel, r, s, BK], filled up with zeros: a slice is one piece of
+// Packed filters are U[group, block of rows, channel, r, s, BM], filled up with zeros: a slice is one piece of
 // memory.
 #pragma once
 #include "../common/sides.cuh"
 
-constexpr int WARPS = TILE_THREADS / 32, WARPS_K = BK / TK;
+constexpr int WARPS = TILE_THREADS / 32, WARPS_M = BM / TK;
 constexpr int RUNS = LANES_N * LANES_P * LANES_Q;
 constexpr int STEP_H = BACK ? 1 : static_cast<int>(STRIDE_H), STEP_W = BACK ? 1 : static_cast<int>(STRIDE_W);
-constexpr int LINES = PHASES_H * SPAN_H, WIDTH = PHASES_W * SPAN_W, SPOTS = LANES_N * LINES * WIDTH;
+constexpr int LINES = COMPONENTS_H * SPAN_H, WIDTH = COMPONENTS_W * SPAN_W, SPOTS = LANES_N * LINES * WIDTH;
 constexpr int COUNT = ceil_div(SPOTS, TILE_THREADS);
-constexpr int TAPS = static_cast<int>(R * S), FILTERS = BD * TAPS * BK, WINDOW = SPAN_W - (LANES_Q - 1) * TQ;
-constexpr int SLICES = ceil_div(static_cast<int>(DEPTH), BD), ROW_BLOCKS = ceil_div(static_cast<int>(ROWS), BK);
+constexpr int TAPS = static_cast<int>(R * S), FILTERS = BK * TAPS * BM, WINDOW = SPAN_W - (LANES_Q - 1) * TQ;
+constexpr int SLICES = ceil_div(static_cast<int>(DEPTH), BK), ROW_BLOCKS = ceil_div(static_cast<int>(ROWS), BM);
 constexpr Offset TILES_P = (OUT_H + LANES_P - 1) / LANES_P, TILES_Q = (OUT_W + LANES_Q * TQ - 1) / (LANES_Q * TQ);
 constexpr Offset CHANNEL_IN = LAST ? 1 : IN_H * IN_W, CHANNEL_OUT = LAST ? 1 : OUT_H * OUT_W;
 constexpr int ROUND = 4;                                  // channels that leave through shared memory together
-constexpr int HELD = COUNT * BD <= 16 ? COUNT : 16 / BD;  // spots that wait in registers
+constexpr int HELD = COUNT * BK <= 16 ? COUNT : 16 / BK;  // spots that wait in registers
 constexpr int UNROLLED = TAPS * TQ * TK <= 600 ? static_cast<int>(R) : 1;
-static_assert(TILE_THREADS % (32 * WARPS_K) == 0 && RUNS <= TILE_THREADS / WARPS_K && TK % ROUND == 0, "whole warps");
+static_assert(TILE_THREADS % (32 * WARPS_M) == 0 && RUNS <= TILE_THREADS / WARPS_M && TK % ROUND == 0, "whole warps");
 
 // Whether pixels need no thread on their way.
 template <class Input>
@@ -37,8 +37,8 @@ template <>
 constexpr bool ASYNC<const T*> = sizeof(T) == 4 && !LAST;
 
 struct Slices {
-    alignas(16) Acc w[2][BD][R][S][BK];
-    Acc x[2][BD][LANES_N * IMAGE];
+    alignas(16) Acc w[2][BK][R][S][BM];
+    Acc x[2][BK][LANES_N * IMAGE];
 };
 struct Sums {
     Acc at[WARPS][ROUND][32 * TQ];
@@ -61,7 +61,7 @@ struct Pixel {
     DEVICE Pixel(const Tile& tile, int spot) {
         const int line = spot / WIDTH, column = spot % WIDTH;
         n = tile.n + line / LINES;
-        h = (tile.p + line % SPAN_H) * STEP_H + line / SPAN_H % PHASES_H * DILATION_H - START_H;
+        h = (tile.p + line % SPAN_H) * STEP_H + line / SPAN_H % COMPONENTS_H * DILATION_H - START_H;
         v = (tile.q + column % SPAN_W) * STEP_W + column / SPAN_W * DILATION_W - START_W;
     }
 };
@@ -87,18 +87,18 @@ DEVICE Offset target(const Tile& tile, int run, int j) {
     return exists ? out_at(n, static_cast<int>(tile.group * ROWS), p, q) : -1;
 }
 
-// The same place in BD channels, of a slice: in registers, then in shared memory.
+// The same place in BK channels, of a slice: in registers, then in shared memory.
 struct Spot {
-    Acc value[BD];
+    Acc value[BK];
 
     DEVICE void fetch(const Texture& x, const Tile& tile, int spot, int slice) {
         constexpr Offset CHANNELS = GROUPS * DEPTH;
         const Pixel at(tile, spot);
         const bool exists = within(at.h, IN_H);  // images beyond the last are beyond the texture
-        const Offset channel = tile.group * DEPTH + Offset(slice) * BD;
+        const Offset channel = tile.group * DEPTH + Offset(slice) * BK;
         const Offset row = LAST ? at.n * IN_H + at.h : (at.n * CHANNELS + channel) * IN_H + at.h;
 #pragma unroll
-        for (int c = 0; c < BD; c++) {
+        for (int c = 0; c < BK; c++) {
             const Offset column = LAST ? at.v * CHANNELS + channel + c : at.v;
             const Offset line = exists ? row + (LAST ? 0 : c * IN_H) : -1;
             value[c] = Acc(to_float(Texel<T>::of(texel_bits(x, static_cast<int>(column), static_cast<int>(line)))));
@@ -106,11 +106,11 @@ struct Spot {
     }
 
     DEVICE void fetch(const T* x, const Tile& tile, int spot, int slice) {
-        constexpr int RUN = LAST && DEPTH % 4 == 0 && BD % 4 == 0 ? 4 : 1;
+        constexpr int RUN = LAST && DEPTH % 4 == 0 && BK % 4 == 0 ? 4 : 1;
         const Offset from = spot < SPOTS ? source(tile, spot) : -1;
 #pragma unroll
-        for (int c = 0; c < BD; c += RUN) {
-            const Offset channel = Offset(slice) * BD + c;
+        for (int c = 0; c < BK; c += RUN) {
+            const Offset channel = Offset(slice) * BK + c;
             Acc run[RUN];
             load_run(run, x, from >= 0 && channel < DEPTH ? from + channel * CHANNEL_IN : -1);
 #pragma unroll
@@ -118,10 +118,10 @@ struct Spot {
         }
     }
 
-    DEVICE void store(Acc (&to)[BD][LANES_N * IMAGE], int spot) const {
+    DEVICE void store(Acc (&to)[BK][LANES_N * IMAGE], int spot) const {
         if (spot < SPOTS)
 #pragma unroll
-            for (int c = 0; c < BD; c++) to[c][kept_at(spot)] = value[c];
+            for (int c = 0; c < BK; c++) to[c][kept_at(spot)] = value[c];
     }
 };
 
@@ -143,10 +143,10 @@ DEVICE void start(Slices& to, int half, Spot (&held)[HELD], const Input& x, cons
             const int spot = spot_of(i);
             if (spot >= SPOTS) continue;
             const Offset place = source(tile, spot);
-            const T* first = place < 0 ? x : x + place + Offset(slice) * BD * CHANNEL_IN;
+            const T* first = place < 0 ? x : x + place + Offset(slice) * BK * CHANNEL_IN;
 #pragma unroll
-            for (int c = 0; c < BD; c++) {
-                if (Offset(slice) * BD + c >= DEPTH) continue;
+            for (int c = 0; c < BK; c++) {
+                if (Offset(slice) * BK + c >= DEPTH) continue;
                 copy_async4(&to.x[half][c][kept_at(spot)], first + c * CHANNEL_IN, place >= 0);
             }
         }
@@ -182,12 +182,12 @@ DEVICE void multiply_slice(Acc (&sum)[TQ][TK], const Slices& slices, int half, i
             const int line = r % PERIOD_H * SPAN_H + r / PERIOD_H * SHIFT_H;
             const Acc* pixels = &slices.x[half][c][begin + line * PITCH];
 #pragma unroll
-            for (int phase = 0; phase < PHASES_W; phase++) {
+            for (int component = 0; component < COMPONENTS_W; component++) {
                 Acc window[WINDOW];
 #pragma unroll
-                for (int i = 0; i < WINDOW; i++) window[i] = pixels[phase * SPAN_W + i];
+                for (int i = 0; i < WINDOW; i++) window[i] = pixels[component * SPAN_W + i];
 #pragma unroll
-                for (int s = phase; s < S; s += PERIOD_W) {
+                for (int s = component; s < S; s += PERIOD_W) {
                     Acc w[TK];
 #pragma unroll
                     for (int k = 0; k < TK; k += 4) read4(&w[k], &slices.w[half][c][r][s][row + k]);
@@ -244,12 +244,12 @@ DEVICE void write_pixels(const Acc (&sum)[TQ][TK], Sums& sums, const Tile& tile,
 
 template <class Input>
 DEVICE void convolve_tile(Shared& shared, const Input& x, const Acc* U, T* out, const T* bias, const T* residual) {
-    const int warp = static_cast<int>(threadIdx.x) / 32, row = warp % WARPS_K * TK;
-    const int run = warp / WARPS_K * 32 + static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) / 32, row = warp % WARPS_M * TK;
+    const int run = warp / WARPS_M * 32 + static_cast<int>(threadIdx.x) % 32;
     const int group = blockIdx.z, block = static_cast<int>(blockIdx.x) % ROW_BLOCKS;  // neighbours share pixels
     const Offset number = static_cast<Offset>(blockIdx.x) / ROW_BLOCKS;
     const Tile tile = {number / TILES_Q / TILES_P * LANES_N, number / TILES_Q % TILES_P * LANES_P,
-                       number % TILES_Q * (LANES_Q * TQ), group, block * BK + row};
+                       number % TILES_Q * (LANES_Q * TQ), group, block * BM + row};
     const Acc* filters = U + (long long)(group * ROW_BLOCKS + block) * SLICES * FILTERS;
     Acc sum[TQ][TK] = {};
     Spot held[HELD];
@@ -259,7 +259,7 @@ DEVICE void convolve_tile(Shared& shared, const Input& x, const Acc* U, T* out, 
     for (int slice = 0; slice < SLICES; slice++) {
         const int half = slice & 1;
         if (slice + 1 < SLICES) start(shared.slices, half ^ 1, held, x, filters, tile, slice + 1);
-        const int channels = slice + 1 < SLICES ? BD : static_cast<int>(DEPTH) - (SLICES - 1) * BD;
+        const int channels = slice + 1 < SLICES ? BK : static_cast<int>(DEPTH) - (SLICES - 1) * BK;
         multiply_slice(sum, shared.slices, half, channels, run, row);
         finish<Input>(shared.slices, half ^ 1, held);
     }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from autoconv.algorithm import Array, Kernel, Params
 from autoconv.cuda.codegen.source import Constant, Unit
 from autoconv.cuda.codegen.tensor_map import TEXTURE_ALIGNMENT, Texture
-from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div, roofline, scalar
+from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div, no_tile, roofline, scalar, tile_of
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ MOST_SHARED = 99 << 10  # to a block whose filters are so large that fewer fit
 MOST_SUMS_FLOAT64 = 40
 
 
-class Tile(NamedTuple):
-    """BK channels to a block, TQ neighbours in a row of TK channels to a thread, and blocks to a multiprocessor."""
+class DirectTile(NamedTuple):
+    """BM channels of the output to a block, TQ neighbours of TK of them to a thread, and blocks to a multiprocessor."""
 
-    BK: int
+    BM: int
     TQ: int
     TK: int
     runs: int  # of TQ outputs, to a block
@@ -37,7 +37,7 @@ class Tile(NamedTuple):
     @property
     def threads(self) -> int:
         """Of a block."""
-        return self.BK // self.TK * self.runs
+        return self.BM // self.TK * self.runs
 
     def meant(self, dtype: str) -> int:
         """Blocks to a multiprocessor: about half as many where sums take two registers."""
@@ -45,29 +45,32 @@ class Tile(NamedTuple):
 
 
 TILES = (  # an odd TQ spreads a warp's reads over the banks
-    Tile(32, 7, 8, runs=32, blocks=4),
-    Tile(32, 5, 8, runs=32, blocks=4),
-    Tile(64, 5, 16, runs=32, blocks=3),
-    Tile(16, 5, 8, runs=64, blocks=4),
-    Tile(8, 5, 8, runs=128, blocks=3),
+    DirectTile(32, 7, 8, runs=32, blocks=4),
+    DirectTile(32, 5, 8, runs=32, blocks=4),
+    DirectTile(64, 5, 16, runs=32, blocks=3),
+    DirectTile(16, 5, 8, runs=64, blocks=4),
+    DirectTile(8, 5, 8, runs=128, blocks=3),
 )
 TEXTURED = (TILES[1], TILES[4])  # those that may read the image as a texture
 
 
-class Axis(NamedTuple):
-    """How outputs along one axis meet pixels: taps a period apart the same ones, `shift` outputs away."""
+class PolyphaseAxis(NamedTuple):
+    """How outputs along one axis meet pixels: taps a period apart the same ones, `shift` outputs away.
+
+    `components` of the pixels, those a period apart, are met by some tap: the polyphase components of a strided sum.
+    """
 
     period: int
-    phases: int
+    components: int
     shift: int
     reach: int
 
     @classmethod
-    def of(cls, stride: int, dilation: int, taps: int) -> Axis:
+    def of(cls, stride: int, dilation: int, taps: int) -> PolyphaseAxis:
         """Of a filter with so many taps.
 
-        >>> Axis.of(stride=4, dilation=1, taps=11)  # taps 0, 4 and 8 meet neighbours
-        Axis(period=4, phases=4, shift=1, reach=2)
+        >>> PolyphaseAxis.of(stride=4, dilation=1, taps=11)  # taps 0, 4 and 8 meet neighbours
+        PolyphaseAxis(period=4, components=4, shift=1, reach=2)
         """
         common = math.gcd(stride, dilation)
         period, shift = stride // common, dilation // common
@@ -87,62 +90,63 @@ class Footprint(NamedTuple):
 
 
 class DirectTiled(CudaAlgorithm):
-    """A block's pixels, with zeros for the border, and its filters in shared memory, BD channels of them at a time.
+    """A block's pixels, with zeros for the border, and its filters in shared memory, BK channels of them at a time.
 
-    It has fwd, and dgrad of unit stride as the same sum with filters turned round. With INPUT=texture pixels come
-    through the texture units, whose border mode does the padding. The array is seen where it lies, as one texture of
-    all rows: no copy, but rows have to be whole units of a texture's pitch and few enough, and an array that
-    begins off a texture's boundary goes the other way.
+    It has fwd, and dgrad of unit stride as the same sum with filters rotated by 180 degrees. Pixels and filters in
+    shared memory and a tile of outputs to a thread's registers are as in cuda-convnet: Krizhevsky, Sutskever & Hinton,
+    "ImageNet Classification with Deep Convolutional Neural Networks" (2012). With INPUT=texture pixels come through the
+    texture units, whose border mode does the padding. The array is seen where it lies, as one texture of all rows: no
+    copy, but rows have to be whole units of a texture's pitch and few enough, and an array that begins off a texture's
+    boundary goes the other way.
     """
 
     name = "direct.tiled"
     files = ("direct/tiled_filter.cu", "direct/tiled.cu", "direct/tiled_textured.cu")
+    directions = ("fwd", "dgrad")
     exact = True
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
         rows, depth = _channels(layer)
         for tile in TILES:
-            if 4 * rows <= tile.BK and tile != TILES[-1]:
+            if 4 * rows <= tile.BM and tile != TILES[-1]:
                 continue  # the last, of the fewest channels, takes what the others would mostly waste
             room = SHARED // tile.meant(layer.dtype)
-            fitting = (BD for BD in DEPTHS if 2 * depth > BD and _shared(layer, tile, BD) <= room)
-            params = {"BK": tile.BK, "TQ": tile.TQ, "TK": tile.TK, "BD": next(fitting, 1)}
+            fitting = (BK for BK in DEPTHS if 2 * depth > BK and _shared(layer, tile, BK) <= room)
+            params = {"BM": tile.BM, "TQ": tile.TQ, "TK": tile.TK, "BK": next(fitting, 1)}
             yield params
             if tile in TEXTURED:
                 yield params | {"INPUT": "texture"}
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
-        tile, reasons = _tile(params), []
-        if layer.direction == "wgrad":
-            reasons.append("wgrad: this kernel has fwd and dgrad")
+        reasons = []
         if layer.direction == "dgrad" and layer.stride != (1, 1):
-            reasons.append("dgrad of a strided layer: its taps differ from pixel to pixel")
-        if params["BD"] not in DEPTHS:
-            reasons.append(f"BD={params['BD']}: allowed are {', '.join(map(str, DEPTHS))}")
+            reasons.append("stride: expected 1x1 in dgrad, where other taps meet each pixel of a larger one")
+        if params["BK"] not in DEPTHS:
+            reasons.append(f"BK={params['BK']}: expected {' or '.join(map(str, DEPTHS))}")
         if "INPUT" in params:
             reasons += _texture(layer).faults()
             if params["INPUT"] != "texture":
-                reasons.append(f"INPUT={params['INPUT']}: allowed is texture, or nothing")
-        if tile is None:
-            return [*reasons, f"no such tile: {', '.join(f'{t.BK}x{t.TQ}x{t.TK}' for t in TILES)} exist"]
+                reasons.append(f"INPUT={params['INPUT']}: expected texture, or no INPUT")
+        if missing := no_tile(TILES, params, "BM", "TQ", "TK"):
+            return reasons + missing
+        tile = _tile(params)
         if layer.dtype == "float64" and tile.TQ * tile.TK > MOST_SUMS_FLOAT64:
-            reasons.append(f"float64: {tile.TQ}x{tile.TK} sums do not fit a thread's registers")
-        if not reasons and (shared := _shared(layer, tile, int(params["BD"]))) > MOST_SHARED:
-            reasons.append(f"{shared} bytes of shared memory to a block: at most {MOST_SHARED} leave others room")
+            reasons.append(f"float64: expected at most {MOST_SUMS_FLOAT64} sums to a thread, got {tile.TQ}x{tile.TK}")
+        if not reasons and (shared := _shared(layer, tile, int(params["BK"]))) > MOST_SHARED:
+            reasons.append(f"shared memory: expected at most {MOST_SHARED} bytes to a block, got {shared}")
         return reasons
 
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
         """What packs the filters, and the rest; with a texture, also what does without."""
-        tile, BD = _tile(params), int(params["BD"])
-        assert tile is not None
+        tile, BK = _tile(params), int(params["BK"])
         blocks = tile.meant(layer.dtype)
-        shared = _shared(layer, tile, BD)
+        shared = _shared(layer, tile, BK)
         constants = (
-            *((name, int(params[name])) for name in ("BK", "TQ", "TK", "BD")),
+            *((name, int(params[name])) for name in ("BM", "TQ", "TK", "BK")),
             *_geometry(layer, tile),
             *(("TILE_THREADS", tile.threads), ("TILE_BLOCKS", blocks), ("THREADS", THREADS), ("BLOCKS", 4)),
         )
-        filters = ceil_div(_filters(layer, tile, BD), THREADS)
+        filters = ceil_div(_filters(layer, tile, BK), THREADS)
         grid = (_row_blocks(layer, tile) * _tiles(layer, tile), 1, layer.groups)
         filters_of, plain_of, textured_of = self.files
         packing = Unit("tiled_filter", filters_of, layer, (filters, 1, 1), THREADS, 4, 0, 0, constants)
@@ -153,12 +157,10 @@ class DirectTiled(CudaAlgorithm):
 
     def packed_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
         tile = _tile(params)
-        assert tile is not None
-        return _filters(layer, tile, int(params["BD"])) * layer.accumulator.itemsize
+        return _filters(layer, tile, int(params["BK"])) * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
         tile = _tile(params)
-        assert tile is not None
         blocks = _row_blocks(layer, tile) * _tiles(layer, tile) * layer.groups
         together = int(device.facts["multiprocessors"]) * tile.blocks
         # whole waves of whole tiles are computed, whatever part of them is wanted
@@ -199,9 +201,8 @@ def _texture(layer: ConvLayer) -> Texture:
     return Texture(layer.itemsize, last, math.prod(shape) // last)
 
 
-def _tile(params: Params) -> Tile | None:
-    wanted = params["BK"], params["TQ"], params["TK"]
-    return next((tile for tile in TILES if wanted == (tile.BK, tile.TQ, tile.TK)), None)
+def _tile(params: Params) -> DirectTile:
+    return tile_of(TILES, params, "BM", "TQ", "TK")
 
 
 def _channels(layer: ConvLayer) -> tuple[int, int]:
@@ -215,28 +216,30 @@ def _extents(layer: ConvLayer) -> tuple[int, int]:
     return (layer.H, layer.W) if layer.direction == "dgrad" else (layer.P, layer.Q)
 
 
-def _axes(layer: ConvLayer) -> tuple[Axis, Axis]:
+def _axes(layer: ConvLayer) -> tuple[PolyphaseAxis, PolyphaseAxis]:
     stride = (1, 1) if layer.direction == "dgrad" else layer.stride
     return (
-        Axis.of(stride[0], layer.dilation[0], layer.R),
-        Axis.of(stride[1], layer.dilation[1], layer.S),
+        PolyphaseAxis.of(stride[0], layer.dilation[0], layer.R),
+        PolyphaseAxis.of(stride[1], layer.dilation[1], layer.S),
     )
 
 
-def _footprint(layer: ConvLayer, tile: Tile) -> Footprint:
+def _footprint(layer: ConvLayer, tile: DirectTile) -> Footprint:
     return _best_footprint(_axes(layer), layer.N, _extents(layer), layer.R * layer.S, tile)
 
 
 @functools.lru_cache(maxsize=4096)
-def _best_footprint(axes: tuple[Axis, Axis], N: int, extents: tuple[int, int], taps: int, tile: Tile) -> Footprint:
+def _best_footprint(
+    axes: tuple[PolyphaseAxis, PolyphaseAxis], N: int, extents: tuple[int, int], taps: int, tile: DirectTile
+) -> Footprint:
     """The one that costs least: blocks that are not full, and pixels that several blocks see, count."""
     (down, across), (height, width) = axes, extents
 
     def shape(rows: int, runs: int) -> Footprint:
         images = min(N, tile.runs // (rows * runs))
         span_h, span_w = rows + down.reach, runs * tile.TQ + across.reach
-        pitch = across.phases * span_w
-        return Footprint(images, rows, runs, span_h, span_w, pitch, down.phases * span_h * pitch)
+        pitch = across.components * span_w
+        return Footprint(images, rows, runs, span_h, span_w, pitch, down.components * span_h * pitch)
 
     def cost(shape: Footprint) -> tuple[int, int]:
         blocks = ceil_div(N, shape.images) * ceil_div(height, shape.rows) * ceil_div(width, shape.runs * tile.TQ)
@@ -266,38 +269,42 @@ def _spread(least: int, copies: int, places: list[int]) -> int:
     return min(range(least, least + 32), key=conflicts)
 
 
-def _geometry(layer: ConvLayer, tile: Tile) -> tuple[Constant, ...]:
+def _geometry(layer: ConvLayer, tile: DirectTile) -> tuple[Constant, ...]:
     """What the kernel has to know of it."""
     shape, constants = _footprint(layer, tile), []
     for side, axis in zip("HW", _axes(layer), strict=True):
-        constants += [(f"PERIOD_{side}", axis.period), (f"PHASES_{side}", axis.phases), (f"SHIFT_{side}", axis.shift)]
+        constants += [
+            (f"PERIOD_{side}", axis.period),
+            (f"COMPONENTS_{side}", axis.components),
+            (f"SHIFT_{side}", axis.shift),
+        ]
     names = ("LANES_N", "LANES_P", "LANES_Q", "SPAN_H", "SPAN_W", "PITCH", "IMAGE")
     return (*constants, *zip(names, shape, strict=True))
 
 
-def _tiles(layer: ConvLayer, tile: Tile) -> int:
+def _tiles(layer: ConvLayer, tile: DirectTile) -> int:
     shape, (height, width) = _footprint(layer, tile), _extents(layer)
     return ceil_div(layer.N, shape.images) * ceil_div(height, shape.rows) * ceil_div(width, shape.runs * tile.TQ)
 
 
-def _row_blocks(layer: ConvLayer, tile: Tile) -> int:
-    return ceil_div(_channels(layer)[0], tile.BK)
+def _row_blocks(layer: ConvLayer, tile: DirectTile) -> int:
+    return ceil_div(_channels(layer)[0], tile.BM)
 
 
-def _spots(layer: ConvLayer, tile: Tile) -> int:
+def _spots(layer: ConvLayer, tile: DirectTile) -> int:
     """Numbers of one channel in shared memory."""
     shape = _footprint(layer, tile)
     return shape.images * shape.image
 
 
-def _filters(layer: ConvLayer, tile: Tile, BD: int) -> int:
+def _filters(layer: ConvLayer, tile: DirectTile, BK: int) -> int:
     """Numbers of the packed ones, filled up to whole blocks and slices."""
-    depth = ceil_div(_channels(layer)[1], BD) * BD
-    return layer.groups * _row_blocks(layer, tile) * tile.BK * depth * layer.R * layer.S
+    depth = ceil_div(_channels(layer)[1], BK) * BK
+    return layer.groups * _row_blocks(layer, tile) * tile.BM * depth * layer.R * layer.S
 
 
-def _shared(layer: ConvLayer, tile: Tile, BD: int) -> int:
+def _shared(layer: ConvLayer, tile: DirectTile, BK: int) -> int:
     """Bytes of shared memory: filters and pixels twice, or four channels of sums."""
-    slices = 2 * BD * (layer.R * layer.S * tile.BK + _spots(layer, tile))
+    slices = 2 * BK * (layer.R * layer.S * tile.BM + _spots(layer, tile))
     sums = tile.threads * 4 * tile.TQ
     return ceil_div(max(slices, sums) * layer.accumulator.itemsize, 16) * 16

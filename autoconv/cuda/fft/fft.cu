@@ -25,7 +25,7 @@ DEVICE long long plane_of(Offset n, int channel, int down, int across, int chann
     return (channel / channels * TILES + tile) * channels + channel % channels;
 }
 
-// One pixel of the planes of x or dy: a tile begins at START + tile * STEP in an image spread out by UP.
+// One pixel of the planes of x or dy: a tile begins at TILE_OFFSET + tile * TILE_STRIDE in an image spread out by UP.
 template <bool gradient, int UP_H, int UP_W, int FIRST_H, int FIRST_W, int CHANNELS>
 DEVICE void cut(const T* from, Acc* planes) {
     constexpr long long ALL = TILES * CHANNELS * GROUPS * F_H * F_W;
@@ -39,19 +39,19 @@ DEVICE void cut(const T* from, Acc* planes) {
     const int v = next(F_W), u = next(F_H), c = next(CHANNELS), across = next(COUNT_W), down = next(COUNT_H);
     const Offset n = next(static_cast<int>(N));
     const int channel = static_cast<int>(rest) * CHANNELS + c;
-    const Offset h = FIRST_H + down * STEP_H + u, w = FIRST_W + across * STEP_W + v;
+    const Offset h = FIRST_H + down * TILE_STRIDE_H + u, w = FIRST_W + across * TILE_STRIDE_W + v;
     constexpr bool DY = gradient || DIRECTION == DGRAD;
     const bool inside = h >= 0 && w >= 0 && h % UP_H == 0 && w % UP_W == 0 && h / UP_H < (DY ? P : H) &&
-                        w / UP_W < (DY ? Q : W) && (!gradient || (u < STEP_H && v < STEP_W));
+                        w / UP_W < (DY ? Q : W) && (!gradient || (u < TILE_STRIDE_H && v < TILE_STRIDE_W));
     const Offset at = DY ? y_at(n, channel, h / UP_H, w / UP_W) : x_at(n, channel, h / UP_H, w / UP_W);
     planes[my_number()] = inside ? Acc(to_float(from[at])) : Acc(0);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) fft_cut(const T* from, Acc* planes) {
     if constexpr (DIRECTION == DGRAD)
-        cut<false, STRIDE_H, STRIDE_W, START_H, START_W, KG>(from, planes);
+        cut<false, STRIDE_H, STRIDE_W, TILE_OFFSET_H, TILE_OFFSET_W, KG>(from, planes);
     else
-        cut<false, 1, 1, START_H, START_W, CG>(from, planes);
+        cut<false, 1, 1, TILE_OFFSET_H, TILE_OFFSET_W, CG>(from, planes);
 }
 
 // Of the filters' gradient: disjoint tiles of dy, spread out by the stride.
@@ -93,7 +93,7 @@ struct Square {
 
 // to[COLUMNS, ROWS] = from[ROWS, COLUMNS], or its conjugate, by squares in shared memory.
 template <long long ROWS, long long COLUMNS, bool conjugate>
-DEVICE void turn(const Complex* from, Complex* to) {
+DEVICE void transpose(const Complex* from, Complex* to) {
     SHARED(Square, square);
     constexpr long long ACROSS = (COLUMNS + SIDE - 1) / SIDE;
     const long long row0 = blockIdx.x / ACROSS * SIDE, column0 = blockIdx.x % ACROSS * SIDE;
@@ -110,17 +110,17 @@ DEVICE void turn(const Complex* from, Complex* to) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) fft_turn(const Complex* from, Complex* to) {
-    turn<SOURCES, FREQUENCIES, false>(from, to);
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) fft_transpose(const Complex* from, Complex* to) {
+    transpose<SOURCES, FREQUENCIES, false>(from, to);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) fft_turn_gradient(const Complex* from, Complex* to) {
-    turn<GRADIENTS, FREQUENCIES, true>(from, to);
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) fft_transpose_gradient(const Complex* from, Complex* to) {
+    transpose<GRADIENTS, FREQUENCIES, true>(from, to);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) fft_turn_back(const Complex* from, Complex* to) {
-    turn<FREQUENCIES, SUMS, false>(from, to);
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) fft_transpose_back(const Complex* from, Complex* to) {
+    transpose<FREQUENCIES, SUMS, false>(from, to);
 }
 
-// The first STEP rows and columns of a plane are outputs, or every STRIDE-th of them.
+// The first TILE_STRIDE rows and columns of a plane are outputs, or every STRIDE-th of them.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 fft_output(const Acc* planes, T* out, const T* bias, const T* residual) {
     constexpr bool BACK = DIRECTION == DGRAD;
@@ -131,8 +131,8 @@ fft_output(const Acc* planes, T* out, const T* bias, const T* residual) {
     const Offset n = LAST ? pixel / (HEIGHT * WIDTH) : at / (CHANNELS * HEIGHT * WIDTH);
     const int h = static_cast<int>(pixel / WIDTH % HEIGHT * (BACK ? 1 : STRIDE_H));
     const int w = static_cast<int>(pixel % WIDTH * (BACK ? 1 : STRIDE_W));
-    const long long plane = plane_of(n, channel, h / STEP_H, w / STEP_W, BACK ? CG : KG);
-    const Acc sum = planes[(plane * F_H + h % STEP_H) * F_W + w % STEP_W] * SCALE;
+    const long long plane = plane_of(n, channel, h / TILE_STRIDE_H, w / TILE_STRIDE_W, BACK ? CG : KG);
+    const Acc sum = planes[(plane * F_H + h % TILE_STRIDE_H) * F_W + w % TILE_STRIDE_W] * SCALE;
     out[at] = finished(sum, bias, residual, channel, at);
 }
 

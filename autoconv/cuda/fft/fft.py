@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from autoconv.algorithm import PADDING_ONLY, Array, Kernel, Params
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.common.algorithm import CudaAlgorithm, Launch, ceil_div, roofline, scalar
-from autoconv.cuda.libraries.cublas_cufft import LibraryError, Operand, Transform, product
+from autoconv.cuda.common.algorithm import CudaAlgorithm, Launch, aligned, ceil_div, roofline, scalar
+from autoconv.cuda.libraries.cublas_cufft import LibraryError, Matrices, Transform, product
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -19,43 +19,42 @@ if TYPE_CHECKING:
 
 THREADS = 256
 SQUARE = 32  # of a transpose
-SIDES = (16, 32, 0)  # of a tile; 0 is the whole image
+TILES = (16, 32, 0)  # of a tile; 0 is the whole image
 LONGEST = 512  # of a transform
-ALIGNMENT = 256  # bytes, of each part of the workspace
-LARGEST = 1 << 30  # bytes of filters' spectra
+MOST_FILTER_BYTES = 1 << 30  # of the filters' spectra
 
 
 @dataclass(frozen=True)
-class Axis:
-    """How tiles cover one axis: `count` transforms of `length`, `step` results apart, the first at `start`."""
+class TiledAxis:
+    """How tiles cover one axis: `count` transforms of `length`, `stride` results apart, the first at `offset`."""
 
     length: int
-    step: int
+    stride: int
     count: int
-    start: int
+    offset: int
 
 
-def axis_of(layer: ConvLayer, axis: int, side: int) -> Axis:
+def tiled(layer: ConvLayer, axis: int, tile: int) -> TiledAxis:
     """Tiles of a side, or the one that holds all, which is of the next length without factors above 7."""
     stride, span = layer.stride[axis], layer.filter_extent[axis]
-    start = -layer.padding[axis][0]
+    offset = -layer.padding[axis][0]
     results = ((layer.P, layer.Q)[axis] - 1) * stride + 1
     if layer.direction == "dgrad":
-        results, start, stride = (layer.H, layer.W)[axis], 1 - span - start, 1
+        results, offset, stride = (layer.H, layer.W)[axis], 1 - span - offset, 1
     least = results + span - 1
     whole = next(length for length in itertools.count(least) if pow(210, 64, length) == 0)
-    if not 0 < side < whole:
-        return Axis(whole, results, 1, start)
-    step = (side - span + 1) // stride * stride
-    return Axis(side, step, ceil_div(results, step) if step > 0 else 0, start)
+    if not 0 < tile < whole:
+        return TiledAxis(whole, results, 1, offset)
+    apart = (tile - span + 1) // stride * stride
+    return TiledAxis(tile, apart, ceil_div(results, apart) if apart > 0 else 0, offset)
 
 
 class FFT(CudaAlgorithm):
-    """Overlap-save tiles of SIDE by SIDE, or whole images, IMAGES of them at a time.
+    """Overlap-save tiles of `tile` by `tile`, or whole images, IMAGES of them at a time.
 
-    Mathieu, Henaff & LeCun, "Fast Training of Convolutional Networks through FFTs" (2014); tiles as in
-    Vasilache et al., "Fast Convolutional Nets With fbfft" (2015). Strided results are picked from all,
-    strided gradients and dilated filters spread out.
+    Mathieu, Henaff & LeCun, "Fast Training of Convolutional Networks through FFTs" (2014); tiles as in Vasilache,
+    Johnson, Mathieu, Chintala, Piantino & LeCun, "Fast Convolutional Nets With fbfft" (2015). Strided results are
+    picked from all, strided gradients and dilated filters spread out.
     """
 
     name = "fft"
@@ -65,31 +64,34 @@ class FFT(CudaAlgorithm):
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
         divisors = [n for n in range(1, layer.N + 1) if layer.N % n == 0]
         some = sorted({divisors[0], divisors[len(divisors) // 2], divisors[-1]})
-        return ({"SIDE": side, "IMAGES": images} for side in SIDES for images in some)
+        return ({"tile": tile, "IMAGES": images} for tile in TILES for images in some)
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
-        side, images = int(params["SIDE"]), int(params["IMAGES"])
+        tile, images = int(params["tile"]), int(params["IMAGES"])
         reasons = []
-        if side not in SIDES:
-            reasons.append(f"SIDE={side}: allowed are {', '.join(map(str, SIDES))}")
+        if tile not in TILES:
+            reasons.append(f"tile={tile}: expected {' or '.join(map(str, TILES))}")
         if images < 1 or layer.N % images:
-            reasons.append(f"IMAGES={images}: it must divide N={layer.N}")
+            reasons.append(f"IMAGES={images}: expected a divisor of N={layer.N}")
         if layer.R == layer.S == 1:
-            reasons.append("R=S=1: a product already")
+            reasons.append("filter: expected more than one tap, got 1x1, which is a product already")
         if layer.sees_padding_only:
             reasons.append(PADDING_ONLY)
         rows, columns = _axes(layer, params)
         for name, axis, span in zip(("rows", "columns"), (rows, columns), layer.filter_extent, strict=True):
-            if axis.count != 1 and axis.step < side // 2:
-                reasons.append(f"a filter that spans {span} leaves less than half of a tile of {side} {name}")
+            if axis.count != 1 and axis.stride < tile // 2:
+                reasons.append(
+                    f"tile={tile}: expected a filter that leaves half of its {name}, got one that spans {span}"
+                )
             if axis.length > LONGEST:
-                reasons.append(f"transforms of {axis.length} {name}: {LONGEST} are the most")
-        if side and rows.count == columns.count == 1:
-            reasons.append(f"the image fits into a tile of {side}: the same as SIDE=0")
-        if not reasons and self._packed(layer, params) > LARGEST:
-            reasons.append(f"the filters' spectra take more than {LARGEST >> 20} MiB")
+                reasons.append(f"transforms: expected at most {LONGEST} {name}, got {axis.length}")
+        if tile and rows.count == columns.count == 1:
+            reasons.append(f"tile={tile}: expected 0, which is the same for an image that fits into one tile")
+        if not reasons and (nbytes := self._packed(layer, params)) > MOST_FILTER_BYTES:
+            expected = f"at most {MOST_FILTER_BYTES >> 20} MiB"
+            reasons.append(f"spectra of the filters: expected {expected}, got {nbytes >> 20} MiB")
         if not reasons and max(_planes(layer, params)) >= 2**31:
-            reasons.append("2**31 transforms or more")
+            reasons.append("transforms: expected fewer than 2**31")
         return reasons
 
     def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
@@ -112,7 +114,7 @@ class FFT(CudaAlgorithm):
             (f"{name}_{letter}", value)
             for letter, axis in (("H", rows), ("W", columns))
             for name, value in (
-                ("F", axis.length), ("STEP", axis.step), ("COUNT", axis.count), ("START", axis.start)
+                ("F", axis.length), ("TILE_STRIDE", axis.stride), ("COUNT", axis.count), ("TILE_OFFSET", axis.offset)
             )
         )  # fmt: skip
         text = _circle("H", rows.length) + _circle("W", columns.length)
@@ -124,19 +126,19 @@ class FFT(CudaAlgorithm):
                 preamble=text,
             )  # fmt: skip
 
-        def turn(name: str, planes: int) -> Unit:
+        def transpose(name: str, planes: int) -> Unit:
             squares = ceil_div(planes, SQUARE) * ceil_div(frequencies, SQUARE)
             shared = SQUARE * (SQUARE + 1) * 2 * layer.accumulator.itemsize
             grid = (squares, 1, 1)
             return Unit(name, *self.files, some, grid, THREADS, blocks, shared, constants=constants, preamble=text)
 
-        cut = unit("fft_cut", sources * area), turn("fft_turn", sources)
+        cut = unit("fft_cut", sources * area), transpose("fft_transpose", sources)
         if layer.direction == "wgrad":
-            gradient = unit("fft_cut_gradient", gradients * area), turn("fft_turn_gradient", gradients)
-            return *cut, *gradient, turn("fft_turn_back", sums), unit("fft_taps", math.prod(layer.w_shape))
+            gradient = unit("fft_cut_gradient", gradients * area), transpose("fft_transpose_gradient", gradients)
+            return *cut, *gradient, transpose("fft_transpose_back", sums), unit("fft_taps", math.prod(layer.w_shape))
         outputs = math.prod(some.output_shape)
         filters = unit("fft_filter", frequencies * _pairs(layer))
-        return filters, *cut, turn("fft_turn_back", sums), unit("fft_output", outputs)
+        return filters, *cut, transpose("fft_transpose_back", sums), unit("fft_output", outputs)
 
     def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
         return sum(_parts(device, layer, params))
@@ -155,7 +157,7 @@ class FFT(CudaAlgorithm):
         planes = chunks * (sources + (gradients if wgrad else sums)) + (sums if wgrad else 0)
         spectra = 2.0 * layer.accumulator.itemsize * _frequencies(layer, params)
         peak, bandwidth = device.peak_flops(scalar(layer)), device.bandwidth()
-        # cut, transformed, turned and multiplied: each plane is written four times and read as often
+        # cut, transformed, transposed and multiplied: each plane is written four times and read as often
         moved = spectra * (8 * planes + self._packed(layer, params) / spectra * chunks) / bandwidth
         tiles = layer.N * rows.count * columns.count
         products = 8.0 * _frequencies(layer, params) * tiles * _pairs(layer) / (0.5 * peak)
@@ -171,7 +173,7 @@ class FFT(CudaAlgorithm):
 
 
 class Spectral(Kernel):
-    """Planes, spectra and turned spectra take two buffers in turn; wgrad keeps one of x, and one of the sums."""
+    """Planes, spectra and transposed spectra take two buffers in turn; wgrad keeps one of x, and one of the sums."""
 
     def __init__(
         self, device: CUDA, layer: ConvLayer, params: Params, launches: dict[str, Launch], packed_bytes: int
@@ -187,11 +189,15 @@ class Spectral(Kernel):
         batch = _frequencies(layer, params) * groups
         if layer.direction == "wgrad":
             extents = K, C, tiles
-            operands = Operand(1, K, tiles * K), Operand(C, 1, tiles * C), Operand(C, 1, K * C)
+            operands = Matrices(1, K, tiles * K), Matrices(C, 1, tiles * C), Matrices(C, 1, K * C)
         else:
             into, out = (C, K) if layer.direction == "fwd" else (K, C)
             extents = tiles, out, into
-            operands = Operand(into, 1, tiles * into), Operand(out, 1, into * out), Operand(out, 1, tiles * out)
+            operands = (
+                Matrices(into, 1, tiles * into),
+                Matrices(out, 1, into * out),
+                Matrices(out, 1, tiles * out),
+            )
         number = "complex128" if layer.dtype == "float64" else "complex64"
         self._multiply = product(device.blas(), (number, number), extents, batch, *operands)
 
@@ -208,11 +214,11 @@ class Spectral(Kernel):
         images, launches, wgrad = self._images, self._launches, self._layer.direction == "wgrad"
         for n in range(0, self._layer.N, images):
             self._spectra(
-                "fft_cut", "fft_turn", 0, a[n : n + images], (first, second, third if wgrad else first), scratch
+                "fft_cut", "fft_transpose", 0, a[n : n + images], (first, second, third if wgrad else first), scratch
             )
             if wgrad:
                 buffers = first, second, first
-                self._spectra("fft_cut_gradient", "fft_turn_gradient", 1, b[n : n + images], buffers, scratch)
+                self._spectra("fft_cut_gradient", "fft_transpose_gradient", 1, b[n : n + images], buffers, scratch)
                 self._multiply(self._address(first), self._address(third), self._address(sums), n > 0)
             else:
                 self._multiply(self._address(first), self._address(b), self._address(second), False)
@@ -224,24 +230,24 @@ class Spectral(Kernel):
             launches["fft_taps"](second, out)
 
     def _spectra(
-        self, cut: str, turn: str, plan: int, source: Array, buffers: tuple[Array, Array, Array], scratch: Array
+        self, cut: str, transpose: str, plan: int, source: Array, buffers: tuple[Array, Array, Array], scratch: Array
     ) -> None:
         """Of some images: planes in the first buffer, spectra in the second, frequencies first in the third."""
-        planes, spectra, turned = buffers
+        planes, spectra, transposed = buffers
         self._launches[cut](source, planes)
         self._plans[plan].run(self._address(planes), self._address(spectra), self._address(scratch))
-        self._launches[turn](spectra, turned)
+        self._launches[transpose](spectra, transposed)
 
     def _planes(self, sums: Array, spectra: Array, scratch: Array, into: Array | None = None) -> None:
         """Back again, by way of `spectra`, into the buffer that the sums came from or another one."""
         target = sums if into is None else into
-        self._launches["fft_turn_back"](sums, spectra)
+        self._launches["fft_transpose_back"](sums, spectra)
         self._plans[-1].run(self._address(spectra), self._address(target), self._address(scratch))
 
 
-def _axes(layer: ConvLayer, params: Params) -> tuple[Axis, Axis]:
-    side = int(params["SIDE"])
-    return axis_of(layer, 0, side), axis_of(layer, 1, side)
+def _axes(layer: ConvLayer, params: Params) -> tuple[TiledAxis, TiledAxis]:
+    tile = int(params["tile"])
+    return tiled(layer, 0, tile), tiled(layer, 1, tile)
 
 
 def _frequencies(layer: ConvLayer, params: Params) -> int:
@@ -284,7 +290,7 @@ def _parts(device: CUDA, layer: ConvLayer, params: Params) -> tuple[int, ...]:
         *(spectrum * number for number in (max(planes), max(planes), *kept)),
         max(plan.workspace_bytes for plan in _plans(device, layer, params)),
     )
-    return tuple(ceil_div(nbytes, ALIGNMENT) * ALIGNMENT for nbytes in sizes)
+    return tuple(map(aligned, sizes))
 
 
 def _circle(letter: str, length: int) -> str:

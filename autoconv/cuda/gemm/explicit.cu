@@ -77,9 +77,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) merge(const T* y, 
     merged[merged_at(at)] = y[at];
 }
 
-// y from Y, with the fused tail; where no order is to be changed, Y may be y itself.
+// y from Y, with the fused epilogue; where no order is to be changed, Y may be y itself.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-tail(const Acc* sums, T* y, const T* bias, const T* residual) {
+epilogue(const Acc* sums, T* y, const T* bias, const T* residual) {
     if (my_number() >= (long long)N * K * P * Q) return;
     const Offset at = static_cast<Offset>(my_number());
     const int k = static_cast<int>(LAST ? at % K : at / (P * Q) % K);

@@ -1,4 +1,4 @@
-"""Explicit GEMM: lowering by kernels of this folder, matrix products by cuBLAS."""
+"""Explicit GEMM: lowering by kernels of our own, matrix products by cuBLAS."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from autoconv.algorithm import Array, Kernel, Params
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.common.algorithm import CudaAlgorithm, Launch, ceil_div, roofline
-from autoconv.cuda.libraries.cublas_cufft import Multiply, Operand, product
+from autoconv.cuda.common.algorithm import CudaAlgorithm, Launch, aligned, ceil_div, roofline
+from autoconv.cuda.libraries.cublas_cufft import Matrices, Multiply, product
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
 THREADS = 256
-ALIGNMENT = 256  # bytes, of each part of the workspace
 
 
 class Explicit(CudaAlgorithm):
     """The lowered matrix of IMAGES images at a time in the workspace; MERGED into one, or one to an image.
 
     Chellapilla, Puri & Simard, "High Performance Convolutional Neural Networks for Document
-    Processing" (2006). A filter of one tap on unpadded input needs no lowering. The gradient of the
-    input is gathered from the columns, not scattered, so that sums have an order.
+    Processing" (2006). A filter of one tap on unpadded input needs no lowering. The gradient of the input is gathered
+    from the columns, not scattered, so that sums have an order.
     """
 
     name = "gemm.explicit"
@@ -41,11 +40,11 @@ class Explicit(CudaAlgorithm):
         reasons = []
         images, merged = int(params["IMAGES"]), params["MERGED"]
         if images < 1 or layer.N % images:
-            reasons.append(f"IMAGES={images}: it must divide N={layer.N}")
+            reasons.append(f"IMAGES={images}: expected a divisor of N={layer.N}")
         if merged not in (0, 1) or (layer.layout == "NHWC" and not merged):
-            reasons.append(f"MERGED={merged}: 0 or 1, and 1 in NHWC, where images are merged anyway")
+            reasons.append(f"MERGED={merged}: expected 0 or 1, and 1 in NHWC, where images are merged anyway")
         if images * layer.P * layer.Q >= 2**31 or layer.C * layer.R * layer.S >= 2**31:
-            reasons.append("a matrix has 2**31 rows or columns")
+            reasons.append("rows and columns of a matrix: expected fewer than 2**31")
         return reasons
 
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
@@ -54,7 +53,7 @@ class Explicit(CudaAlgorithm):
         values = {
             "im2col": some.N * layer.P * layer.Q * layer.C * layer.R * layer.S,
             "merge": math.prod(some.y_shape),
-            "tail": math.prod(some.y_shape),
+            "epilogue": math.prod(some.y_shape),
             "col2im": math.prod(some.x_shape),
             "narrow": math.prod(some.w_shape),
         }
@@ -124,8 +123,8 @@ class Lowered(Kernel):
             self._multiply(W, X, Y, add=n > 0 and self._layer.direction == "wgrad")
             if "col2im" in launches:
                 launches["col2im"](X, some_x)
-            if "tail" in launches:
-                launches["tail"](Y, some_y, bias, None if residual is None else residual[n : n + images])
+            if "epilogue" in launches:
+                launches["epilogue"](Y, some_y, bias, None if residual is None else residual[n : n + images])
         if "narrow" in launches:
             launches["narrow"](sums, w)
 
@@ -153,11 +152,11 @@ def _flat(layer: ConvLayer, params: Params) -> bool:
 
 
 def _staged(layer: ConvLayer, params: Params) -> bool:
-    """Whether sums go to the workspace before the tail rounds them: once, and in the order of y."""
-    return _reordered(layer, params) or (layer.itemsize == 2 and _has_tail(layer))
+    """Whether sums go to the workspace before the epilogue rounds them: once, and in the order of y."""
+    return _reordered(layer, params) or (layer.itemsize == 2 and _has_epilogue(layer))
 
 
-def _has_tail(layer: ConvLayer) -> bool:
+def _has_epilogue(layer: ConvLayer) -> bool:
     return bool(layer.bias or layer.residual or layer.activation)
 
 
@@ -165,7 +164,7 @@ def _kernels(layer: ConvLayer, params: Params) -> tuple[str, ...]:
     """The names of those needed."""
     lowered, reordered = not _flat(layer, params), _reordered(layer, params)
     wanted = {
-        "fwd": {"im2col": lowered, "tail": _has_tail(layer) or reordered},
+        "fwd": {"im2col": lowered, "epilogue": _has_epilogue(layer) or reordered},
         "dgrad": {"merge": reordered, "col2im": lowered},
         "wgrad": {"im2col": lowered, "merge": reordered, "narrow": _summed_wide(layer, params)},
     }[layer.direction]
@@ -187,8 +186,7 @@ def _parts(layer: ConvLayer, params: Params) -> tuple[int, int, int]:
     staged = _staged(layer, params) if fwd else _reordered(layer, params)
     Y = places * layer.K * (wide if fwd else size) if staged else 0
     W = math.prod(layer.w_shape) * wide if _summed_wide(layer, params) else 0
-    aligned = [ceil_div(nbytes, ALIGNMENT) * ALIGNMENT for nbytes in (X, Y, W)]
-    return aligned[0], aligned[1], aligned[2]
+    return aligned(X), aligned(Y), aligned(W)
 
 
 def _group_steps(layer: ConvLayer, params: Params) -> tuple[int, int, int]:
@@ -226,12 +224,12 @@ def _product(device: CUDA, layer: ConvLayer, params: Params, call: Call) -> Mult
     """Y = W X, X = W^T Y or W = Y X^T."""
     filters, taps = layer.K // layer.groups, layer.C // layer.groups * layer.R * layer.S
     places = _places(layer, params)
-    W = Operand(taps, 1, call.steps[0])
+    W = Matrices(taps, 1, call.steps[0])
     if layer.layout == "NCHW":
-        X, Y = Operand(places, 1, call.steps[1]), Operand(places, 1, call.steps[2])
+        X, Y = Matrices(places, 1, call.steps[1]), Matrices(places, 1, call.steps[2])
     else:
-        X = Operand(1, layer.C if _flat(layer, params) else taps, call.steps[1])
-        Y = Operand(1, layer.K, call.steps[2])
+        X = Matrices(1, layer.C if _flat(layer, params) else taps, call.steps[1])
+        Y = Matrices(1, layer.K, call.steps[2])
     extents, operands = {
         "fwd": ((filters, places, taps), (W, X, Y)),
         "dgrad": ((taps, places, filters), (W.transposed, Y, X)),

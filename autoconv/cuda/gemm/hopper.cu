@@ -72,8 +72,8 @@ DEVICE Job job(int index) {
 
 DEVICE void fetch_from(T* to, const TensorMap& map, Barrier& barrier, int channel, int place, int tap) {
     const int image = place / (PIXEL_ROWS * PIXEL_COLUMNS), row = place / PIXEL_COLUMNS % PIXEL_ROWS;
-    fetch_pixels(to, map, barrier, channel, place % PIXEL_COLUMNS * PIXEL_STEP_W + PIXEL_LOW_W,
-                 row * PIXEL_STEP_H + PIXEL_LOW_H, image, tap % TAPS_W * TAP_STEP_W, tap / TAPS_W * TAP_STEP_H);
+    fetch_pixels(to, map, barrier, channel, place % PIXEL_COLUMNS * PIXEL_STRIDE_W + PIXEL_LOW_W,
+                 row * PIXEL_STRIDE_H + PIXEL_LOW_H, image, tap % TAPS_W * TAP_STRIDE_W, tap / TAPS_W * TAP_STRIDE_H);
 }
 
 DEVICE void fetch_slice(Stage& stage, Barrier& barrier, const TensorMap& pixels, const TensorMap& other, Job at,
@@ -191,7 +191,7 @@ DEVICE Offset row_at(Job at, int row) {
     if constexpr (WEIGHTS) return (Offset(at.group * KG + row) * TAPS + at.tap) * CG;
     if constexpr (DIRECTION == FWD) return Offset(row) * K + at.group * KG;
     const int image = row / (PIXEL_ROWS * PIXEL_COLUMNS);
-    const Offset h = row / PIXEL_COLUMNS % PIXEL_ROWS * STRIDE_H + SPOT_H, v = row % PIXEL_COLUMNS * STRIDE_W + SPOT_W;
+    const Offset h = row / PIXEL_COLUMNS % PIXEL_ROWS * STRIDE_H + OFFSET_H, v = row % PIXEL_COLUMNS * STRIDE_W + OFFSET_W;
     return x_at(image, at.group * CG, h, v);
 }
 

@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from autoconv.algorithm import Kernel, Params
+from autoconv.algorithm import Params
 from autoconv.cuda.codegen.occupancy import register_cap
 from autoconv.cuda.codegen.source import Constant, Unit
 from autoconv.cuda.codegen.tensor_map import LINE, OFFSETS, STRIDE_UNIT, TensorMap
-from autoconv.cuda.common.algorithm import TF32, Chain, CudaAlgorithm, Launch, ceil_div
+from autoconv.cuda.common.algorithm import TF32, ceil_div, no_tile, tile_of
+from autoconv.cuda.gemm.split import MOST_PARTS, SplitProduct
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
 CAPABILITY = 90  # the instructions are of sm_90a: neither older nor newer GPUs have them
-MOST_PARTS = 32
 LEAST_SLICES = 4  # of the depth, to a part
 MOST_PASSES = 4
 WARPGROUP = 128
@@ -28,7 +28,7 @@ BARRIER = 8  # bytes
 FILL_SECONDS, WRITE_SECONDS, LAUNCH_SECONDS = 1e-6, 5e-11, 3e-6
 
 
-class Tile(NamedTuple):
+class HopperTile(NamedTuple):
     """What a block computes, its multiplying warpgroups, slices in flight, and blocks a multiprocessor shall hold."""
 
     BM: int
@@ -55,36 +55,40 @@ class Tile(NamedTuple):
 
 
 TILES = (
-    Tile(128, 256, 2, 4, blocks=1),
-    Tile(256, 128, 2, 4, blocks=1),
-    Tile(128, 128, 2, 5, blocks=1),
-    Tile(128, 128, 1, 3, blocks=2),
-    Tile(256, 64, 2, 5, blocks=1),
-    Tile(128, 64, 2, 4, blocks=2),
-    Tile(64, 128, 1, 4, blocks=2),
-    Tile(64, 64, 1, 4, blocks=3),
+    HopperTile(128, 256, 2, 4, blocks=1),
+    HopperTile(256, 128, 2, 4, blocks=1),
+    HopperTile(128, 128, 2, 5, blocks=1),
+    HopperTile(128, 128, 1, 3, blocks=2),
+    HopperTile(256, 64, 2, 5, blocks=1),
+    HopperTile(128, 64, 2, 4, blocks=2),
+    HopperTile(64, 128, 1, 4, blocks=2),
+    HopperTile(64, 64, 1, 4, blocks=3),
 )
 
 
-class Axis(NamedTuple):
-    """A pass along height or width: `pixels` of the output from `spot` on, a stride apart.
+class PassAxis(NamedTuple):
+    """A pass along height or width: `pixels` of the output from `offset` on, a stride of the layer apart.
 
-    The first filter tap of the pass meets the pixel `low` of the other array, the next pixel of the output
-    one `step` further; the next tap lies `reach` further still, and is `next` filter taps after the `first`.
+    The first filter tap of the pass meets the pixel `low` of the other array, the next pixel of the output one
+    `pixel_stride` further; the next tap of the pass lies `tap_stride` further still, and is `next_tap` filter taps
+    after the `first_tap`.
     """
 
     pixels: int
     low: int
-    step: int
+    pixel_stride: int
     taps: int
-    reach: int
-    first: int
-    next: int
-    spot: int
+    tap_stride: int
+    first_tap: int
+    next_tap: int
+    offset: int
 
 
-def axis(layer: ConvLayer, i: int) -> list[Axis]:
-    """The passes along one axis: one, but for dgrad one to each remainder of the stride.
+Pass = tuple[PassAxis, PassAxis]  # height, width
+
+
+def pass_axes(layer: ConvLayer, i: int) -> list[PassAxis]:
+    """The passes along one axis: one, but for dgrad one to each remainder of the stride (its polyphase components).
 
     There, dx[h] is the sum of dy[(h + padding - r dilation) / stride] w[r] over the taps r for which that
     is whole: every stride / gcd(stride, dilation)-th, from the last of them to the first.
@@ -92,45 +96,45 @@ def axis(layer: ConvLayer, i: int) -> list[Axis]:
     stride, dilation, padding = layer.stride[i], layer.dilation[i], layer.padding[i][0]
     taps = (layer.R, layer.S)[i]
     if layer.direction != "dgrad":
-        return [Axis((layer.P, layer.Q)[i], -padding, stride, taps, dilation, 0, 1, 0)]
-    extent, common, passes = (layer.H, layer.W)[i], math.gcd(stride, dilation), []
-    for spot in range(min(stride, extent)):
-        met = [r for r in range(taps) if (spot + padding - r * dilation) % stride == 0] or [0]
-        whole = (spot + padding - met[0] * dilation) % stride == 0
-        low = (spot + padding - met[-1] * dilation) // stride if whole else 0
-        count = ceil_div(extent - spot, stride)
-        passes.append(Axis(count, low, 1, len(met) * whole, dilation // common, met[-1], -stride // common, spot))
-    return passes
+        return [PassAxis((layer.P, layer.Q)[i], -padding, stride, taps, dilation, 0, 1, 0)]
+    extent, common, found = (layer.H, layer.W)[i], math.gcd(stride, dilation), []
+    for offset in range(min(stride, extent)):
+        met = [r for r in range(taps) if (offset + padding - r * dilation) % stride == 0] or [0]
+        whole = (offset + padding - met[0] * dilation) % stride == 0
+        low = (offset + padding - met[-1] * dilation) // stride if whole else 0
+        count = ceil_div(extent - offset, stride)
+        found.append(PassAxis(count, low, 1, len(met) * whole, dilation // common, met[-1], -stride // common, offset))
+    return found
 
 
-def passes(layer: ConvLayer) -> list[tuple[Axis, Axis]]:
-    """Every pass, as (height, width)."""
-    return [(rows, columns) for rows in axis(layer, 0) for columns in axis(layer, 1)]
+def passes(layer: ConvLayer) -> list[Pass]:
+    """Every pass."""
+    return [(rows, columns) for rows in pass_axes(layer, 0) for columns in pass_axes(layer, 1)]
 
 
-def extents(layer: ConvLayer, of: tuple[Axis, Axis]) -> tuple[int, int, int]:
+def extents(layer: ConvLayer, one: Pass) -> tuple[int, int, int]:
     """Rows, columns and depth of one group's matrix product in a pass."""
     C, K = layer.C // layer.groups, layer.K // layer.groups
-    pixels, taps = layer.N * of[0].pixels * of[1].pixels, of[0].taps * of[1].taps
+    pixels, taps = layer.N * one[0].pixels * one[1].pixels, one[0].taps * one[1].taps
     return {"fwd": (pixels, K, taps * C), "dgrad": (pixels, C, taps * K), "wgrad": (K, taps * C, pixels)}[
         layer.direction
     ]
 
 
-def pixel_map(layer: ConvLayer, of: tuple[Axis, Axis], BM: int) -> TensorMap:
+def pixel_map(layer: ConvLayer, one: Pass, BM: int) -> TensorMap:
     """How the copy engine walks through x, or dy for dgrad."""
     gradient = layer.direction == "dgrad"
     C, H, W = (layer.K, layer.P, layer.Q) if gradient else (layer.C, layer.H, layer.W)
     pixel, line = C * layer.itemsize, LINE // layer.itemsize
-    across = (of[1], W), (of[0], H)
+    across = (one[1], W), (one[0], H)
     return TensorMap(
         layer.dtype,
         (C, W, H, layer.N),
         (pixel, W * pixel, H * W * pixel),
         (line, line if layer.direction == "wgrad" else BM),
-        tuple(axis.step for axis, _ in across),
+        tuple(axis.pixel_stride for axis, _ in across),
         tuple(axis.low for axis, _ in across),
-        tuple(axis.low + axis.pixels * axis.step - extent for axis, extent in across),
+        tuple(axis.low + axis.pixels * axis.pixel_stride - extent for axis, extent in across),
     )
 
 
@@ -146,13 +150,19 @@ def other_map(layer: ConvLayer, BN: int) -> TensorMap:
     return TensorMap(layer.dtype, (C, taps, layer.K), (tap, taps * tap), box)
 
 
-class Hopper(CudaAlgorithm):
-    """float16 and bfloat16 with sums in float32, NHWC, channels a multiple of 8; compute capability 9.0 alone."""
+class Hopper(SplitProduct):
+    """float16 and bfloat16 with sums in float32, NHWC, channels a multiple of 8; compute capability 9.0 alone.
+
+    The tensor copy engine (TMA) walks through pixels in its im2col mode, products of whole warpgroups (`wgmma`) read
+    what it brings: NVIDIA's PTX ISA (8.0, 2022), "Tensors" and "Asynchronous Warpgroup Level Matrix Instructions".
+    Warps that fetch and warps that multiply, and blocks that take one tile after the other, are as in CUTLASS 3.
+    """
 
     name = "gemm.hopper"
-    exact = True
     files = ("gemm/hopper.cu",)
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    layouts = ("NHWC",)
+    groupings = ("dense", "grouped")  # the copy engine wants 16 bytes of channels to a group
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
         rows, columns, _ = extents(layer, passes(layer)[0])
@@ -170,48 +180,38 @@ class Hopper(CudaAlgorithm):
                 yield params | {"SPLIT": split}
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
-        reasons, tile = [], _tile(params)
-        if layer.layout != "NHWC":
-            reasons.append(f"{layer.layout}: channels must be neighbours, as in NHWC")
-        if tile is None:
-            reasons.append(f"no such tile: {', '.join(f'{t.BM}x{t.BN} in {t.STAGES} stages' for t in TILES)} exist")
-        if not 1 <= int(params["SPLIT"]) <= MOST_PARTS:
-            reasons.append(f"SPLIT={params['SPLIT']}: allowed are 1 to {MOST_PARTS}")
-        if layer.dtype not in self.dtypes or tile is None:
-            return reasons  # nothing can be said of its lines
+        missing = no_tile(TILES, params, "BM", "BN", "STAGES")
+        reasons = super().unfit(layer, params) + missing
         # where the depth is of channels, a line must not reach into the next group's
         lines = {"fwd": {"C": layer.C}, "dgrad": {"K": layer.K}, "wgrad": {}}[layer.direction]
         runs = {"fwd": {}, "dgrad": {"C": layer.C}, "wgrad": {"C": layer.C, "K": layer.K}}[layer.direction]
         for channels, unit in ((lines, _depth(layer)), (runs, STRIDE_UNIT // layer.itemsize)):
-            for name, value in channels.items():
-                if layer.groups > 1 and value // layer.groups % unit:
-                    reasons.append(f"{name}/groups={value // layer.groups}: a multiple of {unit} is wanted")
+            for name, number in channels.items():
+                if layer.groups > 1 and number // layer.groups % unit:
+                    reasons.append(f"{name}/groups={number // layer.groups}: expected a multiple of {unit}")
         all_passes = passes(layer)
         if len(all_passes) > MOST_PASSES:
-            reasons.append(
-                f"stride {layer.stride}: dgrad would take {len(all_passes)} passes, {MOST_PASSES} are the most"
-            )
-            return reasons
-        if max(extents(layer, all_passes[0])[0], layer.N * layer.P * layer.Q) >= 2**31 - 256:
-            reasons.append("more than 2**31 pixels")
-        maps = [pixel_map(layer, one, tile.BM) for one in all_passes] + [other_map(layer, tile.BN)]
+            stride = "x".join(map(str, layer.stride))
+            expected = f"at most {MOST_PASSES} passes in dgrad, one to each component"
+            return [*reasons, f"stride: expected {expected}, got {len(all_passes)} for {stride}"]
+        pixels = max(extents(layer, all_passes[0])[0], layer.N * layer.P * layer.Q)
+        if pixels >= 2**31 - 256:
+            reasons.append(f"pixels: expected fewer than 2**31 - 256, got {pixels}")
+        maps = [] if missing else _maps(layer, _tile(params))
         reasons += [fault for one in maps for fault in one.faults()]
-        reaches = {(a.taps - 1) * a.reach for one in all_passes for a in one}
-        reasons += [
-            f"filter taps {far} apart: the copy engine takes {OFFSETS[1]}" for far in reaches if far > OFFSETS[1]
-        ]
+        far = max((axis.taps - 1) * axis.tap_stride for one in all_passes for axis in one)
+        if far > OFFSETS[1]:
+            reasons.append(f"filter taps: expected at most {OFFSETS[1]} pixels apart, got {far}")
         return list(dict.fromkeys(reasons))
 
-    def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
-        reasons = super().refusals(layer, device, params)
-        capability = device.facts["compute_capability"]
+    def incapable(self, layer: ConvLayer, params: Params, capability: int) -> list[str]:
+        reasons = super().incapable(layer, params, capability)
         if capability > CAPABILITY:
-            reasons.append(f"compute capability {capability / 10}: the instructions are of {CAPABILITY / 10} alone")
+            reasons.append(f"compute capability: expected {CAPABILITY / 10}, got {capability / 10}")
         return reasons
 
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
         tile, split = _tile(params), int(params["SPLIT"])
-        assert tile is not None
         shape: tuple[Constant, ...] = tuple(
             (name, int(getattr(tile, name))) for name in ("BM", "BN", "CONSUMERS", "STAGES")
         )
@@ -242,14 +242,9 @@ class Hopper(CudaAlgorithm):
             product, function="hopper_sum", grid=blocks, shared=0, dynamic=0, persistent=False, maps=()
         )
 
-    def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
-        split = int(params["SPLIT"])
-        return 4 * split * math.prod(layer.output_shape) if split > 1 else 0
-
     def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
         """Rounds of tiles: a multiprocessor's blocks share its tensor cores, and hide each other's ends."""
         tile, split = _tile(params), int(params["SPLIT"])
-        assert tile is not None
         multiprocessors = int(device.facts["multiprocessors"])
         rate = device.peak_flops("float16") / (2 if layer.itemsize == 4 else 1) / multiprocessors
         seconds = 0.0
@@ -263,32 +258,21 @@ class Hopper(CudaAlgorithm):
         more = len(passes(layer)) - 1 + (split > 1)  # launches
         return max(seconds, layer.bytes / device.bandwidth()) + scratch + LAUNCH_SECONDS * more
 
-    def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
-        units = self.units(layer, params)
-        product = ("a", "b", "out", "bias", "residual", "workspace")
-        total = ("workspace", "out", "bias", "residual")
-        steps: list[tuple[Launch, tuple[str, ...]]] = [
-            (launch, product if unit.maps else total)
-            for unit, launch in zip(units, self.load(device, units), strict=True)
-        ]
-        return Chain(steps, self.workspace_bytes(layer, device, params))
-
 
 class HopperTF32(TF32, Hopper):
-    """The same on float32 arrays, rounded by the copy engine: fwd alone."""
+    """The same on float32 arrays, rounded by the copy engine: the tensor cores take tf32 along a contiguous depth."""
 
     name = "gemm.hopper.tf32"
-
-    def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
-        reasons = super().unfit(layer, params)
-        if layer.direction != "fwd":
-            reasons.append(f"{layer.direction}: the tensor cores take tf32 only where the depth is contiguous")
-        return reasons
+    directions = ("fwd",)
 
 
-def _tile(params: Params) -> Tile | None:
-    wanted = (params["BM"], params["BN"], params["STAGES"])
-    return next((tile for tile in TILES if wanted == (tile.BM, tile.BN, tile.STAGES)), None)
+def _tile(params: Params) -> HopperTile:
+    return tile_of(TILES, params, "BM", "BN", "STAGES")
+
+
+def _maps(layer: ConvLayer, tile: HopperTile) -> list[TensorMap]:
+    """What the copy engine is given, of all passes."""
+    return [*(pixel_map(layer, one, tile.BM) for one in passes(layer)), other_map(layer, tile.BN)]
 
 
 def _depth(layer: ConvLayer) -> int:
@@ -296,21 +280,21 @@ def _depth(layer: ConvLayer) -> int:
     return LINE // layer.itemsize
 
 
-def _tiles(layer: ConvLayer, of: tuple[Axis, Axis], tile: Tile) -> int:
+def _tiles(layer: ConvLayer, one: Pass, tile: HopperTile) -> int:
     """To cover a pass; a tile of wgrad has a single tap."""
-    rows, columns, _ = extents(layer, of)
+    rows, columns, _ = extents(layer, one)
     taps = layer.R * layer.S if layer.direction == "wgrad" else 1
     return ceil_div(rows, tile.BM) * ceil_div(columns // taps, tile.BN) * taps * layer.groups
 
 
-def _slices(layer: ConvLayer, of: tuple[Axis, Axis]) -> int:
+def _slices(layer: ConvLayer, one: Pass) -> int:
     """Of the depth of a pass."""
-    _, _, depth = extents(layer, of)
-    taps = 1 if layer.direction == "wgrad" else of[0].taps * of[1].taps
+    _, _, depth = extents(layer, one)
+    taps = 1 if layer.direction == "wgrad" else one[0].taps * one[1].taps
     return taps * ceil_div(depth // taps, _depth(layer)) if taps else 0
 
 
-def _efficiency(tile: Tile) -> float:
+def _efficiency(tile: HopperTile) -> float:
     """Share of the tensor cores' peak in the steady state.
 
     A product of 64 rows and BN columns reads both operands from shared memory, in no less time than its own
@@ -320,24 +304,24 @@ def _efficiency(tile: Tile) -> float:
     return float(0.85 * min(1.0, (reuse / 64) ** 0.5))
 
 
-def _constants(of: tuple[Axis, Axis]) -> tuple[Constant, ...]:
+def _constants(one: Pass) -> tuple[Constant, ...]:
     """A pass, under the names it has in hopper.cu."""
-    rows, columns = of
+    rows, columns = one
     return (
         ("PIXEL_ROWS", rows.pixels),
         ("PIXEL_COLUMNS", columns.pixels),
         ("PIXEL_LOW_H", rows.low),
         ("PIXEL_LOW_W", columns.low),
-        ("PIXEL_STEP_H", rows.step),
-        ("PIXEL_STEP_W", columns.step),
+        ("PIXEL_STRIDE_H", rows.pixel_stride),
+        ("PIXEL_STRIDE_W", columns.pixel_stride),
         ("TAPS_H", rows.taps),
         ("TAPS_W", columns.taps),
-        ("TAP_STEP_H", rows.reach),
-        ("TAP_STEP_W", columns.reach),
-        ("FIRST_R", rows.first),
-        ("FIRST_S", columns.first),
-        ("NEXT_R", rows.next),
-        ("NEXT_S", columns.next),
-        ("SPOT_H", rows.spot),
-        ("SPOT_W", columns.spot),
+        ("TAP_STRIDE_H", rows.tap_stride),
+        ("TAP_STRIDE_W", columns.tap_stride),
+        ("FIRST_R", rows.first_tap),
+        ("FIRST_S", columns.first_tap),
+        ("NEXT_R", rows.next_tap),
+        ("NEXT_S", columns.next_tap),
+        ("OFFSET_H", rows.offset),
+        ("OFFSET_W", columns.offset),
     )

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from autoconv.algorithm import Kernel, Params
+from autoconv.algorithm import Params
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.common.algorithm import TF32, Chain, CudaAlgorithm, Launch, ceil_div, roofline, summing
+from autoconv.cuda.common.algorithm import TF32, ceil_div, no_tile, roofline, tile_of
+from autoconv.cuda.gemm.split import MOST_PARTS, SplitProduct, summing
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
-MOST_PARTS = 32
 
-
-class Tile(NamedTuple):
+class TensorTile(NamedTuple):
     """What a block computes, its warps, slices in flight, and blocks a multiprocessor shall hold."""
 
     BM: int
@@ -34,11 +32,11 @@ class Tile(NamedTuple):
 
 
 TILES = (
-    Tile(128, 128, 2, 4, 3, blocks=1),
-    Tile(128, 64, 4, 2, 3, blocks=2),
-    Tile(64, 128, 2, 4, 3, blocks=2),
-    Tile(64, 64, 2, 2, 4, blocks=3),
-    Tile(128, 32, 4, 1, 4, blocks=3),
+    TensorTile(128, 128, 2, 4, 3, blocks=1),
+    TensorTile(128, 64, 4, 2, 3, blocks=2),
+    TensorTile(64, 128, 2, 4, 3, blocks=2),
+    TensorTile(64, 64, 2, 2, 4, blocks=3),
+    TensorTile(128, 32, 4, 1, 4, blocks=3),
 )
 
 
@@ -53,13 +51,18 @@ def extents(layer: ConvLayer) -> tuple[int, int, int]:
     }[layer.direction]
 
 
-class Tensor(CudaAlgorithm):
-    """float16 and bfloat16 with sums in float32, NHWC, channels of a group a multiple of 8."""
+class Tensor(SplitProduct):
+    """float16 and bfloat16 with sums in float32, NHWC, channels of a group a multiple of 8.
+
+    The implicit GEMM of `gemm`, tiled as in CUTLASS (NVIDIA, its documentation's "Efficient GEMM in CUDA" and
+    "Implicit GEMM Convolution"): blocks, warps and matrix instructions, with slices on their way in several stages.
+    """
 
     name = "gemm.tensor"
-    exact = True
     files = ("gemm/tensor.cu",)
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    layouts = ("NHWC",)
+    groupings = ("dense", "grouped")  # a group of a single channel has no 16 bytes to copy
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
         rows, columns, depth = extents(layer)
@@ -72,23 +75,16 @@ class Tensor(CudaAlgorithm):
                 yield {"BM": tile.BM, "BN": tile.BN, "SPLIT": split}
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
-        reasons = []
+        reasons = super().unfit(layer, params)
         run = 16 // layer.itemsize
-        if layer.layout != "NHWC":
-            reasons.append(f"{layer.layout}: channels must be neighbours, as in NHWC")
-        wanted = {"C": layer.C} if layer.direction == "fwd" else {"C": layer.C, "K": layer.K}
-        for name, channels in wanted.items():
-            if channels // layer.groups % run:
-                reasons.append(f"{name}/groups={channels // layer.groups}: a multiple of {run} is wanted")
-        if _tile(params) is None:
-            reasons.append(f"no such tile: {', '.join(f'{t.BM}x{t.BN}' for t in TILES)} exist")
-        if not 1 <= int(params["SPLIT"]) <= MOST_PARTS:
-            reasons.append(f"SPLIT={params['SPLIT']}: allowed are 1 to {MOST_PARTS}")
-        return reasons
+        channels = {"C": layer.C} if layer.direction == "fwd" else {"C": layer.C, "K": layer.K}
+        for name, number in channels.items():
+            if number // layer.groups % run:
+                reasons.append(f"{name}/groups={number // layer.groups}: expected a multiple of {run}")
+        return reasons + no_tile(TILES, params, "BM", "BN")
 
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
         tile, split, BK = _tile(params), int(params["SPLIT"]), _depth(layer)
-        assert tile is not None
         rows, columns, _ = extents(layer)
         names = ("BM", "BN", "WARPS_M", "WARPS_N", "STAGES")
         constants = (*((name, int(getattr(tile, name))) for name in names), ("BK", BK), ("SPLIT", split))
@@ -116,13 +112,8 @@ class Tensor(CudaAlgorithm):
         )
         return product, total
 
-    def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
-        split = int(params["SPLIT"])
-        return 4 * split * math.prod(layer.output_shape) if split > 1 else 0
-
     def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
         tile, split = _tile(params), int(params["SPLIT"])
-        assert tile is not None
         rows, columns, depth = extents(layer)
         blocks = ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) * layer.groups * split
         together = int(device.facts["multiprocessors"]) * tile.blocks
@@ -132,13 +123,6 @@ class Tensor(CudaAlgorithm):
         scratch = 2 * self.workspace_bytes(layer, device, params) / device.bandwidth()
         return max(computed / (efficiency * peak), roofline(layer, device, 1e3)) + scratch + 3e-6 * (split > 1)
 
-    def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
-        product, *rest = self.load(device, self.units(layer, params))
-        steps: list[tuple[Launch, tuple[str, ...]]] = [(product, ("a", "b", "out", "bias", "residual", "workspace"))]
-        if rest:
-            steps.append((rest[0], ("workspace", "out", "bias", "residual")))
-        return Chain(steps, self.workspace_bytes(layer, device, params))
-
 
 class TensorTF32(TF32, Tensor):
     """The same on float32 arrays, rounded on the way to the registers."""
@@ -146,8 +130,8 @@ class TensorTF32(TF32, Tensor):
     name = "gemm.tensor.tf32"
 
 
-def _tile(params: Params) -> Tile | None:
-    return next((tile for tile in TILES if (params["BM"], params["BN"]) == (tile.BM, tile.BN)), None)
+def _tile(params: Params) -> TensorTile:
+    return tile_of(TILES, params, "BM", "BN")
 
 
 def _depth(layer: ConvLayer) -> int:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from autoconv.algorithm import Algorithm
-from autoconv.cuda.libraries.candidates import (
+from autoconv.cuda.libraries.algorithm import (
     Cudnn,
     CudnnAtomic,
     CudnnAtomicTF32,

@@ -32,20 +32,20 @@ class LibraryError(AutoconvError, RuntimeError):
     """A library of CUDA that is missing, or that refuses a call."""
 
 
-class Operand(NamedTuple):
-    """A batch of matrices in memory: steps, in elements, from row to row, column to column, matrix to matrix."""
+class Matrices(NamedTuple):
+    """Matrices in memory: steps, in elements, from row to row, column to column, matrix to matrix."""
 
     row: int
     column: int
     batch: int = 0
 
     @property
-    def transposed(self) -> Operand:
+    def transposed(self) -> Matrices:
         """The same with rows for columns."""
-        return Operand(self.column, self.row, self.batch)
+        return Matrices(self.column, self.row, self.batch)
 
 
-class Matrix(NamedTuple):
+class StoredMatrix(NamedTuple):
     """The same as cuBLAS wants it, by columns: the operation on what is stored, and the leading dimension."""
 
     operation: str
@@ -59,9 +59,9 @@ class Product(NamedTuple):
     extents: tuple[int, int, int]  # m, n, and the depth
     batch: int
     dtypes: tuple[str, str]  # of A and B, and of C
-    a: Matrix
-    b: Matrix
-    c: Matrix
+    a: StoredMatrix
+    b: StoredMatrix
+    c: StoredMatrix
 
 
 class BLAS(Protocol):
@@ -84,7 +84,13 @@ Multiply = Callable[[int, int, int, bool], None]
 
 
 def product(
-    blas: BLAS, dtypes: tuple[str, str], extents: tuple[int, int, int], batch: int, a: Operand, b: Operand, c: Operand
+    blas: BLAS,
+    dtypes: tuple[str, str],
+    extents: tuple[int, int, int],
+    batch: int,
+    a: Matrices,
+    b: Matrices,
+    c: Matrices,
 ) -> Multiply:
     """A batched matrix product as a function of three addresses, and of whether it adds to what is there.
 
@@ -93,7 +99,7 @@ def product(
     dtypes : of both operands, and of the result
     extents : int
         Rows of `a`, columns of `b`, and the depth in between.
-    a, b, c : Operand
+    a, b, c : Matrices
         Each with neighbouring elements along rows or along columns.
 
     Raises
@@ -118,11 +124,11 @@ def product(
     return multiply
 
 
-def _matrix(operand: Operand, rows: int, columns: int) -> Matrix:
+def _matrix(operand: Matrices, rows: int, columns: int) -> StoredMatrix:
     if operand.row == 1 or rows == 1:
-        return Matrix("N", max(operand.column if columns > 1 else 1, rows), operand.batch)
+        return StoredMatrix("N", max(operand.column if columns > 1 else 1, rows), operand.batch)
     if operand.column == 1 or columns == 1:
-        return Matrix("T", max(operand.row, columns), operand.batch)
+        return StoredMatrix("T", max(operand.row, columns), operand.batch)
     raise ValueError(f"{operand}: neither rows nor columns are neighbours")
 
 
@@ -173,7 +179,7 @@ class CuBLAS:
         one, zero = self._scalars[compute]
         _checked("cublasSetStream", self._library.cublasSetStream_v2(handle, _stream()))
 
-        def stored(address: int, matrix: Matrix, dtype: str) -> tuple[Any, ...]:
+        def stored(address: int, matrix: StoredMatrix, dtype: str) -> tuple[Any, ...]:
             return ctypes.c_void_p(address), TYPES[dtype], matrix.leading, ctypes.c_longlong(matrix.batch)
 
         status = self._library.cublasGemmStridedBatchedEx(

@@ -140,9 +140,9 @@ class Convolution:
     def __init__(self, layer: ConvLayer, math: str) -> None:
         self.layer = layer
         made = {name: _descriptor(kind) for name, kind in self._kinds(layer).items()}
-        self.x, self.w, self.y, self.convolution, *tail = (found for found, _ in made.values())
-        self.bias: Any = tail[0] if tail else None
-        self.activation: Any = tail[1] if tail else None
+        self.x, self.w, self.y, self.convolution, *epilogue = (found for found, _ in made.values())
+        self.bias: Any = epilogue[0] if epilogue else None
+        self.activation: Any = epilogue[1] if epilogue else None
         weakref.finalize(self, _destroy, list(made.values()))
         dtype = TYPES[layer.dtype]
         for descriptor, shape in ((self.x, (layer.C, layer.H, layer.W)), (self.y, (layer.K, layer.P, layer.Q))):
@@ -165,8 +165,8 @@ class Convolution:
     @staticmethod
     def _kinds(layer: ConvLayer) -> dict[str, str]:
         kinds = {"x": "Tensor", "w": "Filter", "y": "Tensor", "convolution": "Convolution"}
-        tail = {"bias": "Tensor", "activation": "Activation"}
-        return kinds | (tail if layer.bias or layer.residual or layer.activation else {})
+        epilogue = {"bias": "Tensor", "activation": "Activation"}
+        return kinds | (epilogue if layer.bias or layer.residual or layer.activation else {})
 
     def _tensor(self, descriptor: Any, shape: tuple[int, ...]) -> None:
         """Of shape N, C, H, W, its strides those of the layout."""
@@ -209,7 +209,7 @@ class Convolution:
         workspace = pointer(scratch[0]), ctypes.c_size_t(scratch[1])
         call(name, mine, *given, *workspace, ctypes.byref(self._zero), third, pointer(out))
 
-    def run_with_tail(
+    def run_with_epilogue(
         self,
         gpu: int,
         stream: int,
@@ -221,7 +221,7 @@ class Convolution:
         bias: int,
         residual: int | None,
     ) -> None:
-        """Launch the convolution and its tail as one call; `bias` is the address of K values."""
+        """Launch the convolution and its epilogue as one call; `bias` is the address of K values."""
         mine, pointer = handle(gpu), ctypes.c_void_p
         call("cudnnSetStream", mine, pointer(stream))
         scale = self._zero if residual is None else self._one

@@ -78,7 +78,7 @@ ADD, RELU = 0, 100
 RANKING, FALLBACK = 3, 2  # heuristics: mode A, the fastest expected first; and what works without a promise of speed
 NOTES = {0: "tensor_core", 1: "narrow_inputs", 2: "narrow_sums", 3: "fft", 4: "nondeterministic", 5: "winograd"}
 RUNTIME_COMPILATION = 0
-MOST = 64  # notes of an engine, or knobs, of which there are 46 types: to ask how many there are gives 0
+MOST_VALUES = 64  # notes of an engine, or knobs, of which there are 46 types: to ask how many there are gives 0
 ALIGNMENT = 16  # bytes, of every array that a kernel is given
 OPERANDS = {"fwd": "xwy", "dgrad": "ywx", "wgrad": "xyw"}  # a, b and out of a kernel; a tensor's id is its letter
 PACKS = 8  # sets of addresses that a plan remembers
@@ -155,10 +155,10 @@ class Engine(NamedTuple):
 
 def _engine(configuration: Descriptor, ranked: bool = False) -> Engine:
     (engine,) = configuration.descriptors("engine", "engine", 1)
-    knobs = configuration.descriptors("knobs", "knob", MOST)
+    knobs = configuration.descriptors("knobs", "knob", MOST_VALUES)
     chosen = sorted((knob.numbers("type")[0], knob.numbers("value")[0]) for knob in knobs)
-    notes = frozenset(NOTES[number] for number in engine.numbers("numerical", MOST) if number in NOTES)
-    compiles = RUNTIME_COMPILATION in engine.numbers("behaviour", MOST)
+    notes = frozenset(NOTES[number] for number in engine.numbers("numerical", MOST_VALUES) if number in NOTES)
+    compiles = RUNTIME_COMPILATION in engine.numbers("behaviour", MOST_VALUES)
     return Engine(engine.numbers("number")[0], tuple(chosen), notes, compiles, ranked)
 
 
@@ -199,7 +199,7 @@ def _tensor(layer: ConvLayer, letter: str, extents: tuple[int, ...]) -> Descript
 
 
 def _steps(layer: ConvLayer) -> list[str]:
-    """The tail, in the order that most engines take; they want a bias, which may be of zeros."""
+    """The epilogue, in the order that most engines take; they want a bias, which may be of zeros."""
     if not (layer.bias or layer.residual or layer.activation):
         return []
     return ["r"] * layer.residual + ["b"] + ["relu"] * (layer.activation == "relu")
@@ -309,7 +309,7 @@ def configured(gpu: int, layer: ConvLayer, number: int, knobs: Knobs) -> tuple[E
     return _engine(made), made.numbers("workspace")[0]
 
 
-class Plan:
+class ExecutionPlan:
     """An engine made ready to run a layer.
 
     Raises

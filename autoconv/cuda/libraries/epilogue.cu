@@ -1,9 +1,9 @@
-// The fused tail in place, behind a library's convolution that has none.
+// The fused epilogue in place, behind a library's convolution that has none.
 
 #include "../common/common.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-vendor_tail(T* y, const T* bias, const T* residual) {
+epilogue(T* y, const T* bias, const T* residual) {
     const long long at = (long long)blockIdx.x * THREADS + threadIdx.x;
     if (at >= (long long)N * K * P * Q) return;
     const int k = static_cast<int>(LAYOUT == NCHW ? at / ((long long)P * Q) % K : at % K);

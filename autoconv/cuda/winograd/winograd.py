@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING
 from autoconv.algorithm import Kernel, Params, bound_for
 from autoconv.common.winograd_math import Matrix, transforms
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div, roofline, scalar
-from autoconv.cuda.gemm.gemm import TILES, Tile
+from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div, no_tile, roofline, scalar, tile_of
+from autoconv.cuda.common.gemm_tile import GemmTile
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
 THREADS = 128
-LARGEST = 8  # points of a tile in one dimension: 64 in two are as many as a thread can hold
-CAPS = {2: 4e-6, 4: 1e-5, 6: 3e-5}  # error for float32, by outputs of a tile
-PRODUCTS = ((128, 128), (128, 64), (64, 64))
+MOST_POINTS = 8  # points of a tile in one dimension: 64 in two are as many as a thread can hold
+ERROR_CAPS = {2: 4e-6, 4: 1e-5, 6: 3e-5}  # error for float32, by outputs of a tile
+TILES = (  # of the product
+    GemmTile(128, 128, 8, 8, 8, blocks=2),
+    GemmTile(128, 64, 8, 8, 8, blocks=3),
+    GemmTile(64, 64, 16, 4, 8, blocks=4),
+)
 
 
 def _function(name: str, matrix: Matrix) -> str:
@@ -47,46 +51,43 @@ def _factor(value: Fraction) -> str:
 
 
 class Winograd(CudaAlgorithm):
-    """F(M x M, R x S) with the transformed tiles in memory, for any groups, stride 1.
+    """F(m x m, R x S) with the transformed tiles in memory, for any groups, stride 1.
 
-    Lavin & Gray, "Fast Algorithms for Convolutional Neural Networks" (2016), sections 4 and 5; filters of
-    one row or column are transformed along one axis.
+    Winograd, "Arithmetic Complexity of Computations" (1980), by way of Lavin & Gray, "Fast Algorithms for Convolutional
+    Neural Networks" (2016), sections 4 and 5; filters of one row or column are transformed along one axis.
     """
 
     name = "winograd"
     files = ("winograd/winograd.cu",)
+    directions = ("fwd", "dgrad")
+    dilated = False
     spreads_nonfinite = True
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
-        for M in CAPS:
-            for BM, BN in PRODUCTS:
-                yield {"M": M, "BM": BM, "BN": BN}
+        for m in ERROR_CAPS:
+            for tile in TILES:
+                yield {"m": m, "BM": tile.BM, "BN": tile.BN}
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
-        reasons = []
-        if layer.direction == "wgrad":
-            reasons.append("wgrad: these kernels have fwd and dgrad")
-        if layer.stride != (1, 1) or layer.dilation != (1, 1):
-            reasons.append("stride or dilation is not 1: tiles of neighbouring outputs do not share their inputs")
+        reasons, missing = unit_stride(layer), no_tile(TILES, params, "BM", "BN")
         if layer.R * layer.S == 1:
-            reasons.append("R=S=1: nothing to save")
-        if params["M"] not in CAPS or int(params["M"]) + max(layer.R, layer.S) - 1 > LARGEST:
-            reasons.append(f"M={params['M']}: tiles of 2, 4 or 6 outputs and at most {LARGEST} inputs are supported")
-        if _tile(params) is None:
-            reasons.append(f"no such product: {', '.join(f'{BM}x{BN}' for BM, BN in PRODUCTS)} exist")
-        elif layer.dtype == "float64" and (params["BM"], params["BN"]) != (64, 64):
-            reasons.append("float64: only the 64x64 product fits a thread's registers")
+            reasons.append("filter: expected more than one tap, got 1x1, where nothing is saved")
+        if params["m"] not in ERROR_CAPS or int(params["m"]) + max(layer.R, layer.S) - 1 > MOST_POINTS:
+            expected = f"{' or '.join(map(str, ERROR_CAPS))}, and m + taps - 1 of at most {MOST_POINTS}"
+            reasons.append(f"m={params['m']}: expected {expected}, got filters of {layer.R}x{layer.S}")
+        if not missing and layer.dtype == "float64":
+            missing = _tile(params).no_float64()
+        reasons += missing
         if not reasons and max(_sizes(layer, params)) >= 2**31:
-            reasons.append("a matrix of the product has 2**31 elements or more")
+            reasons.append("elements of a matrix of the product: expected fewer than 2**31")
         return reasons
 
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
         """Filters, input, product, output: the first one packs."""
         tile = _tile(params)
-        assert tile is not None
         MH, MW = _outputs(layer, params)
         text = transforms_text(layer, MH, MW)
-        blocks = 3 if params["M"] == 6 else 4
+        blocks = 3 if params["m"] == 6 else 4
         if layer.dtype == "float64":
             tile, blocks = tile.halved(), 2
         # a thread holds the points of a tile
@@ -129,7 +130,6 @@ class Winograd(CudaAlgorithm):
     def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
         rows, depth, tiles = extents(layer, params)
         tile = _tile(params)
-        assert tile is not None
         whole = ceil_div(rows, tile.BM) * tile.BM * ceil_div(tiles, tile.BN) * tile.BN
         products = 2.0 * _points(layer, params) * layer.groups * whole * depth
         # each transformed value is written once and read once
@@ -137,7 +137,7 @@ class Winograd(CudaAlgorithm):
         return products / (0.6 * device.peak_flops(scalar(layer))) + traffic + roofline(layer, device, 1e3, launches=3)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, CAPS[int(params["M"])])
+        return bound_for(layer, ERROR_CAPS[int(params["m"])])
 
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
         filters, inputs, product, outputs = self.load(device, self.units(layer, params))
@@ -153,15 +153,21 @@ class Winograd(CudaAlgorithm):
         )
 
 
-def _tile(params: Params) -> Tile | None:
-    wanted = params["BM"], params["BN"]
-    return next((tile for tile in TILES if wanted == (tile.BM, tile.BN) and wanted in PRODUCTS), None)
+def unit_stride(layer: ConvLayer) -> list[str]:
+    """The reason against another stride."""
+    if layer.stride == (1, 1):
+        return []
+    return [f"stride: expected 1x1, where tiles of outputs share inputs, got {'x'.join(map(str, layer.stride))}"]
+
+
+def _tile(params: Params) -> GemmTile:
+    return tile_of(TILES, params, "BM", "BN")
 
 
 def _outputs(layer: ConvLayer, params: Params) -> tuple[int, int]:
     """Outputs of a tile, down and across; one where there is a single tap."""
-    M = int(params["M"])
-    return M if layer.R > 1 else 1, M if layer.S > 1 else 1
+    m = int(params["m"])
+    return m if layer.R > 1 else 1, m if layer.S > 1 else 1
 
 
 def _points(layer: ConvLayer, params: Params) -> int:

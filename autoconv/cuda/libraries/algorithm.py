@@ -17,11 +17,11 @@ from autoconv.layer import ConvLayer
 if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
-THREADS = 256  # of the tail's kernel
+THREADS = 256  # of the epilogue's kernel
 CALL = 10e-6  # seconds of a call that computes next to nothing
 ATOMIC = {"fwd": (), "dgrad": ("algo_0",), "wgrad": ("algo_0", "algo_3")}  # add in any order, says the API reference
-CAPS = {"winograd": 3e-5, "winograd_nonfused": 3e-5}  # error for float32
-DIRECT_CAP = 2e-6  # of all others, as of a direct sum
+ERROR_CAPS = {"winograd": 3e-5, "winograd_nonfused": 3e-5}  # error for float32
+SUM_CAP = 2e-6  # of all others, as of a direct sum
 TF32_CAP = 2.0**-10
 RANKED = 10  # configurations tried, as many as by PyTorch's benchmark mode; beyond them, one of each other engine
 UNRANKED = 4.0  # times a GEMM's time, that of engines which cuDNN makes no promise of
@@ -32,7 +32,7 @@ REFUSED = {
 LIKELY = {"winograd": 0.6, "winograd_nonfused": 0.8, "implicit_precomp_gemm": 1.0, "algo_1": 1.0}  # of a GEMM's time
 
 
-class Library(Algorithm["CUDA"]):
+class CudnnFamily(Algorithm["CUDA"]):
     """What candidates of both interfaces have in common."""
 
     vendor = "cudnn"
@@ -49,7 +49,7 @@ class Library(Algorithm["CUDA"]):
         return cudnn.loaded()
 
 
-class Cudnn(Library):
+class Cudnn(CudnnFamily):
     """The algorithms that give the same bits every time, without TF32."""
 
     name = "cudnn"
@@ -67,17 +67,17 @@ class Cudnn(Library):
 
     def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
         name, reasons = params["ALGO"], []
-        if params["MATH"] not in self.maths.get(layer.dtype, ()):
-            reasons.append(
-                f"MATH={params['MATH']}: {layer.dtype} has {', '.join(self.maths.get(layer.dtype, ())) or 'none'}"
-            )
-        if name not in cudnn.ALGORITHMS[layer.direction]:
-            reasons.append(f"ALGO={name}: {layer.direction} has {', '.join(cudnn.ALGORITHMS[layer.direction])}")
+        for what, value, allowed in (
+            ("MATH", params["MATH"], self.maths[layer.dtype]),
+            ("ALGO", name, cudnn.ALGORITHMS[layer.direction]),
+        ):
+            if value not in allowed:
+                reasons.append(f"{what}={value}: expected {' or '.join(allowed)} for {layer.direction}-{layer.dtype}")
         if any(before != after for before, after in layer.padding):
-            reasons.append(f"cuDNN pads both sides alike, this layer {layer.padding}")
-        if _tail(layer) and not _native(layer, params) and layer.itemsize < 4:
+            reasons.append(f"padding={layer.padding}: expected the same on both sides")
+        if _has_epilogue(layer) and not _native(layer, params) and layer.itemsize < 4:
             reasons.append(
-                f"a tail without ReLU is cuDNN's in implicit_precomp_gemm only; ours would round {layer.dtype} twice"
+                f"epilogue: expected ReLU, or ALGO=implicit_precomp_gemm; ours would round {layer.dtype} twice"
             )
         if not reasons:
             found = _workspace(device.index, layer, *_numbered(layer, params))
@@ -92,16 +92,18 @@ class Cudnn(Library):
         return _seconds(layer, device, params["MATH"] != "fma", LIKELY.get(str(params["ALGO"]), 2.0))
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, CAPS.get(str(params["ALGO"]), DIRECT_CAP))
+        return bound_for(layer, ERROR_CAPS.get(str(params["ALGO"]), SUM_CAP))
 
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
-        gpu, fused = device, _native(layer, params)
-        tail = None
-        if _tail(layer) and not fused:
+        fused = _native(layer, params)
+        epilogue = None
+        if _has_epilogue(layer) and not fused:
             blocks = ceil_div(math.prod(layer.output_shape), THREADS)
-            tail = gpu.load(Unit("vendor_tail", "libraries/epilogue.cu", layer, (blocks, 1, 1), THREADS, 4))
+            epilogue = device.load(Unit("epilogue", "libraries/epilogue.cu", layer, (blocks, 1, 1), THREADS, 4))
         algorithm, arithmetic = _numbered(layer, params)
-        return CudnnKernel(gpu, layer, algorithm, arithmetic, self.workspace_bytes(layer, device, params), tail, fused)
+        return CudnnKernel(
+            device, layer, algorithm, arithmetic, self.workspace_bytes(layer, device, params), epilogue, fused
+        )
 
 
 class CudnnAtomic(Cudnn):
@@ -116,6 +118,7 @@ class CudnnTF32(Cudnn):
 
     name = "cudnn.tf32"
     tf32 = True
+    dtypes = ("float32",)
     maths: ClassVar[dict[str, tuple[str, ...]]] = {"float32": ("tf32",)}
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
@@ -130,7 +133,7 @@ class CudnnAtomicTF32(CudnnTF32):
 
 
 class CudnnKernel(Kernel):
-    """One call of cuDNN, and our tail where it has none."""
+    """One call of cuDNN, and our epilogue where it has none."""
 
     def __init__(
         self,
@@ -139,10 +142,10 @@ class CudnnKernel(Kernel):
         algorithm: int,
         arithmetic: str,
         nbytes: int,
-        tail: Launch | None,
+        epilogue: Launch | None,
         fused: bool,
     ) -> None:
-        self._gpu, self._algorithm, self._tail, self._fused = gpu, algorithm, tail, fused
+        self._gpu, self._algorithm, self._epilogue, self._fused = gpu, algorithm, epilogue, fused
         self._convolution = _convolution(layer, arithmetic)
         self.workspace_bytes = nbytes
         self._no_bias = _no_bias(gpu, layer) if fused and not layer.bias else None
@@ -154,14 +157,14 @@ class CudnnKernel(Kernel):
         given = (gpu.index, gpu.launches_on(), self._algorithm, address(a), address(b), address(out), scratch)
         if self._fused:
             added = address(self._no_bias if bias is None else bias)
-            self._convolution.run_with_tail(*given, added, None if residual is None else address(residual))
+            self._convolution.run_with_epilogue(*given, added, None if residual is None else address(residual))
         else:
             self._convolution.run(*given)
-            if self._tail is not None:
-                self._tail(out, bias, residual)
+            if self._epilogue is not None:
+                self._epilogue(out, bias, residual)
 
 
-class CudnnGraph(Library):
+class CudnnGraph(CudnnFamily):
     """The engines of the graph interface that by its notes give the same bits every time, without TF32.
 
     A candidate is an engine's number and the choice of its knobs, so that any process can make it again, and
@@ -178,7 +181,7 @@ class CudnnGraph(Library):
     def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
         if not params:
             tried = _tried(self, device.index, layer)
-            return [tried if isinstance(tried, str) else "no ENGINE is named"]
+            return [tried if isinstance(tried, str) else "ENGINE: expected a number, got none"]
         found = _configured(device.index, layer, *_parsed(params))
         if isinstance(found, str):
             return [found]
@@ -186,9 +189,9 @@ class CudnnGraph(Library):
         reasons = [reason for note, reason in REFUSED.items() if note in engine.notes]
         if not self.takes(layer, engine):
             notes = ", ".join(sorted(engine.notes)) or "none"
-            reasons.append(f"its notes ({notes}) make it another family's")
+            reasons.append(f"notes of the engine: expected those of {self.name}, got {notes}")
         if _params(engine) != params:
-            reasons.append(f"its name is {Candidate(self.name, tuple(_params(engine).items()))}")
+            reasons.append(f"expected its full name, {Candidate(self.name, tuple(_params(engine).items()))}")
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
@@ -202,11 +205,10 @@ class CudnnGraph(Library):
         return _seconds(layer, device, self.tf32 or layer.itemsize < 4, factor)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
-        return bound_for(layer, CAPS.get(str(params.get("METHOD")), DIRECT_CAP))
+        return bound_for(layer, ERROR_CAPS.get(str(params.get("METHOD")), SUM_CAP))
 
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
-        gpu = device
-        return GraphKernel(gpu, layer, _plan(gpu.index, layer, *_parsed(params)))
+        return GraphKernel(device, layer, _plan(device.index, layer, *_parsed(params)))
 
     def takes(self, layer: ConvLayer, engine: cudnn_graph.Engine) -> bool:
         """Whether the engine's notes make it one of this family."""
@@ -239,26 +241,26 @@ class CudnnGraphAtomicTF32(CudnnGraphTF32):
 
 
 class GraphKernel(Kernel):
-    """One plan of the graph interface, which has the tail in it."""
+    """One plan of the graph interface, which has the epilogue in it."""
 
-    def __init__(self, gpu: CUDA, layer: ConvLayer, plan: cudnn_graph.Plan) -> None:
+    def __init__(self, gpu: CUDA, layer: ConvLayer, plan: cudnn_graph.ExecutionPlan) -> None:
         self._gpu, self._plan = gpu, plan
         self.workspace_bytes = plan.workspace_bytes
-        self._no_bias = _no_bias(gpu, layer) if _tail(layer) and not layer.bias else None
+        self._no_bias = _no_bias(gpu, layer) if _has_epilogue(layer) and not layer.bias else None
 
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
         gpu = self._gpu
-        tail = (array for array in (residual, self._no_bias if bias is None else bias) if array is not None)
-        self._plan.run(gpu.index, gpu.launches_on(), *map(gpu.address, (workspace, a, b, out, *tail)))
+        epilogue = (array for array in (residual, self._no_bias if bias is None else bias) if array is not None)
+        self._plan.run(gpu.index, gpu.launches_on(), *map(gpu.address, (workspace, a, b, out, *epilogue)))
 
 
-def _tail(layer: ConvLayer) -> bool:
+def _has_epilogue(layer: ConvLayer) -> bool:
     return layer.bias or layer.residual or layer.activation is not None
 
 
 def _native(layer: ConvLayer, params: Params) -> bool:
-    """Whether cuDNN itself has the tail: without an activation only in one of its algorithms."""
-    return _tail(layer) and (layer.activation == "relu" or params["ALGO"] == "implicit_precomp_gemm")
+    """Whether cuDNN itself has the epilogue: without an activation only in one of its algorithms."""
+    return _has_epilogue(layer) and (layer.activation == "relu" or params["ALGO"] == "implicit_precomp_gemm")
 
 
 def _no_bias(gpu: CUDA, layer: ConvLayer) -> Array:
@@ -276,7 +278,7 @@ def _seconds(layer: ConvLayer, device: CUDA, tensor: bool, factor: float) -> flo
 
 def _params(engine: cudnn_graph.Engine) -> dict[str, int | str]:
     knobs = ".".join(f"{kind}-{value}" for kind, value in engine.knobs)
-    method = next((note for note in CAPS if note in engine.notes), "")
+    method = next((note for note in ERROR_CAPS if note in engine.notes), "")
     optional = {name: text for name, text in (("KNOBS", knobs), ("METHOD", method)) if text}
     return {"ENGINE": engine.number} | optional
 
@@ -340,5 +342,5 @@ def _configured(
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(gpu: int, layer: ConvLayer, number: int, knobs: cudnn_graph.Knobs) -> cudnn_graph.Plan:
-    return cudnn_graph.Plan(gpu, layer, number, knobs)
+def _plan(gpu: int, layer: ConvLayer, number: int, knobs: cudnn_graph.Knobs) -> cudnn_graph.ExecutionPlan:
+    return cudnn_graph.ExecutionPlan(gpu, layer, number, knobs)
