@@ -15,7 +15,7 @@ PAGE = 4096
 LARGE_PAGE = 2 << 20
 
 
-class Memory:
+class Allocator:
     """Memory that arrays gave back, for the next of the same size.
 
     Fresh memory costs a page fault for every page first touched, which takes longer than many a layer; a large
@@ -64,7 +64,7 @@ class _Lease:
 
     __slots__ = ("__array_interface__", "_memory", "_raw")
 
-    def __init__(self, memory: Memory, raw: Array, nbytes: int) -> None:
+    def __init__(self, memory: Allocator, raw: Array, nbytes: int) -> None:
         self._memory, self._raw = memory, raw
         self.__array_interface__ = raw[:nbytes].__array_interface__
 
@@ -86,4 +86,4 @@ def _physical_memory() -> int:
         return 0
 
 
-take = Memory().take  # what every array of this process shares
+take = Allocator().take  # what every array of this process shares

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autoconv.algorithm import Array
-from autoconv.cpu import allocator as memory
+from autoconv.cpu import allocator
 from autoconv.device import Device, Operands, Stopwatch
 from autoconv.errors import ArrayError, PlanError
 
@@ -63,7 +63,7 @@ def _line(path: str) -> str:
     """The only line of one of the system's files."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        return os.read(descriptor, memory.PAGE).decode().strip()
+        return os.read(descriptor, allocator.PAGE).decode().strip()
     finally:
         os.close(descriptor)
 
@@ -247,7 +247,7 @@ class CPU(Device):
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An uninitialised array that starts on a cache line, in memory used before if there is any."""
         dtype = np.dtype(dtype)
-        return memory.take(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+        return allocator.take(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
 
     def stream(self) -> int:
         """The calling thread."""

@@ -144,8 +144,8 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> list[CandidateSet]:
 def test_a_recorded_candidate_that_is_not_what_it_says_is_passed_over(cache: TuningCache, covers: bool) -> None:
     device = CPU.current()
     noted = note(registry.algorithms(device), frozenset()) if covers else ""
-    names = ["numpy.gemm[tile=7]", "numpy.gemm[tile=image]", "winograd[m=99]", "winograd[rows=-1]", "direct[BK=3]"]
-    names += ["numpy.winograd[m=1000,r=3]", "gemm", "depthwise[BH=0,NV=0,nt=0]", "numpy.fft[tile=x]", "gone[a=1]"]
+    names = ["numpy.gemm[tile=7]", "numpy.gemm[tile=image]", "winograd[m=99]", "winograd[rows=-1]", "direct[TK=3]"]
+    names += ["numpy.winograd[m=1000,r=3]", "gemm", "depthwise[TP=0,NV=0,nt=0]", "numpy.fft[tile=x]", "gone[a=1]"]
     versions = {algorithm.name: algorithm.version for algorithm in algorithms(device)}
     named = map(Candidate.parse, names)
     found = {c: Facts(versions.get(c.algorithm, "1"), time=0.01, workspace=3) for c in named}

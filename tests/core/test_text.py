@@ -67,7 +67,7 @@ def test_a_narrow_terminal_shows_fewer_columns_and_every_figure(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))
-    name = "direct[BK=16,BP=2,BQ=3,BC=16,filters=packed]"
+    name = "direct[TK=16,TP=2,TQ=3,BC=16,filters=packed]"
     row = {"layer": "first", "shape": "256x13x13 384x3x3", "winner": name, ">time": "1.29 ms", ">rate": "94.7"}
     row |= {"rival": name, "from": "heuristic, though"}
     text.print_table("title", list(row), [list(row.values())], spare=["rival", "shape", ">rate"])

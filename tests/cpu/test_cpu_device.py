@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autoconv.cpu import allocator as memory
+from autoconv.cpu import allocator
 from autoconv.cpu import device as module
 from autoconv.cpu.allocator import ALIGNMENT
 from autoconv.cpu.device import CPU
@@ -110,27 +110,27 @@ def test_memory_is_used_again_but_never_while_a_view_lives() -> None:
 
 
 def test_what_fills_half_a_large_page_is_a_whole_number_of_them() -> None:
-    kept = memory.Memory()
-    small, large = kept.take(memory.LARGE_PAGE // 2 - 1), kept.take(memory.LARGE_PAGE // 2)
+    kept = allocator.Allocator()
+    small, large = kept.take(allocator.LARGE_PAGE // 2 - 1), kept.take(allocator.LARGE_PAGE // 2)
     address = large.ctypes.data
-    assert (large.size, address % memory.LARGE_PAGE) == (memory.LARGE_PAGE // 2, 0)
+    assert (large.size, address % allocator.LARGE_PAGE) == (allocator.LARGE_PAGE // 2, 0)
     del small, large
-    assert sorted(kept._free) == [memory.LARGE_PAGE // 2, memory.LARGE_PAGE]
-    whole = kept.take(memory.LARGE_PAGE)
+    assert sorted(kept._free) == [allocator.LARGE_PAGE // 2, allocator.LARGE_PAGE]
+    whole = kept.take(allocator.LARGE_PAGE)
     assert whole.ctypes.data == address
     whole[...] = 1
 
 
 def test_kept_memory_is_bounded() -> None:
-    kept = memory.Memory()
-    kept._most = 3 * memory.PAGE
-    arrays = [kept.take(memory.PAGE) for _ in range(5)]
-    arrays.append(kept.take(4 * memory.PAGE))
+    kept = allocator.Allocator()
+    kept._most = 3 * allocator.PAGE
+    arrays = [kept.take(allocator.PAGE) for _ in range(5)]
+    arrays.append(kept.take(4 * allocator.PAGE))
     del arrays
-    assert kept.kept == 3 * memory.PAGE
+    assert kept.kept == 3 * allocator.PAGE
     assert list(map(len, kept._free.values())) == [3]
-    large = kept.take(2 * memory.PAGE)
+    large = kept.take(2 * allocator.PAGE)
     del large
-    assert kept.kept == 3 * memory.PAGE
-    assert {size: len(arrays) for size, arrays in kept._free.items()} == {memory.PAGE: 1, 2 * memory.PAGE: 1}
+    assert kept.kept == 3 * allocator.PAGE
+    assert {size: len(arrays) for size, arrays in kept._free.items()} == {allocator.PAGE: 1, 2 * allocator.PAGE: 1}
     assert np.shares_memory(kept.take(1), kept.take(1)) is False

@@ -76,8 +76,8 @@ class Correlation:
     """`out[n,k] = sum over c of in[n,c] * w[k,c]`, on two axes; `C` and `K` count one group's channels.
 
     The forward pass is one. The gradient of the input is one with input and output channels exchanged and
-    taps in reverse; with strides it is one for each residue of the output's position modulo the stride, since
-    those see different taps (Dumoulin and Visin, arXiv:1603.07285).
+    taps in reverse; with strides it is one for each residue of the output's position modulo the stride (a
+    polyphase component), since those see different taps (Dumoulin and Visin, 2016, arXiv:1603.07285).
     """
 
     N: int
@@ -134,9 +134,9 @@ def correlations(layer: ConvLayer) -> tuple[Correlation, ...]:
     axes = [
         [
             _gradient_axis(
-                outputs[a], inputs[a], layer.stride[a], layer.padding[a][0], layer.dilation[a], extents[a], start
+                outputs[a], inputs[a], layer.stride[a], layer.padding[a][0], layer.dilation[a], extents[a], residue
             )
-            for start in range(min(layer.stride[a], inputs[a]))
+            for residue in range(min(layer.stride[a], inputs[a]))
         ]
         for a in (0, 1)
     ]
@@ -149,11 +149,11 @@ def correlations(layer: ConvLayer) -> tuple[Correlation, ...]:
 
 
 def _gradient_axis(
-    size: int, total: int, stride: int, padding: int, dilation: int, extent: int, start: int
+    size: int, total: int, stride: int, padding: int, dilation: int, extent: int, residue: int
 ) -> CorrelationAxis:
-    """Inputs `start + stride*i` were seen, through tap `r`, by output `i + (start + padding - r*dilation) / stride`."""
-    taps = [r for r in reversed(range(extent)) if (start + padding - r * dilation) % stride == 0]
-    places = [(start + padding - r * dilation) // stride for r in taps]
-    gap = places[1] - places[0] if len(taps) > 1 else 1
-    count = (total - start + stride - 1) // stride
-    return CorrelationAxis(size, count, 1, places[0] if taps else 0, gap, tuple(taps), start, stride)
+    """Input `residue + stride*i` was seen, through tap `r`, by output `i + (residue + padding - r*dilation) / stride`."""
+    taps = [r for r in reversed(range(extent)) if (residue + padding - r * dilation) % stride == 0]
+    places = [(residue + padding - r * dilation) // stride for r in taps]
+    apart = places[1] - places[0] if len(taps) > 1 else 1
+    count = (total - residue + stride - 1) // stride
+    return CorrelationAxis(size, count, 1, places[0] if taps else 0, apart, tuple(taps), residue, stride)
