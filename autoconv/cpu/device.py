@@ -105,7 +105,7 @@ def available_threads() -> int:
     if not text:
         return cores
     if not text.isdecimal() or not 1 <= int(text) <= MOST_THREADS:
-        raise PlanError(f"AUTOCONV_NUM_THREADS={text!r}: an integer from 1 to {MOST_THREADS} is wanted")
+        raise PlanError(f"AUTOCONV_NUM_THREADS={text!r}: expected an integer from 1 to {MOST_THREADS}")
     return int(text)
 
 
@@ -134,9 +134,9 @@ class CPU(Device):
 
     def __post_init__(self) -> None:
         if type(self.threads) is not int or not 1 <= self.threads <= MOST_THREADS:
-            raise PlanError(f"threads={self.threads!r}: an integer from 1 to {MOST_THREADS} is wanted")
+            raise PlanError(f"threads={self.threads!r}: expected an integer from 1 to {MOST_THREADS}")
         if self.instruction_set not in INSTRUCTION_SETS:
-            raise PlanError(f"instruction_set={self.instruction_set!r}: allowed are {', '.join(INSTRUCTION_SETS)}")
+            raise PlanError(f"instruction_set={self.instruction_set!r}: expected {' or '.join(INSTRUCTION_SETS)}")
 
     @classmethod
     def current(cls, threads: int | None = None, instruction_set: str | None = None) -> CPU:
@@ -159,12 +159,12 @@ class CPU(Device):
             threads.
         """
         name = "AUTOCONV_ISA" if instruction_set is None else "instruction_set"
-        wanted = instruction_set or os.environ.get("AUTOCONV_ISA") or host_instruction_set()
-        if wanted not in INSTRUCTION_SETS:
-            raise PlanError(f"{name}={wanted!r}: allowed are {', '.join(INSTRUCTION_SETS)}")
-        if INSTRUCTION_SETS.index(wanted) < INSTRUCTION_SETS.index(host_instruction_set()):
-            raise PlanError(f"{name}={wanted!r}: this processor has {host_instruction_set()!r}")
-        return cls(threads=available_threads() if threads is None else threads, instruction_set=wanted)
+        chosen = instruction_set or os.environ.get("AUTOCONV_ISA") or host_instruction_set()
+        if chosen not in INSTRUCTION_SETS:
+            raise PlanError(f"{name}={chosen!r}: expected {' or '.join(INSTRUCTION_SETS)}")
+        if INSTRUCTION_SETS.index(chosen) < INSTRUCTION_SETS.index(host_instruction_set()):
+            raise PlanError(f"{name}={chosen!r}: expected at most what this processor has, {host_instruction_set()!r}")
+        return cls(threads=available_threads() if threads is None else threads, instruction_set=chosen)
 
     @functools.cached_property
     def key(self) -> str:
@@ -199,7 +199,7 @@ class CPU(Device):
 
     @functools.cached_property
     def versions(self) -> dict[str, str]:
-        """NumPy, whose matrix product the floor uses, and llvmlite, which compiles the kernels."""
+        """NumPy and SciPy, which the reference family calls, and llvmlite, which compiles the kernels."""
         found = {"numpy": np.__version__, "scipy": _scipy_version(), "llvmlite": "absent"}
         with contextlib.suppress(ImportError):
             import llvmlite
@@ -219,13 +219,13 @@ class CPU(Device):
     def adopt(self, array: object, name: str) -> Array:
         """Anything on the CPU that speaks DLPack, as a NumPy array."""
         if not hasattr(array, "__dlpack__"):
-            raise ArrayError(
-                f"{name} is {type(array).__name__}: an array of NumPy, or one that speaks DLPack, is wanted"
-            )
+            kind = type(array).__name__
+            raise ArrayError(f"{name}: expected an array of NumPy, or one that speaks DLPack, got {kind}")
         try:
             return np.from_dlpack(array)
         except (BufferError, RuntimeError, TypeError, ValueError) as failure:
-            raise ArrayError(f"{name} ({type(array).__name__}) cannot be read on the CPU: {failure}") from None
+            kind = type(array).__name__
+            raise ArrayError(f"{name}: expected an array that can be read on the CPU, got {kind}: {failure}") from None
 
     def ready(self, array: Array) -> bool:
         """Contiguous, elements on their own boundaries."""

@@ -1,6 +1,7 @@
 """The thread pool: Python threads parked inside compiled code, woken in about a microsecond.
 
-What a kernel says of it, and what its workers run, is `codegen.launch`'s. An `Entry` calls a kernel's `run`.
+An `Entry` calls a kernel's `run`. What a kernel says of the threads is in `codegen.launch`, what they run themselves in
+`codegen.workers`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.launch import (
+from autoconv.cpu.codegen.launch import OPERANDS
+from autoconv.cpu.codegen.workers import (
     ALLOWED,
     BYTES,
     CLOSED,
     LIST,
     MASK,
-    OPERANDS,
     PLACES,
     SETTINGS,
     SPIN,
@@ -108,6 +109,7 @@ class _Pool:
         places[1], places[0] = -1, len(self._workers)
 
     def stop(self) -> None:
+        """Have the workers leave, and wait until they have."""
         program().function("stop", ctypes.c_void_p)(self.address)
         for worker in self._workers:
             worker.join()
@@ -118,6 +120,7 @@ _lock = threading.Lock()
 
 
 def _pool(threads: int) -> _Pool:
+    """The pool of so many threads, started where there is none; of one where threads cannot be parked."""
     with _lock:
         if threads not in _pools:
             _pools[threads] = _Pool(threads if os.name == "posix" else 1)
@@ -131,6 +134,7 @@ def _stop() -> None:
 
 
 def _forget() -> None:
+    """In the child of a fork, where the workers are not."""
     global _lock
     _pools.clear()
     _lock = threading.Lock()
@@ -171,7 +175,7 @@ class Entry:
 
 
 def wake(instruction_set: str, threads: int) -> None:
-    """Wake the threads, as the layer before would have: one that sleeps takes long to come."""
+    """Wake the threads, as the layer before would have: those asleep take long to come."""
     _waker(instruction_set, threads)(_NOTHING, None, _NOTHING)
 
 

@@ -111,14 +111,14 @@ REFUSED = [
     ({"x": np.zeros((2, 4, 9, 8))}, "got float64 (2, 4, 9, 8)"),
     ({"x": np.zeros((2, 9, 8, 4), np.float32)}, "got float32 (2, 9, 8, 4)"),
     ({"x": np.zeros((2, 4, 9, 8), ">f4")}, "x: expected float32 (2, 4, 9, 8) for the NCHW layer"),
-    ({"x": [[1.0]]}, "x is list: an array of NumPy, or one that speaks DLPack, is wanted"),
+    ({"x": [[1.0]]}, "x: expected an array of NumPy, or one that speaks DLPack, got list"),
     ({"w": np.zeros((6, 4, 3, 3), ml_dtypes.bfloat16)}, "got bfloat16 (6, 4, 3, 3)"),
-    ({"w": None}, "w is NoneType"),
+    ({"w": None}, "w: expected an array of NumPy, or one that speaks DLPack, got NoneType"),
     ({"bias": np.zeros(6, np.float32)}, "bias: expected None, as the layer has none"),
     ({"residual": np.zeros((2, 6, 9, 8), np.float32)}, "residual: expected None, as the layer has none"),
     ({"out": np.zeros((2, 6, 9, 9), np.float32)}, "out: expected float32 (2, 6, 9, 8) for y of the NCHW layer"),
     ({"out": np.zeros((2, 6, 8, 9), np.float32).swapaxes(2, 3)}, "out: expected a contiguous array"),
-    ({"out": "there"}, "out is str"),
+    ({"out": "there"}, "out: expected an array of NumPy, or one that speaks DLPack, got str"),
 ]
 
 

@@ -2,8 +2,6 @@
 
 import ctypes
 import os
-import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +11,13 @@ import numpy as np
 import pytest
 from vectors import INSTRUCTION_SETS
 
-from autoconv.common import machine_code as disk
-from autoconv.cpu import ALGORITHMS, pool
+from autoconv.common import code_hash, machine_code
+from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, Module, bf16, f16, f32, f64, i64, ptr, widened
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 sets = pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-LANGUAGE = sorted(compiler.FOLDER.glob("ir*.py"))
-IMPORTS = re.compile(r"^\s*from autoconv\.(?:cpu\.)?([a-z_]+) import (.*)", re.MULTILINE)
 NUMPY = {f32: np.float32, f64: np.float64, f16: np.float16, bf16: ml_dtypes.bfloat16}
 
 
@@ -51,12 +47,12 @@ def emit_copy(instruction_set, source, target):
     return m
 
 
-def emit_deal(instruction_set, name):
+def emit_deinterleave(instruction_set, name):
     """Even and odd elements of 2n apart: at laundered addresses, from fenced values."""
     m = Module(instruction_set)
     element = DTYPES[name]
     lanes = m.lanes(element)
-    k = m.function("deal", ptr(element), ptr(element), i64)
+    k = m.function("deinterleave", ptr(element), ptr(element), i64)
     x, y, n = k.args
     with k.loop(0, n, lanes) as i:
         here, there = k.launder(x + 2 * i), k.launder(y + i)
@@ -108,7 +104,7 @@ def test_narrow_types_widen_and_round_like_numpy(instruction_set, name):
 
 
 @sets
-def test_masked_tails_touch_nothing_else(instruction_set):
+def test_masked_remainders_touch_nothing_else(instruction_set):
     for name in ("float32", "float64", "float16", "bfloat16"):
         program = compiler.build(emit_copy, instruction_set, name, name)
         for n in range(1, 40):
@@ -136,7 +132,7 @@ def emit_transpose(instruction_set, name):
 def test_laundered_addresses_and_fenced_values_are_what_they_were(instruction_set, name):
     n = 32
     x, y = np.arange(2 * n, dtype=name), np.zeros(2 * n, name)
-    call(compiler.build(emit_deal, instruction_set, name), "deal", x, y, n)
+    call(compiler.build(emit_deinterleave, instruction_set, name), "deinterleave", x, y, n)
     np.testing.assert_array_equal(y, np.concatenate([x[::2], x[1::2]]))
 
 
@@ -250,12 +246,12 @@ def test_kernels_are_kept_on_disk_and_damage_is_repaired(tmp_path, monkeypatch):
             return compiler.build(emit, "generic")
 
     out = np.zeros(1, np.int64)
-    compiler._digests()  # which are kept there too
-    others = set(disk.folder().glob("*"))
+    code_hash.version(__name__)  # which is kept there too
+    others = set(machine_code.folder().glob("*"))
     build()
     build()
     assert len(emitted) == 1
-    (file,) = set(disk.folder().iterdir()) - others
+    (file,) = set(machine_code.folder().iterdir()) - others
     assert file.stat().st_mode & 0o777 == 0o600
     good = file.read_bytes()
     for bad in (b"", good[:100], good[:-1] + b"?", b"\0" * len(good)):
@@ -263,135 +259,15 @@ def test_kernels_are_kept_on_disk_and_damage_is_repaired(tmp_path, monkeypatch):
         call(build(), "collatz", np.array([27]), out)
         assert file.read_bytes() == good
     assert len(emitted) == 5
-    other = disk.folder() / "ab".rjust(64, "0")
+    other = machine_code.folder() / "ab".rjust(64, "0")
     file.rename(other)  # a kernel under another's name, such as another processor's
-    assert disk.load(bytes.fromhex(other.name)) is None
-
-
-@pytest.fixture
-def texts(tmp_path, monkeypatch):
-    """A copy of the package's text, of which versions and keys are made."""
-    root = compiler.FOLDER.parent
-    for folder in (root, compiler.FOLDER):
-        copy = tmp_path / folder.relative_to(root)
-        copy.mkdir(exist_ok=True)
-        for path in folder.glob("*.py"):
-            shutil.copy(path, copy)
-    monkeypatch.setattr(compiler, "FOLDER", tmp_path / "cpu")
-    memories = (compiler._digests, compiler.version)
-
-    def forget():
-        for memory in memories:
-            memory.cache_clear()
-
-    forget()
-    yield tmp_path, forget
-    forget()
-
-
-@pytest.mark.parametrize(
-    ("file", "more", "changes"),
-    [
-        ("cpu/pixel.py", "x = 1\n", "own others"),
-        *((f"cpu/{path.name}", "x = 1  # of every kernel\n", "own all others") for path in LANGUAGE),
-        ("cpu/pixel.py", "# a remark\n    # and another\n", ""),
-        ("cpu/direct.py", "x = 1\n", "others"),
-        ("layer.py", "x = 1\n", "own all others"),
-        ("winograd_math.py", "x = 1\n", "others"),
-        ("planner.py", "x = 1\n", ""),
-    ],
-)
-def test_a_changed_text_changes_the_versions_and_keys_made_of_it(texts, file, more, changes):
-    """`own` version of an algorithm, `all` algorithms', and the keys of kernels on disk, of any algorithm: `others`."""
-    folder, forget = texts
-
-    def found():
-        forget()
-        return {"own": compiler.version("gemm"), "all": compiler.version("fft"), "others": compiler._digests()}
-
-    before = found()
-    with (folder / file).open("a") as text:
-        text.write(more)
-    after = found()
-    assert {name for name in before if before[name] != after[name]} == set(changes.split())
-
-
-def test_texts_are_read_again_only_where_a_file_was_written(texts, monkeypatch):
-    """Even with as many bytes, and with the time of its last change set back."""
-    folder, forget = texts
-    read, read_bytes = [], Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or read_bytes(path))
-
-    def digests():
-        read.clear()
-        forget()
-        return compiler._digests()
-
-    file = folder / "cpu" / "direct.py"
-    before = digests()
-    assert file in read
-    assert digests() == before
-    assert not read
-    old, text = file.stat(), file.read_bytes()
-    while file.stat().st_ctime_ns == old.st_ctime_ns:  # a clock that ticks a few times in a hundredth of a second
-        file.write_bytes(text[:-2] + b"?\n")
-        os.utime(file, ns=(old.st_atime_ns, old.st_mtime_ns))
-    assert (file.stat().st_size, file.stat().st_mtime_ns) == (old.st_size, old.st_mtime_ns)
-    after = digests()
-    assert {name for name in before if before[name] != after[name]} == {"direct"}
-    for kept in disk.folder().iterdir():
-        kept.write_bytes(kept.read_bytes()[:-1] + b"?")
-    assert digests() == after
-    assert file in read
-
-
-def test_all_that_emitters_read_of_the_package_above_is_in_their_keys():
-    """But for what kernels are built and called by, and has no say in their code."""
-    imports = re.compile(r"^\s*from autoconv\.([a-z_]+) import", re.MULTILINE)
-    found = {name for path in compiler.FOLDER.glob("*.py") for name in imports.findall(path.read_text())}
-    around = {"cpu", "algorithm", "device", "errors", "paths"}
-    assert found - around == {name.removeprefix("../") for name in compiler.OUTSIDE}
-
-
-GENERATED = [a for a in ALGORITHMS if a.vendor is None and not a.name.startswith("numpy.")]
-SERVED = {"cpu", "algorithm", "device", "errors", "compiler", "generated", "pool"}  # the last 3: in every version
-
-
-@pytest.mark.parametrize("algorithm", GENERATED, ids=lambda a: a.name)
-def test_a_version_is_made_of_all_that_lists_the_algorithm_s_candidates_and_writes_its_kernels(algorithm, monkeypatch):
-    """Its file, what that imports, and what this imports in turn, but for other algorithms, which have their own."""
-    own = type(algorithm).__module__.rpartition(".")[2]
-    others = {(type(other).__module__.rpartition(".")[2], type(other).__name__) for other in GENERATED}
-    outside = {name.removeprefix("../"): name for name in compiler.OUTSIDE}
-
-    def read_by(module):
-        text = (compiler.FOLDER / f"{module}.py").read_text()
-        return {outside.get(name, name) for name, what in IMPORTS.findall(text) if (name, what) not in others} - SERVED
-
-    wanted, new = {own}, {own}
-    while new := set().union(*map(read_by, new)) - wanted:
-        wanted |= new
-    digested = set()
-
-    class Digests(dict):
-        def __getitem__(self, module):
-            digested.add(module)
-            return super().__getitem__(module)
-
-    digests = Digests(compiler._digests())
-    monkeypatch.setattr(compiler, "_digests", lambda: digests)
-    compiler.version.cache_clear()
-    try:
-        assert algorithm.version
-    finally:
-        compiler.version.cache_clear()
-    assert {"ir", "ir_memory", "pieces", compiler.LAYER} <= wanted <= digested
+    assert machine_code.load(bytes.fromhex(other.name)) is None
 
 
 FAR = """
 import mmap
 import numpy as np
-from test_cpu_ir import call, compiler, emit_tables
+from test_codegen import call, compiler, emit_tables
 
 def reserve(size):
     memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, 0)  # no access, no memory
@@ -412,8 +288,9 @@ print(got)
 @pytest.mark.skipif(sys.platform != "linux", reason="depends on where Linux maps memory")
 def test_code_and_constants_stay_together_where_large_arrays_leave_small_gaps():
     """In a process of its own, since a linker that is led astray ends it."""
-    here = Path(__file__).parents[1]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+    here = Path(__file__).parent
+    places = [str(here), str(here.parent), str(here.parents[1])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
     done = subprocess.run([sys.executable, "-c", FAR], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.split() == str(np.array([0.1, 2.0, -3.5, 1e30], np.float32)).split(), done.stderr
 

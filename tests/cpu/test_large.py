@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoconv import ConvLayer
-from autoconv.cpu import ALGORITHMS
+from autoconv import ConvLayer, registry
 from autoconv.cpu.device import CPU
 from autoconv.layer import DIRECTIONS, LAYOUTS
 from autoconv.tuning import reference
@@ -43,7 +42,9 @@ def first_able(algorithm, direction, layout):
 @pytest.mark.skipif(not available(), reason="needs 16 GiB")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if a.vendor is None], ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    "algorithm", [a for a in registry.algorithms(DEVICE) if a.vendor is None], ids=lambda a: a.name
+)
 def test_offsets_beyond_32_bits(algorithm, direction, layout):
     layer, params = first_able(algorithm, direction, layout)
     assert np.prod(layer.x_shape) > 2**31

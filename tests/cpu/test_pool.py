@@ -16,6 +16,7 @@ from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import Module, f64
 from autoconv.cpu.codegen.launch import RUN, TASK, TEAM_TASK, launch, launch_team, operands
+from autoconv.cpu.codegen.workers import SLEEPERS, futex_number
 from autoconv.cpu.device import available_threads
 from autoconv.cpu.pool import Entry
 
@@ -38,7 +39,7 @@ def emit(instruction_set, n_tasks):
     launch(run, run.args[0], k, n_tasks)
     launch(run, run.args[0], back, n_tasks)
 
-    k = m.function("share", *TEAM_TASK, internal=True)
+    k = m.function("once", *TEAM_TASK, internal=True)
     ctx, thread, threads = k.args
     mine = operands(k, ctx, f64)[2] + thread * 2
     k.store(k.load(mine) + 1.0, mine)
@@ -60,7 +61,7 @@ def check(n_tasks, threads, times):
 def fall_asleep(threads):
     """Wait until the workers of a pool sleep, or are about to."""
     words = pool._pools[threads]._words
-    while int.from_bytes(words[pool._SLEEPERS : pool._SLEEPERS + 4], sys.byteorder) < threads - 1:
+    while int.from_bytes(words[SLEEPERS : SLEEPERS + 4], sys.byteorder) < threads - 1:
         time.sleep(0.001)
 
 
@@ -68,7 +69,7 @@ def fall_asleep(threads):
 @pytest.mark.parametrize("n_tasks", [1, 2, 7, 300])
 def test_every_task_runs_once(threads, n_tasks):
     check(n_tasks, threads, 200)
-    if pool._futex() is not None:
+    if futex_number() is not None:
         fall_asleep(threads)
     check(n_tasks, threads, 1)
 
@@ -116,7 +117,7 @@ def test_works_after_fork():
     check(50, 3, 10)
 
 
-@pytest.mark.skipif(pool._futex() is None or available_threads() < 2, reason="places no workers here")
+@pytest.mark.skipif(futex_number() is None or available_threads() < 2, reason="places no workers here")
 def test_woken_workers_keep_off_the_callers_processor():
     check(20, 2, 1)
     allowed = os.sched_getaffinity(0)
@@ -132,7 +133,7 @@ def test_woken_workers_keep_off_the_callers_processor():
 
 
 def test_idle_workers_without_futex(monkeypatch):
-    monkeypatch.setattr(pool, "_futex", lambda: None)
+    monkeypatch.setattr(pool, "futex_number", lambda: None)
     monkeypatch.setattr(pool, "_pools", {})
     caches = (pool.program, pool._start)
     for cache in caches:
@@ -152,13 +153,13 @@ def test_exit_is_prompt_and_later_launches_still_run(tmp_path):
         """
         import atexit, sys
         sys.path.insert(0, sys.argv[1])
-        import test_cpu_pool
-        atexit.register(lambda: (test_cpu_pool.check(20, 2, 3), print("after")))
+        import test_pool
+        atexit.register(lambda: (test_pool.check(20, 2, 3), print("after")))
         from autoconv.cpu import pool
-        test_cpu_pool.check(20, 2, 3)
+        test_pool.check(20, 2, 3)
         pool._stop()
         """
     )
-    command = [sys.executable, "-c", script, str(Path(__file__).parents[1])]
+    command = [sys.executable, "-c", script, str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "after\n"), done.stderr

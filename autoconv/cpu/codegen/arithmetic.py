@@ -88,9 +88,10 @@ class Arithmetic(Body):
         return self.emit(to, f"zext {v.type} {v.text} to {to}")
 
     def arithmetic_fence(self, v: Value) -> Value:
-        """The same floats, whose computation is not mixed with what follows.
+        """The same floats, whose computation the optimiser does not mix with what follows.
 
-        LLVM tries to merge every chain of shuffles with the next, in a time that grows much faster than the chain.
+        It is LLVM's `arithmetic.fence`, and no instruction. Without it, LLVM tries to merge every chain of shuffles
+        with the next, in a time that grows much faster than the chain.
         """
         return self.intrinsic(v.type, f"llvm.arithmetic.fence.{v.type.suffix}", v)
 
@@ -141,7 +142,7 @@ class Arithmetic(Body):
     def transpose(self, rows: Sequence[Value]) -> list[Value]:
         """Rows of a square block, as many as lanes, to its columns.
 
-        Interleaves pairs within 128-bit blocks, then deals whole blocks out: only shuffles that every x86
+        Interleaves pairs within 128-bit blocks, then exchanges whole blocks: only shuffles that every x86
         has as one instruction. Which lane ended up where is followed here, not derived.
         """
         lanes = len(rows)

@@ -1,7 +1,7 @@
 """A small readable layer over LLVM's assembly language, in which every kernel is written.
 
 Python runs first: whatever is a Python `int` is a constant of the kernel, and a Python `for` unrolls.
-`Value`s exist only when the kernel runs. A kernel that adds two arrays, with its tail masked:
+`Value`s exist only when the kernel runs. A kernel that adds two arrays, with the remainder masked:
 
 >>> m = Module("avx512")
 >>> k = m.function("add", ptr(f32), ptr(f32), i64)
@@ -26,14 +26,15 @@ What there is to know:
 - `m.function` appends a function; what it returns can be called: `k.call(f, args)`; `k.address(f)` is its
   address. `internal=True` keeps its name out of the object.
 - Masks come from `k.mask(n, lanes)`: the first n lanes. Masked-off lanes touch no memory and read as 0.
-
+- `k.launder(p)` and `k.arithmetic_fence(v)` are the pointer and the value themselves, and tell the optimiser to leave
+  what is computed from them as it is written.
 - LLVM schedules within a basic block, and merges equal loads there. Steps of a sum that load the same data
   again (neighbouring taps) belong into a `loop`, not into unrolled code: else loads are held in registers,
   and the sums spilled. Unroll over what is really different: pixels, vectors, channels.
 
 `compiler.build(emit, instruction_set, ...)` compiles what an `emit(instruction_set, ...) -> Module`
-returns; `pool` says how a kernel's work is spread over threads. The language itself is written in `ir_values`
-(types, values, a function's text), `ir_arithmetic`, `ir_control` and `ir_memory`; kernels import this page of it.
+returns; `launch` says how a kernel's work is spread over threads. The language itself is written in `values`
+(types, values, a function's text), `arithmetic`, `control` and `memory`; kernels import this page of it.
 """
 
 from __future__ import annotations

@@ -1,73 +1,38 @@
-"""How a kernel's work is spread over threads: what a kernel's text says of it, and the text of the pool itself.
+"""How a kernel's work is spread over threads: what a kernel says of it.
 
-How a kernel's work is spread. The emitter writes one or more *tasks*, and a function `run` that launches
-them; an `Entry` does the rest, in one call from Python:
+The emitter writes one or more *tasks*, and a function `run` that launches them; a `pool.Entry` does the rest, in one
+call from Python:
 
     task = m.function("task", *TASK, internal=True)
-    ctx, index, thread = task.args
-    x, w, y = operands(task, ctx, f32)[:3]          # pointers to a, b, out, bias, residual, workspace
+    context, index, thread = task.args
+    x, w, y = operands(task, context, f32)[:3]      # pointers to a, b, out, bias, residual, workspace
     ...
     run = m.function("run", *RUN)
-    ctx, = run.args
-    launch(run, ctx, task, n_tasks)                 # returns when all tasks are done
-    launch(run, ctx, another, n)                    # the next phase
+    context, = run.args
+    launch(run, context, task, n_tasks)             # returns when all tasks are done
+    launch(run, context, another, n)                # the next region
 
-A task gets the context, its own number in 0 .. n_tasks - 1, and the number of the thread it runs on,
-in 0 .. threads - 1, for a slice of the workspace of its own. Threads take the next number when they are
-free; so tasks must not depend on each other, and the answer must not depend on who ran them.
-Where every thread is to take part exactly once (`launch_team`), the function gets the context, its
-thread's number, and the number of threads.
+A task gets the context, its own number in 0 .. n_tasks - 1, and the number of the thread it runs on, in
+0 .. threads - 1, for a part of the workspace of its own. Threads take the next number when they are free; so tasks must
+not depend on each other, and the answer must not depend on who ran them.
 
-One caller at a time uses the pool. A second one who finds it busy, from another thread or from within a
-task, runs all its own tasks by itself, as thread 0: nobody waits, nothing can lock up.
-
-After `fork` the child starts a pool of its own when it first needs one. At exit the threads are told to
-leave; what is launched after that runs on the caller alone.
-
-Linux likes to wake a sleeper on the processor of the one who wakes it, which is the one processor that is
-sure to be busy: there the worker would wait for milliseconds while the caller does all the work. So workers
-are kept off the processor that the caller was on when it last had to wake them.
-
-References: sleeping and waking follow Drepper, "Futexes are tricky" (2011).
+Where every thread is to take part exactly once (`launch_team`), the function gets the context, its thread's number, and
+the number of threads.
 """
 
 from __future__ import annotations
 
-import os
-import platform
-import sys
-from collections.abc import Callable
-
-from autoconv.cpu.codegen.ir import Function, Module, Type, Value, i8, i32, i64, ptr
-
-# The pool's words, each on a cache line of its own; in bytes from its start.
-STATE = 0  # i64: number of the region in the high half; in the low half, threads inside, and CLOSED
-NUMBER = 4  # the high half, which sleepers watch (x86-64 and AArch64 Linux are little-endian)
-NEXT = 64  # i64: the next task
-JOB = 128  # i64 each: function, context, number of tasks or TEAM
-SLEEPERS = 192  # i32: threads asleep, or about to be
-BUSY = 256  # i32: whether a caller is using the pool
-DONE = 320  # i64: threads of a team that have taken part
-SETTINGS = 384  # i64 each: threads, turns of a spinning wait; i32: whether to leave
-PLACES = 448  # i32 each: workers listed, and the processor that they keep off
-MASK = 128  # bytes of a set of processors, as the C library has it
-ALLOWED, ELSEWHERE = 512, 512 + MASK  # sets: the processors of this process, and those without the caller's
-LIST = ELSEWHERE + MASK  # i32 each: the workers' thread numbers
-BYTES = LIST + 4 * 8 * MASK
-
-CLOSED = 1 << 31
-INSIDE = CLOSED - 1
-SPIN = 2000  # about 40 microseconds: longer than Python needs between two layers
+from autoconv.cpu.codegen.ir import Function, Type, Value, i8, i64, ptr
 
 # Context of a run, in 8-byte slots: the addresses of a, b, out, bias, residual, workspace, then these.
 OPERANDS = 6
-_POOL, _LAUNCH, _LAUNCH_TEAM, _SLOTS = 6, 7, 8, 9
+POOL, LAUNCH, LAUNCH_TEAM, SLOTS = 6, 7, 8, 9
 
 CONTEXT = ptr(i64)
 RUN = (CONTEXT,)
 TASK = (CONTEXT, i64, i64)  # context, task, thread
 TEAM_TASK = (CONTEXT, i64, i64)  # context, thread, threads
-_LAUNCH_ARGS = (ptr(i8), ptr(i8), CONTEXT, i64)
+LAUNCH_ARGS = (ptr(i8), ptr(i8), CONTEXT, i64)
 
 
 def operands(k: Function, context: Value, *elements: Type) -> list[Value]:
@@ -81,212 +46,15 @@ def operands(k: Function, context: Value, *elements: Type) -> list[Value]:
 
 def launch(k: Function, context: Value, task: Function, n_tasks: int | Value) -> None:
     """In `run`: have the threads do tasks 0 .. n_tasks - 1, and wait for them."""
-    _call_launch(k, context, _LAUNCH, task, n_tasks)
+    _call_launch(k, context, LAUNCH, task, n_tasks)
 
 
 def launch_team(k: Function, context: Value, function: Function) -> None:
     """In `run`: call the function once on every thread of the pool, and wait."""
-    _call_launch(k, context, _LAUNCH_TEAM, function, 0)
+    _call_launch(k, context, LAUNCH_TEAM, function, 0)
 
 
 def _call_launch(k: Function, context: Value, slot: int, function: Function, n: int | Value) -> None:
     address = k.bits(k.load(context + slot), ptr(i8))
-    pool = k.bits(k.load(context + _POOL), ptr(i8))
-    k.call_address(address, _LAUNCH_ARGS, pool, k.address(function), context, n)
-
-
-def _wait(k: Function, spin: Value, done: Callable[[], Value]) -> None:
-    """Spin for a while, then give the processor away between looks."""
-    turns = k.var(spin)
-    with k.forever() as leave_if:
-        leave_if(done())
-        turns.add(-1)
-        with k.if_(turns.get() > 0):
-            k.pause()
-        with k.else_():
-            _yield(k)
-
-
-def _yield(k: Function) -> None:
-    if os.name == "posix":
-        k.intrinsic(i32, "sched_yield")
-
-
-def futex_number() -> int | None:
-    """The number of Linux's futex call, where it is known."""
-    machine = platform.machine() if sys.platform == "linux" and sys.byteorder == "little" else ""
-    return {"x86_64": 202, "aarch64": 98}.get(machine)
-
-
-def emit(instruction_set: str, futex: int | None, data_offset: int) -> Module:
-    """What workers and callers run; without futex, idle workers look every 50 microseconds."""
-    m = Module(instruction_set)
-    _emit_take_part(m)
-    _emit_work(m, futex)
-    _emit_launch(m, futex, team=False)
-    _emit_launch(m, futex, team=True)
-    _emit_start(m, data_offset)
-    _emit_stop(m, futex)
-    return m
-
-
-def _sleep(k: Function, pool: Value, number: Value, futex: int | None) -> None:
-    if futex is None:
-        k.intrinsic(i32, "usleep", k.const(i32, 50))
-        return
-    k.atomic("add", k.bytes_at(pool, SLEEPERS, i32), 1)
-    wait, none = k.const(i32, 128), k.const(ptr(i8), 0)  # FUTEX_WAIT_PRIVATE: sleeps only if the number still holds
-    k.intrinsic(i64, "syscall", k.i64(futex), k.bytes_at(pool, NUMBER, i8), wait, number, none)
-    k.atomic("sub", k.bytes_at(pool, SLEEPERS, i32), 1)
-
-
-def _wake(k: Function, pool: Value, futex: int | None) -> None:
-    if futex is None:
-        return
-    with k.if_(k.atomic_load(k.bytes_at(pool, SLEEPERS, i32)) > 0):
-        _keep_off(k, pool)
-        wake, everyone, none = k.const(i32, 129), k.const(i32, 2**31 - 1), k.const(ptr(i8), 0)  # FUTEX_WAKE_PRIVATE
-        k.intrinsic(i64, "syscall", k.i64(futex), k.bytes_at(pool, NUMBER, i8), wake, everyone, none)
-
-
-def _keep_off(k: Function, pool: Value) -> None:
-    """Let the workers run on every processor but the caller's; nothing to do unless that changed."""
-    places = k.bytes_at(pool, PLACES, i32)
-    workers = k.zext(k.load(places), i64)
-    with k.if_(workers > 0):
-        here = k.intrinsic(i32, "sched_getcpu")
-        with k.if_(here.ne(k.load(places + 1))):
-            k.store(here, places + 1)
-            word, bit = here >> 6, k.i64(1) << k.zext(here & 63, i64)
-            allowed, elsewhere = k.bytes_at(pool, ALLOWED, i64), k.bytes_at(pool, ELSEWHERE, i64)
-            with k.loop(0, MASK // 8) as n:
-                mine = k.select(k.cast(n, i32).eq(word), bit, k.i64(0))
-                k.store(k.load(allowed + n) & (mine ^ -1), elsewhere + n)
-            with k.loop(0, workers) as n:
-                thread = k.load(k.bytes_at(pool, LIST, i32) + n)
-                k.intrinsic(i32, "sched_setaffinity", thread, k.i64(MASK), k.bits(elsewhere, ptr(i8)))
-
-
-def _emit_take_part(m: Module) -> Function:
-    """Do tasks until there are none left, or one's share of a team's work."""
-    k = m.function("take_part", ptr(i8), i64, internal=True)
-    pool, thread = k.args
-    job = k.bytes_at(pool, JOB, i64)
-    function, context, n = k.bits(k.load(job), ptr(i8)), k.bits(k.load(job + 1), CONTEXT), k.load(job + 2)
-    with k.if_(n < 0):
-        threads = k.load(k.bytes_at(pool, SETTINGS, i64))
-        k.call_address(function, TEAM_TASK, context, thread, threads)
-        k.atomic("add", k.bytes_at(pool, DONE, i64), 1)
-    with k.else_(), k.forever() as leave_if:
-        index = k.atomic("add", k.bytes_at(pool, NEXT, i64), 1)
-        leave_if(index >= n)
-        k.call_address(function, TASK, context, index, thread)
-    return k
-
-
-def _emit_work(m: Module, futex: int | None) -> None:
-    """A worker's life: wait for a region, enter it unless it is closed already, take part, leave it."""
-    take_part = m.functions[0]
-    k = m.function("work", ptr(i8), i64)
-    pool, thread = k.args
-    state, number = k.bytes_at(pool, STATE, i64), k.bytes_at(pool, NUMBER, i32)
-    settings = k.bytes_at(pool, SETTINGS, i64)
-    seen = k.var(k.const(i32, 0))
-    with k.forever() as leave_if:
-        turns = k.var(k.load(settings + 1))
-        with k.forever() as awake_if:
-            awake_if(k.atomic_load(number).ne(seen.get()))
-            turns.add(-1)
-            with k.if_(turns.get() > 0):
-                k.pause()
-            with k.else_():
-                _sleep(k, pool, seen.get(), futex)
-        leave_if(k.atomic_load(k.bits(settings + 2, ptr(i32))).ne(0))
-        with k.forever() as settled_if:
-            now = k.atomic_load(state)
-            seen.set(k.cast(now >> 32, i32))
-            entered = k.var(k.const(i64, 0))
-            with k.if_((now & CLOSED).eq(0)):
-                entered.set(k.zext(k.compare_exchange(state, now, now + 1), i64))
-            with k.if_(entered.get().ne(0)):
-                k.call(take_part, pool, thread)
-                k.atomic("sub", state, 1)
-            settled_if(k.select(entered.get().ne(0), k.const(i64, 1), now & CLOSED).ne(0))
-
-
-def _emit_launch(m: Module, futex: int | None, team: bool) -> None:
-    """Open a region, take part, close it, wait for those inside.
-
-    A worker that wakes too late finds the region closed, so a short one does not wait for sleepers. A
-    team needs everyone: its region is closed when all have taken part.
-    """
-    take_part = m.functions[0]
-    k = m.function("launch_team" if team else "launch", *_LAUNCH_ARGS)
-    pool, function, context, n = k.args
-    state, job = k.bytes_at(pool, STATE, i64), k.bytes_at(pool, JOB, i64)
-    settings = k.bytes_at(pool, SETTINGS, i64)
-    threads = k.load(settings)
-    worth = threads > 1 if team else k.select(threads > 1, n, k.i64(0)) > 1
-    mine = k.var(k.const(i64, 0))
-    with k.if_(worth):
-        mine.set(k.zext(k.compare_exchange(k.bytes_at(pool, BUSY, i32), 0, 1), i64))
-    with k.if_(mine.get().ne(0)):
-        k.store(k.bits(function, i64), job)
-        k.store(k.bits(context, i64), job + 1)
-        k.store(k.i64(-1) if team else n, job + 2)
-        k.atomic_store(0, k.bytes_at(pool, NEXT, i64))
-        number = (k.load(state) >> 32) + 1
-        k.atomic("xchg", state, number << 32)
-        _wake(k, pool, futex)
-        k.call(take_part, pool, 0)
-        if team:
-            done = k.bytes_at(pool, DONE, i64)
-            _wait(k, k.load(settings + 1), lambda: k.atomic_load(done).eq(threads))
-            k.atomic_store(0, done)
-        k.atomic("or", state, CLOSED)
-        _wait(k, k.load(settings + 1), lambda: (k.atomic_load(state) & INSIDE).eq(0))
-        k.atomic_store(0, k.bytes_at(pool, BUSY, i32))
-    with k.else_():
-        if team:
-            k.call_address(function, TEAM_TASK, context, 0, 1)
-        else:
-            with k.loop(0, n) as index:
-                k.call_address(function, TASK, context, index, 0)
-
-
-def _emit_start(m: Module, data_offset: int) -> None:
-    """What Python calls: take the addresses out of the array objects, and run."""
-    pool_and_run, objects = (ptr(i8), ptr(i8)), (i64,) * OPERANDS
-    k = m.function("start", *pool_and_run, *objects)
-    pool, run, *arrays = k.args
-    context = k.scratch(i64, _SLOTS)
-    for slot, array in enumerate(arrays):
-        data = k.var(k.const(i64, 0))
-        with k.if_(array.ne(0)):
-            data.set(k.load(k.bits(array + data_offset, ptr(i64))))
-        k.store(data.get(), context + slot)
-    named = {f.name: f for f in m.functions}
-    k.store(k.bits(pool, i64), context + _POOL)
-    k.store(k.bits(k.address(named["launch"]), i64), context + _LAUNCH)
-    k.store(k.bits(k.address(named["launch_team"]), i64), context + _LAUNCH_TEAM)
-    k.call_address(run, RUN, context)
-
-
-def _emit_stop(m: Module, futex: int | None) -> None:
-    """Tell the workers to leave; callers are on their own from now on."""
-    k = m.function("stop", ptr(i8))
-    (pool,) = k.args
-    settings = k.bytes_at(pool, SETTINGS, i64)
-    k.atomic_store(1, settings)
-    k.atomic_store(1, k.bits(settings + 2, ptr(i32)))
-    k.atomic("add", k.bytes_at(pool, NUMBER, i32), 1)
-    _wake(k, pool, futex)
-
-
-def emit_wake(instruction_set: str) -> Module:
-    """A region in which every thread does nothing."""
-    m = Module(instruction_set)
-    task = m.function("task", *TEAM_TASK, internal=True)
-    run = m.function("run", *RUN)
-    launch_team(run, run.args[0], task)
-    return m
+    pool = k.bits(k.load(context + POOL), ptr(i8))
+    k.call_address(address, LAUNCH_ARGS, pool, k.address(function), context, n)

@@ -20,10 +20,11 @@ class Memory(Control):
         return self.bits(self.bits(p, ptr(i8)) + offset, ptr(element))
 
     def launder(self, p: Value) -> Value:
-        """The same pointer, of unknown origin: the many addresses counted from it are left as they are written.
+        """The same pointer, whose origin the optimiser does not know: addresses counted from it stay as written.
 
-        In a loop LLVM looks for the cheapest way to step them all together, which takes most of the time of
-        compiling some kernels.
+        It is LLVM's `launder.invariant.group`, and no instruction. Without it, in a loop, LLVM relates all addresses to
+        one another and looks for the cheapest way to step them together (loop strength reduction), which takes most of
+        the time of compiling some kernels.
         """
         return self.intrinsic(p.type, "llvm.launder.invariant.group.p0", p)
 

@@ -1,0 +1,252 @@
+"""What the pool's workers and callers run: the text of its functions, and the words that they share.
+
+One caller at a time uses the pool. A second one who finds it busy, from another thread or from within a
+task, runs all its own tasks by itself, as thread 0: nobody waits, nothing can lock up.
+
+After `fork` the child starts a pool of its own when it first needs one. At exit the threads are told to
+leave; what is launched after that runs on the caller alone.
+
+Linux likes to wake a sleeper on the processor of the one who wakes it, which is the one processor that is
+sure to be busy: there the worker would wait for milliseconds while the caller does all the work. So workers
+are kept off the processor that the caller was on when it last had to wake them.
+
+Sleeping and waking follow Drepper, "Futexes are tricky" (2011).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+
+from autoconv.cpu.codegen.ir import Function, Module, Value, i8, i32, i64, ptr
+from autoconv.cpu.codegen.launch import (
+    CONTEXT,
+    LAUNCH,
+    LAUNCH_ARGS,
+    LAUNCH_TEAM,
+    OPERANDS,
+    POOL,
+    RUN,
+    SLOTS,
+    TASK,
+    TEAM_TASK,
+    launch_team,
+)
+
+# The pool's words, each on a cache line of its own; in bytes from its start.
+STATE = 0  # i64: number of the region in the high half; in the low half, threads inside, and CLOSED
+NUMBER = 4  # the high half, which sleepers watch (x86-64 and AArch64 Linux are little-endian)
+NEXT = 64  # i64: the next task
+JOB = 128  # i64 each: function, context, number of tasks or TEAM
+SLEEPERS = 192  # i32: threads asleep, or about to be
+BUSY = 256  # i32: whether a caller is using the pool
+DONE = 320  # i64: threads of a team that have taken part
+SETTINGS = 384  # i64 each: threads, turns of a spinning wait; i32: whether to leave
+PLACES = 448  # i32 each: workers listed, and the processor that they keep off
+MASK = 128  # bytes of a set of processors, as the C library has it
+ALLOWED, ELSEWHERE = 512, 512 + MASK  # sets: the processors of this process, and those without the caller's
+LIST = ELSEWHERE + MASK  # i32 each: the workers' thread numbers
+BYTES = LIST + 4 * 8 * MASK
+
+CLOSED = 1 << 31
+INSIDE = CLOSED - 1
+SPIN = 2000  # about 40 microseconds: longer than Python needs between two layers
+
+
+def _wait(k: Function, spin: Value, done: Callable[[], Value]) -> None:
+    """Spin for a while, then give the processor away between looks."""
+    turns = k.var(spin)
+    with k.forever() as leave_if:
+        leave_if(done())
+        turns.add(-1)
+        with k.if_(turns.get() > 0):
+            k.pause()
+        with k.else_():
+            _yield(k)
+
+
+def _yield(k: Function) -> None:
+    if os.name == "posix":
+        k.intrinsic(i32, "sched_yield")
+
+
+def futex_number() -> int | None:
+    """The number of Linux's futex call, where it is known."""
+    machine = platform.machine() if sys.platform == "linux" and sys.byteorder == "little" else ""
+    return {"x86_64": 202, "aarch64": 98}.get(machine)
+
+
+def emit(instruction_set: str, futex: int | None, data_offset: int) -> Module:
+    """What workers and callers run; without futex, idle workers look every 50 microseconds."""
+    m = Module(instruction_set)
+    _emit_take_part(m)
+    _emit_work(m, futex)
+    _emit_launch(m, futex, team=False)
+    _emit_launch(m, futex, team=True)
+    _emit_start(m, data_offset)
+    _emit_stop(m, futex)
+    return m
+
+
+def _sleep(k: Function, pool: Value, number: Value, futex: int | None) -> None:
+    if futex is None:
+        k.intrinsic(i32, "usleep", k.const(i32, 50))
+        return
+    k.atomic("add", k.bytes_at(pool, SLEEPERS, i32), 1)
+    wait, none = k.const(i32, 128), k.const(ptr(i8), 0)  # FUTEX_WAIT_PRIVATE: sleeps only if the number still holds
+    k.intrinsic(i64, "syscall", k.i64(futex), k.bytes_at(pool, NUMBER, i8), wait, number, none)
+    k.atomic("sub", k.bytes_at(pool, SLEEPERS, i32), 1)
+
+
+def _wake(k: Function, pool: Value, futex: int | None) -> None:
+    if futex is None:
+        return
+    with k.if_(k.atomic_load(k.bytes_at(pool, SLEEPERS, i32)) > 0):
+        _keep_off(k, pool)
+        wake, everyone, none = k.const(i32, 129), k.const(i32, 2**31 - 1), k.const(ptr(i8), 0)  # FUTEX_WAKE_PRIVATE
+        k.intrinsic(i64, "syscall", k.i64(futex), k.bytes_at(pool, NUMBER, i8), wake, everyone, none)
+
+
+def _keep_off(k: Function, pool: Value) -> None:
+    """Let the workers run on every processor but the caller's; nothing to do unless that changed."""
+    places = k.bytes_at(pool, PLACES, i32)
+    workers = k.zext(k.load(places), i64)
+    with k.if_(workers > 0):
+        here = k.intrinsic(i32, "sched_getcpu")
+        with k.if_(here.ne(k.load(places + 1))):
+            k.store(here, places + 1)
+            word, bit = here >> 6, k.i64(1) << k.zext(here & 63, i64)
+            allowed, elsewhere = k.bytes_at(pool, ALLOWED, i64), k.bytes_at(pool, ELSEWHERE, i64)
+            with k.loop(0, MASK // 8) as n:
+                mine = k.select(k.cast(n, i32).eq(word), bit, k.i64(0))
+                k.store(k.load(allowed + n) & (mine ^ -1), elsewhere + n)
+            with k.loop(0, workers) as n:
+                thread = k.load(k.bytes_at(pool, LIST, i32) + n)
+                k.intrinsic(i32, "sched_setaffinity", thread, k.i64(MASK), k.bits(elsewhere, ptr(i8)))
+
+
+def _emit_take_part(m: Module) -> Function:
+    """Do tasks until there are none left, or this thread's part of a team's work."""
+    k = m.function("take_part", ptr(i8), i64, internal=True)
+    pool, thread = k.args
+    job = k.bytes_at(pool, JOB, i64)
+    function, context, n = k.bits(k.load(job), ptr(i8)), k.bits(k.load(job + 1), CONTEXT), k.load(job + 2)
+    with k.if_(n < 0):
+        threads = k.load(k.bytes_at(pool, SETTINGS, i64))
+        k.call_address(function, TEAM_TASK, context, thread, threads)
+        k.atomic("add", k.bytes_at(pool, DONE, i64), 1)
+    with k.else_(), k.forever() as leave_if:
+        index = k.atomic("add", k.bytes_at(pool, NEXT, i64), 1)
+        leave_if(index >= n)
+        k.call_address(function, TASK, context, index, thread)
+    return k
+
+
+def _emit_work(m: Module, futex: int | None) -> None:
+    """A worker's life: wait for a region, enter it unless it is closed already, take part, leave it."""
+    take_part = m.functions[0]
+    k = m.function("work", ptr(i8), i64)
+    pool, thread = k.args
+    state, number = k.bytes_at(pool, STATE, i64), k.bytes_at(pool, NUMBER, i32)
+    settings = k.bytes_at(pool, SETTINGS, i64)
+    seen = k.var(k.const(i32, 0))
+    with k.forever() as leave_if:
+        turns = k.var(k.load(settings + 1))
+        with k.forever() as awake_if:
+            awake_if(k.atomic_load(number).ne(seen.get()))
+            turns.add(-1)
+            with k.if_(turns.get() > 0):
+                k.pause()
+            with k.else_():
+                _sleep(k, pool, seen.get(), futex)
+        leave_if(k.atomic_load(k.bits(settings + 2, ptr(i32))).ne(0))
+        with k.forever() as done_if:
+            now = k.atomic_load(state)
+            seen.set(k.cast(now >> 32, i32))
+            entered = k.var(k.const(i64, 0))
+            with k.if_((now & CLOSED).eq(0)):
+                entered.set(k.zext(k.compare_exchange(state, now, now + 1), i64))
+            with k.if_(entered.get().ne(0)):
+                k.call(take_part, pool, thread)
+                k.atomic("sub", state, 1)
+            done_if(k.select(entered.get().ne(0), k.const(i64, 1), now & CLOSED).ne(0))
+
+
+def _emit_launch(m: Module, futex: int | None, team: bool) -> None:
+    """Open a region, take part, close it, wait for those inside.
+
+    A worker that wakes too late finds the region closed, so a short one does not wait for sleepers. A
+    team needs everyone: its region is closed when all have taken part.
+    """
+    take_part = m.functions[0]
+    k = m.function("launch_team" if team else "launch", *LAUNCH_ARGS)
+    pool, function, context, n = k.args
+    state, job = k.bytes_at(pool, STATE, i64), k.bytes_at(pool, JOB, i64)
+    settings = k.bytes_at(pool, SETTINGS, i64)
+    threads = k.load(settings)
+    worth = threads > 1 if team else k.select(threads > 1, n, k.i64(0)) > 1
+    mine = k.var(k.const(i64, 0))
+    with k.if_(worth):
+        mine.set(k.zext(k.compare_exchange(k.bytes_at(pool, BUSY, i32), 0, 1), i64))
+    with k.if_(mine.get().ne(0)):
+        k.store(k.bits(function, i64), job)
+        k.store(k.bits(context, i64), job + 1)
+        k.store(k.i64(-1) if team else n, job + 2)
+        k.atomic_store(0, k.bytes_at(pool, NEXT, i64))
+        number = (k.load(state) >> 32) + 1
+        k.atomic("xchg", state, number << 32)
+        _wake(k, pool, futex)
+        k.call(take_part, pool, 0)
+        if team:
+            done = k.bytes_at(pool, DONE, i64)
+            _wait(k, k.load(settings + 1), lambda: k.atomic_load(done).eq(threads))
+            k.atomic_store(0, done)
+        k.atomic("or", state, CLOSED)
+        _wait(k, k.load(settings + 1), lambda: (k.atomic_load(state) & INSIDE).eq(0))
+        k.atomic_store(0, k.bytes_at(pool, BUSY, i32))
+    with k.else_():
+        if team:
+            k.call_address(function, TEAM_TASK, context, 0, 1)
+        else:
+            with k.loop(0, n) as index:
+                k.call_address(function, TASK, context, index, 0)
+
+
+def _emit_start(m: Module, data_offset: int) -> None:
+    """What Python calls: take the addresses out of the array objects, and run."""
+    pool_and_run, objects = (ptr(i8), ptr(i8)), (i64,) * OPERANDS
+    k = m.function("start", *pool_and_run, *objects)
+    pool, run, *arrays = k.args
+    context = k.scratch(i64, SLOTS)
+    for slot, array in enumerate(arrays):
+        data = k.var(k.const(i64, 0))
+        with k.if_(array.ne(0)):
+            data.set(k.load(k.bits(array + data_offset, ptr(i64))))
+        k.store(data.get(), context + slot)
+    named = {f.name: f for f in m.functions}
+    k.store(k.bits(pool, i64), context + POOL)
+    k.store(k.bits(k.address(named["launch"]), i64), context + LAUNCH)
+    k.store(k.bits(k.address(named["launch_team"]), i64), context + LAUNCH_TEAM)
+    k.call_address(run, RUN, context)
+
+
+def _emit_stop(m: Module, futex: int | None) -> None:
+    """Tell the workers to leave; callers are on their own from now on."""
+    k = m.function("stop", ptr(i8))
+    (pool,) = k.args
+    settings = k.bytes_at(pool, SETTINGS, i64)
+    k.atomic_store(1, settings)
+    k.atomic_store(1, k.bits(settings + 2, ptr(i32)))
+    k.atomic("add", k.bytes_at(pool, NUMBER, i32), 1)
+    _wake(k, pool, futex)
+
+
+def emit_wake(instruction_set: str) -> Module:
+    """A region in which every thread does nothing."""
+    m = Module(instruction_set)
+    task = m.function("task", *TEAM_TASK, internal=True)
+    run = m.function("run", *RUN)
+    launch_team(run, run.args[0], task)
+    return m
