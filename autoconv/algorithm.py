@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from autoconv.common import code_hash
-from autoconv.errors import RecordError
+from autoconv.common.candidate import Candidate as Candidate  # its name belongs to the contract
 from autoconv.layer import DIRECTIONS, DTYPES, GROUPINGS, LAYOUTS, ConvLayer
 
 if TYPE_CHECKING:
@@ -23,65 +21,6 @@ D = TypeVar("D", bound="Device", contravariant=True)
 
 # why a transform does not take a layer that `sees_padding_only`
 PADDING_ONLY = "every tap falls on padding: the result is 0, and rounding would make it something else"
-
-_CANDIDATE = re.compile(r"(?P<algorithm>[a-z][a-z0-9_.]*)(\[(?P<params>[A-Za-z0-9_=,.x-]+)\])?")
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """An algorithm and its parameters; prints and parses as `gemm[BM=128,BN=64,BK=16]`.
-
-    Parameters
-    ----------
-    algorithm : str
-        The name of an algorithm.
-    items : tuple of (name, value)
-        Its parameters in the algorithm's order, the values integers or words.
-
-    Examples
-    --------
-    >>> candidate = Candidate.parse("gemm[BM=128,BN=64]")
-    >>> candidate.algorithm, candidate.params
-    ('gemm', {'BM': 128, 'BN': 64})
-    """
-
-    algorithm: str
-    items: tuple[tuple[str, int | str], ...] = ()
-
-    @property
-    def params(self) -> dict[str, int | str]:
-        """The parameters by name."""
-        return dict(self.items)
-
-    def __str__(self) -> str:
-        if not self.items:
-            return self.algorithm
-        return f"{self.algorithm}[{','.join(f'{name}={value}' for name, value in self.items)}]"
-
-    @classmethod
-    def parse(cls, text: str) -> Candidate:
-        """The candidate a text names.
-
-        Parameters
-        ----------
-        text : str
-            An algorithm's name, with its parameters in brackets if it has any, as `str` prints it.
-
-        Returns
-        -------
-        Candidate
-            The candidate; whether there is such an algorithm is not asked here.
-
-        Raises
-        ------
-        RecordError
-            When the text does not read like `name` or `name[NAME=value,...]`.
-        """
-        match = _CANDIDATE.fullmatch(text) if len(text) <= 200 else None
-        pairs = [pair.split("=") for pair in match["params"].split(",")] if match and match["params"] else []
-        if match is None or any(len(pair) != 2 or not all(pair) for pair in pairs):
-            raise RecordError(f"{text[:80]!r} does not name a candidate: they read like gemm[BM=128,BN=64]")
-        return cls(match["algorithm"], tuple((n, int(v) if v.isdigit() else v) for n, v in pairs))
 
 
 class Kernel(ABC):
@@ -240,7 +179,8 @@ class Algorithm(ABC, Generic[D]):
 
         Parameters
         ----------
-        layer, device : ConvLayer, Device
+        layer : ConvLayer
+        device : Device
 
         Returns
         -------
@@ -259,17 +199,15 @@ class Algorithm(ABC, Generic[D]):
         -------
         list of str
         """
+        alone = layer.groups == layer.C and "depthwise" in self.groupings  # a single channel is dense and depthwise
         declared: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             ("direction", layer.direction, self.directions),
             ("dtype", layer.dtype, self.dtypes),
             ("layout", layer.layout, self.layouts),
-            ("channels", layer.grouping, self.groupings),
+            ("channels", "depthwise" if alone else layer.grouping, self.groupings),
         )
-        reasons = [
-            f"{what}: expected {' or '.join(allowed)}, got {given}"
-            for what, given, allowed in declared
-            if given not in allowed
-        ]
+        outside = [(what, " or ".join(allowed), given) for what, given, allowed in declared if given not in allowed]
+        reasons = [f"{what}: expected {allowed}, got {given}" for what, allowed, given in outside]
         if layer.dilation != (1, 1) and not self.dilated:
             reasons.append(f"dilation: expected 1x1, got {'x'.join(map(str, layer.dilation))}")
         if (layer.bias or layer.residual or layer.activation is not None) and not self.epilogue:
@@ -300,7 +238,9 @@ class Algorithm(ABC, Generic[D]):
 
         Parameters
         ----------
-        layer, device, params : ConvLayer, Device, mapping
+        layer : ConvLayer
+        device : Device
+        params : mapping
 
         Returns
         -------
@@ -313,7 +253,9 @@ class Algorithm(ABC, Generic[D]):
 
         Parameters
         ----------
-        layer, device, params : ConvLayer, Device, mapping
+        layer : ConvLayer
+        device : Device
+        params : mapping
 
         Returns
         -------
@@ -326,7 +268,9 @@ class Algorithm(ABC, Generic[D]):
 
         Parameters
         ----------
-        layer, device, params : ConvLayer, Device, mapping
+        layer : ConvLayer
+        device : Device
+        params : mapping
 
         Returns
         -------
@@ -340,7 +284,9 @@ class Algorithm(ABC, Generic[D]):
 
         Parameters
         ----------
-        layer, device, params : ConvLayer, Device, mapping
+        layer : ConvLayer
+        device : Device
+        params : mapping
 
         Returns
         -------
@@ -352,7 +298,8 @@ class Algorithm(ABC, Generic[D]):
 
         Parameters
         ----------
-        layer, params : ConvLayer, mapping
+        layer : ConvLayer
+        params : mapping
 
         Returns
         -------
@@ -367,7 +314,9 @@ class Algorithm(ABC, Generic[D]):
 
         Parameters
         ----------
-        layer, device, params : ConvLayer, Device, mapping
+        layer : ConvLayer
+        device : Device
+        params : mapping
 
         Returns
         -------
@@ -375,17 +324,19 @@ class Algorithm(ABC, Generic[D]):
         """
 
     def all(self, layer: ConvLayer, device: D) -> list[Candidate]:
-        """Every candidate for the layer, runnable or not.
+        """Every candidate for the layer, runnable or not; none where the declared capabilities do not cover it.
 
         Parameters
         ----------
-        layer, device : ConvLayer, Device
+        layer : ConvLayer
+        device : Device
 
         Returns
         -------
         list of Candidate
         """
-        return [Candidate(self.name, tuple(params.items())) for params in self.candidates(layer, device)]
+        offered = () if self.unsupported(layer) else self.candidates(layer, device)
+        return [Candidate(self.name, tuple(params.items())) for params in offered]
 
 
 def bound_for(layer: ConvLayer, float32_cap: float) -> float:

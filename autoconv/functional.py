@@ -42,13 +42,17 @@ def conv2d(
 
     Parameters
     ----------
-    x : array, N,C,H,W or N,H,W,C
+    x : array of shape (N, C, H, W) or (N, H, W, C)
         An NCHW array whose memory is channels last is computed as it lies, and gives its like.
-    w : array, K,C/groups,R,S or K,R,S,C/groups
+    w : array of shape (K, C/groups, R, S) or (K, R, S, C/groups)
         The filters.
     bias : array of K values, optional
-    stride, padding, dilation, groups, layout
-        As for `ConvLayer`.
+    stride : int or (height, width)
+    padding : int, (height, width), ((top, bottom), (left, right)), "same" or "valid"
+    dilation : int or (height, width)
+    groups : int
+    layout : "NCHW" or "NHWC"
+        These five as for `ConvLayer`.
     residual : array of the output's shape, optional
     activation : None or "relu"
     out : array of the output's shape, optional
@@ -59,7 +63,7 @@ def conv2d(
 
     Returns
     -------
-    array, N,K,P,Q or N,P,Q,K
+    array of shape (N, K, P, Q) or (N, P, Q, K)
         Of the same kind as `x`: NumPy, or another that speaks DLPack.
 
     Raises
@@ -108,14 +112,18 @@ def conv2d_dgrad(
 
     Parameters
     ----------
-    dy : array, N,K,P,Q or N,P,Q,K
+    dy : array of shape (N, K, P, Q) or (N, P, Q, K)
         The gradient with respect to the output of `conv2d`.
-    w : array, K,C/groups,R,S or K,R,S,C/groups
+    w : array of shape (K, C/groups, R, S) or (K, R, S, C/groups)
         The filters that `conv2d` took.
     input_size : (H, W)
         Height and width of the input, which those of the output do not determine when strides skip pixels.
-    stride, padding, dilation, groups, layout
-        As for `ConvLayer`, as `conv2d` took them.
+    stride : int or (height, width)
+    padding : int, (height, width), ((top, bottom), (left, right)), "same" or "valid"
+    dilation : int or (height, width)
+    groups : int
+    layout : "NCHW" or "NHWC"
+        These five as for `ConvLayer`, as `conv2d` took them.
     out : array of the input's shape, optional
         Where the gradient goes; it is then also what is returned.
     **options
@@ -124,17 +132,13 @@ def conv2d_dgrad(
 
     Returns
     -------
-    array, N,C,H,W or N,H,W,C
+    array of shape (N, C, H, W) or (N, H, W, C)
         `dx`, of the same kind as `dy`.
 
     Raises
     ------
-    ArrayError
-        For an array that `Plan.run` refuses, that has not four dimensions, or whose shape does not fit the others'.
-    LayerError
-        For what is no valid convolution, as `ConvLayer` says.
-    PlanError
-        For what `plan` refuses, and when no candidate satisfies the options.
+    ArrayError, LayerError, PlanError
+        As for `conv2d`, and for shapes that do not fit each other.
 
     Examples
     --------
@@ -175,14 +179,18 @@ def conv2d_wgrad(
 
     Parameters
     ----------
-    x : array, N,C,H,W or N,H,W,C
+    x : array of shape (N, C, H, W) or (N, H, W, C)
         The input that `conv2d` took.
-    dy : array, N,K,P,Q or N,P,Q,K
+    dy : array of shape (N, K, P, Q) or (N, P, Q, K)
         The gradient with respect to its output.
     filter_size : (R, S)
         Height and width of a filter.
-    stride, padding, dilation, groups, layout
-        As for `ConvLayer`, as `conv2d` took them.
+    stride : int or (height, width)
+    padding : int, (height, width), ((top, bottom), (left, right)), "same" or "valid"
+    dilation : int or (height, width)
+    groups : int
+    layout : "NCHW" or "NHWC"
+        These five as for `ConvLayer`, as `conv2d` took them.
     out : array of the filters' shape, optional
         Where the gradient goes; it is then also what is returned.
     **options
@@ -191,17 +199,13 @@ def conv2d_wgrad(
 
     Returns
     -------
-    array, K,C/groups,R,S or K,R,S,C/groups
+    array of shape (K, C/groups, R, S) or (K, R, S, C/groups)
         `dw`, of the same kind as `x`.
 
     Raises
     ------
-    ArrayError
-        For an array that `Plan.run` refuses, that has not four dimensions, or whose shape does not fit the others'.
-    LayerError
-        For what is no valid convolution, as `ConvLayer` says.
-    PlanError
-        For what `plan` refuses, and when no candidate satisfies the options.
+    ArrayError, LayerError, PlanError
+        As for `conv2d`, and for shapes that do not fit each other.
 
     Examples
     --------
@@ -241,9 +245,9 @@ def conv_transpose2d(
 
     Parameters
     ----------
-    x : array, N,C,H,W or N,H,W,C
+    x : array of shape (N, C, H, W) or (N, H, W, C)
         The input, which is of the kind that `conv2d` gives.
-    w : array, C,K/groups,R,S or C,R,S,K/groups
+    w : array of shape (C, K/groups, R, S) or (C, R, S, K/groups)
         The filters; the channels of `x` come first.
     bias : array of K values, optional
         Added to the result.
@@ -254,26 +258,24 @@ def conv_transpose2d(
     output_padding : int or (height, width)
         Rows and columns added at the bottom and right; less than the stride, so that `conv2d` of the
         result has the size of `x`.
-    dilation, groups, layout
-        As for `ConvLayer`.
+    dilation : int or (height, width)
+    groups : int
+    layout : "NCHW" or "NHWC"
+        These three as for `ConvLayer`.
     **options
         As for `plan`; by default mode "hybrid" with a budget of half a second, once per shape, on the
         device on which `x` lies.
 
     Returns
     -------
-    array, N,K,P,Q or N,P,Q,K
+    array of shape (N, K, P, Q) or (N, P, Q, K)
         With `P = (H - 1) * stride - 2 * padding + dilation * (R - 1) + output_padding + 1`, and Q
         likewise; of the same kind as `x`.
 
     Raises
     ------
-    ArrayError
-        For an array that `Plan.run` refuses, that has not four dimensions, or whose shape does not fit the others'.
-    LayerError
-        For what is no valid convolution, as `ConvLayer` says.
-    PlanError
-        For what `plan` refuses, and when no candidate satisfies the options.
+    ArrayError, LayerError, PlanError
+        As for `conv2d`, and for shapes that do not fit each other.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """What the command and `Plan.explain` print on this machine, written into the README and the page "Why this one".
 
-`python docs/gallery.py` times the layers anew, in a cache of its own: run it on a quiet machine. A text stands between a
-mark `<!-- gallery: NAME -->` and the end of the block that follows it.
+`python docs/gallery.py` times the layers anew, in a cache of its own: run it on a quiet machine. A text stands after a
+mark `<!-- gallery: NAME -->`, as one block.
 """
 
 from __future__ import annotations

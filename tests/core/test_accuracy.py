@@ -1,4 +1,4 @@
-"""The error of every family of kernels against float64, on layers of real size: the table in the README.
+"""The error of every family of kernels against float64, on layers of real size: the table of the documentation.
 
 `PYTHONPATH=tests python tests/core/test_accuracy.py` writes it anew.
 """
@@ -19,8 +19,8 @@ from autoconv.layer import ConvLayer
 from autoconv.registry import algorithms
 from autoconv.tuning import reference
 
-README = Path(__file__).parents[2] / "README.md"
-MARK = "<!-- accuracy: written by tests/test_accuracy.py -->"
+PAGE = Path(__file__).parents[2] / "docs" / "pages" / "accuracy.md"
+MARK = "<!-- accuracy: written by tests/core/test_accuracy.py -->"
 WIDTHS = ("float32", "float16", "bfloat16")
 DEVICE = CPU.current()
 LAYERS = {
@@ -81,11 +81,11 @@ def table() -> Iterator[str]:
 
 @pytest.mark.stress
 @pytest.mark.parametrize(("family", "name", "tile"), ROWS)
-def test_the_table_in_the_readme_is_true(family: str, name: str, tile: str) -> None:
+def test_the_table_of_the_documentation_is_true(family: str, name: str, tile: str) -> None:
     """Here as there, within the factor by which other vectors and tiles of registers may differ."""
     layer = LAYERS[name]
     start = f"| {label(family, tile, layer)} | {name} |"
-    (row,) = (line for line in README.read_text().splitlines() if line.startswith(start))
+    (row,) = (line for line in PAGE.read_text().splitlines() if line.startswith(start))
     for dtype, cell in zip(WIDTHS, row.split("|")[3:], strict=False):
         here = errors(family, layer.replace(dtype=dtype), tile)
         for value, committed in zip(here, map(float, cell.split(",")), strict=True):
@@ -95,4 +95,4 @@ def test_the_table_in_the_readme_is_true(family: str, name: str, tile: str) -> N
 if __name__ == "__main__":
     block = re.compile(rf"{re.escape(MARK)}\n.*?\n\n", re.DOTALL)
     lines = "\n".join(table())
-    README.write_text(block.sub(f"{MARK}\n{lines}\n\n", README.read_text()))
+    PAGE.write_text(block.sub(f"{MARK}\n{lines}\n\n", PAGE.read_text()))

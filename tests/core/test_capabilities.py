@@ -33,8 +33,8 @@ CELLS: list[Cell] = list(itertools.product(DIRECTIONS, DTYPES, LAYOUTS, CHANNELS
 
 def layers_of(cell: Cell, **epilogue: Any) -> Iterator[ConvLayer]:
     direction, dtype, layout, grouping, dilation = cell
-    sizes = FILTERS if dilation == 1 else FILTERS[:1] + FILTERS[2:]
-    for channels, size, stride in itertools.product(CHANNELS[grouping], sizes, STRIDES):
+    # a dilation means nothing to a filter of 1x1, and families of such filters take it
+    for channels, size, stride in itertools.product(CHANNELS[grouping], FILTERS, STRIDES):
         groups = {"dense": 1, "grouped": 2, "depthwise": channels}[grouping]
         yield ConvLayer(
             N=2, C=channels, H=24, W=25, K=channels, R=size, S=size, stride=stride, padding=size // 2, groups=groups,
