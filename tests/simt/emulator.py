@@ -231,7 +231,7 @@ class Emulated(NominalGPU):
         return isinstance(array, np.ndarray)
 
     def adopt(self, array: object, name: str) -> Any:
-        raise ArrayError(f"{name} is {type(array).__name__}: an array of the emulated GPU is wanted")
+        raise ArrayError(f"{name}: expected an array of the emulated GPU, got {type(array).__name__}")
 
     def address(self, array: Any) -> int:
         return int(array.ctypes.data)
