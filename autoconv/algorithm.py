@@ -87,14 +87,18 @@ class Algorithm(ABC, Generic[D]):
     """One family of candidates on one kind of device. Stateless; one instance serves every layer.
 
     A family says what it is made for by the attributes `directions` to `epilogue`. Its methods are only asked about
-    layers which that declaration covers. `docs/add-an-algorithm.md` has a complete one.
+    layers which that declaration covers. `docs/pages/add-an-algorithm.md` has a complete one.
 
     Attributes
     ----------
     name : str
         What candidates, plans and records call it, such as "gemm" or "direct.polyphase".
-    directions, dtypes, layouts : tuple of str
-        Of "fwd", "dgrad", "wgrad", of the types of arrays, and of "NCHW", "NHWC", those that it takes.
+    directions : tuple of str
+        Of "fwd", "dgrad" and "wgrad", those that it computes.
+    dtypes : tuple of str
+        The types of arrays that it takes.
+    layouts : tuple of str
+        Of "NCHW" and "NHWC", those that it takes.
     groupings : tuple of str
         Of "dense", "grouped" and "depthwise", those that it takes; see `ConvLayer.grouping`.
     dilated : bool
@@ -226,7 +230,7 @@ class Algorithm(ABC, Generic[D]):
         layer : ConvLayer
         device : Device
         params : mapping
-            One set of parameters, as `candidates` gives them.
+            One set of parameters, of those that `candidates` gives.
 
         Returns
         -------
@@ -243,6 +247,7 @@ class Algorithm(ABC, Generic[D]):
         layer : ConvLayer
         device : Device
         params : mapping
+            One of `candidates`.
 
         Returns
         -------
@@ -258,6 +263,7 @@ class Algorithm(ABC, Generic[D]):
         layer : ConvLayer
         device : Device
         params : mapping
+            One of `candidates`.
 
         Returns
         -------
@@ -273,6 +279,7 @@ class Algorithm(ABC, Generic[D]):
         layer : ConvLayer
         device : Device
         params : mapping
+            One of `candidates`.
 
         Returns
         -------
@@ -289,6 +296,7 @@ class Algorithm(ABC, Generic[D]):
         layer : ConvLayer
         device : Device
         params : mapping
+            One of `candidates`.
 
         Returns
         -------
@@ -302,6 +310,7 @@ class Algorithm(ABC, Generic[D]):
         ----------
         layer : ConvLayer
         params : mapping
+            One of `candidates`.
 
         Returns
         -------
@@ -319,6 +328,7 @@ class Algorithm(ABC, Generic[D]):
         layer : ConvLayer
         device : Device
         params : mapping
+            One of `candidates`.
 
         Returns
         -------
