@@ -203,17 +203,15 @@ class Algorithm(ABC, Generic[D]):
         -------
         list of str
         """
+        alone = layer.groups == layer.C and "depthwise" in self.groupings  # a single channel is dense and depthwise
         declared: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             ("direction", layer.direction, self.directions),
             ("dtype", layer.dtype, self.dtypes),
             ("layout", layer.layout, self.layouts),
-            ("channels", layer.grouping, self.groupings),
+            ("channels", "depthwise" if alone else layer.grouping, self.groupings),
         )
-        reasons = [
-            f"{what}: expected {' or '.join(allowed)}, got {given}"
-            for what, given, allowed in declared
-            if given not in allowed
-        ]
+        outside = [(what, " or ".join(allowed), given) for what, given, allowed in declared if given not in allowed]
+        reasons = [f"{what}: expected {allowed}, got {given}" for what, allowed, given in outside]
         if layer.dilation != (1, 1) and not self.dilated:
             reasons.append(f"dilation: expected 1x1, got {'x'.join(map(str, layer.dilation))}")
         if (layer.bias or layer.residual or layer.activation is not None) and not self.epilogue:
@@ -336,7 +334,7 @@ class Algorithm(ABC, Generic[D]):
         """
 
     def all(self, layer: ConvLayer, device: D) -> list[Candidate]:
-        """Every candidate for the layer, runnable or not.
+        """Every candidate for the layer, runnable or not; none where the declared capabilities do not cover it.
 
         Parameters
         ----------
@@ -347,7 +345,8 @@ class Algorithm(ABC, Generic[D]):
         -------
         list of Candidate
         """
-        return [Candidate(self.name, tuple(params.items())) for params in self.candidates(layer, device)]
+        offered = () if self.unsupported(layer) else self.candidates(layer, device)
+        return [Candidate(self.name, tuple(params.items())) for params in offered]
 
 
 def bound_for(layer: ConvLayer, float32_cap: float) -> float:

@@ -28,12 +28,14 @@ _OPERAND_NAMES = {"fwd": ("x", "w", "y"), "dgrad": ("dy", "w", "dx"), "wgrad": (
 class PackedWeights:
     """Filters transformed once, for one layer and candidate; `Plan.run` takes them in place of `w`.
 
+    Made by `Plan.pack`.
+
     Parameters
     ----------
     binding : tuple of ConvLayer, Candidate and Device
-        What they were packed for; another plan refuses them.
+        Where alone they can be used.
     buffer : array
-        The transformed filters.
+        The transformed filters, as the candidate's kernel reads them, on the device.
     """
 
     binding: tuple[ConvLayer, Candidate, Device]
@@ -41,7 +43,7 @@ class PackedWeights:
 
     @property
     def nbytes(self) -> int:
-        """Size of the transformed filters."""
+        """Bytes of the transformed filters."""
         return int(self.buffer.nbytes)
 
 
@@ -53,17 +55,19 @@ class Plan:
 
     Attributes
     ----------
-    layer, device, candidate
-        What is computed, where, and how.
+    layer : ConvLayer
+        What is computed.
+    device : Device
+        Where.
+    candidate : Candidate
+        How.
     source : "profile", "cache", "heuristic" or "user"
         Whether candidates were timed now, the choice comes from recorded times, from estimates, or
         from the caller.
     timed : int
         Candidates timed to make this plan; 0 when the records sufficed.
-    facts : dict of Facts
-        What is recorded of every candidate, by its name.
-    ranking : list of str
-        The candidates that satisfy the limits, best first.
+    limits : Limits
+        What the caller allowed.
     """
 
     def __init__(
@@ -150,13 +154,13 @@ class Plan:
 
     @property
     def workspace_bytes(self) -> int:
-        """Scratch memory per thread (CPU) or stream (GPU): the kernel's, and room to pack varying filters."""
+        """Bytes of scratch memory per thread (CPU) or stream (GPU): the kernel's, and room to pack varying filters."""
         packed = self._kernel.packed_bytes if self.limits.weights == "varying" else 0
         return self._kernel.workspace_bytes + packed
 
     @property
     def timings(self) -> dict[str, float]:
-        """Seconds of every timed candidate under the plan's limits, by its name, best first."""
+        """Seconds of every timed candidate, packing included where weights vary, by its name, the fastest first."""
         timed = {name: self.limits.cost(facts) for name, facts in self.facts.items() if facts.failure is None}
         return dict(sorted(timed.items(), key=lambda item: item[1]))
 
@@ -175,14 +179,15 @@ class Plan:
 
         Parameters
         ----------
-        x, w : array
-            The two operands, of `layer.input_shapes`, dtype and layout. An array that is not
-            contiguous is copied. What speaks DLPack is taken too, and the same kind is given back.
-            In place of filters, what `pack` gave.
+        x : array
+            The first operand: x, or dy for dgrad. Of `layer.input_shapes[0]`, the layer's dtype and layout. An array
+            that is not contiguous is copied. What speaks DLPack is taken too, and the same kind is given back.
+        w : array or PackedWeights
+            The second: w, or dy for wgrad. Of `layer.input_shapes[1]`, likewise; in place of filters, what `pack` gave.
         bias : array of K values, optional
-            Given exactly when the layer has a bias.
-        residual : array of the output's shape, optional
-            Given exactly when the layer has a residual.
+            Exactly when the layer has one.
+        residual : array of `layer.output_shape`, optional
+            Exactly when the layer has one.
         out : array, optional
             Contiguous, aligned, of the output's shape and dtype, overlapping no other operand.
 
@@ -215,9 +220,9 @@ class Plan:
         b = self._unwrap(w) if type(w) is PackedWeights else self._operand(w, self._names[1], self._b_shape)
         y = device.empty(self._out_shape, self._dtype) if out is None else self._output(out, a, b)
         if bias is not None or residual is not None or self.layer.bias or self.layer.residual:
-            bias, residual = self._tail(bias, residual)
+            bias, residual = self._epilogue(bias, residual)
             if out is not None and any(t is not None and device.overlap(y, t) for t in (bias, residual)):
-                raise ArrayError("out overlaps bias or residual: it must not share memory with any operand")
+                raise ArrayError("out: expected memory of its own, got an array that overlaps bias or residual")
         if kernel.packed_bytes and type(w) is not PackedWeights:
             packed = self._scratch(self._packed, kernel.packed_bytes)
             kernel.pack(b, packed)
@@ -228,17 +233,17 @@ class Plan:
         return y if foreign is None else like(foreign, y)
 
     def pack(self, w: Array) -> PackedWeights:
-        """The filters transformed once, for constant weights; bound to this plan's layer and candidate.
+        """The filters transformed once, for constant weights; bound to this plan's layer, candidate and device.
 
         Parameters
         ----------
-        w : array of `layer.w_shape`
-            The filters, which `run` would take. They are copied, so that later changes to `w` have no effect.
+        w : array
+            The filters, of `layer.w_shape`, dtype and layout. They are copied.
 
         Returns
         -------
         PackedWeights
-            What `run` takes in place of `w`, as often as one likes.
+            For `run`, of this plan and of others for the same layer, candidate and device.
 
         Raises
         ------
@@ -255,7 +260,7 @@ class Plan:
         18.0
         """
         if self.layer.direction == "wgrad":
-            raise ArrayError("wgrad computes the filters' gradient: there are no weights to pack")
+            raise ArrayError("w: wgrad computes the filters' gradient, so there are no weights to pack")
         with self.device.selected():
             b = self._operand(w, "w", self._b_shape)
             if self._kernel.packed_bytes:
@@ -281,8 +286,8 @@ class Plan:
             array = device.adopt(array, name)
         if array.shape != shape or array.dtype != self._dtype:
             raise ArrayError(
-                f"{name} is {array.dtype} {tuple(array.shape)}: {self._dtype} {shape} is wanted "
-                f"for the {self.layer.layout} layer {self.layer}"
+                f"{name}: expected {self._dtype} {shape} for the {self.layer.layout} layer {self.layer}, "
+                f"got {array.dtype} {tuple(array.shape)}"
             )
         if device.ready(array):
             return array
@@ -297,21 +302,23 @@ class Plan:
         y = out if device.owns(out) else device.adopt(out, "out")
         if y.shape != self._out_shape or y.dtype != self._dtype:
             raise ArrayError(
-                f"out is {y.dtype} {tuple(y.shape)}: {self._dtype} {self._out_shape} is wanted for {self._names[2]}"
+                f"out: expected {self._dtype} {self._out_shape} for {self._names[2]} of the {self.layer.layout} layer "
+                f"{self.layer}, got {y.dtype} {tuple(y.shape)}"
             )
         if not device.ready(y):
-            raise ArrayError("out is not contiguous, or its elements are not aligned: a fresh array is")
+            raise ArrayError("out: expected a contiguous array with aligned elements, as a new one is")
         if not device.writable(y):
-            raise ArrayError("out is read-only")
+            raise ArrayError("out: expected a writable array, got a read-only one")
         if device.overlap(y, a) or device.overlap(y, b):
-            raise ArrayError("out overlaps an operand: it must not share memory with any")
+            raise ArrayError("out: expected memory of its own, got an array that overlaps an operand")
         return y
 
-    def _tail(self, bias: Any, residual: Any) -> tuple[Array | None, Array | None]:
-        for name, given, wanted in (("bias", bias, self.layer.bias), ("residual", residual, self.layer.residual)):
-            if (given is not None) != wanted:
-                state = "given, but the layer has none" if given is not None else "missing: the layer has one"
-                raise ArrayError(f"{name} is {state} ({self.layer})")
+    def _epilogue(self, bias: Any, residual: Any) -> tuple[Array | None, Array | None]:
+        for name, given, there in (("bias", bias, self.layer.bias), ("residual", residual, self.layer.residual)):
+            if given is None and there:
+                raise ArrayError(f"{name}: expected an array, as the layer has one ({self.layer}), got None")
+            if given is not None and not there:
+                raise ArrayError(f"{name}: expected None, as the layer has none ({self.layer}), got an array")
         if bias is not None:
             bias = self._operand(bias, "bias", (self.layer.K,))
         if residual is not None:
@@ -320,11 +327,12 @@ class Plan:
 
     def _unwrap(self, weights: PackedWeights) -> Array:
         if self.layer.direction == "wgrad":
-            raise ArrayError("wgrad takes (x, dy): packed weights are not an operand of it")
+            raise ArrayError("dy: expected an array, got packed weights: wgrad takes (x, dy)")
         if weights.binding is not self._binding and weights.binding != self._binding:
-            layer, candidate, _ = weights.binding
+            layer, candidate, device = weights.binding
             raise ArrayError(
-                f"these weights were packed for {candidate} on {layer}: this plan runs {self.candidate} on {self.layer}"
+                f"w: expected weights packed for {self.candidate} of {self.layer} on {self.device.name}, "
+                f"got some for {candidate} of {layer} on {device.name}"
             )
         return weights.buffer
 
@@ -334,7 +342,7 @@ class Plan:
         Returns
         -------
         str
-            Several lines, for people to read.
+            Lines to print, the winner marked by `>`.
         """
         layer, limits = self.layer, self.limits
         lines = [

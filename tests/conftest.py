@@ -48,7 +48,7 @@ collect_ignore = ["bochs.py"]  # no tests, and what it imports is only there for
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test has a cache of its own and no plans in memory; kernels once compiled are shared, as they are exact."""
     monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(KERNELS))

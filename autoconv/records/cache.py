@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import platform
-import re
-import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,21 +12,27 @@ from typing import Any
 
 from autoconv.errors import PlanError, RecordError
 from autoconv.paths import cache_folder, shipped, temporary_folder
+from autoconv.records.files import check_regular, file_name, parsed, read, text_of, write
 from autoconv.records.schema import SCHEMA, Race, Record
 from autoconv.records.store import TextStore
 
-KIND = "autoconv-records"
-LARGEST_FILE = 1 << 26  # bytes of a file of records
 SYSTEM = shipped("cache")
-
-_OTHERS = re.compile("[^A-Za-z0-9]+")
 
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What became of a file's records: `taken` are new, `merged` added races to known ones, `known` added none.
+    """What became of the records of a file.
 
-    `refused` gives the reasons, one line for each record that was.
+    Attributes
+    ----------
+    taken : int
+        Records of layers that were new.
+    merged : int
+        Records that added races to known ones.
+    known : int
+        Records that added none.
+    refused : tuple of str
+        Why the others were refused, a line for each.
     """
 
     taken: int
@@ -41,7 +42,7 @@ class ImportReport:
 
 
 class TuningCache:
-    """The records of layers on devices.
+    """What was measured, remembered: a record for every layer on every device.
 
     Nothing on the disk makes a method fail: an invalid record is a miss, reported once by a
     `CacheWarning` and replaced by the next `add`; where the folder cannot be used, this process alone
@@ -57,16 +58,19 @@ class TuningCache:
     Raises
     ------
     RecordError
-        When no folder could have that name.
+        When no folder could have such a name.
 
     Examples
     --------
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
+    >>> import autoconv, tempfile
+    >>> layer = autoconv.ConvLayer(N=1, C=2, H=5, W=5, K=3, R=3, S=3)
+    >>> with tempfile.TemporaryDirectory() as folder:
     ...     cache = TuningCache(folder, system=None)
-    ...     print(cache.persistent, len(list(cache.records())))
+    ...     made = autoconv.plan(layer, cache=cache, exact=True)
+    ...     (record,) = cache.records()
     ...     cache.close()
-    True 0
+    >>> record.layer == layer.key(), record.facts().keys() == set(map(autoconv.Candidate.parse, made.facts))
+    (True, True)
     """
 
     def __init__(self, directory: Path | str | None = None, system: Path | str | None = SYSTEM) -> None:
@@ -86,13 +90,15 @@ class TuningCache:
 
         Parameters
         ----------
-        layer_key, device_key : str
-            `ConvLayer.key()` and `Device.key`.
+        layer_key : str
+            `ConvLayer.key()`.
+        device_key : str
+            `Device.key`.
 
         Returns
         -------
         Record or None
-            None where nothing valid is known.
+            None where nothing is known.
         """
         key = _key(layer_key, device_key)
         text = self._store.get(key)
@@ -109,8 +115,9 @@ class TuningCache:
         Parameters
         ----------
         layer_key, device_key : str
-            `ConvLayer.key()` and `Device.key`.
+            As for `load`.
         race : Race
+            One with the id of a known race takes its place.
 
         Returns
         -------
@@ -127,13 +134,13 @@ class TuningCache:
 
         def with_race(text: str | None) -> str:
             own = self._parsed(text, layer_key, device_key)
-            return _text(own.with_race(race) if own else new)
+            return text_of(own.with_race(race) if own else new)
 
         self._store.update(_key(layer_key, device_key), with_race)
         return self.load(layer_key, device_key) or new
 
     def records(self) -> Iterator[Record]:
-        """Every record, sorted by device and layer.
+        """Every record, the user's and the shipped, sorted by device and layer.
 
         Yields
         ------
@@ -155,14 +162,13 @@ class TuningCache:
     def export(self, path: Path | str, device: str | None = None) -> int:
         """Write the records, or those of one device, as JSON, one record per line.
 
-        A file is replaced as a whole or not at all.
-
         Parameters
         ----------
-        path : path or str
-            A file; or a folder, into which go files of one device each, named as in a `system` folder.
+        path : path
+            Of the file, which is replaced as a whole or not at all; or of a folder, into which files of one device
+            each go, named as those of a `system` folder.
         device : str, optional
-            The key of a device.
+            The key of the only device whose records are written.
 
         Returns
         -------
@@ -178,9 +184,9 @@ class TuningCache:
         records = [record for record in self.records() if device in (None, record.device)]
         if path.is_dir():
             for key in dict.fromkeys(record.device for record in records):
-                _write(path / file_name(key), [record for record in records if record.device == key])
+                write(path / file_name(key), [record for record in records if record.device == key])
         else:
-            _write(path, records)
+            write(path, records)
         return len(records)
 
     def import_(self, path: Path | str) -> ImportReport:
@@ -188,12 +194,12 @@ class TuningCache:
 
         Parameters
         ----------
-        path : path or str
+        path : path
 
         Returns
         -------
         ImportReport
-            How many records were taken, merged or known, and why others were refused.
+            How many records were new, and which were refused and why.
 
         Raises
         ------
@@ -202,7 +208,7 @@ class TuningCache:
         """
         counts = {"taken": 0, "merged": 0, "known": 0}
         refused = []
-        for number, data in enumerate(_read(Path(path)), 1):
+        for number, data in enumerate(read(Path(path)), 1):
             try:
                 record = Record.from_json(data)
                 _check_dates(record)
@@ -216,18 +222,18 @@ class TuningCache:
     def timing_lock(self, device_key: str, timeout: float | None = None) -> Iterator[None]:
         """Be the only one on this machine, among those that share the folder, to time on a device.
 
-        One thread may hold it several times over.
+        One thread may hold it several times over. Where no lock can be made, one warning says so.
 
         Parameters
         ----------
         device_key : str
-            `Device.key`.
         timeout : float, optional
-            Seconds to wait; for ever unless given.
+            Seconds to wait for another process; for ever unless given.
 
         Yields
         ------
         None
+            While it is held.
 
         Raises
         ------
@@ -269,7 +275,7 @@ class TuningCache:
             own = self._parsed(text, record.layer, record.device)
             both = own.merge(record) if own else record
             outcome = "taken" if own is None else "known" if both == own else "merged"
-            return _text(both)
+            return text_of(both)
 
         self._store.update(_key(record.layer, record.device), merged)
         return outcome
@@ -278,7 +284,7 @@ class TuningCache:
         if text is None:
             return None
         try:
-            return _checked(_json(text), layer_key, device_key)
+            return _checked(parsed(text), layer_key, device_key)
         except RecordError as error:
             self._store.report(f"{self.directory}: the record of {layer_key} is ignored: {error}")
             return None
@@ -306,8 +312,8 @@ class TuningCache:
     def _read_system(self, path: Path) -> list[dict[str, Any]]:
         """What looks like records in a file; their contents are checked when they are asked for."""
         try:
-            _check_regular(path)
-            records = _read(path)
+            check_regular(path)
+            records = read(path)
         except FileNotFoundError:
             return []
         except (RecordError, OSError) as error:
@@ -317,31 +323,14 @@ class TuningCache:
         return [r for r in named if isinstance(r.get("layer"), str) and isinstance(r.get("device"), str)]
 
 
-def file_name(device_key: str, suffix: str = ".json") -> str:
-    """The name of the file, in a folder of records, that holds those of a device."""
-    slug = _OTHERS.sub("-", device_key).strip("-")[:80]
-    return f"{slug}-{hashlib.sha256(device_key.encode()).hexdigest()[:8]}{suffix}"
-
-
 def _key(layer_key: str, device_key: str) -> str:
     return f"{SCHEMA}|{layer_key}|{device_key}"
-
-
-def _text(record: Record) -> str:
-    return json.dumps(record.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def _json(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"not JSON: {error}") from None
 
 
 def _checked(data: object, layer_key: str, device_key: str) -> Record:
     record = Record.from_json(data)
     if (record.layer, record.device) != (layer_key, device_key):
-        raise RecordError(f"it is about {record.layer} on {record.device}")
+        raise RecordError(f"expected {layer_key} on {device_key}, got {record.layer} on {record.device}")
     return record
 
 
@@ -350,51 +339,4 @@ def _check_dates(record: Record) -> None:
     latest = (datetime.now(UTC) + timedelta(days=1)).isoformat()
     for race in record.races:
         if race.when > latest:
-            raise RecordError(f"a race was run at {race.when}, which is yet to come")
-
-
-def _check_regular(path: Path) -> None:
-    """Refuse a pipe, say: to open it would wait for ever."""
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode):
-        raise RecordError(f"{path}: expected a regular file, got {stat.filemode(mode)}")
-
-
-def _read(path: Path) -> list[object]:
-    """The records in a file, unchecked."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST_FILE + 1)
-    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
-        raise RecordError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > LARGEST_FILE:
-        raise RecordError(f"{path}: larger than {LARGEST_FILE >> 20} MiB")
-    try:
-        data = _json(content.decode())
-    except (RecordError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: {error}") from None
-    if not isinstance(data, dict) or data.get("kind") != KIND or not isinstance(data.get("records"), list):
-        raise RecordError(f"{path}: not a file of tuning records, as `autoconv export` writes them")
-    if data.get("schema") != SCHEMA:
-        raise RecordError(f"{path}: of schema {data.get('schema')!r:.20}; this version reads {SCHEMA}")
-    records: list[object] = data["records"]
-    return records
-
-
-def _write(path: Path, records: list[Record]) -> None:
-    lines = ",\n".join(map(_text, records))
-    text = f'{{"schema":{SCHEMA},"kind":"{KIND}","records":[\n{lines}\n]}}\n'
-    if path.exists() and not path.is_file():  # a device or a pipe, which nothing may take the place of
-        path.write_text(text, encoding="utf-8")
-        return
-    target = path.resolve()  # a link stays one
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
-    except OSError as error:
-        error.filename, error.filename2 = str(path), None  # not the temporary file
-        raise
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+            raise RecordError(f"when={race.when}: expected a time that has been, got one that is yet to come")

@@ -390,7 +390,7 @@ BAD = {
     "net of a name": (["explain", "nope.yaml:first"], "nope.yaml: no such file"),
     "no such candidate": (["explain", "tiny.yaml", "--mode", "numpy.gemm[x=1]"], "mode='numpy.gemm[x=1]'"),
     "import missing": (["import", "nope.json"], "nope.json: cannot be read: No such file"),
-    "import foreign": (["import", "tiny.yaml"], "tiny.yaml: not JSON"),
+    "import foreign": (["import", "tiny.yaml"], "tiny.yaml: expected JSON"),
     "export": (["export", "nowhere/x.json"], "nowhere/x.json: No such file or directory"),
 }
 FAILED = {"no such candidate"}

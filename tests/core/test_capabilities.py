@@ -22,31 +22,33 @@ from autoconv.tuning import reference
 # not the device at hand: what is declared is the same on every machine
 DEVICES: dict[str, Device] = {"cpu": CPU(threads=2, instruction_set="avx512"), "cuda": Emulated(capability=90)}
 FAMILIES = [(kind, a) for kind, device in DEVICES.items() for a in registry.algorithms(device) if a.vendor is None]
-GROUPS = {"dense": 1, "grouped": 2, "depthwise": 16}
+CHANNELS = {"dense": (16, 1), "grouped": (16, 256), "depthwise": (16,)}
 DILATIONS = (1, 2)
 FILTERS = (3, 1, 5, 11)  # each family has filters it is for; one that it takes is enough
 STRIDES = (1, 2)
 
 Cell = tuple[str, str, str, str, int]
-CELLS: list[Cell] = list(itertools.product(DIRECTIONS, DTYPES, LAYOUTS, GROUPS, DILATIONS))
+CELLS: list[Cell] = list(itertools.product(DIRECTIONS, DTYPES, LAYOUTS, CHANNELS, DILATIONS))
 
 
 def layers_of(cell: Cell, **epilogue: Any) -> Iterator[ConvLayer]:
-    direction, dtype, layout, groups, dilation = cell
-    for size, stride in itertools.product(FILTERS if dilation == 1 else FILTERS[:1] + FILTERS[2:], STRIDES):
+    direction, dtype, layout, grouping, dilation = cell
+    # a dilation means nothing to a filter of 1x1, and families of such filters take it
+    for channels, size, stride in itertools.product(CHANNELS[grouping], FILTERS, STRIDES):
+        groups = {"dense": 1, "grouped": 2, "depthwise": channels}[grouping]
         yield ConvLayer(
-            N=2, C=16, H=24, W=25, K=16, R=size, S=size, stride=stride, padding=size // 2, groups=GROUPS[groups],
+            N=2, C=channels, H=24, W=25, K=channels, R=size, S=size, stride=stride, padding=size // 2, groups=groups,
             dilation=dilation, direction=direction, dtype=dtype, layout=layout, **epilogue,
         )  # fmt: skip
 
 
 def declared(family: Algorithm[Any], cell: Cell) -> bool:
-    direction, dtype, layout, groups, dilation = cell
+    direction, dtype, layout, grouping, dilation = cell
     return (
         direction in family.directions
         and dtype in family.dtypes
         and layout in family.layouts
-        and groups in family.groupings
+        and grouping in family.groupings
         and (dilation == 1 or family.dilated)
     )
 

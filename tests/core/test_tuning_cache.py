@@ -22,7 +22,8 @@ from autoconv.algorithm import Candidate
 from autoconv.common import machine_code as disk
 from autoconv.errors import CacheWarning, PlanError, RecordError
 from autoconv.paths import shipped
-from autoconv.records.cache import LARGEST_FILE, SYSTEM, ImportReport, TuningCache, file_name
+from autoconv.records.cache import SYSTEM, ImportReport, TuningCache
+from autoconv.records.files import LARGEST_FILE, file_name
 from autoconv.records.schema import Facts, Race, Record
 
 LAYER = "fwd-float32-NCHW-N1-C3-H8-W8-K4-R3-S3"
@@ -232,7 +233,7 @@ def test_only_the_file_of_the_device_is_read(both: TuningCache) -> None:
     assert both.system is not None
     (both.system / file_name("gpu")).write_text("broken")
     assert both.load(LAYER, DEVICE) is not None
-    with pytest.warns(CacheWarning, match="not JSON"):
+    with pytest.warns(CacheWarning, match="expected JSON"):
         assert both.load(OTHER, "gpu") is None
     both.close()
 
@@ -392,13 +393,16 @@ def test_one_bad_record_does_not_spoil_the_others(cache: TuningCache, tmp_path: 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "not JSON"),
+        (b"", "expected JSON"),
         (b"\xff\xfe", "decode"),
-        (b"[" * 100_000, "not JSON"),
-        (b"[]", "not a file of tuning records"),
-        (b'{"schema":1,"kind":"other","records":[]}', "not a file of tuning records"),
-        (b'{"schema":1,"kind":"autoconv-records","records":{}}', "not a file of tuning records"),
-        (b'{"schema":2,"kind":"autoconv-records","records":[]}', "schema 2; this version reads 1"),
+        (b"[" * 100_000, "expected JSON"),
+        (b"[]", "expected tuning records, as `autoconv export` writes them"),
+        (b'{"schema":1,"kind":"other","records":[]}', "expected tuning records, as `autoconv export` writes them"),
+        (
+            b'{"schema":1,"kind":"autoconv-records","records":{}}',
+            "expected tuning records, as `autoconv export` writes them",
+        ),
+        (b'{"schema":2,"kind":"autoconv-records","records":[]}', "expected schema 1, as this version writes, got 2"),
     ],
 )
 def test_what_is_no_file_of_records_is_refused(cache: TuningCache, tmp_path: Path, content: bytes, words: str) -> None:
@@ -422,7 +426,7 @@ def test_missing_and_enormous_files_are_refused(cache: TuningCache, tmp_path: Pa
         cache.import_(tmp_path)
     with (tmp_path / "large.json").open("wb") as file:
         file.truncate(LARGEST_FILE + 1)
-    with pytest.raises(RecordError, match="larger than 64 MiB"):
+    with pytest.raises(RecordError, match="expected at most 64 MiB, got a larger file"):
         cache.import_(tmp_path / "large.json")
 
 

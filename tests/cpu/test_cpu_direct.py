@@ -15,10 +15,9 @@ from vectors import INSTRUCTION_SETS, device_with
 from autoconv.cpu import pool
 from autoconv.cpu.common.correlation import CorrelationAxis, correlations
 from autoconv.cpu.device import CPU
-from autoconv.cpu.direct import gradients as direct_wgrad
-from autoconv.cpu.direct import gradients_packed as direct_wgrad_packed
+from autoconv.cpu.direct import gradients, gradients_packed
 from autoconv.cpu.direct.algorithm import Direct
-from autoconv.cpu.direct.kernels import tiles
+from autoconv.cpu.direct.geometry import tile_runs
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
 pytestmark = [
@@ -32,7 +31,7 @@ def test_cutting_a_long_row_looks_at_every_tile_but_not_at_all_its_pixels(monkey
     looks, sees = [], CorrelationAxis.sees
     monkeypatch.setattr(CorrelationAxis, "sees", lambda *asked: (looks.append(asked), sees(*asked))[1])
     row = CorrelationAxis(size=12_000, count=12_000, stride=1, offset=-4, dilation=1, taps=tuple(range(9)))
-    assert [(run.tiles, run.pattern == ((True,) * 12,) * 9) for run in tiles(row, 12)] == [
+    assert [(run.tiles, run.pattern == ((True,) * 12,) * 9) for run in tile_runs(row, 12)] == [
         (1, False), (998, True), (1, False)
     ]  # fmt: skip
     assert len(looks) < 5 * 1000
@@ -96,7 +95,7 @@ def test_where_the_fullest_tile_is_unrolled_too_far_a_row_of_pixels_takes_its_pl
     for C, R, groups in ((8, 31, 8), (4, 15, 1)):
         layer = ConvLayer(N=1, C=C, H=64, W=32, K=40, R=R, S=R, padding=R // 2, groups=groups)
         for c in DIRECT.all(layer, device):
-            assert int(c.params["BP"]) * int(c.params["BQ"]) >= 4, c
+            assert int(c.params["TP"]) * int(c.params["TQ"]) >= 4, c
             assert not DIRECT.why_not(layer, device, c.params)
 
 
@@ -106,14 +105,14 @@ def test_an_estimate_tells_sums_over_some_channels_from_those_over_all(direction
     layer = ConvLayer(N=1, C=64, H=28, W=28, K=192, R=3, S=3, padding=1, direction=direction)
     all_of_them = layer.C if direction == "fwd" else layer.K
     some, whole = (
-        {c.params["BK"]: DIRECT.estimate(layer, device, c.params) for c in DIRECT.all(layer, device) if holds(c)}
+        {c.params["TK"]: DIRECT.estimate(layer, device, c.params) for c in DIRECT.all(layer, device) if holds(c)}
         for holds in (
             lambda c: int(c.params["BC"]) < all_of_them and c.params["filters"] == "packed",
             lambda c: int(c.params["BC"]) == all_of_them and c.params["filters"] == "packed",
         )
     )
     assert some
-    assert all(some[BK] < whole[BK] for BK in some)
+    assert all(some[TK] < whole[TK] for TK in some)
 
 
 def test_answers_do_not_depend_on_threads() -> None:
@@ -134,10 +133,10 @@ def test_answers_do_not_depend_on_threads() -> None:
 
 def test_tiles_cover_an_axis_once_and_merge_what_is_alike() -> None:
     axis = CorrelationAxis(size=56, count=56, stride=1, offset=-1, dilation=1, taps=(0, 1, 2))
-    runs = tiles(axis, 14)
+    runs = tile_runs(axis, 14)
     assert [(run.start, run.tiles, run.length) for run in runs] == [(0, 1, 14), (14, 2, 14), (42, 1, 14)]
     assert runs[0].pattern == ((False, *[True] * 13), (True,) * 14, (True,) * 14)
-    covered = [r.start + n for r in tiles(axis, 9) for n in range(r.tiles * r.length)]
+    covered = [r.start + n for r in tile_runs(axis, 9) for n in range(r.tiles * r.length)]
     assert covered == list(range(56))
 
 
@@ -151,21 +150,22 @@ def test_a_strided_gradient_is_one_correlation_for_each_residue() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_filter_gradients_in_many_strips(instruction_set: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (direct_wgrad, direct_wgrad_packed):
-        monkeypatch.setattr(module, "STRIP_BYTES", 1024)
+def test_filter_gradients_in_many_panels(instruction_set: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((gradients, "ROW_BYTES"), (gradients_packed, "PANEL_BYTES")):
+        monkeypatch.setattr(module, name, 1024)
     device = device_with(instruction_set, 2)
     layer = edge("dilated strided", C=18, K=21, N=3, dtype=dtype, direction="wgrad")
     assert check_guarded(DIRECT, layer, device, operands(layer)) == 2
 
 
 def test_gradients_of_enormous_strides_are_left_to_others() -> None:
-    """Every phase has a kernel of its own: compiling 1024 of them took most of a minute."""
+    """Every polyphase component has a kernel of its own: compiling 1024 of them took most of a minute."""
     device = CPU.current()
     for stride, layout in itertools.product((16, 64), LAYOUTS):
         extents = {"N": 1, "C": 2, "H": 130, "W": 130, "K": 2, "R": stride, "S": stride}
         layer = ConvLayer(**extents, stride=stride, layout=layout, direction="dgrad")
-        (only,) = DIRECT.all(layer, device)
-        assert f"falls into {stride**2} correlations" in DIRECT.why_not(layer, device, only.params)[0]
+        (reason,) = DIRECT.unsupported(layer)
+        assert f"got {stride**2} of stride {stride}x{stride}" in reason
+        assert DIRECT.why_not(layer, device, {}) == [reason]
     narrow = ConvLayer(N=1, C=2, H=130, W=2, K=2, R=16, S=2, stride=(16, 64), direction="dgrad")
     assert check_guarded(DIRECT, narrow, device, operands(narrow))

@@ -188,11 +188,19 @@ def test_nan_reaches_its_receptive_field_only(name: str) -> None:
 
 
 def test_reasons_come_all_at_once() -> None:
-    layer = edge("grouped", direction="wgrad")
-    reasons = DEPTHWISE.why_not(layer, CPU.current(), {"BH": 99, "NV": 1, "nt": 0})
-    for word in ("BH=99", "wgrad", "groups=3"):
-        assert any(word in reason for reason in reasons), word
+    outside = DEPTHWISE.why_not(edge("grouped", direction="wgrad"), CPU.current(), {})
+    assert outside == [
+        "direction: expected fwd or dgrad, got wgrad",
+        "channels: expected depthwise, got grouped",
+    ]
+    (tile,) = DEPTHWISE.why_not(edge("depthwise"), CPU.current(), {"TP": 99, "NV": 1, "nt": 0})
+    assert tile.startswith("TP=99,NV=1: expected TP=4,NV=")
     layer = depthwise(layout="NHWC", K=10, S=17, padding=8)
-    reasons = DEPTHWISE.why_not(layer, CPU.current(), {"BQ": 4, "NV": 99, "nt": 1})
-    for word in ("NV=99", "K=10", "S=17", "second-level", "whole vectors"):
+    reasons = DEPTHWISE.why_not(layer, CPU.current(), {"TQ": 4, "NV": 99, "nt": 1})
+    for word in ("NV=99", "K=10", "S=17", "L2 cache", "whole vectors"):
         assert any(word in reason for reason in reasons), word
+
+
+def test_a_single_channel_is_depthwise_too() -> None:
+    layer = ConvLayer(N=1, C=1, H=9, W=9, K=1, R=3, S=3)
+    assert check_guarded(DEPTHWISE, layer, CPU.current(), operands(layer))

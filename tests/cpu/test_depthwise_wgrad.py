@@ -55,12 +55,12 @@ def test_the_answer_does_not_depend_on_who_ran_the_tasks() -> None:
 
 
 def test_every_reason_is_given() -> None:
-    def reasons(name: str, BH: int = 2, **changes: Any) -> str:
-        return "; ".join(ALGORITHM.why_not(edge(name, **({"direction": "wgrad"} | changes)), DEVICE, {"BH": BH}))
+    def reasons(name: str, TP: int = 2, **changes: Any) -> str:
+        return "; ".join(ALGORITHM.why_not(edge(name, **({"direction": "wgrad"} | changes)), DEVICE, {"TP": TP}))
 
-    assert "groups=1" in reasons("plain")
-    assert "NHWC" in reasons("depthwise", layout="NHWC")
-    assert "S=11" in reasons("depthwise", S=11, padding=5)
-    assert "R=20, S=9" in reasons("depthwise", R=20, S=9, padding=10)
-    assert "depthwise computes that" in reasons("depthwise", direction="fwd")
-    assert "allowed are 2, 4" in reasons("depthwise", BH=3)
+    assert "channels: expected depthwise, got dense" in reasons("plain")
+    assert "layout: expected NCHW, got NHWC" in reasons("depthwise", layout="NHWC")
+    assert "S=11: expected at most 10 taps" in reasons("depthwise", S=11, padding=5)
+    assert "R=20, S=9: expected at most 128 taps" in reasons("depthwise", R=20, S=9, padding=10)
+    assert "direction: expected wgrad, got fwd" in reasons("depthwise", direction="fwd")
+    assert "TP=3: expected 2 or 4" in reasons("depthwise", TP=3)

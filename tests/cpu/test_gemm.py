@@ -12,17 +12,17 @@ from layers import TAILS, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import pool
-from autoconv.cpu.common.rows import split
+from autoconv.cpu.common.panel import segments_of
 from autoconv.cpu.device import CPU, host_instruction_set
-from autoconv.cpu.gemm.algorithm import Pixel
+from autoconv.cpu.gemm.algorithm import Gemm
 from autoconv.layer import DTYPES, ConvLayer
 
 pytestmark = [
     pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor"),
     pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
 ]
-PIXEL = Pixel()
-PIXEL_PARAMS = PIXEL.all(edge("plain"), CPU.current())[0].params
+GEMM = Gemm()
+PARAMS = GEMM.all(edge("plain"), CPU.current())[0].params
 
 
 def pointwise(**fields: Any) -> ConvLayer:
@@ -39,12 +39,12 @@ class SmallCaches(CPU):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_every_tail(instruction_set: str, threads: int) -> None:
+def test_every_remainder(instruction_set: str, threads: int) -> None:
     device = device_with(instruction_set, threads)
     for width in (1, 3, 16, 17, 31, 33, 47, 49, 50, 51, 97, 98, 113):
         for K in (1, 8, 21):
             layer = pointwise(N=1, C=5, H=1, W=width, K=K)
-            assert check_guarded(PIXEL, layer, device, operands(layer))
+            assert check_guarded(GEMM, layer, device, operands(layer))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -55,7 +55,7 @@ def test_types_tails_groups_and_gradients(instruction_set: str, dtype: str) -> N
     layers += [pointwise(dtype=dtype, C=12, K=18, groups=3, H=9, W=9, bias=True)]
     layers += [pointwise(dtype=dtype, direction="dgrad", groups=g, C=10, K=16) for g in (1, 2)]
     for layer in layers:
-        assert check_guarded(PIXEL, layer, device, operands(layer))
+        assert check_guarded(GEMM, layer, device, operands(layer))
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -70,7 +70,7 @@ def test_sums_in_parts(instruction_set: str) -> None:
         {"C": 150, "K": 9, "dtype": "float16"},
     ):
         layer = pointwise(**fields)
-        assert check_guarded(PIXEL, layer, device, operands(layer))
+        assert check_guarded(GEMM, layer, device, operands(layer))
 
 
 STEMS: dict[str, dict[str, Any]] = {
@@ -91,26 +91,26 @@ STEMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", STEMS)
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_strips(instruction_set: str, name: str) -> None:
+def test_panels(instruction_set: str, name: str) -> None:
     layer = ConvLayer(**({"N": 2, "C": 3, "H": 9, "W": 13, "K": 11, "R": 3, "S": 3, "bias": True} | STEMS[name]))
     device = device_with(instruction_set, 2)
-    assert check_guarded(PIXEL, layer, device, operands(layer))
+    assert check_guarded(GEMM, layer, device, operands(layer))
     small = SmallCaches(threads=1, instruction_set=instruction_set)
-    assert check_guarded(PIXEL, layer, small, operands(layer))
+    assert check_guarded(GEMM, layer, small, operands(layer))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_strips_of_every_type(dtype: str) -> None:
+def test_panels_of_every_type(dtype: str) -> None:
     layer = ConvLayer(
         N=1, C=3, H=12, W=30, K=9, R=3, S=3, stride=2, padding=1, dtype=dtype, **TAILS["bias residual relu"]
     )
-    assert check_guarded(PIXEL, layer, CPU.current(), operands(layer))
+    assert check_guarded(GEMM, layer, CPU.current(), operands(layer))
 
 
 def test_filters_larger_than_the_cache() -> None:
     device = SmallCaches(threads=2, instruction_set=host_instruction_set())
     for layer in (pointwise(C=70, K=45), pointwise(N=3, C=40, K=48, groups=2), pointwise(C=600, K=9)):
-        assert check_guarded(PIXEL, layer, device, operands(layer))
+        assert check_guarded(GEMM, layer, device, operands(layer))
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,11 @@ def test_stores_past_the_caches(fields: dict[str, Any]) -> None:
     """Only to whole aligned vectors; an output that starts elsewhere is stored as usual."""
     device = SmallCaches(threads=2, instruction_set=host_instruction_set())
     layer = ConvLayer(**fields)
-    streaming = [c for c in PIXEL.all(layer, device) if c.params["nt"] and not PIXEL.why_not(layer, device, c.params)]
+    streaming = [c for c in GEMM.all(layer, device) if c.params["nt"] and not GEMM.why_not(layer, device, c.params)]
     assert streaming
-    assert check_guarded(PIXEL, layer, device, operands(layer))
+    assert check_guarded(GEMM, layer, device, operands(layer))
     x, w, bias, _ = operands(layer)
-    kernel = PIXEL.build(layer, device, streaming[0].params)
+    kernel = GEMM.build(layer, device, streaming[0].params)
     packed = device.buffer(kernel.packed_bytes)
     kernel.pack(w, packed)
     room = device.buffer(np.prod(layer.y_shape) * 4 + 64)
@@ -147,10 +147,10 @@ def test_relu_passes_nan_on_and_nothing_else_sees_it() -> None:
     layer = pointwise(activation="relu")
     x, w, _, _ = operands(layer)
     x[1, 3, 2, 5] = np.nan
-    for candidate in PIXEL.all(layer, device):
-        if PIXEL.why_not(layer, device, candidate.params):
+    for candidate in GEMM.all(layer, device):
+        if GEMM.why_not(layer, device, candidate.params):
             continue
-        kernel = PIXEL.build(layer, device, candidate.params)
+        kernel = GEMM.build(layer, device, candidate.params)
         packed, out = device.buffer(kernel.packed_bytes), device.empty(layer.y_shape, "float32")
         kernel.pack(w, packed)
         kernel.run(x, packed, out, None, None, device.buffer(0))
@@ -158,17 +158,17 @@ def test_relu_passes_nan_on_and_nothing_else_sees_it() -> None:
         assert np.isnan(out).sum() == layer.K
 
 
-def test_split_covers_every_pixel_once() -> None:
+def test_segments_cover_every_pixel_once() -> None:
     for pixels in range(1, 300):
         for odd in (0, 1, 3):
-            runs = split(pixels, 16, 3, odd)
+            segments = segments_of(pixels, 16, 3, odd)
             covered = [
-                run.start + n * run.pixels + i for run in runs for n in range(run.times) for i in range(run.pixels)
+                one.start + n * one.pixels + i for one in segments for n in range(one.times) for i in range(one.pixels)
             ]
             assert covered == list(range(pixels))
-            assert all(run.pixels <= 48 + odd for run in runs)
-    assert [run.pixels for run in split(49, 16, 3, 1)] == [49]
-    assert [(run.times, run.pixels) for run in split(196, 16, 3, 1)] == [(4, 49)]
+            assert all(one.pixels <= 48 + odd for one in segments)
+    assert [run.pixels for run in segments_of(49, 16, 3, 1)] == [49]
+    assert [(run.times, run.pixels) for run in segments_of(196, 16, 3, 1)] == [(4, 49)]
 
 
 def test_an_estimate_counts_the_lanes_beyond_a_plane_but_not_single_pixels() -> None:
@@ -177,15 +177,30 @@ def test_an_estimate_counts_the_lanes_beyond_a_plane_but_not_single_pixels() -> 
     def cost(side: int) -> float:
         """Of a plane's pixels, each."""
         layer = pointwise(C=512, K=512, H=side, W=side)
-        return (PIXEL.estimate(layer, device, {"KB": 8, "NV": 3, "nt": 0}) - 2e-6) / layer.flops
+        return (GEMM.estimate(layer, device, {"TK": 8, "NV": 3, "nt": 0}) - 2e-6) / layer.flops
 
     assert cost(7) < 1.05 * cost(16)  # three vectors and a pixel
     assert cost(5) > 1.2 * cost(16)  # a vector and most of another
 
 
 def test_reasons_come_all_at_once() -> None:
-    layer = edge("tails", layout="NHWC", direction="wgrad")
-    reasons = PIXEL.why_not(layer, CPU.current(), {"KB": 99, "NV": 1, "nt": 1})
-    assert any("depthwise" in reason for reason in PIXEL.why_not(edge("depthwise"), CPU.current(), PIXEL_PARAMS))
-    for word in ("KB=99", "NHWC", "wgrad", "C=5", "nt=1"):
-        assert any(word in reason for reason in reasons), word
+    device = CPU.current()
+
+    def reasons(params: dict[str, int], **fields: Any) -> str:
+        return "; ".join(
+            GEMM.why_not(ConvLayer(**{"N": 1, "C": 5, "H": 9, "W": 9, "K": 7, "R": 3, "S": 3} | fields), device, params)
+        )
+
+    outside = reasons(PARAMS, layout="NHWC", direction="wgrad")
+    for word in ("layout: expected NCHW, got NHWC", "direction: expected fwd or dgrad, got wgrad"):
+        assert word in outside
+    assert "channels: expected dense or grouped, got depthwise" in reasons(PARAMS, C=7, groups=7)
+    against = reasons({"TK": 99, "NV": 1, "nt": 1})
+    for word in (
+        "TK=99,NV=1: expected",
+        "at most 4 channels in a group, got 5",
+        "nt=1: expected an output of at least",
+    ):
+        assert word in against
+    assert "dgrad: expected 1x1 filters" in reasons(PARAMS, C=3, direction="dgrad")
+    assert "expected at most 256 taps" in reasons(PARAMS, C=1, H=20, W=20, R=17, S=17)

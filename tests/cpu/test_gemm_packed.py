@@ -13,14 +13,14 @@ from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
-from autoconv.cpu.gemm_packed.algorithm import Pointwise
+from autoconv.cpu.gemm_packed.algorithm import GemmPacked
 from autoconv.layer import DTYPES, ConvLayer
 
 pytestmark = [
     pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor"),
     pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
 ]
-POINTWISE = Pointwise()
+PACKED = GemmPacked()
 
 
 def layer_of(**fields: Any) -> ConvLayer:
@@ -36,11 +36,11 @@ class SmallCaches(CPU):
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_every_tail(instruction_set: str) -> None:
+def test_every_remainder(instruction_set: str) -> None:
     device = device_with(instruction_set)
     for width, K in ((1, 33), (2, 16), (5, 1), (6, 15), (7, 17), (13, 32), (14, 31), (29, 3), (49, 16)):
         layer = layer_of(N=1, C=65, H=1, W=width, K=K)
-        assert check_guarded(POINTWISE, layer, device, operands(layer))
+        assert check_guarded(PACKED, layer, device, operands(layer))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -54,7 +54,7 @@ def test_types_tails_groups_strides_and_gradients(instruction_set: str, dtype: s
         for g, stride in ((1, 1), (2, 1), (2, 2), (1, (1, 3)))
     ]
     for layer in layers:
-        assert check_guarded(POINTWISE, layer, device, operands(layer))
+        assert check_guarded(PACKED, layer, device, operands(layer))
 
 
 @pytest.mark.parametrize(("H", "W", "stride"), [
@@ -62,32 +62,32 @@ def test_types_tails_groups_strides_and_gradients(instruction_set: str, dtype: s
 ])  # fmt: skip
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_zeros_of_a_strided_gradient(instruction_set: str, H: int, W: int, stride: int | tuple[int, int]) -> None:
-    """Between pixels, at the ends of rows, below; in strips that begin and end anywhere, of several images."""
+    """Between pixels, at the ends of rows, below; in panels that begin and end anywhere, of several images."""
     device = SmallCaches(instruction_set=instruction_set, threads=1)  # its workspace ends where nobody may touch
     layer = layer_of(N=3, C=18, K=150, H=H, W=W, stride=stride, direction="dgrad")
-    assert check_guarded(POINTWISE, layer, device, operands(layer))
+    assert check_guarded(PACKED, layer, device, operands(layer))
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_parts_of_everything(instruction_set: str) -> None:
     device = SmallCaches(instruction_set=instruction_set, threads=2)
     for layer in (layer_of(N=3, C=150, H=9, W=9, K=70), layer_of(N=3, C=150, H=17, W=9, K=35, stride=2, bias=True)):
-        assert check_guarded(POINTWISE, layer, device, operands(layer))
+        assert check_guarded(PACKED, layer, device, operands(layer))
 
 
 def test_a_tile_of_one_vector_where_it_leaves_fewer_lanes_empty() -> None:
     device = device_with("avx512")
     for K, vectors in ((16, [1, 2]), (17, [2]), (48, [1, 2]), (64, [2]), (80, [1, 2])):
         layer = layer_of(K=K)
-        costs = {c.params["BK"]: POINTWISE.estimate(layer, device, c.params) for c in POINTWISE.all(layer, device)}
+        costs = {c.params["TK"]: PACKED.estimate(layer, device, c.params) for c in PACKED.all(layer, device)}
         assert sorted(costs) == [16 * n for n in vectors], K
         assert min(costs, key=costs.__getitem__) == 16 * vectors[0], K
 
 
-def test_no_strip_of_the_run_before_is_taken_for_this_one_s() -> None:
+def test_no_panel_of_the_run_before_is_taken_for_this_one_s() -> None:
     device = CPU.current()
     layer = layer_of(C=256, K=256)
-    kernel = POINTWISE.build(layer, device, POINTWISE.all(layer, device)[0].params)
+    kernel = PACKED.build(layer, device, PACKED.all(layer, device)[0].params)
     packed, workspace = (
         device.empty((kernel.packed_bytes,), np.uint8),
         device.empty((kernel.workspace_bytes,), np.uint8),
@@ -104,15 +104,16 @@ def test_no_strip_of_the_run_before_is_taken_for_this_one_s() -> None:
 
 def test_who_is_refused_and_why() -> None:
     device = CPU.current()
-    params = POINTWISE.all(layer_of(), device)[0].params
+    params = PACKED.all(layer_of(), device)[0].params
     for fields, reason in (
-        ({"R": 3}, "1x1 filters"),
-        ({"padding": 1}, "padding ((1, 1), (1, 1))"),
-        ({"layout": "NHWC"}, "direct reads them in place"),
-        ({"direction": "wgrad"}, "wgrad"),
-        ({"direction": "dgrad", "stride": (9, 1)}, "dgrad of stride 9x1: zeros are written out for strides up to 8"),
-        ({"direction": "dgrad", "stride": (2, 9)}, "dgrad of stride 2x9: zeros are written out for strides up to 8"),
+        ({"R": 3}, "R=3, S=1: expected 1x1 filters"),
+        ({"padding": 1}, "padding=((1, 1), (1, 1)): expected none"),
+        ({"layout": "NHWC"}, "layout: expected NCHW, got NHWC"),
+        ({"direction": "wgrad"}, "direction: expected fwd or dgrad, got wgrad"),
+        ({"C": 19, "groups": 19}, "channels: expected dense or grouped, got depthwise"),
+        ({"direction": "dgrad", "stride": (9, 1)}, "expected strides up to 8, whose zeros are written out, got 9x1"),
+        ({"direction": "dgrad", "stride": (2, 9)}, "expected strides up to 8, whose zeros are written out, got 2x9"),
     ):
-        assert any(reason in one for one in POINTWISE.why_not(layer_of(**fields), device, params)), fields
-    allowed = f"BK={params['BK']},BQ={params['BQ']}"
-    assert POINTWISE.why_not(layer_of(), device, {"BK": 3, "BQ": 1}) == [f"BK=3,BQ=1: allowed are {allowed}"]
+        assert any(reason in one for one in PACKED.why_not(layer_of(**fields), device, params)), fields
+    allowed = f"TK={params['TK']},TQ={params['TQ']}"
+    assert PACKED.why_not(layer_of(), device, {"TK": 3, "TQ": 1}) == [f"TK=3,TQ=1: expected {allowed}"]

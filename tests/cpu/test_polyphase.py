@@ -11,17 +11,21 @@ from layers import EDGES, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import pool
-from autoconv.cpu.common.polyphase import DepthwisePhases, DirectPhases, Phases, WinogradPhases, phased
+from autoconv.cpu.common.polyphase.algorithm import Polyphase
+from autoconv.cpu.common.polyphase.geometry import unit_stride_layer
+from autoconv.cpu.depthwise.polyphase import DepthwisePolyphase
 from autoconv.cpu.device import CPU
+from autoconv.cpu.direct.polyphase import DirectPolyphase
+from autoconv.cpu.winograd.polyphase import WinogradPolyphase
 from autoconv.layer import ConvLayer
 from autoconv.tuning import reference
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
-DIRECT, WINOGRAD, DEPTHWISE = DirectPhases(), WinogradPhases(), DepthwisePhases()
+DIRECT, WINOGRAD, DEPTHWISE = DirectPolyphase(), WinogradPolyphase(), DepthwisePolyphase()
 
 
-def check(algorithm: Phases, layer: ConvLayer, device: CPU = DEVICE, side: str = "after") -> bool:
+def check(algorithm: Polyphase, layer: ConvLayer, device: CPU = DEVICE, side: str = "after") -> bool:
     """Holds the first candidate that can run against the oracle; whether there was one."""
     able = (c for c in algorithm.all(layer, device) if not algorithm.why_not(layer, device, c.params))
     candidate = next(able, None)
@@ -75,7 +79,7 @@ def test_types_groups_and_strides(dtype: str, layout: str) -> None:
         assert check(DIRECT, reshaped(dtype=dtype, layout=layout, **changes))
 
 
-def test_images_are_woven_while_they_are_in_cache() -> None:
+def test_images_are_interleaved_while_they_are_in_cache() -> None:
     layer = reshaped(N=6, C=8, H=32, W=32, R=4)
 
     class Small(CPU):
@@ -90,8 +94,8 @@ def test_images_are_woven_while_they_are_in_cache() -> None:
     assert check(DIRECT, layer, small)
 
 
-def test_the_phased_layer_has_the_filters_taps() -> None:
-    inner = phased(edge("stem", direction="dgrad"))
+def test_the_unit_stride_layer_has_the_filters_taps() -> None:
+    inner = unit_stride_layer(edge("stem", direction="dgrad"))
     assert (inner.K, inner.R, inner.S, inner.stride) == (3 * 16, 3, 3, (1, 1))
     ones = edge("stem", direction="dgrad", N=1, K=1)
     candidate = DIRECT.all(ones, DEVICE)[0]
@@ -104,13 +108,17 @@ def test_the_phased_layer_has_the_filters_taps() -> None:
 
 
 def test_every_reason_is_given() -> None:
-    def reasons(algorithm: Phases, layer: ConvLayer) -> str:
-        return "; ".join(algorithm.why_not(layer, DEVICE, {"BK": 16, "BP": 1, "BQ": 4, "filters": "packed"}))
+    def reasons(algorithm: Polyphase, layer: ConvLayer) -> str:
+        return "; ".join(algorithm.why_not(layer, DEVICE, {"TK": 16, "TP": 1, "TQ": 4, "BC": 16, "filters": "packed"}))
 
-    assert "falls into phases" in reasons(DIRECT, edge("strided"))
-    assert "there is one phase" in reasons(DIRECT, edge("plain", direction="dgrad"))
-    assert "dilation 3x2" in reasons(DIRECT, edge("dilated strided", direction="dgrad"))
-    assert "depthwise.polyphase" in reasons(DIRECT, edge("depthwise strided", direction="dgrad"))
-    assert "4.0 times" in reasons(DIRECT, edge("pointwise strided", direction="dgrad"))
-    assert "see no input" in reasons(DIRECT, edge("padding beyond the filter", direction="dgrad"))
-    assert "too many phases" in reasons(DIRECT, reshaped(H=130, W=130, R=65, S=65, stride=65))
+    assert "direction: expected dgrad, got fwd" in reasons(DIRECT, edge("strided"))
+    assert "got that of stride 1x1" in reasons(DIRECT, edge("plain", direction="dgrad"))
+    assert "dilation: expected 1x1, got 3x2" in reasons(DIRECT, edge("dilated strided", direction="dgrad"))
+    assert "got depthwise" in reasons(DIRECT, edge("depthwise strided", direction="dgrad"))
+    assert "expected depthwise, got dense" in reasons(DEPTHWISE, edge("stem", direction="dgrad"))
+    assert "got 4.0" in reasons(DIRECT, edge("pointwise strided", direction="dgrad"))
+    assert "every output sees some input" in reasons(DIRECT, edge("padding beyond the filter", direction="dgrad"))
+    assert "at most 4096 polyphase components, got 4225" in reasons(
+        DIRECT, reshaped(H=130, W=130, R=65, S=65, stride=65)
+    )
+    assert "C=1: expected several channels" in reasons(DIRECT, reshaped(C=1))

@@ -37,14 +37,14 @@ def emit_store(
     m: Module,
     c: Correlation,
     epilogue: Epilogue,
-    BK: int,
+    TK: int,
     element: Type,
     shape: tuple[int, int],
     strides: tuple[int, int, int],
 ) -> Function:
     """`function(sums, out, residual, bias, channels left)`: store a tile of sums with its epilogue.
 
-    Sums lie `[BK/lanes][pixels][lanes]` in memory, pixels row by row of `shape`; `strides` are the elements between
+    Sums lie `[TK/lanes][pixels][lanes]` in memory, pixels row by row of `shape`; `strides` are the elements between
     channels, rows and columns of the output; `out` and `residual` point at the tile's first element, `bias` at its
     first channel. One text serves all microkernels of a shape.
     """
@@ -53,11 +53,11 @@ def emit_store(
     k = m.function(f"store_{len(m.functions)}", ptr(sums), data, data, data, i64, internal=True)
     tile, out, residual, bias, left = k.args
     pixels = shape[0] * shape[1]
-    with k.loop(0, BK // lanes) as v:
+    with k.loop(0, TK // lanes) as v:
         here = tile + v * (pixels * lanes)
         values = [k.load(here + n * lanes, lanes) for n in range(pixels)]
         place = v * (lanes * strides[0])
-        some = lanes if c.K % BK == 0 else left - v * lanes
+        some = lanes if c.K % TK == 0 else left - v * lanes
         _StoreWriter(k, epilogue, shape, strides, out + place, residual + place, bias + v * lanes).write(values, some)
     return k
 

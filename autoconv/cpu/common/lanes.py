@@ -28,7 +28,7 @@ def load_range(k: Function, p: Value, lanes: int, low: int, high: int) -> Value:
 def store_range(k: Function, v: Value, p: Value, low: int, high: int) -> None:
     """Store lanes low .. high - 1 of a vector whose lane 0 belongs at `p`.
 
-    Without AVX-512 in pieces of 2**n lanes: AVX2's masked stores are slow on some processors.
+    Without AVX-512 in parts of 2**n lanes: AVX2's masked stores are slow on some processors.
     """
     lanes = v.type.lanes
     if (low, high) == (0, lanes):
@@ -38,8 +38,8 @@ def store_range(k: Function, v: Value, p: Value, low: int, high: int) -> None:
     else:
         while low < high:
             n = 1 << (high - low).bit_length() - 1
-            piece = k.extract(v, low) if n == 1 else k.shuffle(v, v, range(low, low + n))
-            k.store(piece, p + low)
+            part = k.extract(v, low) if n == 1 else k.shuffle(v, v, range(low, low + n))
+            k.store(part, p + low)
             low += n
 
 

@@ -10,9 +10,9 @@ from autoconv.cpu.common.correlation import Correlation
 from autoconv.cpu.common.lanes import load_range
 
 
-def packed_size(c: Correlation, BK: int) -> int:
-    """Elements of the packed filters: `[groups][K/BK][C][R][S][BK]`."""
-    return c.groups * math.ceil(c.K / BK) * BK * c.C * len(c.rows.taps) * len(c.columns.taps)
+def packed_size(c: Correlation, TK: int) -> int:
+    """Elements of the packed filters: `[groups][K/TK][C][R][S][TK]`."""
+    return c.groups * math.ceil(c.K / TK) * TK * c.C * len(c.rows.taps) * len(c.columns.taps)
 
 
 def tap_place(taps: tuple[int, ...], t: int | Value) -> int | Value:
@@ -22,18 +22,18 @@ def tap_place(taps: tuple[int, ...], t: int | Value) -> int | Value:
     return t * (taps[1] - taps[0] if len(taps) > 1 else 0) + taps[0]
 
 
-def emit_pack(m: Module, n: int, c: Correlation, BK: int, element: Type, packed_at: int) -> tuple[Function, int]:
+def emit_pack(m: Module, n: int, c: Correlation, TK: int, element: Type, packed_at: int) -> tuple[Function, int]:
     """The task that packs one block of filters, and how many there are. Lanes without a filter hold anything."""
-    blocks = math.ceil(c.K / BK)
+    blocks = math.ceil(c.K / TK)
     R, S = len(c.rows.taps), len(c.columns.taps)
     lanes = m.lanes(element)
     k = m.function(f"pack_{n}", *TASK, internal=True)
     ctx, index, _ = k.args
     w, _, packed = operands(k, ctx, element, element, widened(element), element, element)[:3]
-    first = index % blocks * BK
+    first = index % blocks * TK
     left = k.i64(c.K) - first
     w = w + index // blocks * c.filters.group + first * c.filters.k
-    packed = packed + packed_at + index * (c.C * R * S * BK)
+    packed = packed + packed_at + index * (c.C * R * S * TK)
 
     def filters(vector: Value) -> list[Value]:
         """Where the filters of a vector's lanes are; the last one again beyond it."""
@@ -58,20 +58,20 @@ def emit_pack(m: Module, n: int, c: Correlation, BK: int, element: Type, packed_
 
     whole = c.rows.taps == tuple(range(R)) and c.columns.taps == tuple(range(S))
     if whole and c.filters[1:4] == (R * S, S, 1):  # channels and taps as they shall be: only lanes to the inside
-        with k.loop(0, BK, lanes) as v:
-            run(filters(v), 0, packed + v, c.C * R * S, BK)
+        with k.loop(0, TK, lanes) as v:
+            run(filters(v), 0, packed + v, c.C * R * S, TK)
     elif c.filters.c == 1:
-        with k.loop(0, BK, lanes) as v:
+        with k.loop(0, TK, lanes) as v:
             rows = filters(v)
             with k.loop(0, R) as r, k.loop(0, S) as s:
-                run(rows, taps(r, s), packed + (r * S + s) * BK + v, c.C, R * S * BK)
+                run(rows, taps(r, s), packed + (r * S + s) * TK + v, c.C, R * S * TK)
     else:
         with k.loop(0, c.C) as channel, k.loop(0, R) as r, k.loop(0, S) as s:
             here = w + channel * c.filters.c + taps(r, s)
-            there = packed + ((channel * R + r) * S + s) * BK
-            with k.loop(0, BK, lanes) as v:
+            there = packed + ((channel * R + r) * S + s) * TK
+            with k.loop(0, TK, lanes) as v:
                 if c.filters.k == 1:
-                    mask = None if c.K % BK == 0 else k.mask(left - v, lanes)
+                    mask = None if c.K % TK == 0 else k.mask(left - v, lanes)
                     k.store(k.load(here + v, lanes, mask=mask), there + v)
                 else:
                     for lane in range(lanes):

@@ -1,6 +1,6 @@
 """Depthwise convolution: every channel by itself, so that memory, not arithmetic, is what there is to save.
 
-In NCHW the vector lanes are pixels: a block of BH output rows by NV vectors stays in registers while the rows
+In NCHW the vector lanes are pixels: a block of TP output rows by NV vectors stays in registers while the rows
 it sees are read once. No arithmetic is spent on rows of padding under large filters. In NHWC the lanes are
 channels, and everything is read in place.
 """
@@ -14,9 +14,9 @@ from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES, VECTOR_REGISTERS
 from autoconv.cpu.common.algorithm import CALL, GeneratedAlgorithm, traffic
-from autoconv.cpu.common.rows import no_streaming
-from autoconv.cpu.depthwise import kernels_nhwc as depthwise_channels
-from autoconv.cpu.depthwise.kernels import Shape, emit, workspace_bytes
+from autoconv.cpu.common.streaming import streaming_refusals
+from autoconv.cpu.depthwise import kernels, kernels_nhwc
+from autoconv.cpu.depthwise.geometry import ChannelBlocking, RowBlocking, packed_elements, workspace_bytes
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 
@@ -32,71 +32,75 @@ CHANNEL_TILES = {
 }
 
 
-def _tiles(layer: ConvLayer, device: CPU) -> tuple[tuple[str, tuple[int, int]], ...]:
-    """Rows or columns of outputs, named B, by vectors NV; of a strided layer's gradient, with every phase's output."""
+def _tiles(layer: ConvLayer, device: CPU) -> list[dict[str, int]]:
+    """TP rows or TQ columns of outputs by NV vectors; of a strided layer's gradient, with every component's output."""
     isa = device.instruction_set
     if layer.layout == "NHWC":
-        return tuple(("BQ", tile) for tile in CHANNEL_TILES[isa])
-    if layer.direction != "dgrad" or layer.stride == (1, 1):
-        return tuple(("BH", tile) for tile in PIXEL_TILES[isa])
-    NV = max(1, VECTOR_REGISTERS[isa] // 2 // math.prod(layer.stride))
-    return tuple(("BH", tile) for tile in ((1, NV), (2, NV // 2)) if all(tile))
+        return [{"TQ": TQ, "NV": NV} for TQ, NV in CHANNEL_TILES[isa]]
+    tiles: tuple[tuple[int, int], ...] = PIXEL_TILES[isa]
+    if layer.direction == "dgrad" and layer.stride != (1, 1):
+        NV = max(1, VECTOR_REGISTERS[isa] // 2 // math.prod(layer.stride))
+        tiles = ((1, NV), (2, NV // 2))
+    return [{"TP": TP, "NV": NV} for TP, NV in tiles if NV]
 
 
-def _shape(device: CPU, params: Params) -> Shape:
-    return Shape(int(params["BH"]), int(params["NV"]), bool(params["nt"]), device.threads, device.facts["l1_bytes"])
+def _row_blocking(device: CPU, params: Params) -> RowBlocking:
+    return RowBlocking(
+        int(params["TP"]), int(params["NV"]), bool(params["nt"]), device.threads, device.facts["l1_bytes"]
+    )
 
 
 def _in_lines(layer: ConvLayer, params: Params) -> bool:
-    """Whether blocks of rows, and whole planes, are cache lines without a rest."""
+    """Whether blocks of rows, and whole planes, are cache lines without a remainder."""
     _, _, height, width = layer.output_shape
-    rows = int(params["BH"]) * (layer.stride[0] if layer.direction == "dgrad" else 1)
+    rows = int(params["TP"]) * (layer.stride[0] if layer.direction == "dgrad" else 1)
     return all(n * width * layer.itemsize % LINE == 0 for n in (rows, height))
 
 
 class Depthwise(GeneratedAlgorithm):
-    """Blocks of BH rows (NCHW) or BQ columns (NHWC) of outputs by NV vectors; `nt` stores past the caches."""
+    """Blocks of `TP` rows (NCHW) or `TQ` columns (NHWC) of outputs by `NV` vectors; `nt=1` stores past the caches.
+
+    Source: Zhang, Lo and Lu, "High performance depthwise and pointwise convolutions on mobile devices" (2020),
+    arXiv:2001.02504: a block of outputs in registers, for which every row of the input is read once.
+    """
 
     name = "depthwise"
+    directions = ("fwd", "dgrad")
+    groupings = ("depthwise",)
     exact = True
-    modules = "depthwise_channels", "depthwise_kernel", "pieces", "pixel_pieces"
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return [{name: B, "NV": NV, "nt": nt} for name, (B, NV) in _tiles(layer, device) for nt in (0, 1)]
+        return [{**tile, "nt": nt} for tile in _tiles(layer, device) for nt in (0, 1)]
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         reasons = []
-        allowed = [f"{name}={B},NV={NV}" for name, (B, NV) in _tiles(layer, device)]
-        given = ",".join(f"{name}={value}" for name, value in params.items() if name != "nt")
+        allowed = [_text(tile) for tile in _tiles(layer, device)]
+        given = _text({name: value for name, value in params.items() if name != "nt"})
         if given not in allowed:
-            reasons.append(f"{given}: allowed for {layer.layout} are {' '.join(allowed)}")
-        if layer.direction == "wgrad":
-            reasons.append("wgrad: a sum over pixels, not over taps; direct has lanes for it")
-        if layer.groups != layer.C:
-            reasons.append(f"groups={layer.groups}: one for each of C={layer.C} channels is wanted")
-        elif layer.layout == "NHWC" and layer.K != layer.C:
-            reasons.append(f"K={layer.K}: in NHWC as many filters as the C={layer.C} channels are wanted")
+            reasons.append(f"{given}: expected {' or '.join(allowed)} for {layer.layout}")
+        if layer.layout == "NHWC" and layer.K != layer.C:
+            reasons.append(f"K={layer.K}: in NHWC, expected as many filters as the C={layer.C} channels")
         elif layer.K // layer.C > MOST_FILTERS:
-            reasons.append(f"K={layer.K}: at most {MOST_FILTERS} filters for each of C={layer.C} channels are held")
+            reasons.append(f"K={layer.K}: expected at most {MOST_FILTERS} filters for each of C={layer.C} channels")
         if layer.layout == "NHWC" and layer.S > MOST_COLUMNS:
-            reasons.append(f"S={layer.S}: in NHWC at most {MOST_COLUMNS} taps of a row are written out")
+            reasons.append(f"S={layer.S}: in NHWC, expected at most {MOST_COLUMNS} taps in a row")
         if params["nt"]:
-            reasons += no_streaming(layer, device)
+            reasons += streaming_refusals(layer, device)
             if layer.layout == "NHWC" and layer.C * layer.itemsize % VECTOR_BYTES[device.instruction_set]:
-                reasons.append(f"nt=1: C={layer.C} channels are not whole vectors")
-            elif layer.layout == "NCHW" and layer.direction != "wgrad" and not _in_lines(layer, params):
-                reasons.append("nt=1: blocks of rows are not whole cache lines")
+                reasons.append(f"nt=1: expected whole vectors of channels, got C={layer.C}")
+            elif layer.layout == "NCHW" and not _in_lines(layer, params):
+                reasons.append(f"nt=1: expected blocks of rows in whole cache lines, got {_text(params)}")
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
         if layer.layout == "NHWC":
             return 0
-        return device.threads * workspace_bytes(device.instruction_set, layer, _shape(device, params))
+        return device.threads * workspace_bytes(device.instruction_set, layer, _row_blocking(device, params))
 
     def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
         if layer.layout == "NCHW":
             return 0
-        return depthwise_channels.packed_elements(layer) * layer.accumulator.itemsize
+        return packed_elements(layer) * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
         memory = traffic(layer, bool(params["nt"])) / device.bandwidth()
@@ -104,6 +108,10 @@ class Depthwise(GeneratedAlgorithm):
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         if layer.layout == "NCHW":
-            return compiler.build(emit, device.instruction_set, layer, _shape(device, params))
-        shape = depthwise_channels.Shape(int(params["BQ"]), int(params["NV"]), bool(params["nt"]), device.threads)
-        return compiler.build(depthwise_channels.emit, device.instruction_set, layer, shape)
+            return compiler.build(kernels.emit, device.instruction_set, layer, _row_blocking(device, params))
+        blocking = ChannelBlocking(int(params["TQ"]), int(params["NV"]), bool(params["nt"]))
+        return compiler.build(kernels_nhwc.emit, device.instruction_set, layer, blocking)
+
+
+def _text(params: Params) -> str:
+    return ",".join(f"{name}={value}" for name, value in params.items())

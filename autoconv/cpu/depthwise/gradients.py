@@ -1,7 +1,7 @@
 """The gradient of a depthwise layer's filters, in NCHW: neighbouring pixels are lanes, taps are sums in registers.
 
-A row of the input meets BH rows of dy while it is read once, from a strip of it that is padded and, for strided
-layers, dealt out by residue, as in `depthwise`. All images of a channel are one task, so that its sums stay in
+A row of the input meets TP rows of dy while it is read once, from a panel of it that is padded and, for strided
+layers, deinterleaved by residue, as in `depthwise`. All images of a channel are one task, so that its sums stay in
 registers; of few channels, `slices` of the images are summed apart.
 """
 
@@ -15,9 +15,9 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS, Function, Module, Value, Var, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.algorithm import CALL, GeneratedAlgorithm
-from autoconv.cpu.common.correlation import Correlation, correlations
-from autoconv.cpu.common.rows import in_lines
-from autoconv.cpu.depthwise.kernels import Plan, Shape, cut
+from autoconv.cpu.common.correlation import correlations
+from autoconv.cpu.common.panel import in_lines
+from autoconv.cpu.depthwise.geometry import DepthwiseTiling, RowBlocking
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 
@@ -27,29 +27,28 @@ MOST_COLUMNS = 10  # taps of a row, whose sums are in registers together
 MOST_TAPS = 128
 
 
-def _forward(layer: ConvLayer) -> Correlation:
-    return correlations(layer.replace(direction="fwd"))[0]
-
-
-def _cut(layer: ConvLayer, device: CPU, BH: int) -> Plan:
-    """Strips as of the forward pass, of half the first-level cache."""
+def _tiling(layer: ConvLayer, device: CPU, TP: int) -> DepthwiseTiling:
+    """Panels as of the forward pass, of half the L1 cache."""
     wide = widened(DTYPES[layer.dtype])
     lanes = VECTOR_BYTES[device.instruction_set] // wide.bytes
-    plan = cut([_forward(layer)], lanes, wide.bytes, Shape(BH, 1, False, device.threads, device.facts["l1_bytes"]))
-    return plan._replace(BH=BH, blocks=-(-layer.P // BH), together=max(1, plan.together * plan.BH // BH))
+    blocking = RowBlocking(TP, 1, False, device.threads, device.facts["l1_bytes"])
+    forward = correlations(layer.replace(direction="fwd"))
+    tiling = DepthwiseTiling.of(forward, lanes, wide.bytes, blocking)
+    return tiling._replace(TP=TP, blocks=-(-layer.P // TP), together=max(1, tiling.together * tiling.TP // TP))
 
 
 def _slices(layer: ConvLayer, device: CPU) -> int:
+    """Into how many parts images are cut: enough for the threads, where filters are few."""
     return max(1, min(layer.N, -(-4 * device.threads // layer.K)))
 
 
 @dataclass(frozen=True)
-class _Writer:
+class _WgradWriter:
     """Writes the task of one filter and slice of images."""
 
     m: Module
     layer: ConvLayer
-    plan: Plan
+    tiling: DepthwiseTiling
     threads: int
     slices: int
 
@@ -64,28 +63,28 @@ class _Writer:
 
     def _task(self) -> Function:
         """A filter's gradient over a slice of the images: to dw, or to the slice's part of the workspace."""
-        layer, plan, lanes = self.layer, self.plan, self.plan.strip.lanes
+        layer, tiling, lanes = self.layer, self.tiling, self.tiling.panel.lanes
         element = DTYPES[layer.dtype]
         wide = widened(element)
-        c = plan.problem
+        c = tiling.problem
         taps = layer.R * layer.S
         k = self.m.function("task", *TASK, internal=True)
         context, index, thread = k.args
         x, dy, dw, _, _, workspace = operands(k, context, element)
         filter_, slice_ = index % layer.K, index // layer.K
-        strip = k.bytes_at(workspace, thread * (plan.elements * wide.bytes), wide)
+        panel = k.bytes_at(workspace, thread * (tiling.elements * wide.bytes), wide)
         x = x + filter_ // c.K * c.input.channel
         dy = dy + filter_ * c.output.channel
         partial = self._partial(k, workspace) + index * taps
         at_once = max(1, (VECTOR_REGISTERS[self.m.instruction_set] - SPARE) // layer.S)
-        rows = plan.together * plan.BH
+        rows = tiling.together * tiling.TP
         for first in range(0, layer.R, at_once):
             chosen = range(first, min(first + at_once, layer.R))
             sums = {(r, s): k.var(k.zero(wide, lanes)) for r in chosen for s in range(layer.S)}
             images = slice_ * layer.N // self.slices, (slice_ + 1) * layer.N // self.slices
             with k.loop(*images) as n, k.loop(0, layer.P, rows) as p:
-                self._fill(k, x + n * c.input.image, p * c.rows.stride + c.rows.offset, strip)
-                self._add_rows(k, sums, strip, dy + n * c.output.image + p * layer.Q, k.min(layer.P - p, rows))
+                self._fill(k, x + n * c.input.image, p * c.rows.stride + c.rows.offset, panel)
+                self._add_rows(k, sums, panel, dy + n * c.output.image + p * layer.Q, k.min(layer.P - p, rows))
             for (r, s), total in sums.items():
                 tap = r * layer.S + s
                 target = dw + filter_ * taps + tap if self.slices == 1 else partial + tap
@@ -93,44 +92,44 @@ class _Writer:
         return k
 
     def _partial(self, k: Function, workspace: Value) -> Value:
-        """The slices' gradients, behind the threads' strips."""
+        """The slices' gradients, behind the threads' panels."""
         wide = widened(DTYPES[self.layer.dtype])
-        return k.bytes_at(workspace, self.threads * self.plan.elements * wide.bytes, wide)
+        return k.bytes_at(workspace, self.threads * self.tiling.elements * wide.bytes, wide)
 
-    def _fill(self, k: Function, plane: Value, top: Value, strip: Value) -> None:
+    def _fill(self, k: Function, plane: Value, top: Value, panel: Value) -> None:
         """Copy the rows from `top` on; those outside the image are zero."""
-        axis, pitch = self.plan.problem.rows, self.plan.strip.pitch
-        with k.loop(0, self.plan.rows) as t:
+        axis, pitch = self.tiling.problem.rows, self.tiling.panel.pitch
+        with k.loop(0, self.tiling.rows) as t:
             h = top + t
             with k.if_(k.select(h >= 0, h, k.i64(axis.size)) < axis.size):
-                self.plan.strip.fill(k, plane + h * self.plan.problem.input.row, strip + t * pitch)
+                self.tiling.panel.fill(k, plane + h * self.tiling.problem.input.row, panel + t * pitch)
             with k.else_():
-                self.plan.strip.clear(k, strip + t * pitch)
+                self.tiling.panel.clear(k, panel + t * pitch)
 
-    def _add_rows(self, k: Function, sums: dict[tuple[int, int], Var], strip: Value, dy: Value, count: Value) -> None:
+    def _add_rows(self, k: Function, sums: dict[tuple[int, int], Var], panel: Value, dy: Value, count: Value) -> None:
         """So many rows of dy: whole blocks, and then one by one."""
-        step, pitch, BH = self.plan.problem.rows.stride, self.plan.strip.pitch, self.plan.BH
-        whole = count // BH * BH
-        with k.loop(0, whole, BH) as p:
-            self._add_block(k, sums, strip + p * (step * pitch), dy + p * self.layer.Q, BH)
+        step, pitch, TP = self.tiling.problem.rows.stride, self.tiling.panel.pitch, self.tiling.TP
+        whole = count // TP * TP
+        with k.loop(0, whole, TP) as p:
+            self._add_block(k, sums, panel + p * (step * pitch), dy + p * self.layer.Q, TP)
         with k.loop(whole, count) as p:
-            self._add_block(k, sums, strip + p * (step * pitch), dy + p * self.layer.Q, 1)
+            self._add_block(k, sums, panel + p * (step * pitch), dy + p * self.layer.Q, 1)
 
-    def _add_block(self, k: Function, sums: dict[tuple[int, int], Var], strip: Value, dy: Value, BH: int) -> None:
-        """BH rows of dy, vector by vector; a row of the strip is read once for all that see it."""
-        lanes, Q = self.plan.strip.lanes, self.layer.Q
-        rows = self.plan.problem.rows
+    def _add_block(self, k: Function, sums: dict[tuple[int, int], Var], panel: Value, dy: Value, TP: int) -> None:
+        """TP rows of dy, vector by vector; a row of the panel is read once for all that see it."""
+        lanes, Q = self.tiling.panel.lanes, self.layer.Q
+        rows = self.tiling.problem.rows
         meetings: dict[int, list[tuple[int, int]]] = {}
-        for i in range(BH):
+        for i in range(TP):
             for r in sorted({r for r, _ in sums}):
                 meetings.setdefault(i * rows.stride + r * rows.dilation, []).append((i, r))
 
         def vector(q: int | Value, width: int) -> None:
             mask = k.mask(width, lanes)  # lanes beyond the row are zero in both
-            gradients = [k.load(dy + (i * Q + q), lanes, mask=mask) for i in range(BH)]
+            gradients = [k.load(dy + (i * Q + q), lanes, mask=mask) for i in range(TP)]
             for t in sorted(meetings):
                 for s in range(self.layer.S):
-                    place = strip + (t * self.plan.strip.pitch + self.plan.strip.offset(s)) + q
+                    place = panel + (t * self.tiling.panel.pitch + self.tiling.panel.offset(s)) + q
                     pixels = k.load(place, lanes, mask=mask)
                     for i, r in meetings[t]:
                         sums[r, s].fma(gradients[i], pixels)
@@ -155,48 +154,50 @@ class _Writer:
         return k
 
 
-def emit(instruction_set: str, layer: ConvLayer, plan: Plan, threads: int, slices: int) -> Module:
+def emit(instruction_set: str, layer: ConvLayer, tiling: DepthwiseTiling, threads: int, slices: int) -> Module:
     """`run` of a gradient of the filters: operand a is x, b is dy, out is dw."""
     m = Module(instruction_set)
-    _Writer(m, layer, plan, threads, slices).emit()
+    _WgradWriter(m, layer, tiling, threads, slices).emit()
     return m
 
 
 class DepthwiseWgrad(GeneratedAlgorithm):
-    """Blocks of BH rows of dy by a vector of columns."""
+    """The gradient of a depthwise layer's filters: blocks of `TP` rows of dy by a vector of columns.
+
+    Sources: Zhang, Lo and Lu, "High performance depthwise and pointwise convolutions on mobile devices" (2020),
+    arXiv:2001.02504, for rows of the input that are read once while they meet all taps in registers. Their kernels are
+    for the forward pass; here the sums in registers are those of the taps.
+    """
 
     name = "depthwise.wgrad"
+    directions = ("wgrad",)
+    layouts = ("NCHW",)
+    groupings = ("depthwise",)
+    epilogue = False
     exact = True
-    modules = "depthwise_kernel", "pieces", "pixel_pieces"
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return [{"BH": BH} for BH in HEIGHTS]
+        return [{"TP": TP} for TP in HEIGHTS]
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         reasons = []
-        if layer.direction != "wgrad":
-            reasons.append(f"{layer.direction}: depthwise computes that")
-        if layer.layout == "NHWC":
-            reasons.append("NHWC: neighbouring pixels are not contiguous")
-        if layer.groups != layer.C:
-            reasons.append(f"groups={layer.groups}: one for each of C={layer.C} channels is wanted")
         if layer.S > MOST_COLUMNS:
-            reasons.append(f"S={layer.S}: sums of at most {MOST_COLUMNS} taps of a row are held")
-        if layer.R * layer.S > MOST_TAPS:
-            reasons.append(f"R={layer.R}, S={layer.S}: at most {MOST_TAPS} taps are written out")
-        if params["BH"] not in HEIGHTS:
-            reasons.append(f"BH={params['BH']}: allowed are {', '.join(map(str, HEIGHTS))}")
+            reasons.append(f"S={layer.S}: expected at most {MOST_COLUMNS} taps in a row, whose sums are in registers")
+        if (taps := layer.R * layer.S) > MOST_TAPS:
+            reasons.append(f"R={layer.R}, S={layer.S}: expected at most {MOST_TAPS} taps, written out, got {taps}")
+        if params["TP"] not in HEIGHTS:
+            reasons.append(f"TP={params['TP']}: expected {' or '.join(map(str, HEIGHTS))}")
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
         slices = _slices(layer, device)
         sums = slices * layer.K * layer.R * layer.S if slices > 1 else 0
-        elements = device.threads * _cut(layer, device, int(params["BH"])).elements + in_lines(sums)
+        elements = device.threads * _tiling(layer, device, int(params["TP"])).elements + in_lines(sums)
         return elements * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
         return max(layer.flops / (0.5 * device.peak_flops(layer.dtype)), layer.bytes / device.bandwidth()) + CALL
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
-        plan = _cut(layer, device, int(params["BH"]))
-        return compiler.build(emit, device.instruction_set, layer, plan, device.threads, _slices(layer, device))
+        tiling = _tiling(layer, device, int(params["TP"]))
+        return compiler.build(emit, device.instruction_set, layer, tiling, device.threads, _slices(layer, device))

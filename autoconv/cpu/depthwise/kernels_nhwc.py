@@ -4,32 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Value, Var, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.common.epilogue import Epilogue
 from autoconv.cpu.common.lanes import load_range, store_range
-from autoconv.cpu.common.rows import launch_streaming
+from autoconv.cpu.common.streaming import launch_streaming
+from autoconv.cpu.depthwise.geometry import ChannelBlocking, column_segments
 from autoconv.layer import ConvLayer
 
 
-class Shape(NamedTuple):
-    """BQ neighbouring outputs by NV vectors of channels in registers."""
-
-    BQ: int
-    NV: int
-    nt: bool
-    threads: int
-
-
-def packed_elements(layer: ConvLayer) -> int:
-    """Filters as `R, S, C`, for one filter per channel."""
-    return layer.R * layer.S * layer.C
-
-
-def emit(instruction_set: str, layer: ConvLayer, shape: Shape) -> Module:
+def emit(instruction_set: str, layer: ConvLayer, blocking: ChannelBlocking) -> Module:
     """`run` and `pack` for as many filters as channels."""
     m = Module(instruction_set)
     element = DTYPES[layer.dtype]
@@ -39,9 +25,9 @@ def emit(instruction_set: str, layer: ConvLayer, shape: Shape) -> Module:
     def launch_all(nt: bool) -> None:
         for number, problem in enumerate(correlations(layer)):
             name = f"{'stream' if nt else 'task'}{number}"
-            launch(run, run.args[0], *_emit_task(m, name, layer, problem, shape._replace(nt=nt)))
+            launch(run, run.args[0], *_emit_task(m, name, layer, problem, blocking._replace(nt=nt)))
 
-    if shape.nt:
+    if blocking.nt:
         launch_streaming(run, operands(run, run.args[0], element)[2], launch_all)
     else:
         launch_all(False)
@@ -61,7 +47,7 @@ def _emit_pack(m: Module, layer: ConvLayer) -> None:
 
 
 @dataclass(frozen=True)
-class _Tile:
+class _ChannelTile:
     """`pixels` neighbouring outputs by vectors of `channels` channels; `seen[s][i]`: whether output i sees tap s."""
 
     layer: ConvLayer
@@ -137,12 +123,14 @@ def _add(
             acc[i][v].fma(channels, load_range(k, taps + (s * C + v * lanes), lanes, 0, width))
 
 
-def _emit_task(m: Module, name: str, layer: ConvLayer, problem: Correlation, shape: Shape) -> tuple[Function, int]:
+def _emit_task(
+    m: Module, name: str, layer: ConvLayer, problem: Correlation, blocking: ChannelBlocking
+) -> tuple[Function, int]:
     """A task: one row of outputs of one image; and how many there are."""
     element = DTYPES[layer.dtype]
     wide = widened(element)
     rows, columns = problem.rows, problem.columns
-    block = shape.NV * m.lanes(element)
+    block = blocking.NV * m.lanes(element)
     task = m.function(name, *TASK, internal=True)
     context, index, _ = task.args
     x, w, out, bias, residual, _ = operands(task, context, element, wide, element, element, element)
@@ -160,13 +148,13 @@ def _emit_task(m: Module, name: str, layer: ConvLayer, problem: Correlation, sha
     ) -> None:
         key = pattern, pixels, width
         if key not in functions:
-            tile = _Tile(layer, problem, width, pattern, pixels, shape.nt)
+            tile = _ChannelTile(layer, problem, width, pattern, pixels, blocking.nt)
             functions[key] = tile.emit(m, f"{name}_{len(functions)}")
         to = place + q * (columns.output_stride * problem.output.column) + c
         source = x + q * (columns.stride * problem.input.column) + c
         task.call(functions[key], source, w + c, out + to, residual + to, bias + c, low, high)
 
-    for start, times, pixels in _like_runs(problem, shape.BQ):
+    for start, times, pixels in column_segments(problem, blocking.TQ):
         pattern = columns.pattern(start, pixels)
         with task.loop(start, start + times * pixels, pixels) as q:
             if block <= layer.C:
@@ -174,21 +162,6 @@ def _emit_task(m: Module, name: str, layer: ConvLayer, problem: Correlation, sha
                     block_at(q, pattern, pixels, c, block)
             if layer.C % block:
                 block_at(q, pattern, pixels, layer.C // block * block, layer.C % block)
-    if shape.nt:
+    if blocking.nt:
         task.fence()
     return task, problem.N * rows.count
-
-
-def _like_runs(problem: Correlation, BQ: int) -> list[tuple[int, int, int]]:
-    """A row of outputs as (start, times, pixels): blocks of BQ, neighbours with the same borders as one run."""
-    columns = problem.columns
-    runs: list[tuple[int, int, int]] = []
-    for start in range(0, columns.count, BQ):
-        pixels = min(BQ, columns.count - start)
-        if runs:
-            first, times, size = runs[-1]
-            if size == pixels and columns.pattern(first, size) == columns.pattern(start, pixels):
-                runs[-1] = first, times + 1, size
-                continue
-        runs.append((start, 1, pixels))
-    return runs

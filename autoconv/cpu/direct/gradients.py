@@ -2,8 +2,9 @@
 
 Channels last, lanes are input channels and elements of dy are broadcast; channels first, lanes are
 neighbouring output pixels of both operands, and the lanes are summed at the end. Both are read in place.
-Strips of rows that fit the caches are gone through one by one, `dw` itself holding the sums between them;
-for narrow types, whose `dw` would round every time, one strip is everything.
+Blocks of rows that fit the caches are gone through one by one, `dw` itself holding the sums between them; for narrow
+types, whose `dw` would round every time, one block is everything. (Georganas et al., 2018, arXiv:1808.05567, keep a
+tile of filters by channels in registers in the same way.)
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, i32, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
+from autoconv.cpu.direct.geometry import flattened
 from autoconv.layer import ConvLayer
 
 
 @dataclass(frozen=True)
 class WgradBlocking:
-    """A register tile of `BK` filters by `BC` channels; tasks of `filters` x `channels` of them; strips of `rows`."""
+    """A register tile of `TK` filters by `BC` channels; tasks of `filters` x `channels` of them, by `rows` of dy."""
 
-    BK: int
+    TK: int
     BC: int
     filters: int
     channels: int
@@ -33,16 +35,11 @@ class WgradBlocking:
 
 
 def forward(layer: ConvLayer) -> Correlation:
-    """The forward correlation whose filters' gradient is wanted, on one long row where it is 1x1."""
-    c = correlations(layer.replace(direction="fwd"))[0]
-    h, w = c.rows, c.columns
-    plain = all(a.taps == (0,) and (a.size, a.stride, a.offset) == (a.count, 1, 0) for a in (h, w))
-    if not plain:
-        return c
-    return replace(c, rows=replace(h, size=1, count=1), columns=replace(w, size=h.size * w.size, count=h.size * w.size))
+    """The forward correlation whose filters have the gradient that is computed, on one long row where it is 1x1."""
+    return flattened(correlations(layer.replace(direction="fwd"))[0])
 
 
-def positions(k: Function, axis: CorrelationAxis, tap: Value) -> tuple[Value, Value, Value]:
+def tap_range(k: Function, axis: CorrelationAxis, tap: Value) -> tuple[Value, Value, Value]:
     """Outputs low .. high - 1 see an input through a tap; and the input that output 0 meets, maybe outside."""
     offset = tap * axis.dilation + axis.offset
     low = (k.max(0 - offset, 0) + (axis.stride - 1)) // axis.stride
@@ -50,8 +47,8 @@ def positions(k: Function, axis: CorrelationAxis, tap: Value) -> tuple[Value, Va
     return low, high, offset
 
 
-class Tile:
-    """Writes the sum of one register tile over the pixels of a strip, for one tap.
+class WgradTile:
+    """Writes the sum of one register tile over the pixels of some rows, for one tap.
 
     `stored` is the type of x and dw as the tile sees them, which may be packed copies; c tells where they lie.
     """
@@ -108,12 +105,12 @@ class Tile:
                     total.add(k.load(place))
                 k.store(total.get(), place)
 
-    def _strided(self, p: Value, step: int, n: Value | None, mask: Value | None) -> Value:
-        """Every `step`-th element from p: the first n of a vector, or all."""
+    def _strided(self, p: Value, stride: int, n: Value | None, mask: Value | None) -> Value:
+        """Every `stride`-th element from p: the first n of a vector, or all."""
         k, lanes = self.k, self.lanes
-        if step == 1:
+        if stride == 1:
             return k.load(p, lanes, mask=mask)
-        if step == 2:  # read no further than the last one wanted
+        if stride == 2:  # read no further than the last one that is used
             last = n * 2 - 1 if n is not None else k.i64(2 * lanes - 1)
             low = k.load(p, lanes, mask=k.mask(last, lanes))
             high = k.load(p + lanes, lanes, mask=k.mask(last - lanes, lanes))
@@ -122,7 +119,7 @@ class Tile:
         for lane in range(lanes):
             exists = k.const(i64, 1).eq(1) if n is None else n > lane
             with k.if_(exists):
-                v.set(k.insert(v.get(), k.load(p + lane * step), lane))
+                v.set(k.insert(v.get(), k.load(p + lane * stride), lane))
         return v.get()
 
     def _channels(self) -> None:
@@ -151,7 +148,7 @@ class Tile:
                 k.store(acc.get(), place, mask=mask)
 
 
-def sizes(total: int, tile: int) -> list[tuple[int, int]]:
+def tile_sizes(total: int, tile: int) -> list[tuple[int, int]]:
     """(size, number) of the whole tiles of an extent, and of what is left."""
     return [s for s in ((tile, total // tile), (total % tile, 1)) if all(s)]
 
@@ -163,13 +160,13 @@ def emit_wgrad(instruction_set: str, layer: ConvLayer, b: WgradBlocking) -> Modu
     element = DTYPES[layer.dtype]
     pixels = layer.layout == "NCHW"
 
-    channel_sizes = sizes(c.C, b.BC) if pixels else [(b.BC, math.ceil(c.C / b.BC))]
-    kinds = [(f, g) for f, _ in sizes(c.K, b.BK) for g, _ in channel_sizes]
-    tiles = {kind: Tile(m, c, element, element, kind, lanes_are_pixels=pixels).k for kind in kinds}
+    channel_sizes = tile_sizes(c.C, b.BC) if pixels else [(b.BC, math.ceil(c.C / b.BC))]
+    kinds = [(f, g) for f, _ in tile_sizes(c.K, b.TK) for g, _ in channel_sizes]
+    tiles = {kind: WgradTile(m, c, element, element, kind, lanes_are_pixels=pixels).k for kind in kinds}
     k = m.function("task", *TASK, internal=True)
     ctx, index, _ = k.args
     x, dy, dw = operands(k, ctx, element)[:3]
-    filter_blocks = math.ceil(math.ceil(c.K / b.BK) / b.filters)
+    filter_blocks = math.ceil(math.ceil(c.K / b.TK) / b.filters)
     channel_blocks = math.ceil(math.ceil(c.C / b.BC) / b.channels)
     kb, rest = index % filter_blocks * b.filters, index // filter_blocks
     cb, group = rest % channel_blocks * b.channels, rest // channel_blocks
@@ -185,17 +182,17 @@ def emit_wgrad(instruction_set: str, layer: ConvLayer, b: WgradBlocking) -> Modu
                 yield size, t * tile
             base += number
 
-    with k.loop(0, c.N, images) as n, k.loop(0, c.rows.count, b.rows) as strip:
-        for filters, k0 in blocks(kb, b.filters, sizes(c.K, b.BK), b.BK):
+    with k.loop(0, c.N, images) as n, k.loop(0, c.rows.count, b.rows) as first_row:
+        for filters, k0 in blocks(kb, b.filters, tile_sizes(c.K, b.TK), b.TK):
             for channels, c0 in blocks(cb, b.channels, channel_sizes, b.BC):
                 with k.loop(0, len(c.rows.taps)) as r, k.loop(0, len(c.columns.taps)) as s:
-                    low, high, row = positions(k, c.rows, r)
-                    low, high = k.max(low, strip), k.min(high, strip + b.rows)
-                    left, right, column = positions(k, c.columns, s)
+                    low, high, row = tap_range(k, c.rows, r)
+                    low, high = k.max(low, first_row), k.min(high, first_row + b.rows)
+                    left, right, column = tap_range(k, c.columns, s)
                     here = x + n * c.input.image + c0 * c.input.channel + row * c.input.row + column * c.input.column
                     there = dy + n * c.output.image + k0 * c.output.channel
                     place = dw + k0 * c.filters.k + c0 * c.filters.c + r * c.filters.r + s * c.filters.s
-                    again = k.zext(k.cast(n + strip, i32).ne(0), i64)
+                    again = k.zext(k.cast(n + first_row, i32).ne(0), i64)
                     k.call(
                         tiles[filters, channels],
                         *(here, there, place, images, low, high, left, right, k.i64(c.C) - c0, again),
@@ -206,7 +203,7 @@ def emit_wgrad(instruction_set: str, layer: ConvLayer, b: WgradBlocking) -> Modu
 
 
 TILES = {"avx512": ((4, 6), (14, 2)), "avx2": ((3, 4), (6, 2)), "generic": ((3, 3), (5, 2))}
-STRIP_BYTES = 48 << 10  # of a register tile's rows: near enough to the first cache
+ROW_BYTES = 48 << 10  # of a register tile's rows at a time: near enough to the L1 cache
 
 
 def wgrad_candidates(layer: ConvLayer, instruction_set: str) -> list[Params]:
@@ -216,28 +213,28 @@ def wgrad_candidates(layer: ConvLayer, instruction_set: str) -> list[Params]:
     found: list[Params] = []
     if layer.layout == "NCHW":
         BC = min(channels, c.C)
-        BK = min(c.K, filters if channels == BC else min(filters * channels // BC, 8))
-        found.append({"BK": BK, "BC": BC, "lanes": "pixels"})
+        TK = min(c.K, filters if channels == BC else min(filters * channels // BC, 8))
+        found.append({"TK": TK, "BC": BC, "lanes": "pixels"})
     lanes = Module(instruction_set).lanes(DTYPES[layer.dtype])
     needed = min(vectors, math.ceil(c.C / lanes))
     tiles = math.ceil(c.K * needed / (broadcast * vectors))
-    found.append({"BK": math.ceil(c.K / tiles), "BC": lanes * needed, "lanes": "channels"})
+    found.append({"TK": math.ceil(c.K / tiles), "BC": lanes * needed, "lanes": "channels"})
     return found
 
 
-def wgrad_blocking(layer: ConvLayer, threads: int, BK: int, BC: int) -> WgradBlocking:
-    """Tasks of about 64 x 64 filters and channels, but enough of them for the threads; strips in cache."""
+def wgrad_blocking(layer: ConvLayer, threads: int, TK: int, BC: int) -> WgradBlocking:
+    """Tasks of about 64 x 64 filters and channels, but enough of them for the threads; rows in cache."""
     c = forward(layer)
-    filters, channels = max(64 // BK, 1), max(64 // BC, 1)
+    filters, channels = max(64 // TK, 1), max(64 // BC, 1)
 
     def tasks() -> int:
-        return c.groups * math.ceil(math.ceil(c.K / BK) / filters) * math.ceil(math.ceil(c.C / BC) / channels)
+        return c.groups * math.ceil(math.ceil(c.K / TK) / filters) * math.ceil(math.ceil(c.C / BC) / channels)
 
     while tasks() < 4 * threads and max(filters, channels) > 1:
-        if (filters * BK >= channels * BC and filters > 1) or channels == 1:
+        if (filters * TK >= channels * BC and filters > 1) or channels == 1:
             filters = math.ceil(filters / 2)
         else:
             channels = math.ceil(channels / 2)
-    row = layer.itemsize * (BK * c.columns.count + BC * c.columns.size * c.rows.stride)
-    rows = max(STRIP_BYTES // row, 1) if layer.itemsize >= 4 else c.rows.count
-    return WgradBlocking(BK, BC, filters, channels, min(rows, c.rows.count))
+    row = layer.itemsize * (TK * c.columns.count + BC * c.columns.size * c.rows.stride)
+    rows = max(ROW_BYTES // row, 1) if layer.itemsize >= 4 else c.rows.count
+    return WgradBlocking(TK, BC, filters, channels, min(rows, c.rows.count))

@@ -1,4 +1,4 @@
-"""The kernels of `direct`: a task's tiles, the microkernel that sums each, and how much of it is unrolled."""
+"""The kernels of `direct`: a task's tiles, and the microkernel that sums each."""
 
 from __future__ import annotations
 
@@ -6,94 +6,31 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.common.epilogue import Epilogue, emit_store
 from autoconv.cpu.common.packing import emit_pack, packed_size, tap_place
+from autoconv.cpu.direct.geometry import MOST_TAPS, DirectBlocking, TileRun, correlations_of, tap_rounds, tile_runs
 from autoconv.layer import ConvLayer
 
-TOGETHER = {"avx512": 1, "avx2": 7, "generic": 7}  # taps of a row in one round: small tiles sum little in each
 AHEAD = 4  # channels
 
 
-@dataclass(frozen=True)
-class Blocking:
-    """How one correlation is cut: `BK` filters by `BP` x `BQ` pixels in registers, `rows` of them in a task.
-
-    The sums of all tiles of a task go over `BC` channels at a time, whose filters stay in the first-level
-    cache meanwhile; where that is all channels, each tile is summed and stored at once.
-    """
-
-    BK: int
-    BP: int
-    BQ: int
-    packed: bool
-    BC: int
-    rows: int = 1
-    filters_outside: bool = False  # tasks go through all images before the next block of filters
-
-
-@dataclass(frozen=True)
-class Run:
-    """Neighbouring tiles of one axis that the same code serves; `pattern` None: the tap range is computed."""
-
-    start: int
-    tiles: int
-    length: int
-    pattern: tuple[tuple[bool, ...], ...] | None
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What decides its code."""
-        return self.length, self.pattern
-
-
-@functools.lru_cache(256)
-def tiles(axis: CorrelationAxis, length: int) -> list[Run]:
-    """An axis cut into tiles of almost equal length, at most `length`."""
-    if length == 1:
-        return [Run(0, axis.count, 1, None)]
-    number = math.ceil(axis.count / length)
-    edges = [axis.count * n // number for n in range(number + 1)]
-    cut = [(a, b - a, axis.pattern(a, b - a)) for a, b in itertools.pairwise(edges)]
-    runs = []
-    for (size, pattern), same in itertools.groupby(cut, key=lambda t: t[1:]):
-        first, *others = same
-        runs.append(Run(first[0], 1 + len(others), size, pattern))
-    return runs
-
-
-def flattened(c: Correlation) -> Correlation:
-    """A 1x1 correlation as one on a single long row."""
-    h, w = c.rows, c.columns
-    plain = all(a.taps == (0,) and (a.size, a.stride, a.offset, a.output_stride) == (a.count, 1, 0, 1) for a in (h, w))
-    if not plain or any(t.row != w.size * t.column for t in (c.input, c.output)):
-        return c
-    return replace(c, rows=replace(h, size=1, count=1), columns=replace(w, size=h.size * w.size, count=h.size * w.size))
-
-
-@functools.lru_cache(256)
-def pieces_of(layer: ConvLayer) -> tuple[Correlation, ...]:
-    """The correlations of a layer, flat where they can be."""
-    return tuple(flattened(c) for c in correlations(layer))
-
-
-class Micro:
-    """Writes one microkernel: a tile of pixels times BK channels, summed over channels and taps into memory.
+class Microkernel:
+    """Writes one microkernel: a tile of pixels times TK channels, summed over channels and taps into memory.
 
     Its sums are added to what is there where not all channels are summed at once.
     """
 
-    def __init__(self, m: Module, c: Correlation, b: Blocking, element: Type, rows: Run, columns: Run):
+    def __init__(self, m: Module, c: Correlation, b: DirectBlocking, element: Type, rows: TileRun, columns: TileRun):
         self.c, self.b, self.rows, self.columns = c, b, rows, columns
         self.element = element
         lanes = self.lanes = m.lanes(element)
-        self.vectors = b.BK // lanes
-        self.most = TOGETHER[m.instruction_set]
+        self.vectors = b.TK // lanes
+        self.most = MOST_TAPS[m.instruction_set]
         wide = widened(element)
         w = ptr(wide if b.packed else element)
         #        x,            w, sums,      channels, channels left, tap ranges, one
@@ -119,7 +56,7 @@ class Micro:
             for u in range(unroll):
                 x = self.x + (channel + u) * c.input.channel
                 if self.b.packed:
-                    w = self.w + (channel + u) * (R * S * self.b.BK)
+                    w = self.w + (channel + u) * (R * S * self.b.TK)
                 else:
                     w = self.w + (channel + u) * c.filters.c
                 self._fetch(x + AHEAD * c.input.channel)
@@ -141,7 +78,7 @@ class Micro:
                 k.prefetch(start + column)
 
     def _taps(
-        self, run: Run, axis: CorrelationAxis, between: Sequence[Value], most: int
+        self, run: TileRun, axis: CorrelationAxis, between: Sequence[Value], most: int
     ) -> Iterator[tuple[int | Value, tuple[bool, ...]]]:
         """Taps to sum over and the outputs of the tile that see them, up to `most` taps in one round of a loop.
 
@@ -163,7 +100,7 @@ class Micro:
         else:
             for seen, same in itertools.groupby(range(n), key=run.pattern.__getitem__):
                 first, *others = same
-                for number, together in _loops(1 + len(others), most) if any(seen) else ():
+                for number, together in tap_rounds(1 + len(others), most) if any(seen) else ():
                     with self.k.loop(first, first + number if number > 1 else self.one + first, together) as t:
                         for n in range(together):
                             yield t + self.one * n, seen
@@ -188,7 +125,7 @@ class Micro:
             + (row.offset * i.row + column.offset * i.column)
         )
         if self.b.packed:
-            w = w + (r * len(column.taps) + s) * self.b.BK
+            w = w + (r * len(column.taps) + s) * self.b.TK
             vectors = [k.load(w + v * self.lanes, self.lanes) for v in range(self.vectors)]
         else:
             w = w + tap_place(row.taps, r) * c.filters.r + tap_place(column.taps, s) * c.filters.s
@@ -203,7 +140,7 @@ class Micro:
     def _filter_offsets(self) -> list[Value]:
         """Where each lane's filter starts; lanes beyond the last filter repeat it."""
         k, c = self.k, self.c
-        return [k.min(k.i64(lane), self.left - 1) * c.filters.k for lane in range(self.b.BK)]
+        return [k.min(k.i64(lane), self.left - 1) * c.filters.k for lane in range(self.b.TK)]
 
     def _gathered(self, w: Value, offsets: list[Value]) -> Value:
         k = self.k
@@ -212,14 +149,6 @@ class Micro:
         for lane, scalar in enumerate(scalars):
             v = k.insert(v, scalar, lane) if self.lanes > 1 else scalar
         return v
-
-
-def _loops(taps: int, most: int) -> list[tuple[int, int]]:
-    """Loops over so many taps: how many each is over, and how many of them in one round, which comes out even."""
-    together = next(n for n in range(most, 0, -1) if taps % n == 0)
-    if 2 * together < min(taps, most):  # as of 11 or 13
-        return _loops(taps // 2, most) + _loops(taps - taps // 2, most)
-    return [(taps, together)]
 
 
 def _tap_range(k: Function, axis: CorrelationAxis, position: Value) -> tuple[Value, Value]:
@@ -231,17 +160,17 @@ def _tap_range(k: Function, axis: CorrelationAxis, position: Value) -> tuple[Val
 
 
 def _emit_task(
-    m: Module, n: int, c: Correlation, epilogue: Epilogue, b: Blocking, element: Type, packed_at: int
+    m: Module, n: int, c: Correlation, epilogue: Epilogue, b: DirectBlocking, element: Type, packed_at: int
 ) -> tuple[Function, int]:
     """The task of one correlation, and how many there are."""
-    blocks = math.ceil(c.K / b.BK)
-    row_runs, column_runs = tiles(c.rows, b.BP), tiles(c.columns, b.BQ)
+    blocks = math.ceil(c.K / b.TK)
+    row_runs, column_runs = tile_runs(c.rows, b.TP), tile_runs(c.columns, b.TQ)
     kinds = {(r.kind, s.kind): (r, s) for r in row_runs for s in column_runs}
     shapes = {(r.length, s.length) for r in row_runs for s in column_runs}
     o = c.output
     strides = (o.channel, o.row * c.rows.output_stride, o.column * c.columns.output_stride)
-    stores = {shape: emit_store(m, c, epilogue, b.BK, element, shape, strides) for shape in sorted(shapes)}
-    micros = {kind: Micro(m, c, b, element, r, s).k for kind, (r, s) in kinds.items()}
+    stores = {shape: emit_store(m, c, epilogue, b.TK, element, shape, strides) for shape in sorted(shapes)}
+    micros = {kind: Microkernel(m, c, b, element, r, s).k for kind, (r, s) in kinds.items()}
     k = m.function(f"task_{n}", *TASK, internal=True)
     ctx, index, _ = k.args
     sums = widened(element)
@@ -250,12 +179,12 @@ def _emit_task(
     positions = sum(r.tiles for r in row_runs)
     chunks = math.ceil(positions / b.rows)
     if b.filters_outside:
-        block, strip = index // (c.N * c.groups * chunks), index % (c.N * c.groups * chunks)
+        block, rest = index // (c.N * c.groups * chunks), index % (c.N * c.groups * chunks)
     else:
-        block, strip = index % blocks, index // blocks
-    chunk, image = strip % chunks, strip // chunks
+        block, rest = index % blocks, index // blocks
+    chunk, image = rest % chunks, rest // chunks
     group, image = image % c.groups, image // c.groups
-    first = block * b.BK
+    first = block * b.TK
     left = k.i64(c.K) - first
     a = a + image * c.input.image + group * c.input.group
     place = image * c.output.image + group * c.output.group + first * c.output.channel
@@ -263,18 +192,18 @@ def _emit_task(
     out, residual = out + place, residual + place
     bias = bias + group * c.K + first
     if b.packed:
-        w = w + packed_at + (group * blocks + block) * (packed_size(c, b.BK) // c.groups // blocks)
+        w = w + packed_at + (group * blocks + block) * (packed_size(c, b.TK) // c.groups // blocks)
     else:
         w = w + group * c.filters.group + first * c.filters.k
 
-    tile_size = b.BK * b.BP * b.BQ
+    tile_size = b.TK * b.TP * b.TQ
     row_size = sum(s.tiles for s in column_runs) * tile_size
     adds = b.BC < c.C
     buffer = k.scratch(sums, b.rows * row_size if adds else tile_size)
     zero = k.i64(0)
     start = chunk * b.rows
 
-    def each(visit: Callable[[Run, Run, Value, Value, Value], None]) -> None:
+    def each(visit: Callable[[TileRun, TileRun, Value, Value, Value], None]) -> None:
         """Visit the tiles of a task: their kinds, first output row and column, and sums."""
         begin = 0
         for r in row_runs:  # rows of tiles begin .. begin + r.tiles - 1 are of this run
@@ -288,17 +217,17 @@ def _emit_task(
                     before += s.tiles
             begin += r.tiles
 
-    def add(block: Value, r: Run, s: Run, row: Value, column: Value, tile: Value) -> None:
+    def add(block: Value, r: TileRun, s: TileRun, row: Value, column: Value, tile: Value) -> None:
         """Sum a block of channels."""
         rows = _tap_range(k, c.rows, row) if r.pattern is None else (zero, zero)
         columns = _tap_range(k, c.columns, column) if s.pattern is None else (zero, zero)
         here = a + row * (c.rows.stride * c.input.row) + column * (c.columns.stride * c.input.column)
         here = here + block * (b.BC * c.input.channel)
-        filters = w + block * (b.BC * len(c.rows.taps) * len(c.columns.taps) * b.BK) if adds else w
+        filters = w + block * (b.BC * len(c.rows.taps) * len(c.columns.taps) * b.TK) if adds else w
         channels = k.min(c.C - block * b.BC, b.BC)
         k.call(micros[r.kind, s.kind], here, filters, tile, channels, left, *rows, *columns, 1)
 
-    def store(r: Run, s: Run, row: Value, column: Value, tile: Value) -> None:
+    def store(r: TileRun, s: TileRun, row: Value, column: Value, tile: Value) -> None:
         there = row * (c.rows.output_stride * c.output.row) + column * (c.columns.output_stride * c.output.column)
         k.call(stores[r.length, s.length], tile, out + there, residual + there, bias, left)
 
@@ -318,7 +247,7 @@ def _emit_task(
     return k, blocks * c.N * c.groups * chunks
 
 
-def emit(instruction_set: str, layer: ConvLayer, blockings: tuple[Blocking, ...]) -> Module:
+def emit(instruction_set: str, layer: ConvLayer, blockings: tuple[DirectBlocking, ...]) -> Module:
     """`run`, and `pack` where the filters are packed, of a forward pass or a gradient of the input."""
     m = Module(instruction_set)
     element = DTYPES[layer.dtype]
@@ -326,24 +255,11 @@ def emit(instruction_set: str, layer: ConvLayer, blockings: tuple[Blocking, ...]
     run = m.function("run", *RUN)
     pack = m.function("pack", *RUN) if blockings[0].packed else None
     packed_at = 0
-    for n, (c, b) in enumerate(zip(pieces_of(layer), blockings, strict=True)):
+    for n, (c, b) in enumerate(zip(correlations_of(layer), blockings, strict=True)):
         task, count = _emit_task(m, n, c, epilogue, b, element, packed_at)
         launch(run, run.args[0], task, count)
-        if pack is not None and packed_size(c, b.BK):
-            task, count = emit_pack(m, n, c, b.BK, element, packed_at)
+        if pack is not None and packed_size(c, b.TK):
+            task, count = emit_pack(m, n, c, b.TK, element, packed_at)
             launch(pack, pack.args[0], task, count)
-            packed_at += packed_size(c, b.BK)
+            packed_at += packed_size(c, b.TK)
     return m
-
-
-@functools.lru_cache(256)
-def unrolled(instruction_set: str, c: Correlation, b: Blocking) -> int:
-    """How often the microkernels of a correlation multiply a vector of filters, unrolled as they are."""
-    total = 0
-    for r in {r.kind: r for r in tiles(c.rows, b.BP)}.values():
-        for s in {s.kind: s for s in tiles(c.columns, b.BQ)}.values():
-            groups = [[len(list(same)) for _, same in itertools.groupby(run.pattern or (1,))] for run in (r, s)]
-            most, taps = TOGETHER[instruction_set], sum(groups[1])
-            columns = taps if taps <= most else sum(together for n in groups[1] for _, together in _loops(n, most))
-            total += len(groups[0]) * columns * r.length * s.length
-    return total

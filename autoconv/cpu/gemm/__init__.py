@@ -3,6 +3,6 @@
 from typing import Any
 
 from autoconv.algorithm import Algorithm
-from autoconv.cpu.gemm.algorithm import Pixel
+from autoconv.cpu.gemm.algorithm import Gemm
 
-ALGORITHMS: tuple[Algorithm[Any], ...] = (Pixel(),)
+ALGORITHMS: tuple[Algorithm[Any], ...] = (Gemm(),)

@@ -3,6 +3,6 @@
 from typing import Any
 
 from autoconv.algorithm import Algorithm
-from autoconv.cpu.gemm_packed.algorithm import Pointwise
+from autoconv.cpu.gemm_packed.algorithm import GemmPacked
 
-ALGORITHMS: tuple[Algorithm[Any], ...] = (Pointwise(),)
+ALGORITHMS: tuple[Algorithm[Any], ...] = (GemmPacked(),)

@@ -1,6 +1,6 @@
 """dgrad of strided layers as one convolution of unit stride, computed by `winograd`."""
 
-from autoconv.cpu.common.polyphase import Polyphase
+from autoconv.cpu.common.polyphase.algorithm import Polyphase
 from autoconv.cpu.winograd.algorithm import Winograd
 
 

@@ -1,0 +1,131 @@
+"""The gradient of a strided layer's input as one convolution of unit stride, which another algorithm computes."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import ClassVar
+
+from autoconv.algorithm import Algorithm, Array, Kernel, Params
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import LINE
+from autoconv.cpu.common.polyphase.geometry import polyphase_axes, unit_stride_layer
+from autoconv.cpu.common.polyphase.kernels import emit
+from autoconv.cpu.device import CPU
+from autoconv.cpu.pool import Entry
+from autoconv.layer import ConvLayer
+
+MOST_WASTE = 2.0  # multiply-adds, including those with taps that some components lack, for each that counts
+MOST_COMPONENTS = 4096
+
+
+class PolyphaseKernel(Kernel):
+    """Another algorithm's kernel between the two passes, some images at a time.
+
+    Packed filters have room for those of the unit-stride layer.
+    """
+
+    def __init__(
+        self, program: compiler.Program, threads: int, inner: Kernel, together: int, filters: int, images: int
+    ) -> None:
+        self._inner, self._together = inner, together
+        self._deinterleave, self._interleave = Entry(program, "pack", threads), Entry(program, "run", threads)
+        self.packed_bytes, self.workspace_bytes = inner.packed_bytes + filters, inner.workspace_bytes + images
+
+    def pack(self, w: Array, packed: Array) -> None:
+        filters = packed[self._inner.packed_bytes :]
+        self._deinterleave(w, None, filters)
+        if self._inner.packed_bytes:
+            self._inner.pack(filters, packed[: self._inner.packed_bytes])
+
+    def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
+        images = workspace[self._inner.workspace_bytes :]
+        for n in range(0, len(a), self._together):
+            self._inner.run(a[n : n + self._together], b, images, None, None, workspace)
+            self._interleave(images, None, out[n : n + self._together])
+
+
+class Polyphase(Algorithm[CPU]):
+    """dgrad of strided layers by another algorithm's forward pass, whose candidates these are.
+
+    With a channel for each polyphase component, the gradient is a convolution of unit stride, whose output is
+    interleaved into dx by whole vectors in a second pass. The components are those of Vaidyanathan, "Multirate Systems
+    and Filter Banks" (1993), chapter 4; of convolutions, Dumoulin and Visin (2016), arXiv:1603.07285, draw the gradient
+    with the zeros that this leaves out, and Shi et al. (2016), arXiv:1609.05158 and arXiv:1609.07009, interleave
+    channels in the same way (sub-pixel convolution).
+    """
+
+    directions = ("dgrad",)
+    groupings: ClassVar[tuple[str, ...]] = ("dense", "grouped")
+    dilated = False  # neighbouring taps would be of different components
+    epilogue = False
+    pool = "autoconv"
+    spreads_nonfinite = True  # taps that a component lacks are zeros, and multiplied
+
+    @property
+    @abstractmethod
+    def inner(self) -> Algorithm[CPU]:
+        """What computes the unit-stride layer."""
+
+    def unsupported(self, layer: ConvLayer) -> list[str]:
+        """What is declared, and what of the layer is against any inner algorithm: it may have no unit-stride layer."""
+        return super().unsupported(layer) or self._unfit(layer)
+
+    def _unfit(self, layer: ConvLayer) -> list[str]:
+        reasons = []
+        if layer.stride == (1, 1):
+            return ["stride: expected more than one polyphase component, got that of stride 1x1"]
+        rows, columns = polyphase_axes(layer)
+        if min(*rows.padding, *columns.padding) < 0:
+            reasons.append(f"padding={layer.padding}: expected that every output sees some input")
+        if (waste := rows.stride * rows.taps * columns.stride * columns.taps / (layer.R * layer.S)) > MOST_WASTE:
+            taps = f"R={layer.R}, S={layer.S}: components of {rows.taps}x{columns.taps} taps"
+            reasons.append(f"{taps}: expected at most {MOST_WASTE:g} times as many as the filter has, got {waste:.1f}")
+        if (components := rows.stride * columns.stride) > MOST_COMPONENTS:
+            reasons.append(f"stride: expected at most {MOST_COMPONENTS} polyphase components, got {components}")
+        if layer.C == 1 and "dense" in self.groupings:
+            reasons.append("C=1: expected several channels, whose components fill vectors")
+        return reasons or self.inner.unsupported(unit_stride_layer(layer))
+
+    def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
+        return self.inner.candidates(_in_cache(layer, device)[1], device)
+
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
+        return self.inner.why_not(_in_cache(layer, device)[1], device, params)
+
+    def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
+        inner = _in_cache(layer, device)[1]
+        return self.inner.workspace_bytes(inner, device, params) + _bytes_in_lines(inner.y_shape, layer.itemsize)
+
+    def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
+        inner = _in_cache(layer, device)[1]
+        return self.inner.packed_bytes(inner, device, params) + _bytes_in_lines(inner.w_shape, layer.itemsize)
+
+    def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
+        some, inner = _in_cache(layer, device)
+        moved = _bytes_in_lines(inner.y_shape, layer.itemsize) + _bytes_in_lines(layer.x_shape, layer.itemsize)
+        return layer.N / some.N * self.inner.estimate(inner, device, params) + moved / device.bandwidth()
+
+    def bound(self, layer: ConvLayer, params: Params) -> float:
+        return self.inner.bound(unit_stride_layer(layer), params)
+
+    def build(self, layer: ConvLayer, device: CPU, params: Params) -> Kernel:
+        some, inner = _in_cache(layer, device)
+        program = compiler.build(emit, device.instruction_set, some)
+        sizes = _bytes_in_lines(inner.w_shape, layer.itemsize), _bytes_in_lines(inner.y_shape, layer.itemsize)
+        return PolyphaseKernel(program, device.threads, self.inner.build(inner, device, params), some.N, *sizes)
+
+
+def _in_cache(layer: ConvLayer, device: CPU) -> tuple[ConvLayer, ConvLayer]:
+    """The layer of as many images as are interleaved while they are in the LLC; and the unit-stride layer of them."""
+    one = unit_stride_layer(layer.replace(N=1))
+    fit = [n for n in range(1, layer.N + 1) if layer.N % n == 0]
+    room = device.facts["l3_bytes"] // 4 // _bytes_in_lines(one.y_shape, layer.itemsize)
+    together = max((n for n in fit if n <= room), default=1)
+    return layer.replace(N=together), one.replace(N=together)
+
+
+def _bytes_in_lines(shape: tuple[int, ...], itemsize: int) -> int:
+    """Bytes of an array in whole cache lines."""
+    return -(-math.prod(shape) * itemsize // LINE) * LINE

@@ -1,0 +1,181 @@
+"""How `direct` cuts a correlation: register tiles, tasks, blocks of channels, and what of it is unrolled."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from autoconv.algorithm import Params
+from autoconv.cpu.codegen.ir import DTYPES, Module
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
+from autoconv.cpu.common.packing import packed_size
+from autoconv.layer import ConvLayer
+
+if TYPE_CHECKING:
+    from autoconv.cpu.device import CPU
+
+BUFFER = 32 * 1024  # bytes of a task's sums, where they go over some channels at a time
+MOST_TAPS = {"avx512": 1, "avx2": 7, "generic": 7}  # of a row in one round: small tiles sum little in each
+
+
+@dataclass(frozen=True)
+class DirectBlocking:
+    """How one correlation is cut: `TK` filters by `TP` x `TQ` pixels in registers, `rows` of them in a task.
+
+    The sums of all tiles of a task go over `BC` channels at a time, whose filters stay in the L1 cache
+    meanwhile; where that is all channels, each tile is summed and stored at once.
+    """
+
+    TK: int
+    TP: int
+    TQ: int
+    packed: bool
+    BC: int
+    rows: int = 1
+    filters_outside: bool = False  # tasks go through all images before the next block of filters
+
+
+@dataclass(frozen=True)
+class TileRun:
+    """Neighbouring tiles of one axis that the same code serves; `pattern` None: the tap range is computed."""
+
+    start: int
+    tiles: int
+    length: int
+    pattern: tuple[tuple[bool, ...], ...] | None
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What decides its code."""
+        return self.length, self.pattern
+
+
+@functools.lru_cache(256)
+def tile_runs(axis: CorrelationAxis, length: int) -> list[TileRun]:
+    """An axis cut into tiles of almost equal length, at most `length`."""
+    if length == 1:
+        return [TileRun(0, axis.count, 1, None)]
+    number = math.ceil(axis.count / length)
+    edges = [axis.count * n // number for n in range(number + 1)]
+    cut = [(a, b - a, axis.pattern(a, b - a)) for a, b in itertools.pairwise(edges)]
+    runs = []
+    for (size, pattern), same in itertools.groupby(cut, key=lambda t: t[1:]):
+        first, *others = same
+        runs.append(TileRun(first[0], 1 + len(others), size, pattern))
+    return runs
+
+
+def flattened(c: Correlation) -> Correlation:
+    """A 1x1 correlation as one on a single long row."""
+    h, w = c.rows, c.columns
+    plain = all(a.taps == (0,) and (a.size, a.stride, a.offset, a.output_stride) == (a.count, 1, 0, 1) for a in (h, w))
+    if not plain or any(t.row != w.size * t.column for t in (c.input, c.output)):
+        return c
+    return replace(c, rows=replace(h, size=1, count=1), columns=replace(w, size=h.size * w.size, count=h.size * w.size))
+
+
+@functools.lru_cache(256)
+def correlations_of(layer: ConvLayer) -> tuple[Correlation, ...]:
+    """The correlations of a layer, flat where they can be."""
+    return tuple(flattened(c) for c in correlations(layer))
+
+
+def tap_rounds(taps: int, most: int) -> list[tuple[int, int]]:
+    """Loops over so many taps: how many each is over, and how many of them in one round, which comes out even."""
+    together = next(n for n in range(most, 0, -1) if taps % n == 0)
+    if 2 * together < min(taps, most):  # as of 11 or 13
+        return tap_rounds(taps // 2, most) + tap_rounds(taps - taps // 2, most)
+    return [(taps, together)]
+
+
+@functools.lru_cache(256)
+def _unrolled(instruction_set: str, c: Correlation, b: DirectBlocking) -> int:
+    """How often the microkernels of a correlation multiply a vector of filters, unrolled as they are."""
+    total = 0
+    for r in {r.kind: r for r in tile_runs(c.rows, b.TP)}.values():
+        for s in {s.kind: s for s in tile_runs(c.columns, b.TQ)}.values():
+            groups = [[len(list(same)) for _, same in itertools.groupby(run.pattern or (1,))] for run in (r, s)]
+            most, taps = MOST_TAPS[instruction_set], sum(groups[1])
+            columns = taps if taps <= most else sum(together for n in groups[1] for _, together in tap_rounds(n, most))
+            total += len(groups[0]) * columns * r.length * s.length
+    return total
+
+
+def unrolled(layer: ConvLayer, device: CPU, params: Params) -> int:
+    """The multiply-adds that the program of these parameters is unrolled to."""
+    lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
+    vectors = int(params["TK"]) // lanes
+    return vectors * sum(_unrolled(device.instruction_set, c, blocking(c, params)) for c in correlations_of(layer))
+
+
+def blocking(c: Correlation, params: Params) -> DirectBlocking:
+    """The register tile and the block of channels asked for; tasks of one row of tiles."""
+    TK, TP, TQ, BC = (int(params[name]) for name in ("TK", "TP", "TQ", "BC"))
+    return DirectBlocking(TK, TP, TQ, params["filters"] == "packed", min(BC, c.C))
+
+
+def blockings(layer: ConvLayer, device: CPU, params: Params) -> tuple[DirectBlocking, ...]:
+    """The blocking of each correlation: the tile asked for, and tasks whose input fits half the L2 cache.
+
+    Where tasks go through all images before the next block of filters, and some channels at a time, the input comes
+    from beyond that cache anyway, and only sums limit a task.
+    """
+    chosen = []
+    for c in correlations_of(layer):
+        b = blocking(c, params)
+        positions = sum(run.tiles for run in tile_runs(c.rows, b.TP))
+        row_bytes = layer.itemsize * c.C * c.columns.size
+        room = device.facts["l2_bytes"] // 2 // max(row_bytes, 1) - len(c.rows.taps)
+        fitting = min(max(room // (b.TP * c.rows.stride), 1), positions)
+        most = max(min(BUFFER // sums_bytes(layer, c, b), positions), 1) if b.BC < c.C else fitting
+        blocks = math.ceil(c.K / b.TK)
+        images = c.N * c.rows.size * row_bytes
+        filters = packed_size(c, b.TK) // c.groups * layer.itemsize
+        rows = _for_all_threads(min(fitting, most), positions, c.N * c.groups * blocks, device.threads)
+        outside = images * blocks + filters < images + filters * c.N * math.ceil(positions / rows)
+        if outside:
+            rows = _for_all_threads(most, positions, c.N * c.groups * blocks, device.threads)
+        chosen.append(replace(b, rows=rows, filters_outside=outside))
+    return tuple(chosen)
+
+
+def _for_all_threads(rows: int, positions: int, others: int, threads: int) -> int:
+    """As many rows in a task as leave several for each thread."""
+    while rows > 1 and others * math.ceil(positions / rows) < 6 * threads:
+        rows = math.ceil(rows / 2)
+    return rows
+
+
+def sums_bytes(layer: ConvLayer, c: Correlation, b: DirectBlocking) -> int:
+    """The sums of one row of tiles."""
+    return sum(run.tiles for run in tile_runs(c.columns, b.TQ)) * b.TP * b.TQ * b.TK * layer.accumulator.itemsize
+
+
+def correlation_count(layer: ConvLayer) -> int:
+    """Correlations that the layer falls into, counted without making them."""
+    if layer.direction != "dgrad":
+        return 1
+    return min(layer.stride[0], layer.H) * min(layer.stride[1], layer.W)
+
+
+def fullest_tile(c: Correlation, pixels: int) -> tuple[int, int]:
+    """Rows and columns of the tile, of at most so many pixels, that is fullest on the average; the widest of equals."""
+    rows, columns = c.rows.count, c.columns.count
+
+    def tiles_of(tile: tuple[int, int]) -> int:
+        return math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
+
+    return min(((TP, even_columns(c, pixels // TP)) for TP in range(1, min(pixels, rows) + 1)), key=tiles_of)
+
+
+def even_columns(c: Correlation, pixels: int) -> int:
+    """Columns of a tile, at most so many: as few tiles as there must be, of almost equal width."""
+    return math.ceil(c.columns.count / math.ceil(c.columns.count / pixels))
+
+
+def padded(extent: int, block: int) -> float:
+    """How many times the extent its whole blocks hold."""
+    return math.ceil(extent / block) * block / extent

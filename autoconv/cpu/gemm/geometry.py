@@ -1,0 +1,149 @@
+"""How `gemm` cuts its work: register tiles, ranges of channels, chunks of filters, and panels of the input."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS, widened
+from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.cpu.common.panel import PanelRow, in_lines, segments_of
+from autoconv.layer import ConvLayer
+
+RANGE = 64  # channels of a sum at a time: pixels of a tile stay in the L1 cache for all blocks of filters
+
+
+class GemmBlocking(NamedTuple):
+    """How the work is cut: TK channels by NV vectors in registers; filters of half the L2 cache."""
+
+    TK: int
+    NV: int
+    nt: bool
+    threads: int
+    l2_bytes: int
+
+
+class ChannelRange(NamedTuple):
+    """Channels of a sum that are added in one go, and whether they are the first and the last of it."""
+
+    C: int
+    begins: bool = True
+    ends: bool = True
+
+    @classmethod
+    def all(cls, C: int) -> list[ChannelRange]:
+        """About `RANGE` channels each, all but the last as many; one of twice as many costs less than two."""
+        each = math.ceil(C / (C // RANGE if C > 2 * RANGE else 1))
+        starts = range(0, C, each)
+        return [cls(min(each, C - c), c == 0, c == starts[-1]) for c in starts]
+
+
+def odd_pixels(instruction_set: str, TK: int, NV: int) -> int:
+    """How many single pixels a tile can hold besides its vectors: a register each, with channels as lanes."""
+    return max(0, min(4, VECTOR_REGISTERS[instruction_set] - TK * NV - NV - 2)) if TK & (TK - 1) == 0 else 0
+
+
+def blocks_of(K: int, TK: int) -> list[tuple[int, int]]:
+    """Channel blocks as (channels, how many)."""
+    return [(width, count) for width, count in ((TK, K // TK), (K % TK, 1)) if width and count]
+
+
+def chunks_of(problem: Correlation, blocking: GemmBlocking, itemsize: int, most: int) -> tuple[int, int]:
+    """Blocks of TK channels, at most so many, whose filters fill half of the L2 cache; how many chunks."""
+    blocks = -(-problem.K // blocking.TK)
+    taps = len(problem.rows.taps) * len(problem.columns.taps)
+    kept = max(1, min(most, blocking.l2_bytes // 2 // (blocking.TK * problem.C * taps * itemsize)))
+    chunks = -(-blocks // kept)
+    return -(-blocks // chunks), chunks
+
+
+def in_place(problem: Correlation) -> bool:
+    """Whether outputs see the pixel they stand on, and no other."""
+    return all(
+        (len(axis.taps), axis.offset, axis.stride, axis.output_stride, axis.count) == (1, 0, 1, 1, axis.size)
+        for axis in (problem.rows, problem.columns)
+    )
+
+
+class PanelCut(NamedTuple):
+    """The output cut into chunks of `rows` rows, for whose pixels the input is copied to a panel of C channels.
+
+    A panel holds `held` rows like `row` of each channel, and channels lie `pitch` elements apart.
+    Under a 1x1 filter without padding (`flat`) the rows of a panel follow one another without gaps, as those of the
+    output do, and are cut into tiles as one line of pixels.
+    """
+
+    row: PanelRow
+    rows: int
+    flat: bool
+    held: int
+    pitch: int
+
+    @classmethod
+    def cut(cls, problem: Correlation, lanes: int, itemsize: int, blocking: GemmBlocking) -> PanelCut:
+        """Chunks with the fewest vectors for the busiest thread, whose panels fill half of the L2 cache."""
+        P, Q = problem.rows.count, problem.columns.count
+        R, S = len(problem.rows.taps), len(problem.columns.taps)
+        padded = any(not (axis.sees(0, 0) and axis.sees(axis.count - 1, 0)) for axis in (problem.rows, problem.columns))
+        flat = R == S == 1 and not padded
+        row = PanelRow(problem.columns, lanes)
+
+        def sized(rows: int) -> PanelCut:
+            held = rows if flat else (rows - 1) * problem.rows.stride + problem.rows.dilation * (R - 1) + 1
+            pitch = in_lines(rows * Q + lanes) if flat else held * row.pitch
+            return cls(row, rows, flat, held, pitch)
+
+        def aligned(rows: int) -> bool:
+            return not (blocking.nt and (rows * Q % lanes or (P - rows) * Q % lanes))
+
+        def fits(rows: int) -> bool:
+            return problem.C * sized(rows).pitch * itemsize <= blocking.l2_bytes // 2
+
+        def cost(rows: int) -> float:
+            segments = segments_of(rows * Q if flat else Q, lanes, blocking.NV, 0)
+            vectors = sum(segment.times * -(-segment.pixels // lanes) for segment in segments) * (1 if flat else rows)
+            tasks = problem.N * problem.groups * -(-P // rows)
+            return -(-tasks // blocking.threads) * (vectors + 1)
+
+        sizes = [rows for rows in (*range(1, min(P, 64)), P) if aligned(rows)]
+        return sized(min(filter(fits, sizes), key=lambda rows: (cost(rows), -rows), default=sizes[0]))
+
+    def elements(self, channels: int) -> int:
+        """Of a thread's panel of so many channels."""
+        return in_lines(channels * self.pitch)
+
+
+def panel_cut(instruction_set: str, layer: ConvLayer, blocking: GemmBlocking) -> PanelCut | None:
+    """How the input is copied; None where the image is read in place."""
+    (problem,) = correlations(layer)
+    wide = widened(DTYPES[layer.dtype])
+    lanes = VECTOR_BYTES[instruction_set] // wide.bytes
+    return None if in_place(problem) else PanelCut.cut(problem, lanes, wide.bytes, blocking)
+
+
+def workspace_elements(instruction_set: str, layer: ConvLayer, blocking: GemmBlocking) -> int:
+    """Elements of every thread's panel."""
+    cut = panel_cut(instruction_set, layer, blocking)
+    return 0 if cut is None else cut.elements(layer.C // layer.groups)
+
+
+def packed_elements(layer: ConvLayer) -> int:
+    """Filters as `groups, K / TK, C, R, S, TK`; the last block is as narrow as K leaves it."""
+    return layer.K * (layer.C // layer.groups) * layer.R * layer.S
+
+
+def line_pixels(layer: ConvLayer) -> int:
+    """Pixels that follow one another and are cut into tiles as one line: planes of 1x1 layers, else rows."""
+    whole = (layer.R, layer.S) == (1, 1) and layer.padding == ((0, 0), (0, 0))
+    return math.prod(layer.output_shape[2:]) if whole else layer.output_shape[3]
+
+
+def idle_lanes(instruction_set: str, layer: ConvLayer, blocking: GemmBlocking) -> float:
+    """How much more than its pixels the vectors of a line hold; a single pixel takes a lane for each channel."""
+    lanes, pixels = VECTOR_BYTES[instruction_set] // layer.accumulator.itemsize, line_pixels(layer)
+    odd = 0 if blocking.nt else odd_pixels(instruction_set, blocking.TK, blocking.NV)
+    vectors = 0.0
+    for segment in segments_of(pixels, lanes, blocking.NV, odd):
+        whole, rest = divmod(segment.pixels, lanes)
+        vectors += segment.times * (whole + (rest / blocking.TK if whole and rest <= odd else 1))
+    return vectors * lanes / pixels

@@ -1,0 +1,127 @@
+"""How `gemm.packed` cuts its work: tiles of a plane, panels of tiles, blocks of filters and channels."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from autoconv.algorithm import Params
+from autoconv.cpu.codegen.ir import DTYPES, LINE, Module
+from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.layer import ConvLayer
+
+if TYPE_CHECKING:
+    from autoconv.cpu.device import CPU
+
+TILES = {  # vectors of channels by pixels; one vector is enough where a broadcast is no instruction of its own
+    "avx512": ((2, 14), (1, 28)),
+    "avx2": ((2, 6),),
+    "generic": ((2, 5),),
+}
+SUMS = 32 * 1024  # bytes of a task's sums, where they go over some channels at a time
+MOST_TILES = 256  # in a task: what is noted of each lies on the stack
+
+
+class PackedGemmBlocking(NamedTuple):
+    """How the work is cut: TK channels by TQ pixels in registers, BC channels of the sum at a time.
+
+    A task is a panel of so many `tiles` by one of `chunks` parts of the filters; each of the threads keeps the panel
+    that it copied last, for the next part.
+    """
+
+    TK: int
+    TQ: int
+    BC: int
+    tiles: int
+    chunks: int
+    threads: int
+
+
+class PlaneTiles(NamedTuple):
+    """A plane's pixels as tiles of almost equal length: `longer` of `length` + 1, then the others."""
+
+    tiles: int
+    length: int
+    longer: int
+
+    @classmethod
+    def of(cls, problem: Correlation, TQ: int) -> PlaneTiles:
+        pixels = pixels_of(problem)
+        tiles = math.ceil(pixels / TQ)
+        return cls(tiles, *divmod(pixels, tiles))
+
+    @property
+    def lengths(self) -> list[int]:
+        """Those that occur, the longest first."""
+        return [self.length + 1, self.length] if self.longer else [self.length]
+
+
+def product(layer: ConvLayer) -> Correlation:
+    """The layer's one correlation with a tap; the others of a strided gradient, which are zero, come after it."""
+    return correlations(layer)[0]
+
+
+def pixels_of(problem: Correlation) -> int:
+    """Output pixels of a plane, without zeros between them."""
+    return problem.rows.count * problem.columns.count
+
+
+def spreads(problem: Correlation) -> bool:
+    """Whether there are zeros between the outputs."""
+    return (problem.rows.output_stride, problem.columns.output_stride) != (1, 1)
+
+
+def _pitch(elements: int) -> int:
+    """Elements from one line of so many to the next: not a power of two, which would share few sets of a cache."""
+    return -(-elements // 16) * 16 + 16
+
+
+def micropanel_pitch(problem: Correlation, TQ: int) -> int:
+    """Elements from one tile's copied pixels to the next one's."""
+    return _pitch(problem.C * TQ)
+
+
+def gathered_pitch(blocking: PackedGemmBlocking) -> int:
+    """Elements from one channel's outputs to the next one's, where a panel's are gathered."""
+    return _pitch(blocking.tiles * blocking.TQ)
+
+
+def thread_bytes(problem: Correlation, blocking: PackedGemmBlocking, itemsize: int) -> int:
+    """A thread's part of the workspace: a line for the number of the panel that it holds, and the panel.
+
+    Behind it a block's outputs, where they are to be spread.
+    """
+    gathered = blocking.TK * gathered_pitch(blocking) if spreads(problem) else 0
+    return LINE + (blocking.tiles * micropanel_pitch(problem, blocking.TQ) + gathered) * itemsize
+
+
+def register_tiles(layer: ConvLayer, device: CPU) -> list[dict[str, int]]:
+    """The first tile, and what other has fewer lanes that hold nothing."""
+    lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
+    first, *others = ({"TK": vectors * lanes, "TQ": pixels} for vectors, pixels in TILES[device.instruction_set])
+    K = product(layer).K
+    return [first, *(tile for tile in others if rounded(K, tile["TK"]) < rounded(K, first["TK"]))]
+
+
+def rounded(K: int, TK: int) -> int:
+    """Filters of whole blocks."""
+    return math.ceil(K / TK) * TK
+
+
+def blocking_of(layer: ConvLayer, device: CPU, params: Params) -> PackedGemmBlocking:
+    """Tiles of a panel fill half of the L2 cache, a block's filters half of the L1 cache."""
+    problem = product(layer)
+    TK, TQ = int(params["TK"]), int(params["TQ"])
+    itemsize = layer.accumulator.itemsize
+    parts = math.ceil(problem.C * TK * itemsize / (device.facts["l1_bytes"] // 2))
+    unrolled = Module(device.instruction_set).terms
+    BC = math.ceil(problem.C / (parts * unrolled)) * unrolled
+    tiles = problem.N * PlaneTiles.of(problem, TQ).tiles
+    most = SUMS // (TK * TQ * itemsize) if parts > 1 else MOST_TILES
+    fit = max(1, min(most, device.facts["l2_bytes"] // 2 // (micropanel_pitch(problem, TQ) * itemsize)))
+    panels = math.ceil(tiles / fit)
+    blocks = math.ceil(problem.K / TK)
+    chunks = 1
+    while panels * chunks * problem.groups < 8 * device.threads and chunks * 2 <= blocks:
+        chunks *= 2
+    return PackedGemmBlocking(TK, TQ, BC, math.ceil(tiles / panels), chunks, device.threads)
