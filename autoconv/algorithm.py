@@ -87,14 +87,18 @@ class Algorithm(ABC, Generic[D]):
     """One family of candidates on one kind of device. Stateless; one instance serves every layer.
 
     A family says what it is made for by the attributes `directions` to `epilogue`. Its methods are only asked about
-    layers which that declaration covers. `docs/add-an-algorithm.md` has a complete one.
+    layers which that declaration covers. `docs/pages/add-an-algorithm.md` has a complete one.
 
     Attributes
     ----------
     name : str
         What candidates, plans and records call it, such as "gemm" or "direct.polyphase".
-    directions, dtypes, layouts : tuple of str
-        Of "fwd", "dgrad", "wgrad", of the types of arrays, and of "NCHW", "NHWC", those that it takes.
+    directions : tuple of str
+        Of "fwd", "dgrad" and "wgrad", those that it computes.
+    dtypes : tuple of str
+        The types of arrays that it takes.
+    layouts : tuple of str
+        Of "NCHW" and "NHWC", those that it takes.
     groupings : tuple of str
         Of "dense", "grouped" and "depthwise", those that it takes; see `ConvLayer.grouping`.
     dilated : bool
@@ -224,7 +228,7 @@ class Algorithm(ABC, Generic[D]):
         layer : ConvLayer
         device : Device
         params : mapping
-            One set of parameters, as `candidates` gives them.
+            One set of parameters, of those that `candidates` gives.
 
         Returns
         -------
@@ -241,6 +245,7 @@ class Algorithm(ABC, Generic[D]):
         layer : ConvLayer
         device : Device
         params : mapping
+            One of `candidates`.
 
         Returns
         -------
@@ -256,6 +261,7 @@ class Algorithm(ABC, Generic[D]):
         layer : ConvLayer
         device : Device
         params : mapping
+            One of `candidates`.
 
         Returns
         -------
@@ -271,6 +277,7 @@ class Algorithm(ABC, Generic[D]):
         layer : ConvLayer
         device : Device
         params : mapping
+            One of `candidates`.
 
         Returns
         -------
@@ -287,6 +294,7 @@ class Algorithm(ABC, Generic[D]):
         layer : ConvLayer
         device : Device
         params : mapping
+            One of `candidates`.
 
         Returns
         -------
@@ -300,6 +308,7 @@ class Algorithm(ABC, Generic[D]):
         ----------
         layer : ConvLayer
         params : mapping
+            One of `candidates`.
 
         Returns
         -------
@@ -317,6 +326,7 @@ class Algorithm(ABC, Generic[D]):
         layer : ConvLayer
         device : Device
         params : mapping
+            One of `candidates`.
 
         Returns
         -------

@@ -71,7 +71,7 @@ def resolve(device: Any) -> Device:
             return CUDA.current() if found[1] is None else CUDA.numbered(int(found[1]))
     elif type(device).__module__.startswith("cupy"):
         return CUDA.numbered(int(device))
-    raise PlanError(f"device={device!r}: allowed are a Device, 'cpu', 'cuda' and 'cuda:N'")
+    raise PlanError(f"device={device!r}: expected a Device, 'cpu', 'cuda' or 'cuda:N'")
 
 
 def device_of(array: Any) -> Device:

@@ -92,7 +92,7 @@ class Faulty(Algorithm):
 
 @dataclass(frozen=True)
 class FaultyCPU(CPU):
-    """A CPU with the direct floor and the named faults, and nothing else."""
+    """A CPU with NumPy's direct algorithm and the named faults, and nothing else."""
 
     faults: tuple[str, ...] = ()
     version: str = "1"

@@ -30,8 +30,8 @@ _CUDA_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 def python_code(text: str) -> str:
     r"""Python source without comments, docstrings and blank lines.
 
-    >>> python_code('def f():  # why\\n    "What."\\n    return 1\\n')
-    'def f():\\n    return 1'
+    >>> python_code('def f():  # why\n    "What."\n    return 1\n')
+    'def f():\n    return 1'
     """
     lines = text.splitlines(keepends=True)
     previous = tokenize.NEWLINE

@@ -70,7 +70,7 @@ class _TextDisk(diskcache.Disk):  # type: ignore[misc]
 
     def put(self, key: object) -> tuple[str, bool]:
         if type(key) is not str:
-            raise TypeError(f"{type(key).__name__} as a key: text is wanted")
+            raise TypeError(f"key: expected text, got {type(key).__name__}")
         return key, True
 
     def get(self, key: object, raw: object) -> str | None:
@@ -78,7 +78,7 @@ class _TextDisk(diskcache.Disk):  # type: ignore[misc]
 
     def store(self, value: object, read: bool, key: object = None) -> tuple[int, int, None, str]:
         if type(value) is not str or read:
-            raise TypeError(f"{type(value).__name__} as a value: text is wanted")
+            raise TypeError(f"value: expected text, got {type(value).__name__}")
         return len(value), MODE_RAW, None, value
 
     def fetch(self, mode: object, filename: object, value: object, read: bool) -> str:
@@ -163,7 +163,7 @@ class TextStore:
         def changed(old: str | None) -> str:
             text = change(old)
             if len(text) > LONGEST:
-                raise RecordError(f"{len(text)} characters under {key!r:.80}: allowed are {LONGEST}")
+                raise RecordError(f"text under {key!r:.80}: expected at most {LONGEST} characters, got {len(text)}")
             try:
                 (key + text).encode()
             except UnicodeEncodeError as error:  # else the database would be blamed

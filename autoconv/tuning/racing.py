@@ -61,8 +61,8 @@ def complete(request: Request, known: Known, mode: str) -> Known:
             known = _recheck(request, known)
         missing = _missing(request, known, mode, former)
         if missing:
-            rivals = [candidate for candidate in _incumbents(known.facts) if candidate not in missing]
-            known = _race(request, known, missing + rivals)
+            incumbents = [candidate for candidate in _incumbents(known.facts) if candidate not in missing]
+            known = _race(request, known, missing + incumbents)
     return known
 
 

@@ -84,7 +84,7 @@ class Verifier:
         self.reference, self.magnitude = self._reference()
 
     def _reference(self) -> tuple[Array, float]:
-        """The answer in float64, and the largest `sum |a||b|` (with the tail's terms, at most 1 each)."""
+        """The answer in float64, and the largest `sum |a||b|` (with the epilogue's terms, at most 1 each)."""
         layer, device, xp = self.layer, self.device, self.device.xp
         plain = layer.replace(dtype="float64", bias=False, residual=False, activation=None)
         a, b = self.a.astype(np.float64), self.b.astype(np.float64)

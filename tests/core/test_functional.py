@@ -136,9 +136,7 @@ def test_what_is_nowhere_is_refused(quick: dict[str, object]) -> None:
         def __dlpack__(self, **options: object) -> object:
             raise ValueError("there is no memory behind it")
 
-    with pytest.raises(
-        ArrayError, match=r"x: expected an array that can be read on the CPU, got Nowhere: there is no memory"
-    ):
+    with pytest.raises(ArrayError, match=r"x: expected an array that can be read .*, got Nowhere: there is no memory"):
         autoconv.conv2d(Nowhere(), np.ones((3, 2, 3, 3), np.float32), **quick)
 
 
@@ -147,7 +145,7 @@ def test_what_does_not_fit_is_refused(quick: dict[str, object]) -> None:
     dy = np.ones((1, 3, 4, 4), np.float32)
     with pytest.raises(ArrayError, match=r"x has shape .* expected four dimensions"):
         autoconv.conv2d(x[0], w, **quick)
-    with pytest.raises(ArrayError, match=r"w is float32 \(3, 3, 3, 3\)"):
+    with pytest.raises(ArrayError, match=r"w: expected float32 \(3, 2, 3, 3\) .*, got float32 \(3, 3, 3, 3\)"):
         autoconv.conv2d(x, np.ones((3, 3, 3, 3), np.float32), **quick)
     with pytest.raises(LayerError, match="dtype='int32'"):
         autoconv.conv2d(x.astype(np.int32), w, **quick)
@@ -166,7 +164,7 @@ def test_what_does_not_fit_is_refused(quick: dict[str, object]) -> None:
             autoconv.conv_transpose2d(dy, w, **({name: 1.5} | quick))  # type: ignore[arg-type]
     with pytest.raises(LayerError, match="stride=0: allowed are 1"):
         autoconv.conv_transpose2d(dy, w, stride=0, **quick)
-    with pytest.raises(ArrayError, match="x is NoneType: an array"):
+    with pytest.raises(ArrayError, match="x: expected an array of NumPy, or one that speaks DLPack, got NoneType"):
         autoconv.conv2d(None, w, **quick)
-    with pytest.raises(ArrayError, match="w is NoneType: an array"):
+    with pytest.raises(ArrayError, match="w: expected an array of NumPy, or one that speaks DLPack, got NoneType"):
         autoconv.conv2d(x, None, **quick)

@@ -45,7 +45,7 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def reasons(algorithm: Algorithm, layer: ConvLayer) -> set[str]:
     """Everything that is said against an algorithm's candidates on a layer."""
-    return {
+    return set(algorithm.unsupported(layer)) | {
         reason
         for candidate in algorithm.all(layer, DEVICE)
         for reason in algorithm.why_not(layer, DEVICE, candidate.params)

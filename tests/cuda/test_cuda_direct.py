@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from layers import edge, operands
-from simt.cases import DEVICE, cases, on_device
+from simt.cases import DEVICE, on_device
 from simt.emulator import MISSING, EmulationError, launcher
 
+from autoconv.bench.gpu.cases import cases
 from autoconv.cuda.codegen import tensor_map as module
 from autoconv.cuda.codegen.source import TYPES, Unit
 from autoconv.cuda.codegen.tensor_map import TEXTURE_ALIGNMENT, TensorMapError, Texture, passing

@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 from layers import edge
-from simt.cases import OURS, pairwise, planned
+from simt.cases import OURS, pairwise
 from simt.emulator import Emulated
 
 from autoconv.algorithm import Algorithm, Candidate
+from autoconv.bench.gpu.cases import planned
 from autoconv.cuda.codegen.compiler import CompileError, architecture, nvrtc
 from autoconv.cuda.codegen.occupancy import blocks_per_multiprocessor, limits_of, register_cap
 from autoconv.cuda.codegen.source import Unit

@@ -17,7 +17,7 @@ from autoconv import registry
 from autoconv.algorithm import Algorithm, Kernel, Params
 from autoconv.bench import gpu as bench
 from autoconv.bench.gpu import RESULTS, Helper, Target, items, read, targets
-from autoconv.bench.gpu.baselines import Rival
+from autoconv.bench.gpu.baselines import Baseline
 from autoconv.bench.gpu.helper import OURS, Work
 from autoconv.bench.gpu.report import markdown, missing
 from autoconv.cli import main, options
@@ -191,7 +191,7 @@ def test_one_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     helper.close()
 
 
-class Twice(Rival):
+class Twice(Baseline):
     """Another library: right, or not; at a known time."""
 
     def missing(self) -> str:
@@ -205,9 +205,9 @@ class Twice(Rival):
         return (lambda: 5e-5), answer
 
 
-def test_ratios_to_rivals_and_a_wrong_rival(tmp_path: Path) -> None:
-    rivals = {"right": Twice(channels_last=True), "wrong": Twice(channels_last=False)}
-    work = Work(Narrow(capability=80), tmp_path, rivals)
+def test_ratios_to_baselines_and_a_wrong_baseline(tmp_path: Path) -> None:
+    baselines = {"right": Twice(channels_last=True), "wrong": Twice(channels_last=False)}
+    work = Work(Narrow(capability=80), tmp_path, baselines)
     results = [{"item": i} | work.do(i) for i in ("machine", f"table/hybrid/{LAYER.key()}")]
     assert results[1]["failures"]["wrong"].startswith("its answer differs by")
     text = markdown(results, WANTED, 0)
@@ -223,7 +223,7 @@ def test_ratios_to_rivals_and_a_wrong_rival(tmp_path: Path) -> None:
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("direction", ["fwd", "dgrad", "wgrad"])
 def test_torch_is_called_as_it_stands(direction: str, channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole of the rival's Python, with torch's own CPU in place of a GPU, its events and graphs played."""
+    """The whole of the baseline's Python, with torch's own CPU in place of a GPU, its events and graphs played."""
     torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
     played: list[str] = []
 
@@ -254,13 +254,13 @@ def test_torch_is_called_as_it_stands(direction: str, channels_last: bool, monke
         monkeypatch.setattr(torch.cuda, name, fake)
     for holder, name in ((torch.backends.cudnn, "benchmark"), (torch.backends.cudnn, "allow_tf32")):
         monkeypatch.setattr(holder, name, getattr(holder, name))
-    rival = Rival(channels_last)
-    assert "TF32 off" in rival.version()
+    baseline = Baseline(channels_last)
+    assert "TF32 off" in baseline.version()
     for layout in ("NCHW", "NHWC"):
         layer = LAYER.replace(direction=direction, layout=layout, N=2)
         a, b, *_ = operands(layer)
         device = Playing(capability=80)
-        sample, answer = rival.prepare(layer, device, a, b)
+        sample, answer = baseline.prepare(layer, device, a, b)
         assert torch.backends.cudnn.benchmark
         assert not torch.backends.cudnn.allow_tf32
         assert error(answer, convolve(layer, a, b), magnitude(layer, a, b)) <= 2e-6
@@ -268,7 +268,7 @@ def test_torch_is_called_as_it_stands(direction: str, channels_last: bool, monke
         assert sample() == pytest.approx(3.2e-3 / (4 * 64))  # four replays of 64 launches
         assert played == ["replay", "event", *["replay"] * 4, "event", "wait"]
     with pytest.raises(ValueError, match="torch pads both sides alike"):
-        rival.prepare(LAYER.replace(padding=((0, 1), (0, 0))), device, a, b)
+        baseline.prepare(LAYER.replace(padding=((0, 1), (0, 0))), device, a, b)
 
 
 class Playing(Narrow):

@@ -7,25 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from layers import edge, operands
-from simt.cases import (
-    DEVICE,
-    OURS,
-    SCHEDULES,
-    candidate_cases,
-    cases,
-    check,
-    checker,
-    edge_cases,
-    kinds,
-    pairwise,
-    planned,
-    run,
-    runnable,
-    variants,
-)
+from simt.cases import DEVICE, OURS, candidate_cases, check, checker, kinds, pairwise, run
 from simt.emulator import MISSING
 
 from autoconv.algorithm import Algorithm, Params
+from autoconv.bench.gpu.cases import SCHEDULES, cases, edge_cases, planned, runnable, variants
 from autoconv.layer import ConvLayer
 from autoconv.tuning.reference import convolve
 

@@ -1,108 +1,27 @@
-"""What the emulator runs of each algorithm: layers, parameters, schedules; and how a run is checked."""
+"""How the emulator runs the cases of `autoconv.bench.gpu.cases`, and others; how a run is checked."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 import pytest
-from layers import EDGES, TAILS, edge, operands
+from layers import EDGES, edge, operands
 from simt.emulator import Emulated, fenced
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Params
-from autoconv.cuda.gemm.hopper import TILES, HopperTile
+from autoconv.bench.gpu.cases import SCHEDULES, Case, runnable, variants
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 from autoconv.tuning.reference import convolve, error, magnitude
 
-SCHEDULES = 16
 LARGEST_PADDING = 256  # bytes at the end of packed filters
 DEVICE = Emulated(capability=90)
 OURS = tuple(algorithm for algorithm in registry.algorithms(DEVICE) if algorithm.vendor is None)
-FULL_TAIL = {"bias": True, "residual": True, "activation": "relu"}
 
 Row = TypeVar("Row")
-Planned = tuple[dict[str, Any], dict[str, int]]
-
-
-def _hopper(tile: HopperTile, SPLIT: int, dtype: str, direction: int = 0, **fields: Any) -> Planned:
-    """A layer whose channels are no whole lines or tiles, in parts that nobody would choose for so small a one."""
-    problem = {"N": 2, "C": 136, "H": 9, "W": 8, "K": 136, "R": 3, "S": 3, "padding": 1, "layout": "NHWC"}
-    params = {"BM": tile.BM, "BN": tile.BN, "STAGES": tile.STAGES, "SPLIT": SPLIT}
-    return problem | {"dtype": dtype, "direction": DIRECTIONS[direction]} | fields, params
-
-
-def _tiled(tile: int, direction: str, layout: str, dtype: str, **fields: Any) -> Planned:
-    """Four tiles or more to an image."""
-    problem = {"N": 2, "C": 4, "H": 35, "W": 37, "K": 6, "R": 3, "S": 3, "padding": ((1, 2), (2, 0)), "groups": 2}
-    return problem | {"direction": direction, "layout": layout, "dtype": dtype} | fields, {"tile": tile, "IMAGES": 1}
-
-
-def _blocks(params: dict[str, Any], **fields: Any) -> Planned:
-    """Several blocks, full in no direction, where one block holds any edge."""
-    return {"N": 14, "C": 3, "H": 5, "W": 8, "K": 40, "R": 3, "S": 3, "padding": 1} | fields, params
-
-
-def _tile(BM: int, TQ: int, TK: int, BK: int, **more: str) -> dict[str, Any]:
-    return {"BM": BM, "TQ": TQ, "TK": TK, "BK": BK, **more}
-
-
-# Layers and parameters that a family's kernels must meet and the edges do not lead to.
-PLANNED: dict[str, tuple[Planned, ...]] = {
-    "gemm.hopper": (
-        *(_hopper(tile, 2 + i % 2, "float16", i % 3) for i, tile in enumerate(TILES)),
-        _hopper(TILES[-1], 1, "float16", K=67, **FULL_TAIL),
-        _hopper(TILES[-1], 3, "bfloat16", K=67, **FULL_TAIL),
-        _hopper(TILES[5], 2, "bfloat16", C=128, groups=2, bias=True),
-        _hopper(TILES[-1], 2, "bfloat16", 1, C=48, K=128, groups=2, stride=2),
-        _hopper(TILES[3], 1, "float16", 1, R=1, S=2, stride=2, padding=((0, 1), (2, 0))),  # passes without taps
-        _hopper(TILES[6], 3, "float16", 2, C=72, K=48, groups=3, stride=(1, 2)),
-        _hopper(TILES[1], 1, "bfloat16", N=4, dilation=(1, 2), padding=((1, 0), (3, 2))),
-    ),
-    "gemm.hopper.tf32": (
-        *(_hopper(tile, 2 + i % 2, "float32", C=40) for i, tile in enumerate(TILES)),
-        _hopper(TILES[-1], 1, "float32", C=40, K=67, **FULL_TAIL),
-        _hopper(TILES[-1], 3, "float32", C=40, K=67, **FULL_TAIL),
-        _hopper(TILES[0], 1, "float32", C=64, groups=2, stride=(2, 1), dilation=(1, 2), padding=((1, 0), (3, 2))),
-    ),
-    "direct.tiled": (
-        _blocks(_tile(32, 7, 8, 4), bias=True),
-        _blocks(_tile(32, 5, 8, 4, INPUT="texture"), residual=True),
-        _blocks(_tile(16, 5, 8, 2), C=7, H=11, W=16, layout="NHWC", dtype="float16"),
-        _blocks(_tile(8, 5, 8, 2, INPUT="texture"), C=7, H=11, W=16, layout="NHWC", dtype="bfloat16"),
-        _blocks(_tile(64, 5, 16, 4), N=3, C=40, H=29, W=23, K=5, direction="dgrad"),
-    ),
-    "direct.chwn": (
-        _blocks({"BM": 128, "BN": 128, "BK": 8}, N=133, H=4, W=3, K=5, **FULL_TAIL),
-        _blocks({"BM": 32, "BN": 32, "BK": 16}, N=37, C=20, H=7, W=6, K=6, stride=2, layout="NHWC", direction="dgrad"),
-    ),
-    "depthwise": tuple(  # a window of inputs too wide for registers
-        ({"N": 2, "C": 3, "H": 4, "W": 75, "K": 6, "R": 2, "S": 23, "groups": 3, "dilation": (1, 3), "layout": layout,
-          "padding": ((1, 0), (33, 31))}, {"TQ": TQ})
-        for layout, TQ in (("NCHW", 4), ("NHWC", 2))
-    ),
-    "winograd": tuple(  # few tiles of many channels: what is read too far lies in no other matrix
-        ({"N": 1, "C": C, "H": 2, "W": 2, "K": K, "R": 3, "S": 3, "padding": 1, "layout": "NHWC", "direction": d},
-         {"m": 2, "BM": 64, "BN": 64})
-        for d, C, K in (("fwd", 64, 1), ("dgrad", 1, 64))
-    ),
-    "gemm.explicit": (  # sums wider than the output, of which there are no whole blocks
-        ({"N": 2, "C": 3, "H": 5, "W": 7, "K": 5, "R": 3, "S": 2, "dtype": "float16", "direction": "wgrad"},
-         {"IMAGES": 1, "MERGED": 1}),
-    ),
-    "fft": (
-        ({"N": 1, "C": 3, "H": 9, "W": 11, "K": 5, "R": 3, "S": 3}, {"tile": 0, "IMAGES": 1}),  # no whole blocks
-        _tiled(16, "fwd", "NHWC", "float32", stride=2, dilation=2, **FULL_TAIL),
-        _tiled(32, "fwd", "NCHW", "float64", H=70, R=5, stride=(3, 1), dilation=(2, 3), bias=True),
-        _tiled(16, "dgrad", "NCHW", "float16", stride=(2, 1), dilation=(1, 2)),
-        _tiled(32, "dgrad", "NHWC", "float32", W=80, S=7, stride=2, dilation=(3, 2)),
-        _tiled(16, "wgrad", "NHWC", "bfloat16", stride=(1, 3), dilation=2),
-        _tiled(32, "wgrad", "NCHW", "float32", H=75, R=5, stride=2, dilation=(2, 3)),
-        _tiled(16, "fwd", "NCHW", "float32", C=5, K=10, groups=5, R=9, S=8, dilation=1),
-    ),
-}  # fmt: skip
 
 
 def named(name: str) -> Algorithm:
@@ -159,45 +78,6 @@ def check(device: Emulated, algorithm: Algorithm, layer: ConvLayer, params: Para
     checker(algorithm, layer, params)(device)
 
 
-def runnable(algorithm: Algorithm, layer: ConvLayer, device: Emulated = DEVICE) -> list[Params]:
-    return [p for p in algorithm.candidates(layer, device) if not algorithm.why_not(layer, device, p)]
-
-
-def variants(name: str, **choices: Any) -> Iterator[ConvLayer]:
-    """The edge, and what is nearest to it that kernels with narrower tastes can take."""
-    groups = EDGES[name].get("groups", 1)
-    wide = {"C": 8 * groups, "K": 16 * groups, "layout": "NHWC"}
-    yield edge(name, **choices)
-    yield edge(name, **(choices | {"dtype": "float32"}))
-    yield edge(name, **(choices | wide))
-    yield edge(name, **(choices | wide | {"dtype": "float16", "N": 3}))
-    yield edge(name, **(choices | wide | {"dtype": "float32"}))
-
-
-def planned(algorithm: Algorithm) -> Iterator[tuple[ConvLayer, Params, int]]:
-    """What is planned for an algorithm, with a schedule to each."""
-    for turn, (fields, params) in enumerate(PLANNED.get(algorithm.name, ())):
-        yield ConvLayer(**fields), params, (5 * turn + 2) % SCHEDULES
-
-
-def cases(algorithm: Algorithm) -> Iterator[tuple[ConvLayer, Params, int]]:
-    """All that the emulator runs of an algorithm."""
-    return itertools.chain(planned(algorithm), edge_cases(algorithm))
-
-
-def edge_cases(algorithm: Algorithm) -> Iterator[tuple[ConvLayer, Params, int]]:
-    """Each edge in every direction, the other choices taken in turn so that pairs of them meet."""
-    turn = 0
-    for (i, name), (j, direction) in itertools.product(enumerate(EDGES), enumerate(DIRECTIONS)):
-        tail = list(TAILS.values())[i % 4] if direction == "fwd" else {}
-        choices = {"dtype": list(DTYPES)[(i + 2 * j) % 4], "layout": LAYOUTS[(i // 4 + j) % 2]}
-        for layer in variants(name, direction=direction, **choices, **tail):
-            if params := runnable(algorithm, layer):
-                yield layer, params[turn % len(params)], turn % SCHEDULES
-                turn += 1
-                break
-
-
 def pairwise(rows: Iterable[Row], values: Callable[[Row], tuple[Hashable, ...]], seed: int = 0) -> list[Row]:
     """Of the rows, in some random order, those in which two of their values meet for the first time."""
     shuffled, found = list(rows), []
@@ -211,7 +91,7 @@ def pairwise(rows: Iterable[Row], values: Callable[[Row], tuple[Hashable, ...]],
     return found
 
 
-def candidate_cases(algorithm: Algorithm) -> list[tuple[ConvLayer, Params, int]]:
+def candidate_cases(algorithm: Algorithm) -> list[Case]:
     """Of all candidates of all edges so many that every two of what a case is made of meet where they can."""
     rows = [
         ((name, direction, layout, dtype, tuple(params.items())), layer, params)

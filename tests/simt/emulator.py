@@ -23,9 +23,9 @@ import numpy as np
 from simt.libraries import NumpyBLAS, NumpyFFT
 
 from autoconv.algorithm import Candidate
+from autoconv.bench.gpu.cases import NOMINAL, NominalGPU
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.codegen.tensor_map import BYTES, TensorMap, Texture
-from autoconv.cuda.device import CUDA
 from autoconv.cuda.libraries.cublas_cufft import BLAS, Transform
 from autoconv.device import Operands, Stopwatch
 from autoconv.errors import ArrayError
@@ -33,7 +33,6 @@ from autoconv.layer import ConvLayer
 
 HERE = Path(__file__).parent
 FENCE = 4096  # bytes on both sides of an array
-MULTIPROCESSORS = 4
 FLAGS = ("-std=c++17", "-ffp-contract=off", "-fPIC", "-w", "-g1")
 HEADERS = ("simt.h", "async.h", "replay.h")
 GRID = "grid.cpp"
@@ -123,7 +122,7 @@ def _address(argument: Any) -> int | None:
 
 
 def _grid(unit: Unit) -> tuple[int, int, int]:
-    return unit.resident(MULTIPROCESSORS) if unit.persistent else unit.grid
+    return unit.resident(NOMINAL.facts["multiprocessors"]) if unit.persistent else unit.grid
 
 
 def packed(tensor_map: TensorMap | Texture, address: int) -> bytes:
@@ -201,7 +200,7 @@ def sanitized(unit: Unit, sanitizer: str, schedule: int, text: str | None = None
 
 
 @dataclass(frozen=True)
-class Emulated(CUDA):
+class Emulated(NominalGPU):
     """A GPU of some compute capability, on the CPU.
 
     `schedule` seeds the order of threads and the landing of copies; `flags` are g++'s; with a
@@ -218,15 +217,7 @@ class Emulated(CUDA):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {
-            "name": f"emulated sm_{self.capability}",
-            "compute_capability": self.capability,
-            "multiprocessors": MULTIPROCESSORS,
-            "l2_bytes": 1 << 20,
-            "memory_bytes": 1 << 30,
-            "clock_hz": 1e9,
-            "bandwidth": 1e11,
-        }
+        return super().facts | {"name": f"emulated sm_{self.capability}"}
 
     @property
     def versions(self) -> dict[str, str]:
@@ -240,7 +231,7 @@ class Emulated(CUDA):
         return isinstance(array, np.ndarray)
 
     def adopt(self, array: object, name: str) -> Any:
-        raise ArrayError(f"{name} is {type(array).__name__}: an array of the emulated GPU is wanted")
+        raise ArrayError(f"{name}: expected an array of the emulated GPU, got {type(array).__name__}")
 
     def address(self, array: Any) -> int:
         return int(array.ctypes.data)

@@ -27,10 +27,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from simt.cases import OURS, SCHEDULES, checker, edge_cases, planned
+from simt.cases import OURS, checker
 from simt.emulator import Emulated, EmulationError, build, launcher, sanitized
 
 from autoconv.algorithm import Params
+from autoconv.bench.gpu.cases import SCHEDULES, edge_cases, planned
 from autoconv.cuda.codegen.source import GENERATED, Unit, file_text, files_of
 from autoconv.cuda.common.algorithm import CudaAlgorithm
 from autoconv.layer import ConvLayer

@@ -17,7 +17,7 @@ Sample = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Rival:
+class Baseline:
     """A way to call PyTorch, with `cudnn.benchmark` on and TF32 off, replayed as a graph like ours."""
 
     channels_last: bool
@@ -99,4 +99,4 @@ def _elements(shape: tuple[int, ...]) -> int:
     return count
 
 
-RIVALS = {"torch, NCHW": Rival(channels_last=False), "torch, channels_last": Rival(channels_last=True)}
+BASELINES = {"torch, NCHW": Baseline(channels_last=False), "torch, channels_last": Baseline(channels_last=True)}

@@ -17,8 +17,9 @@ import numpy as np
 
 from autoconv import __version__, registry
 from autoconv.algorithm import Algorithm, Array, Candidate, Params
-from autoconv.bench.gpu.baselines import RIVALS, Rival
-from autoconv.bench.gpu.cases import cases, operands
+from autoconv.bench.gpu.baselines import BASELINES, Baseline
+from autoconv.bench.gpu.cases import cases
+from autoconv.bench.gpu.edges import operands
 from autoconv.device import Device, Operands
 from autoconv.errors import DeviceLostError
 from autoconv.layer import ConvLayer
@@ -39,8 +40,8 @@ AGREEMENT = {"float32": 1e-3, "float64": 1e-3, "float16": 2e-2, "bfloat16": 1e-1
 class Work:
     """What a helper can do, on one device, with one folder for what is measured."""
 
-    def __init__(self, device: Device, folder: Path, rivals: Mapping[str, Rival] = RIVALS) -> None:
-        self.device, self.rivals = device, rivals
+    def __init__(self, device: Device, folder: Path, baselines: Mapping[str, Baseline] = BASELINES) -> None:
+        self.device, self.baselines = device, baselines
         self.cache = TuningCache(folder / TUNING, system=None)
         self.algorithms = {algorithm.name: algorithm for algorithm in registry.algorithms(device)}
 
@@ -68,8 +69,8 @@ class Work:
             "facts": device.facts,
             "versions": device.versions,
             "vendors": {a.vendor: a.version for a in registry.algorithms(device) if a.vendor is not None},
-            "rivals": {name: rival.version() for name, rival in self.rivals.items()},
-            "missing": {name: why for name, rival in self.rivals.items() if (why := rival.missing())},
+            "baselines": {name: baseline.version() for name, baseline in self.baselines.items()},
+            "missing": {name: why for name, baseline in self.baselines.items() if (why := baseline.missing())},
             "commit": commit(),
             "autoconv": __version__,
             "python": platform.python_version(),
@@ -182,7 +183,7 @@ class Work:
         return found
 
     def table(self, mode: str, key: str) -> dict[str, Any]:
-        """Ours, vendors off and on, against the rivals: seconds of interleaved rounds."""
+        """Ours, vendors off and on, against the baselines: seconds of interleaved rounds."""
         layer, device = ConvLayer.parse(key), self.device
         a, b, *_ = self._drawn(layer)
         samples: dict[str, Callable[[], float]] = {}
@@ -197,13 +198,13 @@ class Work:
             given = Operands(a, b, out, None, None, None)
             samples[name] = device.stopwatch(_runner(made), given).cold
             answers[name] = made.run(a, b)
-        for name, rival in self.rivals.items():
-            if why := rival.missing():
+        for name, baseline in self.baselines.items():
+            if why := baseline.missing():
                 found["failures"][name] = why
                 continue
             try:
-                samples[name], answers[name] = rival.prepare(layer, device, a, b)
-            except Exception as failure:  # whatever a rival does, ours are measured
+                samples[name], answers[name] = baseline.prepare(layer, device, a, b)
+            except Exception as failure:  # whatever a baseline does, ours are measured
                 found["failures"][name] = " ".join(str(failure).split())[:300] or type(failure).__name__
         want = _host(answers[OURS]).astype(np.float64)
         for name, answer in answers.items():

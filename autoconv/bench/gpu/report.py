@@ -15,7 +15,7 @@ UNITS = {"copy": ("copy, read and written", 1e12, "TB/s")}
 
 
 def missing(results: Sequence[Result], wanted: Sequence[Target], left: int) -> list[str]:
-    """Why the comparison is not complete: rivals, layers and items that it lacks; empty when it is."""
+    """Why the comparison is not complete: baselines, layers and items that it lacks; empty when it is."""
     machine = _machine_of(results)
     if machine is None:
         return ["the device did not answer"]
@@ -40,19 +40,19 @@ def markdown(results: Sequence[Result], wanted: Sequence[Target], left: int) -> 
         return "\n".join(incomplete) + "\n"
     lines = [*_machine(machine), *_ceilings(results), *_checks(results)]
     compared = _compared(results)
-    rivals = list(machine["rivals"])
+    baselines = list(machine["baselines"])
     summary, details = [], []
     for target in wanted:
         rows = [(layer, compared[layer.key()]) for layer in target.layers if layer.key() in compared]
-        cells = [_mean([_ratios(row, ours, theirs) for _, row in rows]) for ours, theirs in _pairs(rivals)]
+        cells = [_mean([_ratios(row, ours, theirs) for _, row in rows]) for ours, theirs in _pairs(baselines)]
         summary.append([target.name, f"{len(rows)} of {len(target.layers)}", *cells])
         for layer, row in rows:
             times = row["times"].get(OURS)
-            cells = [_cell(_ratios(row, ours, theirs)) for ours, theirs in _pairs(rivals)]
+            cells = [_cell(_ratios(row, ours, theirs)) for ours, theirs in _pairs(baselines)]
             candidate = row["candidates"].get(OURS, "-")
             time = duration(statistics.median(times)) if times else "-"
             details.append([target.name, f"N{layer.N} {shape(layer)}", f"`{candidate}`", time, *cells])
-    titles = [f"{'' if ours == OURS else 'vendors on, '}vs {theirs}" for ours, theirs in _pairs(rivals)]
+    titles = [f"{'' if ours == OURS else 'vendors on, '}vs {theirs}" for ours, theirs in _pairs(baselines)]
     lines += [
         "",
         "Ratios: the other's time over ours, above 1 ours is faster; median of interleaved rounds, each a replay of a "
@@ -76,8 +76,8 @@ def _compared(results: Sequence[Result]) -> dict[str, Result]:
     return {r["item"].split("/")[-1]: r for r in results if r["item"].startswith("table/") and "times" in r}
 
 
-def _pairs(rivals: Sequence[str]) -> list[tuple[str, str]]:
-    return [(ours, theirs) for ours in (OURS, WITH_VENDORS) for theirs in ("the best", *rivals)]
+def _pairs(baselines: Sequence[str]) -> list[tuple[str, str]]:
+    return [(ours, theirs) for ours in (OURS, WITH_VENDORS) for theirs in ("the best", *baselines)]
 
 
 def _ratios(row: Result, ours: str, theirs: str) -> list[float] | None:
@@ -108,7 +108,7 @@ def _machine(machine: Result) -> list[str]:
         f"# {machine['name']}",
         "",
         f"- {listed(machine['versions'])}; autoconv {machine['autoconv']}, commit {machine['commit']}",
-        f"- against {listed(machine['rivals'])}; vendor candidates: {listed(machine['vendors']) or 'none'}",
+        f"- against {listed(machine['baselines'])}; vendor candidates: {listed(machine['vendors']) or 'none'}",
     ]
 
 

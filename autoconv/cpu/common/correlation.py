@@ -151,7 +151,7 @@ def correlations(layer: ConvLayer) -> tuple[Correlation, ...]:
 def _gradient_axis(
     size: int, total: int, stride: int, padding: int, dilation: int, extent: int, residue: int
 ) -> CorrelationAxis:
-    """Input `residue + stride*i` was seen, through tap `r`, by output `i + (residue + padding - r*dilation) / stride`."""
+    """Output `i + (residue + padding - r*dilation) / stride` saw input `residue + stride*i` through tap `r`."""
     taps = [r for r in reversed(range(extent)) if (residue + padding - r * dilation) % stride == 0]
     places = [(residue + padding - r * dilation) // stride for r in taps]
     apart = places[1] - places[0] if len(taps) > 1 else 1

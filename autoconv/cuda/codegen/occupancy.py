@@ -11,7 +11,7 @@ STATIC_SHARED = 48 << 10  # bytes of shared memory that a kernel gets without as
 
 
 @dataclass(frozen=True)
-class Limits:
+class MultiprocessorLimits:
     """What one multiprocessor holds; shared memory in bytes, `reserved` of it taken by every block."""
 
     threads: int
@@ -21,20 +21,20 @@ class Limits:
     reserved: int = 1024
 
 
-LIMITS: dict[int, Limits] = {
-    75: Limits(1024, 16, 64 << 10, 64 << 10, 0),
-    80: Limits(2048, 32, 164 << 10, 163 << 10),
-    86: Limits(1536, 16, 100 << 10, 99 << 10),
-    87: Limits(1536, 16, 164 << 10, 163 << 10),
-    89: Limits(1536, 24, 100 << 10, 99 << 10),
-    90: Limits(2048, 32, 228 << 10, 227 << 10),
-    100: Limits(2048, 32, 228 << 10, 227 << 10),
-    120: Limits(1536, 24, 100 << 10, 99 << 10),
+LIMITS: dict[int, MultiprocessorLimits] = {
+    75: MultiprocessorLimits(1024, 16, 64 << 10, 64 << 10, 0),
+    80: MultiprocessorLimits(2048, 32, 164 << 10, 163 << 10),
+    86: MultiprocessorLimits(1536, 16, 100 << 10, 99 << 10),
+    87: MultiprocessorLimits(1536, 16, 164 << 10, 163 << 10),
+    89: MultiprocessorLimits(1536, 24, 100 << 10, 99 << 10),
+    90: MultiprocessorLimits(2048, 32, 228 << 10, 227 << 10),
+    100: MultiprocessorLimits(2048, 32, 228 << 10, 227 << 10),
+    120: MultiprocessorLimits(1536, 24, 100 << 10, 99 << 10),
 }
 
 
-def limits_of(capability: int) -> Limits:
-    """Limits of a compute capability, times ten; of the nearest known one below it for others."""
+def limits_of(capability: int) -> MultiprocessorLimits:
+    """What one holds, by compute capability, times ten; of the nearest known one below it for others."""
     known = [c for c in LIMITS if c <= capability]
     return LIMITS[max(known, default=min(LIMITS))]
 

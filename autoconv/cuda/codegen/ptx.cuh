@@ -39,7 +39,7 @@ DEVICE half_t to_half(float value) {
 }
 
 // The same value, which the compiler takes for a new one: what follows from it is computed here and now.
-DEVICE int opaque(int value) {
+DEVICE int launder(int value) {
     asm volatile("" : "+r"(value));
     return value;
 }
@@ -158,7 +158,7 @@ DEVICE half_t to_half(float value) {
     return give((magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
 }
 
-DEVICE int opaque(int value) { return value; }
+DEVICE int launder(int value) { return value; }
 
 template <class Value>
 DEVICE const Value& aligned(const void* pointer) {

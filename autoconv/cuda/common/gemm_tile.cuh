@@ -53,7 +53,7 @@ struct Slice {
 
     template <class Element>
     DEVICE void fetch(const Element* from, Offset depth) {
-        const int thread = KEPT ? threadIdx.x : opaque(threadIdx.x);
+        const int thread = KEPT ? threadIdx.x : launder(threadIdx.x);
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             const Line line = KEPT ? kept[LINES == 1 ? 0 : i] : operand.across(start + across(thread, i));

@@ -30,15 +30,13 @@ class Depthwise(CudaAlgorithm):
     name = "depthwise"
     exact = True
     files = ("depthwise/depthwise.cu",)
-    groupings = ("dense", "depthwise")  # dense: of a single channel
+    groupings = ("depthwise",)
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
         return [{"TQ": 1}] if layer.direction == "wgrad" else [{"TQ": TQ} for TQ in RUNS]
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
         reasons, TQ = [], params["TQ"]
-        if layer.groups != layer.C:
-            reasons.append(f"channels: expected one to a filter, got {layer.C // layer.groups}")
         if layer.S > MOST_TAPS:
             reasons.append(f"S={layer.S}: expected at most {MOST_TAPS} taps of a filter row, which a thread holds")
         if TQ not in (1, *RUNS):

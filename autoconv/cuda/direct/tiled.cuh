@@ -126,7 +126,7 @@ struct Spot {
 };
 
 DEVICE int spot_of(int i) {  // with many spots, places take more registers to keep than work to find again
-    return (COUNT <= 4 ? static_cast<int>(threadIdx.x) : opaque(threadIdx.x)) + i * TILE_THREADS;
+    return (COUNT <= 4 ? static_cast<int>(threadIdx.x) : launder(threadIdx.x)) + i * TILE_THREADS;
 }
 
 // Starts on what comes next: asynchronous copies, loads to registers, and what these cannot hold, at once.
@@ -135,7 +135,7 @@ DEVICE void start(Slices& to, int half, Spot (&held)[HELD], const Input& x, cons
                   int slice) {
     constexpr int RUN = 16 / sizeof(Acc);
     const Acc* from = filters + (long long)slice * FILTERS;
-    for (int at = opaque(threadIdx.x) * RUN; at < FILTERS; at += TILE_THREADS * RUN)
+    for (int at = launder(threadIdx.x) * RUN; at < FILTERS; at += TILE_THREADS * RUN)
         copy_async16(&to.w[half][0][0][0][0] + at, from + at, true);
     if constexpr (ASYNC<Input>) {
 #pragma unroll 4

@@ -163,7 +163,7 @@ class DirectTiled(CudaAlgorithm):
         tile = _tile(params)
         blocks = _row_blocks(layer, tile) * _tiles(layer, tile) * layer.groups
         together = int(device.facts["multiprocessors"]) * tile.blocks
-        # whole waves of whole tiles are computed, whatever part of them is wanted
+        # whole waves of whole tiles are computed, whatever part of them is used
         depth, taps = _channels(layer)[1], layer.R * layer.S
         computed = 2.0 * ceil_div(blocks, together) * together * tile.threads * tile.TQ * tile.TK * taps * depth
         pixels, filters = _spots(layer, tile) / (tile.threads * tile.TQ * tile.TK * taps), 1 / (tile.runs * tile.TQ)

@@ -31,7 +31,7 @@ struct Strip {
 static_assert(sizeof(Strip) * (PRODUCT_THREADS / 32) <= sizeof(Slices), "strips take the place of slices");
 
 DEVICE void write_strip(const Strip& strip, int i, int group, Offset row0, Offset column0, const Output& to) {
-    const unsigned thread = opaque(threadIdx.x), lane = thread % 32;  // no place is to be found before it is needed
+    const unsigned thread = launder(threadIdx.x), lane = thread % 32;  // no place is to be found before it is needed
 #pragma unroll
     for (int first = 0; first < STRIP_LINES * STRIP; first += 32) {
         const int at = static_cast<int>(first + lane), line = at / STRIP, along = at % STRIP;
@@ -46,7 +46,7 @@ DEVICE void write_strip(const Strip& strip, int i, int group, Offset row0, Offse
 
 DEVICE void write_tile(const Acc (&sum)[TM][TN], Slices& slices, int group, Offset row0, Offset column0,
                        const Output& to) {
-    const unsigned thread = opaque(threadIdx.x), lane = thread % 32;
+    const unsigned thread = launder(threadIdx.x), lane = thread % 32;
     Strip& strip = reinterpret_cast<Strip*>(&slices)[thread / 32];
 #pragma unroll
     for (int i = 0; i < (ALONG_FLAT ? TN : TM); i++) {

@@ -86,7 +86,7 @@ class Gemm(SplitProduct):
         tile, split = _tile(params), int(params["SPLIT"])
         blocks = ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) * layer.groups * split
         multiprocessors = int(device.facts["multiprocessors"])
-        # whole waves of whole tiles are computed, whatever part of them is wanted
+        # whole waves of whole tiles are computed, whatever part of them is used
         waves = ceil_div(blocks, multiprocessors * tile.blocks)
         computed = 2.0 * waves * multiprocessors * tile.blocks * tile.BM * tile.BN * depth / split
         intensity = 2 * tile.BM * tile.BN / (tile.BM + tile.BN)

@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) fused_filter(const
 }
 
 // Every place below is found again in each slice: it costs less than the registers to remember it in.
-DEVICE int this_thread() { return opaque(threadIdx.x); }
+DEVICE int this_thread() { return launder(threadIdx.x); }
 
 // A thread's share of a slice: one row, or column, of one tile in COUNT neighbouring channels.
 struct Share {
@@ -172,14 +172,14 @@ winograd_fused(const T* x, const Acc* U, T* out, const T* bias, const T* residua
     pixels.fetch(0);
     copy_filters(slices, filters, 0);
 #pragma unroll 1
-    for (int slice = 0; slice < opaque(SLICES); slice++) {
+    for (int slice = 0; slice < launder(SLICES); slice++) {
         const int half = slice & 1;
         pixels.store(slices, half);
         __syncthreads();
         transform_columns(slices, half);
         wait_copies<0>();
         __syncthreads();
-        if (slice + 1 < opaque(SLICES)) {
+        if (slice + 1 < launder(SLICES)) {
             pixels.fetch(slice + 1);
             copy_filters(slices, filters + (long long)(slice + 1) * FILTERS, half ^ 1);
         }
@@ -196,7 +196,7 @@ winograd_fused(const T* x, const Acc* U, T* out, const T* bias, const T* residua
                 aligned<Quad>(&sums.m[warp * EACH + p][lane / 4][j * 4 + lane % 4 * 4]) = quad;
             }
         __syncthreads();
-        for (int job = opaque(thread); job < 8 * BN; job += FUSED_THREADS) {
+        for (int job = launder(thread); job < 8 * BN; job += FUSED_THREADS) {
             const int tile = LAST ? job / 8 : job % BN, channel = LAST ? job % 8 : job / BN;
             const int row = block * BM + i * 8 + channel;
             if (row < ROWS && tile0 + tile < TILES)
