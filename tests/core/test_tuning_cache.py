@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 
+from autoconv import registry
 from autoconv.algorithm import Candidate
 from autoconv.common import machine_code as disk
+from autoconv.cpu.device import CPU
 from autoconv.errors import CacheWarning, PlanError, RecordError
 from autoconv.paths import shipped
 from autoconv.records.cache import SYSTEM, ImportReport, TuningCache
@@ -526,3 +528,14 @@ def test_what_happens_under_the_lock_is_not_swallowed_and_frees_it(cache: Tuning
         raise KeyError
     with cache.timing_lock(DEVICE, timeout=1):
         pass
+
+
+@pytest.mark.parametrize("path", sorted(shipped("cache").glob("*.json")), ids=lambda path: path.stem[:40])
+def test_records_that_come_along_are_whole_and_know_todays_names(path: Path, tmp_path: Path) -> None:
+    cache = TuningCache(tmp_path)
+    report = cache.import_(path)
+    assert report.taken
+    assert not report.refused
+    names = {algorithm.name for algorithm in registry.algorithms(CPU.current())}
+    for record in cache.records():
+        assert {candidate.algorithm for candidate in record.facts()} <= names
