@@ -32,7 +32,7 @@ THINNED = {
     "cpu/test_fft.py": 6,
     "cpu/test_gemm.py": 4,
     "cpu/test_gemm_packed.py": 3,
-    "cpu/test_numpy.py": 5,
+    "cpu/test_numpy.py": 9,
     "cpu/test_winograd.py": 4,
     "cpu/test_winograd_wgrad.py": 4,
     "cuda/test_cuda_direct.py": 3,
@@ -41,7 +41,7 @@ THINNED = {
     "cuda/test_hopper.py": 3,
     "cuda/test_kernels.py": 14,
     "cuda/test_mutants.py": 3,
-    "cuda/test_cudnn.py": 3,
+    "cuda/test_cudnn.py": 6,
 }
 
 collect_ignore = ["bochs.py"]  # no tests, and what it imports is only there for --avx512
