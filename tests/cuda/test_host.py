@@ -24,6 +24,7 @@ from autoconv.cuda.codegen import compiler
 from autoconv.cuda.codegen.compiler import CompileError
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.device import CUDA
+from autoconv.cuda.gemm.gemm import Gemm
 from autoconv.cuda.hardware import why_unavailable
 from autoconv.errors import ArrayError, DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
@@ -314,6 +315,31 @@ def test_a_candidate_without_room_is_left_out_and_the_tuning_goes_on(
     failures = {facts.failure for name, facts in made.facts.items() if name.startswith("gemm")}
     assert failures == {"MemoryError: Out of memory allocating 64 bytes"}
     assert made.candidate.algorithm == "direct"
+
+
+def test_a_candidate_that_raises_while_it_is_captured_fails_alone(
+    cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, "direct", "gemm")
+    load = Gemm.load
+
+    def refusing(self: Gemm, device: CUDA, units: Any) -> Any:
+        def unless_captured(launch: Any) -> Any:
+            def run(*arguments: Any) -> None:
+                if cupy.current_stream.is_capturing():
+                    raise RuntimeError("not while captured")
+                launch(*arguments)
+
+            return run
+
+        return [unless_captured(launch) for launch in load(self, device, units)]
+
+    monkeypatch.setattr(Gemm, "load", refusing)
+    made = plan(LAYER, device="cuda", cache=cache, vendors=False)
+    failures = {facts.failure for name, facts in made.facts.items() if name.startswith("gemm")}
+    assert failures == {"RuntimeError: not while captured"}
+    assert made.candidate.algorithm == "direct"
+    assert not cupy.capturing
 
 
 def test_too_little_memory_to_verify_anything_is_said(
