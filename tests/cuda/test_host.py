@@ -26,10 +26,12 @@ from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.device import CUDA
 from autoconv.cuda.gemm.gemm import Gemm
 from autoconv.cuda.hardware import why_unavailable
+from autoconv.cuda.libraries.cublas_cufft import LibraryError
 from autoconv.errors import ArrayError, DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
 from autoconv.registry import device_of, resolve
+from autoconv.tuning.measurement import measure
 from autoconv.tuning.planner import plan
 from autoconv.tuning.reference import convolve, error, magnitude
 
@@ -340,6 +342,29 @@ def test_a_candidate_that_raises_while_it_is_captured_fails_alone(
     assert failures == {"RuntimeError: not while captured"}
     assert made.candidate.algorithm == "direct"
     assert not cupy.capturing
+
+
+def test_without_cufft_the_rest_is_tuned_and_planned(
+    cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size of its workspace is the library's to say."""
+    only(monkeypatch, "direct", "fft")
+
+    def missing(*_: object) -> None:
+        raise LibraryError("libcufft.so.12 does not load")
+
+    monkeypatch.setattr(module, "cufft", missing)
+    monkeypatch.setattr(module, "cublas", missing)
+    layer = LAYER.replace(R=5, S=5, padding=2)
+    transforms = named("fft").all(layer, CUDA(0))
+    assert transforms
+    found = measure(layer, CUDA(0), [*named("direct").all(layer, CUDA(0)), *transforms])
+    assert {facts.failure for one, facts in found.items() if one.algorithm == "fft"} == {
+        "LibraryError: libcufft.so.12 does not load"
+    }
+    made = plan(layer, device="cuda", cache=cache, vendors=False)
+    assert made.candidate.algorithm == "direct"
+    assert "libcufft.so.12 does not load" in made.explain()
 
 
 def test_too_little_memory_to_verify_anything_is_said(
