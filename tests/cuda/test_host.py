@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from layers import edge, operands
 from simt.cases import named, only
 from simt.emulator import MISSING
-from simt.fake_cupy import FakeCuPy, forget, install, ndarray
+from simt.fake_cupy import FakeCuPy, Stream, forget, install, ndarray
 
 import autoconv
 from autoconv.cli import main
@@ -198,11 +199,13 @@ def test_each_stream_has_its_own_scratch_and_each_capture_too(cupy: FakeCuPy, ca
     made = plan(layer, "winograd", device="cuda", cache=cache)  # which has a workspace, and packs its filters
     made.run(x, w)
     made.run(x, w)
-    assert list(made._workspaces) == list(made._packed) == [0]
+    default = CUDA(0).stream()
+    assert list(made._workspaces) == list(made._packed) == [default]
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         made.run(x, w)
-        assert list(made._workspaces) == [0, stream.ptr]
+        own = CUDA(0).stream()
+        assert list(made._workspaces) == [default, own]
         out = cupy.empty(layer.y_shape)
         stream.begin_capture()
         made.run(x, w, out=out)
@@ -212,13 +215,26 @@ def test_each_stream_has_its_own_scratch_and_each_capture_too(cupy: FakeCuPy, ca
         stream.begin_capture()
         made.run(x, w, out=out)
         stream.end_capture()
-    assert list(made._workspaces) == list(made._packed) == [0, stream.ptr, -1, -2]
+    assert list(made._workspaces) == list(made._packed) == [default, own, -1, -2]
     assert len({CUDA(0).address(array) for array in (*made._workspaces.values(), *made._packed.values())}) == 8
     assert len(made._pinned) == 1  # the copy of the strided input
     out[...] = np.nan
     x[...] = operands(layer)[0]
     graph.launch()
     assert error(out, convolve(layer, *operands(layer)), magnitude(layer, *operands(layer))) <= 3e-5
+
+
+def test_threads_with_default_streams_of_their_own_share_no_scratch(cupy: FakeCuPy, cache: TuningCache) -> None:
+    """All of these streams have the address 2."""
+    layer = edge("plain", N=1, C=8, K=8)
+    x, w, *_ = given(cupy, layer)
+    made = plan(layer, "winograd", device="cuda", cache=cache)
+    cupy.current_stream = Stream(cupy, 2)
+    made.run(x, w)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(made.run, x, w).result()
+    for kept in (made._workspaces, made._packed):
+        assert len({CUDA(0).address(array) for array in kept.values()}) == 2
 
 
 def test_a_run_neither_waits_nor_allocates(cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
