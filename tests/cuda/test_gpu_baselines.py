@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+import weakref
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from layers import edge
 
+from autoconv.bench.gpu import baselines
 from autoconv.vendors.torch import torch_convolution
 
 GPU = "cuda:3"
@@ -46,3 +50,47 @@ def test_the_gradients_third_operand_lies_with_the_others(
     operands = called[0][:3]
     assert [operand.device for operand in operands] == [GPU] * 3
     assert operands[place].shape == layer.output_shape
+
+
+def test_every_answer_of_a_graph_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch gives the memory of a dropped tensor to the next one: all would be written to one block, in the L2."""
+    made: list[weakref.ref[Any]] = []
+
+    class Answer(Tensor):
+        def clone(self, **_: Any) -> Answer:
+            return self
+
+        permute = contiguous = clone
+
+    def convolution(*_: Any, **__: Any) -> Answer:
+        made.append(weakref.ref(answer := Answer()))
+        return answer
+
+    def at_replay() -> None:
+        alive.append(sum(answer() is not None for answer in made))
+
+    alive: list[int] = []
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda stop: 1.0)
+    cuda = SimpleNamespace(
+        synchronize=made.clear,  # before the capture
+        CUDAGraph=lambda: SimpleNamespace(replay=at_replay),
+        graph=lambda graph: nullcontext(),
+        Event=lambda enable_timing: event,
+    )
+    fake = SimpleNamespace(
+        backends=SimpleNamespace(cudnn=SimpleNamespace(), cuda=SimpleNamespace(matmul=SimpleNamespace())),
+        utils=SimpleNamespace(dlpack=SimpleNamespace(from_dlpack=lambda array: Answer())),
+        inference_mode=nullcontext,
+        channels_last="channels_last",
+        contiguous_format="contiguous",
+        cuda=cuda,
+    )
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    monkeypatch.setattr(baselines, "torch_convolution", convolution)
+    layer = edge("plain")
+    device: Any = SimpleNamespace(facts={"l2_bytes": 0}, adopt=lambda array, name: array)
+    a, b = (np.zeros(shape, np.float32) for shape in layer.input_shapes)
+    sample, answer = baselines.Baseline(channels_last=False).prepare(layer, device, a, b)
+    del answer
+    sample()
+    assert set(alive) == {baselines.LEAST_LAUNCHES}
