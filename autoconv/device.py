@@ -197,7 +197,7 @@ class Device(ABC):
 
     @abstractmethod
     def stream(self) -> int:
-        """What separates concurrent launches: the thread on a CPU, the current stream on a GPU.
+        """What separates concurrent launches: the thread on a CPU, thread and current stream on a GPU.
 
         Below 0 while launches are recorded into a graph, to be run later and more than once.
 

@@ -154,7 +154,7 @@ class Plan:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of scratch memory per thread (CPU) or stream (GPU): the kernel's, and room to pack varying filters."""
+        """Bytes of scratch memory per thread (and stream, on a GPU): the kernel's, and room to pack varying filters."""
         packed = self._kernel.packed_bytes if self.limits.weights == "varying" else 0
         return self._kernel.workspace_bytes + packed
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 ALIGNMENT = 16  # bytes of the widest load
 DLPACK_HOST, DLPACK_CUDA = 1, 2
 DEFAULT_STREAMS = (0, 1)  # which cannot be captured
+ADDRESS_BITS = 64  # of a stream
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -180,10 +182,14 @@ class CUDA(Device):
         return int(self.xp.cuda.get_current_stream().ptr)
 
     def stream(self) -> int:
-        """As `launches_on`; while that stream is captured, minus the number of the capture."""
+        """The current stream and the calling thread; while that stream is captured, minus the number of the capture.
+
+        The default streams of all threads have one address, 2; and on a stream that threads share, the kernels of one
+        run may come between those of another.
+        """
         stream = self.xp.cuda.get_current_stream()
         if stream.ptr in DEFAULT_STREAMS or not stream.is_capturing():
-            return int(stream.ptr)
+            return threading.get_ident() << ADDRESS_BITS | int(stream.ptr)
         return -_capture(stream.ptr)
 
     def synchronize(self) -> None:

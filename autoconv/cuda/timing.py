@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -35,8 +36,13 @@ def replayer(
     with stream:
         launch(operands)  # what is loaded or allocated once must not be captured
         stream.begin_capture()
-        for i in range(launches):
-            launch(copies[i % sets])
+        try:
+            for i in range(launches):
+                launch(copies[i % sets])
+        except BaseException:  # a stream left capturing makes every later call of the driver fail
+            with contextlib.suppress(Exception):  # the capture may be invalid already, which is no news
+                stream.end_capture()
+            raise
         graph = stream.end_capture()
         graph.upload(stream)
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()

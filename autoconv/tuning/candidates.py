@@ -8,6 +8,7 @@ from typing import Any
 
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.device import Device
+from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
 from autoconv.records.limits import Limits
 from autoconv.records.schema import Facts
@@ -72,8 +73,15 @@ class CandidateSet:
 
     @functools.cached_property
     def expected(self) -> dict[Candidate, Facts]:
-        """What the algorithms themselves predict of the candidates that can run."""
-        return {candidate: self._expected(candidate) for candidate in self.candidates if candidate not in self.reasons}
+        """What the algorithms themselves predict of the candidates that can run; the others get their reasons."""
+        found = {}
+        for candidate in self.candidates:
+            if candidate not in self.reasons:
+                try:
+                    found[candidate] = self._expected(candidate)
+                except AutoconvError as error:  # its workspace is as a library says, and that is missing
+                    self.reasons[candidate] = [str(error)]
+        return found
 
     def _expected(self, candidate: Candidate) -> Facts:
         algorithm, params = self.algorithms[candidate.algorithm], candidate.params

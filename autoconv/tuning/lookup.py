@@ -10,6 +10,7 @@ from typing import Any
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.device import Device
+from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
 from autoconv.records.limits import Limits
@@ -105,5 +106,5 @@ def credible(request: Request, candidate: Candidate, facts: Facts) -> bool:
             and algorithm.workspace_bytes(request.layer, request.device, params) == facts.workspace
             and algorithm.packed_bytes(request.layer, request.device, params) == facts.packed
         )
-    except (ArithmeticError, LookupError, TypeError, ValueError):  # parameters it never heard of
+    except (ArithmeticError, LookupError, TypeError, ValueError, AutoconvError):  # or a library that is not there
         return False

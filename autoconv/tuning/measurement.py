@@ -82,9 +82,15 @@ def measure(
         raise PlanError(f"not enough memory on {device.name} to verify {layer}: {error}") from None
     facts: dict[Candidate, Facts] = {}
     contestants: dict[Candidate, Contestant] = {}
-    # One workspace serves all: they run one after the other.
-    workspace = device.buffer(max([1, *(_needs(algorithms[c.algorithm], layer, device, c) for c in candidates)]))
-    for done, candidate in enumerate(candidates):
+    needs: dict[Candidate, int] = {}
+    for candidate in candidates:
+        algorithm = algorithms[candidate.algorithm]
+        try:
+            needs[candidate] = algorithm.workspace_bytes(layer, device, candidate.params)
+        except Exception as failure:  # a library that it needs may be missing
+            facts[candidate] = failed(algorithm, _reason(failure))
+    workspace = device.buffer(max([1, *needs.values()]))  # one serves all: they run one after the other
+    for done, candidate in enumerate(needs):
         algorithm = algorithms[candidate.algorithm]
         tell(Event("verify", layer, candidate, done, len(candidates)))
         try:
@@ -137,10 +143,6 @@ def _insist_on(device: Device) -> None:
         raise DeviceLostError(
             f"{device.name} is lost to this process ({reason}): start another one; what is on record is intact"
         )
-
-
-def _needs(algorithm: Algorithm[Any], layer: ConvLayer, device: Device, candidate: Candidate) -> int:
-    return algorithm.workspace_bytes(layer, device, candidate.params)
 
 
 def _reason(failure: Exception) -> str:

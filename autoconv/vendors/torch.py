@@ -74,7 +74,7 @@ def torch_convolution(layer: ConvLayer, a: Any, b: Any, bias: Any, residual: Any
     # Of the operand whose gradient it is, only the shape is read.
     channels_last = a.is_contiguous(memory_format=torch.channels_last)
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    shape = torch.empty(first.output_shape, dtype=a.dtype, memory_format=memory_format)
+    shape = torch.empty(first.output_shape, dtype=a.dtype, device=a.device, memory_format=memory_format)
     dy, x, w = (a, shape, b) if data else (b, a, shape)
     rest = *geometry, False, [0, 0], layer.groups, [data, not data, False]
     return torch.ops.aten.convolution_backward(dy, x, w, None, *rest)[0 if data else 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import itertools
 import subprocess
 import sys
@@ -139,6 +140,29 @@ def test_what_cufft_is_given(library: ctypes.CDLL) -> None:
         CuFFT((13, 6), 10, "float32", False)
     del there, plan, back
     assert library.destroyed() == 3
+
+
+def test_libraries_of_wheels_are_loaded_before_the_modules_that_need_them(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CuPy's modules are linked to them without a path, and find only what the process has loaded already."""
+    loaded: list[str] = []
+    needs = {"cupy_backends.cuda.libs.cublas": "cublas", "cupy.cuda.cufft": "cufft"}
+    imported = importlib.import_module
+
+    def bring(name: str) -> Any:
+        if name == "cuda.pathfinder":
+            return SimpleNamespace(load_nvidia_dynamic_lib=loaded.append)
+        if needs.get(name, "") not in ["", *loaded]:
+            raise ImportError(f"lib{needs[name]}.so: cannot open shared object file")
+        return imported(name)
+
+    monkeypatch.setattr(importlib, "import_module", bring)
+    monkeypatch.setattr(libraries, "BLAS_NAMES", ("libcublas.so.13", *libraries.BLAS_NAMES))
+    monkeypatch.setattr(libraries, "FFT_NAMES", ("libcufft.so.12", *libraries.FFT_NAMES))
+    CuBLAS()
+    CuFFT((4, 6), 10, "float32", False)
+    assert loaded == ["cublas", "cufft"]
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

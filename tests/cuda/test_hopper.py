@@ -128,7 +128,7 @@ def test_it_is_for_one_capability() -> None:
         reasons = HOPPER.why_not(layer_of(), Emulated(capability=capability), params)
         assert bool(reasons) == (capability != CAPABILITY)
     assert HOPPER.why_not(layer_of(), DEVICE, params | {"STAGES": 9})
-    assert HOPPER.why_not(layer_of(), DEVICE, params | {"SPLIT": 99})
+    assert HOPPER.why_not(layer_of(), DEVICE, params | {"SPLIT": 999})
 
 
 class FakeDriver:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from layers import edge, operands
 from simt.cases import named, only
 from simt.emulator import MISSING
-from simt.fake_cupy import FakeCuPy, forget, install, ndarray
+from simt.fake_cupy import FakeCuPy, Stream, forget, install, ndarray
 
 import autoconv
 from autoconv.cli import main
@@ -24,11 +25,14 @@ from autoconv.cuda.codegen import compiler
 from autoconv.cuda.codegen.compiler import CompileError
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.device import CUDA
+from autoconv.cuda.gemm.gemm import Gemm
 from autoconv.cuda.hardware import why_unavailable
+from autoconv.cuda.libraries.cublas_cufft import LibraryError
 from autoconv.errors import ArrayError, DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
 from autoconv.registry import device_of, resolve
+from autoconv.tuning.measurement import measure
 from autoconv.tuning.planner import plan
 from autoconv.tuning.reference import convolve, error, magnitude
 
@@ -195,11 +199,13 @@ def test_each_stream_has_its_own_scratch_and_each_capture_too(cupy: FakeCuPy, ca
     made = plan(layer, "winograd", device="cuda", cache=cache)  # which has a workspace, and packs its filters
     made.run(x, w)
     made.run(x, w)
-    assert list(made._workspaces) == list(made._packed) == [0]
+    default = CUDA(0).stream()
+    assert list(made._workspaces) == list(made._packed) == [default]
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         made.run(x, w)
-        assert list(made._workspaces) == [0, stream.ptr]
+        own = CUDA(0).stream()
+        assert list(made._workspaces) == [default, own]
         out = cupy.empty(layer.y_shape)
         stream.begin_capture()
         made.run(x, w, out=out)
@@ -209,13 +215,26 @@ def test_each_stream_has_its_own_scratch_and_each_capture_too(cupy: FakeCuPy, ca
         stream.begin_capture()
         made.run(x, w, out=out)
         stream.end_capture()
-    assert list(made._workspaces) == list(made._packed) == [0, stream.ptr, -1, -2]
+    assert list(made._workspaces) == list(made._packed) == [default, own, -1, -2]
     assert len({CUDA(0).address(array) for array in (*made._workspaces.values(), *made._packed.values())}) == 8
     assert len(made._pinned) == 1  # the copy of the strided input
     out[...] = np.nan
     x[...] = operands(layer)[0]
     graph.launch()
     assert error(out, convolve(layer, *operands(layer)), magnitude(layer, *operands(layer))) <= 3e-5
+
+
+def test_threads_with_default_streams_of_their_own_share_no_scratch(cupy: FakeCuPy, cache: TuningCache) -> None:
+    """All of these streams have the address 2."""
+    layer = edge("plain", N=1, C=8, K=8)
+    x, w, *_ = given(cupy, layer)
+    made = plan(layer, "winograd", device="cuda", cache=cache)
+    cupy.current_stream = Stream(cupy, 2)
+    made.run(x, w)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(made.run, x, w).result()
+    for kept in (made._workspaces, made._packed):
+        assert len({CUDA(0).address(array) for array in kept.values()}) == 2
 
 
 def test_a_run_neither_waits_nor_allocates(cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,6 +333,54 @@ def test_a_candidate_without_room_is_left_out_and_the_tuning_goes_on(
     failures = {facts.failure for name, facts in made.facts.items() if name.startswith("gemm")}
     assert failures == {"MemoryError: Out of memory allocating 64 bytes"}
     assert made.candidate.algorithm == "direct"
+
+
+def test_a_candidate_that_raises_while_it_is_captured_fails_alone(
+    cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, "direct", "gemm")
+    load = Gemm.load
+
+    def refusing(self: Gemm, device: CUDA, units: Any) -> Any:
+        def unless_captured(launch: Any) -> Any:
+            def run(*arguments: Any) -> None:
+                if cupy.current_stream.is_capturing():
+                    raise RuntimeError("not while captured")
+                launch(*arguments)
+
+            return run
+
+        return [unless_captured(launch) for launch in load(self, device, units)]
+
+    monkeypatch.setattr(Gemm, "load", refusing)
+    made = plan(LAYER, device="cuda", cache=cache, vendors=False)
+    failures = {facts.failure for name, facts in made.facts.items() if name.startswith("gemm")}
+    assert failures == {"RuntimeError: not while captured"}
+    assert made.candidate.algorithm == "direct"
+    assert not cupy.capturing
+
+
+def test_without_cufft_the_rest_is_tuned_and_planned(
+    cupy: FakeCuPy, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size of its workspace is the library's to say."""
+    only(monkeypatch, "direct", "fft")
+
+    def missing(*_: object) -> None:
+        raise LibraryError("libcufft.so.12 does not load")
+
+    monkeypatch.setattr(module, "cufft", missing)
+    monkeypatch.setattr(module, "cublas", missing)
+    layer = LAYER.replace(R=5, S=5, padding=2)
+    transforms = named("fft").all(layer, CUDA(0))
+    assert transforms
+    found = measure(layer, CUDA(0), [*named("direct").all(layer, CUDA(0)), *transforms])
+    assert {facts.failure for one, facts in found.items() if one.algorithm == "fft"} == {
+        "LibraryError: libcufft.so.12 does not load"
+    }
+    made = plan(layer, device="cuda", cache=cache, vendors=False)
+    assert made.candidate.algorithm == "direct"
+    assert "libcufft.so.12 does not load" in made.explain()
 
 
 def test_too_little_memory_to_verify_anything_is_said(

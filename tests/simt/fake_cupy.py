@@ -77,6 +77,7 @@ class Stream:
         assert self.ptr not in (0, 1), "cannot capture on the default (legacy) stream"
         self.recorded = []
         self.fake.captures += 1
+        self.fake.capturing.add(self.ptr)
 
     def is_capturing(self) -> bool:
         return self.recorded is not None
@@ -84,6 +85,7 @@ class Stream:
     def end_capture(self) -> Any:
         recorded, self.recorded = self.recorded, None
         assert recorded is not None
+        self.fake.capturing.remove(self.ptr)
 
         def launch(stream: Stream | None = None) -> None:
             for run in recorded:
@@ -112,6 +114,7 @@ class FakeCuPy:
         self.current_stream = Stream(self, NULL_STREAM)
         self.streams = 100
         self.captures = 0
+        self.capturing: set[int] = set()  # streams
         fake = self
 
         class Device:
@@ -137,7 +140,7 @@ class FakeCuPy:
             getDeviceProperties=self._properties,
             driverGetVersion=lambda: self.driver,
             runtimeGetVersion=lambda: 13000,
-            deviceSynchronize=self.runtime_call,
+            deviceSynchronize=self._synchronize,
             memGetInfo=lambda: (self.memory, self.memory),
         )
         self.attributes_set: list[tuple[int, int, int]] = []
@@ -161,6 +164,13 @@ class FakeCuPy:
     def runtime_call(self) -> None:
         if self.fault:
             raise CUDARuntimeError(700, self.fault)
+
+    def _synchronize(self) -> None:
+        self.runtime_call()
+        if self.capturing:
+            raise CUDARuntimeError(
+                900, "cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing"
+            )
 
     def get_default_memory_pool(self) -> Any:
         return SimpleNamespace(free_bytes=lambda: 0)

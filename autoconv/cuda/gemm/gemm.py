@@ -9,12 +9,13 @@ from autoconv.algorithm import Params
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import ceil_div, no_tile, roofline, scalar, tile_of
 from autoconv.cuda.common.gemm_tile import GemmTile
-from autoconv.cuda.gemm.split import MOST_PARTS, SplitProduct, summing
+from autoconv.cuda.gemm.split import SplitProduct, splits, summing
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
+LEAST_SLICES = 4  # of the depth, to a part
 EXTENTS = ("BM", "BN", "BK", "TM", "TN")
 TILES = (
     GemmTile(128, 128, 8, 8, 8, blocks=2),
@@ -52,12 +53,8 @@ class Gemm(SplitProduct):
         rows, columns, depth = extents(layer)
         for tile in TILES:
             blocks = ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) * layer.groups
-            wanted = device.facts["multiprocessors"] * tile.blocks
-            parts = {1}
-            if blocks < wanted:  # fill the device once, or half of it, if the depth is worth dividing
-                most = min(MOST_PARTS, depth // (4 * tile.BK))
-                parts |= {split for split in (wanted // blocks, wanted // blocks // 2) if 1 < split <= most}
-            for split in sorted(parts):
+            wanted = int(device.facts["multiprocessors"]) * tile.blocks
+            for split in splits(blocks, wanted, ceil_div(depth, tile.BK), LEAST_SLICES):
                 yield {name: int(getattr(tile, name)) for name in EXTENTS} | {"SPLIT": split}
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:

@@ -12,7 +12,7 @@ from autoconv.cuda.codegen.occupancy import register_cap
 from autoconv.cuda.codegen.source import Constant, Unit
 from autoconv.cuda.codegen.tensor_map import LINE, OFFSETS, STRIDE_UNIT, TensorMap
 from autoconv.cuda.common.algorithm import TF32, ceil_div, no_tile, tile_of
-from autoconv.cuda.gemm.split import MOST_PARTS, SplitProduct
+from autoconv.cuda.gemm.split import MOST_PARTS, SplitProduct, splits, whole
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -165,7 +165,8 @@ class Hopper(SplitProduct):
     groupings = ("dense", "grouped")  # the copy engine wants 16 bytes of channels to a group
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
-        rows, columns, _ = extents(layer, passes(layer)[0])
+        all_passes = passes(layer)
+        rows, columns, _ = extents(layer, all_passes[0])
         if layer.direction == "wgrad":
             columns = layer.C // layer.groups  # a tile has a single tap
         for tile in TILES:
@@ -173,10 +174,13 @@ class Hopper(SplitProduct):
             if (tile.BM > 64 and rows <= tile.BM // 2) or (tile.BN > 64 and columns <= tile.BN // 2):
                 continue
             params = {"BM": tile.BM, "BN": tile.BN, "STAGES": tile.STAGES}
-            most = min(MOST_PARTS, max(_slices(layer, one) for one in passes(layer)) // LEAST_SLICES)
-            parts = range(1, max(most, 1) + 1)
+            slices = max(_slices(layer, one) for one in all_passes)
+            most = min(MOST_PARTS, slices // LEAST_SLICES)
+            parts = sorted({whole(split, slices) for split in range(1, max(most, 1) + 1)})
             best = min(parts, key=lambda split: self.estimate(layer, device, params | {"SPLIT": split}))
-            for split in sorted({1, best}):
+            blocks = max(_tiles(layer, one, tile) for one in all_passes)
+            wanted = int(device.facts["multiprocessors"]) * tile.blocks
+            for split in sorted({1, best, splits(blocks, wanted, slices, LEAST_SLICES)[-1]}):
                 yield params | {"SPLIT": split}
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:

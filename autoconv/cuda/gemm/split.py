@@ -12,7 +12,9 @@ from autoconv.layer import ConvLayer
 if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
-MOST_PARTS = 32
+# A single tile, as of a first layer's wgrad, still reaches nearly all multiprocessors of a large GPU (132 of an H200);
+# beyond, the sum over the parts, which one thread does one after the other, takes longer than they save.
+MOST_PARTS = 128
 
 
 class SplitProduct(CudaAlgorithm):
@@ -38,6 +40,25 @@ class SplitProduct(CudaAlgorithm):
             ],
             self.workspace_bytes(layer, device, params),
         )
+
+
+def splits(blocks: int, wanted: int, slices: int, least: int) -> list[int]:
+    """Parts of the depth to try: 1; and what fills the device once, or half of it, or as nearly as the depth allows.
+
+    Parameters
+    ----------
+    blocks, wanted : int
+        Those of the undivided product, and as many as the device holds.
+    slices, least : int
+        Slices of the depth, and how many of them make a part worth its share of the sum.
+    """
+    most = min(MOST_PARTS, slices // least)
+    return sorted({1, *(whole(min(most, wanted // blocks // waves), slices) for waves in (1, 2))})
+
+
+def whole(parts: int, slices: int) -> int:
+    """The parts that have work when so many share the slices, each as many but the last; 1 at least."""
+    return ceil_div(slices, ceil_div(slices, parts)) if parts > 1 else 1
 
 
 def summing(layer: ConvLayer, threads: int) -> tuple[int, int, int]:

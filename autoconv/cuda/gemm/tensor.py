@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from autoconv.algorithm import Params
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import TF32, ceil_div, no_tile, roofline, tile_of
-from autoconv.cuda.gemm.split import MOST_PARTS, SplitProduct, summing
+from autoconv.cuda.gemm.split import SplitProduct, splits, summing
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
+
+LEAST_SLICES = 4  # of the depth, to a part: as many as are in flight
 
 
 class TensorTile(NamedTuple):
@@ -69,9 +71,7 @@ class Tensor(SplitProduct):
         for tile in TILES:
             blocks = ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) * layer.groups
             wanted = int(device.facts["multiprocessors"]) * tile.blocks
-            most = min(MOST_PARTS, depth // (8 * _depth(layer)))  # worth it only if each part is some slices
-            parts = {1} | {split for split in (wanted // blocks, wanted // blocks // 2) if 1 < split <= most}
-            for split in sorted(parts):
+            for split in splits(blocks, wanted, ceil_div(depth, _depth(layer)), LEAST_SLICES):
                 yield {"BM": tile.BM, "BN": tile.BN, "SPLIT": split}
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:

@@ -133,7 +133,13 @@ def _matrix(operand: Matrices, rows: int, columns: int) -> StoredMatrix:
 
 
 def opened(names: tuple[str, ...], module: str) -> ctypes.CDLL:
-    """A library that importing a module of CuPy brings, wherever that finds it."""
+    """A library that importing a module of CuPy brings, wherever that finds it.
+
+    The modules do not know where wheels keep their libraries; cuda-pathfinder, which comes with CuPy, loads them first.
+    """
+    with contextlib.suppress(Exception):  # it raises what it likes; the module may find the library without it
+        library = names[0].removeprefix("lib").partition(".")[0]
+        importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib(library)
     try:
         importlib.import_module(module)
     except ImportError as error:
