@@ -25,10 +25,10 @@ KERNELS = machine_code.folder()  # as it is without any fixture
 # Of how many cases of a file the everyday suite takes one, so that it ends within three minutes on two cores. Which
 # one is drawn from its name: the same on every day, and no pattern of the parameters. `--full` takes all.
 THINNED = {
-    "core/test_functional.py": 2,
+    "core/test_functional.py": 4,
     "core/test_registry.py": 3,
     "cpu/test_cpu_direct.py": 8,
-    "cpu/test_depthwise.py": 6,
+    "cpu/test_depthwise.py": 8,
     "cpu/test_fft.py": 6,
     "cpu/test_gemm.py": 4,
     "cpu/test_gemm_packed.py": 3,
@@ -39,7 +39,7 @@ THINNED = {
     "cuda/test_emulator.py": 5,
     "cuda/test_gate.py": 12,
     "cuda/test_hopper.py": 3,
-    "cuda/test_kernels.py": 14,
+    "cuda/test_kernels.py": 18,
     "cuda/test_mutants.py": 3,
     "cuda/test_cudnn.py": 6,
 }

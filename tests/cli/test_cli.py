@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(autoconv.cpu, "FAMILIES", ("numpy",))
     registry._table.cache_clear()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("autoconv.cli.records.TuningCache", partial(TuningCache, system=None))  # nothing comes along
     (tmp_path / "tiny.yaml").write_text(NET)
     yield tmp_path
     registry._table.cache_clear()
