@@ -22,6 +22,7 @@ from autoconv.cli import main, options, output
 from autoconv.cli import tune as verb
 from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
+from autoconv.records.cache import TuningCache
 from autoconv.tuning import planner
 from autoconv.tuning.measurement import Event
 from autoconv.tuning.planner import forget_plans
