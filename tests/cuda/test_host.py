@@ -328,11 +328,29 @@ def test_a_candidate_without_room_is_left_out_and_the_tuning_goes_on(
         raise MemoryError("Out of memory allocating 64 bytes")
 
     other = edge("fully connected", C=65)
-    monkeypatch.setattr(type(gemm), "build", full)
-    made = plan(other, device="cuda", cache=cache, vendors=False)
+    with monkeypatch.context() as scarce:
+        scarce.setattr(type(gemm), "build", full)
+        made = plan(other, device="cuda", cache=cache, vendors=False)
     failures = {facts.failure for name, facts in made.facts.items() if name.startswith("gemm")}
-    assert failures == {"MemoryError: Out of memory allocating 64 bytes"}
+    assert failures == {"unreached, no memory: MemoryError: Out of memory allocating 64 bytes"}
     assert made.candidate.algorithm == "direct"
+    autoconv.forget_plans()
+    again = plan(other, device="cuda", cache=cache, vendors=False)
+    assert {facts.failure for facts in again.facts.values()} == {None}  # it was no fault of theirs
+
+
+def test_the_operands_are_copied_once_for_all_who_are_timed(cupy: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies, of which a graph takes one after the other, are the largest thing in memory."""
+    layer = edge("plain", N=1, C=4, K=8)
+    copied: list[Any] = []
+    monkeypatch.setattr(ndarray, "copy", lambda self: copied.append(self.shape) or cupy.asarray(self), raising=False)
+    candidates = named("gemm").all(layer, CUDA(0))
+    counts = []
+    for some in (candidates[:1], candidates[:3]):
+        copied.clear()
+        assert {facts.failure for facts in measure(layer, CUDA(0), some).values()} == {None}
+        counts.append(copied.count(layer.x_shape))
+    assert counts[0] == counts[1] > 1
 
 
 def test_a_candidate_that_raises_while_it_is_captured_fails_alone(
