@@ -28,7 +28,9 @@ def replayer(
     """What takes one sample: seconds of a launch, as the mean of a replayed graph of them over so many operand sets."""
     given = (operands.a, operands.b, operands.out, operands.bias, operands.residual)
     others = zip(*(_copies(array, sets - 1, operands.copies) for array in given), strict=True)
-    copies = [operands, *(Operands(*arrays, operands.workspace) for arrays in others)]
+    copies = [operands]
+    for a, b, out, bias, residual in others:
+        copies.append(Operands(a, b, out, bias, residual, operands.workspace))
     stream = cupy.cuda.Stream(non_blocking=True)
     launches = max(sets, LEAST_LAUNCHES)
     cupy.cuda.get_current_stream().synchronize()  # the copies must be there

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -191,6 +192,11 @@ def test_how_a_kernel_is_handed_to_cupy(cupy: FakeCuPy, monkeypatch: pytest.Monk
     assert (grid, block, shared) == ((5, 2, 1), (64, 1, 1), 50 << 10)
     assert first is array
     assert second is None
+    for held, launched in ((3, 8), (1, 4), (0, 4)):  # of 2 designed for, on 4 multiprocessors
+        cupy.held = held
+        calls.clear()
+        CUDA(0).load(replace(unit, grid=(50, 1, 1), blocks=2, persistent=True))(array, None)
+        assert calls[0][0] == (launched, 1, 1)
 
 
 def test_each_stream_has_its_own_scratch_and_each_capture_too(cupy: FakeCuPy, cache: TuningCache) -> None:
