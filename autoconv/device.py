@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autoconv.algorithm import Array
@@ -25,6 +25,8 @@ class Operands:
     ----------
     a, b, out, bias, residual, workspace : array
         As `Kernel.run` takes them.
+    copies : dict of int to list of array
+        By the `id` of an array that other launches take too: its copies so far, which a stopwatch uses, and adds to.
     """
 
     a: Array
@@ -33,6 +35,7 @@ class Operands:
     bias: Array | None
     residual: Array | None
     workspace: Array
+    copies: dict[int, list[Array]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

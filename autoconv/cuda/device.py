@@ -229,12 +229,14 @@ class CUDA(Device):
         CompileError
             When NVRTC refuses the text, or the driver what NVRTC made of it.
         """
-        block, shared = (unit.threads, 1, 1), unit.dynamic
-        grid = unit.resident(self.facts["multiprocessors"]) if unit.persistent else unit.grid
+        grid, block, shared = unit.grid, (unit.threads, 1, 1), unit.dynamic
         with self.selected():
             function: Any = _function(self.index, unit.text, unit.function, self.facts["compute_capability"])
             if shared > STATIC_SHARED:
                 self.xp.cuda.driver.funcSetAttribute(function.ptr, MAX_DYNAMIC_SHARED, shared)
+            if unit.persistent:
+                held = self.xp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, unit.threads, shared)
+                grid = unit.resident(self.facts["multiprocessors"], held)
 
         def launch(*arguments: Array | None) -> None:  # of None, CuPy makes a null pointer
             function(grid, block, arguments, shared_mem=shared)

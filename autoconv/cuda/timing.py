@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from autoconv.algorithm import Array
 from autoconv.device import Operands
 
 if TYPE_CHECKING:
@@ -25,11 +26,11 @@ def replayer(
     cupy: ModuleType, launch: Callable[[Operands], None], operands: Operands, sets: int
 ) -> Callable[[], float]:
     """What takes one sample: seconds of a launch, as the mean of a replayed graph of them over so many operand sets."""
+    given = (operands.a, operands.b, operands.out, operands.bias, operands.residual)
+    others = zip(*(_copies(array, sets - 1, operands.copies) for array in given), strict=True)
     copies = [operands]
-    for _ in range(sets - 1):
-        bias, residual = (None if x is None else x.copy() for x in (operands.bias, operands.residual))
-        fresh = (operands.a.copy(), operands.b.copy(), cupy.empty_like(operands.out))
-        copies.append(Operands(*fresh, bias, residual, operands.workspace))
+    for a, b, out, bias, residual in others:
+        copies.append(Operands(a, b, out, bias, residual, operands.workspace))
     stream = cupy.cuda.Stream(non_blocking=True)
     launches = max(sets, LEAST_LAUNCHES)
     cupy.cuda.get_current_stream().synchronize()  # the copies must be there
@@ -58,3 +59,13 @@ def replayer(
         return float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / (REPLAYS * launches)
 
     return sample
+
+
+def _copies(array: Array | None, count: int, shared: dict[int, list[Array]]) -> list[Array | None]:
+    """So many of an array, made once for all who share it."""
+    if array is None:
+        return [None] * count
+    kept = shared.get(id(array), [])
+    while len(kept) < count:
+        kept.append(array.copy())
+    return list(kept[:count])

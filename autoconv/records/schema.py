@@ -22,6 +22,7 @@ SCHEMA = 1
 MAX_RACES = 8  # of one record
 MAX_CANDIDATES = 4096  # of one race
 LONGEST = 500  # characters of any text in a record
+STARVED = "unreached, no memory"  # how the failure of a candidate begins that there was no memory for
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,11 @@ class Facts:
     def unreached(self) -> bool:
         """Whether nothing is known, because its turn never came."""
         return self.failure is not None and self.failure.startswith("unreached")
+
+    @property
+    def starved(self) -> bool:
+        """Whether nothing is known for want of memory, of which there may be more the next time."""
+        return self.failure is not None and self.failure.startswith(STARVED)
 
     def scaled(self, factor: float) -> Facts:
         """The same facts on a clock that runs `factor` times as fast."""

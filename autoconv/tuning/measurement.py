@@ -11,7 +11,7 @@ from autoconv.algorithm import Algorithm, Candidate, Kernel
 from autoconv.device import Device, Operands
 from autoconv.errors import DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
-from autoconv.records.schema import Facts
+from autoconv.records.schema import STARVED, Facts
 from autoconv.tuning.race import Contestant, Timing, race
 from autoconv.tuning.verification import Verifier, WrongResultError
 
@@ -88,7 +88,7 @@ def measure(
         try:
             needs[candidate] = algorithm.workspace_bytes(layer, device, candidate.params)
         except Exception as failure:  # a library that it needs may be missing
-            facts[candidate] = failed(algorithm, _reason(failure))
+            facts[candidate] = failed(algorithm, _failure(failure))
     workspace = device.buffer(max([1, *needs.values()]))  # one serves all: they run one after the other
     for done, candidate in enumerate(needs):
         algorithm = algorithms[candidate.algorithm]
@@ -96,7 +96,7 @@ def measure(
         try:
             contestants[candidate] = _contestant(candidate, algorithm, verifier, workspace)
         except Exception as failure:  # whatever a candidate does, it must not end the tuning
-            facts[candidate] = failed(algorithm, _reason(failure))
+            facts[candidate] = failed(algorithm, _failure(failure))
             _insist_on(device)
 
     def on_event(candidate: Candidate, finished: int, total: int) -> None:
@@ -113,6 +113,11 @@ def measure(
             facts[candidate] = _timed(algorithm, contestants[candidate], timing)
     tell(Event("done", layer, None, len(candidates), len(candidates)))
     return facts
+
+
+def _failure(failure: Exception) -> str:
+    """Why a candidate could not take part; too little memory says nothing of it, and it is tried again."""
+    return f"{STARVED}: {_reason(failure)}" if isinstance(failure, MemoryError) else _reason(failure)
 
 
 def failed(algorithm: Algorithm[Any], reason: str) -> Facts:
@@ -187,4 +192,6 @@ def _launcher(kernel: Kernel) -> Callable[[Operands], None]:
 
 
 def _operands(verifier: Verifier, weights: object, workspace: object = None) -> Operands:
-    return Operands(verifier.a, weights, verifier.out, verifier.bias, verifier.residual, workspace)
+    return Operands(
+        verifier.a, weights, verifier.out, verifier.bias, verifier.residual, workspace, copies=verifier.copies
+    )

@@ -76,10 +76,10 @@ def _missing(request: Request, known: Known, mode: str, former: Candidate | None
 
 
 def _unknown(request: Request, known: Known, candidate: Candidate) -> bool:
-    """Whether there are no facts, or none for want of a budget that is larger now."""
+    """Whether there are no facts, or none for want of memory, or of a budget that is larger now."""
     facts = known.facts.get(candidate)
-    if facts is None or not facts.unreached:
-        return facts is None
+    if facts is None or facts.starved or not facts.unreached:
+        return facts is None or facts.starved
     spent = known.budgets.get(candidate)
     return spent is not None and (request.budget is None or request.budget > spent)
 

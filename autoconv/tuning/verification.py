@@ -81,6 +81,7 @@ class Verifier:
         self._inputs = [array for array in (self.a, self.b, self.bias, self.residual) if array is not None]
         self._pristine = [array.copy() for array in self._inputs]
         self._out = Fenced.allocate(device, layer.output_shape, layer.numpy_dtype)
+        self.copies: dict[int, list[Array]] = {id(array): [] for array in (*self._inputs, self.out)}  # to time with
         self.reference, self.magnitude = self._reference()
 
     def _reference(self) -> tuple[Array, float]:

@@ -21,6 +21,9 @@ class Counting:
     def __init__(self) -> None:
         self.compiled: list[tuple[str, str]] = []
 
+    def architectures(self) -> tuple[int, ...]:
+        return 75, 80, 86, 89, 90
+
     def compile(self, text: str, target: str, options: tuple[str, ...] = ()) -> tuple[bytes, str]:
         self.compiled.append((text, target))
         return f"{target}:{text}".encode(), ""
@@ -67,6 +70,13 @@ def needed() -> Any:
         return compiler.nvrtc()
     except CompileError as error:
         pytest.skip(f"NOT CHECKED: {error}")
+
+
+def test_a_gpu_newer_than_the_compiler_gets_what_runs_on_it(counting: Counting) -> None:
+    """NVRTC refuses an architecture that it does not know, as 12.6 does sm_120."""
+    for capability in (90, 87, 99, 120):
+        compiler.compiled("text", capability)
+    assert [target for _, target in counting.compiled] == ["sm_90a", "sm_86", "sm_90", "compute_90"]
 
 
 def test_without_nvrtc_the_message_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -191,6 +192,11 @@ def test_how_a_kernel_is_handed_to_cupy(cupy: FakeCuPy, monkeypatch: pytest.Monk
     assert (grid, block, shared) == ((5, 2, 1), (64, 1, 1), 50 << 10)
     assert first is array
     assert second is None
+    for held, launched in ((3, 8), (1, 4), (0, 4)):  # of 2 designed for, on 4 multiprocessors
+        cupy.held = held
+        calls.clear()
+        CUDA(0).load(replace(unit, grid=(50, 1, 1), blocks=2, persistent=True))(array, None)
+        assert calls[0][0] == (launched, 1, 1)
 
 
 def test_each_stream_has_its_own_scratch_and_each_capture_too(cupy: FakeCuPy, cache: TuningCache) -> None:
@@ -328,11 +334,29 @@ def test_a_candidate_without_room_is_left_out_and_the_tuning_goes_on(
         raise MemoryError("Out of memory allocating 64 bytes")
 
     other = edge("fully connected", C=65)
-    monkeypatch.setattr(type(gemm), "build", full)
-    made = plan(other, device="cuda", cache=cache, vendors=False)
+    with monkeypatch.context() as scarce:
+        scarce.setattr(type(gemm), "build", full)
+        made = plan(other, device="cuda", cache=cache, vendors=False)
     failures = {facts.failure for name, facts in made.facts.items() if name.startswith("gemm")}
-    assert failures == {"MemoryError: Out of memory allocating 64 bytes"}
+    assert failures == {"unreached, no memory: MemoryError: Out of memory allocating 64 bytes"}
     assert made.candidate.algorithm == "direct"
+    autoconv.forget_plans()
+    again = plan(other, device="cuda", cache=cache, vendors=False)
+    assert {facts.failure for facts in again.facts.values()} == {None}  # it was no fault of theirs
+
+
+def test_the_operands_are_copied_once_for_all_who_are_timed(cupy: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies, of which a graph takes one after the other, are the largest thing in memory."""
+    layer = edge("plain", N=1, C=4, K=8)
+    copied: list[Any] = []
+    monkeypatch.setattr(ndarray, "copy", lambda self: copied.append(self.shape) or cupy.asarray(self), raising=False)
+    candidates = named("gemm").all(layer, CUDA(0))
+    counts = []
+    for some in (candidates[:1], candidates[:3]):
+        copied.clear()
+        assert {facts.failure for facts in measure(layer, CUDA(0), some).values()} == {None}
+        counts.append(copied.count(layer.x_shape))
+    assert counts[0] == counts[1] > 1
 
 
 def test_a_candidate_that_raises_while_it_is_captured_fails_alone(

@@ -122,7 +122,7 @@ def _address(argument: Any) -> int | None:
 
 
 def _grid(unit: Unit) -> tuple[int, int, int]:
-    return unit.resident(NOMINAL.facts["multiprocessors"]) if unit.persistent else unit.grid
+    return unit.resident(NOMINAL.facts["multiprocessors"], unit.blocks) if unit.persistent else unit.grid
 
 
 def packed(tensor_map: TensorMap | Texture, address: int) -> bytes:

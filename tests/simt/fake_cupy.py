@@ -114,6 +114,7 @@ class FakeCuPy:
         self.current_stream = Stream(self, NULL_STREAM)
         self.streams = 100
         self.captures = 0
+        self.held = 32  # blocks of any kernel by a multiprocessor
         self.capturing: set[int] = set()  # streams
         fake = self
 
@@ -148,6 +149,7 @@ class FakeCuPy:
             runtime=runtime,
             driver=SimpleNamespace(
                 CUDADriverError=CUDADriverError,
+                occupancyMaxActiveBlocksPerMultiprocessor=lambda function, threads, shared: self.held,
                 funcSetAttribute=lambda *given: self.attributes_set.append(given),
             ),
             Device=Device,

@@ -9,7 +9,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autoconv.common import machine_code
@@ -54,7 +54,7 @@ class NVRTC:
         return tuple(numbers)
 
     def compile(self, text: str, architecture: str, options: tuple[str, ...] = ()) -> tuple[bytes, str]:
-        """The cubin of a translation unit for, say, `sm_90a`, and the compiler's log.
+        """The cubin of a translation unit for, say, `sm_90a`, or its PTX for `compute_90`; and the compiler's log.
 
         Raises
         ------
@@ -69,7 +69,8 @@ class NVRTC:
             log = self._text(program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog").rstrip(b"\0").decode()
             if status:
                 raise CompileError(f"NVRTC {self.version[0]}.{self.version[1]} for {architecture}: {log.strip()}")
-            return self._text(program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN"), log
+            kind = "PTX" if architecture.startswith("compute_") else "CUBIN"
+            return self._text(program, f"nvrtcGet{kind}Size", f"nvrtcGet{kind}"), log
         finally:
             self._call("nvrtcDestroyProgram", ctypes.byref(program))
 
@@ -124,15 +125,29 @@ def architecture(capability: int) -> str:
     return f"sm_{capability}a" if capability in (90, 100, 103) else f"sm_{capability}"
 
 
+def target_for(capability: int, known: Sequence[int]) -> str:
+    """What a compiler that knows these capabilities is told for one that may be newer than it.
+
+    The machine code of a capability runs on later ones of the same major number; beyond, the driver translates PTX.
+    """
+    older = [one for one in known if one < capability]
+    if capability in known or not older:
+        return architecture(capability)
+    return f"{'sm' if max(older) // 10 == capability // 10 else 'compute'}_{max(older)}"
+
+
 def compiled(text: str, capability: int) -> bytes:
     """The cubin of a translation unit for a compute capability (times ten), from disk when it was made before.
+
+    It is PTX where the compiler is older than the GPU.
 
     Raises
     ------
     CompileError
         When NVRTC is missing or refuses the text.
     """
-    target, compiler = architecture(capability), nvrtc()
+    compiler = nvrtc()
+    target = target_for(capability, compiler.architectures())
     key = hashlib.sha256(f"cubin\0{compiler.version}\0{target}\0{text}".encode()).digest()
     cubin = machine_code.load(key)
     if cubin is None:

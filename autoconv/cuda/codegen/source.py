@@ -92,9 +92,9 @@ class Unit:
     persistent: bool = False
     maps: tuple[TensorMap | Texture | None, ...] = ()
 
-    def resident(self, multiprocessors: int) -> tuple[int, int, int]:
-        """The grid to launch of a persistent kernel."""
-        return (min(self.grid[0], self.blocks * multiprocessors), *self.grid[1:])
+    def resident(self, multiprocessors: int, blocks: int) -> tuple[int, int, int]:
+        """The grid to launch of a persistent kernel of which a multiprocessor really holds so many blocks."""
+        return (min(self.grid[0], min(self.blocks, max(blocks, 1)) * multiprocessors), *self.grid[1:])
 
     @property
     def text(self) -> str:
