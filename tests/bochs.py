@@ -22,7 +22,7 @@ from bochscpu.cpu import set_long_mode
 
 from autoconv.algorithm import Array
 from autoconv.cpu import device, pool
-from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen import compiler, launch, workers
 from autoconv.cpu.codegen.ir import Module
 
 PROCESSOR = "tigerlake"  # what is emulated, as LLVM calls it: all of AVX-512 but half precision and bfloat16
@@ -139,14 +139,14 @@ def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
             emulated.add(program)
         return program
 
-    words = mmap.mmap(-1, pool._BYTES)  # a pool of one thread, which does every task itself
-    (ctypes.c_int64 * 2).from_buffer(words, pool._SETTINGS)[:] = 1, 1
+    words = mmap.mmap(-1, workers.BYTES)  # a pool of one thread, which does every task itself
+    (ctypes.c_int64 * 2).from_buffer(words, workers.SETTINGS)[:] = 1, 1
 
     def run(self: pool.Entry, a: Array, b: Array, out: Array, *others: Array | None) -> None:
         if self._program not in emulated:
             return native(self, a, b, out, *others)
         arrays = [0 if array is None else id(array) for array in (a, b, out, *others)]
-        missing = [0] * (pool._OPERANDS - len(arrays))
+        missing = [0] * (launch.OPERANDS - len(arrays))
         return processor.call(pool.program().address("start"), _address(words), self._address, *arrays, *missing)
 
     def function(self: compiler.Program, name: str, *types: Any, returns: Any = None) -> Callable[..., Any]:
