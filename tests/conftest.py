@@ -22,24 +22,26 @@ settings.load_profile("autoconv")
 HERE = Path(__file__).parent
 KERNELS = machine_code.folder()  # as it is without any fixture
 
-# Of how many cases of a file the everyday suite takes one, so that it ends within three minutes on two cores. Which
+# Of how many cases of a file (or of one test) the everyday suite takes one, so that it ends within three minutes on two cores. Which
 # one is drawn from its name: the same on every day, and no pattern of the parameters. `--full` takes all.
 THINNED = {
+    "core/test_capabilities.py::test_a_generated_kernel_runs_every_kind_of_layer": 8,
     "core/test_functional.py": 4,
-    "core/test_registry.py": 3,
-    "cpu/test_cpu_direct.py": 8,
-    "cpu/test_depthwise.py": 8,
-    "cpu/test_fft.py": 6,
-    "cpu/test_gemm.py": 4,
-    "cpu/test_gemm_packed.py": 3,
-    "cpu/test_numpy.py": 9,
-    "cpu/test_winograd.py": 4,
-    "cpu/test_winograd_wgrad.py": 4,
-    "cuda/test_cuda_direct.py": 3,
-    "cuda/test_emulator.py": 5,
+    "core/test_registry.py": 4,
+    "cpu/test_cpu_direct.py": 14,
+    "cpu/test_depthwise.py": 14,
+    "cpu/test_fft.py": 12,
+    "cpu/test_gemm.py": 8,
+    "cpu/test_gemm_packed.py": 6,
+    "cpu/test_numpy.py": 12,
+    "cpu/test_winograd.py": 8,
+    "cpu/test_winograd_wgrad.py": 8,
+    "cuda/test_cuda_direct.py": 6,
+    "cuda/test_emulator.py": 8,
+    "cuda/test_fill.py": 4,
     "cuda/test_gate.py": 12,
-    "cuda/test_hopper.py": 3,
-    "cuda/test_kernels.py": 18,
+    "cuda/test_hopper.py": 6,
+    "cuda/test_kernels.py": 24,
     "cuda/test_mutants.py": 3,
     "cuda/test_cudnn.py": 6,
 }
@@ -92,4 +94,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _everyday(item: pytest.Item) -> bool:
     """Whether the everyday suite runs it: one in so many of the cases that a parametrised test has."""
     path = item.path.relative_to(HERE).as_posix() if item.path.is_relative_to(HERE) else ""
-    return not hasattr(item, "callspec") or zlib.crc32(item.name.encode()) % THINNED.get(path, 1) == 0
+    of = THINNED.get(f"{path}::{getattr(item, 'originalname', '')}", THINNED.get(path, 1))
+    return not hasattr(item, "callspec") or zlib.crc32(item.name.encode()) % of == 0
