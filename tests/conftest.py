@@ -22,8 +22,8 @@ settings.load_profile("autoconv")
 HERE = Path(__file__).parent
 KERNELS = machine_code.folder()  # as it is without any fixture
 
-# Of how many cases of a file (or of one test) the everyday suite takes one, so that it ends within three minutes on two cores. Which
-# one is drawn from its name: the same on every day, and no pattern of the parameters. `--full` takes all.
+# Of how many cases of a file (or of one test) the everyday suite takes one, so that it ends within three minutes on two
+# cores. Which one is drawn from its name: the same on every day, and no pattern of the parameters. `--full` takes all.
 THINNED = {
     "core/test_capabilities.py::test_a_generated_kernel_runs_every_kind_of_layer": 8,
     "core/test_functional.py": 4,
