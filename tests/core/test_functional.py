@@ -108,7 +108,7 @@ def test_integers_of_numpy_are_integers(quick: dict[str, object]) -> None:
         (np.ones(1, np.float32), r"bias is float32 \(1,\): expected float32 \(4,\)"),
         (np.ones((4, 1, 1), np.float32), r"bias is float32 \(4, 1, 1\)"),
         (np.ones(4), r"bias is float64 \(4,\): expected float32 \(4,\)"),
-        ([1.0] * 4, "bias is list: an array"),
+        ([1.0] * 4, "bias: expected an array of NumPy, or one that speaks DLPack, got list"),
     ],
 )
 def test_a_transposed_convolution_takes_no_bias_of_another_shape_or_type(
