@@ -24,11 +24,11 @@ def geometry(layer: ConvLayer) -> dict[str, object]:
     return {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups", "layout")}
 
 
-def close(layer: ConvLayer, got: np.ndarray, a: np.ndarray, b: np.ndarray, *tail: np.ndarray | None) -> bool:
-    want = reference.convolve(layer, a, b, *tail)
+def close(layer: ConvLayer, got: np.ndarray, a: np.ndarray, b: np.ndarray, *epilogue: np.ndarray | None) -> bool:
+    want = reference.convolve(layer, a, b, *epilogue)
     assert got.shape == want.shape
     assert got.dtype == layer.numpy_dtype
-    return reference.error(got, want, reference.magnitude(layer, a, b, *tail)) < 2e-5
+    return reference.error(got, want, reference.magnitude(layer, a, b, *epilogue)) < 2e-5
 
 
 @pytest.mark.parametrize("name", EDGES)
@@ -46,7 +46,7 @@ def test_all_three_directions_agree_with_the_oracle(name: str, layout: str, quic
     assert close(backward, dw, x, dy)
 
 
-def test_the_tail_and_out(quick: dict[str, object]) -> None:
+def test_the_epilogue_and_out(quick: dict[str, object]) -> None:
     layer = edge("grouped", bias=True, residual=True, activation="relu")
     x, w, bias, residual = operands(layer)
     out = np.empty(layer.y_shape, np.float32)
