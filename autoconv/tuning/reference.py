@@ -52,6 +52,7 @@ def convolve(
     float64 array of `layer.output_shape`. Padding is left out of the sums, so that it contributes
     nothing even where it would meet an infinity.
     """
+
     def wide(array: Array) -> Array:
         return xp.asarray(array).astype(np.float64, copy=False)
 
@@ -81,7 +82,9 @@ def convolve(
         out = out + (wide(bias) if layer.layout == "NHWC" else wide(bias)[:, None, None])
     if residual is not None:
         out = out + wide(residual)
-    return xp.ascontiguousarray(xp.maximum(out, 0) if layer.activation == "relu" else out)
+    found: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+    found = xp.ascontiguousarray(xp.maximum(out, 0) if layer.activation == "relu" else out)
+    return found
 
 
 def magnitude(
