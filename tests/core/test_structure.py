@@ -34,13 +34,13 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"errors"},
     ),
     "autoconv.cpu": (
-        {"direct", "winograd", "fft", "gemm", "gemm_packed", "depthwise", "numpy"},
+        {"direct", "winograd", "fft", "gemm", "gemm_packed", "depthwise", "numpy", "extensions"},
         {"transform"},
         {"common"},
         {"device"},
         {"peak"},
         {"pool"},
-        {"allocator", "codegen"},
+        {"allocator", "codegen", "threads"},
     ),
     "autoconv.cuda": (
         {"direct", "winograd", "fft", "depthwise"},
