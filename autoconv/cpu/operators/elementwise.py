@@ -40,9 +40,8 @@ def emit(instruction_set: str, expression: Any, shape: tuple[int, ...], strides:
     """`run` that stores an expression of inputs; shape and strides (those of the output first) are collapsed."""
     m = Module(instruction_set)
     *outer, inner = shape
-    if inner > 1 and strides[0][-1] != 1:
-        raise ValueError(f"strides={strides[0]}: expected an output whose last dimension is contiguous")
-    lanes = min(m.lanes(f32), 1 << inner.bit_length() - 1)
+    step = strides[0][-1]
+    lanes = min(m.lanes(f32), 1 << inner.bit_length() - 1) if step == 1 else 1
     rows = math.prod(outer)
     together = max(1, TASK_ELEMENTS // inner)
     part = inner if inner <= 2 * TASK_ELEMENTS else TASK_ELEMENTS
@@ -65,7 +64,7 @@ def emit(instruction_set: str, expression: Any, shape: tuple[int, ...], strides:
             values = []
             for n, p in enumerate(sources):
                 values.append(k.splat(same[n], count) if n in same else _gathered(k, p, i, count, strides[n + 1][-1]))
-            k.store(value_of(k, expression, values, k.zero(f32, count)), out + i)
+            k.store(value_of(k, expression, values, k.zero(f32, count)), out + i * step)
 
         whole = (last - first) // lanes * lanes + first
         with k.loop(first, whole, lanes) as i:
@@ -86,5 +85,3 @@ def _gathered(k: Function, p: Value, i: Value, lanes: int, stride: int) -> Value
     for lane in range(lanes):
         v = k.insert(v, k.load(p + (i + lane) * stride), lane)
     return v
-
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoconv.cpu.codegen.ir import Function, Module, Value, f32, ptr
+from autoconv.cpu.codegen.ir import Function, Module, Value, f32
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.lanes import every_nth
 from autoconv.cpu.operators import TASK_ELEMENTS
@@ -33,7 +33,7 @@ class PoolShape:
         """Scratch memory of a row: padded, and as far as whole vectors read."""
         vectors = -(-self.out[1] // lanes) * lanes
         reach = vectors * self.stride[1] + (self.window[1] - 1) * self.dilation[1]
-        return -(-max(reach, self.padding[1][0] + self.size[1]) // lanes + 1) * lanes
+        return (-(-max(reach, self.padding[1][0] + self.size[1]) // lanes) + 1) * lanes
 
     def counts(self, axis: int) -> list[int]:
         """For every output, how many places of the window count."""
@@ -101,8 +101,8 @@ class _PlaneWriter:
             total = k.var(k.const(k.zero(f32, count).type, self.neutral))
             if first is None:
                 assert isinstance(last, int)
-                for tap in range(last):
-                    total.set(self._joined(total.get(), k.load(x + i + tap * step, count)))
+                for row in range(last):
+                    total.set(self._joined(total.get(), k.load(x + i + row * step, count)))
             else:
                 with k.loop(first, last) as tap:
                     total.set(self._joined(total.get(), k.load(x + i + tap * step, count)))

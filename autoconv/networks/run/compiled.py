@@ -11,7 +11,6 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.common.text import size
-from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.errors import ArrayError, ConfigError, PlanError
 from autoconv.networks.graph import Graph, Node
@@ -28,8 +27,8 @@ from autoconv.tuning.planner import plan
 class CompiledNetwork:
     """A network, ready to run: made by `autoconv.load`.
 
-    All its kernels run in one call, on the threads of the device, in memory that is arranged beforehand. Several threads
-    may run it at once; each then has memory of its own.
+    All its kernels run in one call, on the threads of the device, in memory that is arranged beforehand. Several
+    threads may run it at once; each then has memory of its own.
 
     Attributes
     ----------
@@ -58,8 +57,8 @@ class CompiledNetwork:
             if node.name in views.free:
                 continue
             layer = layer_of(self.graph, node)
-            if layer is None or not pool.available():
-                steps.append(maker.step(node) if pool.available() else Step(node, "NumPy", (), node.operator.evaluate))
+            if layer is None:
+                steps.append(maker.step(node))
                 continue
             constant = node.inputs[1] in self.graph.constants
             made = plan(
@@ -84,9 +83,8 @@ class CompiledNetwork:
         weights: Ref | Array = Ref(node.inputs[1])
         if constant and kernel.packed_bytes:
             weights = self._packed_weights(node, made)
-        operands = (
-            Ref(node.inputs[0]), weights, Ref(node.name), rest[0] if bias else None, rest[-1] if residual else None, None,
-        )  # fmt: skip
+        epilogue = rest[0] if bias else None, rest[-1] if residual else None
+        operands = Ref(node.inputs[0]), weights, Ref(node.name), *epilogue, None
         return Step(node, by, (Call(program, operands, kernel.workspace_bytes),))
 
     def _packed_weights(self, node: Node, made: Plan) -> Array:
@@ -226,6 +224,7 @@ class CompiledNetwork:
 
 def _planned(made: Plan) -> Any:
     """A function of a node's arrays that runs a plan."""
+
     def run(*arrays: Array) -> Array:
         x, w, *rest = arrays
         layer = made.layer
@@ -282,4 +281,3 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
         if batch is not None and wanted.shape[:1] != (batch,):
             raise ConfigError(f"{path}: batch={batch}: the file says {wanted.shape} of input {name!r}")
     return CompiledNetwork(graph, found, {"vendors": False, **options})
-

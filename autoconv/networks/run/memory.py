@@ -13,7 +13,7 @@ ALIGNMENT = 64  # bytes
 
 
 class Views:
-    """Which arrays lie within others: reshaped ones, slices, parts of a concatenation, and what is overwritten in place.
+    """Which arrays lie within others: reshaped ones, slices, parts of a concatenation, what is overwritten in place.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Views:
         return name, offset
 
     def within(self, node: Node, place: int) -> int | None:
-        """From which byte of a concatenation its input of a number lies there already; None where it has to be copied."""
+        """From which byte of a concatenation one of its inputs lies there already; None where it has to be copied."""
         return self._gathered.get((node.name, place))
 
     def _own(self, name: str) -> bool:

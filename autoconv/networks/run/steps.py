@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import Module
 from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import INPUTS, OUTPUT, elementwise, resize, rows, windows
 from autoconv.cpu.operators.elementwise import Strides, collapsed
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import LRN, Concat, Elementwise, Pad, Pool, Reduce, Resize, Slice, Softmax, Transpose
 from autoconv.networks.run.memory import Views
-
-Operand = "Ref | Array | None"
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class StepMaker:
         """What runs a node."""
         types = [self.graph.types[name] for name in (*node.inputs, node.name)]
         calls = None
-        if all(t.dtype == "float32" and math.prod(t.shape) for t in types):
+        if pool.available() and all(t.dtype == "float32" and math.prod(t.shape) for t in types):
             calls = self._calls(node)
         if calls is None:
             return Step(node, "NumPy", function=node.operator.evaluate)
@@ -114,8 +114,8 @@ class StepMaker:
         operator = node.operator
         if isinstance(operator, Pool):
             pool = windows.PoolShape(
-                operator.reduction, math.prod(before[:2]), before[2:], shape[2:], operator.window, operator.stride,
-                operator.padding, operator.dilation, operator.include_padding,
+                operator.reduction, math.prod(before[:2]), (before[2], before[3]), (shape[2], shape[3]),
+                operator.window, operator.stride, operator.padding, operator.dilation, operator.include_padding,
             )  # fmt: skip
             if 4 * pool.row_elements(16) > windows.LARGEST_ROW:
                 return None
@@ -133,8 +133,9 @@ class StepMaker:
             length = shape[operator.axis]
             return [self._call(rows.emit_softmax, (math.prod(shape) // length, length), node)]
         if isinstance(operator, LRN):
-            sizes = shape[0], shape[1], math.prod(shape[2:])
-            return [self._call(rows.emit_lrn, (*sizes, operator.size, operator.alpha, operator.beta, operator.bias), node)]
+            extents = shape[0], shape[1], math.prod(shape[2:])
+            constants = operator.size, operator.alpha, operator.beta, operator.bias
+            return [self._call(rows.emit_lrn, (*extents, *constants), node)]
         if isinstance(operator, Resize):
             axis = operator.axis
             places = np.ascontiguousarray(operator.indices, np.int64)
@@ -145,7 +146,7 @@ class StepMaker:
             return [Call(found.program, operands)]
         return None
 
-    def _call(self, emit: Callable[..., compiler.Module], args: tuple[object, ...], node: Node) -> Call:
+    def _call(self, emit: Callable[..., Module], args: tuple[object, ...], node: Node) -> Call:
         """A kernel of one input."""
         program = compiler.build(emit, self.device.instruction_set, *args)
         return Call(program, (Ref(node.inputs[0]), None, Ref(node.name), None, None, None))
@@ -161,7 +162,7 @@ class StepMaker:
         start: int = 0,
         to: int = 0,
     ) -> Call:
-        """A kernel that stores an expression; `start` and `to` are the first elements of the first input and the output."""
+        """A kernel that stores an expression of the first input from element `start` on, to the output from `to` on."""
         sizes, steps = collapsed(shape, [out, *strides])
         program = compiler.build(elementwise.emit, self.device.instruction_set, expression, sizes, steps)
         operands: list[Ref | None] = [None] * 6
@@ -182,8 +183,6 @@ class StepMaker:
             part = self.graph.types[name].shape
             if self.views.within(node, n) is None:
                 to = done * contiguous(shape)[operator.axis]
-                calls.append(
-                    self._expression(0, part, contiguous(shape), node, [contiguous(part)], [name], to=to)
-                )
+                calls.append(self._expression(0, part, contiguous(shape), node, [contiguous(part)], [name], to=to))
             done += part[operator.axis]
         return calls
