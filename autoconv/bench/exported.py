@@ -213,7 +213,7 @@ def exported_network(name: str, problems: Mapping[str, Problem], threads: int) -
 
 def convolution_share(events: list[dict[str, Any]]) -> float:
     """What part of the operators' time a profile says is not spent in `OTHERS`."""
-    spent = [
+    spent: list[tuple[bool, float]] = [
         (event["args"]["op_name"] in OTHERS, event["dur"])
         for event in events
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
