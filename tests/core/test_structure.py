@@ -33,13 +33,13 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"errors", "paths"},
     ),
     "autoconv.cpu": (
-        {"direct", "winograd", "fft", "gemm", "gemm_packed", "depthwise", "numpy"},
+        {"direct", "winograd", "fft", "gemm", "gemm_packed", "depthwise", "matrix", "numpy"},
         {"transform"},
         {"common"},
         {"device"},
         {"peak"},
         {"pool"},
-        {"allocator", "codegen"},
+        {"allocator", "codegen", "permission"},
     ),
     "autoconv.cuda": (
         {"direct", "winograd", "fft", "depthwise"},

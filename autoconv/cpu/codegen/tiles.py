@@ -1,8 +1,8 @@
 """Tiles: eight registers of 16 rows by 64 bytes, and the product of two that is added to a third.
 
 They are written in two ways. With the matrix unit "amx" each operation is an instruction of Intel's Advanced Matrix
-Extensions, whose numbers of tiles are constants: LLVM allocates none, and keeps the order. With "emulated" each is plain
-loops over arrays of 1 KiB on the stack, which give the same values on every processor; so an emitter is tested anywhere.
+Extensions, with constant numbers of tiles: LLVM allocates none, and keeps the order. With "emulated" it is a loop over
+arrays of 1 KiB on the stack, which gives the same values on every processor; so an emitter is tested anywhere.
 
 Tiles keep nothing from one function to the next: each loads or zeroes what it multiplies. A thread may use them between
 `configure_tiles` and `release_tiles`, which a task calls at its start and at its end.
