@@ -21,6 +21,7 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.cpu import allocator, permission
+from autoconv.cpu.threads import MOST_THREADS, count_threads
 from autoconv.device import Device, Operands, Stopwatch
 from autoconv.errors import ArrayError, PlanError
 
@@ -32,7 +33,6 @@ INSTRUCTION_SETS = ("avx512", "avx2", "generic")  # of vectors
 LEVELS = ("amx", *INSTRUCTION_SETS)  # what a processor can be held to: "amx" is AVX-512 and a matrix unit
 MATRIX_UNITS = ("amx", "emulated")
 AMX_FEATURES = ("avx512bf16", "avx512vnni", "amx-tile", "amx-bf16", "amx-int8")  # those of any processor that has tiles
-MOST_THREADS = 1024
 
 
 @functools.cache
@@ -107,23 +107,6 @@ def _scipy_version() -> str:
     return found[2] if found else "unknown"
 
 
-def available_threads() -> int:
-    """`AUTOCONV_NUM_THREADS`, or the processors this process may use.
-
-    Raises
-    ------
-    PlanError
-        When the variable is set to anything but a positive integer.
-    """
-    text = os.environ.get("AUTOCONV_NUM_THREADS")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not text:
-        return cores
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_THREADS:
-        raise PlanError(f"AUTOCONV_NUM_THREADS={text!r}: expected an integer from 1 to {MOST_THREADS}")
-    return int(text)
-
-
 @dataclass(frozen=True)
 class CPU(Device):
     """The processor this process runs on.
@@ -186,7 +169,7 @@ class CPU(Device):
         if LEVELS.index(chosen) < LEVELS.index(host_level()):
             raise PlanError(f"{name}={chosen!r}: expected at most what this processor has, {host_level()!r}")
         vectors, unit = ("avx512", "amx") if chosen == "amx" else (chosen, None)
-        return cls(available_threads() if threads is None else threads, vectors, matrix_unit=unit)
+        return cls(count_threads().threads if threads is None else threads, vectors, matrix_unit=unit)
 
     @property
     def level(self) -> str:

@@ -44,6 +44,7 @@ class TileAlgorithm(GeneratedAlgorithm):
 
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16")
     groupings = ("dense", "grouped")
+    keeps_denormals = False  # the unit counts them as 0, in whatever mode a thread is
     products: ClassVar[dict[str, int]]  # of parts of numbers, by type
 
     def build(self, layer: ConvLayer, device: CPU, params: Params) -> Kernel:
