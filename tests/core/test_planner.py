@@ -128,21 +128,6 @@ def test_each_limit_finds_its_own_winner(cache: TuningCache, limits: dict[str, A
     assert (str(made.candidate), made.timed) == (winner, 0)
 
 
-def test_facts_of_the_same_processor_without_its_matrix_unit_still_count(cache: TuningCache) -> None:
-    """And the record that takes them over says of itself what it covers: the other knew nothing of the unit."""
-    device = rigged(cache, none=Facts("1", time=0.1, workspace=SIZE, error=1e-6))
-    whole = replace(device, matrix_unit="emulated")
-    assert whole.lesser_keys == (device.key,)
-    assert cache.load(LAYER.key(), whole.key) is None
-    made = fresh(LAYER, device=whole, cache=cache)
-    assert (str(made.candidate), made.timed) == ("faulty.none", 0)
-    own = cache.load(LAYER.key(), whole.key)
-    assert own is not None
-    assert own.races[-1].covers
-    cache.add(LAYER.key(), device.key, replace(own.races[-1], id="2" * 32, facts={}, covers="nothing"))
-    assert fresh(LAYER, "cached", device=whole, cache=cache).timed == 0
-
-
 def listed(monkeypatch: pytest.MonkeyPatch) -> list[CandidateSet]:
     """The candidate sets that are made from now on."""
     sets = list[CandidateSet]()
