@@ -13,10 +13,12 @@ import functools
 import hashlib
 import os
 import platform
+import sys
 import threading
 import uuid
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from autoconv.common import code_hash, machine_code
@@ -129,7 +131,7 @@ def build(emit: Callable[..., Module], instruction_set: str, *args: object) -> P
     text = (
         f"{_toolchain()} {_features(instruction_set)} {emit.__module__}.{emit.__qualname__}{(instruction_set, *args)}"
     )
-    key = hashlib.sha256(f"{text} {code_hash.version(emit.__module__)}".encode()).digest()
+    key = hashlib.sha256(f"{text} {_version(emit.__module__)}".encode()).digest()
     with _lock:
         program = _programs.get(key)
         if program is None:
@@ -141,6 +143,15 @@ def build(emit: Callable[..., Module], instruction_set: str, *args: object) -> P
             names, _, image = stored.partition(b"\0")
             program = _programs[key] = Program(image, tuple(names.decode().split("\n")))
     return program
+
+
+@functools.cache
+def _version(module: str) -> str:
+    """Of the code that an emitter is made of; of one from elsewhere, its file and the language it is written in."""
+    if module.partition(".")[0] == __name__.partition(".")[0]:
+        return code_hash.version(module)
+    own = Path(str(sys.modules[module].__file__)).read_bytes()
+    return f"{hashlib.sha256(own).hexdigest()} {code_hash.version(__name__)}"
 
 
 def _renew_lock() -> None:
