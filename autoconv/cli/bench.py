@@ -17,7 +17,7 @@ from autoconv.bench.baselines import BASELINES, restrict
 from autoconv.bench.statistics import FEWEST_ROUNDS
 from autoconv.cli.options import FAILED, INTERRUPTED, OK, as_json, batches, device_named, some_of, words
 from autoconv.cli.output import print_json, status
-from autoconv.cpu.device import CPU, INSTRUCTION_SETS
+from autoconv.cpu.device import CPU, LEVELS
 from autoconv.errors import PlanError
 from autoconv.layer import DIRECTIONS
 
@@ -50,9 +50,7 @@ PHASES = ("check", "tune", "table")  # of the run on a GPU
 @click.option("--exact", is_flag=True, help="autoconv: only algorithms that do no more to a sum than reorder it.")
 @click.option("--fresh", is_flag=True, help="A new output in every run, for autoconv and for the baselines.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="For autoconv and the baselines alike. [default: all]")
-@click.option(
-    "--isa", type=click.Choice(INSTRUCTION_SETS), help="Vector instructions that autoconv and PyTorch may use."
-)
+@click.option("--isa", type=click.Choice(LEVELS), help="Vector instructions that autoconv and PyTorch may use.")
 @click.option("--layers", "names", type=words, metavar="NAME,...", help="Only these layers. [default: all]")
 @click.option("--without", type=words, metavar="NAME,...", help="All but these layers.")
 @click.option("--chart", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw a chart, as PNG.")
@@ -230,7 +228,7 @@ def _held(threads: int | None, isa: str | None) -> tuple[CPU, dict[str, str]]:
     """The processor, restricted to some threads and vectors, and the environment variables that do it for PyTorch."""
     try:
         device = CPU.current(threads, isa)
-        return device, restrict(isa) if isa and device.instruction_set != CPU.current().instruction_set else {}
+        return device, restrict(isa) if isa and device.level != CPU.current().level else {}
     except PlanError as error:
         raise click.UsageError(str(error)) from None
 

@@ -34,13 +34,13 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"errors"},
     ),
     "autoconv.cpu": (
-        {"direct", "winograd", "fft", "gemm", "gemm_packed", "depthwise", "numpy", "extensions"},
+        {"direct", "winograd", "fft", "gemm", "gemm_packed", "depthwise", "matrix", "numpy", "extensions"},
         {"transform"},
         {"common"},
         {"device"},
         {"peak"},
         {"pool"},
-        {"allocator", "codegen", "threads"},
+        {"allocator", "codegen", "permission", "threads"},
     ),
     "autoconv.cuda": (
         {"direct", "winograd", "fft", "depthwise"},
