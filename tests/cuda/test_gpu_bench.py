@@ -371,6 +371,7 @@ class Library(Direct):
     """A vendor's algorithm."""
 
     name, vendor = "library", "vendor"
+    version = "of this test"  # type: ignore[assignment]  # it is no part of the package
 
     def installed(self) -> bool:
         return True
