@@ -8,9 +8,49 @@ import numpy as np
 
 from autoconv.cpu.device import CPU
 from autoconv.networks.graph import Graph
-from autoconv.networks.operators import Operator, TensorType
+from autoconv.networks.operators import (
+    Concat,
+    Conv,
+    ConvTranspose,
+    Elementwise,
+    MatMul,
+    Operator,
+    Pool,
+    Reshape,
+    Slice,
+    TensorType,
+)
 from autoconv.networks.reference import evaluate
 from autoconv.networks.run.compiled import CompiledNetwork
+
+
+def filters(*shape: int) -> np.ndarray:
+    """Filters scaled by their fan-in, the same every time."""
+    rng = np.random.default_rng(shape)
+    return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+
+def small(batch: int) -> Graph:
+    """A network with a bit of everything: a residual, branches that are joined, halves, a transpose, two outputs."""
+    graph = Graph("small")
+    x = graph.add_input("x", TensorType((batch, 4, 12, 10)))
+    constant = graph.add_constant
+    a = graph.add("a", Conv(padding=((1, 1), (1, 1))), x, constant("wa", filters(8, 4, 3, 3)))
+    a = graph.add("a.bias", Elementwise(("add", 0, 1)), a, constant("ba", filters(8, 1, 1)))
+    a = graph.add("a.relu", Elementwise(("relu", 0)), a)
+    b = graph.add("b", Conv(), a, constant("wb", filters(8, 8, 1, 1)))
+    b = graph.add("b.sum", Elementwise(("add", 0, 1)), b, a)
+    c = graph.add("c", Conv(stride=(2, 2), groups=2), b, constant("wc", filters(6, 4, 2, 2)))
+    c = graph.add("c.silu", Elementwise(("mul", 0, ("sigmoid", 0))), c)
+    d = graph.add("d", Pool(reduction="max", window=(2, 2), stride=(2, 2)), b)
+    joined = graph.add("joined", Concat(1), c, d, c)
+    again = graph.add("again", Concat(1), joined, graph.add("e", Elementwise(("neg", 0)), d))
+    half = graph.add("half", Slice((0, 10, 0, 0), (batch, 10, 6, 5), (1, 1, 1, 1)), again)
+    up = graph.add("up", ConvTranspose(stride=(2, 2)), half, constant("wu", filters(10, 3, 2, 2)))
+    rows = graph.add("rows", Reshape((batch, 300)), half)
+    y = graph.add("y", MatMul(transposed=True), rows, constant("wy", filters(7, 300)))
+    graph.outputs = {"scores": graph.add("scores", Elementwise(("add", 0, 1)), y, constant("by", filters(7))), "up": up}
+    return graph
 
 
 def graph_of(operator: Operator, *shapes: Sequence[int]) -> Graph:

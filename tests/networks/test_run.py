@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graphs import agree, compiled, drawn, graph_of
+from graphs import agree, compiled, drawn, filters, graph_of, small
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,48 +18,15 @@ from autoconv.cpu.device import CPU
 from autoconv.errors import ArrayError, ConfigError, PlanError
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
-    Concat,
     Conv,
-    ConvTranspose,
     Elementwise,
     MatMul,
-    Pool,
-    Reshape,
-    Slice,
     TensorType,
 )
 from autoconv.networks.reference import evaluate
 from autoconv.networks.run.memory import ALIGNMENT, Block, Views, arranged, least_bytes, rounded
 
 kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
-RNG = np.random.default_rng(3)
-
-
-def filters(*shape: int) -> np.ndarray:
-    return (RNG.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
-
-
-def small(batch: int) -> Graph:
-    """A network with a bit of everything: a residual, branches that are joined, halves, a transpose, two outputs."""
-    graph = Graph("small")
-    x = graph.add_input("x", TensorType((batch, 4, 12, 10)))
-    constant = graph.add_constant
-    a = graph.add("a", Conv(padding=((1, 1), (1, 1))), x, constant("wa", filters(8, 4, 3, 3)))
-    a = graph.add("a.bias", Elementwise(("add", 0, 1)), a, constant("ba", filters(8, 1, 1)))
-    a = graph.add("a.relu", Elementwise(("relu", 0)), a)
-    b = graph.add("b", Conv(), a, constant("wb", filters(8, 8, 1, 1)))
-    b = graph.add("b.sum", Elementwise(("add", 0, 1)), b, a)
-    c = graph.add("c", Conv(stride=(2, 2), groups=2), b, constant("wc", filters(6, 4, 2, 2)))
-    c = graph.add("c.silu", Elementwise(("mul", 0, ("sigmoid", 0))), c)
-    d = graph.add("d", Pool(reduction="max", window=(2, 2), stride=(2, 2)), b)
-    joined = graph.add("joined", Concat(1), c, d, c)
-    again = graph.add("again", Concat(1), joined, graph.add("e", Elementwise(("neg", 0)), d))
-    half = graph.add("half", Slice((0, 10, 0, 0), (batch, 10, 6, 5), (1, 1, 1, 1)), again)
-    up = graph.add("up", ConvTranspose(stride=(2, 2)), half, constant("wu", filters(10, 3, 2, 2)))
-    rows = graph.add("rows", Reshape((batch, 300)), half)
-    y = graph.add("y", MatMul(transposed=True), rows, constant("wy", filters(7, 300)))
-    graph.outputs = {"scores": graph.add("scores", Elementwise(("add", 0, 1)), y, constant("by", filters(7))), "up": up}
-    return graph
 
 
 @kernels

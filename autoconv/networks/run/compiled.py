@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +12,14 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.common.text import size
+from autoconv.cpu.common.algorithm import GeneratedKernel
 from autoconv.cpu.device import CPU
 from autoconv.errors import ArrayError, ConfigError, PlanError
+from autoconv.layer import ConvLayer
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.passes import optimized
+from autoconv.networks.run import saved
 from autoconv.networks.run.instance import Instance, Schedule
 from autoconv.networks.run.memory import Views
 from autoconv.networks.run.steps import Call, Ref, Step, StepMaker
@@ -40,59 +44,108 @@ class CompiledNetwork:
         How each convolution and fully connected layer is computed, by the name of its node.
     """
 
-    def __init__(self, graph: Graph, device: CPU, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        device: CPU,
+        options: Mapping[str, Any],
+        candidates: Mapping[str, str] | None = None,
+        packed: Mapping[str, tuple[str, Array]] | None = None,
+    ) -> None:
         self.graph, self.device = optimized(graph), device
         self._options = dict(options)
         self._lock = threading.Lock()
         self.plans: dict[str, Plan] = {}
         self._packed: dict[str, Array] = {}
-        self._compile("heuristic")
+        self._saved = dict(packed or {})  # filters that were packed by another process
+        self._compile("heuristic", candidates or {})
+        self._saved.clear()
 
-    def _compile(self, mode: str, **options: Any) -> None:
-        """Choose a plan for every layer, and arrange everything anew."""
+    def _compile(self, mode: str, candidates: Mapping[str, str], **options: Any) -> None:
+        """Choose a plan for every layer, a known candidate where there is one, and arrange everything anew."""
         views = Views(self.graph)
         maker = StepMaker(self.graph, views, self.device)
+        before, self._packed = self._packed, {}
+        plans: dict[str, Plan] = {}
         steps = []
-        for node in self.graph.nodes.values():
-            if node.name in views.free:
-                continue
-            layer = layer_of(self.graph, node)
-            if layer is None:
-                steps.append(maker.step(node))
-                continue
-            constant = node.inputs[1] in self.graph.constants
-            made = plan(
-                layer, mode, device=self.device, weights="constant" if constant else "varying",
-                **(self._options | options),
-            )  # fmt: skip
-            steps.append(self._layer_step(node, made, constant))
-        schedule = Schedule(self.graph, views, self.device, steps)
+        try:
+            for node in self.graph.nodes.values():
+                if node.name in views.free:
+                    continue
+                layer = layer_of(self.graph, node)
+                if layer is None:
+                    steps.append(maker.step(node))
+                    continue
+                made = self._plan(node, layer, candidates.get(node.name), mode, options)
+                plans[node.name] = made
+                steps.append(self._layer_step(node, made))
+        except BaseException:
+            self._packed = before
+            raise
+        schedule = Schedule(self.graph, views, self.device, steps, self._options.get("denormals") == "keep")
         with self._lock:
+            self.plans = plans
             self._schedule, self._instances = schedule, [Instance(schedule)]
 
-    def _layer_step(self, node: Node, made: Plan, constant: bool) -> Step:
+    def _constant(self, node: Node) -> bool:
+        """Whether the filters of a layer are known."""
+        return node.inputs[1] in self.graph.constants
+
+    def _plan(self, node: Node, layer: ConvLayer, candidate: str | None, mode: str, options: Mapping[str, Any]) -> Plan:
+        wanted: dict[str, Any] = {"device": self.device, "weights": "constant" if self._constant(node) else "varying"}
+        wanted |= {**self._options, **options}
+        if candidate is not None:
+            with contextlib.suppress(PlanError):  # of another version, say: then as if nothing were known
+                return plan(layer, candidate, **wanted)
+        return plan(layer, mode, **wanted)
+
+    def _layer_step(self, node: Node, made: Plan) -> Step:
         """What runs a convolution or a fully connected layer."""
-        self.plans[node.name], kernel = made, made.kernel
-        by = str(made.candidate)
-        program = getattr(kernel, "program", None)
-        if program is None or not (constant or not kernel.packed_bytes):
-            return Step(node, by, function=_planned(made))
-        operator = node.operator
+        kernel, by, constant = made.kernel, str(made.candidate), self._constant(node)
+        if not isinstance(kernel, GeneratedKernel) or (kernel.packed_bytes and not constant):
+            return Step(node, by, function=_planned(made, self.graph.constants.get(node.inputs[1])))
         rest = [Ref(name) for name in node.inputs[2:]]
-        bias, residual = getattr(operator, "bias", False), getattr(operator, "residual", False)
-        weights: Ref | Array = Ref(node.inputs[1])
-        if constant and kernel.packed_bytes:
-            weights = self._packed_weights(node, made)
-        epilogue = rest[0] if bias else None, rest[-1] if residual else None
+        epilogue = rest[0] if made.layer.bias else None, rest[-1] if made.layer.residual else None
+        weights: Ref | Array = self._packed_weights(node, made) if kernel.packed_bytes else Ref(node.inputs[1])
         operands = Ref(node.inputs[0]), weights, Ref(node.name), *epilogue, None
-        return Step(node, by, (Call(program, operands, kernel.workspace_bytes),))
+        return Step(node, by, (Call(kernel.program, operands, kernel.workspace_bytes),))
 
     def _packed_weights(self, node: Node, made: Plan) -> Array:
         key = f"{node.inputs[1]} {made.layer} {made.candidate}"
         if key not in self._packed:
-            w = self.graph.constants[node.inputs[1]]
-            self._packed[key] = made.pack(w.reshape(made.layer.w_shape)).buffer
+            version, found = self._saved.get(key, ("", None))
+            if found is None or found.nbytes != made.kernel.packed_bytes or version != saved.version_of(made):
+                w = self.graph.constants[node.inputs[1]]
+                buffer = made.pack(w.reshape(made.layer.w_shape)).buffer
+            else:
+                buffer = self.device.buffer(found.nbytes)
+                buffer[...] = found.reshape(-1).view(np.uint8)
+            self._packed[key] = buffer
         return self._packed[key]
+
+    def save(self, path: str | Path) -> None:
+        """Write the network with its choices and packed filters, so that another process has to find nothing anew.
+
+        Parameters
+        ----------
+        path : str or Path
+            `autoconv.load` reads it. What is there is replaced in one step.
+
+        Raises
+        ------
+        ConfigError
+            When it cannot be written.
+
+        Examples
+        --------
+        >>> import autoconv
+        >>> autoconv.load("model.onnx").tune().save("model.autoconv")  # doctest: +SKIP
+        >>> net = autoconv.load("model.autoconv")  # doctest: +SKIP
+        """
+        try:
+            saved.write(Path(path), self.graph, self.plans, self._packed, self.device)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
 
     @property
     def arena_bytes(self) -> int:
@@ -129,13 +182,7 @@ class CompiledNetwork:
         >>> import autoconv
         >>> net = autoconv.load("model.onnx").tune(budget=0.2)  # doctest: +SKIP
         """
-        before = self._packed
-        self._packed = {}
-        try:
-            self._compile(mode, **options)
-        except PlanError:
-            self._packed = before
-            raise
+        self._compile(mode, {}, **options)
         return self
 
     def run(self, *arrays: Array, **named: Array) -> Any:
@@ -222,36 +269,37 @@ class CompiledNetwork:
         return f"<CompiledNetwork {self.graph.name} on {self.device.name}>"
 
 
-def _planned(made: Plan) -> Any:
-    """A function of a node's arrays that runs a plan."""
+def _planned(made: Plan, constant: Array | None) -> Any:
+    """A function of a node's arrays that runs a plan, with filters packed now where they are known."""
+    layer = made.layer
+    a_shape, b_shape = layer.input_shapes
+    packed = None if constant is None else made.pack(constant.reshape(b_shape))
 
     def run(*arrays: Array) -> Array:
         x, w, *rest = arrays
-        layer = made.layer
         bias = rest[0] if layer.bias else None
         residual = rest[-1].reshape(layer.y_shape) if layer.residual else None
-        a_shape, b_shape = layer.input_shapes
-        return made.run(x.reshape(a_shape), w.reshape(b_shape), bias, residual)
+        return made.run(x.reshape(a_shape), w.reshape(b_shape) if packed is None else packed, bias, residual)
 
     return run
 
 
 def load(path: str | Path, batch: int | None = None, *, device: Any = None, **options: Any) -> CompiledNetwork:
-    """A network from an ONNX file, ready to run.
+    """A network from an ONNX file, or from one that `CompiledNetwork.save` wrote, ready to run.
 
     Layers run by what is on record for them, or by the best estimate; `CompiledNetwork.tune` measures.
 
     Parameters
     ----------
     path : str or Path
-        An ONNX file; the extra `onnx` reads it.
+        An ONNX file, which the extra `onnx` reads, or a saved network.
     batch : int, optional
         Images at a time, where the file leaves that open; else it has to be the file's.
     device : Device or str, optional
         The CPU, or one of fewer threads.
     **options
         As for `plan`: `workspace_limit`, `deterministic`, `tolerance`, `vendors` (False unless given), `exact`,
-        `cache`. And `input_shapes`: whole shapes of inputs by name, in place of what the file says.
+        `cache`, `denormals`. And `input_shapes`: whole shapes of inputs by name, in place of what the file says.
 
     Returns
     -------
@@ -276,8 +324,13 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
         raise PlanError(f"device={device!r}: networks run on a CPU")
     if batch is not None and (type(batch) is not int or batch < 1):
         raise ConfigError(f"batch={batch!r}: expected an integer of at least 1")
-    graph = onnx_reader.read(path, batch, options.pop("input_shapes", None))
+    kept = saved.read(Path(path)) if saved.is_saved(Path(path)) else None
+    shapes = options.pop("input_shapes", None)
+    if kept is not None and shapes is not None:
+        raise ConfigError(f"{path}: input_shapes: expected None for a saved network, whose shapes are known")
+    graph = onnx_reader.read(path, batch, shapes) if kept is None else kept.graph
     for name, wanted in graph.inputs.items():
         if batch is not None and wanted.shape[:1] != (batch,):
             raise ConfigError(f"{path}: batch={batch}: the file says {wanted.shape} of input {name!r}")
-    return CompiledNetwork(graph, found, {"vendors": False, **options})
+    chosen = (kept.candidates, kept.packed) if kept is not None and kept.device == found.key else ()
+    return CompiledNetwork(graph, found, {"vendors": False, **options}, *chosen)

@@ -22,7 +22,10 @@ class Schedule:
     Arrays lie in the arena, but for the graph's inputs, its constants, and outputs that have memory of their own.
     """
 
-    def __init__(self, graph: Graph, views: Views, device: CPU, steps: Sequence[Step]) -> None:
+    def __init__(
+        self, graph: Graph, views: Views, device: CPU, steps: Sequence[Step], keep_denormals: bool = False
+    ) -> None:
+        self.keep_denormals = keep_denormals
         self.graph, self.views, self.device, self.steps = graph, views, device, list(steps)
         self.outputs = self._own_outputs()
         blocks = self._blocks()
@@ -103,7 +106,7 @@ class Instance:
                 table.add(self, n, call)
         for part in self._parts:
             if isinstance(part, _Table):
-                part.close(device)
+                part.close(schedule)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs, by name."""
@@ -182,10 +185,13 @@ class _Table:
                 row.append(0 if operand is None else _address(operand))
         self._rows.append(row)
 
-    def close(self, device: CPU) -> None:
+    def close(self, schedule: Schedule) -> None:
         """All kernels are there."""
+        device = schedule.device
         self._words = np.array([len(self._rows), *(word for row in self._rows for word in row)], np.int64)
         self._entry = Entry(compiler.build(sequence.emit, device.instruction_set), "run", device.threads)
+        if schedule.keep_denormals:
+            self._entry.keep_denormals()
 
     def run(self, outside: Mapping[str, Array]) -> None:
         """Run them, with these arrays from outside."""
