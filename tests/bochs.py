@@ -148,7 +148,7 @@ def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
         arrays = [0 if array is None else id(array) for array in (a, b, out, *others)]
         missing = [0] * (launch.OPERANDS - len(arrays))
         start = pool.program().address("start")
-        return processor.call(start, _address(words), self._address, self._mode, *arrays, *missing)
+        return processor.call(start, _address(words), self._address, self._mode, 1, *arrays, *missing)
 
     def function(self: compiler.Program, name: str, *types: Any, returns: Any = None) -> Callable[..., Any]:
         if self not in emulated:

@@ -52,7 +52,14 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"codegen"},
     ),
     "autoconv.cli": ({"main"}, {"tune", "explain", "records", "info", "bench"}, {"tables"}, {"options", "output"}),
-    "autoconv.bench": ({"gpu"}, {"race", "reports"}, {"results"}, {"suites"}, {"statistics"}, {"baselines"}),
+    "autoconv.bench": (
+        {"gpu"},
+        {"race", "reports"},
+        {"results", "exported"},
+        {"suites"},
+        {"statistics"},
+        {"baselines"},
+    ),
 }
 
 
