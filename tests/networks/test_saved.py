@@ -14,7 +14,6 @@ import autoconv
 from autoconv.cpu import pool
 from autoconv.errors import ConfigError
 from autoconv.networks.run import saved
-from autoconv.plans import Plan
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 
@@ -35,13 +34,11 @@ def changed(path: Path, **changes: Any) -> None:
         np.savez(file, **arrays)
 
 
-def test_a_saved_network_answers_the_same_without_packing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_network_answers_the_same(path: Path) -> None:
     net = compiled(small(1)).tune("direct")
     net.save(path)
-    assert any(made.kernel.packed_bytes for made in net.plans.values())
     x = drawn(net.graph)
     expected = net.run(**x)
-    monkeypatch.setattr(Plan, "pack", lambda *_: pytest.fail("packed again"))
     again = autoconv.load(path, batch=1)
     assert {name: made.candidate for name, made in again.plans.items()} == {
         name: made.candidate for name, made in net.plans.items()
@@ -54,13 +51,11 @@ def test_a_saved_network_answers_the_same_without_packing(path: Path, monkeypatc
         autoconv.load(path, input_shapes={"x": (2, 4, 12, 10)})
 
 
-@pytest.mark.parametrize("change", ["device", "version", "candidates"])
+@pytest.mark.parametrize("change", ["device", "candidates"])
 def test_what_is_not_of_today_is_found_anew(path: Path, change: str) -> None:
     kept = saved.read(path)
     if change == "device":
         changed(path, device="cpu-of-another")
-    elif change == "version":
-        changed(path, packed=[[key, "other"] for key in kept.packed])
     else:
         changed(path, candidates=dict.fromkeys(kept.candidates, "gone[BM=1]"))
     net, again = compiled(small(1)), autoconv.load(path)
@@ -92,7 +87,7 @@ def test_a_damaged_file_is_one_line(path: Path) -> None:
         ({"nodes": [["y", "Elementwise", {"expression": ["add", 0, 1]}, ["x"]]]}, "expected a function of"),
         ({"outputs": {"y": "nowhere"}}, "expected outputs that are computed"),
         ({"inputs": [["x", [1, 4, 12, -10], "float32"]]}, "expected extents of at least 1"),
-        ({"packed": 3}, "not a saved network, or damaged"),
+        ({"candidates": 3}, "not a saved network, or damaged"),
     ],
 )
 def test_what_a_file_says_is_checked(path: Path, changes: dict[str, Any], message: str) -> None:

@@ -50,16 +50,13 @@ class CompiledNetwork:
         device: CPU,
         options: Mapping[str, Any],
         candidates: Mapping[str, str] | None = None,
-        packed: Mapping[str, tuple[str, Array]] | None = None,
     ) -> None:
         self.graph, self.device = optimized(graph), device
         self._options = dict(options)
         self._lock = threading.Lock()
         self.plans: dict[str, Plan] = {}
         self._packed: dict[str, Array] = {}
-        self._saved = dict(packed or {})  # filters that were packed by another process
         self._compile("heuristic", candidates or {})
-        self._saved.clear()
 
     def _compile(self, mode: str, candidates: Mapping[str, str], **options: Any) -> None:
         """Choose a plan for every layer, a known candidate where there is one, and arrange everything anew."""
@@ -113,18 +110,12 @@ class CompiledNetwork:
     def _packed_weights(self, node: Node, made: Plan) -> Array:
         key = f"{node.inputs[1]} {made.layer} {made.candidate}"
         if key not in self._packed:
-            version, found = self._saved.get(key, ("", None))
-            if found is None or found.nbytes != made.kernel.packed_bytes or version != saved.version_of(made):
-                w = self.graph.constants[node.inputs[1]]
-                buffer = made.pack(w.reshape(made.layer.w_shape)).buffer
-            else:
-                buffer = self.device.buffer(found.nbytes)
-                buffer[...] = found.reshape(-1).view(np.uint8)
-            self._packed[key] = buffer
+            w = self.graph.constants[node.inputs[1]]
+            self._packed[key] = made.pack(w.reshape(made.layer.w_shape)).buffer
         return self._packed[key]
 
     def save(self, path: str | Path) -> None:
-        """Write the network with its choices and packed filters, so that another process has to find nothing anew.
+        """Write the network as it is after all passes, with its choices, so that another process need not find them.
 
         Parameters
         ----------
@@ -143,7 +134,7 @@ class CompiledNetwork:
         >>> net = autoconv.load("model.autoconv")  # doctest: +SKIP
         """
         try:
-            saved.write(Path(path), self.graph, self.plans, self._packed, self.device)
+            saved.write(Path(path), self.graph, self.plans, self.device)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
 
@@ -332,5 +323,5 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
     for name, wanted in graph.inputs.items():
         if batch is not None and wanted.shape[:1] != (batch,):
             raise ConfigError(f"{path}: batch={batch}: the file says {wanted.shape} of input {name!r}")
-    chosen = (kept.candidates, kept.packed) if kept is not None and kept.device == found.key else ()
-    return CompiledNetwork(graph, found, {"vendors": False, **options}, *chosen)
+    chosen = kept.candidates if kept is not None and kept.device == found.key else None
+    return CompiledNetwork(graph, found, {"vendors": False, **options}, chosen)
