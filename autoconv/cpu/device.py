@@ -21,6 +21,8 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.cpu import allocator
+from autoconv.cpu.machine.model import Machine
+from autoconv.cpu.machine.recorded import machine_in_force, survey
 from autoconv.device import Device, Operands, Stopwatch
 from autoconv.errors import ArrayError, PlanError
 
@@ -121,15 +123,19 @@ class CPU(Device):
         How many threads compute, at least 1.
     instruction_set : "avx512", "avx2" or "generic"
         The vectors that kernels are compiled for.
+    model : str, optional
+        A machine model as `Machine.text` has it, by which candidates and estimates are made; that of this machine unless
+        given.
 
     Raises
     ------
     PlanError
-        For another number of threads, or another instruction set.
+        For another number of threads, or another instruction set, or a model of another number or set.
     """
 
     threads: int
     instruction_set: str
+    model: str | None = None
     kind = "cpu"
 
     def __post_init__(self) -> None:
@@ -137,6 +143,14 @@ class CPU(Device):
             raise PlanError(f"threads={self.threads!r}: expected an integer from 1 to {MOST_THREADS}")
         if self.instruction_set not in INSTRUCTION_SETS:
             raise PlanError(f"instruction_set={self.instruction_set!r}: expected {' or '.join(INSTRUCTION_SETS)}")
+        if self.model is not None:
+            self._check_model(Machine.parse(self.model))
+
+    def _check_model(self, given: Machine) -> None:
+        if given.threads != self.threads:
+            raise PlanError(f"model: expected one measured with {self.threads} threads, got one with {given.threads}")
+        if self.instruction_set not in given.peaks:
+            raise PlanError(f"model: expected one that knows {self.instruction_set}, got {', '.join(given.peaks)}")
 
     @classmethod
     def current(cls, threads: int | None = None, instruction_set: str | None = None) -> CPU:
@@ -196,6 +210,18 @@ class CPU(Device):
             "l2_bytes": l2,
             "l3_bytes": l3,
         }
+
+    @property
+    def machine(self) -> Machine:
+        """The measured machine: on record, or measured roughly when it is first asked for."""
+        if self.model is not None:
+            return Machine.parse(self.model)
+        return machine_in_force(self.key, self.instruction_set, self.threads)
+
+    def survey(self) -> None:
+        """Measure all of the machine, unless that is on record."""
+        if self.model is None:
+            survey(self.key, self.instruction_set, self.threads)
 
     @functools.cached_property
     def versions(self) -> dict[str, str]:
@@ -279,41 +305,17 @@ class CPU(Device):
         return Stopwatch(cold=cold, hot=hot)
 
     def _sweep(self) -> None:
-        _sweeper(2 * self.facts["l3_bytes"]).sum()
+        _sweeper(2 * self.machine.beyond).sum()
 
     def peak_flops(self, dtype: str) -> float:
-        """What processors with these vectors do at 3.5 GHz: 2 multiply-adds of 256 bits a cycle, or 1 of 512."""
-        vector_bytes = 16 if self.instruction_set == "generic" else 32
-        return self.threads * 3.5e9 * 2 * 2 * vector_bytes / (8 if dtype == "float64" else 4)
+        """Multiply-adds on registers, of all threads; 16-bit types are computed with in float32."""
+        return self.machine.flops(self.instruction_set, dtype)
 
     def bandwidth(self) -> float:
-        """A memory channel's worth for each thread, up to four."""
-        return 16e9 * min(self.threads, 4)
-
-    def measured_peak(self, dtype: str) -> float:
-        """Multiply-adds on registers where kernels can be compiled, a large matrix product elsewhere."""
-        from autoconv.cpu import peak, pool
-
-        dtype = "float64" if dtype == "float64" else "float32"
-        if pool.available():
-            return peak.flops(self.instruction_set, dtype, self.threads)
-        return _matmul_rate(dtype)
+        """What all threads read from memory."""
+        return self.machine.memory
 
 
 @functools.cache
 def _sweeper(nbytes: int) -> Array:
     return np.ones(nbytes // 8, np.int64)
-
-
-@functools.cache
-def _matmul_rate(dtype: str, n: int = 1024) -> float:
-    a = np.ones((n, n), dtype)
-    out = np.empty_like(a)
-    np.matmul(a, a, out)
-    return 2.0 * n**3 / min(_seconds(lambda: np.matmul(a, a, out)) for _ in range(3))
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
