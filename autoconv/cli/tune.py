@@ -31,6 +31,7 @@ from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
 from autoconv.networks import NamedLayer
 from autoconv.records.cache import TuningCache
+from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan
 
 LEAST_BUDGET = 0.05  # seconds of timing for a layer whose turn comes when the budget is spent
@@ -71,6 +72,9 @@ def tune(
     device, cache = device_named(device_name), TuningCache()
     check_mode(mode, device)
     options = options_of_plan(limits) | {"device": device, "cache": cache, "isolate": isolate}
+    if mode in TIMING:
+        with cache.timing_lock(device.key):
+            device.survey()
     rows: dict[tuple[str, int, str], list[Row]] = {}
     done, interrupted = [], False
     with progress_bar(len(jobs)) as begin:

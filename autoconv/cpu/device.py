@@ -124,8 +124,8 @@ class CPU(Device):
     instruction_set : "avx512", "avx2" or "generic"
         The vectors that kernels are compiled for.
     model : str, optional
-        A machine model as `Machine.text` has it, by which candidates and estimates are made; that of this machine unless
-        given.
+        A machine model, as `Machine.text` has it, by which candidates and estimates are made; that of this machine
+        unless given.
 
     Raises
     ------

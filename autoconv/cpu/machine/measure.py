@@ -16,11 +16,13 @@ from autoconv.cpu import allocator, pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Module
 from autoconv.cpu.machine import probes
-from autoconv.cpu.machine.model import BUSY, LEVELS, Curve, Machine
+from autoconv.cpu.machine.model import BUSY, Curve, Machine
 
-ATTEMPTS = 3
+ATTEMPTS, PATIENCE = 3, 6.0  # measurements of a busy machine, and seconds after which there is no further one
 SMALLEST = 8 << 10  # bytes of a working set
-TRANSFORMED = 16 << 10  # bytes of a thread's range while the transforms are measured: they shall stay in the first cache
+TRANSFORMED = (
+    16 << 10
+)  # bytes of a thread's range while the transforms are measured: they shall stay in the first cache
 MATRIX = 512  # rows of the product that stands for the peak where no kernel can be compiled
 LOADS = 4096  # of a sample, at least
 RATE = 2e10  # bytes or so per second, from which the time of a first sample is guessed
@@ -75,10 +77,11 @@ def measure(instruction_set: str, threads: int, *, thorough: bool) -> Machine:
     """
     effort = THOROUGH if thorough else ROUGH
     if not pool.available():
-        return _without_kernels(instruction_set, threads, effort)
-    found: list[Machine] = []
-    while not found or (found[-1].busy > BUSY and len(found) < (ATTEMPTS if thorough else 1)):
-        found.append(_Session(instruction_set, threads, effort).machine())
+        return _without_kernels(instruction_set, threads, effort, thorough)
+    start = time.monotonic()
+    found = [_Session(instruction_set, threads, effort).machine(thorough)]
+    while thorough and found[-1].busy > BUSY and len(found) < ATTEMPTS and time.monotonic() - start < PATIENCE:
+        found.append(_Session(instruction_set, threads, effort).machine(thorough))
     return min(found, key=lambda machine: machine.busy)
 
 
@@ -97,7 +100,8 @@ class _Session:
         self.results = self.answers.view(np.float32)
         self.wall = self.used = 0.0
 
-    def machine(self) -> Machine:
+    def machine(self, thorough: bool) -> Machine:
+        """All of it."""
         read_one = self.curve(probes.READ, 1, self.sizes(self.effort.ratio))
         sizes = self.sizes(self.effort.ratio)
         chase = self.chase([size for size in self.sizes(min(self.effort.ratio, 2.0)) if size <= self.effort.farthest])
@@ -107,7 +111,7 @@ class _Session:
         return Machine(
             threads=self.threads,
             when=datetime.now(UTC).isoformat(timespec="seconds"),
-            thorough=self.effort is THOROUGH,
+            thorough=thorough,
             peaks={self.instruction_set: peaks},
             read_one=read_one,
             read=self.curve(probes.READ, self.threads, sizes) if several else read_one,
@@ -118,7 +122,7 @@ class _Session:
             barrier=self.barrier(call) if several else call,
             wake=self.wake() if several else call,
             chase=chase,
-            caches=chase.plateaus(LEVELS),  # type: ignore[arg-type]
+            caches=levels(read_one, chase),
             busy=self.busy(),
         )
 
@@ -129,9 +133,13 @@ class _Session:
         wanted = (SMALLEST * ratio**n for n in range(count + 1))
         return sorted({min(max(round(size / step), 1) * step, self.largest) for size in wanted})
 
-    def runner(self, probe: str, threads: int, elements: int, rounds: int, dtype: str = "float32") -> Callable[[], None]:
+    def runner(
+        self, probe: str, threads: int, elements: int, rounds: int, dtype: str = "float32"
+    ) -> Callable[[], None]:
         """What calls a probe once."""
-        program = self.program if probe != probes.PEAK else compiler.build(probes.emit_peak, self.instruction_set, dtype)
+        program = (
+            self.program if probe != probes.PEAK else compiler.build(probes.emit_peak, self.instruction_set, dtype)
+        )
         run = pool.Entry(program, probe, self.threads if threads > 1 else 1)
         numbers = np.array([threads, elements, rounds], np.int64)
         target = self.memory if probe in (probes.WRITE, probes.STREAM) else self.answers
@@ -239,7 +247,27 @@ def falling(points: Sequence[tuple[int, float]]) -> Curve:
     return Curve(tuple(reversed(found)))
 
 
-def _without_kernels(instruction_set: str, threads: int, effort: Effort) -> Machine:
+def levels(reading: Curve, chase: Curve) -> tuple[int, int, int]:
+    """Bytes of the levels of memory that one thread finds.
+
+    Latency tells the first two apart, which reading ahead hides; the last is told by reading, as a chain through so
+    much memory rather shows how addresses are translated.
+
+    Parameters
+    ----------
+    reading, chase : Curve
+        As `Machine.read_one` and `Machine.chase`.
+
+    Returns
+    -------
+    tuple of int
+    """
+    first = chase.end(chase.points[0][0], 2.0)
+    second = max(chase.end(2 * first, 2.0), first)
+    return first, second, max(reading.end(4 * second, 1.5), second)
+
+
+def _without_kernels(instruction_set: str, threads: int, effort: Effort, thorough: bool) -> Machine:
     """What NumPy reaches, where no kernel can be compiled; the rest stays unmeasured."""
     matrices = {dtype: np.ones((MATRIX, MATRIX), dtype) for dtype in ("float32", "float64")}
     seconds = {dtype: min(_timed(lambda a=a: a @ a) for _ in range(3)) for dtype, a in matrices.items()}  # type: ignore[misc]
@@ -255,7 +283,7 @@ def _without_kernels(instruction_set: str, threads: int, effort: Effort) -> Mach
     return Machine(
         threads=threads,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
-        thorough=effort is THOROUGH,
+        thorough=thorough,
         busy=0.0,
         peaks={instruction_set: {dtype: 2.0 * MATRIX**3 / best for dtype, best in seconds.items()}},
         read_one=curve,
@@ -267,7 +295,7 @@ def _without_kernels(instruction_set: str, threads: int, effort: Effort) -> Mach
         barrier=None,
         wake=None,
         chase=None,
-        caches=curve.plateaus(LEVELS),  # type: ignore[arg-type]
+        caches=levels(curve, curve),
     )
 
 
@@ -275,7 +303,6 @@ def _timed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
-
 
 
 def _processors() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import json
 import math
 from dataclasses import dataclass, fields
@@ -61,46 +62,43 @@ class Curve:
     def _sizes(self) -> list[int]:
         return [size for size, _ in self.points]
 
-    def plateaus(self, count: int) -> tuple[int, ...]:
-        """Where so many levels of a memory end: what lies further out takes twice as long as the level's beginning.
-
-        A level begins four times as far out as the one before it ends. Where the curve does not fall so often, the
-        last levels end with it.
+    def end(self, begin: int, factor: float) -> int:
+        """Where the level of a memory ends that holds the working set `begin`: the next one is that much slower.
 
         Parameters
         ----------
-        count : int
+        begin : int
+            Bytes.
+        factor : float
 
         Returns
         -------
-        tuple of int
-            Bytes.
+        int
+            Bytes of the largest working set that is not slower by the factor.
 
         Examples
         --------
-        >>> Curve(tuple((1 << n, 9.0 / (1 + 2 * (n > 15) + 5 * (n > 20))) for n in range(14, 26))).plateaus(3)
-        (32768, 1048576, 33554432)
+        >>> curve = Curve(((16, 8.0), (32, 7.0), (64, 3.0), (128, 3.0), (256, 1.0)))
+        >>> curve.end(16, 2.0), curve.end(64, 2.0), curve.end(512, 2.0)
+        (32, 128, 256)
         """
-        ends: list[int] = []
-        begin = self._sizes[0]
-        for _ in range(count):
-            least = self.rate(begin) / 2
-            end = self._sizes[-1]
-            for (size, _), (_, following) in zip(self.points, self.points[1:], strict=False):
-                if size >= begin and following < least:
-                    end = size
-                    break
-            ends.append(end)
-            begin = min(4 * end, self._sizes[-1])
-        return tuple(ends)
+        least = self.rate(begin) / factor
+        return next(
+            (a for (a, _), (b, rate) in itertools.pairwise(self.points) if b > begin and rate < least), self.last
+        )
+
+    @property
+    def last(self) -> int:
+        """The largest working set, in bytes."""
+        return self.points[-1][0]
 
 
 @dataclass(frozen=True)
 class Machine:
     """The measured machine: one processor with its vectors and number of threads.
 
-    What was not measured is None: a machine known by somebody's notes has gaps. What takes its place is said where it is
-    asked for.
+    What was not measured is None: a machine known by somebody's notes has gaps. What takes its place is said where it
+    is asked for.
 
     Attributes
     ----------
@@ -125,7 +123,8 @@ class Machine:
         Seconds of a call that computes nothing, of a region of all threads beside it, and of the first such region when
         the threads were asleep.
     caches : tuple of int
-        Bytes at which loads begin to take longer, for three levels: the caches as they are for a single thread.
+        Bytes of three levels as one thread finds them: two end where loads take twice as long as further in, the last
+        where reading on end takes half as long again.
     """
 
     threads: int
@@ -322,4 +321,4 @@ def _points(value: object) -> bool:
         return False
     if not all(isinstance(p, list) and len(p) == 2 and type(p[0]) is int and all(map(_number, p)) for p in value):
         return False
-    return all(a[0] < b[0] for a, b in zip(value, value[1:], strict=False))
+    return all(a[0] < b[0] for a, b in itertools.pairwise(value))

@@ -125,9 +125,7 @@ def _task(m: Module, name: str, element: Type) -> tuple[Function, Value, list[Va
     return k, thread, operands(k, context, element, i64, element)[:3]
 
 
-def _over_range(
-    k: Function, p: Value, b: Value, thread: Value, lanes: int, step: Callable[[Value], None]
-) -> None:
+def _over_range(k: Function, p: Value, b: Value, thread: Value, lanes: int, step: Callable[[Value], None]) -> None:
     """Round after round, `step` at every `STREAMS` vectors of a thread's range."""
     number = k.load(b + 1)
     with k.loop(0, k.load(b + 2)), k.loop(0, number, STREAMS * lanes) as i:

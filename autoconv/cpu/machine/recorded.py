@@ -82,20 +82,15 @@ def recorded(key: str, instruction_set: str, threads: int) -> Machine | None:
     Machine or None
     """
     store = TextStore(cache_folder())
-    try:
-        text = store.get(_name(key))
-        if text is None:
-            return None
+    text = store.get(_name(key))
+    found = None
+    if text is not None:
         try:
             found = Machine.parse(text)
-            if found.threads != threads or instruction_set not in found.peaks:
-                raise RecordError(f"expected {threads} threads with {instruction_set}")
         except RecordError as error:
             store.report(f"{store.directory}: the record of this machine is ignored: {error}")
-            return None
-        return found
-    finally:
-        store.close()
+    store.close()
+    return found if found is not None and found.threads == threads and instruction_set in found.peaks else None
 
 
 def _measured(key: str, instruction_set: str, threads: int, *, thorough: bool) -> Machine:
@@ -112,10 +107,8 @@ def _measured(key: str, instruction_set: str, threads: int, *, thorough: bool) -
             keep = False
         return old if keep and old is not None else found.text
 
-    try:
-        store.update(_name(key), newest)
-    finally:
-        store.close()
+    store.update(_name(key), newest)
+    store.close()
     return found
 
 
