@@ -72,13 +72,13 @@ def tune(
     device, cache = device_named(device_name), TuningCache()
     check_mode(mode, device)
     options = options_of_plan(limits) | {"device": device, "cache": cache, "isolate": isolate}
-    if mode in TIMING:
-        with cache.timing_lock(device.key):
-            device.survey()
     rows: dict[tuple[str, int, str], list[Row]] = {}
     done, interrupted = [], False
     with progress_bar(len(jobs)) as begin:
         try:
+            if mode in TIMING:
+                with cache.timing_lock(device.key):
+                    device.survey()
             for place, (net, named, layer) in enumerate(jobs):
                 left = None if budget is None else started + budget - time.monotonic()
                 share = None if left is None else max(left / (len(jobs) - place), LEAST_BUDGET)

@@ -46,7 +46,7 @@ def _tiles(layer: ConvLayer, device: CPU) -> list[dict[str, int]]:
 
 def _row_blocking(device: CPU, params: Params) -> RowBlocking:
     return RowBlocking(
-        int(params["TP"]), int(params["NV"]), bool(params["nt"]), device.threads, device.facts["l1_bytes"]
+        int(params["TP"]), int(params["NV"]), bool(params["nt"]), device.threads, device.machine.caches[0]
     )
 
 

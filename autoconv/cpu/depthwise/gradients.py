@@ -31,7 +31,7 @@ def _tiling(layer: ConvLayer, device: CPU, TP: int) -> DepthwiseTiling:
     """Panels as of the forward pass, of half the L1 cache."""
     wide = widened(DTYPES[layer.dtype])
     lanes = VECTOR_BYTES[device.instruction_set] // wide.bytes
-    blocking = RowBlocking(TP, 1, False, device.threads, device.facts["l1_bytes"])
+    blocking = RowBlocking(TP, 1, False, device.threads, device.machine.caches[0])
     forward = correlations(layer.replace(direction="fwd"))
     tiling = DepthwiseTiling.of(forward, lanes, wide.bytes, blocking)
     return tiling._replace(TP=TP, blocks=-(-layer.P // TP), together=max(1, tiling.together * tiling.TP // TP))

@@ -18,6 +18,7 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.device import CPU
+from autoconv.cpu.fft.estimate import seconds
 from autoconv.cpu.fft.geometry import (
     LENGTHS,
     CircularAxis,
@@ -118,7 +119,7 @@ def _schedules(one: FourierTiling, threads: int, l2_bytes: int, l3_bytes: int) -
 def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, int], ...]:
     """The most promising sizes of tiles, each with its best schedule."""
     main = max(fourier_correlations(layer), key=lambda c: c.macs)
-    l2, l3 = device.facts["l2_bytes"], device.facts["l3_bytes"]
+    l2, l3 = device.machine.caches[1], device.machine.caches[2]
     found: dict[tuple[int, ...], tuple[float, FourierTiling]] = {}
     for axes in itertools.product(_sizes(main.rows, False), _sizes(main.columns, True)):
         tiling = _tiling(layer, device, main, axes)
@@ -197,10 +198,7 @@ class TiledFFT(GeneratedAlgorithm):
         return layer.accumulator.itemsize * sum(tiling.packed_size for tiling in tilings(layer, device, params))
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        cuts = tilings(layer, device, params)
-        cycles = sum(_cost(tiling, device.threads, device.facts["l2_bytes"]) for tiling in cuts)
-        rate = device.peak_flops(layer.dtype) / (2 * cuts[0].lanes * device.threads)
-        return cycles / rate + layer.bytes / device.bandwidth() / 4
+        return sum(seconds(tiling, device.machine) for tiling in tilings(layer, device, params))
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, tilings(layer, device, params))

@@ -78,9 +78,9 @@ def measure(instruction_set: str, threads: int, *, thorough: bool) -> Machine:
     effort = THOROUGH if thorough else ROUGH
     if not pool.available():
         return _without_kernels(instruction_set, threads, effort, thorough)
-    start = time.monotonic()
+    start = time.perf_counter()
     found = [_Session(instruction_set, threads, effort).machine(thorough)]
-    while thorough and found[-1].busy > BUSY and len(found) < ATTEMPTS and time.monotonic() - start < PATIENCE:
+    while thorough and found[-1].busy > BUSY and len(found) < ATTEMPTS and time.perf_counter() - start < PATIENCE:
         found.append(_Session(instruction_set, threads, effort).machine(thorough))
     return min(found, key=lambda machine: machine.busy)
 

@@ -165,6 +165,61 @@ class Machine:
         peaks = self.peaks[unit]
         return peaks[dtype] if dtype in peaks else peaks["float32"]
 
+    def multiply_adds(self, unit: str, dtype: str, lanes: int) -> float:
+        """Vectors of multiply-adds per second of one thread.
+
+        Parameters
+        ----------
+        unit, dtype : str
+            As for `flops`.
+        lanes : int
+            Of a vector.
+
+        Returns
+        -------
+        float
+        """
+        return self.flops(unit, dtype) / (2 * lanes * self.threads)
+
+    def loads(self, nbytes: int) -> float:
+        """Vectors per second that one thread loads from its first cache, as many as it multiplies if not measured.
+
+        Parameters
+        ----------
+        nbytes : int
+            Of a vector.
+
+        Returns
+        -------
+        float
+        """
+        measured = self.read_one.rate(self.caches[0] / 2) / nbytes
+        return (
+            measured
+            if self.read_one.points[0][0] <= self.caches[0]
+            else max(measured, self._most_multiply_adds(nbytes))
+        )
+
+    def transforms(self, nbytes: int) -> float:
+        """Vectors per second that one thread transforms on one axis.
+
+        Where that was not measured, each takes as long as four multiply-adds: it is loaded, combined twice, and stored.
+
+        Parameters
+        ----------
+        nbytes : int
+            Of a vector.
+
+        Returns
+        -------
+        float
+        """
+        return self.transform if self.transform is not None else self._most_multiply_adds(nbytes) / 4
+
+    def _most_multiply_adds(self, nbytes: int) -> float:
+        most = max(types["float32"] for types in self.peaks.values() if "float32" in types)
+        return most / (2 * (nbytes // 4) * self.threads)
+
     @functools.cached_property
     def memory(self) -> float:
         """Bytes per second that all threads read from memory."""

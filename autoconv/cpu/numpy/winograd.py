@@ -66,7 +66,7 @@ class NumpyWinogradKernel(NumpyKernel):
         rows, columns = (layer.P, layer.Q) if forward else (layer.H, layer.W)
         self.rows, self.columns = -(-rows // m), -(-columns // m)
         planes = self.tile**2 * max(layer.C, layer.K) * layer.accumulator.itemsize
-        self.at_once = blocks(layer.N, self.rows, max(1, device.facts["l3_bytes"] // (4 * planes * self.columns)))
+        self.at_once = blocks(layer.N, self.rows, max(1, device.machine.caches[2] // (4 * planes * self.columns)))
         tiles = self.at_once[0] * self.at_once[1] * self.columns
         block = (self.tile**2 * max(layer.C, layer.K) * tiles,), layer.accumulator
         products = self.tile**2 * layer.K * (layer.C // layer.groups)

@@ -15,10 +15,11 @@ from collections.abc import Iterable
 
 from autoconv.algorithm import Params, bound_for
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.common.algorithm import GeneratedAlgorithm, traffic
+from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.device import CPU
 from autoconv.cpu.transform.geometry import unfit
+from autoconv.cpu.winograd.estimate import seconds
 from autoconv.cpu.winograd.geometry import (
     WinogradTiling,
     cap,
@@ -105,7 +106,7 @@ def _chunks(tiling: WinogradTiling) -> list[int]:
 def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, int], ...]:
     """For the most promising sizes of tiles, the best chunks of either schedule."""
     main = max(correlations(layer), key=lambda c: c.macs)
-    l2, l3 = device.facts["l2_bytes"], device.facts["l3_bytes"]
+    l2, l3 = device.machine.caches[1], device.machine.caches[2]
 
     def schedule(m: tuple[int, int], rows: int, kept: int) -> tuple[float, tuple[int, int], int, int]:
         """Chunks of so many rows, with their cost: by themselves, or as many in a batch as a part of the LLC keeps."""
@@ -170,11 +171,7 @@ class Winograd(GeneratedAlgorithm):
         return layer.accumulator.itemsize * sum(tiling.packed_size for tiling in tilings(layer, device, params))
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        cuts = tilings(layer, device, params)
-        caches = device.facts["l2_bytes"], device.facts["l3_bytes"]
-        work = sum(_cost(tiling, device.threads, *caches) for tiling in cuts)
-        rate = device.peak_flops(layer.dtype) / (2 * cuts[0].lanes * device.threads)
-        return work / rate + traffic(layer) / device.bandwidth() / 2
+        return sum(seconds(tiling, device.machine) for tiling in tilings(layer, device, params))
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         down, across = _parse(params)[0]

@@ -17,6 +17,7 @@ from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.device import CPU
 from autoconv.cpu.transform.geometry import unfit
+from autoconv.cpu.winograd.estimate import wgrad_seconds
 from autoconv.cpu.winograd.geometry import (
     WinogradTiling,
     cap,
@@ -83,7 +84,7 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int],
     for m in itertools.product(sizes(c.rows), sizes(c.columns)):
         one = _tiling(layer, device, m, 1, 1).forward
         for rows in {min(max(tiles // one.columns.tiles, 1), one.tile_rows) for tiles in CHUNKS}:
-            cost = _cost(_tiling(layer, device, m, rows, 0), device.threads, device.facts["l3_bytes"])
+            cost = _cost(_tiling(layer, device, m, rows, 0), device.threads, device.machine.caches[2])
             key = *sorted(m), rows >= one.tile_rows
             found[key] = min(found.get(key, (cost, m, rows)), (cost, m, rows))
     return tuple(choice[1:] for choice in sorted(found.values())[: most_sizes(layer)])
@@ -116,10 +117,7 @@ class WinogradWgrad(GeneratedAlgorithm):
         return tiling_of(layer, device, params).workspace_bytes(device.threads)
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        tiling = tiling_of(layer, device, params)
-        rate = device.peak_flops(layer.dtype) / (2 * tiling.lanes * device.threads)
-        cycles = _cost(tiling, device.threads, device.facts["l3_bytes"])
-        return cycles / rate + layer.bytes / device.bandwidth() / 4
+        return wgrad_seconds(tiling_of(layer, device, params), device.machine)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         c, (down, across) = _forward(layer), _parse(params)[0]

@@ -125,7 +125,7 @@ def _in_cache(layer: ConvLayer, device: CPU) -> tuple[ConvLayer, ConvLayer]:
     """The layer of as many images as are interleaved while they are in the LLC; and the unit-stride layer of them."""
     one = unit_stride_layer(layer.replace(N=1))
     fit = [n for n in range(1, layer.N + 1) if layer.N % n == 0]
-    room = device.facts["l3_bytes"] // 4 // _bytes_in_lines(one.y_shape, layer.itemsize)
+    room = device.machine.caches[2] // 4 // _bytes_in_lines(one.y_shape, layer.itemsize)
     together = max((n for n in fit if n <= room), default=1)
     return layer.replace(N=together), one.replace(N=together)
 
