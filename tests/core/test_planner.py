@@ -506,6 +506,21 @@ def test_exact_and_other_requests_leave_each_others_notes(
     assert not sets
 
 
+def test_an_exact_race_does_not_excuse_a_winner_that_has_changed(cache: TuningCache) -> None:
+    """It has learned nothing of those that it left out."""
+    rigged(cache, none=Facts("1", time=0.1, workspace=SIZE))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NumpyDirect, "version", "another")
+        changed = FaultyCPU.having("none", version="2")
+        assert fresh(LAYER, device=changed, cache=cache, exact=True).timed == 1
+        assert str(fresh(LAYER, "cached", device=changed, cache=cache, exact=True).candidate) == "numpy.direct"
+        with pytest.raises(PlanError, match=r"^faulty\.none, the winner on record"):
+            fresh(LAYER, "cached", device=changed, cache=cache)
+        assert fresh(LAYER, "heuristic", device=changed, cache=cache).source == "heuristic"
+        assert fresh(LAYER, device=changed, cache=cache).timed == 2  # the changed one, and the incumbent
+        assert fresh(LAYER, "cached", device=changed, cache=cache).source == "cache"
+
+
 def test_facts_of_inexact_algorithms_do_not_win_an_exact_request(cache: TuningCache) -> None:
     device = rigged(cache, none=Facts("1", time=1e-6, workspace=SIZE))
     assert str(fresh(LAYER, "cached", device=device, cache=cache).candidate) == "faulty.none"

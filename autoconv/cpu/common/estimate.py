@@ -42,40 +42,6 @@ def busiest(tasks: int, threads: int) -> float:
     return math.ceil(tasks / threads) * threads / tasks
 
 
-def step(machine: Machine, unit: str, layer: ConvLayer, products: float, loads: float) -> float:
-    """Seconds of one thread for so many vectors of multiply-adds, and for loading what they take from the first cache.
-
-    Parameters
-    ----------
-    machine : Machine
-    unit : str
-        The instruction set.
-    layer : ConvLayer
-    products, loads : float
-        Vectors.
-
-    Returns
-    -------
-    float
-    """
-    accumulator = layer.accumulator
-    nbytes = machine_vector(unit)
-    multiply = machine.multiply_adds(unit, accumulator.name, nbytes // accumulator.itemsize)
-    return max(products / multiply, loads / machine.loads(nbytes))
-
-
-def machine_vector(unit: str) -> int:
-    """Bytes of a vector."""
-    from autoconv.cpu.codegen.ir import VECTOR_BYTES
-
-    return VECTOR_BYTES[unit]
-
-
-def filters_from_memory(layer: ConvLayer, machine: Machine, nbytes: float) -> float:
-    """Seconds in which cold filters, packed to so many bytes, come from memory."""
-    return nbytes / machine.memory
-
-
 def operands_once(layer: ConvLayer, machine: Machine, *, past: bool = False) -> float:
     """Seconds in which a warm input, or both of a gradient's operands, is read once, and the output written once.
 
@@ -92,5 +58,5 @@ def operands_once(layer: ConvLayer, machine: Machine, *, past: bool = False) -> 
     """
     written = math.prod(layer.output_shape) * layer.itemsize
     read = layer.bytes - written - (0 if layer.direction == "wgrad" else math.prod(layer.w_shape) * layer.itemsize)
-    part = (read + written) / machine.threads
+    part = max((read + written) / machine.threads, 2 * machine.caches[1])  # other threads had it last
     return machine.reading(read, part) + machine.writing(written, part, past=past)

@@ -44,7 +44,7 @@ def _pointwise(layer: ConvLayer) -> bool:
 def _cached_rows(layer: ConvLayer, device: Any) -> int:
     """How many output rows have columns that stay in cache while BLAS runs over them."""
     row = layer.C * layer.R * layer.S * layer.Q * layer.accumulator.itemsize
-    return max(1, device.machine.caches[2] // (8 * row))
+    return max(1, int(device.machine.caches[2]) // (8 * row))
 
 
 class NumpyGemmKernel(NumpyKernel):

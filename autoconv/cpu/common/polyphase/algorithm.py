@@ -108,8 +108,11 @@ class Polyphase(Algorithm[CPU]):
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
         some, inner = _in_cache(layer, device)
-        moved = _bytes_in_lines(inner.y_shape, layer.itemsize) + _bytes_in_lines(layer.x_shape, layer.itemsize)
-        return layer.N / some.N * self.inner.estimate(inner, device, params) + moved / device.bandwidth()
+        machine = device.machine
+        components, output = (_bytes_in_lines(shape, layer.itemsize) for shape in (inner.y_shape, some.x_shape))
+        part = (components + output) / machine.threads
+        moved = machine.reading(components, part) + machine.writing(output, part)
+        return layer.N / some.N * (self.inner.estimate(inner, device, params) + moved)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return self.inner.bound(unit_stride_layer(layer), params)
