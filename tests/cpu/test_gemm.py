@@ -29,12 +29,7 @@ def pointwise(**fields: Any) -> ConvLayer:
     return ConvLayer(**({"N": 2, "C": 11, "H": 7, "W": 7, "K": 19, "R": 1, "S": 1} | fields))
 
 
-class SmallCaches(CPU):
-    """Caches so small that filters are cut into several chunks."""
-
-    @property
-    def facts(self) -> dict[str, Any]:  # type: ignore[override]
-        return super().facts | {"l2_bytes": 2048}
+SMALL_CACHES = 1024, 2048, 1 << 24  # caches so small that filters are cut into several chunks
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -95,7 +90,7 @@ def test_panels(instruction_set: str, name: str) -> None:
     layer = ConvLayer(**({"N": 2, "C": 3, "H": 9, "W": 13, "K": 11, "R": 3, "S": 3, "bias": True} | STEMS[name]))
     device = device_with(instruction_set, 2)
     assert check_guarded(GEMM, layer, device, operands(layer))
-    small = SmallCaches(threads=1, instruction_set=instruction_set)
+    small = device_with(instruction_set, 1, SMALL_CACHES)
     assert check_guarded(GEMM, layer, small, operands(layer))
 
 
@@ -108,7 +103,7 @@ def test_panels_of_every_type(dtype: str) -> None:
 
 
 def test_filters_larger_than_the_cache() -> None:
-    device = SmallCaches(threads=2, instruction_set=host_instruction_set())
+    device = device_with(host_instruction_set(), 2, SMALL_CACHES)
     for layer in (pointwise(C=70, K=45), pointwise(N=3, C=40, K=48, groups=2), pointwise(C=600, K=9)):
         assert check_guarded(GEMM, layer, device, operands(layer))
 
@@ -123,7 +118,7 @@ def test_filters_larger_than_the_cache() -> None:
 )
 def test_stores_past_the_caches(fields: dict[str, Any]) -> None:
     """Only to whole aligned vectors; an output that starts elsewhere is stored as usual."""
-    device = SmallCaches(threads=2, instruction_set=host_instruction_set())
+    device = device_with(host_instruction_set(), 2, SMALL_CACHES)
     layer = ConvLayer(**fields)
     streaming = [c for c in GEMM.all(layer, device) if c.params["nt"] and not GEMM.why_not(layer, device, c.params)]
     assert streaming

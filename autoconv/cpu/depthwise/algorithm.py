@@ -107,8 +107,8 @@ class Depthwise(GeneratedAlgorithm):
         """A block loads every row (or column) that it sees once for each tap across, and a filter's taps once.
 
         Lanes beyond the last column, or channel, hold nothing. Rows of pixels are first copied to a panel with zeros
-        around them. Layers whose planes lie whole pages apart gain nothing by stores past the caches: their lines get in
-        each other's way.
+        around them. Layers whose planes lie whole pages apart gain nothing by stores past the caches: their lines get
+        in each other's way.
         """
         machine, size = device.machine, layer.accumulator.itemsize
         lanes = VECTOR_BYTES[device.instruction_set] // size
