@@ -24,8 +24,8 @@ from autoconv.layer import ConvLayer
 MOST_FILTERS = 8  # per channel, in NCHW
 MOST_COLUMNS = 15
 PIXEL_TILES = {"avx512": ((4, 2), (8, 2)), "avx2": ((4, 1), (3, 2)), "generic": ((4, 1), (2, 2))}
-# Two pixels first: on Zen 3, stores past the caches to more of them at once took 3 to 5 times as long where they lie
-# 2 KiB apart. A line is two vectors of AVX2.
+# Two pixels first: on one processor, stores past the caches to more of them at once took 3 to 5 times as long where
+# they lie 2 KiB apart. A line is two vectors of AVX2.
 CHANNEL_TILES = {
     "avx512": ((2, 2), (4, 2), (8, 2)),
     "avx2": ((2, 2), (4, 1), (4, 2)),
