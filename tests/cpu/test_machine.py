@@ -130,6 +130,18 @@ def test_a_measurement_is_whole_and_reads_back(threads: int, monkeypatch: pytest
     assert not found.thorough
 
 
+def test_the_peak_of_a_matrix_unit_is_measured_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "ROUGH", SMALL)
+    isa = CPU.current().instruction_set
+    found = measuring.measure(isa, 1, "emulated", thorough=False)
+    assert found.peaks.keys() == {isa, "emulated"}
+    assert 0 < found.tiles("emulated", "bfloat16") < found.flops(isa, "float32")
+    monkeypatch.setattr(measuring.permission, "granted", lambda: False)
+    without = measuring.measure(isa, 1, "amx", thorough=False)
+    assert without.peaks.keys() == {isa}
+    assert without.tiles("amx", "bfloat16") == without.flops(isa, "float32")
+
+
 def test_without_kernels_numpy_stands_for_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "ROUGH", SMALL)
     monkeypatch.setattr(measuring.pool, "available", lambda: False)
@@ -217,7 +229,7 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[bool]:
     """Measurements that take no time; the list tells which were thorough."""
     asked: list[bool] = []
 
-    def measure(instruction_set: str, threads: int, *, thorough: bool) -> Machine:
+    def measure(instruction_set: str, threads: int, matrix_unit: str | None, *, thorough: bool) -> Machine:
         asked.append(thorough)
         return dataclasses.replace(MACHINE, threads=threads, thorough=thorough, **changes)
 
@@ -255,7 +267,7 @@ def test_what_was_measured_while_busy_is_measured_again_by_the_next_process(monk
 def test_a_first_look_does_not_take_the_place_of_a_survey_made_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     _scripted(monkeypatch)
     recorded.survey(KEY, "avx2", 2)
-    recorded._measured(KEY, "avx2", 2, thorough=False)
+    recorded._measured(KEY, "avx2", 2, None, thorough=False)
     assert _as_a_new_process("machine_in_force", KEY, "avx2", 2).thorough
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import time
@@ -12,9 +13,10 @@ from datetime import UTC, datetime
 import numpy as np
 
 from autoconv.algorithm import Array
-from autoconv.cpu import allocator, pool
+from autoconv.cpu import allocator, permission, pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Module
+from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS, WORDS
 from autoconv.cpu.machine import probes
 from autoconv.cpu.machine.model import BUSY, Curve, Machine
 
@@ -26,6 +28,7 @@ TRANSFORMED = (
 MATRIX = 512  # rows of the product that stands for the peak where no kernel can be compiled
 LOADS = 4096  # of a sample, at least
 RATE = 2e10  # bytes or so per second, from which the time of a first sample is guessed
+TILE_FLOPS = 2 * TILE_ROWS * WORDS * 2 * WORDS  # of a product of tiles: pairs of narrow numbers
 ASLEEP = 0.02  # seconds after which threads have gone to sleep
 
 
@@ -58,7 +61,7 @@ ROUGH = Effort(largest=64 << 20, ratio=4.0, seconds=2e-4, samples=2, farthest=16
 THOROUGH = Effort(largest=256 << 20, ratio=math.sqrt(2), seconds=2e-3, samples=4, farthest=256 << 20)
 
 
-def measure(instruction_set: str, threads: int, *, thorough: bool) -> Machine:
+def measure(instruction_set: str, threads: int, matrix_unit: str | None = None, *, thorough: bool) -> Machine:
     """This machine, as so many threads with such vectors find it.
 
     While others use the processor it is measured again, a few times at most; the quietest measurement counts, and says
@@ -68,6 +71,7 @@ def measure(instruction_set: str, threads: int, *, thorough: bool) -> Machine:
     ----------
     instruction_set : "avx512", "avx2" or "generic"
     threads : int
+    matrix_unit : "amx", "emulated" or None
     thorough : bool
         In a few seconds, rather than a fraction of one.
 
@@ -79,9 +83,9 @@ def measure(instruction_set: str, threads: int, *, thorough: bool) -> Machine:
     if not pool.available():
         return _without_kernels(instruction_set, threads, effort, thorough)
     start = time.perf_counter()
-    found = [_Session(instruction_set, threads, effort).machine(thorough)]
+    found = [_Session(instruction_set, threads, effort).machine(thorough, matrix_unit)]
     while thorough and found[-1].busy > BUSY and len(found) < ATTEMPTS and time.perf_counter() - start < PATIENCE:
-        found.append(_Session(instruction_set, threads, effort).machine(thorough))
+        found.append(_Session(instruction_set, threads, effort).machine(thorough, matrix_unit))
     return min(found, key=lambda machine: machine.busy)
 
 
@@ -100,7 +104,7 @@ class _Session:
         self.results = self.answers.view(np.float32)
         self.wall = self.used = 0.0
 
-    def machine(self, thorough: bool) -> Machine:
+    def machine(self, thorough: bool, matrix_unit: str | None = None) -> Machine:
         """All of it."""
         read_one = self.curve(probes.READ, 1, self.sizes(self.effort.ratio))
         sizes = self.sizes(self.effort.ratio)
@@ -112,7 +116,7 @@ class _Session:
             threads=self.threads,
             when=datetime.now(UTC).isoformat(timespec="seconds"),
             thorough=thorough,
-            peaks={self.instruction_set: peaks},
+            peaks={self.instruction_set: peaks} | self.units(matrix_unit),
             read_one=read_one,
             read=self.curve(probes.READ, self.threads, sizes) if several else read_one,
             write=self.curve(probes.WRITE, self.threads, sizes),
@@ -192,6 +196,21 @@ class _Session:
         self.wall += time.perf_counter() - wall
         self.used += time.process_time() - used
         return 2.0 * probes.ROUNDS * probes.CHAINS * lanes * self.threads / best
+
+    def units(self, matrix_unit: str | None) -> dict[str, dict[str, float]]:
+        """The peak of a matrix unit that this process may use."""
+        if matrix_unit is None or (matrix_unit == "amx" and not permission.granted()):
+            return {}
+        program = compiler.build(probes.emit_tiles, self.instruction_set, matrix_unit)
+        run = pool.Entry(program, probes.TILES, self.threads)
+        out, rounds = allocator.take(TILE_BYTES * self.threads), 1
+        self.memory[:TILE_BYTES] = 0
+        while True:
+            numbers = np.array([self.threads, 0, rounds], np.int64)
+            best = self.seconds(functools.partial(run, self.memory, numbers, out))
+            if best > self.effort.seconds:
+                return {matrix_unit: {"bfloat16": TILE_FLOPS * probes.SUMS * rounds * self.threads / best}}
+            rounds *= 4
 
     def busy(self) -> float:
         """The share of the processor that this process did not get while all its threads computed."""

@@ -216,6 +216,21 @@ class Machine:
         """
         return self.transform if self.transform is not None else self._most_multiply_adds(nbytes) / 4
 
+    def tiles(self, unit: str, dtype: str) -> float:
+        """Operations per second that all threads do with a matrix unit; with vectors, where it was not measured.
+
+        Parameters
+        ----------
+        unit, dtype : str
+            As for `flops`.
+
+        Returns
+        -------
+        float
+        """
+        measured = self.peaks.get(unit, {}).get(dtype)
+        return measured or max(types["float32"] for types in self.peaks.values() if "float32" in types)
+
     def _most_multiply_adds(self, nbytes: int) -> float:
         most = max(types["float32"] for types in self.peaks.values() if "float32" in types)
         return most / (2 * (nbytes // 4) * self.threads)

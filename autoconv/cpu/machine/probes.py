@@ -10,13 +10,15 @@ from collections.abc import Callable
 
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, f32, i32, i64, vec
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
+from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROW_BYTES
 
 ROUNDS = 50_000  # of multiply-adds in a run
 CHAINS = 12  # independent sums: more than a multiply-add's latency times the units that do them
 FACTOR = -1e-5  # sums shrink by it every round, and neither vanish nor overflow
 STREAMS = 8  # vectors read or written in one round of a loop; also the points of a transformed tile
 PEAK, READ, WRITE, STREAM, CHASE = "peak", "read", "write", "stream", "chase"
-TRANSFORM, NOTHING = "transform", "nothing"
+TRANSFORM, NOTHING, TILES = "transform", "nothing", "tiles"
+SUMS = 4  # tiles of sums, each the product of one of two tiles by one of two others
 
 
 def emit_peak(instruction_set: str, dtype: str) -> Module:
@@ -35,6 +37,24 @@ def emit_peak(instruction_set: str, dtype: str) -> Module:
         total = total + chain.get()
     k.store(total, out + thread * lanes)
     _run(m, PEAK)
+    return m
+
+
+def emit_tiles(instruction_set: str, matrix_unit: str) -> Module:
+    """Every thread multiplies tiles of zeros, `SUMS` products a round."""
+    m = Module(instruction_set, matrix_unit=matrix_unit)
+    k, thread, (a, b, out) = _task(m, TILES, f32)
+    k.configure_tiles()
+    for tile in range(SUMS):
+        k.tile_zero(tile)
+    for tile in range(SUMS, 2 * SUMS):
+        k.tile_load(tile, a, TILE_ROW_BYTES)
+    with k.loop(0, k.load(b + 2)):
+        for tile in range(SUMS):
+            k.tile_multiply(tile, SUMS + tile % 2, SUMS + 2 + tile // 2)
+    k.tile_store(0, out + thread * (TILE_BYTES // 4), TILE_ROW_BYTES)
+    k.release_tiles()
+    _run(m, TILES)
     return m
 
 
@@ -133,8 +153,8 @@ def _over_range(k: Function, p: Value, b: Value, thread: Value, lanes: int, step
 
 
 def _run(m: Module, name: str) -> None:
-    """What launches the task that was written last, on as many threads as there are to be."""
-    task = m.functions[-1]
+    """What launches a probe's task, on as many threads as there are to be."""
+    task = next(function for function in m.functions if function.name == f"{name}_task")
     k = m.function(name, *RUN)
     (context,) = k.args
     _, b, _ = operands(k, context, f32, i64, f32)[:3]

@@ -23,7 +23,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-def machine_in_force(key: str, instruction_set: str, threads: int) -> Machine:
+def machine_in_force(key: str, instruction_set: str, threads: int, matrix_unit: str | None = None) -> Machine:
     """The model that estimates go by: on record, or measured roughly now and put there.
 
     A rough one that was measured while the machine was busy is measured again by the next process.
@@ -34,6 +34,7 @@ def machine_in_force(key: str, instruction_set: str, threads: int) -> Machine:
         Of the device.
     instruction_set : str
     threads : int
+    matrix_unit : str or None
 
     Returns
     -------
@@ -44,17 +45,17 @@ def machine_in_force(key: str, instruction_set: str, threads: int) -> Machine:
             if key not in _in_force:
                 found = recorded(key, instruction_set, threads)
                 if found is None or (not found.thorough and found.busy > BUSY):
-                    found = _measured(key, instruction_set, threads, thorough=False)
+                    found = _measured(key, instruction_set, threads, matrix_unit, thorough=False)
                 _in_force[key] = found
     return _in_force[key]
 
 
-def survey(key: str, instruction_set: str, threads: int) -> Machine:
+def survey(key: str, instruction_set: str, threads: int, matrix_unit: str | None = None) -> Machine:
     """The thorough model, measured now unless one of a quiet machine is on record; in force from now on.
 
     Parameters
     ----------
-    key, instruction_set, threads
+    key, instruction_set, threads, matrix_unit
         As for `machine_in_force`.
 
     Returns
@@ -64,7 +65,7 @@ def survey(key: str, instruction_set: str, threads: int) -> Machine:
     with _lock:
         found = recorded(key, instruction_set, threads)
         if found is None or not found.thorough or found.busy > BUSY:
-            found = _measured(key, instruction_set, threads, thorough=True)
+            found = _measured(key, instruction_set, threads, matrix_unit, thorough=True)
         _in_force[key] = found
         return found
 
@@ -93,10 +94,10 @@ def recorded(key: str, instruction_set: str, threads: int) -> Machine | None:
     return found if found is not None and found.threads == threads and instruction_set in found.peaks else None
 
 
-def _measured(key: str, instruction_set: str, threads: int, *, thorough: bool) -> Machine:
+def _measured(key: str, instruction_set: str, threads: int, matrix_unit: str | None, *, thorough: bool) -> Machine:
     from autoconv.cpu.machine.measure import measure  # rarely needed
 
-    found = measure(instruction_set, threads, thorough=thorough)
+    found = measure(instruction_set, threads, matrix_unit, thorough=thorough)
     store = TextStore(cache_folder())
 
     def newest(old: str | None) -> str:
