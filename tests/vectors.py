@@ -33,4 +33,4 @@ def device_with(instruction_set: str, threads: int | None = None, caches: tuple[
         "peaks": {instruction_set: machine.peaks["avx2"]},
         "caches": caches or machine.caches,
     }
-    return CPU(changes["threads"], instruction_set, dataclasses.replace(machine, **changes).text)
+    return CPU(changes["threads"], instruction_set, model=dataclasses.replace(machine, **changes).text)

@@ -135,8 +135,8 @@ class CPU(Device):
 
     threads: int
     instruction_set: str
-    model: str | None = None
     matrix_unit: str | None = field(default=None, kw_only=True)
+    model: str | None = field(default=None, kw_only=True)
     kind = "cpu"
 
     def __post_init__(self) -> None:

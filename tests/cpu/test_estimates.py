@@ -42,7 +42,7 @@ LAYERS = {
 def device_of(machine: Machine) -> CPU:
     """A processor with the one instruction set that a model knows."""
     (instruction_set,) = machine.peaks
-    return CPU(machine.threads, instruction_set, machine.text)
+    return CPU(machine.threads, instruction_set, model=machine.text)
 
 
 def estimates(layer: ConvLayer, device: CPU) -> dict[Candidate, float]:

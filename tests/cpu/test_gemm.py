@@ -168,7 +168,7 @@ def test_segments_cover_every_pixel_once() -> None:
 
 def test_an_estimate_counts_the_lanes_beyond_a_plane_but_not_single_pixels() -> None:
     machine = machine_named("synthetic-fed")  # arithmetic is all that counts
-    device = CPU(machine.threads, "avx512", machine.text)
+    device = CPU(machine.threads, "avx512", model=machine.text)
 
     def cost(side: int) -> float:
         """Of a plane's pixels, each."""

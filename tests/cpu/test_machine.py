@@ -292,15 +292,15 @@ def test_a_record_of_other_threads_or_vectors_is_none(monkeypatch: pytest.Monkey
 
 
 def test_a_processor_takes_the_model_of_another() -> None:
-    device = CPU(2, "avx2", MACHINE.text)
+    device = CPU(2, "avx2", model=MACHINE.text)
     assert device.machine == MACHINE
     assert device.peak_flops("float32") == device.measured_peak("bfloat16") == 2e11
     assert device.bandwidth() == 4e10
     device.survey()  # nothing to measure: it is given
     assert CPU(**json.loads(json.dumps(dataclasses.asdict(device)))) == device  # as it goes to a worker
     with pytest.raises(PlanError, match="model: expected one measured with 3 threads, got one with 2"):
-        CPU(3, "avx2", MACHINE.text)
+        CPU(3, "avx2", model=MACHINE.text)
     with pytest.raises(PlanError, match="model: expected one that knows generic, got avx2"):
-        CPU(2, "generic", MACHINE.text)
+        CPU(2, "generic", model=MACHINE.text)
     with pytest.raises(RecordError, match="machine="):
-        CPU(2, "avx2", "no model")
+        CPU(2, "avx2", model="no model")
