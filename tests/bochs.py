@@ -156,6 +156,7 @@ def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
         return lambda *args: processor.call(self.address(name), *args)
 
     patch.setattr(device, "host_instruction_set", lambda: "avx512")
+    patch.setattr(device, "host_level", lambda: "avx512")
     patch.setattr(compiler, "_features", features_there)
     patch.setattr(compiler, "build", build_for_there)
     patch.setattr(compiler.Program, "function", function)

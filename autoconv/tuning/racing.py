@@ -14,7 +14,7 @@ from autoconv.algorithm import Candidate
 from autoconv.device import Device
 from autoconv.records.limits import Limits, ranking
 from autoconv.records.schema import Facts, Race
-from autoconv.tuning.lookup import Known, Request, known_from, look_up
+from autoconv.tuning.lookup import Known, Request, known_from, look_up, on_record
 from autoconv.tuning.measurement import Event, failed, measure
 from autoconv.tuning.staleness import former_winner, note, noted, stale
 from autoconv.tuning.worker import Worker
@@ -61,9 +61,28 @@ def complete(request: Request, known: Known, mode: str) -> Known:
             known = _recheck(request, known)
         missing = _missing(request, known, mode, former)
         if missing:
-            incumbents = [candidate for candidate in _incumbents(known.facts) if candidate not in missing]
-            known = _race(request, known, missing + incumbents)
+            known = _against_incumbents(request, known, missing)
     return known
+
+
+def challenge(request: Request, candidates: Sequence[Candidate]) -> Known:
+    """What is known after a race of candidates that the caller has chosen, those of them that the records do not hold.
+
+    Parameters
+    ----------
+    request : Request
+    candidates : sequence of Candidate
+        Of its candidate set.
+    """
+    with _measuring, request.cache.timing_lock(request.device.key):
+        known = look_up(request)
+        new = [candidate for candidate in candidates if _unknown(request, known, candidate)]
+        return _against_incumbents(request, known, new) if new else known
+
+
+def _against_incumbents(request: Request, known: Known, newcomers: Sequence[Candidate]) -> Known:
+    incumbents = [candidate for candidate in _incumbents(known.facts) if candidate not in newcomers]
+    return _race(request, known, [*newcomers, *incumbents])
 
 
 def _missing(request: Request, known: Known, mode: str, former: Candidate | None) -> list[Candidate]:
@@ -113,8 +132,8 @@ def _race(request: Request, known: Known, candidates: Sequence[Candidate]) -> Kn
         facts=found,
         covers=_note(request, known.facts | found),
     )
-    record = request.cache.add(request.layer.key(), request.device.key, race)
-    return known_from(request, record, known.timed + sum(facts.failure is None for facts in found.values()))
+    request.cache.add(request.layer.key(), request.device.key, race)
+    return known_from(request, on_record(request), known.timed + sum(facts.failure is None for facts in found.values()))
 
 
 def _admitted(request: Request, candidates: Sequence[Candidate]) -> tuple[dict[Candidate, Facts], list[Candidate]]:

@@ -152,12 +152,3 @@ def build(emit: Callable[..., Module], instruction_set: str, *args: object) -> P
             names, _, image = stored.partition(b"\0")
             program = _programs[key] = Program(image, tuple(names.decode().split("\n")))
     return program
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.RLock()  # another thread may have held it when the process forked
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
