@@ -129,6 +129,10 @@ def switches(worker):
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_every_thread_of_a_team_takes_part_once(threads):
+    check_team(threads)
+
+
+def check_team(threads):
     entry = Entry(compiler.build(emit, "generic", 1), "team", threads)
     out = np.zeros((threads + 1, 2))
     for _ in range(50):
@@ -217,6 +221,7 @@ def test_workers_that_leave_with_tasks_undone(monkeypatch, quantum):
         out = np.full(300, -1.0)
         Entry(compiler.build(emit, "generic", 300), "party", 3)(out, None, out)
         assert set(out) <= ({0} if quantum == 0 and Module("generic").x86 else {0, 1, 2})
+        check_team(3)
 
 
 def test_exit_is_prompt_and_later_launches_still_run(tmp_path):

@@ -210,12 +210,13 @@ def _emit_work(m: Module, futex: int | None, quantum: int) -> None:
             with k.if_(invited):
                 entered.set(k.zext(k.compare_exchange(state, now, now + 1), i64))
             with k.if_(entered.get().ne(0)):
+                once = k.load(k.bytes_at(pool, JOB, i64) + 2) < 0
                 k.call(take_part, pool, thread, until.get())
                 k.atomic("sub", state, 1)
                 with k.if_(_ticks(k) > until.get()):
                     _yield(k)
                     until.set(_ticks(k) + quantum)
-                    entered.set(0)  # there may be tasks left
+                    entered.set(k.zext(once, i64))  # of others there may be tasks left
             done_if(k.select(invited, entered.get(), k.i64(1)).ne(0))
     k.set_float_mode(before)
 
