@@ -7,7 +7,6 @@ float32, and the three largest about as exact as Winograd's large tiles.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -17,13 +16,14 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.tiles import TILE_ROWS
 from autoconv.cpu.common.algorithm import CALL, GeneratedAlgorithm, traffic
 from autoconv.cpu.device import CPU
+from autoconv.cpu.matrix import peak
 from autoconv.cpu.matrix.geometry import (
     DEPTH,
-    FILTERS,
     MatrixBlocking,
     Panel,
     blocking,
     correlations_of,
+    filter_tiles,
     packed_bytes,
     strips,
 )
@@ -32,11 +32,19 @@ from autoconv.layer import ConvLayer
 
 STRIPS = (128, 256, 512, 1024)  # outputs
 CHANNELS = (64, 256)  # summed at a time, where not all are
+PACKING, STORING = 10, 6  # instructions: of a part of a number, which is loaded, split, transposed; and of a sum
 
 
 def without_unit(device: CPU) -> list[str]:
     """Why tiles cannot be multiplied on a device."""
     return [] if device.matrix_unit else ["matrix_unit=None: expected a processor with a matrix unit (AMX)"]
+
+
+def tile_seconds(device: CPU, products: int, instructions: int) -> float:
+    """Of products of tiles, and of instructions for single numbers: as vectors, they take as long as multiply-adds."""
+    assert device.matrix_unit is not None
+    rate = peak.rate(device.instruction_set, device.matrix_unit, device.threads)
+    return products * peak.OPERATIONS / rate + 2 * instructions / device.peak_flops("float32")
 
 
 class TileAlgorithm(GeneratedAlgorithm):
@@ -103,15 +111,14 @@ class Matrix(TileAlgorithm):
         return sum(packed_bytes(c, int(params["products"])) for c in correlations_of(layer))
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        """The products of whole tiles, the packing of each strip by each thread that needs it, or memory's traffic."""
-        seconds = CALL
+        """The products of whole tiles, the packing of each strip by each thread that needs it, the sums; or traffic."""
+        products = moved = 0
         for c, b in zip(correlations_of(layer), _blockings(layer, device, params), strict=True):
             panel, number = Panel(c, b), strips(c, b)
-            steps = panel.tiles * math.ceil(c.K / FILTERS) * 2 * panel.blocks * len(panel.taps)
-            multiplied = 2 * 16 * 16 * DEPTH * b.products * steps * number
-            packed = panel.panel_bytes * number * min(b.chunks, device.threads)
-            seconds += multiplied / device.peak_flops(layer.dtype) / 8 + packed / device.bandwidth() / 4
-        return max(seconds, traffic(layer) / device.bandwidth())
+            products += number * panel.tiles * filter_tiles(c) * panel.blocks * len(panel.taps) * b.products
+            moved += number * min(b.chunks, device.threads) * panel.panel_bytes // 2 * PACKING
+            moved += number * panel.tiles * TILE_ROWS * c.K * STORING
+        return max(tile_seconds(device, products, moved), traffic(layer) / device.bandwidth()) + CALL
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         blockings = _blockings(layer, device, params)

@@ -9,7 +9,7 @@ from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.common.algorithm import CALL, traffic
 from autoconv.cpu.device import CPU
-from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3, TileAlgorithm, without_unit
+from autoconv.cpu.matrix.algorithm import PACKING, Matrix, MatrixX3, TileAlgorithm, tile_seconds, without_unit
 from autoconv.cpu.matrix.geometry import DEPTH
 from autoconv.cpu.matrix.gradients_geometry import WgradCut, wgrad_cut
 from autoconv.cpu.matrix.gradients_kernels import emit
@@ -58,14 +58,14 @@ class MatrixWgrad(TileAlgorithm):
         return _cut(layer, device, params).workspace_bytes
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        """The products of whole tiles, the packing of both operands, and a region of threads for each."""
+        """The products of whole tiles, the packing of both operands, and two regions of threads; or traffic."""
         cut = _cut(layer, device, params)
         filters, channels = cut.tiles
         images, rows, columns = cut.strips
-        steps = cut.c.groups * filters * channels * len(cut.taps) * cut.steps
-        multiplied = 2 * 16 * 16 * DEPTH * cut.b.products * steps
-        seconds = multiplied / device.peak_flops(layer.dtype) / 8 + cut.places[2] / device.bandwidth() / 2 + 2 * CALL
-        return max(images * rows * columns * seconds, traffic(layer) / device.bandwidth()) + CALL
+        products = cut.c.groups * filters * channels * len(cut.taps) * cut.steps * cut.b.products
+        packed = cut.places[2] // 2 * PACKING  # the bytes before the sums
+        seconds = images * rows * columns * (tile_seconds(device, products, packed) + 2 * CALL)
+        return max(seconds, traffic(layer) / device.bandwidth()) + CALL
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         cut = _cut(layer, device, params)
