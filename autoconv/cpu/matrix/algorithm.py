@@ -7,18 +7,21 @@ float32, and the three largest about as exact as Winograd's large tiles.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import ClassVar
 
 from autoconv.algorithm import Kernel, Params
 from autoconv.cpu import permission
 from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.codegen.tiles import TILE_ROWS
-from autoconv.cpu.common.algorithm import CALL, GeneratedAlgorithm, traffic
+from autoconv.cpu.common.algorithm import GeneratedAlgorithm
+from autoconv.cpu.common.estimate import operands_once, side_by_side
 from autoconv.cpu.device import CPU
-from autoconv.cpu.matrix import peak
 from autoconv.cpu.matrix.geometry import (
     DEPTH,
+    FILTERS,
     MatrixBlocking,
     Panel,
     blocking,
@@ -32,19 +35,11 @@ from autoconv.layer import ConvLayer
 
 STRIPS = (128, 256, 512, 1024)  # outputs
 CHANNELS = (64, 256)  # summed at a time, where not all are
-PACKING, STORING = 10, 6  # instructions: of a part of a number, which is loaded, split, transposed; and of a sum
 
 
 def without_unit(device: CPU) -> list[str]:
     """Why tiles cannot be multiplied on a device."""
     return [] if device.matrix_unit else ["matrix_unit=None: expected a processor with a matrix unit (AMX)"]
-
-
-def tile_seconds(device: CPU, products: int, instructions: int) -> float:
-    """Of products of tiles, and of instructions for single numbers: as vectors, they take as long as multiply-adds."""
-    assert device.matrix_unit is not None
-    rate = peak.rate(device.instruction_set, device.matrix_unit, device.threads)
-    return products * peak.OPERATIONS / rate + 2 * instructions / device.peak_flops("float32")
 
 
 class TileAlgorithm(GeneratedAlgorithm):
@@ -111,14 +106,27 @@ class Matrix(TileAlgorithm):
         return sum(packed_bytes(c, int(params["products"])) for c in correlations_of(layer))
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        """The products of whole tiles, the packing of each strip by each thread that needs it, the sums; or traffic."""
-        products = moved = 0
+        """The products of whole tiles, and the packing of each strip by each thread that needs it.
+
+        Filters come from memory, and then for every strip from where all of them fit; packed pixels for every block of
+        filters from a thread's own panel.
+        """
+        machine = device.machine
+        rate, vector = machine.tiles(device.matrix_unit or "", "bfloat16"), VECTOR_BYTES[device.instruction_set]
+        seconds = machine.call or 0.0
+        filters = self.packed_bytes(layer, device, params)
         for c, b in zip(correlations_of(layer), _blockings(layer, device, params), strict=True):
             panel, number = Panel(c, b), strips(c, b)
-            products += number * panel.tiles * filter_tiles(c) * panel.blocks * len(panel.taps) * b.products
-            moved += number * min(b.chunks, device.threads) * panel.panel_bytes // 2 * PACKING
-            moved += number * panel.tiles * TILE_ROWS * c.K * STORING
-        return max(tile_seconds(device, products, moved), traffic(layer) / device.bandwidth()) + CALL
+            blocks = math.ceil(c.K / FILTERS)
+            steps = panel.tiles * filter_tiles(c) * panel.blocks * len(panel.taps)
+            multiplied = 2 * 16 * 16 * DEPTH * b.products * steps * number / rate
+            copied = panel.panel_bytes * number
+            packing = copied * min(b.chunks, device.threads) / vector / machine.transforms(vector) / machine.threads
+            moved = filters / machine.memory + machine.reading(filters * (number - 1), filters)
+            moved += machine.reading(copied * blocks, panel.thread_bytes)
+            seconds += side_by_side(multiplied, moved) + packing
+        fresh = machine.writing(self.workspace_bytes(layer, device, params), machine.beyond)
+        return seconds + operands_once(layer, machine) + fresh
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         blockings = _blockings(layer, device, params)

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.common.algorithm import CALL, traffic
+from autoconv.cpu.codegen.ir import VECTOR_BYTES
+from autoconv.cpu.common.estimate import operands_once, side_by_side
 from autoconv.cpu.device import CPU
-from autoconv.cpu.matrix.algorithm import PACKING, Matrix, MatrixX3, TileAlgorithm, tile_seconds, without_unit
+from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3, TileAlgorithm, without_unit
 from autoconv.cpu.matrix.geometry import DEPTH
 from autoconv.cpu.matrix.gradients_geometry import WgradCut, wgrad_cut
 from autoconv.cpu.matrix.gradients_kernels import emit
@@ -58,14 +59,17 @@ class MatrixWgrad(TileAlgorithm):
         return _cut(layer, device, params).workspace_bytes
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        """The products of whole tiles, the packing of both operands, and two regions of threads; or traffic."""
-        cut = _cut(layer, device, params)
+        """The products of whole tiles, the packing of both operands, and a region of threads for each."""
+        machine, cut = device.machine, _cut(layer, device, params)
         filters, channels = cut.tiles
         images, rows, columns = cut.strips
-        products = cut.c.groups * filters * channels * len(cut.taps) * cut.steps * cut.b.products
-        packed = cut.places[2] // 2 * PACKING  # the bytes before the sums
-        seconds = images * rows * columns * (tile_seconds(device, products, packed) + 2 * CALL)
-        return max(seconds, traffic(layer) / device.bandwidth()) + CALL
+        steps = cut.c.groups * filters * channels * len(cut.taps) * cut.steps
+        multiplied = 2 * 16 * 16 * DEPTH * cut.b.products * steps / machine.tiles(device.matrix_unit or "", "bfloat16")
+        packed, vector = cut.places[2], VECTOR_BYTES[device.instruction_set]
+        packing = packed / vector / machine.transforms(vector) / machine.threads
+        moved = machine.writing(packed, packed / machine.threads) + machine.reading(packed, packed / machine.threads)
+        strip = side_by_side(multiplied, moved) + packing + 2 * (machine.barrier or 0.0)
+        return images * rows * columns * strip + operands_once(layer, machine) + (machine.call or 0.0)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         cut = _cut(layer, device, params)
