@@ -19,6 +19,7 @@ class GeneratedKernel(Kernel):
     """
 
     def __init__(self, program: compiler.Program, threads: int, workspace_bytes: int = 0, packed_bytes: int = 0):
+        self.program = program  # its `run` also for those who run many kernels in one call
         self.workspace_bytes, self.packed_bytes = workspace_bytes, packed_bytes
         self._run = Entry(program, "run", threads)
         self._pack = Entry(program, "pack", threads) if packed_bytes else None
