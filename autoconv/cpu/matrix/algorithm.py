@@ -26,6 +26,7 @@ from autoconv.cpu.matrix.geometry import (
     Panel,
     blocking,
     correlations_of,
+    filter_tiles,
     packed_bytes,
     strips,
 )
