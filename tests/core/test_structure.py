@@ -60,7 +60,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
     "autoconv.bench": (
         {"gpu"},
         {"race", "reports"},
-        {"results", "exported"},
+        {"results", "exported", "bound"},
         {"suites"},
         {"statistics"},
         {"baselines"},
