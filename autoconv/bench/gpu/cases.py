@@ -13,6 +13,7 @@ from autoconv.bench.gpu.edges import EDGES, EPILOGUES, edge
 from autoconv.cuda.common.algorithm import CudaAlgorithm
 from autoconv.cuda.device import CUDA
 from autoconv.cuda.gemm.hopper import TILES, HopperTile
+from autoconv.cuda.gemm.tensor import TILES as TENSOR_TILES
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
 SCHEDULES = 16  # of the emulator
@@ -62,6 +63,12 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         _hopper(TILES[-1], 1, "float32", C=40, K=67, **FULL_EPILOGUE),
         _hopper(TILES[-1], 3, "float32", C=40, K=67, **FULL_EPILOGUE),
         _hopper(TILES[0], 1, "float32", C=64, groups=2, stride=(2, 1), dilation=(1, 2), padding=((1, 0), (3, 2))),
+    ),
+    "gemm.tensor.tf32x3": tuple(  # every tile, each way, in parts that nobody would choose for so small a layer
+        ({"N": 2, "C": 36, "H": 9, "W": 8, "K": 68, "R": 3, "S": 3, "padding": 1, "layout": "NHWC",
+          "direction": DIRECTIONS[i % 3]} | (FULL_EPILOGUE if i % 3 == 0 else {}),
+         {"BM": tile.BM, "BN": tile.BN, "SPLIT": 1 + i % 2})
+        for i, tile in enumerate(TENSOR_TILES)
     ),
     "direct.tiled": (
         _blocks(_tile(32, 7, 8, 4), bias=True),

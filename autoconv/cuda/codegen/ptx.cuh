@@ -251,6 +251,25 @@ UNWATCHED inline float element(half_t, unsigned bits, int i) {
 UNWATCHED inline float element(bfloat16_t, unsigned bits, int i) { return bits_float(bits >> 16 * i << 16); }
 UNWATCHED inline float element(float, unsigned bits, int) { return bits_float(bits & 0xffffe000u); }
 
+// What a tensor core makes of a sum: all terms are cut to the last place of the largest, and so is the sum, always
+// towards zero (Fasi, Higham, Mikaitis & Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021): at worst so, as
+// newer ones keep a bit or two more.
+UNWATCHED inline float truncated_sum(const double* terms, int count) {
+    double largest = 0, plain = 0;
+    for (int i = 0; i < count; i++) {
+        largest = std::max(largest, std::fabs(terms[i]));
+        plain += terms[i];
+    }
+    if (!std::isfinite(plain) || largest == 0) return static_cast<float>(plain);
+    const auto places = [](double value) UNWATCHED { return 23 - std::max(std::ilogb(value), -126); };
+    const int of = places(largest);
+    const double up = std::ldexp(1.0, of), down = std::ldexp(1.0, -of);
+    double sum = 0;
+    for (int i = 0; i < count; i++) sum += std::trunc(terms[i] * up);
+    sum *= down;
+    return sum == 0 ? 0 : static_cast<float>(std::ldexp(std::trunc(std::ldexp(sum, places(sum))), -places(sum)));
+}
+
 template <class T>
 DEVICE void multiply(T, float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     struct Operand {
@@ -270,14 +289,17 @@ DEVICE void multiply(T, float (&c)[4], const unsigned (&a)[4], const unsigned (&
             }
         for (int lane = 0; lane < simt::warp_size; lane++)
             for (int i = 0; i < 4; i++) {
-                float sum = of(lane).c[i];
+                double terms[depth + 1];
                 for (int k = 0; k < depth; k++)
-                    sum += rows[lane / 4 + i / 2 * 8][k] * columns[lane % 4 * 2 + i % 2][k];
-                of(lane).c[i] = sum;
+                    terms[k] = double(rows[lane / 4 + i / 2 * 8][k]) * columns[lane % 4 * 2 + i % 2][k];
+                terms[depth] = of(lane).c[i];
+                of(lane).c[i] = truncated_sum(terms, depth + 1);
             }
     });
 }
-DEVICE unsigned round_tf32(unsigned bits) { return (bits + 0x1000u) & 0xffffe000u; }
+DEVICE unsigned round_tf32(unsigned bits) {
+    return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffffffu : (bits + 0x1000u) & 0xffffe000u;
+}
 #endif
 
 DEVICE float to_float(float value) { return value; }

@@ -6,12 +6,13 @@ from autoconv.algorithm import Algorithm
 from autoconv.cuda.gemm.explicit import Explicit
 from autoconv.cuda.gemm.gemm import Gemm
 from autoconv.cuda.gemm.hopper import Hopper, HopperTF32
-from autoconv.cuda.gemm.tensor import Tensor, TensorTF32
+from autoconv.cuda.gemm.tensor import Tensor, TensorTF32, TensorTF32x3
 
 ALGORITHMS: tuple[Algorithm[Any], ...] = (
     Gemm(),
     Tensor(),
     TensorTF32(),
+    TensorTF32x3(),
     Hopper(),
     HopperTF32(),
     Explicit(),
