@@ -29,10 +29,17 @@ THINNED = {
     "core/test_functional.py": 4,
     "core/test_registry.py": 4,
     "cpu/test_cpu_direct.py": 14,
+    "cpu/test_denormals.py::test_families_count_denormals_as_0_or_keep_them": 6,
     "cpu/test_depthwise.py": 14,
     "cpu/test_fft.py": 12,
     "cpu/test_gemm.py": 8,
     "cpu/test_gemm_packed.py": 6,
+    "cpu/test_matrix.py::test_forward": 70,
+    "cpu/test_matrix.py::test_gradient_of_the_input": 20,
+    "cpu/test_matrix.py::test_epilogues": 7,
+    "cpu/test_matrix.py::test_strips_and_blocks_of_channels": 12,
+    "cpu/test_matrix.py::test_three_products_of_float32_keep_their_bound": 5,
+    "cpu/test_matrix.py::test_what_is_not_finite_stays_so_and_spoils_nothing_else": 5,
     "cpu/test_numpy.py": 12,
     "cpu/test_winograd.py": 8,
     "cpu/test_winograd_wgrad.py": 8,
@@ -44,6 +51,9 @@ THINNED = {
     "cuda/test_kernels.py": 24,
     "cuda/test_mutants.py": 3,
     "cuda/test_cudnn.py": 6,
+    "networks/test_onnx_nodes.py": 5,
+    "networks/test_onnx_reader.py::test_the_networks_that_come_with_onnx_answer_what_is_stored": 25,
+    "networks/test_passes.py::test_every_pass_keeps_the_answer_of_a_network": 7,
 }
 
 collect_ignore = ["bochs.py"]  # no tests, and what it imports is only there for --avx512

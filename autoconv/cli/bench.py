@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +17,7 @@ from autoconv.bench.baselines import BASELINES, restrict
 from autoconv.bench.statistics import FEWEST_ROUNDS
 from autoconv.cli.options import FAILED, INTERRUPTED, OK, as_json, batches, device_named, some_of, words
 from autoconv.cli.output import print_json, status
-from autoconv.cpu.device import CPU, INSTRUCTION_SETS
+from autoconv.cpu.device import CPU, LEVELS
 from autoconv.errors import PlanError
 from autoconv.layer import DIRECTIONS
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from autoconv.bench.suites import Suite
 
 DEFAULT_SUITE = "mixed27"
+GPU_BUDGET = 540.0  # seconds
 PHASES = ("check", "tune", "table")  # of the run on a GPU
 
 
@@ -47,16 +50,18 @@ PHASES = ("check", "tune", "table")  # of the run on a GPU
 @click.option("--exact", is_flag=True, help="autoconv: only algorithms that do no more to a sum than reorder it.")
 @click.option("--fresh", is_flag=True, help="A new output in every run, for autoconv and for the baselines.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="For autoconv and the baselines alike. [default: all]")
-@click.option(
-    "--isa", type=click.Choice(INSTRUCTION_SETS), help="Vector instructions that autoconv and PyTorch may use."
-)
+@click.option("--isa", type=click.Choice(LEVELS), help="Vector instructions that autoconv and PyTorch may use.")
 @click.option("--layers", "names", type=words, metavar="NAME,...", help="Only these layers. [default: all]")
 @click.option("--without", type=words, metavar="NAME,...", help="All but these layers.")
 @click.option("--chart", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw a chart, as PNG.")
 @click.option("--device", "device_name", metavar="NAME", default="cpu", help="cpu, or cuda or cuda:N: see below.")
-@click.option("--budget", type=click.FloatRange(0, 1e6), default=540.0, help="GPU: seconds to spend. [default: 540]")
+@click.option("--budget", type=click.FloatRange(0, 1e6), help="Seconds to spend. [default: no limit; GPU: 540]")
 @click.option(
-    "-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False), help="GPU: folder of the results."
+    "-o",
+    "--output",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the results; the same command goes on where they end.",
 )
 @click.option(
     "--phase",
@@ -97,7 +102,7 @@ def bench(
     without: tuple[str, ...] | None,
     chart: Path | None,
     device_name: str,
-    budget: float,
+    budget: float | None,
     folder: Path | None,
     phases: tuple[str, ...],
     exporting: bool,
@@ -106,7 +111,7 @@ def bench(
     part_mib: int,
     as_json: bool,
 ) -> int:
-    """Measure autoconv's own kernels against PyTorch and ONNX Runtime, layer by layer, in one run.
+    """Measure autoconv's own kernels against PyTorch, ONNX Runtime, OpenVINO, ncnn and MNN, layer by layer, in one run.
 
     A SUITE is a layer list as for tune; without one, mixed27: 27 layers of all kinds. What is not on record
     is tuned first. A run in which a baseline is missing, or not at its default settings, is INCOMPLETE: it
@@ -129,6 +134,7 @@ def bench(
         from autoconv.bench.gpu.archive import carried
 
         wanted = targets(suites or NETWORKS, batch[0] if batch else BATCH)
+        budget = GPU_BUDGET if budget is None else budget
         if dry_run:
             for line in preview(folder, phases, budget, wanted):
                 click.echo(line)
@@ -137,7 +143,8 @@ def bench(
             return _on_gpu(device_name, folder, phases, budget, wanted, exporting)
     from autoconv.bench.race import run_suite
     from autoconv.bench.reports import chart as draw
-    from autoconv.bench.reports import print_suite, to_json
+    from autoconv.bench.reports import print_suite
+    from autoconv.bench.results import to_json
     from autoconv.bench.suites import Setting
 
     if chart is not None and importlib.util.find_spec("matplotlib") is None:
@@ -150,18 +157,30 @@ def bench(
     setting = Setting(
         device=device,
         exact=exact,
-        baselines=_baselines(against, direction),
+        baselines=_baselines(against, direction, weights),
         direction=direction,
         constant=weights == "constant",
         fresh=fresh,
         rounds=rounds,
         restrictions=restrictions,
     )
+    end = math.inf if budget is None else time.monotonic() + budget
     done: list[Suite] = []
     for (net, whole), layers in zip(nets, chosen, strict=True):
         for size in batch or net.batches:
             if not (done and done[-1].interrupted):
-                done.append(run_suite(net, size, setting, names=layers, network=whole, say=status))
+                done.append(
+                    run_suite(
+                        net,
+                        size,
+                        setting,
+                        names=layers,
+                        network=whole,
+                        folder=folder,
+                        over=lambda: time.monotonic() > end,
+                        say=status,
+                    )
+                )
                 if not as_json:
                     print_suite(done[-1])
     if as_json:
@@ -209,14 +228,16 @@ def _held(threads: int | None, isa: str | None) -> tuple[CPU, dict[str, str]]:
     """The processor, restricted to some threads and vectors, and the environment variables that do it for PyTorch."""
     try:
         device = CPU.current(threads, isa)
-        return device, restrict(isa) if isa and device.instruction_set != CPU.current().instruction_set else {}
+        return device, restrict(isa) if isa and device.level != CPU.current().level else {}
     except PlanError as error:
         raise click.UsageError(str(error)) from None
 
 
-def _baselines(against: tuple[str, ...] | None, direction: str) -> tuple[str, ...]:
+def _baselines(against: tuple[str, ...] | None, direction: str, weights: str) -> tuple[str, ...]:
     """Those asked for, or all, that are installed."""
-    able = [name for name, baseline in BASELINES.items() if direction in baseline.directions]
+    able = [name for name, baseline in BASELINES.items() if baseline.takes(direction, weights == "constant")]
     if against and (unable := [name for name in against if name not in able]):
-        raise click.UsageError(f"--against {','.join(unable)}: expected some of {','.join(able)} with {direction}")
+        raise click.UsageError(
+            f"--against {','.join(unable)}: expected some of {','.join(able)} with {direction} and {weights} filters"
+        )
     return tuple(name for name in against or able if not BASELINES[name].missing())

@@ -14,7 +14,7 @@ from autoconv.algorithm import Candidate
 from autoconv.device import Device
 from autoconv.records.limits import Limits, ranking
 from autoconv.records.schema import Facts, Race
-from autoconv.tuning.lookup import Known, Request, known_from, look_up
+from autoconv.tuning.lookup import Known, Request, known_from, look_up, on_record
 from autoconv.tuning.measurement import Event, failed, measure
 from autoconv.tuning.staleness import former_winner, note, noted, stale
 from autoconv.tuning.worker import Worker
@@ -132,8 +132,8 @@ def _race(request: Request, known: Known, candidates: Sequence[Candidate]) -> Kn
         facts=found,
         covers=_note(request, known.facts | found),
     )
-    record = request.cache.add(request.layer.key(), request.device.key, race)
-    return known_from(request, record, known.timed + sum(facts.failure is None for facts in found.values()))
+    request.cache.add(request.layer.key(), request.device.key, race)
+    return known_from(request, on_record(request), known.timed + sum(facts.failure is None for facts in found.values()))
 
 
 def _admitted(request: Request, candidates: Sequence[Candidate]) -> tuple[dict[Candidate, Facts], list[Candidate]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 from autoconv.algorithm import Algorithm, Candidate
@@ -42,12 +43,22 @@ def former_winner(request: Request, record: Record | None) -> Candidate | None:
     """
     if record is None or not record.races:
         return None
-    newest = request.usable(record.races[-1].facts)
+    asked = _asked(request, record)
+    newest = request.usable(asked.races[-1].facts)
     if newest and all(request.unchanged(candidate, facts) for candidate, facts in newest.items()):
         return None
-    recorded = request.usable(record.facts())
+    recorded = request.usable(asked.facts())
     best = next(iter(ranking(recorded, request.limits)), None)
-    return None if best is None or request.unchanged(best, recorded[best]) else best
+    if best is None or request.unchanged(best, record.facts().get(best, recorded[best])):
+        return None
+    return best
+
+
+def _asked(request: Request, record: Record) -> Record:
+    """The races that asked about what the request does: one of exact algorithms alone says nothing of the others."""
+    inexact = {a.name for a in request.offered if not a.exact}
+    races = tuple(race for race in record.races if any(candidate.algorithm in inexact for candidate in race.facts))
+    return replace(record, races=races) if races else record
 
 
 def note(algorithms: tuple[Algorithm[Any], ...], vendors: frozenset[str]) -> str:

@@ -235,7 +235,7 @@ class Worker:
             try:
                 answer = self._process.receive(wait)
             except NoAnswerError as failure:
-                return {}, _blamed(doing), f"{failure} ({_during(doing)})"
+                return {}, _blamed(doing, failure), f"{failure} ({_during(doing)})"
             if "facts" in answer:
                 return {names[name]: Facts(**fields) for name, fields in answer["facts"].items()}, None, ""
             if "error" in answer:
@@ -250,9 +250,9 @@ class Worker:
         self._process.close()
 
 
-def _blamed(doing: Event | None) -> Candidate:
+def _blamed(doing: Event | None, failure: NoAnswerError) -> Candidate:
     if doing is None or doing.candidate is None:
-        raise PlanError("the tuning worker ended before it began with any candidate")
+        raise PlanError(f"the tuning worker ended before it began with any candidate: {failure}") from None
     return doing.candidate
 
 
