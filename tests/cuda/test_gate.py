@@ -125,7 +125,7 @@ def instructions(unit: Unit, capability: int) -> set[str]:
 
 
 def main_loop(unit: Unit, capability: int) -> list[str]:
-    """The instructions of a kernel's longest loop; not those that never happen (`@!PT`), which ptxas puts before copies."""
+    """The instructions of a kernel's longest loop, less those that never happen (`@!PT`), which ptxas puts in."""
     body: list[str] = []
     labels: dict[str, int] = {}
     longest: list[str] = []

@@ -257,17 +257,20 @@ UNWATCHED inline float element(float, unsigned bits, int) { return bits_float(bi
 UNWATCHED inline float truncated_sum(const double* terms, int count) {
     double largest = 0, plain = 0;
     for (int i = 0; i < count; i++) {
-        largest = std::max(largest, std::fabs(terms[i]));
+        largest = std::max(largest, terms[i] < 0 ? -terms[i] : terms[i]);
         plain += terms[i];
     }
-    if (!std::isfinite(plain) || largest == 0) return static_cast<float>(plain);
-    const auto places = [](double value) UNWATCHED { return 23 - std::max(std::ilogb(value), -126); };
-    const int of = places(largest);
-    const double up = std::ldexp(1.0, of), down = std::ldexp(1.0, -of);
-    double sum = 0;
-    for (int i = 0; i < count; i++) sum += std::trunc(terms[i] * up);
-    sum *= down;
-    return sum == 0 ? 0 : static_cast<float>(std::ldexp(std::trunc(std::ldexp(sum, places(sum))), -places(sum)));
+    if (!(plain - plain == 0) || largest == 0) return static_cast<float>(plain);
+    unsigned long long bits;
+    memcpy(&bits, &largest, 8);
+    const int exponent = std::max(static_cast<int>(bits >> 52) - 1023, -126);
+    const double up = std::ldexp(1.0, 23 - exponent), down = std::ldexp(1.0, exponent - 23);
+    long long sum = 0;  // in units of the last place of the largest
+    for (int i = 0; i < count; i++) sum += static_cast<long long>(terms[i] * up);
+    unsigned long long size = sum < 0 ? -sum : sum;
+    int extra = 0;  // bits beyond a float's
+    while (size >> extra >> 24) extra++;
+    return static_cast<float>((sum < 0 ? -1.0 : 1.0) * static_cast<double>(size >> extra << extra) * down);
 }
 
 template <class T>

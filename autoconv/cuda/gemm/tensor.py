@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from autoconv.algorithm import Params
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import TF32, ceil_div, no_tile, roofline, tile_of
-from autoconv.cuda.gemm.split import SplitProduct, splits, summing
+from autoconv.cuda.common.split import SplitProduct, splits, summing
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -68,10 +68,11 @@ class Tensor(SplitProduct):
     layouts = ("NHWC",)
     groupings = ("dense", "grouped")  # a group of a single channel has no 16 bytes to copy
     products: ClassVar[int] = 1  # of tensor cores, to a product
+    tiles: ClassVar[tuple[TensorTile, ...]] = TILES
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
         rows, columns, depth = extents(layer)
-        for tile in TILES:
+        for tile in self.tiles:
             blocks = ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) * layer.groups
             wanted = int(device.facts["multiprocessors"]) * tile.blocks
             for split in splits(blocks, wanted, ceil_div(depth, _depth(layer)), LEAST_SLICES):
@@ -84,10 +85,10 @@ class Tensor(SplitProduct):
         for name, number in channels.items():
             if number // layer.groups % run:
                 reasons.append(f"{name}/groups={number // layer.groups}: expected a multiple of {run}")
-        return reasons + no_tile(TILES, params, "BM", "BN")
+        return reasons + no_tile(self.tiles, params, "BM", "BN")
 
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
-        tile, split, BK = _tile(params), int(params["SPLIT"]), _depth(layer)
+        tile, split, BK = tile_of(self.tiles, params, "BM", "BN"), int(params["SPLIT"]), _depth(layer)
         rows, columns, _ = extents(layer)
         names = ("BM", "BN", "WARPS_M", "WARPS_N", "STAGES")
         constants = (*((name, int(getattr(tile, name))) for name in names), ("BK", BK), ("SPLIT", split))
@@ -117,7 +118,7 @@ class Tensor(SplitProduct):
         return product, total
 
     def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
-        tile, split = _tile(params), int(params["SPLIT"])
+        tile, split = tile_of(self.tiles, params, "BM", "BN"), int(params["SPLIT"])
         rows, columns, depth = extents(layer)
         blocks = ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) * layer.groups * split
         together = int(device.facts["multiprocessors"]) * tile.blocks
@@ -146,15 +147,12 @@ class TensorTF32x3(Tensor):
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
     exact = False
     products = 3
+    tiles = tuple(tile._replace(blocks=min(tile.blocks, 2)) for tile in TILES)  # parts take registers
 
     def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
         if os.environ.get(SPLIT_PRODUCTS) == "0":
             return [f"{SPLIT_PRODUCTS}=0: no operand may be split"]
         return super().refusals(layer, device, params)
-
-
-def _tile(params: Params) -> TensorTile:
-    return tile_of(TILES, params, "BM", "BN")
 
 
 def _depth(layer: ConvLayer) -> int:
