@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from autoconv.bench.gpu.helper import OURS, Work
 from autoconv.bench.gpu.report import markdown, missing
 from autoconv.cli import main, options
 from autoconv.cuda.codegen.compiler import CompileError
+from autoconv.cuda.device import CUDA
 from autoconv.cuda.direct.direct import Direct
 from autoconv.cuda.gemm.tensor import Tensor
 from autoconv.device import Device
@@ -371,9 +373,19 @@ class Library(Direct):
     """A vendor's algorithm."""
 
     name, vendor = "library", "vendor"
+    version = "of this test"  # type: ignore[assignment]  # it is no part of the package
 
     def installed(self) -> bool:
         return True
+
+
+class Few(Tensor):
+    """Two tiles of tensor cores: the emulator compiles each."""
+
+    version = "of this test"  # type: ignore[assignment]  # it is no part of the package
+
+    def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
+        return itertools.islice(super().candidates(layer, device), 2)
 
 
 class Both(Narrow):
@@ -382,7 +394,7 @@ class Both(Narrow):
 
 @registry.algorithms.register
 def _(device: Both) -> tuple[Algorithm, ...]:
-    return (Direct(), Tensor(), Library())
+    return (Direct(), Few(), Library())
 
 
 def test_one_race_answers_with_vendors_and_without(tmp_path: Path) -> None:
