@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from autoconv import forget_plans
 from autoconv.common import machine_code
+from autoconv.cpu.machine import measure
 
 # The same examples on every run: a failure must not depend on the day. The stress tests draw more.
 settings.register_profile(
@@ -66,6 +67,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """Every test has a cache of its own and no plans in memory; kernels once compiled are shared, as they are exact."""
     monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(KERNELS))
+    monkeypatch.setattr(measure, "THOROUGH", measure.ROUGH)  # a first look at the machine is enough for a test
     forget_plans()
     yield
     forget_plans()

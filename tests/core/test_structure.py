@@ -38,7 +38,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"transform"},
         {"common"},
         {"device"},
-        {"peak"},
+        {"machine"},
         {"pool"},
         {"allocator", "codegen", "permission", "threads"},
     ),

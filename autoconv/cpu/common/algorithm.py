@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 
 from autoconv.algorithm import Algorithm, Array, Kernel, Params
@@ -11,13 +10,6 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.pool import Entry
 from autoconv.layer import ConvLayer
-
-CALL = 2e-6  # seconds of a call that computes next to nothing
-
-
-def traffic(layer: ConvLayer, nt: bool = False) -> int:
-    """Bytes to and from memory: a line is read into the caches before it is written, unless stores go past them."""
-    return layer.bytes + (0 if nt else math.prod(layer.output_shape) * layer.itemsize)
 
 
 class GeneratedKernel(Kernel):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Iterable, Iterator
 
 from autoconv.algorithm import PADDING_ONLY, Params
@@ -18,6 +17,7 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.device import CPU
+from autoconv.cpu.fft.estimate import seconds
 from autoconv.cpu.fft.geometry import (
     LENGTHS,
     CircularAxis,
@@ -27,6 +27,7 @@ from autoconv.cpu.fft.geometry import (
     fourier_correlations,
 )
 from autoconv.cpu.fft.kernels import emit
+from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.transform.geometry import TiledAxis, unfit
 from autoconv.layer import ConvLayer
 
@@ -34,7 +35,6 @@ MOST_SIZES = 3  # sizes of tiles among a layer's candidates, ...
 SMALL = 10**7, 5  # ... unless it has so few operations, or its filters fewer taps on a side, that one will do
 MOST_CORRELATIONS = 2  # of a strided gradient, for the sake of compile time
 LARGEST = 256 << 20  # bytes of filter spectra; layers beyond are deep and small in area
-HELD = 16 << 20  # bytes of them that stay in the LLC from chunk to chunk
 LARGEST_STACK = 256 << 10  # bytes a filter's taps and spectrum take while it is transformed
 
 
@@ -61,39 +61,6 @@ def tilings(layer: ConvLayer, device: CPU, params: Params) -> tuple[FourierTilin
     return tuple(_tiling(layer, device, c, axes).resized(rows, coop) for c, axes in cuts if axes)
 
 
-def _cost(tiling: FourierTiling, threads: int, l2_bytes: int) -> float:
-    """Predicted cycles, from counts of vector operations; constants fitted on a Zen 4.
-
-    A number of a transform takes some cycles for every doubling of its length, and some for its way through
-    memory. Products take a cycle each, and what it takes to load the operands of a register tile; or they wait
-    for the filters, which every chunk fetches from the LLC, and the first from memory. All of it slows down as what a
-    thread works on outgrows its L2. What threads share goes through the LLC, the workspace through memory.
-    """
-    tiles = tiling.correlation.groups * tiling.tile_rows * tiling.columns.tiles
-    inputs, filters = tiling.k_blocks if tiling.channelwise else tiling.c_blocks, tiling.k_blocks * tiling.vectors
-    down, across = (length * (8 + 5 * math.log2(length)) for length in tiling.lengths)
-    rows = tiling.lengths[0] / 2
-    forward = tiling.columns.span / tiling.columns.tiles / 2 * down + rows * across
-    inverse = rows * across + tiling.kept / 2 * down
-    register_tile = tiling.chunk_tiles / -(-tiling.chunk_tiles // tiling.most_tiles)
-    product = tiles * tiling.frequencies * tiling.depth * filters * (3 + 1.5 / register_tile)
-    transforms = tiles * (inputs * forward + filters * inverse)
-    tasks, barriers = tiling.chunks * tiling.correlation.groups, 0.0
-    if tiling.channelwise:
-        tasks *= tiling.k_blocks
-    elif tiling.coop:
-        tasks = tiling.k_blocks * min(tiling.coop, tiling.chunks)
-        barriers = 2 * tiling.correlation.groups * -(-tiling.chunks // tiling.coop) * 4000.0
-        shared = tiling.itemsize * tiling.v_size * tiling.chunks * tiling.correlation.groups
-        transforms += shared * (1 + tiling.k_blocks) / 10
-    busiest = -(-tasks // threads) / tasks
-    packed = tiling.itemsize * tiling.packed_size
-    product = max(max(product, packed * tiling.chunks / (12 if packed < HELD else 4)) * busiest, packed / 5.7)
-    near = tiling.itemsize * tiling.thread_size
-    crowded = 1 + 0.25 * min(max(near / l2_bytes - 1, 0), 2)
-    return (product + transforms * busiest) * crowded + tiling.workspace_bytes(threads) / 5.7 + barriers
-
-
 def _sizes(axis: CorrelationAxis, pairs: bool) -> list[CircularAxis]:
     """Tiles of an axis, each with fewer inputs in all than those smaller."""
     found: list[CircularAxis] = []
@@ -104,26 +71,25 @@ def _sizes(axis: CorrelationAxis, pairs: bool) -> list[CircularAxis]:
     return found
 
 
-def _schedules(one: FourierTiling, threads: int, l2_bytes: int, l3_bytes: int) -> Iterator[tuple[float, int, int]]:
-    """Predicted cycles, rows of tiles of a chunk, and chunks of a cooperative batch."""
+def _schedules(one: FourierTiling, machine: Machine) -> Iterator[tuple[float, int, int]]:
+    """Predicted seconds, rows of tiles of a chunk, and chunks of a cooperative batch."""
     most = max(1, min(one.tile_rows, 64 // one.columns.tiles))
     for rows in sorted({-(-one.tile_rows // -(-one.tile_rows // rows)) for rows in range(1, most + 1)}):
         tiling = one.resized(rows, 1)
-        batch = max(1, min(tiling.chunks, l3_bytes // 3 // (tiling.v_size * tiling.itemsize)))
+        batch = max(1, min(tiling.chunks, machine.caches[2] // 3 // (tiling.v_size * tiling.itemsize)))
         for coop in (0,) if one.channelwise else (0, batch):
-            yield _cost(tiling.resized(rows, coop), threads, l2_bytes), rows, coop
+            yield seconds(tiling.resized(rows, coop), machine), rows, coop
 
 
 @functools.lru_cache(256)
 def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, int], ...]:
     """The most promising sizes of tiles, each with its best schedule."""
     main = max(fourier_correlations(layer), key=lambda c: c.macs)
-    l2, l3 = device.facts["l2_bytes"], device.facts["l3_bytes"]
     found: dict[tuple[int, ...], tuple[float, FourierTiling]] = {}
     for axes in itertools.product(_sizes(main.rows, False), _sizes(main.columns, True)):
         tiling = _tiling(layer, device, main, axes)
         whole = tiling.resized(max(1, 64 // tiling.columns.tiles), int(not tiling.channelwise))
-        cost = min(_cost(some, device.threads, l2) for some in (tiling, whole))
+        cost = min(seconds(some, device.machine) for some in (tiling, whole))
         # of a size and its mirror image one is enough
         lengths = tuple(sorted(tiling.lengths)) if main.rows == main.columns else tiling.lengths
         if lengths not in found or cost < found[lengths][0]:
@@ -133,7 +99,7 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
     chosen = []
     most = 1 if layer.flops < SMALL[0] or max(layer.R, layer.S) < SMALL[1] else MOST_SIZES
     for _, tiling in sorted(fitting or found.values(), key=lambda entry: entry[0])[: 2 * most]:
-        cost, rows, coop = min(_schedules(tiling, device.threads, l2, l3))
+        cost, rows, coop = min(_schedules(tiling, device.machine))
         chosen.append((cost, tiling.lengths, rows, coop))
     return tuple(choice[1:] for choice in sorted(chosen)[:most])
 
@@ -197,10 +163,7 @@ class TiledFFT(GeneratedAlgorithm):
         return layer.accumulator.itemsize * sum(tiling.packed_size for tiling in tilings(layer, device, params))
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        cuts = tilings(layer, device, params)
-        cycles = sum(_cost(tiling, device.threads, device.facts["l2_bytes"]) for tiling in cuts)
-        rate = device.peak_flops(layer.dtype) / (2 * cuts[0].lanes * device.threads)
-        return cycles / rate + layer.bytes / device.bandwidth() / 4
+        return sum(seconds(tiling, device.machine) for tiling in tilings(layer, device, params))
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, tilings(layer, device, params))

@@ -113,12 +113,12 @@ def blocking_of(layer: ConvLayer, device: CPU, params: Params) -> PackedGemmBloc
     problem = product(layer)
     TK, TQ = int(params["TK"]), int(params["TQ"])
     itemsize = layer.accumulator.itemsize
-    parts = math.ceil(problem.C * TK * itemsize / (device.facts["l1_bytes"] // 2))
+    parts = math.ceil(problem.C * TK * itemsize / (device.machine.caches[0] // 2))
     unrolled = Module(device.instruction_set).terms
     BC = math.ceil(problem.C / (parts * unrolled)) * unrolled
     tiles = problem.N * PlaneTiles.of(problem, TQ).tiles
     most = SUMS // (TK * TQ * itemsize) if parts > 1 else MOST_TILES
-    fit = max(1, min(most, device.facts["l2_bytes"] // 2 // (micropanel_pitch(problem, TQ) * itemsize)))
+    fit = max(1, min(most, device.machine.caches[1] // 2 // (micropanel_pitch(problem, TQ) * itemsize)))
     panels = math.ceil(tiles / fit)
     blocks = math.ceil(problem.K / TK)
     chunks = 1

@@ -15,10 +15,11 @@ from collections.abc import Iterable
 
 from autoconv.algorithm import Params, bound_for
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.common.algorithm import GeneratedAlgorithm, traffic
+from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.device import CPU
 from autoconv.cpu.transform.geometry import unfit
+from autoconv.cpu.winograd.estimate import seconds
 from autoconv.cpu.winograd.geometry import (
     WinogradTiling,
     cap,
@@ -31,10 +32,7 @@ from autoconv.cpu.winograd.geometry import (
 from autoconv.cpu.winograd.kernels import emit
 from autoconv.layer import ConvLayer
 
-FETCHED = 13.0  # bytes a cycle from the LLC
-CYCLES = {"avx512": 1.0, "avx2": 0.5, "generic": 0.5}  # of a multiply-add of vectors
 KEPT = 10  # the part of the LLC that transformed inputs may take before they fall out of it
-KEPT_SMALL = 3  # the same where chunks are small
 CONSIDERED = 5  # sizes of tiles for which chunks are looked at
 MOST_CORRELATIONS = 4  # of a strided gradient, for the sake of compile time
 
@@ -53,47 +51,6 @@ def tilings(layer: ConvLayer, device: CPU, params: Params) -> tuple[WinogradTili
     return tuple(_tiling(layer, device, c, *_parse(params)) for c in correlations(layer))
 
 
-def _cost(tiling: WinogradTiling, threads: int, l2_bytes: int, l3_bytes: int) -> float:
-    """Predicted time in multiply-adds of vectors, from counts of operations and of bytes that miss L2.
-
-    A register tile loses what it takes to load the filters; a transform takes some time per point and vector.
-    Filters come from the LLC, or beyond it from memory, for every chunk anew unless a block of them stays in L2; what
-    it cannot hold of a chunk's input goes to and fro for every block of filters, and so do the products. Loads and
-    multiply-adds go on side by side. What operations take was fitted on a Zen 4, what traffic takes on a Zen 3.
-    """
-    c = tiling.correlation
-    tiles = c.groups * tiling.tile_rows * tiling.columns.tiles
-    filters = tiling.k_blocks * tiling.vectors
-    register_tile = tiling.chunk_tiles / -(-tiling.chunk_tiles // tiling.most_tiles) * tiling.vectors
-    product = tiles * tiling.points * tiling.depth * filters * (1 + 1.5 / register_tile)
-    transforms = tiles * tiling.points * (tiling.c_blocks * 9.0 + filters * 8.0)
-
-    def spilled(elements: int, cache: int, least: float, all_of_it: float) -> float:
-        """The part of a buffer that a cache does not hold, given parts of it where that begins and ends."""
-        return min(max((tiling.itemsize * elements / cache - least) / (all_of_it - least), 0.0), 1.0)
-
-    passes = -(-tiling.chunks // tiling.coop) if tiling.coop else tiling.chunks
-    packed = tiling.itemsize * tiling.packed_size
-    stays = tiling.itemsize * tiling.u_size < 0.6 * l2_bytes
-    fetched = float(packed * (passes if stays else tiling.chunks))
-    if packed > l3_bytes / 2:
-        fetched += packed * passes
-    products = tiling.points * tiling.m_stride
-    near = tiling.v_size + products
-    blocks = c.groups * tiling.chunks * tiling.k_blocks * tiling.itemsize
-    from_memory = spilled((min(tiling.coop, tiling.chunks) or threads) * tiling.v_size, l3_bytes, 1 / 12, 1 / 3)
-    inputs = max(spilled(near, l2_bytes, 0.7, 2.7), 0.5 if tiling.coop else 0.0)
-    fetched += blocks * tiling.v_size * inputs * (1 + 8 * from_memory)
-    fetched += 6 * blocks * products * spilled(products, l2_bytes, 0.25, 0.75)
-    loads = fetched / (FETCHED * CYCLES[tiling.instruction_set])
-    work = max(product, loads) + min(product, loads) / 10 + transforms
-    tasks = tiling.k_blocks * min(tiling.coop, tiling.chunks) if tiling.coop else tiling.chunks * c.groups
-    barriers = 2 * c.groups * passes * 4000.0 if tiling.coop else 0.0
-    if tiling.coop and c.N > 1:
-        work *= 1.05  # against chunks that threads have to themselves, of which a batch has enough
-    return work * -(-tasks // threads) / tasks + barriers
-
-
 def _chunks(tiling: WinogradTiling) -> list[int]:
     """Rows of tiles worth trying for a chunk: some that make nearly equal chunks of up to 256 tiles."""
     most = min(tiling.tile_rows, 256 // tiling.columns.tiles)
@@ -105,7 +62,7 @@ def _chunks(tiling: WinogradTiling) -> list[int]:
 def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, int], ...]:
     """For the most promising sizes of tiles, the best chunks of either schedule."""
     main = max(correlations(layer), key=lambda c: c.macs)
-    l2, l3 = device.facts["l2_bytes"], device.facts["l3_bytes"]
+    l3 = device.machine.caches[2]
 
     def schedule(m: tuple[int, int], rows: int, kept: int) -> tuple[float, tuple[int, int], int, int]:
         """Chunks of so many rows, with their cost: by themselves, or as many in a batch as a part of the LLC keeps."""
@@ -113,7 +70,7 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
         if kept and tiling.chunks > 1:
             coop = max(1, min(tiling.chunks, l3 // kept // (tiling.v_size * tiling.itemsize)))
             tiling = _tiling(layer, device, main, m, rows, coop)
-        return _cost(tiling, device.threads, l2, l3), m, rows, tiling.coop
+        return seconds(tiling, device.machine), m, rows, tiling.coop
 
     def quick(m: tuple[int, int]) -> tuple[float, tuple[int, int]]:
         """Without looking for the best chunks: single rows, or in batches of as many as the LLC keeps."""
@@ -122,12 +79,6 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
         most = max(rows for rows in _chunks(one) if rows <= max(kept, 1))
         return min(schedule(m, 1, 0), schedule(m, most, KEPT))[:2]
 
-    def filling(m: tuple[int, int]) -> tuple[tuple[int, int], int, int]:
-        """The largest chunks that fit a register tile."""
-        one = _tiling(layer, device, main, m, 1, 0)
-        rows = max(rows for rows in _chunks(one) if rows == 1 or rows * one.columns.tiles <= one.most_tiles)
-        return schedule(m, rows, KEPT_SMALL)[1:]
-
     square = main.rows == main.columns  # of a size and its mirror image one is enough
     pairs = [m for m in itertools.product(sizes(main.rows), sizes(main.columns)) if m[0] <= m[1] or not square]
     found = []
@@ -135,9 +86,6 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
         chunks = _chunks(_tiling(layer, device, main, m, 1, 0))
         found.append(sorted(min(schedule(m, rows, kept) for rows in chunks) for kept in (0, KEPT)))
     choices = [choice[1:] for schedules in sorted(found)[: most_sizes(layer)] for choice in schedules]
-    if device.instruction_set == "avx512":
-        # What traffic takes was not fitted there; chunks like these were good on a Zen 4, when no others were named.
-        choices.append(filling(choices[0][0]))
     return tuple(dict.fromkeys(choices))
 
 
@@ -170,11 +118,7 @@ class Winograd(GeneratedAlgorithm):
         return layer.accumulator.itemsize * sum(tiling.packed_size for tiling in tilings(layer, device, params))
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        cuts = tilings(layer, device, params)
-        caches = device.facts["l2_bytes"], device.facts["l3_bytes"]
-        work = sum(_cost(tiling, device.threads, *caches) for tiling in cuts)
-        rate = device.peak_flops(layer.dtype) / (2 * cuts[0].lanes * device.threads)
-        return work / rate + traffic(layer) / device.bandwidth() / 2
+        return sum(seconds(tiling, device.machine) for tiling in tilings(layer, device, params))
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         down, across = _parse(params)[0]

@@ -17,6 +17,7 @@ from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.device import CPU
 from autoconv.cpu.transform.geometry import unfit
+from autoconv.cpu.winograd.estimate import wgrad_seconds
 from autoconv.cpu.winograd.geometry import (
     WinogradTiling,
     cap,
@@ -58,23 +59,6 @@ def tiling_of(layer: ConvLayer, device: CPU, params: Params) -> WgradTiling:
     return _tiling(layer, device, *_parse(params))
 
 
-def _cost(tiling: WgradTiling, threads: int, l3_bytes: int) -> float:
-    """Predicted cycles of a thread, from counts of vector operations as for the forward pass."""
-    forward = tiling.forward
-    groups, points = forward.correlation.groups, forward.points
-    number = groups * forward.tile_rows * forward.columns.tiles
-    vectors = tiling.filter_blocks * tiling.BF * tiling.channel_blocks * tiling.vectors
-    register_tile = tiling.register_tiles[0][1] * tiling.vectors
-    product = points * vectors * (number * (1 + 1.5 / register_tile) + groups * forward.chunks * 6.0)
-    transforms = number * points * (forward.c_blocks * 9.0 + tiling.k_vectors * 9.0)
-    folds = groups * forward.chunks * vectors * points * 4.0
-    finish = groups * vectors * tiling.taps * (8.0 + 2 * tiling.slices)
-    used = tiling.slices * (tiling.v_size + tiling.y_size) * forward.itemsize
-    crowded = min(max(2 * used / l3_bytes - 0.5, 0.0), 1.0)
-    work = (product + transforms) * (1 + 0.5 * crowded) + folds + finish
-    return work / threads + groups * (tiling.steps * 2 + 1) * 4000.0
-
-
 @functools.lru_cache(256)
 def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int], ...]:
     """The most promising sizes of tiles, with the best sizes of chunks."""
@@ -83,7 +67,7 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int],
     for m in itertools.product(sizes(c.rows), sizes(c.columns)):
         one = _tiling(layer, device, m, 1, 1).forward
         for rows in {min(max(tiles // one.columns.tiles, 1), one.tile_rows) for tiles in CHUNKS}:
-            cost = _cost(_tiling(layer, device, m, rows, 0), device.threads, device.facts["l3_bytes"])
+            cost = wgrad_seconds(_tiling(layer, device, m, rows, 0), device.machine)
             key = *sorted(m), rows >= one.tile_rows
             found[key] = min(found.get(key, (cost, m, rows)), (cost, m, rows))
     return tuple(choice[1:] for choice in sorted(found.values())[: most_sizes(layer)])
@@ -116,10 +100,7 @@ class WinogradWgrad(GeneratedAlgorithm):
         return tiling_of(layer, device, params).workspace_bytes(device.threads)
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        tiling = tiling_of(layer, device, params)
-        rate = device.peak_flops(layer.dtype) / (2 * tiling.lanes * device.threads)
-        cycles = _cost(tiling, device.threads, device.facts["l3_bytes"])
-        return cycles / rate + layer.bytes / device.bandwidth() / 4
+        return wgrad_seconds(tiling_of(layer, device, params), device.machine)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         c, (down, across) = _forward(layer), _parse(params)[0]
