@@ -62,6 +62,11 @@ def cell(ratio: Result | None, of: int | None = None) -> str:
     return text if of in (None, ratio.get("layers", of)) else f"{text} ({ratio['layers']})"
 
 
+def with_interval(ratio: Result | None) -> str:
+    """A median and its 95 % interval."""
+    return f"{cell(ratio)} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "-"
+
+
 def means() -> str:
     """By class, against the fastest baseline of every layer."""
     found = columns(SUITE)
@@ -95,8 +100,7 @@ def layers(batch: int) -> str:
     titles = [title for label, _ in found for title in (label, "best baseline", "ratio")]
 
     def cells(layer: Result) -> list[str]:
-        ratio = layer["ratios"]["best"]
-        text = f"{cell(ratio)} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+        text = with_interval(layer["ratios"]["best"])
         own = sorted(layer["seconds"]["autoconv"])
         return [duration(own[len(own) // 2]), layer["best"], text]
 
@@ -110,11 +114,11 @@ def layers(batch: int) -> str:
 def networks() -> str:
     """Sums of the layers and runs in sequence, against ONNX Runtime."""
     titles = {"sum": "sum of the layers", "sequence": "in sequence", "exported": "in sequence, chained as exported"}
-    rows = [
-        [result["suite"], label, *(cell(result["network"].get(what, {}).get("onnxruntime")) for what in titles)]
-        for label, result in results()
-        if result["network"] and result["batch"] == 1
-    ]
+    rows = []
+    for label, result in results():
+        if result["network"] and result["batch"] == 1:
+            found = (result["network"].get(what, {}).get("onnxruntime") for what in titles)
+            rows.append([result["suite"], label, *map(with_interval, found)])
     return table(["network", "processor", *titles.values()], sorted(rows))
 
 

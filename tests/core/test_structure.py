@@ -34,7 +34,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"errors"},
     ),
     "autoconv.cpu": (
-        {"direct", "winograd", "fft", "gemm", "gemm_packed", "depthwise", "matrix", "numpy", "extensions"},
+        {"direct", "winograd", "fft", "gemm", "gemm_packed", "depthwise", "matrix", "numpy", "extensions", "operators"},
         {"transform"},
         {"common"},
         {"device"},
