@@ -57,7 +57,7 @@ class Effort:
     farthest: int
 
 
-ROUGH = Effort(largest=64 << 20, ratio=4.0, seconds=2e-4, samples=2, farthest=16 << 20)
+ROUGH = Effort(largest=64 << 20, ratio=4.0, seconds=2e-4, samples=2, farthest=4 << 20)
 THOROUGH = Effort(largest=256 << 20, ratio=math.sqrt(2), seconds=2e-3, samples=4, farthest=256 << 20)
 
 
