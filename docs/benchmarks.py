@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -97,16 +98,16 @@ def layers(batch: int) -> str:
         for label, result in results()
         if (result["suite"], result["batch"]) == (SUITE, batch) and result["layers"]
     ]
-    titles = [title for label, _ in found for title in (label, "best baseline", "ratio")]
+    titles = [title for label, _ in found for title in (label, "over bound", "best baseline", "ratio")]
 
     def cells(layer: Result) -> list[str]:
         text = with_interval(layer["ratios"]["best"])
-        own = sorted(layer["seconds"]["autoconv"])
-        return [duration(own[len(own) // 2]), layer["best"], text]
+        own, bound = statistics.median(layer["seconds"]["autoconv"]), layer.get("bound")
+        return [duration(own), f"{own / bound:.2f}" if bound else "-", layer["best"], text]
 
     rows = []
     for name in dict.fromkeys(name for _, stored in found for name in stored):
-        parts = [cells(stored[name]) if name in stored else ["-"] * 3 for _, stored in found]
+        parts = [cells(stored[name]) if name in stored else ["-"] * 4 for _, stored in found]
         rows.append([name, *(text for part in parts for text in part)])
     return table(["layer", *titles], rows)
 

@@ -51,11 +51,16 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"common"},
         {"codegen"},
     ),
-    "autoconv.cli": ({"main"}, {"tune", "explain", "records", "info", "bench"}, {"tables"}, {"options", "output"}),
+    "autoconv.cli": (
+        {"main"},
+        {"tune", "explain", "run", "records", "info", "bench"},
+        {"tables"},
+        {"options", "output"},
+    ),
     "autoconv.bench": (
         {"gpu"},
         {"race", "reports"},
-        {"results", "exported"},
+        {"results", "exported", "bound"},
         {"suites"},
         {"statistics"},
         {"baselines"},

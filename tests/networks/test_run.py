@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from graphs import agree, compiled, drawn, filters, graph_of, small
 from hypothesis import given
 from hypothesis import strategies as st
 
 import autoconv
+from autoconv.cli.main import cli
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.errors import ArrayError, ConfigError, PlanError
@@ -37,6 +40,35 @@ def test_a_network_agrees_with_float64(batch: int, threads: int) -> None:
     net = compiled(graph, CPU.current(threads))
     for seed in range(3):
         agree(net, graph, 1e-5, seed)
+
+
+@kernels
+def test_every_step_is_timed() -> None:
+    net = compiled(small(1))
+    x = drawn(net.graph)
+    steps = net.profile(**x, repeat=3)
+    assert [step.name for step in steps] == [step.node.name for step in net._schedule.steps]
+    assert all(step.seconds > 0 for step in steps)
+    assert [step.name for step in steps if step.is_layer] == ["a.relu", "b.sum", "c", "up", "scores"]
+    with pytest.raises(ArrayError, match="repeat=0: expected an integer of at least 1"):
+        net.profile(**x, repeat=0)
+
+
+@kernels
+@pytest.mark.parametrize("option", [[], ["--json"], ["--tune"]])
+def test_the_command_runs_a_network(option: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "net.autoconv"
+    net = compiled(graph_of(Elementwise(("relu", 0)), (2, 3)))
+    net.save(path)
+    ran = CliRunner().invoke(cli, ["run", str(path), "--repeat", "2", *option], standalone_mode=False)
+    assert ran.exception is None
+    if option == ["--json"]:
+        found = json.loads(ran.output)
+        assert [step["operator"] for step in found["steps"]] == ["relu"]
+        assert found["seconds"] > 0
+    else:
+        assert "100.0%" in ran.output
+        assert "0% of the steps' time in convolutions" in ran.output
 
 
 @kernels

@@ -198,16 +198,18 @@ class _Session:
         return 2.0 * probes.ROUNDS * probes.CHAINS * lanes * self.threads / best
 
     def units(self, matrix_unit: str | None) -> dict[str, dict[str, float]]:
-        """The peak of a matrix unit that this process may use."""
+        """The peak of a matrix unit that this process may use, on normally distributed numbers: zeros are faster."""
         if matrix_unit is None or (matrix_unit == "amx" and not permission.granted()):
             return {}
         program = compiler.build(probes.emit_tiles, self.instruction_set, matrix_unit)
         run = pool.Entry(program, probes.TILES, self.threads)
         out, rounds = allocator.take(TILE_BYTES * self.threads), 1
-        self.memory[:TILE_BYTES] = 0
+        tile = allocator.take(TILE_BYTES).view(np.uint16)
+        numbers = np.random.default_rng(0).standard_normal(tile.size, np.float32)
+        tile[:] = numbers.view(np.uint32) >> 16  # the upper half of a float32 is a bfloat16
         while True:
-            numbers = np.array([self.threads, 0, rounds], np.int64)
-            best = self.seconds(functools.partial(run, self.memory, numbers, out))
+            extents = np.array([self.threads, 0, rounds], np.int64)
+            best = self.seconds(functools.partial(run, tile, extents, out))
             if best > self.effort.seconds:
                 return {matrix_unit: {"bfloat16": TILE_FLOPS * probes.SUMS * rounds * self.threads / best}}
             rounds *= 4

@@ -41,7 +41,7 @@ def emit_peak(instruction_set: str, dtype: str) -> Module:
 
 
 def emit_tiles(instruction_set: str, matrix_unit: str) -> Module:
-    """Every thread multiplies tiles of zeros, `SUMS` products a round."""
+    """Every thread multiplies the tile of operand `a` by itself, `SUMS` products a round."""
     m = Module(instruction_set, matrix_unit=matrix_unit)
     k, thread, (a, b, out) = _task(m, TILES, f32)
     k.configure_tiles()

@@ -26,6 +26,7 @@ from autoconv.cpu.matrix.geometry import (
     Panel,
     blocking,
     correlations_of,
+    filter_tiles,
     packed_bytes,
     strips,
 )
@@ -117,7 +118,7 @@ class Matrix(TileAlgorithm):
         for c, b in zip(correlations_of(layer), _blockings(layer, device, params), strict=True):
             panel, number = Panel(c, b), strips(c, b)
             blocks = math.ceil(c.K / FILTERS)
-            steps = panel.tiles * blocks * 2 * panel.blocks * len(panel.taps)
+            steps = panel.tiles * filter_tiles(c) * panel.blocks * len(panel.taps)
             multiplied = 2 * 16 * 16 * DEPTH * b.products * steps * number / rate
             copied = panel.panel_bytes * number
             packing = copied * min(b.chunks, device.threads) / vector / machine.transforms(vector) / machine.threads

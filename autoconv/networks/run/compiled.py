@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,30 @@ from autoconv.networks.run.steps import Call, Ref, Step, StepMaker
 from autoconv.plans import Plan
 from autoconv.registry import resolve
 from autoconv.tuning.planner import plan
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """How long a step of a network took.
+
+    Attributes
+    ----------
+    name : str
+        Of the node.
+    operator : str
+        What it computes.
+    by : str
+        What computed it: a candidate, "kernel" or "NumPy".
+    is_layer : bool
+        Whether it is a convolution or a fully connected layer.
+    seconds : float
+    """
+
+    name: str
+    operator: str
+    by: str
+    is_layer: bool
+    seconds: float
 
 
 class CompiledNetwork:
@@ -234,6 +259,45 @@ class CompiledNetwork:
                 )
             found[name] = array if self.device.ready(array) else np.ascontiguousarray(array)
         return found
+
+    def profile(self, *arrays: Array, repeat: int = 10, **named: Array) -> list[StepTime]:
+        """Time every step of a run, where it stands in the sequence; the steps are then calls of their own.
+
+        Parameters
+        ----------
+        *arrays : array
+            Inputs, as for `run`.
+        repeat : int
+            How many runs to take the medians of.
+        **named : array
+            Inputs by name.
+
+        Returns
+        -------
+        list of StepTime
+            In the order in which steps run.
+
+        Raises
+        ------
+        ArrayError
+            As `run` does, and when `repeat` is no integer of at least 1.
+        """
+        if type(repeat) is not int or repeat < 1:
+            raise ArrayError(f"repeat={repeat!r}: expected an integer of at least 1")
+        inputs = self._inputs(arrays, named)
+        with self._lock:
+            schedule = self._schedule
+        instance, runs = Instance(schedule, apart=True), []
+        instance.run(inputs)
+        for _ in range(repeat):
+            seconds: list[float] = []
+            instance.run(inputs, seconds)
+            runs.append(seconds)
+        medians = np.median(runs, axis=0)
+        return [
+            StepTime(step.node.name, step.node.operator.kind, step.by, step.node.name in self.plans, float(t))
+            for step, t in zip(schedule.steps, medians, strict=True)
+        ]
 
     def explain(self) -> str:
         """What runs every node, and in how much memory.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -87,9 +88,15 @@ class Instance:
 
     Tables hold addresses: those of the arena and of constants from the start, those of inputs and of outputs with
     memory of their own for each run.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    apart : bool
+        Whether every step is a call of its own, so that it can be timed.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, apart: bool = False) -> None:
         self.schedule = schedule
         device = schedule.device
         self._arena = device.buffer(max(schedule.arena_bytes, 1))
@@ -98,7 +105,7 @@ class Instance:
             if step.function is not None:
                 self._parts.append(step)
                 continue
-            if not self._parts or isinstance(self._parts[-1], Step):
+            if apart or not self._parts or isinstance(self._parts[-1], Step):
                 self._parts.append(_Table())
             table = self._parts[-1]
             assert isinstance(table, _Table)
@@ -108,14 +115,15 @@ class Instance:
             if isinstance(part, _Table):
                 part.close(schedule)
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs, by name."""
+    def run(self, inputs: Mapping[str, Array], seconds: list[float] | None = None) -> dict[str, Array]:
+        """The outputs, by name; the time of every part is added to `seconds`."""
         schedule, graph = self.schedule, self.schedule.graph
         outside = dict(inputs)
         for root in schedule.outputs:
             found = graph.types[root]
             outside[root] = schedule.device.empty(found.shape, found.dtype)
         for part in self._parts:
+            start = time.perf_counter()
             if isinstance(part, _Table):
                 part.run(outside)
             else:
@@ -124,6 +132,8 @@ class Instance:
                 self.array(part.node.name, outside)[...] = part.function(*arrays).reshape(
                     graph.types[part.node.name].shape
                 )
+            if seconds is not None:
+                seconds.append(time.perf_counter() - start)
         own = {name: root for root, name in schedule.outputs.items()}
         results = {}
         for name, value in graph.outputs.items():
