@@ -289,7 +289,8 @@ def fates(algorithm: CudaAlgorithm, step: int = STEP) -> dict[Site, str]:
         if SCHEDULES * (time.process_time() - began) > SECONDS / 2:
             continue  # a mutant that works would count as one that hangs
         seeds = [(seed + i) % SCHEDULES for i in range(SCHEDULES)]
-        for site in sorted(_reached(relative.units(layer, params)), key=lambda site: (site.file, site.start)):
+        reached = own & set(_reached(relative.units(layer, params)))  # a kernel that it calls has a text of its own
+        for site in sorted(reached, key=lambda site: (site.file, site.start)):
             if not found.get(site):
                 wrong = _fails(lambda: [check(Mutated(schedule=seed, site=site)) for seed in seeds])  # noqa: B023
                 found[site] = f"{layer} {params}" if wrong else ""
