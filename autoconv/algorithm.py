@@ -125,6 +125,8 @@ class Algorithm(ABC, Generic[D]):
         Whether only that library knows the candidates, so that they are listed only where it may be used.
     pool : str
         Whose threads it runs on: the idle spinning of one pool slows another down.
+    searched : bool
+        Whether its candidates are a grid, of which a search times a part; else all that are worth it are timed.
     stands_in_for : str or None
         The faster algorithm that it replaces where that one cannot run.
     float32_bound : float
@@ -147,6 +149,7 @@ class Algorithm(ABC, Generic[D]):
     vendor: ClassVar[str | None] = None
     asks_vendor: ClassVar[bool] = False
     pool: ClassVar[str] = ""
+    searched: ClassVar[bool] = False
     stands_in_for: ClassVar[str | None] = None
     float32_bound: ClassVar[float] = 2e-6  # of sums in whatever order, and of Fourier transforms
 
@@ -180,6 +183,9 @@ class Algorithm(ABC, Generic[D]):
     @abstractmethod
     def candidates(self, layer: ConvLayer, device: D) -> Iterable[Params]:
         """The parameter sets worth asking `why_not` about; the same list in every process.
+
+        Among those that are estimated alike, the first is preferred. Where the family is `searched`, they are a grid of
+        whatever is legal.
 
         Parameters
         ----------

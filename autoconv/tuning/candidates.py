@@ -12,6 +12,7 @@ from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
 from autoconv.records.limits import Limits
 from autoconv.records.schema import Facts
+from autoconv.tuning.search.surrogate import Surrogate
 
 PRUNE_FACTOR = 12.0  # times the least estimate; estimates are within a factor of 3 or so of the truth
 
@@ -99,14 +100,31 @@ class CandidateSet:
         )
 
     def worth_timing(self, limits: Limits | None = None) -> list[Candidate]:
-        """Those not pruned, least estimate first; with limits, those that satisfy them as far as is known."""
+        """Those not pruned, least estimate first; with limits, those that satisfy them as far as is known.
+
+        Among equals, in the order in which their family names them.
+        """
         return [candidate for candidate in self.runnable(limits) if candidate not in self.pruned]
 
     def runnable(self, limits: Limits | None = None) -> list[Candidate]:
         """Those that can run, likewise."""
         cost, expected = (limits or Limits()).cost, self.expected
-        ordered = sorted(expected, key=lambda candidate: (cost(expected[candidate]), str(candidate)))
+        ordered = sorted(expected, key=lambda candidate: cost(expected[candidate]))
         return ordered if limits is None else [c for c in ordered if not limits.why_not(expected[c])]
+
+    def searched(self, candidate: Candidate) -> bool:
+        """Whether it is one of a grid, of which a search times a part."""
+        return candidate.algorithm in self.algorithms and self.algorithms[candidate.algorithm].searched
+
+    def grid(self) -> list[Candidate]:
+        """Those worth timing of which a search times a part."""
+        return [candidate for candidate in self.worth_timing() if self.searched(candidate)]
+
+    def few(self, limits: Limits, number: int) -> list[Candidate]:
+        """The first of those worth timing under these limits, of a grid one of those that are alike."""
+        ranked = self.worth_timing(limits)
+        surrogate = Surrogate({candidate: self.expected[candidate].time for candidate in ranked})
+        return surrogate.spread(ranked, number)
 
     def _vendor_reasons(self, algorithm: Algorithm[Any]) -> list[str]:
         if algorithm.vendor is None or self.vendors is None or algorithm.vendor in self.vendors:

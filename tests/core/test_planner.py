@@ -100,7 +100,7 @@ def rigged(cache: TuningCache, layer: ConvLayer = LAYER, **facts: Facts) -> Faul
     device = FaultyCPU.having(*facts)
     found = {Candidate.parse(f"faulty.{name}"): replace(f, version="1", samples=9) for name, f in facts.items()}
     found[Candidate("numpy.direct")] = Facts(NumpyDirect().version, time=1.0, samples=9)
-    covers = note(registry.algorithms(device), frozenset())
+    covers = note(registry.algorithms(device))
     race = Race("0" * 32, "2026-01-01T00:00:00+00:00", device.versions, False, None, found, covers)
     cache.add(layer.key(), device.key, race)
     return device
@@ -143,7 +143,7 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> list[CandidateSet]:
 @pytest.mark.parametrize("covers", [True, False])
 def test_a_recorded_candidate_that_is_not_what_it_says_is_passed_over(cache: TuningCache, covers: bool) -> None:
     device = CPU.current()
-    noted = note(registry.algorithms(device), frozenset()) if covers else ""
+    noted = note(registry.algorithms(device)) if covers else ""
     names = ["numpy.gemm[tile=7]", "numpy.gemm[tile=image]", "winograd[m=99]", "winograd[rows=-1]", "direct[TK=3]"]
     names += ["numpy.winograd[m=1000,r=3]", "gemm", "depthwise[TP=0,NV=0,nt=0]", "numpy.fft[tile=x]", "gone[a=1]"]
     versions = {algorithm.name: algorithm.version for algorithm in algorithms(device)}
