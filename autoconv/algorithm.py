@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+import numpy as np
+
 from autoconv.common import code_hash
 from autoconv.common.candidate import Candidate as Candidate  # its name belongs to the contract
 from autoconv.layer import DIRECTIONS, DTYPES, GROUPINGS, LAYOUTS, ConvLayer
@@ -53,6 +55,9 @@ class Kernel(ABC):
             When `packed_bytes` is 0: this kernel uses the filters as they are.
         """
         raise NotImplementedError(f"{type(self).__name__} uses the filters as they are")
+
+    def keep_denormals(self) -> None:  # noqa: B027  # most kernels keep them anyway
+        """From now on, compute with denormal operands and results where this kernel would count them as 0."""
 
     @abstractmethod
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
@@ -119,6 +124,8 @@ class Algorithm(ABC, Generic[D]):
         filters (in wgrad, in dy) makes NaN of sums in which it meets nothing but padding.
     tf32 : bool
         Whether it rounds float32 operands to TF32, which callers have to allow.
+    keeps_denormals : bool
+        Whether its kernels can compute with denormals (`Kernel.keep_denormals`).
     vendor : str or None
         The library that an adapter calls, for `vendors=` to switch.
     asks_vendor : bool
@@ -146,6 +153,7 @@ class Algorithm(ABC, Generic[D]):
     spreads_nonfinite: ClassVar[bool] = False
     skips_padding: ClassVar[bool] = False
     tf32: ClassVar[bool] = False
+    keeps_denormals: ClassVar[bool] = True
     vendor: ClassVar[str | None] = None
     asks_vendor: ClassVar[bool] = False
     pool: ClassVar[str] = ""
@@ -322,6 +330,36 @@ class Algorithm(ABC, Generic[D]):
             A bound of `max|y - ref| / max(sum |x||w|)`.
         """
         return bound_for(layer, self.float32_bound)
+
+    def absolute_bound(self, layer: ConvLayer, params: Params, largest: float = 1.0) -> float:
+        """Largest acceptable error on top of `bound`, where numbers run out of exponents.
+
+        An operand or a result below the least normal number may count as 0: that is rounding to a multiple of that
+        number instead of to so many bits, and may grow on its way as rounding may within `bound`. Arrays of float16
+        keep their own denormals, to half a unit of which the output is rounded.
+
+        Parameters
+        ----------
+        layer : ConvLayer
+        params : mapping
+            One of `candidates`.
+        largest : float
+            The largest absolute value among the operands.
+
+        Returns
+        -------
+        float
+            In the units of the output.
+        """
+        terms = {
+            "fwd": layer.C // layer.groups * layer.R * layer.S,
+            "dgrad": layer.K // layer.groups * layer.R * layer.S,
+            "wgrad": layer.N * layer.P * layer.Q,
+        }[layer.direction]
+        limits = np.finfo(layer.accumulator)
+        growth = self.bound(layer.replace(dtype=layer.accumulator.name), params) / float(limits.epsneg)
+        flushed = terms * (1 + 2 * largest) * growth * float(limits.tiny)
+        return flushed + (2.0**-25 if layer.dtype == "float16" else 0.0)
 
     @abstractmethod
     def build(self, layer: ConvLayer, device: D, params: Params) -> Kernel:

@@ -15,7 +15,7 @@ from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
-    from autoconv.records.limits import Limits
+    from autoconv.records.limits import Denormals, Limits
     from autoconv.records.schema import Facts
     from autoconv.tuning.candidates import CandidateSet
 
@@ -32,13 +32,13 @@ class PackedWeights:
 
     Parameters
     ----------
-    binding : tuple of ConvLayer, Candidate and Device
-        Where alone they can be used.
+    binding : tuple of ConvLayer, Candidate, Device, and "flush" or "keep"
+        Where alone they can be used, and what became of denormals among them.
     buffer : array
         The transformed filters, as the candidate's kernel reads them, on the device.
     """
 
-    binding: tuple[ConvLayer, Candidate, Device]
+    binding: tuple[ConvLayer, Candidate, Device, Denormals]
     buffer: Array
 
     @property
@@ -90,7 +90,7 @@ class Plan:
         self._candidate_set, self._restore = candidate_set, restore
         self.limits, self.timed = limits, timed
         self._kernel = kernel
-        self._binding = (layer, candidate, device)
+        self._binding = (layer, candidate, device, limits.denormals)
         self._names = _OPERAND_NAMES[layer.direction]
         self._a_shape, self._b_shape = layer.input_shapes
         self._out_shape, self._dtype = layer.output_shape, layer.numpy_dtype
@@ -329,10 +329,11 @@ class Plan:
         if self.layer.direction == "wgrad":
             raise ArrayError("dy: expected an array, got packed weights: wgrad takes (x, dy)")
         if weights.binding is not self._binding and weights.binding != self._binding:
-            layer, candidate, device = weights.binding
+            layer, candidate, device, denormals = weights.binding
             raise ArrayError(
-                f"w: expected weights packed for {self.candidate} of {self.layer} on {self.device.name}, "
-                f"got some for {candidate} of {layer} on {device.name}"
+                f"w: expected weights packed for {self.candidate} of {self.layer} on {self.device.name} with "
+                f"denormals={self.limits.denormals!r}, got some for {candidate} of {layer} on {device.name} with "
+                f"denormals={denormals!r}"
             )
         return weights.buffer
 

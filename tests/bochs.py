@@ -147,7 +147,8 @@ def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
             return native(self, a, b, out, *others)
         arrays = [0 if array is None else id(array) for array in (a, b, out, *others)]
         missing = [0] * (launch.OPERANDS - len(arrays))
-        return processor.call(pool.program().address("start"), _address(words), self._address, *arrays, *missing)
+        start = pool.program().address("start")
+        return processor.call(start, _address(words), self._address, self._mode, *arrays, *missing)
 
     def function(self: compiler.Program, name: str, *types: Any, returns: Any = None) -> Callable[..., Any]:
         if self not in emulated:

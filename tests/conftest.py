@@ -29,6 +29,7 @@ THINNED = {
     "core/test_functional.py": 4,
     "core/test_registry.py": 4,
     "cpu/test_cpu_direct.py": 14,
+    "cpu/test_denormals.py::test_families_count_denormals_as_0_or_keep_them": 6,
     "cpu/test_depthwise.py": 14,
     "cpu/test_fft.py": 12,
     "cpu/test_gemm.py": 8,

@@ -101,6 +101,12 @@ LIMITS = (
     ),
     click.option("--workspace-limit", type=_bytes, metavar="SIZE", help="Most scratch memory, such as 64MB."),
     click.option("--deterministic", is_flag=True, help="Only what gives the same bits every time."),
+    click.option(
+        "--denormals",
+        type=click.Choice(["flush", "keep"]),
+        default="flush",
+        help="keep: only what can compute with denormals. [default: flush]",
+    ),
     click.option("--tolerance", type=_tolerance, metavar="ERROR", help="Largest measured error, such as 1e-6."),
     click.option(
         "--vendors",

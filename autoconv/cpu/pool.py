@@ -26,6 +26,8 @@ from autoconv.cpu.codegen.workers import (
     ALLOWED,
     BYTES,
     CLOSED,
+    FLUSH,
+    KEEP,
     LIST,
     MASK,
     PLACES,
@@ -57,7 +59,7 @@ def program() -> compiler.Program:
 
 @functools.cache
 def _start() -> Callable[..., Any]:
-    return program().function("start", *[ctypes.c_void_p] * (2 + OPERANDS))
+    return program().function("start", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * OPERANDS)
 
 
 @functools.cache
@@ -145,11 +147,18 @@ if hasattr(os, "register_at_fork"):
 
 
 class Entry:
-    """A `run`-like function of a program, to be called with arrays."""
+    """A `run`-like function of a program, to be called with arrays.
+
+    It counts denormal operands and results as 0, unless `keep_denormals` was called.
+    """
 
     def __init__(self, program: compiler.Program, name: str, threads: int) -> None:
         self._program, self._address, self._threads = program, program.address(name), threads
-        self._start = _start()
+        self._start, self._mode = _start(), FLUSH
+
+    def keep_denormals(self) -> None:
+        """Compute with denormals from now on, however long the processor takes."""
+        self._mode = KEEP
 
     def __call__(
         self,
@@ -165,6 +174,7 @@ class Entry:
         self._start(
             pool.address,
             self._address,
+            self._mode,
             id(a),
             b if b is None else id(b),
             id(out),

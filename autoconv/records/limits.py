@@ -15,6 +15,7 @@ from autoconv.records.schema import Facts
 LEAST_NOISE, MOST_NOISE = 0.01, 0.03
 
 Weights = Literal["varying", "constant"]
+Denormals = Literal["flush", "keep"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Limits:
     exact : bool
         Whether only algorithms that merely reorder sums are considered. Facts do not say so: who asks them has left
         the other algorithms out.
+    denormals : "flush" or "keep"
+        Whether denormal operands and results may count as 0. Facts do not say so either.
     """
 
     workspace_limit: int | None = None
@@ -47,6 +50,7 @@ class Limits:
     weights: Weights = "varying"
     vendors: frozenset[str] | None = None
     exact: bool = False
+    denormals: Denormals = "flush"
 
     def __str__(self) -> str:
         """Those that are set, as in a call."""

@@ -119,10 +119,15 @@ def _best_of_family(request: Request, known: Known, name: str) -> Choice:
 
 def _refuse_name(request: Request, mode: str) -> NoReturn:
     name = mode.partition("[")[0]
-    if name not in request.algorithms and name in {a.name for a in registry.algorithms(request.device)}:
+    left_out = {a.name: a for a in registry.algorithms(request.device) if a.name not in request.algorithms}
+    if name in left_out:
+        why, other = (
+            ("exact=True leaves {} out, as it does more to a sum than reorder it", "exact=False")
+            if request.limits.exact and not left_out[name].exact
+            else ("denormals='keep' leaves {} out, as it counts them as 0", "denormals='flush'")
+        )
         raise PlanError(
-            f"mode={mode!r}: exact=True leaves {name} out, as it does more to a sum than reorder it; "
-            f"expected one of {', '.join(request.algorithms)}, or exact=False"
+            f"mode={mode!r}: {why.format(name)}; expected one of {', '.join(request.algorithms)}, or {other}"
         )
     raise PlanError(
         f"mode={mode!r}: expected {', '.join(MODES)}, an algorithm ({', '.join(request.algorithms)}), "

@@ -39,7 +39,9 @@ class Request:
     @functools.cached_property
     def offered(self) -> tuple[Algorithm[Any], ...]:
         """The algorithms that are asked for candidates, those of vendors that may not be used included."""
-        return tuple(a for a in registry.algorithms(self.device) if a.exact or not self.limits.exact)
+        limits = self.limits
+        keeping = [a for a in registry.algorithms(self.device) if a.keeps_denormals or limits.denormals == "flush"]
+        return tuple(a for a in keeping if a.exact or not limits.exact)
 
     @functools.cached_property
     def algorithms(self) -> dict[str, Algorithm[Any]]:

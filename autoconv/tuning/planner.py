@@ -23,7 +23,7 @@ from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
-from autoconv.records.limits import Limits, Weights
+from autoconv.records.limits import Denormals, Limits, Weights
 from autoconv.registry import resolve
 from autoconv.tuning.choice import MODES, choose
 from autoconv.tuning.lookup import Request
@@ -63,6 +63,7 @@ def plan(
     weights: Weights = "varying",
     vendors: bool | Literal["loaded"] = "loaded",
     exact: bool = False,
+    denormals: Denormals = "flush",
     budget: float | None = None,
     cache: TuningCache | None = None,
     isolate: bool = False,
@@ -97,6 +98,10 @@ def plan(
     exact : bool
         Only algorithms that do no more to a sum than reorder it: no Winograd, no Fourier transforms, and no vendor
         libraries, which do not say. The others are neither timed nor listed, and are timed when they are asked for.
+    denormals : "flush" or "keep"
+        Whether operands and results too small for a normal number of the type that is computed with (2**-126 in
+        float32) may count as 0, which costs nothing; or are kept, at which many processors are slow. Times are those
+        of normal numbers in either case.
     budget : float, optional
         Seconds the timing may take; compilation and verification come on top.
     cache : TuningCache, optional
@@ -129,7 +134,7 @@ def plan(
     device = resolve(device)
     cache = cache or _default_cache(os.environ.get("AUTOCONV_CACHE_DIR"))
     allowed = _allowed_vendors(device, vendors)
-    limits = workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed, exact
+    limits = workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed, exact, denormals
     key = layer, mode, device, limits, budget, cache
     if (found := _remembered(key)) is not None:
         return found
@@ -137,6 +142,8 @@ def plan(
         raise PlanError(f"layer: expected a ConvLayer, got {type(layer).__name__}")
     if weights not in get_args(Weights):
         raise PlanError(f"weights={weights!r}: expected 'varying' or 'constant'")
+    if denormals not in get_args(Denormals):
+        raise PlanError(f"denormals={denormals!r}: expected 'flush' or 'keep'")
     if not isinstance(cache, TuningCache):
         raise PlanError(f"cache={cache!r}: expected a TuningCache or None")
     if not (progress is None or callable(progress)):
@@ -149,6 +156,7 @@ def plan(
         weights=weights,
         vendors=allowed,
         exact=_bool(exact, "exact"),
+        denormals=denormals,
     )
     seconds, isolate = _number(budget, "budget", float), _bool(isolate, "isolate")
     if seconds is not None and seconds >= ENDLESS:
@@ -245,11 +253,14 @@ def _made(request: Request, mode: object) -> Plan:
     """The plan of the candidate that is chosen."""
     choice = choose(request, mode)
     algorithm = request.algorithms[choice.candidate.algorithm]
+    kernel = algorithm.build(request.layer, request.device, choice.candidate.params)
+    if request.limits.denormals == "keep":
+        kernel.keep_denormals()
     return Plan(
         layer=request.layer,
         device=request.device,
         candidate=choice.candidate,
-        kernel=algorithm.build(request.layer, request.device, choice.candidate.params),
+        kernel=kernel,
         source=choice.source,
         facts=choice.facts,
         candidate_set=lambda: request.candidate_set,

@@ -4,7 +4,8 @@ Output and workspace lie between guard zones and are filled with NaN; afterwards
 intact, the inputs unchanged, and every element must agree with `direct`'s output for the same random
 input, computed in float64. That reference is itself checked by a route that shares no code with it:
 float64 sums, element by element, on a sample of corners, borders and interior, and a random projection
-over the output channels (Freivalds' check), which sees every element at once.
+over the output channels (Freivalds' check), which sees every element at once. All of it is done where the arrays
+are: on a GPU, NumPy's part is CuPy's.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Verifier:
         a, b = self.a.astype(np.float64), self.b.astype(np.float64)
         out = _run_direct(plain, device, a, b)
         magnitude = float(_run_direct(plain, device, xp.abs(a), xp.abs(b)).max())
-        check_convolution(plain, _host(a), _host(b), _host(out), magnitude)
+        check_convolution(plain, a, b, out, magnitude, xp)
         if self.bias is not None:
             out += self.bias.astype(np.float64).reshape((-1, 1, 1) if layer.layout == "NCHW" else (-1,))
         if self.residual is not None:
@@ -146,10 +147,6 @@ class Verifier:
         return float(difference.max()) / self.magnitude, same
 
 
-def _host(array: Any) -> Any:
-    return array.get() if hasattr(array, "get") else array
-
-
 def _direct(layer: ConvLayer, device: Device) -> Kernel:
     """The first kernel of the device's table of an algorithm that takes every layer, if it can run here."""
     for algorithm in registry.algorithms(device):
@@ -172,8 +169,18 @@ def _run_direct(layer: ConvLayer, device: Device, a: Array, b: Array) -> Array:
     return out
 
 
-def check_convolution(layer: ConvLayer, a: Any, b: Any, out: Any, magnitude: float) -> None:
+def check_convolution(layer: ConvLayer, a: Any, b: Any, out: Any, magnitude: float, xp: Any = np) -> None:
     """Hold a float64 convolution against sums of another route.
+
+    Parameters
+    ----------
+    layer : ConvLayer
+    a, b, out : float64 arrays
+        Operands and answer.
+    magnitude : float
+        The largest `sum |a||b|`.
+    xp : module
+        What they are arrays of, and what computes: NumPy or CuPy.
 
     Raises
     ------
@@ -181,58 +188,62 @@ def check_convolution(layer: ConvLayer, a: Any, b: Any, out: Any, magnitude: flo
         When they differ by more than float64 rounding of sums of that magnitude.
     """
     rng = np.random.default_rng(1)
-    a4, b4, out4 = (_channels_first(layer, array) for array in (a, b, out))
+    a4, b4, out4 = (_channels_first(layer, array, xp) for array in (a, b, out))
     axes = [sorted({0, n - 1, *rng.integers(0, n, SAMPLES_PER_AXIS - 2).tolist()}) for n in out4.shape]
-    for index in itertools.product(*axes):
-        value = float(_products(layer, a4, b4, index).sum())
-        if not abs(out4[index] - value) <= 1e-12 * (magnitude + 1):
-            raise WrongResultError(f"direct itself gives {out4[index]}, not {value}, at {index} of {layer}")
-    narrow, project_a, project_b, project_out = _projection(layer, rng)
-    want = reference.convolve(narrow, project_a(a), project_b(b))
+    indices = list(itertools.product(*axes))
+    values = xp.stack([_summed(layer, a4, b4, index, xp) for index in indices])
+    given = xp.stack([out4[index] for index in indices])
+    far = ~(xp.abs(given - values) <= 1e-12 * (magnitude + 1))
+    if bool(far.any()):
+        worst = int(far.argmax())
+        raise WrongResultError(
+            f"direct itself gives {float(given[worst])}, not {float(values[worst])}, at {indices[worst]} of {layer}"
+        )
+    narrow, project_a, project_b, project_out = _projection(layer, rng, xp)
+    want = reference.convolve(narrow, project_a(a), project_b(b), xp=xp)
     terms = max(layer.C, layer.K) // layer.groups
-    if not np.abs(project_out(out) - want).max() <= 1e-11 * terms * (magnitude + 1):
+    if not float(xp.abs(project_out(out) - want).max()) <= 1e-11 * terms * (magnitude + 1):
         raise WrongResultError(f"direct itself fails the random projection on {layer}")
 
 
-def _channels_first(layer: ConvLayer, array: Any) -> Any:
-    return array if layer.layout == "NCHW" else np.moveaxis(array, -1, 1)
+def _channels_first(layer: ConvLayer, array: Any, xp: Any) -> Any:
+    return array if layer.layout == "NCHW" else xp.moveaxis(array, -1, 1)
 
 
-def _products(layer: ConvLayer, a: Any, b: Any, index: tuple[int, ...]) -> Any:
-    """The products whose sum is one element of the answer; channels-first arrays."""
+def _summed(layer: ConvLayer, a: Any, b: Any, index: tuple[int, ...], xp: Any) -> Any:
+    """One element of the answer as the sum of its products; channels-first arrays."""
     (top, _), (left, _) = layer.padding
     (sh, sw), (dh, dw) = layer.stride, layer.dilation
     c_group, k_group = layer.C // layer.groups, layer.K // layer.groups
-    found = [np.zeros(1)]
+
+    def crossed(array: Any, rows: list[int], columns: list[int]) -> Any:  # ..., rows, columns
+        return array[..., xp.asarray(rows, dtype=np.int64)[:, None], xp.asarray(columns, dtype=np.int64)]
+
     if layer.direction == "wgrad":  # a = x, b = dy: every pixel, for one tap
         k, c, r, s = index
         rows = [p for p in range(layer.P) if 0 <= p * sh - top + r * dh < layer.H]
         columns = [q for q in range(layer.Q) if 0 <= q * sw - left + s * dw < layer.W]
-        if rows and columns:
-            seen = a[:, k // k_group * c_group + c][
-                :,
-                [[p * sh - top + r * dh] for p in rows],
-                [q * sw - left + s * dw for q in columns],
-            ]
-            found.append((seen * b[:, k, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]).ravel())
-        return np.concatenate(found)
+        x = a[:, k // k_group * c_group + c]
+        seen = crossed(x, [p * sh - top + r * dh for p in rows], [q * sw - left + s * dw for q in columns])
+        return (seen * crossed(b[:, k], rows, columns)).sum()
     n, channel, i, j = index
-    for r, s in itertools.product(range(layer.R), range(layer.S)):
-        if layer.direction == "fwd":
-            h, w = i * sh - top + r * dh, j * sw - left + s * dw
-            if 0 <= h < layer.H and 0 <= w < layer.W:
-                first = channel // k_group * c_group
-                found.append(a[n, first : first + c_group, h, w] * b[channel, :, r, s])
-        else:
-            (p, odd_p), (q, odd_q) = divmod(i + top - r * dh, sh), divmod(j + left - s * dw, sw)
-            if not odd_p and not odd_q and 0 <= p < layer.P and 0 <= q < layer.Q:
-                first = channel // c_group * k_group
-                filters = slice(first, first + k_group)
-                found.append(a[n, filters, p, q] * b[filters, channel % c_group, r, s])
-    return np.concatenate(found)
+    if layer.direction == "fwd":  # pairs of a tap and what it meets
+        over = [(r, i * sh - top + r * dh) for r in range(layer.R)]
+        across = [(s, j * sw - left + s * dw) for s in range(layer.S)]
+        height, width, first = layer.H, layer.W, channel // k_group * c_group
+        pixels, filters = a[n, first : first + c_group], b[channel]
+    else:
+        over = [(r, (i + top - r * dh) // sh) for r in range(layer.R) if (i + top - r * dh) % sh == 0]
+        across = [(s, (j + left - s * dw) // sw) for s in range(layer.S) if (j + left - s * dw) % sw == 0]
+        height, width, first = layer.P, layer.Q, channel // c_group * k_group
+        pixels, filters = a[n, first : first + k_group], b[first : first + k_group, channel % c_group]
+    over = [(r, h) for r, h in over if 0 <= h < height]
+    across = [(s, v) for s, v in across if 0 <= v < width]
+    taps = crossed(filters, [r for r, _ in over], [s for s, _ in across])
+    return (crossed(pixels, [h for _, h in over], [v for _, v in across]) * taps).sum()
 
 
-def _projection(layer: ConvLayer, rng: np.random.Generator) -> tuple[ConvLayer, Any, Any, Any]:
+def _projection(layer: ConvLayer, rng: np.random.Generator, xp: Any) -> tuple[ConvLayer, Any, Any, Any]:
     """A layer of one channel per group on one side, and how its arrays follow from the given ones.
 
     The sum over K (for dgrad: over C), weighted at random, of an answer is the answer for operands
@@ -240,21 +251,21 @@ def _projection(layer: ConvLayer, rng: np.random.Generator) -> tuple[ConvLayer, 
     """
     side = "C" if layer.direction == "dgrad" else "K"
     count = getattr(layer, side) // layer.groups
-    v = rng.uniform(0.5, 1.5, (layer.groups, count))
+    v = xp.asarray(rng.uniform(0.5, 1.5, (layer.groups, count)))
     axis = 1 if layer.layout == "NCHW" else -1
 
     def images(array: Any) -> Any:  # N, groups * count, ... -> N, groups, ...
-        parted = np.moveaxis(array, axis, -1)
+        parted = xp.moveaxis(array, axis, -1)
         parted = parted.reshape(*parted.shape[:-1], layer.groups, count)
-        return np.moveaxis((parted * v).sum(-1), -1, axis)
+        return xp.moveaxis((parted * v).sum(-1), -1, axis)
 
     def filters(array: Any) -> Any:
         parted = array.reshape(layer.groups, -1, *array.shape[1:])
         if side == "K":
-            return np.einsum("gk...,gk->g...", parted, v)
-        parted = np.moveaxis(parted, axis + 1 if axis > 0 else -1, -1)
-        summed = np.einsum("gk...c,gc->gk...", parted, v).reshape(layer.K, layer.R, layer.S)
-        return np.expand_dims(summed, axis)
+            return xp.einsum("gk...,gk->g...", parted, v)
+        parted = xp.moveaxis(parted, axis + 1 if axis > 0 else -1, -1)
+        summed = xp.einsum("gk...c,gc->gk...", parted, v).reshape(layer.K, layer.R, layer.S)
+        return xp.expand_dims(summed, axis)
 
     def same(array: Any) -> Any:
         return array

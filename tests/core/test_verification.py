@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import numpy as np
 import pytest
 from faulty import FAULTS, Faulty, FaultyCPU
@@ -75,3 +78,82 @@ def test_the_oracle_is_accepted_and_any_wrong_element_of_it_is_not(direction: st
         spoiled.reshape(-1)[position] += 1e-6
         with pytest.raises(WrongResultError):
             check_convolution(layer, a, b, spoiled, magnitude)
+
+
+class Remote:
+    """An array that, as CuPy's, is none of NumPy's: no function of NumPy takes it, nor is it indexed by NumPy's."""
+
+    __array_ufunc__ = None
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("implicit conversion to a NumPy array is not allowed")
+
+    def __getitem__(self, index: Any) -> Any:
+        parts = index if isinstance(index, tuple) else (index,)
+        assert not any(isinstance(part, np.ndarray) for part in parts)
+        return remote(self.array[tuple(part.array if isinstance(part, Remote) else part for part in parts)])
+
+    def __setitem__(self, index: Any, value: Remote) -> None:
+        self.array[index] = value.array
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.array, name)
+        return functools.partial(called, found) if callable(found) else found
+
+    def __bool__(self) -> bool:
+        return bool(self.array)
+
+    def __float__(self) -> float:
+        return float(self.array)
+
+    def __int__(self) -> int:
+        return int(self.array)
+
+
+def operator(name: str) -> Any:
+    return lambda self, *others: called(getattr(self.array, name), *others)
+
+
+for name in ("add", "sub", "mul", "le", "invert", "iadd"):
+    setattr(Remote, f"__{name}__", operator(f"__{name}__"))
+
+
+def remote(value: Any) -> Any:
+    return Remote(np.asarray(value)) if isinstance(value, np.ndarray | np.generic) else value
+
+
+def called(function: Any, *arguments: Any, **options: Any) -> Any:
+    def local(value: Any) -> Any:
+        return [local(v) for v in value] if isinstance(value, list) else getattr(value, "array", value)
+
+    return remote(function(*map(local, arguments), **options))
+
+
+class Far:
+    """CuPy, as far as it is NumPy on arrays that lie elsewhere; only `asarray` takes NumPy's."""
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            assert name == "asarray" or not any(isinstance(argument, np.ndarray) for argument in arguments)
+            return called(getattr(np, name), *arguments, **options)
+
+        return call
+
+
+@pytest.mark.parametrize("direction", ["fwd", "dgrad", "wgrad"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_a_gpus_arrays_are_checked_where_they_lie(direction: str, layout: str) -> None:
+    layer = LAYER.replace(bias=False, direction=direction, layout=layout, dtype="float64")
+    rng = np.random.default_rng(0)
+    a, b = (rng.uniform(-1, 1, shape) for shape in layer.input_shapes)
+    out = reference.convolve(layer, a, b)
+    magnitude = float(reference.magnitude(layer, a, b).max())
+    check_convolution(layer, Remote(a), Remote(b), Remote(out), magnitude, Far())
+    for position in (0, out.size // 2 + 1):
+        spoiled = out.copy()
+        spoiled.reshape(-1)[position] += 1e-6
+        with pytest.raises(WrongResultError, match="direct itself"):
+            check_convolution(layer, Remote(a), Remote(b), Remote(spoiled), magnitude, Far())

@@ -320,10 +320,10 @@ def test_a_candidate_without_room_is_left_out_and_the_tuning_goes_on(
     """One is known beforehand to be too large, another is told so by the allocation itself."""
     gemm = named("gemm")
     only(monkeypatch, "direct", "gemm")
-    layer = edge("fully connected", C=64)
+    layer = edge("fully connected", N=1, C=64, H=2, W=2, R=2, S=2)
     split = {str(c) for c in gemm.all(layer, CUDA(0)) if c.params["SPLIT"] != 1}
     with monkeypatch.context() as scarce:
-        scarce.setattr(cupy.cuda.runtime, "memGetInfo", lambda: (600, 600))
+        scarce.setattr(cupy.cuda.runtime, "memGetInfo", lambda: (100, 100))
         made = plan(layer, device="cuda", cache=cache, vendors=False)
     assert split & made.facts.keys()
     for name, facts in made.facts.items():
@@ -333,7 +333,7 @@ def test_a_candidate_without_room_is_left_out_and_the_tuning_goes_on(
     def full(*_: object) -> None:
         raise MemoryError("Out of memory allocating 64 bytes")
 
-    other = edge("fully connected", C=65)
+    other = edge("fully connected", N=1, C=20, H=1, W=1, R=1, S=1)
     with monkeypatch.context() as scarce:
         scarce.setattr(type(gemm), "build", full)
         made = plan(other, device="cuda", cache=cache, vendors=False)

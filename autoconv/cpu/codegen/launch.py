@@ -26,7 +26,7 @@ from autoconv.cpu.codegen.ir import Function, Type, Value, i8, i64, ptr
 
 # Context of a run, in 8-byte slots: the addresses of a, b, out, bias, residual, workspace, then these.
 OPERANDS = 6
-POOL, LAUNCH, LAUNCH_TEAM, SLOTS = 6, 7, 8, 9
+POOL, LAUNCH, LAUNCH_TEAM, MODE, SLOTS = 6, 7, 8, 9, 10
 
 CONTEXT = ptr(i64)
 RUN = (CONTEXT,)

@@ -94,15 +94,33 @@ class Memory(Control):
         else:
             self.lines.append("fence release")
 
+    def float_mode(self) -> Value:
+        """The word by which this thread rounds, counts denormals and traps: x86's MXCSR; 0 elsewhere."""
+        if not self.module.x86:
+            return self.const(i32, 0)
+        word = self.scratch(i32, 1)
+        self.intrinsic(None, "llvm.x86.sse.stmxcsr", word)
+        return self.load(word)
+
+    def set_float_mode(self, mode: Value) -> None:
+        """Have this thread compute by such a word from here on."""
+        if self.module.x86:
+            word = self.scratch(i32, 1)
+            self.store(mode, word)
+            self.intrinsic(None, "llvm.x86.sse.ldmxcsr", word)
+
     def _from_half(self, v: Value) -> Value:
         lanes = v.type.lanes or 1
         if self.module.instruction_set != "generic":
             half = self.bits(v, vec(f16, lanes))
             return self.emit(vec(f32, lanes), f"fpext {half.type} {half.text} to {vec(f32, lanes)}")
         h = self.zext(v, vec(i32, lanes))
-        magnitude = self.bits((h & 0x7FFF) << 13, vec(f32, lanes)) * 2.0**112  # the product normalises subnormals
-        bits = self.bits(magnitude, h.type)
-        bits = self.select(magnitude >= 65536.0, bits | 0x7F800000, bits)
+        magnitude = h & 0x7FFF
+        normal = (magnitude << 13) + ((127 - 15) << 23)
+        # A subnormal is a number of units, and of normal size as a float: it stays what it is in every float mode.
+        tiny = self.bits(self.cast(magnitude, vec(f32, lanes)) * 2.0**-24, h.type)
+        bits = self.select(magnitude < 0x400, tiny, normal)
+        bits = self.select(magnitude >= 0x7C00, bits | 0x7F800000, bits)
         return self.bits(bits | ((h & 0x8000) << 16), vec(f32, lanes))
 
     def _to_half(self, v: Value) -> Value:

@@ -10,6 +10,9 @@ Linux likes to wake a sleeper on the processor of the one who wakes it, which is
 sure to be busy: there the worker would wait for milliseconds while the caller does all the work. So workers
 are kept off the processor that the caller was on when it last had to wake them.
 
+Every thread computes in the float mode of the run that it takes part in, which is never the caller's: rounding to
+nearest, no traps, and denormals as the run wants them. The caller's mode is put back before Python goes on.
+
 Sleeping and waking follow Drepper, "Futexes are tricky" (2011).
 """
 
@@ -26,6 +29,7 @@ from autoconv.cpu.codegen.launch import (
     LAUNCH,
     LAUNCH_ARGS,
     LAUNCH_TEAM,
+    MODE,
     OPERANDS,
     POOL,
     RUN,
@@ -52,6 +56,9 @@ BYTES = LIST + 4 * 8 * MASK
 
 CLOSED = 1 << 31
 INSIDE = CLOSED - 1
+# Float modes of a run, as x86's MXCSR has them: no traps, rounding to nearest; and both bits that count denormals as 0.
+KEEP = 0x1F80
+FLUSH = KEEP | 0x8040
 SPIN = 2000  # about 40 microseconds: longer than Python needs between two layers
 
 
@@ -133,6 +140,8 @@ def _emit_take_part(m: Module) -> Function:
     pool, thread = k.args
     job = k.bytes_at(pool, JOB, i64)
     function, context, n = k.bits(k.load(job), ptr(i8)), k.bits(k.load(job + 1), CONTEXT), k.load(job + 2)
+    with k.if_(thread > 0):  # the caller computes in it already
+        k.set_float_mode(k.cast(k.load(context + MODE), i32))
     with k.if_(n < 0):
         threads = k.load(k.bytes_at(pool, SETTINGS, i64))
         k.call_address(function, TEAM_TASK, context, thread, threads)
@@ -151,6 +160,7 @@ def _emit_work(m: Module, futex: int | None) -> None:
     pool, thread = k.args
     state, number = k.bytes_at(pool, STATE, i64), k.bytes_at(pool, NUMBER, i32)
     settings = k.bytes_at(pool, SETTINGS, i64)
+    before = k.float_mode()
     seen = k.var(k.const(i32, 0))
     with k.forever() as leave_if:
         turns = k.var(k.load(settings + 1))
@@ -172,6 +182,7 @@ def _emit_work(m: Module, futex: int | None) -> None:
                 k.call(take_part, pool, thread)
                 k.atomic("sub", state, 1)
             done_if(k.select(entered.get().ne(0), k.const(i64, 1), now & CLOSED).ne(0))
+    k.set_float_mode(before)
 
 
 def _emit_launch(m: Module, futex: int | None, team: bool) -> None:
@@ -215,10 +226,9 @@ def _emit_launch(m: Module, futex: int | None, team: bool) -> None:
 
 
 def _emit_start(m: Module, data_offset: int) -> None:
-    """What Python calls: take the addresses out of the array objects, and run."""
-    pool_and_run, objects = (ptr(i8), ptr(i8)), (i64,) * OPERANDS
-    k = m.function("start", *pool_and_run, *objects)
-    pool, run, *arrays = k.args
+    """What Python calls: take the addresses out of the array objects, and run in the float mode that is given."""
+    k = m.function("start", ptr(i8), ptr(i8), i64, *(i64,) * OPERANDS)
+    pool, run, mode, *arrays = k.args
     context = k.scratch(i64, SLOTS)
     for slot, array in enumerate(arrays):
         data = k.var(k.const(i64, 0))
@@ -229,7 +239,11 @@ def _emit_start(m: Module, data_offset: int) -> None:
     k.store(k.bits(pool, i64), context + POOL)
     k.store(k.bits(k.address(named["launch"]), i64), context + LAUNCH)
     k.store(k.bits(k.address(named["launch_team"]), i64), context + LAUNCH_TEAM)
+    k.store(mode, context + MODE)
+    before = k.float_mode()
+    k.set_float_mode(k.cast(mode, i32))
     k.call_address(run, RUN, context)
+    k.set_float_mode(before)
 
 
 def _emit_stop(m: Module, futex: int | None) -> None:

@@ -37,6 +37,11 @@ class GeneratedKernel(Kernel):
         else:
             self._pack(w, None, packed)
 
+    def keep_denormals(self) -> None:
+        for entry in (self._run, self._pack):
+            if entry is not None:
+                entry.keep_denormals()
+
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
         self._run(a, b, out, bias, residual, workspace)
 

@@ -39,6 +39,10 @@ class PolyphaseKernel(Kernel):
         if self._inner.packed_bytes:
             self._inner.pack(filters, packed[: self._inner.packed_bytes])
 
+    def keep_denormals(self) -> None:
+        for part in (self._inner, self._deinterleave, self._interleave):
+            part.keep_denormals()
+
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
         images = workspace[self._inner.workspace_bytes :]
         for n in range(0, len(a), self._together):
