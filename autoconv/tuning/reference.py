@@ -52,6 +52,7 @@ def convolve(
     float64 array of `layer.output_shape`. Padding is left out of the sums, so that it contributes
     nothing even where it would meet an infinity.
     """
+
     def wide(array: Array) -> Array:
         return xp.asarray(array).astype(np.float64, copy=False)
 
