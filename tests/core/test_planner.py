@@ -7,6 +7,7 @@ import pickle
 import queue
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -315,6 +316,26 @@ def test_a_winner_that_has_changed_is_no_reason_to_take_another_on_record(cache:
     assert fresh(LAYER, "cached", device=changed, cache=cache, workspace_limit=0).source == "cache"
 
 
+def pretended(facts: Callable[[Candidate], Facts], raced: list[list[str]] | None = None) -> Callable[..., Any]:
+    """In place of `Measurement`: what is said of every candidate, and which ones were raced together."""
+
+    class Pretended:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self.found: dict[Candidate, Facts] = {}
+
+        def enter(self, candidates: list[Candidate]) -> dict[Candidate, Facts]:
+            entered = {candidate: facts(candidate) for candidate in candidates}
+            self.found |= entered
+            return entered
+
+        def finish(self) -> dict[Candidate, Facts]:
+            if raced is not None:
+                raced.append(list(map(str, self.found)))
+            return self.found
+
+    return Pretended
+
+
 @pytest.mark.parametrize("mode", ["profile", "hybrid"])
 def test_a_former_winner_stands_in_the_way_only_until_the_layer_is_tuned_again(
     cache: TuningCache, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -326,11 +347,11 @@ def test_a_former_winner_stands_in_the_way_only_until_the_layer_is_tuned_again(
     with pytest.raises(PlanError, match=r"^faulty.none\[a=1\], the winner on record"):
         fresh(LAYER, "cached", device=changed, cache=cache)
 
-    def hasty(layer: ConvLayer, device: CPU, candidates: list[Candidate], **options: Any) -> dict[Candidate, Facts]:
+    def hasty(candidate: Candidate) -> Facts:
         late = Facts("2", failure="unreached: the budget was spent")
-        return {c: late if c.algorithm == "faulty.none" else Facts(NumpyDirect().version, time=1.0) for c in candidates}
+        return late if candidate.algorithm == "faulty.none" else Facts(NumpyDirect().version, time=1.0)
 
-    monkeypatch.setattr(racing, "measure", hasty)
+    monkeypatch.setattr(racing, "Measurement", pretended(hasty))
     tuned = fresh(LAYER, mode, device=changed, cache=cache, budget=1.0)
     assert (str(tuned.candidate), tuned.timed) == ("numpy.direct", 1)
     assert tuned.facts["faulty.none[a=1]"].failure == "it is not a candidate of this layer"
@@ -549,21 +570,14 @@ def test_another_llvm_has_winner_and_runner_up_timed_again_and_no_more(
     device = rigged(cache, **{name: Facts("1", time=times[name], workspace=SIZE) for name in faults})
     before = {algorithm.name: algorithm.version for algorithm in algorithms(CPU.current())}
     raced: list[list[str]] = []
+    offered = {algorithm.name: algorithm for algorithm in algorithms(device)}
 
-    def timed(layer: ConvLayer, device: CPU, candidates: list[Candidate], **options: Any) -> dict[Candidate, Facts]:
-        raced.append(list(map(str, candidates)))
-        offered = {algorithm.name: algorithm for algorithm in algorithms(device)}
-        return {
-            c: Facts(
-                offered[c.algorithm].version,
-                time=times[c.algorithm.partition(".")[2]],
-                samples=9,
-                workspace=offered[c.algorithm].workspace_bytes(layer, device, {}),
-            )
-            for c in candidates
-        }
+    def timed(candidate: Candidate) -> Facts:
+        algorithm = offered[candidate.algorithm]
+        seconds, workspace = times[algorithm.name.partition(".")[2]], algorithm.workspace_bytes(LAYER, device, {})
+        return Facts(algorithm.version, time=seconds, samples=9, workspace=workspace)
 
-    monkeypatch.setattr(racing, "measure", timed)
+    monkeypatch.setattr(racing, "Measurement", pretended(timed, raced))
     assert fresh(LAYER, device=device, cache=cache).timed == 0
     monkeypatch.setattr("llvmlite.__version__", "99.0")
     for cached in (code_hash.version, code_hash._files):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
@@ -147,16 +146,3 @@ def test_filters_too_large_for_the_caches_are_written_past_them() -> None:
     (cut,) = tilings(layer, DEVICE, params)
     assert cut.packed_size * cut.itemsize > STREAMED
     run(layer, params)
-
-
-def test_avx512_candidates_have_a_chunk_that_fills_a_register_tile() -> None:
-    """Where nothing else would name one: chunks like it were timed there."""
-    layer = ConvLayer(N=8, C=256, H=14, W=14, K=256, R=3, S=3, padding=1)
-
-    def small(instruction_set: str) -> list[Any]:
-        device = device_with(instruction_set)
-        cut = [tilings(layer, device, params)[0] for params in WINOGRAD.candidates(layer, device)]
-        return [t for t in cut if t.most_tiles // 2 < t.chunk_tiles <= t.most_tiles and t.coop > 1]
-
-    assert len(small("avx512")) == 1
-    assert not small("avx2")

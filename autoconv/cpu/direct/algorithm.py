@@ -37,7 +37,8 @@ from autoconv.layer import ConvLayer
 
 MOST_CORRELATIONS = 64  # of a strided gradient, each with code of its own
 MOST_UNROLLED = 8000  # multiply-adds of one program: LLVM takes a second for them
-LEAST_BLOCK = 16  # channels of the sum at a time, between which the sums go to memory and back
+LEAST_BLOCK = 16  # channels of the sum at a time, between which the sums go to memory and back, ...
+MULTIPLE = 4  # ... in whole rounds of the unrolled loop over them
 
 
 class Direct(GeneratedAlgorithm):
@@ -74,7 +75,12 @@ class Direct(GeneratedAlgorithm):
         return (params for params in _grid(layer, device) if not self.refusals(layer, device, params))
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        if layer.direction != "wgrad" and (count := unrolled(layer, device, params)) > MOST_UNROLLED:
+        if layer.direction == "wgrad":
+            return []
+        C, BC = max(c.C for c in correlations_of(layer)), int(params["BC"])
+        if BC < 1 or (BC < C and BC % MULTIPLE):
+            return [f"BC={BC}: expected {C}, or fewer channels in multiples of {MULTIPLE}"]
+        if (count := unrolled(layer, device, params)) > MOST_UNROLLED:
             tile = ",".join(f"{name}={params[name]}" for name in ("TK", "TP", "TQ"))
             return [f"{tile}: expected at most {MOST_UNROLLED} multiply-adds in the unrolled program, got {count}"]
         return []
@@ -131,7 +137,8 @@ def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
     for (vectors, pixels), way in itertools.product([*tiles, (min(needed, 4), 1)], ("packed", "strided")):
         for TP in steps(min(pixels, c.rows.count)):
             TQ = even_columns(c, pixels // TP)
-            for BC in reversed(parts(c.C)) if way == "packed" else (c.C,):
+            for n in reversed(parts(c.C)) if way == "packed" else (c.C,):
+                BC = min(-(-n // MULTIPLE) * MULTIPLE, c.C)
                 params: Params = {"TK": lanes * vectors, "TP": TP, "TQ": TQ, "BC": BC, "filters": way}
                 if BC < c.C and (BC < LEAST_BLOCK or sums_bytes(layer, c, blocking(c, params)) > BUFFER):
                     break
