@@ -184,7 +184,7 @@ class Algorithm(ABC, Generic[D]):
         """What distinguishes this implementation's timings and list of candidates from an older one's.
 
         A hash of the family's code, unless it calls another library. A record that knows every candidate of today's
-        versions is not compared with the lists again.
+        versions is not compared with the lists again. An algorithm that is no part of this package has to define it.
         """
         return code_hash.version(type(self).__module__)
 

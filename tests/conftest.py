@@ -45,6 +45,9 @@ THINNED = {
     "cuda/test_kernels.py": 24,
     "cuda/test_mutants.py": 3,
     "cuda/test_cudnn.py": 6,
+    "networks/test_onnx_nodes.py": 5,
+    "networks/test_onnx_reader.py::test_the_networks_that_come_with_onnx_answer_what_is_stored": 25,
+    "networks/test_passes.py::test_every_pass_keeps_the_answer_of_a_network": 7,
 }
 
 collect_ignore = ["bochs.py"]  # no tests, and what it imports is only there for --avx512

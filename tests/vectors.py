@@ -6,11 +6,12 @@ compute is checked everywhere. The machine code that they are elsewhere is check
 
 from __future__ import annotations
 
-from autoconv.cpu.device import CPU, INSTRUCTION_SETS, available_threads
+from autoconv.cpu.device import CPU, INSTRUCTION_SETS
+from autoconv.cpu.threads import count_threads
 
 __all__ = ["INSTRUCTION_SETS", "device_with"]
 
 
 def device_with(instruction_set: str, threads: int | None = None) -> CPU:
     """This processor as one with an instruction set, which it may lack."""
-    return CPU(threads=threads or available_threads(), instruction_set=instruction_set)
+    return CPU(threads=threads or count_threads().threads, instruction_set=instruction_set)

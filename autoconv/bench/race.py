@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autoconv.bench.baselines import BASELINES, Baseline, Problem, Run, onnxruntime_network
+from autoconv.bench.baselines import BASELINES, Baseline, Prepared, Problem
+from autoconv.bench.baselines.onnxruntime import onnxruntime_network
+from autoconv.bench.results import keep, restore
 from autoconv.bench.suites import OURS, Row, Samples, Setting, Suite
 from autoconv.common.text import one_line, size
-from autoconv.errors import AutoconvError
+from autoconv.errors import AutoconvError, PlanError
 from autoconv.tuning.planner import plan
 from autoconv.tuning.race import wait_until_idle
 
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
 
 SLOT = 0.075  # seconds of one contestant in one round
 LONG = 0.3  # seconds of a run that needs no warm-up: what it warms takes far less
-BUSY = 0.1  # of one core, used by other processes, is too much for a quiet measurement
-AGREEMENT = 1e-3  # of the largest output: far above any rounding, far below any mistake
+AGREEMENT = 1e-3  # of the largest output: what differs by more has been computed too inaccurately to be compared
+MISTAKE = 1e-2  # what differs by more is another answer
 
 
 def sample(run: Callable[[], Any], clock: Callable[[], float]) -> float:
@@ -92,7 +94,7 @@ def cpu_seconds_of_others() -> float:
     return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
-def ours(made: Plan, problem: Problem, out: Any, constant: bool = True) -> Run:
+def ours(made: Plan, problem: Problem, out: Any, constant: bool = True) -> Callable[[], Any]:
     """One run of our plan: NCHW arrays in, a NCHW array out, a new one where `out` is None."""
     weights = made.pack(problem.b) if constant and problem.layer.direction != "wgrad" else problem.b
     return lambda: made.run(problem.a, weights, problem.bias, problem.residual, out)
@@ -108,25 +110,30 @@ def disagreement(got: Any, want: Any) -> float:
 def measured(row: Row, made: Plan, setting: Setting, baselines: Mapping[str, Baseline]) -> None:
     """Race our plan with the baselines on one layer; what a contestant raises is its own failure."""
     problem, constant, fresh = Problem.draw(row.layer, setting.device), setting.constant, setting.fresh
-    runs: dict[str, Run] = {}
+    runs: dict[str, Callable[[], Any]] = {}
     answer = found = None
     first = ""  # who gave the answer that the others are compared with
     for name in (OURS, *setting.baselines):
         try:
             if name == OURS:
                 out = None if fresh else setting.device.empty(row.layer.output_shape, np.float32)
-                run = ours(made, problem, out, constant)
+                prepared = Prepared(ours(made, problem, out, constant))
             else:
-                run = baselines[name].prepare(problem, setting.device, constant, fresh)
-            found = run()
+                prepared = baselines[name].prepare(problem, setting.device, constant, fresh)
+            found = prepared.read(prepared.run())
         except Exception as failure:  # whatever one of them does, the others go on
-            row.failures[name] = one_line(failure, 200)
+            refused = isinstance(failure, PlanError) and name != OURS
+            (row.unable if refused else row.failures)[name] = one_line(failure, 200)
             continue
         if answer is None:
             answer, first = np.array(found), name
-        elif not (error := disagreement(found, answer)) <= AGREEMENT:
-            row.failures[name] = f"its answer differs from that of {first} by {error:.1e} of the largest value"
-        runs[name] = run
+        elif found.shape != answer.shape or not (error := disagreement(found, answer)) <= MISTAKE:
+            row.failures[name] = f"its answer is not that of {first}"
+            continue
+        elif error > AGREEMENT:
+            row.unable[name] = f"its answer differs from that of {first} by {error:.1e} of the largest value"
+            continue
+        runs[name] = prepared.run
     del answer, found
     row.times = race(runs, setting.rounds)
 
@@ -153,6 +160,8 @@ def run_suite(
     names: Iterable[str] | None = None,
     network: bool = True,
     baselines: Mapping[str, Baseline] = BASELINES,
+    folder: Path | None = None,
+    over: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Suite:
     """Tune all layers, then measure one after the other; an interruption keeps what is done.
@@ -168,6 +177,10 @@ def run_suite(
         Whether the layers are one network's, so that their sum means something.
     baselines : mapping of str to Baseline
         By name, at least those of `setting.baselines`.
+    folder : Path, optional
+        Where the result is kept after every layer. What an earlier run has left there is not measured again.
+    over : callable
+        Whether the time is spent, asked before every layer.
     say : callable
         Called with what is done next.
 
@@ -179,36 +192,44 @@ def run_suite(
     Raises
     ------
     ConfigError
-        When the network has no layer of one of `names`.
+        When the network has no layer of one of `names`, or the folder has the result of another setting.
     """
     chosen = net.layers if names is None else tuple(map(net.find, names))
     suite = Suite(net.name, batch, setting, len(chosen), network and names is None)
     plans: dict[str, Plan] = {}
     jobs = [Row(named.name, named.at(batch, setting.direction), named.repeat) for named in chosen]
+    if folder is not None:
+        restore(suite, jobs, folder)
     try:
         for row in jobs:
+            if over():
+                break
             say(f"tuning {net.name} {row.name}")
             try:
                 plans[row.name] = planned(row.layer, setting)
             except AutoconvError as failure:
                 row.failures[OURS] = one_line(failure, 200)
-        begun, others = time.perf_counter(), cpu_seconds_of_others()
         for row in jobs:
-            say(f"timing {net.name} {row.name}")
-            if row.name in plans:
-                row.candidate = str(plans[row.name].candidate)
-                measured(row, plans[row.name].from_records(), setting, baselines)  # whose workspace goes with it
+            if not row.times:
+                if over():
+                    continue
+                say(f"timing {net.name} {row.name}")
+                begun, others = time.perf_counter(), cpu_seconds_of_others()
+                if row.name in plans:
+                    row.candidate = str(plans[row.name].candidate)
+                    measured(row, plans[row.name].from_records(), setting, baselines)  # whose workspace goes with it
+                row.busy = (cpu_seconds_of_others() - others) / (time.perf_counter() - begun)
             suite.rows.append(row)
-        if suite.network and not suite.incomplete and setting.direction == "fwd" and setting.constant:
+            if folder is not None:
+                keep(suite, folder)
+        comparable = suite.network and setting.direction == "fwd" and setting.constant
+        if comparable and not suite.incomplete and not suite.whole and not over():
             say(f"timing {net.name} as a whole")
             in_sequence(suite, plans)
-        share = (cpu_seconds_of_others() - others) / (time.perf_counter() - begun)
-        if share > BUSY:
-            suite.notes.append(
-                f"other processes used {share:.0%} of a core during the measurement, which disturbs these figures"
-            )
     except KeyboardInterrupt:
         suite.interrupted = True
+    if folder is not None:
+        keep(suite, folder)
     return suite
 
 
@@ -235,7 +256,7 @@ def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
 
     problems: dict[str, Problem] = {}
     outs: dict[str, Any] = {}
-    steps: list[Run] = []
+    steps: list[Callable[[], Any]] = []
     for seed, (row, name) in enumerate(copies):
         drawn = Problem.draw(row.layer, device, seed)
         problem = replace(drawn, a=shared("x", drawn.a), residual=shared("residual", drawn.residual))

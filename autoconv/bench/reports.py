@@ -1,4 +1,4 @@
-"""The result of `autoconv bench` as a table, as JSON and as a chart."""
+"""The result of `autoconv bench` as a table and as a chart."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ def caption(suite: Suite) -> list[str]:
     setting = suite.setting
     threads = ", with the same number of threads" if setting.baselines else ""
     algorithms = "only exact algorithms; " if setting.exact else ""
-    untimed = " (those to channels_last, for torch_cl, are not)" if "torch_cl" in setting.baselines else ""
     filters = "constant, transformed beforehand" if setting.constant else "varying, transformed in every run"
+    baselines = [BASELINES[name] for name in setting.baselines]
+    own = {b.tensors: [o.name for o in baselines if o.tensors == b.tensors] for b in baselines if b.tensors}
+    untimed = "".join(f"; {', '.join(names)}: tensors in {tensors}, made before" for tensors, names in own.items())
     if setting.fresh:
         output = "a new array in every run"
     else:
-        output = "one array reused by autoconv" + " and ONNX Runtime" * ("onnxruntime" in setting.baselines)
-        output += ", always new in torch" * any(name.startswith("torch") for name in setting.baselines)
+        output = f"one array reused by {', '.join([OURS, *(b.name for b in baselines if b.reuses)])}"
+        always = [b.name for b in baselines if not b.reuses]
+        output += f"; always new in {', '.join(always)}" if always else ""
     operands = f"output: {output}" if setting.direction == "wgrad" else f"filters: {filters}; output: {output}"
     return [
         f"on {setting.device.name}; baselines: {versions(suite)}{threads}",
@@ -59,10 +62,11 @@ def print_suite(suite: Suite) -> None:
     for name in (*CLASSES, None):
         count = sum(name in (None, class_of(row.layer)) for row in suite.rows)
         if count:
-            found = [_text(suite.mean(baseline, name)) for baseline in ("best", *baselines)]
+            found = [_mean(suite, baseline, name) for baseline in ("best", *baselines)]
             means.append([name or "all", str(count), *found])
     print_table("geometric means", ["class", ">layers", *columns], means, totals=True)
-    lines = [*caption(suite), *_summary(suite), *suite.notes]
+    lines = [*caption(suite), *_summary(suite), *suite.remarks]
+    lines += [f"not compared: {reason}" for reason in suite.left_out]
     lines += [f"INCOMPLETE: {reason}" for reason in suite.incomplete]
     sys.stdout.writelines(f"{line}\n" for line in lines)
 
@@ -82,6 +86,12 @@ def _ratio(row: Row, baseline: str) -> Ratio | None:
 
 def _text(ratio: Ratio | None) -> str:
     return str(ratio or "-")
+
+
+def _mean(suite: Suite, baseline: str, of: str | None) -> str:
+    """With the number of layers in parentheses, where the baseline cannot compute all."""
+    mean, count = _text(suite.mean(baseline, of)), len(suite.counted(baseline, of))
+    return mean if count == len(suite.counted(OURS, of)) else f"{mean} ({count})"
 
 
 def _summary(suite: Suite) -> list[str]:
@@ -112,52 +122,6 @@ def _against(times: dict[str, list[float]]) -> dict[str, str]:
         if name != OURS:
             cells[name] = f"{duration(interval(samples).median)} ({interval(ratios(samples, times[OURS]))})"
     return cells
-
-
-def to_json(suite: Suite) -> dict[str, Any]:
-    """All of it in plain JSON types; seconds of every contestant in every round."""
-    setting = suite.setting
-    names = ("best", *setting.baselines)
-
-    def plain(ratio: Ratio | None) -> dict[str, float] | None:
-        return None if ratio is None else {"median": ratio.median, "low": ratio.low, "high": ratio.high}
-
-    return {
-        "suite": suite.name,
-        "batch": suite.batch,
-        "direction": setting.direction,
-        "device": {"name": setting.device.name, "key": setting.device.key, "versions": setting.device.versions},
-        "threads": setting.device.threads,
-        "baselines": {name: BASELINES[name].version for name in setting.baselines},
-        "exact": setting.exact,
-        "weights": "constant" if setting.constant else "varying",
-        "fresh": setting.fresh,
-        "rounds": setting.rounds,
-        "incomplete": suite.incomplete,
-        "notes": suite.notes,
-        "layers": [
-            {
-                "name": row.name,
-                "layer": row.layer.key(),
-                "repeat": row.repeat,
-                "class": class_of(row.layer),
-                "candidate": row.candidate,
-                "best": row.best,
-                "ratios": {name: plain(_ratio(row, name)) for name in names},
-                "seconds": row.times,
-                "failures": row.failures,
-            }
-            for row in suite.rows
-        ],
-        "means": {name: plain(suite.mean(name)) for name in names},
-        "class_means": {
-            of: {name: plain(suite.mean(name, of)) for name in names}
-            for of in CLASSES
-            if any(class_of(row.layer) == of for row in suite.rows)
-        },
-        "sums": {name: suite.total(name) for name in (OURS, *setting.baselines)} if suite.network else None,
-        "in_sequence": suite.whole or None,
-    }
 
 
 def chart(suites: Sequence[Suite], path: Path) -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 OURS = "autoconv"
 CLASSES = ("3x3 stride 1", "5x5, stems, dilated", "1x1", "depthwise 3x3", "others")
 
+BUSY = 0.1  # of one core, used by other processes, is too much for a quiet measurement
+
 Samples = list[float]  # seconds, one per round
 
 
@@ -70,14 +72,20 @@ class Setting:
 
 @dataclass
 class Row:
-    """One layer: every contestant's seconds in every round, or why it has none."""
+    """One layer: every contestant's seconds in every round, or why it has none.
+
+    `unable` has the baselines that cannot compute the layer, or not accurately; `failures` has what went wrong.
+    `busy` is the share of a core that other processes used meanwhile.
+    """
 
     name: str
     layer: ConvLayer
     repeat: int
     candidate: str | None = None
     times: dict[str, Samples] = field(default_factory=dict)
+    unable: dict[str, str] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    busy: float = 0.0
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -112,9 +120,26 @@ class Suite:
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
 
+    @property
+    def remarks(self) -> list[str]:
+        """What else has to be known of the figures."""
+        busy = [row for row in self.rows if row.busy > BUSY]
+        if not busy:
+            return self.notes
+        most = max(row.busy for row in busy)
+        return [
+            *self.notes,
+            f"other processes used up to {most:.0%} of a core while {len(busy)} of {len(self.rows)} layers were "
+            "measured, which disturbs these figures",
+        ]
+
+    def counted(self, baseline: str, of: str | None = None) -> list[Row]:
+        """The layers of one class, or all, that a baseline can compute."""
+        return [row for row in self.rows if of in (None, class_of(row.layer)) and baseline not in row.unable]
+
     def mean(self, baseline: str, of: str | None = None) -> Ratio | None:
-        """Geometric mean of the ratios to a baseline, over all layers or one class; None where a layer has none."""
-        return geometric_mean([row.against(baseline) for row in self.rows if of in (None, class_of(row.layer))])
+        """Geometric mean of the ratios to a baseline over the layers that it can compute; None where one has none."""
+        return geometric_mean([row.against(baseline) for row in self.counted(baseline, of)])
 
     def total(self, contestant: str) -> Samples | None:
         """Round by round the sum over the layers, repeats weighted."""
@@ -132,13 +157,18 @@ class Suite:
         reasons = [
             f"{baseline.label} did not take part" + (f": {', '.join(missing)} not installed" if missing else "")
             for baseline in BASELINES.values()
-            if setting.direction in baseline.directions and baseline.name not in setting.baselines
+            if baseline.takes(setting.direction, setting.constant) and baseline.name not in setting.baselines
             for missing in [baseline.missing()]
         ]
         reasons += [f"{row.name}: {name}: {why}" for row in self.rows for name, why in row.failures.items()]
         if setting.restrictions:
             held = " ".join(f"{name}={value}" for name, value in setting.restrictions.items())
-            reasons.append(f"torch is not at its default settings ({held}), and ONNX Runtime has no such settings")
+            reasons.append(f"torch is not at its default settings ({held}), and the others have no such settings")
         if self.interrupted or len(self.rows) < self.layers:
             reasons.append(f"interrupted after {len(self.rows)} of {self.layers} layers")
         return reasons
+
+    @property
+    def left_out(self) -> list[str]:
+        """The layers that a baseline is not compared on, and why."""
+        return [f"{row.name}: {name}: {why}" for row in self.rows for name, why in row.unable.items()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from autoconv.bench.suites import Suite
 
 DEFAULT_SUITE = "mixed27"
+GPU_BUDGET = 540.0  # seconds
 PHASES = ("check", "tune", "table")  # of the run on a GPU
 
 
@@ -52,9 +55,13 @@ PHASES = ("check", "tune", "table")  # of the run on a GPU
 @click.option("--without", type=words, metavar="NAME,...", help="All but these layers.")
 @click.option("--chart", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw a chart, as PNG.")
 @click.option("--device", "device_name", metavar="NAME", default="cpu", help="cpu, or cuda or cuda:N: see below.")
-@click.option("--budget", type=click.FloatRange(0, 1e6), default=540.0, help="GPU: seconds to spend. [default: 540]")
+@click.option("--budget", type=click.FloatRange(0, 1e6), help="Seconds to spend. [default: no limit; GPU: 540]")
 @click.option(
-    "-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False), help="GPU: folder of the results."
+    "-o",
+    "--output",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the results; the same command goes on where they end.",
 )
 @click.option(
     "--phase",
@@ -81,13 +88,13 @@ def bench(
     without: tuple[str, ...] | None,
     chart: Path | None,
     device_name: str,
-    budget: float,
+    budget: float | None,
     folder: Path | None,
     phases: tuple[str, ...],
     exporting: bool,
     as_json: bool,
 ) -> int:
-    """Measure autoconv's own kernels against PyTorch and ONNX Runtime, layer by layer, in one run.
+    """Measure autoconv's own kernels against PyTorch, ONNX Runtime, OpenVINO, ncnn and MNN, layer by layer, in one run.
 
     A SUITE is a layer list as for tune; without one, mixed27: 27 layers of all kinds. What is not on record
     is tuned first. A run in which a baseline is missing, or not at its default settings, is INCOMPLETE: it
@@ -98,10 +105,11 @@ def bench(
     lines of JSON in the folder that -o names; the same command goes on where they end. table.md sums them up.
     """
     if device_name != "cpu":
-        return _on_gpu(device_name, folder, phases, budget, suites, batch, exporting)
+        return _on_gpu(device_name, folder, phases, GPU_BUDGET if budget is None else budget, suites, batch, exporting)
     from autoconv.bench.race import run_suite
     from autoconv.bench.reports import chart as draw
-    from autoconv.bench.reports import print_suite, to_json
+    from autoconv.bench.reports import print_suite
+    from autoconv.bench.results import to_json
     from autoconv.bench.suites import Setting
 
     if chart is not None and importlib.util.find_spec("matplotlib") is None:
@@ -114,18 +122,30 @@ def bench(
     setting = Setting(
         device=device,
         exact=exact,
-        baselines=_baselines(against, direction),
+        baselines=_baselines(against, direction, weights),
         direction=direction,
         constant=weights == "constant",
         fresh=fresh,
         rounds=rounds,
         restrictions=restrictions,
     )
+    end = math.inf if budget is None else time.monotonic() + budget
     done: list[Suite] = []
     for (net, whole), layers in zip(nets, chosen, strict=True):
         for size in batch or net.batches:
             if not (done and done[-1].interrupted):
-                done.append(run_suite(net, size, setting, names=layers, network=whole, say=status))
+                done.append(
+                    run_suite(
+                        net,
+                        size,
+                        setting,
+                        names=layers,
+                        network=whole,
+                        folder=folder,
+                        over=lambda: time.monotonic() > end,
+                        say=status,
+                    )
+                )
                 if not as_json:
                     print_suite(done[-1])
     if as_json:
@@ -190,9 +210,11 @@ def _held(threads: int | None, isa: str | None) -> tuple[CPU, dict[str, str]]:
         raise click.UsageError(str(error)) from None
 
 
-def _baselines(against: tuple[str, ...] | None, direction: str) -> tuple[str, ...]:
+def _baselines(against: tuple[str, ...] | None, direction: str, weights: str) -> tuple[str, ...]:
     """Those asked for, or all, that are installed."""
-    able = [name for name, baseline in BASELINES.items() if direction in baseline.directions]
+    able = [name for name, baseline in BASELINES.items() if baseline.takes(direction, weights == "constant")]
     if against and (unable := [name for name in against if name not in able]):
-        raise click.UsageError(f"--against {','.join(unable)}: expected some of {','.join(able)} with {direction}")
+        raise click.UsageError(
+            f"--against {','.join(unable)}: expected some of {','.join(able)} with {direction} and {weights} filters"
+        )
     return tuple(name for name in against or able if not BASELINES[name].missing())

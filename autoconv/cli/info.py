@@ -13,6 +13,8 @@ import click
 from autoconv import __version__, networks, registry
 from autoconv.cli.options import OK, as_json, device_named, on_device
 from autoconv.cli.output import print_json
+from autoconv.cpu.extensions import not_enabled
+from autoconv.cpu.threads import count_threads
 from autoconv.records.cache import TuningCache
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ def information(device: Device, cache: TuningCache) -> dict[str, Any]:
             **{name: value for name, value in device.facts.items() if name != "name"},
             "peak_gflops": {dtype: device.measured_peak(dtype) / 1e9 for dtype in ("float32", "float64")},
         },
+        "decisions": _decisions() if device.kind == "cpu" else [],
         "algorithms": [algorithm.name for algorithm in registry.algorithms(device)],
         "versions": device.versions,
         "cache": {
@@ -71,6 +74,13 @@ def information(device: Device, cache: TuningCache) -> dict[str, Any]:
     }
 
 
+def _decisions() -> list[str]:
+    """What of the processor is used, and what of it is there and is not, and why."""
+    threads, why = count_threads()
+    disabled = [f"{name}: not used; the processor has it, and the system does not enable it" for name in not_enabled()]
+    return [f"{threads} {'thread' if threads == 1 else 'threads'}: {why}", *disabled]
+
+
 def print_information(found: dict[str, Any]) -> None:
     """The same for people, one line per fact."""
     device, cache = found["device"], found["cache"]
@@ -80,6 +90,7 @@ def print_information(found: dict[str, Any]) -> None:
         ("autoconv", f"{found['autoconv']} on Python {found['python']}"),
         ("device", device["name"]),
         ("", device["key"]),
+        *(("", why) for why in found["decisions"]),
         ("", f"measured: {peak}; {caches}"),
         ("algorithms", ", ".join(found["algorithms"])),
         ("versions", ", ".join(f"{name} {number}" for name, number in found["versions"].items())),

@@ -11,41 +11,51 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import io
 import json
 import os
 import re
-import tokenize
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 from autoconv.common import machine_code
 
 PACKAGE = Path(__file__).parents[1]
 SINGLE = ("layer.py", "common/winograd_math.py")  # files outside a device's rooms that decide what a kernel is
 CUDA_TEXT = (".cu", ".cuh")
+State = tuple[str, int, int, int, int]
+_PYTHON = re.compile(
+    r"""(?P<comment>\#[^\n]*) | (?P<open>[(\[{]) | (?P<close>[)\]}])
+    | (?P<string>(?<!\w)[bfruBFRU]{0,2}(?:
+        "{3}(?:\\.|(?!"{3}).)*"{3} | '{3}(?:\\.|(?!'{3}).)*'{3} | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*'
+    ))""",
+    re.DOTALL | re.VERBOSE,
+)
 _CUDA_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 def python_code(text: str) -> str:
     r"""Python source without comments, docstrings and blank lines.
 
+    Read by a pattern: `tokenize` takes ten times as long, and a process that cannot keep the result waits for it.
+
     >>> python_code('def f():  # why\n    "What."\n    return 1\n')
     'def f():\n    return 1'
     """
-    lines = text.splitlines(keepends=True)
-    previous = tokenize.NEWLINE
-    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
-    cut: list[tuple[tuple[int, int], tuple[int, int]]] = []
-    for token, following in zip(tokens, [*tokens[1:], tokens[-1]], strict=True):
-        alone = previous in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT) and following.type == tokenize.NEWLINE
-        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and alone):
-            cut.append((token.start, token.end))
-        if token.type not in (tokenize.COMMENT, tokenize.NL):
-            previous = token.type
-    for (top, left), (bottom, right) in reversed(cut):
-        lines[top - 1 : bottom] = [lines[top - 1][:left] + lines[bottom - 1][right:]]
-    return "\n".join(line for line in map(str.rstrip, "".join(lines).splitlines()) if line)
+    kept, end, depth = [], 0, 0
+    for token in _PYTHON.finditer(text):
+        depth += (token["open"] is not None) - (token["close"] is not None)
+        if token["comment"] is not None or (token["string"] is not None and not depth and _alone(text, *token.span())):
+            kept.append(text[end : token.start()])
+            end = token.end()
+    return "\n".join(line for line in map(str.rstrip, "".join([*kept, text[end:]]).split("\n")) if line)
+
+
+def _alone(text: str, start: int, end: int) -> bool:
+    """Whether nothing else stands on the lines of a string that no bracket encloses, so that it is a docstring."""
+    first, past = text.rfind("\n", 0, start) + 1, text.find("\n", end)
+    around = text[first:start] + text[end : past if past >= 0 else None]
+    return not around.strip(" \t") and not text.endswith("\\\n", 0, first)
 
 
 def cuda_code(text: str) -> str:
@@ -65,9 +75,17 @@ def version(module: str) -> str:
     Returns
     -------
     12 hexadecimal digits, the same in every process and with every version of Python.
+
+    Raises
+    ------
+    NotImplementedError
+        For a module that is no file of this package: an algorithm from elsewhere has to define `version` itself.
     """
-    files = _files()
+    package, room, *_ = *module.split("."), ""
+    files = _files(room) if package == PACKAGE.name else {}
     own = _file_of(module, files)
+    if not own:
+        raise NotImplementedError(f"{module}: expected a module of {PACKAGE.name}, got another; define `version` there")
     folder = own.rpartition("/")[0]
     found: set[str] = set()
     left = [own] if folder.count("/") < 1 else [name for name in files if name.rpartition("/")[0] == folder]
@@ -82,14 +100,16 @@ def version(module: str) -> str:
 
 
 @functools.cache
-def _files() -> dict[str, tuple[str, list[str]]]:
-    """Of every file of code, by its path in the package: the hash of its code, and the files that it imports.
+def _files(room: str) -> dict[str, tuple[str, list[str]]]:
+    """Of a device's files and those of `SINGLE`, by their paths in the package: a hash of the code, and its imports.
 
     Kept on disk under what the system notes of a file when it is written: to read all of them takes far longer than
     to find and load a kernel.
     """
-    states = sorted(_walk(str(PACKAGE)))
-    key = hashlib.sha256(repr((str(PACKAGE), states)).encode()).digest()
+    states = [_state(name, (PACKAGE / name).stat()) for name in SINGLE]
+    if (PACKAGE / room).is_dir():
+        states += _walk(str(PACKAGE / room), f"{room}/")
+    key = hashlib.sha256(repr((str(PACKAGE), sorted(states))).encode()).digest()
     stored = machine_code.load(key)
     if stored is None:
         names = {name for name, *_ in states}
@@ -99,15 +119,19 @@ def _files() -> dict[str, tuple[str, list[str]]]:
     return found
 
 
-def _walk(folder: str, prefix: str = "") -> Iterator[tuple[str, int, int, int, int]]:
-    """Every file of code below a folder, with what the system notes of it."""
+def _walk(folder: str, prefix: str) -> Iterator[State]:
+    """Every file of code below a folder."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
                 yield from _walk(entry.path, f"{prefix}{entry.name}/")
             elif entry.name.endswith((".py", *CUDA_TEXT)):
-                s = entry.stat()
-                yield f"{prefix}{entry.name}", s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
+                yield _state(f"{prefix}{entry.name}", entry.stat())
+
+
+def _state(name: str, s: os.stat_result) -> State:
+    """A file's name, and what the system notes of it when it is written."""
+    return name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
 
 
 def _read(name: str, names: Collection[str]) -> tuple[str, list[str]]:
@@ -119,10 +143,10 @@ def _read(name: str, names: Collection[str]) -> tuple[str, list[str]]:
 def _imports(text: str, names: Collection[str]) -> list[str]:
     """The files of this package that a module imports when it is loaded or run, not those for types alone."""
     found = set()
-    left: list[ast.AST] = [ast.parse(text)]
+    left: list[Any] = [ast.parse(text)]
     while left:
         node = left.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             left += node.orelse
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(PACKAGE.name):
             modules = (f"{node.module}.{alias.name}" for alias in node.names)
@@ -130,7 +154,8 @@ def _imports(text: str, names: Collection[str]) -> list[str]:
         elif isinstance(node, ast.Import):
             found |= {_file_of(alias.name, names) for alias in node.names}
         else:
-            left += ast.iter_child_nodes(node)
+            for statements in ("body", "orelse", "handlers", "finalbody", "cases"):
+                left += getattr(node, statements, ())
     return sorted(found - {""})
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.cpu import allocator
+from autoconv.cpu.threads import MOST_THREADS, count_threads
 from autoconv.device import Device, Operands, Stopwatch
 from autoconv.errors import ArrayError, PlanError
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 
 INSTRUCTION_SETS = ("avx512", "avx2", "generic")
-MOST_THREADS = 1024
 
 
 @functools.cache
@@ -92,23 +92,6 @@ def _scipy_version() -> str:
     return found[2] if found else "unknown"
 
 
-def available_threads() -> int:
-    """`AUTOCONV_NUM_THREADS`, or the processors this process may use.
-
-    Raises
-    ------
-    PlanError
-        When the variable is set to anything but a positive integer.
-    """
-    text = os.environ.get("AUTOCONV_NUM_THREADS")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not text:
-        return cores
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_THREADS:
-        raise PlanError(f"AUTOCONV_NUM_THREADS={text!r}: expected an integer from 1 to {MOST_THREADS}")
-    return int(text)
-
-
 @dataclass(frozen=True)
 class CPU(Device):
     """The processor this process runs on.
@@ -164,7 +147,7 @@ class CPU(Device):
             raise PlanError(f"{name}={chosen!r}: expected {' or '.join(INSTRUCTION_SETS)}")
         if INSTRUCTION_SETS.index(chosen) < INSTRUCTION_SETS.index(host_instruction_set()):
             raise PlanError(f"{name}={chosen!r}: expected at most what this processor has, {host_instruction_set()!r}")
-        return cls(threads=available_threads() if threads is None else threads, instruction_set=chosen)
+        return cls(threads=count_threads().threads if threads is None else threads, instruction_set=chosen)
 
     @functools.cached_property
     def key(self) -> str:

@@ -254,7 +254,7 @@ class CUDA(Device):
         LibraryError
             When it cannot be loaded.
         """
-        return cublas()
+        return cublas(self.facts["compute_capability"])
 
     def fourier(self, lengths: tuple[int, int], batch: int, dtype: str, back: bool) -> Transform:
         """A plan of cuFFT: real planes to half spectra, or `back`, without a factor.

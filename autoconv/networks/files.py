@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from autoconv.errors import ConfigError
-from autoconv.networks import yaml_reader
+from autoconv.networks import onnx_reader, yaml_reader
+from autoconv.networks.layer_list import layer_list
 from autoconv.networks.layers import Network
+from autoconv.networks.passes import optimized
 from autoconv.paths import shipped
 
 
@@ -22,9 +24,10 @@ def names() -> list[str]:
 
 
 def load(path_or_name: str | Path) -> Network:
-    """Read a network from a YAML file, or one that comes with autoconv.
+    """Read the layers of a network from a YAML or ONNX file, or of one that comes with autoconv.
 
-    The file is a mapping with the keys
+    Of an ONNX file (its name ends in `.onnx`; the extra `onnx` reads it) come the convolutions and fully connected
+    layers, with what can be fused into them. A YAML file is a mapping with the keys
 
     - `layers`: a list of mappings, each with a `name` of its own and the arguments of `ConvLayer`, but for `N` and
       `direction`. `W` is `H` and `S` is `R` unless given; `repeat` counts how many equal ones the network has;
@@ -41,13 +44,13 @@ def load(path_or_name: str | Path) -> Network:
     Returns
     -------
     Network
-        Every layer checked, for one image.
+        Every layer checked, for one image; an ONNX file's batch is that of its inputs, or 1 where that is open.
 
     Raises
     ------
     ConfigError
-        When there is no such file or network, the file cannot be read, or it is not such a mapping; the message
-        names file, line and layer.
+        When there is no such file or network, the file cannot be read, or it is not such a mapping or model; the
+        message names file, line and layer, or node.
 
     Examples
     --------
@@ -55,6 +58,8 @@ def load(path_or_name: str | Path) -> Network:
     ['conv1', 'conv2', 'conv3']
     """
     path = Path(path_or_name)
+    if path.suffix == ".onnx":
+        return layer_list(optimized(onnx_reader.read(path, batch=1)))
     own = shipped("configs") / f"{path_or_name}.yaml"
     try:
         if path.name == str(path_or_name) and not path.is_file() and own.is_file():

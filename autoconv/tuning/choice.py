@@ -136,7 +136,10 @@ def _refuse_name(request: Request, mode: str) -> NoReturn:
 
 
 def _refuse_miss(request: Request, known: Known) -> NoReturn:
-    unmet = f" satisfies the limits ({request.limits})" if known.record is not None else ""
+    unmet = ""
+    if known.record is not None:
+        refused = any(facts.timed and request.limits.why_not(facts) for facts in known.facts.values())
+        unmet = f" satisfies the limits ({request.limits})" if refused else " is of a candidate that there is today"
     raise PlanError(
         f"nothing recorded for {request.layer} on {request.device.key}{unmet}: "
         "tune the layer first, or use another mode"

@@ -138,6 +138,7 @@ def _race(request: Request, known: Known, left: _Left) -> Known:
         search.learn(block_facts)
         block = search.next() if reached else []
     found |= measurement.finish()
+    done = _done(request, known.record, known.facts | found, left.grids if reached else set())
     race = Race(
         id=uuid.uuid4().hex,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -145,7 +146,7 @@ def _race(request: Request, known: Known, left: _Left) -> Known:
         isolated=request.isolate,
         budget=request.budget,
         facts=found,
-        covers=note(_done(request, known.record, known.facts | found, left.grids if reached else set())),
+        covers=note(done, known.record),
     )
     record = request.cache.add(request.layer.key(), request.device.key, race)
     return known_from(request, record, known.timed + sum(facts.failure is None for facts in found.values()))
@@ -200,7 +201,7 @@ def _note_what_is_covered(request: Request, known: Known) -> None:
     if known.record is None or not (done := _done(request, known.record, known.facts, set())):
         return
     newest = known.record.races[-1]
-    covering = replace(newest, covers=note(done, newest.covers))
+    covering = replace(newest, covers=note(done, known.record))
     request.cache.add(request.layer.key(), request.device.key, covering)
 
 

@@ -82,7 +82,9 @@ def convolve(
         out = out + (wide(bias) if layer.layout == "NHWC" else wide(bias)[:, None, None])
     if residual is not None:
         out = out + wide(residual)
-    return xp.ascontiguousarray(xp.maximum(out, 0) if layer.activation == "relu" else out)
+    found: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+    found = xp.ascontiguousarray(xp.maximum(out, 0) if layer.activation == "relu" else out)
+    return found
 
 
 def magnitude(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from autoconv.algorithm import Algorithm, Candidate
@@ -51,20 +52,31 @@ def former_winner(request: Request, record: Record | None) -> Candidate | None:
     """
     if record is None or not record.races:
         return None
-    newest = request.usable(record.races[-1].facts)
+    asked = _asked(request, record)
+    newest = request.usable(asked.races[-1].facts)
     if newest and all(request.unchanged(candidate, facts) for candidate, facts in newest.items()):
         return None
-    recorded = request.usable(record.facts())
+    recorded = request.usable(asked.facts())
     best = next(iter(ranking(recorded, request.limits)), None)
-    return None if best is None or request.unchanged(best, recorded[best]) else best
+    if best is None or request.unchanged(best, record.facts().get(best, recorded[best])):
+        return None
+    return best
 
 
-def note(algorithms: Iterable[Algorithm[Any]], covers: str = "") -> str:
-    """What a race records of the algorithms of which it left nothing to time, before what it noted already.
+def _asked(request: Request, record: Record) -> Record:
+    """The races that asked about what the request does: one of exact algorithms alone says nothing of the others."""
+    inexact = {a.name for a in request.offered if not a.exact}
+    races = tuple(race for race in record.races if any(candidate.algorithm in inexact for candidate in race.facts))
+    return replace(record, races=races) if races else record
 
-    The oldest notes go where all would be too long.
+
+def note(algorithms: Iterable[Algorithm[Any]], record: Record | None = None) -> str:
+    """What a race notes of the algorithms of which nothing is left to time, before the notes of the races until then.
+
+    The oldest go where all would be too long.
     """
-    digests = list(dict.fromkeys([*(_digest(a.name, a.version) for a in algorithms), *covers.split()]))
+    older = [digest for race in reversed(record.races if record else ()) for digest in race.covers.split()]
+    digests = list(dict.fromkeys([*(_digest(a.name, a.version) for a in algorithms), *older]))
     return " ".join(digests[: (LONGEST + 1) // (DIGITS + 1)])
 
 

@@ -18,11 +18,12 @@ import pytest
 from layers import edge
 
 from autoconv import networks, registry
-from autoconv.bench import baselines, race, reports
-from autoconv.bench.baselines import BASELINES, Baseline, Problem
+from autoconv.bench import race, reports, results
+from autoconv.bench.baselines import BASELINES, Baseline, Prepared, Problem, base
 from autoconv.bench.suites import CLASSES, OURS, Row, Setting, Suite, class_of
 from autoconv.cli import main
 from autoconv.cpu.device import CPU
+from autoconv.errors import ConfigError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks import NamedLayer, Network
 from autoconv.tuning import planner, reference
@@ -58,7 +59,7 @@ def suite(*rows: Row, network: bool = True, **changes: Any) -> Suite:
 
 
 def complete(**times: list[float]) -> dict[str, list[float]]:
-    return {"torch": [9.0] * 6, "torch_cl": [9.0] * 6, "onnxruntime": [9.0] * 6} | times
+    return {name: [9.0] * 6 for name in BASELINES} | times
 
 
 def test_a_mean_is_the_geometric_one_of_the_layers_medians() -> None:
@@ -81,6 +82,12 @@ def test_a_mean_over_layers_that_a_baseline_has_not_all_run_is_none() -> None:
     assert found.mean("onnxruntime") is None
     assert found.mean("torch") is not None
     assert suite().mean("torch") is None
+    found.rows[1].unable["onnxruntime"] = "it cannot"
+    mean = found.mean("onnxruntime")
+    assert mean is not None
+    assert mean.median == pytest.approx(9.0)
+    assert found.counted("onnxruntime") == found.rows[:1]
+    assert found.left_out == ["layer: onnxruntime: it cannot"]
 
 
 def test_a_sum_weights_repeats_round_by_round() -> None:
@@ -110,7 +117,7 @@ def test_gradients_need_only_the_baselines_that_have_them() -> None:
 
 
 def test_whatever_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baselines, "installed", lambda package: package != "onnx")
+    monkeypatch.setattr(base, "installed", lambda package: package not in ("onnx", "openvino"))
     found = suite(row(ours=[1.0], torch=[1.0]), restrictions={"ONEDNN_MAX_CPU_ISA": "AVX2"})
     found.setting = setting("torch", restrictions={"ONEDNN_MAX_CPU_ISA": "AVX2"})
     found.rows[0].failures["torch"] = "it broke"
@@ -118,8 +125,11 @@ def test_whatever_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.incomplete == [
         "torch, channels_last did not take part",
         "ONNX Runtime did not take part: onnx not installed",
+        "OpenVINO did not take part: openvino not installed",
+        "ncnn did not take part",
+        "MNN did not take part: onnx not installed",
         "layer: torch: it broke",
-        "torch is not at its default settings (ONEDNN_MAX_CPU_ISA=AVX2), and ONNX Runtime has no such settings",
+        "torch is not at its default settings (ONEDNN_MAX_CPU_ISA=AVX2), and the others have no such settings",
         "interrupted after 1 of 2 layers",
     ]
 
@@ -183,9 +193,9 @@ def exactly(problem: Problem) -> Any:
 def fake(name: str, answer: Callable[[Problem], Any] = exactly) -> Baseline:
     """A baseline that has the answer ready."""
 
-    def prepare(problem: Problem, device: CPU, constant: bool, fresh: bool) -> baselines.Run:
+    def prepare(problem: Problem, device: CPU, constant: bool, fresh: bool) -> Prepared:
         ready = answer(problem)
-        return lambda: ready
+        return Prepared(lambda: ready)
 
     return Baseline(name, BASELINES[name].label, ("numpy",), prepare, ("fwd", "dgrad", "wgrad"))
 
@@ -230,19 +240,29 @@ def test_a_suite_against_fake_baselines(direction: str, constant: bool, fresh: b
 
 @pytest.mark.usefixtures("place")
 def test_a_baseline_that_fails_or_errs_is_named() -> None:
+    def refuse(problem: Problem) -> Any:
+        raise PlanError("not this one")
+
     net = Network("One", "", (NamedLayer("plain", LAYER, 1, 1),))
     entrants = {
         "torch": fake("torch", broken),
-        "torch_cl": fake("torch_cl", lambda problem: exactly(problem) * np.float32(1.01)),
+        "torch_cl": fake("torch_cl", lambda problem: exactly(problem) * np.float32(1.005)),
         "onnxruntime": fake("onnxruntime"),
+        "openvino": fake("openvino", refuse),
+        "ncnn": fake("ncnn", lambda problem: exactly(problem) * np.float32(1.5)),
+        "mnn": fake("mnn", lambda problem: exactly(problem)[:, :1]),
     }
     found = race.run_suite(net, 1, setting(rounds=2), network=False, baselines=entrants)
-    assert found.rows[0].best is not None
+    assert set(found.rows[0].times) == {OURS, "onnxruntime"}
     assert found.incomplete == [
         "plain: torch: no kernel for this",
-        f"plain: torch_cl: {found.rows[0].failures['torch_cl']}",
+        "plain: ncnn: its answer is not that of autoconv",
+        "plain: mnn: its answer is not that of autoconv",
     ]
-    assert "its answer differs from that of autoconv by 1.0e-02 of the largest value" in found.incomplete[1]
+    assert found.left_out == [
+        "plain: torch_cl: its answer differs from that of autoconv by 5.0e-03 of the largest value",
+        "plain: openvino: not this one",
+    ]
 
 
 @pytest.mark.usefixtures("place")
@@ -288,7 +308,7 @@ def test_a_busy_machine_is_noted(seconds: float, noted: bool, monkeypatch: pytes
     monkeypatch.setattr(race, "cpu_seconds_of_others", lambda: next(used))
     net = Network("One", "", (NamedLayer("plain", LAYER, 1, 1),))
     found = race.run_suite(net, 1, setting("torch", rounds=2), baselines={"torch": fake("torch")})
-    assert any("which disturbs these figures" in note for note in found.notes) == noted
+    assert any("1 of 1 layers were measured, which disturbs these" in note for note in found.remarks) == noted
 
 
 def test_own_work_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,7 +391,7 @@ def test_incomplete_stands_below_the_table(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_json_holds_every_sample() -> None:
-    found = json.loads(json.dumps(reports.to_json(samples()), allow_nan=False))
+    found = json.loads(json.dumps(results.to_json(samples()), allow_nan=False))
     assert found["layers"][0]["seconds"][OURS] == [1e-3] * 6
     assert found["layers"][0]["ratios"]["best"] == {"median": 2.0, "low": 2.0, "high": 2.0}
     assert found["means"]["best"]["median"] == pytest.approx(1.0)
@@ -380,6 +400,40 @@ def test_json_holds_every_sample() -> None:
     assert found["incomplete"] == []
     assert list(found["baselines"]) == list(BASELINES)
     assert found["layers"][0]["candidate"] == "numpy.gemm[tile=image]"
+
+
+def test_a_result_goes_on_where_it_ended(place: Path) -> None:
+    net, turns = networks.load("tiny.yaml"), iter([False, False, False, True])  # to tune two, and to time the first
+    entrants = {"torch": fake("torch")}
+    wanted = setting("torch", rounds=2)
+    begun = race.run_suite(net, 1, wanted, baselines=entrants, folder=place / "out", over=lambda: next(turns))
+    assert [row.name for row in begun.rows] == ["first"]
+    assert begun.incomplete[-1] == "interrupted after 1 of 2 layers"
+    (path,) = (place / "out").iterdir()
+    assert path.name == f"tiny-batch1-threads{wanted.device.threads}.json"
+
+    asked = []
+    once = fake("torch", lambda problem: asked.append(problem.layer.R) or exactly(problem))
+    ended = race.run_suite(net, 1, wanted, baselines={"torch": once}, folder=place / "out")
+    assert asked == [1]
+    assert [row.name for row in ended.rows] == ["first", "second"]
+    assert ended.rows[0].times == results.rounded(begun.rows[0].times)
+    stored = json.loads(path.read_text())
+    assert [layer["name"] for layer in stored["layers"]] == ["first", "second"]
+    assert stored["means"]["torch"]["layers"] == 2
+    with pytest.raises(ConfigError, match="rounds: expected 3 as in this run, got 2"):
+        race.run_suite(net, 1, setting("torch", rounds=3), baselines=entrants, folder=place / "out")
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match="expected a result of `autoconv bench`"):
+        race.run_suite(net, 1, wanted, baselines=entrants, folder=place / "out")
+
+
+def test_a_failure_is_measured_again(place: Path) -> None:
+    net = Network("One", "", (NamedLayer("plain", LAYER, 1, 1),))
+    for answer, failures in ((broken, {"torch": "no kernel for this"}), (exactly, {})):
+        entrants = {"torch": fake("torch", answer)}
+        found = race.run_suite(net, 1, setting("torch", rounds=2), baselines=entrants, folder=place)
+        assert found.rows[0].failures == failures
 
 
 def test_a_chart_is_a_png(tmp_path: Path) -> None:
@@ -460,23 +514,8 @@ def test_a_chart_without_matplotlib_is_refused_beforehand(
     assert "pip install 'autoconv[report]'" in capsys.readouterr().err
 
 
-def test_gradients_are_not_asked_of_who_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_baseline_has_not_is_not_asked_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--direction", "wgrad", "--against", "onnxruntime"]) == 2
-    assert "expected some of torch,torch_cl with wgrad" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("name", BASELINES)
-@pytest.mark.parametrize("direction", ["fwd", "dgrad", "wgrad"])
-def test_the_real_baselines_agree(direction: str, name: str) -> None:
-    baseline = BASELINES[name]
-    if direction not in baseline.directions:
-        return
-    for package in baseline.packages:
-        pytest.importorskip(package)
-    epilogue: dict[str, Any] = {"bias": True, "residual": True, "activation": "relu"} if direction == "fwd" else {}
-    layer = edge("tails", direction=direction, **epilogue)
-    problem = Problem.draw(layer, CPU.current())
-    for constant, fresh in itertools.product([True, False], repeat=2):
-        run = baseline.prepare(problem, CPU.current(), constant, fresh)
-        assert race.disagreement(run(), exactly(problem)) < 1e-5
+    assert "expected some of torch,torch_cl with wgrad and constant filters" in capsys.readouterr().err
+    assert main(["bench", "--weights", "varying", "--against", "torch,ncnn"]) == 2
+    assert "--against ncnn: expected some of torch,torch_cl,onnxruntime,openvino with fwd" in capsys.readouterr().err

@@ -24,11 +24,11 @@ def geometry(layer: ConvLayer) -> dict[str, object]:
     return {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups", "layout")}
 
 
-def close(layer: ConvLayer, got: np.ndarray, a: np.ndarray, b: np.ndarray, *tail: np.ndarray | None) -> bool:
-    want = reference.convolve(layer, a, b, *tail)
+def close(layer: ConvLayer, got: np.ndarray, a: np.ndarray, b: np.ndarray, *epilogue: np.ndarray | None) -> bool:
+    want = reference.convolve(layer, a, b, *epilogue)
     assert got.shape == want.shape
     assert got.dtype == layer.numpy_dtype
-    return reference.error(got, want, reference.magnitude(layer, a, b, *tail)) < 2e-5
+    return reference.error(got, want, reference.magnitude(layer, a, b, *epilogue)) < 2e-5
 
 
 @pytest.mark.parametrize("name", EDGES)
@@ -46,7 +46,7 @@ def test_all_three_directions_agree_with_the_oracle(name: str, layout: str, quic
     assert close(backward, dw, x, dy)
 
 
-def test_the_tail_and_out(quick: dict[str, object]) -> None:
+def test_the_epilogue_and_out(quick: dict[str, object]) -> None:
     layer = edge("grouped", bias=True, residual=True, activation="relu")
     x, w, bias, residual = operands(layer)
     out = np.empty(layer.y_shape, np.float32)
@@ -108,7 +108,7 @@ def test_integers_of_numpy_are_integers(quick: dict[str, object]) -> None:
         (np.ones(1, np.float32), r"bias is float32 \(1,\): expected float32 \(4,\)"),
         (np.ones((4, 1, 1), np.float32), r"bias is float32 \(4, 1, 1\)"),
         (np.ones(4), r"bias is float64 \(4,\): expected float32 \(4,\)"),
-        ([1.0] * 4, "bias is list: an array"),
+        ([1.0] * 4, "bias: expected an array of NumPy, or one that speaks DLPack, got list"),
     ],
 )
 def test_a_transposed_convolution_takes_no_bias_of_another_shape_or_type(

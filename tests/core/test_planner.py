@@ -61,8 +61,7 @@ def test_profile_times_everything_once_and_then_nothing(cache: TuningCache) -> N
 
 
 def test_a_plan_from_memory_says_that_it_timed_nothing(cache: TuningCache) -> None:
-    assert planner.plan(LAYER, cache=cache).timed
-    assert planner.plan(LAYER, cache=cache).timed == 0
+    assert [bool(planner.plan(LAYER, cache=cache).timed) for _ in range(2)] == [True, False]
 
 
 def test_what_is_timed_later_serves_also_who_asked_for_less(
@@ -200,6 +199,11 @@ def test_cached_never_times_and_a_miss_is_a_clear_error(cache: TuningCache) -> N
     with pytest.raises(PlanError, match=r"on cpu-[^ ]* satisfies the limits \(tolerance=0.0\): tune the layer first"):
         planner.plan(LAYER, "cached", tolerance=0, cache=cache)
     assert planner.plan(LAYER, "cached", cache=cache).candidate == best.candidate
+    found = {Candidate("pixel"): Facts("1", time=0.1, samples=9)}  # of a name that there is no more
+    race = Race("2" * 32, "2026-01-01T00:00:00+00:00", {}, False, None, found)
+    cache.add(LAYER.replace(N=2).key(), best.device.key, race)
+    with pytest.raises(PlanError, match=r"on cpu-[^ ]* is of a candidate that there is today: tune the layer first"):
+        planner.plan(LAYER.replace(N=2), "cached", cache=cache)
 
 
 def test_a_candidate_may_be_named(cache: TuningCache) -> None:
@@ -525,6 +529,19 @@ def test_exact_and_other_requests_leave_each_others_notes(
         made = fresh(LAYER, exact=exact, **options)
         assert (made.timed, made.source) == (0, "cache")
     assert not sets
+
+
+def test_an_exact_race_does_not_excuse_a_winner_that_has_changed(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rigged(cache, none=Facts("1", time=0.1, workspace=SIZE))
+    monkeypatch.setattr(NumpyDirect, "version", "another")
+    options: dict[str, Any] = {"device": FaultyCPU.having("none", version="2"), "cache": cache}
+    assert fresh(LAYER, exact=True, **options).timed == 1
+    with pytest.raises(PlanError, match=r"^faulty\.none, the winner on record"):
+        fresh(LAYER, "cached", **options)
+    assert fresh(LAYER, **options).timed == 2  # the changed one, and the incumbent
+    assert fresh(LAYER, "cached", **options).source == "cache"
 
 
 def test_facts_of_inexact_algorithms_do_not_win_an_exact_request(cache: TuningCache) -> None:

@@ -96,7 +96,7 @@ def test_arrays_that_are_not_contiguous_or_aligned_work(cache: TuningCache) -> N
     np.testing.assert_array_equal(made.run(np.asfortranarray(a), b), want)
 
 
-def test_the_tail_is_applied(cache: TuningCache) -> None:
+def test_the_epilogue_is_applied(cache: TuningCache) -> None:
     made = heuristic(cache, bias=True, residual=True, activation="relu")
     a, b, bias, residual = operands(made.layer)
     got = made.run(a, b, bias, residual)
@@ -131,7 +131,7 @@ def test_arrays_that_do_not_fit_are_refused_by_name(cache: TuningCache, changes:
     assert words in str(caught.value)
 
 
-def test_a_missing_tail_read_only_and_overlapping_outputs_are_refused(cache: TuningCache) -> None:
+def test_a_missing_operand_read_only_and_overlapping_outputs_are_refused(cache: TuningCache) -> None:
     made = heuristic(cache, bias=True, K=4, residual=True)
     a, b, bias, residual = operands(made.layer)
     with pytest.raises(ArrayError, match="residual: expected an array, as the layer has one"):

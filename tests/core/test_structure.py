@@ -30,16 +30,17 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"algorithm"},
         {"layer"},
         {"common"},
-        {"errors", "paths"},
+        {"paths"},
+        {"errors"},
     ),
     "autoconv.cpu": (
-        {"direct", "winograd", "fft", "gemm", "gemm_packed", "depthwise", "numpy"},
+        {"direct", "winograd", "fft", "gemm", "gemm_packed", "depthwise", "numpy", "extensions"},
         {"transform"},
         {"common"},
         {"device"},
         {"peak"},
         {"pool"},
-        {"allocator", "codegen"},
+        {"allocator", "codegen", "threads"},
     ),
     "autoconv.cuda": (
         {"direct", "winograd", "fft", "depthwise"},
@@ -51,7 +52,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"codegen"},
     ),
     "autoconv.cli": ({"main"}, {"tune", "explain", "records", "info", "bench"}, {"tables"}, {"options", "output"}),
-    "autoconv.bench": ({"gpu"}, {"race", "reports"}, {"suites"}, {"statistics"}, {"baselines"}),
+    "autoconv.bench": ({"gpu"}, {"race", "reports"}, {"results"}, {"suites"}, {"statistics"}, {"baselines"}),
 }
 
 
@@ -80,7 +81,7 @@ def test_no_module_imports_itself_by_way_of_others(graph: grimp.ImportGraph) -> 
 
 @pytest.mark.parametrize("room", LAYERS)
 def test_imports_go_down(graph: grimp.ImportGraph, room: str) -> None:
-    layers = [grimp.Layer(*(f"{room}.{name}" for name in layer), independent=False) for layer in LAYERS[room]]
+    layers = [grimp.Layer(*(f"{room}.{name}" for name in layer), independent=True) for layer in LAYERS[room]]
     wrong = graph.find_illegal_dependencies_for_layers(layers)
     assert not wrong, [f"{d.importer} -> {d.imported}" for d in wrong]
 

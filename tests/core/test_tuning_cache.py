@@ -20,7 +20,7 @@ import pytest
 
 from autoconv import registry
 from autoconv.algorithm import Candidate
-from autoconv.common import machine_code as disk
+from autoconv.common import machine_code
 from autoconv.cpu.device import CPU
 from autoconv.errors import CacheWarning, PlanError, RecordError
 from autoconv.paths import shipped
@@ -156,9 +156,9 @@ def test_the_folder_stays_where_it_was_first_meant(tmp_path: Path, monkeypatch: 
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         monkeypatch.setenv("AUTOCONV_CACHE_DIR", named)
         where = tmp_path / named.replace("~", "home")
-        assert (TuningCache().directory, disk.folder()) == (where, where / "kernels")
+        assert (TuningCache().directory, machine_code.folder()) == (where, where / "kernels")
         monkeypatch.chdir("elsewhere")
-        assert (TuningCache().directory, disk.folder()) == (where, where / "kernels")
+        assert (TuningCache().directory, machine_code.folder()) == (where, where / "kernels")
         monkeypatch.chdir(tmp_path)
 
 
@@ -169,7 +169,7 @@ def test_a_user_without_a_home_has_a_folder_too(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert TuningCache().directory == tmp_path / f"autoconv-{os.getuid()}"
-    assert disk.folder().parent == TuningCache().directory
+    assert machine_code.folder().parent == TuningCache().directory
 
 
 @pytest.mark.skipif(os.name != "posix", reason="only there may a working directory be removed")

@@ -17,8 +17,8 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import Module, f64
 from autoconv.cpu.codegen.launch import RUN, TASK, TEAM_TASK, launch, launch_team, operands
 from autoconv.cpu.codegen.workers import SLEEPERS, futex_number
-from autoconv.cpu.device import available_threads
 from autoconv.cpu.pool import Entry
+from autoconv.cpu.threads import count_threads
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 
@@ -117,7 +117,7 @@ def test_works_after_fork():
     check(50, 3, 10)
 
 
-@pytest.mark.skipif(futex_number() is None or available_threads() < 2, reason="places no workers here")
+@pytest.mark.skipif(futex_number() is None or count_threads().threads < 2, reason="places no workers here")
 def test_woken_workers_keep_off_the_callers_processor():
     check(20, 2, 1)
     allowed = os.sched_getaffinity(0)

@@ -19,19 +19,26 @@ from simt.libraries import NumpyBLAS, NumpyFFT
 from autoconv.cuda.libraries import cublas_cufft as libraries
 from autoconv.cuda.libraries.cublas_cufft import CuBLAS, CuFFT, LibraryError, Matrices, product
 
+ROOM = 0x7700000100  # the workspace
 LIBRARY = r"""
 #include <complex>
 #include <cstddef>
 using Number = std::complex<float>;
 static long calls[4];
+static bool reset = false;
 extern "C" int cublasSetStream_v2(void* handle, void* stream) {
+    reset = true;
     return handle == (void*)0x7700000001 && stream == (void*)0x7700000002 ? 0 : 1;
+}
+extern "C" int cublasSetWorkspace_v2(void* handle, void* room, size_t size) {
+    reset = false;
+    return handle == (void*)0x7700000001 && room == (void*)0x7700000100 && size == 4096 ? 0 : 7;
 }
 extern "C" int cublasGemmStridedBatchedEx(void*, int opa, int opb, int m, int n, int k, const void* alpha,
         const void* a, int atype, int lda, long long step_a, const void* b, int btype, int ldb, long long step_b,
         const void* beta,
         void* c, int ctype, int ldc, long long step_c, int batch, int compute, int algorithm) {
-    if (atype != 4 || btype != 4 || ctype != 4 || compute != 68 || algorithm != -1) return 15;
+    if (atype != 4 || btype != 4 || ctype != 4 || compute != 68 || algorithm != -1 || reset) return 15;
     for (int z = 0; z < batch; z++)
         for (int j = 0; j < n; j++)
             for (int i = 0; i < m; i++) {
@@ -91,7 +98,7 @@ def numbers(*shape: int) -> Any:
     return (generator.normal(size=shape) + 1j * generator.normal(size=shape)).astype("complex64")
 
 
-def multiply(blas: Any, extents: tuple[int, int, int], orders: tuple[bool, ...], add: bool) -> None:
+def multiply(blas: Any, extents: tuple[int, int, int], orders: tuple[bool, ...], add: bool, room: int) -> None:
     """Three batches whose matrices lie by rows or by columns, against NumPy."""
     m, n, k = extents
     shapes = (3, m, k), (3, k, n), (3, m, n)
@@ -102,7 +109,7 @@ def multiply(blas: Any, extents: tuple[int, int, int], orders: tuple[bool, ...],
     wanted = a @ b + (c if add else 0)
     operands = [Matrices(*(step // 8 for step in (x.strides[1], x.strides[2], x.strides[0]))) for x in (a, b, c)]
     launch = product(blas, ("complex64", "complex64"), extents, 3, *operands)
-    launch(*(x.__array_interface__["data"][0] for x in (a, b, c)), add)
+    launch(*(x.__array_interface__["data"][0] for x in (a, b, c)), room, add)
     np.testing.assert_allclose(c, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -113,13 +120,16 @@ EXTENTS = [(5, 7, 3), (1, 4, 6), (4, 1, 6), (6, 4, 1), (1, 1, 5)]
 @pytest.mark.parametrize("extents", EXTENTS)
 @pytest.mark.parametrize("orders", ORDERS)
 def test_products_of_either_order(orders: tuple[bool, ...], extents: tuple[int, int, int]) -> None:
+    room = np.empty(NumpyBLAS.workspace_bytes, "uint8")
     for add in (False, True):
-        multiply(NumpyBLAS(), extents, orders, add)
+        multiply(NumpyBLAS(), extents, orders, add, room.ctypes.data)
 
 
 def test_what_cublas_is_given(library: ctypes.CDLL) -> None:
     for extents, orders, add in itertools.product(EXTENTS, ORDERS, (False, True)):
-        multiply(CuBLAS(), extents, orders, add)
+        multiply(CuBLAS(4096), extents, orders, add, ROOM)
+    with pytest.raises(LibraryError, match="cublasSetWorkspace: status 7"):
+        multiply(CuBLAS(4096), EXTENTS[0], ORDERS[0], False, ROOM + 256)
 
 
 def test_matrices_without_neighbours_are_refused() -> None:
@@ -160,7 +170,7 @@ def test_libraries_of_wheels_are_loaded_before_the_modules_that_need_them(
     monkeypatch.setattr(importlib, "import_module", bring)
     monkeypatch.setattr(libraries, "BLAS_NAMES", ("libcublas.so.13", *libraries.BLAS_NAMES))
     monkeypatch.setattr(libraries, "FFT_NAMES", ("libcufft.so.12", *libraries.FFT_NAMES))
-    CuBLAS()
+    CuBLAS(4096)
     CuFFT((4, 6), 10, "float32", False)
     assert loaded == ["cublas", "cufft"]
 

@@ -12,6 +12,7 @@ from simt.emulator import Emulated
 
 from autoconv import network
 from autoconv.algorithm import Algorithm
+from autoconv.cuda.depthwise.wgrad import DepthwiseWgrad
 from autoconv.cuda.gemm.gemm import Gemm
 from autoconv.cuda.gemm.hopper import Hopper
 from autoconv.cuda.gemm.tensor import Tensor
@@ -75,3 +76,14 @@ def test_products_of_few_tiles_are_divided_as_far_as_their_depth_allows(
 def test_the_first_layers_gradient_is_of_one_tile_and_fills_the_machine() -> None:
     layer = ConvLayer(N=32, C=3, H=224, W=224, K=64, R=3, S=3, padding=1, direction="wgrad")
     assert max(math.prod(Gemm().units(layer, one.params)[0].grid) for one in Gemm().all(layer, DEVICE)) >= 128
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(("channels", "side"), [(32, 112), (96, 56), (576, 14)])
+def test_few_taps_of_depthwise_filters_fill_the_machine(channels: int, side: int, layout: str) -> None:
+    layer = ConvLayer(
+        N=8, C=channels, H=side, W=side, K=channels, R=3, S=3, padding=1, groups=channels, layout=layout,
+        direction="wgrad",
+    )  # fmt: skip
+    algorithm = DepthwiseWgrad()
+    assert max(math.prod(algorithm.units(layer, one.params)[0].grid) for one in algorithm.all(layer, DEVICE)) >= 132

@@ -43,6 +43,8 @@ class Narrow(Emulated):
 class Faulty(Direct):
     """Right but for one fault."""
 
+    version = "of this test"  # type: ignore[assignment]  # it is no part of the package
+
     def __init__(self, fault: str) -> None:
         self.name, self.fault = f"faulty.{fault}", fault  # type: ignore[misc]
 
@@ -76,6 +78,7 @@ class Losing(Narrow):
 
 class Strays(Direct):
     name = "strays"
+    version = "of this test"  # type: ignore[assignment]  # it is no part of the package
 
     def build(self, layer: ConvLayer, device: Device, params: Params) -> Kernel:
         Path(os.environ["LOST"]).write_text(str(os.getpid()))

@@ -192,9 +192,10 @@ class FakeCuPy:
     def empty_like(self, array: ndarray) -> ndarray:
         return self.empty(array.shape, array.dtype)
 
-    def asarray(self, array: Any) -> ndarray:
-        fresh = self.empty(array.shape, array.dtype)
-        fresh[...] = array
+    def asarray(self, array: Any, dtype: Any = None) -> ndarray:
+        given = np.asarray(array, dtype)
+        fresh = self.empty(given.shape, given.dtype)
+        fresh[...] = given
         return fresh
 
     def _stream(self, non_blocking: bool = False) -> Stream:

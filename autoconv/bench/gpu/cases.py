@@ -79,6 +79,15 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
           "padding": ((1, 0), (33, 31))}, {"TQ": TQ})
         for layout, TQ in (("NCHW", 4), ("NHWC", 2))
     ),
+    "depthwise.wgrad": tuple(  # in parts, the last shorter, over filters that fill no block
+        ({"N": 3, "C": C, "H": 12, "W": 11, "K": K, "R": 3, "S": S, "groups": C, "padding": 1, "layout": layout,
+          "dtype": dtype, "direction": "wgrad"} | fields, {"SPLIT": SPLIT})
+        for layout, dtype, C, K, S, SPLIT, fields in (
+            ("NCHW", "float32", 5, 5, 3, 2, {"N": 5, "stride": (1, 2)}),
+            ("NHWC", "float16", 37, 37, 3, 5, {"dilation": (2, 1)}),
+            ("NHWC", "float64", 20, 40, 4, 3, {}),
+        )
+    ),
     "winograd": tuple(  # few tiles of many channels: what is read too far lies in no other matrix
         ({"N": 1, "C": C, "H": 2, "W": 2, "K": K, "R": 3, "S": 3, "padding": 1, "layout": "NHWC", "direction": d},
          {"m": 2, "BM": 64, "BN": 64})

@@ -56,7 +56,7 @@ def markdown(results: Sequence[Result], wanted: Sequence[Target], left: int) -> 
     lines += [
         "",
         "Ratios: the other's time over ours, above 1 ours is faster; median of interleaved rounds, each a replay of a "
-        "graph over operands larger than the L2, with 95 % intervals. The convolution alone, without a tail; TF32 off.",
+        "graph over operands larger than the L2, with 95 % intervals. The convolution alone, no epilogue; TF32 off.",
         "",
         *_table(["layers", "compared", *titles], summary),
         "",

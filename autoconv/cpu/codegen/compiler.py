@@ -52,6 +52,7 @@ def _llvm() -> Any:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()  # for instructions written as such, which have no other name
     return llvm
 
 

@@ -4,5 +4,6 @@ from typing import Any
 
 from autoconv.algorithm import Algorithm
 from autoconv.cuda.depthwise.depthwise import Depthwise
+from autoconv.cuda.depthwise.wgrad import DepthwiseWgrad
 
-ALGORITHMS: tuple[Algorithm[Any], ...] = (Depthwise(),)
+ALGORITHMS: tuple[Algorithm[Any], ...] = (Depthwise(), DepthwiseWgrad())

@@ -1,4 +1,4 @@
-"""Depthwise convolution: one channel to a filter, paced by memory."""
+"""Depthwise convolution: one channel to a filter, paced by memory; forward, and the gradient of the input."""
 
 from __future__ import annotations
 
@@ -30,29 +30,22 @@ class Depthwise(CudaAlgorithm):
     name = "depthwise"
     exact = True
     files = ("depthwise/depthwise.cu",)
+    directions = ("fwd", "dgrad")
     groupings = ("depthwise",)
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
-        return [{"TQ": 1}] if layer.direction == "wgrad" else [{"TQ": TQ} for TQ in RUNS]
+        return [{"TQ": TQ} for TQ in RUNS]
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
-        reasons, TQ = [], params["TQ"]
-        if layer.S > MOST_TAPS:
-            reasons.append(f"S={layer.S}: expected at most {MOST_TAPS} taps of a filter row, which a thread holds")
-        if TQ not in (1, *RUNS):
-            return [*reasons, f"TQ={TQ}: expected {' or '.join(map(str, (1, *RUNS)))}"]
+        reasons, TQ = too_many_taps(layer), params["TQ"]
+        if TQ not in RUNS:
+            return [*reasons, f"TQ={TQ}: expected {' or '.join(map(str, RUNS))}"]
         if layer.dtype == "float64" and layer.S * int(TQ) > MOST_PRODUCTS_FLOAT64:
             reasons.append(f"float64: expected at most {MOST_PRODUCTS_FLOAT64} products to a row, got {TQ}x{layer.S}")
         return reasons
 
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
         constants = (("TQ", int(params["TQ"])),)
-        if layer.direction == "wgrad":
-            filters = layer.K if layer.layout == "NCHW" else ceil_div(layer.K, 32)
-            shared = THREADS * layer.S * layer.accumulator.itemsize
-            return (
-                Unit("depthwise_wgrad", *self.files, layer, (filters, layer.R, 1), THREADS, 4, shared, 0, constants),
-            )
         columns = layer.Q if layer.direction == "fwd" else layer.W
         runs = math.prod(layer.output_shape) // columns * ceil_div(columns, int(params["TQ"]))
         return (Unit("depthwise", *self.files, layer, (ceil_div(runs, THREADS), 1, 1), THREADS, 4, 0, 0, constants),)
@@ -63,5 +56,11 @@ class Depthwise(CudaAlgorithm):
 
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
         (launch,) = self.load(device, self.units(layer, params))
-        rest = () if layer.direction == "wgrad" else ("bias", "residual")
-        return Chain([(launch, ("a", "b", "out", *rest))])
+        return Chain([(launch, ("a", "b", "out", "bias", "residual"))])
+
+
+def too_many_taps(layer: ConvLayer) -> list[str]:
+    """The reason against a layer whose filter rows a thread cannot hold."""
+    if layer.S <= MOST_TAPS:
+        return []
+    return [f"S={layer.S}: expected at most {MOST_TAPS} taps of a filter row, which a thread holds"]

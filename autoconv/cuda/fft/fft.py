@@ -212,6 +212,7 @@ class Spectral(Kernel):
             workspace[start:end] for start, end in zip((0, *ends), ends, strict=False)
         )
         images, launches, wgrad = self._images, self._launches, self._layer.direction == "wgrad"
+        blas = self._address(scratch)
         for n in range(0, self._layer.N, images):
             self._spectra(
                 "fft_cut", "fft_transpose", 0, a[n : n + images], (first, second, third if wgrad else first), scratch
@@ -219,9 +220,9 @@ class Spectral(Kernel):
             if wgrad:
                 buffers = first, second, first
                 self._spectra("fft_cut_gradient", "fft_transpose_gradient", 1, b[n : n + images], buffers, scratch)
-                self._multiply(self._address(first), self._address(third), self._address(sums), n > 0)
+                self._multiply(self._address(first), self._address(third), self._address(sums), blas, n > 0)
             else:
-                self._multiply(self._address(first), self._address(b), self._address(second), False)
+                self._multiply(self._address(first), self._address(b), self._address(second), blas, False)
                 self._planes(second, first, scratch)
                 some = None if residual is None else residual[n : n + images]
                 launches["fft_output"](second, out[n : n + images], bias, some)
@@ -281,14 +282,14 @@ def _plans(device: CUDA, layer: ConvLayer, params: Params) -> list[Transform]:
 
 
 def _parts(device: CUDA, layer: ConvLayer, params: Params) -> tuple[int, ...]:
-    """Bytes: two buffers for any planes or spectra, x's spectra and the sums of wgrad, cuFFT's own."""
+    """Bytes: two buffers for any planes or spectra, x's spectra and the sums of wgrad, what both libraries work in."""
     spectrum = 2 * layer.accumulator.itemsize * _frequencies(layer, params)
     planes = _planes(layer, params)
     wgrad = layer.direction == "wgrad"
     kept = (planes[0], planes[2]) if wgrad else (0, 0)
     sizes = (
         *(spectrum * number for number in (max(planes), max(planes), *kept)),
-        max(plan.workspace_bytes for plan in _plans(device, layer, params)),
+        max(device.blas().workspace_bytes, *(plan.workspace_bytes for plan in _plans(device, layer, params))),
     )
     return tuple(map(aligned, sizes))
 

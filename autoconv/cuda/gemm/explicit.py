@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from autoconv.algorithm import Array, Kernel, Params
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import CudaAlgorithm, Launch, aligned, ceil_div, roofline
-from autoconv.cuda.libraries.cublas_cufft import Matrices, Multiply, product
+from autoconv.cuda.libraries.cublas_cufft import LibraryError, Matrices, Multiply, product
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -47,6 +48,15 @@ class Explicit(CudaAlgorithm):
             reasons.append("rows and columns of a matrix: expected fewer than 2**31")
         return reasons
 
+    def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
+        reasons = super().refusals(layer, device, params)
+        if not reasons:
+            try:
+                device.blas()
+            except LibraryError as error:
+                reasons.append(str(error))
+        return reasons
+
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
         """For so many images: what is done before the product, and after it."""
         some = _some(layer, params)
@@ -64,11 +74,11 @@ class Explicit(CudaAlgorithm):
         )
 
     def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
-        return sum(_parts(layer, params))
+        return sum(_parts(layer, params)) + aligned(device.blas().workspace_bytes)
 
     def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
         chunks = layer.N // int(params["IMAGES"])
-        moved = 2 * chunks * self.workspace_bytes(layer, device, params) / device.bandwidth()
+        moved = 2 * chunks * sum(_parts(layer, params)) / device.bandwidth()
         calls = chunks * (len(_kernels(layer, params)) + len(list(_calls(layer, params))))
         products = 0.0 if layer.itemsize > 2 else layer.flops / (0.5 * device.peak_flops(layer.dtype))
         scalar = roofline(layer, device, 0.7 if layer.itemsize > 2 else 1e3)
@@ -94,7 +104,7 @@ class Lowered(Kernel):
     def __init__(self, device: CUDA, layer: ConvLayer, params: Params, launches: dict[str, Launch]) -> None:
         self._layer, self._images, self._address = layer, int(params["IMAGES"]), device.address
         self._launches = launches
-        self._parts = _parts(layer, params)
+        self._parts = (*_parts(layer, params), aligned(device.blas().workspace_bytes))
         self.workspace_bytes = sum(self._parts)
         self._products = [(call, _product(device, layer, params, call)) for call in _calls(layer, params)]
         wide = layer.accumulator.itemsize
@@ -109,8 +119,8 @@ class Lowered(Kernel):
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
         x, w, y = {"fwd": (a, b, out), "dgrad": (out, b, a), "wgrad": (a, out, b)}[self._layer.direction]
         images, launches = self._images, self._launches
-        ends = self._parts[0], self._parts[0] + self._parts[1]
-        columns, matrix, sums = workspace[: ends[0]], workspace[ends[0] : ends[1]], workspace[ends[1] :]
+        ends = list(itertools.accumulate(self._parts))
+        columns, matrix, sums, scratch = (workspace[i:j] for i, j in zip((0, *ends), ends, strict=False))
         for n in range(0, self._layer.N, images):
             some_x, some_y = x[n : n + images], y[n : n + images]
             X = columns if self._parts[0] else some_x
@@ -120,7 +130,7 @@ class Lowered(Kernel):
                 launches["im2col"](some_x, X)
             if "merge" in launches:
                 launches["merge"](some_y, Y)
-            self._multiply(W, X, Y, add=n > 0 and self._layer.direction == "wgrad")
+            self._multiply(W, X, Y, scratch, add=n > 0 and self._layer.direction == "wgrad")
             if "col2im" in launches:
                 launches["col2im"](X, some_x)
             if "epilogue" in launches:
@@ -128,12 +138,12 @@ class Lowered(Kernel):
         if "narrow" in launches:
             launches["narrow"](sums, w)
 
-    def _multiply(self, W: Array, X: Array, Y: Array, add: bool) -> None:
+    def _multiply(self, W: Array, X: Array, Y: Array, scratch: Array, add: bool) -> None:
         bases = [self._address(array) for array in (W, X, Y)]
         first, second, third = {"fwd": (0, 1, 2), "dgrad": (0, 2, 1), "wgrad": (2, 1, 0)}[self._layer.direction]
         for call, multiply in self._products:
             at = [b + s * size for b, s, size in zip(bases, call.starts, self._sizes, strict=True)]
-            multiply(at[first], at[second], at[third], add or call.adds)
+            multiply(at[first], at[second], at[third], self._address(scratch), add or call.adds)
 
 
 def _some(layer: ConvLayer, params: Params) -> ConvLayer:

@@ -24,6 +24,9 @@ TYPES = {"float32": 0, "float64": 1, "float16": 2, "complex64": 4, "complex128":
 COMPUTE_FLOAT32, COMPUTE_FLOAT64 = 68, 70
 OPERATIONS = {"N": 0, "T": 1}
 DEFAULT_ALGORITHM = -1
+# Bytes that the documentation of `cublasSetWorkspace` recommends: from Hopper on, and before it.
+BLAS_WORKSPACE, SMALL_BLAS_WORKSPACE = 32 << 20, 4 << 20
+HOPPER = 90  # compute capability, times ten
 TRANSFORMS = {("float32", False): 0x2A, ("float32", True): 0x2C, ("float64", False): 0x6A, ("float64", True): 0x6C}
 EXECUTE = {0x2A: "cufftExecR2C", 0x2C: "cufftExecC2R", 0x6A: "cufftExecD2Z", 0x6C: "cufftExecZ2D"}
 
@@ -65,9 +68,11 @@ class Product(NamedTuple):
 
 
 class BLAS(Protocol):
-    """As much of cuBLAS as is used."""
+    """As much of cuBLAS as is used; it works in the caller's workspace, so that streams cannot meet in its own."""
 
-    def multiply(self, product: Product, a: int, b: int, c: int, add: bool) -> None:
+    workspace_bytes: int
+
+    def multiply(self, product: Product, a: int, b: int, c: int, workspace: int, add: bool) -> None:
         """The product of what lies at two addresses, put to the third or added to what is there."""
 
 
@@ -80,7 +85,7 @@ class Transform(Protocol):
         """Transform planes at an address to another; the way back may destroy its source."""
 
 
-Multiply = Callable[[int, int, int, bool], None]
+Multiply = Callable[[int, int, int, int, bool], None]
 
 
 def product(
@@ -92,7 +97,7 @@ def product(
     b: Matrices,
     c: Matrices,
 ) -> Multiply:
-    """A batched matrix product as a function of three addresses, and of whether it adds to what is there.
+    """A batched matrix product as a function of four addresses, the last the workspace's, and of whether it adds.
 
     Parameters
     ----------
@@ -116,10 +121,10 @@ def product(
     if what.c.operation != "N":
         raise ValueError(f"results {c} have no neighbours")
 
-    def multiply(a_at: int, b_at: int, c_at: int, add: bool = False) -> None:
+    def multiply(a_at: int, b_at: int, c_at: int, workspace: int, add: bool) -> None:
         if by_rows:
             a_at, b_at = b_at, a_at
-        blas.multiply(what, a_at, b_at, c_at, add)
+        blas.multiply(what, a_at, b_at, c_at, workspace, add)
 
     return multiply
 
@@ -164,26 +169,34 @@ def _stream() -> ctypes.c_void_p:
 class CuBLAS:
     """With CuPy's handle, of which each thread has its own.
 
+    Parameters
+    ----------
+    workspace_bytes : int
+        How much of it a product is to have.
+
     Raises
     ------
     LibraryError
         When there is no cuBLAS.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workspace_bytes: int) -> None:
+        self.workspace_bytes = workspace_bytes
         self._library = opened(BLAS_NAMES, "cupy_backends.cuda.libs.cublas")
         self._handle = importlib.import_module("cupy.cuda.device").get_cublas_handle
         numbers = (ctypes.c_float * 2)(1, 0), (ctypes.c_float * 2)(0, 0)  # read as real or as complex
         wide = (ctypes.c_double * 2)(1, 0), (ctypes.c_double * 2)(0, 0)
         self._scalars = {COMPUTE_FLOAT32: numbers, COMPUTE_FLOAT64: wide}
 
-    def multiply(self, product: Product, a: int, b: int, c: int, add: bool) -> None:
+    def multiply(self, product: Product, a: int, b: int, c: int, workspace: int, add: bool) -> None:
         """`cublasGemmStridedBatchedEx`."""
         handle = ctypes.c_void_p(self._handle())
         of, to = product.dtypes
         compute = COMPUTE_FLOAT64 if of in ("float64", "complex128") else COMPUTE_FLOAT32
         one, zero = self._scalars[compute]
         _checked("cublasSetStream", self._library.cublasSetStream_v2(handle, _stream()))
+        room = ctypes.c_void_p(workspace), ctypes.c_size_t(self.workspace_bytes)  # the line above has reset it
+        _checked("cublasSetWorkspace", self._library.cublasSetWorkspace_v2(handle, *room))
 
         def stored(address: int, matrix: StoredMatrix, dtype: str) -> tuple[Any, ...]:
             return ctypes.c_void_p(address), TYPES[dtype], matrix.leading, ctypes.c_longlong(matrix.batch)
@@ -239,9 +252,9 @@ class CuFFT:
 
 
 @functools.cache
-def cublas() -> CuBLAS:
-    """The one of this process."""
-    return CuBLAS()
+def cublas(capability: int) -> CuBLAS:
+    """The one of this process for GPUs of a compute capability, times ten."""
+    return CuBLAS(BLAS_WORKSPACE if capability >= HOPPER else SMALL_BLAS_WORKSPACE)
 
 
 @functools.lru_cache(maxsize=256)

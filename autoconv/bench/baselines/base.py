@@ -1,0 +1,115 @@
+"""What a baseline is: a library to measure against, and how it is given a layer.
+
+Each is called as its own users call it, at its default settings but for float32 and the thread count, and gets its
+tensors in its own format before the clock starts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autoconv.algorithm import Array
+from autoconv.cpu.device import CPU
+from autoconv.layer import ConvLayer
+from autoconv.vendors.base import installed, release
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One layer with operands: normal numbers, the filters scaled so that the output's are about as large."""
+
+    layer: ConvLayer
+    a: Array
+    b: Array
+    bias: Array | None
+    residual: Array | None
+
+    @classmethod
+    def draw(cls, layer: ConvLayer, device: CPU, seed: int = 0) -> Problem:
+        """Operands from a seed."""
+        generator = np.random.default_rng(seed)
+
+        def normal(shape: tuple[int, ...], scale: float = 1.0) -> Array:
+            array = device.empty(shape, np.float32)
+            generator.standard_normal(dtype=np.float32, out=array)
+            array *= np.float32(scale)
+            return array
+
+        terms = math.prod(layer.w_shape[1:]) if layer.direction == "fwd" else layer.macs / math.prod(layer.output_shape)
+        a, b = layer.input_shapes
+        return cls(
+            layer,
+            normal(a),
+            normal(b, 1 / math.sqrt(terms)),
+            normal((layer.K,)) if layer.bias else None,
+            normal(layer.y_shape) if layer.residual else None,
+        )
+
+
+class Prepared(NamedTuple):
+    """A layer as a contestant runs it, and how to read what a run returns.
+
+    Parameters
+    ----------
+    run : callable
+        One run. What it returns is in the contestant's own format.
+    read : callable
+        Makes a NumPy array in NCHW of that, outside of the clock.
+    """
+
+    run: Callable[[], Any]
+    read: Callable[[Any], Array] = lambda y: y
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A library to measure against.
+
+    Parameters
+    ----------
+    name : str
+        What options and results call it.
+    label : str
+        What people call it.
+    packages : tuple of str
+        What has to be installed; the first is the library.
+    prepare : callable
+        `prepare(problem, device, constant, fresh)` gives it a layer: `constant` says whether filters may be
+        transformed beforehand, `fresh` whether the output is a new array every time. It raises PlanError where the
+        library cannot compute the layer.
+    directions : tuple of str
+        What it can compute.
+    varying : bool
+        Whether it takes filters that are not constant.
+    tensors : str
+        The format of its tensors, where that is not NCHW.
+    reuses : bool
+        Whether it can be given an output array.
+    """
+
+    name: str
+    label: str
+    packages: tuple[str, ...]
+    prepare: Callable[[Problem, CPU, bool, bool], Prepared]
+    directions: tuple[str, ...] = ("fwd",)
+    varying: bool = True
+    tensors: str = ""
+    reuses: bool = False
+
+    @property
+    def version(self) -> str:
+        """Of the library."""
+        return release(self.packages[0])
+
+    def takes(self, direction: str, constant: bool) -> bool:
+        """Whether it can be compared in this direction, and with filters that are constant or not."""
+        return direction in self.directions and (constant or self.varying)
+
+    def missing(self) -> list[str]:
+        """The packages it lacks."""
+        return [package for package in self.packages if not installed(package)]

@@ -1,0 +1,129 @@
+"""The result of `autoconv bench` as plain JSON, in a file that the same command goes on with."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from autoconv.bench.baselines import BASELINES
+from autoconv.bench.statistics import Ratio, interval
+from autoconv.bench.suites import CLASSES, OURS, Row, Suite, class_of
+from autoconv.errors import ConfigError
+
+DIGITS = 5  # of a time: its last one is far below the noise
+
+
+def header(suite: Suite) -> dict[str, Any]:
+    """What a result is of: the same for all of its layers."""
+    setting = suite.setting
+    return {
+        "suite": suite.name,
+        "batch": suite.batch,
+        "direction": setting.direction,
+        "device": {"name": setting.device.name, "key": setting.device.key, "versions": setting.device.versions},
+        "threads": setting.device.threads,
+        "baselines": {name: BASELINES[name].version for name in setting.baselines},
+        "restrictions": dict(setting.restrictions),
+        "exact": setting.exact,
+        "weights": "constant" if setting.constant else "varying",
+        "fresh": setting.fresh,
+        "rounds": setting.rounds,
+    }
+
+
+def to_json(suite: Suite) -> dict[str, Any]:
+    """All of it in plain JSON types; seconds of every contestant in every round."""
+    names = ("best", *suite.setting.baselines)
+
+    def plain(ratio: Ratio | None) -> dict[str, float] | None:
+        return None if ratio is None else {"median": ratio.median, "low": ratio.low, "high": ratio.high}
+
+    def means(of: str | None = None) -> dict[str, Any]:
+        found = {name: (suite.mean(name, of), len(suite.counted(name, of))) for name in names}
+        return {name: mean and {**(plain(mean) or {}), "layers": count} for name, (mean, count) in found.items()}
+
+    return {
+        **header(suite),
+        "date": datetime.now(UTC).date().isoformat(),
+        "incomplete": suite.incomplete,
+        "notes": suite.remarks,
+        "layers": [
+            {
+                "name": row.name,
+                "layer": row.layer.key(),
+                "repeat": row.repeat,
+                "class": class_of(row.layer),
+                "candidate": row.candidate,
+                "best": row.best,
+                "ratios": {name: plain(interval(rounds) if (rounds := row.against(name)) else None) for name in names},
+                "seconds": rounded(row.times),
+                "busy": round(row.busy, 3),
+                "unable": row.unable,
+                "failures": row.failures,
+            }
+            for row in suite.rows
+        ],
+        "means": means(),
+        "class_means": {of: means(of) for of in CLASSES if any(class_of(row.layer) == of for row in suite.rows)},
+        "sums": {name: suite.total(name) for name in (OURS, *suite.setting.baselines)} if suite.network else None,
+        "in_sequence": rounded(suite.whole) or None,
+    }
+
+
+def rounded(times: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Seconds to a few digits."""
+    return {name: [float(f"{seconds:.{DIGITS}g}") for seconds in samples] for name, samples in times.items()}
+
+
+def file_name(suite: Suite) -> str:
+    """Of a result in a folder: the suite, the batch, and what of the setting is not at its default."""
+    setting = suite.setting
+    told = [
+        setting.direction if setting.direction != "fwd" else "",
+        "exact" if setting.exact else "",
+        "" if setting.constant else "varying",
+        "fresh" if setting.fresh else "",
+    ]
+    title = "-".join("".join(letter if letter.isalnum() else " " for letter in suite.name.lower()).split())
+    return "-".join([title, f"batch{suite.batch}", f"threads{setting.device.threads}", *filter(None, told)]) + ".json"
+
+
+def keep(suite: Suite, folder: Path) -> None:
+    """Write the result, in the place of an older one; an interruption leaves either."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file_name(suite)
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_text(json.dumps(to_json(suite), indent=1) + "\n", encoding="utf-8")
+    new.replace(path)
+
+
+def restore(suite: Suite, jobs: list[Row], folder: Path) -> None:
+    """Fill the rows of layers, and the runs in sequence, that an earlier run of the same command has measured.
+
+    Raises
+    ------
+    ConfigError
+        When the file is no such result, or is one of another setting.
+    """
+    path = folder / file_name(suite)
+    if not path.exists():
+        return
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        layers = {layer["name"]: layer for layer in stored["layers"]}
+        for name, expected in header(suite).items():
+            if stored[name] != expected:
+                raise ConfigError(f"{path}: {name}: expected {expected!r} as in this run, got {stored[name]!r}")
+        for row in jobs:
+            layer = layers.get(row.name)
+            if layer and layer["layer"] == row.layer.key() and not layer["failures"]:
+                row.candidate, row.times = layer["candidate"], layer["seconds"]
+                row.unable, row.busy = layer["unable"], layer["busy"]
+        suite.whole = stored["in_sequence"] or {}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}: expected a result of `autoconv bench`, got {error!r}") from None

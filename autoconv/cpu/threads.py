@@ -1,0 +1,117 @@
+"""How many threads compute, and why.
+
+The processors of a computer are not all this process's. An affinity mask or a cpuset names some; a control group has a
+quota of their time, and stops all threads of a process that has used it up until the next period begins: two threads
+under a quota of one processor run for half of the time. And two hyper-threads share the units that multiply, so that a
+second thread of a core adds nothing to kernels that keep them busy.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from autoconv.errors import PlanError
+
+MOST_THREADS = 1024
+PROCESS = Path("/proc/self")
+PROCESSORS = Path("/sys/devices/system/cpu")
+
+
+class Decision(NamedTuple):
+    """How many threads, and why."""
+
+    threads: int
+    reason: str
+
+
+def count_threads() -> Decision:
+    """How many threads compute: `AUTOCONV_NUM_THREADS`, or one for each core of which this process has a whole.
+
+    Returns
+    -------
+    Decision
+
+    Raises
+    ------
+    PlanError
+        When the variable is set to anything but a positive integer.
+    """
+    text = os.environ.get("AUTOCONV_NUM_THREADS")
+    if text:
+        if not text.isdecimal() or not 1 <= int(text) <= MOST_THREADS:
+            raise PlanError(f"AUTOCONV_NUM_THREADS={text!r}: expected an integer from 1 to {MOST_THREADS}")
+        return Decision(int(text), f"AUTOCONV_NUM_THREADS={text}")
+    there = os.cpu_count() or 1
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(there))
+    cores = len({_core(processor) for processor in allowed})
+    reason = f"one for each of {cores} cores" if cores > 1 else "one core"
+    if cores < len(allowed):
+        reason += f", whose {len(allowed)} hyper-threads share what multiplies"
+    if len(allowed) < there:
+        reason += f"; this process may use {len(allowed)} of {there} processors"
+    quota = _quota()
+    if quota is None or quota >= cores:
+        return Decision(cores, reason)
+    whole = max(1, int(quota))
+    return Decision(whole, f"a quota of {quota:.4g} processors' time ({reason} without it)")
+
+
+def _core(processor: int) -> str:
+    """The hyper-threads of a processor's core; the processor alone where the system does not say."""
+    text = _read(PROCESSORS / f"cpu{processor}" / "topology" / "thread_siblings_list")
+    return text or str(processor)
+
+
+def _read(file: Path) -> str:
+    """A small file of the system's, without the end of its last line; empty where there is none."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").rstrip("\n")
+    except OSError:
+        return ""
+
+
+def _quota() -> float | None:
+    """The least quota of this process's control groups, in processors; None without one.
+
+    A group's time is also its ancestors': `cpu.max` of version 2, `cpu.cfs_quota_us` of version 1 ("Control Group v2"
+    and "CFS Bandwidth Control", in the documentation of the Linux kernel).
+    """
+    quotas = []
+    for version, group in _groups():
+        if version == 2:
+            quota, _, period = _read(group / "cpu.max").partition(" ")
+        else:
+            quota, period = (_read(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        if quota.isdecimal() and period.isdecimal() and int(period) > 0:  # not "max" or -1, which are none
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def _groups() -> list[tuple[int, Path]]:
+    """The folders of this process's control groups that may have a quota, ancestors included, and their version."""
+    paths = {}  # of a version's group, below where the hierarchy is mounted
+    for line in _read(PROCESS / "cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            paths[2] = path
+        elif "cpu" in controllers.split(","):
+            paths[1] = path
+    found = []
+    for line in _read(PROCESS / "mountinfo").splitlines():
+        mounted, _, kind = line.partition(" - ")
+        fields, words = mounted.split(), kind.split()
+        if len(fields) < 5 or len(words) < 3 or words[0] not in ("cgroup", "cgroup2"):
+            continue
+        version = 2 if words[0] == "cgroup2" else 1
+        if version not in paths or (version == 1 and "cpu" not in words[2].split(",")):
+            continue
+        root, top = fields[3], Path(fields[4])
+        below = paths[version].removeprefix("" if root == "/" else root).strip("/")
+        group = top / below
+        if ".." in group.parts or not group.is_dir():  # of another name space: what is mounted here is the group itself
+            group = top
+        found += [(version, folder) for folder in (group, *group.parents) if folder.is_relative_to(top)]
+    return found

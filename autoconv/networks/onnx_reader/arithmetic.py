@@ -1,0 +1,179 @@
+"""ONNX's operators on single elements, products of matrices and normalisations, in terms of ours."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from autoconv.networks.onnx_reader.call import Call, Lowering, flattened
+from autoconv.networks.operators.convolution import MatMul
+from autoconv.networks.operators.elementwise import Elementwise, Expression
+from autoconv.networks.operators.pooling import LRN, Softmax
+from autoconv.networks.operators.shapes import Transpose
+
+
+def _applied(call: Call, expression: Expression, *inputs: str) -> str:
+    return call.add(Elementwise(expression), *(inputs or [call.value(0)]))
+
+
+def _variadic(function: str, call: Call) -> str:
+    values = [call.value(n) for n in range(len(call.inputs))]
+    total = values[0]
+    for value in values[1:]:
+        total = _applied(call, (function, 0, 1), total, value)
+    return total
+
+
+def _mean(call: Call) -> str:
+    return _applied(call, ("mul", 0, 1 / len(call.inputs)), _variadic("add", call))
+
+
+def _binary(function: str, call: Call) -> str:
+    return _applied(call, (function, 0, 1), call.value(0), call.value(1))
+
+
+def _unary(function: str, call: Call) -> str:
+    return _applied(call, (function, 0))
+
+
+def _clip(call: Call) -> str:
+    bounds: list[float | None] = [call.attribute("min"), call.attribute("max")]
+    for n in (1, 2):
+        if call.has(n):
+            bounds[n - 1] = float(call.constant(n, ("min", "max")[n - 1]).item())
+    expression: Expression = 0
+    for function, bound in zip(("max", "min"), bounds, strict=True):
+        if bound is not None and math.isfinite(bound) and abs(bound) < float(np.finfo(np.float32).max):
+            expression = ("relu", expression) if (function, bound) == ("max", 0.0) else (function, expression, bound)
+    return call.value(0) if expression == 0 else _applied(call, expression)
+
+
+def _leaky_relu(call: Call) -> str:
+    return _applied(call, ("prelu", 0, float(call.attribute("alpha", 0.01))))
+
+
+def _prelu(call: Call) -> str:
+    return _applied(call, ("prelu", 0, 1), call.value(0), call.value(1))
+
+
+def _elu(call: Call) -> str:
+    alpha = float(call.attribute("alpha", 1.0))
+    return _applied(call, ("add", ("max", 0, 0.0), ("mul", alpha, ("sub", ("exp", ("min", 0, 0.0)), 1.0))))
+
+
+def _hard_sigmoid_of(alpha: float, beta: float) -> Expression:
+    return ("min", ("max", ("add", ("mul", 0, alpha), beta), 0.0), 1.0)
+
+
+def _hard_sigmoid(call: Call) -> str:
+    return _applied(call, _hard_sigmoid_of(call.attribute("alpha", 0.2), call.attribute("beta", 0.5)))
+
+
+def _hard_swish(call: Call) -> str:
+    return _applied(call, ("mul", 0, _hard_sigmoid_of(1 / 6, 0.5)))
+
+
+def _swish(call: Call) -> str:
+    return _applied(call, ("mul", 0, ("sigmoid", ("mul", 0, float(call.attribute("alpha", 1.0))))))
+
+
+def _gelu(call: Call) -> str:
+    if call.attribute("approximate", "none") == "tanh":
+        cube = ("mul", 0, ("mul", 0, 0))
+        inner = ("mul", math.sqrt(2 / math.pi), ("add", 0, ("mul", 0.044715, cube)))
+        return _applied(call, ("mul", ("mul", 0.5, 0), ("add", 1.0, ("tanh", inner))))
+    return _applied(call, ("mul", ("mul", 0.5, 0), ("add", 1.0, ("erf", ("mul", 0, math.sqrt(0.5))))))
+
+
+def _batch_normalization(call: Call) -> str:
+    if call.attribute("training_mode", 0) or not call.attribute("spatial", 1):
+        call.fail("expected inference per channel, got training_mode=1 or spatial=0")
+    x, scale, bias, mean, variance = (call.value(n) for n in range(5))
+    shape = call.type(0).shape
+    if len(shape) < 2 or call.type(1).shape != (shape[1],):
+        call.fail(f"expected a scale for each of the channels of {shape}, got {call.type(1)}")
+    epsilon = float(call.attribute("epsilon", 1e-5))
+    factor = _applied(call, ("div", 0, ("sqrt", ("add", 1, epsilon))), scale, variance)
+    shift = _applied(call, ("sub", 0, ("mul", 1, 2)), bias, mean, factor)
+    channels = (shape[1], *[1] * (len(shape) - 2))
+    scaled = _applied(call, ("mul", 0, 1), x, call.reshape(factor, channels))
+    return _applied(call, ("add", 0, 1), scaled, call.reshape(shift, channels))
+
+
+def _lrn(call: Call) -> str:
+    found = LRN(
+        size=int(call.required("size")),
+        alpha=call.attribute("alpha", 1e-4),
+        beta=call.attribute("beta", 0.75),
+        bias=call.attribute("bias", 1.0),
+    )
+    return call.add(found, call.value(0))
+
+
+def _softmax(call: Call) -> str:
+    x, shape = call.value(0), call.type().shape
+    if call.opset >= 13:
+        return call.add(Softmax(call.axis(-1, len(shape))), x)
+    rows = call.reshape(x, flattened(shape, call.axis(1, len(shape))))
+    return call.reshape(call.add(Softmax(1), rows), shape)
+
+
+def _gemm(call: Call) -> str:
+    a, b = call.value(0), call.value(1)
+    if len(call.type(0).shape) != 2 or len(call.type(1).shape) != 2:
+        call.fail(f"expected two matrices, got {call.type(0)} and {call.type(1)}")
+    if call.attribute("transA", 0):
+        a = call.add(Transpose((1, 0)), a)
+    y = call.add(MatMul(transposed=bool(call.attribute("transB", 0))), a, b)
+    if (alpha := float(call.attribute("alpha", 1.0))) != 1.0:
+        y = _applied(call, ("mul", 0, alpha), y)
+    if not call.has(2):
+        return y
+    c = call.value(2)
+    if (beta := float(call.attribute("beta", 1.0))) != 1.0:
+        c = _applied(call, ("mul", 0, beta), c)
+    return _applied(call, ("add", 0, 1), y, c)
+
+
+def _matmul(call: Call) -> str:
+    a, b = call.value(0), call.value(1)
+    left, right = call.type(0).shape, call.type(1).shape
+    if not left or not right:
+        call.fail("expected at least one dimension on either side")
+    if len(left) == 1:
+        a = call.reshape(a, (1, *left))
+    if len(right) == 1:
+        b = call.reshape(b, (*right, 1))
+    y = call.add(MatMul(), a, b)
+    shape = list(call.graph.types[y].shape)
+    if len(right) == 1:
+        del shape[-1]
+    if len(left) == 1:
+        del shape[len(shape) - (1 if len(right) == 1 else 2)]
+    return call.reshape(y, shape)
+
+
+LOWERINGS: dict[str, Lowering] = {
+    "BatchNormalization": _batch_normalization,
+    "Clip": _clip,
+    "Elu": _elu,
+    "Gelu": _gelu,
+    "Gemm": _gemm,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
+    "LRN": _lrn,
+    "LeakyRelu": _leaky_relu,
+    "MatMul": _matmul,
+    "Mean": _mean,
+    "PRelu": _prelu,
+    "Softmax": _softmax,
+    "Swish": _swish,
+    **{name: functools.partial(_variadic, function) for name, function in
+       {"Sum": "add", "Max": "max", "Min": "min"}.items()},
+    **{name: functools.partial(_binary, function) for name, function in
+       {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}.items()},
+    **{name: functools.partial(_unary, name.lower()) for name in
+       ("Relu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Erf", "Abs", "Neg")},
+}  # fmt: skip

@@ -1,0 +1,215 @@
+"""ONNX's operators that move elements, or compute with shapes, in terms of ours."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from autoconv.networks.onnx_reader.call import Call, Lowering, flattened
+from autoconv.networks.onnx_reader.resize import resize, upsample
+from autoconv.networks.operators.base import TensorType
+from autoconv.networks.operators.shapes import Concat, Pad, Slice, Transpose
+
+
+def _identity(call: Call) -> str:
+    return call.value(0)
+
+
+def _dropout(call: Call) -> list[str]:
+    if call.has(2) and bool(call.constant(2, "training_mode").item()):
+        call.fail("training_mode: expected False")
+    return [call.value(0)]  # the mask is refused where somebody takes it
+
+
+def _cast(call: Call) -> str:
+    from onnx import helper
+
+    dtype = helper.tensor_dtype_to_np_dtype(call.required("to"))
+    name = call.value(0)
+    if name in call.graph.constants:
+        return call.add_constant(call.graph.constants[name].astype(dtype))
+    if dtype.name != call.type().dtype:
+        call.fail(f"to={dtype.name}: expected {call.type().dtype}, as the array is: types are not converted")
+    return name
+
+
+def _constant(call: Call) -> str:
+    from onnx import TensorProto, numpy_helper
+
+    for key, value in call.attributes.items():
+        if isinstance(value, TensorProto):
+            return call.add_constant(numpy_helper.to_array(value))
+        if key in ("value_int", "value_ints"):
+            return call.add_constant(np.asarray(value, np.int64))
+        if key in ("value_float", "value_floats"):
+            return call.add_constant(np.asarray(value, np.float32))
+    return call.fail("expected a dense array of numbers")
+
+
+def _constant_of_shape(call: Call) -> str:
+    from onnx import numpy_helper
+
+    given = call.attribute("value")
+    value = np.zeros(1, np.float32) if given is None else numpy_helper.to_array(given).reshape(-1)
+    shape = tuple(int(n) for n in call.constant(0, "shape").reshape(-1))
+    if min(shape, default=0) < 0:
+        call.fail(f"shape={shape}: expected extents of at least 0")
+    call.check_room(TensorType(shape, value.dtype.name))
+    return call.graph.add_constant(call.name, np.full(shape, value[0]))
+
+
+def _shape(call: Call) -> str:
+    shape = call.type().shape
+    return call.add_constant(np.array(shape[call.attribute("start", 0) : call.attribute("end", len(shape))], np.int64))
+
+
+def _gather(call: Call) -> str:
+    data, indices = (call.constant(n, what) for n, what in enumerate(("data", "indices")))
+    axis = call.axis(0, data.ndim)
+    try:
+        return call.add_constant(np.asarray(np.take(data, indices, axis=axis)))
+    except IndexError:
+        return call.fail(f"indices: expected them within {data.shape[axis]}")
+
+
+def _reshape(call: Call) -> str:
+    old = call.type().shape
+    shape = [int(n) for n in call.constant(1, "shape").reshape(-1)]
+    if not call.attribute("allowzero", 0):
+        if any(extent == 0 and n >= len(old) for n, extent in enumerate(shape)):
+            call.fail(f"shape={shape}: 0 stands for an extent of {old}, which has fewer dimensions")
+        shape = [old[n] if extent == 0 else extent for n, extent in enumerate(shape)]
+    if shape.count(-1) == 1:
+        known = math.prod(extent for extent in shape if extent != -1)
+        if not known or math.prod(old) % known:
+            call.fail(f"shape={shape}: {old} does not divide into that")
+        shape[shape.index(-1)] = math.prod(old) // known
+    if min(shape, default=0) < 0 or math.prod(shape) != math.prod(old):
+        call.fail(f"shape={shape}: expected as many elements as {old} has")
+    return call.reshape(call.value(0), shape)
+
+
+def _flatten(call: Call) -> str:
+    shape = call.type().shape
+    axis = call.attribute("axis", 1)
+    if not -len(shape) <= axis <= len(shape):
+        call.fail(f"axis={axis}: expected {-len(shape)} to {len(shape)}")
+    return call.reshape(call.value(0), flattened(shape, axis if axis >= 0 else axis + len(shape)))
+
+
+def _squeeze(call: Call) -> str:
+    shape = call.type().shape
+    given = call.integers(1, "axes")
+    axes = [n for n, e in enumerate(shape) if e == 1] if given is None else call.axes(given, len(shape))
+    if any(shape[n] != 1 for n in axes):
+        call.fail(f"axes={axes}: expected extents of 1, got {shape}")
+    return call.reshape(call.value(0), [e for n, e in enumerate(shape) if n not in axes])
+
+
+def _unsqueeze(call: Call) -> str:
+    shape = list(call.type().shape)
+    given = call.integers(1, "axes")
+    if given is None:
+        call.fail("axes are missing")
+    for axis in call.axes(given, len(shape) + len(given)):
+        shape.insert(axis, 1)
+    return call.reshape(call.value(0), shape)
+
+
+def _transpose(call: Call) -> str:
+    rank = len(call.type().shape)
+    return call.add(Transpose(tuple(call.attribute("perm") or reversed(range(rank)))), call.value(0))
+
+
+def _concat(call: Call) -> str:
+    call.required("axis")
+    values = [call.value(n) for n in range(len(call.inputs))]
+    axis = call.axis(0, len(call.type().shape))
+    return values[0] if len(values) == 1 else call.add(Concat(axis), *values)
+
+
+def _sliced(call: Call, axis: int, start: int, count: int, step: int = 1) -> str:
+    shape = call.type().shape
+    starts, counts, steps = [0] * len(shape), list(shape), [1] * len(shape)
+    starts[axis], counts[axis], steps[axis] = start, count, step
+    return call.add(Slice(tuple(starts), tuple(counts), tuple(steps)), call.value(0))
+
+
+def _split(call: Call) -> list[str]:
+    shape = call.type().shape
+    axis = call.axis(0, len(shape))
+    sizes = call.integers(1, "split")
+    if sizes is None:
+        parts = call.attribute("num_outputs", len(call.outputs))
+        each = -(-shape[axis] // parts)
+        sizes = tuple(min(each, shape[axis] - n * each) for n in range(parts))
+    if sum(sizes) != shape[axis] or len(sizes) != len(call.outputs) or min(sizes) < 1:
+        call.fail(f"split={sizes}: expected {len(call.outputs)} parts of {shape[axis]} in all")
+    starts = np.cumsum((0, *sizes))
+    return [_sliced(call, axis, int(start), size) for start, size in zip(starts, sizes, strict=False)]
+
+
+def _slice(call: Call) -> str:
+    shape = call.type().shape
+    starts, ends = call.integers(1, "starts"), call.integers(2, "ends")
+    if starts is None or ends is None or len(starts) != len(ends):
+        call.fail(f"expected as many starts as ends, got {starts} and {ends}")
+    axes = call.integers(3, "axes") or tuple(range(len(starts)))
+    steps = call.integers(4, "steps") or (1,) * len(starts)
+    call.axes(axes, len(shape))
+    first, counts, strides = [0] * len(shape), list(shape), [1] * len(shape)
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        if step == 0:
+            call.fail("steps: expected any but 0")
+        places = range(*slice(start, end, step).indices(shape[axis]))
+        if not places:
+            call.fail(f"starts={starts}, ends={ends}: nothing is left of {shape}")
+        first[axis], counts[axis], strides[axis] = places[0], len(places), step
+    return call.add(Slice(tuple(first), tuple(counts), tuple(strides)), call.value(0))
+
+
+def _pad(call: Call) -> str:
+    rank = len(call.type().shape)
+    pads = call.integers(1, "pads")
+    axes = call.axes(call.integers(3, "axes"), rank) if call.has(3) else tuple(range(rank))
+    if pads is None or len(pads) != 2 * len(axes):
+        call.fail(f"pads={pads}: expected {2 * len(axes)} integers")
+    value = float(call.constant(2, "constant_value").item()) if call.has(2) else float(call.attribute("value", 0.0))
+    mode = call.attribute("mode", "constant")
+    if mode not in ("constant", "reflect", "edge", "wrap"):
+        call.fail(f"mode={mode!r}: expected constant, reflect, edge or wrap")
+    given = call.integers(3, "axes") if call.has(3) else axes
+    before, after = [0] * rank, [0] * rank
+    for n, axis in enumerate(given or ()):
+        before[axis % rank], after[axis % rank] = pads[n], pads[n + len(axes)]
+    name = call.value(0)
+    if min((*before, *after)) < 0:
+        shape = call.type().shape
+        starts = tuple(max(-b, 0) for b in before)
+        counts = tuple(e - s - max(-a, 0) for e, s, a in zip(shape, starts, after, strict=True))
+        name = call.add(Slice(starts, counts, (1,) * rank), name)
+        before, after = ([max(n, 0) for n in sides] for sides in (before, after))
+    return call.add(Pad(tuple(before), tuple(after), mode, value), name)
+
+
+LOWERINGS: dict[str, Lowering] = {
+    "Cast": _cast,
+    "Concat": _concat,
+    "Constant": _constant,
+    "ConstantOfShape": _constant_of_shape,
+    "Dropout": _dropout,
+    "Flatten": _flatten,
+    "Gather": _gather,
+    "Identity": _identity,
+    "Pad": _pad,
+    "Reshape": _reshape,
+    "Resize": resize,
+    "Shape": _shape,
+    "Slice": _slice,
+    "Split": _split,
+    "Squeeze": _squeeze,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+    "Upsample": upsample,
+}

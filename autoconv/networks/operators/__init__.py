@@ -1,0 +1,27 @@
+"""What nodes compute."""
+
+from autoconv.networks.operators.base import Operator, Product, TensorType
+from autoconv.networks.operators.convolution import Conv, ConvTranspose, MatMul
+from autoconv.networks.operators.elementwise import Elementwise
+from autoconv.networks.operators.pooling import LRN, Pool, Reduce, Softmax
+from autoconv.networks.operators.shapes import Concat, Pad, Reshape, Resize, Slice, Transpose
+
+__all__ = [
+    "LRN",
+    "Concat",
+    "Conv",
+    "ConvTranspose",
+    "Elementwise",
+    "MatMul",
+    "Operator",
+    "Pad",
+    "Pool",
+    "Product",
+    "Reduce",
+    "Reshape",
+    "Resize",
+    "Slice",
+    "Softmax",
+    "TensorType",
+    "Transpose",
+]

@@ -1,0 +1,126 @@
+"""The contract of an operator: what it makes of arrays of which shapes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autoconv.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape and type of an array.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    dtype : str
+        NumPy's name of the type.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of such an array."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+class Operator(ABC):
+    """What a node computes: one array from others. A frozen dataclass of printable constants."""
+
+    @property
+    def kind(self) -> str:
+        """What messages and tables call it."""
+        return type(self).__name__
+
+    @abstractmethod
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        """The type of the output.
+
+        Parameters
+        ----------
+        inputs : sequence of TensorType
+
+        Returns
+        -------
+        TensorType
+
+        Raises
+        ------
+        ConfigError, LayerError
+            When it cannot be applied to such arrays.
+        """
+
+    @abstractmethod
+    def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
+        """What NumPy makes of the arrays, in whatever precision they have: plain, slow, and what kernels are tested by.
+
+        Parameters
+        ----------
+        *inputs : array
+            Of types that `infer` takes, but for their precision.
+
+        Returns
+        -------
+        array
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product(Operator):
+    """An operator whose sums of products may be followed by an epilogue: `activation(sums + bias + residual)`.
+
+    Bias and residual are its last inputs, where it has them.
+
+    Parameters
+    ----------
+    bias, residual : bool
+    activation : "relu" or None
+    """
+
+    bias: bool = False
+    residual: bool = False
+    activation: str | None = None
+
+    def check_epilogue(self, inputs: Sequence[TensorType], bias_shape: tuple[int, ...], out: TensorType) -> TensorType:
+        """The output's type, when the inputs after the first two are what the epilogue takes."""
+        expected = [TensorType(bias_shape, out.dtype)] * self.bias + [out] * self.residual
+        if list(inputs[2:]) != expected:
+            raise ConfigError(f"expected bias and residual {[*map(str, expected)]}, got {[*map(str, inputs[2:])]}")
+        return out
+
+    def finish(self, sums: np.ndarray, rest: Sequence[np.ndarray], bias_shape: tuple[int, ...]) -> np.ndarray:
+        """The sums after the epilogue, whose bias has a shape that broadcasts."""
+        for n, array in enumerate(rest):
+            sums = sums + (array.reshape(bias_shape) if n == 0 and self.bias else array)
+        return np.where(sums < 0, 0, sums) if self.activation == "relu" else sums
+
+
+def normalised_axis(axis: int, rank: int, name: str = "axis") -> int:
+    """An axis counted from the front."""
+    if not -rank <= axis < rank:
+        raise ConfigError(f"{name}={axis}: expected {-rank} to {rank - 1}")
+    return axis % rank
+
+
+def same_rank(inputs: Sequence[TensorType], rank: int) -> None:
+    """Refuse a first input of another rank."""
+    if len(inputs[0].shape) != rank:
+        raise ConfigError(f"expected {rank} dimensions, got {inputs[0].shape}")
+
+
+def checked_pairs(**pairs: Any) -> None:
+    """Refuse pairs (height, width) below 1, by name."""
+    for name, pair in pairs.items():
+        if min(pair) < 1:
+            raise ConfigError(f"{name}={pair}: expected at least 1")

@@ -1,0 +1,148 @@
+"""What gathers neighbours: pooling, reductions, normalisation across channels, softmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from autoconv.errors import ConfigError
+from autoconv.layer import Pair, Sides
+from autoconv.networks.operators.base import Operator, TensorType, checked_pairs, normalised_axis, same_rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool(Operator):
+    """The largest or the average element of windows of (N, C, H, W).
+
+    The average is that of the elements inside the image; with `include_padding`, padding counts as zeros. Rows and
+    columns in `overhang`, at the bottom and the right, are reached by windows, too, and never counted.
+    """
+
+    reduction: Literal["max", "mean"]
+    window: Pair
+    stride: Pair = (1, 1)
+    padding: Sides = ((0, 0), (0, 0))
+    dilation: Pair = (1, 1)
+    overhang: Pair = (0, 0)
+    include_padding: bool = False
+
+    @property
+    def kind(self) -> str:
+        return f"{self.reduction}_pool"
+
+    def spans(self) -> Pair:
+        """Rows and columns that a window spans."""
+        rows, columns = ((count - 1) * d + 1 for count, d in zip(self.window, self.dilation, strict=True))
+        return rows, columns
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        same_rank(inputs, 4)
+        checked_pairs(window=self.window, stride=self.stride, dilation=self.dilation)
+        N, C, H, W = inputs[0].shape
+        sizes = []
+        for extent, span, step, sides, over in zip(
+            (H, W), self.spans(), self.stride, self.padding, self.overhang, strict=True
+        ):
+            if span > extent + sum(sides) + over:
+                raise ConfigError(f"a window of {span} is larger than the padded extent {extent + sum(sides) + over}")
+            if max(sides) >= span:
+                raise ConfigError(f"padding={sides}: expected less than the window's extent {span}")
+            sizes.append((extent + sum(sides) + over - span) // step + 1)
+        return TensorType((N, C, *sizes), inputs[0].dtype)
+
+    def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        P, Q = self.infer([TensorType(x.shape)]).shape[2:]
+        if self.reduction == "max":
+            return np.asarray(np.maximum.reduce(list(self._taps(x, -np.inf, -np.inf, P, Q))))
+        inside = self._taps(np.ones(x.shape[2:]), 1.0 if self.include_padding else 0.0, 0.0, P, Q)
+        return np.asarray(sum(self._taps(x, 0.0, 0.0, P, Q)) / sum(inside))
+
+    def _taps(self, x: np.ndarray, padding: float, overhang: float, P: int, Q: int) -> Iterator[np.ndarray]:
+        """For every place in a window, what all windows see there."""
+        rest = [(0, 0)] * (x.ndim - 2)
+        x = np.pad(x, [*rest, *self.padding], constant_values=padding)
+        x = np.pad(x, [*rest, *((0, over) for over in self.overhang)], constant_values=overhang)
+        for r in range(self.window[0]):
+            for s in range(self.window[1]):
+                rows, columns = (
+                    slice(tap * d, tap * d + (count - 1) * step + 1, step)
+                    for tap, d, count, step in zip((r, s), self.dilation, (P, Q), self.stride, strict=True)
+                )
+                yield x[..., rows, columns]
+
+
+@dataclass(frozen=True)
+class Reduce(Operator):
+    """The mean, sum or largest element along axes, which stay with extent 1."""
+
+    reduction: Literal["mean", "sum", "max"]
+    axes: tuple[int, ...]
+
+    @property
+    def kind(self) -> str:
+        return f"{self.reduction}_of_axes"
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        shape = inputs[0].shape
+        for axis in self.axes:
+            if normalised_axis(axis, len(shape), "axes") != axis:
+                raise ConfigError(f"axes={self.axes}: expected them counted from the front")
+        if 0 in shape:
+            raise ConfigError("expected at least one element")
+        return TensorType(tuple(1 if n in self.axes else e for n, e in enumerate(shape)), inputs[0].dtype)
+
+    def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        if self.reduction == "max":
+            return np.asarray(x.max(axis=self.axes, keepdims=True))
+        total = np.asarray(x.sum(axis=self.axes, keepdims=True))
+        return total / (x.size // total.size) if self.reduction == "mean" else total
+
+
+@dataclass(frozen=True, kw_only=True)
+class LRN(Operator):
+    """Local response normalisation across channels: `x / (bias + alpha / size * sum of squares) ** beta`.
+
+    The sum is over `size` channels around each (Krizhevsky, Sutskever and Hinton, 2012, section 3.3).
+    """
+
+    size: int
+    alpha: float
+    beta: float
+    bias: float
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        if len(inputs[0].shape) < 2:
+            raise ConfigError(f"expected channels as the second dimension, got {inputs[0].shape}")
+        if self.size < 1:
+            raise ConfigError(f"size={self.size}: expected at least 1")
+        return inputs[0]
+
+    def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        before, after = (self.size - 1) // 2, self.size // 2
+        sums = np.zeros_like(x)
+        for c in range(x.shape[1]):
+            sums[:, c] = np.square(x[:, max(0, c - before) : c + after + 1]).sum(axis=1)
+        return x / (self.bias + self.alpha / self.size * sums) ** self.beta
+
+
+@dataclass(frozen=True)
+class Softmax(Operator):
+    """`exp(x) / sum(exp(x))` along an axis."""
+
+    axis: int
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        if normalised_axis(self.axis, len(inputs[0].shape)) != self.axis or not math.prod(inputs[0].shape):
+            raise ConfigError(f"axis={self.axis}: expected it counted from the front, of an array with elements")
+        return inputs[0]
+
+    def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
+        e = np.exp(inputs[0] - inputs[0].max(axis=self.axis, keepdims=True))
+        return np.asarray(e / e.sum(axis=self.axis, keepdims=True))

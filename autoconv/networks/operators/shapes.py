@@ -1,0 +1,138 @@
+"""What moves elements and computes nothing: concatenation, slices, padding, transposes, new shapes, resizing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from autoconv.errors import ConfigError
+from autoconv.networks.operators.base import Operator, TensorType, normalised_axis
+
+
+@dataclass(frozen=True)
+class Reshape(Operator):
+    """The same elements in another shape."""
+
+    shape: tuple[int, ...]
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        if math.prod(self.shape) != math.prod(inputs[0].shape) or min(self.shape, default=0) < 0:
+            raise ConfigError(f"shape={self.shape}: expected as many elements as {inputs[0].shape} has")
+        return TensorType(self.shape, inputs[0].dtype)
+
+    def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
+        return inputs[0].reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Transpose(Operator):
+    """Dimensions in another order."""
+
+    order: tuple[int, ...]
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        shape = inputs[0].shape
+        if sorted(self.order) != list(range(len(shape))):
+            raise ConfigError(f"order={self.order}: expected every dimension of {shape} once")
+        return TensorType(tuple(shape[n] for n in self.order), inputs[0].dtype)
+
+    def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
+        return inputs[0].transpose(self.order)
+
+
+@dataclass(frozen=True)
+class Concat(Operator):
+    """Arrays one after the other along an axis."""
+
+    axis: int
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        shapes = [t.shape for t in inputs]
+        axis = normalised_axis(self.axis, len(shapes[0]))
+        if len({t.dtype for t in inputs}) != 1 or len({(*s[:axis], *s[axis + 1 :]) for s in shapes}) != 1:
+            raise ConfigError(f"expected arrays of one type that differ in dimension {axis} alone")
+        whole = sum(shape[axis] for shape in shapes)
+        return TensorType((*shapes[0][:axis], whole, *shapes[0][axis + 1 :]), inputs[0].dtype)
+
+    def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
+        return np.concatenate(inputs, axis=self.axis)
+
+
+@dataclass(frozen=True)
+class Slice(Operator):
+    """Of every dimension so many elements, from a first one on, in steps that may be negative."""
+
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        shape = inputs[0].shape
+        for extent, start, count, step in zip(shape, self.starts, self.counts, self.steps, strict=True):
+            last = start + (count - 1) * step
+            if count < 1 or not 0 <= start < extent or not 0 <= last < extent:
+                raise ConfigError(f"{count} elements from {start} in steps of {step} do not lie within {extent}")
+        return TensorType(self.counts, inputs[0].dtype)
+
+    def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
+        places = zip(self.starts, self.counts, self.steps, strict=True)
+        stops = [(start, start + count * step, step) for start, count, step in places]
+        return inputs[0][tuple(slice(a, b if b >= 0 else None, step) for a, b, step in stops)]
+
+
+@dataclass(frozen=True)
+class Pad(Operator):
+    """Elements added around an array: a constant, or what NumPy's modes of these names repeat."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    mode: Literal["constant", "reflect", "edge", "wrap"] = "constant"
+    value: float = 0.0
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        shape = inputs[0].shape
+        if len(self.before) != len(shape) or min((*self.before, *self.after), default=0) < 0:
+            raise ConfigError(f"pads={self.before}, {self.after}: expected {len(shape)} of at least 0 on each side")
+        return TensorType(
+            tuple(a + e + b for a, e, b in zip(self.before, shape, self.after, strict=True)), inputs[0].dtype
+        )
+
+    def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
+        sides = list(zip(self.before, self.after, strict=True))
+        if self.mode == "constant":
+            return np.pad(inputs[0], sides, constant_values=self.value)
+        return np.pad(inputs[0], sides, mode=self.mode)
+
+
+@dataclass(frozen=True)
+class Resize(Operator):
+    """Along one axis, weighted sums of elements: output i is the sum over t of `weights[i][t] * x[indices[i][t]]`.
+
+    Interpolation in several dimensions is one after the other, as its weights are products.
+    """
+
+    axis: int
+    indices: tuple[tuple[int, ...], ...]
+    weights: tuple[tuple[float, ...], ...]
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        shape = inputs[0].shape
+        axis = normalised_axis(self.axis, len(shape))
+        if not all(0 <= i < shape[axis] for row in self.indices for i in row):
+            raise ConfigError(f"indices: expected 0 to {shape[axis] - 1}")
+        return TensorType((*shape[:axis], len(self.indices), *shape[axis + 1 :]), inputs[0].dtype)
+
+    def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        weights = np.asarray(self.weights, x.dtype)
+        shape = [1] * x.ndim
+        shape[self.axis] = len(self.indices)
+        terms = (
+            np.take(x, [row[t] for row in self.indices], axis=self.axis) * weights[:, t].reshape(shape)
+            for t in range(weights.shape[1])
+        )
+        return np.asarray(sum(terms))

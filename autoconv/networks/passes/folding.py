@@ -1,0 +1,114 @@
+"""What constants of a convolution can take over: scaling, bias, padding, the order of a matrix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from autoconv.networks.graph import Graph, Node
+from autoconv.networks.operators import Conv, ConvTranspose, Elementwise, MatMul, Pad
+from autoconv.networks.operators.elementwise import constant_of
+
+
+def fold_padding(graph: Graph) -> None:
+    """A convolution of zeros around an image pads by itself."""
+    for node in list(graph.nodes.values()):
+        pad = graph.nodes.get(node.inputs[0])
+        if not isinstance(node.operator, Conv) or pad is None or not isinstance(pad.operator, Pad):
+            continue
+        before, after = pad.operator.before, pad.operator.after
+        if pad.operator.mode != "constant" or pad.operator.value != 0 or any((*before[:2], *after[:2])):
+            continue
+        (top, bottom), (left, right) = node.operator.padding
+        sides = (top + before[2], bottom + after[2]), (left + before[3], right + after[3])
+        graph.change(node.name, replace(node.operator, padding=sides), pad.inputs[0], *node.inputs[1:])
+
+
+def transpose_matrices(graph: Graph) -> None:
+    """Constant right sides of products have the rows that a 1x1 convolution has as filters."""
+    for node in list(graph.nodes.values()):
+        if isinstance(node.operator, MatMul) and not node.operator.transposed:
+            a, b = node.inputs[:2]
+            if b in graph.constants and graph.constants[b].ndim == 2:
+                turned = graph.add_constant(f"{b}.T", np.ascontiguousarray(graph.constants[b].T))
+                graph.change(node.name, replace(node.operator, transposed=True), a, turned, *node.inputs[2:])
+
+
+def fold_scaling(graph: Graph) -> None:
+    """A constant factor or summand for each channel goes into the filters and the bias of what comes before."""
+    for name in list(graph.nodes):
+        node = graph.nodes[name]
+        maker = graph.nodes.get(node.inputs[0])
+        parsed = _constant_operand(graph, node)
+        if parsed is None:
+            continue
+        function, computed, constant = parsed
+        maker = graph.nodes.get(computed)
+        if maker is None or graph.only_user(computed) is None or graph.types[name] != graph.types[computed]:
+            continue
+        values = _per_channel(graph, maker, constant)
+        if values is not None:
+            _absorb(graph, maker, node, function, values)
+
+
+def _constant_operand(graph: Graph, node: Node) -> tuple[str, str, np.ndarray] | None:
+    """Of `computed * constant` or `computed + constant`: "mul" or "add", the name of one and the value of the other."""
+    if not isinstance(node.operator, Elementwise) or not isinstance(node.operator.expression, tuple):
+        return None
+    function, *arguments = node.operator.expression
+    if function not in ("mul", "add", "sub", "div"):
+        return None
+    if any(isinstance(part, tuple) and constant_of(part) is None for part in arguments):
+        return None
+    values = [
+        graph.constants.get(node.inputs[part]) if isinstance(part, int) else np.asarray(part[1]) for part in arguments
+    ]
+    if values[0] is None and values[1] is not None:
+        computed, constant = node.inputs[arguments[0]], values[1].astype(np.float64)
+    elif values[1] is None and values[0] is not None and function in ("mul", "add"):
+        computed, constant = node.inputs[arguments[1]], values[0].astype(np.float64)
+    else:
+        return None
+    if function == "div":
+        return ("mul", computed, 1 / constant) if np.all(constant != 0) else None
+    return ("add", computed, -constant) if function == "sub" else (function, computed, constant)
+
+
+def _per_channel(graph: Graph, maker: Node, constant: np.ndarray) -> np.ndarray | None:
+    """The constant as a vector of a value for each channel; None where it is none."""
+    shape = graph.types[maker.name].shape
+    axis = len(shape) - 1 if isinstance(maker.operator, MatMul) else 1
+    if constant.ndim > len(shape):
+        return None
+    full = constant.reshape((*[1] * (len(shape) - constant.ndim), *constant.shape))
+    if any(extent != 1 for n, extent in enumerate(full.shape) if n != axis):
+        return None
+    return np.broadcast_to(full.reshape(-1), (shape[axis],))
+
+
+def _absorb(graph: Graph, maker: Node, node: Node, function: str, values: np.ndarray) -> None:
+    """Let the node be what it was applied to, with other filters or another bias."""
+    operator, (x, w, *rest) = maker.operator, (*maker.inputs, "", "")[: max(2, len(maker.inputs))]
+    dtype = graph.types[node.name].dtype
+    if isinstance(operator, ConvTranspose):
+        if function == "mul" and w in graph.constants:
+            filters = graph.constants[w].astype(np.float64)
+            parts = filters.reshape(operator.groups, -1, *filters.shape[1:])
+            scaled = parts * values.reshape(operator.groups, 1, -1, 1, 1)
+            graph.change(node.name, operator, x, graph.add_constant(w, scaled.reshape(filters.shape).astype(dtype)))
+        return
+    if not isinstance(operator, Conv | MatMul) or operator.residual or operator.activation is not None:
+        return
+    bias = graph.constants.get(rest[0]) if operator.bias else np.zeros(len(values))
+    if bias is None:
+        return
+    bias = bias.astype(np.float64)
+    if function == "add":
+        named = graph.add_constant(f"{node.name}.bias", (bias + values).astype(dtype))
+        graph.change(node.name, replace(operator, bias=True), x, w, named)
+    elif w in graph.constants and (isinstance(operator, Conv) or operator.transposed):
+        filters = graph.constants[w].astype(np.float64)
+        scaled = filters * values.reshape(-1, *[1] * (filters.ndim - 1))
+        rest = [graph.add_constant(f"{node.name}.bias", (bias * values).astype(dtype))] if operator.bias else []
+        graph.change(node.name, operator, x, graph.add_constant(w, scaled.astype(dtype)), *rest)

@@ -1,0 +1,60 @@
+"""Chains of functions of single elements as one node."""
+
+from __future__ import annotations
+
+from autoconv.networks.graph import Graph
+from autoconv.networks.operators import Elementwise
+from autoconv.networks.operators.elementwise import size, substituted
+
+MOST_INPUTS = 5  # of one kernel, besides its output
+MOST_FUNCTIONS = 40
+
+
+def inline_scalars(graph: Graph) -> None:
+    """Constants of a single element stand in the expression itself."""
+    for node in list(graph.nodes.values()):
+        if not isinstance(node.operator, Elementwise):
+            continue
+        kept = [name for name in node.inputs if not _scalar(graph, name)]
+        if not kept or graph.types[node.name].shape != Elementwise(0).infer([graph.types[v] for v in kept[:1]]).shape:
+            continue
+        if len(kept) == len(node.inputs):
+            continue
+        places = {name: n for n, name in enumerate(dict.fromkeys(kept))}
+        meaning = {
+            n: float(graph.constants[name].reshape(-1)[0]) if _scalar(graph, name) else places[name]
+            for n, name in enumerate(node.inputs)
+        }
+        graph.change(node.name, Elementwise(substituted(node.operator.expression, meaning)), *places)
+
+
+def _scalar(graph: Graph, name: str) -> bool:
+    return name in graph.constants and graph.constants[name].size == 1 and graph.constants[name].dtype.kind == "f"
+
+
+def fuse_elementwise(graph: Graph) -> None:
+    """A node whose input one other node computes, for it alone and in its shape, does both."""
+    for name in list(graph.nodes):
+        while (fused := _with_an_input(graph, name)) is not None:
+            graph.change(name, *fused[:1], *fused[1])
+
+
+def _with_an_input(graph: Graph, name: str) -> tuple[Elementwise, list[str]] | None:
+    node = graph.nodes[name]
+    if not isinstance(node.operator, Elementwise):
+        return None
+    for value in node.inputs:
+        maker = graph.nodes.get(value)
+        if maker is None or not isinstance(maker.operator, Elementwise) or graph.types[value] != graph.types[name]:
+            continue
+        if {user.name for user in graph.nodes.values() if value in user.inputs} != {name}:
+            continue
+        if value in graph.outputs.values():
+            continue
+        inputs = list(dict.fromkeys([v for v in node.inputs if v != value] + list(maker.inputs)))
+        within = substituted(maker.operator.expression, {n: inputs.index(v) for n, v in enumerate(maker.inputs)})
+        meaning = {n: inputs.index(v) if v != value else within for n, v in enumerate(node.inputs)}
+        expression = substituted(node.operator.expression, meaning)
+        if len(inputs) <= MOST_INPUTS and size(expression) <= MOST_FUNCTIONS:
+            return Elementwise(expression), inputs
+    return None

@@ -1,0 +1,41 @@
+"""What a graph computes, in float64 and plain NumPy: what kernels and passes are tested by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from autoconv.networks.graph import Graph
+
+
+def evaluate(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The graph's outputs, with every floating-point array taken to float64.
+
+    Parameters
+    ----------
+    graph : Graph
+    inputs : mapping of str to array
+        One for every input of the graph.
+
+    Returns
+    -------
+    dict of str to array
+        By the names of the graph's outputs.
+    """
+    left = dict.fromkeys(graph.types, 0)
+    for name in [v for node in graph.nodes.values() for v in node.inputs] + list(graph.outputs.values()):
+        left[name] += 1
+    values = {name: _wide(value) for name, value in [*graph.constants.items(), *inputs.items()]}
+    for node in graph.nodes.values():
+        values[node.name] = node.operator.evaluate(*(values[name] for name in node.inputs))
+        for name in node.inputs:
+            left[name] -= 1
+            if not left[name]:
+                values.pop(name, None)
+    return {name: values[value] for name, value in graph.outputs.items()}
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    array = np.asarray(array)
+    return array.astype(np.float64) if array.dtype.kind not in "iub" else array

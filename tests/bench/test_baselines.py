@@ -1,0 +1,65 @@
+"""The real baselines, where they are installed: their answers, and that they print nothing."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from layers import edge
+
+from autoconv.bench import race
+from autoconv.bench.baselines import BASELINES, Baseline, Problem
+from autoconv.cpu.device import CPU
+from autoconv.errors import PlanError
+from autoconv.layer import ConvLayer
+from autoconv.tuning import reference
+
+EPILOGUE: dict[str, Any] = {"bias": True, "residual": True, "activation": "relu"}
+LAYERS = {
+    "all at once": edge("tails", **EPILOGUE),
+    "dilated": ConvLayer(N=2, C=8, H=9, W=11, K=12, R=3, S=3, padding=2, dilation=2, activation="relu"),
+    "grouped": ConvLayer(N=3, C=16, H=9, W=11, K=32, R=3, S=1, stride=(1, 2), padding=(1, 0), groups=2, bias=True),
+    "depthwise": ConvLayer(N=1, C=16, H=9, W=11, K=16, R=3, S=3, padding=1, groups=16, bias=True, residual=True),
+}
+UNEVEN = ConvLayer(N=1, C=8, H=9, W=11, K=16, R=3, S=3, padding=((1, 0), (0, 2)))
+
+
+def there(name: str) -> Baseline:
+    baseline = BASELINES[name]
+    if missing := baseline.missing():
+        pytest.skip(f"NOT CHECKED: {', '.join(missing)} not installed")
+    return baseline
+
+
+def error(baseline: Baseline, layer: ConvLayer, constant: bool, fresh: bool) -> float:
+    problem = Problem.draw(layer, CPU.current())
+    want = reference.convolve(layer, problem.a, problem.b, problem.bias, problem.residual)
+    prepared = baseline.prepare(problem, CPU.current(), constant, fresh)
+    first = prepared.run()
+    again = prepared.run()
+    assert (first is again) == (baseline.reuses and not fresh)
+    got = prepared.read(again)
+    assert got.shape == want.shape
+    return race.disagreement(got, want)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("direction", ["fwd", "dgrad", "wgrad"])
+def test_the_real_baselines_agree(direction: str, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    baseline = there(name)
+    cases = LAYERS.values() if direction == "fwd" else [edge("tails", direction=direction)]
+    for layer, constant, fresh in itertools.product(cases, [True, False], [True, False]):
+        if baseline.takes(direction, constant):
+            assert error(baseline, layer, constant, fresh) < 1e-5
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_padding_on_one_side_is_right_or_refused(name: str) -> None:
+    baseline = there(name)
+    if name.startswith("torch"):
+        with pytest.raises(PlanError, match="expected the same on both sides"):
+            error(baseline, UNEVEN, True, False)
+    else:
+        assert error(baseline, UNEVEN, True, False) < 1e-5

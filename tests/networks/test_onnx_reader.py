@@ -1,0 +1,171 @@
+"""ONNX files: the nine networks that come with the package, and every way a file can be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from onnx import TensorProto, helper  # noqa: E402
+from onnx_models import LIGHT, NETWORKS, light, model, node, stored_output  # noqa: E402
+
+from autoconv import networks  # noqa: E402
+from autoconv.errors import ConfigError  # noqa: E402
+from autoconv.networks.onnx_reader import read, translated  # noqa: E402
+from autoconv.networks.operators import Conv, MatMul  # noqa: E402
+from autoconv.networks.passes import optimized  # noqa: E402
+from autoconv.networks.reference import evaluate  # noqa: E402
+
+CONVOLUTIONS = {
+    "bvlc_alexnet": 5, "densenet121": 121, "inception_v1": 57, "inception_v2": 69, "resnet50": 53, "shufflenet": 49,
+    "squeezenet": 26, "vgg19": 16, "zfnet512": 5,
+}  # fmt: skip
+RELU = [node("Relu", "x")]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_networks_that_come_with_onnx_answer_what_is_stored(name: str) -> None:
+    graph = optimized(read(LIGHT / f"light_{name}.onnx"))
+    operators = [n.operator for n in graph.nodes.values()]
+    assert sum(isinstance(operator, Conv) for operator in operators) == CONVOLUTIONS[name]
+    assert all(operator.bias for operator in operators if isinstance(operator, MatMul))
+    (x,) = graph.inputs
+    expected = stored_output(name)
+    (found,) = evaluate(graph, {x: np.ones(graph.inputs[x].shape)}).values()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_network_has_fewer_nodes_after_the_passes() -> None:
+    graph = translated(light("squeezenet"), "squeezenet")
+    assert (len(graph.nodes), len(optimized(graph).nodes)) == (93, 41)
+    assert graph.inputs == {"data_0": graph.types["data_0"]}
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (model(RELU, {"x": ["N", 3]}), r"input 'x': dimension 0 is 'N': expected a number: give batch="),
+        (model(RELU, {"x": [2, "width"]}), r"input 'x': dimension 1 is 'width': expected a number: give input_shapes="),
+        (model(RELU, {"x": [2, 3]}, opset=6), "opset 6: expected 7 or newer"),
+        (model([node("Det", "x")], {"x": [2, 2]}), r"node 'y' \(Det\): no such operator here: expected one of"),
+        (model([node("Relu", "z")], {"x": [2]}), r"node 'y' \(Relu\): its input 'z' is computed by no node"),
+        (model([node("Relu", "")], {"x": [2]}), r"node 'y' \(Relu\): it has no inputs"),
+        (model([node("Add", "x b", "a"), node("Relu", "a", "b")], {"x": [2]}, outputs=["b"]), "need each other: "),
+        (model(RELU, {"x": [2]}, outputs=["z"]), "output 'z' is computed by no node"),
+        (model([*RELU, node("Neg", "x")], {"x": [2]}), "'y' is already computed"),
+        (model([node("Add", "x c")], {"x": [2, 3]}, {"c": np.ones((4,), np.float32)}), "shapes do not broadcast"),
+        (model([node("Reshape", "x x")], {"x": [2, 3]}), "shape: expected a constant, as shapes are static"),
+        (model([node("Reshape", "x c")], {"x": [2, 3]}, {"c": np.array([4, -1])}), "does not divide"),
+        (
+            model([node("Conv", "x w")], {"x": [1, 3, 4, 4]}, {"w": np.ones((2, 4, 3, 3), np.float32)}),
+            r"node 'y', Conv of float32 \(1, 3, 4, 4\), .*: expected filters of C/groups = 3/1 channels",
+        ),
+        (
+            model([node("Conv", "x w")], {"x": [1, 3, 4, 4]}, {"w": np.ones((2, 3, 5, 5), np.float32)}),
+            "node 'y', Conv .*the output is empty",
+        ),
+        (
+            model([node("ConstantOfShape", "c", "b"), node("Add", "x b")], {"x": [2]}, {"c": np.array([1 << 30, 9])}),
+            r"node 'b' \(ConstantOfShape\): expected at most 2047 MiB of constants",
+        ),
+        (model([node("MaxPool", "x", kernel_shape=[9, 9])], {"x": [1, 1, 4, 4]}), "a window of 9 is larger"),
+        (model([node("MaxPool", "x")], {"x": [1, 1, 4, 4]}), "the attribute 'kernel_shape' is missing"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_named(made: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        translated(made, "net.onnx")
+    assert str(caught.value).startswith("net.onnx: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_shapes_that_the_file_leaves_open_are_given() -> None:
+    made = model(RELU, {"x": ["N", 3, "H"]})
+    assert translated(made, "net", input_shapes={"x": (2, 3, 4)}).types["y"].shape == (2, 3, 4)
+    assert translated(model(RELU, {"x": ["N", 3]}), "net", batch=5).types["y"].shape == (5, 3)
+    with pytest.raises(ConfigError, match="input_shapes: 'z': expected one of the inputs x"):
+        translated(made, "net", input_shapes={"z": (2, 3, 4)})
+    with pytest.raises(ConfigError, match="input 'x': input_shapes="):
+        translated(made, "net", input_shapes={"x": (2, 3, 0)})
+
+
+def test_the_layers_of_a_file_are_a_list(tmp_path: Path) -> None:
+    onnx.save(light("squeezenet"), tmp_path / "squeezenet.onnx")
+    net = networks.load(tmp_path / "squeezenet.onnx")
+    assert (net.name, net.batches, sum(named.repeat for named in net.layers)) == ("squeezenet", (1,), 26)
+    assert str(net.layers[0].layer) == "fwd-float32-NCHW-N1-C3-H224-W224-K64-R3-S3-stride2x2-bias-relu"
+    filters = {"w": np.ones((5, 8), np.float32), "k": np.ones((8, 8, 2, 2), np.float32)}
+    nodes = [node("ConvTranspose", "x k", "t", strides=[2, 2]), node("GlobalMaxPool", "t", "p"),
+             node("Flatten", "p", "f"), node("Gemm", "f w", "y", transB=1)]  # fmt: skip
+    onnx.save(model(nodes, {"x": ["N", 8, 4, 4]}, filters), tmp_path / "net.onnx")
+    assert {named.name: str(named.layer) for named in networks.load(tmp_path / "net.onnx").layers} == {
+        "t": "fwd-float32-NCHW-N1-C8-H8-W8-K8-R2-S2-stride2x2",
+        "y": "fwd-float32-NHWC-N1-C8-H1-W1-K5-R1-S1",
+    }
+
+
+def test_nodes_may_stand_in_any_order() -> None:
+    graph = translated(model([node("Neg", "a"), node("Relu", "x", "a")], {"x": [2]}), "net")
+    assert list(graph.nodes) == ["a", "y"]
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read(path)
+    for data in (b"", b"no model", b"\x08"):
+        path.write_bytes(data)
+        with pytest.raises(ConfigError, match=r"net\.onnx: not an ONNX file"):
+            read(path)
+    whole = model(RELU, {"x": [2, 3]}).SerializeToString()
+    for cut in range(0, len(whole), 7):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ConfigError):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"location": "../secret"}, "expected a file within"),
+        ({"location": "/etc/hostname"}, "expected a file within"),
+        ({"location": "link"}, "expected a file within"),
+        ({"location": ""}, "expected a file within"),
+        ({"location": "weights"}, "no such file"),
+        ({"location": "short"}, "1 to 25 of .*short, which has 9"),
+        ({"location": "short", "offset": "one"}, "expected offset and length as numbers"),
+    ],
+)
+def test_external_data_lies_in_the_folder_of_the_model(tmp_path: Path, fields: dict[str, str], message: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "short").write_bytes(bytes(9))
+    (tmp_path / "secret").write_bytes(bytes(100))
+    (folder / "link").symlink_to(tmp_path / "secret")
+    made = model([node("Add", "x c")], {"x": [2, 3]})
+    tensor = TensorProto(name="c", data_type=TensorProto.FLOAT, dims=[2, 3], data_location=TensorProto.EXTERNAL)
+    for key, value in ({"offset": "1", "length": "24"} | fields).items():
+        tensor.external_data.add(key=key, value=value)
+    made.graph.initializer.append(tensor)
+    (folder / "net.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(ConfigError, match=message):
+        read(folder / "net.onnx")
+
+
+def test_external_data_is_read(tmp_path: Path) -> None:
+    value = np.arange(6, dtype=np.float32).reshape(2, 3)
+    made = model([node("Add", "x c")], {"x": [2, 3]}, {"c": value})
+    onnx.save(made, tmp_path / "net.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    assert (tmp_path / "weights").is_file()
+    np.testing.assert_array_equal(read(tmp_path / "net.onnx").constants["c"], value)
+
+
+def test_types_of_arrays_that_are_no_numbers_are_refused() -> None:
+    made = model(RELU, {"x": [2]})
+    made.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.UNDEFINED, [2]))
+    with pytest.raises(ConfigError, match="input 'x': expected an array of numbers"):
+        translated(made, "net")

@@ -1,0 +1,137 @@
+"""Passes: fewer nodes, the same answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+from onnx_models import light, model, node, randomised
+
+from autoconv.networks.graph import Graph
+from autoconv.networks.onnx_reader import translated
+from autoconv.networks.operators import Conv, ConvTranspose, MatMul
+from autoconv.networks.passes import PASSES, optimized
+from autoconv.networks.reference import evaluate
+
+RNG = np.random.default_rng(1)
+
+
+def drawn(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+NORM = {"s": drawn(6), "b": drawn(6), "m": drawn(6), "v": np.abs(drawn(6)) + 0.5}
+BATCH_NORM = node("BatchNormalization", "c s b m v", "n")
+CONV = node("Conv", "x w", "c", pads=[1, 1, 1, 1])
+X = {"x": [2, 4, 5, 7]}
+W = {"w": drawn(6, 4, 3, 3)}
+
+# nodes, inputs, constants, and the kinds of nodes that are left
+CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, np.ndarray], list[str]]] = {
+    "batch norm and relu": ([CONV, BATCH_NORM, node("Relu", "n")], X, W | NORM, ["Conv"]),
+    "a bias before batch norm": (
+        [node("Conv", "x w k", "c"), BATCH_NORM, node("Relu", "n")], X, W | NORM | {"k": drawn(6)}, ["Conv"],
+    ),
+    "batch norm in front": (
+        [node("BatchNormalization", "x s b m v", "n"), node("Relu", "n", "r"), node("Conv", "r w")],
+        {"x": [2, 6, 5, 7]}, NORM | {"w": drawn(3, 6, 1, 1)}, ["relu", "Conv"],
+    ),
+    "a factor after relu": ([CONV, node("Relu", "c", "r"), node("Mul", "r k")], X, W | {"k": drawn(6, 1, 1)},
+                            ["Conv", "mul"]),
+    "a factor of every pixel": ([CONV, node("Mul", "c k")], X, W | {"k": drawn(5, 7)}, ["Conv", "mul"]),
+    "divided by a scalar": ([CONV, node("Div", "c k")], X, W | {"k": drawn(1)}, ["Conv"]),
+    "a constant less it": ([CONV, node("Sub", "k c")], X, W | {"k": drawn(1)}, ["Conv", "sub"]),
+    "residual and relu": (
+        [CONV, node("Add", "c r", "a"), node("Relu", "a")], X | {"r": [2, 6, 5, 7]}, W, ["Conv"],
+    ),
+    "two convolutions added": (
+        [CONV, node("Conv", "x w", "d", pads=[1, 1, 1, 1]), node("Add", "c d", "a"), node("Relu", "a")], X, W,
+        ["Conv", "Conv"],
+    ),
+    "a convolution added to itself": ([CONV, node("Add", "c c")], X, W, ["Conv", "add"]),
+    "one that another takes, too": (
+        [CONV, node("Relu", "c", "r"), node("Add", "c r")], X, W, ["Conv", "add"],
+    ),
+    "one that is an output, too": ([CONV, node("Relu", "c")], X, W, ["Conv", "relu"]),
+    "padding": ([node("Pad", "x p", "q"), node("Conv", "q w", "y", pads=[0, 1, 2, 0])], X,
+                W | {"p": np.array([0, 0, 1, 2, 0, 0, 3, 0])}, ["Conv"]),
+    "padding by ones": ([node("Pad", "x p k", "q"), node("Conv", "q w", "y")], X,
+                        W | {"p": np.array([0, 0, 1, 2, 0, 0, 3, 0]), "k": np.float32(1)}, ["Pad", "Conv"]),
+    "silu": ([CONV, node("Sigmoid", "c", "s"), node("Mul", "c s")], X, W, ["Conv", "mul"]),
+    "an expression of three inputs": (
+        [node("Mul", "x a", "m"), node("Add", "m b", "n"), node("Clip", "n l h")], {"x": [2, 3], "a": [1, 3]},
+        {"b": drawn(3), "l": np.float32(0), "h": np.float32(6)}, ["min"],
+    ),
+    "fully connected": (
+        [node("Gemm", "x w k", "g", transB=1), node("Relu", "g")], {"x": [3, 8]}, {"w": drawn(5, 8), "k": drawn(5)},
+        ["MatMul"],
+    ),
+    "fully connected, otherwise": (
+        [node("MatMul", "x w", "g"), node("Add", "g k", "h"), node("Mul", "h s")], {"x": [2, 3, 8]},
+        {"w": drawn(8, 5), "k": drawn(5), "s": drawn(1)}, ["MatMul"],
+    ),
+    "a bias for every row": ([node("Gemm", "x w k")], {"x": [3, 8]}, {"w": drawn(8, 5), "k": drawn(3, 1)},
+                             ["MatMul", "add"]),
+    "transposed": (
+        [node("ConvTranspose", "x w", "c", group=2, strides=[2, 2]), BATCH_NORM], X,
+        {"w": drawn(4, 3, 3, 3)} | NORM, ["ConvTranspose", "add"],
+    ),
+    "shapes alone": (
+        [node("Reshape", "x r", "a"), node("Flatten", "a", "b"), node("Identity", "b", "c"),
+         node("Transpose", "c", "d", perm=[0, 1]), node("Relu", "d")],
+        X, {"r": np.array([2, 20, 1, 7])}, ["Reshape", "relu"],
+    ),
+    "a transpose that moves nothing": (
+        [node("Transpose", "x", "t", perm=[1, 0, 2]), node("Relu", "t")], {"x": [4, 1, 3]}, {}, ["Reshape", "relu"],
+    ),
+}  # fmt: skip
+
+
+def agree(graph: Graph, other: Graph, tolerance: float) -> None:
+    x = {name: RNG.standard_normal(t.shape) for name, t in graph.inputs.items()}
+    expected, found = evaluate(graph, x), evaluate(other, x)
+    assert list(expected) == list(found)
+    for name, y in expected.items():
+        assert found[name].shape == y.shape
+        assert np.abs(found[name] - y).max() <= tolerance * np.abs(y).max()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_answer_is_the_same(case: str) -> None:
+    nodes, inputs, constants, kinds = CASES[case]
+    last = nodes[-1].output[0]
+    outputs = [last, "c"] if "output, too" in case else [last]
+    graph = translated(model(nodes, inputs, constants, outputs), case)
+    kept = {**graph.nodes}
+    found = optimized(graph)
+    assert graph.nodes == kept
+    assert [n.operator.kind for n in found.nodes.values()] == kinds
+    agree(graph, found, 1e-6)
+
+
+def test_epilogues_are_in_the_layers() -> None:
+    nodes, inputs, constants, _ = CASES["residual and relu"]
+    (conv,) = optimized(translated(model(nodes, inputs, constants), "net")).nodes.values()
+    assert conv.operator == Conv(padding=((1, 1), (1, 1)), residual=True, activation="relu")
+    assert conv.inputs == ("x", "w", "r")
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])
+def test_every_pass_keeps_the_answer_of_a_network(name: str) -> None:
+    graph = translated(randomised(light(name)), name)
+    x = {name: RNG.standard_normal(t.shape) for name, t in graph.inputs.items()}
+    (expected,) = evaluate(graph, x).values()
+    found = graph.copy()
+    before = len(found.nodes)
+    for rewrite in PASSES:
+        rewrite(found)
+        found.clean()
+    (y,) = evaluate(found, x).values()
+    assert len(found.nodes) < before
+    assert np.abs(y - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert expected.std() > 1e-6  # an answer that says something
+    assert not {ConvTranspose, MatMul} & {type(n.operator) for n in found.nodes.values()} or name == "shufflenet"
