@@ -116,6 +116,15 @@ class CandidateSet:
         """Whether it is one of a grid, of which a search times a part."""
         return candidate.algorithm in self.algorithms and self.algorithms[candidate.algorithm].searched
 
+    def examples(self) -> list[Candidate]:
+        """All candidates, but of a grid only one: the first that can run, if there is one."""
+        by_family: dict[str, Candidate] = {}
+        for candidate in self.candidates:
+            first = by_family.setdefault(candidate.algorithm, candidate)
+            if first in self.reasons and candidate not in self.reasons:
+                by_family[candidate.algorithm] = candidate
+        return [c for c in self.candidates if not self.searched(c) or by_family[c.algorithm] == c]
+
     def grid(self) -> list[Candidate]:
         """Those worth timing of which a search times a part."""
         return [candidate for candidate in self.worth_timing() if self.searched(candidate)]

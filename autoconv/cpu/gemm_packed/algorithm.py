@@ -44,6 +44,18 @@ class GemmPacked(GeneratedAlgorithm):
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         return grid_of(layer, device)
 
+    def unsupported(self, layer: ConvLayer) -> list[str]:
+        if reasons := super().unsupported(layer):
+            return reasons
+        if (layer.R, layer.S) != (1, 1):
+            reasons.append(f"R={layer.R}, S={layer.S}: expected 1x1 filters")
+        if layer.padding != ((0, 0), (0, 0)):
+            reasons.append(f"padding={layer.padding}: expected none, as pixels of the border would not be copied")
+        if layer.direction == "dgrad" and max(layer.stride) > MOST_STRIDE:
+            stride = f"{layer.stride[0]}x{layer.stride[1]}"
+            reasons.append(f"dgrad: expected strides up to {MOST_STRIDE}, whose zeros are written out, got {stride}")
+        return reasons
+
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         reasons = []
         if params not in (grid := grid_of(layer, device)):
@@ -53,13 +65,6 @@ class GemmPacked(GeneratedAlgorithm):
                     reasons.append(f"{name}={params[name]}: expected {' or '.join(map(str, allowed))}")
             given = ",".join(f"{name}={value}" for name, value in params.items())
             reasons = reasons or [f"{given}: expected sums that fill the registers and a task's buffer, and no more"]
-        if (layer.R, layer.S) != (1, 1):
-            reasons.append(f"R={layer.R}, S={layer.S}: expected 1x1 filters")
-        if layer.padding != ((0, 0), (0, 0)):
-            reasons.append(f"padding={layer.padding}: expected none, as pixels of the border would not be copied")
-        if layer.direction == "dgrad" and max(layer.stride) > MOST_STRIDE:
-            stride = f"{layer.stride[0]}x{layer.stride[1]}"
-            reasons.append(f"dgrad: expected strides up to {MOST_STRIDE}, whose zeros are written out, got {stride}")
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:

@@ -99,7 +99,7 @@ class Search:
         steps: dict[Candidate, None] = {}
         for caller in CALLERS:
             winner, _ = self._best(caller)
-            if winner in self._expected and winner not in self._surrounded:
+            if winner is not None and winner in self._expected and winner not in self._surrounded:
                 self._surrounded.add(winner)
                 near = self._run.nearness(winner)
                 nearest = sorted(near, key=lambda c: (-near[c], str(c)))
