@@ -7,14 +7,13 @@ import pickle
 import queue
 import signal
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from faulty import SIZE, FaultyCPU, patient_but_with_hangs
+from faulty import SIZE, FaultyCPU, patient_but_with_hangs, pretended
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
@@ -318,26 +317,6 @@ def test_a_winner_that_has_changed_is_no_reason_to_take_another_on_record(cache:
         fresh(LAYER, "cached", device=changed, cache=cache)
     assert fresh(LAYER, "heuristic", device=changed, cache=cache).source == "heuristic"
     assert fresh(LAYER, "cached", device=changed, cache=cache, workspace_limit=0).source == "cache"
-
-
-def pretended(facts: Callable[[Candidate], Facts], raced: list[list[str]] | None = None) -> Callable[..., Any]:
-    """In place of `Measurement`: what is said of every candidate, and which ones were raced together."""
-
-    class Pretended:
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            self.found: dict[Candidate, Facts] = {}
-
-        def enter(self, candidates: list[Candidate]) -> dict[Candidate, Facts]:
-            entered = {candidate: facts(candidate) for candidate in candidates}
-            self.found |= entered
-            return entered
-
-        def finish(self) -> dict[Candidate, Facts]:
-            if raced is not None:
-                raced.append(list(map(str, self.found)))
-            return self.found
-
-    return Pretended
 
 
 @pytest.mark.parametrize("mode", ["profile", "hybrid"])
