@@ -71,6 +71,11 @@ class Device(ABC):
         """Canonical text of what makes times comparable; part of every record's key."""
 
     @property
+    def lesser_keys(self) -> tuple[str, ...]:
+        """Keys of the same hardware with fewer features, whose facts are true of this device too."""
+        return ()
+
+    @property
     @abstractmethod
     def name(self) -> str:
         """What people call it."""

@@ -148,7 +148,7 @@ def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
         arrays = [0 if array is None else id(array) for array in (a, b, out, *others)]
         missing = [0] * (launch.OPERANDS - len(arrays))
         start = pool.program().address("start")
-        return processor.call(start, _address(words), self._address, self._mode, *arrays, *missing)
+        return processor.call(start, _address(words), self._address, self._mode, 1, *arrays, *missing)
 
     def function(self: compiler.Program, name: str, *types: Any, returns: Any = None) -> Callable[..., Any]:
         if self not in emulated:
@@ -156,6 +156,7 @@ def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
         return lambda *args: processor.call(self.address(name), *args)
 
     patch.setattr(device, "host_instruction_set", lambda: "avx512")
+    patch.setattr(device, "host_level", lambda: "avx512")
     patch.setattr(compiler, "_features", features_there)
     patch.setattr(compiler, "build", build_for_there)
     patch.setattr(compiler.Program, "function", function)

@@ -22,8 +22,9 @@ import numpy as np
 
 from autoconv.bench.baselines import BASELINES, Baseline, Prepared, Problem
 from autoconv.bench.baselines.onnxruntime import onnxruntime_network
+from autoconv.bench.exported import NETWORKS, exported_network
 from autoconv.bench.results import keep, restore
-from autoconv.bench.suites import OURS, Row, Samples, Setting, Suite
+from autoconv.bench.suites import EXPORTED, OURS, Row, Samples, Setting, Suite
 from autoconv.common.text import one_line, size
 from autoconv.errors import AutoconvError, PlanError
 from autoconv.tuning.planner import plan
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
 
 SLOT = 0.075  # seconds of one contestant in one round
 LONG = 0.3  # seconds of a run that needs no warm-up: what it warms takes far less
-AGREEMENT = 1e-3  # of the largest output: what differs by more has been computed too inaccurately to be compared
-MISTAKE = 1e-2  # what differs by more is another answer
+AGREEMENT = 1e-2  # of the largest output: what differs by more is another answer, however inaccurate the arithmetic
 
 
 def sample(run: Callable[[], Any], clock: Callable[[], float]) -> float:
@@ -101,7 +101,9 @@ def ours(made: Plan, problem: Problem, out: Any, constant: bool = True) -> Calla
 
 
 def disagreement(got: Any, want: Any) -> float:
-    """Largest difference, relative to the largest value."""
+    """Largest difference, relative to the largest value; infinite between shapes."""
+    if got.shape != want.shape:
+        return math.inf
     scale = max(float(want.max()), -float(want.min()), float(np.finfo(np.float32).tiny))
     difference = np.subtract(got, want)
     return max(float(difference.max()), -float(difference.min())) / scale
@@ -127,12 +129,11 @@ def measured(row: Row, made: Plan, setting: Setting, baselines: Mapping[str, Bas
             continue
         if answer is None:
             answer, first = np.array(found), name
-        elif found.shape != answer.shape or not (error := disagreement(found, answer)) <= MISTAKE:
-            row.failures[name] = f"its answer is not that of {first}"
+        elif not (error := disagreement(found, answer)) <= AGREEMENT:
+            row.failures[name] = f"its answer differs from that of {first} by {error:.1e} of the largest value"
             continue
-        elif error > AGREEMENT:
-            row.unable[name] = f"its answer differs from that of {first} by {error:.1e} of the largest value"
-            continue
+        else:
+            row.errors[name] = error
         runs[name] = prepared.run
     del answer, found
     row.times = race(runs, setting.rounds)
@@ -223,7 +224,8 @@ def run_suite(
             if folder is not None:
                 keep(suite, folder)
         comparable = suite.network and setting.direction == "fwd" and setting.constant
-        if comparable and not suite.incomplete and not suite.whole and not over():
+        ready = comparable and len(plans) == len(suite.rows) == suite.layers and "onnxruntime" in setting.baselines
+        if ready and not suite.whole and not over():
             say(f"timing {net.name} as a whole")
             in_sequence(suite, plans)
     except KeyboardInterrupt:
@@ -234,16 +236,17 @@ def run_suite(
 
 
 def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
-    """Race all our plans one after the other with one ONNX Runtime graph of the same convolutions.
+    """Race all our plans, one after the other, with ONNX Runtime.
 
-    A layer that repeats has filters of its own every time, as in the network; inputs and outputs of one
-    shape share their memory.
+    Once with a single graph of the same convolutions side by side, each on its own input, as ours are; and where the
+    network is one of `NETWORKS`, with that as its users export it. A layer that repeats has filters of its own every
+    time, as in the network; inputs and outputs of one shape share their memory.
     """
     setting, device = suite.setting, suite.setting.device
     copies = [(row, f"{row.name}.{i}") for row in suite.rows for i in range(row.repeat)]
     images = {math.prod(shape) for row in suite.rows for shape in (row.layer.x_shape, row.layer.y_shape)}
     filters = sum(math.prod(row.layer.w_shape) for row, _ in copies)
-    need = 4 * (sum(images) + 4 * filters)  # packed ones are larger
+    need = 4 * (sum(images) + 5 * filters)  # packed ones are larger
     if need > device.memory_available() // 2:
         suite.notes.append(
             f"the layers were not timed in sequence: that takes about {size(need)}, more than half of the free memory"
@@ -268,5 +271,7 @@ def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
         for step in steps:
             step()
 
-    whole = onnxruntime_network(problems, outs, device.threads)
-    suite.whole = race({OURS: sequence, "onnxruntime": whole}, setting.rounds)
+    runs = {OURS: sequence, "onnxruntime": onnxruntime_network(problems, outs, device.threads)}
+    if suite.name in NETWORKS:
+        runs[EXPORTED], suite.share = exported_network(suite.name, problems, device.threads)
+    suite.whole = race(runs, setting.rounds)

@@ -101,6 +101,12 @@ def _summary(suite: Suite) -> list[str]:
     if known:
         behind = f"{sum(ratio.behind for ratio in known)} of {len(known)} layers"
         lines.append(f"slower than the best baseline: {behind} (the whole interval below {BEHIND})")
+    worst = {
+        name: max((row.errors.get(name, 0.0) for row in suite.rows), default=0.0) for name in suite.setting.baselines
+    }
+    if any(worst.values()):
+        told = ", ".join(f"{name} {error:.1e}" for name, error in worst.items())
+        lines.append(f"largest difference between an answer and autoconv's, of the largest value: {told}")
     for name, total in totals(suite).items():
         lines.append(f"{name}: {', '.join(f'{who} {text}' for who, text in total.items())}")
     return lines
@@ -108,12 +114,12 @@ def _summary(suite: Suite) -> list[str]:
 
 def totals(suite: Suite) -> dict[str, dict[str, str]]:
     """A network's sums over its layers, repeats weighted, and its runs in sequence."""
-    if not suite.network:
-        return {}
-    sums = {name: total for name in (OURS, *suite.setting.baselines) if (total := suite.total(name))}
-    named = {"sum of the layers, each timed alone": sums}
-    named["all layers in sequence, in one graph of ONNX Runtime"] = suite.whole
-    return {what: _against(times) for what, times in named.items() if OURS in times}
+    titles = {
+        "sum": "sum of the layers, each timed alone",
+        "sequence": "all layers in sequence, in one graph of ONNX Runtime",
+        "exported": f"and the convolutions ({suite.share:.0%} of the time) of the network as exported",
+    }
+    return {titles[what]: _against(times) for what, times in suite.compared.items()}
 
 
 def _against(times: dict[str, list[float]]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoconv.bench.baselines import BASELINES
-from autoconv.bench.statistics import Ratio, interval
+from autoconv.bench.statistics import Ratio, interval, ratios
 from autoconv.bench.suites import CLASSES, OURS, Row, Suite, class_of
 from autoconv.errors import ConfigError
 
@@ -61,6 +61,7 @@ def to_json(suite: Suite) -> dict[str, Any]:
                 "ratios": {name: plain(interval(rounds) if (rounds := row.against(name)) else None) for name in names},
                 "seconds": rounded(row.times),
                 "busy": round(row.busy, 3),
+                "errors": {name: float(f"{error:.2g}") for name, error in row.errors.items()},
                 "unable": row.unable,
                 "failures": row.failures,
             }
@@ -68,8 +69,12 @@ def to_json(suite: Suite) -> dict[str, Any]:
         ],
         "means": means(),
         "class_means": {of: means(of) for of in CLASSES if any(class_of(row.layer) == of for row in suite.rows)},
-        "sums": {name: suite.total(name) for name in (OURS, *suite.setting.baselines)} if suite.network else None,
-        "in_sequence": rounded(suite.whole) or None,
+        "network": {
+            what: {who: plain(interval(ratios(found, times[OURS]))) for who, found in times.items() if who != OURS}
+            for what, times in suite.compared.items()
+        },
+        "in_sequence": rounded(suite.whole),
+        "share": round(suite.share, 3),
     }
 
 
@@ -96,8 +101,19 @@ def keep(suite: Suite, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file_name(suite)
     new = path.with_suffix(f".{os.getpid()}")
-    new.write_text(json.dumps(to_json(suite), indent=1) + "\n", encoding="utf-8")
+    new.write_text(_text(to_json(suite)), encoding="utf-8")
     new.replace(path)
+
+
+def _text(result: dict[str, Any]) -> str:
+    """One line for every layer, and for everything else."""
+
+    def line(value: Any) -> str:
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+        return json.dumps(value)
+
+    return "{\n " + ",\n ".join(f"{json.dumps(name)}: {line(value)}" for name, value in result.items()) + "\n}\n"
 
 
 def restore(suite: Suite, jobs: list[Row], folder: Path) -> None:
@@ -121,8 +137,8 @@ def restore(suite: Suite, jobs: list[Row], folder: Path) -> None:
             layer = layers.get(row.name)
             if layer and layer["layer"] == row.layer.key() and not layer["failures"]:
                 row.candidate, row.times = layer["candidate"], layer["seconds"]
-                row.unable, row.busy = layer["unable"], layer["busy"]
-        suite.whole = stored["in_sequence"] or {}
+                row.unable, row.errors, row.busy = layer["unable"], layer["errors"], layer["busy"]
+        suite.whole, suite.share = stored["in_sequence"], stored["share"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from autoconv.layer import ConvLayer
 
 OURS = "autoconv"
+EXPORTED = "onnxruntime, as exported"  # the network, in which one convolution reads what another has written
 CLASSES = ("3x3 stride 1", "5x5, stems, dilated", "1x1", "depthwise 3x3", "others")
 
 BUSY = 0.1  # of one core, used by other processes, is too much for a quiet measurement
@@ -74,7 +75,8 @@ class Setting:
 class Row:
     """One layer: every contestant's seconds in every round, or why it has none.
 
-    `unable` has the baselines that cannot compute the layer, or not accurately; `failures` has what went wrong.
+    `unable` has the baselines that cannot compute the layer; `failures` has what went wrong. `errors` has the largest
+    difference of every baseline's answer to ours, relative to the largest value.
     `busy` is the share of a core that other processes used meanwhile.
     """
 
@@ -85,6 +87,7 @@ class Row:
     times: dict[str, Samples] = field(default_factory=dict)
     unable: dict[str, str] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
     busy: float = 0.0
 
     @property
@@ -108,7 +111,10 @@ class Row:
 
 @dataclass
 class Suite:
-    """The rows of one list of layers at one batch size; `whole` has the runs of all layers in sequence."""
+    """The rows of one list of layers at one batch size.
+
+    `whole` has the runs of all layers in sequence, and `share` is how much of the network as exported is convolutions.
+    """
 
     name: str
     batch: int
@@ -117,6 +123,7 @@ class Suite:
     network: bool
     rows: list[Row] = field(default_factory=list)
     whole: dict[str, Samples] = field(default_factory=dict)
+    share: float = 1.0
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
 
@@ -149,6 +156,20 @@ class Suite:
             sum(row.repeat * seconds for row, seconds in zip(self.rows, column, strict=True))
             for column in zip(*(row.times[contestant] for row in self.rows), strict=True)
         ]
+
+    @property
+    def compared(self) -> dict[str, dict[str, Samples]]:
+        """Of a network, every contestant's times: the sum over its layers, in sequence, and as exported."""
+        if not self.network:
+            return {}
+        found = {
+            "sum": {name: total for name in (OURS, *self.setting.baselines) if (total := self.total(name))},
+            "sequence": {name: samples for name, samples in self.whole.items() if name != EXPORTED},
+        }
+        if EXPORTED in self.whole:
+            convolutions = [self.share * seconds for seconds in self.whole[EXPORTED]]
+            found["exported"] = {OURS: self.whole[OURS], "onnxruntime": convolutions}
+        return {what: times for what, times in found.items() if OURS in times}
 
     @property
     def incomplete(self) -> list[str]:

@@ -6,6 +6,7 @@ import importlib.util
 import math
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,12 @@ from autoconv.bench.baselines import BASELINES, restrict
 from autoconv.bench.statistics import FEWEST_ROUNDS
 from autoconv.cli.options import FAILED, INTERRUPTED, OK, as_json, batches, device_named, some_of, words
 from autoconv.cli.output import print_json, status
-from autoconv.cpu.device import CPU, INSTRUCTION_SETS
+from autoconv.cpu.device import CPU, LEVELS
 from autoconv.errors import PlanError
 from autoconv.layer import DIRECTIONS
 
 if TYPE_CHECKING:
+    from autoconv.bench.gpu.agenda import Target
     from autoconv.bench.suites import Suite
 
 DEFAULT_SUITE = "mixed27"
@@ -48,9 +50,7 @@ PHASES = ("check", "tune", "table")  # of the run on a GPU
 @click.option("--exact", is_flag=True, help="autoconv: only algorithms that do no more to a sum than reorder it.")
 @click.option("--fresh", is_flag=True, help="A new output in every run, for autoconv and for the baselines.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="For autoconv and the baselines alike. [default: all]")
-@click.option(
-    "--isa", type=click.Choice(INSTRUCTION_SETS), help="Vector instructions that autoconv and PyTorch may use."
-)
+@click.option("--isa", type=click.Choice(LEVELS), help="Vector instructions that autoconv and PyTorch may use.")
 @click.option("--layers", "names", type=words, metavar="NAME,...", help="Only these layers. [default: all]")
 @click.option("--without", type=words, metavar="NAME,...", help="All but these layers.")
 @click.option("--chart", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw a chart, as PNG.")
@@ -72,6 +72,20 @@ PHASES = ("check", "tune", "table")  # of the run on a GPU
     help=f"GPU: some of {','.join(PHASES)}. [default: all]",
 )
 @click.option("--export", "exporting", is_flag=True, help="GPU: also write the records as files to be shipped.")
+@click.option("--dry-run", is_flag=True, help="GPU: only say what would be done, and when; needs no GPU.")
+@click.option(
+    "--archive",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="GPU: FILE.000 and so on hold the folder from one machine to the next.",
+)
+@click.option(
+    "--part",
+    "part_mib",
+    type=click.IntRange(1, 1 << 20),
+    default=48,
+    help="GPU: most MiB of such a file. [default: 48]",
+)
 @as_json
 def bench(
     suites: Sequence[str],
@@ -92,6 +106,9 @@ def bench(
     folder: Path | None,
     phases: tuple[str, ...],
     exporting: bool,
+    dry_run: bool,
+    archive: Path | None,
+    part_mib: int,
     as_json: bool,
 ) -> int:
     """Measure autoconv's own kernels against PyTorch, ONNX Runtime, OpenVINO, ncnn and MNN, layer by layer, in one run.
@@ -102,10 +119,28 @@ def bench(
 
     On a GPU (--device cuda) the baseline is cuDNN, autotuned by PyTorch. Kernels are checked against float64,
     then SUITE (AlexNet, VGG-16, ResNet-50 and GoogLeNet, unless given) is tuned and compared. The results are
-    lines of JSON in the folder that -o names; the same command goes on where they end. table.md sums them up.
+    lines of JSON in the folder that -o names; the same command goes on where they end, on another machine of the
+    kind too, with --archive. table.md sums them up.
     """
     if device_name != "cpu":
-        return _on_gpu(device_name, folder, phases, GPU_BUDGET if budget is None else budget, suites, batch, exporting)
+        if folder is None:
+            raise click.UsageError(f"--device {device_name}: expected -o DIRECTORY as well, where the results are kept")
+        if batch is not None and len(batch) > 1:
+            raise click.UsageError(f"--batch: expected one number with --device {device_name}, got {len(batch)}")
+        if archive is not None and archive.absolute().is_relative_to(folder.absolute()):
+            raise click.UsageError(f"--archive {archive}: expected a place outside of {folder}, which goes into it")
+        from autoconv.bench.gpu import preview
+        from autoconv.bench.gpu.agenda import BATCH, NETWORKS, targets
+        from autoconv.bench.gpu.archive import carried
+
+        wanted = targets(suites or NETWORKS, batch[0] if batch else BATCH)
+        budget = GPU_BUDGET if budget is None else budget
+        if dry_run:
+            for line in preview(folder, phases, budget, wanted):
+                click.echo(line)
+            return OK
+        with nullcontext() if archive is None else carried(archive, folder, part_mib << 20):
+            return _on_gpu(device_name, folder, phases, budget, wanted, exporting)
     from autoconv.bench.race import run_suite
     from autoconv.bench.reports import chart as draw
     from autoconv.bench.reports import print_suite
@@ -158,33 +193,21 @@ def bench(
 
 
 def _on_gpu(
-    device_name: str,
-    folder: Path | None,
-    phases: tuple[str, ...],
-    budget: float,
-    suites: Sequence[str],
-    batch: tuple[int, ...] | None,
-    exporting: bool,
+    device_name: str, folder: Path, phases: tuple[str, ...], budget: float, wanted: Sequence[Target], exporting: bool
 ) -> int:
     from autoconv.bench import gpu
     from autoconv.bench.gpu.helper import TUNING
     from autoconv.bench.gpu.report import markdown, missing
     from autoconv.records.cache import TuningCache
 
-    if folder is None:
-        raise click.UsageError(f"--device {device_name}: expected -o DIRECTORY as well, where the results are kept")
-    device = device_named(device_name)
-    if batch is not None and len(batch) > 1:
-        raise click.UsageError(f"--batch: expected one number with --device {device_name}, got {len(batch)}")
-    targets = gpu.targets(suites or gpu.NETWORKS, batch[0] if batch else gpu.BATCH)
-    results, left = gpu.run(device, folder, phases, budget, targets, say=status)
-    text = markdown(results, targets, left)
+    results, left = gpu.run(device_named(device_name), folder, phases, budget, wanted, say=status)
+    text = markdown(results, wanted, left)
     (folder / "table.md").write_text(text, encoding="utf-8")
     if exporting:
         (folder / "cache").mkdir(exist_ok=True)
         TuningCache(folder / TUNING, system=None).export(folder / "cache")
     click.echo(text, nl=False)
-    return FAILED if missing(results, targets, left) or any("failure" in result for result in results) else OK
+    return FAILED if missing(results, wanted, left) or any("failure" in result for result in results) else OK
 
 
 def _chosen(
@@ -205,7 +228,7 @@ def _held(threads: int | None, isa: str | None) -> tuple[CPU, dict[str, str]]:
     """The processor, restricted to some threads and vectors, and the environment variables that do it for PyTorch."""
     try:
         device = CPU.current(threads, isa)
-        return device, restrict(isa) if isa and device.instruction_set != CPU.current().instruction_set else {}
+        return device, restrict(isa) if isa and device.level != CPU.current().level else {}
     except PlanError as error:
         raise click.UsageError(str(error)) from None
 

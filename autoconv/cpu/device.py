@@ -13,14 +13,14 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from autoconv.algorithm import Array
-from autoconv.cpu import allocator
+from autoconv.cpu import allocator, permission
 from autoconv.cpu.threads import MOST_THREADS, count_threads
 from autoconv.device import Device, Operands, Stopwatch
 from autoconv.errors import ArrayError, PlanError
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-INSTRUCTION_SETS = ("avx512", "avx2", "generic")
+INSTRUCTION_SETS = ("avx512", "avx2", "generic")  # of vectors
+LEVELS = ("amx", *INSTRUCTION_SETS)  # what a processor can be held to: "amx" is AVX-512 and a matrix unit
+MATRIX_UNITS = ("amx", "emulated")
+AMX_FEATURES = ("avx512bf16", "avx512vnni", "amx-tile", "amx-bf16", "amx-int8")  # those of any processor that has tiles
 
 
 @functools.cache
@@ -82,6 +85,18 @@ def host_instruction_set() -> str:
     return "avx2" if features.get("avx2") and features.get("fma") else "generic"
 
 
+@functools.cache
+def host_level() -> str:
+    """The first of `LEVELS` that this processor and its operating system offer."""
+    vectors = host_instruction_set()
+    if vectors != "avx512":
+        return vectors
+    from autoconv.cpu.codegen.compiler import host_features
+
+    features = host_features()
+    return "amx" if all(features.get(name) for name in AMX_FEATURES) and permission.granted() else vectors
+
+
 def _scipy_version() -> str:
     """Read where it is written: to import SciPy, or to ask for its metadata, takes far longer."""
     spec = importlib.util.find_spec("scipy")
@@ -96,7 +111,7 @@ def _scipy_version() -> str:
 class CPU(Device):
     """The processor this process runs on.
 
-    Both arguments can be set below what the machine offers, to measure what that costs; `current` is all of it.
+    All can be set below what the machine offers, to measure what that costs; `current` is all of it.
 
     Parameters
     ----------
@@ -104,15 +119,18 @@ class CPU(Device):
         How many threads compute, at least 1.
     instruction_set : "avx512", "avx2" or "generic"
         The vectors that kernels are compiled for.
+    matrix_unit : "amx", "emulated" or None
+        The unit that multiplies tiles; "emulated" is one made of vectors, to test on any processor what runs on AMX.
 
     Raises
     ------
     PlanError
-        For another number of threads, or another instruction set.
+        For another number of threads, another instruction set or another unit.
     """
 
     threads: int
     instruction_set: str
+    matrix_unit: str | None = field(default=None, kw_only=True)
     kind = "cpu"
 
     def __post_init__(self) -> None:
@@ -120,6 +138,9 @@ class CPU(Device):
             raise PlanError(f"threads={self.threads!r}: expected an integer from 1 to {MOST_THREADS}")
         if self.instruction_set not in INSTRUCTION_SETS:
             raise PlanError(f"instruction_set={self.instruction_set!r}: expected {' or '.join(INSTRUCTION_SETS)}")
+        if self.matrix_unit not in (None, *MATRIX_UNITS):
+            units = " or ".join(MATRIX_UNITS)
+            raise PlanError(f"matrix_unit={self.matrix_unit!r}: expected {units}, or None")
 
     @classmethod
     def current(cls, threads: int | None = None, instruction_set: str | None = None) -> CPU:
@@ -128,8 +149,8 @@ class CPU(Device):
         Parameters
         ----------
         threads : int, optional
-        instruction_set : "avx512", "avx2" or "generic", optional
-            No more than the processor has.
+        instruction_set : "amx", "avx512", "avx2" or "generic", optional
+            No more than the processor has; "amx" is AVX-512 with a matrix unit.
 
         Returns
         -------
@@ -142,25 +163,41 @@ class CPU(Device):
             threads.
         """
         name = "AUTOCONV_ISA" if instruction_set is None else "instruction_set"
-        chosen = instruction_set or os.environ.get("AUTOCONV_ISA") or host_instruction_set()
-        if chosen not in INSTRUCTION_SETS:
-            raise PlanError(f"{name}={chosen!r}: expected {' or '.join(INSTRUCTION_SETS)}")
-        if INSTRUCTION_SETS.index(chosen) < INSTRUCTION_SETS.index(host_instruction_set()):
-            raise PlanError(f"{name}={chosen!r}: expected at most what this processor has, {host_instruction_set()!r}")
-        return cls(threads=count_threads().threads if threads is None else threads, instruction_set=chosen)
+        chosen = instruction_set or os.environ.get("AUTOCONV_ISA") or host_level()
+        if chosen not in LEVELS:
+            raise PlanError(f"{name}={chosen!r}: expected {' or '.join(LEVELS)}")
+        if LEVELS.index(chosen) < LEVELS.index(host_level()):
+            raise PlanError(f"{name}={chosen!r}: expected at most what this processor has, {host_level()!r}")
+        vectors, unit = ("avx512", "amx") if chosen == "amx" else (chosen, None)
+        return cls(count_threads().threads if threads is None else threads, vectors, matrix_unit=unit)
+
+    @property
+    def level(self) -> str:
+        """Vectors and matrix unit in a word, one of `LEVELS` but for a unit that is emulated."""
+        if self.matrix_unit == "emulated":
+            return f"{self.instruction_set}+emulated"
+        return self.matrix_unit or self.instruction_set
 
     @functools.cached_property
     def key(self) -> str:
         """Vendor, family, model, stepping, vectors, caches and threads: names alone are too vague."""
+        return self._key(self.level)
+
+    @property
+    def lesser_keys(self) -> tuple[str, ...]:
+        """With a matrix unit, the key of the same processor without: its kernels run here as they do there."""
+        return () if self.matrix_unit is None else (self._key(self.instruction_set),)
+
+    def _key(self, level: str) -> str:
         facts = self.facts
         numbers = "-".join(str(facts[name]) for name in ("vendor", "family", "model", "stepping"))
         caches = "-".join(f"L{level}:{facts[f'l{level}_bytes'] >> 10}K" for level in (1, 2, 3))
-        return f"cpu-{numbers}-{self.instruction_set}-{caches}-threads{self.threads}".replace(" ", "_")
+        return f"cpu-{numbers}-{level}-{caches}-threads{self.threads}".replace(" ", "_")
 
     @functools.cached_property
     def name(self) -> str:
         """Marketing name, with the thread count."""
-        return f"{self.facts['name']}, {self.threads} threads, {self.instruction_set}"
+        return f"{self.facts['name']}, {self.threads} threads, {self.level}"
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
@@ -173,7 +210,7 @@ class CPU(Device):
             "family": info.get("cpu family", "0"),
             "model": info.get("model", "0"),
             "stepping": info.get("stepping", "0"),
-            "instruction_set": self.instruction_set,
+            "instruction_set": self.level,
             "threads": self.threads,
             "l1_bytes": l1,
             "l2_bytes": l2,

@@ -59,7 +59,7 @@ def program() -> compiler.Program:
 
 @functools.cache
 def _start() -> Callable[..., Any]:
-    return program().function("start", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * OPERANDS)
+    return program().function("start", *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * OPERANDS)
 
 
 @functools.cache
@@ -149,12 +149,13 @@ if hasattr(os, "register_at_fork"):
 class Entry:
     """A `run`-like function of a program, to be called with arrays.
 
-    It counts denormal operands and results as 0, unless `keep_denormals` was called.
+    It counts denormal operands and results as 0, unless `keep_denormals` was called. Of the pool's threads, `party`
+    take part, all of them unless told otherwise.
     """
 
-    def __init__(self, program: compiler.Program, name: str, threads: int) -> None:
+    def __init__(self, program: compiler.Program, name: str, threads: int, party: int | None = None) -> None:
         self._program, self._address, self._threads = program, program.address(name), threads
-        self._start, self._mode = _start(), FLUSH
+        self._start, self._mode, self._party = _start(), FLUSH, party or threads
 
     def keep_denormals(self) -> None:
         """Compute with denormals from now on, however long the processor takes."""
@@ -175,6 +176,7 @@ class Entry:
             pool.address,
             self._address,
             self._mode,
+            self._party,
             id(a),
             b if b is None else id(b),
             id(out),

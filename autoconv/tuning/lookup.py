@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autoconv import registry
@@ -90,7 +90,19 @@ class Known:
 
 def look_up(request: Request) -> Known:
     """What the cache holds for a request."""
-    return known_from(request, request.cache.load(request.layer.key(), request.device.key))
+    return known_from(request, on_record(request))
+
+
+def on_record(request: Request) -> Record | None:
+    """The record of the device, over those of it with fewer features, which know nothing of what they lack."""
+    layer, device = request.layer.key(), request.device
+    found = request.cache.load(layer, device.key)
+    for key in device.lesser_keys:
+        if (lesser := request.cache.load(layer, key)) is not None:
+            races = tuple(replace(race, covers="") for race in lesser.races)
+            lesser = replace(lesser, device=device.key, races=races)
+            found = lesser if found is None else found.over(lesser)
+    return found
 
 
 def known_from(request: Request, record: Record | None, timed: int = 0) -> Known:

@@ -15,7 +15,7 @@ from autoconv.algorithm import Algorithm, Candidate
 from autoconv.device import Device
 from autoconv.records.limits import Limits, ranking
 from autoconv.records.schema import Facts, Race, Record
-from autoconv.tuning.lookup import Known, Request, known_from, look_up
+from autoconv.tuning.lookup import Known, Request, known_from, look_up, on_record
 from autoconv.tuning.measurement import Event, Measurement, failed
 from autoconv.tuning.search.search import Search
 from autoconv.tuning.staleness import former_winner, note, stale, uncovered
@@ -62,6 +62,21 @@ def complete(request: Request, known: Known, mode: str) -> Known:
         if left := _left(request, known, mode):
             known = _race(request, known, left)
     return known
+
+
+def challenge(request: Request, candidates: Sequence[Candidate]) -> Known:
+    """What is known after a race of candidates that the caller has chosen, those of them that the records do not hold.
+
+    Parameters
+    ----------
+    request : Request
+    candidates : sequence of Candidate
+        Of its candidate set.
+    """
+    with _measuring, request.cache.timing_lock(request.device.key):
+        known = look_up(request)
+        new = [candidate for candidate in candidates if _unknown(request, known, candidate)]
+        return _race(request, known, _Left(new)) if new else known
 
 
 @dataclass(frozen=True)
@@ -148,8 +163,8 @@ def _race(request: Request, known: Known, left: _Left) -> Known:
         facts=found,
         covers=note(done, known.record),
     )
-    record = request.cache.add(request.layer.key(), request.device.key, race)
-    return known_from(request, record, known.timed + sum(facts.failure is None for facts in found.values()))
+    request.cache.add(request.layer.key(), request.device.key, race)
+    return known_from(request, on_record(request), known.timed + sum(facts.failure is None for facts in found.values()))
 
 
 def _measurement(request: Request) -> Measurement | Worker:

@@ -147,8 +147,14 @@ class Verifier:
         return float(difference.max()) / self.magnitude, same
 
 
-def _direct(layer: ConvLayer, device: Device) -> Kernel:
-    """The first kernel of the device's table of an algorithm that takes every layer, if it can run here."""
+def direct(layer: ConvLayer, device: Device) -> Kernel:
+    """The first kernel of the device's table of an algorithm that takes every layer, if it can run here.
+
+    Raises
+    ------
+    WrongResultError
+        When there is none.
+    """
     for algorithm in registry.algorithms(device):
         if algorithm.takes_all:
             for params in algorithm.candidates(layer, device):
@@ -158,7 +164,7 @@ def _direct(layer: ConvLayer, device: Device) -> Kernel:
 
 
 def _run_direct(layer: ConvLayer, device: Device, a: Array, b: Array) -> Array:
-    kernel = _direct(layer, device)
+    kernel = direct(layer, device)
     out = device.empty(layer.output_shape, layer.numpy_dtype)
     weights = b
     if kernel.packed_bytes:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Self, cast
 
 from autoconv import registry
@@ -34,6 +34,7 @@ from autoconv.tuning.measurement import Event, Measurement, Progress, failed
 
 PATIENCE = 60.0  # seconds for one step (build and verify, or one round of timing) where no budget is given
 LEAST_PATIENCE = 5.0  # however small the budget: compiling takes time; to begin, it has all of `PATIENCE`
+OVERRAN = "overran"  # how a failure begins of one that was waited for in vain
 LOST = 70  # exit status of a process whose device is lost
 
 Message = dict[str, Any]
@@ -54,10 +55,12 @@ class DeviceProcess:
         Opened there as well.
     module : str
         What the process runs.
+    environment : dict
+        Environment variables that it has and this one need not.
     """
 
-    def __init__(self, device: Device, module: str) -> None:
-        self.device, self.module = device, module
+    def __init__(self, device: Device, module: str, environment: Mapping[str, str] | None = None) -> None:
+        self.device, self.module, self.environment = device, module, dict(environment or {})
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._errors: Any = None
@@ -86,7 +89,7 @@ class DeviceProcess:
             line = self._lines.get(timeout=patience)
         except queue.Empty:
             self.close()
-            raise NoAnswerError(f"overran: no sign of life for {patience:g} s") from None
+            raise NoAnswerError(f"{OVERRAN}: no sign of life for {patience:g} s") from None
         if line is None:
             reason = self._last_words()
             self.close()
@@ -114,7 +117,9 @@ class DeviceProcess:
             text=True,
             encoding="utf-8",
             errors="replace",  # a library may print anything while it is imported
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(str(path) or os.curdir for path in sys.path)},
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(str(path) or os.curdir for path in sys.path)}
+            | self.environment,
         )
         self._lines = queue.Queue()
         threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
@@ -283,7 +288,7 @@ class Worker:
                 return self._ask({"finish": True} if candidates is None else {"enter": list(map(str, candidates))})
             except NoAnswerError as failure:
                 self._begun = False
-                culprit = _blamed(self._doing)
+                culprit = _blamed(self._doing, failure)
                 self._failures[culprit] = failed(
                     self._algorithms[culprit.algorithm], f"{failure} ({_during(self._doing)})"
                 )
@@ -316,9 +321,9 @@ class Worker:
         self._begun = False
 
 
-def _blamed(doing: Event | None) -> Candidate:
+def _blamed(doing: Event | None, failure: NoAnswerError) -> Candidate:
     if doing is None or doing.candidate is None:
-        raise PlanError("the tuning worker ended before it began with any candidate")
+        raise PlanError(f"the tuning worker ended before it began with any candidate: {failure}") from None
     return doing.candidate
 
 

@@ -67,12 +67,19 @@ def onnx_model(layers: Mapping[str, ConvLayer], constants: Mapping[str, Array]) 
 
 def onnx_session(layers: Mapping[str, ConvLayer], constants: Mapping[str, Array], threads: int) -> Any:
     """A session of ONNX Runtime for `onnx_model`, at its default settings but for the thread count."""
+    return model_session(onnx_model(layers, constants), threads)
+
+
+def model_session(model: bytes, threads: int, profile: str = "") -> Any:
+    """The same for any model; with a profile, which is written to a file whose name begins so."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors
-    return onnxruntime.InferenceSession(onnx_model(layers, constants), options, providers=["CPUExecutionProvider"])
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, profile
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def bound_arrays(session: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Any:

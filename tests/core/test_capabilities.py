@@ -20,7 +20,10 @@ from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 from autoconv.tuning import reference
 
 # not the device at hand: what is declared is the same on every machine
-DEVICES: dict[str, Device] = {"cpu": CPU(threads=2, instruction_set="avx512"), "cuda": Emulated(capability=90)}
+DEVICES: dict[str, Device] = {
+    "cpu": CPU(threads=2, instruction_set="avx512", matrix_unit="amx"),
+    "cuda": Emulated(capability=90),
+}
 FAMILIES = [(kind, a) for kind, device in DEVICES.items() for a in registry.algorithms(device) if a.vendor is None]
 CHANNELS = {"dense": (16,), "grouped": (16, 256), "depthwise": (16,)}
 DILATIONS = (1, 2)

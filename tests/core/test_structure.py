@@ -34,13 +34,13 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"errors"},
     ),
     "autoconv.cpu": (
-        {"direct", "winograd", "fft", "gemm", "gemm_packed", "depthwise", "numpy", "extensions"},
+        {"direct", "winograd", "fft", "gemm", "gemm_packed", "depthwise", "matrix", "numpy", "extensions"},
         {"transform"},
         {"common"},
         {"device"},
         {"peak"},
         {"pool"},
-        {"allocator", "codegen", "threads"},
+        {"allocator", "codegen", "permission", "threads"},
     ),
     "autoconv.cuda": (
         {"direct", "winograd", "fft", "depthwise"},
@@ -52,7 +52,14 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"codegen"},
     ),
     "autoconv.cli": ({"main"}, {"tune", "explain", "records", "info", "bench"}, {"tables"}, {"options", "output"}),
-    "autoconv.bench": ({"gpu"}, {"race", "reports"}, {"results"}, {"suites"}, {"statistics"}, {"baselines"}),
+    "autoconv.bench": (
+        {"gpu"},
+        {"race", "reports"},
+        {"results", "exported"},
+        {"suites"},
+        {"statistics"},
+        {"baselines"},
+    ),
 }
 
 

@@ -76,8 +76,15 @@ def test_a_worker_that_does_not_begin_is_given_up(monkeypatch: pytest.MonkeyPatc
     for name in ("PATIENCE", "LEAST_PATIENCE"):
         monkeypatch.setattr(isolate, name, 0.0)
     worker = isolate.Worker(FaultyCPU.having("none"))
-    with pytest.raises(PlanError, match="ended before it began"):
+    with pytest.raises(PlanError, match=r"ended before it began with any candidate: overran: no sign of life for 0 s$"):
         worker.measure(LAYER, [Candidate("faulty.none")], budget=0.0)
+
+
+def test_a_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.write(2, b'no room here')\nos._exit(4)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PlanError, match=r"any candidate: exited with status 4: no room here$"):
+        measured("none")
 
 
 def test_one_worker_serves_layer_after_layer() -> None:

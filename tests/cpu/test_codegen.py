@@ -246,7 +246,7 @@ def test_kernels_are_kept_on_disk_and_damage_is_repaired(tmp_path, monkeypatch):
             return compiler.build(emit, "generic")
 
     out = np.zeros(1, np.int64)
-    code_hash.version(__name__)  # which is kept there too
+    code_hash.version(compiler.__name__)  # which is kept there too
     others = set(machine_code.folder().glob("*"))
     build()
     build()

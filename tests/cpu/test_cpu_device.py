@@ -8,13 +8,15 @@ from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from autoconv.cpu import allocator
+from autoconv.cpu import allocator, permission
 from autoconv.cpu import device as module
 from autoconv.cpu.allocator import ALIGNMENT
+from autoconv.cpu.codegen import compiler
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 
@@ -72,14 +74,53 @@ def test_a_processor_without_a_number_of_threads_is_refused(threads: Any) -> Non
 
 def test_an_instruction_set_the_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for made in (CPU.current, lambda instruction_set: CPU(threads=1, instruction_set=instruction_set)):
-        with pytest.raises(PlanError, match="instruction_set='sse9': expected avx512 or avx2 or generic"):
+        with pytest.raises(PlanError, match=r"instruction_set='sse9': expected (amx or )?avx512 or avx2 or generic"):
             made(instruction_set="sse9")
-    monkeypatch.setattr(module, "host_instruction_set", lambda: "avx2")
+    monkeypatch.setattr(module, "host_level", lambda: "avx2")
     with pytest.raises(PlanError, match="instruction_set='avx512': expected at most what this processor has, 'avx2'"):
         CPU.current(instruction_set="avx512")
     monkeypatch.setenv("AUTOCONV_ISA", "avx512")
     with pytest.raises(PlanError, match="AUTOCONV_ISA='avx512': expected at most what this processor has, 'avx2'"):
         CPU.current()
+
+
+AMX = dict.fromkeys(("avx512bf16", "avx512vnni", "amx-tile", "amx-bf16", "amx-int8"), True)
+
+
+@pytest.mark.parametrize("lacking", ["", "amx-bf16", "avx512bf16", "permission", "avx512"])
+def test_tiles_are_there_only_with_all_that_belongs_to_them(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = "avx2" if lacking == "avx512" else "avx512"
+    monkeypatch.setattr(module, "host_instruction_set", lambda: vectors)
+    monkeypatch.setattr(compiler, "host_features", lambda: AMX | {lacking: False})
+    monkeypatch.setattr(permission, "granted", lambda: lacking != "permission")
+    assert module.host_level.__wrapped__() == (vectors if lacking else "amx")
+
+
+def test_a_processor_with_tiles_can_be_held_to_its_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "host_level", lambda: "amx")
+    monkeypatch.delenv("AUTOCONV_ISA", raising=False)
+    whole, vectors = CPU.current(1), CPU.current(1, "avx512")
+    assert (whole.instruction_set, whole.matrix_unit, whole.level) == ("avx512", "amx", "amx")
+    assert (vectors.instruction_set, vectors.matrix_unit, vectors.level) == ("avx512", None, "avx512")
+    assert "-amx-" in whole.key
+    assert (whole.lesser_keys, vectors.lesser_keys) == ((vectors.key,), ())
+    monkeypatch.setenv("AUTOCONV_ISA", "avx512")
+    assert CPU.current(1) == vectors
+
+
+def test_another_matrix_unit_is_refused() -> None:
+    with pytest.raises(PlanError, match="matrix_unit='sme': expected amx or emulated, or None"):
+        CPU(threads=1, instruction_set="avx2", matrix_unit="sme")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system call is Linux's")
+@pytest.mark.parametrize(("answer", "granted"), [(0, True), (-1, False)])
+def test_permission_is_asked_of_the_system(answer: int, granted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    syscall = Mock(return_value=answer)
+    monkeypatch.setattr(permission.ctypes, "CDLL", lambda _: SimpleNamespace(syscall=syscall))
+    monkeypatch.setattr(permission.platform, "machine", lambda: "x86_64")
+    assert permission.granted.__wrapped__() is granted
+    assert [argument.value for argument in syscall.call_args.args] == [158, 0x1023, 18]
 
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (3, 5), (1000, 1000)])

@@ -39,6 +39,15 @@ def emit(instruction_set, n_tasks):
     launch(run, run.args[0], k, n_tasks)
     launch(run, run.args[0], back, n_tasks)
 
+    k = m.function("who", *TASK, internal=True)
+    ctx, index, thread = k.args
+    out = operands(k, ctx, f64)[2]
+    k.store(k.cast(thread, f64), out + index)
+    with k.loop(0, 100):  # long enough for the others to come
+        k.pause()
+    run = m.function("party", *RUN)
+    launch(run, run.args[0], k, n_tasks)
+
     k = m.function("once", *TEAM_TASK, internal=True)
     ctx, thread, threads = k.args
     mine = operands(k, ctx, f64)[2] + thread * 2
@@ -72,6 +81,49 @@ def test_every_task_runs_once(threads, n_tasks):
     if futex_number() is not None:
         fall_asleep(threads)
     check(n_tasks, threads, 1)
+
+
+@pytest.mark.parametrize("threads", [8, 64])  # on however few processors
+def test_many_threads(threads):
+    for n_tasks in (1, 3, threads, 500):
+        check(n_tasks, threads, 20)
+    if futex_number() is not None:
+        fall_asleep(threads)
+    check(500, threads, 1)
+
+
+@pytest.mark.parametrize(("party", "n_tasks"), [(1, 300), (2, 300), (3, 300), (8, 300), (8, 2), (99, 5)])
+def test_only_a_party_takes_part_and_no_more_threads_than_there_are_tasks(party, n_tasks):
+    entry = Entry(compiler.build(emit, "generic", n_tasks), "party", 8, party)
+    seen = set()
+    for _ in range(50):
+        out = np.full(n_tasks, -1.0)
+        entry(out, None, out)
+        seen |= set(out.astype(int).tolist())
+    assert seen <= set(range(min(party, n_tasks, 8)))
+
+
+@pytest.mark.skipif(futex_number() is None, reason="nobody sleeps here")
+@pytest.mark.parametrize(("party", "woken"), [(1, 0), (2, 1), (3, 3), (4, 3), (5, 7), (8, 7)])
+def test_workers_that_are_not_asked_sleep_on(party, woken):
+    """Those who are: their number doubles with every group."""
+    check(300, 8, 1)
+    fall_asleep(8)
+    time.sleep(0.01)
+    entry = Entry(compiler.build(emit, "generic", 300), "party", 8, party)
+    out = np.zeros(300)
+    before = [switches(worker) for worker in pool._pools[8]._workers]
+    for _ in range(20):
+        entry(out, None, out)
+        fall_asleep(8)
+    after = [switches(worker) for worker in pool._pools[8]._workers]
+    assert [b > a for a, b in zip(before, after, strict=True)] == [True] * woken + [False] * (7 - woken)
+
+
+def switches(worker):
+    """How often a thread has stopped to wait."""
+    status = Path(f"/proc/self/task/{worker.native_id}/status").read_text()
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])

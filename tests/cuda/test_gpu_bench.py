@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,17 @@ from simt.emulator import MISSING, Emulated
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Kernel, Params
 from autoconv.bench import gpu as bench
-from autoconv.bench.gpu import RESULTS, Helper, Target, items, read, targets
+from autoconv.bench.gpu import CACHES, RESULTS, Helper, helper, preview, read
+from autoconv.bench.gpu.agenda import CEILINGS, FIRST, Target, compared_after, items, targets, timetable
+from autoconv.bench.gpu.archive import ArchiveError, pack, unpack
 from autoconv.bench.gpu.baselines import Baseline
 from autoconv.bench.gpu.helper import OURS, Work
 from autoconv.bench.gpu.report import markdown, missing
 from autoconv.cli import main, options
 from autoconv.cuda.codegen.compiler import CompileError
+from autoconv.cuda.device import CUDA
 from autoconv.cuda.direct.direct import Direct
+from autoconv.cuda.gemm.tensor import Tensor
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
@@ -30,6 +35,7 @@ from autoconv.records.cache import TuningCache
 from autoconv.registry import algorithms
 from autoconv.tuning.planner import plan
 from autoconv.tuning.reference import convolve, error, magnitude
+from autoconv.tuning.worker import OVERRAN
 
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 LAYER = ConvLayer(N=1, C=2, H=4, W=4, K=2, R=3, S=3, padding=1)
@@ -96,9 +102,9 @@ def _(device: Losing) -> tuple[Algorithm, ...]:
 
 
 def some(phases: Any, algorithms: Any, wanted: Any) -> list[str]:
-    """The items without most of the checks, whose number alone would take minutes."""
+    """The items without most of the checks, and without the many kinds to warm: they would take minutes."""
     found = list(items(phases, algorithms, wanted))
-    return [i for i in found if not i.startswith("check/") or i.endswith(("/0", "/1"))]
+    return [i for i in found if i != "warm" and (not i.startswith("check/") or i.endswith(("/0", "/1")))]
 
 
 @pytest.fixture
@@ -117,7 +123,10 @@ def test_every_phase_runs_is_kept_and_is_not_done_twice(short: Any, tmp_path: Pa
     assert left == 0
     assert [r for r in results if "failure" in r] == []
     kinds = [r["item"].split("/")[0] for r in results]
-    assert list(dict.fromkeys(kinds)) == ["machine", "ceiling", "launch", "host", "compile", "check", "tune", "table"]
+    assert list(dict.fromkeys(kinds)) == [
+        "machine", "ceiling", "launch", "host", "tune", "table", "compile", "check",
+    ]  # fmt: skip
+    assert all((tmp_path / part).is_dir() for part in CACHES.values() if part != "cupy")  # there is no CuPy here
     assert read(tmp_path) == results
     table = results[-1]
     assert table["candidates"] == {OURS: "direct"}
@@ -139,7 +148,7 @@ def test_an_interrupted_run_goes_on_where_its_lines_end(short: Any, tmp_path: Pa
     results, left = short(device, tmp_path)
     assert left == 0
     measured = [r["item"] for r in results if r["item"].startswith("ceiling/")]
-    assert sorted(measured) == sorted(f"ceiling/{what}" for what in bench.CEILINGS)
+    assert sorted(measured) == sorted(f"ceiling/{what}" for what in CEILINGS)
     assert read(tmp_path) == results
     with pytest.raises(PlanError, match="holds results of cuda-emulated_sm_80-sm80-4SMs, this is cuda-emulated_sm_90"):
         short(Narrow(capability=90), tmp_path)
@@ -164,17 +173,17 @@ def test_a_lost_device_ends_its_process_and_not_the_run(
 ) -> None:
     monkeypatch.setenv("LOST", str(tmp_path / "lost"))
     device = Losing(capability=80)
-    helper = Helper(device, tmp_path)
-    assert "name" in helper.ask("machine", 1e6)
-    first = helper._process
-    found = helper.ask(f"launch/strays/{Strays().version}", 1e6)
+    process = Helper(device, tmp_path)
+    assert "name" in process.ask("machine", 1e6)
+    first = process._process
+    found = process.ask(f"launch/strays/{Strays().version}", 1e6)
     assert found == {
         "failure": "RuntimeError: an illegal memory access was encountered",
         "lost": "cudaErrorIllegalAddress",
     }
-    assert "name" in helper.ask("machine", 1e6)
-    assert helper._process is not first
-    helper.close()
+    assert "name" in process.ask("machine", 1e6)
+    assert process._process is not first
+    process.close()
 
 
 def test_a_tuning_worker_that_loses_the_device_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,10 +197,10 @@ def test_a_tuning_worker_that_loses_the_device_is_replaced(tmp_path: Path, monke
 
 
 def test_one_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    helper = Helper(Narrow(capability=80), tmp_path)
-    assert helper.ask("machine", 0.01) == {"failure": "overran: no sign of life for 0.01 s"}
-    assert "name" in helper.ask("machine", 1e6)
-    helper.close()
+    process = Helper(Narrow(capability=80), tmp_path)
+    assert process.ask("machine", 0.01) == {"failure": "overran: no sign of life for 0.01 s"}
+    assert "name" in process.ask("machine", 1e6)
+    process.close()
 
 
 class Twice(Baseline):
@@ -306,3 +315,150 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "expected -o DIRECTORY" in capsys.readouterr().err
     assert main([*command, "--phase", "all"]) == 2
     assert "expected some of check,tune,table" in capsys.readouterr().err
+
+
+def test_every_target_has_figures_early() -> None:
+    """After a third of three quarters of an hour, by the guesses, the longest layers of each target are compared."""
+    table, wanted = algorithms(Narrow(capability=90)), targets()
+    work = list(items(("check", "tune", "table"), table, wanted))
+    assert len(set(work)) == len(work)
+    compared = compared_after(timetable(work, table, []), [])
+    for target in wanted:
+        assert all(compared[layer.key()] <= 900 for layer in target.layers[:FIRST]), target.name
+        assert all(layer.key() in compared for layer in target.layers)
+    halves = [i for i in work if i.startswith("tune/hybrid/fwd-float16-NHWC")]
+    brains = [i for i in work if i.startswith("tune/hybrid/fwd-bfloat16-NHWC")]
+    assert [i.replace("float16", "bfloat16") for i in halves] == brains
+    assert all(work.index(half) < work.index(brain) for half, brain in zip(halves, brains, strict=True))
+
+
+def test_a_dry_run_says_what_is_left_and_learns_from_what_was_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = preview(tmp_path, ("tune", "table"), 60, WANTED)
+    whole = [f"tune/hybrid/{LAYER.key()}", f"table/hybrid/{LAYER.key()}"]
+    assert [line.split()[1] for line in lines[:4]] == ["machine", "warm", *whole]
+    assert lines[-2] == "small: figures after   0:51; 1 of 1 layers within the budget"
+    seconds = {"warm": 1.0, f"table/hybrid/{LAYER.replace(N=2).key()}": 1.0, whole[0]: 400.0}
+    (tmp_path / RESULTS).write_text("".join(f'{{"item": "{i}", "seconds": {s}}}\n' for i, s in seconds.items()))
+    lines = preview(tmp_path, ("tune", "table"), 60, WANTED)
+    assert [line.split()[1] for line in lines[:2]] == ["machine", whole[1]]
+    assert lines[-1].startswith("4 items, expected to take   6:")
+    command = ["bench", "alexnet", "--device", "cuda", "-o", str(tmp_path / "new"), "--dry-run", "--phase", "check"]
+    assert main(command) == 0
+    assert "float32: figures never; 0 of 5 layers within the budget" in capsys.readouterr().out
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_verification_asks_of_cupy_is_warmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper, "DTYPES", ("float32",))
+    assert Work(Narrow(capability=80), tmp_path, {}).warm() == {"kinds": 2}
+
+
+def test_an_item_that_the_budget_cuts_short_is_still_to_be_done(
+    short: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overran = {"failure": f"{OVERRAN}: no sign of life for 20 s"}
+    monkeypatch.setattr(Helper, "ask", lambda self, item, patience: {"key": "x"} if item == "machine" else overran)
+    results, left = short(Narrow(capability=80), tmp_path, budget=0.2)
+    assert [r["item"] for r in results] == ["machine"]
+    assert left == len(some(("check",), algorithms(Narrow(capability=80)), WANTED))
+    results, left = short(Narrow(capability=80), tmp_path)
+    assert left == 0
+    assert results[1] == read(tmp_path)[1]
+    assert results[2]["failure"] == overran["failure"]
+
+
+class Library(Direct):
+    """A vendor's algorithm."""
+
+    name, vendor = "library", "vendor"
+    version = "of this test"  # type: ignore[assignment]  # it is no part of the package
+
+    def installed(self) -> bool:
+        return True
+
+
+class Few(Tensor):
+    """Two tiles of tensor cores: the emulator compiles each."""
+
+    version = "of this test"  # type: ignore[assignment]  # it is no part of the package
+
+    def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
+        return itertools.islice(super().candidates(layer, device), 2)
+
+
+class Both(Narrow):
+    """A GPU with our kernels and those of a library."""
+
+
+@registry.algorithms.register
+def _(device: Both) -> tuple[Algorithm, ...]:
+    return (Direct(), Few(), Library())
+
+
+def test_one_race_answers_with_vendors_and_without(tmp_path: Path) -> None:
+    work = Work(Both(capability=80), tmp_path, {})
+    found = work.tune("hybrid", LAYER.key())
+    assert (found["entrants"], found["candidate"], set(found["timings"])) == (2, "direct", {"direct", "library"})
+    assert found["failures"] == {}
+    record = work.cache.load(LAYER.key(), work.device.key)
+    assert record is not None
+    assert len(record.races) == 1
+    assert work.table("hybrid", LAYER.key())["times"].keys() == {OURS}  # of equals ours is the choice
+
+
+def test_bfloat16_times_what_was_fast_in_float16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper, "FEW", 1)
+    work = Work(Both(capability=80), tmp_path, {})
+    half = LAYER.replace(dtype="float16", layout="NHWC", C=8, K=8)
+    assert work.tune("profile", half.key())["entrants"] > 3
+    found = work.tune("profile", half.replace(dtype="bfloat16").key())
+    assert found["entrants"] == 2
+    assert "library" in found["timings"]
+
+
+def test_an_archive_carries_the_folder_in_parts(tmp_path: Path) -> None:
+    folder, archive = tmp_path / "results", tmp_path / "away" / "state.tgz"
+    (folder / "kernels").mkdir(parents=True)
+    noise = np.random.default_rng(0).bytes(100_000)
+    (folder / "kernels" / "one").write_bytes(noise)
+    (folder / RESULTS).write_text('{"item": "warm"}\n')
+    parts = pack(folder, archive, 40_000)
+    assert [(path.name, path.stat().st_size <= 40_000) for path in parts] == [
+        (f"state.tgz.00{number}", True) for number in range(3)
+    ]
+    assert unpack(archive, tmp_path / "there")
+    assert (tmp_path / "there" / "kernels" / "one").read_bytes() == noise
+    assert read(tmp_path / "there") == [{"item": "warm"}]
+    for damage in (parts[2].unlink, lambda: parts[1].write_bytes(b"\0" * 40_000)):
+        damage()
+        with pytest.raises(ArchiveError, match=r"expected a whole archive in state\.tgz\.000 to"):
+            unpack(archive, tmp_path / "elsewhere")
+        assert not list((tmp_path / "elsewhere").iterdir())
+    (folder / "kernels" / "one").unlink()
+    assert pack(folder, archive, 40_000) == parts[:1]
+    assert [path.name for path in sorted(archive.parent.iterdir())] == ["state.tgz.000"]
+    assert not unpack(tmp_path / "none", tmp_path / "empty")
+
+
+def test_the_command_carries_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[list[str]] = []
+
+    def run(device: Device, folder: Path, *_: Any, **__: Any) -> Any:
+        folder.mkdir(exist_ok=True)
+        done.append([result["item"] for result in read(folder)])
+        with (folder / RESULTS).open("a") as file:
+            file.write('{"item": "warm"}\n')
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "run", run)
+    monkeypatch.setattr(options, "resolve", lambda name: Narrow(capability=80))
+    command = ["bench", "alexnet", "--device", "cuda", "--archive", str(tmp_path / "state.tgz"), "--part", "1", "-o"]
+    for machine in ("first", "second"):
+        assert main([*command, str(tmp_path / machine)]) == 130
+    assert done == [[], ["warm"]]
+    assert main([*command, str(tmp_path)]) == 2
+    assert "expected a place outside of" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def layer_of(**fields: Any) -> ConvLayer:
 # ---- tensor maps
 
 
-def walked(layer: ConvLayer, tensor_map: TensorMap, tap: tuple[int, int]) -> list[tuple[int, int, int]]:
+def walked(tensor_map: TensorMap, tap: tuple[int, int]) -> list[tuple[int, int, int]]:
     """The pixels (image, row, column) that im2col copies go through for one tap, by the manual's words."""
     width, height, images = tensor_map.extents[1:]
     rows = range(tensor_map.lower[1], height + tensor_map.upper[1], tensor_map.pixel_strides[1])
@@ -71,9 +71,7 @@ def test_a_pass_goes_through_the_pixels_that_its_taps_meet(fields: dict[str, Any
     for rows, columns in passes(layer):
         for i in range(rows.taps):
             for j in range(columns.taps):
-                places = walked(
-                    layer, pixel_map(layer, (rows, columns), 64), (i * rows.tap_stride, j * columns.tap_stride)
-                )
+                places = walked(pixel_map(layer, (rows, columns), 64), (i * rows.tap_stride, j * columns.tap_stride))
                 assert len(places) == layer.N * rows.pixels * columns.pixels
                 for number, (n, h, w) in enumerate(places):
                     y, x = divmod(number % (rows.pixels * columns.pixels), columns.pixels)
@@ -331,7 +329,6 @@ def test_products_of_a_warpgroup(name: str, dtype: Any, across: tuple[int, int],
 
 
 BRING = "arrive_expecting(s.full, 8192); fetch_box(%s, p0, s.full, 0, 0, 0);"
-IN_TIME = " await(s.full, 0);"
 
 
 @needs_compiler

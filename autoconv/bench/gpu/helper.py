@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import platform
 import random
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +19,26 @@ import numpy as np
 
 from autoconv import __version__, registry
 from autoconv.algorithm import Algorithm, Array, Candidate, Params
+from autoconv.bench.gpu.agenda import RACE
 from autoconv.bench.gpu.baselines import BASELINES, Baseline
 from autoconv.bench.gpu.cases import cases
 from autoconv.bench.gpu.edges import operands
 from autoconv.device import Device, Operands
 from autoconv.errors import DeviceLostError
-from autoconv.layer import ConvLayer
+from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
+from autoconv.records.limits import Limits, ranking
 from autoconv.tuning import reference
+from autoconv.tuning.lookup import Request, look_up
 from autoconv.tuning.planner import plan
-from autoconv.tuning.verification import Fenced
+from autoconv.tuning.racing import challenge
+from autoconv.tuning.verification import Fenced, Verifier, direct
 from autoconv.tuning.worker import Message, serve
 
 OURS, WITH_VENDORS = "autoconv", "autoconv with vendors"
 TUNING = "tuning"  # folder of the tuning cache
-RACE = 5.0  # seconds for timing the candidates of a layer
+FEW = 4  # candidates of ours, and as many of vendors', that hybrid times
 ROUNDS = 15
 AGREEMENT = {"float32": 1e-3, "float64": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}  # of the largest value
 
@@ -50,6 +56,7 @@ class Work:
         kind, *arguments = item.split("/")
         doing: dict[str, Callable[..., dict[str, Any]]] = {
             "machine": self.machine,
+            "warm": self.warm,
             "ceiling": self.ceiling,
             "launch": self.launch,
             "host": self.host,
@@ -76,6 +83,18 @@ class Work:
             "python": platform.python_version(),
             "numpy": np.__version__,
         }
+
+    def warm(self) -> dict[str, Any]:
+        """CuPy's own kernels, which it compiles at their first use: those that verification will want, now and once."""
+        kinds = list(zip(itertools.product(DTYPES, LAYOUTS), itertools.cycle(DIRECTIONS)))
+        for (dtype, layout), direction in kinds:
+            tail: dict[str, Any] = {"bias": True, "residual": True, "activation": "relu"} if direction == "fwd" else {}
+            layer = ConvLayer(
+                N=2, C=8, H=6, W=6, K=8, R=3, S=3, dtype=dtype, layout=layout, direction=direction, **tail
+            )
+            verifier = Verifier(layer, self.device)
+            verifier.check(direct(layer, self.device), verifier.b)
+        return {"kinds": len(kinds)}
 
     def ceiling(self, what: str) -> dict[str, Any]:
         """What the device reaches at most: bytes per second of a copy, operations per second of cuBLAS."""
@@ -173,14 +192,36 @@ class Work:
         return found if error <= bound else found | {"failure": f"error {error:.1e}, allowed {bound:.1e}"}
 
     def tune(self, mode: str, key: str) -> dict[str, Any]:
-        """Our candidates, and then those of vendor libraries, timed and kept."""
-        layer = ConvLayer.parse(key)
-        found: dict[str, Any] = {}
-        for vendors in (False, True):
-            made = plan(layer, mode, device=self.device, cache=self.cache, vendors=vendors, budget=RACE, isolate=True)
-            failures = {name: facts.failure for name, facts in made.facts.items() if facts.failure is not None}
-            found = {"candidate": str(made.candidate), "timings": made.timings, "failures": failures}
-        return found
+        """Our candidates and those of vendor libraries, timed in one race, which answers with vendors and without."""
+        everyone = frozenset(a.vendor for a in self.algorithms.values() if a.vendor is not None and a.installed())
+        request = Request(ConvLayer.parse(key), self.device, self.cache, Limits(vendors=everyone), RACE, True, None)
+        entrants = self._entrants(request, mode)
+        known = challenge(request, entrants)
+        ranked = ranking(known.facts, request.limits)
+        return {
+            "candidate": next((str(c) for c in ranked if self.algorithms[c.algorithm].vendor is None), None),
+            "with vendors": str(ranked[0]) if ranked else None,
+            "entrants": len(entrants),
+            "timings": {str(c): facts.time for c, facts in known.facts.items() if facts.failure is None},
+            "failures": {str(c): facts.failure for c, facts in known.facts.items() if facts.failure is not None},
+        }
+
+    def _entrants(self, request: Request, mode: str) -> list[Candidate]:
+        """All, as a record to be shipped wants it; or for "hybrid" those few of ours and of vendors' that rank first.
+
+        In bfloat16 what was fast in float16 is, the instructions being as fast: only those few are timed, where known.
+        """
+        offered = request.candidate_set.worth_timing(request.limits if mode == "hybrid" else None)
+        if request.layer.dtype == "bfloat16":
+            twin = replace(request, layer=request.layer.replace(dtype="float16"))
+            timed = ranking(look_up(twin).facts, request.limits)
+            if seeds := [candidate for candidate in timed if candidate in offered]:
+                return self._few(seeds)
+        return self._few(offered) if mode == "hybrid" else offered
+
+    def _few(self, ranked: Sequence[Candidate]) -> list[Candidate]:
+        theirs = [candidate for candidate in ranked if self.algorithms[candidate.algorithm].vendor is not None]
+        return [candidate for candidate in ranked if candidate not in theirs][:FEW] + theirs[:FEW]
 
     def table(self, mode: str, key: str) -> dict[str, Any]:
         """Ours, vendors off and on, against the baselines: seconds of interleaved rounds."""

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from autoconv.bench.gpu import Result, Target
+from autoconv.bench.gpu import Result
+from autoconv.bench.gpu.agenda import Target
 from autoconv.bench.gpu.helper import OURS, WITH_VENDORS
 from autoconv.bench.statistics import geometric_mean, interval, ratios
 from autoconv.common.text import duration, shape

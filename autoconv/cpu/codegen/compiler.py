@@ -11,12 +11,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import inspect
 import os
 import platform
 import threading
 import uuid
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from autoconv.common import code_hash, machine_code
@@ -121,6 +123,15 @@ _lock = threading.RLock()
 _programs: weakref.WeakValueDictionary[bytes, Program] = weakref.WeakValueDictionary()
 
 
+@functools.cache
+def _code_version(emit: Callable[..., Module]) -> str:
+    """A hash of the code that an emitter is made of: its family's, or its own file where it is of another package."""
+    if emit.__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return code_hash.version(emit.__module__)
+    source = Path(inspect.getfile(emit)).read_bytes()
+    return f"{code_hash.version(__name__)} {hashlib.sha256(source).hexdigest()}"
+
+
 def build(emit: Callable[..., Module], instruction_set: str, *args: object) -> Program:
     """The program of `emit(instruction_set, *args)`: from memory, from disk, or compiled now.
 
@@ -129,7 +140,7 @@ def build(emit: Callable[..., Module], instruction_set: str, *args: object) -> P
     text = (
         f"{_toolchain()} {_features(instruction_set)} {emit.__module__}.{emit.__qualname__}{(instruction_set, *args)}"
     )
-    key = hashlib.sha256(f"{text} {code_hash.version(emit.__module__)}".encode()).digest()
+    key = hashlib.sha256(f"{text} {_code_version(emit)}".encode()).digest()
     with _lock:
         program = _programs.get(key)
         if program is None:
@@ -141,12 +152,3 @@ def build(emit: Callable[..., Module], instruction_set: str, *args: object) -> P
             names, _, image = stored.partition(b"\0")
             program = _programs[key] = Program(image, tuple(names.decode().split("\n")))
     return program
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.RLock()  # another thread may have held it when the process forked
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)

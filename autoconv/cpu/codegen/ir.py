@@ -34,7 +34,7 @@ What there is to know:
 
 `compiler.build(emit, instruction_set, ...)` compiles what an `emit(instruction_set, ...) -> Module`
 returns; `launch` says how a kernel's work is spread over threads. The language itself is written in `values`
-(types, values, a function's text), `arithmetic`, `control` and `memory`; kernels import this page of it.
+(types, values, a function's text), `arithmetic`, `control`, `memory` and `tiles`; kernels import this page of it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ import platform
 from collections.abc import Sequence
 
 from autoconv.cpu.codegen.arithmetic import Var
-from autoconv.cpu.codegen.memory import LINE, Memory
+from autoconv.cpu.codegen.memory import LINE
+from autoconv.cpu.codegen.tiles import Tiles
 from autoconv.cpu.codegen.values import (
     DTYPES,
     Number,
@@ -95,15 +96,16 @@ VECTOR_REGISTERS = {"avx512": 32, "avx2": 16, "generic": 16}
 TERMS = {"avx512": 1, "avx2": 4, "generic": 2}  # that one round of a loop adds to a register tile's sums
 
 
-class Function(Memory):
+class Function(Tiles):
     """One function being written; `k` in every kernel."""
 
 
 class Module:
-    """Functions compiled together for one instruction set."""
+    """Functions compiled together for one instruction set, and for a matrix unit where they use `tiles`."""
 
-    def __init__(self, instruction_set: str, x86: bool | None = None) -> None:
+    def __init__(self, instruction_set: str, x86: bool | None = None, matrix_unit: str | None = None) -> None:
         self.instruction_set = instruction_set
+        self.matrix_unit = matrix_unit
         self.x86 = platform.machine().lower() in ("x86_64", "amd64") if x86 is None else x86
         self.functions: list[Function] = []
         self._declarations: dict[str, None] = {}

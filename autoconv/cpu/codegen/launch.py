@@ -16,8 +16,10 @@ A task gets the context, its own number in 0 .. n_tasks - 1, and the number of t
 0 .. threads - 1, for a part of the workspace of its own. Threads take the next number when they are free; so tasks must
 not depend on each other, and the answer must not depend on who ran them.
 
+No more threads take part in a region than it has tasks, or than the run was given.
+
 Where every thread is to take part exactly once (`launch_team`), the function gets the context, its thread's number, and
-the number of threads.
+the number of threads. No kernel does that: who waits for every thread waits for the one whose processor a stranger has.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from autoconv.cpu.codegen.ir import Function, Type, Value, i8, i64, ptr
 
 # Context of a run, in 8-byte slots: the addresses of a, b, out, bias, residual, workspace, then these.
 OPERANDS = 6
-POOL, LAUNCH, LAUNCH_TEAM, MODE, SLOTS = 6, 7, 8, 9, 10
+POOL, LAUNCH, LAUNCH_TEAM, MODE, PARTY, SLOTS = 6, 7, 8, 9, 10, 11
 
 CONTEXT = ptr(i64)
 RUN = (CONTEXT,)

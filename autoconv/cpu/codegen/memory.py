@@ -68,7 +68,7 @@ class Memory(Control):
             self.store(self.extract(v, lane), p + lane)
             return
         if element == bf16:
-            v = self._to_bfloat(v)
+            v = self.to_bfloat(v)
         elif element == f16:
             v = self._to_half(v)
         align = align or (v.type.bytes * v.type.lanes if nontemporal else element.bytes)
@@ -136,8 +136,12 @@ class Memory(Control):
         h = self.select(magnitude < (113 << 23), tiny, self.select(magnitude >= (143 << 23), nan, normal))
         return self.emit(vec(i16, lanes), f"trunc {u.type} {(h | ((u >> 16) & 0x8000)).text} to {vec(i16, lanes)}")
 
-    def _to_bfloat(self, v: Value) -> Value:
+    def to_bfloat(self, v: Value) -> Value:
+        """Floats rounded to bfloat16, as 16 bits; NaN stays NaN."""
         lanes = v.type.lanes or 1
+        if self.module.matrix_unit == "amx":  # then there is an instruction for it
+            narrow = self.emit(vec(bf16, lanes), f"fptrunc {v.type} {v.text} to {vec(bf16, lanes)}")
+            return self.bits(narrow, vec(i16, lanes))
         u = self.bits(v, vec(i32, lanes))
         rounded = (u + 0x7FFF + ((u >> 16) & 1)) >> 16
         quiet = (u >> 16) | 0x40

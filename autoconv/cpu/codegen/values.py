@@ -231,6 +231,8 @@ class Body:
 
 
 def digits(element: Type, value: Number) -> str:
-    """A floating-point number, rounded to its type, as LLVM's assembly wants it: in the bits of a double."""
+    """A number as LLVM's assembly wants it; of a floating-point type, rounded to it, in the bits of a double."""
+    if not element.floating:
+        return str(int(value))
     rounded = struct.unpack("<f", struct.pack("<f", value))[0] if element.bits == 32 else float(value)
     return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"

@@ -23,7 +23,7 @@ import platform
 import sys
 from collections.abc import Callable
 
-from autoconv.cpu.codegen.ir import Function, Module, Value, i8, i32, i64, ptr
+from autoconv.cpu.codegen.ir import Function, Module, Value, i1, i8, i32, i64, ptr
 from autoconv.cpu.codegen.launch import (
     CONTEXT,
     LAUNCH,
@@ -31,6 +31,7 @@ from autoconv.cpu.codegen.launch import (
     LAUNCH_TEAM,
     MODE,
     OPERANDS,
+    PARTY,
     POOL,
     RUN,
     SLOTS,
@@ -40,7 +41,7 @@ from autoconv.cpu.codegen.launch import (
 )
 
 # The pool's words, each on a cache line of its own; in bytes from its start.
-STATE = 0  # i64: number of the region in the high half; in the low half, threads inside, and CLOSED
+STATE = 0  # i64: number of the region in the high half; in the low half, threads inside, its party, and CLOSED
 NUMBER = 4  # the high half, which sleepers watch (x86-64 and AArch64 Linux are little-endian)
 NEXT = 64  # i64: the next task
 JOB = 128  # i64 each: function, context, number of tasks or TEAM
@@ -54,8 +55,11 @@ ALLOWED, ELSEWHERE = 512, 512 + MASK  # sets: the processors of this process, an
 LIST = ELSEWHERE + MASK  # i32 each: the workers' thread numbers
 BYTES = LIST + 4 * 8 * MASK
 
+# A region's party are the threads that may enter: numbers below it. With STATE it is read in one piece.
+INSIDE = (1 << 16) - 1
+PARTY_SHIFT, MOST_PARTY = 16, (1 << 15) - 1
 CLOSED = 1 << 31
-INSIDE = CLOSED - 1
+EVERYONE = 0xFFFF_FFFF  # as a set of sleepers
 # Float modes of a run, as x86's MXCSR has them: no traps, rounding to nearest; and both bits that count denormals as 0.
 KEEP = 0x1F80
 FLUSH = KEEP | 0x8040
@@ -97,23 +101,30 @@ def emit(instruction_set: str, futex: int | None, data_offset: int) -> Module:
     return m
 
 
-def _sleep(k: Function, pool: Value, number: Value, futex: int | None) -> None:
+def _doubling(k: Function, thread: Value) -> Value:
+    """Which of the numbers 1, 2 to 3, 4 to 7, ... a thread's is among: workers are woken by these groups."""
+    return 63 - k.intrinsic(i64, "llvm.ctlz.i64", thread, k.const(i1, 0))
+
+
+def _sleep(k: Function, pool: Value, number: Value, thread: Value, futex: int | None) -> None:
     if futex is None:
         k.intrinsic(i32, "usleep", k.const(i32, 50))
         return
     k.atomic("add", k.bytes_at(pool, SLEEPERS, i32), 1)
-    wait, none = k.const(i32, 128), k.const(ptr(i8), 0)  # FUTEX_WAIT_PRIVATE: sleeps only if the number still holds
-    k.intrinsic(i64, "syscall", k.i64(futex), k.bytes_at(pool, NUMBER, i8), wait, number, none)
+    wait, none = k.const(i32, 128 + 9), k.const(ptr(i8), 0)  # FUTEX_WAIT_BITSET, private: if the number still holds
+    group = k.cast(k.i64(1) << _doubling(k, thread), i32)
+    k.intrinsic(i64, "syscall", k.i64(futex), k.bytes_at(pool, NUMBER, i8), wait, number, none, none, group)
     k.atomic("sub", k.bytes_at(pool, SLEEPERS, i32), 1)
 
 
-def _wake(k: Function, pool: Value, futex: int | None) -> None:
+def _wake(k: Function, pool: Value, groups: Value, futex: int | None) -> None:
     if futex is None:
         return
     with k.if_(k.atomic_load(k.bytes_at(pool, SLEEPERS, i32)) > 0):
         _keep_off(k, pool)
-        wake, everyone, none = k.const(i32, 129), k.const(i32, 2**31 - 1), k.const(ptr(i8), 0)  # FUTEX_WAKE_PRIVATE
-        k.intrinsic(i64, "syscall", k.i64(futex), k.bytes_at(pool, NUMBER, i8), wake, everyone, none)
+        wake, all_of_them, none = k.const(i32, 128 + 10), k.const(i32, 2**31 - 1), k.const(ptr(i8), 0)
+        number = k.bytes_at(pool, NUMBER, i8)  # FUTEX_WAKE_BITSET, private
+        k.intrinsic(i64, "syscall", k.i64(futex), number, wake, all_of_them, none, none, groups)
 
 
 def _keep_off(k: Function, pool: Value) -> None:
@@ -170,18 +181,20 @@ def _emit_work(m: Module, futex: int | None) -> None:
             with k.if_(turns.get() > 0):
                 k.pause()
             with k.else_():
-                _sleep(k, pool, seen.get(), futex)
+                _sleep(k, pool, seen.get(), thread, futex)
         leave_if(k.atomic_load(k.bits(settings + 2, ptr(i32))).ne(0))
         with k.forever() as done_if:
             now = k.atomic_load(state)
             seen.set(k.cast(now >> 32, i32))
+            party = (now >> PARTY_SHIFT) & MOST_PARTY
+            invited = k.select((now & CLOSED).eq(0), party, k.i64(0)) > thread
             entered = k.var(k.const(i64, 0))
-            with k.if_((now & CLOSED).eq(0)):
+            with k.if_(invited):
                 entered.set(k.zext(k.compare_exchange(state, now, now + 1), i64))
             with k.if_(entered.get().ne(0)):
                 k.call(take_part, pool, thread)
                 k.atomic("sub", state, 1)
-            done_if(k.select(entered.get().ne(0), k.const(i64, 1), now & CLOSED).ne(0))
+            done_if(k.select(invited, entered.get(), k.i64(1)).ne(0))
     k.set_float_mode(before)
 
 
@@ -197,9 +210,9 @@ def _emit_launch(m: Module, futex: int | None, team: bool) -> None:
     state, job = k.bytes_at(pool, STATE, i64), k.bytes_at(pool, JOB, i64)
     settings = k.bytes_at(pool, SETTINGS, i64)
     threads = k.load(settings)
-    worth = threads > 1 if team else k.select(threads > 1, n, k.i64(0)) > 1
+    party = threads if team else k.min(k.min(threads, n), k.load(context + PARTY))
     mine = k.var(k.const(i64, 0))
-    with k.if_(worth):
+    with k.if_(party > 1):
         mine.set(k.zext(k.compare_exchange(k.bytes_at(pool, BUSY, i32), 0, 1), i64))
     with k.if_(mine.get().ne(0)):
         k.store(k.bits(function, i64), job)
@@ -207,8 +220,8 @@ def _emit_launch(m: Module, futex: int | None, team: bool) -> None:
         k.store(k.i64(-1) if team else n, job + 2)
         k.atomic_store(0, k.bytes_at(pool, NEXT, i64))
         number = (k.load(state) >> 32) + 1
-        k.atomic("xchg", state, number << 32)
-        _wake(k, pool, futex)
+        k.atomic("xchg", state, number << 32 | party << PARTY_SHIFT)
+        _wake(k, pool, k.cast((k.i64(2) << _doubling(k, party - 1)) - 1, i32), futex)
         k.call(take_part, pool, 0)
         if team:
             done = k.bytes_at(pool, DONE, i64)
@@ -226,9 +239,9 @@ def _emit_launch(m: Module, futex: int | None, team: bool) -> None:
 
 
 def _emit_start(m: Module, data_offset: int) -> None:
-    """What Python calls: take the addresses out of the array objects, and run in the float mode that is given."""
-    k = m.function("start", ptr(i8), ptr(i8), i64, *(i64,) * OPERANDS)
-    pool, run, mode, *arrays = k.args
+    """What Python calls: take the addresses out of the array objects, and run in a float mode, with a party."""
+    k = m.function("start", ptr(i8), ptr(i8), i64, i64, *(i64,) * OPERANDS)
+    pool, run, mode, party, *arrays = k.args
     context = k.scratch(i64, SLOTS)
     for slot, array in enumerate(arrays):
         data = k.var(k.const(i64, 0))
@@ -240,6 +253,7 @@ def _emit_start(m: Module, data_offset: int) -> None:
     k.store(k.bits(k.address(named["launch"]), i64), context + LAUNCH)
     k.store(k.bits(k.address(named["launch_team"]), i64), context + LAUNCH_TEAM)
     k.store(mode, context + MODE)
+    k.store(party, context + PARTY)
     before = k.float_mode()
     k.set_float_mode(k.cast(mode, i32))
     k.call_address(run, RUN, context)
@@ -254,7 +268,7 @@ def _emit_stop(m: Module, futex: int | None) -> None:
     k.atomic_store(1, settings)
     k.atomic_store(1, k.bits(settings + 2, ptr(i32)))
     k.atomic("add", k.bytes_at(pool, NUMBER, i32), 1)
-    _wake(k, pool, futex)
+    _wake(k, pool, k.const(i32, EVERYONE), futex)
 
 
 def emit_wake(instruction_set: str) -> Module:

@@ -1,0 +1,133 @@
+"""Convolution by products of tiles, on processors with a matrix unit.
+
+A product of 16 pixels and 16 filters over 32 channels is one instruction, on bfloat16. A float16 is the sum of two such
+numbers, a float32 of three. Of the nine products of a float32's parts the six largest are more exact than sums in
+float32, and the three largest about as exact as Winograd's large tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import ClassVar
+
+from autoconv.algorithm import Kernel, Params
+from autoconv.cpu import permission
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.tiles import TILE_ROWS
+from autoconv.cpu.common.algorithm import CALL, GeneratedAlgorithm, traffic
+from autoconv.cpu.device import CPU
+from autoconv.cpu.matrix.geometry import (
+    DEPTH,
+    FILTERS,
+    MatrixBlocking,
+    Panel,
+    blocking,
+    correlations_of,
+    packed_bytes,
+    strips,
+)
+from autoconv.cpu.matrix.kernels import emit
+from autoconv.layer import ConvLayer
+
+STRIPS = (128, 256, 512, 1024)  # outputs
+CHANNELS = (64, 256)  # summed at a time, where not all are
+
+
+def without_unit(device: CPU) -> list[str]:
+    """Why tiles cannot be multiplied on a device."""
+    return [] if device.matrix_unit else ["matrix_unit=None: expected a processor with a matrix unit (AMX)"]
+
+
+class TileAlgorithm(GeneratedAlgorithm):
+    """A family whose kernels use tiles."""
+
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16")
+    groupings = ("dense", "grouped")
+    keeps_denormals = False  # the unit counts them as 0, in whatever mode a thread is
+    products: ClassVar[dict[str, int]]  # of parts of numbers, by type
+
+    def build(self, layer: ConvLayer, device: CPU, params: Params) -> Kernel:
+        if device.matrix_unit == "amx":
+            permission.require()
+        return super().build(layer, device, params)
+
+
+class Matrix(TileAlgorithm):
+    """Tiles of pixels by tiles of packed filters, as exact as sums in float32.
+
+    Parameters: `products` of parts of numbers, 1 for bfloat16, 3 for float16, 6 for float32; about how many outputs a
+    `strip` has, whose pixels are packed together; `BC` channels of the sum at a time.
+
+    Sources: Intel, "Intrinsics for Advanced Matrix Extensions", for tiles; Henry, Tang and Heinecke, "Leveraging the
+    bfloat16 artificial intelligence datatype for higher-precision computations" (2019), arXiv:1904.06376, for the parts
+    and their products; Georganas et al. (2018), arXiv:1808.05567, for a block of the output that stays in registers for
+    all taps.
+    """
+
+    name = "matrix"
+    directions = ("fwd", "dgrad")
+    exact = True
+    products: ClassVar[dict[str, int]] = {"bfloat16": 1, "float16": 3, "float32": 6}
+
+    def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
+        if without_unit(device):
+            return []
+        c = max(correlations_of(layer), key=lambda c: c.macs)
+        products = self.products[layer.dtype]
+        blocks = sorted({BC for BC in CHANNELS if BC < c.C} | {c.C}, reverse=True)
+        found: dict[MatrixBlocking, Params] = {}
+        for BC in blocks:
+            for strip in STRIPS:
+                params = {"products": products, "strip": strip, "BC": BC}
+                found.setdefault(blocking(c, products, strip, BC, device.threads), params)
+        return found.values()
+
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
+        reasons = without_unit(device)
+        products, strip, BC = (params[name] for name in ("products", "strip", "BC"))
+        if products != (needed := self.products[layer.dtype]):
+            reasons.append(f"products={products}: expected {needed} for {layer.dtype}")
+        if int(strip) < TILE_ROWS:
+            reasons.append(f"strip={strip}: expected at least the {TILE_ROWS} outputs of a tile")
+        channels = max(c.C for c in correlations_of(layer))
+        if not 0 < int(BC) <= channels or (int(BC) % DEPTH and int(BC) != channels):
+            reasons.append(f"BC={BC}: expected all {channels} channels, or some multiple of {DEPTH} of them")
+        return reasons
+
+    def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
+        panels = (Panel(c, b) for c, b in zip(correlations_of(layer), _blockings(layer, device, params), strict=True))
+        return device.threads * max(panel.thread_bytes for panel in panels)
+
+    def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
+        return sum(packed_bytes(c, int(params["products"])) for c in correlations_of(layer))
+
+    def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
+        """The products of whole tiles, the packing of each strip by each thread that needs it, or memory's traffic."""
+        seconds = CALL
+        for c, b in zip(correlations_of(layer), _blockings(layer, device, params), strict=True):
+            panel, number = Panel(c, b), strips(c, b)
+            steps = panel.tiles * math.ceil(c.K / FILTERS) * 2 * panel.blocks * len(panel.taps)
+            multiplied = 2 * 16 * 16 * DEPTH * b.products * steps * number
+            packed = panel.panel_bytes * number * min(b.chunks, device.threads)
+            seconds += multiplied / device.peak_flops(layer.dtype) / 8 + packed / device.bandwidth() / 4
+        return max(seconds, traffic(layer) / device.bandwidth())
+
+    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
+        blockings = _blockings(layer, device, params)
+        return compiler.build(emit, device.instruction_set, device.matrix_unit, layer, blockings)
+
+
+class MatrixX3(Matrix):
+    """The same with the three largest products of a float32's parts: a term errs by up to 1.2e-5 of itself."""
+
+    name = "matrix.x3"
+    dtypes = ("float32",)
+    exact = False
+    products: ClassVar[dict[str, int]] = {"float32": 3}
+    float32_bound = 1.2e-5
+
+
+def _blockings(layer: ConvLayer, device: CPU, params: Params) -> tuple[MatrixBlocking, ...]:
+    products, strip, BC = (int(params[name]) for name in ("products", "strip", "BC"))
+    return tuple(blocking(c, products, strip, BC, device.threads) for c in correlations_of(layer))

@@ -1,0 +1,229 @@
+"""The kernels of `matrix`: a strip's panel, multiplied by blocks of filters tile by tile, and the store of its sums."""
+
+from __future__ import annotations
+
+from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, f32, i8, i64, ptr
+from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
+from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS
+from autoconv.cpu.common.correlation import Correlation
+from autoconv.cpu.common.epilogue import Epilogue
+from autoconv.cpu.common.lanes import load_range, store_range
+from autoconv.cpu.matrix.geometry import (
+    DEPTH,
+    FILTERS,
+    PRODUCTS,
+    MatrixBlocking,
+    Panel,
+    correlations_of,
+    filter_tiles,
+    packed_bytes,
+    parts_of,
+    strips,
+)
+from autoconv.cpu.matrix.packing import emit_filters, emit_panel
+from autoconv.layer import ConvLayer
+
+PIXELS, WEIGHTS = 4, 6  # the first of two tiles of each; those before are sums
+
+
+def emit_block(m: Module, panel: Panel, products: int, tiles: tuple[int, int]) -> Function:
+    """`block(pixels, filters, sums, blocks of channels, add)`: one or two tiles of pixels by as many of filters.
+
+    The sums go on from memory where `add` is not 0, and back to it. `pixels` are the lines of the tiles, `filters` the
+    first step of a block, `sums` a row for each pixel.
+    """
+    pixels, filters = tiles
+    parts, taps = parts_of(products), panel.taps
+    pointer = ptr(i8)
+    k = m.function(f"block_{pixels}x{filters}_{len(m.functions)}", pointer, pointer, pointer, i64, i64, internal=True)
+    x, w, sums, blocks, add = k.args
+    places = {
+        (p, f): sums + (p * TILE_ROWS * FILTERS + f * TILE_ROWS) * 4 for p in range(pixels) for f in range(filters)
+    }
+    with k.if_(add.ne(0)):
+        for (p, f), place in places.items():
+            k.tile_load(2 * p + f, place, FILTERS * 4)
+    with k.else_():
+        for p, f in places:
+            k.tile_zero(2 * p + f)
+    if taps:
+        skips = m.table(k, i64, [tap * LINE for tap in taps])
+        with k.loop(0, blocks) as block, k.loop(0, len(taps)) as tap:
+            here = x + block * (panel.block * LINE) + k.load(skips + tap)
+            there = w + (block * len(taps) + tap) * (parts * filters * TILE_BYTES)
+            _emit_step(k, here, there, panel, products, tiles)
+    for (p, f), place in places.items():
+        k.tile_store(2 * p + f, place, FILTERS * 4)
+    return k
+
+
+def _emit_step(k: Function, x: Value, w: Value, panel: Panel, products: int, tiles: tuple[int, int]) -> None:
+    """32 channels of a tap: the products of parts in their order, each loading what the one before has not."""
+    pixels, filters = tiles
+    held: tuple[int | None, int | None] = None, None
+    for left, right in PRODUCTS[products]:
+        for p in range(pixels if left != held[0] else 0):
+            k.tile_load(PIXELS + p, x + (left * panel.part + p * TILE_ROWS) * LINE, LINE)
+        for f in range(filters if right != held[1] else 0):
+            k.tile_load(WEIGHTS + f, w + (right * filters + f) * TILE_BYTES, LINE)
+        held = left, right
+        for p in range(pixels):
+            for f in range(filters):
+                k.tile_multiply(2 * p + f, PIXELS + p, WEIGHTS + f)
+
+
+class _TaskWriter:
+    """Writes the task of one correlation: a strip by some blocks of filters."""
+
+    def __init__(self, m: Module, n: int, layer: ConvLayer, c: Correlation, b: MatrixBlocking, packed_at: int) -> None:
+        self.m, self.layer, self.c, self.b, self.packed_at = m, layer, c, b, packed_at
+        self.panel = Panel(c, b)
+        self.element = DTYPES[layer.dtype]
+        fill = emit_panel(m, layer, self.panel) if self.panel.taps else None
+        sides = [n for n in (2, 1) if self.panel.tiles >= n]
+        widths = [n for n in (2, 1) if (filter_tiles(c) > 1 if n == 2 else filter_tiles(c) % 2)]
+        self.blocks = {(p, f): emit_block(m, self.panel, b.products, (p, f)) for p in sides for f in widths}
+        self.stores = {width: self._store(width) for width in widths}
+        self.k = m.function(f"task_{n}", *TASK, internal=True)
+        self._task(fill)
+
+    def _task(self, fill: Function | None) -> None:
+        k, c, b, panel = self.k, self.c, self.b, self.panel
+        context, index, thread = k.args
+        k.configure_tiles()
+        x, w, self.out, self.bias, self.residual, workspace = operands(
+            k, context, self.element, i8, self.element, self.element, self.element
+        )
+        chunk, strip = index % b.chunks, index // b.chunks
+        across, rest = self._part(strip, c.columns.count, b.columns)
+        down, rest = self._part(rest, c.rows.count, b.rows)
+        image, group = self._part(rest, c.N, b.images)
+        own = workspace + thread * panel.thread_bytes
+        self.lines = own + LINE
+        self.sums = self.lines + panel.panel_bytes
+        if fill is not None:
+            held = k.bits(own, ptr(i64))
+            with k.if_(k.load(held).ne(strip)):
+                k.call(fill, x + group * c.input.group, image, down, across, self.lines)
+                k.store(strip, held)
+        o = c.output
+        down, across = (
+            start * axis.output_stride + axis.output_start for start, axis in ((down, c.rows), (across, c.columns))
+        )
+        place = group * o.group + image * o.image + down * o.row + across * o.column
+        self.out, self.residual, self.bias = self.out + place, self.residual + place, self.bias + group * c.K
+        self.w = w + self.packed_at + group * (packed_bytes(c, b.products) // c.groups)
+        number = -(-filter_tiles(c) // 2)
+        first, last = chunk * number // b.chunks, (chunk + 1) * number // b.chunks
+        if filter_tiles(c) > 1:
+            with k.loop(first, k.min(last, filter_tiles(c) // 2)) as block:
+                self._filters(block, 2)
+        if filter_tiles(c) % 2:
+            with k.if_(last.eq(number)):
+                self._filters(k.i64(number - 1), 1)
+        k.release_tiles()
+
+    def _part(self, index: Value, extent: int, length: int) -> tuple[Value, Value]:
+        """Where the part of an extent starts that an index names, and the index of what it is a part of.
+
+        The last part is as long as the others, and does some of its neighbour's work again.
+        """
+        number = -(-extent // length)
+        return self.k.min(index % number * length, extent - length), index // number
+
+    def _filters(self, block: Value, width: int) -> None:
+        """The strip by a block of one or two tiles of filters."""
+        k, c, b, panel, o = self.k, self.c, self.b, self.panel, self.c.output
+        step = len(panel.taps) * parts_of(b.products) * TILE_BYTES
+        filters = self.w + block * (2 * panel.blocks * step)
+        together = -(-b.BC // DEPTH)
+        pairs = panel.tiles // 2
+
+        def multiply(tiles: int, tile: int | Value, first: Value) -> None:
+            x = self.lines + (first * panel.block + tile * TILE_ROWS) * LINE
+            sums = self.sums + tile * (TILE_ROWS * FILTERS * 4)
+            count = k.min(k.i64(panel.blocks) - first, together)
+            k.call(self.blocks[tiles, width], x, filters + first * (width * step), sums, count, first)
+
+        with k.loop(0, panel.blocks, together) as first:
+            if pairs:
+                with k.loop(0, pairs) as pair:
+                    multiply(2, pair * 2, first)
+            if panel.tiles % 2:
+                multiply(1, panel.tiles - 1, first)
+        channel = block * FILTERS
+        with k.loop(0, b.images) as n, k.loop(0, b.rows) as row:
+            source = self.sums + (n * panel.held + row) * (panel.pitch * FILTERS * 4)
+            place = n * o.image + row * (c.rows.output_stride * o.row) + channel * o.channel
+            k.call(
+                self.stores[width],
+                *(source, self.out + place, self.residual + place, self.bias + channel, k.i64(c.K) - channel),
+            )
+
+    def _store(self, width: int) -> Function:
+        """`store(sums, out, residual, bias, channels left)`: a row of outputs, of one or two tiles of filters."""
+        data = ptr(self.element)
+        k = self.m.function(f"store_{len(self.m.functions)}", ptr(f32), data, data, data, i64, internal=True)
+        step = self.c.columns.output_stride * self.c.output.column
+        if self.c.output.channel == 1:
+            self._channels_last(k, width, step)
+        elif step == 1:
+            self._channels_first(k, width)
+        else:
+            self._scattered(k, width, step)
+        return k
+
+    def _channels_last(self, k: Function, width: int, step: int) -> None:
+        sums, out, residual, bias, left = k.args
+        lanes, epilogue = self.m.lanes(f32), Epilogue.of(self.layer)
+        with k.loop(0, self.b.columns) as q, k.loop(0, width * TILE_ROWS, lanes) as first:
+            mask = None if self.c.K % TILE_ROWS == 0 else k.mask(left - first, lanes)
+            place = q * step + first
+            v = k.load(sums + q * FILTERS + first, lanes)
+            b = k.load(bias + first, lanes, mask=mask) if epilogue.bias else None
+            r = k.load(residual + place, lanes, mask=mask) if epilogue.residual else None
+            k.store(epilogue.apply(k, v, b, r), out + place, mask=mask)
+
+    def _channels_first(self, k: Function, width: int) -> None:
+        """Blocks of as many pixels as channels, transposed."""
+        sums, out, residual, bias, left = k.args
+        lanes, epilogue, columns, o = self.m.lanes(f32), Epilogue.of(self.layer), self.b.columns, self.c.output
+
+        def block(q: int | Value, first: Value, length: int) -> None:
+            rows = [k.load(sums + (k.i64(q) + n) * FILTERS + first, lanes) for n in range(lanes)]
+            for n, v in enumerate(k.transpose(rows)):
+                with k.if_(left > first + n):
+                    place = (first + n) * o.channel + q
+                    b = k.broadcast(bias + first + n, lanes) if epilogue.bias else None
+                    r = load_range(k, residual + place, lanes, 0, length) if epilogue.residual else None
+                    store_range(k, epilogue.apply(k, v, b, r), out + place, 0, length)
+
+        with k.loop(0, width * TILE_ROWS, lanes) as first:
+            if columns >= lanes:
+                with k.loop(0, columns // lanes * lanes, lanes) as q:
+                    block(q, first, lanes)
+            if columns % lanes:
+                block(columns // lanes * lanes, first, columns % lanes)
+
+    def _scattered(self, k: Function, width: int, step: int) -> None:
+        """One by one: only a strided gradient's outputs lie apart, which have no epilogue."""
+        sums, out, _, _, left = k.args
+        with k.loop(0, k.min(left, width * TILE_ROWS)) as channel, k.loop(0, self.b.columns) as q:
+            k.store(k.load(sums + q * FILTERS + channel), out + channel * self.c.output.channel + q * step)
+
+
+def emit(instruction_set: str, matrix_unit: str, layer: ConvLayer, blockings: tuple[MatrixBlocking, ...]) -> Module:
+    """`run` and `pack` of a forward pass or a gradient of the input."""
+    m = Module(instruction_set, matrix_unit=matrix_unit)
+    run, pack = m.function("run", *RUN), m.function("pack", *RUN)
+    *_, workspace = operands(run, run.args[0], DTYPES[layer.dtype])
+    packed_at = 0
+    for n, (c, b) in enumerate(zip(correlations_of(layer), blockings, strict=True)):
+        writer = _TaskWriter(m, n, layer, c, b, packed_at)
+        with run.loop(0, b.threads) as thread:  # no thread holds a strip of this input
+            run.store(run.i64(-1), run.bytes_at(workspace, thread * writer.panel.thread_bytes, i64))
+        launch(run, run.args[0], writer.k, strips(c, b) * b.chunks)
+        if size := packed_bytes(c, b.products):
+            launch(pack, pack.args[0], *emit_filters(m, n, layer, c, b.products, packed_at))
+            packed_at += size
+    return m

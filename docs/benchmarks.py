@@ -1,0 +1,148 @@
+"""The tables of the page "Benchmarks" and of the README, from the results in `docs/results`.
+
+A folder there is a processor, and a file what `autoconv bench -o` wrote (the README there says which were not).
+`python docs/benchmarks.py` writes every table after its mark `<!-- results: NAME -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from autoconv.bench.baselines import BASELINES
+from autoconv.bench.statistics import BEHIND
+from autoconv.bench.suites import CLASSES
+from autoconv.common.text import duration
+
+ROOT = Path(__file__).parents[1]
+PROCESSORS = {"zen3": "Zen 3, AVX2", "xeon": "Xeon, AVX-512", "zen4": "Zen 4, AVX-512"}
+SUITE = "Mixed-27"
+Result = dict[str, Any]
+
+
+def results() -> list[tuple[str, Result]]:
+    """Every result with its processor: the processors in their order, and the batches in theirs."""
+    found = [
+        (label, json.loads(path.read_text(encoding="utf-8")))
+        for folder, label in PROCESSORS.items()
+        for path in sorted((ROOT / "docs" / "results" / folder).glob("*.json"))
+    ]
+    order = list(PROCESSORS.values())
+    return sorted(found, key=lambda pair: (order.index(pair[0]), pair[1]["suite"], pair[1]["batch"]))
+
+
+def columns(suite: str) -> list[tuple[str, Result]]:
+    """The results of one suite; the header names the processor once."""
+    found, before = [], ""
+    for label, result in results():
+        if result["suite"] == suite:
+            batch = f"batch {result['batch']}"
+            found.append((batch if label == before else f"{label}, {batch}", result))
+            before = label
+    return found
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """As Markdown."""
+    header = list(header)
+    lines = [header, ["---"] * len(header), *map(list, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cell(ratio: Result | None, of: int | None = None) -> str:
+    """A median, in bold where it is surely behind, with the number of layers where some are missing."""
+    if not ratio:
+        return "-"
+    text = f"{ratio['median']:.2f}"
+    if ratio.get("high", 1) < BEHIND:
+        text = f"**{text}**"
+    return text if of in (None, ratio.get("layers", of)) else f"{text} ({ratio['layers']})"
+
+
+def means() -> str:
+    """By class, against the fastest baseline of every layer."""
+    found = columns(SUITE)
+    kinds: dict[str, list[Result | None]] = {"all layers": [result["means"]["best"] for _, result in found]}
+    kinds |= {name: [result["class_means"][name]["best"] for _, result in found] for name in CLASSES}
+    rows = []
+    for name, ratios in kinds.items():
+        count = max(ratio["layers"] for ratio in ratios if ratio)
+        rows.append([f"{name} ({count})", *(cell(ratio, count) for ratio in ratios)])
+    rows.append(["baselines", *(str(len(result["baselines"])) for _, result in found)])
+    return table(["geometric mean of", *(title for title, _ in found)], rows)
+
+
+def baselines() -> str:
+    """All layers, against each baseline."""
+    found = [(title, result) for title, result in columns(SUITE) if set(result["means"]) > {"best"}]
+    rows = []
+    for name, baseline in BASELINES.items():
+        ratios = (cell(result["means"].get(name), len(result["layers"])) for _, result in found)
+        rows.append([baseline.label, *ratios])
+    return table(["against", *(title for title, _ in found)], rows)
+
+
+def layers(batch: int) -> str:
+    """Every layer of the suite: its time, and the ratio to its fastest baseline."""
+    found = [
+        (label, {layer["name"]: layer for layer in result["layers"]})
+        for label, result in results()
+        if (result["suite"], result["batch"]) == (SUITE, batch) and result["layers"]
+    ]
+    titles = [title for label, _ in found for title in (label, "best baseline", "ratio")]
+
+    def cells(layer: Result) -> list[str]:
+        ratio = layer["ratios"]["best"]
+        text = f"{cell(ratio)} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+        own = sorted(layer["seconds"]["autoconv"])
+        return [duration(own[len(own) // 2]), layer["best"], text]
+
+    rows = []
+    for name in dict.fromkeys(name for _, stored in found for name in stored):
+        parts = [cells(stored[name]) if name in stored else ["-"] * 3 for _, stored in found]
+        rows.append([name, *(text for part in parts for text in part)])
+    return table(["layer", *titles], rows)
+
+
+def networks() -> str:
+    """Sums of the layers and runs in sequence, against ONNX Runtime."""
+    titles = {"sum": "sum of the layers", "sequence": "in sequence", "exported": "in sequence, chained as exported"}
+    rows = [
+        [result["suite"], label, *(cell(result["network"].get(what, {}).get("onnxruntime")) for what in titles)]
+        for label, result in results()
+        if result["network"] and result["batch"] == 1
+    ]
+    return table(["network", "processor", *titles.values()], sorted(rows))
+
+
+TABLES = {
+    "means": means,
+    "baselines": baselines,
+    "layers-1": lambda: layers(1),
+    "layers-8": lambda: layers(8),
+    "networks": networks,
+}
+PAGES = {
+    ROOT / "README.md": ["means"],
+    ROOT / "docs" / "pages" / "benchmarks.md": list(TABLES),
+}
+
+
+def written(path: Path) -> str:
+    """A page with today's tables."""
+    text = path.read_text(encoding="utf-8")
+    for name in PAGES[path]:
+        mark = f"<!-- results: {name} -->"
+        new = f"{mark}\n{TABLES[name]()}\n"
+        text, count = re.subn(rf"{re.escape(mark)}\n(?:\|.*\n)*", lambda _, new=new: new, text)
+        if count != 1:
+            raise SystemExit(f"{path}: expected the mark {mark} once, got it {count} times")
+    return text
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(written(page), encoding="utf-8")

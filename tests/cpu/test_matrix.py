@@ -1,0 +1,250 @@
+"""Products of tiles, emulated: right on every kind of layer, nothing touched outside the arrays; and AMX's code."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+from guards import check_guarded, run_guarded
+from layers import TAILS, operands
+from vectors import INSTRUCTION_SETS
+
+from autoconv.algorithm import Algorithm, Candidate
+from autoconv.cpu import permission, pool
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.device import CPU
+from autoconv.cpu.direct.algorithm import Direct
+from autoconv.cpu.matrix import ALGORITHMS, kernels
+from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3, _blockings
+from autoconv.cpu.matrix.geometry import DEPTH, Panel, blocking, correlations_of
+from autoconv.errors import PlanError
+from autoconv.layer import LAYOUTS, ConvLayer
+from autoconv.tuning import reference
+
+pytestmark = [
+    pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor"),
+    pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
+]
+MATRIX, X3 = Matrix(), MatrixX3()
+DTYPES = MATRIX.dtypes
+WHOLE = {"N": 2, "C": 64, "H": 6, "W": 8, "K": 64, "R": 3, "S": 3, "padding": 1}  # whole tiles of everything
+LAYERS: dict[str, dict[str, Any]] = {
+    "whole tiles": {},
+    "1x1": {"R": 1, "S": 1, "padding": 0},
+    "1x1, remainders": {"C": 67, "K": 37, "H": 7, "W": 7, "R": 1, "S": 1, "padding": 0},
+    "a pixel": {"N": 1, "C": 3, "K": 1, "H": 1, "W": 1, "R": 1, "S": 1, "padding": 0},
+    "remainders": {"C": 35, "K": 50, "H": 5, "W": 13},
+    "a single tile of filters": {"C": 33, "K": 9},
+    "stride 2": {"stride": 2, "H": 9, "W": 11},
+    "1x1 of stride 2": {"C": 40, "R": 1, "S": 1, "padding": 0, "stride": 2, "H": 7},
+    "strides and dilation": {"stride": (1, 3), "dilation": (2, 2), "H": 9, "W": 17},
+    "padding on one side": {"padding": ((3, 0), (0, 4)), "R": 2, "S": 4},
+    "padding beyond the filter": {"padding": 4, "W": 3},
+    "5x5": {"C": 20, "R": 5, "S": 5, "padding": 2},
+    "groups": {"groups": 3, "C": 60, "K": 45},
+    "a long row": {"N": 1, "C": 16, "H": 1, "W": 300, "R": 1, "padding": (0, 1)},
+    "many pixels": {"N": 1, "C": 8, "K": 8, "H": 20, "W": 31},
+}
+DGRADS = ("whole tiles", "1x1", "remainders", "stride 2", "1x1 of stride 2", "strides and dilation", "groups")
+
+
+def layer_of(name: str, **fields: Any) -> ConvLayer:
+    return ConvLayer(**(WHOLE | LAYERS[name] | fields))
+
+
+def device_of(instruction_set: str = "avx2") -> CPU:
+    return CPU(threads=2, instruction_set=instruction_set, matrix_unit="emulated")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_forward(instruction_set: str, name: str, dtype: str, layout: str) -> None:
+    layer = layer_of(name, dtype=dtype, layout=layout)
+    assert check_guarded(MATRIX, layer, device_of(instruction_set), operands(layer))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", DGRADS)
+def test_gradient_of_the_input(name: str, dtype: str, layout: str) -> None:
+    layer = layer_of(name, dtype=dtype, layout=layout, direction="dgrad")
+    assert check_guarded(MATRIX, layer, device_of(), operands(layer))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tail", TAILS)
+def test_epilogues(tail: str, dtype: str, layout: str) -> None:
+    layer = layer_of("remainders", dtype=dtype, layout=layout, **TAILS[tail])
+    assert check_guarded(MATRIX, layer, device_of(), operands(layer))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_three_products_of_float32_keep_their_bound(name: str) -> None:
+    layer = layer_of(name)
+    assert check_guarded(X3, layer, device_of(), operands(layer))
+
+
+@pytest.mark.parametrize("strip", [16, 32, 48, 96])
+@pytest.mark.parametrize("BC", [32, 64, 96, 130])
+def test_strips_and_blocks_of_channels(strip: int, BC: int) -> None:
+    """Of images, of rows, of parts of rows; the last of each does some of its neighbour's work again."""
+    for fields in ({"N": 5, "H": 3, "W": 3}, {"H": 7, "W": 9}, {"N": 1, "H": 2, "W": 71}, {"H": 5, "R": 1, "S": 1}):
+        layer = ConvLayer(**(WHOLE | {"C": 130, "K": 90} | fields))
+        candidate = Candidate("matrix", (("products", 6), ("strip", strip), ("BC", BC)))
+        assert not MATRIX.why_not(layer, device_of(), candidate.params)
+        got = run_guarded(MATRIX, layer, device_of(), candidate, operands(layer), "after")
+        want, magnitude = (f(layer, *operands(layer)) for f in (reference.convolve, reference.magnitude))
+        assert reference.error(got, want, magnitude) <= MATRIX.bound(layer, candidate.params)
+
+
+def test_rows_share_their_padding() -> None:
+    """Outputs of a row and the next lie one column of padding apart, not two."""
+    (c,) = correlations_of(ConvLayer(N=1, C=32, H=8, W=14, K=32, R=3, S=3, padding=1))
+    panel = Panel(c, blocking(c, 1, 1024, 32, 1))
+    assert (panel.pitch, panel.tiles) == (15, -(-(7 * 15 + 14) // 16))
+    (flat,) = correlations_of(ConvLayer(N=1, C=32, H=7, W=7, K=32, R=1, S=1))
+    assert Panel(flat, blocking(flat, 1, 1024, 32, 1)).tiles == 4
+
+
+def test_six_products_err_no_more_than_sums_in_float32() -> None:
+    layer = ConvLayer(N=1, C=96, H=14, W=14, K=40, R=3, S=3, padding=1)
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape, np.float32) for shape in layer.input_shapes)
+    want, magnitude = reference.convolve(layer, x, w), reference.magnitude(layer, x, w)
+
+    def error(algorithm: Algorithm[Any]) -> float:
+        got = run_guarded(
+            algorithm, layer, device_of(), algorithm.all(layer, device_of())[0], (x, w, None, None), "after"
+        )
+        return reference.error(got, want, magnitude)
+
+    assert error(MATRIX) <= error(Direct())
+    assert 1e-7 < error(X3) < 8e-6
+
+
+VALUES = {
+    "infinity": np.inf,
+    "minus infinity": -np.inf,
+    "NaN": np.nan,
+    "NaN of all bits": 0xFFFFFFFF,
+    "smallest NaN": 0x7F800001,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
+@pytest.mark.parametrize("value", VALUES)
+def test_what_is_not_finite_stays_so_and_spoils_nothing_else(
+    value: str, algorithm: Algorithm[Any], layout: str
+) -> None:
+    layer = ConvLayer(N=2, C=40, H=9, W=10, K=20, R=3, S=3, padding=1, layout=layout)
+    x, w, *_ = operands(layer)
+    w = np.where(w == 0, np.float32(0.5), w)
+    bits = VALUES[value]
+    number = np.uint32(bits).view(np.float32) if isinstance(bits, int) else np.float32(bits)
+    spoilt = x.copy()
+    place = (1, 5, 4, 3) if layout == "NCHW" else (1, 4, 3, 5)
+    spoilt[place] = number
+    candidate = algorithm.all(layer, device_of())[0]
+    clean, got = (
+        run_guarded(algorithm, layer, device_of(), candidate, (a, w, None, None), "after") for a in (x, spoilt)
+    )
+    seen = np.zeros(layer.y_shape, bool)
+    if layout == "NCHW":
+        seen[1, :, 3:6, 2:5] = True
+    else:
+        seen[1, 3:6, 2:5, :] = True
+    assert not np.isfinite(got[seen]).any()
+    np.testing.assert_array_equal(got[~seen], clean[~seen])
+
+
+def test_finite_numbers_near_the_largest_stay_finite() -> None:
+    layer = ConvLayer(N=1, C=32, H=4, W=4, K=16, R=1, S=1)
+    x, w = np.ones(layer.x_shape, np.float32), np.full(layer.w_shape, 2.0**-10, np.float32)
+    x[0, 3] = np.finfo(np.float32).max
+    want = reference.convolve(layer, x, w)
+    for algorithm in (MATRIX, X3):
+        candidate = algorithm.all(layer, device_of())[0]
+        got = run_guarded(algorithm, layer, device_of(), candidate, (x, w, None, None), "after")
+        np.testing.assert_allclose(got, want, rtol=1e-5 if algorithm is X3 else 2e-7)
+
+
+def test_precision_fades_where_parts_of_numbers_are_subnormal() -> None:
+    """Down to 2**-100 as ever; far below, a term errs by about 2**-126 times the other factor."""
+    layer = ConvLayer(N=1, C=64, H=4, W=4, K=16, R=1, S=1)
+    x, w, *_ = operands(layer)
+    for exponent, bound in ((-60, 2e-6), (-100, 2e-6), (-118, 2e-3)):
+        small = np.ldexp(x, exponent)
+        want, magnitude = reference.convolve(layer, small, w), reference.magnitude(layer, small, w)
+        candidate = MATRIX.all(layer, device_of())[0]
+        got = run_guarded(MATRIX, layer, device_of(), candidate, (small, w, None, None), "after")
+        assert reference.error(got, want, magnitude) <= bound, exponent
+
+
+def assembly(layer: ConvLayer, algorithm: Algorithm[Any] = MATRIX) -> tuple[str, str]:
+    """The IR of the first candidate's kernel for AMX, and what a processor that has it would run."""
+    device = CPU(threads=2, instruction_set="avx512", matrix_unit="amx")
+    blockings = _blockings(layer, device, algorithm.all(layer, device)[0].params)
+    ir = str(kernels.emit("avx512", "amx", layer, blockings))
+    compiler._llvm()
+    target = llvm.Target.from_default_triple().create_target_machine(cpu="sapphirerapids", opt=3, jit=True)
+    return ir, str(target.emit_assembly(llvm.parse_assembly(ir)))
+
+
+@pytest.mark.skipif(not compiler._x86, reason="instructions of x86")
+@pytest.mark.parametrize(("dtype", "products"), [("bfloat16", 1), ("float16", 3), ("float32", 6)])
+def test_the_code_for_amx(dtype: str, products: int) -> None:
+    layer = layer_of("whole tiles", dtype=dtype)
+    ir, text = assembly(layer)
+    functions = dict(re.findall(r"^(\w+):\n(.*?)^\.?Lfunc_end", text, re.MULTILINE | re.DOTALL))
+    (block,) = (body for name, body in functions.items() if name.startswith("block_2x2"))
+    assert block.count("tdpbf16ps") == 4 * products  # each step of the loop, nothing unrolled
+    loads = {1: 4, 3: 8, 6: 14}[products]
+    assert block.count("tileloadd") == loads + 4  # and the sums that go on
+    assert "ymm" not in block
+    for task in (body for name, body in functions.items() if name.startswith("task")):
+        words = re.findall(r"ldtilecfg|tilerelease|call|ret[q\n]", task)
+        assert words[0] == "ldtilecfg"
+        assert words[-2] == "tilerelease"
+    if dtype != "bfloat16":
+        assert "vcvtneps2bf16" in text
+    assert "__trunc" not in text  # no function for what is an instruction
+    assert ir.count("llvm.x86.ldtilecfg(ptr @") == ir.count("define internal void @task")
+
+
+def test_without_a_matrix_unit_there_are_no_candidates() -> None:
+    device = CPU(threads=2, instruction_set="avx2")
+    for algorithm in ALGORITHMS:
+        assert not algorithm.all(layer_of("1x1"), device)
+        params = algorithm.all(layer_of("1x1"), device_of())[0].params
+        reasons = algorithm.why_not(layer_of("1x1"), device, params)
+        assert reasons == ["matrix_unit=None: expected a processor with a matrix unit (AMX)"]
+
+
+def test_who_is_refused_and_why() -> None:
+    layer, params = layer_of("remainders"), {"products": 6, "strip": 128, "BC": 35}
+    assert MATRIX.why_not(layer, device_of(), params) == []
+    for changed, reason in (
+        ({"products": 3}, "products=3: expected 6 for float32"),
+        ({"strip": 15}, "strip=15: expected at least the 16 outputs of a tile"),
+        ({"BC": 33}, f"BC=33: expected all 35 channels, or some multiple of {DEPTH} of them"),
+        ({"BC": 64}, "BC=64: expected all 35 channels"),
+        ({"BC": 0}, "BC=0: expected all 35 channels"),
+    ):
+        (found,) = MATRIX.why_not(layer, device_of(), params | changed)
+        assert reason in found
+
+
+def test_a_refused_permission_is_an_error_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(permission, "granted", lambda: False)
+    device = CPU(threads=2, instruction_set="avx512", matrix_unit="amx")
+    layer = layer_of("1x1")
+    with pytest.raises(PlanError, match="matrix_unit='amx': expected a process that may use tiles"):
+        MATRIX.build(layer, device, MATRIX.all(layer, device)[0].params)
