@@ -53,7 +53,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
     ),
     "autoconv.cli": ({"main"}, {"tune", "explain", "records", "info", "bench"}, {"tables"}, {"options", "output"}),
     "autoconv.bench": (
-        {"gpu"},
+        {"gpu", "exhaustive"},
         {"race", "reports"},
         {"results", "exported"},
         {"suites"},
