@@ -79,25 +79,12 @@ class CandidateSet:
         for candidate in self.candidates:
             if candidate not in self.reasons:
                 try:
-                    found[candidate] = self._expected(candidate)
+                    found[candidate] = expected(
+                        self.algorithms[candidate.algorithm], self.layer, self.device, candidate
+                    )
                 except AutoconvError as error:  # its workspace is as a library says, and that is missing
                     self.reasons[candidate] = [str(error)]
         return found
-
-    def _expected(self, candidate: Candidate) -> Facts:
-        algorithm, params = self.algorithms[candidate.algorithm], candidate.params
-        packed = algorithm.packed_bytes(self.layer, self.device, params)
-        return Facts(
-            version=algorithm.version,
-            time=algorithm.estimate(self.layer, self.device, params),
-            pack=2 * packed / self.device.bandwidth(),  # the filters stream in, the packed ones out
-            workspace=algorithm.workspace_bytes(self.layer, self.device, params),
-            packed=packed,
-            error=algorithm.bound(self.layer, params),
-            deterministic=algorithm.deterministic,
-            tf32=algorithm.tf32,
-            vendor=algorithm.vendor,
-        )
 
     def worth_timing(self, limits: Limits | None = None) -> list[Candidate]:
         """Those not pruned, least estimate first; with limits, those that satisfy them as far as is known.
@@ -154,3 +141,20 @@ class CandidateSet:
             elif factor > PRUNE_FACTOR and not algorithm.takes_all:
                 pruned[candidate] = [f"estimated at {factor:.0f} times the least estimate"]
         return pruned
+
+
+def expected(algorithm: Algorithm[Any], layer: ConvLayer, device: Device, candidate: Candidate) -> Facts:
+    """What an algorithm itself predicts of a candidate that can run."""
+    params = candidate.params
+    packed = algorithm.packed_bytes(layer, device, params)
+    return Facts(
+        version=algorithm.version,
+        time=algorithm.estimate(layer, device, params),
+        pack=2 * packed / device.bandwidth(),  # the filters stream in, the packed ones out
+        workspace=algorithm.workspace_bytes(layer, device, params),
+        packed=packed,
+        error=algorithm.bound(layer, params),
+        deterministic=algorithm.deterministic,
+        tf32=algorithm.tf32,
+        vendor=algorithm.vendor,
+    )

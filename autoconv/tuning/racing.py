@@ -17,6 +17,7 @@ from autoconv.records.limits import Limits, ranking
 from autoconv.records.schema import Facts, Race, Record
 from autoconv.tuning.lookup import Known, Request, known_from, look_up, on_record
 from autoconv.tuning.measurement import Event, Measurement, failed
+from autoconv.tuning.search.nearby import recall
 from autoconv.tuning.search.search import Search
 from autoconv.tuning.staleness import former_winner, note, stale, uncovered
 from autoconv.tuning.worker import Worker
@@ -175,11 +176,14 @@ def _measurement(request: Request) -> Measurement | Worker:
 
 
 def _search(request: Request, known: Known, grids: set[str]) -> Search:
-    """The search of some grids, which starts from what is known."""
+    """The search of some grids, which starts from what is known, of this layer and of those nearby."""
     offered = request.candidate_set
     expected = {c: offered.expected[c] for c in offered.grid() if c.algorithm in grids}
     exact = {name for name, algorithm in request.algorithms.items() if algorithm.exact}
-    return Search(expected, exact, known.facts)
+    search = Search(expected, exact, known.facts)
+    if grids:
+        recall(request, search)
+    return search
 
 
 def _admitted(request: Request, candidates: Sequence[Candidate]) -> tuple[dict[Candidate, Facts], list[Candidate]]:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -151,7 +151,7 @@ class Grid(Algorithm[CPU]):
         return []
 
     def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
-        return seconds(cut(int(params["BM"]), int(params["BN"])))
+        return 1e-3  # it knows nothing
 
     def build(self, layer: ConvLayer, device: CPU, params: Params) -> Kernel:
         return NumpyDirect().build(layer, device, {})
@@ -163,7 +163,10 @@ class Scripted:
     def __init__(self, layer: ConvLayer, device: Device, *, budget: float | None, **options: Any) -> None:
         self.device, self.budget, self.found = device, budget, dict[Candidate, Facts]()
 
+    blocks: ClassVar[list[list[Candidate]]] = []
+
     def enter(self, candidates: list[Candidate]) -> dict[Candidate, Facts]:
+        self.blocks.append(candidates)
         entered = {candidate: self.facts(candidate) for candidate in candidates}
         self.found |= entered
         return entered
@@ -190,11 +193,13 @@ def _(device: GridCPU) -> tuple[Algorithm[Any], ...]:
     return NumpyDirect(), Grid(device.version)
 
 
-def fresh(cache: TuningCache, mode: str = "profile", version: str = "1", **options: Any) -> Plan:
+def fresh(
+    cache: TuningCache, mode: str = "profile", version: str = "1", layer: ConvLayer = LAYER, **options: Any
+) -> Plan:
     """A plan as another process would make it."""
     forget_plans()
     one = CPU.current()
-    return plan(LAYER, mode, device=GridCPU(one.threads, one.instruction_set, version), cache=cache, **options)
+    return plan(layer, mode, device=GridCPU(one.threads, one.instruction_set, version), cache=cache, **options)
 
 
 @pytest.fixture
@@ -219,6 +224,20 @@ def test_a_grid_that_changed_is_searched_again_against_the_incumbents(cache: Tun
     again = fresh(cache, version="2")
     assert again.timed > racing.HYBRID_CANDIDATES
     assert fresh(cache, version="2").timed == 0
+
+
+def test_what_nearby_layers_have_taught_comes_first(cache: TuningCache) -> None:
+    def first_found(layer: ConvLayer) -> float:
+        """The best of the first block."""
+        Scripted.blocks.clear()
+        fresh(cache, layer=layer)
+        return min(seconds(candidate) for candidate in Scripted.blocks[0] if candidate.items)
+
+    best = min(seconds(cut(BM, BN)) for BM, BN in itertools.product(SIZES, SIZES))
+    assert first_found(LAYER) > 1.02 * best
+    assert first_found(LAYER.replace(R=5, S=5, padding=2)) > 1.02 * best  # of another kind
+    assert first_found(LAYER.replace(H=900)) > 1.02 * best  # too far
+    assert first_found(LAYER.replace(W=7)) <= 1.02 * best
 
 
 def test_a_budget_ends_a_search_and_a_larger_one_goes_on(cache: TuningCache) -> None:
