@@ -37,6 +37,8 @@ THINNED = {
     "cpu/test_matrix.py::test_forward": 70,
     "cpu/test_matrix.py::test_gradient_of_the_input": 20,
     "cpu/test_matrix.py::test_epilogues": 7,
+    "cpu/test_matrix.py::test_gradient_of_the_filters": 40,
+    "cpu/test_matrix.py::test_strips_of_a_gradient_are_added": 12,
     "cpu/test_matrix.py::test_strips_and_blocks_of_channels": 12,
     "cpu/test_matrix.py::test_three_products_of_float32_keep_their_bound": 5,
     "cpu/test_matrix.py::test_what_is_not_finite_stays_so_and_spoils_nothing_else": 5,

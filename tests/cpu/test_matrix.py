@@ -18,9 +18,12 @@ from autoconv.cpu import permission, pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct.algorithm import Direct
-from autoconv.cpu.matrix import ALGORITHMS, kernels
+from autoconv.cpu.matrix import ALGORITHMS, gradients_kernels, kernels
 from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3, _blockings
 from autoconv.cpu.matrix.geometry import DEPTH, Panel, blocking, correlations_of
+from autoconv.cpu.matrix.gradients import MatrixWgrad, MatrixX3Wgrad
+from autoconv.cpu.matrix.gradients_geometry import wgrad_cut
+from autoconv.cpu.matrix.polyphase import MatrixPolyphase, MatrixX3Polyphase
 from autoconv.errors import PlanError
 from autoconv.layer import LAYOUTS, ConvLayer
 from autoconv.tuning import reference
@@ -29,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor"),
     pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
 ]
-MATRIX, X3 = Matrix(), MatrixX3()
+MATRIX, X3, WGRAD = Matrix(), MatrixX3(), MatrixWgrad()
 DTYPES = MATRIX.dtypes
 WHOLE = {"N": 2, "C": 64, "H": 6, "W": 8, "K": 64, "R": 3, "S": 3, "padding": 1}  # whole tiles of everything
 LAYERS: dict[str, dict[str, Any]] = {
@@ -104,6 +107,41 @@ def test_strips_and_blocks_of_channels(strip: int, BC: int) -> None:
         assert reference.error(got, want, magnitude) <= MATRIX.bound(layer, candidate.params)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradient_of_the_filters(name: str, dtype: str, layout: str) -> None:
+    layer = layer_of(name, dtype=dtype, layout=layout, direction="wgrad")
+    assert check_guarded(WGRAD, layer, device_of(), operands(layer))
+
+
+@pytest.mark.parametrize("strip", [32, 64, 100])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("algorithm", [MatrixWgrad(), MatrixX3Wgrad()], ids=lambda a: a.name)
+def test_strips_of_a_gradient_are_added(algorithm: Algorithm[Any], layout: str, strip: int) -> None:
+    """Of images, of rows, of parts of rows; the last of each may be shorter."""
+    for fields in (
+        {"N": 5, "H": 3, "W": 3},
+        {"H": 7, "W": 9, "stride": 2},
+        {"N": 1, "H": 2, "W": 71},
+        {"N": 3, "H": 5, "R": 1, "S": 1},
+    ):
+        layer = ConvLayer(**(WHOLE | {"C": 50, "K": 35, "layout": layout, "direction": "wgrad"} | fields))
+        products = algorithm.all(layer, device_of())[0].params["products"]
+        candidate = Candidate(algorithm.name, (("products", products), ("strip", strip)))
+        assert not algorithm.why_not(layer, device_of(), candidate.params)
+        got = run_guarded(algorithm, layer, device_of(), candidate, operands(layer), "after")
+        want, magnitude = (f(layer, *operands(layer)) for f in (reference.convolve, reference.magnitude))
+        assert reference.error(got, want, magnitude) <= algorithm.bound(layer, candidate.params)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("algorithm", [MatrixPolyphase(), MatrixX3Polyphase()], ids=lambda a: a.name)
+def test_a_strided_gradient_by_polyphase_components(algorithm: Algorithm[Any], layout: str) -> None:
+    layer = layer_of("stride 2", layout=layout, direction="dgrad")
+    assert check_guarded(algorithm, layer, device_of(), operands(layer))
+
+
 def test_rows_share_their_padding() -> None:
     """Outputs of a row and the next lie one column of padding apart, not two."""
     (c,) = correlations_of(ConvLayer(N=1, C=32, H=8, W=14, K=32, R=3, S=3, padding=1))
@@ -139,7 +177,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
+@pytest.mark.parametrize("algorithm", [MATRIX, X3], ids=lambda a: a.name)
 @pytest.mark.parametrize("value", VALUES)
 def test_what_is_not_finite_stays_so_and_spoils_nothing_else(
     value: str, algorithm: Algorithm[Any], layout: str
@@ -188,20 +226,24 @@ def test_precision_fades_where_parts_of_numbers_are_subnormal() -> None:
         assert reference.error(got, want, magnitude) <= bound, exponent
 
 
-def assembly(layer: ConvLayer, algorithm: Algorithm[Any] = MATRIX) -> tuple[str, str]:
+def assembly(layer: ConvLayer) -> tuple[str, str]:
     """The IR of the first candidate's kernel for AMX, and what a processor that has it would run."""
     device = CPU(threads=2, instruction_set="avx512", matrix_unit="amx")
-    blockings = _blockings(layer, device, algorithm.all(layer, device)[0].params)
-    ir = str(kernels.emit("avx512", "amx", layer, blockings))
+    if layer.direction == "wgrad":
+        cut = wgrad_cut(layer, MATRIX.products[layer.dtype], 1024, device.threads)
+        ir = str(gradients_kernels.emit("avx512", "amx", layer, cut))
+    else:
+        ir = str(kernels.emit("avx512", "amx", layer, _blockings(layer, device, MATRIX.all(layer, device)[0].params)))
     compiler._llvm()
     target = llvm.Target.from_default_triple().create_target_machine(cpu="sapphirerapids", opt=3, jit=True)
     return ir, str(target.emit_assembly(llvm.parse_assembly(ir)))
 
 
 @pytest.mark.skipif(not compiler._x86, reason="instructions of x86")
+@pytest.mark.parametrize("direction", ["fwd", "wgrad"])
 @pytest.mark.parametrize(("dtype", "products"), [("bfloat16", 1), ("float16", 3), ("float32", 6)])
-def test_the_code_for_amx(dtype: str, products: int) -> None:
-    layer = layer_of("whole tiles", dtype=dtype)
+def test_the_code_for_amx(dtype: str, products: int, direction: str) -> None:
+    layer = layer_of("whole tiles", dtype=dtype, direction=direction)
     ir, text = assembly(layer)
     functions = dict(re.findall(r"^(\w+):\n(.*?)^\.?Lfunc_end", text, re.MULTILINE | re.DOTALL))
     (block,) = (body for name, body in functions.items() if name.startswith("block_2x2"))
@@ -209,22 +251,25 @@ def test_the_code_for_amx(dtype: str, products: int) -> None:
     loads = {1: 4, 3: 8, 6: 14}[products]
     assert block.count("tileloadd") == loads + 4  # and the sums that go on
     assert "ymm" not in block
-    for task in (body for name, body in functions.items() if name.startswith("task")):
+    tasks = [body for name, body in functions.items() if re.match(r"task|multiply", name)]
+    assert tasks
+    for task in tasks:
         words = re.findall(r"ldtilecfg|tilerelease|call|ret[q\n]", task)
         assert words[0] == "ldtilecfg"
         assert words[-2] == "tilerelease"
     if dtype != "bfloat16":
         assert "vcvtneps2bf16" in text
     assert "__trunc" not in text  # no function for what is an instruction
-    assert ir.count("llvm.x86.ldtilecfg(ptr @") == ir.count("define internal void @task")
+    assert ir.count("llvm.x86.ldtilecfg(ptr @") == len(tasks)
 
 
 def test_without_a_matrix_unit_there_are_no_candidates() -> None:
     device = CPU(threads=2, instruction_set="avx2")
     for algorithm in ALGORITHMS:
-        assert not algorithm.all(layer_of("1x1"), device)
-        params = algorithm.all(layer_of("1x1"), device_of())[0].params
-        reasons = algorithm.why_not(layer_of("1x1"), device, params)
+        layer = layer_of("stride 2", direction=algorithm.directions[-1])
+        assert not algorithm.all(layer, device)
+        params = algorithm.all(layer, device_of())[0].params
+        reasons = algorithm.why_not(layer, device, params)
         assert reasons == ["matrix_unit=None: expected a processor with a matrix unit (AMX)"]
 
 
@@ -245,6 +290,8 @@ def test_who_is_refused_and_why() -> None:
 def test_a_refused_permission_is_an_error_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(permission, "granted", lambda: False)
     device = CPU(threads=2, instruction_set="avx512", matrix_unit="amx")
-    layer = layer_of("1x1")
-    with pytest.raises(PlanError, match="matrix_unit='amx': expected a process that may use tiles"):
-        MATRIX.build(layer, device, MATRIX.all(layer, device)[0].params)
+    for algorithm in ALGORITHMS:
+        layer = layer_of("stride 2", direction=algorithm.directions[-1])
+        params = algorithm.all(layer, device)[0].params
+        with pytest.raises(PlanError, match="matrix_unit='amx': expected a process that may use tiles"):
+            algorithm.build(layer, device, params)

@@ -4,5 +4,14 @@ from typing import Any
 
 from autoconv.algorithm import Algorithm
 from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3
+from autoconv.cpu.matrix.gradients import MatrixWgrad, MatrixX3Wgrad
+from autoconv.cpu.matrix.polyphase import MatrixPolyphase, MatrixX3Polyphase
 
-ALGORITHMS: tuple[Algorithm[Any], ...] = (Matrix(), MatrixX3())
+ALGORITHMS: tuple[Algorithm[Any], ...] = (
+    Matrix(),
+    MatrixX3(),
+    MatrixPolyphase(),
+    MatrixX3Polyphase(),
+    MatrixWgrad(),
+    MatrixX3Wgrad(),
+)
