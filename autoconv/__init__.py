@@ -6,6 +6,7 @@ from autoconv.device import Device
 from autoconv.errors import ArrayError, AutoconvError, ConfigError, LayerError, PlanError, RecordError
 from autoconv.functional import conv2d, conv2d_dgrad, conv2d_wgrad, conv_transpose2d
 from autoconv.layer import ConvLayer
+from autoconv.networks.run.compiled import CompiledNetwork, load
 from autoconv.plans import PackedWeights, Plan
 from autoconv.records.cache import TuningCache
 from autoconv.tuning.planner import forget_plans, plan
@@ -18,6 +19,7 @@ __all__ = [
     "ArrayError",
     "AutoconvError",
     "Candidate",
+    "CompiledNetwork",
     "ConfigError",
     "ConvLayer",
     "Device",
@@ -33,5 +35,6 @@ __all__ = [
     "conv2d_wgrad",
     "conv_transpose2d",
     "forget_plans",
+    "load",
     "plan",
 ]

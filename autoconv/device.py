@@ -273,7 +273,7 @@ class Device(ABC):
 
     @abstractmethod
     def peak_flops(self, dtype: str) -> float:
-        """Operations per second that estimates reckon with: nominal, so the same in every process.
+        """Operations per second that estimates reckon with: nominal, or on record, so the same in every process.
 
         Parameters
         ----------
@@ -287,16 +287,21 @@ class Device(ABC):
 
     @abstractmethod
     def bandwidth(self) -> float:
-        """Bytes per second to and from memory that estimates reckon with; nominal too.
+        """Bytes per second from memory that estimates reckon with, likewise.
 
         Returns
         -------
         float
         """
 
-    @abstractmethod
+    def survey(self) -> None:  # noqa: B027  (nothing by default)
+        """Measure what estimates reckon with, where that is measured and not on record yet.
+
+        To be called while nobody else times on the device.
+        """
+
     def measured_peak(self, dtype: str) -> float:
-        """Operations per second that the device really reaches at most; measured once per process.
+        """Operations per second that the device really reaches at most; measured once, if not on record.
 
         Parameters
         ----------
@@ -307,3 +312,4 @@ class Device(ABC):
         -------
         float
         """
+        return self.peak_flops(dtype)

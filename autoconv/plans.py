@@ -159,6 +159,11 @@ class Plan:
         return found
 
     @property
+    def kernel(self) -> Kernel:
+        """What `run` launches, for those who arrange operands and scratch memory themselves."""
+        return self._kernel
+
+    @property
     def workspace_bytes(self) -> int:
         """Bytes of scratch memory per thread (and stream, on a GPU): the kernel's, and room to pack varying filters."""
         packed = self._kernel.packed_bytes if self.limits.weights == "varying" else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,11 @@ def cell(ratio: Result | None, of: int | None = None) -> str:
     return text if of in (None, ratio.get("layers", of)) else f"{text} ({ratio['layers']})"
 
 
+def with_interval(ratio: Result | None) -> str:
+    """A median and its 95 % interval."""
+    return f"{cell(ratio)} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "-"
+
+
 def means() -> str:
     """By class, against the fastest baseline of every layer."""
     found = columns(SUITE)
@@ -92,17 +98,16 @@ def layers(batch: int) -> str:
         for label, result in results()
         if (result["suite"], result["batch"]) == (SUITE, batch) and result["layers"]
     ]
-    titles = [title for label, _ in found for title in (label, "best baseline", "ratio")]
+    titles = [title for label, _ in found for title in (label, "over bound", "best baseline", "ratio")]
 
     def cells(layer: Result) -> list[str]:
-        ratio = layer["ratios"]["best"]
-        text = f"{cell(ratio)} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-        own = sorted(layer["seconds"]["autoconv"])
-        return [duration(own[len(own) // 2]), layer["best"], text]
+        text = with_interval(layer["ratios"]["best"])
+        own, bound = statistics.median(layer["seconds"]["autoconv"]), layer.get("bound")
+        return [duration(own), f"{own / bound:.2f}" if bound else "-", layer["best"], text]
 
     rows = []
     for name in dict.fromkeys(name for _, stored in found for name in stored):
-        parts = [cells(stored[name]) if name in stored else ["-"] * 3 for _, stored in found]
+        parts = [cells(stored[name]) if name in stored else ["-"] * 4 for _, stored in found]
         rows.append([name, *(text for part in parts for text in part)])
     return table(["layer", *titles], rows)
 
@@ -110,11 +115,11 @@ def layers(batch: int) -> str:
 def networks() -> str:
     """Sums of the layers and runs in sequence, against ONNX Runtime."""
     titles = {"sum": "sum of the layers", "sequence": "in sequence", "exported": "in sequence, chained as exported"}
-    rows = [
-        [result["suite"], label, *(cell(result["network"].get(what, {}).get("onnxruntime")) for what in titles)]
-        for label, result in results()
-        if result["network"] and result["batch"] == 1
-    ]
+    rows = []
+    for label, result in results():
+        if result["network"] and result["batch"] == 1:
+            found = (result["network"].get(what, {}).get("onnxruntime") for what in titles)
+            rows.append([result["suite"], label, *map(with_interval, found)])
     return table(["network", "processor", *titles.values()], sorted(rows))
 
 

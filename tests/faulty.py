@@ -105,7 +105,7 @@ class FaultyCPU(CPU):
     @classmethod
     def having(cls, *faults: str, version: str = "1") -> FaultyCPU:
         cpu = CPU.current()
-        return cls(cpu.threads, cpu.instruction_set, faults, version)
+        return cls(cpu.threads, cpu.instruction_set, faults=faults, version=version)
 
 
 @dataclass(frozen=True)

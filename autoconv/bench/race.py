@@ -22,9 +22,11 @@ import numpy as np
 
 from autoconv.bench.baselines import BASELINES, Baseline, Prepared, Problem
 from autoconv.bench.baselines.onnxruntime import onnxruntime_network
+from autoconv.bench.bound import least_seconds
 from autoconv.bench.exported import NETWORKS, exported_network
 from autoconv.bench.results import keep, restore
 from autoconv.bench.suites import EXPORTED, OURS, Row, Samples, Setting, Suite
+from autoconv.common.candidate import Candidate
 from autoconv.common.text import one_line, size
 from autoconv.errors import AutoconvError, PlanError
 from autoconv.tuning.planner import plan
@@ -201,10 +203,14 @@ def run_suite(
     jobs = [Row(named.name, named.at(batch, setting.direction), named.repeat) for named in chosen]
     if folder is not None:
         restore(suite, jobs, folder)
+    sequence = suite.network and setting.direction == "fwd" and setting.constant and "onnxruntime" in setting.baselines
+    sequence = sequence and not suite.whole
     try:
         for row in jobs:
             if over():
                 break
+            if row.times and not sequence:
+                continue
             say(f"tuning {net.name} {row.name}")
             try:
                 plans[row.name] = planned(row.layer, setting)
@@ -220,12 +226,12 @@ def run_suite(
                     row.candidate = str(plans[row.name].candidate)
                     measured(row, plans[row.name].from_records(), setting, baselines)  # whose workspace goes with it
                 row.busy = (cpu_seconds_of_others() - others) / (time.perf_counter() - begun)
+            if row.candidate and row.layer.direction == "fwd":
+                row.bound = least_seconds(row.layer, setting.device, Candidate.parse(row.candidate))
             suite.rows.append(row)
             if folder is not None:
                 keep(suite, folder)
-        comparable = suite.network and setting.direction == "fwd" and setting.constant
-        ready = comparable and len(plans) == len(suite.rows) == suite.layers and "onnxruntime" in setting.baselines
-        if ready and not suite.whole and not over():
+        if sequence and len(plans) == len(suite.rows) == suite.layers and not over():
             say(f"timing {net.name} as a whole")
             in_sequence(suite, plans)
     except KeyboardInterrupt:

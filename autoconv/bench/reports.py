@@ -42,6 +42,8 @@ def caption(suite: Suite) -> list[str]:
         f"on {setting.device.name}; baselines: {versions(suite)}{threads}",
         f"autoconv: {algorithms}vendor libraries off; NCHW arrays in and out, layout conversions timed{untimed}",
         f"{operands}; caches: as the previous run left them",
+        "over bound: autoconv's time over the least that its multiplications, or its operands' bytes, take on the "
+        "measured machine; transforms not counted",
         "ratios: the baseline's time divided by autoconv's, so that above 1 autoconv is faster; "
         f"median of {setting.rounds} interleaved rounds [95 % interval]",
     ]
@@ -54,9 +56,9 @@ def print_suite(suite: Suite) -> None:
     columns = [">vs best", *(f">vs {name}" for name in baselines)]
     print_table(
         f"{suite.name}, batch {suite.batch}, {setting.direction}, float32",
-        ["layer", "shape", "candidate", ">time", ">GFLOP/s", "best baseline", *columns],
+        ["layer", "shape", "candidate", ">time", ">GFLOP/s", ">over bound", "best baseline", *columns],
         [_cells(row, baselines) for row in suite.rows],
-        spare=["shape", ">GFLOP/s", "best baseline"],
+        spare=["shape", ">GFLOP/s", ">over bound", "best baseline"],
     )
     means = []
     for name in (*CLASSES, None):
@@ -76,6 +78,7 @@ def _cells(row: Row, baselines: Sequence[str]) -> list[str]:
     figures = [duration(seconds), f"{row.layer.flops / seconds / 1e9:.0f}"] if seconds else ["-", "-"]
     cells = [_text(_ratio(row, baseline)) for baseline in ("best", *baselines)]
     name = row.name + (f" x{row.repeat}" if row.repeat > 1 else "")
+    figures.append(f"{row.over_bound:.2f}" if row.over_bound else "-")
     return [name, shape(row.layer), row.candidate or "-", *figures, row.best or "-", *cells]
 
 

@@ -60,6 +60,7 @@ def to_json(suite: Suite) -> dict[str, Any]:
                 "best": row.best,
                 "ratios": {name: plain(interval(rounds) if (rounds := row.against(name)) else None) for name in names},
                 "seconds": rounded(row.times),
+                "bound": row.bound and float(f"{row.bound:.{DIGITS}g}"),
                 "busy": round(row.busy, 3),
                 "errors": {name: float(f"{error:.2g}") for name, error in row.errors.items()},
                 "unable": row.unable,

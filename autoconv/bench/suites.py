@@ -77,7 +77,8 @@ class Row:
 
     `unable` has the baselines that cannot compute the layer; `failures` has what went wrong. `errors` has the largest
     difference of every baseline's answer to ours, relative to the largest value.
-    `busy` is the share of a core that other processes used meanwhile.
+    `busy` is the share of a core that other processes used meanwhile; `bound` the seconds that our candidate takes at
+    least on the measured machine.
     """
 
     name: str
@@ -89,6 +90,12 @@ class Row:
     failures: dict[str, str] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     busy: float = 0.0
+    bound: float | None = None
+
+    @property
+    def over_bound(self) -> float | None:
+        """Our time over the bound."""
+        return self.seconds[OURS] / self.bound if self.bound and OURS in self.times else None
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -146,6 +146,7 @@ def bench(
     from autoconv.bench.reports import print_suite
     from autoconv.bench.results import to_json
     from autoconv.bench.suites import Setting
+    from autoconv.records.cache import TuningCache
 
     if chart is not None and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("--chart needs matplotlib, which is not installed: pip install 'autoconv[report]'")
@@ -165,6 +166,8 @@ def bench(
         restrictions=restrictions,
     )
     end = math.inf if budget is None else time.monotonic() + budget
+    with TuningCache().timing_lock(device.key):
+        device.survey()
     done: list[Suite] = []
     for (net, whole), layers in zip(nets, chosen, strict=True):
         for size in batch or net.batches:

@@ -13,7 +13,10 @@ import click
 from autoconv import __version__, networks, registry
 from autoconv.cli.options import OK, as_json, device_named, on_device
 from autoconv.cli.output import print_json
+from autoconv.common.text import duration, size
+from autoconv.cpu.device import CPU
 from autoconv.cpu.extensions import not_enabled
+from autoconv.cpu.machine.model import BUSY, Machine
 from autoconv.cpu.threads import count_threads
 from autoconv.records.cache import TuningCache
 
@@ -33,7 +36,10 @@ OPTIONAL = {
 @as_json
 def info(device_name: str, as_json: bool) -> int:
     """Describe the device, the software, the cache, and what is missing and how to get it."""
-    found = information(device_named(device_name), TuningCache())
+    device, cache = device_named(device_name), TuningCache()
+    with cache.timing_lock(device.key):
+        device.survey()
+    found = information(device, cache)
     if as_json:
         print_json(found)
     else:
@@ -47,6 +53,7 @@ def information(device: Device, cache: TuningCache) -> dict[str, Any]:
 
     records = [record.device for record in cache.records()]
     missing = {name: how for name, how in OPTIONAL.items() if importlib.util.find_spec(name) is None}
+    measured = device.machine.to_json() if isinstance(device, CPU) else None
     if gpu := why_unavailable():
         missing["GPU"] = gpu
     return {
@@ -59,6 +66,7 @@ def information(device: Device, cache: TuningCache) -> dict[str, Any]:
             "peak_gflops": {dtype: device.measured_peak(dtype) / 1e9 for dtype in ("float32", "float64")},
         },
         "decisions": _decisions() if device.kind == "cpu" else [],
+        "machine": measured,
         "algorithms": [algorithm.name for algorithm in registry.algorithms(device)],
         "versions": device.versions,
         "cache": {
@@ -85,13 +93,14 @@ def print_information(found: dict[str, Any]) -> None:
     """The same for people, one line per fact."""
     device, cache = found["device"], found["cache"]
     peak = ", ".join(f"{rate:.0f} GFLOP/s in {dtype}" for dtype, rate in device["peak_gflops"].items())
-    caches = ", ".join(f"L{n} {device[f'l{n}_bytes'] >> 10} KiB" for n in (1, 2, 3) if f"l{n}_bytes" in device)
+    machine = Machine.from_json(found["machine"]) if found["machine"] else None
     lines = [
         ("autoconv", f"{found['autoconv']} on Python {found['python']}"),
         ("device", device["name"]),
         ("", device["key"]),
         *(("", why) for why in found["decisions"]),
-        ("", f"measured: {peak}; {caches}"),
+        ("measured", f"peak {peak}"),
+        *(("", line) for line in (_machine_lines(machine) if machine else ())),
         ("algorithms", ", ".join(found["algorithms"])),
         ("versions", ", ".join(f"{name} {number}" for name, number in found["versions"].items())),
         ("cache", cache["directory"] + ("" if cache["persistent"] else "; cannot be written: nothing will be kept")),
@@ -101,3 +110,25 @@ def print_information(found: dict[str, Any]) -> None:
         *(("missing", f"{name}: {how}") for name, how in found["missing"].items()),
     ]
     sys.stdout.writelines(f"{label:<12} {text}\n" for label, text in lines)
+
+
+def _machine_lines(machine: Machine) -> list[str]:
+    """What was measured besides the peak, when, and whether somebody else was at work meanwhile."""
+    rates = ", ".join(f"{machine.read.rate(nbytes) / 1e9:.0f} from {size(nbytes)}" for nbytes in _sets(machine))
+    lines = [
+        "caches in effect for one thread: " + ", ".join(size(nbytes) for nbytes in machine.caches),
+        f"{machine.threads} threads read, in GB/s: {rates}, {machine.memory / 1e9:.0f} from memory",
+    ]
+    if machine.call is not None and machine.barrier is not None and machine.wake is not None:
+        lines.append(
+            f"a call takes {duration(machine.call)}, all threads together {duration(machine.barrier)} more, "
+            f"{duration(machine.wake)} when they slept"
+        )
+    how = "" if machine.thorough else "roughly, "
+    quiet = f"while others used {machine.busy:.0%} of the processor: `autoconv info` measures again"
+    return [*lines, f"{how}on {machine.when}" + (f", {quiet}" if machine.busy > BUSY else "")]
+
+
+def _sets(machine: Machine) -> list[int]:
+    """Working sets of all threads that fill half of each level."""
+    return [machine.threads * nbytes // 2 for nbytes in machine.caches[:2]] + [machine.caches[2] // 2]

@@ -17,6 +17,7 @@ from autoconv.cli.info import info
 from autoconv.cli.options import FAILED, INTERRUPTED, OK, USAGE
 from autoconv.cli.output import say
 from autoconv.cli.records import export, import_, show
+from autoconv.cli.run import run
 from autoconv.cli.tune import tune
 from autoconv.common.text import one_line
 from autoconv.errors import AutoconvError, PlanError
@@ -27,14 +28,14 @@ from autoconv.errors import AutoconvError, PlanError
 def cli() -> None:
     """Finds the fastest way to compute a convolution layer on this machine, and remembers it.
 
-    A NET is a YAML layer list, or the name of one that comes with autoconv (see `autoconv info`).
+    A NET is a YAML layer list, an ONNX file, or the name of one that comes with autoconv (see `autoconv info`).
 
     Exit codes: 0 done; 1 something was refused or failed, and the rest was done; 2 bad usage or input;
     130 interrupted, with what was done until then kept.
     """
 
 
-for verb in (tune, explain, show, info, bench, export, import_):
+for verb in (tune, explain, run, show, info, bench, export, import_):
     cli.add_command(verb)
 
 

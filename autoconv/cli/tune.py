@@ -31,6 +31,7 @@ from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
 from autoconv.networks import NamedLayer
 from autoconv.records.cache import TuningCache
+from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan
 
 LEAST_BUDGET = 0.05  # seconds of timing for a layer whose turn comes when the budget is spent
@@ -75,6 +76,9 @@ def tune(
     done, interrupted = [], False
     with progress_bar(len(jobs)) as begin:
         try:
+            if mode in TIMING:
+                with cache.timing_lock(device.key):
+                    device.survey()
             for place, (net, named, layer) in enumerate(jobs):
                 left = None if budget is None else started + budget - time.monotonic()
                 share = None if left is None else max(left / (len(jobs) - place), LEAST_BUDGET)

@@ -25,7 +25,7 @@ class Allocator:
 
     def __init__(self) -> None:
         self._free: OrderedDict[int, list[Array]] = OrderedDict()  # by size, that of the last given back last
-        self._most = available // 16 if (available := _physical_memory()) else 256 << 20
+        self._most = available // 16 if (available := physical_memory()) else 256 << 20
 
     @property
     def kept(self) -> int:
@@ -79,7 +79,8 @@ def _fresh(size: int, alignment: int) -> Array:
     return raw[start : start + size]
 
 
-def _physical_memory() -> int:
+def physical_memory() -> int:
+    """Bytes of memory that the machine has; 0 where that is not known."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):

@@ -21,6 +21,8 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.cpu import allocator, permission
+from autoconv.cpu.machine.model import Machine
+from autoconv.cpu.machine.recorded import machine_in_force, survey
 from autoconv.cpu.threads import MOST_THREADS, count_threads
 from autoconv.device import Device, Operands, Stopwatch
 from autoconv.errors import ArrayError, PlanError
@@ -121,16 +123,20 @@ class CPU(Device):
         The vectors that kernels are compiled for.
     matrix_unit : "amx", "emulated" or None
         The unit that multiplies tiles; "emulated" is one made of vectors, to test on any processor what runs on AMX.
+    model : str, optional
+        A machine model, as `Machine.text` has it, by which candidates and estimates are made; that of this machine
+        unless given.
 
     Raises
     ------
     PlanError
-        For another number of threads, another instruction set or another unit.
+        For another number of threads, another instruction set or another unit, or a model of other threads or vectors.
     """
 
     threads: int
     instruction_set: str
     matrix_unit: str | None = field(default=None, kw_only=True)
+    model: str | None = field(default=None, kw_only=True)
     kind = "cpu"
 
     def __post_init__(self) -> None:
@@ -141,6 +147,14 @@ class CPU(Device):
         if self.matrix_unit not in (None, *MATRIX_UNITS):
             units = " or ".join(MATRIX_UNITS)
             raise PlanError(f"matrix_unit={self.matrix_unit!r}: expected {units}, or None")
+        if self.model is not None:
+            self._check_model(Machine.parse(self.model))
+
+    def _check_model(self, given: Machine) -> None:
+        if given.threads != self.threads:
+            raise PlanError(f"model: expected one measured with {self.threads} threads, got one with {given.threads}")
+        if self.instruction_set not in given.peaks:
+            raise PlanError(f"model: expected one that knows {self.instruction_set}, got {', '.join(given.peaks)}")
 
     @classmethod
     def current(cls, threads: int | None = None, instruction_set: str | None = None) -> CPU:
@@ -216,6 +230,18 @@ class CPU(Device):
             "l2_bytes": l2,
             "l3_bytes": l3,
         }
+
+    @property
+    def machine(self) -> Machine:
+        """The measured machine: on record, or measured roughly when it is first asked for."""
+        if self.model is not None:
+            return Machine.parse(self.model)
+        return machine_in_force(self.key, self.instruction_set, self.threads, self.matrix_unit)
+
+    def survey(self) -> None:
+        """Measure all of the machine, unless that is on record."""
+        if self.model is None:
+            survey(self.key, self.instruction_set, self.threads, self.matrix_unit)
 
     @functools.cached_property
     def versions(self) -> dict[str, str]:
@@ -299,41 +325,17 @@ class CPU(Device):
         return Stopwatch(cold=cold, hot=hot)
 
     def _sweep(self) -> None:
-        _sweeper(2 * self.facts["l3_bytes"]).sum()
+        _sweeper(2 * self.machine.beyond).sum()
 
     def peak_flops(self, dtype: str) -> float:
-        """What processors with these vectors do at 3.5 GHz: 2 multiply-adds of 256 bits a cycle, or 1 of 512."""
-        vector_bytes = 16 if self.instruction_set == "generic" else 32
-        return self.threads * 3.5e9 * 2 * 2 * vector_bytes / (8 if dtype == "float64" else 4)
+        """Multiply-adds on registers, of all threads; 16-bit types are computed with in float32."""
+        return self.machine.flops(self.instruction_set, dtype)
 
     def bandwidth(self) -> float:
-        """A memory channel's worth for each thread, up to four."""
-        return 16e9 * min(self.threads, 4)
-
-    def measured_peak(self, dtype: str) -> float:
-        """Multiply-adds on registers where kernels can be compiled, a large matrix product elsewhere."""
-        from autoconv.cpu import peak, pool
-
-        dtype = "float64" if dtype == "float64" else "float32"
-        if pool.available():
-            return peak.flops(self.instruction_set, dtype, self.threads)
-        return _matmul_rate(dtype)
+        """What all threads read from memory."""
+        return self.machine.memory
 
 
 @functools.cache
 def _sweeper(nbytes: int) -> Array:
     return np.ones(nbytes // 8, np.int64)
-
-
-@functools.cache
-def _matmul_rate(dtype: str, n: int = 1024) -> float:
-    a = np.ones((n, n), dtype)
-    out = np.empty_like(a)
-    np.matmul(a, a, out)
-    return 2.0 * n**3 / min(_seconds(lambda: np.matmul(a, a, out)) for _ in range(3))
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start

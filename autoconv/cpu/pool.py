@@ -31,6 +31,7 @@ from autoconv.cpu.codegen.workers import (
     LIST,
     MASK,
     PLACES,
+    QUANTUM,
     SETTINGS,
     SPIN,
     STATE,
@@ -54,7 +55,7 @@ def _data_offset() -> int:
 @functools.cache
 def program() -> compiler.Program:
     """What every kernel is launched by."""
-    return compiler.build(emit, "generic", futex_number(), _data_offset())
+    return compiler.build(emit, "generic", futex_number(), _data_offset(), QUANTUM)
 
 
 @functools.cache

@@ -64,7 +64,7 @@ class Graph:
     def add_constant(self, base: str, value: np.ndarray) -> str:
         """An array that is the same in every run, under a name like the given one."""
         name = self.fresh(base)
-        self.constants[name] = value
+        self.constants[name] = value = np.asarray(value, order="C")
         self.types[name] = TensorType(value.shape, value.dtype.name)
         return name
 

@@ -23,6 +23,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "pages" / "accuracy.md"
 MARK = "<!-- accuracy: written by tests/core/test_accuracy.py -->"
 WIDTHS = ("float32", "float16", "bfloat16")
 DEVICE = CPU.current()
+EMULATED = CPU(threads=2, instruction_set=DEVICE.instruction_set, matrix_unit="emulated")
 LAYERS = {
     "3x3": ConvLayer(N=1, C=128, H=28, W=28, K=128, R=3, S=3, padding=1),
     "5x5": ConvLayer(N=1, C=96, H=27, W=27, K=128, R=5, S=5, padding=2),
@@ -41,28 +42,41 @@ ROWS = (
     *(("winograd", "5x5", f"{m}x{m}") for m in (2, 4, 5)),
     *(("winograd", "1x7", f"1x{m}") for m in (2, 3)),
     *(("fft", name, "") for name in ("5x5", "15x15")),
+    *((family, name, "") for family in ("matrix", "matrix.x3") for name in ("3x3", "5x5", "1x1")),
     ("numpy.gemm", "3x3", ""),
 )
+
+
+def device_of(family: str) -> CPU:
+    """This processor; for families of a matrix unit with an emulated one, whose values are the same."""
+    return EMULATED if family.startswith("matrix") else DEVICE
 
 
 def parameters(algorithm: Algorithm, layer: ConvLayer, tile: str) -> Mapping[str, int | str]:
     if tile:
         return {"m": tile, "rows": 1, "coop": 0}
-    return next(c.params for c in algorithm.all(layer, DEVICE) if not algorithm.why_not(layer, DEVICE, c.params))
+    device = device_of(algorithm.name)
+    return next(c.params for c in algorithm.all(layer, device) if not algorithm.why_not(layer, device, c.params))
 
 
 def errors(family: str, layer: ConvLayer, tile: str) -> tuple[float, float]:
     """The largest error and the root of the mean square, by the measure of `Algorithm.bound`; normal operands."""
-    algorithm = next(a for a in algorithms(DEVICE) if a.name == family)
+    device = device_of(family)
+    algorithm = next(a for a in algorithms(device) if a.name == family)
     params = parameters(algorithm, layer, tile)
-    assert not algorithm.why_not(layer, DEVICE, params)
+    assert not algorithm.why_not(layer, device, params)
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape, np.float32).astype(layer.numpy_dtype) for shape in layer.input_shapes)
     candidate = Candidate(family, tuple(params.items()))
-    out = run_guarded(algorithm, layer, DEVICE, candidate, (x, w, None, None), "after")
+    out = run_guarded(algorithm, layer, device, candidate, (x, w, None, None), "after")
     want, magnitude = reference.convolve(layer, x, w), reference.magnitude(layer, x, w)
     rms = np.sqrt(np.mean((out.astype(np.float64) - want) ** 2)) / magnitude.max()
     return reference.error(out, want, magnitude), float(rms)
+
+
+def widths(family: str) -> tuple[str, ...]:
+    """The types that a family takes, of those in the table."""
+    return WIDTHS[:1] if family == "matrix.x3" else WIDTHS
 
 
 def label(family: str, tile: str, layer: ConvLayer) -> str:
@@ -74,8 +88,9 @@ def table() -> Iterator[str]:
     yield f"| family | layer | {' | '.join(f'{dtype}: largest, RMS' for dtype in WIDTHS)} |"
     yield f"|---|---|{'---|' * len(WIDTHS)}"
     for family, name, tile in ROWS:
-        found = (errors(family, LAYERS[name].replace(dtype=dtype), tile) for dtype in WIDTHS)
+        found = (errors(family, LAYERS[name].replace(dtype=dtype), tile) for dtype in widths(family))
         cells = " | ".join(f"{largest:.1e}, {rms:.1e}" for largest, rms in found)
+        cells += " | " * (len(WIDTHS) - len(widths(family)))
         yield f"| {label(family, tile, LAYERS[name])} | {name} | {cells} |"
 
 
@@ -86,7 +101,7 @@ def test_the_table_of_the_documentation_is_true(family: str, name: str, tile: st
     layer = LAYERS[name]
     start = f"| {label(family, tile, layer)} | {name} |"
     (row,) = (line for line in PAGE.read_text().splitlines() if line.startswith(start))
-    for dtype, cell in zip(WIDTHS, row.split("|")[3:], strict=False):
+    for dtype, cell in zip(widths(family), row.split("|")[3:], strict=False):
         here = errors(family, layer.replace(dtype=dtype), tile)
         for value, committed in zip(here, map(float, cell.split(",")), strict=True):
             assert committed / 2 <= value <= 2 * committed

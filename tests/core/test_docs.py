@@ -26,7 +26,11 @@ ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "pages").glob("*.md")}
 PAGES["README.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLE = '"""autoconv/cpu/product.py'  # how the file begins that add-an-algorithm.md shows
-NEEDS = {"torch": r"\btorch\b", "cupy": r"\bcupy\b|\bon_gpu\b"}  # what a block says that needs one of these
+NEEDS = {
+    "torch": r"\btorch\b",
+    "cupy": r"\bcupy\b|\bon_gpu\b",
+    "onnx": r"\bonnx\b",
+}  # what a block says that needs one of these
 
 
 def blocks(page: str, *languages: str) -> list[str]:
@@ -64,8 +68,9 @@ def test_the_examples_run(page: str, capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize(("page", "library"), ASIDE)
 def test_the_examples_with_other_libraries_run(
-    page: str, library: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    page: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"np": np, "autoconv": autoconv}
     if library == "cupy":
         if MISSING:

@@ -12,6 +12,7 @@ NAMES = {
     "ArrayError",
     "AutoconvError",
     "Candidate",
+    "CompiledNetwork",
     "ConfigError",
     "ConvLayer",
     "Device",
@@ -27,6 +28,7 @@ NAMES = {
     "conv2d_wgrad",
     "conv_transpose2d",
     "forget_plans",
+    "load",
     "plan",
 }
 ERRORS = {

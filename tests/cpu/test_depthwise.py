@@ -103,16 +103,11 @@ def test_phases(instruction_set: str, name: str) -> None:
     assert check_guarded(DEPTHWISE, layer, device_with(instruction_set, 2), operands(layer))
 
 
-class SmallCaches(CPU):
-    """Caches so small that a plane is cut into several strips."""
-
-    @property
-    def facts(self) -> dict[str, Any]:  # type: ignore[override]
-        return super().facts | {"l1_bytes": 256, "l2_bytes": 0}
+SMALL_CACHES = 256, 256, 1 << 24  # caches so small that a plane is cut into several strips
 
 
 def test_planes_in_strips() -> None:
-    device = SmallCaches(threads=2, instruction_set=host_instruction_set())
+    device = device_with(host_instruction_set(), 2, SMALL_CACHES)
     for fields in ({"H": 45}, {"H": 45, "stride": 2}, {"H": 61, "R": 13, "S": 13, "padding": 6, "W": 13}):
         layer = depthwise(**fields)
         assert check_guarded(DEPTHWISE, layer, device, operands(layer))
@@ -121,7 +116,7 @@ def test_planes_in_strips() -> None:
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_stores_past_the_caches(instruction_set: str) -> None:
     """Whatever the alignment of the output, where blocks of rows are whole cache lines if it is aligned."""
-    device = SmallCaches(threads=2, instruction_set=instruction_set)
+    device = device_with(instruction_set, 2, SMALL_CACHES)
     tails: dict[str, Any] = {"H": 12, "W": 16, "bias": True, "residual": True}
     for fields in (tails, {"H": 16, "W": 28}, {"H": 16, "W": 56, "direction": "dgrad", "stride": 2}):
         for dtype in ("float32", "float64"):
@@ -142,7 +137,7 @@ def test_stores_past_the_caches(instruction_set: str) -> None:
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_channels_stored_past_the_caches(instruction_set: str) -> None:
     """Whole aligned vectors only; an output that starts elsewhere is stored as usual."""
-    device = SmallCaches(threads=2, instruction_set=instruction_set)
+    device = device_with(instruction_set, 2, SMALL_CACHES)
     layer = depthwise(C=64, layout="NHWC", bias=True)
     for candidate in some(DEPTHWISE.all(layer, device), 6):
         assert not DEPTHWISE.why_not(layer, device, candidate.params)

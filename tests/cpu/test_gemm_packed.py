@@ -27,12 +27,7 @@ def layer_of(**fields: Any) -> ConvLayer:
     return ConvLayer(**({"N": 2, "C": 67, "H": 7, "W": 7, "K": 19, "R": 1, "S": 1} | fields))
 
 
-class SmallCaches(CPU):
-    """Caches so small that channels, tiles and filters are all cut into several parts."""
-
-    @property
-    def facts(self) -> dict[str, Any]:  # type: ignore[override]
-        return super().facts | {"l1_bytes": 2048, "l2_bytes": 32768}
+SMALL_CACHES = 2048, 32768, 1 << 24  # caches so small that channels, tiles and filters are all cut into several parts
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -63,14 +58,14 @@ def test_types_tails_groups_strides_and_gradients(instruction_set: str, dtype: s
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_zeros_of_a_strided_gradient(instruction_set: str, H: int, W: int, stride: int | tuple[int, int]) -> None:
     """Between pixels, at the ends of rows, below; in panels that begin and end anywhere, of several images."""
-    device = SmallCaches(instruction_set=instruction_set, threads=1)  # its workspace ends where nobody may touch
+    device = device_with(instruction_set, 1, SMALL_CACHES)  # its workspace ends where nobody may touch
     layer = layer_of(N=3, C=18, K=150, H=H, W=W, stride=stride, direction="dgrad")
     assert check_guarded(PACKED, layer, device, operands(layer))
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_parts_of_everything(instruction_set: str) -> None:
-    device = SmallCaches(instruction_set=instruction_set, threads=2)
+    device = device_with(instruction_set, 2, SMALL_CACHES)
     for layer in (layer_of(N=3, C=150, H=9, W=9, K=70), layer_of(N=3, C=150, H=17, W=9, K=35, stride=2, bias=True)):
         assert check_guarded(PACKED, layer, device, operands(layer))
 

@@ -152,7 +152,7 @@ def test_rows_share_their_padding() -> None:
 
 
 def test_six_products_err_no_more_than_sums_in_float32() -> None:
-    layer = ConvLayer(N=1, C=96, H=14, W=14, K=40, R=3, S=3, padding=1)
+    layer = ConvLayer(N=1, C=64, H=10, W=14, K=24, R=3, S=3, padding=1)
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape, np.float32) for shape in layer.input_shapes)
     want, magnitude = reference.convolve(layer, x, w), reference.magnitude(layer, x, w)
@@ -261,6 +261,23 @@ def test_the_code_for_amx(dtype: str, products: int, direction: str) -> None:
         assert "vcvtneps2bf16" in text
     assert "__trunc" not in text  # no function for what is an instruction
     assert ir.count("llvm.x86.ldtilecfg(ptr @") == len(tasks)
+
+
+def test_estimates_count_products_and_what_is_moved() -> None:
+    """Twice the filters or images cost about twice; six products more than three; a larger output, more."""
+    device = device_of()
+
+    def estimated(algorithm: Algorithm[Any], **fields: Any) -> float:
+        layer = layer_of("whole tiles", **({"N": 8, "H": 32, "W": 32} | fields))
+        return min(algorithm.estimate(layer, device, c.params) for c in algorithm.all(layer, device))
+
+    for algorithm in ALGORITHMS:
+        fields = {"direction": algorithm.directions[-1], "stride": 2 if "polyphase" in algorithm.name else 1}
+        once = estimated(algorithm, **fields)
+        assert 1e-6 < once < 10
+        assert 1.5 < estimated(algorithm, N=16, **fields) / once < 2.5
+        assert 1.5 < estimated(algorithm, K=128, **fields) / once < 2.5
+    assert 1.5 < estimated(MATRIX) / estimated(X3) < 2.1
 
 
 def test_without_a_matrix_unit_there_are_no_candidates() -> None:

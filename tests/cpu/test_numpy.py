@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import EDGES, TAILS, edge, everyday, layers, operands
+from vectors import device_with
 
 from autoconv.algorithm import Algorithm, Candidate, Kernel
 from autoconv.cpu.device import CPU
@@ -29,15 +30,10 @@ GUARD = 4096  # bytes on either side of the output and of the workspace
 POISON = 0xFF  # NaN in every floating-point type
 
 
-class SmallCaches(CPU):
-    """This machine with caches so small that even test layers are cut into blocks."""
-
-    @property
-    def facts(self) -> dict[str, Any]:  # type: ignore[override]
-        return super().facts | {"l1_bytes": 256, "l2_bytes": 2048, "l3_bytes": 16384}
+SMALL_CACHES = 256, 2048, 16384  # this machine with caches so small that even test layers are cut into blocks
 
 
-SMALL = SmallCaches(threads=1, instruction_set=DEVICE.instruction_set)
+SMALL = device_with(DEVICE.instruction_set, 1, SMALL_CACHES)
 
 NUMPY = tuple(algorithm for algorithm in algorithms(DEVICE) if algorithm.name.startswith("numpy."))
 OURS = tuple(algorithm for algorithm in algorithms(DEVICE) if algorithm.vendor is None)

@@ -82,12 +82,8 @@ def test_types_groups_and_strides(dtype: str, layout: str) -> None:
 def test_images_are_interleaved_while_they_are_in_cache() -> None:
     layer = reshaped(N=6, C=8, H=32, W=32, R=4)
 
-    class Small(CPU):
-        @property
-        def facts(self) -> dict[str, Any]:
-            return DEVICE.facts | {"l3_bytes": 4 * 2 * 4 * 32 * 17 * 17 + 4096}
-
-    small = Small(DEVICE.threads, DEVICE.instruction_set)
+    room = 4 * 2 * 4 * 32 * 17 * 17 + 4096
+    small = device_with(DEVICE.instruction_set, DEVICE.threads, (1 << 10, 1 << 12, room))
     params = next(iter(DIRECT.candidates(layer, small)))
     whole, part = (DIRECT.workspace_bytes(layer, device, params) for device in (DEVICE, small))
     assert whole == 3 * part

@@ -7,6 +7,7 @@ import textwrap
 import threading
 import time
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,10 @@ def switches(worker):
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_every_thread_of_a_team_takes_part_once(threads):
+    check_team(threads)
+
+
+def check_team(threads):
     entry = Entry(compiler.build(emit, "generic", 1), "team", threads)
     out = np.zeros((threads + 1, 2))
     for _ in range(50):
@@ -184,20 +189,39 @@ def test_woken_workers_keep_off_the_callers_processor():
         os.sched_setaffinity(0, allowed)
 
 
-def test_idle_workers_without_futex(monkeypatch):
-    monkeypatch.setattr(pool, "futex_number", lambda: None)
+@contextmanager
+def pools_with(monkeypatch, **settings):
+    """Pools of a program of their own."""
+    for name, value in settings.items():
+        monkeypatch.setattr(pool, name, value)
     monkeypatch.setattr(pool, "_pools", {})
     caches = (pool.program, pool._start)
     for cache in caches:
         cache.cache_clear()
     try:
-        check(20, 2, 20)
-        time.sleep(0.01)  # by now the workers look every 50 microseconds
-        check(20, 2, 1)
+        yield
         pool._stop()
     finally:
         for cache in caches:
             cache.cache_clear()
+
+
+def test_idle_workers_without_futex(monkeypatch):
+    with pools_with(monkeypatch, futex_number=lambda: None):
+        check(20, 2, 20)
+        time.sleep(0.01)  # by now the workers look every 50 microseconds
+        check(20, 2, 1)
+
+
+@pytest.mark.parametrize("quantum", [0, 3000])
+def test_workers_that_leave_with_tasks_undone(monkeypatch, quantum):
+    with pools_with(monkeypatch, QUANTUM=quantum):
+        for n_tasks in (2, 300):
+            check(n_tasks, 3, 200)
+        out = np.full(300, -1.0)
+        Entry(compiler.build(emit, "generic", 300), "party", 3)(out, None, out)
+        assert set(out) <= ({0} if quantum == 0 and Module("generic").x86 else {0, 1, 2})
+        check_team(3)
 
 
 def test_exit_is_prompt_and_later_launches_still_run(tmp_path):

@@ -13,6 +13,10 @@ are kept off the processor that the caller was on when it last had to wake them.
 Every thread computes in the float mode of the run that it takes part in, which is never the caller's: rounding to
 nearest, no traps, and denormals as the run wants them. The caller's mode is put back before Python goes on.
 
+A worker whose processor a stranger wants, too, loses it when the system thinks fit: within a task, for whose end all
+others then wait for milliseconds. So between two tasks it leaves the region and offers the processor by itself, once in
+a fraction of the time that systems leave a thread alone. Where nobody wants it, it is back at once.
+
 Sleeping and waking follow Drepper, "Futexes are tricky" (2011).
 """
 
@@ -63,6 +67,8 @@ EVERYONE = 0xFFFF_FFFF  # as a set of sleepers
 # Float modes of a run, as x86's MXCSR has them: no traps, rounding to nearest; and both bits that count denormals as 0.
 KEEP = 0x1F80
 FLUSH = KEEP | 0x8040
+QUANTUM = 1 << 21  # ticks of the processor's clock after which a worker offers its processor: about a millisecond
+FOREVER = (1 << 63) - 1
 SPIN = 2000  # about 40 microseconds: longer than Python needs between two layers
 
 
@@ -83,17 +89,22 @@ def _yield(k: Function) -> None:
         k.intrinsic(i32, "sched_yield")
 
 
+def _ticks(k: Function) -> Value:
+    """The processor's clock; 0 where a program may not read it."""
+    return k.intrinsic(i64, "llvm.readcyclecounter") if k.module.x86 else k.const(i64, 0)
+
+
 def futex_number() -> int | None:
     """The number of Linux's futex call, where it is known."""
     machine = platform.machine() if sys.platform == "linux" and sys.byteorder == "little" else ""
     return {"x86_64": 202, "aarch64": 98}.get(machine)
 
 
-def emit(instruction_set: str, futex: int | None, data_offset: int) -> Module:
+def emit(instruction_set: str, futex: int | None, data_offset: int, quantum: int) -> Module:
     """What workers and callers run; without futex, idle workers look every 50 microseconds."""
     m = Module(instruction_set)
     _emit_take_part(m)
-    _emit_work(m, futex)
+    _emit_work(m, futex, quantum)
     _emit_launch(m, futex, team=False)
     _emit_launch(m, futex, team=True)
     _emit_start(m, data_offset)
@@ -146,9 +157,12 @@ def _keep_off(k: Function, pool: Value) -> None:
 
 
 def _emit_take_part(m: Module) -> Function:
-    """Do tasks until there are none left, or this thread's part of a team's work."""
-    k = m.function("take_part", ptr(i8), i64, internal=True)
-    pool, thread = k.args
+    """Do tasks until there are none left, or this thread's part of a team's work.
+
+    The last argument is when to leave in any case.
+    """
+    k = m.function("take_part", ptr(i8), i64, i64, internal=True)
+    pool, thread, until = k.args
     job = k.bytes_at(pool, JOB, i64)
     function, context, n = k.bits(k.load(job), ptr(i8)), k.bits(k.load(job + 1), CONTEXT), k.load(job + 2)
     with k.if_(thread > 0):  # the caller computes in it already
@@ -158,21 +172,25 @@ def _emit_take_part(m: Module) -> Function:
         k.call_address(function, TEAM_TASK, context, thread, threads)
         k.atomic("add", k.bytes_at(pool, DONE, i64), 1)
     with k.else_(), k.forever() as leave_if:
+        leave_if(_ticks(k) > until)
         index = k.atomic("add", k.bytes_at(pool, NEXT, i64), 1)
         leave_if(index >= n)
         k.call_address(function, TASK, context, index, thread)
     return k
 
 
-def _emit_work(m: Module, futex: int | None) -> None:
-    """A worker's life: wait for a region, enter it unless it is closed already, take part, leave it."""
+def _emit_work(m: Module, futex: int | None, quantum: int) -> None:
+    """A worker's life: wait for a region, enter it unless it is closed already, take part, leave it.
+
+    After a quantum of ticks it leaves with tasks undone, offers its processor, and comes back.
+    """
     take_part = m.functions[0]
     k = m.function("work", ptr(i8), i64)
     pool, thread = k.args
     state, number = k.bytes_at(pool, STATE, i64), k.bytes_at(pool, NUMBER, i32)
     settings = k.bytes_at(pool, SETTINGS, i64)
     before = k.float_mode()
-    seen = k.var(k.const(i32, 0))
+    seen, until = k.var(k.const(i32, 0)), k.var(_ticks(k) + quantum)
     with k.forever() as leave_if:
         turns = k.var(k.load(settings + 1))
         with k.forever() as awake_if:
@@ -192,8 +210,13 @@ def _emit_work(m: Module, futex: int | None) -> None:
             with k.if_(invited):
                 entered.set(k.zext(k.compare_exchange(state, now, now + 1), i64))
             with k.if_(entered.get().ne(0)):
-                k.call(take_part, pool, thread)
+                once = k.load(k.bytes_at(pool, JOB, i64) + 2) < 0
+                k.call(take_part, pool, thread, until.get())
                 k.atomic("sub", state, 1)
+                with k.if_(_ticks(k) > until.get()):
+                    _yield(k)
+                    until.set(_ticks(k) + quantum)
+                    entered.set(k.zext(once, i64))  # of others there may be tasks left
             done_if(k.select(invited, entered.get(), k.i64(1)).ne(0))
     k.set_float_mode(before)
 
@@ -222,7 +245,7 @@ def _emit_launch(m: Module, futex: int | None, team: bool) -> None:
         number = (k.load(state) >> 32) + 1
         k.atomic("xchg", state, number << 32 | party << PARTY_SHIFT)
         _wake(k, pool, k.cast((k.i64(2) << _doubling(k, party - 1)) - 1, i32), futex)
-        k.call(take_part, pool, 0)
+        k.call(take_part, pool, 0, FOREVER)
         if team:
             done = k.bytes_at(pool, DONE, i64)
             _wait(k, k.load(settings + 1), lambda: k.atomic_load(done).eq(threads))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 
 from autoconv.algorithm import Algorithm, Array, Kernel, Params
@@ -12,13 +11,6 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.pool import Entry
 from autoconv.layer import ConvLayer
 
-CALL = 2e-6  # seconds of a call that computes next to nothing
-
-
-def traffic(layer: ConvLayer, nt: bool = False) -> int:
-    """Bytes to and from memory: a line is read into the caches before it is written, unless stores go past them."""
-    return layer.bytes + (0 if nt else math.prod(layer.output_shape) * layer.itemsize)
-
 
 class GeneratedKernel(Kernel):
     """A program as a kernel: its functions `run`, and `pack` where the filters are packed.
@@ -27,6 +19,7 @@ class GeneratedKernel(Kernel):
     """
 
     def __init__(self, program: compiler.Program, threads: int, workspace_bytes: int = 0, packed_bytes: int = 0):
+        self.program = program  # its `run` also for those who run many kernels in one call
         self.workspace_bytes, self.packed_bytes = workspace_bytes, packed_bytes
         self._run = Entry(program, "run", threads)
         self._pack = Entry(program, "pack", threads) if packed_bytes else None

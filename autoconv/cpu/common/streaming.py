@@ -18,7 +18,7 @@ def streaming_refusals(layer: ConvLayer, device: CPU) -> list[str]:
     reasons = []
     if layer.itemsize < 4:
         reasons.append(f"nt=1: expected float32 or float64, whose vectors are stored whole, got {layer.dtype}")
-    size, l2 = math.prod(layer.output_shape) * layer.itemsize, device.facts["l2_bytes"]
+    size, l2 = math.prod(layer.output_shape) * layer.itemsize, device.machine.caches[1]
     if size < l2:
         reasons.append(f"nt=1: expected an output of at least the L2 cache's {l2} bytes, got {size}")
     return reasons

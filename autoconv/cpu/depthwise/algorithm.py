@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES, VECTOR_REGISTERS
-from autoconv.cpu.common.algorithm import CALL, GeneratedAlgorithm, traffic
+from autoconv.cpu.common.algorithm import GeneratedAlgorithm
+from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
 from autoconv.cpu.common.grid import steps
 from autoconv.cpu.common.streaming import streaming_refusals
 from autoconv.cpu.depthwise import kernels, kernels_nhwc
@@ -42,7 +43,7 @@ def _tiles(layer: ConvLayer, device: CPU) -> list[dict[str, int]]:
 
 def _row_blocking(device: CPU, params: Params) -> RowBlocking:
     return RowBlocking(
-        int(params["TP"]), int(params["NV"]), bool(params["nt"]), device.threads, device.facts["l1_bytes"]
+        int(params["TP"]), int(params["NV"]), bool(params["nt"]), device.threads, device.machine.caches[0]
     )
 
 
@@ -100,8 +101,29 @@ class Depthwise(GeneratedAlgorithm):
         return packed_elements(layer) * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        memory = traffic(layer, bool(params["nt"])) / device.bandwidth()
-        return max(layer.flops / (0.7 * device.peak_flops(layer.dtype)), memory) + CALL
+        """A block loads every row (or column) that it sees once for each tap across, and a filter's taps once.
+
+        Lanes beyond the last column, or channel, hold nothing. Rows of pixels are first copied to a panel with zeros
+        around them. Layers whose planes lie whole pages apart gain nothing by stores past the caches: their lines get
+        in each other's way.
+        """
+        machine, size = device.machine, layer.accumulator.itemsize
+        lanes = VECTOR_BYTES[device.instruction_set] // size
+        _, _, height, width = layer.output_shape
+        if layer.layout == "NHWC":
+            along, across, block, neighbours = layer.S, layer.R, int(params["TQ"]), layer.C
+        else:
+            along, across, block, neighbours = layer.R, layer.S, int(params["TP"]), width
+        vectors = math.prod(layer.output_shape) / neighbours * math.ceil(neighbours / lanes)
+        products = vectors * layer.R * layer.S
+        loads = vectors * across * (block + along - 1) / block + products / (block * int(params["NV"]))
+        multiply = machine.multiply_adds(device.instruction_set, layer.accumulator.name, lanes)
+        computed = max(products / multiply, loads / machine.loads(lanes * size)) / machine.threads
+        if layer.layout == "NCHW":
+            copied = math.prod(layer.input_shapes[0]) / lanes
+            computed += copied / machine.transforms(lanes * size) / machine.threads
+        gains = params["nt"] and (layer.layout == "NHWC" or height * width * layer.itemsize % PAGE)
+        return side_by_side(computed, operands_once(layer, machine, past=bool(gains))) + (machine.call or 0.0)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         if layer.layout == "NCHW":

@@ -7,6 +7,7 @@ registers; of few channels, `slices` of the images are summed apart.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,8 +15,9 @@ from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS, Function, Module, Value, Var, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.algorithm import CALL, GeneratedAlgorithm
+from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import correlations
+from autoconv.cpu.common.estimate import operands_once, side_by_side
 from autoconv.cpu.common.panel import in_lines
 from autoconv.cpu.depthwise.geometry import DepthwiseTiling, RowBlocking
 from autoconv.cpu.device import CPU
@@ -31,7 +33,7 @@ def _tiling(layer: ConvLayer, device: CPU, TP: int) -> DepthwiseTiling:
     """Panels as of the forward pass, of half the L1 cache."""
     wide = widened(DTYPES[layer.dtype])
     lanes = VECTOR_BYTES[device.instruction_set] // wide.bytes
-    blocking = RowBlocking(TP, 1, False, device.threads, device.facts["l1_bytes"])
+    blocking = RowBlocking(TP, 1, False, device.threads, device.machine.caches[0])
     forward = correlations(layer.replace(direction="fwd"))
     tiling = DepthwiseTiling.of(forward, lanes, wide.bytes, blocking)
     return tiling._replace(TP=TP, blocks=-(-layer.P // TP), together=max(1, tiling.together * tiling.TP // TP))
@@ -196,7 +198,15 @@ class DepthwiseWgrad(GeneratedAlgorithm):
         return elements * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        return max(layer.flops / (0.5 * device.peak_flops(layer.dtype)), layer.bytes / device.bandwidth()) + CALL
+        """A row of dy is loaded once for all taps, and every row of x for each tap of a row and row of dy."""
+        machine, size = device.machine, layer.accumulator.itemsize
+        lanes = VECTOR_BYTES[device.instruction_set] // size
+        width = layer.y_shape[-1]
+        products = layer.flops / (2 * width) * math.ceil(width / lanes)
+        loads = products * (1 / min(int(params["TP"]), layer.R) + 1 / (layer.R * layer.S))
+        multiply = machine.multiply_adds(device.instruction_set, layer.accumulator.name, lanes)
+        computed = max(products / multiply, loads / machine.loads(lanes * size)) / machine.threads
+        return side_by_side(computed, operands_once(layer, machine)) + (machine.call or 0.0)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         tiling = _tiling(layer, device, int(params["TP"]))

@@ -19,6 +19,7 @@ from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.grid import parts, register_tiles, steps
 from autoconv.cpu.common.packing import packed_size
 from autoconv.cpu.device import CPU
+from autoconv.cpu.direct.estimate import seconds, wgrad_seconds
 from autoconv.cpu.direct.geometry import (
     BUFFER,
     blocking,
@@ -26,11 +27,10 @@ from autoconv.cpu.direct.geometry import (
     correlation_count,
     correlations_of,
     even_columns,
-    padded,
     sums_bytes,
     unrolled,
 )
-from autoconv.cpu.direct.gradients import emit_wgrad, forward, wgrad_blocking, wgrad_candidates
+from autoconv.cpu.direct.gradients import emit_wgrad, wgrad_blocking, wgrad_candidates
 from autoconv.cpu.direct.gradients_packed import emit_wgrad_packed, packed_blocking
 from autoconv.cpu.direct.kernels import emit
 from autoconv.layer import ConvLayer
@@ -98,20 +98,7 @@ class Direct(GeneratedAlgorithm):
         return size * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        """At peak, but for lanes that hold nothing and for what loading costs beside the multiply-adds."""
-        lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
-        if layer.direction == "wgrad":
-            pixels = params["lanes"] == "pixels"
-            c = forward(layer)
-            extent, block = (c.columns.count, lanes) if pixels else (c.C, int(params["BC"]))
-            cost = (1.5 if pixels else 1.15) * padded(extent, block) * (5 if layer.depthwise else 1)
-        else:
-            cost = 1.4 if params["filters"] == "strided" else 1.1
-            cost *= 1 + 1.5 / (int(params["TP"]) * int(params["TQ"]))
-            several = correlations_of(layer)
-            cost *= 1 if int(params["BC"]) == several[0].C else 0.95
-            cost *= max(padded(c.K, int(params["TK"])) for c in several)
-        return cost * layer.flops / device.peak_flops(layer.dtype) + layer.bytes / device.bandwidth() / 2
+        return (wgrad_seconds if layer.direction == "wgrad" else seconds)(layer, device, params)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         if layer.direction != "wgrad":

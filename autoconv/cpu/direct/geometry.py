@@ -128,7 +128,7 @@ def blockings(layer: ConvLayer, device: CPU, params: Params) -> tuple[DirectBloc
         b = blocking(c, params)
         positions = sum(run.tiles for run in tile_runs(c.rows, b.TP))
         row_bytes = layer.itemsize * c.C * c.columns.size
-        room = device.facts["l2_bytes"] // 2 // max(row_bytes, 1) - len(c.rows.taps)
+        room = device.machine.caches[1] // 2 // max(row_bytes, 1) - len(c.rows.taps)
         fitting = min(max(room // (b.TP * c.rows.stride), 1), positions)
         most = max(min(BUFFER // sums_bytes(layer, c, b), positions), 1) if b.BC < c.C else fitting
         blocks = math.ceil(c.K / b.TK)

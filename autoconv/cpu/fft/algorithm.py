@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Iterable, Iterator
 
 from autoconv.algorithm import PADDING_ONLY, Params
@@ -19,6 +18,7 @@ from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.common.grid import batches, parts
 from autoconv.cpu.device import CPU
+from autoconv.cpu.fft.estimate import seconds
 from autoconv.cpu.fft.geometry import (
     LENGTHS,
     CircularAxis,
@@ -35,7 +35,6 @@ MOST_SIZES = 8  # sizes of tiles in a layer's grid
 MOST_TILES = 64  # of a chunk
 MOST_CORRELATIONS = 2  # of a strided gradient, for the sake of compile time
 LARGEST = 256 << 20  # bytes of filter spectra; layers beyond are deep and small in area
-HELD = 16 << 20  # bytes of them that stay in the LLC from chunk to chunk
 LARGEST_STACK = 256 << 10  # bytes a filter's taps and spectrum take while it is transformed
 
 
@@ -62,39 +61,6 @@ def tilings(layer: ConvLayer, device: CPU, params: Params) -> tuple[FourierTilin
     return tuple(_tiling(layer, device, c, axes).resized(rows, coop) for c, axes in cuts if axes)
 
 
-def _cost(tiling: FourierTiling, threads: int, l2_bytes: int) -> float:
-    """Predicted cycles, from counts of vector operations; constants fitted on a Zen 4.
-
-    A number of a transform takes some cycles for every doubling of its length, and some for its way through
-    memory. Products take a cycle each, and what it takes to load the operands of a register tile; or they wait
-    for the filters, which every chunk fetches from the LLC, and the first from memory. All of it slows down as what a
-    thread works on outgrows its L2. What threads share goes through the LLC, the workspace through memory.
-    """
-    tiles = tiling.correlation.groups * tiling.tile_rows * tiling.columns.tiles
-    inputs, filters = tiling.k_blocks if tiling.channelwise else tiling.c_blocks, tiling.k_blocks * tiling.vectors
-    down, across = (length * (8 + 5 * math.log2(length)) for length in tiling.lengths)
-    rows = tiling.lengths[0] / 2
-    forward = tiling.columns.span / tiling.columns.tiles / 2 * down + rows * across
-    inverse = rows * across + tiling.kept / 2 * down
-    register_tile = tiling.chunk_tiles / -(-tiling.chunk_tiles // tiling.most_tiles)
-    product = tiles * tiling.frequencies * tiling.depth * filters * (3 + 1.5 / register_tile)
-    transforms = tiles * (inputs * forward + filters * inverse)
-    tasks, barriers = tiling.chunks * tiling.correlation.groups, 0.0
-    if tiling.channelwise:
-        tasks *= tiling.k_blocks
-    elif tiling.coop:
-        tasks = tiling.k_blocks * min(tiling.coop, tiling.chunks)
-        barriers = 2 * tiling.correlation.groups * -(-tiling.chunks // tiling.coop) * 4000.0
-        shared = tiling.itemsize * tiling.v_size * tiling.chunks * tiling.correlation.groups
-        transforms += shared * (1 + tiling.k_blocks) / 10
-    busiest = -(-tasks // threads) / tasks
-    packed = tiling.itemsize * tiling.packed_size
-    product = max(max(product, packed * tiling.chunks / (12 if packed < HELD else 4)) * busiest, packed / 5.7)
-    near = tiling.itemsize * tiling.thread_size
-    crowded = 1 + 0.25 * min(max(near / l2_bytes - 1, 0), 2)
-    return (product + transforms * busiest) * crowded + tiling.workspace_bytes(threads) / 5.7 + barriers
-
-
 def _sizes(axis: CorrelationAxis, pairs: bool) -> list[CircularAxis]:
     """Tiles of an axis, each with fewer inputs in all than those smaller."""
     found: list[CircularAxis] = []
@@ -113,7 +79,7 @@ def _pairs(layer: ConvLayer, device: CPU) -> tuple[FourierTiling, ...]:
     for axes in itertools.product(_sizes(main.rows, False), _sizes(main.columns, True)):
         tiling = _tiling(layer, device, main, axes)
         whole = tiling.resized(max(1, MOST_TILES // tiling.columns.tiles), int(not tiling.channelwise))
-        cost = min(_cost(some, device.threads, device.facts["l2_bytes"]) for some in (tiling, whole))
+        cost = min(seconds(some, device.machine) for some in (tiling, whole))
         # of a size and its mirror image one is enough
         lengths = tuple(sorted(tiling.lengths)) if main.rows == main.columns else tiling.lengths
         if lengths not in found or cost < found[lengths][0]:
@@ -129,7 +95,7 @@ def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
     for one in _pairs(layer, device):
         for rows in parts(one.tile_rows, MOST_TILES // one.columns.tiles):
             tiling = one.resized(rows, 1)
-            most = device.facts["l3_bytes"] // (tiling.v_size * tiling.itemsize)
+            most = device.machine.caches[2] // (tiling.v_size * tiling.itemsize)
             for coop in (0,) if one.channelwise else (0, *batches(max(1, min(tiling.chunks, most)))):
                 yield {"tile": f"{one.lengths[0]}x{one.lengths[1]}", "rows": rows, "coop": coop}
 
@@ -192,10 +158,7 @@ class TiledFFT(GeneratedAlgorithm):
         return layer.accumulator.itemsize * sum(tiling.packed_size for tiling in tilings(layer, device, params))
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        cuts = tilings(layer, device, params)
-        cycles = sum(_cost(tiling, device.threads, device.facts["l2_bytes"]) for tiling in cuts)
-        rate = device.peak_flops(layer.dtype) / (2 * cuts[0].lanes * device.threads)
-        return cycles / rate + layer.bytes / device.bandwidth() / 4
+        return sum(seconds(tiling, device.machine) for tiling in tilings(layer, device, params))
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, tilings(layer, device, params))

@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
-from autoconv.cpu.common.algorithm import CALL, GeneratedAlgorithm, traffic
+from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import correlations
+from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
 from autoconv.cpu.common.grid import parts, register_tiles
 from autoconv.cpu.common.streaming import streaming_refusals
 from autoconv.cpu.device import CPU
@@ -33,13 +34,12 @@ from autoconv.layer import ConvLayer
 
 MOST_CHANNELS = 4  # under filters larger than 1x1, whose taps are written out for each
 MOST_TAPS = 256
-PAGE = 4096
 LEAST_RANGE = 16  # channels of a sum at a time, between which the sums go to memory and back
 
 
 def _blocking(device: CPU, params: Params) -> GemmBlocking:
     TK, NV, BC, nt = (int(params[name]) for name in ("TK", "NV", "BC", "nt"))
-    return GemmBlocking(TK, NV, BC, bool(nt), device.threads, device.facts["l2_bytes"])
+    return GemmBlocking(TK, NV, BC, bool(nt), device.threads, device.machine.caches[1])
 
 
 def _ranges(layer: ConvLayer) -> list[int]:
@@ -113,16 +113,35 @@ class Gemm(GeneratedAlgorithm):
         return packed_elements(layer) * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        """At peak, but for lanes beyond the last pixel, and for filters read anew by every panel that is copied.
+        """A tile loads a vector of pixels and broadcasts a filter for every column and row of its products.
 
-        Stores past the caches gain nothing where planes lie whole pages apart: their lines get in each other's way.
+        Filters come from memory, and then from the L2 cache, for every tile; pixels once for every part of the filters
+        that this cache holds. Stores past the caches gain nothing where planes lie whole pages apart: their lines get
+        in each other's way.
         """
-        idle = idle_lanes(device.instruction_set, layer, _blocking(device, params))
-        far = layer.stride != (1, 1) and math.prod(layer.w_shape) * layer.itemsize > device.facts["l2_bytes"] // 2
-        flops = idle * layer.flops * (1.25 if far else 1)
+        machine, blocking = device.machine, _blocking(device, params)
+        C, taps, size = layer.C // layer.groups, layer.R * layer.S, layer.accumulator.itemsize
+        lanes = VECTOR_BYTES[device.instruction_set] // size
+        products = idle_lanes(device.instruction_set, layer, blocking) * layer.flops / (2 * lanes)
+        tile = blocking.TK * blocking.NV
+        loads = products * (blocking.TK + blocking.NV) / tile + 2 * products / (C * taps)
+        multiply = machine.multiply_adds(device.instruction_set, layer.accumulator.name, lanes)
+        computed = max(products / multiply, loads / machine.loads(lanes * size)) / machine.threads
+        filters = size * math.prod(layer.w_shape)
+        kept = min(filters / layer.groups, device.machine.caches[1] / 2)
+        tiles = math.ceil(line_pixels(layer) / (blocking.NV * lanes)) * math.prod(layer.output_shape[2:])
+        tiles = layer.N * tiles // line_pixels(layer)
+        moved = filters / machine.memory + machine.reading(filters * (tiles - 1), kept)
+        pixels = math.prod(layer.input_shapes[0]) * layer.itemsize
+        moved += machine.reading(pixels * math.ceil(filters / layer.groups / kept), pixels / machine.threads)
+        panels = self.workspace_bytes(layer, device, params)
+        if panels:
+            copied = machine.transforms(lanes * size) * machine.threads
+            computed += pixels / (lanes * size) / copied
+            moved += machine.writing(panels, machine.beyond)
         gains = params["nt"] and math.prod(layer.output_shape[2:]) * layer.itemsize % PAGE
-        memory = traffic(layer, bool(gains)) / device.bandwidth()
-        return max(flops / (0.95 * device.peak_flops(layer.dtype)), memory) + CALL
+        stored = operands_once(layer, machine, past=bool(gains))
+        return side_by_side(computed, moved) + stored + (machine.call or 0.0)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, _blocking(device, params))

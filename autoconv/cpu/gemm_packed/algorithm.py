@@ -11,14 +11,26 @@ filters makes of a panel is gathered first, and then spread over the rows of the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.common.algorithm import CALL, GeneratedAlgorithm
+from autoconv.cpu.codegen.ir import VECTOR_BYTES
+from autoconv.cpu.common.algorithm import GeneratedAlgorithm
+from autoconv.cpu.common.estimate import busiest, operands_once, side_by_side
 from autoconv.cpu.common.packing import packed_size
 from autoconv.cpu.device import CPU
-from autoconv.cpu.gemm_packed.geometry import blocking_of, grid_of, product, rounded, thread_bytes
+from autoconv.cpu.gemm_packed.geometry import (
+    PlaneTiles,
+    blocking_of,
+    grid_of,
+    micropanel_pitch,
+    pixels_of,
+    product,
+    rounded,
+    thread_bytes,
+)
 from autoconv.cpu.gemm_packed.kernels import emit
 from autoconv.layer import ConvLayer
 
@@ -75,10 +87,33 @@ class GemmPacked(GeneratedAlgorithm):
         return packed_size(product(layer), int(params["TK"])) * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        """At peak, but for empty lanes, and what a tile's sums and a pixel's copies cost, which many channels share."""
-        problem = product(layer)
-        shares = (1.05 + 16 / problem.C) * rounded(problem.K, int(params["TK"])) / problem.K + 8 / problem.K
-        return max(shares * layer.flops / device.peak_flops(layer.dtype), layer.bytes / device.bandwidth()) + CALL
+        """A tile loads a vector of filters and broadcasts a pixel for every row and column of its products.
+
+        Pixels are copied to panels for every part of the filters that is a task of its own; a block of filters comes
+        from memory, and then from the first cache, for every tile; sums go to and fro for every block of channels.
+        """
+        machine, problem, blocking = device.machine, product(layer), blocking_of(layer, device, params)
+        size, TK = layer.accumulator.itemsize, blocking.TK
+        lanes = VECTOR_BYTES[device.instruction_set] // size
+        tiles = PlaneTiles.of(problem, blocking.TQ)
+        pixels, vectors = pixels_of(problem) / tiles.tiles, TK // lanes
+        number = problem.N * problem.groups * tiles.tiles * rounded(problem.K, TK) // TK
+        multiply = machine.multiply_adds(device.instruction_set, layer.accumulator.name, lanes)
+        load = machine.loads(lanes * size)
+        sums = 2 * pixels * vectors * math.ceil(problem.C / blocking.BC) / load
+        one = problem.C * max(pixels * vectors / multiply, (pixels + vectors) / load) + sums
+        copied = problem.N * problem.groups * problem.C * pixels_of(problem) * size
+        copies = copied * blocking.chunks / (lanes * size) / machine.transforms(lanes * size)
+        filters = size * packed_size(problem, TK)
+        panel = size * blocking.tiles * micropanel_pitch(problem, blocking.TQ)
+        moved = filters / machine.memory
+        moved += machine.reading(filters * (problem.N * tiles.tiles - 1), size * blocking.BC * TK)
+        moved += machine.reading(copied * rounded(problem.K, TK) / TK, panel)
+        computed = (number * one + copies) / machine.threads
+        fresh = machine.writing(self.workspace_bytes(layer, device, params), machine.beyond)
+        tasks = math.ceil(problem.N * tiles.tiles / blocking.tiles) * blocking.chunks * problem.groups
+        both = side_by_side(computed, moved) * busiest(tasks, machine.threads)
+        return both + operands_once(layer, machine) + fresh + (machine.call or 0.0)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, blocking_of(layer, device, params))

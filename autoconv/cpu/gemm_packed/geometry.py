@@ -107,9 +107,9 @@ def grid_of(layer: ConvLayer, device: CPU) -> list[dict[str, int]]:
         TK = vectors * lanes
         if vectors > 1 and rounded(problem.K, TK) >= 1.5 * problem.K:
             continue  # most of the lanes would hold nothing
-        least = device.facts["l1_bytes"] // (8 * TK * itemsize)
+        least = device.machine.caches[0] // (8 * TK * itemsize)
         tiles = problem.N * PlaneTiles.of(problem, TQ).tiles
-        fit = max(1, min(MOST_TILES, device.facts["l2_bytes"] // (micropanel_pitch(problem, TQ) * itemsize)))
+        fit = max(1, min(MOST_TILES, device.machine.caches[1] // (micropanel_pitch(problem, TQ) * itemsize)))
         for BC in dict.fromkeys(min(-(-n // m.terms) * m.terms, problem.C) for n in reversed(parts(problem.C))):
             if least > BC and BC < problem.C:
                 break

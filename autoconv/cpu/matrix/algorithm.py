@@ -14,8 +14,10 @@ from typing import ClassVar
 from autoconv.algorithm import Kernel, Params
 from autoconv.cpu import permission
 from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.codegen.tiles import TILE_ROWS
-from autoconv.cpu.common.algorithm import CALL, GeneratedAlgorithm, traffic
+from autoconv.cpu.common.algorithm import GeneratedAlgorithm
+from autoconv.cpu.common.estimate import operands_once, side_by_side
 from autoconv.cpu.device import CPU
 from autoconv.cpu.matrix.geometry import (
     DEPTH,
@@ -24,6 +26,7 @@ from autoconv.cpu.matrix.geometry import (
     Panel,
     blocking,
     correlations_of,
+    filter_tiles,
     packed_bytes,
     strips,
 )
@@ -103,15 +106,27 @@ class Matrix(TileAlgorithm):
         return sum(packed_bytes(c, int(params["products"])) for c in correlations_of(layer))
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        """The products of whole tiles, the packing of each strip by each thread that needs it, or memory's traffic."""
-        seconds = CALL
+        """The products of whole tiles, and the packing of each strip by each thread that needs it.
+
+        Filters come from memory, and then for every strip from where all of them fit; packed pixels for every block of
+        filters from a thread's own panel.
+        """
+        machine = device.machine
+        rate, vector = machine.tiles(device.matrix_unit or "", "bfloat16"), VECTOR_BYTES[device.instruction_set]
+        seconds = machine.call or 0.0
+        filters = self.packed_bytes(layer, device, params)
         for c, b in zip(correlations_of(layer), _blockings(layer, device, params), strict=True):
             panel, number = Panel(c, b), strips(c, b)
-            steps = panel.tiles * math.ceil(c.K / FILTERS) * 2 * panel.blocks * len(panel.taps)
-            multiplied = 2 * 16 * 16 * DEPTH * b.products * steps * number
-            packed = panel.panel_bytes * number * min(b.chunks, device.threads)
-            seconds += multiplied / device.peak_flops(layer.dtype) / 8 + packed / device.bandwidth() / 4
-        return max(seconds, traffic(layer) / device.bandwidth())
+            blocks = math.ceil(c.K / FILTERS)
+            steps = panel.tiles * filter_tiles(c) * panel.blocks * len(panel.taps)
+            multiplied = 2 * 16 * 16 * DEPTH * b.products * steps * number / rate
+            copied = panel.panel_bytes * number
+            packing = copied * min(b.chunks, device.threads) / vector / machine.transforms(vector) / machine.threads
+            moved = filters / machine.memory + machine.reading(filters * (number - 1), filters)
+            moved += machine.reading(copied * blocks, panel.thread_bytes)
+            seconds += side_by_side(multiplied, moved) + packing
+        fresh = machine.writing(self.workspace_bytes(layer, device, params), machine.beyond)
+        return seconds + operands_once(layer, machine) + fresh
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         blockings = _blockings(layer, device, params)

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.common.algorithm import CALL, traffic
+from autoconv.cpu.codegen.ir import VECTOR_BYTES
+from autoconv.cpu.common.estimate import operands_once, side_by_side
 from autoconv.cpu.device import CPU
 from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3, TileAlgorithm, without_unit
 from autoconv.cpu.matrix.geometry import DEPTH
@@ -59,13 +60,16 @@ class MatrixWgrad(TileAlgorithm):
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
         """The products of whole tiles, the packing of both operands, and a region of threads for each."""
-        cut = _cut(layer, device, params)
+        machine, cut = device.machine, _cut(layer, device, params)
         filters, channels = cut.tiles
         images, rows, columns = cut.strips
         steps = cut.c.groups * filters * channels * len(cut.taps) * cut.steps
-        multiplied = 2 * 16 * 16 * DEPTH * cut.b.products * steps
-        seconds = multiplied / device.peak_flops(layer.dtype) / 8 + cut.places[2] / device.bandwidth() / 2 + 2 * CALL
-        return max(images * rows * columns * seconds, traffic(layer) / device.bandwidth()) + CALL
+        multiplied = 2 * 16 * 16 * DEPTH * cut.b.products * steps / machine.tiles(device.matrix_unit or "", "bfloat16")
+        packed, vector = cut.places[2], VECTOR_BYTES[device.instruction_set]
+        packing = packed / vector / machine.transforms(vector) / machine.threads
+        moved = machine.writing(packed, packed / machine.threads) + machine.reading(packed, packed / machine.threads)
+        strip = side_by_side(multiplied, moved) + packing + 2 * (machine.barrier or 0.0)
+        return images * rows * columns * strip + operands_once(layer, machine) + (machine.call or 0.0)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         cut = _cut(layer, device, params)

@@ -24,7 +24,10 @@ from autoconv.layer import ConvLayer
 
 Span = tuple[int, int]  # first and past-last
 
-CALL_SECONDS = 2e-6  # of one NumPy call, which is what small layers cost
+
+def call_seconds(device: CPU) -> float:
+    """Seconds of one NumPy call, which is what small layers cost: about twice what calling a kernel takes."""
+    return 2 * (device.machine.call or 0.0)
 
 
 def images(array: Array, layer: ConvLayer) -> Array:

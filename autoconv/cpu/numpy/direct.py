@@ -17,11 +17,11 @@ import numpy as np
 from autoconv.algorithm import Array, Params
 from autoconv.cpu.device import CPU
 from autoconv.cpu.numpy.common import (
-    CALL_SECONDS,
     NumpyAlgorithm,
     NumpyKernel,
     Span,
     at,
+    call_seconds,
     finish,
     multiply,
     overlap,
@@ -190,5 +190,5 @@ class NumpyDirect(NumpyAlgorithm):
         outputs = math.prod(layer.output_shape) * layer.accumulator.itemsize
         traffic = layer.bytes + 4.0 * outputs * (layer.R * layer.S if layer.direction != "wgrad" else 1)
         blocks = math.ceil(layer.N * layer.P * layer.Q / PIXELS) * math.ceil(max(layer.C, layer.K) / 128)
-        calls = 8 * CALL_SECONDS * blocks * layer.R * layer.S
+        calls = 8 * call_seconds(device) * blocks * layer.R * layer.S
         return layer.flops / (0.5 * device.peak_flops(layer.dtype)) + traffic / device.bandwidth() + calls

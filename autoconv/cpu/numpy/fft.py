@@ -24,12 +24,12 @@ import numpy as np
 from autoconv.algorithm import PADDING_ONLY, Array, Params
 from autoconv.cpu.device import CPU
 from autoconv.cpu.numpy.common import (
-    CALL_SECONDS,
     NumpyAlgorithm,
     NumpyKernel,
     Scratch,
     Span,
     at,
+    call_seconds,
     finish,
     multiply,
     overlap,
@@ -274,6 +274,6 @@ class NumpyFFT(NumpyAlgorithm):
         peak = device.peak_flops(layer.dtype)
         spectra = 2.0 * layer.accumulator.itemsize * frequencies * (weights + 4 * planes)
         products = 8.0 * frequencies * tiles * weights
-        calls = 30 * CALL_SECONDS * tiles
+        calls = 30 * call_seconds(device) * tiles
         moved = (layer.bytes + spectra) / device.bandwidth()
         return transforms / (0.04 * peak) + products / (0.3 * peak) + moved + calls

@@ -18,12 +18,12 @@ import numpy as np
 from autoconv.algorithm import Array, Params
 from autoconv.cpu.device import CPU
 from autoconv.cpu.numpy.common import (
-    CALL_SECONDS,
     NumpyAlgorithm,
     NumpyKernel,
     Scratch,
     Span,
     at,
+    call_seconds,
     filters,
     finish,
     gather,
@@ -44,7 +44,7 @@ def _pointwise(layer: ConvLayer) -> bool:
 def _cached_rows(layer: ConvLayer, device: Any) -> int:
     """How many output rows have columns that stay in cache while BLAS runs over them."""
     row = layer.C * layer.R * layer.S * layer.Q * layer.accumulator.itemsize
-    return max(1, int(device.facts["l3_bytes"]) // (8 * row))
+    return max(1, int(device.machine.caches[2]) // (8 * row))
 
 
 class NumpyGemmKernel(NumpyKernel):
@@ -222,5 +222,5 @@ class NumpyGemm(NumpyAlgorithm):
             "batch": 1,
             "rows": layer.N * math.ceil(layer.P / _cached_rows(layer, device)),
         }[str(params["tile"])]
-        calls = tiles * (2 * layer.R * layer.S + 8) * CALL_SECONDS
+        calls = tiles * (2 * layer.R * layer.S + 8) * call_seconds(device)
         return layer.flops / (0.7 * device.peak_flops(layer.dtype)) + (layer.bytes + moved) / device.bandwidth() + calls

@@ -21,13 +21,13 @@ from autoconv.algorithm import Array, Params, bound_for
 from autoconv.common.winograd_math import transforms
 from autoconv.cpu.device import CPU
 from autoconv.cpu.numpy.common import (
-    CALL_SECONDS,
     NumpyAlgorithm,
     NumpyKernel,
     Scratch,
     Span,
     at,
     blocks,
+    call_seconds,
     finish,
     gather,
     multiply,
@@ -66,7 +66,7 @@ class NumpyWinogradKernel(NumpyKernel):
         rows, columns = (layer.P, layer.Q) if forward else (layer.H, layer.W)
         self.rows, self.columns = -(-rows // m), -(-columns // m)
         planes = self.tile**2 * max(layer.C, layer.K) * layer.accumulator.itemsize
-        self.at_once = blocks(layer.N, self.rows, max(1, device.facts["l3_bytes"] // (4 * planes * self.columns)))
+        self.at_once = blocks(layer.N, self.rows, max(1, device.machine.caches[2] // (4 * planes * self.columns)))
         tiles = self.at_once[0] * self.at_once[1] * self.columns
         block = (self.tile**2 * max(layer.C, layer.K) * tiles,), layer.accumulator
         products = self.tile**2 * layer.K * (layer.C // layer.groups)
@@ -205,7 +205,7 @@ class NumpyWinograd(NumpyAlgorithm):
         traffic = layer.bytes + passes + filters
         # Every point of a tile is loaded by itself, and small products cost BLAS a call each.
         products = tile**2 * (layer.groups if layer.groups < layer.C else 1)
-        calls = (3 * tile**2 + 4 * m**2 + products / 10) * CALL_SECONDS
+        calls = (3 * tile**2 + 4 * m**2 + products / 10) * call_seconds(device)
         return flops / (0.6 * device.peak_flops(layer.dtype)) + traffic / device.bandwidth() + calls
 
     def bound(self, layer: ConvLayer, params: Params) -> float:

@@ -17,6 +17,7 @@ from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.common.grid import parts, steps
 from autoconv.cpu.device import CPU
 from autoconv.cpu.transform.geometry import unfit
+from autoconv.cpu.winograd.estimate import wgrad_seconds
 from autoconv.cpu.winograd.geometry import (
     WinogradTiling,
     cap,
@@ -57,23 +58,6 @@ def tiling_of(layer: ConvLayer, device: CPU, params: Params) -> WgradTiling:
     return _tiling(layer, device, *_parse(params))
 
 
-def _cost(tiling: WgradTiling, threads: int, l3_bytes: int) -> float:
-    """Predicted cycles of a thread, from counts of vector operations as for the forward pass."""
-    forward = tiling.forward
-    groups, points = forward.correlation.groups, forward.points
-    number = groups * forward.tile_rows * forward.columns.tiles
-    vectors = tiling.filter_blocks * tiling.BF * tiling.channel_blocks * tiling.vectors
-    register_tile = tiling.register_tiles[0][1] * tiling.vectors
-    product = points * vectors * (number * (1 + 1.5 / register_tile) + groups * forward.chunks * 6.0)
-    transforms = number * points * (forward.c_blocks * 9.0 + tiling.k_vectors * 9.0)
-    folds = groups * forward.chunks * vectors * points * 4.0
-    finish = groups * vectors * tiling.taps * (8.0 + 2 * tiling.slices)
-    used = tiling.slices * (tiling.v_size + tiling.y_size) * forward.itemsize
-    crowded = min(max(2 * used / l3_bytes - 0.5, 0.0), 1.0)
-    work = (product + transforms) * (1 + 0.5 * crowded) + folds + finish
-    return work / threads + groups * (tiling.steps * 2 + 1) * 4000.0
-
-
 def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
     """Sizes of tiles by chunks by slices, of which there are as many as make tasks enough for the threads, or fewer."""
     c = _forward(layer)
@@ -108,10 +92,7 @@ class WinogradWgrad(GeneratedAlgorithm):
         return tiling_of(layer, device, params).workspace_bytes(device.threads)
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        tiling = tiling_of(layer, device, params)
-        rate = device.peak_flops(layer.dtype) / (2 * tiling.lanes * device.threads)
-        cycles = _cost(tiling, device.threads, device.facts["l3_bytes"])
-        return cycles / rate + layer.bytes / device.bandwidth() / 4
+        return wgrad_seconds(tiling_of(layer, device, params), device.machine)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         c, (down, across) = _forward(layer), _parse(params)[0]

@@ -46,6 +46,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "prelu": lambda x, slope: np.where(x < 0, x * slope, x),
 }
 
+BINARY = ("add", "sub", "mul", "div", "max", "min", "pow", "prelu")
+
 
 @dataclass(frozen=True)
 class Elementwise(Operator):
@@ -67,6 +69,9 @@ class Elementwise(Operator):
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         if len({t.dtype for t in inputs}) != 1:
             raise ConfigError("expected arrays of one type")
+        if not _valid(self.expression, len(inputs)):
+            known = ", ".join(FUNCTIONS)
+            raise ConfigError(f"{self.expression}: expected a function of {len(inputs)} inputs, made of {known}")
         try:
             shape = np.broadcast_shapes(*(t.shape for t in inputs))
         except ValueError:
@@ -76,6 +81,18 @@ class Elementwise(Operator):
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
         y = np.asarray(_value(self.expression, inputs))
         return np.broadcast_to(y, np.broadcast_shapes(*(a.shape for a in inputs)))
+
+
+def _valid(expression: Expression, inputs: int) -> bool:
+    if type(expression) is int:
+        return 0 <= expression < inputs
+    if not isinstance(expression, tuple) or not expression:
+        return False
+    name, *parts = expression
+    if name == "constant":
+        return len(parts) == 1 and type(parts[0]) is float
+    binary = name in BINARY
+    return name in FUNCTIONS and len(parts) == 1 + binary and all(_valid(part, inputs) for part in parts)
 
 
 def _with_constants(expression: Expression) -> Expression:

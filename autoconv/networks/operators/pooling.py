@@ -49,8 +49,8 @@ class Pool(Operator):
         ):
             if span > extent + sum(sides) + over:
                 raise ConfigError(f"a window of {span} is larger than the padded extent {extent + sum(sides) + over}")
-            if max(sides) >= span:
-                raise ConfigError(f"padding={sides}: expected less than the window's extent {span}")
+            if max(sides) >= span or min(*sides, over) < 0:
+                raise ConfigError(f"padding={sides}: expected 0 to {span - 1}, less than the window's extent")
             sizes.append((extent + sum(sides) + over - span) // step + 1)
         return TensorType((N, C, *sizes), inputs[0].dtype)
 

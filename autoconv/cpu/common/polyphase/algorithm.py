@@ -109,8 +109,11 @@ class Polyphase(Algorithm[CPU]):
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
         some, inner = _in_cache(layer, device)
-        moved = _bytes_in_lines(inner.y_shape, layer.itemsize) + _bytes_in_lines(layer.x_shape, layer.itemsize)
-        return layer.N / some.N * self.inner.estimate(inner, device, params) + moved / device.bandwidth()
+        machine = device.machine
+        components, output = (_bytes_in_lines(shape, layer.itemsize) for shape in (inner.y_shape, some.x_shape))
+        part = (components + output) / machine.threads
+        moved = machine.reading(components, part) + machine.writing(output, part)
+        return layer.N / some.N * (self.inner.estimate(inner, device, params) + moved)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return self.inner.bound(unit_stride_layer(layer), params)
@@ -126,7 +129,7 @@ def _in_cache(layer: ConvLayer, device: CPU) -> tuple[ConvLayer, ConvLayer]:
     """The layer of as many images as are interleaved while they are in the LLC; and the unit-stride layer of them."""
     one = unit_stride_layer(layer.replace(N=1))
     fit = [n for n in range(1, layer.N + 1) if layer.N % n == 0]
-    room = device.facts["l3_bytes"] // 4 // _bytes_in_lines(one.y_shape, layer.itemsize)
+    room = device.machine.caches[2] // 4 // _bytes_in_lines(one.y_shape, layer.itemsize)
     together = max((n for n in fit if n <= room), default=1)
     return layer.replace(N=together), one.replace(N=together)
 

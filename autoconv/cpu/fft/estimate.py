@@ -1,0 +1,58 @@
+"""How long a Fourier convolution takes: counts of operations over what the machine was measured to do."""
+
+from __future__ import annotations
+
+import math
+
+from autoconv.cpu.fft.geometry import FourierTiling
+from autoconv.cpu.machine.model import Machine
+from autoconv.cpu.transform.estimate import gathered, pipeline, rates
+from autoconv.cpu.transform.geometry import split_evenly
+
+PRODUCTS = 3  # of real numbers, for one of complex numbers
+
+
+def seconds(tiling: FourierTiling, machine: Machine) -> float:
+    """Predicted time of one correlation, its filters cold and its input warm.
+
+    Parameters
+    ----------
+    tiling : FourierTiling
+    machine : Machine
+
+    Returns
+    -------
+    float
+    """
+    return pipeline(tiling, machine, _transformed(tiling), _products(tiling, machine))
+
+
+def _spectrum(length: int) -> float:
+    """What the transform of so many complex numbers takes, in vectors of the machine's probe.
+
+    `5 n log2(n)` operations (Cooley and Tukey, 1965), and two instructions to load and store each of the `2 n` numbers;
+    a vector of the probe takes five instructions.
+    """
+    return length * (math.log2(length) + 0.8)
+
+
+def _transformed(tiling: FourierTiling) -> float:
+    """Vectors of both sides: columns and rows of every tile, two real columns in a complex one."""
+    down, across = map(_spectrum, tiling.lengths)
+    rows, tiles = tiling.lengths[0] / 2, tiling.columns.tiles
+    forward = gathered(tiling) + tiling.columns.span / 2 * down + tiles * rows * across
+    inverse = tiles * (rows * across + tiling.kept / 2 * down) + tiling.rows.m * tiling.out_pitch
+    inputs = tiling.k_blocks if tiling.channelwise else tiling.c_blocks
+    total = inputs * forward + tiling.k_blocks * tiling.vectors * inverse
+    return tiling.correlation.groups * tiling.tile_rows * total
+
+
+def _products(tiling: FourierTiling, machine: Machine) -> float:
+    """Seconds of one thread that did all multiply-adds, its operands in the first cache."""
+    multiply, load = rates(tiling, machine)
+    spent = 0.0
+    for rows, chunks in ((tiling.chunk, tiling.chunks - 1), (tiling.last_chunk, 1)):
+        for count, size in split_evenly(rows * tiling.columns.tiles, tiling.most_tiles):
+            step = PRODUCTS * max(size / multiply, (size + 1) / load)
+            spent += chunks * count * (tiling.depth * step + 4 * size / load)
+    return tiling.correlation.groups * tiling.frequencies * tiling.k_blocks * tiling.vectors * spent

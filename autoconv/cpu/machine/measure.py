@@ -1,0 +1,330 @@
+"""Measuring the machine: a first look in a fraction of a second, or all of it in a few."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+
+from autoconv.algorithm import Array
+from autoconv.cpu import allocator, permission, pool
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Module
+from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS, WORDS
+from autoconv.cpu.machine import probes
+from autoconv.cpu.machine.model import BUSY, Curve, Machine
+
+ATTEMPTS, PATIENCE = 3, 6.0  # measurements of a busy machine, and seconds after which there is no further one
+SMALLEST = 8 << 10  # bytes of a working set
+TRANSFORMED = (
+    16 << 10
+)  # bytes of a thread's range while the transforms are measured: they shall stay in the first cache
+MATRIX = 512  # rows of the product that stands for the peak where no kernel can be compiled
+LOADS = 4096  # of a sample, at least
+RATE = 2e10  # bytes or so per second, from which the time of a first sample is guessed
+TILE_FLOPS = 2 * TILE_ROWS * WORDS * 2 * WORDS  # of a product of tiles: pairs of narrow numbers
+ASLEEP = 0.02  # seconds after which threads have gone to sleep
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much a measurement takes.
+
+    Attributes
+    ----------
+    largest : int
+        Bytes of the largest working set.
+    ratio : float
+        From one working set to the next.
+    seconds : float
+        Least time of a sample.
+    samples : int
+        Of each quantity; the quickest counts.
+    farthest : int
+        Bytes of the largest working set through which a chain is followed; to make one takes long.
+    """
+
+    largest: int
+    ratio: float
+    seconds: float
+    samples: int
+    farthest: int
+
+
+ROUGH = Effort(largest=64 << 20, ratio=4.0, seconds=2e-4, samples=2, farthest=4 << 20)
+THOROUGH = Effort(largest=256 << 20, ratio=math.sqrt(2), seconds=2e-3, samples=4, farthest=256 << 20)
+
+
+def measure(instruction_set: str, threads: int, matrix_unit: str | None = None, *, thorough: bool) -> Machine:
+    """This machine, as so many threads with such vectors find it.
+
+    While others use the processor it is measured again, a few times at most; the quietest measurement counts, and says
+    how busy the machine was.
+
+    Parameters
+    ----------
+    instruction_set : "avx512", "avx2" or "generic"
+    threads : int
+    matrix_unit : "amx", "emulated" or None
+    thorough : bool
+        In a few seconds, rather than a fraction of one.
+
+    Returns
+    -------
+    Machine
+    """
+    effort = THOROUGH if thorough else ROUGH
+    if not pool.available():
+        return _without_kernels(instruction_set, threads, effort, thorough)
+    start = time.perf_counter()
+    found = [_Session(instruction_set, threads, effort).machine(thorough, matrix_unit)]
+    while thorough and found[-1].busy > BUSY and len(found) < ATTEMPTS and time.perf_counter() - start < PATIENCE:
+        found.append(_Session(instruction_set, threads, effort).machine(thorough, matrix_unit))
+    return min(found, key=lambda machine: machine.busy)
+
+
+class _Session:
+    """One measurement: the probes, and the memory that they go over."""
+
+    def __init__(self, instruction_set: str, threads: int, effort: Effort) -> None:
+        self.instruction_set, self.threads, self.effort = instruction_set, threads, effort
+        self.program = compiler.build(probes.emit, instruction_set)
+        self.quantum = probes.STREAMS * VECTOR_BYTES[instruction_set]
+        step = self.quantum * threads
+        self.largest = max(min(effort.largest, allocator.physical_memory() // 32) // step, 2) * step
+        self.memory = allocator.Allocator().take(self.largest)  # which is not kept for others: it is large
+        self.memory[...] = 0
+        self.answers = allocator.take(self.quantum * threads)
+        self.results = self.answers.view(np.float32)
+        self.wall = self.used = 0.0
+
+    def machine(self, thorough: bool, matrix_unit: str | None = None) -> Machine:
+        """All of it."""
+        read_one = self.curve(probes.READ, 1, self.sizes(self.effort.ratio))
+        sizes = self.sizes(self.effort.ratio)
+        chase = self.chase([size for size in self.sizes(min(self.effort.ratio, 2.0)) if size <= self.effort.farthest])
+        several = self.threads > 1
+        peaks = {dtype: self.peak(dtype) for dtype in ("float32", "float64")}
+        call = self.seconds(self.runner(probes.NOTHING, 1, 1, 1), 100)
+        return Machine(
+            threads=self.threads,
+            when=datetime.now(UTC).isoformat(timespec="seconds"),
+            thorough=thorough,
+            peaks={self.instruction_set: peaks} | self.units(matrix_unit),
+            read_one=read_one,
+            read=self.curve(probes.READ, self.threads, sizes) if several else read_one,
+            write=self.curve(probes.WRITE, self.threads, sizes),
+            stream=self.curve(probes.STREAM, self.threads, sizes[-3:]),
+            transform=self.transform(),
+            call=call,
+            barrier=self.barrier(call) if several else call,
+            wake=self.wake() if several else call,
+            chase=chase,
+            caches=levels(read_one, chase),
+            busy=self.busy(),
+        )
+
+    def sizes(self, ratio: float) -> list[int]:
+        """Working sets, of all threads together."""
+        count = int(math.log(self.largest / SMALLEST) / math.log(ratio) + 0.5)
+        step = self.quantum * self.threads
+        wanted = (SMALLEST * ratio**n for n in range(count + 1))
+        return sorted({min(max(round(size / step), 1) * step, self.largest) for size in wanted})
+
+    def runner(
+        self, probe: str, threads: int, elements: int, rounds: int, dtype: str = "float32"
+    ) -> Callable[[], None]:
+        """What calls a probe once."""
+        program = (
+            self.program if probe != probes.PEAK else compiler.build(probes.emit_peak, self.instruction_set, dtype)
+        )
+        run = pool.Entry(program, probe, self.threads if threads > 1 else 1)
+        numbers = np.array([threads, elements, rounds], np.int64)
+        target = self.memory if probe in (probes.WRITE, probes.STREAM) else self.answers
+        if probe == probes.TRANSFORM:
+            target = self.memory[self.largest // 2 :]
+        source = self.factors(dtype) if probe == probes.PEAK else self.memory
+        return lambda: run(source, numbers, target)
+
+    def factors(self, dtype: str) -> Array:
+        """A vector of the factor by which the peak's sums shrink."""
+        return np.full(Module(self.instruction_set).lanes(DTYPES[dtype]), probes.FACTOR, dtype)
+
+    def seconds(self, call: Callable[[], None], samples: int | None = None) -> float:
+        """The quickest of some calls, after one that is not counted."""
+        call()
+        return min(_timed(call) for _ in range(samples or self.effort.samples))
+
+    def curve(self, probe: str, threads: int, sizes: list[int]) -> Curve:
+        """Bytes per second by working set."""
+        points, rate = [], RATE
+        for size in sizes:
+            rounds = max(1, round(self.effort.seconds * rate / size))
+            rate = size * rounds / self.seconds(self.runner(probe, threads, size // threads // 4, rounds))
+            points.append((size, rate))
+        return falling(points)
+
+    def chase(self, sizes: list[int]) -> Curve:
+        """Loads per second along a chain, in no order, through all cache lines of a working set."""
+        rng, points = np.random.default_rng(0), []
+        for size in sizes:
+            places = 8 * rng.permutation(size // 64)
+            places = np.append(places[places != 0], 0)  # from 0 through all of them and back
+            chain = self.memory[:size].view(np.int64)
+            chain[np.roll(places, 1)] = places
+            self.answers[...] = 0
+            rounds = max(LOADS, round(self.effort.seconds / 1e-7))
+            call = self.runner(probes.CHASE, 1, 1, rounds)
+            points.append((size, rounds / self.seconds(call)))
+        return falling(points)
+
+    def peak(self, dtype: str) -> float:
+        """Operations per second of all threads; what others used of the processor meanwhile is noted."""
+        call = self.runner(probes.PEAK, self.threads, 1, 1, dtype)
+        lanes = Module(self.instruction_set).lanes(DTYPES[dtype])
+        samples = 50 * self.effort.samples
+        for _ in range(samples // 10):  # the first wake the pool
+            call()
+        wall, used = time.perf_counter(), time.process_time()
+        best = min(_timed(call) for _ in range(samples))
+        self.wall += time.perf_counter() - wall
+        self.used += time.process_time() - used
+        return 2.0 * probes.ROUNDS * probes.CHAINS * lanes * self.threads / best
+
+    def units(self, matrix_unit: str | None) -> dict[str, dict[str, float]]:
+        """The peak of a matrix unit that this process may use, on normally distributed numbers: zeros are faster."""
+        if matrix_unit is None or (matrix_unit == "amx" and not permission.granted()):
+            return {}
+        program = compiler.build(probes.emit_tiles, self.instruction_set, matrix_unit)
+        run = pool.Entry(program, probes.TILES, self.threads)
+        out, rounds = allocator.take(TILE_BYTES * self.threads), 1
+        tile = allocator.take(TILE_BYTES).view(np.uint16)
+        numbers = np.random.default_rng(0).standard_normal(tile.size, np.float32)
+        tile[:] = numbers.view(np.uint32) >> 16  # the upper half of a float32 is a bfloat16
+        while True:
+            extents = np.array([self.threads, 0, rounds], np.int64)
+            best = self.seconds(functools.partial(run, tile, extents, out))
+            if best > self.effort.seconds:
+                return {matrix_unit: {"bfloat16": TILE_FLOPS * probes.SUMS * rounds * self.threads / best}}
+            rounds *= 4
+
+    def busy(self) -> float:
+        """The share of the processor that this process did not get while all its threads computed."""
+        wanted = self.wall * min(self.threads, _processors())
+        return max(0.0, 1 - self.used / wanted)
+
+    def transform(self) -> float:
+        """Vectors per second of one thread."""
+        elements = TRANSFORMED // 4
+        rounds = max(1, round(self.effort.seconds * 1e10 / TRANSFORMED))
+        best = self.seconds(self.runner(probes.TRANSFORM, 1, elements, rounds))
+        return rounds * TRANSFORMED / VECTOR_BYTES[self.instruction_set] / best
+
+    def barrier(self, call: float) -> float:
+        """Seconds by which a region of all threads takes longer than a call; the median, as it varies."""
+        samples = []
+        for _ in range(50):
+            start = time.perf_counter()
+            pool.wake(self.instruction_set, self.threads)
+            samples.append(time.perf_counter() - start)
+        return max(float(np.median(samples)) - call, 1e-8)
+
+    def wake(self) -> float:
+        """Seconds of a region whose threads are asleep."""
+        samples = []
+        for _ in range(self.effort.samples - 1):
+            time.sleep(ASLEEP)
+            samples.append(_timed(lambda: pool.wake(self.instruction_set, self.threads)))
+        return float(np.median(samples))
+
+
+def falling(points: Sequence[tuple[int, float]]) -> Curve:
+    """The curve of what was measured: no working set is slower than a larger one, but for a disturbance.
+
+    Parameters
+    ----------
+    points : sequence of (int, float)
+        Bytes, ascending, and bytes per second.
+
+    Returns
+    -------
+    Curve
+
+    Examples
+    --------
+    >>> falling([(1, 9.0), (2, 5.0), (4, 7.0), (8, 1.0)]).points
+    ((1, 9.0), (2, 7.0), (4, 7.0), (8, 1.0))
+    """
+    best, found = 0.0, []
+    for size, rate in reversed(points):
+        best = max(best, rate)
+        found.append((size, best))
+    return Curve(tuple(reversed(found)))
+
+
+def levels(reading: Curve, chase: Curve) -> tuple[int, int, int]:
+    """Bytes of the levels of memory that one thread finds.
+
+    Latency tells the first two apart, which reading ahead hides; the last is told by reading, as a chain through so
+    much memory rather shows how addresses are translated.
+
+    Parameters
+    ----------
+    reading, chase : Curve
+        As `Machine.read_one` and `Machine.chase`.
+
+    Returns
+    -------
+    tuple of int
+    """
+    first = chase.end(chase.points[0][0], 2.0)
+    second = max(chase.end(2 * first, 2.0), first)
+    return first, second, max(reading.end(4 * second, 1.5), second)
+
+
+def _without_kernels(instruction_set: str, threads: int, effort: Effort, thorough: bool) -> Machine:
+    """What NumPy reaches, where no kernel can be compiled; the rest stays unmeasured."""
+    matrices = {dtype: np.ones((MATRIX, MATRIX), dtype) for dtype in ("float32", "float64")}
+    seconds = {dtype: min(_timed(lambda a=a: a @ a) for _ in range(3)) for dtype, a in matrices.items()}  # type: ignore[misc]
+    memory = np.zeros(effort.largest // 8, np.int64)
+    sizes = [SMALLEST << n for n in range(0, 64, 2) if SMALLEST << n <= memory.nbytes]
+    points = []
+    for size in sizes:
+        part = memory[: size // 8]
+        rounds = max(1, round(effort.seconds * 2e10 / size))
+        best = min(_timed(lambda part=part, n=rounds: [part.max() for _ in range(n)]) for _ in range(effort.samples))  # type: ignore[misc]
+        points.append((size, size * rounds / best))
+    curve = falling(points)
+    return Machine(
+        threads=threads,
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        thorough=thorough,
+        busy=0.0,
+        peaks={instruction_set: {dtype: 2.0 * MATRIX**3 / best for dtype, best in seconds.items()}},
+        read_one=curve,
+        read=curve,
+        write=None,
+        stream=None,
+        transform=None,
+        call=None,
+        barrier=None,
+        wake=None,
+        chase=None,
+        caches=levels(curve, curve),
+    )
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

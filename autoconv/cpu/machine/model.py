@@ -1,0 +1,394 @@
+"""`Machine`: what a processor was measured to do, in plain numbers that estimates are computed from."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import json
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from autoconv.errors import RecordError
+
+BUSY = 0.05  # share of the processor used by others from which on a measurement is repeated, and marked
+LEVELS = 3  # of caches, before memory
+CURVES = ("read_one", "read", "write", "stream", "chase")
+SECONDS = ("call", "barrier", "wake")
+RATES = ("transform",)
+MOST = 1e18  # of anything measured
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Bytes, or loads, per second by working set.
+
+    Attributes
+    ----------
+    points : tuple of (int, float)
+        Bytes of the working set, ascending, and the rate measured.
+    """
+
+    points: tuple[tuple[int, float], ...]
+
+    def rate(self, nbytes: float) -> float:
+        """The rate of a working set: between two that were measured on a line of logarithms, outside as at the end.
+
+        Parameters
+        ----------
+        nbytes : float
+            Of the working set.
+
+        Returns
+        -------
+        float
+            As the points have it.
+
+        Examples
+        --------
+        >>> curve = Curve(((1024, 8e9), (4096, 2e9)))
+        >>> curve.rate(512), round(curve.rate(2048)), curve.rate(1 << 20)
+        (8000000000.0, 4000000000, 2000000000.0)
+        """
+        right = bisect.bisect_left(self._sizes, nbytes)
+        if right in (0, len(self.points)):
+            return self.points[min(right, len(self.points) - 1)][1]
+        (below, slow), (above, fast) = self.points[right - 1 : right + 1]
+        share = math.log(nbytes / below) / math.log(above / below)
+        return slow * math.exp(share * math.log(fast / slow))
+
+    @functools.cached_property
+    def _sizes(self) -> list[int]:
+        return [size for size, _ in self.points]
+
+    def end(self, begin: int, factor: float) -> int:
+        """Where the level of a memory ends that holds the working set `begin`: the next one is that much slower.
+
+        Parameters
+        ----------
+        begin : int
+            Bytes.
+        factor : float
+
+        Returns
+        -------
+        int
+            Bytes of the largest working set that is not slower by the factor.
+
+        Examples
+        --------
+        >>> curve = Curve(((16, 8.0), (32, 7.0), (64, 3.0), (128, 3.0), (256, 1.0)))
+        >>> curve.end(16, 2.0), curve.end(64, 2.0), curve.end(512, 2.0)
+        (32, 128, 256)
+        """
+        least = self.rate(begin) / factor
+        return next(
+            (a for (a, _), (b, rate) in itertools.pairwise(self.points) if b > begin and rate < least), self.last
+        )
+
+    @property
+    def last(self) -> int:
+        """The largest working set, in bytes."""
+        return self.points[-1][0]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The measured machine: one processor with its vectors and number of threads.
+
+    What was not measured is None: a machine known by somebody's notes has gaps. What takes its place is said where it
+    is asked for.
+
+    Attributes
+    ----------
+    threads : int
+    when : str
+        Date and time of the measurement, ISO 8601; free text for a machine that was not measured here.
+    thorough : bool
+        Whether it took seconds, or was a first quick look.
+    busy : float
+        The share of the processor that others used meanwhile.
+    peaks : dict of str to dict of str to float
+        Operations per second of all threads, by unit (an instruction set, or a unit for matrices) and type.
+    read_one, read : Curve
+        Reading by one thread, and by all of them: a working set of so many bytes in all, a part of it for each.
+    write, stream : Curve or None
+        Writing by all threads, through the caches and past them.
+    chase : Curve or None
+        Loads per second of one thread that follows a chain through a working set: one over the latency.
+    transform : float or None
+        Vectors of a transform's axis per second and thread, read, combined and stored.
+    call, barrier, wake : float or None
+        Seconds of a call that computes nothing, of a region of all threads beside it, and of the first such region when
+        the threads were asleep.
+    caches : tuple of int
+        Bytes of three levels as one thread finds them: two end where loads take twice as long as further in, the last
+        where reading on end takes half as long again.
+    """
+
+    threads: int
+    when: str
+    thorough: bool
+    busy: float
+    peaks: dict[str, dict[str, float]]
+    read_one: Curve
+    read: Curve
+    write: Curve | None
+    stream: Curve | None
+    chase: Curve | None
+    transform: float | None
+    call: float | None
+    barrier: float | None
+    wake: float | None
+    caches: tuple[int, int, int]
+
+    def flops(self, unit: str, dtype: str) -> float:
+        """Operations per second of all threads.
+
+        Parameters
+        ----------
+        unit : str
+            An instruction set, or a unit for matrices.
+        dtype : str
+            In which the unit computes; 16-bit types are computed with in float32 by vector units.
+
+        Returns
+        -------
+        float
+
+        Raises
+        ------
+        KeyError
+            Where that was not measured.
+        """
+        peaks = self.peaks[unit]
+        return peaks[dtype] if dtype in peaks else peaks["float32"]
+
+    def multiply_adds(self, unit: str, dtype: str, lanes: int) -> float:
+        """Vectors of multiply-adds per second of one thread.
+
+        Parameters
+        ----------
+        unit, dtype : str
+            As for `flops`.
+        lanes : int
+            Of a vector.
+
+        Returns
+        -------
+        float
+        """
+        return self.flops(unit, dtype) / (2 * lanes * self.threads)
+
+    def loads(self, nbytes: int) -> float:
+        """Vectors per second that one thread loads from its first cache, as many as it multiplies if not measured.
+
+        Parameters
+        ----------
+        nbytes : int
+            Of a vector.
+
+        Returns
+        -------
+        float
+        """
+        measured = self.read_one.rate(self.caches[0] / 2) / nbytes
+        return (
+            measured
+            if self.read_one.points[0][0] <= self.caches[0]
+            else max(measured, self._most_multiply_adds(nbytes))
+        )
+
+    def transforms(self, nbytes: int) -> float:
+        """Vectors per second that one thread transforms on one axis.
+
+        Where that was not measured, each takes as long as four multiply-adds: it is loaded, combined twice, and stored.
+
+        Parameters
+        ----------
+        nbytes : int
+            Of a vector.
+
+        Returns
+        -------
+        float
+        """
+        return self.transform if self.transform is not None else self._most_multiply_adds(nbytes) / 4
+
+    def tiles(self, unit: str, dtype: str) -> float:
+        """Operations per second that all threads do with a matrix unit; with vectors, where it was not measured.
+
+        Parameters
+        ----------
+        unit, dtype : str
+            As for `flops`.
+
+        Returns
+        -------
+        float
+        """
+        measured = self.peaks.get(unit, {}).get(dtype)
+        return measured or max(types["float32"] for types in self.peaks.values() if "float32" in types)
+
+    def _most_multiply_adds(self, nbytes: int) -> float:
+        most = max(types["float32"] for types in self.peaks.values() if "float32" in types)
+        return most / (2 * (nbytes // 4) * self.threads)
+
+    @functools.cached_property
+    def memory(self) -> float:
+        """Bytes per second that all threads read from memory."""
+        return self.read.points[-1][1]
+
+    @functools.cached_property
+    def beyond(self) -> int:
+        """Bytes of a working set that no cache has a part of: from there on reading is nearly as slow as it gets."""
+        slow = 1.25 * self.read_one.points[-1][1]
+        return next(size for size, rate in self.read_one.points if rate <= slow)
+
+    def reading(self, nbytes: float, out_of: float) -> float:
+        """Seconds in which all threads together read bytes, each out of a working set of its own.
+
+        Parameters
+        ----------
+        nbytes : float
+            Of all threads together.
+        out_of : float
+            Bytes of one thread's working set.
+
+        Returns
+        -------
+        float
+        """
+        return nbytes / self.read.rate(out_of * self.threads)
+
+    def writing(self, nbytes: float, into: float, past: bool = False) -> float:
+        """Seconds in which all threads together write bytes, each into a working set of its own.
+
+        Where writing was not measured, it takes as long as to read the lines and to write them.
+
+        Parameters
+        ----------
+        nbytes, into : float
+            As for `reading`.
+        past : bool
+            Past the caches.
+
+        Returns
+        -------
+        float
+        """
+        curve = self.stream if past else self.write
+        if curve is not None:
+            return nbytes / curve.rate(into * self.threads)
+        return (1 if past else 2) * self.reading(nbytes, into)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` reads.
+
+        Returns
+        -------
+        dict
+            Of JSON's own types; what was not measured is null.
+        """
+        data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in CURVES:
+            data[name] = None if data[name] is None else [list(point) for point in data[name].points]
+        return data | {"caches": list(self.caches)}
+
+    @classmethod
+    def from_json(cls, data: object) -> Machine:
+        """The machine that `to_json` wrote, every number of it checked.
+
+        Parameters
+        ----------
+        data : object
+            As JSON has it.
+
+        Returns
+        -------
+        Machine
+
+        Raises
+        ------
+        RecordError
+            For anything else; the message names the field, what it holds and what is expected.
+        """
+        names = {field.name for field in fields(cls)}
+        if not isinstance(data, dict) or set(data) != names:
+            raise RecordError(f"machine={data!r:.80}: expected an object of {', '.join(sorted(names))}")
+        found = dict(data)
+        _check(type(found["threads"]) is int and found["threads"] >= 1, "threads", found, "a positive integer")
+        _check(isinstance(found["when"], str), "when", found, "a text")
+        _check(type(found["thorough"]) is bool, "thorough", found, "true or false")
+        _check(_number(found["busy"], least=0.0), "busy", found, "a number from 0")
+        _check(_peaks(found["peaks"]), "peaks", found, "positive numbers by unit and type, float32 among them")
+        for name in CURVES:
+            missing = found[name] is None and name in ("write", "stream", "chase")
+            _check(missing or _points(found[name]), name, found, "pairs of ascending bytes and positive rates")
+            found[name] = None if missing else Curve(tuple((size, float(rate)) for size, rate in found[name]))
+        for name in (*RATES, *SECONDS):
+            _check(found[name] is None or _number(found[name]), name, found, "a positive number, or null")
+        sizes = found["caches"]
+        right = isinstance(sizes, list) and len(sizes) == LEVELS and all(type(n) is int for n in sizes)
+        _check(right and 0 < sizes[0] <= sizes[1] <= sizes[2], "caches", found, "three ascending sizes in bytes")
+        return cls(**found | {"caches": tuple(sizes)})
+
+    @property
+    def text(self) -> str:
+        """As JSON, on one line; what `parse` reads."""
+        return json.dumps(self.to_json(), separators=(",", ":"))
+
+    @staticmethod
+    def parse(text: str) -> Machine:
+        """The machine of a text.
+
+        Parameters
+        ----------
+        text : str
+
+        Returns
+        -------
+        Machine
+
+        Raises
+        ------
+        RecordError
+            Where the text is no JSON, or `from_json` refuses it.
+        """
+        return _parsed(text)
+
+
+@functools.lru_cache(64)
+def _parsed(text: str) -> Machine:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"machine={text!r:.80}: expected JSON, got {error}") from None
+    return Machine.from_json(data)
+
+
+def _check(right: bool, name: str, data: dict[str, Any], expected: str) -> None:
+    if not right:
+        raise RecordError(f"machine.{name}={data[name]!r:.80}: expected {expected}")
+
+
+def _number(value: object, least: float = 1e-12) -> bool:
+    return type(value) in (int, float) and least <= value < MOST  # type: ignore[operator]  # NaN is not
+
+
+def _peaks(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and len(value) > 0
+        and all(isinstance(types, dict) and all(map(_number, types.values())) for types in value.values())
+        and any("float32" in types for types in value.values())
+    )
+
+
+def _points(value: object) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    if not all(isinstance(p, list) and len(p) == 2 and type(p[0]) is int and all(map(_number, p)) for p in value):
+        return False
+    return all(a[0] < b[0] for a, b in itertools.pairwise(value))

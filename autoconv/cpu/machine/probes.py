@@ -1,0 +1,161 @@
+"""The kernels that measure a machine: each does one thing over and over, and is timed from outside.
+
+Where memory is moved, every thread has a range of operand `a` (or of `out`) to itself. The numbers that a probe runs by
+are in operand `b`: threads, elements of a thread's range, and rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, f32, i32, i64, vec
+from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
+from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROW_BYTES
+
+ROUNDS = 50_000  # of multiply-adds in a run
+CHAINS = 12  # independent sums: more than a multiply-add's latency times the units that do them
+FACTOR = -1e-5  # sums shrink by it every round, and neither vanish nor overflow
+STREAMS = 8  # vectors read or written in one round of a loop; also the points of a transformed tile
+PEAK, READ, WRITE, STREAM, CHASE = "peak", "read", "write", "stream", "chase"
+TRANSFORM, NOTHING, TILES = "transform", "nothing", "tiles"
+SUMS = 4  # tiles of sums, each the product of one of two tiles by one of two others
+
+
+def emit_peak(instruction_set: str, dtype: str) -> Module:
+    """Every thread runs `ROUNDS` rounds of `CHAINS` fused multiply-adds, and writes what came of it."""
+    m = Module(instruction_set)
+    element = DTYPES[dtype]
+    lanes = m.lanes(element)
+    k, thread, (a, _, out) = _task(m, PEAK, element)
+    factor = k.load(a, lanes)
+    sums = [k.var(factor * (n + 1)) for n in range(CHAINS)]
+    with k.loop(0, ROUNDS):
+        for chain in sums:
+            chain.fma(chain.get(), factor)
+    total = sums[0].get()
+    for chain in sums[1:]:
+        total = total + chain.get()
+    k.store(total, out + thread * lanes)
+    _run(m, PEAK)
+    return m
+
+
+def emit_tiles(instruction_set: str, matrix_unit: str) -> Module:
+    """Every thread multiplies the tile of operand `a` by itself, `SUMS` products a round."""
+    m = Module(instruction_set, matrix_unit=matrix_unit)
+    k, thread, (a, b, out) = _task(m, TILES, f32)
+    k.configure_tiles()
+    for tile in range(SUMS):
+        k.tile_zero(tile)
+    for tile in range(SUMS, 2 * SUMS):
+        k.tile_load(tile, a, TILE_ROW_BYTES)
+    with k.loop(0, k.load(b + 2)):
+        for tile in range(SUMS):
+            k.tile_multiply(tile, SUMS + tile % 2, SUMS + 2 + tile // 2)
+    k.tile_store(0, out + thread * (TILE_BYTES // 4), TILE_ROW_BYTES)
+    k.release_tiles()
+    _run(m, TILES)
+    return m
+
+
+def emit(instruction_set: str) -> Module:
+    """Reading, writing, following a chain, transforming, and nothing at all, each by a function of its name."""
+    m = Module(instruction_set)
+    lanes = m.lanes(f32)
+    _emit_read(m, lanes)
+    _emit_write(m, WRITE, lanes, nontemporal=False)
+    _emit_write(m, STREAM, lanes, nontemporal=True)
+    _emit_chase(m)
+    _emit_transform(m, lanes)
+    _task(m, NOTHING, f32)
+    _run(m, NOTHING)
+    return m
+
+
+def _emit_read(m: Module, lanes: int) -> None:
+    """Vectors are merged bit by bit, which takes less than to load them."""
+    k, thread, (a, b, out) = _task(m, READ, i32)
+    merged = [k.var(k.const(vec(i32, lanes), 0)) for _ in range(STREAMS)]
+
+    def step(start: Value) -> None:
+        for n, one in enumerate(merged):
+            one.set(one.get() | k.load(start + n * lanes, lanes))
+
+    _over_range(k, a, b, thread, lanes, step)
+    total = merged[0].get()
+    for one in merged[1:]:
+        total = total | one.get()
+    k.store(total, out + thread * lanes)
+    _run(m, READ)
+
+
+def _emit_write(m: Module, name: str, lanes: int, nontemporal: bool) -> None:
+    k, thread, (_, b, out) = _task(m, name, f32)
+    one = k.zero(f32, lanes)
+
+    def step(start: Value) -> None:
+        for n in range(STREAMS):
+            k.store(one, start + n * lanes, nontemporal=nontemporal)
+
+    _over_range(k, out, b, thread, lanes, step)
+    if nontemporal:
+        k.fence()
+    _run(m, name)
+
+
+def _emit_chase(m: Module) -> None:
+    """From number to number, each the place of the next: nothing can be fetched ahead, so that latency shows.
+
+    It goes on where the last run ended, since what that one saw is in a cache now.
+    """
+    k, thread, (a, b, out) = _task(m, CHASE, i64)
+    place = k.var(k.load(out + thread))
+    with k.loop(0, k.load(b + 2)):
+        place.set(k.load(a + place.get()))
+    k.store(place.get(), out + thread)
+    _run(m, CHASE)
+
+
+def _emit_transform(m: Module, lanes: int) -> None:
+    """Tiles of a Winograd or Fourier transform on one axis: sums and differences of vectors, stored point by point.
+
+    A tile's points are neighbours where they are read, and lie an eighth of the range apart where they are written.
+    """
+    k, thread, (a, b, out) = _task(m, TRANSFORM, f32)
+    number = k.load(b + 1)
+    source, target = a + thread * number, out + thread * number
+    apart = number // STREAMS
+    with k.loop(0, k.load(b + 2)), k.loop(0, apart, lanes) as i:
+        x = [k.load(source + i * STREAMS + n * lanes, lanes) for n in range(STREAMS)]
+        for distance in (1, 2, 4):
+            weight = k.const(vec(f32, lanes), 0.25 * distance)
+            for n in range(STREAMS):
+                if not n & distance:
+                    low, high = x[n], x[n | distance]
+                    x[n], x[n | distance] = k.fma(high, weight, low), k.fma(low, weight, -high)
+        for n in range(STREAMS):
+            k.store(x[n], target + i + apart * n)
+    _run(m, TRANSFORM)
+
+
+def _task(m: Module, name: str, element: Type) -> tuple[Function, Value, list[Value]]:
+    """A task, its thread's number, and the operands a, b (of i64) and out."""
+    k = m.function(f"{name}_task", *TASK, internal=True)
+    context, _, thread = k.args
+    return k, thread, operands(k, context, element, i64, element)[:3]
+
+
+def _over_range(k: Function, p: Value, b: Value, thread: Value, lanes: int, step: Callable[[Value], None]) -> None:
+    """Round after round, `step` at every `STREAMS` vectors of a thread's range."""
+    number = k.load(b + 1)
+    with k.loop(0, k.load(b + 2)), k.loop(0, number, STREAMS * lanes) as i:
+        step(p + thread * number + i)
+
+
+def _run(m: Module, name: str) -> None:
+    """What launches a probe's task, on as many threads as there are to be."""
+    task = next(function for function in m.functions if function.name == f"{name}_task")
+    k = m.function(name, *RUN)
+    (context,) = k.args
+    _, b, _ = operands(k, context, f32, i64, f32)[:3]
+    launch(k, context, task, k.load(b))

@@ -1,0 +1,117 @@
+"""The model in force: the one on record, or a first look where there is none; kept in the user's database."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from autoconv.cpu.machine.model import BUSY, Machine
+from autoconv.errors import RecordError
+from autoconv.paths import cache_folder
+from autoconv.records.store import TextStore
+
+_in_force: dict[str, Machine] = {}  # by the device's key: a process keeps to what it found first, or measured
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()  # a thread that the child lacks may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def machine_in_force(key: str, instruction_set: str, threads: int, matrix_unit: str | None = None) -> Machine:
+    """The model that estimates go by: on record, or measured roughly now and put there.
+
+    A rough one that was measured while the machine was busy is measured again by the next process.
+
+    Parameters
+    ----------
+    key : str
+        Of the device.
+    instruction_set : str
+    threads : int
+    matrix_unit : str or None
+
+    Returns
+    -------
+    Machine
+    """
+    if key not in _in_force:
+        with _lock:
+            if key not in _in_force:
+                found = recorded(key, instruction_set, threads)
+                if found is None or (not found.thorough and found.busy > BUSY):
+                    found = _measured(key, instruction_set, threads, matrix_unit, thorough=False)
+                _in_force[key] = found
+    return _in_force[key]
+
+
+def survey(key: str, instruction_set: str, threads: int, matrix_unit: str | None = None) -> Machine:
+    """The thorough model, measured now unless one of a quiet machine is on record; in force from now on.
+
+    Parameters
+    ----------
+    key, instruction_set, threads, matrix_unit
+        As for `machine_in_force`.
+
+    Returns
+    -------
+    Machine
+    """
+    with _lock:
+        found = recorded(key, instruction_set, threads)
+        if found is None or not found.thorough or found.busy > BUSY:
+            found = _measured(key, instruction_set, threads, matrix_unit, thorough=True)
+        _in_force[key] = found
+        return found
+
+
+def recorded(key: str, instruction_set: str, threads: int) -> Machine | None:
+    """What is on record and can be read.
+
+    Parameters
+    ----------
+    key, instruction_set, threads
+        As for `machine_in_force`.
+
+    Returns
+    -------
+    Machine or None
+    """
+    store = TextStore(cache_folder())
+    text = store.get(_name(key))
+    found = None
+    if text is not None:
+        try:
+            found = Machine.parse(text)
+        except RecordError as error:
+            store.report(f"{store.directory}: the record of this machine is ignored: {error}")
+    store.close()
+    return found if found is not None and found.threads == threads and instruction_set in found.peaks else None
+
+
+def _measured(key: str, instruction_set: str, threads: int, matrix_unit: str | None, *, thorough: bool) -> Machine:
+    from autoconv.cpu.machine.measure import measure  # rarely needed
+
+    found = measure(instruction_set, threads, matrix_unit, thorough=thorough)
+    store = TextStore(cache_folder())
+
+    def newest(old: str | None) -> str:
+        """A quick look does not take the place of a thorough one that another process has put there meanwhile."""
+        try:
+            keep = old is not None and not thorough and Machine.parse(old).thorough
+        except RecordError:
+            keep = False
+        return old if keep and old is not None else found.text
+
+    store.update(_name(key), newest)
+    store.close()
+    return found
+
+
+def _name(key: str) -> str:
+    return f"machine|{key}"

@@ -1,0 +1,148 @@
+"""Pooling: rows of a window first, into a row of scratch memory, then its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autoconv.cpu.codegen.ir import Function, Module, Value, f32
+from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
+from autoconv.cpu.common.lanes import every_nth
+from autoconv.cpu.operators import TASK_ELEMENTS
+
+Pair = tuple[int, int]
+LARGEST_ROW = 1 << 14  # bytes of scratch memory on the stack
+LOWEST = float("-inf")
+
+
+@dataclass(frozen=True)
+class PoolShape:
+    """Pooling of so many images of one channel; the arguments are those of `networks.operators.Pool`."""
+
+    reduction: str
+    planes: int
+    size: Pair
+    out: Pair
+    window: Pair
+    stride: Pair
+    padding: tuple[Pair, Pair]
+    dilation: Pair
+    include_padding: bool
+
+    def row_elements(self, lanes: int) -> int:
+        """Scratch memory of a row: padded, and as far as whole vectors read."""
+        vectors = -(-self.out[1] // lanes) * lanes
+        reach = vectors * self.stride[1] + (self.window[1] - 1) * self.dilation[1]
+        return (-(-max(reach, self.padding[1][0] + self.size[1]) // lanes) + 1) * lanes
+
+    def counts(self, axis: int) -> list[int]:
+        """For every output, how many places of the window count."""
+        low, high = (-self.padding[axis][0], self.size[axis] + self.padding[axis][1])
+        if not self.include_padding:
+            low, high = 0, self.size[axis]
+        starts = (place * self.stride[axis] - self.padding[axis][0] for place in range(self.out[axis]))
+        taps = range(self.window[axis])
+        return [max(1, sum(low <= start + tap * self.dilation[axis] < high for tap in taps)) for start in starts]
+
+
+def emit(instruction_set: str, pool: PoolShape) -> Module:
+    """`run` that pools a to out."""
+    m = Module(instruction_set)
+    together = max(1, TASK_ELEMENTS // (4 * pool.out[0] * pool.out[1]))
+    k = m.function("task", *TASK, internal=True)
+    context, index, _ = k.args
+    x, _, out = operands(k, context, f32)[:3]
+    writer = _PlaneWriter(m, k, pool)
+    with k.loop(index * together, k.min((index + 1) * together, pool.planes)) as plane:
+        writer.write(x + plane * (pool.size[0] * pool.size[1]), out + plane * (pool.out[0] * pool.out[1]))
+    run = m.function("run", *RUN)
+    launch(run, run.args[0], k, -(-pool.planes // together))
+    return m
+
+
+class _PlaneWriter:
+    """Writes the pooling of one plane."""
+
+    def __init__(self, m: Module, k: Function, pool: PoolShape) -> None:
+        self.k, self.pool, self.lanes = k, pool, m.lanes(f32)
+        elements = pool.row_elements(self.lanes)
+        self.row = k.scratch(f32, elements)
+        self.neutral = LOWEST if pool.reduction == "max" else 0.0
+        with k.loop(0, elements, self.lanes) as i:  # the borders keep this; what lies between is written for every row
+            k.store(k.const(k.zero(f32, self.lanes).type, self.neutral), self.row + i)
+        self.scales: Sequence[Value] = ()
+        if pool.reduction == "mean":
+            slack = [1.0] * self.lanes
+            self.scales = [m.table(k, f32, [1 / count for count in pool.counts(axis)] + slack) for axis in (0, 1)]
+
+    def write(self, x: Value, out: Value) -> None:
+        """All rows of a plane."""
+        k, pool = self.k, self.pool
+        height, span = pool.size[0], (pool.window[0] - 1) * pool.dilation[0]
+        with k.loop(0, pool.out[0]) as p:
+            top = p * pool.stride[0] - pool.padding[0][0]
+            whole = k.select(top >= 0, top + span, k.i64(height)) < height
+            with k.if_(whole):
+                self._gather(x + top * pool.size[1], None, pool.window[0])
+            with k.else_():
+                before = (-k.min(top, 0) + (pool.dilation[0] - 1)) // pool.dilation[0]  # taps above the image
+                inside = (k.max(height - top, 0) + (pool.dilation[0] - 1)) // pool.dilation[0]
+                self._gather(x + top * pool.size[1], before, k.min(inside, pool.window[0]))
+            self._columns(p, out + p * pool.out[1])
+
+    def _gather(self, x: Value, first: Value | None, last: int | Value) -> None:
+        """The row of scratch memory from rows of the image: taps first .. last - 1 of a window that begins at `x`."""
+        k, pool, lanes = self.k, self.pool, self.lanes
+        step = pool.dilation[0] * pool.size[1]
+        width = pool.size[1]
+        target = self.row + pool.padding[1][0]
+
+        def vector(i: Value | int, count: int) -> None:
+            total = k.var(k.const(k.zero(f32, count).type, self.neutral))
+            if first is None:
+                assert isinstance(last, int)
+                for row in range(last):
+                    total.set(self._joined(total.get(), k.load(x + i + row * step, count)))
+            else:
+                with k.loop(first, last) as tap:
+                    total.set(self._joined(total.get(), k.load(x + i + tap * step, count)))
+            k.store(total.get(), target + i)
+
+        whole = width // lanes * lanes
+        if whole:
+            with k.loop(0, whole, lanes) as i:
+                vector(i, lanes)
+        if whole and whole < width:
+            vector(k.i64(width - lanes), lanes)  # some columns once more
+        elif whole < width:
+            with k.loop(whole, width) as i:
+                vector(i, 1)
+
+    def _joined(self, a: Value, b: Value) -> Value:
+        if self.pool.reduction == "mean":
+            return a + b
+        return self.k.select(b.ne(b), b, self.k.select(a < b, b, a))
+
+    def _columns(self, p: Value, out: Value) -> None:
+        """A row of the output from the row of scratch memory."""
+        k, pool, lanes = self.k, self.pool, self.lanes
+        stride, width = pool.stride[1], pool.out[1]
+
+        def vector(q: Value | int, mask: Value | None) -> None:
+            total: Value | None = None
+            for tap in range(pool.window[1]):
+                start = self.row + (q * stride + tap * pool.dilation[1])
+                loaded = every_nth(k, [k.load(start + n * lanes, lanes) for n in range(stride)], lanes)
+                total = loaded if total is None else self._joined(total, loaded)
+            assert total is not None
+            if self.scales:
+                rows, columns = self.scales
+                total = total * k.broadcast(rows + p, lanes) * k.load(columns + q, lanes)
+            k.store(total, out + q, mask=mask)
+
+        whole = width // lanes * lanes
+        if whole:
+            with k.loop(0, whole, lanes) as q:
+                vector(q, None)
+        if whole < width:
+            vector(k.i64(whole), k.mask(width - whole, lanes))

@@ -1,0 +1,391 @@
+"""`CompiledNetwork`: a graph with a kernel for every node, ready to run."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoconv.algorithm import Array
+from autoconv.common.text import size
+from autoconv.cpu.common.algorithm import GeneratedKernel
+from autoconv.cpu.device import CPU
+from autoconv.errors import ArrayError, ConfigError, PlanError
+from autoconv.layer import ConvLayer
+from autoconv.networks.graph import Graph, Node
+from autoconv.networks.layer_list import layer_of
+from autoconv.networks.passes import optimized
+from autoconv.networks.run import saved
+from autoconv.networks.run.instance import Instance, Schedule
+from autoconv.networks.run.memory import Views
+from autoconv.networks.run.steps import Call, Ref, Step, StepMaker
+from autoconv.plans import Plan
+from autoconv.registry import resolve
+from autoconv.tuning.planner import plan
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """How long a step of a network took.
+
+    Attributes
+    ----------
+    name : str
+        Of the node.
+    operator : str
+        What it computes.
+    by : str
+        What computed it: a candidate, "kernel" or "NumPy".
+    is_layer : bool
+        Whether it is a convolution or a fully connected layer.
+    seconds : float
+    """
+
+    name: str
+    operator: str
+    by: str
+    is_layer: bool
+    seconds: float
+
+
+class CompiledNetwork:
+    """A network, ready to run: made by `autoconv.load`.
+
+    All its kernels run in one call, on the threads of the device, in memory that is arranged beforehand. Several
+    threads may run it at once; each then has memory of its own.
+
+    Attributes
+    ----------
+    graph : Graph
+        What is computed, after all passes.
+    device : CPU
+        Where.
+    plans : dict of str to Plan
+        How each convolution and fully connected layer is computed, by the name of its node.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        device: CPU,
+        options: Mapping[str, Any],
+        candidates: Mapping[str, str] | None = None,
+    ) -> None:
+        self.graph, self.device = optimized(graph), device
+        self._options = dict(options)
+        self._lock = threading.Lock()
+        self.plans: dict[str, Plan] = {}
+        self._packed: dict[str, Array] = {}
+        self._compile("heuristic", candidates or {})
+
+    def _compile(self, mode: str, candidates: Mapping[str, str], **options: Any) -> None:
+        """Choose a plan for every layer, a known candidate where there is one, and arrange everything anew."""
+        views = Views(self.graph)
+        maker = StepMaker(self.graph, views, self.device)
+        before, self._packed = self._packed, {}
+        plans: dict[str, Plan] = {}
+        steps = []
+        try:
+            for node in self.graph.nodes.values():
+                if node.name in views.free:
+                    continue
+                layer = layer_of(self.graph, node)
+                if layer is None:
+                    steps.append(maker.step(node))
+                    continue
+                made = self._plan(node, layer, candidates.get(node.name), mode, options)
+                plans[node.name] = made
+                steps.append(self._layer_step(node, made))
+        except BaseException:
+            self._packed = before
+            raise
+        schedule = Schedule(self.graph, views, self.device, steps, self._options.get("denormals") == "keep")
+        with self._lock:
+            self.plans = plans
+            self._schedule, self._instances = schedule, [Instance(schedule)]
+
+    def _constant(self, node: Node) -> bool:
+        """Whether the filters of a layer are known."""
+        return node.inputs[1] in self.graph.constants
+
+    def _plan(self, node: Node, layer: ConvLayer, candidate: str | None, mode: str, options: Mapping[str, Any]) -> Plan:
+        wanted: dict[str, Any] = {"device": self.device, "weights": "constant" if self._constant(node) else "varying"}
+        wanted |= {**self._options, **options}
+        if candidate is not None:
+            with contextlib.suppress(PlanError):  # of another version, say: then as if nothing were known
+                return plan(layer, candidate, **wanted)
+        return plan(layer, mode, **wanted)
+
+    def _layer_step(self, node: Node, made: Plan) -> Step:
+        """What runs a convolution or a fully connected layer."""
+        kernel, by, constant = made.kernel, str(made.candidate), self._constant(node)
+        if not isinstance(kernel, GeneratedKernel) or (kernel.packed_bytes and not constant):
+            return Step(node, by, function=_planned(made, self.graph.constants.get(node.inputs[1])))
+        rest = [Ref(name) for name in node.inputs[2:]]
+        epilogue = rest[0] if made.layer.bias else None, rest[-1] if made.layer.residual else None
+        weights: Ref | Array = self._packed_weights(node, made) if kernel.packed_bytes else Ref(node.inputs[1])
+        operands = Ref(node.inputs[0]), weights, Ref(node.name), *epilogue, None
+        return Step(node, by, (Call(kernel.program, operands, kernel.workspace_bytes),))
+
+    def _packed_weights(self, node: Node, made: Plan) -> Array:
+        key = f"{node.inputs[1]} {made.layer} {made.candidate}"
+        if key not in self._packed:
+            w = self.graph.constants[node.inputs[1]]
+            self._packed[key] = made.pack(w.reshape(made.layer.w_shape)).buffer
+        return self._packed[key]
+
+    def save(self, path: str | Path) -> None:
+        """Write the network as it is after all passes, with its choices, so that another process need not find them.
+
+        Parameters
+        ----------
+        path : str or Path
+            `autoconv.load` reads it. What is there is replaced in one step.
+
+        Raises
+        ------
+        ConfigError
+            When it cannot be written.
+
+        Examples
+        --------
+        >>> import autoconv
+        >>> autoconv.load("model.onnx").tune().save("model.autoconv")  # doctest: +SKIP
+        >>> net = autoconv.load("model.autoconv")  # doctest: +SKIP
+        """
+        try:
+            saved.write(Path(path), self.graph, self.plans, self.device)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of all arrays between input and output, scratch memory included, of one run at a time."""
+        return self._schedule.arena_bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all filters as kernels read them, and of other constants."""
+        return self._schedule.weight_bytes
+
+    def tune(self, mode: str = "profile", **options: Any) -> CompiledNetwork:
+        """Time the candidates of every layer that has no facts yet, and run by the best from now on.
+
+        Parameters
+        ----------
+        mode : str
+            As for `plan`.
+        **options
+            As for `plan`: `budget`, `isolate`, `progress`.
+
+        Returns
+        -------
+        CompiledNetwork
+            This one.
+
+        Raises
+        ------
+        PlanError
+            As `plan` does.
+
+        Examples
+        --------
+        >>> import autoconv
+        >>> net = autoconv.load("model.onnx").tune(budget=0.2)  # doctest: +SKIP
+        """
+        self._compile(mode, {}, **options)
+        return self
+
+    def run(self, *arrays: Array, **named: Array) -> Any:
+        """Compute the outputs.
+
+        Parameters
+        ----------
+        *arrays : array
+            The inputs, in the order of the file; of their shapes, and float32.
+        **named : array
+            Inputs by name, in place of those.
+
+        Returns
+        -------
+        array, or dict of str to array
+            The output; where there are several, by name. Memory of its own.
+
+        Raises
+        ------
+        ArrayError
+            For an input that is missing, that the network does not have, or of another shape or type.
+
+        Examples
+        --------
+        >>> import autoconv, numpy as np
+        >>> net = autoconv.load("model.onnx", batch=1)  # doctest: +SKIP
+        >>> y = net.run(np.zeros((1, 3, 224, 224), np.float32))  # doctest: +SKIP
+        """
+        inputs = self._inputs(arrays, named)
+        with self._lock:
+            schedule = self._schedule
+            instance = self._instances.pop() if self._instances else None
+        found = (instance or Instance(schedule)).run(inputs)
+        if instance is not None:
+            with self._lock:
+                if instance.schedule is self._schedule:
+                    self._instances.append(instance)
+        return found if len(found) > 1 else next(iter(found.values()))
+
+    def _inputs(self, arrays: tuple[Array, ...], named: Mapping[str, Array]) -> dict[str, Array]:
+        expected = self.graph.inputs
+        if len(arrays) > len(expected):
+            raise ArrayError(f"{self.graph.name}: expected inputs {', '.join(expected)}, got {len(arrays)} arrays")
+        given = dict(zip(expected, arrays, strict=False))
+        for name, array in named.items():
+            if name not in expected or name in given:
+                again = "is given twice" if name in given else f"expected one of {', '.join(expected)}"
+                raise ArrayError(f"{self.graph.name}: input {name!r}: {again}")
+            given[name] = array
+        found = {}
+        for name, wanted in expected.items():
+            if name not in given:
+                raise ArrayError(f"{self.graph.name}: input {name!r} is missing: expected {wanted}")
+            array = given[name] if self.device.owns(given[name]) else self.device.adopt(given[name], name)
+            if array.shape != wanted.shape or array.dtype.name != wanted.dtype:
+                raise ArrayError(
+                    f"{self.graph.name}: input {name!r}: planned for {wanted}, got {array.dtype} {tuple(array.shape)}"
+                )
+            found[name] = array if self.device.ready(array) else np.ascontiguousarray(array)
+        return found
+
+    def profile(self, *arrays: Array, repeat: int = 10, **named: Array) -> list[StepTime]:
+        """Time every step of a run, where it stands in the sequence; the steps are then calls of their own.
+
+        Parameters
+        ----------
+        *arrays : array
+            Inputs, as for `run`.
+        repeat : int
+            How many runs to take the medians of.
+        **named : array
+            Inputs by name.
+
+        Returns
+        -------
+        list of StepTime
+            In the order in which steps run.
+
+        Raises
+        ------
+        ArrayError
+            As `run` does, and when `repeat` is no integer of at least 1.
+        """
+        if type(repeat) is not int or repeat < 1:
+            raise ArrayError(f"repeat={repeat!r}: expected an integer of at least 1")
+        inputs = self._inputs(arrays, named)
+        with self._lock:
+            schedule = self._schedule
+        instance, runs = Instance(schedule, apart=True), []
+        instance.run(inputs)
+        for _ in range(repeat):
+            seconds: list[float] = []
+            instance.run(inputs, seconds)
+            runs.append(seconds)
+        medians = np.median(runs, axis=0)
+        return [
+            StepTime(step.node.name, step.node.operator.kind, step.by, step.node.name in self.plans, float(t))
+            for step, t in zip(schedule.steps, medians, strict=True)
+        ]
+
+    def explain(self) -> str:
+        """What runs every node, and in how much memory.
+
+        Returns
+        -------
+        str
+            Lines to print.
+        """
+        steps = self._schedule.steps
+        width = max((len(step.node.name) for step in steps), default=0)
+        foreign = [step.node.name for step in steps if step.function is not None]
+        lines = [
+            f"{self.graph.name}: {len(steps)} steps, {len(foreign)} of them not by a kernel of ours, "
+            f"in {self._schedule.segments} calls",
+            f"  {size(self.arena_bytes)} of arrays and scratch memory, {size(self.weight_bytes)} of weights",
+        ]
+        for step in steps:
+            shape = "x".join(map(str, self.graph.types[step.node.name].shape))
+            lines.append(f"  {step.node.name:<{width}}  {step.node.operator.kind:<14} {shape:<18} {step.by}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<CompiledNetwork {self.graph.name} on {self.device.name}>"
+
+
+def _planned(made: Plan, constant: Array | None) -> Any:
+    """A function of a node's arrays that runs a plan, with filters packed now where they are known."""
+    layer = made.layer
+    a_shape, b_shape = layer.input_shapes
+    packed = None if constant is None else made.pack(constant.reshape(b_shape))
+
+    def run(*arrays: Array) -> Array:
+        x, w, *rest = arrays
+        bias = rest[0] if layer.bias else None
+        residual = rest[-1].reshape(layer.y_shape) if layer.residual else None
+        return made.run(x.reshape(a_shape), w.reshape(b_shape) if packed is None else packed, bias, residual)
+
+    return run
+
+
+def load(path: str | Path, batch: int | None = None, *, device: Any = None, **options: Any) -> CompiledNetwork:
+    """A network from an ONNX file, or from one that `CompiledNetwork.save` wrote, ready to run.
+
+    Layers run by what is on record for them, or by the best estimate; `CompiledNetwork.tune` measures.
+
+    Parameters
+    ----------
+    path : str or Path
+        An ONNX file, which the extra `onnx` reads, or a saved network.
+    batch : int, optional
+        Images at a time, where the file leaves that open; else it has to be the file's.
+    device : Device or str, optional
+        The CPU, or one of fewer threads.
+    **options
+        As for `plan`: `workspace_limit`, `deterministic`, `tolerance`, `vendors` (False unless given), `exact`,
+        `cache`, `denormals`. And `input_shapes`: whole shapes of inputs by name, in place of what the file says.
+
+    Returns
+    -------
+    CompiledNetwork
+
+    Raises
+    ------
+    ConfigError
+        When the file cannot be read, or has what is not known here; the message names file, node and operator.
+    PlanError
+        As `plan` does, and for a device that is no CPU.
+
+    Examples
+    --------
+    >>> import autoconv
+    >>> net = autoconv.load("model.onnx", batch=1)  # doctest: +SKIP
+    """
+    from autoconv.networks import onnx_reader
+
+    found = resolve(device)
+    if not isinstance(found, CPU):
+        raise PlanError(f"device={device!r}: networks run on a CPU")
+    if batch is not None and (type(batch) is not int or batch < 1):
+        raise ConfigError(f"batch={batch!r}: expected an integer of at least 1")
+    kept = saved.read(Path(path)) if saved.is_saved(Path(path)) else None
+    shapes = options.pop("input_shapes", None)
+    if kept is not None and shapes is not None:
+        raise ConfigError(f"{path}: input_shapes: expected None for a saved network, whose shapes are known")
+    graph = onnx_reader.read(path, batch, shapes) if kept is None else kept.graph
+    for name, wanted in graph.inputs.items():
+        if batch is not None and wanted.shape[:1] != (batch,):
+            raise ConfigError(f"{path}: batch={batch}: the file says {wanted.shape} of input {name!r}")
+    chosen = kept.candidates if kept is not None and kept.device == found.key else None
+    return CompiledNetwork(graph, found, {"vendors": False, **options}, chosen)

@@ -1,0 +1,214 @@
+"""One run at a time: arrays in an arena, and tables of kernels with the addresses of their operands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from autoconv.algorithm import Array
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.device import CPU
+from autoconv.cpu.operators import sequence
+from autoconv.cpu.pool import Entry
+from autoconv.networks.graph import Graph
+from autoconv.networks.run.memory import Block, Views, arranged
+from autoconv.networks.run.steps import Call, Ref, Step
+
+
+class Schedule:
+    """Steps in order, and where every array lies while they run.
+
+    Arrays lie in the arena, but for the graph's inputs, its constants, and outputs that have memory of their own.
+    """
+
+    def __init__(
+        self, graph: Graph, views: Views, device: CPU, steps: Sequence[Step], keep_denormals: bool = False
+    ) -> None:
+        self.keep_denormals = keep_denormals
+        self.graph, self.views, self.device, self.steps = graph, views, device, list(steps)
+        self.outputs = self._own_outputs()
+        blocks = self._blocks()
+        self.offsets, self.arena_bytes = arranged(blocks)
+        self.segments = self._segments()
+        used = {id(a): a.nbytes for call in self.calls for a in call.operands if isinstance(a, np.ndarray)}
+        named = {ref.name for call in self.calls for ref in call.operands if isinstance(ref, Ref)}
+        named |= {name for step in steps if step.function is not None for name in step.node.inputs}
+        self.weight_bytes = sum(used.values()) + sum(
+            value.nbytes for name, value in graph.constants.items() if name in named
+        )
+
+    @property
+    def calls(self) -> list[Call]:
+        """Every kernel, in order."""
+        return [call for step in self.steps for call in step.calls]
+
+    def _own_outputs(self) -> dict[str, str]:
+        """Outputs that fill the memory they lie in, which is then new for every run; by that memory's name."""
+        found: dict[str, str] = {}
+        for name, value in self.graph.outputs.items():
+            root, offset = self.views.root(value)
+            whole = self.graph.types[root].nbytes == self.graph.types[value].nbytes
+            if offset == 0 and whole and root in self.graph.nodes and root not in found:
+                found[root] = name
+        return found
+
+    def _blocks(self) -> dict[str, Block]:
+        """What lies in the arena: arrays by name, and the scratch memory of steps."""
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        found: dict[str, Block] = {}
+        for n, step in enumerate(self.steps):
+            for name in (step.node.name, *self._read(step)):
+                root = self.views.root(name)[0]
+                first.setdefault(root, n)
+                last[root] = n
+            scratch = max((call.workspace_bytes for call in step.calls), default=0)
+            if scratch:
+                found[f"scratch memory of {n}"] = Block(scratch, n, n)
+        for value in self.graph.outputs.values():
+            last[self.views.root(value)[0]] = len(self.steps)
+        for root, start in first.items():
+            if root in self.graph.nodes and root not in self.outputs:
+                found[root] = Block(self.graph.types[root].nbytes, start, last[root])
+        return found
+
+    def _read(self, step: Step) -> Sequence[str]:
+        return step.node.inputs
+
+    def _segments(self) -> int:
+        """How many calls a run takes: kernels that follow each other are one."""
+        kinds = [step.function is None for step in self.steps]
+        return sum(1 for n, ours in enumerate(kinds) if not ours or n == 0 or not kinds[n - 1])
+
+
+class Instance:
+    """Memory for one run at a time.
+
+    Tables hold addresses: those of the arena and of constants from the start, those of inputs and of outputs with
+    memory of their own for each run.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    apart : bool
+        Whether every step is a call of its own, so that it can be timed.
+    """
+
+    def __init__(self, schedule: Schedule, apart: bool = False) -> None:
+        self.schedule = schedule
+        device = schedule.device
+        self._arena = device.buffer(max(schedule.arena_bytes, 1))
+        self._parts: list[_Table | Step] = []
+        for n, step in enumerate(schedule.steps):
+            if step.function is not None:
+                self._parts.append(step)
+                continue
+            if apart or not self._parts or isinstance(self._parts[-1], Step):
+                self._parts.append(_Table())
+            table = self._parts[-1]
+            assert isinstance(table, _Table)
+            for call in step.calls:
+                table.add(self, n, call)
+        for part in self._parts:
+            if isinstance(part, _Table):
+                part.close(schedule)
+
+    def run(self, inputs: Mapping[str, Array], seconds: list[float] | None = None) -> dict[str, Array]:
+        """The outputs, by name; the time of every part is added to `seconds`."""
+        schedule, graph = self.schedule, self.schedule.graph
+        outside = dict(inputs)
+        for root in schedule.outputs:
+            found = graph.types[root]
+            outside[root] = schedule.device.empty(found.shape, found.dtype)
+        for part in self._parts:
+            start = time.perf_counter()
+            if isinstance(part, _Table):
+                part.run(outside)
+            else:
+                arrays = [self.array(name, outside) for name in part.node.inputs]
+                assert part.function is not None
+                self.array(part.node.name, outside)[...] = part.function(*arrays).reshape(
+                    graph.types[part.node.name].shape
+                )
+            if seconds is not None:
+                seconds.append(time.perf_counter() - start)
+        own = {name: root for root, name in schedule.outputs.items()}
+        results = {}
+        for name, value in graph.outputs.items():
+            found = self.array(value, outside)
+            results[name] = found if name in own else found.copy()
+        return results
+
+    def array(self, name: str, outside: Mapping[str, Array]) -> Array:
+        """An array of the graph, as it lies."""
+        graph = self.schedule.graph
+        root, offset = self.schedule.views.root(name)
+        found = graph.types[name]
+        if root in graph.constants:
+            base = graph.constants[root]
+        elif root in outside:
+            base = outside[root]
+        else:
+            start = self.schedule.offsets[root]
+            base = self._arena[start : start + graph.types[root].nbytes]
+        raw = base.reshape(-1).view(np.uint8)[offset : offset + found.nbytes]
+        return raw.view(found.dtype).reshape(found.shape)
+
+    def place(self, operand: Ref) -> tuple[str | None, int]:
+        """The address of an operand; or the name of the array from outside that it lies in, and from which byte on."""
+        schedule, graph = self.schedule, self.schedule.graph
+        root, offset = schedule.views.root(operand.name)
+        offset += operand.offset
+        if root in graph.constants:
+            return None, _address(graph.constants[root]) + offset
+        if root in graph.inputs or root in schedule.outputs:
+            return root, offset
+        return None, _address(self._arena) + schedule.offsets[root] + offset
+
+    def scratch(self, step: int) -> int:
+        """The address of a step's scratch memory."""
+        return _address(self._arena) + self.schedule.offsets.get(f"scratch memory of {step}", 0)
+
+
+class _Table:
+    """Kernels that follow each other, as `cpu.operators.sequence` runs them."""
+
+    def __init__(self) -> None:
+        self._rows: list[list[int]] = []
+        self._outside: list[tuple[int, str, int]] = []  # word of the table, array, and from which byte of it on
+
+    def add(self, instance: Instance, step: int, call: Call) -> None:
+        """A kernel of a step."""
+        row = [call.program.address("run")]
+        for slot, operand in enumerate(call.operands):
+            if isinstance(operand, Ref):
+                outside, address = instance.place(operand)
+                if outside is not None:
+                    word = 1 + len(self._rows) * sequence.ROW + 1 + slot
+                    self._outside.append((word, outside, address))
+                row.append(0 if outside is not None else address)
+            elif slot == 5:
+                row.append(instance.scratch(step))
+            else:
+                row.append(0 if operand is None else _address(operand))
+        self._rows.append(row)
+
+    def close(self, schedule: Schedule) -> None:
+        """All kernels are there."""
+        device = schedule.device
+        self._words = np.array([len(self._rows), *(word for row in self._rows for word in row)], np.int64)
+        self._entry = Entry(compiler.build(sequence.emit, device.instruction_set), "run", device.threads)
+        if schedule.keep_denormals:
+            self._entry.keep_denormals()
+
+    def run(self, outside: Mapping[str, Array]) -> None:
+        """Run them, with these arrays from outside."""
+        for word, name, offset in self._outside:
+            self._words[word] = _address(outside[name]) + offset
+        self._entry(self._words, None, self._words)
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])

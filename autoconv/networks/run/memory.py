@@ -1,0 +1,142 @@
+"""Where the arrays of a graph lie: which share memory, and how long each lives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autoconv.networks.graph import Graph, Node
+from autoconv.networks.operators import Concat, Elementwise, Reshape, Slice
+
+ALIGNMENT = 64  # bytes
+
+
+class Views:
+    """Which arrays lie within others: reshaped ones, slices, parts of a concatenation, what is overwritten in place.
+
+    Parameters
+    ----------
+    graph : Graph
+
+    Attributes
+    ----------
+    free : set of str
+        Nodes that have nothing to do, since their array is another's memory, or its parts are written into it.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.free: set[str] = set()
+        self._gathered: dict[tuple[str, int], int] = {}  # of a concatenation's inputs, those that are computed in place
+        self._within: dict[str, tuple[str, int]] = {}  # of an array: whose memory it lies in, and from which byte on
+        for node in graph.nodes.values():
+            place = _place_in_input(graph, node)
+            if place is not None:
+                self._within[node.name] = (node.inputs[0], place)
+                self.free.add(node.name)
+        for node in graph.nodes.values():
+            if isinstance(node.operator, Elementwise):
+                self._overwrite(node)
+            elif isinstance(node.operator, Concat):
+                self._gather(node)
+
+    def root(self, name: str) -> tuple[str, int]:
+        """The array in whose memory one lies, and from which byte on; itself and 0 where that is none."""
+        offset = 0
+        while name in self._within:
+            name, further = self._within[name]
+            offset += further
+        return name, offset
+
+    def within(self, node: Node, place: int) -> int | None:
+        """From which byte of a concatenation one of its inputs lies there already; None where it has to be copied."""
+        return self._gathered.get((node.name, place))
+
+    def _own(self, name: str) -> bool:
+        """Whether memory belongs to a node that computes into it."""
+        return name in self.graph.nodes and name not in self._within
+
+    def _overwrite(self, node: Node) -> None:
+        """An expression of an array that nobody needs afterwards is stored over it."""
+        for name in node.inputs:
+            same = self.graph.types[name] == self.graph.types[node.name]
+            if same and self._own(name) and self.graph.only_user(name) is node:
+                self._within[node.name] = (name, 0)
+                return
+
+    def _gather(self, node: Node) -> None:
+        """Arrays that are contiguous parts of a concatenation are computed where they belong."""
+        graph, axis = self.graph, node.operator.axis  # type: ignore[attr-defined]
+        if math.prod(graph.types[node.name].shape[:axis]) != 1:
+            return
+        place = 0
+        for n, name in enumerate(node.inputs):
+            root, offset = self.root(name)
+            whole = offset == 0 and graph.types[root].nbytes == graph.types[name].nbytes
+            if whole and self._own(root) and root != node.name:
+                self._within[root] = (node.name, place)
+                self._gathered[node.name, n] = place
+            place += graph.types[name].nbytes
+        if all((node.name, n) in self._gathered for n in range(len(node.inputs))):
+            self.free.add(node.name)
+
+
+def _place_in_input(graph: Graph, node: Node) -> int | None:
+    """From which byte of a node's first input its output lies there; None where it has other memory."""
+    if isinstance(node.operator, Reshape):
+        return 0
+    if not isinstance(node.operator, Slice):
+        return None
+    shape, slice_ = graph.types[node.inputs[0]].shape, node.operator
+    cut = [n for n, count in enumerate(slice_.counts) if count != shape[n]]
+    if any(step != 1 for step in slice_.steps) or math.prod(slice_.counts[: cut[-1]] if cut else (1,)) != 1:
+        return None
+    itemsize = graph.types[node.name].nbytes // max(math.prod(slice_.counts), 1)
+    return itemsize * sum(start * math.prod(shape[n + 1 :]) for n, start in enumerate(slice_.starts))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Memory that is needed from one step to another, both included."""
+
+    nbytes: int
+    first: int
+    last: int
+
+
+def arranged(blocks: Mapping[str, Block]) -> tuple[dict[str, int], int]:
+    """Offsets at which blocks can lie in one arena, so that none meet while both are needed; and the arena's bytes.
+
+    The largest first, each into the smallest gap that is large enough ("greedy by size for offset calculation":
+    Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020, algorithm 3).
+    """
+    offsets: dict[str, int] = {}
+    total = 0
+    for name, block in sorted(blocks.items(), key=lambda item: (-item[1].nbytes, item[1].first, item[0])):
+        size = rounded(block.nbytes)
+        near = sorted(
+            (offsets[other], offsets[other] + rounded(blocks[other].nbytes))
+            for other in offsets
+            if blocks[other].first <= block.last and block.first <= blocks[other].last
+        )
+        best, least = None, math.inf
+        end = 0
+        for start, stop in near:
+            if size <= start - end < least:
+                best, least = end, start - end
+            end = max(end, stop)
+        offsets[name] = end if best is None else best
+        total = max(total, offsets[name] + size)
+    return offsets, total
+
+
+def least_bytes(blocks: Sequence[Block]) -> int:
+    """Bytes that are needed at once at most: no arena is smaller."""
+    steps = range(max((block.last for block in blocks), default=-1) + 1)
+    return max((sum(rounded(b.nbytes) for b in blocks if b.first <= n <= b.last) for n in steps), default=0)
+
+
+def rounded(nbytes: int) -> int:
+    """Bytes up to a whole number of cache lines."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

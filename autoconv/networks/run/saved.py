@@ -1,0 +1,140 @@
+"""Networks on disk: the graph after all passes, and the candidate of every layer.
+
+The file is one of NumPy's archives of arrays (`.npz`), without pickles; one of them holds the rest as JSON. Nothing in
+it is trusted: the graph is built and checked anew. Packed filters are not kept: they are larger than the filters they
+are made of, and reading them takes longer than packing on all threads (ResNet-50 on two cores: 1.2 s against 0.7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoconv.common.text import one_line
+from autoconv.device import Device
+from autoconv.errors import ConfigError
+from autoconv.networks import operators
+from autoconv.networks.graph import Graph
+from autoconv.networks.operators import Operator, TensorType
+from autoconv.plans import Plan
+
+FORMAT = 1
+HEADER = "network"
+OPERATORS: Mapping[str, type[Operator]] = {
+    name: value for name, value in vars(operators).items() if isinstance(value, type) and issubclass(value, Operator)
+}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a file holds.
+
+    Attributes
+    ----------
+    graph : Graph
+    candidates : dict of str to str
+        Of layers, by the names of their nodes.
+    device : str
+        The key of the device that all this was chosen for.
+    """
+
+    graph: Graph
+    candidates: dict[str, str]
+    device: str
+
+
+def write(path: Path, graph: Graph, plans: Mapping[str, Plan], device: Device) -> None:
+    """Write a file, whole or not at all."""
+    arrays: dict[str, Any] = {f"c{n}": value for n, value in enumerate(graph.constants.values())}
+    header = {
+        "format": FORMAT,
+        "name": graph.name,
+        "device": device.key,
+        "inputs": [[name, list(t.shape), t.dtype] for name, t in graph.inputs.items()],
+        "constants": list(graph.constants),
+        "nodes": [
+            [
+                node.name,
+                type(node.operator).__name__,
+                {field.name: getattr(node.operator, field.name) for field in fields(node.operator)},  # type: ignore[arg-type]
+                list(node.inputs),
+            ]
+            for node in graph.nodes.values()
+        ],
+        "outputs": graph.outputs,
+        "candidates": {name: str(made.candidate) for name, made in plans.items()},
+    }
+    arrays[HEADER] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            np.savez(file, **arrays)
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise
+
+
+def is_saved(path: Path) -> bool:
+    """Whether a file begins like one of these."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"PK\x03\x04"
+    except OSError:
+        return False
+
+
+def read(path: Path) -> Saved:
+    """What a file holds.
+
+    Raises
+    ------
+    ConfigError
+        When it is damaged, of another format, or no network.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            header = json.loads(archive[HEADER].tobytes())
+            graph = _graph(header, archive, path)
+            candidates = {str(name): str(candidate) for name, candidate in header["candidates"].items()}
+            return Saved(graph, candidates, str(header["device"]))
+    except ConfigError:
+        raise
+    except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{path}: not a saved network, or damaged: {one_line(error)}") from None
+
+
+def _graph(header: Any, archive: Any, path: Path) -> Graph:
+    if header["format"] != FORMAT:
+        raise ConfigError(f"{path}: expected a network of format {FORMAT}, got {header['format']!r}")
+    graph = Graph(str(header["name"]))
+    for name, shape, dtype in header["inputs"]:
+        if not all(type(extent) is int and extent > 0 for extent in shape):
+            raise ConfigError(f"{graph.name}: input {name!r}: expected extents of at least 1, got {shape}")
+        graph.add_input(str(name), TensorType(tuple(shape), np.dtype(dtype).name))
+    for n, name in enumerate(header["constants"]):
+        value = archive[f"c{n}"]
+        if value.dtype.kind not in "iubfV" or graph.add_constant(str(name), value) != name:
+            raise ConfigError(f"{graph.name}: constant {name!r}: expected numbers under a name of their own")
+    for name, kind, values, inputs in header["nodes"]:
+        operator = OPERATORS[kind](**{key: _tuples(value) for key, value in values.items()})
+        if graph.add(str(name), operator, *map(str, inputs)) != name:
+            raise ConfigError(f"{graph.name}: node {name!r}: expected a name of its own")
+    graph.outputs = {str(name): str(value) for name, value in header["outputs"].items()}
+    if not graph.outputs or not graph.types.keys() >= set(graph.outputs.values()):
+        raise ConfigError(f"{graph.name}: expected outputs that are computed, got {graph.outputs}")
+    return graph
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

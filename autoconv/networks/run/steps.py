@@ -1,0 +1,188 @@
+"""What runs a node: kernels with their operands, or NumPy where there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autoconv.algorithm import Array
+from autoconv.cpu import pool
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import Module
+from autoconv.cpu.device import CPU
+from autoconv.cpu.operators import INPUTS, OUTPUT, elementwise, resize, rows, windows
+from autoconv.cpu.operators.elementwise import Strides, collapsed
+from autoconv.networks.graph import Graph, Node
+from autoconv.networks.operators import LRN, Concat, Elementwise, Pad, Pool, Reduce, Resize, Slice, Softmax, Transpose
+from autoconv.networks.run.memory import Views
+
+
+@dataclass(frozen=True)
+class Ref:
+    """An array of the graph as an operand, from some byte on."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel: its program, and what stands in the slots of its context."""
+
+    program: compiler.Program
+    operands: tuple[Ref | Array | None, ...]
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What computes the array of a node: kernels, or a function of arrays where there are none.
+
+    `by` says what people want to know: the candidate of a layer, or the kind of kernel.
+    """
+
+    node: Node
+    by: str
+    calls: tuple[Call, ...] = ()
+    function: Callable[..., Array] | None = field(default=None, compare=False)
+
+
+def contiguous(shape: Sequence[int]) -> Strides:
+    """Strides of an array of a shape, in elements."""
+    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
+
+
+def broadcast(shape: Sequence[int], to: Sequence[int]) -> Strides:
+    """Strides of an array that is repeated to another shape."""
+    full = (*[1] * (len(to) - len(shape)), *shape)
+    return tuple(0 if extent == 1 else step for extent, step in zip(full, contiguous(full), strict=True))
+
+
+class StepMaker:
+    """Finds kernels for the nodes of a graph, all but its convolutions.
+
+    Parameters
+    ----------
+    graph : Graph
+    views : Views
+    device : CPU
+    """
+
+    def __init__(self, graph: Graph, views: Views, device: CPU) -> None:
+        self.graph, self.views, self.device = graph, views, device
+
+    def step(self, node: Node) -> Step:
+        """What runs a node."""
+        types = [self.graph.types[name] for name in (*node.inputs, node.name)]
+        calls = None
+        if pool.available() and all(t.dtype == "float32" and math.prod(t.shape) for t in types):
+            calls = self._calls(node)
+        if calls is None:
+            return Step(node, "NumPy", function=node.operator.evaluate)
+        return Step(node, "kernel", tuple(calls))
+
+    def _calls(self, node: Node) -> list[Call] | None:
+        """The kernels of a node; None where there are none."""
+        operator, shape = node.operator, self.graph.types[node.name].shape
+        before = self.graph.types[node.inputs[0]].shape
+        if isinstance(operator, Elementwise):
+            strides = [broadcast(self.graph.types[name].shape, shape) for name in node.inputs]
+            if len(strides) > len(INPUTS):
+                return None
+            return [self._expression(operator.expression, shape, contiguous(shape), node, strides, node.inputs)]
+        if isinstance(operator, Transpose):
+            steps = contiguous(before)
+            return [self._copy(node, shape, contiguous(shape), tuple(steps[axis] for axis in operator.order))]
+        if isinstance(operator, Slice):
+            steps = contiguous(before)
+            source = tuple(a * b for a, b in zip(steps, operator.steps, strict=True))
+            start = sum(a * b for a, b in zip(steps, operator.starts, strict=True))
+            return [self._copy(node, shape, contiguous(shape), source, start)]
+        if isinstance(operator, Concat):
+            return self._concat(node, operator, shape)
+        if isinstance(operator, Pad) and operator.mode == "constant":
+            fill = self._expression(("constant", operator.value), shape, contiguous(shape), node, [], [])
+            start = sum(a * b for a, b in zip(contiguous(shape), operator.before, strict=True))
+            return [fill, self._copy(node, before, contiguous(shape), contiguous(before), to=start)]
+        return self._gathering(node, before, shape)
+
+    def _gathering(self, node: Node, before: tuple[int, ...], shape: tuple[int, ...]) -> list[Call] | None:
+        """Kernels of what takes many elements for one."""
+        operator = node.operator
+        if isinstance(operator, Pool):
+            pool = windows.PoolShape(
+                operator.reduction, math.prod(before[:2]), (before[2], before[3]), (shape[2], shape[3]),
+                operator.window, operator.stride, operator.padding, operator.dilation, operator.include_padding,
+            )  # fmt: skip
+            if 4 * pool.row_elements(16) > windows.LARGEST_ROW:
+                return None
+            return [self._call(windows.emit, (pool,), node)]
+        if isinstance(operator, Reduce):
+            kept = [n for n, extent in enumerate(before) if extent != 1 and n not in operator.axes]
+            gone = [n for n in operator.axes if before[n] != 1]
+            if kept and gone and max(kept) > min(gone):
+                return None
+            length = math.prod(before[n] for n in gone)
+            return [self._call(rows.emit_reduction, (operator.reduction, math.prod(shape), length), node)]
+        if isinstance(operator, Softmax):
+            if math.prod(shape[operator.axis + 1 :]) != 1:
+                return None
+            length = shape[operator.axis]
+            return [self._call(rows.emit_softmax, (math.prod(shape) // length, length), node)]
+        if isinstance(operator, LRN):
+            extents = shape[0], shape[1], math.prod(shape[2:])
+            constants = operator.size, operator.alpha, operator.beta, operator.bias
+            return [self._call(rows.emit_lrn, (*extents, *constants), node)]
+        if isinstance(operator, Resize):
+            axis = operator.axis
+            places = np.ascontiguousarray(operator.indices, np.int64)
+            weights = np.ascontiguousarray(operator.weights, np.float32)
+            sizes = math.prod(shape[:axis]), before[axis], shape[axis], math.prod(shape[axis + 1 :])
+            found = self._call(resize.emit, (*sizes, places.shape[1]), node)
+            operands = found.operands[0], places, found.operands[2], weights, *found.operands[4:]
+            return [Call(found.program, operands)]
+        return None
+
+    def _call(self, emit: Callable[..., Module], args: tuple[object, ...], node: Node) -> Call:
+        """A kernel of one input."""
+        program = compiler.build(emit, self.device.instruction_set, *args)
+        return Call(program, (Ref(node.inputs[0]), None, Ref(node.name), None, None, None))
+
+    def _expression(
+        self,
+        expression: object,
+        shape: tuple[int, ...],
+        out: Strides,
+        node: Node,
+        strides: Sequence[Strides],
+        inputs: Sequence[str],
+        start: int = 0,
+        to: int = 0,
+    ) -> Call:
+        """A kernel that stores an expression of the first input from element `start` on, to the output from `to` on."""
+        sizes, steps = collapsed(shape, [out, *strides])
+        program = compiler.build(elementwise.emit, self.device.instruction_set, expression, sizes, steps)
+        operands: list[Ref | None] = [None] * 6
+        operands[OUTPUT] = Ref(node.name, 4 * to)
+        for n, (slot, name) in enumerate(zip(INPUTS, inputs, strict=False)):
+            operands[slot] = Ref(name, 4 * start if n == 0 else 0)
+        return Call(program, tuple(operands))
+
+    def _copy(
+        self, node: Node, shape: tuple[int, ...], out: Strides, source: Strides, start: int = 0, to: int = 0
+    ) -> Call:
+        return self._expression(0, shape, out, node, [source], node.inputs[:1], start, to)
+
+    def _concat(self, node: Node, operator: Concat, shape: tuple[int, ...]) -> list[Call]:
+        """Copies of those parts that are not computed in their place."""
+        calls, done = [], 0
+        for n, name in enumerate(node.inputs):
+            part = self.graph.types[name].shape
+            if self.views.within(node, n) is None:
+                to = done * contiguous(shape)[operator.axis]
+                calls.append(self._expression(0, part, contiguous(shape), node, [contiguous(part)], [name], to=to))
+            done += part[operator.axis]
+        return calls

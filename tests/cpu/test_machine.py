@@ -1,0 +1,306 @@
+"""The machine model: probes that do what they are credited with, numbers that are checked, and what is on record."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import vectors
+
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Module
+from autoconv.cpu.device import CPU
+from autoconv.cpu.machine import measure as measuring
+from autoconv.cpu.machine import probes, recorded
+from autoconv.cpu.machine.model import BUSY, Curve, Machine
+from autoconv.cpu.pool import Entry
+from autoconv.errors import CacheWarning, PlanError, RecordError
+from autoconv.paths import cache_folder
+from autoconv.records.cache import TuningCache
+from autoconv.records.store import TextStore
+
+KEY = "cpu-of-a-test"
+SMALL = dataclasses.replace(measuring.ROUGH, largest=1 << 20, farthest=1 << 18, seconds=1e-5)
+MACHINE = Machine(
+    threads=2,
+    when="2026-11-22T12:00:00+00:00",
+    thorough=True,
+    busy=0.0,
+    peaks={"avx2": {"float32": 2e11, "float64": 1e11}},
+    read_one=Curve(((1 << 14, 2e11), (1 << 20, 8e10), (1 << 26, 2e10))),
+    read=Curve(((1 << 15, 4e11), (1 << 21, 1.6e11), (1 << 26, 4e10))),
+    write=Curve(((1 << 15, 2e11), (1 << 26, 2e10))),
+    stream=None,
+    chase=None,
+    transform=1e9,
+    call=1e-6,
+    barrier=5e-7,
+    wake=1e-4,
+    caches=(1 << 15, 1 << 19, 1 << 24),
+)
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test is a process that has not asked for its machine yet."""
+    monkeypatch.setattr(recorded, "_in_force", {})
+
+
+@pytest.mark.parametrize("instruction_set", vectors.INSTRUCTION_SETS)
+@pytest.mark.parametrize(("dtype", "precision"), [("float32", 1e-2), ("float64", 1e-9)])
+def test_the_peak_probe_does_the_multiply_adds_it_is_credited_with(
+    instruction_set: str, dtype: str, precision: float
+) -> None:
+    lanes = Module(instruction_set).lanes(DTYPES[dtype])
+    out = np.zeros((2, lanes), dtype)
+    run = Entry(compiler.build(probes.emit_peak, instruction_set, dtype), probes.PEAK, 1)
+    run(np.full(lanes, probes.FACTOR, dtype), np.array([1, 1, 1]), out)
+    first = sum(probes.FACTOR * (n + 1) for n in range(probes.CHAINS))
+    np.testing.assert_allclose(out[0], first * (1 + probes.FACTOR) ** probes.ROUNDS, rtol=precision)
+    assert not out[1].any()
+
+
+@pytest.mark.parametrize("instruction_set", vectors.INSTRUCTION_SETS)
+class TestProbesOfMemory:
+    """What each probe touches, element by element."""
+
+    def run(self, instruction_set: str, probe: str, a: Any, out: Any, numbers: tuple[int, int, int]) -> None:
+        Entry(compiler.build(probes.emit, instruction_set), probe, 1)(a, np.array(numbers), out)
+
+    def test_reading_sees_every_element_of_the_range_and_none_beyond(self, instruction_set: str) -> None:
+        lanes = VECTOR_BYTES[instruction_set] // 4
+        number = 3 * probes.STREAMS * lanes
+        for place in range(number + 1):
+            a = np.zeros(number + lanes, np.int32)
+            a[place] = 1 << place % 31
+            out = np.zeros(lanes, np.int32)
+            self.run(instruction_set, probes.READ, a, out, (1, number, 2))
+            assert out.sum() == (a[place] if place < number else 0)
+
+    @pytest.mark.parametrize("probe", [probes.WRITE, probes.STREAM])
+    def test_writing_fills_the_range_and_nothing_beyond(self, instruction_set: str, probe: str) -> None:
+        number = 2 * probes.STREAMS * VECTOR_BYTES[instruction_set] // 4
+        out = CPU.current().empty((number + 16,), "float32")
+        out[...] = 1.0
+        self.run(instruction_set, probe, out, out, (1, number, 1))
+        assert not out[:number].any()
+        assert out[number:].all()
+
+    def test_a_chain_is_followed_from_where_the_last_run_ended(self, instruction_set: str) -> None:
+        out = np.zeros(1, np.int64)
+        chain = np.array([3, 0, 1, 2], np.int64)
+        for expected in (2, 0, 2):
+            self.run(instruction_set, probes.CHASE, chain, out, (1, 1, 2))
+            assert out[0] == expected
+
+    def test_a_transform_combines_every_point_with_every_other(self, instruction_set: str) -> None:
+        lanes, n = VECTOR_BYTES[instruction_set] // 4, probes.STREAMS
+        a = np.random.default_rng(0).standard_normal((3, n, lanes)).astype(np.float32)
+        out = np.zeros((n, 3, lanes), np.float32)
+        self.run(instruction_set, probes.TRANSFORM, a, out, (1, a.size, 1))
+        matrix = np.eye(n)
+        for distance in (1, 2, 4):
+            weight = 0.25 * distance
+            step = np.zeros((n, n))
+            for low in (i for i in range(n) if not i & distance):
+                high = low | distance
+                step[low, [low, high]] = 1, weight
+                step[high, [low, high]] = weight, -1
+            matrix = step @ matrix
+        assert matrix.all()
+        np.testing.assert_allclose(out, np.einsum("pq,tql->ptl", matrix, a), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_measurement_is_whole_and_reads_back(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "ROUGH", SMALL)
+    isa = CPU.current().instruction_set
+    found = measuring.measure(isa, threads, thorough=False)
+    assert Machine.parse(found.text) == found
+    assert [name for name, value in found.to_json().items() if value is None] == []
+    assert found.flops(isa, "float32") > found.flops(isa, "float64") > 0
+    assert found.flops(isa, "float16") == found.flops(isa, "float32")
+    for curve in (found.read_one, found.read, found.write, found.chase):
+        assert curve is not None
+        rates = [rate for _, rate in curve.points]
+        assert rates == sorted(rates, reverse=True)
+    assert not found.thorough
+
+
+def test_the_peak_of_a_matrix_unit_is_measured_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "ROUGH", SMALL)
+    isa = CPU.current().instruction_set
+    found = measuring.measure(isa, 1, "emulated", thorough=False)
+    assert found.peaks.keys() == {isa, "emulated"}
+    assert 0 < found.tiles("emulated", "bfloat16") < found.flops(isa, "float32")
+    monkeypatch.setattr(measuring.permission, "granted", lambda: False)
+    without = measuring.measure(isa, 1, "amx", thorough=False)
+    assert without.peaks.keys() == {isa}
+    assert without.tiles("amx", "bfloat16") == without.flops(isa, "float32")
+
+
+def test_without_kernels_numpy_stands_for_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "ROUGH", SMALL)
+    monkeypatch.setattr(measuring.pool, "available", lambda: False)
+    found = measuring.measure("generic", 3, thorough=False)
+    assert Machine.parse(found.text) == found
+    assert (found.threads, found.transform, found.write) == (3, None, None)
+    assert found.flops("generic", "float64") > 0
+    assert found.writing(1e6, 1e5) == 2 * found.reading(1e6, 1e5) > 0
+
+
+@pytest.mark.parametrize(("busy", "attempts"), [((0.0,), 1), ((0.4, 0.0), 2), ((0.4, 0.2, 0.3), 3)])
+def test_a_busy_machine_is_measured_again_and_marked(
+    busy: tuple[float, ...], attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = iter(busy)
+    monkeypatch.setattr(measuring, "THOROUGH", SMALL)
+    monkeypatch.setattr(measuring._Session, "busy", lambda self: next(shares))
+    found = measuring.measure(CPU.current().instruction_set, 1, thorough=True)
+    assert found.busy == min(busy)
+    assert len(busy) - len(list(shares)) == attempts
+
+
+def test_the_share_that_others_used_is_what_this_process_lacked() -> None:
+    session = measuring._Session(CPU.current().instruction_set, 1, SMALL)
+    session.wall, session.used = 10.0, 7.0
+    assert session.busy() == pytest.approx(0.3)
+    session.used = 10.1
+    assert session.busy() == 0.0
+
+
+def test_levels_end_where_loads_and_reading_slow_down() -> None:
+    sizes = [1 << n for n in range(13, 27)]
+
+    def curve(*steps: tuple[int, float]) -> Curve:
+        return Curve(tuple((n, next(rate for end, rate in steps if n <= end)) for n in sizes))
+
+    latency = curve((1 << 15, 1 / 5), (1 << 20, 1 / 14), (1 << 21, 1 / 60), (1 << 30, 1 / 250))
+    reading = curve((1 << 15, 200), (1 << 20, 100), (1 << 23, 77), (1 << 30, 20))
+    assert measuring.levels(reading, latency) == (1 << 15, 1 << 20, 1 << 23)
+    flat = curve((1 << 30, 1.0))
+    assert measuring.levels(flat, flat) == (1 << 26, 1 << 26, 1 << 26)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("threads", 0),
+        ("threads", True),
+        ("when", 5),
+        ("thorough", 1),
+        ("busy", -0.1),
+        ("busy", float("nan")),
+        ("peaks", {}),
+        ("peaks", {"avx2": {"float64": 1e11}}),
+        ("peaks", {"avx2": {"float32": 0}}),
+        ("read", None),
+        ("read", []),
+        ("read", [[2, 1.0], [1, 1.0]]),
+        ("read_one", [[1, "fast"]]),
+        ("write", [[1, float("inf")]]),
+        ("transform", 0),
+        ("call", "1 us"),
+        ("caches", [1, 2]),
+        ("caches", [3, 2, 1]),
+    ],
+)
+def test_a_number_that_is_none_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(RecordError, match=rf"^machine\.{name}=.*: expected "):
+        Machine.from_json(MACHINE.to_json() | {name: value})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", json.dumps({**MACHINE.to_json(), "extra": 1}), "[" * 100_000])
+def test_a_text_that_is_no_machine_is_refused(text: str) -> None:
+    with pytest.raises(RecordError, match=r"^machine="):
+        Machine.parse(text)
+
+
+def test_what_others_noted_of_a_machine_may_have_gaps() -> None:
+    gaps = dict.fromkeys(("write", "stream", "chase", "transform", "call", "barrier", "wake"))
+    found = Machine.from_json(MACHINE.to_json() | gaps)
+    assert found.writing(1e6, 1 << 14, past=True) == found.reading(1e6, 1 << 14) == 1e6 / 4e11
+
+
+def _scripted(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[bool]:
+    """Measurements that take no time; the list tells which were thorough."""
+    asked: list[bool] = []
+
+    def measure(instruction_set: str, threads: int, matrix_unit: str | None, *, thorough: bool) -> Machine:
+        asked.append(thorough)
+        return dataclasses.replace(MACHINE, threads=threads, thorough=thorough, **changes)
+
+    monkeypatch.setattr(measuring, "measure", measure)
+    return asked
+
+
+def _as_a_new_process(name: str, *args: Any) -> Machine:
+    recorded._in_force.clear()
+    return getattr(recorded, name)(*args)  # type: ignore[no-any-return]
+
+
+def test_the_first_look_is_kept_until_a_survey_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _scripted(monkeypatch)
+    device = KEY, "avx2", 2
+    assert not _as_a_new_process("machine_in_force", *device).thorough
+    assert not _as_a_new_process("machine_in_force", *device).thorough
+    assert asked == [False]
+    assert recorded.survey(*device).thorough
+    assert recorded.machine_in_force(*device).thorough
+    assert _as_a_new_process("machine_in_force", *device).thorough
+    assert _as_a_new_process("survey", *device).thorough
+    assert asked == [False, True]
+    assert list(TuningCache(system=None).records()) == []
+
+
+def test_what_was_measured_while_busy_is_measured_again_by_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _scripted(monkeypatch, busy=2 * BUSY)
+    device = KEY, "avx2", 2
+    for name in ("machine_in_force", "machine_in_force", "survey", "machine_in_force", "survey"):
+        _as_a_new_process(name, *device)
+    assert asked == [False, False, True, True]  # a thorough one stands in until there is a better one
+
+
+def test_a_first_look_does_not_take_the_place_of_a_survey_made_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    _scripted(monkeypatch)
+    recorded.survey(KEY, "avx2", 2)
+    recorded._measured(KEY, "avx2", 2, None, thorough=False)
+    assert _as_a_new_process("machine_in_force", KEY, "avx2", 2).thorough
+
+
+@pytest.mark.parametrize("text", ["nonsense", MACHINE.text.replace("200000000000.0", "-1")])
+def test_a_damaged_record_is_reported_and_replaced(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _scripted(monkeypatch)
+    store = TextStore(cache_folder())
+    store.update(f"machine|{KEY}", lambda old: text)
+    store.close()
+    with pytest.warns(CacheWarning, match="the record of this machine is ignored: machine"):
+        recorded.machine_in_force(KEY, "avx2", 2)
+    _as_a_new_process("machine_in_force", KEY, "avx2", 2)
+    assert asked == [False]
+
+
+def test_a_record_of_other_threads_or_vectors_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    _scripted(monkeypatch)
+    recorded.survey(KEY, "avx2", 2)
+    assert recorded.recorded(KEY, "avx2", 2) is not None
+    assert recorded.recorded(KEY, "avx2", 3) is None
+    assert recorded.recorded(KEY, "avx512", 2) is None
+
+
+def test_a_processor_takes_the_model_of_another() -> None:
+    device = CPU(2, "avx2", model=MACHINE.text)
+    assert device.machine == MACHINE
+    assert device.peak_flops("float32") == device.measured_peak("bfloat16") == 2e11
+    assert device.bandwidth() == 4e10
+    device.survey()  # nothing to measure: it is given
+    assert CPU(**json.loads(json.dumps(dataclasses.asdict(device)))) == device  # as it goes to a worker
+    with pytest.raises(PlanError, match="model: expected one measured with 3 threads, got one with 2"):
+        CPU(3, "avx2", model=MACHINE.text)
+    with pytest.raises(PlanError, match="model: expected one that knows generic, got avx2"):
+        CPU(2, "generic", model=MACHINE.text)
+    with pytest.raises(RecordError, match="machine="):
+        CPU(2, "avx2", model="no model")

@@ -1,0 +1,135 @@
+"""Kernels between convolutions: each against its operator in float64, on every instruction set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import agree, compiled, graph_of
+from vectors import INSTRUCTION_SETS, device_with
+
+from autoconv.cpu import pool
+from autoconv.cpu.operators.elementwise import collapsed
+from autoconv.networks.operators import (
+    LRN,
+    Concat,
+    Elementwise,
+    Operator,
+    Pad,
+    Pool,
+    Reduce,
+    Resize,
+    Slice,
+    Softmax,
+    Transpose,
+)
+
+pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+NO = ((0, 0), (0, 0))
+
+
+def pools(reduction: Any, **fields: Any) -> Pool:
+    return Pool(reduction=reduction, **({"window": (3, 3)} | fields))
+
+
+CASES: dict[str, tuple[Operator, list[tuple[int, ...]]]] = {
+    "sum of arrays": (Elementwise(("add", 0, 1)), [(2, 3, 5, 7), (2, 3, 5, 7)]),
+    "by channel": (Elementwise(("relu", ("add", ("mul", 0, 1), 2))), [(2, 3, 5, 7), (3, 1, 1), (3, 1, 1)]),
+    "by column": (Elementwise(("sub", 0, 1)), [(4, 3, 19), (19,)]),
+    "both repeated": (Elementwise(("mul", 0, 1)), [(4, 1, 9), (1, 5, 1)]),
+    "five inputs": (Elementwise(("add", ("add", ("add", ("add", 0, 1), 2), 3), 4)), [(3, 33)] * 5),
+    "many tasks": (Elementwise(("add", 0, 1)), [(3, 50_000), (3, 1)]),
+    "many rows": (Elementwise(("mul", 0, 0)), [(70, 300, 3)]),
+    "one element": (Elementwise(("add", 0, 1.0)), [(1, 1)]),
+    "shuffled channels": (Transpose((0, 2, 1, 3, 4)), [(2, 3, 4, 5, 6)]),
+    "channels last": (Transpose((0, 2, 3, 1)), [(2, 10, 5, 6)]),
+    "every other": (Slice((0, 1, 8), (2, 2, 4), (1, 2, -2)), [(2, 4, 9)]),
+    "joined": (Concat(2), [(2, 3, 4), (2, 3, 1), (2, 3, 9)]),
+    "padded": (Pad((0, 0, 1, 2), (0, 1, 0, 3), "constant", -1.5), [(2, 3, 4, 5)]),
+    "max": (pools("max", stride=(2, 2), padding=((1, 1), (1, 1))), [(2, 3, 15, 21)]),
+    "max, odd": (
+        pools("max", window=(2, 5), stride=(3, 1), padding=((1, 0), (2, 4)), dilation=(2, 1)), [(1, 2, 9, 11)],
+    ),
+    "max, narrow": (pools("max", stride=(1, 3)), [(1, 2, 5, 5)]),
+    "max beyond the padding": (pools("max", window=(2, 2), stride=(2, 2), overhang=(1, 1)), [(1, 3, 7, 17)]),
+    "mean": (pools("mean", stride=(2, 2), padding=((1, 1), (1, 1))), [(2, 3, 14, 22)]),
+    "mean of padding, too": (pools("mean", padding=((1, 2), (0, 1)), include_padding=True), [(2, 3, 8, 9)]),
+    "mean beyond the padding": (
+        pools("mean", stride=(2, 2), padding=((1, 1), (1, 1)), overhang=(1, 0), include_padding=True), [(2, 3, 9, 9)],
+    ),
+    "mean of dilated windows": (pools("mean", dilation=(2, 3), padding=((2, 2), (3, 3))), [(1, 2, 9, 40)]),
+    "mean of an image": (Reduce("mean", (2, 3)), [(2, 5, 7, 7)]),
+    "sum of rows": (Reduce("sum", (1,)), [(9, 1000)]),
+    "largest of few": (Reduce("max", (2,)), [(3, 4, 3)]),
+    "softmax": (Softmax(1), [(3, 1000)]),
+    "softmax of few": (Softmax(1), [(4, 5, 1, 1)]),
+    "lrn": (LRN(size=5, alpha=1e-1, beta=0.75, bias=1.0), [(2, 9, 5, 7)]),
+    "lrn, even and of another power": (LRN(size=4, alpha=0.5, beta=0.6, bias=2.0), [(1, 9, 3, 7)]),
+    "nearest": (Resize(2, ((0,), (0,), (1,), (1,), (2,)), ((1.0,),) * 5), [(2, 3, 3, 9)]),
+    "between two": (Resize(3, ((0, 1), (1, 2), (2, 2)), ((0.5, 0.5), (0.25, 0.75), (1.0, 0.0))), [(2, 3, 4, 3)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_agree_with_their_operators(case: str, instruction_set: str) -> None:
+    operator, shapes = CASES[case]
+    graph = graph_of(operator, *shapes)
+    net = compiled(graph, device_with(instruction_set, 2))
+    assert "0 of them not by a kernel" in net.explain()
+    agree(net, graph, 3e-6)
+
+
+# How far a function may be from its value, in units of the largest: |y - f(x)| / max(|f(x)|, least).
+FUNCTIONS: dict[str, tuple[Any, float, tuple[float, float], float]] = {
+    "exp": (("exp", 0), 3e-7, (-80, 80), 0),
+    "sigmoid": (("sigmoid", 0), 3e-7, (-80, 80), 0),
+    "tanh": (("tanh", 0), 4e-7, (-20, 20), 0),
+    "tanh near 0": (("tanh", 0), 8e-7, (-1, 1), 0),
+    "erf": (("erf", 0), 3e-7, (-6, 6), 1),
+    "log": (("log", 0), 3e-7, (0.01, 100), 0.1),
+    "sqrt": (("sqrt", 0), 1e-7, (0, 100), 0),
+    "pow": (("pow", 0, 0.6), 3e-7, (0.01, 100), 0),
+    "silu": (("mul", 0, ("sigmoid", 0)), 4e-7, (-20, 20), 0),
+    "hard swish": (("mul", 0, ("min", ("max", ("add", ("mul", 0, 1 / 6), 0.5), 0.0), 1.0)), 3e-7, (-6, 6), 1),
+    "leaky": (("prelu", 0, 0.1), 1e-7, (-6, 6), 0),
+    "the rest": (("div", ("neg", ("abs", 0)), ("add", 1.0, ("mul", 0, 0))), 4e-7, (-6, 6), 0),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_as_exact_as_float32(name: str) -> None:
+    expression, tolerance, (low, high), least = FUNCTIONS[name]
+    operator = Elementwise(expression)
+    x = np.linspace(low, high, 4001, dtype=np.float32)
+    y = compiled(graph_of(operator, x.shape)).run(x)
+    expected = operator.evaluate(x.astype(np.float64))
+    assert (np.abs(y - expected) <= tolerance * np.maximum(np.abs(expected), max(least, 1e-30))).all()
+
+
+def test_functions_of_what_is_no_number_or_has_no_end() -> None:
+    x = np.array([np.nan, np.inf, -np.inf, 100.0, -100.0, 0.0, -0.0, 88.5], np.float32)
+    for expression in ("exp", "sigmoid", "tanh", "erf", "relu", "abs"):
+        with np.errstate(all="ignore"):
+            expected = Elementwise((expression, 0)).evaluate(x.astype(np.float64)).astype(np.float32)
+        y = compiled(graph_of(Elementwise((expression, 0)), x.shape)).run(x)
+        np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-37, err_msg=expression)
+    for expression in (("max", 0, 1), ("min", 0, 1), ("max", 1, 0), ("min", 1, 0)):
+        y = compiled(graph_of(Elementwise(expression), x.shape, x.shape)).run(x, np.ones_like(x))
+        np.testing.assert_array_equal(y, Elementwise(expression).evaluate(x, np.ones_like(x)))
+
+
+def test_a_pool_keeps_what_is_no_number() -> None:
+    x = np.ones((1, 1, 8, 12), np.float32)
+    x[0, 0, 3, 4] = np.nan
+    for reduction in ("max", "mean"):
+        operator = pools(reduction)
+        y = compiled(graph_of(operator, x.shape)).run(x)
+        np.testing.assert_array_equal(np.isnan(y), np.isnan(operator.evaluate(x)))
+
+
+def test_dimensions_that_follow_each_other_in_memory_are_one() -> None:
+    assert collapsed((1, 1), [(1, 1)]) == ((1,), ((1,),))
+    assert collapsed((2, 1, 3), [(3, 9, 1), (0, 5, 0)]) == ((6,), ((1,), (0,)))
+    assert collapsed((2, 3), [(3, 1), (1, 2)]) == ((2, 3), ((3, 1), (1, 2)))

@@ -1,0 +1,223 @@
+"""Networks that run: memory, views, several threads, and answers as in float64."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from graphs import agree, compiled, drawn, filters, graph_of, small
+from hypothesis import given
+from hypothesis import strategies as st
+
+import autoconv
+from autoconv.cli.main import cli
+from autoconv.cpu import pool
+from autoconv.cpu.device import CPU
+from autoconv.errors import ArrayError, ConfigError, PlanError
+from autoconv.networks.graph import Graph
+from autoconv.networks.operators import (
+    Conv,
+    Elementwise,
+    MatMul,
+    TensorType,
+)
+from autoconv.networks.reference import evaluate
+from autoconv.networks.run.memory import ALIGNMENT, Block, Views, arranged, least_bytes, rounded
+
+kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+
+
+@kernels
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_network_agrees_with_float64(batch: int, threads: int) -> None:
+    graph = small(batch)
+    net = compiled(graph, CPU.current(threads))
+    for seed in range(3):
+        agree(net, graph, 1e-5, seed)
+
+
+@kernels
+def test_every_step_is_timed() -> None:
+    net = compiled(small(1))
+    x = drawn(net.graph)
+    steps = net.profile(**x, repeat=3)
+    assert [step.name for step in steps] == [step.node.name for step in net._schedule.steps]
+    assert all(step.seconds > 0 for step in steps)
+    assert [step.name for step in steps if step.is_layer] == ["a.relu", "b.sum", "c", "up", "scores"]
+    with pytest.raises(ArrayError, match="repeat=0: expected an integer of at least 1"):
+        net.profile(**x, repeat=0)
+
+
+@kernels
+@pytest.mark.parametrize("option", [[], ["--json"], ["--tune"]])
+def test_the_command_runs_a_network(option: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "net.autoconv"
+    net = compiled(graph_of(Elementwise(("relu", 0)), (2, 3)))
+    net.save(path)
+    ran = CliRunner().invoke(cli, ["run", str(path), "--repeat", "2", *option], standalone_mode=False)
+    assert ran.exception is None
+    if option == ["--json"]:
+        found = json.loads(ran.output)
+        assert [step["operator"] for step in found["steps"]] == ["relu"]
+        assert found["seconds"] > 0
+    else:
+        assert "100.0%" in ran.output
+        assert "0% of the steps' time in convolutions" in ran.output
+
+
+@kernels
+def test_two_threads_run_one_network() -> None:
+    graph = small(1)
+    net = compiled(graph)
+    inputs = [drawn(graph, seed) for seed in range(40)]
+    alone = [net.run(**x) for x in inputs]
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(lambda x: net.run(**x), inputs))
+    for one, other in zip(alone, together, strict=True):
+        for name in graph.outputs:
+            np.testing.assert_array_equal(one[name], other[name])
+    assert len({id(y["up"]) for y in alone}) == 40
+
+
+@kernels
+def test_what_a_run_gave_stays_as_it_was() -> None:
+    graph = graph_of(Elementwise(("neg", 0)), (2, 3))
+    graph.outputs |= {"same": "y", "x": "x0"}
+    net = compiled(graph)
+    x = np.ones((2, 3), np.float32)
+    first = net.run(x)
+    net.run(2 * x)
+    x[:] = 7
+    for name, value in (("y", -1), ("same", -1), ("x", 1)):
+        assert (first[name] == value).all()
+
+
+@kernels
+def test_arrays_lie_within_each_other() -> None:
+    graph = small(1)
+    net = compiled(graph)
+    views = Views(net.graph)
+    assert {"half", "rows", "again"} <= views.free
+    assert "joined" not in views.free  # one part of it is there twice
+    assert views.root("joined") == ("again", 0)
+    assert views.root("half") == ("again", 10 * 30 * 4)
+    assert "in 1 calls" in net.explain()
+    assert "again" not in [step.node.name for step in net._schedule.steps]
+    in_batch = Views(compiled(small(2)).graph)
+    assert not {"half", "again"} & in_batch.free  # parts of an image are no parts of a batch
+
+
+@kernels
+def test_an_expression_overwrites_what_nobody_needs() -> None:
+    graph = small(1)
+    views = Views(compiled(graph).graph)
+    assert views.root("c.silu") == views.root("c") == ("again", 0)
+    assert views.root("e")[0] != "d"
+
+
+@kernels
+def test_no_more_memory_than_is_needed_at_once() -> None:
+    net = compiled(small(1))
+    schedule = net._schedule
+    blocks = schedule._blocks()
+    assert schedule.arena_bytes < sum(block.nbytes for block in blocks.values())
+    assert net.arena_bytes == schedule.arena_bytes <= 1.15 * least_bytes(list(blocks.values()))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3000), st.integers(0, 12), st.integers(0, 5)).map(
+            lambda t: Block(t[0], t[1], t[1] + t[2])
+        ),
+        max_size=25,
+    )
+)
+def test_blocks_that_are_needed_together_do_not_meet(found: list[Block]) -> None:
+    blocks = {str(n): block for n, block in enumerate(found)}
+    offsets, total = arranged(blocks)
+    assert least_bytes(found) <= total <= sum(rounded(block.nbytes) for block in found)
+    for (name, a), (other, b) in itertools.combinations(blocks.items(), 2):
+        if a.first <= b.last and b.first <= a.last:
+            low, high = sorted([(offsets[name], a.nbytes), (offsets[other], b.nbytes)])
+            assert low[0] + low[1] <= high[0]
+    assert all(place % ALIGNMENT == 0 and place + blocks[n].nbytes <= total for n, place in offsets.items())
+
+
+@kernels
+def test_inputs_are_checked() -> None:
+    net = compiled(small(1))
+    x = np.zeros((1, 4, 12, 10), np.float32)
+    with pytest.raises(ArrayError, match="input 'x' is missing: expected float32"):
+        net.run()
+    with pytest.raises(ArrayError, match="expected inputs x, got 2 arrays"):
+        net.run(x, x)
+    with pytest.raises(ArrayError, match="input 'z': expected one of x"):
+        net.run(x, z=x)
+    with pytest.raises(ArrayError, match="input 'x': is given twice"):
+        net.run(x, x=x)
+    with pytest.raises(ArrayError, match=r"planned for float32 \(1, 4, 12, 10\), got float32 \(2, 4, 12, 10\)"):
+        net.run(np.zeros((2, 4, 12, 10), np.float32))
+    with pytest.raises(ArrayError, match="got float64"):
+        net.run(x.astype(np.float64))
+    transposed = np.ascontiguousarray(x.transpose(0, 1, 3, 2)).transpose(0, 1, 3, 2)
+    np.testing.assert_array_equal(net.run(transposed)["up"], net.run(x)["up"])
+
+
+@kernels
+def test_tuning_measures_and_keeps_the_answer() -> None:
+    graph = Graph("one")
+    x = graph.add_input("x", TensorType((1, 4, 6, 6)))
+    graph.outputs["y"] = graph.add("y", Conv(), x, graph.add_constant("w", filters(5, 4, 3, 3)))
+    net = compiled(graph)
+    assert net.plans["y"].source == "heuristic"
+    assert net.tune("direct") is net
+    assert net.plans["y"].source == "user"
+    agree(net, graph, 1e-5)
+    with pytest.raises(PlanError, match="mode="):
+        net.tune("sideways")
+    agree(net, graph, 1e-5)
+
+
+@kernels
+def test_what_has_no_kernel_is_computed_by_numpy_and_said() -> None:
+    graph = graph_of(MatMul(), (3, 4, 5), (3, 5, 6))
+    y = graph.outputs["y"]
+    graph.outputs["z"] = graph.add("z", Elementwise(("relu", 0)), y)
+    net = compiled(graph)
+    assert "2 steps, 1 of them not by a kernel of ours, in 2 calls" in net.explain()
+    assert "NumPy" in net.explain()
+    agree(net, graph, 1e-6)
+
+
+def test_without_a_compiler_everything_is_numpys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "unavailable", lambda: "no compiler")
+    graph = small(1)
+    net = compiled(graph)
+    x = drawn(graph)
+    found = net.run(**x)
+    for name, expected in evaluate(graph, x).items():
+        np.testing.assert_allclose(found[name], expected, atol=1e-5)
+
+
+def test_networks_are_loaded_from_onnx_files(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    from onnx_models import model, node
+
+    path = tmp_path / "net.onnx"
+    onnx.save(model([node("Relu", "x")], {"x": ["N", 3]}), path)
+    net = autoconv.load(path, batch=2)
+    assert isinstance(net, autoconv.CompiledNetwork)
+    np.testing.assert_array_equal(net.run(np.full((2, 3), -1.0, np.float32)), np.zeros((2, 3)))
+    assert autoconv.load(path, input_shapes={"x": (4, 5)}).graph.types["y"].shape == (4, 5)
+    onnx.save(model([node("Relu", "x")], {"x": [2, 3]}), path)
+    with pytest.raises(ConfigError, match=r"batch=5: the file says \(2, 3\) of input 'x'"):
+        autoconv.load(path, batch=5)
+    for batch in (0, "two", True):
+        with pytest.raises(ConfigError, match=r"batch=.*: expected an integer of at least 1"):
+            autoconv.load(path, batch=batch)  # type: ignore[arg-type]

@@ -1,0 +1,103 @@
+"""Networks on disk: the same answers in another process, and nothing that a damaged file could do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import compiled, drawn, small
+
+import autoconv
+from autoconv.cpu import pool
+from autoconv.errors import ConfigError
+from autoconv.networks.run import saved
+
+pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    compiled(small(1)).save(tmp_path / "net.autoconv")
+    return tmp_path / "net.autoconv"
+
+
+def changed(path: Path, **changes: Any) -> None:
+    """The file with another header."""
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    header = json.loads(arrays["network"].tobytes()) | changes
+    arrays["network"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def test_a_saved_network_answers_the_same(path: Path) -> None:
+    net = compiled(small(1)).tune("direct")
+    net.save(path)
+    x = drawn(net.graph)
+    expected = net.run(**x)
+    again = autoconv.load(path, batch=1)
+    assert {name: made.candidate for name, made in again.plans.items()} == {
+        name: made.candidate for name, made in net.plans.items()
+    }
+    for name, y in again.run(**x).items():
+        np.testing.assert_array_equal(y, expected[name])
+    with pytest.raises(ConfigError, match="batch=2: the file says"):
+        autoconv.load(path, batch=2)
+    with pytest.raises(ConfigError, match="input_shapes: expected None"):
+        autoconv.load(path, input_shapes={"x": (2, 4, 12, 10)})
+
+
+@pytest.mark.parametrize("change", ["device", "candidates"])
+def test_what_is_not_of_today_is_found_anew(path: Path, change: str) -> None:
+    kept = saved.read(path)
+    if change == "device":
+        changed(path, device="cpu-of-another")
+    else:
+        changed(path, candidates=dict.fromkeys(kept.candidates, "gone[BM=1]"))
+    net, again = compiled(small(1)), autoconv.load(path)
+    x = drawn(net.graph)
+    for name, y in again.run(**x).items():
+        np.testing.assert_array_equal(y, net.run(**x)[name])
+
+
+def test_a_damaged_file_is_one_line(path: Path) -> None:
+    whole = path.read_bytes()
+    for cut in range(5, len(whole), max(1, len(whole) // 23)):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ConfigError, match="not a saved network, or damaged"):
+            autoconv.load(path)
+    path.write_bytes(whole[:3])
+    with pytest.raises(ConfigError):
+        autoconv.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 2}, "expected a network of format 1, got 2"),
+        ({"nodes": [["y", "Exec", {}, ["x"]]]}, "not a saved network, or damaged: 'Exec'"),
+        ({"nodes": [["y", "Reshape", {"shape": [3]}, ["x"]]]}, "expected as many elements"),
+        ({"nodes": [["y", "Reshape", {"form": [3]}, ["x"]]]}, "unexpected keyword"),
+        ({"nodes": [["y", "Reshape", {"shape": [480]}, ["z"]]]}, "not a saved network, or damaged: 'z'"),
+        ({"nodes": [["y", "Elementwise", {"expression": ["system", 0]}, ["x"]]]}, "expected a function of"),
+        ({"nodes": [["y", "Elementwise", {"expression": ["add", 0, 1]}, ["x"]]]}, "expected a function of"),
+        ({"outputs": {"y": "nowhere"}}, "expected outputs that are computed"),
+        ({"inputs": [["x", [1, 4, 12, -10], "float32"]]}, "expected extents of at least 1"),
+        ({"candidates": 3}, "not a saved network, or damaged"),
+    ],
+)
+def test_what_a_file_says_is_checked(path: Path, changes: dict[str, Any], message: str) -> None:
+    changed(path, **changes)
+    with pytest.raises(ConfigError, match=message):
+        autoconv.load(path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    net = compiled(small(1))
+    with pytest.raises(ConfigError, match="cannot be written: No such file"):
+        net.save(tmp_path / "missing" / "net.autoconv")
+    assert not [*tmp_path.rglob("*net*")]
