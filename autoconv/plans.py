@@ -152,10 +152,9 @@ class Plan:
             if offered.searched(candidate):  # of a grid, one line for all
                 grids.setdefault(Candidate(candidate.algorithm), []).append(expected.time)
             else:
-                why = offered.pruned.get(candidate, [f"not timed; estimated at {duration(expected.time)}"])
-                found[candidate] = why
+                found[candidate] = offered.pruned.get(candidate, [f"not timed; estimated: {duration(expected.time)}"])
         for family, times in grids.items():
-            found[family] = [f"{len(times)} more of its grid, not timed; estimated at {duration(min(times))} and more"]
+            found[family] = [f"{len(times)} more of its grid, not timed; estimated: {duration(min(times))} and more"]
         return found
 
     @property
