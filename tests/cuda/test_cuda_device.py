@@ -77,9 +77,9 @@ def test_contract(algorithm: Algorithm) -> None:
 @pytest.mark.parametrize("algorithm", OURS, ids=lambda a: a.name)
 def test_a_version_is_made_of_all_text_that_is_compiled(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(algorithm, CudaAlgorithm)
-    files, before = code_hash._files(), algorithm.version
+    files, before = code_hash._files("cuda"), algorithm.version
     for name in {f"cuda/{file}" for kernel in algorithm.files for file in files_of(kernel)}:
-        monkeypatch.setattr(code_hash, "_files", lambda name=name: files | {name: ("changed", [])})
+        monkeypatch.setattr(code_hash, "_files", lambda room, name=name: files | {name: ("changed", [])})
         code_hash.version.cache_clear()
         assert algorithm.version != before, name
     code_hash.version.cache_clear()

@@ -124,6 +124,22 @@ def instructions(unit: Unit, capability: int) -> set[str]:
     return set(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z0-9]+)", code, re.MULTILINE))
 
 
+def main_loop(unit: Unit, capability: int) -> list[str]:
+    """The instructions of a kernel's longest loop, less those that never happen (`@!PT`), which ptxas puts in."""
+    body: list[str] = []
+    labels: dict[str, int] = {}
+    longest: list[str] = []
+    for line in machine_code(unit, capability).splitlines():
+        if label := re.match(r"(\.L_\w+):", line):
+            labels[label[1]] = len(body)
+        elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?!@!PT)(?:@!?\w+\s+)?([A-Z0-9]+)(.*)", line):
+            body.append(found[1])
+            back = labels.get(target[1]) if (target := re.search(r"\((\.L_\w+)\)", found[2])) else None
+            if found[1] == "BRA" and back is not None and len(body) - back > len(longest):
+                longest = body[back:]
+    return longest
+
+
 def disassembler() -> Path:
     found = importlib.util.find_spec("nvidia.cu13")
     for root in (found.submodule_search_locations or ()) if found else ():
@@ -232,6 +248,31 @@ def test_results_go_out_in_vectors(name: str, direction: str) -> None:
             assert stores == {"STG.E" if line % 4 else "STG.E.128"}
             tried += 1
     assert tried
+
+
+LOOPS = [
+    (name, direction)
+    for name, budget in BUDGET.items()
+    for direction in budget.get("loop", {}).get("least", {})
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "direction"), LOOPS)
+def test_main_loops_spend_their_issue_slots_on_products(name: str, direction: str) -> None:
+    """On 3x3 filters, as large a share as the budget says; what it aims at stands beside it, and may be more."""
+    budget = BUDGET[name]["loop"]
+    algorithm = next(a for a in OURS if a.name == name.partition("[")[0])
+    assert isinstance(algorithm, CudaAlgorithm)
+    layout, dtype = ("NHWC", budget["dtype"]) if budget["counted"] == "HMMA" else ("NCHW", budget["dtype"])
+    layer = ConvLayer(**LAYERS["3x3"], direction=direction, layout=layout, dtype=dtype)
+    params = Candidate.parse(name.partition("/")[0]).params | {"SPLIT": 1}
+    loop = main_loop(algorithm.units(layer, params)[0], budget["capability"])
+    share = loop.count(budget["counted"]) / len(loop)
+    assert budget["least"][direction] <= share < budget["least"][direction] + 0.02, f"{share:.3f}: mend the budget"
+    if budget["counted"] == "HMMA":  # fed by matrices of eight rows, but where the depth lies across words of 32 bits
+        transposed = layer.itemsize == 4 and {"fwd": 0, "dgrad": 1, "wgrad": 2}[direction]
+        assert (loop.count("LDS") > 0) == (transposed > 0)
+        assert (loop.count("LDSM") > 0) == (transposed < 2)
 
 
 def test_every_budget_is_of_a_kernel() -> None:

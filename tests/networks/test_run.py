@@ -24,6 +24,7 @@ from autoconv.networks.operators import (
     Conv,
     Elementwise,
     MatMul,
+    Pool,
     TensorType,
 )
 from autoconv.networks.reference import evaluate
@@ -107,10 +108,21 @@ def test_arrays_lie_within_each_other() -> None:
     assert "joined" not in views.free  # one part of it is there twice
     assert views.root("joined") == ("again", 0)
     assert views.root("half") == ("again", 10 * 30 * 4)
-    assert "in 1 calls" in net.explain()
     assert "again" not in [step.node.name for step in net._schedule.steps]
     in_batch = Views(compiled(small(2)).graph)
     assert not {"half", "again"} & in_batch.free  # parts of an image are no parts of a batch
+
+
+@kernels
+def test_kernels_run_in_one_call() -> None:
+    graph = Graph("chain")
+    x = graph.add_input("x", TensorType((1, 4, 12, 10)))
+    y = graph.add("c", Conv(), x, graph.add_constant("w", filters(5, 4, 3, 3)))
+    y = graph.add("p", Pool(reduction="max", window=(2, 2)), y)
+    graph.outputs["y"] = graph.add("s", Elementwise(("sigmoid", 0)), y)
+    net = compiled(graph).tune("direct")
+    assert "3 steps, 0 of them not by a kernel of ours, in 1 calls" in net.explain()
+    agree(net, graph, 1e-5)
 
 
 @kernels

@@ -175,7 +175,7 @@ inline void bring(const Map& m, const int (&at)[4], unsigned to) {
         from += at[i] * (i ? static_cast<int64_t>(m.stride[i - 1]) : static_cast<int64_t>(m.itemsize));
     }
     if (inside) memcpy(&bits, from, m.itemsize);
-    if (m.tf32) bits = (bits + 0x1000u) & 0xffffe000u;
+    if (m.tf32 && (bits & 0x7fffffffu) <= 0x7f800000u) bits = (bits + 0x1000u) & 0xffffe000u;
     memcpy(arena + swizzled(to), &bits, m.itemsize);
 }
 

@@ -13,6 +13,8 @@ from autoconv.bench.gpu.edges import EDGES, EPILOGUES, edge
 from autoconv.cuda.common.algorithm import CudaAlgorithm
 from autoconv.cuda.device import CUDA
 from autoconv.cuda.gemm.hopper import TILES, HopperTile
+from autoconv.cuda.gemm.tensor import TILES as TENSOR_TILES
+from autoconv.cuda.gemm.tensor import TensorTile
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
 SCHEDULES = 16  # of the emulator
@@ -28,6 +30,15 @@ def _hopper(tile: HopperTile, SPLIT: int, dtype: str, direction: int = 0, **fiel
     problem = {"N": 2, "C": 136, "H": 9, "W": 8, "K": 136, "R": 3, "S": 3, "padding": 1, "layout": "NHWC"}
     params = {"BM": tile.BM, "BN": tile.BN, "STAGES": tile.STAGES, "SPLIT": SPLIT}
     return problem | {"dtype": dtype, "direction": DIRECTIONS[direction]} | fields, params
+
+
+def _staged(
+    tile: HopperTile | TensorTile, direction: str, layout: str, dtype: str, SPLIT: int = 1, **fields: Any
+) -> Planned:
+    """A layer whose arrays have to be copied first."""
+    params = {"BM": tile.BM, "BN": tile.BN} | ({"STAGES": tile.STAGES} if isinstance(tile, HopperTile) else {})
+    problem = {"N": 2, "H": 9, "W": 8, "R": 3, "S": 3, "padding": 1, "direction": direction, "layout": layout}
+    return problem | {"dtype": dtype} | fields, params | {"SPLIT": SPLIT}
 
 
 def _tiled(tile: int, direction: str, layout: str, dtype: str, **fields: Any) -> Planned:
@@ -62,6 +73,27 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         _hopper(TILES[-1], 1, "float32", C=40, K=67, **FULL_EPILOGUE),
         _hopper(TILES[-1], 3, "float32", C=40, K=67, **FULL_EPILOGUE),
         _hopper(TILES[0], 1, "float32", C=64, groups=2, stride=(2, 1), dilation=(1, 2), padding=((1, 0), (3, 2))),
+    ),
+    "gemm.tensor.tf32x3": tuple(  # every tile, each way, in parts that nobody would choose for so small a layer
+        ({"N": 2, "C": 36, "H": 9, "W": 8, "K": 68, "R": 3, "S": 3, "padding": 1, "layout": "NHWC",
+          "direction": DIRECTIONS[i % 3]} | (FULL_EPILOGUE if i % 3 == 0 else {}),
+         {"BM": tile.BM, "BN": tile.BN, "SPLIT": 1 + i % 2})
+        for i, tile in enumerate(TENSOR_TILES)
+    ),
+    "gemm.tensor.staged": (  # channels beyond one square, and such as are no whole runs, each way and in either layout
+        _staged(TENSOR_TILES[3], "fwd", "NCHW", "float16", C=43, K=37, **FULL_EPILOGUE),
+        _staged(TENSOR_TILES[4], "dgrad", "NHWC", "bfloat16", C=13, K=21),
+        _staged(TENSOR_TILES[3], "wgrad", "NCHW", "float16", C=11, K=35, SPLIT=2),
+    ),
+    "gemm.tensor.tf32x3.staged": (
+        _staged(TENSOR_TILES[4], "fwd", "NCHW", "float32", C=3, K=5, stride=2, **FULL_EPILOGUE),
+        _staged(TENSOR_TILES[3], "dgrad", "NCHW", "float32", C=5, K=38),
+        _staged(TENSOR_TILES[3], "wgrad", "NHWC", "float32", C=7, K=9, SPLIT=2),
+    ),
+    "gemm.hopper.staged": (
+        _staged(TILES[-1], "fwd", "NCHW", "bfloat16", C=3, K=37, **FULL_EPILOGUE),
+        _staged(TILES[-1], "dgrad", "NCHW", "float16", C=13, K=21),
+        _staged(TILES[-1], "wgrad", "NHWC", "float16", C=43, K=11, SPLIT=2),
     ),
     "direct.tiled": (
         _blocks(_tile(32, 7, 8, 4), bias=True),

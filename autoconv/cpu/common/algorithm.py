@@ -12,16 +12,47 @@ from autoconv.cpu.pool import Entry
 from autoconv.layer import ConvLayer
 
 
+def party(layer: ConvLayer, device: CPU) -> int:
+    """How many threads take part in a layer: as many as it has work for, as each of them has to come and to be awaited.
+
+    With t of T threads the work takes as long as one thread has for it, over t, and meeting takes (t - 1) / (T - 1) of
+    what it takes all: least at one t. The work is that of the direct sum, or of moving the operands if that is longer.
+
+    Parameters
+    ----------
+    layer : ConvLayer
+    device : CPU
+
+    Returns
+    -------
+    int
+        From 1 to the device's threads.
+    """
+    machine, threads = device.machine, device.threads
+    if threads == 1 or machine.barrier is None:
+        return threads
+    alone = threads * max(layer.flops / device.peak_flops(layer.dtype), layer.bytes / machine.memory)
+    meeting = machine.barrier / (threads - 1)
+    return min(range(1, threads + 1), key=lambda t: alone / t + meeting * (t - 1))
+
+
 class GeneratedKernel(Kernel):
     """A program as a kernel: its functions `run`, and `pack` where the filters are packed.
 
     `pack` sees the filters as operand a and the packed buffer as out.
     """
 
-    def __init__(self, program: compiler.Program, threads: int, workspace_bytes: int = 0, packed_bytes: int = 0):
+    def __init__(
+        self,
+        program: compiler.Program,
+        threads: int,
+        workspace_bytes: int = 0,
+        packed_bytes: int = 0,
+        party: int | None = None,
+    ) -> None:
         self.program = program  # its `run` also for those who run many kernels in one call
         self.workspace_bytes, self.packed_bytes = workspace_bytes, packed_bytes
-        self._run = Entry(program, "run", threads)
+        self._run = Entry(program, "run", threads, party)
         self._pack = Entry(program, "pack", threads) if packed_bytes else None
 
     def pack(self, w: Array, packed: Array) -> None:
@@ -55,4 +86,4 @@ class GeneratedAlgorithm(Algorithm[CPU]):
 
     def build(self, layer: ConvLayer, device: CPU, params: Params) -> Kernel:
         sizes = self.workspace_bytes(layer, device, params), self.packed_bytes(layer, device, params)
-        return GeneratedKernel(self.program(layer, device, params), device.threads, *sizes)
+        return GeneratedKernel(self.program(layer, device, params), device.threads, *sizes, party(layer, device))

@@ -24,7 +24,7 @@ def seconds(tiling: FourierTiling, machine: Machine) -> float:
     -------
     float
     """
-    return pipeline(tiling, machine, _transformed(tiling), _products(tiling, machine))
+    return pipeline(tiling, machine, *_transformed(tiling), _products(tiling, machine))
 
 
 def _spectrum(length: int) -> float:
@@ -36,15 +36,15 @@ def _spectrum(length: int) -> float:
     return length * (math.log2(length) + 0.8)
 
 
-def _transformed(tiling: FourierTiling) -> float:
-    """Vectors of both sides: columns and rows of every tile, two real columns in a complex one."""
+def _transformed(tiling: FourierTiling) -> tuple[float, float]:
+    """Vectors of either side: columns and rows of every tile, two real columns in a complex one."""
     down, across = map(_spectrum, tiling.lengths)
     rows, tiles = tiling.lengths[0] / 2, tiling.columns.tiles
     forward = gathered(tiling) + tiling.columns.span / 2 * down + tiles * rows * across
     inverse = tiles * (rows * across + tiling.kept / 2 * down) + tiling.rows.m * tiling.out_pitch
     inputs = tiling.k_blocks if tiling.channelwise else tiling.c_blocks
-    total = inputs * forward + tiling.k_blocks * tiling.vectors * inverse
-    return tiling.correlation.groups * tiling.tile_rows * total
+    rows_of_tiles = tiling.correlation.groups * tiling.tile_rows
+    return rows_of_tiles * inputs * forward, rows_of_tiles * tiling.k_blocks * tiling.vectors * inverse
 
 
 def _products(tiling: FourierTiling, machine: Machine) -> float:

@@ -7,19 +7,18 @@ meet whatever x has there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, bf16, f32, i8, i32, i64, ptr
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.tiles import TILE_ROWS, WORDS
 from autoconv.cpu.common.correlation import Strides
 from autoconv.cpu.common.lanes import deinterleaved, within
-from autoconv.cpu.matrix.geometry import PRODUCTS, PanelAxis
+from autoconv.cpu.matrix.geometry import PanelAxis
 from autoconv.cpu.matrix.gradients_geometry import WgradCut
 from autoconv.cpu.matrix.split import split
+from autoconv.cpu.matrix.step import emit_begin, emit_step, sums_of
 from autoconv.layer import ConvLayer
-
-SUMS, LEFT, RIGHT = 0, 4, 6  # the first tile of each kind
 
 
 def _emit_row(m: Module, layer: ConvLayer, image: Strides, columns: PanelAxis, cut: WgradCut, apart: int) -> Function:
@@ -215,30 +214,20 @@ class _WgradWriter:
         k = self.m.function(f"block_{filters}x{channels}", ptr(i8), ptr(i8), ptr(i8), i64, internal=True)
         dy, x, sums, add = k.args
         pitch = cut.tiles[1] * TILE_ROWS * 4
-        places = {
-            2 * f + g: sums + f * TILE_ROWS * pitch + g * TILE_ROWS * 4 for f in range(filters) for g in range(channels)
-        }
-        with k.if_(add.ne(0)):
-            for tile, place in places.items():
-                k.tile_load(SUMS + tile, place, pitch)
-        with k.else_():
-            for tile in places:
-                k.tile_zero(SUMS + tile)
+        tiles = filters, channels
+        places = {tile: sums + f * TILE_ROWS * pitch + g * TILE_ROWS * 4 for (f, g), tile in sums_of(tiles).items()}
+        emit_begin(k, places, pitch, add)
         with k.loop(0, cut.steps) as step:
-            held: Sequence[int | None] = (None, None)
-            for left, right in PRODUCTS[cut.b.products]:
-                for f in range(filters if left != held[0] else 0):
-                    here = dy + (f * cut.parts + left) * cut.dy_part + step * LINE
-                    k.tile_load(LEFT + f, here, cut.dy_row)
-                for g in range(channels if right != held[1] else 0):
-                    there = x + (g * cut.parts + right) * cut.x_part + step * (TILE_ROWS * LINE)
-                    k.tile_load(RIGHT + g, there, LINE)
-                held = left, right
-                for f in range(filters):
-                    for g in range(channels):
-                        k.tile_multiply(SUMS + 2 * f + g, LEFT + f, RIGHT + g)
+            emit_step(
+                k,
+                cut.b.products,
+                tiles,
+                lambda part, f: dy + (f * cut.parts + part) * cut.dy_part + step * LINE,
+                lambda part, g: x + (g * cut.parts + part) * cut.x_part + step * (TILE_ROWS * LINE),
+                (cut.dy_row, LINE),
+            )
         for tile, place in places.items():
-            k.tile_store(SUMS + tile, place, pitch)
+            k.tile_store(tile, place, pitch)
         return k
 
     def _store(self) -> Function:

@@ -11,7 +11,6 @@ from autoconv.cpu.common.lanes import load_range, store_range
 from autoconv.cpu.matrix.geometry import (
     DEPTH,
     FILTERS,
-    PRODUCTS,
     MatrixBlocking,
     Panel,
     correlations_of,
@@ -21,9 +20,8 @@ from autoconv.cpu.matrix.geometry import (
     strips,
 )
 from autoconv.cpu.matrix.packing import emit_filters, emit_panel
+from autoconv.cpu.matrix.step import emit_begin, emit_step, sums_of
 from autoconv.layer import ConvLayer
-
-PIXELS, WEIGHTS = 4, 6  # the first of two tiles of each; those before are sums
 
 
 def emit_block(m: Module, panel: Panel, products: int, tiles: tuple[int, int]) -> Function:
@@ -32,44 +30,28 @@ def emit_block(m: Module, panel: Panel, products: int, tiles: tuple[int, int]) -
     The sums go on from memory where `add` is not 0, and back to it. `pixels` are the lines of the tiles, `filters` the
     first step of a block, `sums` a row for each pixel.
     """
-    pixels, filters = tiles
-    parts, taps = parts_of(products), panel.taps
-    pointer = ptr(i8)
-    k = m.function(f"block_{pixels}x{filters}_{len(m.functions)}", pointer, pointer, pointer, i64, i64, internal=True)
+    parts, taps, filters = parts_of(products), panel.taps, tiles[1]
+    name = f"block_{tiles[0]}x{filters}_{len(m.functions)}"
+    k = m.function(name, ptr(i8), ptr(i8), ptr(i8), i64, i64, internal=True)
     x, w, sums, blocks, add = k.args
-    places = {
-        (p, f): sums + (p * TILE_ROWS * FILTERS + f * TILE_ROWS) * 4 for p in range(pixels) for f in range(filters)
-    }
-    with k.if_(add.ne(0)):
-        for (p, f), place in places.items():
-            k.tile_load(2 * p + f, place, FILTERS * 4)
-    with k.else_():
-        for p, f in places:
-            k.tile_zero(2 * p + f)
+    places = {tile: sums + (p * TILE_ROWS * FILTERS + f * TILE_ROWS) * 4 for (p, f), tile in sums_of(tiles).items()}
+    emit_begin(k, places, FILTERS * 4, add)
     if taps:
         skips = m.table(k, i64, [tap * LINE for tap in taps])
         with k.loop(0, blocks) as block, k.loop(0, len(taps)) as tap:
             here = x + block * (panel.block * LINE) + k.load(skips + tap)
             there = w + (block * len(taps) + tap) * (parts * filters * TILE_BYTES)
-            _emit_step(k, here, there, panel, products, tiles)
-    for (p, f), place in places.items():
-        k.tile_store(2 * p + f, place, FILTERS * 4)
+            emit_step(
+                k,
+                products,
+                tiles,
+                lambda part, p: here + (part * panel.part + p * TILE_ROWS) * LINE,
+                lambda part, f: there + (part * filters + f) * TILE_BYTES,
+                (LINE, LINE),
+            )
+    for tile, place in places.items():
+        k.tile_store(tile, place, FILTERS * 4)
     return k
-
-
-def _emit_step(k: Function, x: Value, w: Value, panel: Panel, products: int, tiles: tuple[int, int]) -> None:
-    """32 channels of a tap: the products of parts in their order, each loading what the one before has not."""
-    pixels, filters = tiles
-    held: tuple[int | None, int | None] = None, None
-    for left, right in PRODUCTS[products]:
-        for p in range(pixels if left != held[0] else 0):
-            k.tile_load(PIXELS + p, x + (left * panel.part + p * TILE_ROWS) * LINE, LINE)
-        for f in range(filters if right != held[1] else 0):
-            k.tile_load(WEIGHTS + f, w + (right * filters + f) * TILE_BYTES, LINE)
-        held = left, right
-        for p in range(pixels):
-            for f in range(filters):
-                k.tile_multiply(2 * p + f, PIXELS + p, WEIGHTS + f)
 
 
 class _TaskWriter:

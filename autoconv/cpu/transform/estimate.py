@@ -7,7 +7,7 @@ from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.transform.geometry import Tiling
 
 
-def pipeline(tiling: Tiling, machine: Machine, turned: float, computed: float) -> float:
+def pipeline(tiling: Tiling, machine: Machine, forward: float, inverse: float, computed: float) -> float:
     """Predicted time of one correlation, its filters cold and its input warm.
 
     Multiply-adds and the streams that feed them go on side by side; transforms come before and after. A workspace that
@@ -17,8 +17,8 @@ def pipeline(tiling: Tiling, machine: Machine, turned: float, computed: float) -
     ----------
     tiling : Tiling
     machine : Machine
-    turned : float
-        Vectors that are transformed, in those of the machine's probe.
+    forward, inverse : float
+        Vectors that are transformed before and after the products, in those of the machine's probe.
     computed : float
         Seconds of one thread that did all multiply-adds, its operands in the first cache.
 
@@ -27,14 +27,31 @@ def pipeline(tiling: Tiling, machine: Machine, turned: float, computed: float) -
     float
     """
     groups, threads = tiling.correlation.groups, machine.threads
-    before = turned / machine.transforms(vector(tiling)) / threads
+    transforms = machine.transforms(vector(tiling)) * threads
+    before = forward / transforms
     before += machine.writing(groups * tiling.chunks * tiling.itemsize * tiling.v_size, _home(tiling, machine))
-    product = side_by_side(computed / threads, _streams(tiling, machine))
-    passes = -(-tiling.chunks // tiling.coop) if tiling.coop else 1
-    tasks = tiling.k_blocks * min(tiling.coop, tiling.chunks) if tiling.coop else tiling.chunks * groups
-    waits = (2 * groups * passes if tiling.coop else 1) * (machine.barrier or 0.0)
+    after = side_by_side(computed / threads, _streams(tiling, machine)) + inverse / transforms
+    batches = _batches(tiling)
+    if batches:
+        before *= _busiest(batches, tiling.c_blocks, threads)
+        after *= _busiest(batches, tiling.k_blocks, threads)
+    else:
+        alone = busiest(tiling.chunks * groups, threads)
+        before, after = before * alone, after * alone
+    waits = (2 * groups * len(batches) or 1) * (machine.barrier or 0.0)
     fresh = machine.writing(tiling.workspace_bytes(threads), machine.beyond)
-    return (before + product) * busiest(tasks, threads) + fresh + waits
+    return before + after + fresh + waits
+
+
+def _batches(tiling: Tiling) -> list[int]:
+    """Chunks of each cooperative batch; none where every chunk is a thread's own."""
+    whole, rest = divmod(tiling.chunks, tiling.coop) if tiling.coop else (0, 0)
+    return [tiling.coop] * whole + [rest] * (rest > 0)
+
+
+def _busiest(batches: list[int], blocks: int, threads: int) -> float:
+    """Of regions one after the other, whose tasks are a batch's chunks by so many blocks."""
+    return sum(busiest(batch * blocks, threads) * batch for batch in batches) / sum(batches)
 
 
 def vector(tiling: Tiling) -> int:

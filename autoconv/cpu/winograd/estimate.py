@@ -24,8 +24,7 @@ def seconds(tiling: WinogradTiling, machine: Machine) -> float:
     -------
     float
     """
-    turned = _input_vectors(tiling) + _output_vectors(tiling)
-    return pipeline(tiling, machine, turned, _products(tiling, machine))
+    return pipeline(tiling, machine, _input_vectors(tiling), _output_vectors(tiling), _products(tiling, machine))
 
 
 @functools.cache

@@ -251,6 +251,28 @@ UNWATCHED inline float element(half_t, unsigned bits, int i) {
 UNWATCHED inline float element(bfloat16_t, unsigned bits, int i) { return bits_float(bits >> 16 * i << 16); }
 UNWATCHED inline float element(float, unsigned bits, int) { return bits_float(bits & 0xffffe000u); }
 
+// What a tensor core makes of a sum: all terms are cut to the last place of the largest, and so is the sum, always
+// towards zero (Fasi, Higham, Mikaitis & Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021): at worst so, as
+// newer ones keep a bit or two more.
+UNWATCHED inline float truncated_sum(const double* terms, int count) {
+    double largest = 0, plain = 0;
+    for (int i = 0; i < count; i++) {
+        largest = std::max(largest, terms[i] < 0 ? -terms[i] : terms[i]);
+        plain += terms[i];
+    }
+    if (!(plain - plain == 0) || largest == 0) return static_cast<float>(plain);
+    unsigned long long bits;
+    memcpy(&bits, &largest, 8);
+    const int exponent = std::max(static_cast<int>(bits >> 52) - 1023, -126);
+    const double up = std::ldexp(1.0, 23 - exponent), down = std::ldexp(1.0, exponent - 23);
+    long long sum = 0;  // in units of the last place of the largest
+    for (int i = 0; i < count; i++) sum += static_cast<long long>(terms[i] * up);
+    unsigned long long size = sum < 0 ? -sum : sum;
+    int extra = 0;  // bits beyond a float's
+    while (size >> extra >> 24) extra++;
+    return static_cast<float>((sum < 0 ? -1.0 : 1.0) * static_cast<double>(size >> extra << extra) * down);
+}
+
 template <class T>
 DEVICE void multiply(T, float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     struct Operand {
@@ -270,14 +292,17 @@ DEVICE void multiply(T, float (&c)[4], const unsigned (&a)[4], const unsigned (&
             }
         for (int lane = 0; lane < simt::warp_size; lane++)
             for (int i = 0; i < 4; i++) {
-                float sum = of(lane).c[i];
+                double terms[depth + 1];
                 for (int k = 0; k < depth; k++)
-                    sum += rows[lane / 4 + i / 2 * 8][k] * columns[lane % 4 * 2 + i % 2][k];
-                of(lane).c[i] = sum;
+                    terms[k] = double(rows[lane / 4 + i / 2 * 8][k]) * columns[lane % 4 * 2 + i % 2][k];
+                terms[depth] = of(lane).c[i];
+                of(lane).c[i] = truncated_sum(terms, depth + 1);
             }
     });
 }
-DEVICE unsigned round_tf32(unsigned bits) { return (bits + 0x1000u) & 0xffffe000u; }
+DEVICE unsigned round_tf32(unsigned bits) {
+    return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffffffu : (bits + 0x1000u) & 0xffffe000u;
+}
 #endif
 
 DEVICE float to_float(float value) { return value; }

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from autoconv.algorithm import Params
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import ceil_div, roofline
+from autoconv.cuda.common.split import SplitProduct, splits, summing
 from autoconv.cuda.depthwise.depthwise import THREADS, too_many_taps
-from autoconv.cuda.gemm.split import SplitProduct, splits, summing
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:

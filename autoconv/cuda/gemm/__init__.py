@@ -6,13 +6,18 @@ from autoconv.algorithm import Algorithm
 from autoconv.cuda.gemm.explicit import Explicit
 from autoconv.cuda.gemm.gemm import Gemm
 from autoconv.cuda.gemm.hopper import Hopper, HopperTF32
-from autoconv.cuda.gemm.tensor import Tensor, TensorTF32
+from autoconv.cuda.gemm.staged import HopperStaged, TensorStaged, TensorTF32x3Staged
+from autoconv.cuda.gemm.tensor import Tensor, TensorTF32, TensorTF32x3
 
 ALGORITHMS: tuple[Algorithm[Any], ...] = (
     Gemm(),
     Tensor(),
     TensorTF32(),
+    TensorTF32x3(),
     Hopper(),
     HopperTF32(),
+    TensorStaged(),
+    TensorTF32x3Staged(),
+    HopperStaged(),
     Explicit(),
 )

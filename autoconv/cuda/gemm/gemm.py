@@ -9,7 +9,7 @@ from autoconv.algorithm import Params
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import ceil_div, no_tile, roofline, scalar, tile_of
 from autoconv.cuda.common.gemm_tile import GemmTile
-from autoconv.cuda.gemm.split import SplitProduct, splits, summing
+from autoconv.cuda.common.split import SplitProduct, splits, summing
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from autoconv.cuda.codegen.occupancy import register_cap
 from autoconv.cuda.codegen.source import Constant, Unit
 from autoconv.cuda.codegen.tensor_map import LINE, OFFSETS, STRIDE_UNIT, TensorMap
 from autoconv.cuda.common.algorithm import TF32, ceil_div, no_tile, tile_of
-from autoconv.cuda.gemm.split import MOST_PARTS, SplitProduct, splits, whole
+from autoconv.cuda.common.split import MOST_PARTS, SplitProduct, splits, whole
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:

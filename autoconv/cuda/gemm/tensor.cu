@@ -5,6 +5,10 @@
 // Sixteen bytes of neighbouring channels travel at once to shared memory, STAGES - 1 slices ahead. Where the
 // channels are the depth a slice lies there by rows, where they are not, by depth, and is transposed on its
 // way to the registers. Padding is zeros that were never in memory.
+//
+// With PRODUCTS = 3, a float32 is the sum of two tf32 numbers, and a product of two the sum of three (3xTF32): that of
+// both low parts is too small to matter. Tensor cores cut off what they add, always towards zero, so a long sum in them
+// would drift: they sum one slice alone, the small products first, and the slices are added by rounding additions.
 
 #include "../common/implicit.cuh"
 
@@ -75,11 +79,11 @@ template <bool A, int EXTENT, bool BY_ROWS>
 DEVICE void load_fragments(unsigned (&d)[4], Slice<EXTENT, BY_ROWS>& slice, int row, int eights, int depth) {
     constexpr int EIGHT_ROWS = Slice<EXTENT, BY_ROWS>::EIGHT_ROWS;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    if constexpr (sizeof(T) == 2) {
-        // the four 8x8 matrices go rows first for a, depth first for b
-        const int second = lane / 8 % 2 * 8, fourth = lane / 16 * 8;
-        T* line = &slice.value(row + (A ? second : fourth) + (BY_ROWS ? lane % 8 : 0),
-                               depth + (A ? fourth : second) + (BY_ROWS ? 0 : lane % 8));
+    if constexpr (sizeof(T) == 2 || BY_ROWS) {
+        // the four matrices of 8 rows of 16 bytes go rows first for a, depth first for b
+        const int second = lane / 8 % 2, fourth = lane / 16;
+        T* line = &slice.value(row + (A ? second : fourth) * 8 + (BY_ROWS ? lane % 8 : 0),
+                               depth + (A ? fourth : second) * COPY + (BY_ROWS ? 0 : lane % 8));
         if constexpr (BY_ROWS)
             load_matrices(d, line + eights * EIGHT_ROWS);
         else
@@ -89,8 +93,66 @@ DEVICE void load_fragments(unsigned (&d)[4], Slice<EXTENT, BY_ROWS>& slice, int 
         for (int i = 0; i < 4; i++) {
             const int second = i % 2, fourth = i / 2;
             const T* value = &slice.value(row + lane / 4, depth + lane % 4 + (A ? fourth : second) * 4);
-            d[i] = round_tf32(float_bits(to_float(value[(eights + (A ? second : fourth)) * EIGHT_ROWS])));
+            d[i] = float_bits(to_float(value[(eights + (A ? second : fourth)) * EIGHT_ROWS]));
         }
+    }
+    if constexpr (sizeof(T) == 4 && PRODUCTS == 1) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) d[i] = round_tf32(d[i]);
+    }
+}
+
+// Fragments in two parts: to the nearest tf32, and what is left, of which as many bits count.
+struct Parts {
+    unsigned high[4], low[4];
+
+    DEVICE void split() {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const unsigned value = high[i];
+            high[i] = (value + 0x1000u) & 0xffffe000u;  // one of the largest, or a NaN, may become anything: low is no number
+            low[i] = float_bits(bits_float(value) - bits_float(high[i])) & 0xffffe000u;
+        }
+    }
+};
+
+// part[j] += a b[j], of one part each
+DEVICE void multiply_parts(float (&part)[FN][4], const unsigned (&a)[4], const Parts (&b)[FN / 2], bool high) {
+#pragma unroll
+    for (int j = 0; j < FN; j++) {
+        const unsigned* of = high ? b[j / 2].high : b[j / 2].low;
+        const unsigned pair[2] = {of[j % 2 * 2], of[j % 2 * 2 + 1]};
+        multiply(T{}, part[j], a, pair);
+    }
+}
+
+DEVICE void multiply_stage_in_parts(float (&sum)[FM][FN][4], Stage& stage, int row, int column) {
+    constexpr int STEPS = BK / STEP;
+    Parts b[STEPS][FN / 2];
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+#pragma unroll
+        for (int j = 0; j < FN / 2; j++) {
+            load_fragments<false>(b[step][j].high, stage.b, column, 2 * j, step * STEP);
+            b[step][j].split();
+        }
+#pragma unroll
+    for (int i = 0; i < FM; i++) {
+        Parts a[STEPS];
+        float part[FN][4] = {};
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            load_fragments<true>(a[step].high, stage.a, row, 2 * i, step * STEP);
+            a[step].split();
+            multiply_parts(part, a[step].low, b[step], true);
+            multiply_parts(part, a[step].high, b[step], false);
+        }
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) multiply_parts(part, a[step].high, b[step], true);
+#pragma unroll
+        for (int j = 0; j < FN; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sum[i][j][e] += part[j][e];
     }
 }
 
@@ -194,7 +256,10 @@ tensor(const T* a, const T* b, T* out, const T* bias, const T* residual, float* 
         wait_copies<STAGES - 2>();
         __syncthreads();  // the slice is there for all, and the stage before it is free
         fetch(slice + STAGES - 1, before);
-        multiply_stage(sum, stages.at[stage], row, column);
+        if constexpr (PRODUCTS == 3)
+            multiply_stage_in_parts(sum, stages.at[stage], row, column);
+        else
+            multiply_stage(sum, stages.at[stage], row, column);
         before = stage;
         stage = next_stage(stage);
     }

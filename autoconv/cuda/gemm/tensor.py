@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from autoconv.algorithm import Params
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import TF32, ceil_div, no_tile, roofline, tile_of
-from autoconv.cuda.gemm.split import SplitProduct, splits, summing
+from autoconv.cuda.common.split import SplitProduct, splits, summing
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
+SPLIT_PRODUCTS = "AUTOCONV_SPLIT_PRODUCTS"  # environment variable that forbids them when it is 0
 LEAST_SLICES = 4  # of the depth, to a part: as many as are in flight
 
 
@@ -65,10 +67,12 @@ class Tensor(SplitProduct):
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     layouts = ("NHWC",)
     groupings = ("dense", "grouped")  # a group of a single channel has no 16 bytes to copy
+    products: ClassVar[int] = 1  # of tensor cores, to a product
+    tiles: ClassVar[tuple[TensorTile, ...]] = TILES
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
         rows, columns, depth = extents(layer)
-        for tile in TILES:
+        for tile in self.tiles:
             blocks = ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) * layer.groups
             wanted = int(device.facts["multiprocessors"]) * tile.blocks
             for split in splits(blocks, wanted, ceil_div(depth, _depth(layer)), LEAST_SLICES):
@@ -81,13 +85,14 @@ class Tensor(SplitProduct):
         for name, number in channels.items():
             if number // layer.groups % run:
                 reasons.append(f"{name}/groups={number // layer.groups}: expected a multiple of {run}")
-        return reasons + no_tile(TILES, params, "BM", "BN")
+        return reasons + no_tile(self.tiles, params, "BM", "BN")
 
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
-        tile, split, BK = _tile(params), int(params["SPLIT"]), _depth(layer)
+        tile, split, BK = tile_of(self.tiles, params, "BM", "BN"), int(params["SPLIT"]), _depth(layer)
         rows, columns, _ = extents(layer)
         names = ("BM", "BN", "WARPS_M", "WARPS_N", "STAGES")
         constants = (*((name, int(getattr(tile, name))) for name in names), ("BK", BK), ("SPLIT", split))
+        constants += (("PRODUCTS", self.products),)
         shared = tile.STAGES * (
             _slice_bytes(layer, tile.BM, BK, layer.direction != "wgrad")
             + _slice_bytes(layer, tile.BN, BK, layer.direction == "fwd")
@@ -113,13 +118,13 @@ class Tensor(SplitProduct):
         return product, total
 
     def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
-        tile, split = _tile(params), int(params["SPLIT"])
+        tile, split = tile_of(self.tiles, params, "BM", "BN"), int(params["SPLIT"])
         rows, columns, depth = extents(layer)
         blocks = ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) * layer.groups * split
         together = int(device.facts["multiprocessors"]) * tile.blocks
         computed = 2.0 * ceil_div(blocks, together) * together * tile.BM * tile.BN * depth / split
         efficiency = 0.6 * min(1.0, tile.BM * tile.BN / (tile.BM + tile.BN) / 64)
-        peak = device.peak_flops("float16") / (2 if layer.itemsize == 4 else 1)
+        peak = device.peak_flops("float16") / (2 if layer.itemsize == 4 else 1) / self.products
         scratch = 2 * self.workspace_bytes(layer, device, params) / device.bandwidth()
         return max(computed / (efficiency * peak), roofline(layer, device, 1e3)) + scratch + 3e-6 * (split > 1)
 
@@ -130,8 +135,24 @@ class TensorTF32(TF32, Tensor):
     name = "gemm.tensor.tf32"
 
 
-def _tile(params: Params) -> TensorTile:
-    return tile_of(TILES, params, "BM", "BN")
+class TensorTF32x3(Tensor):
+    """float32 in nearly full accuracy: each operand in two parts of tf32, a product as three of them (3xTF32).
+
+    NVIDIA, CUTLASS, example 27; what tensor cores lose of long sums, and that they must not be left to them: Ootomo &
+    Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
+    performance" (2022), arXiv:2203.03341. `exact` leaves it out, and so does AUTOCONV_SPLIT_PRODUCTS=0.
+    """
+
+    name = "gemm.tensor.tf32x3"
+    dtypes: ClassVar[tuple[str, ...]] = ("float32",)
+    exact = False
+    products = 3
+    tiles = tuple(tile._replace(blocks=min(tile.blocks, 2)) for tile in TILES)  # parts take registers
+
+    def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
+        if os.environ.get(SPLIT_PRODUCTS) == "0":
+            return [f"{SPLIT_PRODUCTS}=0: no operand may be split"]
+        return super().refusals(layer, device, params)
 
 
 def _depth(layer: ConvLayer) -> int:

@@ -1,4 +1,4 @@
-"""What implicit GEMMs share: a matrix product whose depth may be divided, its parts summed by a kernel of their own."""
+"""Split-K: products whose depth may be divided, their parts summed by a kernel of their own."""
 
 from __future__ import annotations
 

@@ -1,0 +1,113 @@
+"""float32 from three products of tensor cores: how exact, and what becomes of numbers at the ends of the range."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from simt.cases import DEVICE, run
+from simt.emulator import MISSING
+
+from autoconv.algorithm import Params
+from autoconv.cuda.gemm.tensor import SPLIT_PRODUCTS, TensorTF32, TensorTF32x3
+from autoconv.errors import PlanError
+from autoconv.layer import ConvLayer
+from autoconv.records.cache import TuningCache
+from autoconv.tuning.planner import plan
+from autoconv.tuning.reference import convolve, error, magnitude
+
+pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
+
+SPLIT, ROUNDED = TensorTF32x3(), TensorTF32()
+PARAMS: Params = {"BM": 64, "BN": 64, "SPLIT": 1}
+DEPTH = 4608
+DEEP = {
+    "fwd": {"N": 1, "C": 512, "H": 3, "W": 3, "K": 8, "R": 3, "S": 3, "padding": 1},
+    "dgrad": {"N": 1, "C": 8, "H": 3, "W": 3, "K": 512, "R": 3, "S": 3, "padding": 1},
+    "wgrad": {"N": 32, "C": 8, "H": 12, "W": 12, "K": 8, "R": 1, "S": 1},
+}
+SMALL = ConvLayer(N=1, C=16, H=1, W=8, K=8, R=1, S=1, layout="NHWC")
+
+
+def deep(direction: str) -> tuple[ConvLayer, Any, Any]:
+    """A layer of 4608 products to an output, and positive numbers for it: what is cut off of sums all adds up."""
+    layer = ConvLayer(**DEEP[direction], layout="NHWC", direction=direction)  # type: ignore[arg-type]
+    generator = np.random.default_rng(0)
+    a, b = (generator.uniform(1, 2, shape).astype(np.float32) for shape in layer.input_shapes)
+    return layer, a, b
+
+
+def found(algorithm: Any, layer: ConvLayer, a: Any, b: Any) -> float:
+    out = run(DEVICE, algorithm, layer, PARAMS, (a, b, None, None))
+    return error(out, convolve(layer, a, b), magnitude(layer, a, b))
+
+
+@pytest.mark.parametrize("direction", ["fwd", *(pytest.param(d, marks=pytest.mark.stress) for d in ("dgrad", "wgrad"))])
+def test_a_deep_sum_of_one_sign_is_as_exact_as_float32(direction: str) -> None:
+    """On tensor cores that cut off: half of what is allowed, where one long sum drifts off by fifty times that."""
+    layer, a, b = deep(direction)
+    assert found(SPLIT, layer, a, b) <= SPLIT.bound(layer, PARAMS) / 2
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("direction", DEEP)
+def test_a_deep_sum_left_to_tensor_cores_drifts(direction: str) -> None:
+    """With operands that tf32 holds exactly, all that is lost is lost by the sums: the emulator cuts off, too."""
+    layer, *given = deep(direction)
+    a, b = ((x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for x in given)
+    assert found(ROUNDED, layer, a, b) > 20 * SPLIT.bound(layer, PARAMS)
+
+
+def on_a_line(values: list[float], weight: float = 1.0) -> tuple[Any, Any]:
+    """Pixels whose first channels are these numbers, the others 1, and filters of one weight."""
+    x = np.ones(SMALL.x_shape, np.float32)
+    x[0, 0, : len(values), 0] = values
+    return x, np.full(SMALL.w_shape, weight, np.float32)
+
+
+def products(values: list[float], weight: float = 1.0) -> tuple[Any, Any]:
+    """What comes out, and what should: of one filter, at the pixels of these numbers."""
+    x, w = on_a_line(values, weight)
+    with np.errstate(all="ignore"):
+        want = convolve(SMALL, x, w)
+    out = run(replace(DEVICE, schedule=3), SPLIT, SMALL, PARAMS, (x, w, None, None))
+    assert np.isfinite(out[0, 0, len(values) :]).all()  # nobody else's sums are touched
+    return out[0, 0, : len(values), 0], want[0, 0, : len(values), 0]
+
+
+def test_infinities_and_nans_make_sums_that_are_not_finite() -> None:
+    out, want = products([np.inf, -np.inf, np.nan, 2.0])
+    assert not np.isfinite(want[:3]).any()
+    assert not np.isfinite(out[:3]).any()
+    assert out[3] == want[3] == 17
+
+
+def test_numbers_next_to_the_largest_count_as_infinite() -> None:
+    """From 2**128 (1 - 2**-12) on, the high part rounds to infinity; below, both parts are exact enough."""
+    edge = float(np.float32(2.0**128 * (1 - 2.0**-12)))
+    below = float(np.nextafter(np.float32(edge), np.float32(0)))
+    out, want = products([edge, float(np.finfo(np.float32).max), below, -below], 2.0**-10)
+    assert np.isfinite(want).all()
+    assert not np.isfinite(out[:2]).any()
+    np.testing.assert_allclose(out[2:], want[2:], rtol=2e-6)
+
+
+@pytest.mark.parametrize("power", [-100, -113])
+def test_small_numbers_are_split_like_others(power: int) -> None:
+    x, w = on_a_line([1 + 2.0**-23, 1 / 3, 0.7])
+    x *= np.float32(2.0**power)
+    out = run(DEVICE, SPLIT, SMALL, PARAMS, (x, w, None, None))
+    assert error(out, convolve(SMALL, x, w), magnitude(SMALL, x, w)) <= SPLIT.bound(SMALL, PARAMS)
+
+
+def test_who_wants_no_split_products_gets_none(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = ConvLayer(N=1, C=8, H=4, W=4, K=8, R=1, S=1, layout="NHWC")
+    cache = TuningCache(tmp_path)
+    assert plan(layer, SPLIT.name, device=DEVICE, cache=cache).candidate.algorithm == SPLIT.name
+    with pytest.raises(PlanError, match=f"exact=True leaves {SPLIT.name} out"):
+        plan(layer, SPLIT.name, device=DEVICE, cache=cache, exact=True)
+    monkeypatch.setenv(SPLIT_PRODUCTS, "0")
+    with pytest.raises(PlanError, match=f"{SPLIT_PRODUCTS}=0: no operand may be split"):
+        plan(layer, SPLIT.name, device=DEVICE, cache=cache, budget=1.0)
