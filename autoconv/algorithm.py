@@ -132,6 +132,8 @@ class Algorithm(ABC, Generic[D]):
         Whether only that library knows the candidates, so that they are listed only where it may be used.
     pool : str
         Whose threads it runs on: the idle spinning of one pool slows another down.
+    searched : bool
+        Whether its candidates are a grid of whatever is legal, of which a search times a part; else all are timed.
     stands_in_for : str or None
         The faster algorithm that it replaces where that one cannot run.
     float32_bound : float
@@ -155,6 +157,7 @@ class Algorithm(ABC, Generic[D]):
     vendor: ClassVar[str | None] = None
     asks_vendor: ClassVar[bool] = False
     pool: ClassVar[str] = ""
+    searched: ClassVar[bool] = False
     stands_in_for: ClassVar[str | None] = None
     float32_bound: ClassVar[float] = 2e-6  # of sums in whatever order, and of Fourier transforms
 
@@ -187,7 +190,7 @@ class Algorithm(ABC, Generic[D]):
 
     @abstractmethod
     def candidates(self, layer: ConvLayer, device: D) -> Iterable[Params]:
-        """The parameter sets worth asking `why_not` about; the same list in every process.
+        """The parameter sets worth asking `why_not` about, favourites first; the same list in every process.
 
         Parameters
         ----------
@@ -352,8 +355,7 @@ class Algorithm(ABC, Generic[D]):
         }[layer.direction]
         limits = np.finfo(layer.accumulator)
         growth = self.bound(layer.replace(dtype=layer.accumulator.name), params) / float(limits.epsneg)
-        flushed = terms * (1 + 2 * largest) * growth * float(limits.tiny)
-        return flushed + (2.0**-25 if layer.dtype == "float16" else 0.0)
+        return terms * (1 + 2 * largest) * growth * float(limits.tiny) + 2.0**-25 * (layer.dtype == "float16")
 
     @abstractmethod
     def build(self, layer: ConvLayer, device: D, params: Params) -> Kernel:

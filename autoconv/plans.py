@@ -147,10 +147,15 @@ class Plan:
     def _reasons(self) -> dict[Candidate, list[str]]:
         offered = self._candidate_set()
         untimed = {candidate: facts for candidate, facts in offered.expected.items() if candidate not in self._facts}
-        return offered.reasons | {
-            candidate: offered.pruned.get(candidate, [f"not timed; estimated at {duration(expected.time)}"])
-            for candidate, expected in untimed.items()
-        }
+        found, grids = dict(offered.reasons), dict[Candidate, list[float]]()
+        for candidate, expected in untimed.items():
+            if offered.searched(candidate):  # of a grid, one line for all
+                grids.setdefault(Candidate(candidate.algorithm), []).append(expected.time)
+            else:
+                found[candidate] = offered.pruned.get(candidate, [f"not timed; estimated: {duration(expected.time)}"])
+        for family, times in grids.items():
+            found[family] = [f"{len(times)} more of its grid, not timed; estimated: {duration(min(times))} and more"]
+        return found
 
     @property
     def kernel(self) -> Kernel:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from autoconv import forget_plans
 from autoconv.common import machine_code
 from autoconv.cpu.machine import measure
+from autoconv.tuning.search import search
 
 # The same examples on every run: a failure must not depend on the day. The stress tests draw more.
 settings.register_profile(
@@ -61,6 +62,9 @@ THINNED = {
     "networks/test_passes.py::test_every_pass_keeps_the_answer_of_a_network": 7,
 }
 
+# A search that plans as always but times few candidates: how well it ends is the business of its own tests.
+SHORT_SEARCH = {"SEEDS": 3, "BLOCK": 2, "MOST": 4, "MOST_EXACT": 3, "STEPS": 1}
+
 collect_ignore = ["bochs.py"]  # no tests, and what it imports is only there for --avx512
 
 
@@ -73,6 +77,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     forget_plans()
     yield
     forget_plans()
+
+
+@pytest.fixture(autouse=True)
+def short_search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.path.name != "test_search.py":
+        for name, number in SHORT_SEARCH.items():
+            monkeypatch.setattr(search, name, number)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,16 +10,18 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from autoconv import registry
-from autoconv.algorithm import Algorithm, Array, Kernel, Params
+from autoconv.algorithm import Algorithm, Array, Candidate, Kernel, Params
 from autoconv.cpu.device import CPU
 from autoconv.cpu.numpy.direct import NumpyDirect
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
+from autoconv.records.schema import Facts
 from autoconv.tuning import worker as isolate
 
 SIZE = 64  # bytes of workspace
@@ -141,3 +143,23 @@ def patient_but_with_hangs(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr(isolate, "queue", SimpleNamespace(Queue=Lines, Empty=queue.Empty))
     return waits
+
+
+def pretended(facts: Callable[[Candidate], Facts], raced: list[list[str]] | None = None) -> Callable[..., Any]:
+    """In place of `Measurement`: what is said of every candidate, and which ones were raced together."""
+
+    class Pretended:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self.found: dict[Candidate, Facts] = {}
+
+        def enter(self, candidates: list[Candidate]) -> dict[Candidate, Facts]:
+            entered = {candidate: facts(candidate) for candidate in candidates}
+            self.found |= entered
+            return entered
+
+        def finish(self) -> dict[Candidate, Facts]:
+            if raced is not None:
+                raced.append(list(map(str, self.found)))
+            return self.found
+
+    return Pretended

@@ -146,6 +146,28 @@ class TuningCache:
         ------
         Record
         """
+        for device_key, layer_key in sorted(self._pairs()):
+            record = self.load(layer_key, device_key)
+            if record is not None:
+                yield record
+
+    def layers(self, device_key: str) -> list[str]:
+        """The layers of which there are records of a device.
+
+        Parameters
+        ----------
+        device_key : str
+            `Device.key`.
+
+        Returns
+        -------
+        list of str
+            Their keys, sorted.
+        """
+        return sorted(layer_key for device, layer_key in self._pairs() if device == device_key)
+
+    def _pairs(self) -> set[tuple[str, str]]:
+        """Device and layer of every record."""
         pairs = set()
         for key in self._store:
             schema, _, rest = key.partition("|")
@@ -154,10 +176,7 @@ class TuningCache:
                 pairs.add((device_key, layer_key))
         for path in self._system_files():
             pairs |= {(r["device"], r["layer"]) for r in self._read_system(path)}
-        for device_key, layer_key in sorted(pairs):
-            record = self.load(layer_key, device_key)
-            if record is not None:
-                yield record
+        return pairs
 
     def export(self, path: Path | str, device: str | None = None) -> int:
         """Write the records, or those of one device, as JSON, one record per line.

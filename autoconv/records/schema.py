@@ -53,6 +53,9 @@ class Facts:
         Whether a second run gave the same bits, and whether it rounds operands to TF32.
     vendor : str or None
         The library it calls, if it is not our own.
+    dropped_by : str or None
+        The candidate that ended its timing after one or two samples: at least twice as fast, and no worse under any
+        limits.
 
     Examples
     --------
@@ -75,6 +78,7 @@ class Facts:
     deterministic: bool = True
     tf32: bool = False
     vendor: str | None = None
+    dropped_by: str | None = None
 
     def __post_init__(self) -> None:
         if self.failure is not None:  # often the text of an exception: any length, any characters
@@ -148,7 +152,7 @@ class Race:
     facts : dict of Candidate to Facts
         What was found of every candidate that took part.
     covers : str
-        The candidate sets of which nothing was left to time after this race (`tuning.staleness`); or empty.
+        Notes of the algorithms of which nothing was left to time after this race (`tuning.staleness`); or empty.
     """
 
     id: str
@@ -341,6 +345,7 @@ _FACTS: dict[str, Check] = {
     "deterministic": _truth,
     "tf32": _truth,
     "vendor": _text,
+    "dropped_by": _text,
 }
 _WHEN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?\+00:00", re.ASCII)
 _ID = re.compile("[0-9a-f]{32}")

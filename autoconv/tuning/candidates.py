@@ -12,6 +12,7 @@ from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
 from autoconv.records.limits import Limits
 from autoconv.records.schema import Facts
+from autoconv.tuning.search.surrogate import Surrogate
 
 PRUNE_FACTOR = 12.0  # times the least estimate; estimates are within a factor of 3 or so of the truth
 
@@ -78,35 +79,48 @@ class CandidateSet:
         for candidate in self.candidates:
             if candidate not in self.reasons:
                 try:
-                    found[candidate] = self._expected(candidate)
+                    found[candidate] = expected(
+                        self.algorithms[candidate.algorithm], self.layer, self.device, candidate
+                    )
                 except AutoconvError as error:  # its workspace is as a library says, and that is missing
                     self.reasons[candidate] = [str(error)]
         return found
 
-    def _expected(self, candidate: Candidate) -> Facts:
-        algorithm, params = self.algorithms[candidate.algorithm], candidate.params
-        packed = algorithm.packed_bytes(self.layer, self.device, params)
-        return Facts(
-            version=algorithm.version,
-            time=algorithm.estimate(self.layer, self.device, params),
-            pack=2 * packed / self.device.bandwidth(),  # the filters stream in, the packed ones out
-            workspace=algorithm.workspace_bytes(self.layer, self.device, params),
-            packed=packed,
-            error=algorithm.bound(self.layer, params),
-            deterministic=algorithm.deterministic,
-            tf32=algorithm.tf32,
-            vendor=algorithm.vendor,
-        )
-
     def worth_timing(self, limits: Limits | None = None) -> list[Candidate]:
-        """Those not pruned, least estimate first; with limits, those that satisfy them as far as is known."""
+        """Those not pruned, least estimate first; with limits, those that satisfy them as far as is known.
+
+        Among equals, in the order in which their family names them.
+        """
         return [candidate for candidate in self.runnable(limits) if candidate not in self.pruned]
 
     def runnable(self, limits: Limits | None = None) -> list[Candidate]:
         """Those that can run, likewise."""
         cost, expected = (limits or Limits()).cost, self.expected
-        ordered = sorted(expected, key=lambda candidate: (cost(expected[candidate]), str(candidate)))
+        ordered = sorted(expected, key=lambda candidate: cost(expected[candidate]))
         return ordered if limits is None else [c for c in ordered if not limits.why_not(expected[c])]
+
+    def searched(self, candidate: Candidate) -> bool:
+        """Whether it is one of a grid, of which a search times a part."""
+        return candidate.algorithm in self.algorithms and self.algorithms[candidate.algorithm].searched
+
+    def examples(self) -> list[Candidate]:
+        """All candidates, but of a grid only one: the first that can run, if there is one."""
+        by_family: dict[str, Candidate] = {}
+        for candidate in self.candidates:
+            first = by_family.setdefault(candidate.algorithm, candidate)
+            if first in self.reasons and candidate not in self.reasons:
+                by_family[candidate.algorithm] = candidate
+        return [c for c in self.candidates if not self.searched(c) or by_family[c.algorithm] == c]
+
+    def grid(self) -> list[Candidate]:
+        """Those worth timing of which a search times a part."""
+        return [candidate for candidate in self.worth_timing() if self.searched(candidate)]
+
+    def few(self, limits: Limits, number: int) -> list[Candidate]:
+        """The first of those worth timing under these limits, of a grid one of those that are alike."""
+        ranked = self.worth_timing(limits)
+        surrogate = Surrogate({candidate: self.expected[candidate].time for candidate in ranked})
+        return surrogate.spread(ranked, number)
 
     def _vendor_reasons(self, algorithm: Algorithm[Any]) -> list[str]:
         if algorithm.vendor is None or self.vendors is None or algorithm.vendor in self.vendors:
@@ -127,3 +141,20 @@ class CandidateSet:
             elif factor > PRUNE_FACTOR and not algorithm.takes_all:
                 pruned[candidate] = [f"estimated at {factor:.0f} times the least estimate"]
         return pruned
+
+
+def expected(algorithm: Algorithm[Any], layer: ConvLayer, device: Device, candidate: Candidate) -> Facts:
+    """What an algorithm itself predicts of a candidate that can run."""
+    params = candidate.params
+    packed = algorithm.packed_bytes(layer, device, params)
+    return Facts(
+        version=algorithm.version,
+        time=algorithm.estimate(layer, device, params),
+        pack=2 * packed / device.bandwidth(),  # the filters stream in, the packed ones out
+        workspace=algorithm.workspace_bytes(layer, device, params),
+        packed=packed,
+        error=algorithm.bound(layer, params),
+        deterministic=algorithm.deterministic,
+        tf32=algorithm.tf32,
+        vendor=algorithm.vendor,
+    )

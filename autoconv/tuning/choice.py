@@ -83,7 +83,7 @@ def _expected(request: Request, facts: dict[Candidate, Facts], timed: int) -> Ch
     against = {candidate: request.limits.why_not(found) for candidate, found in facts.items()}
     raise PlanError(
         f"no candidate can run {request.layer} under {request.limits}:\n"
-        + _listed(request, offered.candidates, against)
+        + _listed(request, offered.examples(), against)
     )
 
 
@@ -110,7 +110,7 @@ def _best_of_family(request: Request, known: Known, name: str) -> Choice:
     ranked = ranking(recorded, request.limits)
     ranked = ranked or [candidate for candidate in offered.runnable(request.limits) if candidate in family]
     if not ranked:
-        members = [candidate for candidate in offered.candidates if candidate in family]
+        members = [candidate for candidate in offered.examples() if candidate in family]
         raise PlanError(
             f"no candidate of {name!r} can run {request.layer} under {request.limits}:\n" + _listed(request, members)
         )
@@ -131,7 +131,7 @@ def _refuse_name(request: Request, mode: str) -> NoReturn:
         )
     raise PlanError(
         f"mode={mode!r}: expected {', '.join(MODES)}, an algorithm ({', '.join(request.algorithms)}), "
-        f"or a candidate of this layer ({', '.join(map(str, request.candidate_set.candidates))})"
+        f"or a candidate of this layer (such as {', '.join(map(str, request.candidate_set.examples()))})"
     )
 
 

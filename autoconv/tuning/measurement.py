@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate, Kernel
+from autoconv.common.aside import compiled_aside
 from autoconv.device import Device, Operands
 from autoconv.errors import DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.schema import STARVED, Facts
-from autoconv.tuning.race import Contestant, Timing, race
+from autoconv.tuning.race import Contestant, Heat, Timing
 from autoconv.tuning.verification import Verifier, WrongResultError
 
 Stage = Literal["wait", "verify", "race", "done"]
@@ -42,6 +45,132 @@ class Event:
 Progress = Callable[[Event], None]
 
 
+class Measurement:
+    """Candidates of one layer, built, verified and timed in this process, some at a time.
+
+    What fails is recorded with the reason; nothing is raised for it.
+
+    Parameters
+    ----------
+    layer, device
+    budget : float, optional
+        Seconds for the race. Verification is not cut short: an unverified candidate may not win.
+    progress : callable, optional
+        Called with an `Event` before each step.
+    aside : bool
+        Whether processes forked from this one may compile ahead: only where no other thread minds.
+
+    Raises
+    ------
+    PlanError
+        When there is no memory to verify anything.
+    """
+
+    def __init__(
+        self,
+        layer: ConvLayer,
+        device: Device,
+        *,
+        budget: float | None = None,
+        progress: Progress | None = None,
+        aside: bool = False,
+    ) -> None:
+        self._layer, self._device, self._aside = layer, device, aside
+        self._tell = progress or (lambda event: None)
+        self._algorithms = {algorithm.name: algorithm for algorithm in registry.algorithms(device)}
+        self._failures: dict[Candidate, Facts] = {}
+        self._contestants: dict[Candidate, Contestant] = {}
+        self._workspace, self._room = device.buffer(1), 1
+        self._heat = Heat(budget, on_event=self._on_event)
+        try:
+            self._verifier = Verifier(layer, device)
+        except MemoryError as error:
+            raise PlanError(f"not enough memory on {device.name} to verify {layer}: {error}") from None
+
+    def enter(self, candidates: Sequence[Candidate]) -> dict[Candidate, Facts]:
+        """Build and verify candidates, and give them a short timing.
+
+        Parameters
+        ----------
+        candidates : sequence of Candidate
+            Those whose `why_not` is empty.
+
+        Returns
+        -------
+        dict of Candidate to Facts
+            As far as is known until now.
+
+        Raises
+        ------
+        DeviceLostError
+            When a candidate left the device unusable, so that nothing can be said of the others.
+        """
+        device, total = self._device, len(self._contestants) + len(self._failures) + len(candidates)
+        pairs = [(self._algorithms[candidate.algorithm], candidate.params) for candidate in candidates]
+        device.prepare(self._layer, pairs)
+        fit = self._fit(candidates)
+        builds = [functools.partial(algorithm.build, self._layer, device, params) for algorithm, params in pairs]
+        with compiled_aside(builds, device.facts["threads"]) if self._aside else nullcontext():
+            for done, candidate in enumerate(fit, len(self._contestants)):
+                algorithm = self._algorithms[candidate.algorithm]
+                self._tell(Event("verify", self._layer, candidate, done, total))
+                try:
+                    contestant = _contestant(candidate, algorithm, self._verifier, self._workspace)
+                    self._contestants[candidate] = contestant
+                except Exception as failure:  # whatever a candidate does, it must not end the tuning
+                    self._failures[candidate] = failed(algorithm, _failure(failure))
+                    _insist_on(device)
+        entrants = [self._contestants[candidate] for candidate in fit if candidate in self._contestants]
+        facts = self._facts(self._heat.enter(entrants))
+        return facts | {c: self._failures[c] for c in candidates if c in self._failures}
+
+    def finish(self) -> dict[Candidate, Facts]:
+        """Let those that may win race to the end.
+
+        Returns
+        -------
+        dict of Candidate to Facts
+            Of every candidate that has entered.
+
+        Raises
+        ------
+        DeviceLostError
+            As for `enter`.
+        """
+        facts = self._failures | self._facts(self._heat.finish())
+        self._tell(Event("done", self._layer, None, len(facts), len(facts)))
+        return facts
+
+    def _fit(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those whose workspace is known, and of which the largest fits what there is: it serves all, one by one."""
+        needs: dict[Candidate, int] = {}
+        for candidate in candidates:
+            algorithm = self._algorithms[candidate.algorithm]
+            try:
+                needs[candidate] = algorithm.workspace_bytes(self._layer, self._device, candidate.params)
+            except Exception as failure:  # a library that it needs may be missing
+                self._failures[candidate] = failed(algorithm, _failure(failure))
+        if (most := max(needs.values(), default=0)) > self._room:
+            self._workspace, self._room = self._device.buffer(most), most
+        return list(needs)
+
+    def _on_event(self, candidate: Candidate, finished: int, total: int) -> None:
+        _insist_on(self._device)
+        self._tell(Event("race", self._layer, candidate, finished, total))
+
+    def _facts(self, timings: Mapping[Candidate, Timing | str]) -> dict[Candidate, Facts]:
+        _insist_on(self._device)
+        facts = {}
+        for candidate, timing in timings.items():
+            algorithm, contestant = self._algorithms[candidate.algorithm], self._contestants[candidate].retired()
+            if isinstance(timing, str):
+                facts[candidate] = failed(algorithm, timing)
+            else:
+                facts[candidate] = _timed(algorithm, contestant, timing)
+            self._contestants[candidate] = contestant  # those that go on racing are held by the race
+        return facts
+
+
 def measure(
     layer: ConvLayer,
     device: Device,
@@ -50,17 +179,14 @@ def measure(
     budget: float | None = None,
     progress: Progress | None = None,
 ) -> dict[Candidate, Facts]:
-    """Every candidate's facts. What fails is recorded with the reason; nothing is raised for it.
+    """The facts of candidates that are all measured at once.
 
     Parameters
     ----------
-    layer, device
+    layer, device, budget, progress
+        As for `Measurement`.
     candidates : sequence of Candidate
         Those whose `why_not` is empty.
-    budget : float, optional
-        Seconds for the race. Verification is not cut short: an unverified candidate may not win.
-    progress : callable, optional
-        Called with an `Event` before each step.
 
     Returns
     -------
@@ -68,51 +194,12 @@ def measure(
 
     Raises
     ------
-    DeviceLostError
-        When a candidate left the device unusable, so that nothing can be said of the others.
-    PlanError
-        When there is no memory to verify anything.
+    DeviceLostError, PlanError
+        As for `Measurement`.
     """
-    tell = progress or (lambda event: None)
-    algorithms = {algorithm.name: algorithm for algorithm in registry.algorithms(device)}
-    device.prepare(layer, [(algorithms[candidate.algorithm], candidate.params) for candidate in candidates])
-    try:
-        verifier = Verifier(layer, device)
-    except MemoryError as error:
-        raise PlanError(f"not enough memory on {device.name} to verify {layer}: {error}") from None
-    facts: dict[Candidate, Facts] = {}
-    contestants: dict[Candidate, Contestant] = {}
-    needs: dict[Candidate, int] = {}
-    for candidate in candidates:
-        algorithm = algorithms[candidate.algorithm]
-        try:
-            needs[candidate] = algorithm.workspace_bytes(layer, device, candidate.params)
-        except Exception as failure:  # a library that it needs may be missing
-            facts[candidate] = failed(algorithm, _failure(failure))
-    workspace = device.buffer(max([1, *needs.values()]))  # one serves all: they run one after the other
-    for done, candidate in enumerate(needs):
-        algorithm = algorithms[candidate.algorithm]
-        tell(Event("verify", layer, candidate, done, len(candidates)))
-        try:
-            contestants[candidate] = _contestant(candidate, algorithm, verifier, workspace)
-        except Exception as failure:  # whatever a candidate does, it must not end the tuning
-            facts[candidate] = failed(algorithm, _failure(failure))
-            _insist_on(device)
-
-    def on_event(candidate: Candidate, finished: int, total: int) -> None:
-        _insist_on(device)
-        tell(Event("race", layer, candidate, finished, total))
-
-    timings = race(list(contestants.values()), budget=budget, on_event=on_event)
-    _insist_on(device)
-    for candidate, timing in timings.items():
-        algorithm = algorithms[candidate.algorithm]
-        if isinstance(timing, str):
-            facts[candidate] = failed(algorithm, timing)
-        else:
-            facts[candidate] = _timed(algorithm, contestants[candidate], timing)
-    tell(Event("done", layer, None, len(candidates), len(candidates)))
-    return facts
+    measurement = Measurement(layer, device, budget=budget, progress=progress)
+    measurement.enter(candidates)
+    return measurement.finish()
 
 
 def _failure(failure: Exception) -> str:
@@ -139,6 +226,7 @@ def _timed(algorithm: Algorithm[Any], entrant: Contestant, timing: Timing) -> Fa
         deterministic=entrant.deterministic,
         tf32=entrant.tf32,
         vendor=algorithm.vendor,
+        dropped_by=None if timing.dropped_by is None else str(timing.dropped_by),
     )
 
 

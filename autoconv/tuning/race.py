@@ -6,14 +6,16 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from autoconv.algorithm import Candidate
 
 FEWEST, MOST = 3, 25  # samples of one contestant; the most are for those close to the best
 STEADY, SETTLED = 5, 0.02  # samples, and their spread, that end the race
-CLOSE = 1.25  # a contestant within this factor of the best may still win
+# Successive halving: with so many samples, one within this factor of the best may still win; the field grows smaller
+# while its samples double.
+CLOSE = ((STEADY, 1.25), (2 * STEADY, 1.12), (MOST, 1.06))
 TWICE, CLEARLY = 2.0, 4.0  # slower than a rival by this much: drop at the second, at the first sample
 FAIR_SHARE = 0.3  # seconds after which a contestant is content with the fewest samples
 PATIENCE = 0.1  # seconds of warm-up after which one that is clearly slower is not probed
@@ -56,6 +58,10 @@ class Contestant:
     tf32: bool = False
     pool: str = ""
     vendor: str | None = None
+
+    def retired(self) -> Contestant:
+        """The same without what runs it, so that its kernel and packed filters need no memory any more."""
+        return replace(self, cold=_gone, hot=_gone, pack=None)
 
     def undercuts(self, other: Contestant) -> bool:
         """Whether no limit a caller may set allows `other` and refuses this one."""
@@ -127,14 +133,7 @@ def race(
     busy: Callable[[], float] = time.process_time,
     on_event: OnEvent | None = None,
 ) -> dict[Candidate, Timing | str]:
-    """Time contestants against each other, in the order given until all have been probed.
-
-    Each is warmed up and probed. Whoever is dominated, that is, at most half as fast as a rival in run
-    time and in run and pack time, and no better in any other respect, is dropped after one or two
-    samples; who takes long and is far behind the best is not run again. The rest race in rounds, in an
-    order that is shuffled anew for every round, so that a drifting clock favours nobody: everyone takes
-    `FEWEST` samples; those close to the best go on until all of these have settled, or `MOST` or their
-    fair share of time is reached.
+    """Time contestants against each other: a `Heat` that all of them enter at once.
 
     Parameters
     ----------
@@ -153,11 +152,9 @@ def race(
     dict of Candidate to Timing or str
         For every contestant its timing, or the reason why there is none.
     """
-    heat = _Heat([_Standing(c) for c in contestants], budget, clock, sleep, busy, on_event)
-    heat.probe()
-    while heat.round():
-        pass
-    return {entry.contestant.candidate: heat.result(entry) for entry in heat.entries}
+    heat = Heat(budget, clock=clock, sleep=sleep, busy=busy, on_event=on_event)
+    heat.enter(contestants)
+    return heat.finish()
 
 
 @dataclass(eq=False)
@@ -171,6 +168,12 @@ class _Standing:
     pack: list[float] = field(default_factory=list)
     spent: float = 0.0
     failure: str | None = None
+    retired: bool = False
+
+    @property
+    def close(self) -> float:
+        """The factor by which it may be slower than the best and yet win."""
+        return next((factor for samples, factor in CLOSE if len(self.cold) < samples), CLOSE[-1][1])
 
     @property
     def alive(self) -> bool:
@@ -191,40 +194,94 @@ class _Standing:
         return len(self.cold) >= MOST or (len(self.cold) >= STEADY and spread(self.cold) <= SETTLED)
 
 
-@dataclass(eq=False)
-class _Heat:
-    entries: list[_Standing]
-    budget: float | None
-    clock: Callable[[], float]
-    sleep: Callable[[float], None]
-    busy: Callable[[], float]
-    on_event: OnEvent | None
+class Heat:
+    """A race that contestants may enter some at a time.
 
-    def __post_init__(self) -> None:
-        self.start = self.clock()
+    Who enters gets a short timing: each is warmed up and probed, in the order given. Whoever is dominated, that is, at
+    most half as fast as a rival in run time and in run and pack time, and no better in any other respect, is dropped
+    after one or two samples; who takes long and is far behind the best is not run again. The rest take `FEWEST` samples
+    in rounds, in an order that is shuffled anew for every round, so that a drifting clock favours nobody. Those that
+    can no longer win retire. In the end, those left go on in rounds until all of these have settled, or `MOST` or their
+    fair share of time is reached.
+
+    Parameters
+    ----------
+    budget, clock, sleep, busy, on_event
+        As for `race`. What passes while nobody runs does not count.
+    """
+
+    def __init__(
+        self,
+        budget: float | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+        busy: Callable[[], float] = time.process_time,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        self.budget, self.clock, self.sleep, self.busy, self.on_event = budget, clock, sleep, busy, on_event
+        self.entries: list[_Standing] = []
+        self.spent, self.start = 0.0, clock()
         self.pool: str | None = None
         self.order = random.Random(0)  # the same in every process
 
-    def over(self) -> bool:
-        """Whether the budget is spent."""
-        return self.budget is not None and self.clock() - self.start >= self.budget
+    def enter(self, contestants: Sequence[Contestant]) -> dict[Candidate, Timing | str]:
+        """Give contestants their short timings.
 
-    def probe(self) -> None:
-        """Warm everyone up, and take a sample of those that are not far behind already."""
-        for done, entry in enumerate(self.entries):
+        Parameters
+        ----------
+        contestants : sequence of Contestant
+
+        Returns
+        -------
+        dict of Candidate to Timing or str
+            For each its timing so far, or the reason why there is none.
+        """
+        self.start = self.clock()
+        entered = [_Standing(c) for c in contestants]
+        first = len(self.entries)
+        self.entries += entered
+        for done, entry in enumerate(entered, first):
             if self.over():
                 entry.failure = f"unreached: the budget of {self.budget:g} s was spent"
                 continue
             self.turn(entry, done, self.warm_up)
+        while self.round(entered, FEWEST):
+            pass
+        contenders = self.contenders()
+        for entry in self.entries:
+            if entry not in contenders:
+                entry.contestant = entry.contestant.retired()
+                entry.retired = True
+        self.spent += self.clock() - self.start
+        return {entry.contestant.candidate: self.result(entry) for entry in entered}
+
+    def finish(self) -> dict[Candidate, Timing | str]:
+        """Let those that may win race to the end.
+
+        Returns
+        -------
+        dict of Candidate to Timing or str
+            For everyone who entered, the timing, or the reason why there is none.
+        """
+        self.start = self.clock()
+        while self.round(self.entries, MOST):
+            pass
+        self.spent += self.clock() - self.start
+        return {entry.contestant.candidate: self.result(entry) for entry in self.entries}
+
+    def over(self) -> bool:
+        """Whether the budget is spent."""
+        return self.budget is not None and self.spent + self.clock() - self.start >= self.budget
 
     def warm_up(self, entry: _Standing) -> None:
         entry.warm = _positive(entry.contestant.hot())
         if not self.pruned(entry):
             self.sample(entry)
 
-    def round(self) -> bool:
-        """One more sample for everyone who needs it; False when nobody does, or time is up."""
-        goals = [(entry, self.goal(entry)) for entry in self.entries if entry.alive]
+    def round(self, entries: Sequence[_Standing], most: int) -> bool:
+        """One more sample for each who needs it and has fewer than `most`; False when nobody does, or time is up."""
+        goals = [(entry, min(self.goal(entry), most)) for entry in entries if entry.alive and not entry.retired]
         starters = [entry for entry, goal in goals if len(entry.cold) < goal]
         finished = len(self.entries) - len(starters)
         self.order.shuffle(starters)
@@ -257,9 +314,9 @@ class _Heat:
     def contenders(self) -> list[_Standing]:
         """Those close enough to the best, by run time or by run and pack time, to win yet."""
         alive = [entry for entry in self.entries if entry.alive]
-        time = CLOSE * min(entry.time for entry in alive)
-        cost = CLOSE * min(entry.cost for entry in alive)
-        return [entry for entry in alive if entry.time <= time or entry.cost <= cost]
+        time = min((entry.time for entry in alive), default=inf)
+        cost = min((entry.cost for entry in alive), default=inf)
+        return [e for e in alive if e.time <= e.close * time or e.cost <= e.close * cost]
 
     def rival(self, entry: _Standing, factor: float) -> Candidate | None:
         """Who makes the entry pointless: `factor` times as fast, and no worse under any limits."""
@@ -307,6 +364,10 @@ class _Heat:
             samples=len(entry.cold),
             dropped_by=self.rival(entry, TWICE) if len(entry.cold) < FEWEST else None,
         )
+
+
+def _gone() -> float:
+    raise RuntimeError("a retired contestant does not run")
 
 
 def _positive(seconds: float) -> float:

@@ -7,16 +7,19 @@ import os
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
-from autoconv.algorithm import Candidate
+from autoconv.algorithm import Algorithm, Candidate
 from autoconv.device import Device
 from autoconv.records.limits import Limits, ranking
-from autoconv.records.schema import Facts, Race
+from autoconv.records.schema import Facts, Race, Record
 from autoconv.tuning.lookup import Known, Request, known_from, look_up, on_record
-from autoconv.tuning.measurement import Event, failed, measure
-from autoconv.tuning.staleness import former_winner, note, noted, stale
+from autoconv.tuning.measurement import Event, Measurement, failed
+from autoconv.tuning.search.nearby import recall
+from autoconv.tuning.search.search import Search
+from autoconv.tuning.staleness import former_winner, note, stale, uncovered
 from autoconv.tuning.worker import Worker
 
 HYBRID_CANDIDATES = 4  # how many of the estimate's first the hybrid mode times
@@ -48,20 +51,17 @@ def complete(request: Request, known: Known, mode: str) -> Known:
     Known
         With the number of candidates timed.
     """
-    former = former_winner(request, known.record)
-    if not _missing(request, known, mode, former) and not stale(request, known.record):
+    if not _left(request, known, mode) and not stale(request, known.record):
         _note_what_is_covered(request, known)
         return known
     if request.progress is not None:
         request.progress(Event("wait", request.layer, None, 0, 0))
     with _measuring, request.cache.timing_lock(request.device.key):
         known = look_up(request)  # another process may have been quicker
-        former = former_winner(request, known.record)
         if stale(request, known.record) and known.facts:
             known = _recheck(request, known)
-        missing = _missing(request, known, mode, former)
-        if missing:
-            known = _against_incumbents(request, known, missing)
+        if left := _left(request, known, mode):
+            known = _race(request, known, left)
     return known
 
 
@@ -77,21 +77,33 @@ def challenge(request: Request, candidates: Sequence[Candidate]) -> Known:
     with _measuring, request.cache.timing_lock(request.device.key):
         known = look_up(request)
         new = [candidate for candidate in candidates if _unknown(request, known, candidate)]
-        return _against_incumbents(request, known, new) if new else known
+        return _race(request, known, _Left(new)) if new else known
 
 
-def _against_incumbents(request: Request, known: Known, newcomers: Sequence[Candidate]) -> Known:
-    incumbents = [candidate for candidate in _incumbents(known.facts) if candidate not in newcomers]
-    return _race(request, known, [*newcomers, *incumbents])
+@dataclass(frozen=True)
+class _Left:
+    """What is left to do: candidates to time in any case, and algorithms whose grids are to be searched."""
+
+    candidates: list[Candidate]
+    grids: set[str] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.candidates or self.grids)
 
 
-def _missing(request: Request, known: Known, mode: str, former: Candidate | None) -> list[Candidate]:
+def _left(request: Request, known: Known, mode: str) -> _Left:
     """What the mode asks of the candidate set, and the former winner, be it only to record that it is no more."""
-    offered = request.candidate_set
-    asked = offered.worth_timing() if mode == "profile" else offered.worth_timing(request.limits)[:HYBRID_CANDIDATES]
+    offered, grids = request.candidate_set, set()
+    if mode == "profile":
+        asked = [candidate for candidate in offered.worth_timing() if not offered.searched(candidate)]
+        grids = uncovered(request, known.record) & {c.algorithm for c in offered.grid()}
+        grids = {name for name in grids if not _spent(request, known, name)}
+    else:
+        asked = offered.few(request.limits, HYBRID_CANDIDATES)
+    former = former_winner(request, known.record)
     if former is not None and former not in asked:
         asked.append(former)
-    return [candidate for candidate in asked if _unknown(request, known, candidate)]
+    return _Left([candidate for candidate in asked if _unknown(request, known, candidate)], grids)
 
 
 def _unknown(request: Request, known: Known, candidate: Candidate) -> bool:
@@ -103,6 +115,12 @@ def _unknown(request: Request, known: Known, candidate: Candidate) -> bool:
     return spent is not None and (request.budget is None or request.budget > spent)
 
 
+def _spent(request: Request, known: Known, algorithm: str) -> bool:
+    """Whether a search of an algorithm's grid was begun, and a budget as large as this one ended it."""
+    ended = any(facts.unreached and not _unknown(request, known, c) for c, facts in known.facts.items())
+    return ended and any(candidate.algorithm == algorithm for candidate in known.facts)
+
+
 def _incumbents(facts: Mapping[Candidate, Facts]) -> list[Candidate]:
     """Those a newcomer has to beat: winner and runner-up, for either kind of weights."""
     both = (Limits(weights="varying"), Limits(weights="constant"))
@@ -112,17 +130,31 @@ def _incumbents(facts: Mapping[Candidate, Facts]) -> list[Candidate]:
 def _recheck(request: Request, known: Known) -> Known:
     """Time the winner and the runner-up once more; all of them if the order no longer holds."""
     before = _incumbents(known.facts)
-    known = _race(request, known, before)
+    known = _race(request, known, _Left(before))
     if _incumbents(known.facts)[:1] == before[:1]:
         return known
-    return _race(request, known, request.candidate_set.worth_timing())
+    everything = request.candidate_set.worth_timing()
+    grids = {candidate.algorithm for candidate in request.candidate_set.grid()}
+    return _race(request, replace(known, facts={}), _Left([c for c in everything if c.algorithm not in grids], grids))
 
 
-def _race(request: Request, known: Known, candidates: Sequence[Candidate]) -> Known:
-    """Race these candidates and record the facts; what is known afterwards."""
-    found, entrants = _admitted(request, candidates)
-    tune = _worker(request.device).measure if request.isolate else functools.partial(measure, device=request.device)
-    found |= tune(layer=request.layer, candidates=entrants, budget=request.budget, progress=request.progress)
+def _race(request: Request, known: Known, left: _Left) -> Known:
+    """Race these candidates against the incumbents, search these grids, and record the facts; what is known then."""
+    incumbents = [candidate for candidate in _incumbents(known.facts) if candidate not in left.candidates]
+    measurement = _measurement(request)
+    search = _search(request, known, left.grids)
+    found: dict[Candidate, Facts] = {}
+    reached, block = True, [*left.candidates, *incumbents]
+    block += [candidate for candidate in search.next() if candidate not in block]
+    while block:
+        refused, entrants = _admitted(request, block)
+        block_facts = refused | measurement.enter(entrants)
+        found |= block_facts
+        reached = not any(facts.unreached and not facts.starved for facts in block_facts.values())
+        search.learn(block_facts)
+        block = search.next() if reached else []
+    found |= measurement.finish()
+    done = _done(request, known.record, known.facts | found, left.grids if reached else set())
     race = Race(
         id=uuid.uuid4().hex,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -130,10 +162,28 @@ def _race(request: Request, known: Known, candidates: Sequence[Candidate]) -> Kn
         isolated=request.isolate,
         budget=request.budget,
         facts=found,
-        covers=_note(request, known.facts | found),
+        covers=note(done, known.record),
     )
     request.cache.add(request.layer.key(), request.device.key, race)
     return known_from(request, on_record(request), known.timed + sum(facts.failure is None for facts in found.values()))
+
+
+def _measurement(request: Request) -> Measurement | Worker:
+    layer, device = request.layer, request.device
+    if request.isolate:
+        return _worker(device).begin(layer, budget=request.budget, progress=request.progress)
+    return Measurement(layer, device, budget=request.budget, progress=request.progress)
+
+
+def _search(request: Request, known: Known, grids: set[str]) -> Search:
+    """The search of some grids, which starts from what is known, of this layer and of those nearby."""
+    offered = request.candidate_set
+    expected = {c: offered.expected[c] for c in offered.grid() if c.algorithm in grids}
+    exact = {name for name, algorithm in request.algorithms.items() if algorithm.exact}
+    search = Search(expected, exact, known.facts)
+    if grids:
+        recall(request, search)
+    return search
 
 
 def _admitted(request: Request, candidates: Sequence[Candidate]) -> tuple[dict[Candidate, Facts], list[Candidate]]:
@@ -153,18 +203,24 @@ def _admitted(request: Request, candidates: Sequence[Candidate]) -> tuple[dict[C
     return refused, admitted
 
 
-def _note(request: Request, facts: Mapping[Candidate, Facts]) -> str:
-    """What a race may note when these facts leave nothing to ask; else nothing."""
-    complete = all(c in facts and not facts[c].unreached for c in request.candidate_set.worth_timing())
-    return note(request.offered, request.vendors) if complete else ""
+def _done(
+    request: Request, record: Record | None, facts: Mapping[Candidate, Facts], searched: set[str]
+) -> list[Algorithm[Any]]:
+    """The algorithms of which these facts, and these finished searches, leave nothing to ask, and no race says so."""
+    offered = request.candidate_set
+    unfinished = {candidate.algorithm for candidate in offered.grid()} - searched
+    listed = (candidate for candidate in offered.worth_timing() if not offered.searched(candidate))
+    unfinished |= {c.algorithm for c in listed if c not in facts or facts[c].unreached}
+    names = uncovered(request, record) - unfinished
+    return [algorithm for algorithm in request.offered if algorithm.name in names]
 
 
 def _note_what_is_covered(request: Request, known: Known) -> None:
     """Spare the next process the candidate set, where it differs in nothing that could be timed."""
-    if known.record is None or not (new := _note(request, known.facts)):
+    if known.record is None or not (done := _done(request, known.record, known.facts, set())):
         return
     newest = known.record.races[-1]
-    covering = replace(newest, covers=noted(newest.covers, new))
+    covering = replace(newest, covers=note(done, known.record))
     request.cache.add(request.layer.key(), request.device.key, covering)
 
 

@@ -2,14 +2,15 @@
 
 Three things may have: the software that times depend on (`Device.versions`: another LLVM, NVRTC or NumPy), which has
 winner and runner-up timed once more; an algorithm's own code (`Algorithm.version`), whose candidates race anew against
-the best of the others; and which candidates there are. As to list all of them takes a while, a race notes the
-candidate sets of which it left nothing to time, so that the next process need not make them again.
+the best of the others; and which candidates there are. As to list all of them takes a while, and a search times a part,
+a race notes the algorithms of which it left nothing to time, so that the next process need not ask again.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from autoconv.records.schema import LONGEST, Record
 from autoconv.tuning.candidates import PRUNE_FACTOR
 from autoconv.tuning.lookup import Known, Request
 
-_BETWEEN = "; "  # notes of one race
+DIGITS = 8  # of an algorithm's note
 
 
 def suffices(request: Request, known: Known) -> bool:
@@ -27,7 +28,15 @@ def suffices(request: Request, known: Known) -> bool:
     record = known.record
     if record is None or stale(request, record):
         return False
-    return any(covered(race.covers, request.offered, request.vendors) for race in record.races)
+    return not uncovered(request, record)
+
+
+def uncovered(request: Request, record: Record | None) -> set[str]:
+    """The names of the algorithms that may be used and of which no race has left nothing to time."""
+    races = record.races if record is not None else ()
+    noted = {digest for race in races for digest in race.covers.split()}
+    usable = (a for a in request.offered if a.vendor is None or a.vendor in request.vendors)
+    return {a.name for a in usable if _digest(a.name, a.version) not in noted}
 
 
 def stale(request: Request, record: Record | None) -> bool:
@@ -61,36 +70,17 @@ def _asked(request: Request, record: Record) -> Record:
     return replace(record, races=races) if races else record
 
 
-def note(algorithms: tuple[Algorithm[Any], ...], vendors: frozenset[str]) -> str:
-    """What a race records of a candidate set of which it left nothing to time."""
-    own, others = _fingerprint(algorithms, vendors)
-    return " ".join([own, *sorted(others)])
+def note(algorithms: Iterable[Algorithm[Any]], record: Record | None = None) -> str:
+    """What a race notes of the algorithms of which nothing is left to time, before the notes of the races until then.
 
-
-def noted(covers: str, new: str) -> str:
-    """The notes of a race with one more, before the others; the oldest go where all would be too long.
-
-    One race may cover several sets: all algorithms, and the exact ones alone.
+    The oldest go where all would be too long.
     """
-    notes = list(dict.fromkeys([new, *filter(None, covers.split(_BETWEEN))]))
-    while len(notes) > 1 and len(_BETWEEN.join(notes)) > LONGEST:
-        notes.pop()
-    return _BETWEEN.join(notes)
-
-
-def covered(covers: str, algorithms: tuple[Algorithm[Any], ...], vendors: frozenset[str]) -> bool:
-    """Whether a race with these notes covers a candidate set of today; one of more vendors covers one of fewer."""
-    own, others = _fingerprint(algorithms, vendors)
-    for text in covers.split(_BETWEEN):
-        first, *rest = text.split() or [""]
-        if first == own and others <= frozenset(rest):
-            return True
-    return False
+    older = [digest for race in reversed(record.races if record else ()) for digest in race.covers.split()]
+    digests = list(dict.fromkeys([*(_digest(a.name, a.version) for a in algorithms), *older]))
+    return " ".join(digests[: (LONGEST + 1) // (DIGITS + 1)])
 
 
 @functools.cache
-def _fingerprint(algorithms: tuple[Algorithm[Any], ...], vendors: frozenset[str]) -> tuple[str, frozenset[str]]:
-    """What decides the outcome of a candidate set: the algorithms of our own, and the vendors' by name."""
-    own = [f"{a.name}={a.version}" for a in algorithms if a.vendor is None]
-    others = frozenset(f"{a.name}={a.version}" for a in algorithms if a.vendor in vendors)
-    return hashlib.sha256("\n".join([str(PRUNE_FACTOR), *own]).encode()).hexdigest()[:16], others
+def _digest(name: str, version: str) -> str:
+    """What decides which of an algorithm's candidates are worth timing."""
+    return hashlib.sha256(f"{PRUNE_FACTOR} {name}={version}".encode()).hexdigest()[:DIGITS]

@@ -21,15 +21,16 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, cast
+from typing import IO, Any, Self, cast
 
 from autoconv import registry
 from autoconv.algorithm import Candidate
+from autoconv.cpu.device import CPU
 from autoconv.device import Device
 from autoconv.errors import DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.schema import Facts
-from autoconv.tuning.measurement import Event, Progress, failed, measure
+from autoconv.tuning.measurement import Event, Measurement, Progress, failed
 
 PATIENCE = 60.0  # seconds for one step (build and verify, or one round of timing) where no budget is given
 LEAST_PATIENCE = 5.0  # however small the budget: compiling takes time; to begin, it has all of `PATIENCE`
@@ -179,26 +180,48 @@ def serve(handle: Callable[[Device, Message, Callable[[Message], None]], None]) 
 
 
 class Worker:
-    """Measures as `autoconv.tuning.measurement.measure` does, in a process of its own for one device."""
+    """Measures as `Measurement` does, in a process of its own for one device.
+
+    Nothing that a candidate does can end the process that asks. What it was doing when it died or overran is that
+    candidate's failure; a new process then measures the others anew.
+
+    Parameters
+    ----------
+    device : Device
+    """
 
     def __init__(self, device: Device) -> None:
         self._process = DeviceProcess(device, "autoconv.tuning.worker")
         self._algorithms = {algorithm.name: algorithm for algorithm in registry.algorithms(device)}
+        self._begun = False
 
-    def measure(
-        self,
-        layer: ConvLayer,
-        candidates: Sequence[Candidate],
-        *,
-        budget: float | None = None,
-        progress: Progress | None = None,
-    ) -> dict[Candidate, Facts]:
-        """Every candidate's facts; nothing a candidate does can end this process.
+    def begin(self, layer: ConvLayer, *, budget: float | None = None, progress: Progress | None = None) -> Self:
+        """Turn to a layer.
 
         Parameters
         ----------
-        layer, candidates, budget, progress
-            As for `measure`. The budget is also the patience with one step.
+        layer, budget, progress
+            As for `Measurement`. The budget is also the patience with one step.
+
+        Returns
+        -------
+        Worker
+            Itself, of which `enter` and `finish` are asked next.
+        """
+        self._layer, self._budget, self._progress = layer, budget, progress
+        self._patience = PATIENCE if budget is None else max(budget, LEAST_PATIENCE)
+        self._entered: list[Candidate] = []
+        self._failures: dict[Candidate, Facts] = {}
+        self._begun = False
+        self._doing: Event | None = None
+        return self
+
+    def enter(self, candidates: Sequence[Candidate]) -> dict[Candidate, Facts]:
+        """As `Measurement.enter`.
+
+        Parameters
+        ----------
+        candidates : sequence of Candidate
 
         Returns
         -------
@@ -209,45 +232,93 @@ class Worker:
         PlanError
             When the worker cannot begin with any candidate: verification's own reference fails, say.
         """
-        left = list(candidates)
-        failures: dict[Candidate, Facts] = {}
+        facts = self._answered(list(candidates))
+        self._entered += facts
+        return facts | {candidate: self._failures[candidate] for candidate in candidates if candidate not in facts}
+
+    def finish(self) -> dict[Candidate, Facts]:
+        """As `Measurement.finish`.
+
+        Returns
+        -------
+        dict of Candidate to Facts
+
+        Raises
+        ------
+        PlanError
+            As for `enter`.
+        """
+        return self._failures | self._answered(None)
+
+    def measure(
+        self,
+        layer: ConvLayer,
+        candidates: Sequence[Candidate],
+        *,
+        budget: float | None = None,
+        progress: Progress | None = None,
+    ) -> dict[Candidate, Facts]:
+        """As the function of this name in `autoconv.tuning.measurement`.
+
+        Parameters
+        ----------
+        layer, candidates, budget, progress
+            As for that.
+
+        Returns
+        -------
+        dict of Candidate to Facts
+
+        Raises
+        ------
+        PlanError
+            As for `enter`.
+        """
+        self.begin(layer, budget=budget, progress=progress).enter(candidates)
+        return self.finish()
+
+    def _answered(self, candidates: list[Candidate] | None) -> dict[Candidate, Facts]:
+        """The facts of some candidates that enter, or with None of all in the end, but for those at which it fails."""
         while True:
             try:
-                facts, culprit, reason = self._attempt(layer, left, budget, progress)
+                if not self._begun:
+                    self._ask({"layer": self._layer.key(), "budget": self._budget})
+                    self._begun = True
+                    self._ask({"enter": list(map(str, self._entered))})
+                return self._ask({"finish": True} if candidates is None else {"enter": list(map(str, candidates))})
+            except NoAnswerError as failure:
+                self._begun = False
+                culprit = _blamed(self._doing, failure)
+                self._failures[culprit] = failed(
+                    self._algorithms[culprit.algorithm], f"{failure} ({_during(self._doing)})"
+                )
+                for some in (self._entered, candidates or []):
+                    if culprit in some:
+                        some.remove(culprit)
             except BaseException:  # its answer, if one is still to come, would be taken for that to the next request
                 self.close()
                 raise
-            if culprit is None:
-                return failures | facts
-            failures[culprit] = failed(self._algorithms[culprit.algorithm], reason)
-            left.remove(culprit)
 
-    def _attempt(
-        self, layer: ConvLayer, candidates: Sequence[Candidate], budget: float | None, progress: Progress | None
-    ) -> tuple[dict[Candidate, Facts], Candidate | None, str]:
-        """The facts; or the candidate at which the worker died or overran, and how."""
-        patience = PATIENCE if budget is None else max(budget, LEAST_PATIENCE)
-        names = {str(candidate): candidate for candidate in candidates}
-        self._process.send({"layer": layer.key(), "candidates": list(names), "budget": budget})
-        doing: Event | None = None
+    def _ask(self, message: Message) -> dict[Candidate, Facts]:
+        """The answer to one message."""
+        self._doing = None
+        self._process.send(message)
         while True:
-            wait = patience if doing else max(patience, PATIENCE)  # to import all, and to find the right answer
-            try:
-                answer = self._process.receive(wait)
-            except NoAnswerError as failure:
-                return {}, _blamed(doing, failure), f"{failure} ({_during(doing)})"
+            # at first it has to import all and to find the right answer, or to compile
+            answer = self._process.receive(self._patience if self._doing else max(self._patience, PATIENCE))
             if "facts" in answer:
-                return {names[name]: Facts(**fields) for name, fields in answer["facts"].items()}, None, ""
+                return {Candidate.parse(name): Facts(**fields) for name, fields in answer["facts"].items()}
             if "error" in answer:
-                raise PlanError(f"{layer} cannot be measured: {answer['error']}")
-            candidate = names.get(answer["candidate"])
-            doing = Event(answer["stage"], layer, candidate, answer["done"], answer["total"])
-            if progress is not None:
-                progress(doing)
+                raise PlanError(f"{self._layer} cannot be measured: {answer['error']}")
+            candidate = None if answer["candidate"] is None else Candidate.parse(answer["candidate"])
+            self._doing = Event(answer["stage"], self._layer, candidate, answer["done"], answer["total"])
+            if self._progress is not None:
+                self._progress(self._doing)
 
     def close(self) -> None:
-        """End the process, whatever it is doing; the next `measure` starts another."""
+        """End the process, whatever it is doing; the next `begin` starts another."""
         self._process.close()
+        self._begun = False
 
 
 def _blamed(doing: Event | None, failure: NoAnswerError) -> Candidate:
@@ -260,24 +331,38 @@ def _during(doing: Event | None) -> str:
     return "nothing begun" if doing is None else {"verify": "being verified", "race": "being timed"}[doing.stage]
 
 
-def _measure(device: Device, request: Message, answer: Callable[[Message], None]) -> None:
+class _Answers:
     """The worker's side: progress, and then the facts, or why there are none."""
 
-    def progress(event: Event) -> None:
-        candidate = None if event.candidate is None else str(event.candidate)
-        answer({"stage": event.stage, "candidate": candidate, "done": event.done, "total": event.total})
+    def __init__(self) -> None:
+        self._measurement: Measurement | None = None
 
-    try:
-        layer, candidates = ConvLayer.parse(request["layer"]), list(map(Candidate.parse, request["candidates"]))
-        with device.selected():
-            facts = measure(layer, device, candidates, budget=request["budget"], progress=progress)
-    except DeviceLostError:
-        raise
-    except Exception as failure:
-        answer({"error": f"{type(failure).__name__}: {failure}"})
-    else:
-        answer({"facts": {str(candidate): dataclasses.asdict(found) for candidate, found in facts.items()}})
+    def __call__(self, device: Device, request: Message, answer: Callable[[Message], None]) -> None:
+        def progress(event: Event) -> None:
+            candidate = None if event.candidate is None else str(event.candidate)
+            answer({"stage": event.stage, "candidate": candidate, "done": event.done, "total": event.total})
+
+        try:
+            with device.selected():
+                facts = self._found(device, request, progress)
+        except DeviceLostError:
+            raise
+        except Exception as failure:
+            answer({"error": f"{type(failure).__name__}: {failure}"})
+        else:
+            answer({"facts": {str(candidate): dataclasses.asdict(found) for candidate, found in facts.items()}})
+
+    def _found(self, device: Device, request: Message, progress: Progress) -> dict[Candidate, Facts]:
+        if "layer" in request:
+            self._measurement = None  # what the last one held is free
+            layer, aside = ConvLayer.parse(request["layer"]), isinstance(device, CPU)
+            self._measurement = Measurement(layer, device, budget=request["budget"], progress=progress, aside=aside)
+            return {}
+        assert self._measurement is not None
+        if "enter" in request:
+            return self._measurement.enter(list(map(Candidate.parse, request["enter"])))
+        return self._measurement.finish()
 
 
 if __name__ == "__main__":
-    serve(_measure)
+    serve(_Answers())

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import SIZE, FaultyCPU, patient_but_with_hangs
+from faulty import SIZE, FaultyCPU, patient_but_with_hangs, pretended
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
@@ -99,7 +99,7 @@ def rigged(cache: TuningCache, layer: ConvLayer = LAYER, **facts: Facts) -> Faul
     device = FaultyCPU.having(*facts)
     found = {Candidate.parse(f"faulty.{name}"): replace(f, version="1", samples=9) for name, f in facts.items()}
     found[Candidate("numpy.direct")] = Facts(NumpyDirect().version, time=1.0, samples=9)
-    covers = note(registry.algorithms(device), frozenset())
+    covers = note(registry.algorithms(device))
     race = Race("0" * 32, "2026-01-01T00:00:00+00:00", device.versions, False, None, found, covers)
     cache.add(layer.key(), device.key, race)
     return device
@@ -142,7 +142,7 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> list[CandidateSet]:
 @pytest.mark.parametrize("covers", [True, False])
 def test_a_recorded_candidate_that_is_not_what_it_says_is_passed_over(cache: TuningCache, covers: bool) -> None:
     device = CPU.current()
-    noted = note(registry.algorithms(device), frozenset()) if covers else ""
+    noted = note(registry.algorithms(device)) if covers else ""
     names = ["numpy.gemm[tile=7]", "numpy.gemm[tile=image]", "winograd[m=99]", "winograd[rows=-1]", "direct[TK=3]"]
     names += ["numpy.winograd[m=1000,r=3]", "gemm", "depthwise[TP=0,NV=0,nt=0]", "numpy.fft[tile=x]", "gone[a=1]"]
     versions = {algorithm.name: algorithm.version for algorithm in algorithms(device)}
@@ -330,11 +330,11 @@ def test_a_former_winner_stands_in_the_way_only_until_the_layer_is_tuned_again(
     with pytest.raises(PlanError, match=r"^faulty.none\[a=1\], the winner on record"):
         fresh(LAYER, "cached", device=changed, cache=cache)
 
-    def hasty(layer: ConvLayer, device: CPU, candidates: list[Candidate], **options: Any) -> dict[Candidate, Facts]:
+    def hasty(candidate: Candidate) -> Facts:
         late = Facts("2", failure="unreached: the budget was spent")
-        return {c: late if c.algorithm == "faulty.none" else Facts(NumpyDirect().version, time=1.0) for c in candidates}
+        return late if candidate.algorithm == "faulty.none" else Facts(NumpyDirect().version, time=1.0)
 
-    monkeypatch.setattr(racing, "measure", hasty)
+    monkeypatch.setattr(racing, "Measurement", pretended(hasty))
     tuned = fresh(LAYER, mode, device=changed, cache=cache, budget=1.0)
     assert (str(tuned.candidate), tuned.timed) == ("numpy.direct", 1)
     assert tuned.facts["faulty.none[a=1]"].failure == "it is not a candidate of this layer"
@@ -566,21 +566,14 @@ def test_another_llvm_has_winner_and_runner_up_timed_again_and_no_more(
     device = rigged(cache, **{name: Facts("1", time=times[name], workspace=SIZE) for name in faults})
     before = {algorithm.name: algorithm.version for algorithm in algorithms(CPU.current())}
     raced: list[list[str]] = []
+    offered = {algorithm.name: algorithm for algorithm in algorithms(device)}
 
-    def timed(layer: ConvLayer, device: CPU, candidates: list[Candidate], **options: Any) -> dict[Candidate, Facts]:
-        raced.append(list(map(str, candidates)))
-        offered = {algorithm.name: algorithm for algorithm in algorithms(device)}
-        return {
-            c: Facts(
-                offered[c.algorithm].version,
-                time=times[c.algorithm.partition(".")[2]],
-                samples=9,
-                workspace=offered[c.algorithm].workspace_bytes(layer, device, {}),
-            )
-            for c in candidates
-        }
+    def timed(candidate: Candidate) -> Facts:
+        algorithm = offered[candidate.algorithm]
+        seconds, workspace = times[algorithm.name.partition(".")[2]], algorithm.workspace_bytes(LAYER, device, {})
+        return Facts(algorithm.version, time=seconds, samples=9, workspace=workspace)
 
-    monkeypatch.setattr(racing, "measure", timed)
+    monkeypatch.setattr(racing, "Measurement", pretended(timed, raced))
     assert fresh(LAYER, device=device, cache=cache).timed == 0
     monkeypatch.setattr("llvmlite.__version__", "99.0")
     for cached in (code_hash.version, code_hash._files):

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from guards import run_guarded
+from guards import run_guarded, some
 from layers import edge, edges, everyday, operands
 
 import autoconv.cpu
@@ -49,7 +49,7 @@ def test_contract(algorithm: Algorithm) -> None:
             assert candidates == algorithm.all(layer, DEVICE)
             assert len(set(candidates)) == len(candidates)
             assert all(Candidate.parse(str(candidate)) == candidate for candidate in candidates)
-            able = [candidate for candidate in candidates if not algorithm.why_not(layer, DEVICE, candidate.params)]
+            able = [c for c in some(candidates, 8) if not algorithm.why_not(layer, DEVICE, c.params)]
             for candidate in everyday(algorithm, layer, able):
                 params = candidate.params
                 kernel = algorithm.build(layer, DEVICE, params)
@@ -68,7 +68,8 @@ def test_exact_algorithms_alone_sum_whole_numbers_without_error(algorithm: Algor
         for direction in DIRECTIONS:
             layer = edge(name, direction=direction)
             arrays = tuple(rng.integers(-400, 400, shape).astype("f") for shape in layer.input_shapes)
-            able = [c for c in algorithm.all(layer, DEVICE) if not algorithm.why_not(layer, DEVICE, c.params)]
+            offered = some(algorithm.all(layer, DEVICE), 8)
+            able = [c for c in offered if not algorithm.why_not(layer, DEVICE, c.params)]
             for candidate in everyday(algorithm, layer, able):
                 out = run_guarded(algorithm, layer, DEVICE, candidate, (*arrays, None, None), "after")
                 errs.add(bool((out != convolve(layer, *arrays)).any()))

@@ -58,7 +58,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"options", "output"},
     ),
     "autoconv.bench": (
-        {"gpu"},
+        {"gpu", "exhaustive"},
         {"race", "reports"},
         {"results", "exported", "bound"},
         {"suites"},

@@ -132,12 +132,13 @@ def test_a_worker_that_cannot_begin_says_why() -> None:
 
 def test_a_process_answers_says_how_it_ended_and_begins_again() -> None:
     process = isolate.DeviceProcess(FaultyCPU.having("exits"), "autoconv.tuning.worker")
-    request = {"layer": LAYER.key(), "candidates": ["faulty.exits"], "budget": None}
     try:
         for _ in range(2):
-            process.send({"layer": "nonsense"} | {name: request[name] for name in ("candidates", "budget")})
+            process.send({"layer": "nonsense", "budget": None})
             assert process.receive(1.0)["error"].startswith("LayerError: ")
-            process.send(request)
+            process.send({"layer": LAYER.key(), "budget": None})
+            assert process.receive(1.0) == {"facts": {}}
+            process.send({"enter": ["faulty.exits"]})
             assert process.receive(1.0)["stage"] == "verify"
             with pytest.raises(isolate.NoAnswerError, match="exited with status 3"):
                 process.receive(1.0)

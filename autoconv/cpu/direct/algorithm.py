@@ -8,14 +8,15 @@ their pixels sees.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, Module
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
-from autoconv.cpu.common.correlation import Correlation
+from autoconv.cpu.common.grid import parts, register_tiles, steps
 from autoconv.cpu.common.packing import packed_size
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct.estimate import seconds, wgrad_seconds
@@ -26,7 +27,6 @@ from autoconv.cpu.direct.geometry import (
     correlation_count,
     correlations_of,
     even_columns,
-    fullest_tile,
     sums_bytes,
     unrolled,
 )
@@ -37,11 +37,8 @@ from autoconv.layer import ConvLayer
 
 MOST_CORRELATIONS = 64  # of a strided gradient, each with code of its own
 MOST_UNROLLED = 8000  # multiply-adds of one program: LLVM takes a second for them
-TILES = {  # pixels by vectors of filters; the first also reads filters where they are
-    "avx512": ((28, 1), (14, 2), (6, 4)),
-    "avx2": ((12, 1), (6, 2)),
-    "generic": ((10, 1), (5, 2)),
-}
+LEAST_BLOCK = 16  # channels of the sum at a time, between which the sums go to memory and back, ...
+MULTIPLE = 4  # ... in whole rounds of the unrolled loop over them
 
 
 class Direct(GeneratedAlgorithm):
@@ -75,38 +72,15 @@ class Direct(GeneratedAlgorithm):
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         if layer.direction == "wgrad":
             return wgrad_candidates(layer, device.instruction_set)
-        c = max(correlations_of(layer), key=lambda c: c.macs)
-        lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
-
-        def tile(pixels: int, vectors: int, filters: str) -> Params:
-            """The fullest; where that is unrolled too far, of a single row, which takes taps as they come."""
-            TK = lanes * min(vectors, math.ceil(c.K / lanes))
-            TP, TQ = fullest_tile(c, pixels)
-            params: Params = {"TK": TK, "TP": TP, "TQ": TQ, "BC": c.C, "filters": filters}
-            if unrolled(layer, device, params) <= MOST_UNROLLED:
-                return params
-            return {**params, "TP": 1, "TQ": even_columns(c, pixels)}
-
-        shapes = TILES[device.instruction_set]
-        # a broadcast takes an instruction of its own before AVX-512: one vector of filters is too few for it
-        several = shapes if device.instruction_set == "avx512" or lanes >= c.K else shapes[1:]
-        found = [tile(*shape, "packed") for shape in several]
-        found += [self._blocked(layer, device, c, params) for params in found[:2]]
-        found.append(tile(*shapes[0], "strided"))
-        found += [tile(1, 4, way) for way in ("packed", "strided") if self.refusals(layer, device, found[-1])]
-        return list({tuple(params.values()): params for params in found}.values())
-
-    def _blocked(self, layer: ConvLayer, device: CPU, c: Correlation, params: Params) -> Params:
-        """The same with filters of a quarter of the L1 cache at a time, where that is worth a buffer."""
-        taps = max(len(c.rows.taps) * len(c.columns.taps), 1)
-        room = device.machine.caches[0] // (4 * taps * int(params["TK"]) * layer.accumulator.itemsize)
-        number = math.ceil(c.C / max(room, 4))
-        if number == 1 or sums_bytes(layer, c, blocking(c, params)) > BUFFER:
-            return params
-        return {**params, "BC": math.ceil(c.C / (4 * number)) * 4}
+        return (params for params in _grid(layer, device) if not self.refusals(layer, device, params))
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        if layer.direction != "wgrad" and (count := unrolled(layer, device, params)) > MOST_UNROLLED:
+        if layer.direction == "wgrad":
+            return []
+        C, BC = max(c.C for c in correlations_of(layer)), int(params["BC"])
+        if BC < 1 or (BC < C and BC % MULTIPLE):
+            return [f"BC={BC}: expected {C}, or fewer channels in multiples of {MULTIPLE}"]
+        if (count := unrolled(layer, device, params)) > MOST_UNROLLED:
             tile = ",".join(f"{name}={params[name]}" for name in ("TK", "TP", "TQ"))
             return [f"{tile}: expected at most {MOST_UNROLLED} multiply-adds in the unrolled program, got {count}"]
         return []
@@ -135,6 +109,29 @@ class Direct(GeneratedAlgorithm):
             return compiler.build(emit_wgrad_packed, device.instruction_set, layer, packed)
         in_place = wgrad_blocking(layer, device.threads, TK, BC)
         return compiler.build(emit_wgrad, device.instruction_set, layer, in_place)
+
+
+def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
+    """Register tiles by the rows and columns that make up their pixels by channels at a time, and by how filters lie.
+
+    At last tiles of a single pixel, which are unrolled the least.
+    """
+    c = max(correlations_of(layer), key=lambda c: c.macs)
+    lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
+    needed = math.ceil(c.K / lanes)
+    tiles = [(vectors, pixels) for vectors, pixels in register_tiles(device.instruction_set) if vectors <= needed]
+    seen = set()
+    for (vectors, pixels), way in itertools.product([*tiles, (min(needed, 4), 1)], ("packed", "strided")):
+        for TP in steps(min(pixels, c.rows.count)):
+            TQ = even_columns(c, pixels // TP)
+            for n in reversed(parts(c.C)) if way == "packed" else (c.C,):
+                BC = min(-(-n // MULTIPLE) * MULTIPLE, c.C)
+                params: Params = {"TK": lanes * vectors, "TP": TP, "TQ": TQ, "BC": BC, "filters": way}
+                if BC < c.C and (BC < LEAST_BLOCK or sums_bytes(layer, c, blocking(c, params)) > BUFFER):
+                    break
+                if (key := tuple(params.values())) not in seen:
+                    seen.add(key)
+                    yield params
 
 
 def _copies(layer: ConvLayer, params: Params) -> bool:

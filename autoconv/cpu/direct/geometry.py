@@ -161,16 +161,6 @@ def correlation_count(layer: ConvLayer) -> int:
     return min(layer.stride[0], layer.H) * min(layer.stride[1], layer.W)
 
 
-def fullest_tile(c: Correlation, pixels: int) -> tuple[int, int]:
-    """Rows and columns of the tile, of at most so many pixels, that is fullest on the average; the widest of equals."""
-    rows, columns = c.rows.count, c.columns.count
-
-    def tiles_of(tile: tuple[int, int]) -> int:
-        return math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
-
-    return min(((TP, even_columns(c, pixels // TP)) for TP in range(1, min(pixels, rows) + 1)), key=tiles_of)
-
-
 def even_columns(c: Correlation, pixels: int) -> int:
     """Columns of a tile, at most so many: as few tiles as there must be, of almost equal width."""
     return math.ceil(c.columns.count / math.ceil(c.columns.count / pixels))

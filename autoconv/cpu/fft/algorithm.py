@@ -16,6 +16,7 @@ from autoconv.algorithm import PADDING_ONLY, Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
+from autoconv.cpu.common.grid import batches, parts
 from autoconv.cpu.device import CPU
 from autoconv.cpu.fft.estimate import seconds
 from autoconv.cpu.fft.geometry import (
@@ -27,12 +28,11 @@ from autoconv.cpu.fft.geometry import (
     fourier_correlations,
 )
 from autoconv.cpu.fft.kernels import emit
-from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.transform.geometry import TiledAxis, unfit
 from autoconv.layer import ConvLayer
 
-MOST_SIZES = 3  # sizes of tiles among a layer's candidates, ...
-SMALL = 10**7, 5  # ... unless it has so few operations, or its filters fewer taps on a side, that one will do
+MOST_SIZES = 8  # sizes of tiles in a layer's grid
+MOST_TILES = 64  # of a chunk
 MOST_CORRELATIONS = 2  # of a strided gradient, for the sake of compile time
 LARGEST = 256 << 20  # bytes of filter spectra; layers beyond are deep and small in area
 LARGEST_STACK = 256 << 10  # bytes a filter's taps and spectrum take while it is transformed
@@ -71,24 +71,14 @@ def _sizes(axis: CorrelationAxis, pairs: bool) -> list[CircularAxis]:
     return found
 
 
-def _schedules(one: FourierTiling, machine: Machine) -> Iterator[tuple[float, int, int]]:
-    """Predicted seconds, rows of tiles of a chunk, and chunks of a cooperative batch."""
-    most = max(1, min(one.tile_rows, 64 // one.columns.tiles))
-    for rows in sorted({-(-one.tile_rows // -(-one.tile_rows // rows)) for rows in range(1, most + 1)}):
-        tiling = one.resized(rows, 1)
-        batch = max(1, min(tiling.chunks, machine.caches[2] // 3 // (tiling.v_size * tiling.itemsize)))
-        for coop in (0,) if one.channelwise else (0, batch):
-            yield seconds(tiling.resized(rows, coop), machine), rows, coop
-
-
-@functools.lru_cache(256)
-def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, int], ...]:
-    """The most promising sizes of tiles, each with its best schedule."""
+@functools.lru_cache(64)
+def _pairs(layer: ConvLayer, device: CPU) -> tuple[FourierTiling, ...]:
+    """The most promising sizes of tiles."""
     main = max(fourier_correlations(layer), key=lambda c: c.macs)
     found: dict[tuple[int, ...], tuple[float, FourierTiling]] = {}
     for axes in itertools.product(_sizes(main.rows, False), _sizes(main.columns, True)):
         tiling = _tiling(layer, device, main, axes)
-        whole = tiling.resized(max(1, 64 // tiling.columns.tiles), int(not tiling.channelwise))
+        whole = tiling.resized(max(1, MOST_TILES // tiling.columns.tiles), int(not tiling.channelwise))
         cost = min(seconds(some, device.machine) for some in (tiling, whole))
         # of a size and its mirror image one is enough
         lengths = tuple(sorted(tiling.lengths)) if main.rows == main.columns else tiling.lengths
@@ -96,12 +86,18 @@ def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, 
             found[lengths] = cost, tiling
     # of those that are all too large some are named, to be refused for it
     fitting = [entry for entry in found.values() if entry[1].packed_size * entry[1].itemsize <= LARGEST]
-    chosen = []
-    most = 1 if layer.flops < SMALL[0] or max(layer.R, layer.S) < SMALL[1] else MOST_SIZES
-    for _, tiling in sorted(fitting or found.values(), key=lambda entry: entry[0])[: 2 * most]:
-        cost, rows, coop = min(_schedules(tiling, device.machine))
-        chosen.append((cost, tiling.lengths, rows, coop))
-    return tuple(choice[1:] for choice in sorted(chosen)[:most])
+    ranked = sorted(fitting or found.values(), key=lambda entry: entry[0])
+    return tuple(tiling for _, tiling in ranked[:MOST_SIZES])
+
+
+def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
+    """Those sizes by chunks of up to `MOST_TILES` tiles, of each thread's own or in batches that the LLC holds."""
+    for one in _pairs(layer, device):
+        for rows in parts(one.tile_rows, MOST_TILES // one.columns.tiles):
+            tiling = one.resized(rows, 1)
+            most = device.machine.caches[2] // (tiling.v_size * tiling.itemsize)
+            for coop in (0,) if one.channelwise else (0, *batches(max(1, min(tiling.chunks, most)))):
+                yield {"tile": f"{one.lengths[0]}x{one.lengths[1]}", "rows": rows, "coop": coop}
 
 
 class TiledFFT(GeneratedAlgorithm):
@@ -132,8 +128,7 @@ class TiledFFT(GeneratedAlgorithm):
         return reasons
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        ranked = () if self.unsupported(layer) else _ranked(layer, device)
-        return [{"tile": f"{T[0]}x{T[1]}", "rows": rows, "coop": coop} for T, rows, coop in ranked]
+        return () if self.unsupported(layer) else _grid(layer, device)
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         lengths, rows, coop = _parse(params)

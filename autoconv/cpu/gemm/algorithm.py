@@ -8,6 +8,7 @@ go over a range of them at a time, whose pixels stay in the L1 cache for all fil
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 
@@ -15,27 +16,43 @@ from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
+from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
+from autoconv.cpu.common.grid import parts, register_tiles
 from autoconv.cpu.common.streaming import streaming_refusals
 from autoconv.cpu.device import CPU
-from autoconv.cpu.gemm.geometry import GemmBlocking, idle_lanes, line_pixels, packed_elements, workspace_elements
+from autoconv.cpu.gemm.geometry import (
+    GemmBlocking,
+    idle_lanes,
+    in_place,
+    line_pixels,
+    packed_elements,
+    workspace_elements,
+)
 from autoconv.cpu.gemm.kernels import emit
 from autoconv.layer import ConvLayer
 
 MOST_CHANNELS = 4  # under filters larger than 1x1, whose taps are written out for each
 MOST_TAPS = 256
-TILES = {"avx512": ((8, 3),), "avx2": ((4, 3),), "generic": ((4, 2),)}
+LEAST_RANGE = 16  # channels of a sum at a time, between which the sums go to memory and back
 
 
 def _blocking(device: CPU, params: Params) -> GemmBlocking:
-    TK, NV, nt = (int(params[name]) for name in ("TK", "NV", "nt"))
-    return GemmBlocking(TK, NV, bool(nt), device.threads, device.machine.caches[1])
+    TK, NV, BC, nt = (int(params[name]) for name in ("TK", "NV", "BC", "nt"))
+    return GemmBlocking(TK, NV, BC, bool(nt), device.threads, device.machine.caches[1])
+
+
+def _ranges(layer: ConvLayer) -> list[int]:
+    """Channels of the sum at a time: all, or where an image is read in place some."""
+    (problem,) = correlations(layer)
+    return [n for n in reversed(parts(problem.C)) if n == problem.C or (n >= LEAST_RANGE and in_place(problem))]
 
 
 class Gemm(GeneratedAlgorithm):
     """Outer products of filters and pixels in registers, for NCHW layers of 1x1 filters or few channels.
 
-    Parameters: register tiles of `TK` channels by `NV` vectors of pixels; `nt=1` stores past the caches.
+    Parameters: register tiles of `TK` channels by `NV` vectors of pixels; `BC` channels of a sum at a time; `nt=1`
+    stores past the caches.
 
     Source: Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008),
     doi:10.1145/1356052.1356053, for the outer products on a register tile and the filters held in the L2 cache; pixels
@@ -49,14 +66,19 @@ class Gemm(GeneratedAlgorithm):
     exact = True
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return [{"TK": TK, "NV": NV, "nt": nt} for TK, NV in TILES[device.instruction_set] for nt in (0, 1)]
+        if self._outside(layer):
+            return []
+        streams = [nt for nt in (0, 1) if not (nt and streaming_refusals(layer, device))]
+        grid = itertools.product(register_tiles(device.instruction_set), _ranges(layer), streams)
+        return [{"TK": TK, "NV": NV, "BC": BC, "nt": nt} for (NV, TK), BC, nt in grid]
 
-    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
+    def unsupported(self, layer: ConvLayer) -> list[str]:
+        return super().unsupported(layer) or self._outside(layer)
+
+    def _outside(self, layer: ConvLayer) -> list[str]:
+        """What is against all parameters."""
         reasons = []
         R, S, C = layer.R, layer.S, layer.C // layer.groups
-        if (params["TK"], params["NV"]) not in TILES[device.instruction_set]:
-            allowed = " or ".join(f"TK={TK},NV={NV}" for TK, NV in TILES[device.instruction_set])
-            reasons.append(f"TK={params['TK']},NV={params['NV']}: expected {allowed}")
         if layer.direction == "dgrad" and (R, S, layer.stride, layer.padding) != (1, 1, (1, 1), ((0, 0), (0, 0))):
             reasons.append(
                 f"dgrad: expected 1x1 filters, unit stride and no padding, got R={R}, S={S}, stride={layer.stride}, "
@@ -66,6 +88,15 @@ class Gemm(GeneratedAlgorithm):
             reasons.append(f"{R}x{S} filters: expected at most {MOST_CHANNELS} channels in a group, got {C}")
         if R * S > MOST_TAPS:
             reasons.append(f"R={R}, S={S}: expected at most {MOST_TAPS} taps, which are written out, got {R * S}")
+        return reasons
+
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
+        reasons = []
+        if (params["NV"], params["TK"]) not in (tiles := register_tiles(device.instruction_set)):
+            allowed = " or ".join(f"TK={TK},NV={NV}" for NV, TK in tiles)
+            reasons.append(f"TK={params['TK']},NV={params['NV']}: expected {allowed}")
+        if params["BC"] not in (ranges := _ranges(layer)):
+            reasons.append(f"BC={params['BC']}: expected {' or '.join(map(str, ranges))}")
         if params["nt"]:
             reasons += streaming_refusals(layer, device)
             pixels = line_pixels(layer)

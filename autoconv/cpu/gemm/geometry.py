@@ -10,14 +10,16 @@ from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.common.panel import PanelRow, in_lines, segments_of
 from autoconv.layer import ConvLayer
 
-RANGE = 64  # channels of a sum at a time: pixels of a tile stay in the L1 cache for all blocks of filters
-
 
 class GemmBlocking(NamedTuple):
-    """How the work is cut: TK channels by NV vectors in registers; filters of half the L2 cache."""
+    """How the work is cut: TK channels by NV vectors in registers, BC channels of a sum at a time.
+
+    The pixels of a tile then stay in the L1 cache for all blocks of filters, which are half the L2 cache.
+    """
 
     TK: int
     NV: int
+    BC: int
     nt: bool
     threads: int
     l2_bytes: int
@@ -31,9 +33,8 @@ class ChannelRange(NamedTuple):
     ends: bool = True
 
     @classmethod
-    def all(cls, C: int) -> list[ChannelRange]:
-        """About `RANGE` channels each, all but the last as many; one of twice as many costs less than two."""
-        each = math.ceil(C / (C // RANGE if C > 2 * RANGE else 1))
+    def all(cls, C: int, each: int) -> list[ChannelRange]:
+        """All channels, so many each, the last ones what is left."""
         starts = range(0, C, each)
         return [cls(min(each, C - c), c == 0, c == starts[-1]) for c in starts]
 

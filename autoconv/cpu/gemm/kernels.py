@@ -80,7 +80,7 @@ class _InPlaceWriter:
         lanes = m.lanes(self.element)
         odd = 0 if blocking.nt else odd_pixels(m.instruction_set, blocking.TK, blocking.NV)
         self.segments = segments_of(problem.rows.count * problem.columns.count, lanes, blocking.NV, odd)
-        self.ranges = ChannelRange.all(problem.C)
+        self.ranges = ChannelRange.all(problem.C, blocking.BC)
         self.sums_size = blocking.TK * (blocking.NV * lanes + odd)
         i, o = problem.input, problem.output
         self.functions = {}

@@ -24,10 +24,10 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.gemm_packed.geometry import (
     PlaneTiles,
     blocking_of,
+    grid_of,
     micropanel_pitch,
     pixels_of,
     product,
-    register_tiles,
     rounded,
     thread_bytes,
 )
@@ -38,7 +38,9 @@ MOST_STRIDE = 8  # of a gradient: the zeros after a pixel are written out
 
 
 class GemmPacked(GeneratedAlgorithm):
-    """Register tiles of `TK` channels by `TQ` pixels, from packed filters and packed panels of pixels.
+    """Register tiles of `TK` channels by `TQ` pixels, from packed filters and `panels` packed panels of pixels.
+
+    `BC` channels of the sum at a time.
 
     Source: Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008),
     doi:10.1145/1356052.1356053: the packing of both operands, with a panel of pixels in the L2 cache and a block of
@@ -52,13 +54,11 @@ class GemmPacked(GeneratedAlgorithm):
     exact = True
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return register_tiles(layer, device)
+        return grid_of(layer, device)
 
-    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = []
-        if params not in (tiles := register_tiles(layer, device)):
-            allowed = " or ".join(f"TK={tile['TK']},TQ={tile['TQ']}" for tile in tiles)
-            reasons.append(f"TK={params['TK']},TQ={params['TQ']}: expected {allowed}")
+    def unsupported(self, layer: ConvLayer) -> list[str]:
+        if reasons := super().unsupported(layer):
+            return reasons
         if (layer.R, layer.S) != (1, 1):
             reasons.append(f"R={layer.R}, S={layer.S}: expected 1x1 filters")
         if layer.padding != ((0, 0), (0, 0)):
@@ -66,6 +66,17 @@ class GemmPacked(GeneratedAlgorithm):
         if layer.direction == "dgrad" and max(layer.stride) > MOST_STRIDE:
             stride = f"{layer.stride[0]}x{layer.stride[1]}"
             reasons.append(f"dgrad: expected strides up to {MOST_STRIDE}, whose zeros are written out, got {stride}")
+        return reasons
+
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
+        reasons = []
+        if params not in (grid := grid_of(layer, device)):
+            for name in ("TK", "TQ", "BC", "panels"):
+                allowed = sorted({cut[name] for cut in grid})
+                if params[name] not in allowed:
+                    reasons.append(f"{name}={params[name]}: expected {' or '.join(map(str, allowed))}")
+            given = ",".join(f"{name}={value}" for name, value in params.items())
+            reasons = reasons or [f"{given}: expected sums that fill the registers and a task's buffer, and no more"]
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:

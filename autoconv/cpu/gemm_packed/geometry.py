@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Module
 from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.cpu.common.grid import parts, register_tiles
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.cpu.device import CPU
 
-TILES = {  # vectors of channels by pixels; one vector is enough where a broadcast is no instruction of its own
-    "avx512": ((2, 14), (1, 28)),
-    "avx2": ((2, 6),),
-    "generic": ((2, 5),),
-}
 SUMS = 32 * 1024  # bytes of a task's sums, where they go over some channels at a time
 MOST_TILES = 256  # in a task: what is noted of each lies on the stack
 
@@ -95,12 +92,31 @@ def thread_bytes(problem: Correlation, blocking: PackedGemmBlocking, itemsize: i
     return LINE + (blocking.tiles * micropanel_pitch(problem, blocking.TQ) + gathered) * itemsize
 
 
-def register_tiles(layer: ConvLayer, device: CPU) -> list[dict[str, int]]:
-    """The first tile, and what other has fewer lanes that hold nothing."""
-    lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
-    first, *others = ({"TK": vectors * lanes, "TQ": pixels} for vectors, pixels in TILES[device.instruction_set])
-    K = product(layer).K
-    return [first, *(tile for tile in others if rounded(K, tile["TK"]) < rounded(K, first["TK"]))]
+@functools.lru_cache(64)
+def grid_of(layer: ConvLayer, device: CPU) -> list[dict[str, int]]:
+    """Register tiles by channels at a time by panels that fit the L2 cache.
+
+    Of channels at a time those whose block of filters is at least an eighth of the L1 cache, as the sums go to memory
+    and back between them; a task has room for the sums of so many tiles only.
+    """
+    problem, itemsize = product(layer), layer.accumulator.itemsize
+    m = Module(device.instruction_set)
+    lanes = m.lanes(DTYPES[layer.dtype])
+    grid = []
+    for vectors, TQ in register_tiles(device.instruction_set):
+        TK = vectors * lanes
+        if vectors > 1 and rounded(problem.K, TK) >= 1.5 * problem.K:
+            continue  # most of the lanes would hold nothing
+        least = device.machine.caches[0] // (8 * TK * itemsize)
+        tiles = problem.N * PlaneTiles.of(problem, TQ).tiles
+        fit = max(1, min(MOST_TILES, device.machine.caches[1] // (micropanel_pitch(problem, TQ) * itemsize)))
+        for BC in dict.fromkeys(min(-(-n // m.terms) * m.terms, problem.C) for n in reversed(parts(problem.C))):
+            if least > BC and BC < problem.C:
+                break
+            most = min(fit, SUMS // (TK * TQ * itemsize)) if BC < problem.C else fit
+            few = (n for n in reversed(parts(tiles, most)) if 4 * n >= min(tiles, most))
+            grid += [{"TK": TK, "TQ": TQ, "BC": BC, "panels": math.ceil(tiles / together)} for together in few]
+    return grid
 
 
 def rounded(K: int, TK: int) -> int:
@@ -109,17 +125,10 @@ def rounded(K: int, TK: int) -> int:
 
 
 def blocking_of(layer: ConvLayer, device: CPU, params: Params) -> PackedGemmBlocking:
-    """Tiles of a panel fill half of the L2 cache, a block's filters half of the L1 cache."""
+    """The cut that the parameters name, with parts of the filters enough for the threads."""
     problem = product(layer)
-    TK, TQ = int(params["TK"]), int(params["TQ"])
-    itemsize = layer.accumulator.itemsize
-    parts = math.ceil(problem.C * TK * itemsize / (device.machine.caches[0] // 2))
-    unrolled = Module(device.instruction_set).terms
-    BC = math.ceil(problem.C / (parts * unrolled)) * unrolled
+    TK, TQ, BC, panels = (int(params[name]) for name in ("TK", "TQ", "BC", "panels"))
     tiles = problem.N * PlaneTiles.of(problem, TQ).tiles
-    most = SUMS // (TK * TQ * itemsize) if parts > 1 else MOST_TILES
-    fit = max(1, min(most, device.machine.caches[1] // 2 // (micropanel_pitch(problem, TQ) * itemsize)))
-    panels = math.ceil(tiles / fit)
     blocks = math.ceil(problem.K / TK)
     chunks = 1
     while panels * chunks * problem.groups < 8 * device.threads and chunks * 2 <= blocks:

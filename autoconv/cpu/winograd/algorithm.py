@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from autoconv.algorithm import Params, bound_for
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.cpu.common.grid import batches, parts
 from autoconv.cpu.device import CPU
 from autoconv.cpu.transform.geometry import unfit
 from autoconv.cpu.winograd.estimate import seconds
 from autoconv.cpu.winograd.geometry import (
     WinogradTiling,
     cap,
-    most_sizes,
     refusals_of,
     single_channels,
     sizes,
@@ -32,8 +32,7 @@ from autoconv.cpu.winograd.geometry import (
 from autoconv.cpu.winograd.kernels import emit
 from autoconv.layer import ConvLayer
 
-KEPT = 10  # the part of the LLC that transformed inputs may take before they fall out of it
-CONSIDERED = 5  # sizes of tiles for which chunks are looked at
+MOST_TILES = 256  # of a chunk
 MOST_CORRELATIONS = 4  # of a strided gradient, for the sake of compile time
 
 
@@ -48,45 +47,27 @@ def _parse(params: Params) -> tuple[tuple[int, int], int, int]:
 
 def tilings(layer: ConvLayer, device: CPU, params: Params) -> tuple[WinogradTiling, ...]:
     """How each correlation of a layer is cut."""
-    return tuple(_tiling(layer, device, c, *_parse(params)) for c in correlations(layer))
+    return _tilings(layer, device, *_parse(params))
 
 
-def _chunks(tiling: WinogradTiling) -> list[int]:
-    """Rows of tiles worth trying for a chunk: some that make nearly equal chunks of up to 256 tiles."""
-    most = min(tiling.tile_rows, 256 // tiling.columns.tiles)
-    tried = [1, *(rows for rows in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256) if rows <= most)]
-    return sorted({-(-tiling.tile_rows // -(-tiling.tile_rows // rows)) for rows in tried})
+@functools.lru_cache(16)  # what is asked of one candidate of a grid comes together
+def _tilings(layer: ConvLayer, device: CPU, m: tuple[int, int], rows: int, coop: int) -> tuple[WinogradTiling, ...]:
+    return tuple(_tiling(layer, device, c, m, rows, coop) for c in correlations(layer))
 
 
-@functools.lru_cache(256)
-def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int, int], ...]:
-    """For the most promising sizes of tiles, the best chunks of either schedule."""
+def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
+    """Sizes of tiles by chunks of up to `MOST_TILES` tiles, of each thread's own or in batches that the LLC holds."""
     main = max(correlations(layer), key=lambda c: c.macs)
-    l3 = device.machine.caches[2]
-
-    def schedule(m: tuple[int, int], rows: int, kept: int) -> tuple[float, tuple[int, int], int, int]:
-        """Chunks of so many rows, with their cost: by themselves, or as many in a batch as a part of the LLC keeps."""
-        tiling = _tiling(layer, device, main, m, rows, min(kept, 1))
-        if kept and tiling.chunks > 1:
-            coop = max(1, min(tiling.chunks, l3 // kept // (tiling.v_size * tiling.itemsize)))
-            tiling = _tiling(layer, device, main, m, rows, coop)
-        return seconds(tiling, device.machine), m, rows, tiling.coop
-
-    def quick(m: tuple[int, int]) -> tuple[float, tuple[int, int]]:
-        """Without looking for the best chunks: single rows, or in batches of as many as the LLC keeps."""
-        one = _tiling(layer, device, main, m, 1, 0)
-        kept = l3 // KEPT // (one.v_size * one.itemsize)
-        most = max(rows for rows in _chunks(one) if rows <= max(kept, 1))
-        return min(schedule(m, 1, 0), schedule(m, most, KEPT))[:2]
-
     square = main.rows == main.columns  # of a size and its mirror image one is enough
-    pairs = [m for m in itertools.product(sizes(main.rows), sizes(main.columns)) if m[0] <= m[1] or not square]
-    found = []
-    for _, m in sorted(map(quick, pairs))[:CONSIDERED]:
-        chunks = _chunks(_tiling(layer, device, main, m, 1, 0))
-        found.append(sorted(min(schedule(m, rows, kept) for rows in chunks) for kept in (0, KEPT)))
-    choices = [choice[1:] for schedules in sorted(found)[: most_sizes(layer)] for choice in schedules]
-    return tuple(dict.fromkeys(choices))
+    for m in itertools.product(sizes(main.rows), sizes(main.columns)):
+        if square and m[0] > m[1]:
+            continue
+        one = _tiling(layer, device, main, m, 1, 0)
+        for rows in parts(one.tile_rows, MOST_TILES // one.columns.tiles):
+            tiling = _tiling(layer, device, main, m, rows, 0)
+            most = device.machine.caches[2] // (tiling.v_size * tiling.itemsize)
+            for coop in (0, *batches(max(1, min(tiling.chunks, most)))):
+                yield {"m": f"{m[0]}x{m[1]}", "rows": rows, "coop": coop}
 
 
 class Winograd(GeneratedAlgorithm):
@@ -106,7 +87,7 @@ class Winograd(GeneratedAlgorithm):
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         if self.unsupported(layer):
             return []
-        return [{"m": f"{m[0]}x{m[1]}", "rows": rows, "coop": coop} for m, rows, coop in _ranked(layer, device)]
+        return _grid(layer, device)
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         return refusals_of(_parse(params)[0], tilings(layer, device, params))

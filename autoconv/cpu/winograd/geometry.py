@@ -37,8 +37,6 @@ _POINTS = {
 LARGEST_TILE = max(_POINTS)
 # Tiles by vectors of the product's register tile, when filters fill one vector and when they fill two.
 _REGISTER_TILES = {"avx512": {1: 28, 2: 14}, "avx2": {1: 12, 2: 6}, "generic": {1: 12, 2: 6}}
-MOST_SIZES = 3  # sizes of tiles among a layer's candidates, ...
-SMALL = 10**7  # ... unless it has so few operations that one will do
 FEWEST_TAPS = 4  # of a block, among the candidates
 MOST_GATHERS = 16  # vectors of channels that several subfilters share: each has code of its own
 
@@ -93,11 +91,6 @@ class WinogradTiling(Tiling):
     @functools.cached_property
     def most_tiles(self) -> int:
         return _REGISTER_TILES[self.instruction_set][self.vectors]
-
-
-def most_sizes(layer: ConvLayer) -> int:
-    """How many sizes of tiles are among a layer's candidates."""
-    return MOST_SIZES if layer.flops > SMALL else 1
 
 
 def sizes(axis: CorrelationAxis) -> range:

@@ -7,21 +7,20 @@ same decomposition serves strides, dilation and large filters.
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from autoconv.algorithm import Params, bound_for
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.cpu.common.grid import parts, steps
 from autoconv.cpu.device import CPU
 from autoconv.cpu.transform.geometry import unfit
 from autoconv.cpu.winograd.estimate import wgrad_seconds
 from autoconv.cpu.winograd.geometry import (
     WinogradTiling,
     cap,
-    most_sizes,
     refusals_of,
     single_channels,
     sizes,
@@ -31,7 +30,7 @@ from autoconv.cpu.winograd.gradients_geometry import WgradTiling
 from autoconv.cpu.winograd.gradients_kernels import emit
 from autoconv.layer import ConvLayer
 
-CHUNKS = 16, 32, 64, 128, 256  # tiles of a chunk, about
+MOST_TILES = 256  # of a chunk
 
 
 def _forward(layer: ConvLayer) -> Correlation:
@@ -59,18 +58,15 @@ def tiling_of(layer: ConvLayer, device: CPU, params: Params) -> WgradTiling:
     return _tiling(layer, device, *_parse(params))
 
 
-@functools.lru_cache(256)
-def _ranked(layer: ConvLayer, device: CPU) -> tuple[tuple[tuple[int, int], int], ...]:
-    """The most promising sizes of tiles, with the best sizes of chunks."""
+def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
+    """Sizes of tiles by chunks by slices, of which there are as many as make tasks enough for the threads, or fewer."""
     c = _forward(layer)
-    found: dict[tuple[int, ...], tuple[float, tuple[int, int], int]] = {}
     for m in itertools.product(sizes(c.rows), sizes(c.columns)):
         one = _tiling(layer, device, m, 1, 1).forward
-        for rows in {min(max(tiles // one.columns.tiles, 1), one.tile_rows) for tiles in CHUNKS}:
-            cost = wgrad_seconds(_tiling(layer, device, m, rows, 0), device.machine)
-            key = *sorted(m), rows >= one.tile_rows
-            found[key] = min(found.get(key, (cost, m, rows)), (cost, m, rows))
-    return tuple(choice[1:] for choice in sorted(found.values())[: most_sizes(layer)])
+        for rows in parts(one.tile_rows, MOST_TILES // one.columns.tiles):
+            most = _tiling(layer, device, m, rows, 0).slices
+            for slices in reversed(steps(most)):
+                yield {"m": f"{m[0]}x{m[1]}", "rows": rows, "slices": slices}
 
 
 class WinogradWgrad(GeneratedAlgorithm):
@@ -86,11 +82,7 @@ class WinogradWgrad(GeneratedAlgorithm):
         return super().unsupported(layer) or single_channels(layer) + unfit(layer.replace(direction="fwd"), 1)
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        found: list[Params] = []
-        for m, rows in () if self.unsupported(layer) else _ranked(layer, device):
-            slices = _tiling(layer, device, m, rows, 0).slices
-            found.append({"m": f"{m[0]}x{m[1]}", "rows": rows, "slices": slices})
-        return found
+        return () if self.unsupported(layer) else _grid(layer, device)
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         forward = tiling_of(layer, device, params).forward

@@ -65,6 +65,7 @@ class Polyphase(Algorithm[CPU]):
     dilated = False  # neighbouring taps would be of different components
     epilogue = False
     pool = "autoconv"
+    searched = True
     spreads_nonfinite = True  # taps that a component lacks are zeros, and multiplied
 
     @property

@@ -1,0 +1,52 @@
+"""Compiling ahead in forked processes, while this one verifies what is compiled already."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+LONGEST = 60  # seconds after which such a process ends in any case: whoever waits for its kernels may be gone
+
+
+@contextlib.contextmanager
+def compiled_aside(builds: Sequence[Callable[[], object]], processes: int) -> Iterator[None]:
+    """Build from the end of a list, while the caller builds from its start.
+
+    What a forked process compiles is found by the caller in the folder of compiled kernels; where they meet, one kernel
+    may be compiled twice. At the end of the context the processes are ended. Threads would not do, as llvmlite calls
+    LLVM behind one lock; and a fork is safe only where no other thread holds a lock, as in the tuning worker.
+
+    Parameters
+    ----------
+    builds : sequence of callable
+        What compiles; what they raise is left for the caller to meet.
+    processes : int
+        How many compile at once, the caller among them.
+    """
+    helpers = []
+    for place in range(min(processes - 1, len(builds) - 1) if hasattr(os, "fork") else 0):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, here parked ones of our own
+            helper = os.fork()
+        if not helper:
+            _build_and_exit(builds[::-1][place :: processes - 1])
+        helpers.append(helper)
+    try:
+        yield
+    finally:
+        for helper in helpers:
+            os.kill(helper, signal.SIGKILL)
+            os.waitpid(helper, 0)
+
+
+def _build_and_exit(builds: Sequence[Callable[[], object]]) -> None:
+    signal.alarm(LONGEST)
+    try:
+        for build in builds:
+            with contextlib.suppress(Exception):
+                build()
+    finally:
+        os._exit(0)

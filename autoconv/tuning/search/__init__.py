@@ -1,0 +1,1 @@
+"""Searching a grid of candidates too wide to be timed whole."""

@@ -1,0 +1,278 @@
+"""The search of a grid: it times a part, and finds what timing all would."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from autoconv import forget_plans, registry
+from autoconv.algorithm import Algorithm, Candidate, Kernel, Params
+from autoconv.common.aside import compiled_aside
+from autoconv.cpu.common.grid import parts, register_tiles, steps
+from autoconv.cpu.device import CPU
+from autoconv.cpu.numpy.direct import NumpyDirect
+from autoconv.device import Device
+from autoconv.layer import ConvLayer
+from autoconv.plans import Plan
+from autoconv.records.cache import TuningCache
+from autoconv.records.schema import Facts
+from autoconv.tuning import lookup, racing
+from autoconv.tuning.planner import plan
+from autoconv.tuning.search.search import MOST, Search
+from autoconv.tuning.search.surrogate import Surrogate
+
+LAYER = ConvLayer(N=1, C=3, H=6, W=6, K=4, R=3, S=3)
+SIZES = steps(64)
+
+
+def cut(BM: int, BN: int, name: str = "grid", **more: int | str) -> Candidate:
+    return Candidate(name, (("BM", BM), ("BN", BN), *more.items()))
+
+
+def seconds(candidate: Candidate) -> float:
+    """A bowl whose bottom lies where no estimate says, with a wall on one side."""
+    BM, BN = (math.log2(int(candidate.params[name])) for name in ("BM", "BN"))
+    return 1e-3 * (1 + (BM - 4) ** 2 / 20 + (BN - 2) ** 2 / 20 + (0.5 if BM > 5 else 0))
+
+
+def searched(expected: dict[Candidate, Facts], measured: dict[Candidate, Facts], **options: Any) -> list[Candidate]:
+    """The candidates in the order in which a search times them."""
+    search, timed = Search(expected, options.get("exact", ()), options.get("known", {})), []
+    while block := search.next():
+        assert not set(block) & set(timed)
+        timed += block
+        search.learn({candidate: measured[candidate] for candidate in block})
+    return timed
+
+
+# --- the surrogate ---------------------------------------------------------------------------------------------
+
+
+def test_an_estimate_that_errs_by_the_same_factor_everywhere_is_put_right_by_one_measurement() -> None:
+    estimates = {cut(BM, BN): seconds(cut(BM, BN)) / 3 for BM, BN in itertools.product(SIZES, SIZES)}
+    clock = Surrogate(estimates)
+    clock.learn(cut(4, 4), estimates[cut(4, 4)], seconds(cut(4, 4)))
+    assert clock.predictions() == {candidate: pytest.approx(seconds(candidate)) for candidate in estimates}
+
+
+def test_a_measurement_counts_for_those_near_it_and_not_for_strangers() -> None:
+    clock = Surrogate({cut(BM, 4): 1.0 for BM in SIZES} | {cut(4, 4, "other"): 1.0})
+    clock.learn(cut(1, 4), 1.0, 1.0)
+    clock.learn(cut(64, 4), 1.0, 2.0)
+    found = clock.predictions()
+    assert found[cut(1, 4)] < 1.2 < 1.8 < found[cut(64, 4)]
+    assert [found[cut(BM, 4)] for BM in SIZES] == sorted(found[cut(BM, 4)] for BM in SIZES)
+    assert found[cut(4, 4, "other")] == 1.0
+
+
+def test_words_and_none_at_all_lie_apart_from_numbers() -> None:
+    members = [cut(4, 4, coop=coop, way=way) for coop in (0, 1, 2) for way in ("packed", "strided")]
+    near = Surrogate(dict.fromkeys(members, 1.0)).nearness(members[2])  # coop=1, packed
+    assert near[cut(4, 4, coop=2, way="packed")] > 0.3 > 0.1 > near[cut(4, 4, coop=0, way="packed")]
+    assert near[cut(4, 4, coop=1, way="strided")] < 0.1
+
+
+# --- what is timed ---------------------------------------------------------------------------------------------
+
+
+def test_a_search_ends_near_the_best_of_a_grid_by_timing_a_part_of_it() -> None:
+    grid = [cut(BM, BN) for BM, BN in itertools.product(SIZES, SIZES)]
+    flat = {candidate: Facts("1", time=1e-3) for candidate in grid}  # an estimate that knows nothing
+    measured = {candidate: Facts("1", time=seconds(candidate), samples=3) for candidate in grid}
+    timed = searched(flat, measured)
+    best, found = (min(measured[c].time for c in some) for some in (grid, timed))
+    assert len(timed) < len(grid) / 2
+    assert found <= 1.03 * best
+
+
+def test_every_kind_that_a_limit_may_ask_for_is_timed_first() -> None:
+    kinds = {cut(4, 4, way=way): Facts("1", time=3e-3, error=error, packed=packed) for way, error, packed in KINDS}
+    many = {cut(BM, BN, way="quick"): Facts("1", time=1e-3) for BM, BN in itertools.product(SIZES, SIZES)}
+    block = Search(many | kinds, (), {}).next()
+    assert kinds.keys() <= set(block)
+
+
+KINDS = (("packed", 1e-6, 64), ("careful", 1e-7, 0), ("careless", 1e-5, 0))
+
+
+def test_who_wants_exact_algorithms_gets_a_search_of_them() -> None:
+    """Though others are far ahead."""
+    quick, exact = ([cut(BM, BN, name) for BM, BN in itertools.product(SIZES, SIZES)] for name in ("quick", "exact"))
+    expected = {c: Facts("1", time=1e-3 if c.algorithm == "quick" else 1e-2) for c in (*quick, *exact)}
+    measured = {c: Facts("1", time=seconds(c) * (1 if c.algorithm == "quick" else 10), samples=3) for c in expected}
+    timed = [c for c in searched(expected, measured, exact={"exact"}) if c.algorithm == "exact"]
+    assert min(measured[c].time for c in timed) <= 1.03 * min(measured[c].time for c in exact)
+
+
+def test_what_cannot_win_is_not_timed() -> None:
+    hopeless = {cut(BM, BN): Facts("1", time=1.0) for BM, BN in itertools.product(SIZES, SIZES)}
+    measured = {candidate: Facts("1", time=1.0, samples=3) for candidate in hopeless}
+    incumbent = {Candidate("quick"): Facts("1", time=1e-3, samples=9)}
+    assert len(searched(hopeless, measured, known=incumbent)) < MOST
+
+
+def test_steps_of_a_grid_leave_no_gap() -> None:
+    for most in (1, 2, 5, 64, 1000):
+        found = steps(most)
+        assert (found[0], found[-1]) == (1, most)
+        assert all(after <= max(before + 1, 1.5 * before) for before, after in itertools.pairwise(found))
+        assert parts(most, 16)[-1] <= max(16, 1)
+    for instruction_set in ("avx512", "avx2", "generic"):
+        assert len(register_tiles(instruction_set)) >= 6
+
+
+# --- on record -------------------------------------------------------------------------------------------------
+
+
+class Grid(Algorithm[CPU]):
+    """Many cuts that are all the same."""
+
+    name = "grid"
+    searched = True
+
+    def __init__(self, version: str = "1") -> None:
+        self._version = version
+
+    @property
+    def version(self) -> str:
+        return self._version
+
+    def candidates(self, layer: ConvLayer, device: Device) -> Iterable[Params]:
+        return [{"BM": BM, "BN": BN} for BM, BN in itertools.product(SIZES, SIZES)]
+
+    def refusals(self, layer: ConvLayer, device: Device, params: Params) -> list[str]:
+        return []
+
+    def estimate(self, layer: ConvLayer, device: Device, params: Params) -> float:
+        return 1e-3  # it knows nothing
+
+    def build(self, layer: ConvLayer, device: CPU, params: Params) -> Kernel:
+        return NumpyDirect().build(layer, device, {})
+
+
+class Scripted:
+    """In place of `Measurement`: candidates take what `seconds` says, as long as the budget is not nothing."""
+
+    def __init__(self, layer: ConvLayer, device: Device, *, budget: float | None, **options: Any) -> None:
+        self.device, self.budget, self.found = device, budget, dict[Candidate, Facts]()
+
+    blocks: ClassVar[list[list[Candidate]]] = []
+
+    def enter(self, candidates: list[Candidate]) -> dict[Candidate, Facts]:
+        self.blocks.append(candidates)
+        entered = {candidate: self.facts(candidate) for candidate in candidates}
+        self.found |= entered
+        return entered
+
+    def facts(self, candidate: Candidate) -> Facts:
+        version = {a.name: a.version for a in registry.algorithms(self.device)}[candidate.algorithm]
+        if self.budget == 0:
+            return Facts(version, failure="unreached: the budget was spent")
+        return Facts(version, time=seconds(candidate) if candidate.items else 1.0, samples=9)
+
+    def finish(self) -> dict[Candidate, Facts]:
+        return self.found
+
+
+@dataclass(frozen=True)
+class GridCPU(CPU):
+    """A CPU with NumPy's direct algorithm and a grid."""
+
+    version: str = field(default="1")
+
+
+@registry.algorithms.register
+def _(device: GridCPU) -> tuple[Algorithm[Any], ...]:
+    return NumpyDirect(), Grid(device.version)
+
+
+def fresh(
+    cache: TuningCache, mode: str = "profile", version: str = "1", layer: ConvLayer = LAYER, **options: Any
+) -> Plan:
+    """A plan as another process would make it."""
+    forget_plans()
+    one = CPU.current()
+    return plan(layer, mode, device=GridCPU(one.threads, one.instruction_set, version), cache=cache, **options)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuningCache:
+    monkeypatch.setattr(racing, "Measurement", Scripted)
+    return TuningCache(tmp_path, system=None)
+
+
+def test_a_part_of_a_grid_is_timed_once_and_then_nothing(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = fresh(cache, "hybrid")
+    assert few.timed <= racing.HYBRID_CANDIDATES
+    first = fresh(cache)
+    assert few.timed < first.timed < len(SIZES) ** 2 / 2
+    assert "grid" in {name.partition("[")[0] for name in first.facts}
+    monkeypatch.setattr(lookup, "CandidateSet", None)  # nobody lists the grid to learn that nothing is left
+    for mode in ("profile", "hybrid", "heuristic", "cached"):
+        assert (fresh(cache, mode).timed, fresh(cache, mode).source) == (0, "cache")
+
+
+def test_a_grid_that_changed_is_searched_again_against_the_incumbents(cache: TuningCache) -> None:
+    fresh(cache)
+    again = fresh(cache, version="2")
+    assert again.timed > racing.HYBRID_CANDIDATES
+    assert fresh(cache, version="2").timed == 0
+
+
+def test_what_nearby_layers_have_taught_comes_first(cache: TuningCache) -> None:
+    def first_found(layer: ConvLayer) -> float:
+        """The best of the first block."""
+        Scripted.blocks.clear()
+        fresh(cache, layer=layer)
+        return min(seconds(candidate) for candidate in Scripted.blocks[0] if candidate.items)
+
+    best = min(seconds(cut(BM, BN)) for BM, BN in itertools.product(SIZES, SIZES))
+    assert first_found(LAYER) > 1.02 * best
+    assert first_found(LAYER.replace(R=5, S=5, padding=2)) > 1.02 * best  # of another kind
+    assert first_found(LAYER.replace(H=900)) > 1.02 * best  # too far
+    assert first_found(LAYER.replace(W=7)) <= 1.02 * best
+
+
+def test_a_budget_ends_a_search_and_a_larger_one_goes_on(cache: TuningCache) -> None:
+    short = fresh(cache, budget=0.0)
+    assert any(facts.unreached for facts in short.facts.values())
+    assert fresh(cache, budget=0.0).timed == 0
+    longer = fresh(cache)
+    assert longer.timed > 0
+    assert fresh(cache).timed == 0
+
+
+def test_a_search_in_a_worker_is_the_same(cache: TuningCache) -> None:
+    """With parallel compilation there."""
+    layer = ConvLayer(N=1, C=4, H=5, W=5, K=8, R=1, S=1)
+    made = plan(layer, cache=cache, isolate=True, vendors=False, device=CPU.current(2))
+    assert made.timed >= 6
+    assert {facts.failure for facts in made.facts.values()} == {None}
+
+
+# --- compiling aside -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes can be forked")
+def test_processes_aside_compile_from_the_end_and_are_gone_after(tmp_path: Path) -> None:
+    def build(number: int) -> None:
+        (tmp_path / f"{number}-{os.getpid()}").touch()
+        if number == 4:
+            raise ValueError("what one process cannot build, the other meets")
+
+    builds = [lambda n=n: build(n) for n in range(6)]
+    with compiled_aside(builds, 2):
+        while len(list(tmp_path.iterdir())) < 6:
+            pass
+    (helper,) = {int(path.name.partition("-")[2]) for path in tmp_path.iterdir()}
+    with pytest.raises(ProcessLookupError):
+        os.kill(helper, 0)
+    with compiled_aside(builds[:1], 2):  # who has nothing to share forks nothing
+        pass

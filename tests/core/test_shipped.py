@@ -1,0 +1,57 @@
+"""The records that come along: a winner is of today's version, or whoever asks for it is told that it is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from autoconv import registry
+from autoconv.cpu.device import CPU
+from autoconv.errors import PlanError
+from autoconv.layer import ConvLayer
+from autoconv.records.cache import TuningCache
+from autoconv.records.limits import Limits, ranking
+from autoconv.records.schema import Record
+from autoconv.tuning.choice import choose
+from autoconv.tuning.lookup import Request
+
+
+@dataclass(frozen=True)
+class Elsewhere(CPU):
+    """The processor that a record is of."""
+
+    recorded: str = ""
+
+    @property
+    def key(self) -> str:  # type: ignore[override]
+        return self.recorded
+
+
+def shipped(tmp_path: Path) -> list[Record]:
+    return list(TuningCache(tmp_path).records())
+
+
+def asked(record: Record, cache: TuningCache) -> Request:
+    """What is asked on the processor of the record, with no other library."""
+    (instruction_set,) = (part for part in record.device.split("-") if part in ("avx512", "avx2", "generic"))
+    device = Elsewhere(int(record.device.rpartition("threads")[2]), instruction_set, record.device)
+    limits = Limits(vendors=frozenset())
+    return Request(ConvLayer.parse(record.layer), device, cache, limits, None, False, None)
+
+
+def test_a_shipped_winner_is_of_today_s_version_or_said_not_to_be(tmp_path: Path) -> None:
+    versions = {algorithm.name: algorithm.version for algorithm in registry.algorithms(CPU.current())}
+    cache, records = TuningCache(tmp_path), shipped(tmp_path)
+    assert records
+    for record in records:
+        request, facts = asked(record, cache), record.facts()
+        best = ranking(request.usable(facts), request.limits)[0]
+        if facts[best].version == versions[best.algorithm]:
+            assert choose(request, "cached").source == "cache", record.layer
+        else:
+            with pytest.raises(PlanError) as refusal:
+                choose(request, "cached")
+            assert "tune the layer again" in str(refusal.value), record.layer
+            assert str(best) in str(refusal.value), record.layer
