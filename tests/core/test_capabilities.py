@@ -25,7 +25,7 @@ DEVICES: dict[str, Device] = {
     "cuda": Emulated(capability=90),
 }
 FAMILIES = [(kind, a) for kind, device in DEVICES.items() for a in registry.algorithms(device) if a.vendor is None]
-CHANNELS = {"dense": (16,), "grouped": (16, 256), "depthwise": (16,)}
+CHANNELS = {"dense": (16, 18), "grouped": (16, 256), "depthwise": (16,)}
 DILATIONS = (1, 2)
 FILTERS = (3, 1, 5, 11)  # each family has filters it is for; one that it takes is enough
 STRIDES = (1, 2)

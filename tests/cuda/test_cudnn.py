@@ -348,7 +348,7 @@ def test_a_plan_takes_it_where_vendors_are_allowed(
     library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "_table", lambda kind: CUDNN)
-    monkeypatch.setattr("autoconv.tuning.verification._direct", lambda layer, device: Exact(layer))
+    monkeypatch.setattr("autoconv.tuning.verification.direct", lambda layer, device: Exact(layer))
     cache, layer = TuningCache(tmp_path, system=None), edge("tails")
     device = Emulated(capability=89)
     made = plan(layer, device=device, cache=cache, vendors=True)

@@ -76,8 +76,6 @@ class Move:
 
 def staged(layer: ConvLayer) -> ConvLayer:
     """The layer in NHWC, its channels (and filters, where they too are read in runs) rounded up to whole runs."""
-    if layer.groups > 1:
-        return layer.replace(layout="NHWC")
     run = RUN // layer.itemsize
     C, K = (ceil_div(n, run) * run for n in (layer.C, layer.K))
     return layer.replace(layout="NHWC", C=C, K=layer.K if layer.direction == "fwd" else K)
@@ -89,8 +87,7 @@ def moves(layer: ConvLayer) -> dict[str, Move]:
     first = layer.layout == "NCHW", False
     x = Move((layer.N, layer.N), (layer.C, to.C), layer.H * layer.W, first)
     y = Move((layer.N, layer.N), (layer.K, to.K), layer.P * layer.Q, first)
-    channels = layer.C // layer.groups, to.C // layer.groups
-    w = Move((layer.K, to.K), channels, layer.R * layer.S, first)
+    w = Move((layer.K, to.K), (layer.C, to.C), layer.R * layer.S, first)
     a, b, out = {"fwd": (x, w, y), "dgrad": (y, w, x), "wgrad": (x, y, w)}[layer.direction]
     found = {"a": a, "b": b, "out": out}
     return found | {"residual": y} if layer.residual else found
@@ -104,6 +101,7 @@ class Staged(CudaAlgorithm):
     """
 
     files = (FILE,)
+    groupings = ("dense",)
 
     @property
     @abstractmethod
@@ -196,7 +194,7 @@ class TensorStaged(Staged):
 
     name = "gemm.tensor.staged"
     inner = Tensor()
-    dtypes, groupings, exact = Tensor.dtypes, Tensor.groupings, True
+    dtypes, exact = Tensor.dtypes, True
 
 
 class TensorTF32x3Staged(Staged):
@@ -204,7 +202,7 @@ class TensorTF32x3Staged(Staged):
 
     name = "gemm.tensor.tf32x3.staged"
     inner = TensorTF32x3()
-    dtypes, groupings = TensorTF32x3.dtypes, Tensor.groupings
+    dtypes = TensorTF32x3.dtypes
 
 
 class HopperStaged(Staged):
@@ -212,4 +210,4 @@ class HopperStaged(Staged):
 
     name = "gemm.hopper.staged"
     inner = Hopper()
-    dtypes, groupings, exact = Hopper.dtypes, Hopper.groupings, True
+    dtypes, exact = Hopper.dtypes, True
