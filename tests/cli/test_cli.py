@@ -431,7 +431,7 @@ def test_a_bad_environment_is_bad_usage(
 
 def test_a_folder_that_cannot_be_written_costs_persistence_only(place: Path) -> None:
     (place / "file").write_text("")
-    found = run("tune", "tiny.yaml", env={"AUTOCONV_CACHE_DIR": str(place / "file" / "cache")})
+    found = run("tune", "tiny.yaml", "--mode", "hybrid", env={"AUTOCONV_CACHE_DIR": str(place / "file" / "cache")})
     assert found.returncode == 1
     assert "candidates timed" in found.stdout
     lines = found.stderr.splitlines()

@@ -60,7 +60,7 @@ def test_the_list_is_of_what_there_is() -> None:
 
 def test_a_sample_of_mutants_is_caught() -> None:
     """A kernel with barriers and checks, on some of its cases."""
-    algorithm = next(a for a in KERNELS if a.name == "gemm")
+    algorithm = next(a for a in KERNELS if a.name == "depthwise.wgrad")
     found = fates(algorithm, "400")
     assert any(site.forced is None for site in found)
     for site, fate in found.items():
