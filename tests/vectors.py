@@ -14,7 +14,7 @@ from autoconv.cpu.device import CPU, INSTRUCTION_SETS
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.threads import count_threads
 
-__all__ = ["INSTRUCTION_SETS", "MACHINES", "device_with", "machine_named"]
+__all__ = ["INSTRUCTION_SETS", "MACHINES", "device_with", "machine_named", "modelled"]
 
 FOLDER = Path(__file__).parent / "cpu" / "machines"
 MACHINES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -25,12 +25,14 @@ def machine_named(name: str) -> Machine:
     return Machine.from_json(json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")))
 
 
+def modelled(instruction_set: str, threads: int, caches: tuple[int, int, int] | None = None) -> Machine:
+    """One of the models in `cpu/machines`, of so many threads, its vectors those of an instruction set."""
+    machine = machine_named("epyc-zen3")
+    peaks = {instruction_set: machine.peaks["avx2"]}
+    return dataclasses.replace(machine, threads=threads, peaks=peaks, caches=caches or machine.caches)
+
+
 def device_with(instruction_set: str, threads: int | None = None, caches: tuple[int, int, int] | None = None) -> CPU:
     """This processor as one with an instruction set, which it may lack; the rest of it is the same everywhere."""
-    machine = machine_named("epyc-zen3")
-    changes = {
-        "threads": threads or count_threads().threads,
-        "peaks": {instruction_set: machine.peaks["avx2"]},
-        "caches": caches or machine.caches,
-    }
-    return CPU(changes["threads"], instruction_set, model=dataclasses.replace(machine, **changes).text)
+    number = threads or count_threads().threads
+    return CPU(number, instruction_set, model=modelled(instruction_set, number, caches).text)
