@@ -15,7 +15,7 @@ BLOCK = 4  # of those chosen next
 MOST = 18  # timed for one kind of caller, ...
 MOST_EXACT = 9  # ... and for one who wants exact algorithms alone
 PROMISING = 1.5  # times the best so far: what is predicted to take longer ends the search
-STEPS = 2  # candidates around the winner that are timed in the end, whatever is predicted of them
+STEPS = 3  # candidates around the winner that are timed in the end, whatever is predicted of them
 
 # Kinds of callers, of each of which the best candidate is looked for.
 CALLERS = (Limits(weights="constant"), Limits(weights="varying"), Limits(weights="constant", exact=True))
