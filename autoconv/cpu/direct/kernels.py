@@ -201,13 +201,13 @@ def _emit_task(
     adds = b.BC < c.C
     buffer = k.scratch(sums, b.rows * row_size if adds else tile_size)
     zero = k.i64(0)
-    start = chunk * b.rows
+    start, end = chunk * positions // chunks, (chunk + 1) * positions // chunks
 
     def each(visit: Callable[[TileRun, TileRun, Value, Value, Value], None]) -> None:
         """Visit the tiles of a task: their kinds, first output row and column, and sums."""
         begin = 0
         for r in row_runs:  # rows of tiles begin .. begin + r.tiles - 1 are of this run
-            low, high = k.max(start, begin), k.min(start + b.rows, begin + r.tiles)
+            low, high = k.max(start, begin), k.min(end, begin + r.tiles)
             with k.loop(low, high) as i:
                 before = 0
                 for s in column_runs:

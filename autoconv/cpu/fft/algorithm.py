@@ -18,7 +18,7 @@ from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.common.grid import batches, parts
 from autoconv.cpu.device import CPU
-from autoconv.cpu.fft.estimate import seconds
+from autoconv.cpu.fft.estimate import counts
 from autoconv.cpu.fft.geometry import (
     LENGTHS,
     CircularAxis,
@@ -28,6 +28,7 @@ from autoconv.cpu.fft.geometry import (
     fourier_correlations,
 )
 from autoconv.cpu.fft.kernels import emit
+from autoconv.cpu.transform.estimate import Forecast, forecast
 from autoconv.cpu.transform.geometry import TiledAxis, unfit
 from autoconv.layer import ConvLayer
 
@@ -41,7 +42,8 @@ LARGEST_STACK = 256 << 10  # bytes a filter's taps and spectrum take while it is
 def _tiling(layer: ConvLayer, device: CPU, c: Correlation, axes: tuple[CircularAxis, CircularAxis]) -> FourierTiling:
     """With chunks of a row of tiles, each thread on its own."""
     m, lengths = zip(*((axis.m, axis.length) for axis in axes), strict=True)
-    return FourierTiling(c, device.instruction_set, layer.accumulator.itemsize, m, 1, 0, lengths, channelwise(layer))
+    size, alone = layer.accumulator.itemsize, channelwise(layer)
+    return FourierTiling(c, device.instruction_set, size, device.threads, m, 1, 0, lengths, alone)
 
 
 def _parse(params: Params) -> tuple[tuple[int, int], int, int]:
@@ -79,7 +81,7 @@ def _pairs(layer: ConvLayer, device: CPU) -> tuple[FourierTiling, ...]:
     for axes in itertools.product(_sizes(main.rows, False), _sizes(main.columns, True)):
         tiling = _tiling(layer, device, main, axes)
         whole = tiling.resized(max(1, MOST_TILES // tiling.columns.tiles), int(not tiling.channelwise))
-        cost = min(seconds(some, device.machine) for some in (tiling, whole))
+        cost = min(forecast([(some, counts(some, device.machine))], device.machine).seconds for some in (tiling, whole))
         # of a size and its mirror image one is enough
         lengths = tuple(sorted(tiling.lengths)) if main.rows == main.columns else tiling.lengths
         if lengths not in found or cost < found[lengths][0]:
@@ -88,6 +90,11 @@ def _pairs(layer: ConvLayer, device: CPU) -> tuple[FourierTiling, ...]:
     fitting = [entry for entry in found.values() if entry[1].packed_size * entry[1].itemsize <= LARGEST]
     ranked = sorted(fitting or found.values(), key=lambda entry: entry[0])
     return tuple(tiling for _, tiling in ranked[:MOST_SIZES])
+
+
+def _forecast(layer: ConvLayer, device: CPU, params: Params) -> Forecast:
+    cut = tilings(layer, device, params)
+    return forecast([(tiling, counts(tiling, device.machine)) for tiling in cut], device.machine)
 
 
 def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
@@ -152,13 +159,16 @@ class TiledFFT(GeneratedAlgorithm):
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return max(tiling.workspace_bytes(device.threads) for tiling in tilings(layer, device, params))
+        return max(tiling.workspace_bytes() for tiling in tilings(layer, device, params))
 
     def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
         return layer.accumulator.itemsize * sum(tiling.packed_size for tiling in tilings(layer, device, params))
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        return sum(seconds(tiling, device.machine) for tiling in tilings(layer, device, params))
+        return _forecast(layer, device, params).seconds
+
+    def party(self, layer: ConvLayer, device: CPU, params: Params) -> int:
+        return _forecast(layer, device, params).party
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, tilings(layer, device, params))

@@ -166,5 +166,5 @@ class FourierTiling(Tiling):
         outputs = self.points * self.m_stride + self.rows.m * self.out_pitch * self.lanes + self.half_size
         return max(inputs, outputs)
 
-    def workspace_bytes(self, threads: int) -> int:
-        return -(-super().workspace_bytes(threads) // 64) * 64  # whole cache lines
+    def workspace_bytes(self) -> int:
+        return -(-super().workspace_bytes() // 64) * 64  # whole cache lines

@@ -178,8 +178,8 @@ class FourierWriter(kernels.TransformWriter[FourierTiling]):
         k = self.function("chunk", *TASK)
         _, index, thread = k.args
         x, u, y, bias, residual, workspace = self.operands(k)
-        block, first = index // tiling.chunks, index % tiling.chunks * tiling.chunk
-        rows = k.min(tiling.tile_rows - first, tiling.chunk)
+        block = index // tiling.chunks
+        first, rows = tiling.chunk_at(index % tiling.chunks)
         scratch = k.bytes_at(workspace, HEADER, self.real) + thread * tiling.thread_size
         v = scratch + tiling.scratch_size
         k.call(self.input, x, v + -block * (tiling.chunk_tiles * tiling.lanes), scratch, first, rows, 0, block)

@@ -19,8 +19,9 @@ from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.common.grid import batches, parts
 from autoconv.cpu.device import CPU
+from autoconv.cpu.transform.estimate import Forecast, forecast
 from autoconv.cpu.transform.geometry import unfit
-from autoconv.cpu.winograd.estimate import seconds
+from autoconv.cpu.winograd.estimate import counts
 from autoconv.cpu.winograd.geometry import (
     WinogradTiling,
     cap,
@@ -37,7 +38,7 @@ MOST_CORRELATIONS = 4  # of a strided gradient, for the sake of compile time
 
 
 def _tiling(layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int) -> WinogradTiling:
-    return WinogradTiling(c, device.instruction_set, layer.accumulator.itemsize, m, rows, coop)
+    return WinogradTiling(c, device.instruction_set, layer.accumulator.itemsize, device.threads, m, rows, coop)
 
 
 def _parse(params: Params) -> tuple[tuple[int, int], int, int]:
@@ -53,6 +54,11 @@ def tilings(layer: ConvLayer, device: CPU, params: Params) -> tuple[WinogradTili
 @functools.lru_cache(16)  # what is asked of one candidate of a grid comes together
 def _tilings(layer: ConvLayer, device: CPU, m: tuple[int, int], rows: int, coop: int) -> tuple[WinogradTiling, ...]:
     return tuple(_tiling(layer, device, c, m, rows, coop) for c in correlations(layer))
+
+
+def _forecast(layer: ConvLayer, device: CPU, params: Params) -> Forecast:
+    cut = tilings(layer, device, params)
+    return forecast([(tiling, counts(tiling, device.machine)) for tiling in cut], device.machine)
 
 
 def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
@@ -93,13 +99,16 @@ class Winograd(GeneratedAlgorithm):
         return refusals_of(_parse(params)[0], tilings(layer, device, params))
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return max(tiling.workspace_bytes(device.threads) for tiling in tilings(layer, device, params))
+        return max(tiling.workspace_bytes() for tiling in tilings(layer, device, params))
 
     def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
         return layer.accumulator.itemsize * sum(tiling.packed_size for tiling in tilings(layer, device, params))
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        return sum(seconds(tiling, device.machine) for tiling in tilings(layer, device, params))
+        return _forecast(layer, device, params).seconds
+
+    def party(self, layer: ConvLayer, device: CPU, params: Params) -> int:
+        return _forecast(layer, device, params).party
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         down, across = _parse(params)[0]
