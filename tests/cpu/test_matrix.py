@@ -16,11 +16,12 @@ from vectors import INSTRUCTION_SETS
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu import permission, pool
 from autoconv.cpu.codegen import compiler
+from autoconv.cpu.common.tiles.products import DEPTH
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct.algorithm import Direct
 from autoconv.cpu.matrix import ALGORITHMS, gradients_kernels, kernels
 from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3, _blockings
-from autoconv.cpu.matrix.geometry import DEPTH, Panel, blocking, correlations_of
+from autoconv.cpu.matrix.geometry import Panel, blocking, correlations_of
 from autoconv.cpu.matrix.gradients import MatrixWgrad, MatrixX3Wgrad
 from autoconv.cpu.matrix.gradients_geometry import wgrad_cut
 from autoconv.cpu.matrix.polyphase import MatrixPolyphase, MatrixX3Polyphase
