@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from autoconv.bench.baselines import BASELINES
 from autoconv.bench import statistics as figures
+from autoconv.bench.baselines import BASELINES
 from autoconv.bench.suites import CLASSES
 from autoconv.common.text import duration
 
