@@ -132,6 +132,10 @@ class FourierTiling(Tiling):
         return 1
 
     @functools.cached_property
+    def tasks(self) -> int:
+        return self.chunks * self.k_blocks if self.channelwise else super().tasks
+
+    @functools.cached_property
     def most_tiles(self) -> int:
         return _REGISTER_TILES[self.instruction_set]
 

@@ -185,7 +185,7 @@ class FourierWriter(kernels.TransformWriter[FourierTiling]):
         k.call(self.input, x, v + -block * (tiling.chunk_tiles * tiling.lanes), scratch, first, rows, 0, block)
         k.call(self.output, v, u, scratch, y, bias, residual, first, rows, 0, block)
         run = self.function("independent", CONTEXT)
-        launch(run, run.args[0], k, tiling.k_blocks * tiling.chunks)
+        launch(run, run.args[0], k, tiling.tasks)
         return run
 
     def product_of(self, size: int) -> Function:

@@ -24,7 +24,7 @@ from autoconv.cpu.gemm_packed.geometry import (
 from autoconv.layer import ConvLayer
 
 TOGETHER = 16  # channels copied at a time, each from its own plane
-FEWEST_TO_FETCH = 3  # tiles of a panel that has the time to fetch filters
+FEWEST_TO_FETCH = 2  # tiles of a panel that has the time to fetch filters
 
 
 class _TaskWriter:

@@ -91,7 +91,7 @@ def _pipeline(tiling: Tiling, before: float, after: float, machine: Machine, par
         before *= _busiest(batches, tiling.c_blocks * tiling.sections, party)
         after *= _busiest(batches, tiling.k_blocks, party)
     else:
-        alone = busiest(tiling.chunks * groups, party)
+        alone = busiest(tiling.tasks, party)
         before, after = before * alone, after * alone
     waits = (2 * groups * len(batches) or 1) * meeting(machine, party)
     fresh = machine.writing(tiling.workspace_bytes(), machine.beyond)

@@ -249,6 +249,11 @@ class Tiling(ABC):
         return first, (index + 1) * self.tile_rows // self.chunks - first
 
     @functools.cached_property
+    def tasks(self) -> int:
+        """Tasks where each thread is left to its own chunk."""
+        return self.correlation.groups * self.chunks
+
+    @functools.cached_property
     def batch(self) -> int:
         """Chunks of a cooperative batch, but for the last one; 0 where there are none."""
         return min(self.coop, self.chunks)

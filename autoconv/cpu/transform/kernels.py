@@ -80,7 +80,7 @@ class TransformWriter(Stage[T], ABC):
         with k.loop(0, tiling.k_blocks) as block:
             k.call(self.output, v, u, scratch, y, bias, residual, first, rows, group, block)
         run = self.function("independent", CONTEXT)
-        launch(run, run.args[0], k, tiling.correlation.groups * tiling.chunks)
+        launch(run, run.args[0], k, tiling.tasks)
         return run
 
     def run_cooperative(self) -> Function:
