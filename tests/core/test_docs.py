@@ -53,7 +53,10 @@ ASIDE = [(page, name) for page in WITH_PYTHON for name in NEEDS if name in map(n
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON)
-def test_the_examples_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     run(page, "", names)
     printed = capsys.readouterr().out
