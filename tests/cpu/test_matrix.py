@@ -13,9 +13,12 @@ from guards import check_guarded, run_guarded
 from layers import TAILS, operands
 from vectors import INSTRUCTION_SETS
 
+from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
+from autoconv.common.split_products import SPLIT_PRODUCTS
 from autoconv.cpu import permission, pool
 from autoconv.cpu.codegen import compiler
+from autoconv.cpu.common.tiles.algorithm import TileAlgorithm
 from autoconv.cpu.common.tiles.products import DEPTH
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct.algorithm import Direct
@@ -26,7 +29,7 @@ from autoconv.cpu.matrix.gradients import MatrixWgrad, MatrixX3Wgrad
 from autoconv.cpu.matrix.gradients_geometry import wgrad_cut
 from autoconv.cpu.matrix.polyphase import MatrixPolyphase, MatrixX3Polyphase
 from autoconv.errors import PlanError
-from autoconv.layer import LAYOUTS, ConvLayer
+from autoconv.layer import DIRECTIONS, LAYOUTS, ConvLayer
 from autoconv.tuning import reference
 
 pytestmark = [
@@ -303,6 +306,24 @@ def test_who_is_refused_and_why() -> None:
     ):
         (found,) = MATRIX.why_not(layer, device_of(), params | changed)
         assert reason in found
+
+
+def test_who_wants_no_products_that_err_more_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three parts, that is; six err no more than sums in float32, and are offered all the same."""
+    layers = {way: layer_of("whole tiles", direction=way, stride=1 + (way == "dgrad")) for way in DIRECTIONS}
+    families = [a for a in registry.algorithms(device_of()) if isinstance(a, TileAlgorithm) or "matrix" in a.name]
+    assert {"matrix", "matrix.x3", "matrix.x3.wgrad", "matrix.x3.polyphase", "winograd.matrix"} < {
+        a.name for a in families
+    }
+    for family in families:
+        layer = layers[family.directions[0]]
+        params = family.all(layer, device_of())[0].params
+        assert family.why_not(layer, device_of(), params) == []
+        with monkeypatch.context() as patch:
+            patch.setenv(SPLIT_PRODUCTS, "0")
+            reasons = family.why_not(layer, device_of(), params)
+        forbidden = [f"{SPLIT_PRODUCTS}=0: expected no products of parts that err more than sums in float32"]
+        assert reasons == (forbidden if "x3" in family.name else [])
 
 
 def test_a_refused_permission_is_an_error_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
