@@ -10,7 +10,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from guards import check_guarded, run_guarded
-from layers import TAILS, operands
+from layers import EPILOGUES, operands
 from vectors import INSTRUCTION_SETS
 
 from autoconv import registry
@@ -86,9 +86,9 @@ def test_gradient_of_the_input(name: str, dtype: str, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tail", TAILS)
-def test_epilogues(tail: str, dtype: str, layout: str) -> None:
-    layer = layer_of("remainders", dtype=dtype, layout=layout, **TAILS[tail])
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_epilogues(epilogue: str, dtype: str, layout: str) -> None:
+    layer = layer_of("remainders", dtype=dtype, layout=layout, **EPILOGUES[epilogue])
     assert check_guarded(MATRIX, layer, device_of(), operands(layer))
 
 
