@@ -9,7 +9,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from guards import run_guarded
-from layers import EDGES, TAILS, edge, operands
+from layers import EDGES, EPILOGUES, edge, operands
 from vectors import INSTRUCTION_SETS, modelled
 
 from autoconv.algorithm import Algorithm, Candidate, Params
@@ -64,10 +64,10 @@ def test_sizes_of_tiles(tile: str, layout: str) -> None:
         run(algorithm, layer, {"tile": tile, "rows": 3, "coop": 0}, device_of())
 
 
-@pytest.mark.parametrize("tail", TAILS)
-def test_types_and_epilogues(tail: str) -> None:
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_types_and_epilogues(epilogue: str) -> None:
     for layout in ("NCHW", "NHWC"):
-        run(X3, edge("tails", dtype="float16", layout=layout, **TAILS[tail]), PARAMS, device_of())
+        run(X3, edge("remainders", dtype="float16", layout=layout, **EPILOGUES[epilogue]), PARAMS, device_of())
 
 
 def test_six_products_err_no_more_than_float32_does() -> None:

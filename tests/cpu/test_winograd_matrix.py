@@ -9,7 +9,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from guards import run_guarded
-from layers import EDGES, TAILS, edge, operands
+from layers import EDGES, EPILOGUES, edge, operands
 from vectors import INSTRUCTION_SETS, modelled
 
 from autoconv.algorithm import Algorithm, Candidate, Params
@@ -89,11 +89,11 @@ def test_schedules(rows: int, coop: int) -> None:
         run(X6, edge(name), {"m": "2x2", "rows": rows, "coop": coop}, device_of())
 
 
-@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("dtype", X3.dtypes)
-def test_types_and_epilogues(dtype: str, tail: str) -> None:
+def test_types_and_epilogues(dtype: str, epilogue: str) -> None:
     for layout in ("NCHW", "NHWC"):
-        layer = edge("tails", C=24, dtype=dtype, layout=layout, **TAILS[tail])
+        layer = edge("remainders", C=24, dtype=dtype, layout=layout, **EPILOGUES[epilogue])
         run(X3, layer, {"m": "4x4", "rows": 2, "coop": 0}, device_of())
 
 
