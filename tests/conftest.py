@@ -38,6 +38,7 @@ THINNED = {
     "cpu/test_gemm.py": 20,
     "cpu/test_gemm_packed.py": 14,
     "cpu/test_matrix.py::test_forward": 110,
+    "cpu/test_matrix.py::test_six_products_err_no_more_than_sums_in_float32": 16,
     "cpu/test_matrix.py::test_gradient_of_the_input": 30,
     "cpu/test_matrix.py::test_a_strided_gradient_by_polyphase_components": 3,
     "cpu/test_matrix.py::test_epilogues": 14,

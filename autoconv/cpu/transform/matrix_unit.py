@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from autoconv.cpu.codegen.ir import LINE, Function, Value, i16, i32, ptr
 from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS, WORDS
-from autoconv.cpu.common.tiles.products import DEPTH, emit_step, parts_of, sums_of
+from autoconv.cpu.common.tiles.products import DEPTH, PRODUCTS, emit_step, parts_of, sums_of
 from autoconv.cpu.common.tiles.split import split, split_pairs
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.transform.filters import FilterStage
@@ -164,7 +164,7 @@ class MatrixWriter(TransformWriter[M]):
             block = u + step * (tiling.parts * tiling.TK * WORDS)
             emit_step(
                 k,
-                tiling.products,
+                PRODUCTS[tiling.products],
                 tiles,
                 lambda part, t: line + (part * tiling.v_part + t * (TILE_ROWS * WORDS)),
                 lambda part, f: block + (part * filters + f) * (TILE_BYTES // 4),
