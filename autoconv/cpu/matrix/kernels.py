@@ -44,7 +44,8 @@ def emit_block(m: Module, panel: Panel, products: int, tiles: tuple[int, int]) -
     emit_begin(k, places, FILTERS * 4, add)
     if taps:
         skips = m.table(k, i64, [tap * LINE for tap in taps])
-        for together in _passes(panel, products):
+
+        def multiply(together: Products) -> None:
             with k.loop(0, blocks) as block, k.loop(0, len(taps)) as tap:
                 here = x + block * (panel.block * LINE) + k.load(skips + tap)
                 there = w + (block * len(taps) + tap) * (parts * filters * TILE_BYTES)
@@ -56,6 +57,9 @@ def emit_block(m: Module, panel: Panel, products: int, tiles: tuple[int, int]) -
                     lambda part, f: there + (part * filters + f) * TILE_BYTES,
                     (LINE, LINE),
                 )
+
+        for together in _passes(panel, products):
+            multiply(together)
     for tile, place in places.items():
         k.tile_store(tile, place, FILTERS * 4)
     return k
