@@ -40,8 +40,6 @@ THINNED = {
     "cpu/test_depthwise_wgrad.py": 3,
     "cpu/test_fft.py": 20,
     "cpu/test_fft_matrix.py": 24,
-    "cpu/test_gemm.py": 20,
-    "cpu/test_gemm_packed.py": 18,
     "cpu/test_gemm.py": 40,
     "cpu/test_gemm_packed.py": 20,
     "cpu/test_matrix.py::test_forward": 110,
