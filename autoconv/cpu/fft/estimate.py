@@ -8,6 +8,7 @@ from autoconv.cpu.fft.geometry import FourierTiling
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.transform.estimate import Counts, gathered, rates
 from autoconv.cpu.transform.geometry import split_evenly
+from autoconv.cpu.transform.matrix_unit import MatrixTiling, multiplied, splitting
 
 PRODUCTS = 3  # of real numbers, for one of complex numbers
 
@@ -24,7 +25,10 @@ def counts(tiling: FourierTiling, machine: Machine) -> Counts:
     -------
     Counts
     """
-    return Counts(*_transformed(tiling), _products(tiling, machine))
+    forward, inverse = _transformed(tiling)
+    if isinstance(tiling, MatrixTiling):
+        return Counts(forward + splitting(tiling), inverse, multiplied(tiling, machine))
+    return Counts(forward, inverse, _products(tiling, machine))
 
 
 def _spectrum(length: int) -> float:
