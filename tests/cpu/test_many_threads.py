@@ -107,8 +107,8 @@ def dealt(tasks, seconds, threads):
 
 
 TRANSFORMS = {
-    "winograd": (winograd.tilings, winograd_estimate.counts),
-    "fft": (fft.tilings, fft_estimate.counts),
+    "winograd": (winograd.Winograd().tilings, winograd_estimate.counts),
+    "fft": (fft.TiledFFT().tilings, fft_estimate.counts),
 }
 
 

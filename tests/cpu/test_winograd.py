@@ -150,7 +150,7 @@ def test_filters_too_large_for_the_caches_are_written_past_them() -> None:
 
 def test_chunks_are_nearly_alike() -> None:
     for rows in range(1, 14):
-        (tiling,) = tilings(edge("plain"), DEVICE, {"m": "2x2", "rows": rows, "coop": 0})
+        (tiling,) = WINOGRAD.tilings(edge("plain"), DEVICE, {"m": "2x2", "rows": rows, "coop": 0})
         chunks = [tiling.chunk_at(n) for n in range(tiling.chunks)]
         sizes = [size for _, size in chunks]
         assert [first for first, _ in chunks] == [sum(sizes[:n]) for n in range(len(sizes))]
@@ -164,6 +164,6 @@ def test_sections_of_a_chunk_keep_threads_equally_busy(coop: int) -> None:
     device = CPU.current(threads=5)
     params: Params = {"m": "2x2", "rows": 4, "coop": coop}
     layer = edge("many images", N=5)
-    (tiling,) = tilings(layer, device, params)
+    (tiling,) = WINOGRAD.tilings(layer, device, params)
     assert tiling.sections > 1
     run(layer, params, device)

@@ -75,7 +75,7 @@ class TiledFFT(GeneratedAlgorithm):
         """How one correlation of a layer is cut, with chunks of a row of tiles, each thread on its own."""
         m, lengths = zip(*((axis.m, axis.length) for axis in axes), strict=True)
         itemsize = layer.accumulator.itemsize
-        return FourierTiling(c, device.instruction_set, itemsize, m, 1, 0, lengths, channelwise(layer))
+        return FourierTiling(c, device.instruction_set, itemsize, device.threads, m, 1, 0, lengths, channelwise(layer))
 
     def tilings(self, layer: ConvLayer, device: CPU, params: Params) -> tuple[FourierTiling, ...]:
         """How each of them is; fewer where some do not fit into the tiles."""

@@ -110,7 +110,7 @@ class TransformWriter(Stage[T], ABC):
             if name == "inputs":
                 skipped = section * rows // tiling.sections
                 some = (section + 1) * rows // tiling.sections - skipped
-                v = v + skipped * (tiling.columns.tiles * tiling.lanes)
+                v = v + skipped * (tiling.columns.tiles * tiling.v_tile)
                 k.call(self.input, x, v, scratch, first + skipped, some, group, block)
             else:
                 k.call(self.output, v, u, scratch, y, bias, residual, first, rows, group, block)

@@ -58,7 +58,7 @@ class Winograd(GeneratedAlgorithm):
         self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int
     ) -> WinogradTiling:
         """How one correlation of a layer is cut."""
-        return WinogradTiling(c, device.instruction_set, layer.accumulator.itemsize, m, rows, coop)
+        return WinogradTiling(c, device.instruction_set, layer.accumulator.itemsize, device.threads, m, rows, coop)
 
     def tilings(self, layer: ConvLayer, device: CPU, params: Params) -> tuple[WinogradTiling, ...]:
         """How each of them is."""
