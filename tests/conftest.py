@@ -52,6 +52,8 @@ THINNED = {
     "cpu/test_matrix.py::test_strips_and_blocks_of_channels": 12,
     "cpu/test_matrix.py::test_three_products_of_float32_keep_their_bound": 5,
     "cpu/test_matrix.py::test_what_is_not_finite_stays_so_and_spoils_nothing_else": 5,
+    "cpu/test_matrix_dot.py::test_layers": 10,
+    "cpu/test_matrix_dot.py::test_epilogues": 4,
     "cpu/test_many_threads.py": 20,
     "cpu/test_many_threads.py::test_the_longest_thread_has_little_more_than_its_share": 40,
     "cpu/test_numpy.py": 20,
