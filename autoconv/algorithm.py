@@ -75,12 +75,12 @@ class Kernel(ABC):
         Parameters
         ----------
         a, b : array of `layer.input_shapes`
-            The operands; contiguous, of the layer's dtype and layout, on the device. `b` is the packed byte buffer
+            The operands; contiguous, of the layer's dtypes and layout, on the device. `b` is the packed byte buffer
             where `packed_bytes` is not 0.
         out : array of `layer.output_shape`
             Every element is written. Nothing else is, but the workspace.
         bias : array of K values, or None
-            Given exactly when the layer has a bias.
+            Given exactly when the layer has a bias; of a quantised layer, `Quantization.operand`.
         residual : array of the shape of y, or None
             Given exactly when the layer has a residual.
         workspace : array of at least `workspace_bytes` bytes
@@ -348,6 +348,8 @@ class Algorithm(ABC, Generic[D]):
         float
             In the units of the output.
         """
+        if layer.quantized:
+            return 0.0
         terms = {
             "fwd": layer.C // layer.groups * layer.R * layer.S,
             "dgrad": layer.K // layer.groups * layer.R * layer.S,
@@ -393,8 +395,11 @@ def bound_for(layer: ConvLayer, float32_cap: float) -> float:
     """An error cap stated for float32, carried over to the layer's dtype.
 
     Narrow types round the output once more, to half a unit in the last place of a value that may be as
-    large as the largest sum (float16: 2**-11, bfloat16: 2**-8); float64 scales with the unit roundoff.
+    large as the largest sum (float16: 2**-11, bfloat16: 2**-8); float64 scales with the unit roundoff. Quantised layers
+    are exact.
     """
+    if layer.quantized:
+        return 0.0
     if layer.dtype == "float64":
         return float32_cap * 2.0**-29
     return float32_cap + {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[layer.dtype]

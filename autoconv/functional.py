@@ -9,9 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.common.arrays import like
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer, Layout, Pair, Sides
-from autoconv.plans import Plan, like
+from autoconv.plans import Plan
 from autoconv.registry import device_of, resolve
 from autoconv.tuning.planner import REMEMBERED, plan
 
