@@ -152,8 +152,8 @@ class ConvLayer:
             raise LayerError(f"dtype={self.dtype!r}: expected direction='fwd', no residual, a bias in its Quantization")
         if (terms := self.C // self.groups * self.R * self.S) > MOST_TERMS:
             raise LayerError(
-                f"dtype={self.dtype!r}: expected sums of at most {MOST_TERMS} products, got C/groups * R * S = {terms}, "
-                "which can overflow int32"
+                f"dtype={self.dtype!r}: expected at most {MOST_TERMS} products in a sum, got "
+                f"C/groups * R * S = {terms}: they could overflow int32"
             )
 
     # Everything below is computed, never stored.

@@ -328,8 +328,10 @@ class Plan:
         return y
 
     def _epilogue(self, bias: Any, residual: Any) -> tuple[Array | None, Array | None]:
-        if self.layer.quantized and residual is None:
-            return operand_of(self.layer, bias), None
+        if self.layer.quantized:
+            if residual is None:
+                return operand_of(self.layer, bias), None
+            bias = None
         for name, given, there in (("bias", bias, self.layer.bias), ("residual", residual, self.layer.residual)):
             if given is None and there:
                 raise ArrayError(f"{name}: expected an array, as the layer has one ({self.layer}), got None")

@@ -35,6 +35,8 @@ THINNED = {
     "cpu/test_depthwise.py": 24,
     "cpu/test_fft.py": 20,
     "cpu/test_gemm.py": 20,
+    "cpu/test_int8.py::test_every_way_gives_what_the_definition_says": 60,
+    "cpu/test_int8.py::test_numpy_gives_what_the_definition_says": 8,
     "cpu/test_gemm_packed.py": 14,
     "cpu/test_matrix.py::test_forward": 110,
     "cpu/test_matrix.py::test_gradient_of_the_input": 30,

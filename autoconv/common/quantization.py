@@ -25,15 +25,15 @@ class Quantization:
     tie to the even one), plus `y_zero_point`, held to the type's range. A layer with ReLU counts what is below zero
     (of uint8 and int8, below `y_zero_point`) as that. Every step is exact or rounds once in float32, so that all
     algorithms give the same bits. It is what ONNX's QLinearConv and ConvInteger say of filters whose zero point is 0;
-    `conv2d_integer` takes others. Source: Jacob et al. (2018), arXiv:1712.05877, equation 7.
+    `conv2d_quantized` takes others. Source: Jacob et al. (2018), arXiv:1712.05877, equation 7.
 
     Parameters
     ----------
     scale : float or array of K floats
-        All positive: of QLinearConv, `x_scale * w_scale / y_scale`; for an output of float32, `x_scale * w_scale`; an
-        output of int32 has none, and 1 stands for that.
+        All positive, and neither subnormal nor infinite in float32: of QLinearConv, `x_scale * w_scale / y_scale`; of
+        an output of float32, `x_scale * w_scale`; an output of int32 has none, and 1 stands for that.
     x_zero_point, y_zero_point : int
-        What stands for 0 in the input and in the output, in their types' ranges; an output of int32 or float32 has none.
+        What stands for 0 in the input and in the output, in their types' ranges; of int32 and float32, 0.
     bias : array of K integers, optional
         Added to the sums: int32, in units of `x_scale * w_scale`.
 
@@ -79,10 +79,10 @@ class Quantization:
         scale = np.asarray(self.scale, np.float32)
         if scale.shape not in ((), (1,), (layer.K,)):
             raise ArrayError(f"scale: expected one value or K={layer.K}, got shape {scale.shape}")
-        wrong = ~(np.isfinite(scale) & (scale > 0))
+        wrong = ~((scale >= np.finfo(np.float32).tiny) & np.isfinite(scale))
         if wrong.any():
             at = int(wrong.reshape(-1).argmax())
-            raise ArrayError(f"scale[{at}]={scale.reshape(-1)[at]}: expected a positive number that float32 holds")
+            raise ArrayError(f"scale[{at}]={scale.reshape(-1)[at]}: expected a positive normal number of float32")
         if layer.output_dtype == "int32" and (scale != 1).any():
             raise ArrayError(f"scale={self.scale!r}: expected 1, as the output of {layer} is int32")
         zero_points = []
@@ -91,7 +91,9 @@ class Quantization:
             low, high = (limits.min, limits.max) if limits else (0, 0)
             value = np.asarray(getattr(self, name))
             if value.size != 1 or value.dtype.kind not in "iu" or not low <= int(value.item()) <= high:
-                raise ArrayError(f"{name}={getattr(self, name)!r}: expected an integer from {low} to {high} for {dtype}")
+                raise ArrayError(
+                    f"{name}={getattr(self, name)!r}: expected an integer from {low} to {high} for {dtype}"
+                )
             zero_points.append(int(value.item()))
         bias = np.zeros(layer.K, np.int64) if self.bias is None else np.asarray(self.bias)
         if bias.shape != (layer.K,) or bias.dtype.kind not in "iu":

@@ -2,10 +2,10 @@
 
 Output and workspace lie between guard zones and are filled with NaN; afterwards the guards must be
 intact, the inputs unchanged, and every element must agree with `direct`'s output for the same random
-input, computed in float64; of quantised layers it must be equal. That reference is itself checked by a route that shares no code with it:
-float64 sums, element by element, on a sample of corners, borders and interior, and a random projection
-over the output channels (Freivalds' check), which sees every element at once. All of it is done where the arrays
-are: on a GPU, NumPy's part is CuPy's.
+input, computed in float64; of quantised layers it must be equal. That reference is itself checked by a route
+that shares no code with it: float64 sums, element by element, on a sample of corners, borders and interior,
+and a random projection over the output channels (Freivalds' check), which sees every element at once. All of
+it is done where the arrays are: on a GPU, NumPy's part is CuPy's.
 """
 
 from __future__ import annotations
@@ -164,11 +164,13 @@ def quantized_operands(layer: ConvLayer, rng: np.random.Generator) -> tuple[Arra
     """Input, filters and meaning of a quantised layer, of which the output uses its whole range, and more."""
     x, w = (
         rng.integers(limits.min, limits.max, shape, limits.dtype, endpoint=True)
-        for limits, shape in zip(map(np.iinfo, (layer.numpy_dtype, layer.w_numpy_dtype)), layer.input_shapes, strict=True)
+        for limits, shape in zip(
+            map(np.iinfo, (layer.numpy_dtype, layer.w_numpy_dtype)), layer.input_shapes, strict=True
+        )
     )
     bias = rng.integers(-10000, 10000, layer.K) if layer.C * layer.R * layer.S < MOST_TERMS - 1 else None
     zero_points = [
-        int(rng.integers(np.iinfo(INTEGERS[t]).min, np.iinfo(INTEGERS[t]).max, endpoint=True)) if t in INTEGERS else 0
+        int(rng.integers(-64, 64)) + (128 if t == "uint8" else 0) if t in INTEGERS else 0
         for t in (layer.dtype, layer.output_dtype)
     ]
     spread = 74.0 * 74.0 * math.sqrt(layer.C // layer.groups * layer.R * layer.S)  # of sums of such numbers

@@ -95,7 +95,9 @@ class Int8(GeneratedAlgorithm):
             rate = machine.multiply_adds(device.instruction_set, "float32", cut.lanes) * machine.threads
             instructions = {"pmaddwd": 2, "vpdpbusd": 1, "plain": 16}[cut.product]
             loads = 1 / cut.TP + cut.lanes / cut.TK  # for each product of two vectors
-            seconds = steps * cut.TK / cut.lanes * max(instructions / 2 if instructions < 3 else instructions, loads) / rate
+            seconds = (
+                steps * cut.TK / cut.lanes * max(instructions / 2 if instructions < 3 else instructions, loads) / rate
+            )
         copied = panel.blocks * panel.block_bytes * strips
         packing = copied * min(cut.chunks, device.threads) / vector / machine.transforms(vector) / machine.threads
         moved = self.packed_bytes(layer, device, params) / machine.memory

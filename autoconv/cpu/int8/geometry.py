@@ -3,8 +3,8 @@
 A *line* is a pixel's channels (of a group), packed into words. A strip's panel holds the lines of all input rows that
 its outputs see, with those of padding, row after row, so that a tap of the filter is a number of bytes to skip, for all
 outputs alike. Rows of the same residue modulo the stride lie together: then a row of outputs is `numbers` outputs after
-the one above it, whatever the stride, where outputs are numbered as they lie `stride` lines apart; and tiles, whose rows
-must lie equally far apart, run on from row to row.
+the one above it, whatever the stride, where outputs are numbered as they lie `stride` lines apart; and tiles, whose
+rows must lie equally far apart, run on from row to row.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ WORD = 4  # bytes
 
 @dataclass(frozen=True)
 class Cut:
-    """How a layer is cut: which `product` multiplies words; `rows` of outputs in a strip; `TK` filters by `TP` outputs
-    in registers; `chunks` of the blocks of filters, each a task of its own; the `lanes` of a vector of words.
+    """How a layer is cut.
+
+    A `product` multiplies words; a strip has so many `rows` of outputs; registers hold `TK` filters by `TP` outputs;
+    each of the `chunks` of the filters is a task of its own; a vector has so many `lanes` of words.
     """
 
     product: str

@@ -1,4 +1,4 @@
-"""The kernels of `int8`: a strip's panel by blocks of filters, in vectors or tiles of words, and what follows the sums."""
+"""The kernels of `int8`: a strip's panel by blocks of filters, in vectors or tiles of words."""
 
 from __future__ import annotations
 

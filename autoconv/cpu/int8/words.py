@@ -2,8 +2,8 @@
 
 A word of the filters meets the word of the same channels of a pixel, and all their products are added to an int32. With
 `pmaddwd` (x86 since SSE2) a word is two numbers of 16 bits, with `vpdpbusd` (AVX-VNNI, AVX512-VNNI) four of 8 bits,
-those of pixels without a sign, and with `tdpbusd` (AMX) the words are those of tiles. `plain` is what `vpdpbusd` does in
-arithmetic that every processor has. All are exact: `vpmaddubsw`, whose sums of two products saturate, is not among
+those of pixels without a sign, and with `tdpbusd` (AMX) the words are those of tiles. `plain` is what `vpdpbusd` does,
+in arithmetic that every processor has. All are exact: `vpmaddubsw`, whose sums of two products saturate, is not among
 them. Source: Intel, "64 and IA-32 Architectures Software Developer's Manual", volume 2.
 """
 

@@ -45,4 +45,7 @@ class NumpyInteger(NumpyDirect):
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
         copies = 8.0 * (layer.bytes + 3 * layer.N * layer.K * layer.P * layer.Q)
-        return super().estimate(layer.replace(dtype="float64", activation=None), device, params) + copies / device.bandwidth()
+        return (
+            super().estimate(layer.replace(dtype="float64", activation=None), device, params)
+            + copies / device.bandwidth()
+        )

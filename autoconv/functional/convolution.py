@@ -1,4 +1,4 @@
-"""The same door for arrays: `conv2d` and its gradients, planned when a shape is first seen."""
+"""`conv2d` and its gradients on arrays, planned when a shape is first seen."""
 
 from __future__ import annotations
 
