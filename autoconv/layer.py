@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from autoconv.common import arguments
-from autoconv.common.types import DTYPES, INTEGERS, MOST_TERMS, SUMS, dtype_name, output_name
+from autoconv.common.types import DTYPES as DTYPES  # whose name belongs to layers
+from autoconv.common.types import INTEGERS, MOST_TERMS, SUMS, dtype_name, output_name
 from autoconv.errors import LayerError
 
 Pair = tuple[int, int]
@@ -131,7 +132,7 @@ class ConvLayer:
         put("activation", arguments.choice(activation, "activation", ACTIVATIONS))
         for name, value in (("bias", bias), ("residual", residual)):
             if not isinstance(value, bool | np.bool_):
-                raise LayerError(f"{name}={value!r}: allowed are True, False")
+                raise LayerError(f"{name}={value!r}: expected True or False")
             put(name, bool(value))
         put("padding", arguments.sides(padding, (self.H, self.W), self.filter_extent, self.stride))
         for name, extent in (("C", self.C), ("K", self.K)):

@@ -30,7 +30,7 @@ def dtype_name(value: object) -> str:
         name = repr(value)
     allowed = (*DTYPES, *INTEGERS)
     if name not in allowed:
-        raise LayerError(f"dtype={name!r}: allowed are {', '.join(allowed)}")
+        raise LayerError(f"dtype={name!r}: expected one of {', '.join(allowed)}")
     return cast(str, name)
 
 
@@ -42,5 +42,5 @@ def output_name(value: object, dtype: str) -> str:
         return dtype
     name = "int32" if value is None else value if isinstance(value, str) else np.dtype(value).name  # type: ignore[call-overload]
     if name not in OUTPUTS:
-        raise LayerError(f"output_dtype={name!r}: allowed for {dtype} are {', '.join(OUTPUTS)}")
+        raise LayerError(f"output_dtype={name!r}: expected one of {', '.join(OUTPUTS)} for {dtype}")
     return cast(str, name)

@@ -169,13 +169,13 @@ def quantized_operands(layer: ConvLayer, rng: np.random.Generator) -> tuple[Arra
         )
     )
     bias = rng.integers(-10000, 10000, layer.K) if layer.C * layer.R * layer.S < MOST_TERMS - 1 else None
-    zero_points = [
-        int(rng.integers(-64, 64)) + (128 if t == "uint8" else 0) if t in INTEGERS else 0
-        for t in (layer.dtype, layer.output_dtype)
-    ]
+    x_zero, y_zero = (
+        int(rng.integers(-64, 64)) + (128 if dtype == "uint8" else 0) if dtype in INTEGERS else 0
+        for dtype in (layer.dtype, layer.output_dtype)
+    )
     spread = 74.0 * 74.0 * math.sqrt(layer.C // layer.groups * layer.R * layer.S)  # of sums of such numbers
     scale = 1.0 if layer.output_dtype == "int32" else rng.uniform(0.5, 2.0, layer.K) * 100 / spread
-    return x, w, Quantization(scale, *zero_points, bias).operand(layer)
+    return x, w, Quantization(scale, x_zero, y_zero, bias).operand(layer)
 
 
 def direct(layer: ConvLayer, device: Device) -> Kernel:

@@ -53,7 +53,7 @@ def test_the_types_of_a_quantised_layer() -> None:
         ({"direction": "dgrad"}, "dtype='uint8': expected direction='fwd'"),
         ({"bias": True}, "a bias in its Quantization"),
         ({"residual": True}, "no residual"),
-        ({"output_dtype": "int16"}, "output_dtype='int16': allowed for uint8 are int32, uint8, int8, float32"),
+        ({"output_dtype": "int16"}, "output_dtype='int16': expected one of int32, uint8, int8, float32 for uint8"),
         ({"dtype": "float32", "output_dtype": "int8"}, "output_dtype='int8': expected 'float32', as the inputs are"),
         ({"C": 7311}, "expected at most 65793 products in a sum, got C/groups * R * S = 65799"),
     ],

@@ -56,7 +56,7 @@ class Int8(GeneratedAlgorithm):
         found: dict[Cut, Params] = {}
         for NV, TP in tiles:
             for strip in STRIPS:
-                params = {"product": product, "NV": NV, "TP": TP, "strip": strip}
+                params: Params = {"product": product, "NV": NV, "TP": TP, "strip": strip}
                 found.setdefault(_cut(layer, device, params), params)
         return found.values()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class NumpyInteger(NumpyDirect):
     directions = ("fwd",)
     dtypes = tuple(INTEGERS)
     stands_in_for = "int8"
-    kernel = NumpyIntegerKernel
+    kernel: ClassVar[Any] = NumpyIntegerKernel
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         return ({},)
