@@ -350,14 +350,12 @@ class Algorithm(ABC, Generic[D]):
         """
         if layer.quantized:
             return 0.0
-        terms = {
-            "fwd": layer.C // layer.groups * layer.R * layer.S,
-            "dgrad": layer.K // layer.groups * layer.R * layer.S,
-            "wgrad": layer.N * layer.P * layer.Q,
-        }[layer.direction]
+        taps = layer.R * layer.S
+        terms = {"fwd": layer.C * taps, "dgrad": layer.K * taps, "wgrad": layer.N * layer.P * layer.Q * layer.groups}
         limits = np.finfo(layer.accumulator)
         growth = self.bound(layer.replace(dtype=layer.accumulator.name), params) / float(limits.epsneg)
-        return terms * (1 + 2 * largest) * growth * float(limits.tiny) + 2.0**-25 * (layer.dtype == "float16")
+        sums = terms[layer.direction] // layer.groups
+        return sums * (1 + 2 * largest) * growth * float(limits.tiny) + 2.0**-25 * (layer.dtype == "float16")
 
     @abstractmethod
     def build(self, layer: ConvLayer, device: D, params: Params) -> Kernel:
@@ -392,14 +390,11 @@ class Algorithm(ABC, Generic[D]):
 
 
 def bound_for(layer: ConvLayer, float32_cap: float) -> float:
-    """An error cap stated for float32, carried over to the layer's dtype.
+    """An error cap stated for float32, carried over to the layer's dtype: integers are exact.
 
     Narrow types round the output once more, to half a unit in the last place of a value that may be as
-    large as the largest sum (float16: 2**-11, bfloat16: 2**-8); float64 scales with the unit roundoff. Quantised layers
-    are exact.
+    large as the largest sum (float16: 2**-11, bfloat16: 2**-8); float64 scales with the unit roundoff.
     """
-    if layer.quantized:
-        return 0.0
-    if layer.dtype == "float64":
-        return float32_cap * 2.0**-29
+    if layer.dtype == "float64" or layer.quantized:
+        return 0.0 if layer.quantized else float32_cap * 2.0**-29
     return float32_cap + {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[layer.dtype]

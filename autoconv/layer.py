@@ -152,10 +152,8 @@ class ConvLayer:
         if self.direction != "fwd" or self.bias or self.residual:
             raise LayerError(f"dtype={self.dtype!r}: expected direction='fwd', no residual, a bias in its Quantization")
         if (terms := self.C // self.groups * self.R * self.S) > MOST_TERMS:
-            raise LayerError(
-                f"dtype={self.dtype!r}: expected at most {MOST_TERMS} products in a sum, got "
-                f"C/groups * R * S = {terms}: they could overflow int32"
-            )
+            limit = f"at most {MOST_TERMS} products in a sum, as more could overflow int32"
+            raise LayerError(f"dtype={self.dtype!r}: expected {limit}, got C/groups * R * S = {terms}")
 
     # Everything below is computed, never stored.
 

@@ -11,7 +11,7 @@ from autoconv.common.arrays import like
 from autoconv.common.quantization import MOST, Quantization, finished
 from autoconv.common.types import INTEGERS
 from autoconv.errors import ArrayError, LayerError
-from autoconv.functional.convolution import Padding, _arrays, _extents, _number_of, _plan
+from autoconv.functional.operands import Padding, arrays_of, extents_of, number_of, planned
 from autoconv.layer import ConvLayer, Layout, Pair
 
 
@@ -21,11 +21,11 @@ def conv2d_quantized(
     bias: Array | None = None,
     *,
     x_scale: float = 1.0,
-    x_zero_point: int = 0,
-    w_scale: Any = 1.0,
-    w_zero_point: Any = 0,
     y_scale: float = 1.0,
+    w_scale: Any = 1.0,
+    x_zero_point: int = 0,
     y_zero_point: int = 0,
+    w_zero_point: Any = 0,
     output_dtype: Any = "int32",
     stride: int | Pair = 1,
     padding: Padding = 0,
@@ -85,14 +85,14 @@ def conv2d_quantized(
     >>> y.dtype.name, int(y[0, 0, 0, 0])
     ('int8', 9)
     """
-    arrays, layout, back = _arrays(layout, options, x=x, w=w)
+    arrays, layout, back = arrays_of(layout, options, x=x, w=w)
     if (name := arrays["x"].dtype.name) not in INTEGERS:
         raise ArrayError(f"x is {name}: expected uint8 or int8")
-    N, C, H, W = _extents(arrays["x"], layout)
-    K, _, R, S = _extents(arrays["w"], layout)
+    N, C, H, W = extents_of(arrays["x"], layout)
+    K, _, R, S = extents_of(arrays["w"], layout)
     layer = ConvLayer(
         N=N, C=C, H=H, W=W, K=K, R=R, S=S, stride=stride, padding=padding, dilation=dilation,
-        groups=_number_of(groups), dtype=arrays["x"].dtype, layout=layout, activation=activation,
+        groups=number_of(groups), dtype=arrays["x"].dtype, layout=layout, activation=activation,
         output_dtype=output_dtype,
     )  # fmt: skip
     filters, zero = _signed(arrays["w"], w_zero_point, layer)
@@ -101,7 +101,7 @@ def conv2d_quantized(
         scale = np.float32(x_scale) * np.asarray(w_scale, np.float32) / np.float32(y_scale)
     meaning = Quantization(scale, x_zero_point, y_zero_point, bias)
     if not zero.any():
-        return like(x, back(_plan(layer, options).run(arrays["x"], filters, meaning)))
+        return like(x, back(planned(layer, options).run(arrays["x"], filters, meaning)))
     words = meaning.operand(layer)
     if 255 * 255 * (C // layer.groups * R * S) + int(np.abs(words[:K].astype(np.int64)).max()) > MOST:
         raise LayerError(f"w_zero_point={w_zero_point!r}: expected 0 (of uint8, 128), as sums could overflow int32")
@@ -133,4 +133,4 @@ def _signed(w: Array, zero_point: Any, layer: ConvLayer) -> tuple[Array, np.ndar
 def _sums(layer: ConvLayer, x: Array, w: Array, x_zero_point: int, options: dict[str, Any]) -> Array:
     """The sums of a layer, without bias."""
     plain = layer.replace(output_dtype="int32", activation=None)
-    return _plan(plain, options).run(x, w, Quantization(x_zero_point=x_zero_point))
+    return planned(plain, options).run(x, w, Quantization(x_zero_point=x_zero_point))

@@ -114,7 +114,8 @@ def test_what_is_wrong_is_said(changes: dict[str, object], words: str) -> None:
         "fwd-float32-NCHW-N1-C1-H1-W1-K1-R1-S1-stride1x1",  # not canonical: a default is spelled out
         "fwd-float32-NCHW-N01-C1-H1-W1-K1-R1-S1",
         "fwd-float32-NCHW-N1-C1-H1-W1-K1-R1-S1-groups0",
-        "fwd-int8-NCHW-N1-C1-H1-W1-K1-R1-S1",
+        "fwd-int16-NCHW-N1-C1-H1-W1-K1-R1-S1",
+        "fwd-float32-NCHW-N1-C1-H1-W1-K1-R1-S1-output_float32",
         "fwd-float32-NCHW-N1-C1-H1-W1-K1-R1-S1" + "0" * 400,
         17,
     ],
