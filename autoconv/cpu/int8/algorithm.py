@@ -19,17 +19,17 @@ from autoconv.cpu.int8.words import CHANNELS
 from autoconv.layer import ConvLayer
 
 STRIPS = (64, 256, 1024)  # outputs
-NEEDED = {"avx512": "avx512vnni", "avx2": "avxvnni"}  # for `vpdpbusd` on vectors of an instruction set
+NEEDED = {  # of a processor, for a product on vectors of an instruction set
+    "vpdpbusd": {"avx512": "avx512vnni", "avx2": "avxvnni"},
+    "pmaddwd": {"avx512": "avx512bw", "avx2": "avx2", "generic": "sse2"},
+}
 
 
 def products(device: CPU) -> tuple[str, ...]:
     """How a device can multiply words, the fastest first."""
-    found = ["tdpbusd"] if device.matrix_unit else []
-    if compiler.host_features().get(NEEDED.get(device.instruction_set, ""), False):
-        found.append("vpdpbusd")
-    if Module(device.instruction_set).x86:
-        found.append("pmaddwd")
-    return (*found, "plain")
+    there = compiler.host_features()
+    able = [product for product, needs in NEEDED.items() if there.get(needs.get(device.instruction_set, ""), False)]
+    return (*(["tdpbusd"] if device.matrix_unit else []), *able, "plain")
 
 
 class Int8(GeneratedAlgorithm):

@@ -23,15 +23,12 @@ def emit_block(m: Module, panel: Panel) -> Function:
     skips = m.table(k, i64, panel.taps)
     with k.loop(0, len(panel.taps)) as tap:
         pixels, filters = x + k.load(skips + tap), w + tap * (panel.depth * TK)
-
-        def step(word: Value) -> None:
+        with k.loop(0, panel.depth) as word:  # of more words in a round, LLVM would add the products first, and spill
             vectors = [k.load(filters + word * TK + first, lanes) for first in range(0, TK, lanes)]
             for p, row in enumerate(sums):
                 pixel = k.broadcast(k.bytes_at(pixels + word * WORD, p * panel.step, i32), lanes)
                 for total, v in zip(row, vectors, strict=True):
                     total.set(add_products(k, panel.cut.product, total.get(), pixel, v))
-
-        k.sweep(0, panel.depth, min(m.terms, panel.depth), step)
     for p, row in enumerate(sums):
         for n, total in enumerate(row):
             k.store(total.get(), out + p * TK + n * lanes)
