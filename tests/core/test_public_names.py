@@ -24,6 +24,7 @@ NAMES = {
     "Quantization",
     "RecordError",
     "TuningCache",
+    "collect",
     "conv2d",
     "conv2d_dgrad",
     "conv2d_quantized",
