@@ -15,6 +15,7 @@ from layers import edge, edges, everyday, operands
 
 import autoconv.cpu
 from autoconv.algorithm import Algorithm, Candidate
+from autoconv.common.types import INTEGERS
 from autoconv.cpu.device import CPU
 from autoconv.cpu.pool import Entry
 from autoconv.layer import DIRECTIONS, DTYPES
@@ -92,9 +93,10 @@ def test_says_whose_threads_it_runs_on(algorithm: Algorithm, monkeypatch: pytest
 
 def test_what_takes_all_layers_does_so_without_workspace_and_repeatably() -> None:
     takers = [algorithm for algorithm in algorithms(DEVICE) if algorithm.takes_all]
-    assert [algorithm.name for algorithm in takers] == ["direct", "numpy.direct"]
+    assert [algorithm.name for algorithm in takers] == ["direct", "numpy.direct", "numpy.int8"]
     assert all(algorithm.deterministic for algorithm in takers)
-    for algorithm, direction, dtype in itertools.product(takers, DIRECTIONS, DTYPES):
+    kinds = [(a, *kind) for a in takers[:2] for kind in itertools.product(DIRECTIONS, DTYPES)]
+    for algorithm, direction, dtype in [*kinds, *((takers[2], "fwd", name) for name in INTEGERS)]:
         for layer in edges(direction=direction, dtype=dtype).values():
             assert any(
                 not algorithm.why_not(layer, DEVICE, candidate.params)
