@@ -8,6 +8,7 @@ from autoconv.cpu.fft.geometry import FourierTiling
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.transform.estimate import gathered, pipeline, rates
 from autoconv.cpu.transform.geometry import split_evenly
+from autoconv.cpu.transform.matrix_unit import MatrixTiling, multiplied, splitting
 
 PRODUCTS = 3  # of real numbers, for one of complex numbers
 
@@ -24,7 +25,10 @@ def seconds(tiling: FourierTiling, machine: Machine) -> float:
     -------
     float
     """
-    return pipeline(tiling, machine, *_transformed(tiling), _products(tiling, machine))
+    forward, inverse = _transformed(tiling)
+    if isinstance(tiling, MatrixTiling):
+        return pipeline(tiling, machine, forward + splitting(tiling), inverse, multiplied(tiling, machine))
+    return pipeline(tiling, machine, forward, inverse, _products(tiling, machine))
 
 
 def _spectrum(length: int) -> float:

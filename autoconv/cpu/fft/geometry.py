@@ -119,9 +119,14 @@ class FourierTiling(Tiling):
         return self.lengths[0] * self.lengths[1] // 2 + 2
 
     @functools.cached_property
+    def product_planes(self) -> int:
+        """Parts of a number of the filters and of the products: real and imaginary."""
+        return 2
+
+    @functools.cached_property
     def points(self) -> int:
-        """Their parts."""
-        return 2 * self.frequencies
+        """Parts of all numbers."""
+        return self.product_planes * self.frequencies
 
     @functools.cached_property
     def depth(self) -> int:

@@ -122,7 +122,7 @@ def split_evenly(total: int, most: int) -> list[tuple[int, int]]:
     return [(n, size) for n, size in ((larger, small + 1), (parts - larger, small)) if n]
 
 
-def _odd(vectors: int) -> int:
+def odd(vectors: int) -> int:
     """An odd number of vectors, so that many streams that far apart do not meet in one set of a cache."""
     return vectors | 1
 
@@ -218,6 +218,11 @@ class Tiling(ABC):
         """Vectors of the sum's terms."""
         return -(-self.depth // self.lanes)
 
+    @functools.cached_property
+    def packed_depth(self) -> int:
+        """Terms of the sum in the packed filters."""
+        return self.depth
+
     # Tiles.
 
     @functools.cached_property
@@ -248,9 +253,14 @@ class Tiling(ABC):
     # Memory: V[point][c block][tile][lane], M[point][tile][filter], U[group][k block][point][c][filter].
 
     @functools.cached_property
+    def v_tile(self) -> int:
+        """From tile to tile of the transformed input."""
+        return self.lanes
+
+    @functools.cached_property
     def v_stride(self) -> int:
         """From point to point of the transformed input."""
-        return _odd(self.c_blocks * self.chunk_tiles) * self.lanes
+        return odd(self.c_blocks * self.chunk_tiles) * self.lanes
 
     @functools.cached_property
     def v_size(self) -> int:
@@ -260,7 +270,7 @@ class Tiling(ABC):
     @functools.cached_property
     def m_stride(self) -> int:
         """From point to point of the products."""
-        return _odd(self.chunk_tiles * self.vectors) * self.lanes
+        return odd(self.chunk_tiles * self.vectors) * self.lanes
 
     @functools.cached_property
     def pitch(self) -> int:
@@ -286,9 +296,14 @@ class Tiling(ABC):
         return max(inputs, outputs)
 
     @functools.cached_property
+    def u_stride(self) -> int:
+        """From point to point of the transformed filters."""
+        return self.packed_depth * self.TK
+
+    @functools.cached_property
     def u_size(self) -> int:
         """The transformed filters of one block of one group."""
-        return self.points * self.depth * self.TK
+        return self.points * self.u_stride
 
     @functools.cached_property
     def packed_size(self) -> int:

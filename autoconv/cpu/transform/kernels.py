@@ -36,7 +36,7 @@ class TransformWriter(Stage[T], ABC):
         tiling, stage = self.tiling, (self.m, self.layer, self.tiling, self.number)
         self.input = self.input_stage(*stage).emit()
         row_counts = sorted({tiling.chunk, tiling.last_chunk})
-        splits = [split_evenly(rows * tiling.columns.tiles, tiling.most_tiles) for rows in row_counts]
+        splits = [self.split(rows * tiling.columns.tiles) for rows in row_counts]
         sizes = sorted({size for split in splits for _, size in split})
         self.register_tiles = min(sum(count for count, _ in split) for split in splits)
         self.registers = {size: self.product_of(size) for size in sizes}
@@ -45,6 +45,10 @@ class TransformWriter(Stage[T], ABC):
         self.inverse = self.inverse_transform()
         self.output = self._output()
         return self.run_cooperative() if tiling.coop else self.run_independent()
+
+    def split(self, tiles: int) -> list[tuple[int, int]]:
+        """The register tiles of so many tiles: pairs of how many, and how large."""
+        return split_evenly(tiles, self.tiling.most_tiles)
 
     @abstractmethod
     def product_of(self, size: int) -> Function:
@@ -158,9 +162,15 @@ class TransformWriter(Stage[T], ABC):
         return k
 
 
-def emit(writer: type[TransformWriter[T]], instruction_set: str, layer: ConvLayer, tilings: Sequence[T]) -> Module:
+def emit(
+    writer: type[TransformWriter[T]],
+    instruction_set: str,
+    layer: ConvLayer,
+    tilings: Sequence[T],
+    matrix_unit: str | None = None,
+) -> Module:
     """`run` and `pack` for the correlations of a layer, with a family's transforms and product."""
-    m = Module(instruction_set)
+    m = Module(instruction_set, matrix_unit=matrix_unit)
     runs, packs = [], []
     packed = 0
     for number, tiling in enumerate(tilings):

@@ -8,6 +8,7 @@ from autoconv.cpu.common.estimate import side_by_side
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.transform.estimate import gathered, pipeline, rates, vector
 from autoconv.cpu.transform.geometry import split_evenly
+from autoconv.cpu.transform.matrix_unit import MatrixTiling, multiplied, splitting
 from autoconv.cpu.winograd.geometry import WinogradTiling
 from autoconv.cpu.winograd.gradients_geometry import WgradTiling
 
@@ -24,7 +25,10 @@ def seconds(tiling: WinogradTiling, machine: Machine) -> float:
     -------
     float
     """
-    return pipeline(tiling, machine, _input_vectors(tiling), _output_vectors(tiling), _products(tiling, machine))
+    forward, inverse = _input_vectors(tiling), _output_vectors(tiling)
+    if isinstance(tiling, MatrixTiling):
+        return pipeline(tiling, machine, forward + splitting(tiling), inverse, multiplied(tiling, machine))
+    return pipeline(tiling, machine, forward, inverse, _products(tiling, machine))
 
 
 @functools.cache
