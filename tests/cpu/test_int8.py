@@ -11,7 +11,7 @@ import integers
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
-from guards import run_guarded
+from guards import run_guarded, some
 from vectors import INSTRUCTION_SETS
 
 from autoconv.algorithm import Candidate
@@ -22,10 +22,12 @@ from autoconv.cpu.int8.algorithm import Int8, products
 from autoconv.cpu.int8.geometry import Panel, cut_of
 from autoconv.cpu.int8.kernels import emit
 from autoconv.cpu.numpy.integer import NumpyInteger
+from autoconv.cpu.pool import Entry
 from autoconv.layer import LAYOUTS, ConvLayer
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 
+launch = Entry.__call__
 BASE = {"N": 2, "C": 8, "H": 9, "W": 11, "K": 12, "R": 3, "S": 3, "padding": 1}
 CASES: dict[str, dict[str, Any]] = {
     "plain": BASE,
@@ -119,6 +121,25 @@ def test_the_largest_numbers_do_not_saturate_on_their_way(product: str) -> None:
     operand = Quantization().operand(layer)
     got = run_guarded(Int8(), layer, device, Candidate("int8", tuple(params.items())), (x, w, operand, None), "after")
     np.testing.assert_array_equal(got, integers.output(layer, integers.sums(layer, x, w)))
+
+
+@pytest.mark.parametrize("family", [Int8(), NumpyInteger()], ids=lambda family: family.name)
+def test_memory_is_as_the_kernel_says_and_whose_threads_it_runs_on(
+    family: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[None] = []
+    monkeypatch.setattr(Entry, "__call__", lambda *arguments: launched.append(launch(*arguments)))
+    device, layer = CPU.current(), ConvLayer(**BASE, dtype="uint8")
+    candidates = family.all(layer, device)
+    assert candidates
+    for candidate in some(candidates, 3):
+        assert family.why_not(layer, device, candidate.params) == []
+        kernel = family.build(layer, device, candidate.params)
+        assert kernel.workspace_bytes == family.workspace_bytes(layer, device, candidate.params)
+        assert kernel.packed_bytes == family.packed_bytes(layer, device, candidate.params)
+        assert family.estimate(layer, device, candidate.params) > 0
+    check(layer, device, family, dict(candidates[0].params))
+    assert bool(launched) == (family.pool == "autoconv")
 
 
 def text_of(layer: ConvLayer, instruction_set: str, product: str, processor: str) -> str:
