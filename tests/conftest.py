@@ -55,6 +55,7 @@ THINNED = {
     "cpu/test_matrix.py::test_three_products_of_float32_keep_their_bound": 5,
     "cpu/test_matrix.py::test_what_is_not_finite_stays_so_and_spoils_nothing_else": 5,
     "cpu/test_many_threads.py": 20,
+    "cpu/test_many_threads.py::test_the_longest_thread_has_little_more_than_its_share": 40,
     "cpu/test_numpy.py": 20,
     "cpu/test_polyphase.py": 5,
     "cpu/test_winograd.py": 14,

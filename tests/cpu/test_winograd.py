@@ -146,3 +146,24 @@ def test_filters_too_large_for_the_caches_are_written_past_them() -> None:
     (cut,) = WINOGRAD.tilings(layer, DEVICE, params)
     assert cut.packed_size * cut.itemsize > STREAMED
     run(layer, params)
+
+
+def test_chunks_are_nearly_alike() -> None:
+    for rows in range(1, 14):
+        (tiling,) = WINOGRAD.tilings(edge("plain"), DEVICE, {"m": "2x2", "rows": rows, "coop": 0})
+        chunks = [tiling.chunk_at(n) for n in range(tiling.chunks)]
+        sizes = [size for _, size in chunks]
+        assert [first for first, _ in chunks] == [sum(sizes[:n]) for n in range(len(sizes))]
+        assert sum(sizes) == tiling.tile_rows
+        assert max(sizes) == tiling.chunk <= rows
+        assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("coop", [1, 3])
+def test_sections_of_a_chunk_keep_threads_equally_busy(coop: int) -> None:
+    device = CPU.current(threads=5)
+    params: Params = {"m": "2x2", "rows": 4, "coop": coop}
+    layer = edge("many images", N=5)
+    (tiling,) = WINOGRAD.tilings(layer, device, params)
+    assert tiling.sections > 1
+    run(layer, params, device)

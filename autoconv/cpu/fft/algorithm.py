@@ -18,7 +18,7 @@ from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.common.grid import batches, parts
 from autoconv.cpu.device import CPU
-from autoconv.cpu.fft.estimate import seconds
+from autoconv.cpu.fft.estimate import counts
 from autoconv.cpu.fft.geometry import (
     LENGTHS,
     CircularAxis,
@@ -28,6 +28,7 @@ from autoconv.cpu.fft.geometry import (
     fourier_correlations,
 )
 from autoconv.cpu.fft.kernels import emit
+from autoconv.cpu.transform.estimate import Forecast, forecast
 from autoconv.cpu.transform.geometry import TiledAxis, unfit
 from autoconv.layer import ConvLayer
 
@@ -74,7 +75,7 @@ class TiledFFT(GeneratedAlgorithm):
         """How one correlation of a layer is cut, with chunks of a row of tiles, each thread on its own."""
         m, lengths = zip(*((axis.m, axis.length) for axis in axes), strict=True)
         itemsize = layer.accumulator.itemsize
-        return FourierTiling(c, device.instruction_set, itemsize, m, 1, 0, lengths, channelwise(layer))
+        return FourierTiling(c, device.instruction_set, itemsize, device.threads, m, 1, 0, lengths, channelwise(layer))
 
     def tilings(self, layer: ConvLayer, device: CPU, params: Params) -> tuple[FourierTiling, ...]:
         """How each of them is; fewer where some do not fit into the tiles."""
@@ -133,13 +134,20 @@ class TiledFFT(GeneratedAlgorithm):
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return max(tiling.workspace_bytes(device.threads) for tiling in self.tilings(layer, device, params))
+        return max(tiling.workspace_bytes() for tiling in self.tilings(layer, device, params))
 
     def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
         return layer.accumulator.itemsize * sum(tiling.packed_size for tiling in self.tilings(layer, device, params))
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        return sum(seconds(tiling, device.machine) for tiling in self.tilings(layer, device, params))
+        return self._forecast(layer, device, params).seconds
+
+    def party(self, layer: ConvLayer, device: CPU, params: Params) -> int:
+        return self._forecast(layer, device, params).party
+
+    def _forecast(self, layer: ConvLayer, device: CPU, params: Params) -> Forecast:
+        cut = self.tilings(layer, device, params)
+        return forecast([(tiling, counts(tiling, device.machine)) for tiling in cut], device.machine)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, self.tilings(layer, device, params))
@@ -153,7 +161,7 @@ def _pairs(cut: Callable[..., FourierTiling], layer: ConvLayer, device: CPU) -> 
     for axes in itertools.product(_sizes(main.rows, False), _sizes(main.columns, True)):
         tiling = cut(layer, device, main, axes)
         whole = tiling.resized(max(1, MOST_TILES // tiling.columns.tiles), int(not tiling.channelwise))
-        cost = min(seconds(some, device.machine) for some in (tiling, whole))
+        cost = min(forecast([(some, counts(some, device.machine))], device.machine).seconds for some in (tiling, whole))
         # of a size and its mirror image one is enough
         lengths = tuple(sorted(tiling.lengths)) if main.rows == main.columns else tiling.lengths
         if lengths not in found or cost < found[lengths][0]:

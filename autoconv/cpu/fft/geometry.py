@@ -137,6 +137,10 @@ class FourierTiling(Tiling):
         return 1
 
     @functools.cached_property
+    def tasks(self) -> int:
+        return self.chunks * self.k_blocks if self.channelwise else super().tasks
+
+    @functools.cached_property
     def most_tiles(self) -> int:
         return _REGISTER_TILES[self.instruction_set]
 
@@ -171,5 +175,5 @@ class FourierTiling(Tiling):
         outputs = self.points * self.m_stride + self.rows.m * self.out_pitch * self.lanes + self.half_size
         return max(inputs, outputs)
 
-    def workspace_bytes(self, threads: int) -> int:
-        return -(-super().workspace_bytes(threads) // 64) * 64  # whole cache lines
+    def workspace_bytes(self) -> int:
+        return -(-super().workspace_bytes() // 64) * 64  # whole cache lines

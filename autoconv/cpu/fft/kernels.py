@@ -187,14 +187,14 @@ class FourierWriter(kernels.TransformWriter[F]):
         k = self.function("chunk", *TASK)
         _, index, thread = k.args
         x, u, y, bias, residual, workspace = self.operands(k)
-        block, first = index // tiling.chunks, index % tiling.chunks * tiling.chunk
-        rows = k.min(tiling.tile_rows - first, tiling.chunk)
+        block = index // tiling.chunks
+        first, rows = tiling.chunk_at(index % tiling.chunks)
         scratch = k.bytes_at(workspace, HEADER, self.real) + thread * tiling.thread_size
         v = scratch + tiling.scratch_size
         k.call(self.input, x, v + -block * (tiling.chunk_tiles * tiling.lanes), scratch, first, rows, 0, block)
         k.call(self.output, v, u, scratch, y, bias, residual, first, rows, 0, block)
         run = self.function("independent", CONTEXT)
-        launch(run, run.args[0], k, tiling.k_blocks * tiling.chunks)
+        launch(run, run.args[0], k, tiling.tasks)
         return run
 
     def product_of(self, size: int) -> Function:

@@ -85,8 +85,8 @@ class FourierMatrix(TileAlgorithm, TiledFFT):
         self, layer: ConvLayer, device: CPU, c: Correlation, axes: tuple[CircularAxis, CircularAxis]
     ) -> FourierMatrixTiling:
         m, lengths = zip(*((axis.m, axis.length) for axis in axes), strict=True)
-        vectors, unit = (device.instruction_set, layer.accumulator.itemsize), device.matrix_unit or ""
-        return FourierMatrixTiling(c, *vectors, m, 1, 0, lengths, False, unit, self.products[layer.dtype])
+        where, unit = (device.instruction_set, layer.accumulator.itemsize, device.threads), device.matrix_unit or ""
+        return FourierMatrixTiling(c, *where, m, 1, 0, lengths, False, unit, self.products[layer.dtype])
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         return () if without_unit(device) else super().candidates(layer, device)

@@ -222,10 +222,7 @@ def multiplied(tiling: MatrixTiling, machine: Machine) -> float:
     -------
     float
     """
-    of_unit = sum(
-        number * math.ceil(rows * tiling.columns.tiles / TILE_ROWS)
-        for rows, number in ((tiling.chunk, tiling.chunks - 1), (tiling.last_chunk, 1))
-    )
+    of_unit = sum(number * math.ceil(rows * tiling.columns.tiles / TILE_ROWS) for number, rows in tiling.chunk_sizes)
     blocks = tiling.correlation.groups * tiling.k_blocks * tiling.filter_tiles
     steps = of_unit * blocks * tiling.points * tiling.steps * tiling.products
     return 2 * TILE_ROWS * TILE_ROWS * DEPTH * steps * machine.threads / machine.tiles(tiling.matrix_unit, "bfloat16")

@@ -19,8 +19,9 @@ from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.common.grid import batches, parts
 from autoconv.cpu.device import CPU
+from autoconv.cpu.transform.estimate import Forecast, forecast
 from autoconv.cpu.transform.geometry import unfit
-from autoconv.cpu.winograd.estimate import seconds
+from autoconv.cpu.winograd.estimate import counts
 from autoconv.cpu.winograd.geometry import (
     WinogradAxis,
     WinogradTiling,
@@ -57,7 +58,7 @@ class Winograd(GeneratedAlgorithm):
         self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int
     ) -> WinogradTiling:
         """How one correlation of a layer is cut."""
-        return WinogradTiling(c, device.instruction_set, layer.accumulator.itemsize, m, rows, coop)
+        return WinogradTiling(c, device.instruction_set, layer.accumulator.itemsize, device.threads, m, rows, coop)
 
     def tilings(self, layer: ConvLayer, device: CPU, params: Params) -> tuple[WinogradTiling, ...]:
         """How each of them is."""
@@ -91,13 +92,20 @@ class Winograd(GeneratedAlgorithm):
         return refusals_of(_parse(params)[0], self.tilings(layer, device, params))
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return max(tiling.workspace_bytes(device.threads) for tiling in self.tilings(layer, device, params))
+        return max(tiling.workspace_bytes() for tiling in self.tilings(layer, device, params))
 
     def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
         return layer.accumulator.itemsize * sum(tiling.packed_size for tiling in self.tilings(layer, device, params))
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        return sum(seconds(tiling, device.machine) for tiling in self.tilings(layer, device, params))
+        return self._forecast(layer, device, params).seconds
+
+    def party(self, layer: ConvLayer, device: CPU, params: Params) -> int:
+        return self._forecast(layer, device, params).party
+
+    def _forecast(self, layer: ConvLayer, device: CPU, params: Params) -> Forecast:
+        cut = self.tilings(layer, device, params)
+        return forecast([(tiling, counts(tiling, device.machine)) for tiling in cut], device.machine)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         down, across = _parse(params)[0]

@@ -67,8 +67,8 @@ class WinogradMatrix(TileAlgorithm, Winograd):
     def tiling(
         self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int
     ) -> WinogradMatrixTiling:
-        vectors, unit = (device.instruction_set, layer.accumulator.itemsize), device.matrix_unit or ""
-        return WinogradMatrixTiling(c, *vectors, m, rows, coop, unit, self.products[layer.dtype])
+        where, unit = (device.instruction_set, layer.accumulator.itemsize, device.threads), device.matrix_unit or ""
+        return WinogradMatrixTiling(c, *where, m, rows, coop, unit, self.products[layer.dtype])
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         return () if without_unit(device) else super().candidates(layer, device)
