@@ -97,7 +97,6 @@ def cache(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuni
 
 @pytest.fixture(scope="module")
 def study(tiny: Path, cache: TuningCache) -> studies.Study:
-
     return studies.gather(networks.load(tiny), 1, "fwd", modelled(), cache, OPTIONS)
 
 
@@ -130,7 +129,6 @@ def test_a_tighter_limit_never_takes_less(study: studies.Study) -> None:
 
 
 def test_operations_are_those_of_the_candidates_that_were_timed(study: studies.Study) -> None:
-
     body = next(studied for studied in study.layers if studied.name == "body")
     found = report_layers.operations(body)
     assert found["direct"] == 1
@@ -140,7 +138,6 @@ def test_operations_are_those_of_the_candidates_that_were_timed(study: studies.S
 
 @pytest.mark.parametrize("direction", ["dgrad", "wgrad"])
 def test_gradients_are_counted_too(direction: str, tmp_path: Path) -> None:
-
     layer = ConvLayer(N=1, C=16, H=12, W=12, K=24, R=3, S=3, padding=1, direction=direction)
     cache = TuningCache(tmp_path / "records", system=None)
     remember(cache, [layer], modelled())
@@ -151,7 +148,6 @@ def test_gradients_are_counted_too(direction: str, tmp_path: Path) -> None:
 
 
 def test_a_network_without_any_record_is_refused(tiny: Path, tmp_path: Path) -> None:
-
     with pytest.raises(PlanError, match=r"Tiny .* batch 2, fwd: no layer has a record .* stem: nothing recorded"):
         studies.gather(networks.load(tiny), 2, "fwd", CPU.current(), TuningCache(tmp_path, system=None), OPTIONS)
 
@@ -169,7 +165,6 @@ FIGURES = ["share", "time", "gap", "operations", "shapes", "roofline", "error", 
 
 @pytest.fixture(scope="module")
 def page(study: studies.Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
-
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(pages.report(study), encoding="utf-8")
     return path
@@ -207,7 +202,6 @@ def contrast(a: str, b: str) -> float:
 
 
 def test_colours_can_be_read_and_told_apart_in_both_schemes() -> None:
-
     for palette in (LIGHT, DARK):
         assert min(contrast(palette.paper, shade) for shade in (palette.ink, palette.muted, palette.accent)) >= 4.5
         assert min(contrast(palette.paper, colour) for colour in palette.families) >= 3
@@ -218,7 +212,6 @@ def test_colours_can_be_read_and_told_apart_in_both_schemes() -> None:
 @pytest.mark.skipif(bool(MISSING), reason=MISSING or "there is one")
 @drawn
 def test_a_browser_shows_every_figure_in_light_and_dark_wide_and_narrow(page: Path, tmp_path: Path) -> None:
-
     browser = Browser(tmp_path / "profile")
     try:
         for (scheme, palette), width in itertools.product({"light": LIGHT, "dark": DARK}.items(), (1280, 390)):
