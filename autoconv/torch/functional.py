@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from autoconv.errors import ArrayError
 from autoconv.torch import operators
 
-Padding = int | tuple[int, int] | Literal["same", "valid"]
+Padding = int | tuple[int, int] | str
 
 
 def conv2d(

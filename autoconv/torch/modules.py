@@ -9,8 +9,21 @@ from torch.nn.functional import pad
 from autoconv.torch.functional import conv2d
 
 
-class Conv2d(torch.nn.Conv2d):  # type: ignore[misc]
+class Conv2d(torch.nn.Conv2d):
     """`torch.nn.Conv2d`, computed by `autoconv.torch.conv2d`; parameters and their names are the same.
+
+    Parameters
+    ----------
+    in_channels, out_channels : int
+    kernel_size : int or (height, width)
+    stride : int or (height, width)
+    padding : int, (height, width), "same" or "valid"
+    dilation : int or (height, width)
+    groups : int
+    bias : bool
+    padding_mode : "zeros", "reflect", "replicate" or "circular"
+    device : "cpu", optional
+    dtype : torch.dtype, optional
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Convolution and its gradients as operators of PyTorch, by which `torch.compile`, `torch.export` and autograd know them.
+"""Convolution and its gradients as operators that `torch.compile`, `torch.export` and autograd know.
 
 The gradients of each are the other two, so that gradients of gradients exist as well: with `y = conv2d(x, w)`, `dx` is
 linear in `dy` and `w`, and `dw` in `x` and `dy`, by the same sums.

@@ -16,7 +16,7 @@ from autoconv.torch.operators import device_in_force
 from autoconv.vendors.torch import array, tensor
 
 
-class OptimizedModule(torch.nn.Module):  # type: ignore[misc]
+class OptimizedModule(torch.nn.Module):
     """A model with constant parameters, run as a `CompiledNetwork`. Made by `autoconv.torch.optimize`.
 
     It takes what the model took, of the shapes of the example, and gives what the model gave. It has no parameters and

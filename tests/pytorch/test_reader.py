@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
 
-from torch import nn  # noqa: E402
 import torch.nn.functional as F  # noqa: E402, N812
+from torch import nn  # noqa: E402
 from torch_models import seeded  # noqa: E402
 
 import autoconv  # noqa: E402
@@ -85,7 +85,7 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "a factor": (lambda: Applied(lambda x: torch.add(x, x.tanh(), alpha=2) - torch.sub(x, 1, alpha=3)), IMAGES),
     "largest and least": (lambda: Applied(lambda x: torch.maximum(x, -x) + torch.minimum(x, x * 2)), IMAGES),
     "sums": (lambda: Applied(lambda x: x.mean() + x.sum((1, 3)) + x.amax(dim=(1, 3)) + x.mean(3)[:, 0]), IMAGES),
-    "reshapes": (lambda: Applied(lambda x: x.view(2, -1).unsqueeze(1).squeeze().view(4, 4, 21).permute(2, 0, 1)), IMAGES),
+    "reshapes": (lambda: Applied(lambda x: x.view(2, -1)[:, None].squeeze().view(4, 4, 21).permute(2, 0, 1)), IMAGES),
     "slices": (lambda: Applied(lambda x: x[:, 1:4:2, :, -3:] + x[:, :2, :, :3] + x[:, 3:, :1, 2:5]), IMAGES),
     "parts": (lambda: Applied(lambda x: sum(x.chunk(2, 1)) + x.split([1, 3], 1)[0] + x.unbind(1)[2][:, None]), IMAGES),
     "joined": (lambda: Applied(lambda x: torch.cat([x, torch.stack([x[:, 0], x[:, 1]], 1)], 1)), IMAGES),
