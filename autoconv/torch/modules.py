@@ -50,8 +50,8 @@ class Conv2d(torch.nn.Conv2d):
         if self.padding_mode != "zeros":
             input = pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)  # noqa: A001
             padding = 0
-        options = {"mode": self.mode, "exact": self.exact, "vendors": self.vendors}
-        return conv2d(input, weight, bias, self.stride, padding, self.dilation, self.groups, **options)
+        geometry = self.stride, padding, self.dilation, self.groups
+        return conv2d(input, weight, bias, *geometry, mode=self.mode, exact=self.exact, vendors=self.vendors)
 
 
 def replace_convolutions(
