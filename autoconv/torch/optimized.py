@@ -9,7 +9,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from autoconv.errors import ArrayError, ConfigError
-from autoconv.functional import BUDGET
+from autoconv.functional.operands import BUDGET
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.torch_reader import exported, translated
 from autoconv.torch.operators import device_in_force
