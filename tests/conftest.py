@@ -42,6 +42,8 @@ THINNED = {
     "cpu/test_fft_matrix.py": 24,
     "cpu/test_gemm.py": 40,
     "cpu/test_gemm_packed.py": 20,
+    "cpu/test_int8.py::test_every_way_gives_what_the_definition_says": 80,
+    "cpu/test_int8.py::test_numpy_gives_what_the_definition_says": 16,
     "cpu/test_matrix.py::test_forward": 110,
     "cpu/test_matrix.py::test_six_products_err_no_more_than_sums_in_float32": 16,
     "cpu/test_matrix.py::test_gradient_of_the_input": 30,
