@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+import pytest
+
+torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
+
+from torch import Tensor, nn  # noqa: E402
 
 
 class Residual(nn.Module):
