@@ -11,8 +11,7 @@ from autoconv.algorithm import Algorithm, Candidate
 from autoconv.bench.gpu.edges import EDGES, EPILOGUES, edge, edges, operands
 from autoconv.layer import ACTIVATIONS, DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
-__all__ = ["EDGES", "TAILS", "edge", "edges", "everyday", "layers", "operands"]
-TAILS = EPILOGUES
+__all__ = ["EDGES", "EPILOGUES", "edge", "edges", "everyday", "layers", "operands"]
 
 
 @st.composite
