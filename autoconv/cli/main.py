@@ -12,8 +12,10 @@ import click
 
 from autoconv import __version__
 from autoconv.cli.bench import bench
+from autoconv.cli.compare import compare
 from autoconv.cli.explain import explain
 from autoconv.cli.info import info
+from autoconv.cli.layers import layers
 from autoconv.cli.options import FAILED, INTERRUPTED, OK, USAGE
 from autoconv.cli.output import say
 from autoconv.cli.records import export, import_, show
@@ -35,7 +37,7 @@ def cli() -> None:
     """
 
 
-for verb in (tune, explain, run, show, info, bench, export, import_):
+for verb in (tune, explain, run, layers, compare, show, info, bench, export, import_):
     cli.add_command(verb)
 
 

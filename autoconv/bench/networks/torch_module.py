@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,8 @@ from autoconv.networks.operators import (
     Softmax,
     Transpose,
 )
-from autoconv.networks.operators.elementwise import Expression, constant_of
+from autoconv.networks.operators.activations import GELU, HARD_SWISH, SILU, hard_sigmoid
+from autoconv.networks.operators.elementwise import Expression, constant_of, substituted
 from autoconv.networks.passes.folding import fold_padding, fold_scaling, transpose_matrices
 from autoconv.networks.passes.fusion import fuse_elementwise, inline_scalars
 from autoconv.networks.passes.identities import drop_identities
@@ -36,6 +37,15 @@ if TYPE_CHECKING:
 # functions into one place, where `_Writer` finds those for which PyTorch has one function.
 FOLDED = (drop_identities, fold_padding, transpose_matrices, fold_scaling, inline_scalars, fuse_elementwise)
 BINARY = {"add": "add", "sub": "sub", "mul": "mul", "div": "div", "max": "maximum", "min": "minimum", "pow": "pow"}
+ACTIVATIONS = {
+    name: Elementwise(expression).expression
+    for name, expression in {
+        "silu": SILU,
+        "gelu": GELU,
+        "hardswish": HARD_SWISH,
+        "hardsigmoid": hard_sigmoid(),
+    }.items()
+}
 UNARY = ("neg", "abs", "sqrt", "exp", "log", "erf", "tanh", "sigmoid", "relu")
 
 
@@ -198,9 +208,11 @@ class _Writer:
     def _known(self, expression: Expression, node: Node) -> Any:
         """What PyTorch has one function for."""
         function, *parts = expression
-        if function == "mul" and parts[1] in (("sigmoid", parts[0]), ("sigmoid", ("mul", parts[0], ("constant", 1.0)))):
-            return self._call(self.functional.silu, self._expression(parts[0], node))
-        if function == "min" and parts[0][:1] in (("relu",), ("max",)) if isinstance(parts[0], tuple) else False:
+        for name, activation in ACTIVATIONS.items():
+            for x in _parts(expression):
+                if substituted(activation, {0: x}) == expression:
+                    return self._call(getattr(self.functional, name), self._expression(x, node))
+        if function == "min" and isinstance(parts[0], tuple) and parts[0][0] in ("relu", "max"):
             low = 0.0 if parts[0][0] == "relu" else constant_of(parts[0][2])
             high = constant_of(parts[1])
             if low is not None and high is not None:
@@ -223,6 +235,14 @@ class _Writer:
             return None
         full = (*[1] * (4 - constant.ndim), *constant.shape)
         return constant.reshape(-1) if full == (1, shape[1], 1, 1) else None
+
+
+def _parts(expression: Expression) -> Iterator[Expression]:
+    """An expression, and all that it is made of."""
+    yield expression
+    if isinstance(expression, tuple) and constant_of(expression) is None:
+        for part in expression[1:]:
+            yield from _parts(part)
 
 
 def _first(x: Any, rows: int, columns: int) -> Any:
