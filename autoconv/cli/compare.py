@@ -9,7 +9,8 @@ import click
 from autoconv import networks
 from autoconv.bench.baselines import BASELINES
 from autoconv.bench.statistics import FEWEST_ROUNDS
-from autoconv.bench.strategies import CHOOSING, Comparison, compare as compare_strategies
+from autoconv.bench.strategies import CHOOSING, Comparison
+from autoconv.bench.strategies import compare as compare_strategies
 from autoconv.cli.options import FAILED, OK, as_json, seconds, some_of
 from autoconv.cli.output import print_json, say, status
 from autoconv.common.text import duration, print_table, size

@@ -29,10 +29,10 @@ def _runtimes(text: str) -> tuple[str, ...]:
     found = tuple(RUNTIMES) if text == "all" else some_of(RUNTIMES)(text)
     missing = {name: RUNTIMES[name].missing() for name in found}
     if text == "all":
-        return tuple(name for name in found if not missing[name])
-    for name, packages in missing.items():
-        if packages:
-            raise click.BadParameter(f"{name}: {', '.join(packages)} not installed")
+        found = tuple(name for name in found if not missing[name])
+    lacking = [f"{name}: {', '.join(missing[name])}" for name in found or missing if missing[name]]
+    if lacking:
+        raise click.BadParameter(f"not installed, {'; '.join(lacking)}")
     return found
 
 

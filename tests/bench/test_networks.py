@@ -15,13 +15,14 @@ onnx = pytest.importorskip("onnx", reason="NOT CHECKED: onnx is not installed")
 from autoconv.bench.networks import models, process  # noqa: E402
 from autoconv.bench.networks import race as networks_race  # noqa: E402
 from autoconv.bench.networks.race import NetworkRace, keep, race_network  # noqa: E402
-from autoconv.bench.networks.runtimes import OURS, RUNTIMES  # noqa: E402
+from autoconv.bench.networks.runtimes import OURS, RUNTIMES, Runtime  # noqa: E402
 from autoconv.cli.main import cli  # noqa: E402
+from autoconv.cli.run import _runtimes  # noqa: E402
 from autoconv.cpu import pool  # noqa: E402
 from autoconv.cpu.device import CPU  # noqa: E402
 from autoconv.errors import ConfigError, PlanError  # noqa: E402
-from autoconv.networks.operators import TensorType  # noqa: E402
 from autoconv.networks.onnx_reader.reader import translated  # noqa: E402
+from autoconv.networks.operators import TensorType  # noqa: E402
 from autoconv.networks.reference import evaluate  # noqa: E402
 
 kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
@@ -62,7 +63,10 @@ def small() -> Any:
         nodes,
         "small",
         [onnx.helper.make_tensor_value_info("x", 1, (1, 3, 12, 12))],
-        [onnx.helper.make_tensor_value_info("scores", 1, (1, 10)), onnx.helper.make_tensor_value_info("image", 1, None)],
+        [
+            onnx.helper.make_tensor_value_info("scores", 1, (1, 10)),
+            onnx.helper.make_tensor_value_info("image", 1, None),
+        ],
         [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     made.output[1].type.tensor_type.shape.dim.add().dim_value = 1
@@ -89,19 +93,23 @@ def test_every_runtime_gives_the_right_answer(name: str, tmp_path: Path, capfd: 
     if name == "torch_compiled":
         pytest.skip("NOT CHECKED: compiling takes too long here; the race compares its answers")
     inputs, want = answers()
+    batch = 1 if name == "ncnn" else 2
+    inputs, want = {"x": inputs["x"][:batch]}, [array[:batch] for array in want]
     model = tmp_path / "model.onnx"
-    model.write_bytes(models.fixed(small(), 2).SerializeToString())
-    try:
-        loaded = runtime.load(model, inputs, CPU.current(1))
-    except PlanError as refusal:
-        assert name == "ncnn"
-        assert "one image" in str(refusal)
-        return
+    model.write_bytes(models.fixed(small(), batch).SerializeToString())
+    loaded = runtime.load(model, inputs, CPU.current(1))
     for _ in range(2):
         found = loaded.read(loaded.run())
         for got, right in zip(found, want, strict=True):
             np.testing.assert_allclose(got, right, atol=1e-4)
     assert capfd.readouterr().out == ""
+
+
+def test_ncnn_takes_one_image_at_a_time(tmp_path: Path) -> None:
+    if missing := RUNTIMES["ncnn"].missing():
+        pytest.skip(f"NOT CHECKED: {', '.join(missing)} not installed")
+    with pytest.raises(PlanError, match="networks of one image"):
+        RUNTIMES["ncnn"].load(tmp_path / "model.onnx", answers()[0], CPU.current(1))
 
 
 @kernels
@@ -111,7 +119,7 @@ def test_the_command_races_in_other_processes(path: Path, tmp_path: Path, monkey
     command = ["run", str(path), "--batch", "2", "--threads", "1", "--repeat", "1"]
     if RUNTIMES["onnxruntime"].missing():
         refused = CliRunner().invoke(cli, [*command, "--against", "onnxruntime"])
-        assert "onnxruntime not installed" in refused.output
+        assert "not installed, onnxruntime: onnxruntime" in refused.output
         return
     race = ["--against", "onnxruntime", "--rounds", "6", "-o", str(folder), "--json"]
     done = CliRunner().invoke(cli, [*command, *race], standalone_mode=False)
@@ -136,7 +144,11 @@ class Contestant:
         if self.name == "openvino":
             raise PlanError("it cannot")
         wrong = 0.5 if self.name == "torch" else 1e-6 * (self.name == "mnn")
-        return [np.array([1.0 + wrong, 2.0])], {"seconds": 0.5, "memory": 7, **({"arena_bytes": 3} if self.name == OURS else {})}
+        return [np.array([1.0 + wrong, 2.0])], {
+            "seconds": 0.5,
+            "memory": 7,
+            **({"arena_bytes": 3} if self.name == OURS else {}),
+        }
 
     def sample(self) -> float:
         self.count += 1
@@ -165,6 +177,19 @@ def test_who_fails_is_named_and_the_others_go_on(path: Path, monkeypatch: pytest
     assert set(row["runtimes"]) == set(RUNTIMES)
 
 
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runtime, "missing", lambda self: [self.packages[0]])
+    for wanted, told in (
+        ("mnn,ncnn", "not installed, mnn: MNN; ncnn: ncnn"),
+        ("all", "onnxruntime: onnxruntime; openvino"),
+    ):
+        refused = CliRunner().invoke(cli, ["run", "net.onnx", "--against", wanted])
+        assert refused.exit_code == 2
+        assert told in refused.output
+    monkeypatch.setattr(Runtime, "missing", lambda self: [] if self.name == "mnn" else [self.packages[0]])
+    assert _runtimes("all") == ("mnn",)
+
+
 def test_a_race_is_kept_in_the_place_of_an_older_one(tmp_path: Path) -> None:
     device = CPU.current(1)
     for name, batch, rounds in (("b", 1, 6), ("a", 8, 6), ("a", 1, 6), ("a", 8, 9)):
@@ -176,7 +201,8 @@ def test_a_race_is_kept_in_the_place_of_an_older_one(tmp_path: Path) -> None:
         keep(NetworkRace("a", 1, device, 6), tmp_path)
 
 
-def test_only_an_onnx_file_is_raced_and_only_a_race_is_kept(tmp_path: Path) -> None:
+def test_only_an_onnx_file_is_raced_and_only_a_race_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runtime, "missing", lambda self: [])
     for arguments, message in (
         (["net.autoconv", "--against", "all"], "--against: expected an ONNX file, got net.autoconv"),
         (["net.onnx", "-o", str(tmp_path)], "--output: expected --against as well"),

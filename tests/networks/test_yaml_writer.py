@@ -18,7 +18,9 @@ ODD = Network(
     'a "source", of 2012',
     (
         NamedLayer("yes", ConvLayer(N=1, C=4, H=9, W=7, K=6, R=3, S=1, padding=((1, 0), (0, 2)), stride=(2, 1)), 3, 1),
-        NamedLayer("007", ConvLayer(N=1, C=4, H=9, W=9, K=4, R=3, S=3, padding=1, dilation=2, groups=4, bias=True), 1, 2),
+        NamedLayer(
+            "007", ConvLayer(N=1, C=4, H=9, W=9, K=4, R=3, S=3, padding=1, dilation=2, groups=4, bias=True), 1, 2
+        ),
         NamedLayer("fc", ConvLayer(N=1, C=4, H=1, W=1, K=9, R=1, S=1, layout="NHWC", activation="relu"), 1, 3),
         NamedLayer("half", ConvLayer(N=1, C=4, H=3, W=3, K=9, R=1, S=1, dtype="float16", residual=True), 1, 4),
     ),

@@ -74,7 +74,7 @@ def _drawn(
     while taker.op_type == "Unsqueeze":
         taker, place = takers[taker.output[0]]
     if taker.op_type in ("Conv", "Gemm") and place == 1:
-        return rng.standard_normal(shape) * np.sqrt(2 / np.prod(shape[1:]))
+        return rng.standard_normal(shape) * float(np.sqrt(2 / np.prod(shape[1:])))
     middle = float((taker.op_type, place) in (("BatchNormalization", 1), ("BatchNormalization", 4), ("Mul", 1)))
     if middle and place == 1 and takers[taker.output[0]][0].op_type in ("Sum", "Concat"):
         middle = 0.25  # else every residual sum would double the variance, and softmax see one number alone
