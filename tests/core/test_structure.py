@@ -53,7 +53,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
     ),
     "autoconv.cli": (
         {"main"},
-        {"tune", "explain", "run", "layers", "compare", "records", "info", "bench"},
+        {"tune", "explain", "networks", "records", "info", "bench"},
         {"tables"},
         {"options", "output"},
     ),

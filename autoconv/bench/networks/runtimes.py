@@ -147,12 +147,10 @@ def _ncnn(path: Path, inputs: Inputs, device: CPU) -> Loaded:
         files |= {"ncnnparam": "n.param", "ncnnbin": "n.bin", "ncnnpy": "n.py"}
         told = [f"{name}={Path(folder, file)}" for name, file in files.items()]
         shape = ",".join(map(str, x.shape))
-        subprocess.run(
-            [pnnx.EXEC_PATH, str(path), f"inputshape=[{shape}]f32", "fp16=0", *told],
-            check=True,
-            capture_output=True,
-            cwd=folder,
-        )
+        arguments = [pnnx.EXEC_PATH, str(path), f"inputshape=[{shape}]f32", "fp16=0", *told]
+        code = subprocess.run(arguments, capture_output=True, cwd=folder, check=False).returncode
+        if code:
+            raise PlanError(f"its converter ended with {code}")
         if net.load_param(str(Path(folder, "n.param"))) or net.load_model(str(Path(folder, "n.bin"))):
             raise PlanError("it does not take the converted network")
     (source,), names = net.input_names(), net.output_names()

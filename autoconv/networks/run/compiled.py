@@ -130,7 +130,7 @@ class CompiledNetwork:
         epilogue = rest[0] if made.layer.bias else None, rest[-1] if made.layer.residual else None
         weights: Ref | Array = self._packed_weights(node, made) if kernel.packed_bytes else Ref(node.inputs[1])
         operands = Ref(node.inputs[0]), weights, Ref(node.name), *epilogue, None
-        return Step(node, by, (Call(kernel.program, operands, kernel.workspace_bytes),))
+        return Step(node, by, (Call(kernel.program, operands, kernel.workspace_bytes, kernel.party),))
 
     def _packed_weights(self, node: Node, made: Plan) -> Array:
         key = f"{node.inputs[1]} {made.layer} {made.candidate}"

@@ -7,10 +7,10 @@ import math
 import click
 
 from autoconv import networks
+from autoconv.bench import strategies
 from autoconv.bench.baselines import BASELINES
 from autoconv.bench.statistics import FEWEST_ROUNDS
 from autoconv.bench.strategies import CHOOSING, Comparison
-from autoconv.bench.strategies import compare as compare_strategies
 from autoconv.cli.options import FAILED, OK, as_json, seconds, some_of
 from autoconv.cli.output import print_json, say, status
 from autoconv.common.text import duration, print_table, size
@@ -51,7 +51,7 @@ def compare(
     few best of those, profile by timing. Other libraries take part where they are installed. What is compared is the
     sum of the layers; `autoconv run --against` races whole networks.
     """
-    found = compare_strategies(
+    found = strategies.compare(
         networks.load(net),
         batch,
         CPU.current(threads),

@@ -1,4 +1,4 @@
-"""The verb `autoconv run`."""
+"""The verbs that read a network's file: `autoconv run` and `autoconv layers`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from autoconv import networks
 from autoconv.bench.statistics import FEWEST_ROUNDS
 from autoconv.cli.options import FAILED, OK, as_json
 from autoconv.cli.output import print_json, say, status
 from autoconv.common.text import duration, print_table, size
 from autoconv.cpu.device import CPU
 from autoconv.networks.run.compiled import CompiledNetwork, load
+from autoconv.networks.yaml_writer import text_of
 
 if TYPE_CHECKING:
     from autoconv.bench.networks.race import NetworkRace
@@ -161,3 +163,25 @@ def _print_race(raced: NetworkRace) -> None:
         f"over ours: its time divided by autoconv's, median of {raced.rounds} interleaved rounds [95 % interval]; "
         "memory: what the first runs took beyond the loaded network; difference: of answers, of the largest value"
     )
+
+
+@click.command()
+@click.argument("net", metavar="NET")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where to. [default: standard output]",
+)
+def layers(net: str, output: Path | None) -> int:
+    """Write the layers of a network as a layer list in YAML, which tune, bench and compare read.
+
+    Of an ONNX file come the convolutions and fully connected layers, with what can be fused into them.
+    """
+    text = text_of(networks.load(net))
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+    return OK
