@@ -17,7 +17,7 @@ from autoconv.bench.networks import race as networks_race  # noqa: E402
 from autoconv.bench.networks.race import NetworkRace, keep, race_network  # noqa: E402
 from autoconv.bench.networks.runtimes import OURS, RUNTIMES, Runtime  # noqa: E402
 from autoconv.cli.main import cli  # noqa: E402
-from autoconv.cli.networks.run import _runtimes  # noqa: E402
+from autoconv.cli.networks.run import _installed  # noqa: E402
 from autoconv.cpu import pool  # noqa: E402
 from autoconv.cpu.device import CPU  # noqa: E402
 from autoconv.errors import ConfigError, PlanError  # noqa: E402
@@ -67,7 +67,9 @@ def small(nodes_taken: int | None = None) -> Any:
         [onnx.helper.make_tensor_value_info(name, 1, (1, *[None] * 3)) for name in names],
         [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
-    return models.opened(onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)]))
+    return models.opened(
+        onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    )
 
 
 @pytest.fixture
@@ -183,7 +185,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         assert refused.exit_code == 2
         assert told in refused.output
     monkeypatch.setattr(Runtime, "missing", lambda self: [] if self.name == "mnn" else [self.packages[0]])
-    assert _runtimes("all") == ("mnn",)
+    assert _installed(("all",)) == ("mnn",)
 
 
 def test_a_race_is_kept_in_the_place_of_an_older_one(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ class _Answers:
 
     def __init__(self) -> None:
         self._loaded: Loaded | None = None
+        self._inputs: dict[str, np.ndarray] = {}  # whose memory some libraries read in every run, and do not keep
 
     def __call__(self, device: Device, message: Message, answer: Any) -> None:
         try:
@@ -107,7 +108,7 @@ class _Answers:
         runtime = AUTOCONV if message["load"] == OURS else RUNTIMES[message["load"]]
         folder = Path(message["folder"])
         with np.load(folder / "inputs.npz") as stored:
-            inputs = {name: stored[name] for name in stored.files}
+            self._inputs = inputs = {name: stored[name] for name in stored.files}
         start = time.perf_counter()
         loaded = runtime.load(Path(message["model"]), inputs, device)
         seconds = time.perf_counter() - start

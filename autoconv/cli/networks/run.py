@@ -23,18 +23,26 @@ if TYPE_CHECKING:
     from autoconv.networks.run.compiled import StepTime
 
 
+ALL = "all"  # runtimes that are installed
+
+
 def _runtimes(text: str) -> tuple[str, ...]:
-    """Names of runtimes; or all that are installed."""
+    """Names of runtimes, or "all"."""
     from autoconv.bench.networks.runtimes import RUNTIMES
     from autoconv.cli.options import some_of
 
-    found = tuple(RUNTIMES) if text == "all" else some_of(RUNTIMES)(text)
-    missing = {name: RUNTIMES[name].missing() for name in found}
-    if text == "all":
-        found = tuple(name for name in found if not missing[name])
+    return some_of((*RUNTIMES, ALL))(text)
+
+
+def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those runtimes, all of which have to be installed; or all that are."""
+    from autoconv.bench.networks.runtimes import RUNTIMES
+
+    missing = {name: runtime.missing() for name, runtime in RUNTIMES.items()}
+    found = tuple(name for name in RUNTIMES if not missing[name]) if ALL in names else names
     lacking = [f"{name}: {', '.join(missing[name])}" for name in found or missing if missing[name]]
     if lacking:
-        raise click.BadParameter(f"not installed, {'; '.join(lacking)}")
+        raise click.UsageError(f"--against: not installed, {'; '.join(lacking)}")
     return found
 
 
@@ -79,6 +87,7 @@ def run(
         raise click.UsageError(f"--against: expected an ONNX file, got {model}")
     if folder is not None and not against:
         raise click.UsageError("--output: expected --against as well, whose race it keeps")
+    names = _installed(against) if against else ()
     net = load(model, batch, device=CPU.current(threads))
     if tune:
         net.tune()
@@ -87,7 +96,7 @@ def run(
     whole = _median_run(net, inputs, repeat)
     steps = net.profile(**inputs, repeat=repeat)
     layers = sum(step.seconds for step in steps if step.is_layer) / max(sum(step.seconds for step in steps), 1e-12)
-    raced = _raced(net, Path(model), against, rounds) if against else None
+    raced = _raced(net, Path(model), names, rounds) if names else None
     if raced is not None and folder is not None:
         from autoconv.bench.networks.race import keep
 
