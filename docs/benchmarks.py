@@ -163,7 +163,6 @@ def whole(batch: int) -> str:
 
 TABLES = {
     "whole-1": lambda: whole(1),
-    "whole-8": lambda: whole(8),
     "means": means,
     "baselines": baselines,
     "layers-1": lambda: layers(1),
