@@ -13,6 +13,8 @@ import click
 from autoconv import __version__
 from autoconv.cli.bench import bench
 from autoconv.cli.explain import explain
+from autoconv.cli.figures.report import report
+from autoconv.cli.figures.sweep import sweep
 from autoconv.cli.info import info
 from autoconv.cli.networks.compare import compare
 from autoconv.cli.networks.run import layers, run
@@ -36,7 +38,7 @@ def cli() -> None:
     """
 
 
-for verb in (tune, explain, run, layers, compare, show, info, bench, export, import_):
+for verb in (tune, explain, run, layers, compare, report, sweep, show, info, bench, export, import_):
     cli.add_command(verb)
 
 

@@ -67,9 +67,7 @@ def small(nodes_taken: int | None = None) -> Any:
         [onnx.helper.make_tensor_value_info(name, 1, (1, *[None] * 3)) for name in names],
         [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
-    return models.opened(
-        onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
-    )
+    return models.opened(onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9))
 
 
 @pytest.fixture

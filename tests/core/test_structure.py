@@ -53,12 +53,12 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
     ),
     "autoconv.cli": (
         {"main"},
-        {"tune", "explain", "networks", "records", "info", "bench"},
+        {"tune", "explain", "networks", "figures", "records", "info", "bench"},
         {"tables"},
         {"options", "output"},
     ),
     "autoconv.bench": (
-        {"gpu", "exhaustive", "networks", "strategies"},
+        {"gpu", "exhaustive", "networks", "strategies", "report"},
         {"race", "reports"},
         {"results", "exported", "bound"},
         {"suites"},
