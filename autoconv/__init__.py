@@ -1,10 +1,11 @@
 """autoconv finds the fastest way to compute a convolution layer on this machine, and remembers it."""
 
 from autoconv.algorithm import Algorithm, Candidate, Kernel
+from autoconv.common.quantization import Quantization
 from autoconv.cpu.device import CPU
 from autoconv.device import Device
 from autoconv.errors import ArrayError, AutoconvError, ConfigError, LayerError, PlanError, RecordError
-from autoconv.functional import conv2d, conv2d_dgrad, conv2d_wgrad, conv_transpose2d
+from autoconv.functional import conv2d, conv2d_dgrad, conv2d_quantized, conv2d_wgrad, conv_transpose2d
 from autoconv.layer import ConvLayer
 from autoconv.networks.collect import collect
 from autoconv.networks.run.compiled import CompiledNetwork, load
@@ -29,11 +30,13 @@ __all__ = [
     "PackedWeights",
     "Plan",
     "PlanError",
+    "Quantization",
     "RecordError",
     "TuningCache",
     "collect",
     "conv2d",
     "conv2d_dgrad",
+    "conv2d_quantized",
     "conv2d_wgrad",
     "conv_transpose2d",
     "forget_plans",

@@ -75,12 +75,12 @@ class Kernel(ABC):
         Parameters
         ----------
         a, b : array of `layer.input_shapes`
-            The operands; contiguous, of the layer's dtype and layout, on the device. `b` is the packed byte buffer
+            The operands; contiguous, of the layer's dtypes and layout, on the device. `b` is the packed byte buffer
             where `packed_bytes` is not 0.
         out : array of `layer.output_shape`
             Every element is written. Nothing else is, but the workspace.
         bias : array of K values, or None
-            Given exactly when the layer has a bias.
+            Given exactly when the layer has a bias; of a quantised layer, `Quantization.operand`.
         residual : array of the shape of y, or None
             Given exactly when the layer has a residual.
         workspace : array of at least `workspace_bytes` bytes
@@ -348,14 +348,14 @@ class Algorithm(ABC, Generic[D]):
         float
             In the units of the output.
         """
-        terms = {
-            "fwd": layer.C // layer.groups * layer.R * layer.S,
-            "dgrad": layer.K // layer.groups * layer.R * layer.S,
-            "wgrad": layer.N * layer.P * layer.Q,
-        }[layer.direction]
+        if layer.quantized:
+            return 0.0
+        taps = layer.R * layer.S
+        terms = {"fwd": layer.C * taps, "dgrad": layer.K * taps, "wgrad": layer.N * layer.P * layer.Q * layer.groups}
         limits = np.finfo(layer.accumulator)
         growth = self.bound(layer.replace(dtype=layer.accumulator.name), params) / float(limits.epsneg)
-        return terms * (1 + 2 * largest) * growth * float(limits.tiny) + 2.0**-25 * (layer.dtype == "float16")
+        sums = terms[layer.direction] // layer.groups
+        return sums * (1 + 2 * largest) * growth * float(limits.tiny) + 2.0**-25 * (layer.dtype == "float16")
 
     @abstractmethod
     def build(self, layer: ConvLayer, device: D, params: Params) -> Kernel:
@@ -390,11 +390,11 @@ class Algorithm(ABC, Generic[D]):
 
 
 def bound_for(layer: ConvLayer, float32_cap: float) -> float:
-    """An error cap stated for float32, carried over to the layer's dtype.
+    """An error cap stated for float32, carried over to the layer's dtype: integers are exact.
 
     Narrow types round the output once more, to half a unit in the last place of a value that may be as
     large as the largest sum (float16: 2**-11, bfloat16: 2**-8); float64 scales with the unit roundoff.
     """
-    if layer.dtype == "float64":
-        return float32_cap * 2.0**-29
+    if layer.dtype == "float64" or layer.quantized:
+        return 0.0 if layer.quantized else float32_cap * 2.0**-29
     return float32_cap + {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[layer.dtype]

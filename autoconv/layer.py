@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, fields
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 
 from autoconv.common import arguments
+from autoconv.common.types import DTYPES as DTYPES  # whose name belongs to layers
+from autoconv.common.types import INTEGERS, MOST_TERMS, SUMS, dtype_name, output_name
 from autoconv.errors import LayerError
 
 Pair = tuple[int, int]
@@ -19,27 +20,11 @@ Shape = tuple[int, ...]
 Direction = Literal["fwd", "dgrad", "wgrad"]
 Layout = Literal["NCHW", "NHWC"]
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32),
-    "float64": np.dtype(np.float64),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-}
 LAYOUTS = ("NCHW", "NHWC")
 DIRECTIONS = ("fwd", "dgrad", "wgrad")
 GROUPINGS = ("dense", "grouped", "depthwise")
 ACTIVATIONS = (None, "relu")
 EXTENTS = ("N", "C", "H", "W", "K", "R", "S")
-
-
-def _dtype_name(value: object) -> str:
-    try:
-        name = value if isinstance(value, str) else np.dtype(value).name  # type: ignore[call-overload]
-    except TypeError:
-        name = repr(value)
-    if name not in DTYPES:
-        raise LayerError(f"dtype={name!r}: expected one of {', '.join(DTYPES)}")
-    return cast(str, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +47,9 @@ class ConvLayer:
         Pixels from one tap of a filter to the next.
     groups : int
         Divides both C and K; filters then see `C / groups` channels.
-    dtype : "float32", "float64", "float16" or "bfloat16", or a NumPy dtype of that name
-        Of the arrays. Sums are kept in float32 at least.
+    dtype : "float32", "float64", "float16", "bfloat16", "uint8" or "int8", or a NumPy dtype of that name
+        Of the arrays; sums are kept in float32 at least. A layer of "uint8" or "int8" is quantised: its filters are
+        int8, its sums int32, and a `Quantization` says what its integers stand for.
     layout : "NCHW" or "NHWC"
         Of the arrays: `N,C,H,W` with filters `K,C,R,S`, or `N,H,W,C` with filters `K,R,S,C`.
     direction : "fwd", "dgrad" or "wgrad"
@@ -72,12 +58,14 @@ class ConvLayer:
         Whether the epilogue adds a bias (K values) and a residual (an array of the output's shape).
     activation : None or "relu"
         What the epilogue ends with: `y = activation(conv(x, w) + bias + residual)`, for "fwd" only.
+    output_dtype : "int32", "uint8", "int8" or "float32", or a NumPy dtype of that name
+        Of the output of a quantised layer; by default the "int32" of its sums. Of others it is their dtype.
 
     Raises
     ------
     LayerError
-        For a wrong type, an extent out of range, groups that do not divide, an empty output, or an
-        epilogue on a gradient.
+        For a wrong type, an extent out of range, groups that do not divide, an empty output, an
+        epilogue on a gradient, or int32 sums that could overflow.
 
     Examples
     --------
@@ -105,6 +93,7 @@ class ConvLayer:
     bias: bool = False
     residual: bool = False
     activation: Literal["relu"] | None = None
+    output_dtype: str = "float32"
 
     def __init__(
         self,
@@ -126,6 +115,7 @@ class ConvLayer:
         bias: bool = False,
         residual: bool = False,
         activation: str | None = None,
+        output_dtype: Any = None,
     ) -> None:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
@@ -135,7 +125,8 @@ class ConvLayer:
         put("stride", arguments.pair(stride, "stride", 1))
         put("dilation", arguments.pair(dilation, "dilation", 1))
         put("groups", arguments.integer(groups, "groups", 1))
-        put("dtype", _dtype_name(dtype))
+        put("dtype", dtype_name(dtype))
+        put("output_dtype", output_name(output_dtype, self.dtype))
         put("layout", arguments.choice(layout, "layout", LAYOUTS))
         put("direction", arguments.choice(direction, "direction", DIRECTIONS))
         put("activation", arguments.choice(activation, "activation", ACTIVATIONS))
@@ -143,7 +134,7 @@ class ConvLayer:
             if not isinstance(value, bool | np.bool_):
                 raise LayerError(f"{name}={value!r}: expected True or False")
             put(name, bool(value))
-        put("padding", self._sides(padding))
+        put("padding", arguments.sides(padding, (self.H, self.W), self.filter_extent, self.stride))
         for name, extent in (("C", self.C), ("K", self.K)):
             if extent % self.groups:
                 raise LayerError(f"groups={self.groups}: it must divide {name}={extent}")
@@ -156,28 +147,13 @@ class ConvLayer:
                 )
         if self.direction != "fwd" and (self.bias or self.residual or self.activation):
             raise LayerError(f"direction={self.direction!r}: bias, residual and activation are allowed for 'fwd' only")
-
-    def _sides(self, padding: Any) -> Sides:
-        if isinstance(padding, str):
-            arguments.choice(padding, "padding", ("same", "valid"))
-            if padding == "valid":
-                return (0, 0), (0, 0)
-            sides = []
-            for extent, span, stride in zip((self.H, self.W), self.filter_extent, self.stride, strict=True):
-                total = max((math.ceil(extent / stride) - 1) * stride + span - extent, 0)
-                sides.append((total // 2, total - total // 2))
-            return sides[0], sides[1]
-        if isinstance(padding, list | tuple):
-            if len(padding) != 2:
-                raise LayerError(
-                    f"padding={padding!r}: expected an integer, a pair (height, width), "
-                    f"((top, bottom), (left, right)), 'same' or 'valid', got {len(padding)} values"
-                )
-            if any(isinstance(side, list | tuple) for side in padding):
-                top_bottom, left_right = padding
-                return arguments.pair(top_bottom, "padding[0]", 0), arguments.pair(left_right, "padding[1]", 0)
-        height, width = arguments.pair(padding, "padding", 0)
-        return (height, height), (width, width)
+        if not self.quantized:
+            return
+        if self.direction != "fwd" or self.bias or self.residual:
+            raise LayerError(f"dtype={self.dtype!r}: expected direction='fwd', no residual, a bias in its Quantization")
+        if (terms := self.C // self.groups * self.R * self.S) > MOST_TERMS:
+            limit = f"at most {MOST_TERMS} products in a sum, as more could overflow int32"
+            raise LayerError(f"dtype={self.dtype!r}: expected {limit}, got C/groups * R * S = {terms}")
 
     # Everything below is computed, never stored.
 
@@ -232,13 +208,30 @@ class ConvLayer:
         return {"fwd": self.y_shape, "dgrad": self.x_shape, "wgrad": self.w_shape}[self.direction]
 
     @property
+    def quantized(self) -> bool:
+        """Whether the arrays are integers that a `Quantization` gives a meaning."""
+        return self.dtype in INTEGERS
+
+    @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """Type of the arrays."""
-        return DTYPES[self.dtype]
+        """Type of the arrays; of a quantised layer, of its input."""
+        return (DTYPES | INTEGERS)[self.dtype]
+
+    @property
+    def w_numpy_dtype(self) -> np.dtype[Any]:
+        """Type of the filters."""
+        return INTEGERS["int8"] if self.quantized else self.numpy_dtype
+
+    @property
+    def output_numpy_dtype(self) -> np.dtype[Any]:
+        """Type of the output."""
+        return (DTYPES | INTEGERS | SUMS)[self.output_dtype]
 
     @property
     def accumulator(self) -> np.dtype[Any]:
-        """Type in which sums are kept: float64 for float64, else float32."""
+        """Type in which sums are kept: float64 for float64, int32 for integers, else float32."""
+        if self.quantized:
+            return SUMS["int32"]
         return DTYPES["float64" if self.dtype == "float64" else "float32"]
 
     @property
@@ -259,8 +252,9 @@ class ConvLayer:
     @property
     def bytes(self) -> int:
         """Least memory traffic: every operand once."""
-        shapes = [self.x_shape, self.w_shape, self.y_shape] + [self.y_shape] * self.residual
-        return self.itemsize * (sum(map(math.prod, shapes)) + self.K * self.bias)
+        inputs = [self.x_shape, self.w_shape] + [self.y_shape] * self.residual
+        outputs = math.prod(self.y_shape) * self.output_numpy_dtype.itemsize
+        return self.itemsize * (sum(map(math.prod, inputs)) + self.K * self.bias) + outputs
 
     @property
     def arithmetic_intensity(self) -> float:
@@ -319,6 +313,8 @@ class ConvLayer:
         parts += [name for name in ("bias", "residual") if getattr(self, name)]
         if self.activation:
             parts.append(self.activation)
+        if self.output_dtype != (self.accumulator.name if self.quantized else self.dtype):
+            parts.append(f"output_{self.output_dtype}")
         return "-".join(parts)
 
     __str__ = key
@@ -385,7 +381,10 @@ class ConvLayer:
         >>> layer.replace(N=8, stride=2).y_shape
         (8, 64, 14, 14)
         """
-        return type(self)(**({f.name: getattr(self, f.name) for f in fields(self)} | changes))
+        kept = {f.name: getattr(self, f.name) for f in fields(self)}
+        if "dtype" in changes:  # the output's follows from it
+            del kept["output_dtype"]
+        return type(self)(**(kept | changes))
 
     def __repr__(self) -> str:
         return f"ConvLayer.parse({self.key()!r})"
@@ -396,5 +395,5 @@ _KEY = re.compile(
     + "".join(rf"-{name}(?P<{name}>\d+)" for name in EXTENTS)
     + r"(-stride(?P<stride>\d+x\d+))?(-padding(?P<padding>\d+(\+\d+)?x\d+(\+\d+)?))?"
     + r"(-dilation(?P<dilation>\d+x\d+))?(-groups(?P<groups>\d+))?"
-    + r"(-(?P<bias>bias))?(-(?P<residual>residual))?(-(?P<activation>relu))?"
+    + r"(-(?P<bias>bias))?(-(?P<residual>residual))?(-(?P<activation>relu))?(-output_(?P<output_dtype>[a-z]+\d+))?"
 )

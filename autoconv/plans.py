@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from autoconv.algorithm import Array, Candidate, Kernel
+from autoconv.common.arrays import like
+from autoconv.common.quantization import Quantization, operand_of
 from autoconv.common.text import duration, size
 from autoconv.device import Device
 from autoconv.errors import ArrayError
@@ -93,8 +94,10 @@ class Plan:
         self._binding = (layer, candidate, device, limits.denormals)
         self._names = _OPERAND_NAMES[layer.direction]
         self._a_shape, self._b_shape = layer.input_shapes
-        self._out_shape, self._dtype = layer.output_shape, layer.numpy_dtype
+        self._dtype, self._b_dtype = layer.numpy_dtype, layer.w_numpy_dtype
+        self._out_shape, self._out_dtype = layer.output_shape, layer.output_numpy_dtype
         self._y_shape = layer.y_shape
+        self._finishes = layer.bias or layer.residual or layer.quantized  # whether the epilogue takes an operand
         self._workspaces: dict[int, Array] = {}  # by thread, stream or capture
         self._packed: dict[int, Array] = {}
         self._pinned: list[Array] = []  # copies that graphs read
@@ -178,7 +181,7 @@ class Plan:
         self,
         x: Array,
         w: Array | PackedWeights,
-        bias: Array | None = None,
+        bias: Array | Quantization | None = None,
         residual: Array | None = None,
         out: Array | None = None,
     ) -> Array:
@@ -194,8 +197,8 @@ class Plan:
             that is not contiguous is copied. What speaks DLPack is taken too, and the same kind is given back.
         w : array or PackedWeights
             The second: w, or dy for wgrad. Of `layer.input_shapes[1]`, likewise; in place of filters, what `pack` gave.
-        bias : array of K values, optional
-            Exactly when the layer has one.
+        bias : array of K values or Quantization, optional
+            Exactly when the layer has one; a `Quantization` when the layer is quantised.
         residual : array of `layer.output_shape`, optional
             Exactly when the layer has one.
         out : array, optional
@@ -227,13 +230,14 @@ class Plan:
         foreign = None if device.owns(x) else x
         a = self._operand(x, self._names[0], self._a_shape)
         workspace = self._scratch(self._workspaces, kernel.workspace_bytes)
-        b = self._unwrap(w) if type(w) is PackedWeights else self._operand(w, self._names[1], self._b_shape)
-        y = device.empty(self._out_shape, self._dtype) if out is None else self._output(out, a, b)
-        if bias is not None or residual is not None or self.layer.bias or self.layer.residual:
+        packs = type(w) is PackedWeights
+        b = self._unwrap(w) if packs else self._operand(w, self._names[1], self._b_shape, self._b_dtype)
+        y = device.empty(self._out_shape, self._out_dtype) if out is None else self._output(out, a, b)
+        if bias is not None or residual is not None or self._finishes:
             bias, residual = self._epilogue(bias, residual)
             if out is not None and any(t is not None and device.overlap(y, t) for t in (bias, residual)):
                 raise ArrayError("out: expected memory of its own, got an array that overlaps bias or residual")
-        if kernel.packed_bytes and type(w) is not PackedWeights:
+        if kernel.packed_bytes and not packs:
             packed = self._scratch(self._packed, kernel.packed_bytes)
             kernel.pack(b, packed)
             b = packed
@@ -272,12 +276,12 @@ class Plan:
         if self.layer.direction == "wgrad":
             raise ArrayError("w: wgrad computes the filters' gradient, so there are no weights to pack")
         with self.device.selected():
-            b = self._operand(w, "w", self._b_shape)
+            b = self._operand(w, "w", self._b_shape, self._b_dtype)
             if self._kernel.packed_bytes:
                 packed = self.device.buffer(self._kernel.packed_bytes)
                 self._kernel.pack(b, packed)
             else:
-                packed = self.device.empty(self._b_shape, self._dtype)
+                packed = self.device.empty(self._b_shape, self._b_dtype)
                 packed[...] = b
             self.device.synchronize()
         return PackedWeights(self._binding, packed)
@@ -290,18 +294,18 @@ class Plan:
             found = kept[stream] = self.device.buffer(nbytes)
         return found
 
-    def _operand(self, array: Any, name: str, shape: tuple[int, ...]) -> Array:
-        device = self.device
+    def _operand(self, array: Any, name: str, shape: tuple[int, ...], dtype: Any = None) -> Array:
+        device, dtype = self.device, dtype or self._dtype
         if not device.owns(array):
             array = device.adopt(array, name)
-        if array.shape != shape or array.dtype != self._dtype:
+        if array.shape != shape or array.dtype != dtype:
             raise ArrayError(
-                f"{name}: expected {self._dtype} {shape} for the {self.layer.layout} layer {self.layer}, "
+                f"{name}: expected {dtype} {shape} for the {self.layer.layout} layer {self.layer}, "
                 f"got {array.dtype} {tuple(array.shape)}"
             )
         if device.ready(array):
             return array
-        fresh = device.empty(shape, self._dtype)
+        fresh = device.empty(shape, dtype)
         fresh[...] = array
         if device.stream() < 0:
             self._pinned.append(fresh)
@@ -310,10 +314,10 @@ class Plan:
     def _output(self, out: Any, a: Array, b: Array) -> Array:
         device = self.device
         y = out if device.owns(out) else device.adopt(out, "out")
-        if y.shape != self._out_shape or y.dtype != self._dtype:
+        if y.shape != self._out_shape or y.dtype != self._out_dtype:
             raise ArrayError(
-                f"out: expected {self._dtype} {self._out_shape} for {self._names[2]} of the {self.layer.layout} layer "
-                f"{self.layer}, got {y.dtype} {tuple(y.shape)}"
+                f"out: expected {self._out_dtype} {self._out_shape} for {self._names[2]} of the {self.layer.layout} "
+                f"layer {self.layer}, got {y.dtype} {tuple(y.shape)}"
             )
         if not device.ready(y):
             raise ArrayError("out: expected a contiguous array with aligned elements, as a new one is")
@@ -324,6 +328,10 @@ class Plan:
         return y
 
     def _epilogue(self, bias: Any, residual: Any) -> tuple[Array | None, Array | None]:
+        if self.layer.quantized:
+            if residual is None:
+                return operand_of(self.layer, bias), None
+            bias = None
         for name, given, there in (("bias", bias, self.layer.bias), ("residual", residual, self.layer.residual)):
             if given is None and there:
                 raise ArrayError(f"{name}: expected an array, as the layer has one ({self.layer}), got None")
@@ -386,15 +394,3 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<Plan {self.layer} by {self.candidate}, from {self.source}>"
-
-
-def like(source: Any, array: Array) -> Any:
-    """`array` as the same kind of array as `source`, sharing memory, through DLPack."""
-    if isinstance(source, type(array)):
-        return array
-    if hasattr(source, "__array_namespace__"):
-        return source.__array_namespace__().from_dlpack(array)
-    module = sys.modules.get(type(source).__module__.partition(".")[0])
-    if hasattr(module, "from_dlpack"):
-        return module.from_dlpack(array)  # type: ignore[union-attr]
-    return array

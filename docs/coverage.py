@@ -32,7 +32,8 @@ def table(kind: str) -> str:
         cells = [f"`{algorithm.name}`"]
         for name, every in COLUMNS.items():
             declared = getattr(algorithm, name)
-            cells.append("all" if set(declared) == set(every) else ", ".join(v for v in every if v in declared))
+            some = [v for v in every if v in declared] or declared  # integers are not among all types
+            cells.append("all" if set(declared) == set(every) else ", ".join(some))
         forward = "fwd" in algorithm.directions
         cells.append("yes" if algorithm.dilated else "no")
         cells.append(("yes" if algorithm.epilogue else "no") if forward else "")

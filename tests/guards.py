@@ -45,7 +45,8 @@ def run_guarded(
         packed = _aligned(kernel.packed_bytes, side)
         kernel.pack(b, packed)
         b = packed
-    out = guarded(np.full(layer.output_shape, np.nan, layer.numpy_dtype), side)
+    out = guarded(np.empty(layer.output_shape, layer.output_numpy_dtype), side)
+    out.reshape(-1).view(np.uint8)[:] = 0xFF  # of floats, NaN
     kernel.run(a, b, out, bias, residual, _aligned(kernel.workspace_bytes, side))
     return out
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
 import numpy as np
 
 from autoconv.errors import LayerError
+
+Pair = tuple[int, int]
 
 LARGEST = 2**31 - 1  # of any one extent; arrays may be larger
 
@@ -25,7 +28,7 @@ def integer(value: object, name: str, least: int) -> int:
     return number
 
 
-def pair(value: object, name: str, least: int) -> tuple[int, int]:
+def pair(value: object, name: str, least: int) -> Pair:
     """A pair (height, width) of integers; one that stands for both."""
     if isinstance(value, list | tuple | np.ndarray):
         if len(value) != 2:
@@ -42,3 +45,27 @@ def choice(value: object, name: str, allowed: tuple[object, ...]) -> Any:
     if not any(value is a or (isinstance(value, str) and value == a) for a in allowed):
         raise LayerError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
     return value
+
+
+def sides(padding: Any, extents: Pair, spans: Pair, strides: Pair) -> tuple[Pair, Pair]:
+    """Rows above and below, columns left and right; "same" follows from extents, what filters span, and strides."""
+    if isinstance(padding, str):
+        choice(padding, "padding", ("same", "valid"))
+        if padding == "valid":
+            return (0, 0), (0, 0)
+        found = []
+        for extent, span, stride in zip(extents, spans, strides, strict=True):
+            total = max((math.ceil(extent / stride) - 1) * stride + span - extent, 0)
+            found.append((total // 2, total - total // 2))
+        return found[0], found[1]
+    if isinstance(padding, list | tuple):
+        if len(padding) != 2:
+            raise LayerError(
+                f"padding={padding!r}: expected an integer, a pair (height, width), "
+                f"((top, bottom), (left, right)), 'same' or 'valid', got {len(padding)} values"
+            )
+        if any(isinstance(side, list | tuple) for side in padding):
+            top_bottom, left_right = padding
+            return pair(top_bottom, "padding[0]", 0), pair(left_right, "padding[1]", 0)
+    height, width = pair(padding, "padding", 0)
+    return (height, height), (width, width)

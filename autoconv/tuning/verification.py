@@ -2,15 +2,16 @@
 
 Output and workspace lie between guard zones and are filled with NaN; afterwards the guards must be
 intact, the inputs unchanged, and every element must agree with `direct`'s output for the same random
-input, computed in float64. That reference is itself checked by a route that shares no code with it:
-float64 sums, element by element, on a sample of corners, borders and interior, and a random projection
-over the output channels (Freivalds' check), which sees every element at once. All of it is done where the arrays
-are: on a GPU, NumPy's part is CuPy's.
+input, computed in float64; of quantised layers it must be equal. That reference is itself checked by a route
+that shares no code with it: float64 sums, element by element, on a sample of corners, borders and interior,
+and a random projection over the output channels (Freivalds' check), which sees every element at once. All of
+it is done where the arrays are: on a GPU, NumPy's part is CuPy's.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -18,6 +19,8 @@ import numpy as np
 
 from autoconv import registry
 from autoconv.algorithm import Array, Kernel
+from autoconv.common.quantization import Quantization, finished, meanings
+from autoconv.common.types import INTEGERS, MOST_TERMS
 from autoconv.device import Device
 from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
@@ -48,9 +51,9 @@ class Fenced:
         fenced.poison()
         return fenced
 
-    def poison(self) -> None:
-        """Fill the array with NaN and repair the guards."""
-        self.raw[:] = 0xFF
+    def poison(self, value: int = 0xFF) -> None:
+        """Fill the array with NaN, or with bytes of another value, and repair the guards."""
+        self.raw[:] = value
         self.raw[:GUARD_BYTES] = GUARD
         self.raw[-GUARD_BYTES:] = GUARD
 
@@ -62,7 +65,8 @@ class Fenced:
 class Verifier:
     """Random operands for one layer, the right answer to them, and the check of a candidate's.
 
-    The operands lie in [-1, 1). `check` gives the error `max|y - ref| / max(sum |a||b|)`.
+    The operands lie in [-1, 1), those of quantised layers are integers of their types' whole range. `check` gives the
+    error `max|y - ref| / max(sum |a||b|)`.
     """
 
     def __init__(self, layer: ConvLayer, device: Device, seed: int = 0) -> None:
@@ -76,12 +80,15 @@ class Verifier:
             array[...] = device.xp.asarray(values.astype(layer.numpy_dtype))
             return array
 
-        self.a, self.b = map(draw, layer.input_shapes)
-        self.bias = draw((layer.K,)) if layer.bias else None
+        if layer.quantized:
+            self.a, self.b, self.bias = (device.xp.asarray(t) for t in quantized_operands(layer, rng))
+        else:
+            self.a, self.b = map(draw, layer.input_shapes)
+            self.bias = draw((layer.K,)) if layer.bias else None
         self.residual = draw(layer.y_shape) if layer.residual else None
         self._inputs = [array for array in (self.a, self.b, self.bias, self.residual) if array is not None]
         self._pristine = [array.copy() for array in self._inputs]
-        self._out = Fenced.allocate(device, layer.output_shape, layer.numpy_dtype)
+        self._out = Fenced.allocate(device, layer.output_shape, layer.output_numpy_dtype)
         self.copies: dict[int, list[Array]] = {id(array): [] for array in (*self._inputs, self.out)}  # to time with
         self.reference, self.magnitude = self._reference()
 
@@ -90,9 +97,13 @@ class Verifier:
         layer, device, xp = self.layer, self.device, self.device.xp
         plain = layer.replace(dtype="float64", bias=False, residual=False, activation=None)
         a, b = self.a.astype(np.float64), self.b.astype(np.float64)
+        if layer.quantized:
+            a -= meanings(layer, self.bias)[2]
         out = _run_direct(plain, device, a, b)
         magnitude = float(_run_direct(plain, device, xp.abs(a), xp.abs(b)).max())
         check_convolution(plain, a, b, out, magnitude, xp)
+        if layer.quantized:
+            return finished(layer, xp.rint(out), self.bias, 1 if layer.layout == "NCHW" else 3), max(magnitude, 1.0)
         if self.bias is not None:
             out += self.bias.astype(np.float64).reshape((-1, 1, 1) if layer.layout == "NCHW" else (-1,))
         if self.residual is not None:
@@ -123,8 +134,8 @@ class Verifier:
         out, xp = self._out, self.device.xp
         scratch = Fenced.allocate(self.device, (kernel.workspace_bytes,), np.dtype(np.uint8))
         first = None
-        for _ in range(2):
-            out.poison()
+        for poison in (0xFF, 0 if self.layer.quantized else 0xFF):
+            out.poison(poison)
             scratch.poison()
             kernel.run(self.a, weights, out.array, self.bias, self.residual, scratch.array)
             self.device.synchronize()
@@ -144,7 +155,27 @@ class Verifier:
         if unwritten:
             raise WrongResultError(f"left {unwritten} of {first.size} elements unwritten or not a number")
         same = bool((first.view(np.uint8) == out.array.view(np.uint8)).all())
+        if self.layer.quantized and not same:
+            raise WrongResultError("left elements unwritten, or gave another answer the second time")
         return float(difference.max()) / self.magnitude, same
+
+
+def quantized_operands(layer: ConvLayer, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+    """Input, filters and meaning of a quantised layer, of which the output uses its whole range, and more."""
+    x, w = (
+        rng.integers(limits.min, limits.max, shape, limits.dtype, endpoint=True)
+        for limits, shape in zip(
+            map(np.iinfo, (layer.numpy_dtype, layer.w_numpy_dtype)), layer.input_shapes, strict=True
+        )
+    )
+    bias = rng.integers(-10000, 10000, layer.K) if layer.C * layer.R * layer.S < MOST_TERMS - 1 else None
+    x_zero, y_zero = (
+        int(rng.integers(-64, 64)) + (128 if dtype == "uint8" else 0) if dtype in INTEGERS else 0
+        for dtype in (layer.dtype, layer.output_dtype)
+    )
+    spread = 74.0 * 74.0 * math.sqrt(layer.C // layer.groups * layer.R * layer.S)  # of sums of such numbers
+    scale = 1.0 if layer.output_dtype == "int32" else rng.uniform(0.5, 2.0, layer.K) * 100 / spread
+    return x, w, Quantization(scale, x_zero, y_zero, bias).operand(layer)
 
 
 def direct(layer: ConvLayer, device: Device) -> Kernel:

@@ -82,7 +82,7 @@ def test_same_keeps_the_size_divided_by_the_stride(extent: int, taps: int, strid
         ({"padding": ((1, 2), 3, 4)}, "'same' or 'valid', got 3 values"),
         ({"groups": 4}, "groups=4: it must divide C=6"),
         ({"C": 8, "groups": 4}, "groups=4: it must divide K=9"),
-        ({"dtype": "int8"}, "dtype='int8': expected one of float32, float64, float16, bfloat16"),
+        ({"dtype": "int16"}, "dtype='int16': expected one of float32, float64, float16, bfloat16, uint8, int8"),
         ({"dtype": np.int64}, "dtype='int64': expected one of"),
         ({"dtype": object()}, "dtype="),
         ({"layout": "CHWN"}, "layout='CHWN': expected one of 'NCHW', 'NHWC'"),
@@ -114,7 +114,8 @@ def test_what_is_wrong_is_said(changes: dict[str, object], words: str) -> None:
         "fwd-float32-NCHW-N1-C1-H1-W1-K1-R1-S1-stride1x1",  # not canonical: a default is spelled out
         "fwd-float32-NCHW-N01-C1-H1-W1-K1-R1-S1",
         "fwd-float32-NCHW-N1-C1-H1-W1-K1-R1-S1-groups0",
-        "fwd-int8-NCHW-N1-C1-H1-W1-K1-R1-S1",
+        "fwd-int16-NCHW-N1-C1-H1-W1-K1-R1-S1",
+        "fwd-float32-NCHW-N1-C1-H1-W1-K1-R1-S1-output_float32",
         "fwd-float32-NCHW-N1-C1-H1-W1-K1-R1-S1" + "0" * 400,
         17,
     ],

@@ -15,6 +15,7 @@ from layers import edge, edges, everyday, operands
 
 import autoconv.cpu
 from autoconv.algorithm import Algorithm, Candidate
+from autoconv.common.types import INTEGERS
 from autoconv.cpu.device import CPU
 from autoconv.cpu.pool import Entry
 from autoconv.layer import DIRECTIONS, DTYPES
@@ -22,6 +23,7 @@ from autoconv.registry import algorithms
 from autoconv.tuning.reference import convolve
 
 DEVICE = replace(CPU.current(), matrix_unit="emulated")  # so that every family has something to run
+OF_FLOATS = [a for a in algorithms(DEVICE) if a.vendor is None and not set(a.dtypes) & set(INTEGERS)]
 DEEP = {"C": 24, "K": 24}  # channels for families that want sums of some length
 
 
@@ -61,7 +63,7 @@ def test_contract(algorithm: Algorithm) -> None:
                 assert 0 < algorithm.bound(layer, params) < 1e-3
 
 
-@pytest.mark.parametrize("algorithm", [a for a in algorithms(DEVICE) if a.vendor is None], ids=lambda a: a.name)
+@pytest.mark.parametrize("algorithm", [a for a in OF_FLOATS if "float32" in a.dtypes], ids=lambda a: a.name)
 def test_exact_algorithms_alone_sum_whole_numbers_without_error(algorithm: Algorithm) -> None:
     rng = np.random.default_rng(0)
     errs = set()
@@ -79,13 +81,14 @@ def test_exact_algorithms_alone_sum_whole_numbers_without_error(algorithm: Algor
     assert algorithm.exact == (True not in errs)
 
 
-@pytest.mark.parametrize("algorithm", [a for a in algorithms(DEVICE) if a.vendor is None], ids=lambda a: a.name)
+@pytest.mark.parametrize("algorithm", OF_FLOATS, ids=lambda a: a.name)
 def test_says_whose_threads_it_runs_on(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a race lets the threads of one pool fall asleep before it times what runs on another's."""
     launched = []
     launch = Entry.__call__
     monkeypatch.setattr(Entry, "__call__", lambda *arguments: launched.append(launch(*arguments)))
-    shapes = (x for way in DIRECTIONS for x in (*edges(direction=way).values(), edge("strided", direction=way, **DEEP)))
+    kinds = [{"direction": way, "dtype": algorithm.dtypes[0]} for way in DIRECTIONS]
+    shapes = (x for kind in kinds for x in (*edges(**kind).values(), edge("strided", **DEEP, **kind)))
     offered = ((x, c) for x in shapes for c in algorithm.all(x, DEVICE))
     layer, candidate = next((x, c) for x, c in offered if not algorithm.why_not(x, DEVICE, c.params))
     run_guarded(algorithm, layer, DEVICE, candidate, operands(layer), "after")
@@ -94,9 +97,10 @@ def test_says_whose_threads_it_runs_on(algorithm: Algorithm, monkeypatch: pytest
 
 def test_what_takes_all_layers_does_so_without_workspace_and_repeatably() -> None:
     takers = [algorithm for algorithm in algorithms(DEVICE) if algorithm.takes_all]
-    assert [algorithm.name for algorithm in takers] == ["direct", "numpy.direct"]
+    assert [algorithm.name for algorithm in takers] == ["direct", "numpy.direct", "numpy.int8"]
     assert all(algorithm.deterministic for algorithm in takers)
-    for algorithm, direction, dtype in itertools.product(takers, DIRECTIONS, DTYPES):
+    kinds = [(a, *kind) for a in takers[:2] for kind in itertools.product(DIRECTIONS, DTYPES)]
+    for algorithm, direction, dtype in [*kinds, *((takers[2], "fwd", name) for name in INTEGERS)]:
         for layer in edges(direction=direction, dtype=dtype).values():
             assert any(
                 not algorithm.why_not(layer, DEVICE, candidate.params)

@@ -87,11 +87,11 @@ def test_no_prediction_grows_with_the_threads(name):
     assert all(later <= sooner for sooner, later in itertools.pairwise(least))
 
 
-def launched(program):
+def launched(program, workspace_bytes):
     """How many tasks each region of a run has, none of which is done here."""
     found = []
     record = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, ctypes.c_int64)(lambda *region: found.append(region[-1]))
-    memory = ctypes.create_string_buffer(1 << 16)
+    memory = ctypes.create_string_buffer(workspace_bytes + 64)
     context = (ctypes.c_int64 * launch.SLOTS)(*[ctypes.addressof(memory)] * launch.OPERANDS)
     context[launch.LAUNCH] = ctypes.cast(record, ctypes.c_void_p).value
     program.function("run", ctypes.c_void_p)(ctypes.addressof(context))
@@ -116,22 +116,24 @@ TRANSFORMS = {
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_longest_thread_has_little_more_than_its_share(name, threads):
-    """Tasks of the winner are dealt out as the pool does it; a region's tasks are alike, as families cut them evenly.
+    """Tasks of the winner are dealt to its party as the pool does it; those of a region are alike, being cut evenly.
 
     The seconds of a region are its side's of a pipeline of transforms, or the whole estimate.
     """
     device, layer = device_of(threads), LAYERS[name]
     candidate, seconds = forecast_winner(name, threads)
     family = next(family for family in FAMILIES if family.name == candidate.algorithm)
-    regions = launched(family.program(layer, device, candidate.params))
-    of_regions = [seconds * threads]
+    used = family.workspace_bytes(layer, device, candidate.params)
+    regions = launched(family.program(layer, device, candidate.params), used)
+    party = family.party(layer, device, candidate.params)
+    of_regions = [seconds * party]
     if len(regions) > 1:
         tilings, counts = TRANSFORMS[family.name]
         (tiling,) = tilings(layer, device, candidate.params)
         of_sides = sides(tiling, device.machine, counts(tiling, device.machine))
         of_regions = [of_sides[n % 2] * threads * tasks / sum(regions[n % 2 :: 2]) for n, tasks in enumerate(regions)]
-    share = sum(of_regions) / threads
-    longest = sum(dealt(*region, threads) for region in zip(regions, of_regions, strict=True))
+    share = sum(of_regions) / party
+    longest = sum(dealt(*region, party) for region in zip(regions, of_regions, strict=True))
     assert longest <= 1.15 * share or share < 50e-6
 
 

@@ -18,12 +18,11 @@ from autoconv.algorithm import Algorithm, Candidate
 from autoconv.common.split_products import SPLIT_PRODUCTS
 from autoconv.cpu import permission, pool
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.common.tiles.algorithm import TileAlgorithm
 from autoconv.cpu.common.tiles.products import DEPTH
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct.algorithm import Direct
 from autoconv.cpu.matrix import ALGORITHMS, gradients_kernels, kernels
-from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3, _blockings
+from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3, blockings_of
 from autoconv.cpu.matrix.geometry import Panel, blocking, correlations_of
 from autoconv.cpu.matrix.gradients import MatrixWgrad, MatrixX3Wgrad
 from autoconv.cpu.matrix.gradients_geometry import wgrad_cut
@@ -37,6 +36,7 @@ pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
 ]
 MATRIX, X3, WGRAD = Matrix(), MatrixX3(), MatrixWgrad()
+FAMILIES = [algorithm for algorithm in ALGORITHMS if algorithm.name != "matrix.dot"]  # those of tiles
 DTYPES = MATRIX.dtypes
 WHOLE = {"N": 2, "C": 64, "H": 6, "W": 8, "K": 64, "R": 3, "S": 3, "padding": 1}  # whole tiles of everything
 LAYERS: dict[str, dict[str, Any]] = {
@@ -254,7 +254,7 @@ def assembly(layer: ConvLayer) -> tuple[str, str]:
         cut = wgrad_cut(layer, MATRIX.products[layer.dtype], 1024, device.threads)
         ir = str(gradients_kernels.emit("avx512", "amx", layer, cut))
     else:
-        ir = str(kernels.emit("avx512", "amx", layer, _blockings(layer, device, MATRIX.all(layer, device)[0].params)))
+        ir = str(kernels.emit("avx512", "amx", layer, blockings_of(layer, device, MATRIX.all(layer, device)[0].params)))
     compiler._llvm()
     target = llvm.Target.from_default_triple().create_target_machine(cpu="sapphirerapids", opt=3, jit=True)
     return ir, str(target.emit_assembly(llvm.parse_assembly(ir)))
@@ -292,7 +292,7 @@ def test_estimates_count_products_and_what_is_moved() -> None:
         layer = layer_of("whole tiles", **({"N": 8, "H": 32, "W": 32} | fields))
         return min(algorithm.estimate(layer, device, c.params) for c in algorithm.all(layer, device))
 
-    for algorithm in ALGORITHMS:
+    for algorithm in FAMILIES:
         fields = {"direction": algorithm.directions[-1], "stride": 2 if "polyphase" in algorithm.name else 1}
         once = estimated(algorithm, **fields)
         assert 1e-6 < once < 10
@@ -303,7 +303,7 @@ def test_estimates_count_products_and_what_is_moved() -> None:
 
 def test_without_a_matrix_unit_there_are_no_candidates() -> None:
     device = CPU(threads=2, instruction_set="avx2")
-    for algorithm in ALGORITHMS:
+    for algorithm in FAMILIES:
         layer = layer_of("stride 2", direction=algorithm.directions[-1])
         assert not algorithm.all(layer, device)
         params = algorithm.all(layer, device_of())[0].params
@@ -328,7 +328,7 @@ def test_who_is_refused_and_why() -> None:
 def test_who_wants_no_products_that_err_more_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three parts, that is; six err no more than sums in float32, and are offered all the same."""
     layers = {way: layer_of("whole tiles", direction=way, stride=1 + (way == "dgrad")) for way in DIRECTIONS}
-    families = [a for a in registry.algorithms(device_of()) if isinstance(a, TileAlgorithm) or "matrix" in a.name]
+    families = [a for a in registry.algorithms(device_of()) if "matrix" in a.name and "float32" in a.dtypes]
     assert {"matrix", "matrix.x3", "matrix.x3.wgrad", "matrix.x3.polyphase", "winograd.matrix"} < {
         a.name for a in families
     }
@@ -346,7 +346,7 @@ def test_who_wants_no_products_that_err_more_gets_none(monkeypatch: pytest.Monke
 def test_a_refused_permission_is_an_error_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(permission, "granted", lambda: False)
     device = CPU(threads=2, instruction_set="avx512", matrix_unit="amx")
-    for algorithm in ALGORITHMS:
+    for algorithm in FAMILIES:
         layer = layer_of("stride 2", direction=algorithm.directions[-1])
         params = algorithm.all(layer, device)[0].params
         with pytest.raises(PlanError, match="matrix_unit='amx': expected a process that may use tiles"):

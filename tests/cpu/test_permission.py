@@ -26,7 +26,9 @@ from autoconv.tuning import reference
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 AMX = CPU(2, "avx512", matrix_unit="amx", model=modelled("avx512", 2).text)
 LAYER = ConvLayer(N=1, C=33, H=7, W=8, K=35, R=3, S=3, padding=1)
-FAMILIES = [family for family in registry.algorithms(AMX) if isinstance(family, TileAlgorithm)]
+FAMILIES = [  # those that take a layer of float32
+    family for family in registry.algorithms(AMX) if isinstance(family, TileAlgorithm) and "float32" in family.dtypes
+]
 OPERATION = re.compile(r"@llvm\.x86\.(tile(?:zero|loadd64|stored64)|tdp\w+)")
 
 

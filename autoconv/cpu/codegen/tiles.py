@@ -7,7 +7,7 @@ arrays of 1 KiB on the stack, which gives the same values on every processor; so
 Tiles keep nothing from one function to the next: each loads or zeroes what it multiplies. A thread may use them between
 `configure_tiles` and `release_tiles`, which a task calls at its start and at its end.
 
-Source: Intel, "64 and IA-32 Architectures Software Developer's Manual", volume 2, TDPBF16PS.
+Source: Intel, "64 and IA-32 Architectures Software Developer's Manual", volume 2, TDPBF16PS and TDPBUSD.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXPONENT, UPPER, SIGN = 0x7F800000, -(1 << 16), -(1 << 31)
 
 
 class Tiles(Memory):
-    """Tiles of whole rows, multiplied as bfloat16."""
+    """Tiles of whole rows, multiplied as bfloat16 or as bytes."""
 
     def __init__(self, module: Module, name: str, head: str, types: Sequence[Type]) -> None:
         super().__init__(module, name, head, types)
@@ -91,6 +91,17 @@ class Tiles(Memory):
         else:
             self.intrinsic(None, "llvm.x86.tdpbf16ps", *(self.const(i8, tile) for tile in (sums, a, b)))
 
+    def tile_multiply_bytes(self, sums: int, a: int, b: int) -> None:
+        """Add the product of tiles of bytes to int32 sums: `a` without a sign, `b` with one.
+
+        Rows hold groups of four bytes where those of `tile_multiply` hold pairs. Sums are exact, modulo 2**32.
+        """
+        self._check(sums, a, b)
+        if self._emulated():
+            self.call(_byte_multiplier(self.module), *(self._array(tile) for tile in (sums, a, b)))
+        else:
+            self.intrinsic(None, "llvm.x86.tdpbusd", *(self.const(i8, tile) for tile in (sums, a, b)))
+
     def _emulated(self) -> bool:
         unit = self.module.matrix_unit
         if unit is None:
@@ -138,6 +149,24 @@ def _multiplier(m: Module) -> Function:
             here = sums + row * WORDS + start
             total = _normal(k, k.load(here, lanes)) + (low.get() + high.get())
             k.store(k.bits(_normal(k, k.bits(total, vec(i32, lanes))), vec(i32, lanes)), here)
+    return k
+
+
+def _byte_multiplier(m: Module) -> Function:
+    """`multiply(sums, a, b)` of arrays of bytes, the same function for the whole module."""
+    name = "tile_multiply_bytes"
+    if (known := next((f for f in m.functions if f.name == name), None)) is not None:
+        return known
+    k = m.function(name, *[ptr(i32)] * 3, internal=True)
+    sums, a, b = k.args
+    lanes = m.lanes(f32)
+    with k.loop(0, TILE_ROWS) as row, k.loop(0, WORDS, lanes) as start:
+        total = k.var(k.load(sums + row * WORDS + start, lanes))
+        with k.loop(0, WORDS) as group:
+            left, right = k.splat(k.load(a + row * WORDS + group), lanes), k.load(b + group * WORDS + start, lanes)
+            for n in range(0, 32, 8):
+                total.add(((left >> n) & 0xFF) * ((((right >> n) & 0xFF) ^ 0x80) - 0x80))
+        k.store(total.get(), sums + row * WORDS + start)
     return k
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from autoconv.algorithm import Algorithm
 from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3
+from autoconv.cpu.matrix.dot import MatrixDot
 from autoconv.cpu.matrix.gradients import MatrixWgrad, MatrixX3Wgrad
 from autoconv.cpu.matrix.polyphase import MatrixPolyphase, MatrixX3Polyphase
 
@@ -14,4 +15,5 @@ ALGORITHMS: tuple[Algorithm[Any], ...] = (
     MatrixX3Polyphase(),
     MatrixWgrad(),
     MatrixX3Wgrad(),
+    MatrixDot(),
 )

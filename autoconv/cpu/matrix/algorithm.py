@@ -53,8 +53,10 @@ class Matrix(TileAlgorithm):
     products: ClassVar[dict[str, int]] = {"bfloat16": 1, "float16": 3, "float32": 6}
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        if without_unit(device):
-            return []
+        return () if without_unit(device) else self.grid(layer, device)
+
+    def grid(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
+        """Strips and blocks of channels."""
         c = max(correlations_of(layer), key=lambda c: c.macs)
         products = self.products[layer.dtype]
         blocks = sorted({BC for BC in CHANNELS if BC < c.C} | {c.C}, reverse=True)
@@ -78,7 +80,7 @@ class Matrix(TileAlgorithm):
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        panels = (Panel(c, b) for c, b in zip(correlations_of(layer), _blockings(layer, device, params), strict=True))
+        panels = (Panel(c, b) for c, b in zip(correlations_of(layer), blockings_of(layer, device, params), strict=True))
         return device.threads * max(panel.thread_bytes for panel in panels)
 
     def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
@@ -91,10 +93,10 @@ class Matrix(TileAlgorithm):
         filters from a thread's own panel.
         """
         machine = device.machine
-        rate, vector = machine.tiles(device.matrix_unit or "", "bfloat16"), VECTOR_BYTES[device.instruction_set]
+        rate, vector = self.rate(device), VECTOR_BYTES[device.instruction_set]
         seconds = machine.call or 0.0
         filters = self.packed_bytes(layer, device, params)
-        for c, b in zip(correlations_of(layer), _blockings(layer, device, params), strict=True):
+        for c, b in zip(correlations_of(layer), blockings_of(layer, device, params), strict=True):
             panel, number = Panel(c, b), strips(c, b)
             blocks = math.ceil(c.K / FILTERS)
             steps = panel.tiles * filter_tiles(c) * panel.blocks * len(panel.taps)
@@ -107,8 +109,12 @@ class Matrix(TileAlgorithm):
         fresh = machine.writing(self.workspace_bytes(layer, device, params), machine.beyond)
         return seconds + operands_once(layer, machine) + fresh
 
+    def rate(self, device: CPU) -> float:
+        """Operations per second that all threads do."""
+        return device.machine.tiles(device.matrix_unit or "", "bfloat16")
+
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
-        blockings = _blockings(layer, device, params)
+        blockings = blockings_of(layer, device, params)
         return compiler.build(emit, device.instruction_set, device.matrix_unit, layer, blockings)
 
 
@@ -123,6 +129,7 @@ class MatrixX3(Matrix):
     float32_bound = X3_BOUND
 
 
-def _blockings(layer: ConvLayer, device: CPU, params: Params) -> tuple[MatrixBlocking, ...]:
+def blockings_of(layer: ConvLayer, device: CPU, params: Params) -> tuple[MatrixBlocking, ...]:
+    """How each correlation of a layer is cut."""
     products, strip, BC = (int(params[name]) for name in ("products", "strip", "BC"))
     return tuple(blocking(c, products, strip, BC, device.threads) for c in correlations_of(layer))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, f32, i8, i64, ptr
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS
@@ -74,17 +76,22 @@ def _passes(panel: Panel, products: int) -> list[Products]:
     return [all_of_them[:-1], all_of_them[-1:]] if products == 6 and panel.blocks == 1 else [all_of_them]
 
 
+Block = Callable[[Module, Panel, int, tuple[int, int]], Function]  # a writer such as `emit_block`
+
+
 class _TaskWriter:
     """Writes the task of one correlation: a strip by some blocks of filters."""
 
-    def __init__(self, m: Module, n: int, layer: ConvLayer, c: Correlation, b: MatrixBlocking, packed_at: int) -> None:
+    def __init__(
+        self, m: Module, n: int, layer: ConvLayer, c: Correlation, b: MatrixBlocking, packed_at: int, block: Block
+    ) -> None:
         self.m, self.layer, self.c, self.b, self.packed_at = m, layer, c, b, packed_at
         self.panel = Panel(c, b)
         self.element = DTYPES[layer.dtype]
         fill = emit_panel(m, layer, self.panel) if self.panel.taps else None
         sides = [n for n in (2, 1) if self.panel.tiles >= n]
         widths = [n for n in (2, 1) if (filter_tiles(c) > 1 if n == 2 else filter_tiles(c) % 2)]
-        self.blocks = {(p, f): emit_block(m, self.panel, b.products, (p, f)) for p in sides for f in widths}
+        self.blocks = {(p, f): block(m, self.panel, b.products, (p, f)) for p in sides for f in widths}
         self.stores = {width: self._store(width) for width in widths}
         self.k = m.function(f"task_{n}", *TASK, internal=True)
         self._task(fill)
@@ -92,7 +99,8 @@ class _TaskWriter:
     def _task(self, fill: Function | None) -> None:
         k, c, b, panel = self.k, self.c, self.b, self.panel
         context, index, thread = k.args
-        k.configure_tiles()
+        if self.m.matrix_unit:
+            k.configure_tiles()
         x, w, self.out, self.bias, self.residual, workspace = operands(
             k, context, self.element, i8, self.element, self.element, self.element
         )
@@ -123,7 +131,8 @@ class _TaskWriter:
         if filter_tiles(c) % 2:
             with k.if_(last.eq(number)):
                 self._filters(k.i64(number - 1), 1)
-        k.release_tiles()
+        if self.m.matrix_unit:
+            k.release_tiles()
 
     def _part(self, index: Value, extent: int, length: int) -> tuple[Value, Value]:
         """Where the part of an extent starts that an index names, and the index of what it is a part of.
@@ -214,14 +223,20 @@ class _TaskWriter:
             k.store(k.load(sums + q * FILTERS + channel), out + channel * self.c.output.channel + q * step)
 
 
-def emit(instruction_set: str, matrix_unit: str, layer: ConvLayer, blockings: tuple[MatrixBlocking, ...]) -> Module:
+def emit(
+    instruction_set: str,
+    matrix_unit: str | None,
+    layer: ConvLayer,
+    blockings: tuple[MatrixBlocking, ...],
+    block: Block = emit_block,
+) -> Module:
     """`run` and `pack` of a forward pass or a gradient of the input."""
     m = Module(instruction_set, matrix_unit=matrix_unit)
     run, pack = m.function("run", *RUN), m.function("pack", *RUN)
     *_, workspace = operands(run, run.args[0], DTYPES[layer.dtype])
     packed_at = 0
     for n, (c, b) in enumerate(zip(correlations_of(layer), blockings, strict=True)):
-        writer = _TaskWriter(m, n, layer, c, b, packed_at)
+        writer = _TaskWriter(m, n, layer, c, b, packed_at, block)
         with run.loop(0, b.threads) as thread:  # no thread holds a strip of this input
             run.store(run.i64(-1), run.bytes_at(workspace, thread * writer.panel.thread_bytes, i64))
         launch(run, run.args[0], writer.k, strips(c, b) * b.chunks)

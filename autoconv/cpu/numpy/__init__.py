@@ -6,6 +6,7 @@ from autoconv.algorithm import Algorithm
 from autoconv.cpu.numpy.direct import NumpyDirect
 from autoconv.cpu.numpy.fft import NumpyFFT
 from autoconv.cpu.numpy.gemm import NumpyGemm
+from autoconv.cpu.numpy.integer import NumpyInteger
 from autoconv.cpu.numpy.winograd import NumpyWinograd
 
 ALGORITHMS: tuple[Algorithm[Any], ...] = (
@@ -13,4 +14,5 @@ ALGORITHMS: tuple[Algorithm[Any], ...] = (
     NumpyGemm(),
     NumpyFFT(),
     NumpyWinograd(),
+    NumpyInteger(),
 )

@@ -1,4 +1,4 @@
-"""The same door for arrays: `conv2d` and its gradients, planned when a shape is first seen."""
+"""`conv2d` and its gradients on arrays, planned when a shape is first seen."""
 
 from __future__ import annotations
 
@@ -9,18 +9,11 @@ from typing import Any, Literal
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.common.arrays import like
 from autoconv.errors import ArrayError
-from autoconv.layer import ConvLayer, Layout, Pair, Sides
-from autoconv.plans import Plan, like
-from autoconv.registry import device_of, resolve
-from autoconv.tuning.planner import REMEMBERED, plan
-
-BUDGET = 0.5  # seconds of timing that the first call with a new shape may cost
-
-Padding = int | Pair | Sides | str
-
-_TO_LAST = (0, 2, 3, 1)
-_TO_FIRST = (0, 3, 1, 2)
+from autoconv.functional.operands import Padding, arrays_of, extents_of, number_of, planned
+from autoconv.layer import ConvLayer, Layout, Pair
+from autoconv.tuning.planner import REMEMBERED
 
 
 def conv2d(
@@ -82,16 +75,16 @@ def conv2d(
     >>> conv2d(x, w, padding=1, mode="heuristic").shape
     (1, 3, 5, 5)
     """
-    arrays, layout, back = _arrays(layout, options, x=x, w=w, residual=residual, out=out)
-    N, C, H, W = _extents(arrays["x"], layout)
-    K, _, R, S = _extents(arrays["w"], layout)
+    arrays, layout, back = arrays_of(layout, options, x=x, w=w, residual=residual, out=out)
+    N, C, H, W = extents_of(arrays["x"], layout)
+    K, _, R, S = extents_of(arrays["w"], layout)
     layer = _layer(
         (N, C, H, W, K, R, S),
         (stride, padding, dilation, groups),
         (arrays["x"].dtype, layout, "fwd"),
         (bias is not None, residual is not None, activation),
     )
-    y = _plan(layer, options).run(arrays["x"], arrays["w"], bias, arrays["residual"], arrays["out"])
+    y = planned(layer, options).run(arrays["x"], arrays["w"], bias, arrays["residual"], arrays["out"])
     return out if out is not None else like(x, back(y))
 
 
@@ -147,18 +140,18 @@ def conv2d_dgrad(
     >>> conv2d_dgrad(dy, w, input_size=(8, 8), stride=2, padding=1, mode="heuristic").shape
     (1, 2, 8, 8)
     """
-    arrays, layout, back = _arrays(layout, options, dy=dy, w=w, out=out)
-    N, K, P, Q = _extents(arrays["dy"], layout)
-    K_w, C_group, R, S = _extents(arrays["w"], layout)
+    arrays, layout, back = arrays_of(layout, options, dy=dy, w=w, out=out)
+    N, K, P, Q = extents_of(arrays["dy"], layout)
+    K_w, C_group, R, S = extents_of(arrays["w"], layout)
     H, W = _size(input_size, "input_size")
     layer = _layer(
-        (N, C_group * _number_of(groups), H, W, K_w, R, S),
+        (N, C_group * number_of(groups), H, W, K_w, R, S),
         (stride, padding, dilation, groups),
         (arrays["dy"].dtype, layout, "dgrad"),
         (False, False, None),
     )
     _agree("dy", (K, P, Q), layer)
-    dx = _plan(layer, options).run(arrays["dy"], arrays["w"], out=arrays["out"])
+    dx = planned(layer, options).run(arrays["dy"], arrays["w"], out=arrays["out"])
     return out if out is not None else like(dy, back(dx))
 
 
@@ -214,9 +207,9 @@ def conv2d_wgrad(
     >>> conv2d_wgrad(x, dy, filter_size=(3, 3), stride=2, padding=1, mode="heuristic").shape
     (3, 2, 3, 3)
     """
-    arrays, layout, back = _arrays(layout, options, x=x, dy=dy, out=out)
-    N, C, H, W = _extents(arrays["x"], layout)
-    _, K, P, Q = _extents(arrays["dy"], layout)
+    arrays, layout, back = arrays_of(layout, options, x=x, dy=dy, out=out)
+    N, C, H, W = extents_of(arrays["x"], layout)
+    _, K, P, Q = extents_of(arrays["dy"], layout)
     layer = _layer(
         (N, C, H, W, K, *_size(filter_size, "filter_size")),
         (stride, padding, dilation, groups),
@@ -224,7 +217,7 @@ def conv2d_wgrad(
         (False, False, None),
     )
     _agree("dy", (K, P, Q), layer)
-    dw = _plan(layer, options).run(arrays["x"], arrays["dy"], out=arrays["out"])
+    dw = planned(layer, options).run(arrays["x"], arrays["dy"], out=arrays["out"])
     return out if out is not None else like(x, back(dw))
 
 
@@ -284,9 +277,9 @@ def conv_transpose2d(
     >>> conv_transpose2d(x, w, stride=2, padding=1, output_padding=1, mode="heuristic").shape
     (1, 2, 8, 8)
     """
-    arrays, stored, _ = _arrays(layout, options, x=x, w=w)
-    _, C, H, W = _extents(arrays["x"], stored)
-    C_w, K_group, R, S = _extents(arrays["w"], stored)
+    arrays, stored, _ = arrays_of(layout, options, x=x, w=w)
+    _, C, H, W = extents_of(arrays["x"], stored)
+    C_w, K_group, R, S = extents_of(arrays["w"], stored)
     if C_w != C:
         raise ArrayError(f"w has shape {tuple(w.shape)}: expected {C} in the first place, as x has channels")
     (sh, sw), (ph, pw), (dh, dw) = (
@@ -297,7 +290,7 @@ def conv_transpose2d(
         raise ArrayError(f"output_padding={output_padding}: expected less than the stride {sh, sw}")
     size = (H - 1) * sh - 2 * ph + dh * (R - 1) + oh + 1, (W - 1) * sw - 2 * pw + dw * (S - 1) + ow + 1
     if bias is not None:
-        bias = _bias(bias, K_group * _number_of(groups), arrays["x"].dtype, options["device"])
+        bias = _bias(bias, K_group * number_of(groups), arrays["x"].dtype, options["device"])
     y = conv2d_dgrad(
         x,
         w,
@@ -314,35 +307,6 @@ def conv_transpose2d(
     return y
 
 
-def _arrays(layout: Any, options: dict[str, Any], **given: Any) -> tuple[dict[str, Any], Any, Any]:
-    """The four-dimensional arrays as the kernels take them, their layout, and the way back for the result.
-
-    The device among the options becomes the one that is meant, or that of the first array.
-    """
-    wanted = options.get("device")
-    device = options["device"] = resolve(wanted) if wanted is not None else device_of(next(iter(given.values())))
-    known = ("x", "w", "dy", "residual", "out")
-    arrays: dict[str, Any] = {name: given.get(name) for name in known}
-    for name, array in given.items():
-        if array is None and name in ("residual", "out"):
-            continue
-        if not device.owns(array):
-            array = arrays[name] = device.adopt(array, name)
-        if array.ndim != 4:
-            raise ArrayError(f"{name} has shape {tuple(array.shape)}: expected four dimensions ({layout})")
-    first = arrays["x"] if arrays["x"] is not None else arrays["dy"]
-    if layout == "NCHW" and not first.flags.c_contiguous and first.transpose(_TO_LAST).flags.c_contiguous:
-        last = {name: None if array is None else array.transpose(_TO_LAST) for name, array in arrays.items()}
-        return last, "NHWC", lambda result: result.transpose(_TO_FIRST)
-    return arrays, layout, lambda result: result
-
-
-def _extents(array: Any, layout: str) -> tuple[int, int, int, int]:
-    """N, C, H, W of images, or K, C, R, S of filters."""
-    n, *rest = array.shape
-    return (n, *rest) if layout == "NCHW" else (n, rest[2], rest[0], rest[1])
-
-
 def _size(value: Any, name: str) -> Pair:
     """A pair of integers; one that stands for two where it is not an extent."""
     pair = name in ("input_size", "filter_size")
@@ -353,13 +317,6 @@ def _size(value: Any, name: str) -> Pair:
         expected = "a pair of integers (height, width)" if pair else "one integer or a pair (height, width)"
         raise ArrayError(f"{name}={value!r}: expected {expected}") from None
     return height, width
-
-
-def _number_of(groups: Any) -> int:
-    try:
-        return operator.index(groups)
-    except TypeError:
-        return 1  # the layer refuses it by name
 
 
 def _bias(bias: Any, K: int, dtype: Any, device: Any) -> Any:
@@ -374,11 +331,6 @@ def _agree(name: str, given: tuple[int, int, int], layer: ConvLayer) -> None:
     expected = (layer.K, layer.P, layer.Q)
     if given != expected:
         raise ArrayError(f"{name} has (K, P, Q) = {given}: expected {expected}, from the other arguments")
-
-
-def _plan(layer: ConvLayer, options: dict[str, Any]) -> Plan:
-    defaults: dict[str, Any] = {"mode": "hybrid", "budget": BUDGET}
-    return plan(layer, **(defaults | options))
 
 
 def _layer(extents: Any, geometry: Any, kind: Any, epilogue: Any) -> ConvLayer:

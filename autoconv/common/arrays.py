@@ -1,0 +1,18 @@
+"""Arrays of other libraries."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def like(source: Any, array: Any) -> Any:
+    """`array` as the same kind of array as `source`, sharing memory, through DLPack."""
+    if isinstance(source, type(array)):
+        return array
+    if hasattr(source, "__array_namespace__"):
+        return source.__array_namespace__().from_dlpack(array)
+    module = sys.modules.get(type(source).__module__.partition(".")[0])
+    if hasattr(module, "from_dlpack"):
+        return module.from_dlpack(array)  # type: ignore[union-attr]
+    return array

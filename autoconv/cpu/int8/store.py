@@ -1,0 +1,73 @@
+"""What follows the sums of a quantised layer: their offsets and scales, rounding, and the store."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autoconv.common.types import INTEGERS
+from autoconv.cpu.codegen.ir import Function, Module, Type, Value, f32, i8, i32, i64, ptr, vec
+from autoconv.cpu.common.lanes import store_range
+from autoconv.cpu.int8.geometry import Panel
+
+ROUNDING = 1.5 * 2.0**23  # added to a smaller float32, it leaves the nearest integer in the last bits of the sum
+
+
+def emit_store(m: Module, panel: Panel, element: Type) -> Function:
+    """`store(sums, offsets and scales, out, filters left, zero point)`: a row of outputs of a block of filters."""
+    k = m.function("store", ptr(i32), ptr(i32), ptr(element), i64, i32, internal=True)
+    (_channels_last if panel.layer.layout == "NHWC" else _channels_first)(k, panel)
+    return k
+
+
+def _finished(k: Function, panel: Panel, sums: Value, first: int | Value) -> Value:
+    """A vector of filters from `first` on, as `Quantization` says, in the lanes of the output's type."""
+    layer, lanes = panel.layer, panel.cut.lanes
+    meanings, zero = k.args[1], k.args[4]
+    v = sums + k.load(meanings + first, lanes)
+    if layer.activation == "relu":
+        v = k.max(v, k.zero(i32, lanes))
+    if layer.output_dtype == "int32":
+        return v
+    scaled = k.cast(v, vec(f32, lanes)) * k.load(k.bits(meanings + first + panel.cut.TK, ptr(f32)), lanes)
+    if layer.output_dtype == "float32":
+        return scaled
+    limits = np.iinfo(INTEGERS[layer.output_dtype])
+    for bound, lower in ((limits.min, True), (limits.max, False)):
+        limit = k.splat(k.cast(bound - zero, f32), lanes)
+        scaled = k.select(scaled < limit if lower else scaled > limit, limit, scaled)
+    bits = k.bits(scaled + ROUNDING, v.type)
+    return bits + k.splat(zero - int(np.float32(ROUNDING).view(np.int32)), lanes)
+
+
+def _narrowed(k: Function, panel: Panel, v: Value) -> Value:
+    """As it is stored."""
+    return k.cast(v, vec(i8, v.type.lanes)) if panel.layer.output_dtype in INTEGERS else v
+
+
+def _channels_last(k: Function, panel: Panel) -> None:
+    sums, _, out, left, _ = k.args
+    lanes, TK, K, length = panel.cut.lanes, panel.cut.TK, panel.layer.K, panel.lengths[1]
+    for first in range(0, TK, lanes):
+        with k.if_(left > first), k.loop(0, length) as q:
+            v = _narrowed(k, panel, _finished(k, panel, k.load(sums + q * TK + first, lanes), first))
+            mask = None if panel.K % lanes == 0 else k.mask(left - first, lanes)
+            k.store(v, out + q * K + first, mask=mask)
+
+
+def _channels_first(k: Function, panel: Panel) -> None:
+    """Blocks of as many outputs as filters, transposed."""
+    sums, _, out, left, _ = k.args
+    layer, lanes, TK, length = panel.layer, panel.cut.lanes, panel.cut.TK, panel.lengths[1]
+
+    def block(q: int | Value, first: Value, width: int) -> None:
+        rows = [k.load(sums + (k.i64(q) + min(n, width - 1)) * TK + first, lanes) for n in range(lanes)]
+        for n, v in enumerate(k.transpose([_finished(k, panel, row, first) for row in rows])):
+            with k.if_(left > first + n):
+                store_range(k, _narrowed(k, panel, v), out + (first + n) * (layer.P * layer.Q) + q, 0, width)
+
+    with k.loop(0, TK, lanes) as first:
+        if length >= lanes:
+            with k.loop(0, length, lanes) as q:
+                block(k.min(q, length - lanes), first, lanes)
+        else:
+            block(0, first, length)

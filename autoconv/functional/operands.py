@@ -1,0 +1,62 @@
+"""What the functions on arrays share: arrays as kernels take them, and the plan for a layer."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from autoconv.errors import ArrayError
+from autoconv.layer import ConvLayer, Pair, Sides
+from autoconv.plans import Plan
+from autoconv.registry import device_of, resolve
+from autoconv.tuning.planner import plan
+
+BUDGET = 0.5  # seconds of timing that the first call with a new shape may cost
+
+Padding = int | Pair | Sides | str
+
+_TO_LAST = (0, 2, 3, 1)
+_TO_FIRST = (0, 3, 1, 2)
+
+
+def arrays_of(layout: Any, options: dict[str, Any], **given: Any) -> tuple[dict[str, Any], Any, Any]:
+    """The four-dimensional arrays as the kernels take them, their layout, and the way back for the result.
+
+    The device among the options becomes the one that is meant, or that of the first array.
+    """
+    wanted = options.get("device")
+    device = options["device"] = resolve(wanted) if wanted is not None else device_of(next(iter(given.values())))
+    known = ("x", "w", "dy", "residual", "out")
+    arrays: dict[str, Any] = {name: given.get(name) for name in known}
+    for name, array in given.items():
+        if array is None and name in ("residual", "out"):
+            continue
+        if not device.owns(array):
+            array = arrays[name] = device.adopt(array, name)
+        if array.ndim != 4:
+            raise ArrayError(f"{name} has shape {tuple(array.shape)}: expected four dimensions ({layout})")
+    first = arrays["x"] if arrays["x"] is not None else arrays["dy"]
+    if layout == "NCHW" and not first.flags.c_contiguous and first.transpose(_TO_LAST).flags.c_contiguous:
+        last = {name: None if array is None else array.transpose(_TO_LAST) for name, array in arrays.items()}
+        return last, "NHWC", lambda result: result.transpose(_TO_FIRST)
+    return arrays, layout, lambda result: result
+
+
+def extents_of(array: Any, layout: str) -> tuple[int, int, int, int]:
+    """N, C, H, W of images, or K, C, R, S of filters."""
+    n, *rest = array.shape
+    return (n, *rest) if layout == "NCHW" else (n, rest[2], rest[0], rest[1])
+
+
+def number_of(groups: Any) -> int:
+    """Groups as an integer; 1 for what is none."""
+    try:
+        return operator.index(groups)
+    except TypeError:
+        return 1  # the layer refuses it by name
+
+
+def planned(layer: ConvLayer, options: dict[str, Any]) -> Plan:
+    """The plan that a function's options ask for."""
+    defaults: dict[str, Any] = {"mode": "hybrid", "budget": BUDGET}
+    return plan(layer, **(defaults | options))
