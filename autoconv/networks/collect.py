@@ -188,6 +188,7 @@ def text_of(layers: list[ConvLayer], name: str) -> str:
 def _settings(layer: ConvLayer) -> dict[str, Any]:
     """The arguments that make the layer, less those at their defaults, of which a layer has pairs."""
     given = {field.name: (getattr(layer, field.name), field.default) for field in fields(layer)}
+    given["output_dtype"] = layer.output_dtype, "int32" if layer.quantized else layer.dtype
     return {
         name: _plain(value)
         for name, (value, default) in given.items()

@@ -18,7 +18,10 @@ LONGEST = 200  # characters of a value
 LARGEST_COUNT = 1_000_000  # of images in a batch, and of equal layers
 NETWORK_KEYS = ("name", "source", "batch", "defaults", "layers")
 REQUIRED = ("C", "H", "K", "R")
-SETTINGS = (*"CHWKRS", "stride", "padding", "dilation", "groups", "dtype", "layout", "bias", "residual", "activation")
+SETTINGS = (
+    *("C", "H", "W", "K", "R", "S", "stride", "padding", "dilation", "groups", "dtype", "layout"),
+    *("bias", "residual", "activation", "output_dtype"),
+)
 LAYER_KEYS = ("name", "repeat", "batch", "direction", *SETTINGS)
 ELSEWHERE = {
     "N": "the batch size is the network's 'batch', or chosen when tuning",

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
+
 from autoconv.algorithm import Array, Kernel, Params
 from autoconv.vendors.base import Vendor
 
@@ -41,6 +43,16 @@ def tensor(array: Array) -> Any:
     if array.dtype.name == "bfloat16":  # a type of ml_dtypes, unknown to torch
         return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def array(source: Any) -> Array:
+    """A tensor on the CPU as an array that shares its memory, whatever its gradient."""
+    import torch
+
+    found = source.detach()
+    if found.dtype is torch.bfloat16:
+        return found.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return found.numpy()
 
 
 def channels_first(array: Array, layout: str) -> Any:

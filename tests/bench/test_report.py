@@ -18,6 +18,8 @@ from made_up import TORCH, WINNER, facts_of, modelled, remember
 
 from autoconv import CPU, ConvLayer, TuningCache, networks, plan
 from autoconv.bench.report import layers as report_layers
+from autoconv.bench.report import page as pages
+from autoconv.bench.report import study as studies
 from autoconv.bench.report import tradeoffs
 from autoconv.bench.report.counts import (
     gemm_multiply_adds,
@@ -26,6 +28,7 @@ from autoconv.bench.report.counts import (
     padded_input,
     product_extents,
 )
+from autoconv.bench.report.style import DARK, FAMILIES, LIGHT, MARKERS
 from autoconv.cli import main
 from autoconv.errors import PlanError
 
@@ -72,7 +75,6 @@ defaults: {bias: true, activation: relu}
 layers:
   - {name: stem, C: 3, H: 24, K: 8, R: 5, stride: 2, padding: 2}
   - {name: body, C: 16, H: 12, K: 16, R: 3, padding: 1, repeat: 3}
-  - {name: point, C: 16, H: 12, K: 24, R: 1}
   - {name: a$long$name/of/channels/each/alone, C: 24, H: 12, K: 24, R: 3, padding: 1, groups: 24}
 """
 OPTIONS: dict[str, Any] = {"weights": "constant", "vendors": False}
@@ -94,13 +96,11 @@ def cache(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuni
 
 
 @pytest.fixture(scope="module")
-def study(tiny: Path, cache: TuningCache) -> Any:
-    from autoconv.bench.report.study import gather
-
-    return gather(networks.load(tiny), 1, "fwd", modelled(), cache, OPTIONS)
+def study(tiny: Path, cache: TuningCache) -> studies.Study:
+    return studies.gather(networks.load(tiny), 1, "fwd", modelled(), cache, OPTIONS)
 
 
-def test_the_winners_and_sums_are_those_of_the_plans(study: Any, cache: TuningCache) -> None:
+def test_the_winners_and_sums_are_those_of_the_plans(study: studies.Study, cache: TuningCache) -> None:
     total = 0.0
     for studied in study.layers:
         chosen = plan(studied.layer, "cached", cache=cache, **OPTIONS)
@@ -112,14 +112,14 @@ def test_the_winners_and_sums_are_those_of_the_plans(study: Any, cache: TuningCa
     assert (study.missing, study.when[:10]) == ({}, "2026-11-20")
 
 
-def test_libraries_that_may_not_win_are_there_to_compare_with(study: Any) -> None:
+def test_libraries_that_may_not_win_are_there_to_compare_with(study: studies.Study) -> None:
     for studied in study.layers:
         assert TORCH in studied.facts
         assert TORCH not in studied.ranking
         assert studied.under(study.limits) == studied.best
 
 
-def test_a_tighter_limit_never_takes_less(study: Any) -> None:
+def test_a_tighter_limit_never_takes_less(study: studies.Study) -> None:
     for name, limits in {"workspace_limit": (0, 1 << 12, 1 << 30), "tolerance": (1e-7, 1e-6, 1.0)}.items():
         found = [study.under(**{name: limit}) for limit in limits]
         assert found[-1] == study.seconds
@@ -128,21 +128,28 @@ def test_a_tighter_limit_never_takes_less(study: Any) -> None:
     assert study.under(tolerance=1e-12) is None
 
 
-def test_operations_are_those_of_the_candidates_that_were_timed(study: Any) -> None:
-    from autoconv.bench.report.layers import operations
-
+def test_operations_are_those_of_the_candidates_that_were_timed(study: studies.Study) -> None:
     body = next(studied for studied in study.layers if studied.name == "body")
-    found = operations(body)
+    found = report_layers.operations(body)
     assert found["direct"] == 1
     assert 1 <= found["gemm"] < 1.5
     assert 0.15 < found["winograd"] < 1
 
 
-def test_a_network_without_any_record_is_refused(tiny: Path, tmp_path: Path) -> None:
-    from autoconv.bench.report.study import gather
+@pytest.mark.parametrize("direction", ["dgrad", "wgrad"])
+def test_gradients_are_counted_too(direction: str, tmp_path: Path) -> None:
+    layer = ConvLayer(N=1, C=16, H=12, W=12, K=24, R=3, S=3, padding=1, direction=direction)
+    cache = TuningCache(tmp_path / "records", system=None)
+    remember(cache, [layer], modelled())
+    found = report_layers.operations(studies.studied("body", 1, layer, modelled(), cache, OPTIONS | {"mode": "cached"}))
+    assert found["direct"] == 1
+    assert 1 <= found["gemm"] < 1.5
+    assert ("winograd" in found) == (direction == "dgrad")
 
-    with pytest.raises(PlanError, match=r"Tiny .* batch 2, fwd: nothing is on record of any layer .*: tune"):
-        gather(networks.load(tiny), 2, "fwd", CPU.current(), TuningCache(tmp_path, system=None), OPTIONS)
+
+def test_a_network_without_any_record_is_refused(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"Tiny .* batch 2, fwd: no layer has a record .* stem: nothing recorded"):
+        studies.gather(networks.load(tiny), 2, "fwd", CPU.current(), TuningCache(tmp_path, system=None), OPTIONS)
 
 
 def test_candidates_that_are_made_up_are_of_every_kind() -> None:
@@ -157,11 +164,9 @@ FIGURES = ["share", "time", "gap", "operations", "shapes", "roofline", "error", 
 
 
 @pytest.fixture(scope="module")
-def page(study: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from autoconv.bench.report.page import report
-
+def page(study: studies.Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(report(study), encoding="utf-8")
+    path.write_text(pages.report(study), encoding="utf-8")
     return path
 
 
@@ -197,8 +202,6 @@ def contrast(a: str, b: str) -> float:
 
 
 def test_colours_can_be_read_and_told_apart_in_both_schemes() -> None:
-    from autoconv.bench.report.style import DARK, FAMILIES, LIGHT, MARKERS
-
     for palette in (LIGHT, DARK):
         assert min(contrast(palette.paper, shade) for shade in (palette.ink, palette.muted, palette.accent)) >= 4.5
         assert min(contrast(palette.paper, colour) for colour in palette.families) >= 3
@@ -209,8 +212,6 @@ def test_colours_can_be_read_and_told_apart_in_both_schemes() -> None:
 @pytest.mark.skipif(bool(MISSING), reason=MISSING or "there is one")
 @drawn
 def test_a_browser_shows_every_figure_in_light_and_dark_wide_and_narrow(page: Path, tmp_path: Path) -> None:
-    from autoconv.bench.report.style import DARK, LIGHT
-
     browser = Browser(tmp_path / "profile")
     try:
         for (scheme, palette), width in itertools.product({"light": LIGHT, "dark": DARK}.items(), (1280, 390)):
@@ -278,7 +279,7 @@ def test_pictures_are_written_in_light_and_dark_and_what_is_missing_is_named(
     assert main([*command, "--png", str(tmp_path), "-o", str(tmp_path / "r.html")]) == 1
     found = capsys.readouterr()
     assert "autoconv: warning: unknown is left out: nothing recorded for fwd-float32-NCHW-N1-C5-H9" in found.err
-    assert "4 of 5 layers" in found.out
+    assert "3 of 4 layers" in found.out
     pictures = sorted(path.name for path in tmp_path.glob("*.png"))
     assert pictures == sorted(f"{name}{end}.png" for name in FIGURES[5:6] for end in ("", "-dark"))
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
@@ -291,8 +292,8 @@ def test_pictures_are_written_in_light_and_dark_and_what_is_missing_is_named(
     [
         ([], 2, "expected -o FILE, --png FOLDER or both"),
         (["-o", "none/report.html"], 2, "-o none/report.html: there is no folder none"),
-        (["--png", "none"], 2, "--png none: there is no such folder"),
-        (["-o", "report.html", "--batch", "3"], 1, "nothing is on record of any layer"),
+        (["--png", "none/figures"], 2, "--png none/figures: there is no folder none"),
+        (["-o", "report.html", "--batch", "3"], 1, "no layer has a record that answers, tune the network first"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_line_and_no_file(

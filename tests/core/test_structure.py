@@ -20,6 +20,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
     "autoconv": (
         {"cli"},
         {"bench"},
+        {"torch"},
         {"functional", "network"},
         {"networks"},
         {"tuning"},

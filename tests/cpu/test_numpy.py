@@ -256,7 +256,7 @@ def test_every_reason_at_once() -> None:
     undilated = winograd.why_not(layer.replace(dilation=1), DEVICE, {"m": 2, "r": 3})
     assert undilated == ["filter: expected 3x3, got 1x1", "stride: expected 1x1, got 2x2"]
     assert len(reasons["numpy.fft[tile=64]"]) == 2
-    for algorithm in NUMPY[1:]:
+    for algorithm in (a for a in NUMPY[1:] if layer.dtype in a.dtypes):
         foreign = {"tile": "nonsense"} if algorithm.name == "numpy.gemm" else {"tile": 7, "m": 7, "r": 7}
         against = algorithm.why_not(layer.replace(dilation=1), DEVICE, foreign)
         assert any("got 7" in reason or "got nonsense" in reason for reason in against)

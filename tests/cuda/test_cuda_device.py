@@ -111,7 +111,7 @@ def test_lines_keep_their_numbers() -> None:
 
 def test_the_example_of_constants_is_one() -> None:
     layer = ConvLayer(N=8, C=64, H=56, W=56, K=64, R=3, S=3, padding=1)
-    unit = Gemm().units(layer, {"BM": 128, "BN": 128, "BK": 8, "TM": 8, "TN": 8, "SPLIT": 1})[0]
+    unit = Gemm().units(layer, {"BM": 128, "BN": 128, "BK": 16, "TM": 8, "TN": 8, "SPLIT": 1})[0]
     generated = unit.text.split('#line 1 "codegen/layer.cuh"\n')[1].split("\n#line")[0]
     assert file_text("codegen/layer.cuh").strip() == generated.strip()
 

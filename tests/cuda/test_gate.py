@@ -28,6 +28,8 @@ from autoconv.cuda.codegen.compiler import CompileError, architecture, nvrtc
 from autoconv.cuda.codegen.occupancy import blocks_per_multiprocessor, limits_of, register_cap
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import CudaAlgorithm
+from autoconv.cuda.gemm.gemm import Gemm
+from autoconv.cuda.gemm.tensor import Tensor
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
 CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
@@ -259,7 +261,10 @@ LOOPS = [
 
 @pytest.mark.parametrize(("name", "direction"), LOOPS)
 def test_main_loops_spend_their_issue_slots_on_products(name: str, direction: str) -> None:
-    """On 3x3 filters, as large a share as the budget says; what it aims at stands beside it, and may be more."""
+    """On 3x3 filters, as large a share as the budget says; what it aims at stands beside it, and may be more.
+
+    The model that estimates go by knows how many instructions there are.
+    """
     budget = BUDGET[name]["loop"]
     algorithm = next(a for a in OURS if a.name == name.partition("[")[0])
     assert isinstance(algorithm, CudaAlgorithm)
@@ -269,6 +274,8 @@ def test_main_loops_spend_their_issue_slots_on_products(name: str, direction: st
     loop = main_loop(algorithm.units(layer, params)[0], budget["capability"])
     share = loop.count(budget["counted"]) / len(loop)
     assert budget["least"][direction] <= share < budget["least"][direction] + 0.02, f"{share:.3f}: mend the budget"
+    assert isinstance(algorithm, Gemm | Tensor)
+    assert algorithm.slice_slots(layer, params) == pytest.approx(len(loop), rel=0.06)
     if budget["counted"] == "HMMA":  # fed by matrices of eight rows, but where the depth lies across words of 32 bits
         transposed = layer.itemsize == 4 and {"fwd": 0, "dgrad": 1, "wgrad": 2}[direction]
         assert (loop.count("LDS") > 0) == (transposed > 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,10 +18,11 @@ from simt.emulator import MISSING, Emulated
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Kernel, Params
 from autoconv.bench import gpu as bench
-from autoconv.bench.gpu import CACHES, RESULTS, Helper, helper, preview, read
+from autoconv.bench.gpu import CACHES, RESULTS, Helper, code_of, helper, preview, read
 from autoconv.bench.gpu.agenda import CEILINGS, FIRST, Target, compared_after, items, targets, timetable
 from autoconv.bench.gpu.archive import ArchiveError, pack, unpack
 from autoconv.bench.gpu.baselines import Baseline
+from autoconv.bench.gpu.cases import NOMINAL
 from autoconv.bench.gpu.helper import OURS, Work
 from autoconv.bench.gpu.report import markdown, missing
 from autoconv.cli import main, options
@@ -348,6 +350,16 @@ def test_a_dry_run_says_what_is_left_and_learns_from_what_was_done(
     assert main(command) == 0
     assert "float32: figures never; 0 of 5 layers within the budget" in capsys.readouterr().out
     assert not (tmp_path / "new").exists()
+
+
+def test_what_failed_is_tried_again_with_other_kernels(tmp_path: Path) -> None:
+    tune, table = (f"{kind}/hybrid/{LAYER.key()}" for kind in ("tune", "table"))
+    codes = {tune: code_of(algorithms(NOMINAL)), table: "of another day"}
+    lines = [{"item": i, "code": code, "failure": "no", "seconds": 1.0} for i, code in codes.items()]
+    (tmp_path / RESULTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    work = [line.split()[1] for line in preview(tmp_path, ("tune", "table"), 60, WANTED)[:-2]]
+    assert table in work
+    assert tune not in work
 
 
 def test_what_verification_asks_of_cupy_is_warmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

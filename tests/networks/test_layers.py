@@ -237,7 +237,7 @@ def test_a_bad_file_gives_one_line_with_its_place(case: str, tmp_path: Path) -> 
         ("padding: -1", 3, "padding=-1: expected 0 to"),
         ("padding: full", 3, "padding='full': expected one of 'same', 'valid'"),
         ("groups: 3", 3, "groups=3: it must divide C=8"),
-        ("dtype: int8", 3, "dtype='int8': expected one of float32"),
+        ("dtype: int4", 3, "dtype='int4': expected one of float32"),
         ("dtype: 32", 3, "dtype="),
         ("layout: CHWN", 3, "layout='CHWN': expected one of 'NCHW', 'NHWC'"),
         ("bias: yes", 3, "bias='yes': expected True"),

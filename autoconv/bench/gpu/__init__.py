@@ -7,6 +7,7 @@ next one gets a new helper. The same command goes on where the lines end, on ano
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autoconv import registry
+from autoconv.algorithm import Algorithm
 from autoconv.bench.gpu.agenda import Target, announced, items, timetable
 from autoconv.bench.gpu.cases import NOMINAL
 from autoconv.device import Device
@@ -67,6 +69,17 @@ def read(folder: Path) -> list[Result]:
     return found
 
 
+def code_of(algorithms: Sequence[Algorithm[Any]]) -> str:
+    """What changes with any kernel of ours."""
+    versions = "".join(f"{one.name} {one.version}\n" for one in algorithms if one.vendor is None)
+    return hashlib.sha256(versions.encode()).hexdigest()[:12]
+
+
+def settled(results: Sequence[Result], code: str) -> set[str]:
+    """Items that need not be done again: what failed with other kernels than today's may go well now."""
+    return {result["item"] for result in results if "failure" not in result or result.get("code") == code}
+
+
 def run(
     device: Device,
     folder: Path,
@@ -86,7 +99,8 @@ def run(
     """
     start = clock()
     folder.mkdir(parents=True, exist_ok=True)
-    results = read(folder)
+    results, algorithms = read(folder), registry.algorithms(device)
+    code = code_of(algorithms)
     helper = Helper(device, folder)
     with (folder / RESULTS).open("a", encoding="utf-8") as file:
         if file.tell() and not (folder / RESULTS).read_bytes().endswith(b"\n"):
@@ -95,7 +109,7 @@ def run(
         def do(item: str, patience: float) -> Result:
             say(item)
             began = clock()
-            result: Result = {"item": item} | helper.ask(item, patience)
+            result: Result = {"item": item, "code": code} | helper.ask(item, patience)
             if patience < PATIENCE and OVERRAN in result.get("failure", ""):
                 return result  # the budget ended before the item did, which is still to be done
             result["seconds"] = round(clock() - began, 3)
@@ -112,8 +126,8 @@ def run(
                 raise PlanError(f"the device does not answer: {machine['failure']}")
             if before and machine["key"] != before[0]:
                 raise PlanError(f"{folder} holds results of {before[0]}, this is {machine['key']}: use another folder")
-            done = {result["item"] for result in results}
-            left = [item for item in items(phases, registry.algorithms(device), wanted) if item not in done]
+            done = settled(results, code)
+            left = [item for item in items(phases, algorithms, wanted) if item not in done]
             while left and (seconds := budget - (clock() - start)) > 0:
                 if do(left[0], min(PATIENCE, seconds + GRACE)) in results:
                     del left[0]
@@ -125,6 +139,6 @@ def run(
 def preview(folder: Path, phases: Sequence[str], budget: float, wanted: Sequence[Target]) -> list[str]:
     """What `run` would do, as lines: each item, when it should be done, and what is compared within the budget."""
     algorithms, results = registry.algorithms(NOMINAL), read(folder)
-    done = {result["item"] for result in results}
+    done = settled(results, code_of(algorithms))
     work = ["machine", *(item for item in items(phases, algorithms, wanted) if item not in done)]
     return announced(timetable(work, algorithms, results), wanted, results, budget)

@@ -164,13 +164,13 @@ class NominalGPU(CUDA):
 NOMINAL = NominalGPU()
 
 
-def runnable(algorithm: Algorithm[Any], layer: ConvLayer) -> list[Params]:
+def runnable(algorithm: Algorithm[Any], layer: ConvLayer, device: NominalGPU = NOMINAL) -> list[Params]:
     """The parameters of the nominal GPU's candidates that can run, as far as no library is asked."""
     assert isinstance(algorithm, CudaAlgorithm)
     return [
         params
-        for params in ([] if algorithm.unsupported(layer) else algorithm.candidates(layer, NOMINAL))
-        if not (algorithm.unfit(layer, params) or algorithm.incapable(layer, params, CAPABILITY))
+        for params in ([] if algorithm.unsupported(layer) else algorithm.candidates(layer, device))
+        if not (algorithm.unfit(layer, params) or algorithm.incapable(layer, params, device.capability))
     ]
 
 
@@ -183,6 +183,7 @@ def variants(name: str, **choices: Any) -> Iterator[ConvLayer]:
     yield edge(name, **(choices | wide))
     yield edge(name, **(choices | wide | {"dtype": "float16", "N": 3}))
     yield edge(name, **(choices | wide | {"dtype": "float32"}))
+    yield edge(name, **(choices | {"layout": "NCHW", "dtype": "float16"}))
 
 
 def planned(algorithm: Algorithm[Any]) -> Iterator[Case]:

@@ -200,11 +200,15 @@ class Work:
         entrants = self._entrants(request, mode)
         known = challenge(request, entrants)
         ranked = ranking(known.facts, request.limits)
+        ours = [c for c in known.facts if self.algorithms[c.algorithm].vendor is None]
         return {
             "candidate": next((str(c) for c in ranked if self.algorithms[c.algorithm].vendor is None), None),
             "with vendors": str(ranked[0]) if ranked else None,
             "entrants": len(entrants),
             "timings": {str(c): facts.time for c, facts in known.facts.items() if facts.failure is None},
+            "predicted": {
+                str(c): self.algorithms[c.algorithm].estimate(request.layer, self.device, c.params) for c in ours
+            },
             "failures": {str(c): facts.failure for c, facts in known.facts.items() if facts.failure is not None},
         }
 

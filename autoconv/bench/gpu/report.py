@@ -39,7 +39,7 @@ def markdown(results: Sequence[Result], wanted: Sequence[Target], left: int) -> 
     machine = _machine_of(results)
     if machine is None:
         return "\n".join(incomplete) + "\n"
-    lines = [*_machine(machine), *_ceilings(results), *_checks(results)]
+    lines = [*_machine(machine), *_ceilings(results), *_checks(results), *_model(results)]
     compared = _compared(results)
     baselines = list(machine["baselines"])
     summary, details = [], []
@@ -131,6 +131,23 @@ def _checks(results: Iterable[Result]) -> Iterable[str]:
         right = len(found) - len(bad) - skipped
         yield f"- kernels against float64: {right} right, {len(bad)} not, {skipped} not for this GPU"
         yield from (f"  - {r['item']}: {r.get('candidate', '')} {r.get('layer', '')}: {r['failure']}" for r in bad)
+
+
+def _model(results: Sequence[Result]) -> Iterable[str]:
+    """How far the estimates are from what was timed, and what it costs to go by them."""
+    latest = {r["item"].split("/")[-1]: r for r in results if r["item"].startswith("tune/") and r.get("predicted")}
+    errors, costs = [], []
+    for result in latest.values():
+        timed = {name: result["timings"][name] for name in result["predicted"] if result["timings"].get(name)}
+        if timed:
+            errors += [abs(result["predicted"][name] / seconds - 1) for name, seconds in timed.items()]
+            costs.append(timed[min(timed, key=result["predicted"].__getitem__)] / min(timed.values()))
+    if costs:
+        yield (
+            f"- estimates of {len(errors)} candidates of {len(costs)} layers: median error "
+            f"{100 * statistics.median(errors):.0f} %; the first choice takes "
+            f"{statistics.geometric_mean(costs):.2f} of the least time (geometric mean), at worst {max(costs):.2f}"
+        )
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -197,7 +197,7 @@ def gather(
     Raises
     ------
     PlanError
-        When nothing is on record of any layer.
+        When no layer has a record that answers under the limits.
     """
     layers, missing, when = [], {}, ""
     for named in net.layers:
@@ -211,9 +211,10 @@ def gather(
         record = cache.load(layer.key(), device.key)
         when = max([when, *(race.when for race in (record.races if record else ()))])
     if not layers:
+        name, why = next(iter(missing.items()))
         raise PlanError(
-            f"{net.name}, batch {batch}, {direction}: nothing is on record of any layer on {device.key} that satisfies "
-            "the limits: tune the network first"
+            f"{net.name}, batch {batch}, {direction}: no layer has a record that answers, tune the network first; "
+            f"{name}: {why}"
         )
     limits = layers[0].limits
     return Study(net.name, net.source, batch, direction, device, limits, tuple(layers), missing, when)

@@ -219,20 +219,22 @@ def svg(chart: Chart, *, narrow: bool) -> str:
     return text.replace(">", f"><title>{escape(chart.title)}</title>", 1)
 
 
-def png(chart: Chart, folder: Path) -> None:
-    """Write the figure as pictures, in light and in dark.
+def write_pictures(charts: Sequence[Chart], folder: Path) -> None:
+    """Write figures as pictures, in light and in dark.
 
     Parameters
     ----------
-    chart : Chart
+    charts : sequence of Chart
     folder : Path
+        Made, where there is none.
     """
-    for palette, ending in ((LIGHT, ""), (DARK, "-dark")):
-        with _styled(palette):
-            figure = _drawn(chart, Pen(palette, narrow=False))
-            figure.suptitle(chart.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-            path = folder / f"{chart.name}{ending}.png"
-            figure.savefig(path, dpi=150)
+    folder.mkdir(exist_ok=True)
+    for chart in charts:
+        for palette, ending in ((LIGHT, ""), (DARK, "-dark")):
+            with _styled(palette):
+                figure = _drawn(chart, Pen(palette, narrow=False))
+                figure.suptitle(chart.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+                figure.savefig(folder / f"{chart.name}{ending}.png", dpi=150)
 
 
 @contextmanager

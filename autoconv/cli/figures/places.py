@@ -23,7 +23,6 @@ def check_places(page: Path | None, pictures: Path | None) -> None:
     """A usage error where there is nothing to draw with, or no place for a page or for pictures."""
     if importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("to draw needs matplotlib, which is not installed: pip install 'autoconv[report]'")
-    if page is not None and not page.absolute().parent.is_dir():
-        raise click.UsageError(f"-o {page}: there is no folder {page.parent}")
-    if pictures is not None and not pictures.is_dir():
-        raise click.UsageError(f"--png {pictures}: there is no such folder")
+    for option, place in (("-o", page), ("--png", pictures)):
+        if place is not None and not place.absolute().parent.is_dir():
+            raise click.UsageError(f"{option} {place}: there is no folder {place.parent}")

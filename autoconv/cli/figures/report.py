@@ -34,7 +34,7 @@ def report(net: str, batch: int | None, direction: str, page: Path | None, pictu
     from autoconv.bench.report.page import charts
     from autoconv.bench.report.page import report as drawn
     from autoconv.bench.report.study import gather
-    from autoconv.bench.report.style import png
+    from autoconv.bench.report.style import write_pictures
     from autoconv.cpu.device import CPU
 
     found = networks.load(net)
@@ -43,8 +43,7 @@ def report(net: str, batch: int | None, direction: str, page: Path | None, pictu
     if page is not None:
         page.write_text(drawn(study), encoding="utf-8")
     if pictures is not None:
-        for chart in charts(study):
-            png(chart, pictures)
+        write_pictures(charts(study), pictures)
     for name, why in study.missing.items():
         say("warning", f"{name} is left out: {why}")
     written = ", ".join(str(place) for place in (page, pictures) if place is not None)

@@ -73,7 +73,7 @@ def sweep(
     """
     from autoconv.bench.report import sweep as drawing
     from autoconv.bench.report.study import studied
-    from autoconv.bench.report.style import png
+    from autoconv.bench.report.style import write_pictures
 
     if values is not None and (extents is None or len(extents) > 1):
         raise click.UsageError("--values: expected --extent with one extent as well")
@@ -115,8 +115,7 @@ def sweep(
     if sweeps and page is not None:
         page.write_text(drawing.report(layer, sweeps), encoding="utf-8")
     if pictures is not None:
-        for chart in drawing.charts(sweeps):
-            png(chart, pictures)
+        write_pictures(drawing.charts(sweeps), pictures)
     for line in failed:
         say("error", line)
     if interrupted:

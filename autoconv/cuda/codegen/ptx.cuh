@@ -19,6 +19,7 @@ struct alignas(16) Bits128 {
     extern __shared__ __align__(1024) char dynamic_[]; \
     type& name = *reinterpret_cast<type*>(dynamic_)
 #define DEVICE __device__ __forceinline__
+#define CONSTANT static __constant__ const  // a table that the threads of a warp read at the same place
 
 DEVICE unsigned shared_address(const void* pointer) {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -42,6 +43,28 @@ DEVICE half_t to_half(float value) {
 DEVICE int launder(int value) {
     asm volatile("" : "+r"(value));
     return value;
+}
+
+// The same pointer to global memory, found here for all who ask for it, and not anew with what each of them adds.
+template <class Value>
+DEVICE const Value* settled(const Value* pointer) {
+    asm("" : "+l"(pointer));
+    __builtin_assume(__isGlobal(pointer));
+    return pointer;
+}
+
+// An entry of a constant table as one wide load, before it is known which parts of it are needed.
+template <class Entry>
+DEVICE Entry read_constant(const Entry& entry) {
+    static_assert(sizeof(Entry) == 8, "two words");
+    union {
+        unsigned word[2];
+        Entry entry;
+    } read;
+    asm("ld.const.v2.u32 {%0, %1}, [%2];"
+        : "=r"(read.word[0]), "=r"(read.word[1])
+        : "l"(__cvta_generic_to_constant(&entry)));
+    return read.entry;
 }
 
 // What lies at an address that is a multiple of the type's alignment: one wide load.
@@ -130,6 +153,7 @@ DEVICE void wait_copies() {}
 
 #else  // the emulator
 #define DEVICE inline
+#define CONSTANT static const
 
 DEVICE float bits_float(unsigned bits) {
     float value;
@@ -159,6 +183,14 @@ DEVICE half_t to_half(float value) {
 }
 
 DEVICE int launder(int value) { return value; }
+template <class Value>
+DEVICE const Value* settled(const Value* pointer) {
+    return pointer;
+}
+template <class Entry>
+DEVICE Entry read_constant(const Entry& entry) {
+    return entry;
+}
 
 template <class Value>
 DEVICE const Value& aligned(const void* pointer) {

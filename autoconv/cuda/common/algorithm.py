@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from autoconv.algorithm import Algorithm, Array, Kernel, Params
 from autoconv.cuda.codegen.occupancy import limits_of
 from autoconv.cuda.codegen.source import Unit
+from autoconv.cuda.common.model import Demand, seconds
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -71,6 +72,13 @@ class CudaAlgorithm(Algorithm["CUDA"]):
     def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
         return self.unfit(layer, params) or self.incapable(layer, params, device.facts["compute_capability"])
 
+    @abstractmethod
+    def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
+        """What each launch of a run with packed filters asks for."""
+
+    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
+        return seconds(device, self.demands(layer, device, params))
+
     def load(self, device: CUDA, units: Sequence[Unit]) -> list[Launch]:
         """The units compiled for the device."""
         return [device.load(unit) for unit in units]
@@ -132,14 +140,3 @@ def aligned(nbytes: int) -> int:
 def ceil_div(a: int, b: int) -> int:
     """`a / b`, rounded up."""
     return -(-a // b)
-
-
-def scalar(layer: ConvLayer) -> str:
-    """The type whose peak outside the tensor cores bounds the sums."""
-    return layer.accumulator.name
-
-
-def roofline(layer: ConvLayer, device: CUDA, efficiency: float, traffic: float = 1.0, launches: int = 1) -> float:
-    """Seconds of a kernel that reaches this share of the scalar peak and moves this multiple of the least bytes."""
-    compute = layer.flops / (efficiency * device.peak_flops(scalar(layer)))
-    return max(compute, traffic * layer.bytes / device.bandwidth()) + launches * 3e-6

@@ -53,17 +53,26 @@ DEVICE T finished(Acc sum, const T* bias, const T* residual, int k, Offset at) {
     return Rounded<T>::from(sum);
 }
 
-// Four neighbours in memory, or one, at a position; zeros where it is negative.
+// Where an element lies in an array, if it is there at all: so far from where its neighbours begin, which for all
+// that a thread reads at a time may be the same.
+struct Position {
+    long long begin, at;
+    bool exists;
+};
+// The position that two parts add up to; either may be `OUTSIDE`.
+DEVICE Position sum_of(Offset across, Offset along) { return {across + along, 0, across + along >= 0}; }
+
+// Four neighbours in memory, or one; zeros where there are none.
 template <class Element>
-DEVICE void load_run(Acc (&to)[1], const Element* from, Offset at) {
-    to[0] = at < 0 ? Acc(0) : Acc(to_float(from[at]));
+DEVICE void load_run(Acc (&to)[1], const Element* from, Position position) {
+    to[0] = position.exists ? Acc(to_float((from + position.begin)[position.at])) : Acc(0);
 }
 template <class Element>
-DEVICE void load_run(Acc (&to)[4], const Element* from, Offset at) {
+DEVICE void load_run(Acc (&to)[4], const Element* from, Position position) {
     struct alignas(4 * sizeof(Element) < 16 ? 4 * sizeof(Element) : 16) Run {
         Element value[4];
     } run = {};
-    if (at >= 0) run = aligned<Run>(from + at);
+    if (position.exists) run = aligned<Run>(from + position.begin + position.at);
 #pragma unroll
     for (int i = 0; i < 4; i++) to[i] = Acc(to_float(run.value[i]));
 }

@@ -9,13 +9,16 @@ constexpr int WARP_M = 4 * TM, WARP_N = 8 * TN;
 static_assert(BM % WARP_M == 0 && BN % WARP_N == 0 && PRODUCT_THREADS == BM / WARP_M * (BN / WARP_N) * 32, "whole warps");
 static_assert(TM % 4 == 0 && TN % 4 == 0, "pieces of 4 x 4");
 
+struct Half {
+    alignas(16) Acc a[BK][BM + 4];  // the 4 spread columns of one row over the banks
+    alignas(16) Acc b[BK][BN + 4];
+};
 struct Slices {
-    alignas(16) Acc a[2][BK][BM + 4];  // the 4 spread columns of one row over the banks
-    alignas(16) Acc b[2][BK][BN + 4];
+    Half half[2];
 };
 
 // One operand's slice: EXTENT x BK, in runs of RUN neighbours along k or across it. The operand says what lies
-// `across` and `along` the depth, and where the two `meet` in memory: at a negative number, where there are zeros.
+// `across` the depth, what lies `along` it, so far into the slice that begins there, and where the two `meet` in memory.
 template <int EXTENT, bool ALONG_K, int RUN, class Operand>
 struct Slice {
     static constexpr int TOTAL = EXTENT * BK / RUN, COUNT = ceil_div(TOTAL, PRODUCT_THREADS);
@@ -25,13 +28,14 @@ struct Slice {
     // as would take more registers is found again.
     using Line = decltype(Operand{}.across(0));
     static constexpr int LINES = !ALONG_K && REGULAR ? 1 : COUNT;
-    static constexpr bool KEPT = LINES * sizeof(Line) <= 3 * sizeof(Offset);
+    static constexpr bool KEPT = LINES * sizeof(Line) <= 4 * sizeof(Offset);
     Operand operand;
     Offset start;
+    int first;  // where the thread's first value goes
     Line kept[LINES];
     Acc value[COUNT][RUN];
 
-    DEVICE Slice(Operand of, Offset from) : operand(of), start(from) {
+    DEVICE Slice(Operand of, Offset from) : operand(of), start(from), first(launder(place(threadIdx.x, 0))) {
 #pragma unroll
         for (int i = 0; i < LINES; i++) kept[i] = operand.across(start + across(threadIdx.x, i));
     }
@@ -57,18 +61,23 @@ struct Slice {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             const Line line = KEPT ? kept[LINES == 1 ? 0 : i] : operand.across(start + across(thread, i));
-            const Offset run = exists(thread, i) ? operand.meet(line, operand.along(depth + along(thread, i))) : -1;
-            load_run(value[i], from, run);
+            Position run = operand.meet(line, operand.along(depth, along(thread, i)));
+            run.exists = run.exists && exists(thread, i);
+            load_run(value[i], settled(from + run.begin), {0, run.at, run.exists});
         }
     }
 
-    DEVICE void store(Acc (*rows)[EXTENT + 4]) const {
-        const int thread = threadIdx.x;
+    // Where a run goes in shared memory.
+    DEVICE static int place(unsigned thread, int i) { return along(thread, i) * (EXTENT + 4) + across(thread, i); }
+
+    DEVICE void store(Acc (&rows)[BK][EXTENT + 4]) const {
 #pragma unroll
-        for (int i = 0; i < COUNT; i++)
+        for (int i = 0; i < COUNT; i++) {
+            Acc* to = &rows[0][0] + (REGULAR ? first + place(i * PRODUCT_THREADS, 0) : place(threadIdx.x, i));
 #pragma unroll
             for (int j = 0; j < RUN; j++)
-                if (exists(thread, i)) rows[along(thread, i) + (ALONG_K ? j : 0)][across(thread, i) + (ALONG_K ? 0 : j)] = value[i][j];
+                if (exists(threadIdx.x, i)) to[j * (ALONG_K ? EXTENT + 4 : 1)] = value[i][j];
+        }
     }
 };
 
@@ -81,6 +90,9 @@ DEVICE int row_of(int i, unsigned thread = threadIdx.x) {
 DEVICE int column_of(int j, unsigned thread = threadIdx.x) {
     return warp_column(thread) + j / 4 * 32 + static_cast<int>(thread % 8) * 4 + j % 4;
 }
+struct Pieces {
+    int row, column;  // of the first one
+};
 
 // Over half of a slice: of more, too much would be read ahead for the registers. Blackwell's compiler wants less,
 // and so does each where a single slice leaves no loop around it.
@@ -92,14 +104,14 @@ template <bool LOOPS>
 constexpr int AHEAD = LOOPS ? BK / 2 : 2;
 #endif
 template <bool LOOPS>
-DEVICE void multiply_slice(Acc (&sum)[TM][TN], const Slices& slices, int half, int first) {
+DEVICE void multiply_slice(Acc (&sum)[TM][TN], const Half& half, int first, Pieces pieces) {
 #pragma unroll AHEAD<LOOPS>
     for (int k = first; k < first + BK / 2; k++) {
         Acc a[TM], b[TN];
 #pragma unroll
-        for (int i = 0; i < TM; i += 4) read4(&a[i], &slices.a[half][k][row_of(i)]);
+        for (int i = 0; i < TM; i += 4) read4(&a[i], &half.a[k][pieces.row + i / 4 * 16]);
 #pragma unroll
-        for (int j = 0; j < TN; j += 4) read4(&b[j], &slices.b[half][k][column_of(j)]);
+        for (int j = 0; j < TN; j += 4) read4(&b[j], &half.b[k][pieces.column + j / 4 * 32]);
 #pragma unroll
         for (int i = 0; i < TM; i++)
 #pragma unroll
@@ -115,22 +127,25 @@ DEVICE void multiply_tile(Acc (&sum)[TM][TN], Slices& slices, int first, int las
                           const ElementB* matrix_b, A operand_a, Offset row, B operand_b, Offset column) {
     Slice<BM, A_ALONG_K, A_RUN, A> a(operand_a, row);
     Slice<BN, B_ALONG_K, B_RUN, B> b(operand_b, column);
-    const auto store = [&](int half) {
-        a.store(slices.a[half]);
-        b.store(slices.b[half]);
-    };
+    const Pieces pieces = {launder(row_of(0)), launder(column_of(0))};
     if (first >= last) return;
     a.fetch(matrix_a, Offset(first) * BK);
+    a.store(slices.half[0].a);
     b.fetch(matrix_b, Offset(first) * BK);
-    store(0);
+    b.store(slices.half[0].b);
     __syncthreads();
-    for (int slice = first; slice < last; slice++) {
-        const int half = (slice - first) & 1;
-        if (slice + 1 < last) a.fetch(matrix_a, Offset(slice + 1) * BK);
-        multiply_slice<LOOPS>(sum, slices, half, 0);
-        if (slice + 1 < last) b.fetch(matrix_b, Offset(slice + 1) * BK);
-        multiply_slice<LOOPS>(sum, slices, half, BK / 2);
-        if (slice + 1 < last) store(half ^ 1);
+    int now = 0;
+    for (int slice = first + 1; slice < last; slice++) {  // one operand of the next slice at a time is on its way
+        a.fetch(matrix_a, Offset(slice) * BK);
+        multiply_slice<LOOPS>(sum, slices.half[now], 0, pieces);
+        a.store(slices.half[now ^ 1].a);
+        b.fetch(matrix_b, Offset(slice) * BK);
+        multiply_slice<LOOPS>(sum, slices.half[now], BK / 2, pieces);
+        b.store(slices.half[now ^ 1].b);
+        now ^= 1;
         __syncthreads();
     }
+#pragma unroll 1
+    for (int k = 0; k < BK; k += BK / 2) multiply_slice<LOOPS>(sum, slices.half[now], k, pieces);
+    __syncthreads();  // whoever comes next may write over the slices
 }

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
-from autoconv.cuda.codegen.source import Constant
+from autoconv.cuda.codegen.source import Constant, Unit
+from autoconv.cuda.common.model import MEMORY_CLOCKS, Demand, demand
 
 MOST_SUMS_FLOAT64 = 32
+
+
+READ_BYTES = 256  # that shared memory is busy for with 128 bits to each lane of a warp, many of which ask for the same
+LOOP_SLOTS = 20  # instructions of a slice that are neither products nor part of an operand's way
+
+
+class Fetch(NamedTuple):
+    """How an operand comes to shared memory: in runs of so many neighbours, the stores of one, what finds one."""
+
+    run: int
+    stores: int
+    indexing: float
 
 
 class GemmTile(NamedTuple):
@@ -37,6 +51,47 @@ class GemmTile(NamedTuple):
     def halved(self) -> GemmTile:
         """The same for float64, whose sums and slices take twice the room."""
         return self._replace(blocks=max(self.blocks // 2, 1))
+
+    def slice_slots(self, a: Fetch, b: Fetch, accumulator: int) -> float:
+        """Instructions of a warp to a slice."""
+        products = self.TM * self.TN * self.BK
+        reads = self.BK * (self.TM + self.TN) * accumulator / 16
+        fetches = sum(
+            -(-extent * self.BK // (fetch.run * self.threads)) * (1 + fetch.indexing + fetch.stores)
+            for extent, fetch in ((self.BM, a), (self.BN, b))
+        )
+        return products + reads + fetches + LOOP_SLOTS
+
+    def demand(
+        self, unit: Unit, slices: float, fetches: tuple[Fetch, Fetch], accumulator: int, cached: float, memory: float
+    ) -> Demand:
+        """Of the product kernel, so many slices to a block.
+
+        Parameters
+        ----------
+        unit : Unit
+        slices : float
+        fetches : two Fetch
+            Of the operand that has the rows, and of the other one.
+        accumulator : int
+            Bytes of a sum.
+        cached : float
+            Bytes of a slice that come from the L2.
+        memory : float
+            Bytes from and to memory, of the launch.
+        """
+        warps, sums = self.threads / 32, self.BM * self.BN
+        reads = self.BK * (self.TM + self.TN) * accumulator / 16 * READ_BYTES
+        return demand(
+            unit,
+            warps * (slices * self.slice_slots(*fetches, accumulator) + 3 * self.TM * self.TN),
+            products=slices * sums * self.BK,
+            pipe="float64" if accumulator == 8 else "float32",
+            shared=slices * (warps * reads + self.BK * (self.BM + self.BN) * accumulator),
+            cached=slices * cached + sums * accumulator,
+            delay=2.0 * MEMORY_CLOCKS + 3 * self.TM * self.TN * math.ceil(warps / 4),
+            memory=memory,
+        )
 
     @property
     def constants(self) -> tuple[Constant, ...]:

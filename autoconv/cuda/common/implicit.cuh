@@ -12,13 +12,7 @@ constexpr int TAPS = R * S;
 constexpr Offset DEPTH = DIRECTION == FWD ? CG * TAPS : DIRECTION == DGRAD ? KG * TAPS : N * P * Q;
 constexpr Offset PIXEL_LINES = DIRECTION == FWD ? N * P * Q : DIRECTION == DGRAD ? N * H * W : CG * TAPS;
 constexpr Offset FLAT_LINES = DIRECTION == DGRAD ? CG : KG;
-
-// An element's position is put together from what lies across the depth, which a thread finds once, and what
-// lies along it: where each begins, and for pixels the row and the column.
-struct Part {
-    Offset at, h, v;
-};
-constexpr Part NOTHING = {0, OUTSIDE, OUTSIDE};
+constexpr Offset TAP_CHANNELS = DIRECTION == DGRAD ? KG : CG;
 
 template <bool first, class First, class Second>
 struct EitherOf {
@@ -45,14 +39,14 @@ struct Digits {
     DEVICE Offset last() const { return static_cast<Offset>(rest); }
 };
 
+// A channel (or a filter, for dgrad) and a tap of it.
 struct Tap {
-    Offset channel, r, s;
+    Offset channel, tap;
 };
-DEVICE Tap tap(Offset index) {
+DEVICE Tap tap_of(Offset index) {
     Digits digits(index);
-    const Offset channel = LAYOUT == NHWC ? digits.next(DIRECTION == DGRAD ? KG : CG) : 0;
-    const Offset s = digits.next(S), r = LAYOUT == NHWC ? digits.last() : digits.next(R);
-    return {LAYOUT == NHWC ? channel : digits.last(), r, s};
+    const Offset first = digits.next(LAYOUT == NHWC ? TAP_CHANNELS : TAPS);
+    return LAYOUT == NHWC ? Tap{first, digits.last()} : Tap{digits.last(), first};
 }
 
 struct Place {
@@ -68,69 +62,6 @@ DEVICE Place place(Offset index, Offset height, Offset width) {
 constexpr bool GRADIENT = DIRECTION == DGRAD;
 constexpr Offset HEIGHT = GRADIENT ? P : H, WIDTH = GRADIENT ? Q : W, CHANNELS = GRADIENT ? K : C;
 constexpr Offset PIXEL = LAYOUT == NHWC ? CHANNELS : 1, CHANNEL = LAYOUT == NHWC ? 1 : HEIGHT * WIDTH;
-
-struct Pixels {
-    int group;
-
-    // A place, at the tap of row and column 0.
-    DEVICE Part spot(Offset index) const {
-        const Place at = GRADIENT ? place(index, H, W) : place(index, P, Q);
-        const Offset start = at.n * (HEIGHT * WIDTH * CHANNELS) + group * (GRADIENT ? KG : CG) * CHANNEL;
-        if constexpr (GRADIENT) return {start, at.i + PAD_TOP, at.j + PAD_LEFT};
-        return {start, at.i * STRIDE_H - PAD_TOP, at.j * STRIDE_W - PAD_LEFT};
-    }
-    DEVICE static Part reach(Offset index) {
-        const Tap at = tap(index);
-        constexpr Offset TOWARDS = GRADIENT ? -1 : 1;
-        return {at.channel * CHANNEL, TOWARDS * at.r * DILATION_H, TOWARDS * at.s * DILATION_W};
-    }
-
-    DEVICE Part across(Offset i) const {
-        const Part part = DIRECTION == WGRAD ? reach(i) : spot(i);
-        return i < PIXEL_LINES ? part : NOTHING;
-    }
-    DEVICE Part along(Offset depth) const {
-        const Part part = DIRECTION == WGRAD ? spot(depth) : reach(depth);
-        return depth < DEPTH ? part : NOTHING;
-    }
-
-    // The row or column of y, for dgrad: a negative number where the stride leaves it out.
-    DEVICE static Offset unstrided(Offset value, Offset stride) {
-        if constexpr (!GRADIENT) return value;
-        return value % stride == 0 ? value / stride : -1;
-    }
-
-    // The position, or a negative number where there is nothing but zeros.
-    DEVICE static Offset meet(Part across, Part along) {
-        const Offset h = unstrided(across.h + along.h, STRIDE_H), v = unstrided(across.v + along.v, STRIDE_W);
-        return within(h, HEIGHT) && within(v, WIDTH) ? across.at + along.at + (h * WIDTH + v) * PIXEL : -1;
-    }
-};
-
-// w, or dy for wgrad: positions are sums.
-struct Flat {
-    int group;
-
-    DEVICE Offset across(Offset i) const {
-        if (i >= FLAT_LINES) return OUTSIDE;
-        if constexpr (DIRECTION == FWD) return (group * KG + i) * DEPTH;
-        if constexpr (DIRECTION == DGRAD) return i * (LAYOUT == NHWC ? 1 : TAPS);
-        return (group * KG + i) * (LAYOUT == NHWC ? 1 : P * Q);
-    }
-    DEVICE Offset along(Offset depth) const {
-        if (depth >= DEPTH) return OUTSIDE;
-        if constexpr (DIRECTION == FWD) return depth;
-        if constexpr (DIRECTION == DGRAD) {
-            const Tap at = tap(depth);
-            return w_at(group * KG + at.channel, 0, static_cast<int>(at.r), static_cast<int>(at.s));
-        }
-        if constexpr (LAYOUT == NHWC) return depth * K;
-        Digits digits(depth);
-        const Offset pixel = digits.next(P * Q);
-        return digits.last() * (K * P * Q) + pixel;
-    }
-    DEVICE static Offset meet(Offset across, Offset along) { return across + along; }
-};
 
 // Neighbours that travel at once.
 template <class Element, int COUNT>

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Kernel, Params
+from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div
+from autoconv.cuda.common.model import Demand, streaming
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -59,6 +62,11 @@ def splits(blocks: int, wanted: int, slices: int, least: int) -> list[int]:
 def whole(parts: int, slices: int) -> int:
     """The parts that have work when so many share the slices, each as many but the last; 1 at least."""
     return ceil_div(slices, ceil_div(slices, parts)) if parts > 1 else 1
+
+
+def sum_demand(unit: Unit, layer: ConvLayer, scratch: float) -> Demand:
+    """Of the kernel that sums the parts; what it moves from and to memory is counted with the product."""
+    return replace(streaming(unit, math.prod(layer.output_shape) * layer.itemsize + scratch), memory=0.0)
 
 
 def summing(layer: ConvLayer, threads: int) -> tuple[int, int, int]:

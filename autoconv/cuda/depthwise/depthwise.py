@@ -7,14 +7,17 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Kernel, Params
+from autoconv.cuda.codegen.occupancy import WARP
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div, roofline
+from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div
+from autoconv.cuda.common.model import MEMORY_CLOCKS, Demand, demand
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
 THREADS = 128
+LOAD_SLOTS = 5  # instructions of an input on its way to a register, border checks and all
 RUNS = (2, 4, 8)  # outputs of a thread
 MOST_TAPS = 33  # of a filter row, which a thread holds in registers
 MOST_PRODUCTS_FLOAT64 = 64  # of a thread and a filter row
@@ -50,9 +53,21 @@ class Depthwise(CudaAlgorithm):
         runs = math.prod(layer.output_shape) // columns * ceil_div(columns, int(params["TQ"]))
         return (Unit("depthwise", *self.files, layer, (ceil_div(runs, THREADS), 1, 1), THREADS, 4, 0, 0, constants),)
 
-    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
-        reread = 1 + 0.5 * (layer.R - 1) / int(params["TQ"])  # rows come again, mostly from the caches
-        return roofline(layer, device, efficiency=0.3, traffic=reread)
+    def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
+        (unit,), TQ = self.units(layer, params), int(params["TQ"])
+        filter_row = layer.S * TQ + LOAD_SLOTS * (TQ * layer.stride[1] + layer.S)
+        read = layer.R * (TQ * layer.stride[1] + layer.S) * layer.itemsize / 2  # rows come again from the first cache
+        return [
+            demand(
+                unit,
+                THREADS / WARP * (layer.R * filter_row + 20 * TQ),
+                products=float(THREADS * layer.R * layer.S * TQ),
+                pipe=layer.accumulator.name,
+                cached=THREADS * (read + TQ * layer.itemsize),
+                delay=MEMORY_CLOCKS * (1 + layer.R / 4),
+                memory=layer.bytes,
+            )
+        ]
 
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
         (launch,) = self.load(device, self.units(layer, params))

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Params
+from autoconv.cuda.codegen.occupancy import WARP
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.common.algorithm import ceil_div, roofline
-from autoconv.cuda.common.split import SplitProduct, splits, summing
-from autoconv.cuda.depthwise.depthwise import THREADS, too_many_taps
+from autoconv.cuda.common.algorithm import ceil_div
+from autoconv.cuda.common.model import MEMORY_CLOCKS, Demand, beyond_cache, demand
+from autoconv.cuda.common.split import SplitProduct, splits, sum_demand, summing
+from autoconv.cuda.depthwise.depthwise import LOAD_SLOTS, THREADS, too_many_taps
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -49,12 +51,20 @@ class DepthwiseWgrad(SplitProduct):
             "depthwise_sum", *self.files, layer, summing(layer, THREADS), THREADS, BLOCKS, constants=constants
         )
 
-    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
-        split = int(params["SPLIT"])
-        busy = min(1.0, _blocks(layer) * split / (int(device.facts["multiprocessors"]) * BLOCKS))
-        reread = 1 + 0.5 * (layer.R - 1)  # by the blocks of other rows, mostly from the caches
-        scratch = 2 * self.workspace_bytes(layer, device, params) / device.bandwidth()
-        return roofline(layer, device, 0.3 * busy, reread / busy) + scratch + 3e-6 * (split > 1)
+    def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
+        units, scratch = self.units(layer, params), self.workspace_bytes(layer, device, params)
+        slices = ceil_div(_slices(layer), int(params["SPLIT"]))
+        read = THREADS * (layer.S + 1) * layer.itemsize  # of a slice, by all threads
+        product = demand(
+            units[0],
+            THREADS / WARP * (slices * (layer.S * (1 + LOAD_SLOTS) + 20) + 100),
+            products=float(slices * THREADS * layer.S),
+            pipe=layer.accumulator.name,
+            cached=slices * read / 2.0,
+            delay=MEMORY_CLOCKS * (2.0 + slices / 4),
+            memory=layer.bytes + beyond_cache(device, scratch),
+        )
+        return [product, *(sum_demand(unit, layer, scratch) for unit in units[1:])]
 
 
 def _blocks(layer: ConvLayer) -> int:

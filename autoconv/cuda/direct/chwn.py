@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Kernel, Params
 from autoconv.cuda.codegen.occupancy import STATIC_SHARED
 from autoconv.cuda.codegen.source import Unit, wide
-from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, aligned, ceil_div, no_tile, roofline, scalar, tile_of
-from autoconv.cuda.common.gemm_tile import GemmTile
+from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, aligned, ceil_div, no_tile, tile_of
+from autoconv.cuda.common.gemm_tile import Fetch, GemmTile
+from autoconv.cuda.common.model import Demand, beyond_cache, streaming
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -87,19 +89,22 @@ class DirectCHWN(CudaAlgorithm):
     def packed_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
         return _sizes(layer)[0] * layer.accumulator.itemsize
 
-    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
-        tile = _tile(params)
-        rows, height, width = _output(layer)
-        whole = ceil_div(rows, tile.BM) * tile.BM * ceil_div(_images(layer), tile.BN) * tile.BN * layer.groups
-        blocks = whole // (tile.BM * tile.BN) * height * width
-        together = int(device.facts["multiprocessors"]) * tile.blocks
-        full = blocks / (ceil_div(blocks, together) * together)
-        depth = math.prod(_meetings(layer)) * (layer.K if layer.direction == "dgrad" else layer.C) // layer.groups
-        efficiency = 0.75 * min(1.0, 2 * tile.BM * tile.BN / (tile.BM + tile.BN) / 64) * full
-        products = 2.0 * whole * depth / (efficiency * device.peak_flops(scalar(layer)))
-        transposed = 2 * self.workspace_bytes(layer, device, params) / device.bandwidth()
-        launches = 2 if layer.layout == "NHWC" else 3
-        return products + transposed + roofline(layer, device, 1e3, launches=launches)
+    def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
+        tile, (_, into, product, *back) = _tile(params), self.units(layer, params)
+        _, height, width = _output(layer)
+        X, Y = _parts(layer)
+        x, y = (math.prod(shape) * layer.itemsize for shape in (layer.input_shapes[0], layer.output_shape))
+        kept = beyond_cache(device, X + Y) > 0  # in memory, between the kernels
+        met = math.prod(_meetings(layer)) / (height * width)  # taps of an output, of the mean one
+        slices = met * (layer.K if layer.direction == "dgrad" else layer.C) / layer.groups / tile.BK
+        cached = tile.BK * (tile.BM * layer.accumulator.itemsize + tile.BN * layer.itemsize)
+        moved = kept * (X + Y) + self.packed_bytes(layer, device, params) + (0 if back else y)
+        lines = Fetch(4, 1, 12.0), Fetch(4, 1, 12.0)
+        return [
+            replace(streaming(into, x + X), memory=x + kept * X),
+            tile.demand(product, max(slices, 1.0), lines, layer.accumulator.itemsize, cached, moved),
+            *(replace(streaming(unit, y + Y), memory=y + kept * Y) for unit in back),
+        ]
 
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
         filters, transpose, product, *back = self.load(device, self.units(layer, params))

@@ -51,18 +51,18 @@ struct Listed {
     DEVICE Offset found(Offset k, Offset step, Begin begin) const {
         return k < depth ? (group * DEPTH + k % DEPTH) * step + begin(taps[k / DEPTH]) : OUTSIDE;
     }
-    DEVICE static Offset meet(Offset across, Offset along) { return across + along; }
+    DEVICE static Position meet(Offset across, Offset along) { return sum_of(across, along); }
 };
 struct Filters : Listed {
     DEVICE Offset across(Offset row) const { return row < KEPT ? row : OUTSIDE; }
-    DEVICE Offset along(Offset k) const {
-        return found(k, TAPS * KEPT, [](const Tap& tap) { return tap.w; });
+    DEVICE Offset along(Offset slice, int k) const {
+        return found(slice + k, TAPS * KEPT, [](const Tap& tap) { return tap.w; });
     }
 };
 struct Images : Listed {
     DEVICE Offset across(Offset image) const { return image < IMAGES ? image : OUTSIDE; }
-    DEVICE Offset along(Offset k) const {
-        return found(k, IN_H * IN_W * IMAGES, [](const Tap& tap) { return tap.x; });
+    DEVICE Offset along(Offset slice, int k) const {
+        return found(slice + k, IN_H * IN_W * IMAGES, [](const Tap& tap) { return tap.x; });
     }
 };
 

@@ -7,14 +7,18 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Kernel, Params
+from autoconv.cuda.codegen.occupancy import WARP
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div, roofline
+from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div
+from autoconv.cuda.common.model import SHARED_BYTES, Demand, demand
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
 THREADS = 128
+TERM_SLOTS, OUTPUT_SLOTS = 6, 100  # instructions of a term, and of an output
+TERM_CLOCKS = 10  # of a term whose factors many loads ahead are waited for
 
 
 class Direct(CudaAlgorithm):
@@ -33,10 +37,22 @@ class Direct(CudaAlgorithm):
         blocks = ceil_div(math.prod(layer.output_shape), THREADS)
         return (Unit("direct", *self.files, layer, (blocks, 1, 1), THREADS, blocks=6),)
 
-    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
-        # every product loads both its factors, from the first cache at best; few outputs fill few multiprocessors
-        filled = min(1.0, math.prod(layer.output_shape) / (1024 * int(device.facts["multiprocessors"])))
-        return roofline(layer, device, efficiency=0.05 * filled, traffic=4)
+    def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
+        (unit,) = self.units(layer, params)
+        outputs = math.prod(layer.output_shape)
+        terms = layer.flops / 2 / outputs
+        return [
+            demand(
+                unit,
+                (TERM_SLOTS * terms + OUTPUT_SLOTS) * THREADS / WARP,
+                products=terms * THREADS,
+                pipe=layer.accumulator.name,
+                shared=2 * terms * THREADS / WARP * SHARED_BYTES,  # each factor is a load, and the first cache as fast
+                cached=terms * THREADS / 8 * layer.itemsize,  # the first cache has most of what neighbours read
+                delay=terms * TERM_CLOCKS,
+                memory=layer.bytes,
+            )
+        ]
 
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
         (launch,) = self.load(device, self.units(layer, params))

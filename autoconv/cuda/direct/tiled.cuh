@@ -112,7 +112,7 @@ struct Spot {
         for (int c = 0; c < BK; c += RUN) {
             const Offset channel = Offset(slice) * BK + c;
             Acc run[RUN];
-            load_run(run, x, from >= 0 && channel < DEPTH ? from + channel * CHANNEL_IN : -1);
+            load_run(run, x, {from, channel * CHANNEL_IN, from >= 0 && channel < DEPTH});
 #pragma unroll
             for (int i = 0; i < RUN; i++) value[c + i] = run[i];
         }

@@ -10,9 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from autoconv.algorithm import Array, Kernel, Params
+from autoconv.cuda.codegen.occupancy import WARP
 from autoconv.cuda.codegen.source import Constant, Unit
 from autoconv.cuda.codegen.tensor_map import TEXTURE_ALIGNMENT, Texture
-from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div, no_tile, roofline, scalar, tile_of
+from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div, no_tile, tile_of
+from autoconv.cuda.common.model import MEMORY_CLOCKS, Demand, demand
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ DEPTHS = (8, 4, 2, 1)  # channels that may lie in shared memory at a time
 SHARED = 96 << 10  # bytes of a multiprocessor's shared memory that the blocks meant for it should take together
 MOST_SHARED = 99 << 10  # to a block whose filters are so large that fewer fit
 MOST_SUMS_FLOAT64 = 40
+SPOT_SLOTS, LOOP_SHARE = 12, 1.05  # instructions of a pixel on its way; what of the loop belongs to nothing else
 
 
 class DirectTile(NamedTuple):
@@ -159,18 +162,26 @@ class DirectTiled(CudaAlgorithm):
         tile = _tile(params)
         return _filters(layer, tile, int(params["BK"])) * layer.accumulator.itemsize
 
-    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
-        tile = _tile(params)
-        blocks = _row_blocks(layer, tile) * _tiles(layer, tile) * layer.groups
-        together = int(device.facts["multiprocessors"]) * tile.blocks
-        # whole waves of whole tiles are computed, whatever part of them is used
-        depth, taps = _channels(layer)[1], layer.R * layer.S
-        computed = 2.0 * ceil_div(blocks, together) * together * tile.threads * tile.TQ * tile.TK * taps * depth
-        pixels, filters = _spots(layer, tile) / (tile.threads * tile.TQ * tile.TK * taps), 1 / (tile.runs * tile.TQ)
-        # an element on its way to shared memory costs as much as some products
-        efficiency = 0.65 / (1 + 8 * (pixels + filters)) * (0.95 if "INPUT" in params else 1.0)
-        packed = self.packed_bytes(layer, device, params) / device.bandwidth()
-        return max(computed / (efficiency * device.peak_flops(scalar(layer))), roofline(layer, device, 1.0) + packed)
+    def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
+        tile, unit = _tile(params), self.units(layer, params)[-1]
+        depth, taps, wide = _channels(layer)[1], layer.R * layer.S, layer.accumulator.itemsize
+        products = tile.threads * tile.TQ * tile.TK * taps  # of a block, to each channel
+        spots, filters = _spots(layer, tile), tile.BM * taps
+        reads = tile.threads * (taps * tile.TK + layer.R * (tile.TQ + layer.S))
+        moves = spots * SPOT_SLOTS * (0.8 if "INPUT" in params else 1.0) + filters * 2
+        way_out = 4 * tile.TQ * tile.TK * tile.threads / WARP
+        return [
+            demand(
+                unit,
+                depth * (products + reads / 4 + moves) / WARP * LOOP_SHARE + way_out,
+                products=float(depth * products),
+                pipe=layer.accumulator.name,
+                shared=depth * (reads / 2 + spots + filters) * wide,
+                cached=float(depth * (spots * layer.itemsize + filters * wide)),
+                delay=2.0 * MEMORY_CLOCKS + way_out / 4,
+                memory=layer.bytes + self.packed_bytes(layer, device, params),
+            )
+        ]
 
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
         filters, *launches = self.load(device, self.units(layer, params))

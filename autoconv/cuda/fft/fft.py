@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autoconv.algorithm import PADDING_ONLY, Array, Kernel, Params
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.common.algorithm import CudaAlgorithm, Launch, aligned, ceil_div, roofline, scalar
+from autoconv.cuda.common.algorithm import CudaAlgorithm, Launch, aligned, ceil_div
+from autoconv.cuda.common.model import Demand, beyond_cache, library_pass, library_product, streaming
 from autoconv.cuda.libraries.cublas_cufft import LibraryError, Matrices, Transform, product
 from autoconv.layer import ConvLayer
 
@@ -149,21 +150,31 @@ class FFT(CudaAlgorithm):
     def _packed(self, layer: ConvLayer, params: Params) -> int:
         return 2 * layer.accumulator.itemsize * _frequencies(layer, params) * _pairs(layer)
 
-    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
-        chunks = layer.N // int(params["IMAGES"])
-        sources, gradients, sums = _planes(layer, params)
+    def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
         rows, columns = _axes(layer, params)
-        wgrad = layer.direction == "wgrad"
-        planes = chunks * (sources + (gradients if wgrad else sums)) + (sums if wgrad else 0)
-        spectra = 2.0 * layer.accumulator.itemsize * _frequencies(layer, params)
-        peak, bandwidth = device.peak_flops(scalar(layer)), device.bandwidth()
-        # cut, transformed, transposed and multiplied: each plane is written four times and read as often
-        moved = spectra * (8 * planes + self._packed(layer, params) / spectra * chunks) / bandwidth
-        tiles = layer.N * rows.count * columns.count
-        products = 8.0 * _frequencies(layer, params) * tiles * _pairs(layer) / (0.5 * peak)
-        transforms = 2.5 * rows.length * columns.length * math.log2(rows.length * columns.length) * planes
-        calls = chunks * (10 if wgrad else 7)
-        return roofline(layer, device, 1e3, launches=calls) + moved + products + transforms / (0.3 * peak)
+        sources, gradients, sums = _planes(layer, params)
+        times, tiles = layer.N // int(params["IMAGES"]), int(params["IMAGES"]) * rows.count * columns.count
+        C, K, wgrad = layer.C // layer.groups, layer.K // layer.groups, layer.direction == "wgrad"
+        frequencies, number = _frequencies(layer, params), 2 * layer.accumulator.itemsize
+        spectrum = float(frequencies * number)
+        scratch = beyond_cache(device, (sources + gradients * wgrad + sums) * spectrum)
+        area = rows.length * columns.length
+        butterflies = 2.5 * area * math.log2(area) / 32  # warp instructions of a plane's transform
+        found = []
+        for unit in self.units(layer, params):
+            planes = {"fft_cut": sources, "fft_transpose": sources}.get(unit.function, sums)
+            planes = gradients if "gradient" in unit.function else planes
+            if unit.function != "fft_filter":
+                found.append(streaming(unit, 2 * planes * spectrum))
+        found += [
+            library_pass(2 * planes * spectrum, planes * butterflies, 0.0)
+            for planes in (sources, gradients if wgrad else 0, sums)
+            if planes
+        ]
+        extents = {"fwd": (K, tiles, C), "dgrad": (C, tiles, K), "wgrad": (K, C, tiles)}[layer.direction]
+        product = library_product(*extents, frequencies * layer.groups, number, factor=4)
+        packed = 0 if wgrad else self._packed(layer, params)
+        return [*found, replace(product, memory=layer.bytes / times + packed + scratch)] * times
 
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
         units = self.units(layer, params)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from autoconv.algorithm import Array, Kernel, Params
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.common.algorithm import CudaAlgorithm, Launch, aligned, ceil_div, roofline
+from autoconv.cuda.common.algorithm import CudaAlgorithm, Launch, aligned, ceil_div
+from autoconv.cuda.common.model import Demand, beyond_cache, library_product, streaming
 from autoconv.cuda.libraries.cublas_cufft import LibraryError, Matrices, Multiply, product
 from autoconv.layer import ConvLayer
 
@@ -76,13 +78,23 @@ class Explicit(CudaAlgorithm):
     def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
         return sum(_parts(layer, params)) + aligned(device.blas().workspace_bytes)
 
-    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
-        chunks = layer.N // int(params["IMAGES"])
-        moved = 2 * chunks * sum(_parts(layer, params)) / device.bandwidth()
-        calls = chunks * (len(_kernels(layer, params)) + len(list(_calls(layer, params))))
-        products = 0.0 if layer.itemsize > 2 else layer.flops / (0.5 * device.peak_flops(layer.dtype))
-        scalar = roofline(layer, device, 0.7 if layer.itemsize > 2 else 1e3)
-        return max(products, scalar) + moved + 3e-6 * calls
+    def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
+        X, Y, W = _parts(layer, params)
+        times = layer.N // int(params["IMAGES"])
+        images = math.prod(layer.x_shape) * layer.itemsize / times
+        moved = {
+            "im2col": images + X,
+            "merge": 2.0 * Y,
+            "epilogue": 2.0 * Y,
+            "col2im": images + X,
+            "narrow": 1.5 * W,
+        }
+        some = [streaming(unit, moved[unit.function]) for unit in self.units(layer, params)]
+        rows, columns, depth = _extents(layer, params)
+        calls = list(_calls(layer, params))
+        once = (layer.bytes / times + beyond_cache(device, X + Y + W)) / len(calls)
+        products = [library_product(rows, columns, depth, call.batch, layer.itemsize) for call in calls]
+        return [*some, *(replace(product, memory=once) for product in products)] * times
 
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
         launches = dict(zip(_kernels(layer, params), self.load(device, self.units(layer, params)), strict=True))
@@ -230,25 +242,29 @@ def _calls(layer: ConvLayer, params: Params) -> Iterator[Call]:
             yield Call(images, image, (g * W, g * X, g * Y), False)
 
 
-def _product(device: CUDA, layer: ConvLayer, params: Params, call: Call) -> Multiply:
-    """Y = W X, X = W^T Y or W = Y X^T."""
+def _extents(layer: ConvLayer, params: Params) -> tuple[int, int, int]:
+    """Rows, columns and depth of one group's product."""
     filters, taps = layer.K // layer.groups, layer.C // layer.groups * layer.R * layer.S
     places = _places(layer, params)
+    return {"fwd": (filters, places, taps), "dgrad": (taps, places, filters), "wgrad": (filters, taps, places)}[
+        layer.direction
+    ]
+
+
+def _product(device: CUDA, layer: ConvLayer, params: Params, call: Call) -> Multiply:
+    """Y = W X, X = W^T Y or W = Y X^T."""
+    taps, places = layer.C // layer.groups * layer.R * layer.S, _places(layer, params)
     W = Matrices(taps, 1, call.steps[0])
     if layer.layout == "NCHW":
         X, Y = Matrices(places, 1, call.steps[1]), Matrices(places, 1, call.steps[2])
     else:
         X = Matrices(1, layer.C if _flat(layer, params) else taps, call.steps[1])
         Y = Matrices(1, layer.K, call.steps[2])
-    extents, operands = {
-        "fwd": ((filters, places, taps), (W, X, Y)),
-        "dgrad": ((taps, places, filters), (W.transposed, Y, X)),
-        "wgrad": ((filters, taps, places), (Y, X.transposed, W)),
-    }[layer.direction]
+    operands = {"fwd": (W, X, Y), "dgrad": (W.transposed, Y, X), "wgrad": (Y, X.transposed, W)}[layer.direction]
     wide = {
         "fwd": _staged(layer, params),
         "dgrad": not _flat(layer, params),
         "wgrad": _summed_wide(layer, params),
     }[layer.direction]
     dtypes = layer.dtype, layer.accumulator.name if wide else layer.dtype
-    return product(device.blas(), dtypes, extents, call.batch, *operands)
+    return product(device.blas(), dtypes, _extents(layer, params), call.batch, *operands)

@@ -4,7 +4,7 @@
 //   wgrad dw[k, (c,r,s)] = sum over places (n,p,q) of dy[k, (n,p,q)] x[(n,p,q), (c,r,s)]
 // Rows are the flat operand's lines, columns the pixels'.
 
-#include "../common/implicit.cuh"
+#include "../common/operands.cuh"
 #include "../common/gemm_tile.cuh"
 
 constexpr Offset ROWS = FLAT_LINES, COLUMNS = PIXEL_LINES;

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Params
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.common.algorithm import ceil_div, no_tile, roofline, scalar, tile_of
-from autoconv.cuda.common.gemm_tile import GemmTile
-from autoconv.cuda.common.split import SplitProduct, splits, summing
+from autoconv.cuda.common.algorithm import ceil_div, no_tile, tile_of
+from autoconv.cuda.common.gemm_tile import Fetch, GemmTile
+from autoconv.cuda.common.model import Demand, beyond_cache
+from autoconv.cuda.common.split import SplitProduct, splits, sum_demand, summing
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 LEAST_SLICES = 4  # of the depth, to a part
 EXTENTS = ("BM", "BN", "BK", "TM", "TN")
 TILES = (
-    GemmTile(128, 128, 8, 8, 8, blocks=2),
-    GemmTile(256, 64, 8, 8, 8, blocks=1),
-    GemmTile(128, 64, 8, 8, 8, blocks=3),
-    GemmTile(96, 128, 8, 8, 8, blocks=2),
+    GemmTile(128, 128, 16, 8, 8, blocks=2),
+    GemmTile(256, 64, 16, 8, 8, blocks=1),
+    GemmTile(128, 64, 16, 8, 8, blocks=3),
+    GemmTile(96, 128, 16, 8, 8, blocks=2),
     GemmTile(64, 64, 16, 4, 8, blocks=4),
     GemmTile(32, 128, 16, 4, 8, blocks=3),
     GemmTile(32, 64, 16, 4, 4, blocks=5),
@@ -78,19 +79,54 @@ class Gemm(SplitProduct):
             "gemm_sum", *self.files, layer, summing(layer, tile.threads), tile.threads, tile.blocks, constants=constants
         )
 
-    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
-        rows, columns, depth = extents(layer)
-        tile, split = _tile(params), int(params["SPLIT"])
-        blocks = ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) * layer.groups * split
-        multiprocessors = int(device.facts["multiprocessors"])
-        # whole waves of whole tiles are computed, whatever part of them is used
-        waves = ceil_div(blocks, multiprocessors * tile.blocks)
-        computed = 2.0 * waves * multiprocessors * tile.blocks * tile.BM * tile.BN * depth / split
-        intensity = 2 * tile.BM * tile.BN / (tile.BM + tile.BN)
-        efficiency = 0.8 * min(1.0, intensity / 64) * (1.0 if tile.TM == tile.TN == 8 else 0.85)
-        seconds = computed / (efficiency * device.peak_flops(scalar(layer)))
-        scratch = 2 * self.workspace_bytes(layer, device, params) / device.bandwidth()
-        return max(seconds, roofline(layer, device, 1.0)) + scratch + 3e-6 * (split > 1)
+    def slice_slots(self, layer: ConvLayer, params: Params) -> float:
+        """Instructions of a warp to a slice of the depth, as its machine code has them."""
+        return _tile(params).slice_slots(*_fetches(layer), layer.accumulator.itemsize)
+
+    def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
+        tile, units = _tile(params), self.units(layer, params)
+        scratch = self.workspace_bytes(layer, device, params)
+        slices = ceil_div(ceil_div(extents(layer)[2], tile.BK), int(params["SPLIT"]))
+        cached = tile.BK * (tile.BM + tile.BN * fresh_share(layer, tile.BN)) * layer.itemsize
+        memory = layer.bytes + beyond_cache(device, scratch)
+        product = tile.demand(units[0], slices, _fetches(layer), layer.accumulator.itemsize, cached, memory)
+        return [product, *(sum_demand(unit, layer, scratch) for unit in units[1:])]
+
+
+def fresh_share(layer: ConvLayer, columns: int) -> float:
+    """Of the pixels that a block reads of a channel, those that it has not just read for another tap.
+
+    In NCHW all taps of a channel follow each other, and the first cache holds what so many columns of the product see.
+    """
+    if layer.layout == "NHWC" or layer.direction == "wgrad":
+        return 1.0
+    dgrad = layer.direction == "dgrad"
+    width, stride = (layer.W, 1) if dgrad else (layer.Q, layer.stride[0])
+    rows = ceil_div(columns, width) * stride + layer.filter_extent[0] - stride
+    seen = max(rows, 1) * min((layer.Q if dgrad else layer.W), columns + layer.filter_extent[1])
+    return min(1.0, seen / (columns * layer.R * layer.S))
+
+
+def _fetches(layer: ConvLayer) -> tuple[Fetch, Fetch]:
+    """Of the flat operand and the pixels: runs as in `gemm.cu`, and instructions as counted in its machine code."""
+    first, last = layer.direction, layer.layout == "NHWC"
+    C, K, places = layer.C // layer.groups, layer.K // layer.groups, layer.P * layer.Q
+    same = layer.R * layer.S == 1 and layer.stride == (1, 1) and not any(map(any, layer.padding))
+    if first == "fwd":
+        together = C * layer.R * layer.S % 4 == 0
+        flat = Fetch(4, 4, 2.0) if together else Fetch(1, 1, 2.0)
+    elif last:
+        flat = Fetch(4, 1, 4.0) if (C if first == "dgrad" else K) % 4 == 0 else Fetch(1, 1, 4.0)
+    else:
+        flat = Fetch(1, 1, 6.0) if first == "dgrad" else Fetch(4, 4, 4.0) if places % 4 == 0 else Fetch(1, 1, 4.0)
+    if last:
+        wide = (K if first == "dgrad" else C) % 4 == 0
+        pixels = Fetch(4, 1 if first == "wgrad" else 4, 8.0) if wide else Fetch(1, 1, 12.0)
+    elif same and places % 4 == 0:
+        pixels = Fetch(4, 4 if first == "wgrad" else 1, 4.0)
+    else:
+        pixels = Fetch(1, 1, 22.0 if first == "wgrad" else 3.6)
+    return flat, pixels
 
 
 def _tile(params: Params) -> GemmTile:

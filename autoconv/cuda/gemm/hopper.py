@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from autoconv.algorithm import Params
-from autoconv.cuda.codegen.occupancy import register_cap
+from autoconv.cuda.codegen.occupancy import WARP, register_cap
 from autoconv.cuda.codegen.source import Constant, Unit
 from autoconv.cuda.codegen.tensor_map import LINE, OFFSETS, STRIDE_UNIT, TensorMap
 from autoconv.cuda.common.algorithm import TF32, ceil_div, no_tile, tile_of
-from autoconv.cuda.common.split import MOST_PARTS, SplitProduct, splits, whole
+from autoconv.cuda.common.model import MEMORY_CLOCKS, Demand, beyond_cache, demand
+from autoconv.cuda.common.split import MOST_PARTS, SplitProduct, splits, sum_demand, whole
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ MOST_PASSES = 4
 WARPGROUP = 128
 PRODUCER_REGISTERS = 40
 BARRIER = 8  # bytes
-# of the estimate: to fill a block's pipeline, to write an element of its tile, to launch; seconds
-FILL_SECONDS, WRITE_SECONDS, LAUNCH_SECONDS = 1e-6, 5e-11, 3e-6
+SLICE_SLOTS, WRITE_SLOTS = 40, 8  # instructions of a warp to a slice, and to 32 elements on their way out
 
 
 class HopperTile(NamedTuple):
@@ -246,21 +246,28 @@ class Hopper(SplitProduct):
             product, function="hopper_sum", grid=blocks, shared=0, dynamic=0, persistent=False, maps=()
         )
 
-    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
-        """Rounds of tiles: a multiprocessor's blocks share its tensor cores, and hide each other's ends."""
-        tile, split = _tile(params), int(params["SPLIT"])
-        multiprocessors = int(device.facts["multiprocessors"])
-        rate = device.peak_flops("float16") / (2 if layer.itemsize == 4 else 1) / multiprocessors
-        seconds = 0.0
-        for one in passes(layer):
+    def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
+        tile, split, units = _tile(params), int(params["SPLIT"]), self.units(layer, params)
+        scratch, BK = self.workspace_bytes(layer, device, params), _depth(layer)
+        sums, fed = tile.BM * tile.BN, (tile.BM + tile.BN) * LINE
+        once = layer.bytes + beyond_cache(device, scratch)
+        found = []
+        for one, unit in zip(passes(layer), units, strict=False):
             slices = ceil_div(_slices(layer, one), split)
-            product = 2.0 * tile.BM * tile.BN * _depth(layer) / (_efficiency(tile) * rate)
-            alone = FILL_SECONDS + tile.BM * tile.BN * WRITE_SECONDS
-            rounds = ceil_div(_tiles(layer, one, tile) * split, multiprocessors * tile.blocks)
-            seconds += rounds * max(slices * product * tile.blocks, slices * product + alone) + alone
-        scratch = 2 * self.workspace_bytes(layer, device, params) / device.bandwidth()
-        more = len(passes(layer)) - 1 + (split > 1)  # launches
-        return max(seconds, layer.bytes / device.bandwidth()) + scratch + LAUNCH_SECONDS * more
+            way_out = WRITE_SLOTS * sums / WARP
+            found.append(
+                demand(
+                    unit,
+                    slices * SLICE_SLOTS * tile.threads / WARP + way_out,
+                    products=slices * sums * BK,
+                    pipe="wgmma.tf32" if layer.itemsize == 4 else "wgmma",
+                    shared=slices * (fed + (tile.BM + tile.CONSUMERS * tile.BN) * LINE),
+                    cached=slices * fed + sums * layer.itemsize,
+                    delay=2.0 * MEMORY_CLOCKS + way_out / 4,
+                    memory=once / len(passes(layer)),
+                )
+            )
+        return [*found, *(sum_demand(unit, layer, scratch) for unit in units[len(found) :])]
 
 
 class HopperTF32(TF32, Hopper):
@@ -296,16 +303,6 @@ def _slices(layer: ConvLayer, one: Pass) -> int:
     _, _, depth = extents(layer, one)
     taps = 1 if layer.direction == "wgrad" else one[0].taps * one[1].taps
     return taps * ceil_div(depth // taps, _depth(layer)) if taps else 0
-
-
-def _efficiency(tile: HopperTile) -> float:
-    """Share of the tensor cores' peak in the steady state.
-
-    A product of 64 rows and BN columns reads both operands from shared memory, in no less time than its own
-    from 64 columns on; and a tile is read from the L2 at a rate that falls with BM BN / (BM + BN).
-    """
-    reuse = tile.BM * tile.BN / (tile.BM + tile.BN)
-    return float(0.85 * min(1.0, (reuse / 64) ** 0.5))
 
 
 def _constants(one: Pass) -> tuple[Constant, ...]:

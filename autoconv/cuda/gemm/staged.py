@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from autoconv.algorithm import Array, Kernel, Params
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import CudaAlgorithm, Launch, aligned, ceil_div
-from autoconv.cuda.gemm.hopper import LAUNCH_SECONDS, Hopper
+from autoconv.cuda.common.model import Demand, streaming
+from autoconv.cuda.gemm.hopper import Hopper
 from autoconv.cuda.gemm.tensor import Tensor, TensorTF32x3
 from autoconv.layer import ConvLayer
 
@@ -132,11 +133,13 @@ class Staged(CudaAlgorithm):
     def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
         return sum(_parts(layer).values()) + self.inner.workspace_bytes(staged(layer), device, params)
 
-    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
-        moved = [move for move in moves(layer).values() if not move.idle]
-        nbytes = sum(2.0 * move.elements * layer.itemsize for move in moved)
-        alone = self.inner.estimate(staged(layer), device, params)
-        return alone + nbytes / (0.8 * device.bandwidth()) + LAUNCH_SECONDS * len(moved)
+    def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
+        found = []
+        for name, move in moves(layer).items():
+            if not move.idle and (name != "b" or not self.packed_bytes(layer, device, params)):
+                way = move.back if name == "out" else move
+                found.append(streaming(way.unit(staged(layer)), 2.0 * move.elements * layer.itemsize))
+        return [*found, *self.inner.demands(staged(layer), device, params)]
 
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
         return StagedKernel(self, layer, device, params)

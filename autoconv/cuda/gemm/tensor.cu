@@ -10,7 +10,7 @@
 // both low parts is too small to matter. Tensor cores cut off what they add, always towards zero, so a long sum in them
 // would drift: they sum one slice alone, the small products first, and the slices are added by rounding additions.
 
-#include "../common/implicit.cuh"
+#include "../common/operands.cuh"
 
 constexpr bool PIXEL_ROWS = DIRECTION != WGRAD;  // rows are the pixels' lines, or else the flat operand's
 constexpr Offset ROWS = PIXEL_ROWS ? PIXEL_LINES : FLAT_LINES, COLUMNS = PIXEL_ROWS ? FLAT_LINES : PIXEL_LINES;
@@ -59,9 +59,9 @@ struct Feed {
     DEVICE void fetch(Target& slice, Offset depth) const {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            const auto along = operand.along(depth + (BY_ROWS ? first() : line(i)));
-            const Offset start = operand.meet(across[BY_ROWS ? i : 0], along);
-            copy_async16(&slice.place(line(i), first()), from + (start < 0 ? 0 : start), start >= 0);
+            const auto along = operand.along(depth, BY_ROWS ? first() : line(i));
+            const Position start = operand.meet(across[BY_ROWS ? i : 0], along);
+            copy_async16(&slice.place(line(i), first()), from + (start.exists ? start.begin + start.at : 0), start.exists);
         }
     }
 };

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from autoconv.algorithm import Params
 from autoconv.common import split_products
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.common.algorithm import TF32, ceil_div, no_tile, roofline, tile_of
-from autoconv.cuda.common.split import SplitProduct, splits, summing
+from autoconv.cuda.common.algorithm import TF32, ceil_div, no_tile, tile_of
+from autoconv.cuda.common.model import MEMORY_CLOCKS, Demand, beyond_cache, demand
+from autoconv.cuda.common.split import SplitProduct, splits, sum_demand, summing
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
 LEAST_SLICES = 4  # of the depth, to a part: as many as are in flight
+FRAGMENT_BYTES = 512  # 16 lines of 32 bytes
+COPY_SLOTS, LOOP_SLOTS = 8, 28  # instructions of a copy to shared memory, and of a slice that belong to nothing else
+PLACE_SLOTS = {"fwd": 0, "dgrad": 3, "wgrad": 5}  # more of them to a copy, to find its place
 
 
 class TensorTile(NamedTuple):
@@ -116,16 +120,37 @@ class Tensor(SplitProduct):
         )
         return product, total
 
-    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
-        tile, split = tile_of(self.tiles, params, "BM", "BN"), int(params["SPLIT"])
-        rows, columns, depth = extents(layer)
-        blocks = ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) * layer.groups * split
-        together = int(device.facts["multiprocessors"]) * tile.blocks
-        computed = 2.0 * ceil_div(blocks, together) * together * tile.BM * tile.BN * depth / split
-        efficiency = 0.6 * min(1.0, tile.BM * tile.BN / (tile.BM + tile.BN) / 64)
-        peak = device.peak_flops("float16") / (2 if layer.itemsize == 4 else 1) / self.products
-        scratch = 2 * self.workspace_bytes(layer, device, params) / device.bandwidth()
-        return max(computed / (efficiency * peak), roofline(layer, device, 1e3)) + scratch + 3e-6 * (split > 1)
+    def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
+        tile, BK, units = tile_of(self.tiles, params, "BM", "BN"), _depth(layer), self.units(layer, params)
+        scratch = self.workspace_bytes(layer, device, params)
+        slices = ceil_div(ceil_div(extents(layer)[2], BK), int(params["SPLIT"]))
+        warps, sums = tile.threads / 32, tile.BM * tile.BN
+        fed, narrow = BK * (tile.BM + tile.BN) * layer.itemsize, layer.itemsize == 4
+        fragments = BK * layer.itemsize / 32 * (tile.BM / tile.WARPS_M + tile.BN / tile.WARPS_N) / 16
+        product = demand(
+            units[0],
+            warps * (slices * self.slice_slots(layer, params) + 4 * sums / tile.threads),
+            products=slices * sums * BK * self.products,
+            pipe="mma.tf32" if narrow else "mma",
+            shared=slices * (fed + warps * fragments * FRAGMENT_BYTES),
+            cached=slices * fed + sums * layer.itemsize,
+            delay=2.0 * MEMORY_CLOCKS + sums / 32,
+            memory=layer.bytes + beyond_cache(device, scratch),
+        )
+        return [product, *(sum_demand(unit, layer, scratch) for unit in units[1:])]
+
+    def slice_slots(self, layer: ConvLayer, params: Params) -> float:
+        """Instructions of a warp to a slice of the depth, as its machine code has them."""
+        tile = tile_of(self.tiles, params, "BM", "BN")
+        rows, columns, steps = tile.BM / tile.WARPS_M / 16, tile.BN / tile.WARPS_N / 16, 2  # fragments of 16 lines
+        narrow, wgrad = layer.itemsize == 4, layer.direction == "wgrad"
+        # values of 32 bits whose depth lies across are read one by one
+        loads = rows * (4 if narrow and wgrad else 1) + columns * (4 if narrow and layer.direction != "fwd" else 1)
+        split = 4 * (rows + columns) * (0 if not narrow else 2 if self.products == 1 else 3)
+        products = 2 * rows * columns * self.products
+        promoted = 8 * rows * columns if self.products > 1 else 0  # each slice's sums added to those before
+        copies = 4 * (tile.BM + tile.BN) / tile.threads * (COPY_SLOTS + PLACE_SLOTS[layer.direction])
+        return steps * (products + loads + split) + promoted + copies + LOOP_SLOTS
 
 
 class TensorTF32(TF32, Tensor):

@@ -6,13 +6,17 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from autoconv.algorithm import Kernel, Params, bound_for
+from autoconv.cuda.codegen.occupancy import WARP
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div, roofline, scalar
+from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div
+from autoconv.cuda.common.model import MEMORY_CLOCKS, Demand, demand
 from autoconv.cuda.winograd.winograd import ERROR_CAPS, THREADS, extents, transforms_text, unit_stride
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
+
+PRODUCT_SHARES = {4: 0.62, 6: 0.55}  # of the loop's instructions, by `side`, as counted in its machine code
 
 
 class FusedTile(NamedTuple):
@@ -109,18 +113,23 @@ class WinogradFused(CudaAlgorithm):
         row_blocks, depth, _ = _counts(layer, params, tile)
         return 4 * layer.groups * row_blocks * tile.BM * depth * tile.side**2
 
-    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
-        tile = _tile(layer, params)
-        row_blocks, depth, tiles = _counts(layer, params, tile)
-        together = int(device.facts["multiprocessors"]) * tile.blocks
-        waves = ceil_div(row_blocks * tiles * layer.groups, together)
-        # a slice's transforms and barriers take a fixed part of its time, the sums' way out some slices more
-        slices = depth + 4 * tile.BC
-        products = 2.0 * waves * together * tile.side**2 * tile.BM * tile.BN * slices
-        efficiency = 0.55 if tile.BM == 64 and tile.BN == 32 else 0.5
-        computed = products / (efficiency * device.peak_flops(scalar(layer)))
-        filters = self.packed_bytes(layer, device, params) / device.bandwidth()
-        return max(computed, roofline(layer, device, 1e3) + filters)
+    def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
+        tile, (_, unit) = _tile(layer, params), self.units(layer, params)
+        _, depth, _ = _counts(layer, params, tile)
+        points, sums = tile.side**2, tile.side**2 * tile.BM * tile.BN
+        fed = points * (tile.BM + tile.BN) * 4.0  # of one channel: transformed filters and pixels
+        way_out = 4 * sums / WARP
+        return [
+            demand(
+                unit,
+                depth * sums / WARP / PRODUCT_SHARES[tile.side] + way_out,
+                products=float(depth * sums),
+                shared=depth * (2 * fed + sums / 16 * 8.0),
+                cached=depth * fed,
+                delay=2.0 * MEMORY_CLOCKS + way_out / 4,
+                memory=layer.bytes + self.packed_bytes(layer, device, params),
+            )
+        ]
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return bound_for(layer, ERROR_CAPS[int(params["m"])])

@@ -71,8 +71,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) winograd_input(con
 struct Lines {
     Offset count, step, depth_step;
     DEVICE Offset across(Offset i) const { return i < count ? i * step : OUTSIDE; }
-    DEVICE Offset along(Offset k) const { return k < DEPTH ? k * depth_step : OUTSIDE; }
-    DEVICE static Offset meet(Offset across, Offset along) { return across + along; }
+    DEVICE Offset along(Offset slice, int k) const { return slice + k < DEPTH ? (slice + k) * depth_step : OUTSIDE; }
+    DEVICE static Position meet(Offset across, Offset along) { return sum_of(across, along); }
 };
 
 // M[point, group] = U[point, group] V[point, group]

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Kernel, Params, bound_for
 from autoconv.common.winograd_math import Matrix, transforms
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div, no_tile, roofline, scalar, tile_of
-from autoconv.cuda.common.gemm_tile import GemmTile
+from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div, no_tile, tile_of
+from autoconv.cuda.common.gemm_tile import Fetch, GemmTile
+from autoconv.cuda.common.model import Demand, beyond_cache, streaming
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
 THREADS = 128
+POINT_SLOTS = 8  # instructions of a transform to each point: moved once, twice part of a sum
 MOST_POINTS = 8  # points of a tile in one dimension: 64 in two are as many as a thread can hold
 ERROR_CAPS = {2: 4e-6, 4: 1e-5, 6: 3e-5}  # error for float32, by outputs of a tile
 TILES = (  # of the product
@@ -127,14 +131,22 @@ class Winograd(CudaAlgorithm):
         filters, _, _ = _sizes(layer, params)
         return _points(layer, params) * layer.groups * filters * layer.accumulator.itemsize
 
-    def estimate(self, layer: ConvLayer, device: CUDA, params: Params) -> float:
-        rows, depth, tiles = extents(layer, params)
-        tile = _tile(params)
-        whole = ceil_div(rows, tile.BM) * tile.BM * ceil_div(tiles, tile.BN) * tile.BN
-        products = 2.0 * _points(layer, params) * layer.groups * whole * depth
-        # each transformed value is written once and read once
-        traffic = (2 * self.workspace_bytes(layer, device, params)) / device.bandwidth()
-        return products / (0.6 * device.peak_flops(scalar(layer))) + traffic + roofline(layer, device, 1e3, launches=3)
+    def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
+        _, into, product, out = self.units(layer, params)
+        _, depth, tiles = extents(layer, params)
+        tile, wide, last = _tile(params), layer.accumulator.itemsize, layer.layout == "NHWC"
+        points = _points(layer, params)
+        filters, inputs, sums = (points * layer.groups * size * wide for size in _sizes(layer, params))
+        kept = beyond_cache(device, inputs + sums) > 0  # in memory, between the kernels
+        x, y = (math.prod(shape) * layer.itemsize for shape in (layer.input_shapes[0], layer.output_shape))
+        lines = Fetch(4, 4, 4.0) if depth % 4 == 0 else Fetch(1, 1, 4.0)
+        images = lines if last else Fetch(4, 1, 4.0) if tiles % 4 == 0 else Fetch(1, 1, 4.0)
+        cached, moved = tile.BK * (tile.BM + tile.BN) * wide, kept * (inputs + sums) + filters
+        return [
+            replace(streaming(into, 2.0 * inputs, POINT_SLOTS * points), memory=x + kept * inputs),
+            tile.demand(product, ceil_div(depth, tile.BK), (lines, images), wide, cached, moved),
+            replace(streaming(out, sums + y, POINT_SLOTS * points), memory=y + kept * sums),
+        ]
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return bound_for(layer, ERROR_CAPS[int(params["m"])])

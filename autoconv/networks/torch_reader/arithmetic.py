@@ -1,0 +1,119 @@
+"""ATen's operators on single elements, and products of matrices, in terms of ours."""
+
+from __future__ import annotations
+
+import functools
+
+from autoconv.networks.operators import activations
+from autoconv.networks.operators.convolution import MatMul
+from autoconv.networks.operators.elementwise import Expression
+from autoconv.networks.operators.shapes import Transpose
+from autoconv.networks.torch_reader.call import Call, Lowering
+
+
+def _identity(call: Call) -> str:
+    return call.value("self")
+
+
+def _function(expression: Expression, call: Call) -> str:
+    return call.elements(expression, "self")
+
+
+def _binary(function: str, call: Call) -> str:
+    return call.elements((function, 0, 1), "self", "other")
+
+
+def _sum(function: str, call: Call) -> str:
+    alpha = call.number("alpha")
+    return call.elements((function, 0, 1 if alpha == 1 else ("mul", alpha, 1)), "self", "other")
+
+
+def _clip(low: str, high: str, call: Call) -> str:
+    bounds = [call.number(name) if call.has(name) else None for name in (low, high)]
+    expression = activations.clip(*bounds)
+    return call.value("self") if expression == 0 else call.elements(expression, "self")
+
+
+def _leaky_relu(call: Call) -> str:
+    return call.elements(("prelu", 0, call.number("negative_slope")), "self")
+
+
+def _prelu(call: Call) -> str:
+    x, slope = call.value("self"), call.value("weight")
+    rest = (1,) * max(len(call.shape_of(x)) - 2, 0)
+    return call.apply(("prelu", 0, 1), x, call.reshape(slope, (*call.shape_of(slope), *rest)))
+
+
+def _elu(call: Call) -> str:
+    if (call.number("scale"), call.number("input_scale")) != (1, 1):
+        call.fail("expected scales of 1")
+    return call.elements(activations.elu(call.number("alpha")), "self")
+
+
+def _gelu(call: Call) -> str:
+    return call.elements(activations.GELU_TANH if call["approximate"] == "tanh" else activations.GELU, "self")
+
+
+def _power(call: Call) -> str:
+    exponent = call.number("exponent")
+    expressions = {1: 0, 2: ("mul", 0, 0), 0.5: ("sqrt", 0), -1: ("div", 1.0, 0)}
+    return call.elements(expressions.get(exponent, ("pow", 0, exponent)), "self")
+
+
+def _linear(call: Call) -> str:
+    y = call.add(MatMul(transposed=True), call.value("input"), call.value("weight"))
+    return call.apply(("add", 0, 1), y, call.value("bias")) if call.has("bias") else y
+
+
+def _matrix_product(right: str, call: Call) -> str:
+    a, b = call.value("self"), call.value(right)
+    if min(len(call.shape_of(name)) for name in (a, b)) < 2:
+        call.fail(f"expected matrices, got {call.shape_of(a)} and {call.shape_of(b)}")
+    return call.add(MatMul(), a, b)
+
+
+def _addmm(call: Call) -> str:
+    y = call.add(MatMul(), call.value("mat1"), call.value("mat2"))
+    alpha, beta = call.number("alpha"), call.number("beta")
+    scaled = 1 if alpha == 1 else ("mul", alpha, 1)
+    return call.apply(("add", 0 if beta == 1 else ("mul", beta, 0), scaled), call.value("self"), y)
+
+
+def _transposed(call: Call) -> str:
+    x = call.value("self")
+    rank = len(call.shape_of(x))
+    return call.add(Transpose(tuple(reversed(range(rank)))), x) if rank > 1 else x
+
+
+SOFTPLUS: Expression = ("add", ("max", 0, 0.0), ("log", ("add", 1.0, ("exp", ("neg", ("abs", 0))))))
+
+LOWERINGS: dict[str, Lowering] = {
+    "aten::linear": _linear,
+    "aten::addmm": _addmm,
+    "aten::mm": functools.partial(_matrix_product, "mat2"),
+    "aten::bmm": functools.partial(_matrix_product, "mat2"),
+    "aten::matmul": functools.partial(_matrix_product, "other"),
+    "aten::t": _transposed,
+    "aten::clamp": functools.partial(_clip, "min", "max"),
+    "aten::hardtanh": functools.partial(_clip, "min_val", "max_val"),
+    "aten::leaky_relu": _leaky_relu,
+    "aten::prelu": _prelu,
+    "aten::elu": _elu,
+    "aten::gelu": _gelu,
+    "aten::pow.Tensor_Scalar": _power,
+    "aten::add.Tensor": functools.partial(_sum, "add"),
+    "aten::add.Scalar": functools.partial(_sum, "add"),
+    "aten::sub.Tensor": functools.partial(_sum, "sub"),
+    "aten::sub.Scalar": functools.partial(_sum, "sub"),
+    **{f"aten::{name}": functools.partial(_binary, function) for name, function in {
+        "mul.Tensor": "mul", "mul.Scalar": "mul", "div.Tensor": "div", "div.Scalar": "div",
+        "maximum": "max", "minimum": "min"}.items()},
+    **{f"aten::{name}": functools.partial(_function, expression) for name, expression in {
+        "relu": ("relu", 0), "relu6": activations.clip(0.0, 6.0), "silu": activations.SILU,
+        "hardswish": activations.HARD_SWISH, "hardsigmoid": activations.hard_sigmoid(),
+        "softplus": SOFTPLUS, "mish": ("mul", 0, ("tanh", SOFTPLUS)),
+        "sigmoid": ("sigmoid", 0), "tanh": ("tanh", 0), "exp": ("exp", 0), "log": ("log", 0), "sqrt": ("sqrt", 0),
+        "rsqrt": ("div", 1.0, ("sqrt", 0)), "reciprocal": ("div", 1.0, 0), "erf": ("erf", 0), "abs": ("abs", 0),
+        "neg": ("neg", 0), "square": ("mul", 0, 0)}.items()},
+    **{f"aten::{name}": _identity for name in ("clone", "contiguous", "alias", "detach", "lift_fresh_copy")},
+}  # fmt: skip

@@ -1,0 +1,144 @@
+"""ATen's operators that move elements in terms of ours."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Literal
+
+from autoconv.networks.operators.sampling import Sampler
+from autoconv.networks.operators.shapes import Concat, Resize, Transpose
+from autoconv.networks.torch_reader.call import Call, Lowering
+
+
+def _reshape(argument: str, call: Call) -> str:
+    x, shape = call.value("self"), [*call[argument]]
+    if -1 in shape:
+        known = math.prod(extent for extent in shape if extent != -1)
+        shape[shape.index(-1)] = math.prod(call.shape_of(x)) // max(known, 1)
+    return call.reshape(x, shape)
+
+
+def _unsqueeze(call: Call) -> str:
+    shape = list(call.shape("self"))
+    shape.insert(call.axis("dim", len(shape) + 1), 1)
+    return call.reshape(call.value("self"), shape)
+
+
+def _squeeze(call: Call) -> str:
+    shape = call.shape("self")
+    given = call["dim"] if call.has("dim") else None
+    axes = call.axes([given] if isinstance(given, int) else given, len(shape))
+    return call.reshape(call.value("self"), [e for n, e in enumerate(shape) if n not in axes or e != 1])
+
+
+def _permute(call: Call) -> str:
+    rank = len(call.shape("self"))
+    return call.add(Transpose(tuple(axis % rank for axis in call["dims"])), call.value("self"))
+
+
+def _transpose(call: Call) -> str:
+    order = list(range(len(call.shape("self"))))
+    a, b = (call.axis(name, len(order)) for name in ("dim0", "dim1"))
+    order[a], order[b] = order[b], order[a]
+    return call.add(Transpose(tuple(order)), call.value("self"))
+
+
+def _concat(call: Call) -> str:
+    values = call.values("tensors")
+    values = [name for name in values if call.shape_of(name) != (0,)] or values[:1]
+    axis = call.axis("dim", len(call.shape_of(values[0])))
+    return values[0] if len(values) == 1 else call.add(Concat(axis), *values)
+
+
+def _parts(call: Call) -> list[str]:
+    """Parts along an axis: of one size, or of sizes that are given."""
+    x, axis = call.value("self"), call.axis("dim", len(call.shape("self")))
+    extent = call.shape_of(x)[axis]
+    if call.has("split_sizes"):
+        sizes = list(call["split_sizes"])
+    else:
+        each = call["split_size"]
+        sizes = [min(each, extent - start) for start in range(0, extent, each)]
+    return [call.slice_axis(x, axis, sum(sizes[:n]), size) for n, size in enumerate(sizes)]
+
+
+def _slice(call: Call) -> str:
+    x, axis = call.value("self"), call.axis("dim", len(call.shape("self")))
+    places = range(*slice(call["start"], call["end"], call["step"]).indices(call.shape_of(x)[axis]))
+    if not places:
+        call.fail(f"start={call['start']}, end={call['end']}: nothing is left of {call.shape_of(x)}")
+    if len(places) == call.shape_of(x)[axis]:
+        return x
+    return call.slice_axis(x, axis, places[0], len(places), call["step"])
+
+
+def _without(call: Call, axis: int, index: int) -> str:
+    """What lies at one place of an axis, which goes."""
+    x = call.value("self")
+    shape = call.shape_of(x)
+    return call.reshape(call.slice_axis(x, axis, index % shape[axis], 1), (*shape[:axis], *shape[axis + 1 :]))
+
+
+def _select(call: Call) -> str:
+    return _without(call, call.axis("dim", len(call.shape("self"))), call["index"])
+
+
+def _unbind(call: Call) -> list[str]:
+    axis = call.axis("dim", len(call.shape("self")))
+    return [_without(call, axis, index) for index in range(call.shape("self")[axis])]
+
+
+def _expand(call: Call) -> str:
+    x, size = call.value("self"), call["size"]
+    shape = call.shape_of(x)
+    x = call.reshape(x, (*(1,) * (len(size) - len(shape)), *shape))
+    for axis, extent in enumerate(size):
+        if extent not in (-1, call.shape_of(x)[axis]):
+            x = call.add(Resize(axis, ((0,),) * extent, ((1.0,),) * extent), x)
+    return x
+
+
+def _pad(mode: Literal["constant", "reflect", "edge", "wrap"], argument: str, call: Call) -> str:
+    x, given = call.value("self"), call[argument]
+    rank = len(call.shape_of(x))
+    before, after = [0] * rank, [0] * rank
+    for n in range(len(given) // 2):  # the last axis comes first
+        before[rank - 1 - n], after[rank - 1 - n] = given[2 * n], given[2 * n + 1]
+    return call.pad(x, before, after, mode, call.number("value") if call.has("value") else 0.0)
+
+
+def _upsample(mode: str, call: Call) -> str:
+    shape = call.shape("input")[2:]
+    aligned = bool(call["align_corners"]) if call.has("align_corners") else False
+    factors = call["scale_factors"] if call.has("scale_factors") else None
+    sizes = call["output_size"] if factors is None else [math.floor(e * f) for e, f in zip(shape, factors, strict=True)]
+    scales = [new / old for old, new in zip(shape, sizes, strict=True)] if factors is None or aligned else factors
+    coordinate = "asymmetric" if mode == "nearest" else "align_corners" if aligned else "half_pixel"
+    return call.resample(Sampler(mode=mode, coordinate=coordinate), sizes, scales)
+
+
+LOWERINGS: dict[str, Lowering] = {
+    "aten::view": functools.partial(_reshape, "size"),
+    "aten::_unsafe_view": functools.partial(_reshape, "size"),
+    "aten::reshape": functools.partial(_reshape, "shape"),
+    "aten::unsqueeze": _unsqueeze,
+    "aten::squeeze": _squeeze,
+    "aten::squeeze.dim": _squeeze,
+    "aten::squeeze.dims": _squeeze,
+    "aten::permute": _permute,
+    "aten::transpose.int": _transpose,
+    "aten::cat": _concat,
+    "aten::split.Tensor": _parts,
+    "aten::split_with_sizes": _parts,
+    "aten::slice.Tensor": _slice,
+    "aten::select.int": _select,
+    "aten::unbind.int": _unbind,
+    "aten::expand": _expand,
+    "aten::constant_pad_nd": functools.partial(_pad, "constant", "pad"),
+    **{f"aten::reflection_pad{n}d": functools.partial(_pad, "reflect", "padding") for n in (1, 2)},
+    **{f"aten::replication_pad{n}d": functools.partial(_pad, "edge", "padding") for n in (1, 2)},
+    "aten::upsample_nearest2d.vec": functools.partial(_upsample, "nearest"),
+    "aten::upsample_bilinear2d.vec": functools.partial(_upsample, "linear"),
+    "aten::upsample_bicubic2d.vec": functools.partial(_upsample, "cubic"),
+}

@@ -1,0 +1,160 @@
+"""ATen's convolutions, pooling and reductions in terms of ours: those of one dimension are of height 1."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+from autoconv.layer import Sides
+from autoconv.networks.operators.convolution import Conv, ConvTranspose
+from autoconv.networks.operators.pooling import Pool, Reduce, overhang_of
+from autoconv.networks.operators.shapes import Resize
+from autoconv.networks.torch_reader.call import Call, Lowering
+
+
+def _images(call: Call, argument: str, rank: int) -> tuple[str, Callable[[str], str]]:
+    """Images, of which there may be a single one without an axis, as (N, C, H, W), and the way back."""
+    name = call.value(argument)
+    shape = call.shape_of(name)
+    if rank not in (1, 2) or len(shape) not in (rank + 1, rank + 2):
+        call.fail(f"expected images of one or two dimensions (N, C, [H,] W), got {shape}")
+    batch = shape[: len(shape) - rank - 1]
+
+    def back(y: str) -> str:
+        found = call.shape_of(y)
+        return call.reshape(y, (*found[: len(batch)], found[1], *found[4 - rank :]))
+
+    return call.reshape(name, (*(batch or (1,)), shape[-rank - 1], *(1,) * (2 - rank), *shape[-rank:])), back
+
+
+def _filters(call: Call, rank: int) -> str:
+    name = call.value("weight")
+    shape = call.shape_of(name)
+    return call.reshape(name, (*shape[:2], *(1,) * (2 - rank), *shape[2:]))
+
+
+def _wide(call: Call, argument: str, rank: int, fill: int, default: tuple[int, ...] | None = None) -> Any:
+    """Integers for height and width, of which a dimension that is not there has `fill`."""
+    return (*(fill,) * (2 - rank), *call.pair(argument, rank, default))
+
+
+def _padding(call: Call, rank: int, spans: tuple[int, int]) -> Sides:
+    """What a convolution is padded with, on each side."""
+    given = call["padding"]
+    if given == "valid":
+        return (0, 0), (0, 0)
+    if given == "same":  # the odd pixel goes to the end
+        (top, left) = ((span - 1) // 2 for span in spans)
+        return (top, spans[0] - 1 - top), (left, spans[1] - 1 - left)
+    rows, columns = _wide(call, "padding", rank, 0)
+    return (rows, rows), (columns, columns)
+
+
+def _convolution(rank: int | None, call: Call) -> str:
+    rank = len(call.shape("weight")) - 2 if rank is None else rank
+    x, back = _images(call, "input", rank)
+    w = _filters(call, rank)
+    dilation = _wide(call, "dilation", rank, 1)
+    spans = tuple((taps - 1) * d + 1 for taps, d in zip(call.shape_of(w)[2:], dilation, strict=True))
+    geometry: dict[str, Any] = {
+        "stride": _wide(call, "stride", rank, 1),
+        "padding": _padding(call, rank, (spans[0], spans[1])),
+        "dilation": dilation,
+        "groups": call["groups"],
+    }
+    if call.has("output_padding") and (call["transposed"] if call.has("transposed") else True):
+        y = call.add(ConvTranspose(**geometry, extra_size=_wide(call, "output_padding", rank, 0)), x, w)
+    else:
+        y = call.add(Conv(**geometry), x, w)
+    return back(call.with_bias(y, call.value("bias")) if call.has("bias") else y)
+
+
+def _own_convolution(call: Call) -> str:
+    """`autoconv.torch.conv2d`, whose padding is that of all four sides."""
+    top, bottom, left, right = call["padding"]
+    conv = Conv(
+        stride=call.pair("stride"), padding=((top, bottom), (left, right)), dilation=call.pair("dilation"),
+        groups=call["groups"],
+    )  # fmt: skip
+    y = call.add(conv, call.value("x"), call.value("w"))
+    return call.with_bias(y, call.value("bias")) if call.has("bias") else y
+
+
+def _pool(reduction: Literal["max", "mean"], rank: int, call: Call) -> str:
+    if call.has("divisor_override"):
+        call.fail(f"divisor_override={call['divisor_override']}: expected None")
+    x, back = _images(call, "self", rank)
+    window = _wide(call, "kernel_size", rank, 1)
+    stride = _wide(call, "stride", rank, 1, window[2 - rank :])
+    dilation = _wide(call, "dilation", rank, 1) if call.has("dilation") else (1, 1)
+    rows, columns = _wide(call, "padding", rank, 0)
+    padding = ((rows, rows), (columns, columns))
+    overhang = [0, 0]
+    if call["ceil_mode"]:
+        spans = ((taps - 1) * d + 1 for taps, d in zip(window, dilation, strict=True))
+        places = zip(call.shape_of(x)[2:], spans, stride, padding, strict=True)
+        overhang = [overhang_of(extent, span, step, sides) for extent, span, step, sides in places]
+    pool = Pool(
+        reduction=reduction, window=window, stride=stride, padding=padding, dilation=dilation,
+        overhang=(overhang[0], overhang[1]),
+        include_padding=bool(call["count_include_pad"]) if call.has("count_include_pad") else False,
+    )  # fmt: skip
+    return back(call.add(pool, x))
+
+
+def _first_of_two(lowering: Lowering, call: Call) -> list[str]:
+    found = lowering(call)
+    return [found] if isinstance(found, str) else found
+
+
+def _adaptive_pool(reduction: Literal["max", "mean"], rank: int, call: Call) -> str:
+    """Output i is made of what lies from `floor(i * old / new)` to before `ceil((i + 1) * old / new)`."""
+    x, back = _images(call, "self", rank)
+    sizes = _wide(call, "output_size", rank, 1)
+    shape = call.shape_of(x)[2:]
+    if all(new == 1 for new in sizes):
+        return back(call.add(Reduce(reduction, (2, 3)), x))
+    if all(old % new == 0 for old, new in zip(shape, sizes, strict=True)):
+        window = (shape[0] // sizes[0], shape[1] // sizes[1])
+        return back(x if window == (1, 1) else call.add(Pool(reduction=reduction, window=window, stride=window), x))
+    if reduction == "max":
+        call.fail(f"output_size={sizes}: expected divisors of {shape}")
+    for axis, (old, new) in enumerate(zip(shape, sizes, strict=True), 2):
+        places = [range(i * old // new, -(-(i + 1) * old // new)) for i in range(new)]
+        most = max(map(len, places))
+        indices = tuple((*found, *(found[-1],) * (most - len(found))) for found in places)
+        weights = tuple((*(1 / len(p),) * len(p), *(0.0,) * (most - len(p))) for p in places)
+        x = call.add(Resize(axis, indices, weights), x)
+    return back(x)
+
+
+def _reduce(reduction: Literal["max", "mean", "sum"], call: Call) -> str:
+    x, shape = call.value("self"), call.shape("self")
+    given = (call["dim"] if call.has("dim") else None) or None
+    axes = call.axes([given] if isinstance(given, int) else given, len(shape))
+    y = call.add(Reduce(reduction, axes), x) if math.prod(shape) else call.fail(f"expected elements, got {shape}")
+    if call.has("keepdim") and call["keepdim"]:
+        return y
+    return call.reshape(y, [extent for n, extent in enumerate(shape) if n not in axes])
+
+
+LOWERINGS: dict[str, Lowering] = {
+    "aten::convolution": functools.partial(_convolution, None),
+    "autoconv::conv2d": _own_convolution,
+    **{f"aten::conv{n}d{kind}": functools.partial(_convolution, n) for n in (1, 2) for kind in ("", ".padding")},
+    "aten::conv_transpose1d": functools.partial(_convolution, 1),
+    "aten::conv_transpose2d.input": functools.partial(_convolution, 2),
+    **{f"aten::max_pool{n}d": functools.partial(_pool, "max", n) for n in (1, 2)},
+    "aten::max_pool2d_with_indices": functools.partial(_first_of_two, functools.partial(_pool, "max", 2)),
+    **{f"aten::avg_pool{n}d": functools.partial(_pool, "mean", n) for n in (1, 2)},
+    **{f"aten::adaptive_avg_pool{n}d": functools.partial(_adaptive_pool, "mean", n) for n in (1, 2)},
+    "aten::_adaptive_avg_pool2d": functools.partial(_adaptive_pool, "mean", 2),
+    "aten::adaptive_max_pool2d": functools.partial(_first_of_two, functools.partial(_adaptive_pool, "max", 2)),
+    "aten::mean": functools.partial(_reduce, "mean"),
+    "aten::mean.dim": functools.partial(_reduce, "mean"),
+    "aten::sum": functools.partial(_reduce, "sum"),
+    "aten::sum.dim_IntList": functools.partial(_reduce, "sum"),
+    "aten::amax": functools.partial(_reduce, "max"),
+}

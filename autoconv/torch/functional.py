@@ -1,0 +1,111 @@
+"""`conv2d` on tensors, with the arguments that PyTorch's own has."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from autoconv.errors import ArrayError
+from autoconv.torch import operators
+
+Padding = int | tuple[int, int] | str
+
+
+def conv2d(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, int] = 1,
+    padding: Padding = 0,
+    dilation: int | tuple[int, int] = 1,
+    groups: int = 1,
+    *,
+    mode: str = "hybrid",
+    exact: bool = False,
+    vendors: bool = True,
+) -> Tensor:
+    """2-D convolution of tensors on the CPU, in place of `torch.nn.functional.conv2d`, with gradients of any order.
+
+    A shape is planned when it is first seen, forward and for each gradient that is asked for. Tensors are read where
+    they lie; under `torch.autocast` they are converted first. Plans use no more threads than `torch.get_num_threads()`,
+    and are deterministic where `torch.use_deterministic_algorithms` asks for that.
+
+    Parameters
+    ----------
+    input : tensor of shape (N, C, H, W) or (C, H, W)
+        In the memory format `channels_last`, it is computed as it lies, and gives its like.
+    weight : tensor of shape (K, C/groups, R, S)
+        The filters.
+    bias : tensor of K values, optional
+    stride : int or (height, width)
+    padding : int, (height, width), "same" or "valid"
+        "same" takes a stride of 1.
+    dilation : int or (height, width)
+    groups : int
+    mode : str
+        As for `autoconv.plan`; "hybrid" times the most promising candidates for half a second, once for each shape.
+    exact : bool
+        Only algorithms that do no more to a sum than reorder it: no Winograd, no Fourier transforms.
+    vendors : bool
+        Whether PyTorch's own convolution is among the candidates, and what else is imported.
+
+    Returns
+    -------
+    tensor of shape (N, K, P, Q) or (K, P, Q)
+
+    Raises
+    ------
+    ArrayError
+        For tensors that are not on the CPU, of other dimensions, or of types that differ.
+    LayerError
+        For what is no valid convolution.
+    PlanError
+        For an unknown mode, and as `autoconv.plan` does.
+
+    Examples
+    --------
+    >>> import torch, autoconv.torch
+    >>> x, w = torch.ones(1, 2, 5, 5), torch.ones(3, 2, 3, 3, requires_grad=True)
+    >>> y = autoconv.torch.conv2d(x, w, padding="same", mode="heuristic")
+    >>> y.sum().backward()
+    >>> y.shape, w.grad.shape
+    (torch.Size([1, 3, 5, 5]), torch.Size([3, 2, 3, 3]))
+    """
+    for name, given in (("input", input), ("weight", weight), ("bias", bias)):
+        if given is not None and (not isinstance(given, Tensor) or given.device.type != "cpu"):
+            there = f"one on {given.device}" if isinstance(given, Tensor) else type(given).__name__
+            raise ArrayError(f"{name}: expected a tensor on the CPU, got {there}")
+    if input.dim() not in (3, 4) or weight.dim() != 4:
+        raise ArrayError(
+            f"expected input (N, C, H, W) or (C, H, W) and weight (K, C/groups, R, S), "
+            f"got {tuple(input.shape)} and {tuple(weight.shape)}"
+        )
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        input, weight, bias = (None if t is None else t.to(dtype) for t in (input, weight, bias))  # noqa: A001
+    stride, dilation = _pair(stride), _pair(dilation)
+    sides = _sides(padding, stride, dilation, (weight.shape[2], weight.shape[3]))
+    images = input if input.dim() == 4 else input[None]
+    y = operators.conv2d(images, weight, bias, stride, sides, dilation, groups, mode, exact, vendors)
+    return y if input.dim() == 4 else y[0]
+
+
+def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+def _sides(
+    padding: Padding, stride: tuple[int, int], dilation: tuple[int, int], taps: tuple[int, int]
+) -> tuple[int, int, int, int]:
+    """Padding of top, bottom, left and right."""
+    if padding == "valid":
+        return 0, 0, 0, 0
+    if padding == "same":
+        if stride != (1, 1):
+            raise ArrayError(f"padding='same': expected a stride of 1, as PyTorch does, got {stride}")
+        rows, columns = ((count - 1) * step for count, step in zip(taps, dilation, strict=True))
+        return rows // 2, rows - rows // 2, columns // 2, columns - columns // 2
+    if isinstance(padding, str):
+        raise ArrayError(f"padding={padding!r}: expected integers, 'same' or 'valid'")
+    height, width = _pair(padding)
+    return height, height, width, width

@@ -1,0 +1,89 @@
+"""`Conv2d`, a module like PyTorch's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from autoconv.torch.functional import conv2d
+
+
+class Conv2d(torch.nn.Conv2d):
+    """`torch.nn.Conv2d`, computed by `autoconv.torch.conv2d`; parameters and their names are the same.
+
+    Parameters
+    ----------
+    in_channels, out_channels : int
+    kernel_size : int or (height, width)
+    stride : int or (height, width)
+    padding : int, (height, width), "same" or "valid"
+    dilation : int or (height, width)
+    groups : int
+    bias : bool
+    padding_mode : "zeros", "reflect", "replicate" or "circular"
+    device : "cpu", optional
+    dtype : torch.dtype, optional
+
+    Attributes
+    ----------
+    mode : str
+        As for `autoconv.torch.conv2d`, like the next two; of the class, until it is set on a module.
+    exact : bool
+    vendors : bool
+
+    Examples
+    --------
+    >>> import torch, autoconv.torch
+    >>> conv = autoconv.torch.Conv2d(2, 3, kernel_size=3, padding=1)
+    >>> conv.mode = "heuristic"
+    >>> conv(torch.ones(1, 2, 5, 5)).shape
+    torch.Size([1, 3, 5, 5])
+    """
+
+    mode: str = "hybrid"
+    exact: bool = False
+    vendors: bool = True
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)  # noqa: A001
+            padding = 0
+        geometry = self.stride, padding, self.dilation, self.groups
+        return conv2d(input, weight, bias, *geometry, mode=self.mode, exact=self.exact, vendors=self.vendors)
+
+
+def replace_convolutions(
+    model: torch.nn.Module, *, mode: str = "hybrid", exact: bool = False, vendors: bool = True
+) -> torch.nn.Module:
+    """Have every `torch.nn.Conv2d` of a model be an `autoconv.torch.Conv2d`, with the parameters that it has.
+
+    Modules of classes derived from PyTorch's stay as they are.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        It is changed; optimizers and hooks that know its modules and parameters go on knowing them.
+    mode : str
+        As for `autoconv.torch.conv2d`, like the next two.
+    exact : bool
+    vendors : bool
+
+    Returns
+    -------
+    torch.nn.Module
+        The model.
+
+    Examples
+    --------
+    >>> import torch, autoconv.torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.ReLU())
+    >>> type(autoconv.torch.replace_convolutions(model)[0])
+    <class 'autoconv.torch.modules.Conv2d'>
+    """
+    for module in model.modules():
+        if type(module) is torch.nn.Conv2d:
+            module.__class__ = Conv2d
+            module.mode, module.exact, module.vendors = mode, exact, vendors
+    return model

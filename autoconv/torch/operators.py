@@ -1,0 +1,178 @@
+"""Convolution and its gradients as operators that `torch.compile`, `torch.export` and autograd know.
+
+The gradients of each are the other two, so that gradients of gradients exist as well: with `y = conv2d(x, w)`, `dx` is
+linear in `dy` and `w`, and `dw` in `x` and `dy`, by the same sums.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autoconv import functional
+from autoconv.cpu.device import CPU
+from autoconv.errors import PlanError
+from autoconv.registry import this_device
+from autoconv.vendors.torch import array, tensor
+
+
+def device_in_force() -> CPU:
+    """This machine's processor, with no more threads than PyTorch is told to use."""
+    found, threads = this_device(), torch.get_num_threads()
+    if not isinstance(found, CPU):
+        raise PlanError(f"device: expected a CPU, got {found.name}")
+    return found if threads >= found.threads else _fewer(found, threads)
+
+
+@functools.lru_cache
+def _fewer(device: CPU, threads: int) -> CPU:
+    return dataclasses.replace(device, threads=threads)
+
+
+@torch.library.custom_op("autoconv::conv2d", mutates_args=(), device_types="cpu")
+def conv2d(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    mode: str,
+    exact: bool,
+    vendors: bool,
+) -> Tensor:
+    """`conv2d` of `autoconv`, with the padding of top, bottom, left and right."""
+    options = _options(stride, padding, dilation, groups, mode, exact, vendors)
+    return tensor(functional.conv2d(array(x), array(w), None if bias is None else array(bias), **options))
+
+
+@torch.library.custom_op("autoconv::conv2d_dgrad", mutates_args=(), device_types="cpu")
+def conv2d_dgrad(
+    dy: Tensor,
+    w: Tensor,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    mode: str,
+    exact: bool,
+    vendors: bool,
+) -> Tensor:
+    """The gradient of `conv2d` with respect to `x`."""
+    options = _options(stride, padding, dilation, groups, mode, exact, vendors)
+    return tensor(functional.conv2d_dgrad(array(dy), array(w), input_size=_pair(input_size), **options))
+
+
+@torch.library.custom_op("autoconv::conv2d_wgrad", mutates_args=(), device_types="cpu")
+def conv2d_wgrad(
+    x: Tensor,
+    dy: Tensor,
+    filter_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    mode: str,
+    exact: bool,
+    vendors: bool,
+) -> Tensor:
+    """The gradient of `conv2d` with respect to `w`."""
+    options = _options(stride, padding, dilation, groups, mode, exact, vendors)
+    return tensor(functional.conv2d_wgrad(array(x), array(dy), filter_size=_pair(filter_size), **options))
+
+
+def _pair(values: Sequence[int]) -> tuple[int, int]:
+    height, width = values
+    return height, width
+
+
+def _options(
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    mode: str,
+    exact: bool,
+    vendors: bool,
+) -> dict[str, Any]:
+    """What the functions of `autoconv.functional` are told beside arrays."""
+    top, bottom, left, right = padding
+    return {
+        "stride": _pair(stride),
+        "padding": ((top, bottom), (left, right)),
+        "dilation": _pair(dilation),
+        "groups": groups,
+        "mode": mode,
+        "exact": exact,
+        "vendors": "loaded" if vendors else False,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "device": device_in_force(),
+    }
+
+
+def _empty(first: Tensor, shape: Sequence[int]) -> Tensor:
+    """What an operator gives while it is traced: a tensor in the memory format of its first operand."""
+    last = not first.is_contiguous() and first.is_contiguous(memory_format=torch.channels_last)
+    memory_format = torch.channels_last if last else torch.contiguous_format
+    return torch.empty(shape, dtype=first.dtype, device=first.device, memory_format=memory_format)
+
+
+@conv2d.register_fake
+def _(x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, *_: Any) -> Tensor:
+    sizes = (
+        (extent + padding[2 * n] + padding[2 * n + 1] - (taps - 1) * dilation[n] - 1) // stride[n] + 1
+        for n, (extent, taps) in enumerate(zip(x.shape[2:], w.shape[2:], strict=True))
+    )
+    return _empty(x, (x.shape[0], w.shape[0], *sizes))
+
+
+@conv2d_dgrad.register_fake
+def _(dy: Tensor, w: Tensor, input_size: Any, stride: Any, padding: Any, dilation: Any, groups: Any, *_: Any) -> Tensor:
+    return _empty(dy, (dy.shape[0], w.shape[1] * groups, *input_size))
+
+
+@conv2d_wgrad.register_fake
+def _(
+    x: Tensor, dy: Tensor, filter_size: Any, stride: Any, padding: Any, dilation: Any, groups: Any, *_: Any
+) -> Tensor:
+    return _empty(x, (dy.shape[1], x.shape[1] // groups, *filter_size))
+
+
+def _keep(ctx: Any, inputs: Any, output: Tensor) -> None:
+    """Both operands, and what comes after the third argument."""
+    first, second, _, *rest = inputs
+    ctx.save_for_backward(first, second)
+    ctx.rest = rest
+
+
+def _forward_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    (x, w), (of_x, of_w, of_bias, *_) = ctx.saved_tensors, ctx.needs_input_grad
+    dx = conv2d_dgrad(dy, w, x.shape[2:], *ctx.rest) if of_x else None
+    dw = conv2d_wgrad(x, dy, w.shape[2:], *ctx.rest) if of_w else None
+    return dx, dw, dy.sum((0, 2, 3)) if of_bias else None, *[None] * len(ctx.rest)
+
+
+def _dgrad_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+    (dy, w), (of_dy, of_w, *_) = ctx.saved_tensors, ctx.needs_input_grad
+    to_dy = conv2d(g, w, None, *ctx.rest) if of_dy else None
+    to_w = conv2d_wgrad(g, dy, w.shape[2:], *ctx.rest) if of_w else None
+    return to_dy, to_w, None, *[None] * len(ctx.rest)
+
+
+def _wgrad_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+    (x, dy), (of_x, of_dy, *_) = ctx.saved_tensors, ctx.needs_input_grad
+    to_x = conv2d_dgrad(dy, g, x.shape[2:], *ctx.rest) if of_x else None
+    to_dy = conv2d(x, g, None, *ctx.rest) if of_dy else None
+    return to_x, to_dy, None, *[None] * len(ctx.rest)
+
+
+conv2d.register_autograd(_forward_gradients, setup_context=_keep)
+conv2d_dgrad.register_autograd(_dgrad_gradients, setup_context=_keep)
+conv2d_wgrad.register_autograd(_wgrad_gradients, setup_context=_keep)

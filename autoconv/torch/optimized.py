@@ -1,0 +1,141 @@
+"""`optimize`: a model of PyTorch as a network of ours, behind the interface of a module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from autoconv.errors import ArrayError, ConfigError
+from autoconv.functional.operands import BUDGET
+from autoconv.networks.run.compiled import CompiledNetwork
+from autoconv.networks.torch_reader import exported, translated
+from autoconv.torch.operators import device_in_force
+from autoconv.vendors.torch import array, tensor
+
+
+class OptimizedModule(torch.nn.Module):
+    """A model with constant parameters, run as a `CompiledNetwork`. Made by `autoconv.torch.optimize`.
+
+    It takes what the model took, of the shapes of the example, and gives what the model gave. It has no parameters and
+    no gradients. Several threads may call it at once.
+
+    Attributes
+    ----------
+    network : CompiledNetwork
+        What runs: `network.explain()` and `network.profile(...)` tell how, `network.save(path)` keeps it for
+        `autoconv.load`.
+    """
+
+    def __init__(self, network: CompiledNetwork, program: Any) -> None:
+        super().__init__()
+        self.network = network
+        signature, call = program.graph_signature, program.call_spec
+        self._spec, self._out_spec = call.in_spec, call.out_spec
+        self._inputs = [_constant(s.arg) for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
+        self._outputs = [_constant(s.arg) for s in signature.output_specs]
+
+    @torch.compiler.disable
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model gives for such inputs.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            As the model took them.
+
+        Returns
+        -------
+        tensor, or whatever the model gives
+            New tensors.
+
+        Raises
+        ------
+        ArrayError
+            For another structure, shape or type than the example's, and for inputs that require a gradient.
+        """
+        leaves, spec = tree_flatten((args, kwargs))
+        if spec != self._spec:
+            raise ArrayError(f"{self.network.graph.name}: expected inputs like the example, {self._spec}, got {spec}")
+        found = self.network.run(*self._arrays(leaves))
+        results = iter(found.values() if isinstance(found, dict) else (found,))
+        return tree_unflatten([tensor(next(results)) if c is None else c[0] for c in self._outputs], self._out_spec)
+
+    def _arrays(self, leaves: list[Any]) -> list[Any]:
+        """The tensors among the inputs; the rest has to be as it was in the example."""
+        arrays, name = [], self.network.graph.name
+        for leaf, constant in zip(leaves, self._inputs, strict=True):
+            if constant is not None:
+                if leaf != constant[0]:
+                    raise ArrayError(f"{name}: expected {constant[0]!r} as in the example, got {leaf!r}")
+                continue
+            if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu":
+                raise ArrayError(f"{name}: expected a tensor on the CPU, got {type(leaf).__name__}")
+            if leaf.requires_grad and torch.is_grad_enabled():
+                raise ArrayError(
+                    f"{name}: expected an input without a gradient, as there is none to be had: detach it, or call "
+                    f"within torch.no_grad()"
+                )
+            arrays.append(array(leaf))
+        return arrays
+
+    def extra_repr(self) -> str:
+        """The network."""
+        return repr(self.network)
+
+
+def _constant(argument: Any) -> tuple[Any] | None:
+    """The value of an input or output that is no array; None for arrays."""
+    return (argument.value,) if isinstance(argument, ConstantArgument) else None
+
+
+def optimize(model: torch.nn.Module, example: Any, *, mode: str = "hybrid", **options: Any) -> OptimizedModule:
+    """A model that gives the same answers, faster: its operators become kernels of ours, run in one call.
+
+    `torch.export` traces it; batch normalisation is folded into filters, activations and sums into the convolutions.
+    Its parameters are constants from now on.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        In evaluation mode.
+    example : tensor, or tuple of inputs
+        Of the shapes and types that it will be called with.
+    mode : str
+        As for `autoconv.plan`: how each layer's algorithm is chosen. "hybrid" times the most promising candidates, for
+        half a second per layer unless told otherwise; "profile" times all of them, "heuristic" none.
+    **options
+        As for `autoconv.plan`: `budget`, `workspace_limit`, `deterministic`, `tolerance`, `exact`, `vendors` (False
+        unless given), `cache`, `denormals`.
+
+    Returns
+    -------
+    OptimizedModule
+
+    Raises
+    ------
+    ConfigError
+        For a model in training mode, one that `torch.export` cannot trace, and an operator that is not known here; the
+        message names module and operator.
+    PlanError
+        As `autoconv.plan` does.
+
+    Examples
+    --------
+    >>> import torch, autoconv.torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
+    >>> fast = autoconv.torch.optimize(model, torch.rand(1, 3, 16, 16), mode="heuristic")
+    >>> fast(torch.rand(1, 3, 16, 16)).shape
+    torch.Size([1, 8, 14, 14])
+    """
+    name = type(model).__name__
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"model: expected a torch.nn.Module, got {name}")
+    if model.training:
+        raise ConfigError(f"{name}: expected a model in evaluation mode: call model.eval() first")
+    program = exported(model, example if isinstance(example, tuple) else (example,))
+    timing = {"budget": options.pop("budget", BUDGET)}
+    network = CompiledNetwork(translated(program, name), device_in_force(), {"vendors": False, **options})
+    return OptimizedModule(network if mode == "heuristic" else network.tune(mode, **timing), program)

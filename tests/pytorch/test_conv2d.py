@@ -1,0 +1,191 @@
+"""`autoconv.torch.conv2d`: PyTorch's answers and gradients, and what `torch.library` asks of an operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
+
+import torch.nn.functional as F  # noqa: E402, N812
+from torch import nn  # noqa: E402
+
+import autoconv  # noqa: E402
+import autoconv.torch  # noqa: E402
+from autoconv.cpu import pool  # noqa: E402
+from autoconv.torch import operators  # noqa: E402
+
+pytestmark = [
+    pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor"),
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),  # PyTorch's own
+]
+
+OURS: dict[str, Any] = {"mode": "heuristic", "vendors": False}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "padded": {"padding": 1},
+    "strided": {"stride": 2, "padding": (1, 0)},
+    "dilated": {"dilation": (2, 1), "padding": "same"},
+    "even taps": {"padding": "same", "taps": (2, 4)},
+    "grouped": {"groups": 2, "padding": 1},
+    "depthwise": {"groups": 4, "channels": 4, "padding": "valid"},
+}
+
+
+def operands(channels: int = 6, taps: tuple[int, int] = (3, 3), groups: int = 1, dtype: Any = None, **_: Any) -> Any:
+    """Images, filters and bias that want gradients."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = (2, 4, 7, 6), (channels, 4 // groups, *taps), (channels,)
+    return [torch.randn(s, generator=generator, dtype=dtype or torch.float32).requires_grad_() for s in shapes]
+
+
+def geometry(case: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in case.items() if name not in ("channels", "taps")}
+
+
+@pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "channels_last"])
+@pytest.mark.parametrize("name", CASES)
+def test_answers_and_gradients_are_those_of_pytorch(name: str, channels_last: bool) -> None:
+    found, expected = [], []
+    for convolve, into in ((autoconv.torch.conv2d, found), (F.conv2d, expected)):
+        x, w, b = operands(**CASES[name])
+        if channels_last:
+            x, w = (t.detach().to(memory_format=torch.channels_last).requires_grad_() for t in (x, w))
+        ours = OURS if convolve is autoconv.torch.conv2d else {}
+        y = convolve(x, w, b, **geometry(CASES[name]), **ours)
+        y.backward(torch.linspace(-1, 1, y.numel()).reshape(y.shape))
+        into += [y.detach(), x.grad, w.grad, b.grad]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert found[0].is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+
+def test_gradients_of_every_order_agree_with_differences_in_float64() -> None:
+    case = {"stride": 2, "padding": 1, "groups": 2}
+
+    def convolve(x: Any, w: Any, b: Any) -> Any:
+        return autoconv.torch.conv2d(x, w, b, **case, mode="direct")
+
+    given = operands(groups=2, dtype=torch.float64)
+    assert torch.autograd.gradcheck(convolve, given)
+    assert torch.autograd.gradgradcheck(convolve, given)
+
+
+@pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "channels_last"])
+def test_pytorch_finds_nothing_wrong_with_the_operators(channels_last: bool) -> None:
+    x, w, b = operands(groups=2)
+    if channels_last:
+        x = x.detach().to(memory_format=torch.channels_last).requires_grad_()
+    rest = [2, 1], [1, 0, 2, 1], [1, 1], 2, "direct", False, False
+    dy = operators.conv2d(x, w, b, *rest).detach()
+    for operator, arguments in (
+        (operators.conv2d, (x, w, b)),
+        (operators.conv2d_dgrad, (dy.requires_grad_(), w, x.shape[2:])),
+        (operators.conv2d_wgrad, (x, dy, w.shape[2:])),
+    ):
+        results = torch.library.opcheck(operator, (*arguments, *rest))
+        assert set(results.values()) == {"SUCCESS"}
+
+
+def test_only_gradients_that_are_asked_for_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for name in ("conv2d_dgrad", "conv2d_wgrad"):
+        original = getattr(autoconv.functional, name)
+        monkeypatch.setattr(autoconv.functional, name, lambda *a, n=name, f=original, **o: seen.append(n) or f(*a, **o))
+    x, w, _ = operands()
+    autoconv.torch.conv2d(x.detach(), w, **OURS).sum().backward()
+    assert seen == ["conv2d_wgrad"]
+    autoconv.torch.conv2d(x, w.detach(), **OURS).sum().backward()
+    assert seen == ["conv2d_wgrad", "conv2d_dgrad"]
+
+
+def test_it_compiles_whole() -> None:
+    def block(x: Any, w: Any) -> Any:
+        return autoconv.torch.conv2d(x, w, padding=1, **OURS).relu()
+
+    x, w, _ = operands()
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    y = compiled(x, w)
+    torch.testing.assert_close(y, block(x, w))
+    y.sum().backward()
+    expected = torch.autograd.grad(block(x, w).sum(), [x, w])
+    torch.testing.assert_close([x.grad, w.grad], list(expected))
+
+
+def test_one_image_and_other_types() -> None:
+    x, w, b = (t.detach() for t in operands())
+    one = autoconv.torch.conv2d(x[0], w, b, **OURS)
+    torch.testing.assert_close(one, autoconv.torch.conv2d(x, w, b, **OURS)[0])
+    half = autoconv.torch.conv2d(x.bfloat16(), w.bfloat16(), **OURS)
+    assert half.dtype is torch.bfloat16
+    torch.testing.assert_close(half.float(), F.conv2d(x, w), rtol=0.1, atol=0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(autoconv.torch.conv2d(x, w, **OURS), half)
+
+
+def test_memory_is_shared_and_pytorchs_settings_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def spy(x: Any, w: Any, bias: Any, **options: Any) -> Any:
+        seen.update(options, x=x.ctypes.data)
+        return original(x, w, bias, **options)
+
+    original = autoconv.functional.conv2d
+    monkeypatch.setattr(autoconv.functional, "conv2d", spy)
+    x, w, _ = (t.detach() for t in operands())
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    try:
+        autoconv.torch.conv2d(x, w, **OURS)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(before)
+    assert seen["x"] == x.data_ptr()
+    assert seen["device"].threads == 1
+    assert seen["deterministic"]
+
+
+def test_a_module_takes_the_place_of_pytorchs() -> None:
+    torch.manual_seed(0)
+    theirs = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect", groups=2)
+    )
+    x = torch.randn(2, 3, 6, 5)
+    expected, parameters = theirs(x), dict(theirs.named_parameters())
+    ours = autoconv.torch.replace_convolutions(theirs, **OURS)
+    assert ours is theirs
+    assert [type(m) for m in ours] == [autoconv.torch.Conv2d, nn.ReLU, autoconv.torch.Conv2d]
+    assert all(value is parameters[name] for name, value in ours.named_parameters())
+    torch.testing.assert_close(ours(x), expected)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    before = float(ours(x).detach().square().sum())
+    for _ in range(3):
+        optimizer.zero_grad()
+        ours(x).square().mean().backward()
+        optimizer.step()
+    assert float(ours(x).detach().square().sum()) < before
+
+
+def test_what_is_no_convolution_is_refused() -> None:
+    x, w, b = (t.detach() for t in operands())
+    conv2d = autoconv.torch.conv2d
+    with pytest.raises(autoconv.ArrayError, match="weight: expected a tensor on the CPU, got one on meta"):
+        conv2d(x, w.to("meta"))
+    with pytest.raises(autoconv.ArrayError, match="input: expected a tensor on the CPU, got ndarray"):
+        conv2d(x.numpy(), w)
+    with pytest.raises(autoconv.ArrayError, match=r"expected input \(N, C, H, W\) .* got \(4,\)"):
+        conv2d(x[0, :, 0, 0], w)
+    with pytest.raises(autoconv.ArrayError, match=r"padding='same': expected a stride of 1"):
+        conv2d(x, w, padding="same", stride=2)
+    with pytest.raises(autoconv.ArrayError, match=r"padding='twice'"):
+        conv2d(x, w, padding="twice")
+    with pytest.raises(autoconv.LayerError, match="stride"):
+        conv2d(x, w, stride=0, **OURS)
+    with pytest.raises(autoconv.ArrayError, match="w: expected float32"):
+        conv2d(x, w.double(), **OURS)
+    with pytest.raises(autoconv.ArrayError, match="bias: expected float32"):
+        conv2d(x, w, b[:2], **OURS)
+    with pytest.raises(autoconv.PlanError, match="sideways"):
+        conv2d(x, w, mode="sideways")

@@ -1,0 +1,146 @@
+"""`autoconv.torch.optimize`: the same answers, and what it refuses."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
+
+from torch import nn  # noqa: E402
+from torch_models import Small, seeded  # noqa: E402
+
+import autoconv  # noqa: E402
+import autoconv.torch  # noqa: E402
+from autoconv.cpu import pool  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return seeded(Small())
+
+
+@pytest.fixture(scope="module")
+def fast(model: Any) -> Any:
+    return autoconv.torch.optimize(model, torch.zeros(2, 3, 18, 14), mode="heuristic")
+
+
+def test_the_answers_are_those_of_the_model_in_float64(model: Any, fast: Any) -> None:
+    x = torch.randn(2, 3, 18, 14)
+    found = fast(x)
+    expected = seeded(Small()).double()(x.double())
+    assert list(found) == list(expected) == ["scores", "up"]
+    for name, value in expected.items():
+        assert found[name].dtype is torch.float32
+        assert (found[name] - value).abs().max() <= 1e-5 * value.abs().max()
+
+
+def test_everything_is_fused_into_few_kernels_of_ours(fast: Any) -> None:
+    explained = fast.network.explain()
+    assert "numpy" not in explained.lower()
+    kinds = [node.operator.kind for node in fast.network.graph.nodes.values()]
+    assert "BatchNorm" not in explained
+    assert kinds.count("Conv") == 5
+    assert "depthwise.0" in explained
+
+
+def test_parameters_are_constant_and_outputs_are_new(fast: Any) -> None:
+    x = torch.randn(2, 3, 18, 14)
+    first = fast(x)
+    kept = first["up"].clone()
+    fast(torch.zeros_like(x))
+    torch.testing.assert_close(first["up"], kept, rtol=0, atol=0)
+    model = seeded(nn.Sequential(nn.Conv2d(1, 2, 1), nn.PReLU()))
+    other = autoconv.torch.optimize(model, torch.ones(1, 1, 4, 4), mode="heuristic")
+    before = other(torch.ones(1, 1, 4, 4))
+    with torch.no_grad():
+        for value in model.parameters():
+            value.zero_()
+    torch.testing.assert_close(other(torch.ones(1, 1, 4, 4)), before, rtol=0, atol=0)
+
+
+def test_any_memory_format_and_several_threads(fast: Any) -> None:
+    x = torch.randn(2, 3, 18, 14)
+    expected = fast(x)["up"]
+    given = [x.contiguous(memory_format=torch.channels_last), *[x] * 7]
+    with ThreadPoolExecutor(2) as threads:
+        for found in threads.map(fast, given):
+            torch.testing.assert_close(found["up"], expected, rtol=0, atol=0)
+
+
+def test_it_is_tuned_saved_and_loaded(tmp_path: Path) -> None:
+    model = seeded(nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU()))
+    x = torch.randn(1, 2, 6, 6)
+    fast = autoconv.torch.optimize(model, (x,), budget=0.01)
+    (made,) = fast.network.plans.values()
+    assert any(facts.timed for facts in made.facts.values())
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+    fast.network.save(tmp_path / "net.autoconv")
+    loaded = autoconv.load(tmp_path / "net.autoconv")
+    np.testing.assert_allclose(loaded.run(x.numpy()), fast(x).numpy())
+
+
+def test_other_inputs_are_refused(fast: Any) -> None:
+    x = torch.zeros(2, 3, 18, 14)
+    with pytest.raises(
+        autoconv.ArrayError, match=r"planned for float32 \(2, 3, 18, 14\), got float32 \(1, 3, 18, 14\)"
+    ):
+        fast(x[:1])
+    with pytest.raises(autoconv.ArrayError, match="got float64"):
+        fast(x.double())
+    with pytest.raises(autoconv.ArrayError, match="expected inputs like the example"):
+        fast(x, x)
+    with pytest.raises(autoconv.ArrayError, match="expected a tensor on the CPU, got ndarray"):
+        fast(x.numpy())
+    with pytest.raises(autoconv.ArrayError, match=r"without a gradient.*no_grad"):
+        fast(x.requires_grad_())
+    with torch.no_grad():
+        fast(x)
+
+
+def test_numbers_of_the_example_are_constant() -> None:
+    fast = autoconv.torch.optimize(seeded(Small()), (torch.zeros(1, 3, 10, 10), 3.0), mode="heuristic")
+    fast(torch.zeros(1, 3, 10, 10), 3.0)
+    with pytest.raises(autoconv.ArrayError, match=r"expected 3.0 as in the example, got 4.0"):
+        fast(torch.zeros(1, 3, 10, 10), 4.0)
+
+
+def test_models_that_cannot_be_taken_are_refused() -> None:
+    x = torch.ones(1, 2, 4, 4)
+    with pytest.raises(autoconv.ConfigError, match=r"Small: expected a model in evaluation mode: call model.eval\(\)"):
+        autoconv.torch.optimize(Small().train(), x)
+    with pytest.raises(autoconv.ConfigError, match=r"model: expected a torch.nn.Module, got int"):
+        autoconv.torch.optimize(3, x)  # type: ignore[arg-type]
+
+    class Cumulative(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.cumsum(1)
+
+    outer = nn.Sequential(nn.ReLU(), Cumulative()).eval()
+    with pytest.raises(autoconv.ConfigError, match=r"Sequential: node '1' \(aten.cumsum.default\): no such operator"):
+        autoconv.torch.optimize(outer, x)
+
+    class Branching(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(autoconv.ConfigError, match=r"Branching: torch.export cannot trace it"):
+        autoconv.torch.optimize(Branching().eval(), x)
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: Any) -> Any:
+            self.count += 1
+            return x + self.count
+
+    with pytest.raises(autoconv.ConfigError, match="count: expected a model that changes nothing"):
+        autoconv.torch.optimize(Counting().eval(), x)

@@ -1,0 +1,152 @@
+"""Models of PyTorch become graphs: every operator, against PyTorch in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
+
+import torch.nn.functional as F  # noqa: E402, N812
+from torch import nn  # noqa: E402
+from torch_models import seeded  # noqa: E402
+
+import autoconv  # noqa: E402
+import autoconv.torch  # noqa: E402
+from autoconv.networks.passes import optimized  # noqa: E402
+from autoconv.networks.reference import evaluate  # noqa: E402
+from autoconv.networks.torch_reader import exported, translated  # noqa: E402
+from autoconv.networks.torch_reader.reader import LOWERINGS  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")  # PyTorch's own
+
+IMAGES = (2, 4, 7, 6)
+
+
+class Applied(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arrays: Any) -> Any:
+        return self.function(*arrays)
+
+
+def shuffled(x: Any) -> Any:
+    return x.view(2, 2, 2, 7, 6).transpose(1, 2).reshape(x.shape)
+
+
+MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=1), (2, 4, 9)),
+    "conv2d": (lambda: nn.Conv2d(4, 6, (3, 2), stride=(1, 2), padding=(1, 0), dilation=(2, 1), groups=2), IMAGES),
+    "conv2d of an image": (lambda: nn.Conv2d(4, 6, 3), IMAGES[1:]),
+    "conv2d same": (lambda: nn.Conv2d(4, 6, (2, 3), padding="same", bias=False), IMAGES),
+    "conv2d reflect": (lambda: nn.Conv2d(4, 6, 3, padding=2, padding_mode="reflect"), IMAGES),
+    "conv2d replicate": (lambda: nn.Conv2d(4, 6, 3, padding=2, padding_mode="replicate"), IMAGES),
+    "transpose 1d": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2), (2, 4, 9)),
+    "transpose": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2), IMAGES),
+    "ours": (lambda: autoconv.torch.Conv2d(4, 6, 3, padding=1), IMAGES),
+    "batch norm": (lambda: nn.BatchNorm2d(4), IMAGES),
+    "batch norm, plain": (lambda: nn.BatchNorm2d(4, affine=False), IMAGES),
+    "layer norm": (lambda: nn.LayerNorm([7, 6]), IMAGES),
+    "group norm": (lambda: nn.GroupNorm(2, 4), IMAGES),
+    "linear": (lambda: nn.Linear(6, 5), IMAGES),
+    "linear, plain": (lambda: nn.Linear(6, 5, bias=False), (3, 6)),
+    "max pool": (lambda: nn.MaxPool2d(3, 2, padding=1, dilation=(1, 2), ceil_mode=True), IMAGES),
+    "max pool 1d": (lambda: nn.MaxPool1d(2), (2, 4, 9)),
+    "average pool": (lambda: nn.AvgPool2d(3, 2, padding=1, ceil_mode=True), IMAGES),
+    "average pool without padding": (lambda: nn.AvgPool2d(2, 1, padding=1, count_include_pad=False), IMAGES),
+    "average pool 1d": (lambda: nn.AvgPool1d(3), (2, 4, 9)),
+    "adaptive": (lambda: nn.AdaptiveAvgPool2d((3, 4)), IMAGES),
+    "adaptive, whole windows": (lambda: nn.AdaptiveAvgPool2d((7, 3)), IMAGES),
+    "adaptive, one": (lambda: nn.AdaptiveAvgPool2d(1), IMAGES),
+    "adaptive max": (lambda: nn.AdaptiveMaxPool2d((1, 1)), IMAGES),
+    "upsample nearest": (lambda: nn.Upsample(scale_factor=(2, 3)), IMAGES),
+    "upsample linear": (lambda: nn.Upsample(size=(9, 13), mode="bilinear"), IMAGES),
+    "upsample aligned": (lambda: nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), IMAGES),
+    "upsample cubic": (lambda: nn.Upsample(scale_factor=1.5, mode="bicubic"), IMAGES),
+    "pixel shuffle": (lambda: nn.PixelShuffle(2), IMAGES),
+    "channel shuffle": (lambda: Applied(shuffled), IMAGES),
+    "zero pad": (lambda: nn.ZeroPad2d((1, -2, 3, 0)), IMAGES),
+    "constant pad": (lambda: nn.ConstantPad2d(2, 1.5), IMAGES),
+    **{type(found).__name__: (lambda found=found: found, IMAGES) for found in (
+        nn.ReLU(), nn.ReLU6(), nn.Sigmoid(), nn.Tanh(), nn.SiLU(), nn.Hardswish(), nn.Hardsigmoid(), nn.Hardtanh(-2, 3),
+        nn.LeakyReLU(0.2), nn.ELU(0.5), nn.PReLU(4), nn.GELU(), nn.Softplus(), nn.Mish(), nn.Softmax(1),
+        nn.LogSoftmax(-1), nn.Dropout(), nn.Flatten(), nn.Identity())},
+    "gelu by tanh": (lambda: nn.GELU("tanh"), IMAGES),
+    "clamp": (lambda: Applied(lambda x: x.clamp(min=-0.5).clamp_max(0.7)), IMAGES),
+    "arithmetic": (lambda: Applied(lambda x: (2 - x) / 3 + (x * x - 1).abs().sqrt() - x.exp().log()), IMAGES),
+    "powers": (lambda: Applied(lambda x: (x.abs() + 1).pow(0.5) + x**2 + 1 / (x**2 + 1) + (x * x + 1).rsqrt()), IMAGES),
+    "a factor": (lambda: Applied(lambda x: torch.add(x, x.tanh(), alpha=2) - torch.sub(x, 1, alpha=3)), IMAGES),
+    "largest and least": (lambda: Applied(lambda x: torch.maximum(x, -x) + torch.minimum(x, x * 2)), IMAGES),
+    "sums": (lambda: Applied(lambda x: x.mean() + x.sum((1, 3)) + x.amax(dim=(1, 3)) + x.mean(3)[:, 0]), IMAGES),
+    "reshapes": (lambda: Applied(lambda x: x.view(2, -1)[:, None].squeeze().view(4, 4, 21).permute(2, 0, 1)), IMAGES),
+    "slices": (lambda: Applied(lambda x: x[:, 1:4:2, :, -3:] + x[:, :2, :, :3] + x[:, 3:, :1, 2:5]), IMAGES),
+    "parts": (lambda: Applied(lambda x: sum(x.chunk(2, 1)) + x.split([1, 3], 1)[0] + x.unbind(1)[2][:, None]), IMAGES),
+    "joined": (lambda: Applied(lambda x: torch.cat([x, torch.stack([x[:, 0], x[:, 1]], 1)], 1)), IMAGES),
+    "repeated": (lambda: Applied(lambda x: x.mean((2, 3), keepdim=True).expand(-1, -1, 7, 6) + x), IMAGES),
+    "products": (lambda: Applied(lambda x: (x @ x.mT).matmul(x) + torch.einsum("nchw,nchv->ncwv", x, x).sum()), IMAGES),
+    "constants": (lambda: Applied(lambda x: x + torch.arange(6.0) + torch.full((7, 1), 2.0)), IMAGES),
+}  # fmt: skip
+
+
+def numbers(shape: tuple[int, ...]) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_and_its_graph_agree_in_float64(name: str) -> None:
+    make, shape = MODELS[name]
+    model, x = seeded(make()), numbers(shape)
+    graph = translated(exported(model, (x,)), name)
+    model = model if name == "ours" else model.double()
+    with torch.no_grad():
+        expected = model(x if name == "ours" else x.double()).double().numpy()
+    for found in (graph, optimized(graph)):
+        (y,) = evaluate(found, {next(iter(found.inputs)): x.numpy()}).values()
+        assert y.shape == expected.shape
+        assert np.abs(y - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+def test_every_lowering_is_an_operator_of_pytorch() -> None:
+    for name in LOWERINGS:
+        space, _, rest = name.partition("::")
+        operator, _, overload = rest.partition(".")
+        assert hasattr(getattr(getattr(torch.ops, space), operator), overload or "default"), name
+
+
+def test_nodes_bear_the_names_of_modules() -> None:
+    model = seeded(nn.Sequential(nn.Sequential(nn.Conv2d(4, 6, 1), nn.ReLU()), nn.Conv2d(6, 2, 1)))
+    graph = translated(exported(model, (numbers(IMAGES),)), "net")
+    assert [name for name in graph.nodes if not name[-1].isdigit() or "." not in name] == ["1"]
+    assert {"0.0", "0.1", "1"} <= graph.nodes.keys()
+    assert {"0.0.weight", "1.weight"} <= graph.constants.keys()
+
+
+def test_a_parameter_of_two_modules_is_one_constant() -> None:
+    first, second = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+    second.weight = first.weight
+    graph = translated(exported(nn.Sequential(first, second).eval(), (numbers((2, 6)),)), "tied")
+    assert len(graph.constants) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: x.cumsum(0), r"net: node 'cumsum' \(aten.cumsum.default\): no such operator here: expected one of"),
+        (lambda x: F.max_pool2d(x, 2, return_indices=True), "output 1 is not computed here"),
+        (lambda x: F.avg_pool2d(x, 2, divisor_override=3), "divisor_override=3: expected None"),
+        (lambda x: F.adaptive_max_pool2d(x, (3, 3)), r"output_size=\(3, 3\): expected divisors of \(7, 6\)"),
+        (lambda x: x + torch.randn(6), "expected no random numbers"),
+        (lambda x: F.conv3d(x[:, None], torch.ones(1, 1, 1, 1, 1)), "expected images of one or two dimensions"),
+        (lambda x: x.long() + 1, "no such operator"),
+    ],
+)
+def test_what_is_not_known_is_named(function: Any, message: str) -> None:
+    with pytest.raises(autoconv.ConfigError, match=message):
+        translated(exported(Applied(function).eval(), (numbers(IMAGES),)), "net")
