@@ -15,6 +15,8 @@ from typing import Any
 
 from autoconv.bench import statistics as figures
 from autoconv.bench.baselines import BASELINES
+from autoconv.bench.networks.race import FILE
+from autoconv.bench.networks.runtimes import RUNTIMES
 from autoconv.bench.suites import CLASSES
 from autoconv.common.text import duration
 
@@ -31,6 +33,7 @@ def results() -> list[tuple[str, Result]]:
         (label, json.loads(path.read_text(encoding="utf-8")))
         for folder, label in PROCESSORS.items()
         for path in sorted((ROOT / "docs" / "results" / folder).glob("*.json"))
+        if path.name != FILE
     ]
     order = list(PROCESSORS.values())
     return sorted(found, key=lambda pair: (order.index(pair[0]), pair[1]["suite"], pair[1]["batch"]))
@@ -45,6 +48,16 @@ def columns(suite: str) -> list[tuple[str, Result]]:
             found.append((batch if label == before else f"{label}, {batch}", result))
             before = label
     return found
+
+
+def races() -> list[tuple[str, Result]]:
+    """Every race of a whole network with its processor."""
+    return [
+        (label, race)
+        for folder, label in PROCESSORS.items()
+        if (path := ROOT / "docs" / "results" / folder / FILE).is_file()
+        for race in json.loads(path.read_text(encoding="utf-8"))["networks"]
+    ]
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -138,7 +151,33 @@ def networks() -> str:
     return table(["network", "processor", *titles.values()], sorted(rows))
 
 
+def whole(batch: int) -> str:
+    """Whole networks against every runtime, the fastest in its own column; and the geometric means of those raced."""
+    rows = []
+    means: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for label, race in races():
+        if race["batch"] != batch or not race["best"]:
+            continue
+        ratios, best = race["ratios"], race["best"]
+        own = statistics.median(race["seconds"]["autoconv"])
+        against = (cell(ratios.get(name)) for name in RUNTIMES)
+        place = f"{label}, {race['threads']} threads"
+        rows.append([race["network"], place, duration(own), best, with_interval(ratios[best]), *against])
+        found = means.setdefault((place, race["threads"]), {"best": []})
+        found["best"].append(ratios[best]["median"])
+        for name, ratio in ratios.items():
+            found.setdefault(name, []).append(ratio["median"])
+    for (place, _), found in means.items():
+        count = len(found["best"])
+        middles = {name: statistics.geometric_mean(values) for name, values in found.items()}
+        partial = {name: "" if len(values) == count else f" ({len(values)})" for name, values in found.items()}
+        against = (f"{middles[name]:.2f}{partial[name]}" if name in middles else "-" for name in RUNTIMES)
+        rows.append([f"geometric mean of {count}", place, "", "", f"{middles['best']:.2f}", *against])
+    return table(["network", "processor", "autoconv", "best", "over autoconv", *RUNTIMES], rows)
+
+
 TABLES = {
+    "whole-1": lambda: whole(1),
     "means": means,
     "baselines": baselines,
     "layers-1": lambda: layers(1),

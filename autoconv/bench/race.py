@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,20 +69,29 @@ def race(
     busy: Callable[[], float] = time.process_time,
 ) -> dict[str, Samples]:
     """Every contestant's seconds in every round."""
-    times: dict[str, Samples] = {name: [] for name in runs}
-    order, shuffle = list(runs), random.Random(0).shuffle
+
+    def one(name: str) -> float:
+        wait_until_idle(sleep, busy)
+        return sample(runs[name], clock)
+
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        for _ in range(rounds):
-            shuffle(order)
-            for name in order:
-                wait_until_idle(sleep, busy)
-                times[name].append(sample(runs[name], clock))
+        return interleaved({name: partial(one, name) for name in runs}, rounds)
     finally:
         if collecting:
             gc.enable()
+
+
+def interleaved(samplers: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, Samples]:
+    """A sample of every contestant in every round, in an order shuffled anew."""
+    times: dict[str, Samples] = {name: [] for name in samplers}
+    order, shuffle = list(samplers), random.Random(0).shuffle
+    for _ in range(rounds):
+        shuffle(order)
+        for name in order:
+            times[name].append(samplers[name]())
     return times
 
 

@@ -101,10 +101,14 @@ def file_name(suite: Suite) -> str:
 
 def keep(suite: Suite, folder: Path) -> None:
     """Write the result, in the place of an older one; an interruption leaves either."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / file_name(suite)
+    write(folder / file_name(suite), to_json(suite))
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    """Write a result, in the place of an older one, in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(f".{os.getpid()}")
-    new.write_text(_text(to_json(suite)), encoding="utf-8")
+    new.write_text(_text(result), encoding="utf-8")
     new.replace(path)
 
 

@@ -16,10 +16,11 @@ from autoconv.cli.explain import explain
 from autoconv.cli.figures.report import report
 from autoconv.cli.figures.sweep import sweep
 from autoconv.cli.info import info
+from autoconv.cli.networks.compare import compare
+from autoconv.cli.networks.run import layers, run
 from autoconv.cli.options import FAILED, INTERRUPTED, OK, USAGE
 from autoconv.cli.output import say
 from autoconv.cli.records import export, import_, show
-from autoconv.cli.run import run
 from autoconv.cli.tune import tune
 from autoconv.common.text import one_line
 from autoconv.errors import AutoconvError, PlanError
@@ -37,7 +38,7 @@ def cli() -> None:
     """
 
 
-for verb in (tune, explain, run, report, sweep, show, info, bench, export, import_):
+for verb in (tune, explain, run, layers, compare, report, sweep, show, info, bench, export, import_):
     cli.add_command(verb)
 
 

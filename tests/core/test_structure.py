@@ -66,12 +66,12 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
     ),
     "autoconv.cli": (
         {"main"},
-        {"tune", "explain", "run", "figures", "records", "info", "bench"},
+        {"tune", "explain", "networks", "figures", "records", "info", "bench"},
         {"tables"},
         {"options", "output"},
     ),
     "autoconv.bench": (
-        {"gpu", "exhaustive", "report"},
+        {"gpu", "exhaustive", "networks", "strategies", "report"},
         {"race", "reports"},
         {"results", "exported", "bound"},
         {"suites"},

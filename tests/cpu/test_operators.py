@@ -65,6 +65,8 @@ CASES: dict[str, tuple[Operator, list[tuple[int, ...]]]] = {
     "softmax": (Softmax(1), [(3, 1000)]),
     "softmax of few": (Softmax(1), [(4, 5, 1, 1)]),
     "lrn": (LRN(size=5, alpha=1e-1, beta=0.75, bias=1.0), [(2, 9, 5, 7)]),
+    "lrn of fewer channels": (LRN(size=7, alpha=0.3, beta=0.75, bias=1.0), [(2, 2, 3, 5)]),
+    "lrn of one channel at a time": (LRN(size=1, alpha=0.3, beta=0.75, bias=1.0), [(1, 3, 3, 3)]),
     "lrn, even and of another power": (LRN(size=4, alpha=0.5, beta=0.6, bias=2.0), [(1, 9, 3, 7)]),
     "nearest": (Resize(2, ((0,), (0,), (1,), (1,), (2,)), ((1.0,),) * 5), [(2, 3, 3, 9)]),
     "between two": (Resize(3, ((0, 1), (1, 2), (2, 2)), ((0.5, 0.5), (0.25, 0.75), (1.0, 0.0))), [(2, 3, 4, 3)]),

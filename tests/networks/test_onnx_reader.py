@@ -11,9 +11,11 @@ import pytest
 onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper  # noqa: E402
-from onnx_models import LIGHT, NETWORKS, light, model, node, stored_output  # noqa: E402
+from onnx_models import LIGHT, model, node, stored_output  # noqa: E402
 
 from autoconv import networks  # noqa: E402
+from autoconv.bench.networks.models import LIGHT as NINE  # noqa: E402
+from autoconv.bench.networks.models import light  # noqa: E402
 from autoconv.errors import ConfigError  # noqa: E402
 from autoconv.networks.onnx_reader import read, translated  # noqa: E402
 from autoconv.networks.operators import Conv, MatMul  # noqa: E402
@@ -27,7 +29,7 @@ CONVOLUTIONS = {
 RELU = [node("Relu", "x")]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", NINE)
 def test_the_networks_that_come_with_onnx_answer_what_is_stored(name: str) -> None:
     graph = optimized(read(LIGHT / f"light_{name}.onnx"))
     operators = [n.operator for n in graph.nodes.values()]

@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from onnx_models import light, model, node, randomised
+from onnx_models import model, node
 
+from autoconv.bench.networks.models import light, randomised
 from autoconv.networks.graph import Graph
 from autoconv.networks.onnx_reader import translated
 from autoconv.networks.operators import Conv, ConvTranspose, MatMul

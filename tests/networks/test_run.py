@@ -18,6 +18,7 @@ import autoconv
 from autoconv.cli.main import cli
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
+from autoconv.cpu.operators import sequence
 from autoconv.errors import ArrayError, ConfigError, PlanError
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
@@ -70,6 +71,18 @@ def test_the_command_runs_a_network(option: list[str], tmp_path: Path) -> None:
     else:
         assert "100.0%" in ran.output
         assert "0% of the steps' time in convolutions" in ran.output
+
+
+@kernels
+def test_as_many_threads_take_part_in_a_layer_as_when_it_runs_alone() -> None:
+    device = CPU.current(2)
+    net = compiled(small(1), device)
+    layers = {s.node.name: s.calls[0].party for s in net._schedule.steps if s.node.name in net.plans and s.calls}
+    assert layers
+    assert layers == {name: net.plans[name].kernel.party for name in layers}
+    tables = [part._words[1:] for part in net._instances[0]._parts if hasattr(part, "_words")]
+    rows = np.concatenate(tables).reshape(-1, sequence.ROW)
+    assert list(rows[:, 1]) == [call.party or 2 for call in net._schedule.calls]
 
 
 @kernels

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from autoconv.bench.baselines.base import Baseline, Prepared, Problem
 from autoconv.cpu.device import CPU
@@ -16,10 +17,8 @@ from autoconv.vendors.onnxruntime import onnx_model
 
 
 def _prepare(problem: Problem, device: CPU, constant: bool, fresh: bool) -> Prepared:
-    with _silent():
+    with silent():
         import MNN.expr
-        import MNN.nn
-        from _tools import mnnconvert  # not by MNN.tools, whose import installs packages that report on the user
 
         first, own = MNN.expr.NCHW, MNN.expr.NC4HW4
         inputs, constants = {"conv.x": problem.a}, {"conv.w": problem.b}
@@ -27,19 +26,27 @@ def _prepare(problem: Problem, device: CPU, constant: bool, fresh: bool) -> Prep
             constants["conv.bias"] = problem.bias
         if problem.residual is not None:
             inputs["conv.residual"] = problem.residual
-        with tempfile.TemporaryDirectory() as folder:
-            source, target = Path(folder, "layer.onnx"), Path(folder, "layer.mnn")
-            source.write_bytes(onnx_model({"conv": problem.layer}, constants))
-            mnnconvert(["", "-f", "ONNX", "--modelFile", str(source), "--MNNModel", str(target), "--keepInputFormat=0"])
-            settings = {"backend": "CPU", "numThread": device.threads, "precision": "high"}
-            runtime = MNN.nn.create_runtime_manager((settings,))
-            module = MNN.nn.load_module_from_file(str(target), [*inputs], ["conv.y"], runtime_manager=runtime)
+        module = converted(onnx_model({"conv": problem.layer}, constants), [*inputs], ["conv.y"], device.threads)
         variables = [MNN.expr.convert(MNN.expr.const(x, list(x.shape), first), own) for x in inputs.values()]
     return Prepared(lambda: module.forward(variables)[0], lambda y: MNN.expr.convert(y, first).read())
 
 
+def converted(model: bytes, inputs: list[str], outputs: list[str], threads: int) -> Any:
+    """An ONNX model as a module that takes its inputs in MNN's own format."""
+    import MNN.nn
+    from _tools import mnnconvert  # not by MNN.tools, whose import installs packages that report on the user
+
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "model.onnx"), Path(folder, "model.mnn")
+        source.write_bytes(model)
+        mnnconvert(["", "-f", "ONNX", "--modelFile", str(source), "--MNNModel", str(target), "--keepInputFormat=0"])
+        settings = {"backend": "CPU", "numThread": threads, "precision": "high"}
+        runtime = MNN.nn.create_runtime_manager((settings,))
+        return MNN.nn.load_module_from_file(str(target), inputs, outputs, runtime_manager=runtime)
+
+
 @contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """Nothing on standard output, to which MNN tells from C++ what it does."""
     flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()

@@ -30,8 +30,8 @@ def _prepare(problem: Problem, device: CPU, constant: bool, fresh: bool) -> Prep
     return Prepared(lambda: _output(net, mats), _array)
 
 
-def _net(description: list[str], weights: Array, threads: int) -> Any:
-    """A network of these lines, with float32 alone."""
+def empty_net(threads: int) -> Any:
+    """One that will compute with float32 alone."""
     import ncnn
 
     net = ncnn.Net()
@@ -40,6 +40,12 @@ def _net(description: list[str], weights: Array, threads: int) -> Any:
         setattr(options, name, False)
     options.num_threads = threads
     net.opt = options
+    return net
+
+
+def _net(description: list[str], weights: Array, threads: int) -> Any:
+    """A network of these lines, with float32 alone."""
+    net = empty_net(threads)
     blobs = {blob for line in description for blob in line.split()[4 : 4 + sum(map(int, line.split()[2:4]))]}
     if net.load_param_mem("\n".join([str(MAGIC), f"{len(description)} {len(blobs)}", *description, ""])):
         raise RuntimeError(f"ncnn does not take the network {'; '.join(description)}")

@@ -24,13 +24,7 @@ def _prepare(problem: Problem, device: CPU, constant: bool, fresh: bool) -> Prep
         inputs.append(problem.b)
     if problem.residual is not None:
         inputs.append(np.ascontiguousarray(problem.residual.transpose(CHANNELS_LAST)))
-    settings = {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "INFERENCE_NUM_THREADS": device.threads,
-        "NUM_STREAMS": 1,
-        "PERFORMANCE_HINT": "LATENCY",
-    }
-    request = _core().compile_model(_model(problem, constant), "CPU", settings).create_infer_request()
+    request = core().compile_model(_model(problem, constant), "CPU", settings(device.threads)).create_infer_request()
     tensors = [openvino.Tensor(array, shared_memory=True) for array in inputs]
     for place, tensor in enumerate(tensors):
         request.set_input_tensor(place, tensor)
@@ -51,10 +45,21 @@ def _prepare(problem: Problem, device: CPU, constant: bool, fresh: bool) -> Prep
 
 
 @functools.cache
-def _core() -> Any:
+def core() -> Any:
+    """What reads and compiles models."""
     import openvino
 
     return openvino.Core()
+
+
+def settings(threads: int) -> dict[str, Any]:
+    """Float32, so many threads, one run at a time."""
+    return {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
 
 
 def _model(problem: Problem, constant: bool) -> Any:

@@ -12,6 +12,16 @@ from autoconv.layer import DIRECTIONS
 from autoconv.vendors.torch import tensor, torch_convolution, uneven_padding
 
 
+def pin(threads: int) -> None:
+    """Have it compute in float32, rather than bfloat16 or TF32 where the user allows them, on so many threads."""
+    import torch
+
+    torch.backends.mkldnn.conv.fp32_precision = "ieee"
+    torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+
+
 def _in_format(channels_last: bool) -> Callable[[Problem, CPU, bool, bool], Prepared]:
     def prepare(problem: Problem, device: CPU, constant: bool, fresh: bool) -> Prepared:
         import torch
@@ -19,9 +29,7 @@ def _in_format(channels_last: bool) -> Callable[[Problem, CPU, bool, bool], Prep
         layer = problem.layer
         if (uneven := uneven_padding(layer)) is not None:
             raise PlanError(uneven)
-        torch.backends.mkldnn.conv.fp32_precision = "ieee"  # rather than bfloat16 or TF32, where the user allows them
-        if torch.get_num_threads() != device.threads:
-            torch.set_num_threads(device.threads)
+        pin(device.threads)
         memory_format = torch.channels_last if channels_last else torch.contiguous_format
         a, b = (tensor(array).contiguous(memory_format=memory_format) for array in (problem.a, problem.b))
         bias = None if problem.bias is None else tensor(problem.bias)

@@ -50,7 +50,7 @@ class GeneratedKernel(Kernel):
         packed_bytes: int = 0,
         party: int | None = None,
     ) -> None:
-        self.program = program  # its `run` also for those who run many kernels in one call
+        self.program, self.party = program, party  # also for those who run many kernels in one call
         self.workspace_bytes, self.packed_bytes = workspace_bytes, packed_bytes
         self._run = Entry(program, "run", threads, party)
         self._pack = Entry(program, "pack", threads) if packed_bytes else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from autoconv.cpu.codegen.ir import Function, Module, Value, f32
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.operators import TASK_ELEMENTS
@@ -100,18 +102,36 @@ def emit_lrn(
 
     def pixel(i: Value, count: int) -> None:
         source, target = x + image * (channels * pixels) + i, out + image * (channels * pixels) + i
-        with k.loop(0, channels) as c:
-            total = k.var(k.zero(f32, count))
-            with k.loop(k.max(c - before, 0), k.min(c + after + 1, channels)) as other:
-                v = k.load(source + other * pixels, count)
-                total.fma(v, v)
-            base = k.fma(total.get(), k.const(total.type, alpha / size), k.const(total.type, bias))
+        squares = [k.var(k.zero(f32, count)) for _ in range(size)]  # of the channels around one
+
+        def squared(c: Value | int) -> Value:
+            v = k.load(source + c * pixels, count)
+            return v * v
+
+        def channel(c: Value, enters: bool) -> None:
+            for old, new in itertools.pairwise(squares):
+                old.set(new.get())
+            squares[-1].set(squared(c + after) if enters else k.zero(f32, count))
+            total = squares[0].get()
+            for square in squares[1:]:
+                total = total + square.get()
+            base = k.fma(total, k.const(total.type, alpha / size), k.const(total.type, bias))
             if beta == 0.75:
                 root = sqrt(k, base)
                 power = root * sqrt(k, root)
             else:
                 power = FUNCTIONS["pow"](k, base, k.const(total.type, beta))
             k.store(divide(k, k.load(source + c * pixels, count), power), target + c * pixels)
+
+        for n in range(min(after, channels)):
+            squares[before + 1 + n].set(squared(n))
+        whole_windows = max(0, channels - after)
+        if whole_windows:
+            with k.loop(0, whole_windows) as c:
+                channel(c, enters=True)
+        if whole_windows < channels:
+            with k.loop(whole_windows, channels) as c:
+                channel(c, enters=False)
 
     whole = (last - first) // lanes * lanes + first
     with k.loop(first, whole, lanes) as i:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from autoconv.cpu.codegen.ir import Module, i8, i64, ptr
-from autoconv.cpu.codegen.launch import OPERANDS, RUN, SLOTS
+from autoconv.cpu.codegen.launch import OPERANDS, PARTY, RUN, SLOTS
 
-ROW = 1 + OPERANDS  # words: the address of a kernel's `run`, then those of its operands
+FIRST = 2  # word of a row from which on it has the addresses of operands
+ROW = FIRST + OPERANDS  # words: the address of a kernel's `run`, how many threads take part in it at most, its operands
 
 
 def emit(instruction_set: str) -> Module:
@@ -20,6 +21,7 @@ def emit(instruction_set: str) -> Module:
     with run.loop(0, run.load(table)) as n:
         row = table + 1 + n * ROW
         for slot in range(OPERANDS):
-            run.store(run.load(row + 1 + slot), inner + slot)
+            run.store(run.load(row + FIRST + slot), inner + slot)
+        run.store(run.load(row + 1), inner + PARTY)
         run.call_address(run.bits(run.load(row), ptr(i8)), RUN, inner)
     return m

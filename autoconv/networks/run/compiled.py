@@ -130,7 +130,7 @@ class CompiledNetwork:
         epilogue = rest[0] if made.layer.bias else None, rest[-1] if made.layer.residual else None
         weights: Ref | Array = self._packed_weights(node, made) if kernel.packed_bytes else Ref(node.inputs[1])
         operands = Ref(node.inputs[0]), weights, Ref(node.name), *epilogue, None
-        return Step(node, by, (Call(kernel.program, operands, kernel.workspace_bytes),))
+        return Step(node, by, (Call(kernel.program, operands, kernel.workspace_bytes, kernel.party),))
 
     def _packed_weights(self, node: Node, made: Plan) -> Array:
         key = f"{node.inputs[1]} {made.layer} {made.candidate}"
@@ -172,6 +172,11 @@ class CompiledNetwork:
     def weight_bytes(self) -> int:
         """Bytes of all filters as kernels read them, and of other constants."""
         return self._schedule.weight_bytes
+
+    @property
+    def foreign(self) -> list[str]:
+        """The nodes that no kernel of ours computes."""
+        return [step.node.name for step in self._schedule.steps if step.function is not None]
 
     def tune(self, mode: str = "profile", **options: Any) -> CompiledNetwork:
         """Time the candidates of every layer that has no facts yet, and run by the best from now on.
@@ -309,9 +314,8 @@ class CompiledNetwork:
         """
         steps = self._schedule.steps
         width = max((len(step.node.name) for step in steps), default=0)
-        foreign = [step.node.name for step in steps if step.function is not None]
         lines = [
-            f"{self.graph.name}: {len(steps)} steps, {len(foreign)} of them not by a kernel of ours, "
+            f"{self.graph.name}: {len(steps)} steps, {len(self.foreign)} of them not by a kernel of ours, "
             f"in {self._schedule.segments} calls",
             f"  {size(self.arena_bytes)} of arrays and scratch memory, {size(self.weight_bytes)} of weights",
         ]

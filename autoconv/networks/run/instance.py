@@ -181,12 +181,12 @@ class _Table:
 
     def add(self, instance: Instance, step: int, call: Call) -> None:
         """A kernel of a step."""
-        row = [call.program.address("run")]
+        row = [call.program.address("run"), call.party or instance.schedule.device.threads]
         for slot, operand in enumerate(call.operands):
             if isinstance(operand, Ref):
                 outside, address = instance.place(operand)
                 if outside is not None:
-                    word = 1 + len(self._rows) * sequence.ROW + 1 + slot
+                    word = 1 + len(self._rows) * sequence.ROW + sequence.FIRST + slot
                     self._outside.append((word, outside, address))
                 row.append(0 if outside is not None else address)
             elif slot == 5:

@@ -30,11 +30,15 @@ class Ref:
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel: its program, and what stands in the slots of its context."""
+    """One kernel: its program, and what stands in the slots of its context.
+
+    At most `party` threads take part, all of the device unless it is given.
+    """
 
     program: compiler.Program
     operands: tuple[Ref | Array | None, ...]
     workspace_bytes: int = 0
+    party: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Whole networks against other runtimes, each in a process of its own."""

@@ -1,0 +1,223 @@
+"""A network on autoconv against other runtimes: each in a process of its own, interleaved, answers compared."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoconv.bench.networks.models import fixed
+from autoconv.bench.networks.process import RuntimeProcess
+from autoconv.bench.networks.runtimes import OURS, RUNTIMES
+from autoconv.bench.race import AGREEMENT, disagreement, interleaved
+from autoconv.bench.results import rounded, write
+from autoconv.bench.statistics import Ratio, interval, ratios
+from autoconv.bench.suites import Samples
+from autoconv.common.text import one_line
+from autoconv.cpu.device import CPU
+from autoconv.errors import ConfigError, PlanError
+from autoconv.networks.operators import TensorType
+from autoconv.tuning.worker import NoAnswerError
+
+FILE = "networks.json"  # of a folder of results
+
+
+@dataclass
+class NetworkRace:
+    """What a race of runtimes on one network found.
+
+    Attributes
+    ----------
+    network : str
+        The name of its file.
+    batch : int
+    device : CPU
+    rounds : int
+    times : dict of str to list of float
+        Every contestant's seconds in every round.
+    loading : dict of str to float
+        Seconds until each was ready to run.
+    memory : dict of str to int or None
+        Bytes that the first runs took beyond those of the loaded network.
+    errors : dict of str to float
+        The largest difference of an answer to ours, relative to the largest value.
+    failures : dict of str to str
+        Why a contestant has no times.
+    facts : dict
+        What ours says of itself: the bytes of its arena and its weights, and the nodes that no kernel of ours computes.
+    """
+
+    network: str
+    batch: int
+    device: CPU
+    rounds: int
+    times: dict[str, Samples] = field(default_factory=dict)
+    loading: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, int | None] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Median time of every contestant."""
+        return {name: statistics.median(samples) for name, samples in self.times.items()}
+
+    @property
+    def best(self) -> str | None:
+        """The fastest of the others, where ours has a time to compare."""
+        others = {name: seconds for name, seconds in self.seconds.items() if name != OURS}
+        return min(others, key=others.__getitem__) if others and OURS in self.times else None
+
+    def against(self, name: str) -> Ratio | None:
+        """Another runtime's time over ours."""
+        if name not in self.times or OURS not in self.times:
+            return None
+        return interval(ratios(self.times[name], self.times[OURS]))
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it in plain JSON types."""
+        others = [name for name in self.times if name != OURS]
+        found = {name: ratio for name in others if (ratio := self.against(name))}
+        return {
+            "network": self.network,
+            "batch": self.batch,
+            "threads": self.device.threads,
+            "device": {"name": self.device.name, "key": self.device.key, "versions": self.device.versions},
+            "runtimes": {name: RUNTIMES[name].version for name in RUNTIMES if name in (*others, *self.failures)},
+            "date": datetime.now(UTC).date().isoformat(),
+            "rounds": self.rounds,
+            "best": self.best,
+            "ratios": {name: {"median": r.median, "low": r.low, "high": r.high} for name, r in found.items()},
+            "seconds": rounded(self.times),
+            "loading": {name: round(seconds, 3) for name, seconds in self.loading.items()},
+            "memory": self.memory,
+            "errors": {name: float(f"{error:.2g}") for name, error in self.errors.items()},
+            "failures": self.failures,
+            **self.facts,
+        }
+
+
+def race_network(
+    model: Path,
+    inputs: dict[str, TensorType],
+    batch: int,
+    device: CPU,
+    names: Sequence[str],
+    rounds: int,
+    *,
+    say: Callable[[str], None] = lambda line: None,
+) -> NetworkRace:
+    """Race autoconv, which runs by what is on record, with other runtimes, on random numbers.
+
+    Parameters
+    ----------
+    model : Path
+        An ONNX file.
+    inputs : dict of str to TensorType
+        What the network takes.
+    batch : int
+        In the place of a first dimension that the file leaves open.
+    device : CPU
+        With the number of threads for all.
+    names : sequence of str
+        Of `RUNTIMES`.
+    rounds : int
+    say : callable
+        Called with what is done next.
+
+    Returns
+    -------
+    NetworkRace
+
+    Raises
+    ------
+    ConfigError
+        When the file is none of ONNX.
+    """
+    found = NetworkRace(model.stem, batch, device, rounds)
+    contestants: dict[str, RuntimeProcess] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = folder / "model.onnx"
+        path.write_bytes(_static(model, batch))
+        rng = np.random.default_rng(0)
+        drawn = {name: rng.standard_normal(t.shape).astype(t.dtype) for name, t in inputs.items()}
+        np.savez(folder / "inputs.npz", **drawn)  # type: ignore[arg-type]
+        try:
+            want: list[np.ndarray] | None = None
+            for contestant in (OURS, *names):
+                say(f"loading {found.network} with {contestant}")
+                process = contestants[contestant] = RuntimeProcess(contestant, device)
+                try:
+                    outputs, facts = process.load(path, folder)
+                except (PlanError, NoAnswerError) as failure:
+                    found.failures[contestant] = one_line(failure, 200)
+                    process.close()
+                    del contestants[contestant]
+                    continue
+                found.loading[contestant], found.memory[contestant] = facts.pop("seconds"), facts.pop("memory")
+                found.facts |= facts
+                want = outputs if contestant == OURS else want
+                if want is not None and contestant != OURS:
+                    error = max(map(disagreement, outputs, want)) if len(outputs) == len(want) else float("inf")
+                    if not error <= AGREEMENT:
+                        found.failures[contestant] = f"its answer differs from ours by {error:.1e} of the largest value"
+                        process.close()
+                        del contestants[contestant]
+                        continue
+                    found.errors[contestant] = error
+            say(f"timing {found.network}")
+            times = interleaved({name: partial(_sample, found, contestants[name]) for name in contestants}, rounds)
+            found.times = {name: samples for name, samples in times.items() if name not in found.failures}
+        finally:
+            for process in contestants.values():
+                process.close()
+    return found
+
+
+def _sample(found: NetworkRace, process: RuntimeProcess) -> float:
+    """A sample, or why there will be none."""
+    if process.name not in found.failures:
+        try:
+            return process.sample()
+        except (PlanError, NoAnswerError) as failure:
+            found.failures[process.name] = one_line(failure, 200)
+    return math.nan
+
+
+def _static(model: Path, batch: int) -> bytes:
+    """The file's model with a batch."""
+    from autoconv.networks.onnx_reader.model import load_model
+
+    return bytes(fixed(load_model(model), batch).SerializeToString())
+
+
+def keep(found: NetworkRace, folder: Path) -> None:
+    """Add a race to a folder's file, in the place of an older one of this network, batch and number of threads.
+
+    Raises
+    ------
+    ConfigError
+        When there is such a file that cannot be read.
+    """
+    path, row = folder / FILE, found.to_json()
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["networks"] if path.exists() else []
+        rows = sorted([*(other for other in rows if _identity(other) != _identity(row)), row], key=_identity)
+    except (ValueError, KeyError, TypeError) as failure:
+        raise ConfigError(f"{path}: expected races of networks: {one_line(failure)}") from None
+    write(path, {"networks": rows})
+
+
+def _identity(row: dict[str, Any]) -> tuple[str, int, int]:
+    return row["network"], row["batch"], row["threads"]

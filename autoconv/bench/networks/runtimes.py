@@ -1,0 +1,202 @@
+"""What runs a network, by name: ours, and other libraries', at their default settings but for float32 and threads."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autoconv.algorithm import Array
+from autoconv.bench.baselines import mnn, ncnn, openvino
+from autoconv.bench.baselines import torch as pytorch
+from autoconv.bench.networks.torch_module import torch_module
+from autoconv.cpu.device import CPU
+from autoconv.errors import PlanError
+from autoconv.networks import onnx_reader
+from autoconv.networks.run.compiled import load
+from autoconv.vendors.base import installed, release
+from autoconv.vendors.onnxruntime import bound_arrays, model_session
+
+OURS = "autoconv"
+Inputs = Mapping[str, Array]
+
+
+class Loaded(NamedTuple):
+    """A network, ready to run on some inputs.
+
+    Parameters
+    ----------
+    run : callable
+        One run. What it returns is in the runtime's own format.
+    read : callable
+        Makes the outputs of that, as NumPy arrays in the order of the file, outside of the clock.
+    facts : dict
+        What else it can tell of itself, in plain JSON types.
+    """
+
+    run: Callable[[], Any]
+    read: Callable[[Any], list[Array]]
+    facts: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Something that runs a network from an ONNX file of static shapes.
+
+    Parameters
+    ----------
+    name : str
+        What options and results call it.
+    label : str
+        What people call it.
+    packages : tuple of str
+        What has to be installed; the first is the library.
+    load : callable
+        `load(path, inputs, device)` reads the file. It raises PlanError where the library cannot run the network.
+    """
+
+    name: str
+    label: str
+    packages: tuple[str, ...]
+    load: Callable[[Path, Inputs, CPU], Loaded]
+
+    @property
+    def version(self) -> str:
+        """Of the library."""
+        return release(self.packages[0])
+
+    def missing(self) -> list[str]:
+        """The packages it lacks."""
+        return [package for package in self.packages if not installed(package)]
+
+
+def _ours(path: Path, inputs: Inputs, device: CPU) -> Loaded:
+    net = load(path, device=device)
+    facts = {"arena_bytes": net.arena_bytes, "weight_bytes": net.weight_bytes, "foreign": net.foreign}
+
+    def read(y: Any) -> list[Array]:
+        return list(y.values()) if isinstance(y, dict) else [y]
+
+    return Loaded(lambda: net.run(**inputs), read, facts)
+
+
+def _onnxruntime(path: Path, inputs: Inputs, device: CPU) -> Loaded:
+    session = model_session(path.read_bytes(), device.threads)
+    binding = bound_arrays(session, inputs, {})
+    for output in session.get_outputs():
+        binding.bind_output(output.name)
+    return Loaded(lambda: session.run_with_iobinding(binding), lambda _: binding.copy_outputs_to_cpu())
+
+
+def _openvino(path: Path, inputs: Inputs, device: CPU) -> Loaded:
+    import openvino as library
+
+    compiled = openvino.core().compile_model(str(path), "CPU", openvino.settings(device.threads))
+    request = compiled.create_infer_request()
+    tensors = {name: library.Tensor(array, shared_memory=True) for name, array in inputs.items()}
+    for name, tensor in tensors.items():
+        request.set_tensor(name, tensor)
+
+    def run(_kept: object = (tensors, inputs)) -> None:  # the request itself does not keep their memory
+        request.infer()
+
+    return Loaded(run, lambda _: [np.array(request.get_tensor(output).data) for output in compiled.outputs])
+
+
+def _torch(channels_last: bool, compiled: bool) -> Callable[[Path, Inputs, CPU], Loaded]:
+    def load_module(path: Path, inputs: Inputs, device: CPU) -> Loaded:
+        import torch
+
+        pytorch.pin(device.threads)
+        graph = onnx_reader.read(path)
+        module = torch_module(graph)
+        tensors = [torch.from_numpy(inputs[name]) for name in graph.inputs]
+        if channels_last:
+            module = module.to(memory_format=torch.channels_last)
+            tensors = [x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x for x in tensors]
+        if compiled:
+            import torch._inductor.config
+
+            torch._inductor.config.freezing = True
+            module = torch.compile(module)
+
+        def run() -> Any:
+            with torch.no_grad():  # under inference_mode nothing is frozen
+                return module(*tensors)
+
+        return Loaded(run, lambda found: [y.numpy() for y in found])
+
+    return load_module
+
+
+def _ncnn(path: Path, inputs: Inputs, device: CPU) -> Loaded:
+    import ncnn as library
+    import pnnx
+
+    (x,) = inputs.values()
+    if len(x) > 1:
+        raise PlanError("its converter takes networks of one image")
+    net = ncnn.empty_net(device.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        files = {"pnnxparam": "p.param", "pnnxbin": "p.bin", "pnnxpy": "p.py", "pnnxonnx": "p.onnx"}
+        files |= {"ncnnparam": "n.param", "ncnnbin": "n.bin", "ncnnpy": "n.py"}
+        told = [f"{name}={Path(folder, file)}" for name, file in files.items()]
+        shape = ",".join(map(str, x.shape))
+        arguments = [pnnx.EXEC_PATH, str(path), f"inputshape=[{shape}]f32", "fp16=0", *told]
+        code = subprocess.run(arguments, capture_output=True, cwd=folder, check=False).returncode
+        if code:
+            raise PlanError(f"its converter ended with {code}")
+        if net.load_param(str(Path(folder, "n.param"))) or net.load_model(str(Path(folder, "n.bin"))):
+            raise PlanError("it does not take the converted network")
+    (source,), names = net.input_names(), net.output_names()
+    image = library.Mat(x[0])
+
+    def run() -> list[Any]:
+        extractor = net.create_extractor()
+        extractor.input(source, image)
+        found = []
+        for name in names:
+            failed, y = extractor.extract(name)
+            if failed:
+                raise RuntimeError(f"ncnn failed with {failed}")
+            found.append(y)
+        return found
+
+    return Loaded(run, lambda found: [np.array(y)[None] for y in found])
+
+
+def _mnn(path: Path, inputs: Inputs, device: CPU) -> Loaded:
+    with mnn.silent():
+        import MNN.expr
+        import onnx
+
+        model = onnx.load(path)
+        names = [output.name for output in model.graph.output]
+        module = mnn.converted(model.SerializeToString(), [*inputs], names, device.threads)
+        first, own = MNN.expr.NCHW, MNN.expr.NC4HW4
+        variables = [MNN.expr.convert(MNN.expr.const(x, list(x.shape), first), own) for x in inputs.values()]
+
+    def read(found: Any) -> list[Array]:
+        return [np.array(MNN.expr.convert(y, first).read()) for y in found]
+
+    return Loaded(lambda: module.forward(variables), read)
+
+
+RUNTIMES = {
+    runtime.name: runtime
+    for runtime in (
+        Runtime("onnxruntime", "ONNX Runtime", ("onnxruntime", "onnx"), _onnxruntime),
+        Runtime("openvino", "OpenVINO", ("openvino",), _openvino),
+        Runtime("torch", "PyTorch, NCHW", ("torch", "onnx"), _torch(channels_last=False, compiled=False)),
+        Runtime("torch_cl", "PyTorch, channels_last", ("torch", "onnx"), _torch(channels_last=True, compiled=False)),
+        Runtime("torch_compiled", "PyTorch, compiled", ("torch", "onnx"), _torch(channels_last=False, compiled=True)),
+        Runtime("ncnn", "ncnn", ("ncnn", "pnnx"), _ncnn),
+        Runtime("mnn", "MNN", ("MNN", "onnx"), _mnn),
+    )
+}
+AUTOCONV = Runtime(OURS, "autoconv", ("autoconv",), _ours)

@@ -1,0 +1,221 @@
+"""What fixed strategies cost on the layers of a network: one family of algorithms for all, or a choice for each."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from autoconv import registry
+from autoconv.bench.baselines import BASELINES, Prepared, Problem
+from autoconv.bench.race import AGREEMENT, disagreement, ours, race
+from autoconv.common.text import one_line
+from autoconv.cpu.device import CPU
+from autoconv.errors import PlanError
+from autoconv.layer import ConvLayer
+from autoconv.networks.layers import Network
+from autoconv.plans import Plan
+from autoconv.records.cache import TuningCache
+from autoconv.tuning.planner import plan
+
+# Families of algorithms by the first part of their names. Those of NumPy count where a family has none of ours.
+FAMILIES = {
+    "direct": ("direct", "depthwise"),
+    "gemm": ("gemm", "matrix"),
+    "fft": ("fft",),
+    "winograd": ("winograd",),
+}
+# Strategies of one family, and where those turn to that cannot compute a layer.
+FIXED = {
+    "direct": ("direct",),
+    "gemm": ("gemm", "direct"),
+    "fft": ("fft", "gemm", "direct"),
+    "winograd": ("winograd", "gemm", "direct"),
+}
+# Strategies that choose for every layer: by estimates alone, by timing the few best of those, by timing all.
+CHOOSING = ("heuristic", "hybrid", "profile")
+INFERENCE, TRAINING = ("fwd",), ("fwd", "dgrad", "wgrad")
+
+
+@dataclass
+class Cost:
+    """What a strategy costs over all layers of a network, repeats counted.
+
+    Attributes
+    ----------
+    seconds : float
+        The sum of the layers' times; not a number where it cannot compute one of them.
+    workspace : int or None
+        Bytes of the scratch memory of the layer that needs most; None of other libraries, which do not tell.
+    packed : int or None
+        Bytes of all filters as kernels read them, where they are not read as they are.
+    elsewhere : list of str
+        The layers that its own family cannot compute.
+    """
+
+    seconds: float = 0.0
+    workspace: int | None = 0
+    packed: int | None = 0
+    elsewhere: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Comparison:
+    """Costs by strategy; and why a contestant has none on a layer."""
+
+    network: str
+    batch: int
+    training: bool
+    device: CPU
+    costs: dict[str, Cost] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """In plain JSON types; seconds that are not a number are None."""
+        return {
+            "network": self.network,
+            "batch": self.batch,
+            "training": self.training,
+            "device": self.device.key,
+            "strategies": {
+                name: vars(cost) | {"seconds": None if math.isnan(cost.seconds) else cost.seconds}
+                for name, cost in self.costs.items()
+            },
+            "failures": self.failures,
+        }
+
+
+def compare(
+    net: Network,
+    batch: int,
+    device: CPU,
+    *,
+    training: bool = False,
+    baselines: Sequence[str] = (),
+    rounds: int = 9,
+    budget: float | None = None,
+    isolate: bool = True,
+    say: Callable[[str], None] = lambda line: None,
+) -> Comparison:
+    """Time the layers of a network under every strategy, interleaved layer by layer, vendors off.
+
+    Parameters
+    ----------
+    net : Network
+    batch : int
+    device : CPU
+    training : bool
+        Whether both gradients of every layer count, too, but for the first layer's dgrad, which nobody needs; filters
+        then vary from run to run.
+    baselines : sequence of str
+        Of `BASELINES`: other libraries to take part as strategies, where they compute all directions.
+    rounds : int
+    budget : float, optional
+        Seconds for tuning a layer.
+    isolate : bool
+        Whether a worker process does the tuning.
+    say : callable
+        Called with what is done next.
+
+    Returns
+    -------
+    Comparison
+    """
+    found = Comparison(net.name, batch, training, device)
+    able = [name for name in baselines if all(BASELINES[name].takes(way, not training) for way in _ways(training))]
+    found.failures |= {name: "it does not compute gradients here" for name in baselines if name not in able}
+    found.costs = {name: Cost() for name in (*FIXED, *CHOOSING)}
+    found.costs |= {name: Cost(workspace=None, packed=None) for name in able}
+    options: dict[str, Any] = {"device": device, "vendors": False, "weights": "varying" if training else "constant"}
+    timing: dict[str, Any] = {"budget": budget, "isolate": isolate}
+    for place, named in enumerate(net.layers):
+        for way in _ways(training):
+            if way == "dgrad" and place == 0:
+                continue
+            layer = named.at(batch, way)
+            label = f"{named.name}, {way}" if training else named.name
+            say(f"tuning {net.name} {label}")
+            chosen = {"profile": plan(layer, "profile", **options, **timing)}
+            with tempfile.TemporaryDirectory() as nothing:  # where nothing is on record yet
+                cache = TuningCache(nothing, system=None)
+                chosen["heuristic"] = plan(layer, "heuristic", cache=cache, **options)
+                chosen["hybrid"] = plan(layer, "hybrid", cache=cache, **options, **timing)
+            for strategy, families in FIXED.items():
+                family, made = _of_families(layer, families, options)
+                chosen[strategy] = made
+                if family != strategy:
+                    found.costs[strategy].elsewhere.append(label)
+            say(f"timing {net.name} {label}")
+            seconds = _timed(found, layer, label, chosen, able, rounds, not training)
+            for name, cost in found.costs.items():
+                cost.seconds += named.repeat * seconds.get(name, math.nan)
+                if name in chosen:
+                    _remember(cost, chosen[name], named.repeat)
+    return found
+
+
+def _ways(training: bool) -> tuple[str, ...]:
+    return TRAINING if training else INFERENCE
+
+
+def _remember(cost: Cost, made: Plan, repeat: int) -> None:
+    """Add a layer's memory."""
+    assert cost.workspace is not None
+    assert cost.packed is not None
+    cost.workspace = max(cost.workspace, made.workspace_bytes)
+    if made.limits.weights == "constant":
+        cost.packed += repeat * made.kernel.packed_bytes
+
+
+def _of_families(layer: ConvLayer, families: Sequence[str], options: Mapping[str, Any]) -> tuple[str, Plan]:
+    """The best plan of the first family that can compute a layer, by what is on record or else by estimates."""
+    names = [algorithm.name for algorithm in registry.algorithms(options["device"]) if algorithm.vendor is None]
+    for family in families:
+        own = [name for name in names if name.split(".")[0] in FAMILIES[family]]
+        for members in (own, [f"numpy.{family}"]):
+            made = []
+            for name in members:
+                with suppress(PlanError):
+                    made.append(plan(layer, name, **options))
+            if made:
+                return family, min(made, key=lambda p: p.timings.get(str(p.candidate), math.inf))
+    raise PlanError(f"no candidate of {', '.join(families)} can run {layer}")
+
+
+def _timed(
+    found: Comparison,
+    layer: ConvLayer,
+    label: str,
+    chosen: Mapping[str, Plan],
+    baselines: Sequence[str],
+    rounds: int,
+    constant: bool,
+) -> dict[str, float]:
+    """Median seconds of every strategy on a layer; those that chose the same candidate are timed once."""
+    device, problem = found.device, Problem.draw(layer, found.device)
+    runs: dict[str, Callable[[], Any]] = {}
+    answer = None
+    for name, made in {str(made.candidate): made for made in chosen.values()}.items():
+        runs[name] = ours(made, problem, device.empty(layer.output_shape, np.float32), constant)
+        answer = np.array(runs[name]()) if answer is None else answer
+    assert answer is not None
+    for name in baselines:
+        try:
+            prepared: Prepared = BASELINES[name].prepare(problem, device, constant, False)
+            error = disagreement(prepared.read(prepared.run()), answer)
+        except Exception as failure:  # whatever one of them does, the others go on
+            found.failures[name] = f"{label}: {one_line(failure, 200)}"
+            continue
+        if error <= AGREEMENT:
+            runs[name] = prepared.run
+        else:
+            found.failures[name] = f"{label}: its answer differs by {error:.1e} of the largest value"
+    medians = {name: float(np.median(samples)) for name, samples in race(runs, rounds).items()}
+    return {name: medians[str(made.candidate)] for name, made in chosen.items()} | {
+        name: medians[name] for name in baselines if name in medians
+    }

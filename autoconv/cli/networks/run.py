@@ -1,0 +1,196 @@
+"""The verbs that read a network's file: `autoconv run` and `autoconv layers`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from autoconv import networks
+from autoconv.bench.statistics import FEWEST_ROUNDS
+from autoconv.cli.options import FAILED, OK, as_json
+from autoconv.cli.output import print_json, say, status
+from autoconv.common.text import duration, print_table, size
+from autoconv.cpu.device import CPU
+from autoconv.networks.run.compiled import CompiledNetwork, load
+from autoconv.networks.yaml_writer import text_of
+
+if TYPE_CHECKING:
+    from autoconv.bench.networks.race import NetworkRace
+    from autoconv.networks.run.compiled import StepTime
+
+
+ALL = "all"  # runtimes that are installed
+
+
+def _runtimes(text: str) -> tuple[str, ...]:
+    """Names of runtimes, or "all"."""
+    from autoconv.bench.networks.runtimes import RUNTIMES
+    from autoconv.cli.options import some_of
+
+    return some_of((*RUNTIMES, ALL))(text)
+
+
+def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those runtimes, all of which have to be installed; or all that are."""
+    from autoconv.bench.networks.runtimes import RUNTIMES
+
+    missing = {name: runtime.missing() for name, runtime in RUNTIMES.items()}
+    found = tuple(name for name in RUNTIMES if not missing[name]) if ALL in names else names
+    lacking = [f"{name}: {', '.join(missing[name])}" for name in found or missing if missing[name]]
+    if lacking:
+        raise click.UsageError(f"--against: not installed, {'; '.join(lacking)}")
+    return found
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.option("--batch", type=click.IntRange(1), metavar="N", help="Images at a time, where the file leaves that open.")
+@click.option("--threads", type=click.IntRange(1, 1024), help="For everybody alike. [default: all]")
+@click.option("--tune", is_flag=True, help="Time the layers that have no facts yet; else by records and estimates.")
+@click.option("--repeat", type=click.IntRange(1, 100_000), default=20, help="Runs to take medians of. [default: 20]")
+@click.option(
+    "--against", type=_runtimes, metavar="RUNTIME,...", help="Race these as well; all: every one that is installed."
+)
+@click.option("--rounds", type=click.IntRange(FEWEST_ROUNDS, 1000), default=9, help="Of that race. [default: 9]")
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder whose networks.json keeps the race.",
+)
+@as_json
+def run(
+    model: str,
+    batch: int | None,
+    threads: int | None,
+    tune: bool,
+    repeat: int,
+    against: tuple[str, ...] | None,
+    rounds: int,
+    folder: Path | None,
+    as_json: bool,
+) -> int:
+    """Run a network from an ONNX file on random numbers, and show where its time goes.
+
+    MODEL may also be a network that `CompiledNetwork.save` wrote.
+
+    With --against the whole of it is raced, interleaved, with other runtimes in processes of their own, in float32
+    and on as many threads: onnxruntime, openvino, torch, torch_cl (channels_last), torch_compiled (with freezing),
+    ncnn, mnn. Their answers are compared with ours.
+    """
+    if against and Path(model).suffix != ".onnx":
+        raise click.UsageError(f"--against: expected an ONNX file, got {model}")
+    if folder is not None and not against:
+        raise click.UsageError("--output: expected --against as well, whose race it keeps")
+    names = _installed(against) if against else ()
+    net = load(model, batch, device=CPU.current(threads))
+    if tune:
+        net.tune()
+    rng = np.random.default_rng(0)
+    inputs = {name: rng.standard_normal(t.shape).astype(t.dtype) for name, t in net.graph.inputs.items()}
+    whole = _median_run(net, inputs, repeat)
+    steps = net.profile(**inputs, repeat=repeat)
+    layers = sum(step.seconds for step in steps if step.is_layer) / max(sum(step.seconds for step in steps), 1e-12)
+    raced = _raced(net, Path(model), names, rounds) if names else None
+    if raced is not None and folder is not None:
+        from autoconv.bench.networks.race import keep
+
+        keep(raced, folder)
+    if as_json:
+        document: dict[str, Any] = {
+            "network": net.graph.name,
+            "device": net.device.key,
+            "seconds": whole,
+            "share_of_layers": layers,
+            "arena_bytes": net.arena_bytes,
+            "weight_bytes": net.weight_bytes,
+            "steps": [vars(step) for step in steps],
+        }
+        print_json(document | ({"race": raced.to_json()} if raced is not None else {}))
+    else:
+        print_table(
+            f"{net.graph.name} on {net.device.name}",
+            ("node", "operator", "by", ">time", ">share"),
+            _rows(steps),
+            spare=("operator",),
+        )
+        click.echo(
+            f"{duration(whole)} in all; {layers:.0%} of the steps' time in convolutions and fully connected layers; "
+            f"{size(net.arena_bytes)} of arrays, {size(net.weight_bytes)} of weights"
+        )
+        if raced is not None:
+            _print_race(raced)
+    for name, why in raced.failures.items() if raced is not None else ():
+        say("error", f"{name}: {why}")
+    return FAILED if raced is not None and raced.failures else OK
+
+
+def _raced(net: CompiledNetwork, model: Path, names: tuple[str, ...], rounds: int) -> NetworkRace:
+    from autoconv.bench.networks.race import race_network
+
+    batch = next((t.shape[0] for t in net.graph.inputs.values() if t.shape), 1)
+    return race_network(model, dict(net.graph.inputs), batch, net.device, names, rounds, say=status)
+
+
+def _median_run(net: CompiledNetwork, inputs: dict[str, np.ndarray], repeat: int) -> float:
+    net.run(**inputs)
+    taken = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        net.run(**inputs)
+        taken.append(time.perf_counter() - start)
+    return float(np.median(taken))
+
+
+def _rows(steps: list[StepTime]) -> list[tuple[str, ...]]:
+    total = sum(step.seconds for step in steps)
+    return [(s.name, s.operator, s.by, duration(s.seconds), f"{s.seconds / total:.1%}") for s in steps]
+
+
+def _print_race(raced: NetworkRace) -> None:
+    from autoconv.bench.networks.runtimes import OURS, RUNTIMES
+
+    rows = []
+    for name, seconds in sorted(raced.seconds.items(), key=lambda pair: pair[1]):
+        version = "" if name == OURS else RUNTIMES[name].version
+        memory = raced.memory[name]
+        error = f"{raced.errors[name]:.1e}" if name in raced.errors else "-"
+        told = "-" if memory is None else size(memory)
+        rows.append((name, version, duration(seconds), str(raced.against(name)) if name != OURS else "-", told, error))
+    print_table(
+        f"{raced.network}, batch {raced.batch}",
+        ("runtime", "version", ">time", ">over ours", ">memory", ">difference"),
+        rows,
+        spare=("version",),
+    )
+    click.echo(
+        f"over ours: its time divided by autoconv's, median of {raced.rounds} interleaved rounds [95 % interval]; "
+        "memory: what the first runs took beyond the loaded network; difference: of answers, of the largest value"
+    )
+
+
+@click.command()
+@click.argument("net", metavar="NET")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where to. [default: standard output]",
+)
+def layers(net: str, output: Path | None) -> int:
+    """Write the layers of a network as a layer list in YAML, which tune, bench and compare read.
+
+    Of an ONNX file come the convolutions and fully connected layers, with what can be fused into them.
+    """
+    text = text_of(networks.load(net))
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+    return OK

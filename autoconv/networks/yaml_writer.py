@@ -1,0 +1,53 @@
+"""Layer lists as YAML, which `yaml_reader` reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import yaml
+
+from autoconv.layer import ConvLayer
+from autoconv.networks.layers import NamedLayer, Network
+from autoconv.networks.yaml_reader import SETTINGS
+
+
+def text_of(net: Network) -> str:
+    """A network as the content of a file, a layer on every line.
+
+    Parameters
+    ----------
+    net : Network
+
+    Returns
+    -------
+    str
+        What `autoconv.networks.load` makes the same layers of.
+    """
+    head = {"name": net.name, "source": net.source} if net.source else {"name": net.name}
+    batch = net.batches[0] if len(net.batches) == 1 else list(net.batches)
+    lines = [f"{key}: {_flow(value)}" for key, value in (head | {"batch": batch}).items()]
+    return "\n".join([*lines, "layers:", *(f"  - {_flow(_settings(named))}" for named in net.layers), ""])
+
+
+def _settings(named: NamedLayer) -> dict[str, Any]:
+    """A layer's keys, but for those that the reader would put there itself."""
+    layer, found = named.layer, {"name": named.name}
+    defaults = {field.name: field.default for field in dataclasses.fields(ConvLayer)} | {"W": layer.H, "S": layer.R}
+    for key in SETTINGS:
+        if (value := getattr(layer, key)) != defaults[key]:
+            found[key] = _short(value)
+    return found | ({"repeat": named.repeat} if named.repeat > 1 else {})
+
+
+def _short(value: Any) -> Any:
+    """One number in the place of a pair or a pair of pairs that are all the same."""
+    if not isinstance(value, tuple):
+        return value
+    items = [_short(item) for item in value]
+    return items[0] if not isinstance(items[0], list) and items[1:] == items[:-1] else items
+
+
+def _flow(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=float("inf"), allow_unicode=True)
+    return str(text).removesuffix("\n").removesuffix("\n...")

@@ -1,0 +1,221 @@
+"""Whole networks in other processes: their runtimes, the race, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+onnx = pytest.importorskip("onnx", reason="NOT CHECKED: onnx is not installed")
+
+from autoconv.bench.networks import models, process  # noqa: E402
+from autoconv.bench.networks import race as networks_race  # noqa: E402
+from autoconv.bench.networks.race import NetworkRace, keep, race_network  # noqa: E402
+from autoconv.bench.networks.runtimes import OURS, RUNTIMES, Runtime  # noqa: E402
+from autoconv.cli.main import cli  # noqa: E402
+from autoconv.cli.networks.run import _installed  # noqa: E402
+from autoconv.cpu import pool  # noqa: E402
+from autoconv.cpu.device import CPU  # noqa: E402
+from autoconv.errors import ConfigError, PlanError  # noqa: E402
+from autoconv.networks.onnx_reader.reader import translated  # noqa: E402
+from autoconv.networks.operators import TensorType  # noqa: E402
+from autoconv.networks.reference import evaluate  # noqa: E402
+
+kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+IMAGE = TensorType((2, 3, 12, 12))
+
+
+def small(nodes_taken: int | None = None) -> Any:
+    """A network of any batch with what the nine have: batch normalisation, pooling, concatenation, reshaping."""
+    rng = np.random.default_rng(0)
+    node = onnx.helper.make_node
+    weights = {
+        "w": rng.standard_normal((8, 3, 3, 3)) / 5,
+        "v": rng.standard_normal((8, 1, 3, 3)) / 3,
+        "m": rng.standard_normal((10, 16 * 6 * 6)) / 24,
+        "up": rng.standard_normal((16, 4, 2, 2)) / 8,
+    }
+    weights |= {name: 1 + rng.standard_normal(8) / 10 for name in ("scale", "mean", "variance", "shift")}
+    constants = {name: value.astype(np.float32) for name, value in weights.items()}
+    constants["flat"] = np.array([1, 16 * 6 * 6], np.int64)
+    nodes = [
+        node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+        node("BatchNormalization", ["a", "scale", "shift", "mean", "variance"], ["b"]),
+        node("Relu", ["b"], ["c"]),
+        node("Conv", ["c", "v"], ["d"], group=8, pads=[1, 1, 1, 1]),
+        node("Sigmoid", ["d"], ["e"]),
+        node("Mul", ["d", "e"], ["f"]),
+        node("BatchNormalization", ["c", "scale", "shift", "mean", "variance"], ["g"]),
+        node("Concat", ["f", "g"], ["h"], axis=1),
+        node("AveragePool", ["h"], ["i"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("MaxPool", ["h"], ["j"], kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
+        node("Add", ["i", "j"], ["k"]),
+        node("ConvTranspose", ["k", "up"], ["image"], strides=[2, 2]),
+        node("Reshape", ["k", "flat"], ["l"]),
+        node("Gemm", ["l", "m"], ["n"], transB=1),
+        node("Softmax", ["n"], ["scores"], axis=1),
+    ]
+    names = ["scores", "image"] if nodes_taken is None else [nodes[nodes_taken - 1].output[0]]
+    made = onnx.helper.make_graph(
+        nodes[:nodes_taken],
+        "small",
+        [onnx.helper.make_tensor_value_info("x", 1, (1, 3, 12, 12))],
+        [onnx.helper.make_tensor_value_info(name, 1, (1, *[None] * 3)) for name in names],
+        [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    return models.opened(onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "small.onnx"
+    path.write_bytes(small().SerializeToString())
+    return path
+
+
+def image(batch: int) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(1).standard_normal((batch, *IMAGE.shape[1:])).astype(np.float32)}
+
+
+@pytest.mark.parametrize("name", [OURS, *RUNTIMES])
+def test_every_runtime_gives_the_right_answer(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    runtime = process.AUTOCONV if name == OURS else RUNTIMES[name]
+    if missing := [] if name == OURS else runtime.missing():
+        pytest.skip(f"NOT CHECKED: {', '.join(missing)} not installed")
+    if name == "torch_compiled":
+        pytest.skip("NOT CHECKED: compiling takes too long here; the race compares its answers")
+    batch, nodes = (1, 3) if name == "ncnn" else (2, None)  # whose converter crashes on the whole of it
+    inputs, network = image(batch), models.fixed(small(nodes), batch)
+    want = evaluate(translated(network, "small"), inputs).values()
+    model = tmp_path / "model.onnx"
+    model.write_bytes(network.SerializeToString())
+    loaded = runtime.load(model, inputs, CPU.current(1))
+    for _ in range(2):
+        found = loaded.read(loaded.run())
+        for got, right in zip(found, want, strict=True):
+            np.testing.assert_allclose(got, right, atol=1e-4)
+    assert capfd.readouterr().out == ""
+
+
+def test_ncnn_takes_one_image_at_a_time(tmp_path: Path) -> None:
+    if missing := RUNTIMES["ncnn"].missing():
+        pytest.skip(f"NOT CHECKED: {', '.join(missing)} not installed")
+    with pytest.raises(PlanError, match="networks of one image"):
+        RUNTIMES["ncnn"].load(tmp_path / "model.onnx", image(2), CPU.current(1))
+
+
+@kernels
+def test_the_command_races_in_other_processes(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "cache"))
+    folder = tmp_path / "results"
+    command = ["run", str(path), "--batch", "2", "--threads", "1", "--repeat", "1"]
+    if RUNTIMES["onnxruntime"].missing():
+        refused = CliRunner().invoke(cli, [*command, "--against", "onnxruntime"])
+        assert "not installed, onnxruntime: onnxruntime" in refused.output
+        return
+    race = ["--against", "onnxruntime", "--rounds", "6", "-o", str(folder), "--json"]
+    done = CliRunner().invoke(cli, [*command, *race], standalone_mode=False)
+    assert done.exception is None
+    (row,) = json.loads((folder / "networks.json").read_text(encoding="utf-8"))["networks"]
+    assert row == json.loads(done.stdout)["race"]
+    assert (row["network"], row["batch"], row["threads"], row["best"]) == ("small", 2, 1, "onnxruntime")
+    assert row["errors"]["onnxruntime"] < 1e-5
+    assert set(row["foreign"]) <= {"image"}  # so small a transposed convolution that NumPy is as good
+    assert row["arena_bytes"] > 0
+    assert {name: len(samples) for name, samples in row["seconds"].items()} == {OURS: 6, "onnxruntime": 6}
+
+
+class Contestant:
+    """Stands for a process: answers, and how each fails."""
+
+    def __init__(self, name: str, device: CPU) -> None:
+        self.name, self.count = name, 0
+
+    def load(self, model: Path, folder: Path) -> tuple[list[np.ndarray], dict[str, Any]]:
+        assert onnx.load(model).graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
+        if self.name == "openvino":
+            raise PlanError("it cannot")
+        wrong = 0.5 if self.name == "torch" else 1e-6 * (self.name == "mnn")
+        return [np.array([1.0 + wrong, 2.0])], {
+            "seconds": 0.5,
+            "memory": 7,
+            **({"arena_bytes": 3} if self.name == OURS else {}),
+        }
+
+    def sample(self) -> float:
+        self.count += 1
+        if self.name == "ncnn" and self.count == 3:
+            raise PlanError("it fell over")
+        return 2.0 if self.name == OURS else 3.0
+
+    def close(self) -> None:
+        pass
+
+
+def test_who_fails_is_named_and_the_others_go_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks_race, "RuntimeProcess", Contestant)
+    found = race_network(path, {"x": IMAGE}, 2, CPU.current(1), [*RUNTIMES], 6)
+    assert found.failures == {
+        "openvino": "it cannot",
+        "torch": "its answer differs from ours by 2.5e-01 of the largest value",
+        "ncnn": "it fell over",
+    }
+    assert set(found.times) == {OURS, "onnxruntime", "torch_cl", "torch_compiled", "mnn"}
+    assert found.errors["mnn"] == pytest.approx(5e-7)
+    assert found.best != OURS
+    row = found.to_json()
+    assert row["ratios"]["mnn"] == {"median": 1.5, "low": 1.5, "high": 1.5}
+    assert row["arena_bytes"] == 3
+    assert set(row["runtimes"]) == set(RUNTIMES)
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runtime, "missing", lambda self: [self.packages[0]])
+    for wanted, told in (
+        ("mnn,ncnn", "not installed, mnn: MNN; ncnn: ncnn"),
+        ("all", "onnxruntime: onnxruntime; openvino"),
+    ):
+        refused = CliRunner().invoke(cli, ["run", "net.onnx", "--against", wanted])
+        assert refused.exit_code == 2
+        assert told in refused.output
+    monkeypatch.setattr(Runtime, "missing", lambda self: [] if self.name == "mnn" else [self.packages[0]])
+    assert _installed(("all",)) == ("mnn",)
+
+
+def test_a_race_is_kept_in_the_place_of_an_older_one(tmp_path: Path) -> None:
+    device = CPU.current(1)
+    for name, batch, rounds in (("b", 1, 6), ("a", 8, 6), ("a", 1, 6), ("a", 8, 9)):
+        keep(NetworkRace(name, batch, device, rounds, {OURS: [1.0]}), tmp_path)
+    rows = json.loads((tmp_path / "networks.json").read_text(encoding="utf-8"))["networks"]
+    assert [(row["network"], row["batch"], row["rounds"]) for row in rows] == [("a", 1, 6), ("a", 8, 9), ("b", 1, 6)]
+    (tmp_path / "networks.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"networks\.json: expected races of networks"):
+        keep(NetworkRace("a", 1, device, 6), tmp_path)
+
+
+def test_only_an_onnx_file_is_raced_and_only_a_race_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runtime, "missing", lambda self: [])
+    for arguments, message in (
+        (["net.autoconv", "--against", "all"], "--against: expected an ONNX file, got net.autoconv"),
+        (["net.onnx", "-o", str(tmp_path)], "--output: expected --against as well"),
+        (["net.onnx", "--against", "caffe"], "expected some of onnxruntime,openvino"),
+    ):
+        refused = CliRunner().invoke(cli, ["run", *arguments])
+        assert refused.exit_code == 2
+        assert message in refused.output
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])
+def test_the_nine_take_any_batch(name: str) -> None:
+    graph = translated(models.network(name), name, batch=3)
+    assert {t.shape for t in graph.inputs.values()} == {(3, 3, 224, 224)}
+    assert {graph.types[value].shape[:2] for value in graph.outputs.values()} == {(3, 1000)}
+
+
+def test_another_network_is_refused() -> None:
+    with pytest.raises(ValueError, match="network 'lenet': expected one of bvlc_alexnet"):
+        models.network("lenet")

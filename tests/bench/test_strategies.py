@@ -1,0 +1,107 @@
+"""Fixed strategies beside those that choose, on a small network."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from autoconv.bench import race, strategies
+from autoconv.cli.main import cli
+from autoconv.cpu import pool
+from autoconv.cpu.device import CPU
+from autoconv.layer import ConvLayer
+from autoconv.networks.layers import NamedLayer, Network
+from autoconv.plans import Plan
+from autoconv.tuning.planner import plan
+
+pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+
+LIST = """
+layers:
+  - {name: plain, C: 8, H: 10, K: 8, R: 3, padding: 1, bias: true, activation: relu, repeat: 2}
+  - {name: separate, C: 8, H: 10, K: 8, R: 3, padding: 1, groups: 8, stride: 2}
+"""
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Estimates in the place of whatever would be tuned; the modes that were asked for."""
+    modes: list[str] = []
+
+    def estimated(layer: ConvLayer, mode: str, *, budget: object = None, isolate: bool = False, **options: Any) -> Plan:
+        modes.append(mode)
+        return plan(layer, "heuristic" if mode in ("profile", "hybrid") else mode, **options)
+
+    monkeypatch.setattr(race, "SLOT", 0.0)
+    monkeypatch.setattr(strategies, "plan", estimated)
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "cache"))
+    return modes
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One algorithm in the place of all, for tests of what is added up."""
+
+    def direct(layer: ConvLayer, mode: str, *, device: CPU, weights: Any, **options: Any) -> Plan:
+        return plan(layer, "numpy.direct", device=device, weights=weights)
+
+    monkeypatch.setattr(strategies, "plan", direct)
+
+
+def test_the_command_compares_strategies(tmp_path: Path, at_once: list[str]) -> None:
+    path = tmp_path / "net.yaml"
+    path.write_text(LIST, encoding="utf-8")
+    arguments = ["compare", str(path), "--rounds", "6", "--budget", "0.01s", "--no-isolate", "--threads", "1"]
+    done = CliRunner().invoke(cli, [*arguments, "--json", "--against", "torch"], standalone_mode=False)
+    assert done.exception is None
+    found = json.loads(done.stdout)
+    assert {*strategies.FIXED, *strategies.CHOOSING} <= set(found["strategies"])
+    for name, cost in found["strategies"].items():
+        if name in (*strategies.FIXED, *strategies.CHOOSING):
+            assert cost["seconds"] > 0
+            assert cost["workspace"] >= 0
+            assert set(cost["elsewhere"]) <= {"plain", "separate"}
+    assert found["strategies"]["direct"]["elsewhere"] == []
+    assert {"profile", "hybrid", "heuristic", "direct", "winograd"} <= set(at_once)
+
+
+def test_a_strategy_turns_elsewhere_where_its_family_cannot() -> None:
+    strided = ConvLayer(N=1, C=3, H=9, W=9, K=4, R=1, S=1, stride=2, direction="dgrad")
+    options = {"device": CPU.current(1), "vendors": False, "weights": "varying"}
+    family, made = strategies._of_families(strided, strategies.FIXED["fft"], options)
+    assert family in ("gemm", "direct", "fft")
+    name = made.candidate.algorithm.removeprefix("numpy.").split(".")[0]
+    assert name in strategies.FAMILIES[family]
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_repeats_count_and_memory_is_that_of_the_neediest(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = ConvLayer(N=1, C=4, H=6, W=6, K=4, R=3, S=3, padding=1)
+    net = Network("two", "", (NamedLayer("a", layer, 3, 1), NamedLayer("b", layer.replace(K=8), 1, 2)))
+    monkeypatch.setattr(strategies, "_timed", lambda found, layer, *rest: dict.fromkeys(found.costs, float(layer.K)))
+    found = strategies.compare(net, 2, CPU.current(1), budget=0.01, isolate=False)
+    assert {cost.seconds for cost in found.costs.values()} == {3 * 4.0 + 8.0}
+    assert found.costs["direct"].packed is not None
+    monkeypatch.setattr(strategies, "_timed", lambda *_: {})
+    assert math.isnan(strategies.compare(net, 2, CPU.current(1), budget=0.01, isolate=False).costs["fft"].seconds)
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_in_training_the_first_layers_dgrad_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = ConvLayer(N=1, C=4, H=6, W=6, K=4, R=3, S=3, padding=1)
+    net = Network("two", "", (NamedLayer("a", layer, 1, 1), NamedLayer("b", layer, 1, 2)))
+    seen = []
+
+    def timed(found: strategies.Comparison, layer: ConvLayer, label: str, *rest: object) -> dict[str, float]:
+        seen.append(label)
+        assert layer.N == 2
+        return {}
+
+    monkeypatch.setattr(strategies, "_timed", timed)
+    strategies.compare(net, 2, CPU.current(1), training=True, budget=0.01, isolate=False)
+    assert seen == ["a, fwd", "a, wgrad", "b, fwd", "b, dgrad", "b, wgrad"]
