@@ -110,6 +110,8 @@ class Algorithm(ABC, Generic[D]):
         Whether it takes dilated filters.
     epilogue : bool
         Whether it applies bias, residual and activation.
+    activations : tuple of str
+        The names of the activations that it applies.
     takes_all : bool
         Whether it takes every valid layer that it can compile in reasonable time, under any limits. Others are
         verified against it, and no estimate keeps it out of a race.
@@ -147,6 +149,7 @@ class Algorithm(ABC, Generic[D]):
     groupings: ClassVar[tuple[str, ...]] = GROUPINGS
     dilated: ClassVar[bool] = True
     epilogue: ClassVar[bool] = True
+    activations: ClassVar[tuple[str, ...]] = ("relu",)
     takes_all: ClassVar[bool] = False
     exact: ClassVar[bool] = False
     deterministic: ClassVar[bool] = True
@@ -227,6 +230,8 @@ class Algorithm(ABC, Generic[D]):
             reasons.append(f"dilation: expected 1x1, got {'x'.join(map(str, layer.dilation))}")
         if (layer.bias or layer.residual or layer.activation is not None) and not self.epilogue:
             reasons.append("epilogue: expected none, got bias, residual or activation")
+        elif layer.activation is not None and layer.activation.partition(":")[0] not in self.activations:
+            reasons.append(f"activation: expected none or {' or '.join(self.activations)}, got {layer.activation}")
         return reasons
 
     def why_not(self, layer: ConvLayer, device: D, params: Params) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import ml_dtypes
 import numpy as np
 
-from autoconv.common import arguments
+from autoconv.common import activations, arguments
 from autoconv.errors import LayerError
 
 Pair = tuple[int, int]
@@ -28,7 +28,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
 LAYOUTS = ("NCHW", "NHWC")
 DIRECTIONS = ("fwd", "dgrad", "wgrad")
 GROUPINGS = ("dense", "grouped", "depthwise")
-ACTIVATIONS = (None, "relu")
 EXTENTS = ("N", "C", "H", "W", "K", "R", "S")
 
 
@@ -70,8 +69,9 @@ class ConvLayer:
         What is computed: `y` from `(x, w)`, `dx` from `(dy, w)`, or `dw` from `(x, dy)`.
     bias, residual : bool
         Whether the epilogue adds a bias (K values) and a residual (an array of the output's shape).
-    activation : None or "relu"
-        What the epilogue ends with: `y = activation(conv(x, w) + bias + residual)`, for "fwd" only.
+    activation : str, optional
+        What the epilogue ends with: `y = activation(conv(x, w) + bias + residual)`, for "fwd" only: "relu", "relu6",
+        "clip:LOW:HIGH", "leaky_relu[:SLOPE]", "sigmoid", "silu", "hardsigmoid", "hardswish", "gelu" or "gelu_tanh".
 
     Raises
     ------
@@ -104,7 +104,7 @@ class ConvLayer:
     direction: Direction = "fwd"
     bias: bool = False
     residual: bool = False
-    activation: Literal["relu"] | None = None
+    activation: str | None = None
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class ConvLayer:
         put("dtype", _dtype_name(dtype))
         put("layout", arguments.choice(layout, "layout", LAYOUTS))
         put("direction", arguments.choice(direction, "direction", DIRECTIONS))
-        put("activation", arguments.choice(activation, "activation", ACTIVATIONS))
+        put("activation", activations.canonical(activation))
         for name, value in (("bias", bias), ("residual", residual)):
             if not isinstance(value, bool | np.bool_):
                 raise LayerError(f"{name}={value!r}: allowed are True, False")
@@ -396,5 +396,5 @@ _KEY = re.compile(
     + "".join(rf"-{name}(?P<{name}>\d+)" for name in EXTENTS)
     + r"(-stride(?P<stride>\d+x\d+))?(-padding(?P<padding>\d+(\+\d+)?x\d+(\+\d+)?))?"
     + r"(-dilation(?P<dilation>\d+x\d+))?(-groups(?P<groups>\d+))?"
-    + r"(-(?P<bias>bias))?(-(?P<residual>residual))?(-(?P<activation>relu))?"
+    + rf"(-(?P<bias>bias))?(-(?P<residual>residual))?(-(?P<activation>{activations.PATTERN}))?"
 )

@@ -236,7 +236,7 @@ def test_a_bad_file_gives_one_line_with_its_place(case: str, tmp_path: Path) -> 
         ("dtype: 32", 3, "dtype="),
         ("layout: CHWN", 3, "layout='CHWN': allowed are 'NCHW', 'NHWC'"),
         ("bias: yes", 3, "bias='yes': allowed are"),
-        ("activation: gelu", 3, "activation='gelu': allowed are"),
+        ("activation: swish", 3, "activation='swish': allowed are"),
         ("repeat: 0", 3, "repeat=0: expected an integer from 1 to 1000000"),
         ("repeat: true", 3, "repeat=True: expected an integer"),
         ("dilation: 9", 2, "R=3 with dilation 9 spans 19, more than the padded H of 9"),

@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 
+from autoconv.common.expressions import Expression
 from autoconv.networks.onnx_reader.call import Call, Lowering, flattened
 from autoconv.networks.operators.convolution import MatMul
-from autoconv.networks.operators.elementwise import Elementwise, Expression
+from autoconv.networks.operators.elementwise import Elementwise
 from autoconv.networks.operators.pooling import LRN, Softmax
 from autoconv.networks.operators.shapes import Transpose
 
