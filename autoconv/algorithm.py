@@ -98,14 +98,8 @@ class Algorithm(ABC, Generic[D]):
     ----------
     name : str
         What candidates, plans and records call it, such as "gemm" or "direct.polyphase".
-    directions : tuple of str
-        Of "fwd", "dgrad" and "wgrad", those that it computes.
-    dtypes : tuple of str
-        The types of arrays that it takes.
-    layouts : tuple of str
-        Of "NCHW" and "NHWC", those that it takes.
-    groupings : tuple of str
-        Of "dense", "grouped" and "depthwise", those that it takes; see `ConvLayer.grouping`.
+    directions, dtypes, layouts, groupings : tuple of str
+        The values of these properties of a `ConvLayer` that it takes: "fwd", "float32", "NCHW", "dense" and so on.
     dilated : bool
         Whether it takes dilated filters.
     epilogue : bool
@@ -223,6 +217,7 @@ class Algorithm(ABC, Generic[D]):
             ("dtype", layer.dtype, self.dtypes),
             ("layout", layer.layout, self.layouts),
             ("channels", "depthwise" if alone else layer.grouping, self.groupings),
+            ("activation", (layer.activation or "none").partition(":")[0], ("none", *self.activations)),
         )
         outside = [(what, " or ".join(allowed), given) for what, given, allowed in declared if given not in allowed]
         reasons = [f"{what}: expected {allowed}, got {given}" for what, allowed, given in outside]
@@ -230,8 +225,6 @@ class Algorithm(ABC, Generic[D]):
             reasons.append(f"dilation: expected 1x1, got {'x'.join(map(str, layer.dilation))}")
         if (layer.bias or layer.residual or layer.activation is not None) and not self.epilogue:
             reasons.append("epilogue: expected none, got bias, residual or activation")
-        elif layer.activation is not None and layer.activation.partition(":")[0] not in self.activations:
-            reasons.append(f"activation: expected none or {' or '.join(self.activations)}, got {layer.activation}")
         return reasons
 
     def why_not(self, layer: ConvLayer, device: D, params: Params) -> list[str]:

@@ -54,8 +54,7 @@ def conv2d(
     layout : "NCHW" or "NHWC"
         These five as for `ConvLayer`.
     residual : array of the output's shape, optional
-    activation : str, optional
-        As for `ConvLayer`.
+    activation : str, optional, as for `ConvLayer`
     out : array of the output's shape, optional
         Where the output goes; it is then also what is returned.
     **options

@@ -12,6 +12,7 @@ from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import Conv, Elementwise, MatMul
 
 _FAR = np.geomspace(1e-6, 1e30, 400)
+LARGEST = float(np.finfo(np.float32).max)
 POINTS = np.concatenate([np.linspace(-12, 12, 4801), _FAR, -_FAR])
 
 
@@ -59,7 +60,7 @@ def activation_of(expression: Expression) -> str | None:
     Files write the same function in many ways, with constants rounded to float32. So it is not the texts that are
     compared, but the values at some thousands of points.
     """
-    numbers = sorted({number for number in constants(expression) if abs(number) <= np.finfo(np.float32).max})
+    numbers = sorted({number for number in constants(expression) if abs(number) <= LARGEST})
     texts = [*activations.PLAIN]
     texts += [f"clip:{low!r}:{high!r}" for low in {0.0, *numbers} for high in numbers if np.float32(low) < high]
     texts += [f"leaky_relu:{number!r}" for number in numbers]
