@@ -37,7 +37,7 @@ def _dtype_name(value: object) -> str:
     except TypeError:
         name = repr(value)
     if name not in DTYPES:
-        raise LayerError(f"dtype={name!r}: allowed are {', '.join(DTYPES)}")
+        raise LayerError(f"dtype={name!r}: expected one of {', '.join(DTYPES)}")
     return cast(str, name)
 
 
@@ -141,7 +141,7 @@ class ConvLayer:
         put("activation", activations.canonical(activation))
         for name, value in (("bias", bias), ("residual", residual)):
             if not isinstance(value, bool | np.bool_):
-                raise LayerError(f"{name}={value!r}: allowed are True, False")
+                raise LayerError(f"{name}={value!r}: expected True or False")
             put(name, bool(value))
         put("padding", self._sides(padding))
         for name, extent in (("C", self.C), ("K", self.K)):

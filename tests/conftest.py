@@ -114,9 +114,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("avx512"):
         items[:] = [item for item in items if item.path.name not in NO_KERNELS]
     if not config.getoption("full"):
-        dropped = [item for item in items if not _everyday(item)]
-        config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if item not in set(dropped)]
+        kept = [item for item in items if _everyday(item)]
+        config.hook.pytest_deselected(items=list(set(items).difference(kept)))
+        items[:] = kept
     if config.getoption("avx512"):
         import bochs
 

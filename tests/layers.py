@@ -14,8 +14,7 @@ from autoconv.algorithm import Algorithm, Candidate
 from autoconv.bench.gpu.edges import EDGES, EPILOGUES, edge, edges, operands
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
-__all__ = ["ACTIVATIONS", "EDGES", "TAILS", "edge", "edges", "everyday", "layers", "operands"]
-TAILS = EPILOGUES
+__all__ = ["ACTIVATIONS", "EDGES", "EPILOGUES", "edge", "edges", "everyday", "layers", "operands"]
 
 # By what others make of them.
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {

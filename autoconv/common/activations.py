@@ -68,7 +68,7 @@ def canonical(value: Any) -> str | None:
     if name not in WITH_NUMBERS or len(numbers) != len(WITH_NUMBERS[name][0]):
         numbered = (":".join((name, *words)) for name, (words, _) in WITH_NUMBERS.items())
         allowed = ", ".join(map(repr, (*PLAIN, *SHORT, *numbered)))
-        raise LayerError(f"activation={value!r}: allowed are None, {allowed}")
+        raise LayerError(f"activation={value!r}: expected one of None, {allowed}")
     values = [_number(value, number) for number in numbers]
     if name == "clip" and values[0] >= values[1]:
         raise LayerError(f"activation={value!r}: expected LOW less than HIGH")

@@ -21,7 +21,7 @@ def integer(value: object, name: str, least: int) -> int:
     except TypeError:
         raise LayerError(f"{name}={value!r}: expected an integer, got {type(value).__name__}") from None
     if not least <= number <= LARGEST:
-        raise LayerError(f"{name}={number}: allowed are {least} to {LARGEST}")
+        raise LayerError(f"{name}={number}: expected {least} to {LARGEST}")
     return number
 
 
@@ -40,5 +40,5 @@ def pair(value: object, name: str, least: int) -> tuple[int, int]:
 def choice(value: object, name: str, allowed: tuple[object, ...]) -> Any:
     """One of the allowed values."""
     if not any(value is a or (isinstance(value, str) and value == a) for a in allowed):
-        raise LayerError(f"{name}={value!r}: allowed are {', '.join(map(repr, allowed))}")
+        raise LayerError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
     return value

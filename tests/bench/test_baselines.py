@@ -17,7 +17,7 @@ from autoconv.tuning import reference
 
 EPILOGUE: dict[str, Any] = {"bias": True, "residual": True, "activation": "relu"}
 LAYERS = {
-    "all at once": edge("tails", **EPILOGUE),
+    "all at once": edge("remainders", **EPILOGUE),
     "dilated": ConvLayer(N=2, C=8, H=9, W=11, K=12, R=3, S=3, padding=2, dilation=2, activation="relu"),
     "grouped": ConvLayer(N=3, C=16, H=9, W=11, K=32, R=3, S=1, stride=(1, 2), padding=(1, 0), groups=2, bias=True),
     "depthwise": ConvLayer(N=1, C=16, H=9, W=11, K=16, R=3, S=3, padding=1, groups=16, bias=True, residual=True),
@@ -48,7 +48,7 @@ def error(baseline: Baseline, layer: ConvLayer, constant: bool, fresh: bool) -> 
 @pytest.mark.parametrize("direction", ["fwd", "dgrad", "wgrad"])
 def test_the_real_baselines_agree(direction: str, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     baseline = there(name)
-    cases = LAYERS.values() if direction == "fwd" else [edge("tails", direction=direction)]
+    cases = LAYERS.values() if direction == "fwd" else [edge("remainders", direction=direction)]
     for layer, constant, fresh in itertools.product(cases, [True, False], [True, False]):
         if baseline.takes(direction, constant):
             assert error(baseline, layer, constant, fresh) < 1e-5

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,17 @@ WITH_PYTHON = sorted(page for page in PAGES if any(not b.startswith(EXAMPLE) for
 ASIDE = [(page, name) for page in WITH_PYTHON for name in NEEDS if name in map(needs, blocks(page, "python"))]
 
 
+@pytest.fixture
+def families(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All of them with `--full`; every day only NumPy's, which compiles nothing."""
+    if not request.config.getoption("full"):
+        monkeypatch.setattr(autoconv.cpu, "FAMILIES", ("numpy",))
+    registry._table.cache_clear()
+    yield
+    registry._table.cache_clear()
+
+
+@pytest.mark.usefixtures("families")
 @pytest.mark.parametrize("page", WITH_PYTHON)
 def test_the_examples_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}

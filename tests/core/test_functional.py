@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_refused(quick: dict[str, object]) -> None:
     for name in ("stride", "padding", "dilation"):
         with pytest.raises(ArrayError, match=f"{name}=1.5: expected one integer or a pair"):
             autoconv.conv_transpose2d(dy, w, **({name: 1.5} | quick))  # type: ignore[arg-type]
-    with pytest.raises(LayerError, match="stride=0: allowed are 1"):
+    with pytest.raises(LayerError, match="stride=0: expected 1"):
         autoconv.conv_transpose2d(dy, w, stride=0, **quick)
     with pytest.raises(ArrayError, match="x: expected an array of NumPy, or one that speaks DLPack, got NoneType"):
         autoconv.conv2d(None, w, **quick)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layers import TAILS, edge, operands
+from layers import EPILOGUES, edge, operands
 
 from autoconv.algorithm import Algorithm, Kernel
 from autoconv.cpu.device import CPU
@@ -123,7 +123,7 @@ def right(layer: ConvLayer, arrays: tuple[Any, ...], got: Any) -> bool:
 @pytest.mark.parametrize("memory_format", ["nchw", "channels_last"])
 @pytest.mark.parametrize("direction", ["fwd", "dgrad", "wgrad"])
 def test_torch_in_every_layout_and_direction(direction: str, memory_format: str, layout: str) -> None:
-    layer = edge("tails", direction=direction, layout=layout)
+    layer = edge("remainders", direction=direction, layout=layout)
     kernel = built(Torch(), layer, format=memory_format)
     a, b, *_ = arrays = operands(layer)
     if kernel.packed_bytes:
@@ -149,9 +149,9 @@ def test_torch_keeps_the_users_thread_count_and_takes_read_only_arrays() -> None
 
 
 @pytest.mark.parametrize("weights", ["constant", "varying"])
-@pytest.mark.parametrize("tail", TAILS)
-def test_onnxruntime_with_every_tail_and_padding(tail: str, weights: str) -> None:
-    layer = edge("asymmetric", **TAILS[tail])
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_onnxruntime_with_every_epilogue_and_padding(epilogue: str, weights: str) -> None:
+    layer = edge("asymmetric", **EPILOGUES[epilogue])
     kernel = built(Onnxruntime(), layer, weights=weights)
     a, b, bias, residual = arrays = operands(layer)
     if kernel.packed_bytes:

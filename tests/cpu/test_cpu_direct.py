@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import pytest
 from guards import check_guarded, some
-from layers import EDGES, TAILS, edge, operands
+from layers import EDGES, EPILOGUES, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import pool
@@ -40,19 +40,19 @@ def test_cutting_a_long_row_looks_at_every_tile_but_not_at_all_its_pixels(monkey
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("name", EDGES)
 def test_edges(name: str, direction: str) -> None:
-    """Each edge with a layout, type, tail, instruction set and thread count of its own."""
+    """Each edge with a layout, type, epilogue, instruction set and thread count of its own."""
     pick = zlib.crc32(f"{name} {direction}".encode())
     layout, dtype = LAYOUTS[pick % 2], ("float32", "float32", *DTYPES)[pick // 2 % 6]
-    tail = list(TAILS.values())[pick // 16 % 4] if direction == "fwd" else {}
+    epilogue = list(EPILOGUES.values())[pick // 16 % 4] if direction == "fwd" else {}
     device = device_with(INSTRUCTION_SETS[pick // 256 % len(INSTRUCTION_SETS)], 1 + pick // 64 % 3)
-    layer = edge(name, direction=direction, layout=layout, dtype=dtype, **tail)
+    layer = edge(name, direction=direction, layout=layout, dtype=dtype, **epilogue)
     assert check_guarded(DIRECT, layer, device, operands(layer))
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_tails_of_channels_and_pixels(instruction_set: str, layout: str, direction: str) -> None:
+def test_remainders_of_channels_and_pixels(instruction_set: str, layout: str, direction: str) -> None:
     device = device_with(instruction_set)
     for C, K, W in ((1, 1, 1), (3, 17, 13), (18, 33, 30), (5, 64, 29)):
         problem = {"N": 1, "C": C, "H": 3, "W": W, "K": K, "R": 3, "S": 3, "padding": 1}
@@ -66,7 +66,7 @@ def test_sums_go_over_channels_whose_filters_fit_the_first_cache(instruction_set
     device = device_with(instruction_set)
     for C, R, H, groups in ((300, 3, 7, 1), (1030, 1, 5, 1), (260, 5, 3, 2), (90, 3, 61, 1)):
         layer = ConvLayer(
-            N=2, C=C, H=H, W=9, K=6 * groups, R=R, S=R, padding=R // 2, groups=groups, dtype=dtype, **TAILS["bias"]
+            N=2, C=C, H=H, W=9, K=6 * groups, R=R, S=R, padding=R // 2, groups=groups, dtype=dtype, **EPILOGUES["bias"]
         )
         # those that sum over all at once are every other test's
         names = {str(c) for c in some([c for c in DIRECT.all(layer, device) if int(c.params["BC"]) < C // groups])}

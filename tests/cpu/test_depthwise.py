@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from guards import check_guarded, some
-from layers import TAILS, edge, operands
+from layers import EPILOGUES, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import pool
@@ -69,9 +69,11 @@ def test_problems(instruction_set: str, name: str, layout: str, direction: str) 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_types_and_tails(instruction_set: str, dtype: str) -> None:
+def test_types_and_epilogues(instruction_set: str, dtype: str) -> None:
     device = device_with(instruction_set, 1)
-    layers = [depthwise(dtype=dtype, layout=layout, **tail) for tail in TAILS.values() for layout in LAYOUTS]
+    layers = [
+        depthwise(dtype=dtype, layout=layout, **epilogue) for epilogue in EPILOGUES.values() for layout in LAYOUTS
+    ]
     layers += [depthwise(dtype=dtype, direction="dgrad", stride=2)]
     for layer in layers:
         assert check_guarded(DEPTHWISE, layer, device, operands(layer))
@@ -79,7 +81,7 @@ def test_types_and_tails(instruction_set: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_columns_of_a_strided_gradient_are_woven_together(instruction_set: str, dtype: str) -> None:
+def test_columns_of_a_strided_gradient_are_interleaved(instruction_set: str, dtype: str) -> None:
     """Rows of any length, columns that see nothing; by tasks of whole planes and of parts of them."""
     for width, planes, S, stride in ((66, 3, 3, 2), (67, 3, 3, 2), (66, 16, 3, 2), (64, 16, 1, 2), (67, 3, 3, (1, 5))):
         shape = {"N": 1, "C": planes, "K": planes, "groups": planes, "H": 6, "W": width, "S": S}
@@ -87,7 +89,7 @@ def test_columns_of_a_strided_gradient_are_woven_together(instruction_set: str, 
         assert check_guarded(DEPTHWISE, layer, device_with(instruction_set, 2), operands(layer))
 
 
-PHASES: dict[str, dict[str, Any]] = {
+COMPONENTS: dict[str, dict[str, Any]] = {
     "all of them blind": {"H": 7, "W": 2, "S": 1, "padding": (1, 2), "stride": 4},
     "of other gaps": {"R": 10, "S": 7, "dilation": 2, "H": 25, "W": 40, "stride": 3, "padding": 4},
     "in loops": {"R": 23, "S": 12, "padding": 9, "H": 20, "W": 47, "stride": 2},
@@ -95,11 +97,11 @@ PHASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", PHASES)
+@pytest.mark.parametrize("name", COMPONENTS)
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_phases(instruction_set: str, name: str) -> None:
-    """Phases that begin apart, whose taps lie differently far apart, or that have none."""
-    layer = depthwise(**PHASES[name], direction="dgrad")
+    """Components that begin apart, whose taps lie differently far apart, or that have none."""
+    layer = depthwise(**COMPONENTS[name], direction="dgrad")
     assert check_guarded(DEPTHWISE, layer, device_with(instruction_set, 2), operands(layer))
 
 
@@ -117,8 +119,8 @@ def test_planes_in_strips() -> None:
 def test_stores_past_the_caches(instruction_set: str) -> None:
     """Whatever the alignment of the output, where blocks of rows are whole cache lines if it is aligned."""
     device = device_with(instruction_set, 2, SMALL_CACHES)
-    tails: dict[str, Any] = {"H": 12, "W": 16, "bias": True, "residual": True}
-    for fields in (tails, {"H": 16, "W": 28}, {"H": 16, "W": 56, "direction": "dgrad", "stride": 2}):
+    remainders: dict[str, Any] = {"H": 12, "W": 16, "bias": True, "residual": True}
+    for fields in (remainders, {"H": 16, "W": 28}, {"H": 16, "W": 56, "direction": "dgrad", "stride": 2}):
         for dtype in ("float32", "float64"):
             layer = depthwise(**fields, dtype=dtype, C=3)
             streaming = [c for c in DEPTHWISE.all(layer, device) if c.params["nt"]]

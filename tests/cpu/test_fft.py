@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from guards import run_guarded
 from hypothesis import given, settings
-from layers import EDGES, TAILS, edge, layers, operands
+from layers import EDGES, EPILOGUES, edge, layers, operands
 from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.algorithm import Candidate, Params
@@ -79,9 +79,16 @@ FITTING = [name for name in EDGES if chosen(edge(name))]
 
 
 def test_most_edges_fit() -> None:
-    assert {"tails", "stem", "strided", "dilated", "dilated strided", "row filter", "large filter", "depthwise"} < set(
-        FITTING
-    )
+    assert {
+        "remainders",
+        "stem",
+        "strided",
+        "dilated",
+        "dilated strided",
+        "row filter",
+        "large filter",
+        "depthwise",
+    } < set(FITTING)
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -104,7 +111,7 @@ def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None
 @pytest.mark.parametrize("tile", ["4x4", "6x4", "8x16", "18x20", "30x8", "12x36"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_sizes_of_tiles(tile: str, layout: str) -> None:
-    run(edge("tails", layout=layout), {"tile": tile, "rows": 1, "coop": 0})
+    run(edge("remainders", layout=layout), {"tile": tile, "rows": 1, "coop": 0})
 
 
 @pytest.mark.parametrize(("rows", "coop"), [(1, 0), (3, 0), (100, 0), (1, 1), (2, 3), (3, 100)])
@@ -114,11 +121,13 @@ def test_schedules(rows: int, coop: int, threads: int) -> None:
         run(edge(name), {"tile": "6x6", "rows": rows, "coop": coop}, CPU.current(threads=threads))
 
 
-@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_types_and_epilogues(dtype: str, tail: str) -> None:
+def test_types_and_epilogues(dtype: str, epilogue: str) -> None:
     for layout in ("NCHW", "NHWC"):
-        run(edge("tails", dtype=dtype, layout=layout, **TAILS[tail]), {"tile": "8x8", "rows": 2, "coop": 0})
+        run(
+            edge("remainders", dtype=dtype, layout=layout, **EPILOGUES[epilogue]), {"tile": "8x8", "rows": 2, "coop": 0}
+        )
 
 
 def test_relu_passes_nan_on() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from guards import check_guarded, some
-from layers import TAILS, operands
+from layers import EPILOGUES, operands
 from vectors import INSTRUCTION_SETS, device_with, machine_named
 
 from autoconv.cpu import pool
@@ -44,9 +44,9 @@ def test_every_remainder(instruction_set: str, threads: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_types_tails_groups_and_gradients(instruction_set: str, dtype: str) -> None:
+def test_types_epilogues_groups_and_gradients(instruction_set: str, dtype: str) -> None:
     device = device_with(instruction_set)
-    layers = [pointwise(dtype=dtype, **tail) for tail in TAILS.values()]
+    layers = [pointwise(dtype=dtype, **epilogue) for epilogue in EPILOGUES.values()]
     layers += [pointwise(dtype=dtype, C=12, K=18, groups=3, H=9, W=9, bias=True)]
     layers += [pointwise(dtype=dtype, direction="dgrad", groups=g, C=10, K=16) for g in (1, 2)]
     for layer in layers:
@@ -59,7 +59,7 @@ def test_sums_in_parts(instruction_set: str) -> None:
     device = device_with(instruction_set, 2)
     for fields in (
         {"N": 1, "C": 200, "K": 700, "H": 5, "W": 10},
-        {"C": 193, "K": 21, **TAILS["bias residual relu"]},
+        {"C": 193, "K": 21, **EPILOGUES["bias residual relu"]},
         {"C": 256, "K": 12, "H": 8, "W": 16},
         {"C": 6, "K": 400, "groups": 2, "direction": "dgrad", "H": 3, "W": 3},
         {"C": 150, "K": 9, "dtype": "float16"},
@@ -97,7 +97,7 @@ def test_panels(instruction_set: str, name: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_panels_of_every_type(dtype: str) -> None:
     layer = ConvLayer(
-        N=1, C=3, H=12, W=30, K=9, R=3, S=3, stride=2, padding=1, dtype=dtype, **TAILS["bias residual relu"]
+        N=1, C=3, H=12, W=30, K=9, R=3, S=3, stride=2, padding=1, dtype=dtype, **EPILOGUES["bias residual relu"]
     )
     assert check_guarded(GEMM, layer, CPU.current(), operands(layer))
 

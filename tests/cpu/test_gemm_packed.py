@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from guards import check_guarded
-from layers import TAILS, operands
+from layers import EPILOGUES, operands
 from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import pool
@@ -40,9 +40,9 @@ def test_every_remainder(instruction_set: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_types_tails_groups_strides_and_gradients(instruction_set: str, dtype: str) -> None:
+def test_types_epilogues_groups_strides_and_gradients(instruction_set: str, dtype: str) -> None:
     device = device_with(instruction_set)
-    layers = [layer_of(dtype=dtype, **tail) for tail in TAILS.values()]
+    layers = [layer_of(dtype=dtype, **epilogue) for epilogue in EPILOGUES.values()]
     layers += [layer_of(dtype=dtype, C=201, K=57, groups=3, H=3, W=5, stride=stride) for stride in (1, (2, 3))]
     layers += [
         layer_of(dtype=dtype, direction="dgrad", groups=g, C=10, K=64 * g, H=6, stride=stride)

@@ -10,17 +10,18 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from guards import check_guarded, run_guarded
-from layers import TAILS, operands
+from layers import EPILOGUES, operands
 from vectors import INSTRUCTION_SETS
 
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu import permission, pool
 from autoconv.cpu.codegen import compiler
+from autoconv.cpu.common.tiles.products import DEPTH
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct.algorithm import Direct
 from autoconv.cpu.matrix import ALGORITHMS, gradients_kernels, kernels
 from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3, _blockings
-from autoconv.cpu.matrix.geometry import DEPTH, Panel, blocking, correlations_of
+from autoconv.cpu.matrix.geometry import Panel, blocking, correlations_of
 from autoconv.cpu.matrix.gradients import MatrixWgrad, MatrixX3Wgrad
 from autoconv.cpu.matrix.gradients_geometry import wgrad_cut
 from autoconv.cpu.matrix.polyphase import MatrixPolyphase, MatrixX3Polyphase
@@ -82,9 +83,9 @@ def test_gradient_of_the_input(name: str, dtype: str, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tail", TAILS)
-def test_epilogues(tail: str, dtype: str, layout: str) -> None:
-    layer = layer_of("remainders", dtype=dtype, layout=layout, **TAILS[tail])
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_epilogues(epilogue: str, dtype: str, layout: str) -> None:
+    layer = layer_of("remainders", dtype=dtype, layout=layout, **EPILOGUES[epilogue])
     assert check_guarded(MATRIX, layer, device_of(), operands(layer))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import EDGES, TAILS, edge, everyday, layers, operands
+from layers import EDGES, EPILOGUES, edge, everyday, layers, operands
 from vectors import device_with
 
 from autoconv.algorithm import Algorithm, Candidate, Kernel
@@ -134,13 +134,13 @@ def test_edges_compiled(name: str, direction: str) -> None:
     check(edge(name, layout=layout, direction=direction), algorithms=OTHERS)
 
 
-@pytest.mark.parametrize("tail", TAILS)
-@pytest.mark.parametrize("name", ["tails", "grouped", "depthwise", "pointwise", "five by five"])
-def test_epilogues(name: str, tail: str) -> None:
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("name", ["remainders", "grouped", "depthwise", "pointwise", "five by five"])
+def test_epilogues(name: str, epilogue: str) -> None:
     for layout in LAYOUTS:
         for dtype in ("float32", "float16"):
-            check(edge(name, layout=layout, dtype=dtype, **TAILS[tail]), algorithms=NUMPY)
-    check(edge(name, **TAILS[tail]), algorithms=OTHERS)
+            check(edge(name, layout=layout, dtype=dtype, **EPILOGUES[epilogue]), algorithms=NUMPY)
+    check(edge(name, **EPILOGUES[epilogue]), algorithms=OTHERS)
 
 
 @settings(max_examples=15)
@@ -160,13 +160,13 @@ def runnable(algorithm: Algorithm, layer: ConvLayer, device: CPU = DEVICE) -> li
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["tails", "strided", "dilated", "depthwise", "asymmetric", "stride skips pixels"])
+@pytest.mark.parametrize("name", ["remainders", "strided", "dilated", "depthwise", "asymmetric", "stride skips pixels"])
 def test_nonfinite_input_reaches_its_outputs(name: str, value: float) -> None:
     """Exact algorithms: those that see it, and no other. The rest: those at least. ReLU passes NaN on."""
     for layout in LAYOUTS:
         for direction in DIRECTIONS:
-            tail = {"bias": True, "activation": "relu"} if direction == "fwd" and np.isnan(value) else {}
-            layer = edge(name, layout=layout, direction=direction, **tail)
+            epilogue = {"bias": True, "activation": "relu"} if direction == "fwd" and np.isnan(value) else {}
+            layer = edge(name, layout=layout, direction=direction, **epilogue)
             arrays = operands(layer)
             arrays[0][tuple(extent // 2 for extent in arrays[0].shape)] = value
             want = np.isfinite(reference.convolve(layer, *arrays))
@@ -177,17 +177,17 @@ def test_nonfinite_input_reaches_its_outputs(name: str, value: float) -> None:
                     assert agree, f"{candidate} on {layer}"
 
 
-@pytest.mark.parametrize("name", ["tails", "dilated", "pointwise padded", "filter beyond the image"])
+@pytest.mark.parametrize("name", ["remainders", "dilated", "pointwise padded", "filter beyond the image"])
 def test_nonfinite_filter(name: str) -> None:
     """It stays in its filter's outputs, and out of those where it meets only padding if that is skipped."""
     for layout in LAYOUTS:
         layer = edge(name, layout=layout)
-        x, w, *tail = operands(layer)
+        x, w, *epilogue = operands(layer)
         w[0, 0, 0, 0] = np.inf
         want = np.isfinite(reference.convolve(layer, x, w))
         for algorithm in (algorithm for algorithm in algorithms(DEVICE) if algorithm.vendor is None):
             for candidate in everyday(algorithm, layer, runnable(algorithm, layer)):
-                got = np.isfinite(launch(algorithm, layer, candidate, (x, w, *tail), DEVICE))
+                got = np.isfinite(launch(algorithm, layer, candidate, (x, w, *epilogue), DEVICE))
                 others = got[:, 1:] if layout == "NCHW" else got[..., 1:]
                 assert others.all() or algorithm.spreads_nonfinite
                 assert not got[~want].any()

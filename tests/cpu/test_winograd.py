@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from guards import run_guarded
-from layers import EDGES, TAILS, edge, operands
+from layers import EDGES, EPILOGUES, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.algorithm import Candidate, Params
@@ -38,7 +38,7 @@ FITTING = [name for name in EDGES if not WINOGRAD.why_not(edge(name), DEVICE, {"
 
 
 def test_most_edges_fit() -> None:
-    assert {"tails", "stem", "strided", "dilated", "dilated strided", "row filter", "five by five"} < set(FITTING)
+    assert {"remainders", "stem", "strided", "dilated", "dilated strided", "row filter", "five by five"} < set(FITTING)
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -57,7 +57,7 @@ def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None
 @pytest.mark.parametrize("m", ["3x3", "4x4", "5x5", "6x6", "7x7", "4x7", "7x2"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_sizes_of_tiles(m: str, layout: str) -> None:
-    run(edge("tails", layout=layout), {"m": m, "rows": 1, "coop": 0})
+    run(edge("remainders", layout=layout), {"m": m, "rows": 1, "coop": 0})
 
 
 @pytest.mark.parametrize(("rows", "coop"), [(1, 0), (3, 0), (100, 0), (1, 1), (2, 3), (3, 100)])
@@ -67,11 +67,11 @@ def test_schedules(rows: int, coop: int, threads: int) -> None:
         run(edge(name), {"m": "2x2", "rows": rows, "coop": coop}, CPU.current(threads=threads))
 
 
-@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_types_and_epilogues(dtype: str, tail: str) -> None:
-    for layout, name in (("NCHW", "tails"), ("NHWC", "tails"), ("NCHW", "dilated")):
-        run(edge(name, dtype=dtype, layout=layout, **TAILS[tail]), {"m": "4x4", "rows": 2, "coop": 0})
+def test_types_and_epilogues(dtype: str, epilogue: str) -> None:
+    for layout, name in (("NCHW", "remainders"), ("NHWC", "remainders"), ("NCHW", "dilated")):
+        run(edge(name, dtype=dtype, layout=layout, **EPILOGUES[epilogue]), {"m": "4x4", "rows": 2, "coop": 0})
 
 
 def test_relu_passes_nan_on() -> None:

@@ -37,7 +37,7 @@ FITTING = [name for name in EDGES if not ALGORITHM.why_not(edge(name, direction=
 
 
 def test_most_edges_fit() -> None:
-    assert {"tails", "stem", "strided", "dilated strided", "row filter", "large filter", "grouped"} < set(FITTING)
+    assert {"remainders", "stem", "strided", "dilated strided", "row filter", "large filter", "grouped"} < set(FITTING)
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -51,7 +51,7 @@ def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None
 @pytest.mark.parametrize("m", ["3x3", "4x4", "5x5", "6x6", "7x7", "4x7", "7x2"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_sizes_of_tiles(m: str, layout: str) -> None:
-    check(edge("tails", layout=layout, direction="wgrad"), {"m": m, "rows": 1, "slices": 1})
+    check(edge("remainders", layout=layout, direction="wgrad"), {"m": m, "rows": 1, "slices": 1})
 
 
 @pytest.mark.parametrize(("rows", "slices"), [(1, 1), (3, 2), (100, 1), (1, 7)])
@@ -73,7 +73,7 @@ def test_the_answer_does_not_depend_on_the_threads(rows: int, slices: int) -> No
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_types(dtype: str, layout: str) -> None:
-    for name in ("tails", "stem"):
+    for name in ("remainders", "stem"):
         check(edge(name, dtype=dtype, layout=layout, direction="wgrad"), SMALL)
 
 

@@ -128,7 +128,7 @@ def test_large_arrays_are_addressed_with_64_bits() -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_planner_runs_kernels(direction: str, cache: TuningCache) -> None:
     """A heuristic plan, a timed one of a single family, and the cached answer: all agree with float64."""
-    layer = edge("tails", direction=direction)
+    layer = edge("remainders", direction=direction)
     given = operands(layer)
     a, b, *_ = on(DEVICE, *given)
     for how in ("heuristic", "direct"):
@@ -139,7 +139,7 @@ def test_the_planner_runs_kernels(direction: str, cache: TuningCache) -> None:
 
 @needs_compiler
 def test_winograd_packs_its_filters_once(cache: TuningCache) -> None:
-    layer = edge("tails", bias=True, activation="relu")
+    layer = edge("remainders", bias=True, activation="relu")
     given = operands(layer)
     a, b, bias, _ = on(DEVICE, *given)
     made = plan(layer, "winograd[m=2,BM=64,BN=64]", device=DEVICE, cache=cache)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from layers import TAILS, edge, operands
+from layers import EPILOGUES, edge, operands
 from simt.emulator import MISSING, Emulated
 
 from autoconv import registry
@@ -33,7 +33,7 @@ UNEVEN = ["asymmetric", "same strided", "padding beyond the filter"]
 NUMBERED = [algorithm for algorithm in CUDNN if not algorithm.asks_vendor]
 GRAPH = [algorithm for algorithm in CUDNN if algorithm.asks_vendor]
 SYMMETRIC = [
-    "one", "tails", "valid", "pointwise padded", "strided", "stride skips pixels", "dilated strided",
+    "one", "remainders", "valid", "pointwise padded", "strided", "stride skips pixels", "dilated strided",
     "filter beyond the image", "grouped", "depthwise multiplier", "one-dimensional",
 ]  # fmt: skip
 
@@ -135,10 +135,10 @@ def test_every_engine_agrees_with_float64(name: str, library: Any) -> None:
         assert {Candidate.parse(name).params["ENGINE"] for name in found} == {0, 1, 2, 3, 6, 10} | winograd
 
 
-@pytest.mark.parametrize("tail", list(TAILS)[1:])
-def test_the_tail_is_the_librarys_own_or_ours_or_refused(tail: str, library: Any) -> None:
+@pytest.mark.parametrize("epilogue", list(EPILOGUES)[1:])
+def test_the_epilogue_is_the_librarys_own_or_ours_or_refused(epilogue: str, library: Any) -> None:
     for layout, dtype, residual in itertools.product(LAYOUTS, DTYPES, (False, True)):
-        layer = edge("grouped", layout=layout, dtype=dtype, **(TAILS[tail] | {"residual": residual}))
+        layer = edge("grouped", layout=layout, dtype=dtype, **(EPILOGUES[epilogue] | {"residual": residual}))
         for algorithm in NUMBERED:
             for candidate in algorithm.all(layer, DEVICE):
                 native = layer.activation == "relu" or candidate.params["ALGO"] == "implicit_precomp_gemm"
@@ -169,19 +169,19 @@ def test_arithmetic_and_stream_reach_the_library(library: Any, monkeypatch: pyte
 
 def test_what_the_library_refuses_says_so(library: Any) -> None:
     algorithm = CUDNN[0]
-    (reason,) = algorithm.why_not(edge("tails"), DEVICE, {"ALGO": "direct", "MATH": "fma"})
+    (reason,) = algorithm.why_not(edge("remainders"), DEVICE, {"ALGO": "direct", "MATH": "fma"})
     assert reason == "cudnnGetConvolutionForwardWorkspaceSize: CUDNN_STATUS_NOT_SUPPORTED"
     uneven = edge("asymmetric")
     assert "expected the same on both sides" in algorithm.why_not(uneven, DEVICE, {"ALGO": "gemm", "MATH": "fma"})[0]
-    assert len(algorithm.why_not(edge("tails"), DEVICE, {"ALGO": "algo_1", "MATH": "tf32"})) == 2
+    assert len(algorithm.why_not(edge("remainders"), DEVICE, {"ALGO": "algo_1", "MATH": "tf32"})) == 2
     with pytest.raises(LibraryError, match="BAD_PARAM"):
-        cudnn.Convolution(edge("tails"), "fma").run(0, 0, 1, 0, 0, 0, (0, 0))  # without the workspace it needs
+        cudnn.Convolution(edge("remainders"), "fma").run(0, 0, 1, 0, 0, 0, (0, 0))  # without the workspace it needs
 
 
 def test_descriptors_go_with_what_they_describe(library: Any) -> None:
     gc.collect()
     before = library.fake_live()
-    made = cudnn.Convolution(edge("tails", bias=True, activation="relu"), "fma")
+    made = cudnn.Convolution(edge("remainders", bias=True, activation="relu"), "fma")
     assert library.fake_live() == before + 6
     del made
     gc.collect()
@@ -197,14 +197,17 @@ def test_notes_decide_the_family_and_ranks_what_is_tried(library: Any) -> None:
     plain = ["[ENGINE=0]", "[ENGINE=6]", "[ENGINE=4,METHOD=winograd]", "[ENGINE=10]"]
     exact, atomic, tf32, both = GRAPH
     for dtype in ("float32", "float64", "float16"):
-        layer = edge("tails", dtype=dtype)
+        layer = edge("remainders", dtype=dtype)
         narrow = dtype == "float32"
         assert names(exact, layer) == (plain if narrow else ranked + plain)
         assert names(atomic, layer) == (["[ENGINE=2]"] if narrow else ["[ENGINE=3,KNOBS=2--1]", "[ENGINE=2]"])
         assert names(tf32, layer) == (ranked if narrow else [])
         assert names(both, layer) == (["[ENGINE=3,KNOBS=2--1]"] if narrow else [])
-    assert names(exact, edge("tails", dtype="bfloat16"))[:2] == ["[ENGINE=0]", "[ENGINE=6]"]  # one heuristic refuses
-    layer = edge("tails")
+    assert names(exact, edge("remainders", dtype="bfloat16"))[:2] == [
+        "[ENGINE=0]",
+        "[ENGINE=6]",
+    ]  # one heuristic refuses
+    layer = edge("remainders")
     assert tf32.bound(layer, {"ENGINE": 1}) > exact.bound(layer, {"ENGINE": 4, "METHOD": "winograd"})
     assert exact.bound(layer, {"ENGINE": 4, "METHOD": "winograd"}) > exact.bound(layer, {"ENGINE": 0})
     layer = edge("many channels", dtype="float16", N=200)  # bound by arithmetic
@@ -222,7 +225,7 @@ def test_knobs_and_stream_reach_the_library(library: Any, monkeypatch: pytest.Mo
 
 
 def test_an_engine_is_compiled_when_it_is_built_and_not_before(library: Any) -> None:
-    layer, params = edge("tails"), {"ENGINE": 6}
+    layer, params = edge("remainders"), {"ENGINE": 6}
     library.fake_forget()
     assert not GRAPH[0].why_not(layer, DEVICE, params)
     assert GRAPH[0].workspace_bytes(layer, DEVICE, params) == 600
@@ -235,7 +238,7 @@ def test_an_engine_is_compiled_when_it_is_built_and_not_before(library: Any) -> 
 
 
 def test_an_engine_on_record_is_made_again_by_its_name(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = edge("tails", dtype="float16")
+    layer = edge("remainders", dtype="float16")
     recorded = str(GRAPH[0].all(layer, DEVICE)[3])
     forget()  # as another process
     monkeypatch.setattr(cudnn_graph, "offered", lambda gpu, layer: [])  # another device's record, say
@@ -271,7 +274,7 @@ def test_an_engine_on_record_is_made_again_by_its_name(library: Any, monkeypatch
     ],
 )
 def test_what_is_no_candidate_of_a_family_says_so(family: int, params: Any, reason: str, library: Any) -> None:
-    assert GRAPH[family].why_not(edge("tails"), DEVICE, params) == [reason]
+    assert GRAPH[family].why_not(edge("remainders"), DEVICE, params) == [reason]
 
 
 def test_a_graph_that_is_refused_is_one_candidate_with_the_reason(library: Any) -> None:
@@ -282,10 +285,10 @@ def test_a_graph_that_is_refused_is_one_candidate_with_the_reason(library: Any) 
     assert reason == "cudnnBackendFinalize: CUDNN_STATUS_NOT_SUPPORTED: this graph is not for me"
 
 
-@pytest.mark.parametrize(("tail", "steps"), [("bias", 1), ("relu", 2), ("bias residual relu", 3), ("residual", 2)])
-def test_the_tail_is_in_the_graph(tail: str, steps: int, library: Any) -> None:
+@pytest.mark.parametrize(("epilogue", "steps"), [("bias", 1), ("relu", 2), ("bias residual relu", 3), ("residual", 2)])
+def test_the_epilogue_is_in_the_graph(epilogue: str, steps: int, library: Any) -> None:
     for dtype, layout in itertools.product(DTYPES, LAYOUTS):
-        layer = edge("grouped", dtype=dtype, layout=layout, **TAILS.get(tail, {"residual": True}))
+        layer = edge("grouped", dtype=dtype, layout=layout, **EPILOGUES.get(epilogue, {"residual": True}))
         library.fake_forget()
         assert len(checked(GRAPH, layer, once="ENGINE")) == 7
         ran = [line.split()[2] for line in calls(library) if line.startswith("fwd")]
@@ -295,7 +298,7 @@ def test_the_tail_is_in_the_graph(tail: str, steps: int, library: Any) -> None:
 def test_descriptors_of_a_graph_go_with_its_plan(library: Any) -> None:
     forget()
     gc.collect()
-    layer, params = edge("tails"), {"ENGINE": 1, "KNOBS": "2-3.5-1"}
+    layer, params = edge("remainders"), {"ENGINE": 1, "KNOBS": "2-3.5-1"}
     before = library.fake_live()
     kernel = GRAPH[2].build(layer, DEVICE, params)
     made = library.fake_live()
@@ -312,7 +315,7 @@ def test_descriptors_of_a_graph_go_with_its_plan(library: Any) -> None:
 
 
 def test_a_plan_serves_several_threads_with_a_handle_each(library: Any) -> None:
-    layer, params = edge("tails"), {"ENGINE": 0}
+    layer, params = edge("remainders"), {"ENGINE": 0}
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(check, GRAPH[0], layer, params) for _ in range(8)]:
             done.result()
@@ -323,9 +326,9 @@ def test_without_cublas_lt_the_graph_interface_is_not_asked(library: Any, monkey
     """It would end the process; the other interface serves."""
     monkeypatch.setattr(library, "_name", cudnn.SONAME)
     monkeypatch.setattr(cudnn_graph, "opened", opened_without_cupy)
-    (candidate,) = GRAPH[0].all(edge("tails"), DEVICE)
-    assert GRAPH[0].why_not(edge("tails"), DEVICE, candidate.params) == ["none of libcublasLt.so.13 can be loaded"]
-    check(NUMBERED[0], edge("tails"), {"ALGO": "gemm", "MATH": "fma"})
+    (candidate,) = GRAPH[0].all(edge("remainders"), DEVICE)
+    assert GRAPH[0].why_not(edge("remainders"), DEVICE, candidate.params) == ["none of libcublasLt.so.13 can be loaded"]
+    check(NUMBERED[0], edge("remainders"), {"ALGO": "gemm", "MATH": "fma"})
 
 
 def opened_without_cupy(names: tuple[str, ...], module: str) -> Any:
@@ -341,7 +344,7 @@ def test_a_library_without_the_graph_interface_says_so(library: Any, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(cudnn, "library", Older)
-        assert GRAPH[0].why_not(edge("tails"), DEVICE, {}) == ["cuDNN 91900 has no cudnnBackendCreateDescriptor"]
+        assert GRAPH[0].why_not(edge("remainders"), DEVICE, {}) == ["cuDNN 91900 has no cudnnBackendCreateDescriptor"]
 
 
 def test_a_plan_takes_it_where_vendors_are_allowed(
@@ -349,7 +352,7 @@ def test_a_plan_takes_it_where_vendors_are_allowed(
 ) -> None:
     monkeypatch.setattr(registry, "_table", lambda kind: CUDNN)
     monkeypatch.setattr("autoconv.tuning.verification.direct", lambda layer, device: Exact(layer))
-    cache, layer = TuningCache(tmp_path, system=None), edge("tails")
+    cache, layer = TuningCache(tmp_path, system=None), edge("remainders")
     device = Emulated(capability=89)
     made = plan(layer, device=device, cache=cache, vendors=True)
     assert made.candidate.algorithm in ("cudnn", "cudnn.graph")
@@ -372,7 +375,7 @@ class Exact(vendor.CudnnKernel):
 
 
 def test_without_the_library_it_says_where_to_get_it(absent: None, tmp_path: Path) -> None:
-    layer = edge("tails")
+    layer = edge("remainders")
     (reason,) = CUDNN[0].why_not(layer, DEVICE, {"ALGO": "gemm", "MATH": "fma"})
     assert reason.startswith("no libcudnn.so.9: it comes with nvidia-cudnn-cu13")
     assert CUDNN[0].version == "absent"
@@ -392,7 +395,7 @@ def test_a_vendor_that_is_not_wanted_is_not_loaded(tmp_path: Path, monkeypatch: 
     for module in (cudnn, cudnn_graph):
         monkeypatch.setattr(module, "library", forbidden)
     monkeypatch.setattr(cudnn, "installed", lambda: True)
-    made = plan(edge("tails"), "heuristic", device=DEVICE, cache=TuningCache(tmp_path, system=None), vendors=False)
+    made = plan(edge("remainders"), "heuristic", device=DEVICE, cache=TuningCache(tmp_path, system=None), vendors=False)
     assert made.reasons["cudnn[ALGO=gemm,MATH=fma]"]
     assert "not among the vendors allowed" in made.reasons["cudnn.graph"][0]
     assert made.candidate.algorithm != "cudnn"

@@ -54,7 +54,7 @@ LAYERS = {  # of each kind that makes another kernel; real sizes, since they dec
     "depthwise 31x31": {"N": 8, "C": 64, "H": 31, "W": 31, "K": 64, "R": 31, "S": 31, "padding": 15, "groups": 64},
     "depthwise": {"N": 8, "C": 96, "H": 56, "W": 56, "K": 96, "R": 3, "S": 3, "padding": 1, "groups": 96},
 }
-TAIL = {"bias": True, "residual": True, "activation": "relu"}
+EPILOGUE = {"bias": True, "residual": True, "activation": "relu"}
 
 
 def layers() -> Iterator[ConvLayer]:
@@ -62,8 +62,8 @@ def layers() -> Iterator[ConvLayer]:
         for direction in DIRECTIONS:
             for layout in LAYOUTS:
                 for dtype in DTYPES:
-                    tail = TAIL if direction == "fwd" else {}
-                    yield ConvLayer(**fields, direction=direction, layout=layout, dtype=dtype, **tail)
+                    epilogue = EPILOGUE if direction == "fwd" else {}
+                    yield ConvLayer(**fields, direction=direction, layout=layout, dtype=dtype, **epilogue)
 
 
 def configurations(algorithm: Algorithm) -> list[tuple[ConvLayer, Candidate]]:
@@ -236,7 +236,7 @@ def test_results_go_out_in_vectors(name: str, direction: str) -> None:
     assert isinstance(algorithm, CudaAlgorithm)
     device, tried = Emulated(capability=80), 0
     for kind, layout in itertools.product(("3x3", "AlexNet 1"), LAYOUTS):
-        fields = LAYERS[kind] | (TAIL if direction == "fwd" else {})
+        fields = LAYERS[kind] | (EPILOGUE if direction == "fwd" else {})
         dtype = "float16" if name == "gemm.tensor" else "float32"
         layer = ConvLayer(**fields, direction=direction, layout=layout, dtype=dtype)
         line = layer.output_shape[3] if layout == "NHWC" else layer.output_shape[2] * layer.output_shape[3]

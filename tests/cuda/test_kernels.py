@@ -11,7 +11,7 @@ from simt.cases import DEVICE, OURS, candidate_cases, check, checker, kinds, pai
 from simt.emulator import MISSING
 
 from autoconv.algorithm import Algorithm, Params
-from autoconv.bench.gpu.cases import SCHEDULES, cases, edge_cases, planned, runnable, variants
+from autoconv.bench.gpu.cases import SCHEDULES, cases, planned, runnable, variants
 from autoconv.layer import ConvLayer
 from autoconv.tuning.reference import convolve
 
@@ -24,8 +24,9 @@ LEAST = 8  # edges to a family in the everyday suite, at least
 
 def sample(algorithm: Algorithm) -> list[tuple[ConvLayer, Params, int]]:
     """What is planned, and some of the edges."""
-    found = list(edge_cases(algorithm))
-    return [*planned(algorithm), *found[:: max(1, len(found) // LEAST)]]
+    asked = list(planned(algorithm))
+    found = cases(algorithm)[len(asked) :]
+    return [*asked, *found[:: max(1, len(found) // LEAST)]]
 
 
 EVERYDAY = [(a, *case) for a in OURS for case in sample(a)]
@@ -112,11 +113,11 @@ def test_a_nan_reaches_what_it_should(algorithm: Algorithm) -> None:
 def test_an_infinite_filter_stays_in_its_channel(algorithm: Algorithm) -> None:
     """Of the output; in wgrad, an infinite gradient in its filter. It meets padding only where that is skipped."""
     for layer, params in kinds(algorithm):
-        a, b, *tail = operands(layer)
+        a, b, *epilogue = operands(layer)
         b[0, 0, 0, 0] = np.inf
         with np.errstate(invalid="ignore"):
-            out = run(DEVICE, algorithm, layer, params, (a, b, *tail)).astype(float)
-        spoilt = ~np.isfinite(convolve(layer, a, b, *tail))
+            out = run(DEVICE, algorithm, layer, params, (a, b, *epilogue)).astype(float)
+        spoilt = ~np.isfinite(convolve(layer, a, b, *epilogue))
         assert not np.isfinite(out)[spoilt].any()
         if algorithm.skips_padding:
             assert np.isfinite(out)[~spoilt].all()

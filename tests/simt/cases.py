@@ -106,7 +106,7 @@ def candidate_cases(algorithm: Algorithm) -> list[Case]:
 def kinds(algorithm: Algorithm) -> list[tuple[ConvLayer, Params]]:
     """One small case to each direction; of a family's candidates the last, with the smallest tile."""
     found = []
-    for name, direction in (("tails", "fwd"), ("strided", "dgrad"), ("grouped", "wgrad"), ("depthwise", "wgrad")):
+    for name, direction in (("remainders", "fwd"), ("strided", "dgrad"), ("grouped", "wgrad"), ("depthwise", "wgrad")):
         for layer in variants(name, direction=direction):
             if params := runnable(algorithm, layer):
                 found.append((layer, params[-1]))

@@ -38,7 +38,7 @@ from autoconv.layer import ConvLayer
 
 SECONDS = 30  # of processor time, which no busy machine takes away, until a mutant counts as one that hangs
 MANY = 30  # cases to an algorithm, of which only each STEP-th is run
-STEP = 5  # prime to the three directions and the four tails that the cases go through
+STEP = 5  # prime to the three directions and the four epilogues that the cases go through
 SANITIZED = 6  # of them under sanitizers
 CHOICE = "SIMT_MUTANT"  # the environment's name for the mutant that a program is
 

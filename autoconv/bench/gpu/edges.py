@@ -17,7 +17,7 @@ def _problem(**fields: Any) -> dict[str, Any]:
 EDGES: dict[str, dict[str, Any]] = {
     "one": _problem(N=1, C=1, H=1, W=1, K=1, R=1, S=1),
     "plain": _problem(N=2, C=8, H=12, W=12, K=16, R=3, S=3, padding=1),
-    "tails": _problem(N=3, C=5, H=13, W=11, K=7, R=3, S=3, padding=1),
+    "remainders": _problem(N=3, C=5, H=13, W=11, K=7, R=3, S=3, padding=1),
     "valid": _problem(N=1, C=3, H=9, W=14, K=4, R=3, S=3),
     "pointwise": _problem(N=2, C=17, H=7, W=5, K=19, R=1, S=1),
     "pointwise strided": _problem(N=2, C=6, H=9, W=8, K=4, R=1, S=1, stride=2),

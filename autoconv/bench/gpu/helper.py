@@ -88,9 +88,11 @@ class Work:
         """CuPy's own kernels, which it compiles at their first use: those that verification will want, now and once."""
         kinds = list(zip(itertools.product(DTYPES, LAYOUTS), itertools.cycle(DIRECTIONS)))
         for (dtype, layout), direction in kinds:
-            tail: dict[str, Any] = {"bias": True, "residual": True, "activation": "relu"} if direction == "fwd" else {}
+            epilogue: dict[str, Any] = (
+                {"bias": True, "residual": True, "activation": "relu"} if direction == "fwd" else {}
+            )
             layer = ConvLayer(
-                N=2, C=8, H=6, W=6, K=8, R=3, S=3, dtype=dtype, layout=layout, direction=direction, **tail
+                N=2, C=8, H=6, W=6, K=8, R=3, S=3, dtype=dtype, layout=layout, direction=direction, **epilogue
             )
             verifier = Verifier(layer, self.device)
             verifier.check(direct(layer, self.device), verifier.b)

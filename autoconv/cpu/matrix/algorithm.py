@@ -11,17 +11,15 @@ import math
 from collections.abc import Iterable
 from typing import ClassVar
 
-from autoconv.algorithm import Kernel, Params
-from autoconv.cpu import permission
+from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.codegen.tiles import TILE_ROWS
-from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.estimate import operands_once, side_by_side
+from autoconv.cpu.common.tiles.algorithm import TileAlgorithm, without_unit
+from autoconv.cpu.common.tiles.products import DEPTH, FILTERS
 from autoconv.cpu.device import CPU
 from autoconv.cpu.matrix.geometry import (
-    DEPTH,
-    FILTERS,
     MatrixBlocking,
     Panel,
     blocking,
@@ -35,25 +33,6 @@ from autoconv.layer import ConvLayer
 
 STRIPS = (128, 256, 512, 1024)  # outputs
 CHANNELS = (64, 256)  # summed at a time, where not all are
-
-
-def without_unit(device: CPU) -> list[str]:
-    """Why tiles cannot be multiplied on a device."""
-    return [] if device.matrix_unit else ["matrix_unit=None: expected a processor with a matrix unit (AMX)"]
-
-
-class TileAlgorithm(GeneratedAlgorithm):
-    """A family whose kernels use tiles."""
-
-    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16")
-    groupings = ("dense", "grouped")
-    keeps_denormals = False  # the unit counts them as 0, in whatever mode a thread is
-    products: ClassVar[dict[str, int]]  # of parts of numbers, by type
-
-    def build(self, layer: ConvLayer, device: CPU, params: Params) -> Kernel:
-        if device.matrix_unit == "amx":
-            permission.require()
-        return super().build(layer, device, params)
 
 
 class Matrix(TileAlgorithm):

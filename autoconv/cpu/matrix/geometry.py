@@ -15,20 +15,8 @@ from dataclasses import dataclass, replace
 from autoconv.cpu.codegen.ir import LINE
 from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
+from autoconv.cpu.common.tiles.products import DEPTH, FILTERS, parts_of
 from autoconv.layer import ConvLayer
-
-DEPTH = 32  # channels of a line
-FILTERS = 2 * TILE_ROWS  # of a block
-PRODUCTS = {  # parts of both operands that are multiplied, the small ones first, neighbours sharing one of them
-    1: ((0, 0),),
-    3: ((0, 1), (0, 0), (1, 0)),
-    6: ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)),
-}
-
-
-def parts_of(products: int) -> int:
-    """Of each number."""
-    return 1 + max(part for part, _ in PRODUCTS[products])
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.common.estimate import operands_once, side_by_side
+from autoconv.cpu.common.tiles.algorithm import TileAlgorithm, without_unit
+from autoconv.cpu.common.tiles.products import DEPTH
 from autoconv.cpu.device import CPU
-from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3, TileAlgorithm, without_unit
-from autoconv.cpu.matrix.geometry import DEPTH
+from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3
 from autoconv.cpu.matrix.gradients_geometry import WgradCut, wgrad_cut
 from autoconv.cpu.matrix.gradients_kernels import emit
 from autoconv.layer import ConvLayer

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from autoconv.cpu.codegen.ir import LINE
 from autoconv.cpu.codegen.tiles import TILE_ROWS
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
-from autoconv.cpu.matrix.geometry import DEPTH, MatrixBlocking, Panel, PanelAxis, blocking, correlations_of, parts_of
+from autoconv.cpu.common.tiles.products import DEPTH, parts_of
+from autoconv.cpu.matrix.geometry import MatrixBlocking, Panel, PanelAxis, blocking, correlations_of
 from autoconv.layer import ConvLayer
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, bf16, f32, i8, i32, i64, ptr
+from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, f32, i8, i16, i32, i64, ptr
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.tiles import TILE_ROWS, WORDS
 from autoconv.cpu.common.correlation import Strides
 from autoconv.cpu.common.lanes import deinterleaved, within
+from autoconv.cpu.common.tiles.products import emit_begin, emit_step, sums_of
+from autoconv.cpu.common.tiles.split import split
 from autoconv.cpu.matrix.geometry import PanelAxis
 from autoconv.cpu.matrix.gradients_geometry import WgradCut
-from autoconv.cpu.matrix.split import split
-from autoconv.cpu.matrix.step import emit_begin, emit_step, sums_of
 from autoconv.layer import ConvLayer
 
 
@@ -27,14 +27,13 @@ def _emit_row(m: Module, layer: ConvLayer, image: Strides, columns: PanelAxis, c
     The column may lie outside. In `out` the numbers of channels lie `apart`, of parts 16 times as far.
     """
     element = DTYPES[layer.dtype]
-    k = m.function(f"row_{len(m.functions)}", ptr(element), i64, i64, ptr(bf16), internal=True)
+    k = m.function(f"row_{len(m.functions)}", ptr(element), i64, i64, ptr(i16), internal=True)
     source, column, left, out = k.args
     lanes, axis = m.lanes(f32), columns.axis
 
     def keep(v: Value, there: Value, width: int) -> None:
         for part, bits in enumerate(split(k, v, cut.parts)):
-            mask = k.mask(width, lanes)
-            k.store(k.bits(bits, v.type), there + part * (TILE_ROWS * apart), mask=mask)
+            k.store(bits, there + part * (TILE_ROWS * apart), mask=k.mask(width, lanes))
 
     def planes(place: int | Value, width: int) -> None:
         first = column + k.i64(place) * axis.stride
@@ -144,7 +143,7 @@ class _WgradWriter:
                 with k.if_((h >= 0) & (h < rows.axis.size)):
                     for j, across in enumerate(columns.residues):
                         number = (n * cut.panel.held + t) * cut.panel.pitch
-                        there = k.bytes_at(out, (i * len(columns.residues) + j) * size, bf16) + number
+                        there = k.bytes_at(out, (i * len(columns.residues) + j) * size, i16) + number
                         column = first_column * columns.axis.stride + (columns.axis.offset + across)
                         here = source + (n0 + n) * image.image + h * image.row
                         k.call(fill_row, here, column, k.i64(extent) - channel, there)

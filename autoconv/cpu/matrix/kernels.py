@@ -8,19 +8,16 @@ from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS
 from autoconv.cpu.common.correlation import Correlation
 from autoconv.cpu.common.epilogue import Epilogue
 from autoconv.cpu.common.lanes import load_range, store_range
+from autoconv.cpu.common.tiles.products import DEPTH, FILTERS, emit_begin, emit_step, parts_of, sums_of
 from autoconv.cpu.matrix.geometry import (
-    DEPTH,
-    FILTERS,
     MatrixBlocking,
     Panel,
     correlations_of,
     filter_tiles,
     packed_bytes,
-    parts_of,
     strips,
 )
 from autoconv.cpu.matrix.packing import emit_filters, emit_panel
-from autoconv.cpu.matrix.step import emit_begin, emit_step, sums_of
 from autoconv.layer import ConvLayer
 
 

@@ -10,8 +10,9 @@ from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS, WORDS
 from autoconv.cpu.common.correlation import Correlation
 from autoconv.cpu.common.lanes import deinterleaved, within
 from autoconv.cpu.common.packing import tap_place
-from autoconv.cpu.matrix.geometry import DEPTH, Panel, filter_tiles, packed_bytes, parts_of
-from autoconv.cpu.matrix.split import split_pairs
+from autoconv.cpu.common.tiles.products import DEPTH, parts_of
+from autoconv.cpu.common.tiles.split import split_pairs
+from autoconv.cpu.matrix.geometry import Panel, filter_tiles, packed_bytes
 from autoconv.layer import ConvLayer
 
 

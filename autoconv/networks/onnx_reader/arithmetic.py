@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-import math
-
-import numpy as np
 
 from autoconv.common.expressions import Expression
-from autoconv.networks.onnx_reader.call import Call, Lowering, flattened
+from autoconv.networks.onnx_reader.call import Call, Lowering
+from autoconv.networks.operators import activations
 from autoconv.networks.operators.convolution import MatMul
-from autoconv.networks.operators.elementwise import Elementwise
 from autoconv.networks.operators.pooling import LRN, Softmax
 from autoconv.networks.operators.shapes import Transpose
+from autoconv.networks.translation import flattened
 
 
 def _applied(call: Call, expression: Expression, *inputs: str) -> str:
-    return call.add(Elementwise(expression), *(inputs or [call.value(0)]))
+    return call.apply(expression, *(inputs or [call.value(0)]))
 
 
 def _variadic(function: str, call: Call) -> str:
@@ -44,10 +42,7 @@ def _clip(call: Call) -> str:
     for n in (1, 2):
         if call.has(n):
             bounds[n - 1] = float(call.constant(n, ("min", "max")[n - 1]).item())
-    expression: Expression = 0
-    for function, bound in zip(("max", "min"), bounds, strict=True):
-        if bound is not None and math.isfinite(bound) and abs(bound) < float(np.finfo(np.float32).max):
-            expression = ("relu", expression) if (function, bound) == ("max", 0.0) else (function, expression, bound)
+    expression = activations.clip(*bounds)
     return call.value(0) if expression == 0 else _applied(call, expression)
 
 
@@ -60,47 +55,32 @@ def _prelu(call: Call) -> str:
 
 
 def _elu(call: Call) -> str:
-    alpha = float(call.attribute("alpha", 1.0))
-    return _applied(call, ("add", ("max", 0, 0.0), ("mul", alpha, ("sub", ("exp", ("min", 0, 0.0)), 1.0))))
-
-
-def _hard_sigmoid_of(alpha: float, beta: float) -> Expression:
-    return ("min", ("max", ("add", ("mul", 0, alpha), beta), 0.0), 1.0)
+    return _applied(call, activations.elu(float(call.attribute("alpha", 1.0))))
 
 
 def _hard_sigmoid(call: Call) -> str:
-    return _applied(call, _hard_sigmoid_of(call.attribute("alpha", 0.2), call.attribute("beta", 0.5)))
+    return _applied(call, activations.hard_sigmoid(call.attribute("alpha", 0.2), call.attribute("beta", 0.5)))
 
 
 def _hard_swish(call: Call) -> str:
-    return _applied(call, ("mul", 0, _hard_sigmoid_of(1 / 6, 0.5)))
+    return _applied(call, activations.HARD_SWISH)
 
 
 def _swish(call: Call) -> str:
-    return _applied(call, ("mul", 0, ("sigmoid", ("mul", 0, float(call.attribute("alpha", 1.0))))))
+    alpha = float(call.attribute("alpha", 1.0))
+    return _applied(call, activations.SILU if alpha == 1.0 else ("mul", 0, ("sigmoid", ("mul", 0, alpha))))
 
 
 def _gelu(call: Call) -> str:
-    if call.attribute("approximate", "none") == "tanh":
-        cube = ("mul", 0, ("mul", 0, 0))
-        inner = ("mul", math.sqrt(2 / math.pi), ("add", 0, ("mul", 0.044715, cube)))
-        return _applied(call, ("mul", ("mul", 0.5, 0), ("add", 1.0, ("tanh", inner))))
-    return _applied(call, ("mul", ("mul", 0.5, 0), ("add", 1.0, ("erf", ("mul", 0, math.sqrt(0.5))))))
+    tanh = call.attribute("approximate", "none") == "tanh"
+    return _applied(call, activations.GELU_TANH if tanh else activations.GELU)
 
 
 def _batch_normalization(call: Call) -> str:
     if call.attribute("training_mode", 0) or not call.attribute("spatial", 1):
         call.fail("expected inference per channel, got training_mode=1 or spatial=0")
     x, scale, bias, mean, variance = (call.value(n) for n in range(5))
-    shape = call.type(0).shape
-    if len(shape) < 2 or call.type(1).shape != (shape[1],):
-        call.fail(f"expected a scale for each of the channels of {shape}, got {call.type(1)}")
-    epsilon = float(call.attribute("epsilon", 1e-5))
-    factor = _applied(call, ("div", 0, ("sqrt", ("add", 1, epsilon))), scale, variance)
-    shift = _applied(call, ("sub", 0, ("mul", 1, 2)), bias, mean, factor)
-    channels = (shape[1], *[1] * (len(shape) - 2))
-    scaled = _applied(call, ("mul", 0, 1), x, call.reshape(factor, channels))
-    return _applied(call, ("add", 0, 1), scaled, call.reshape(shift, channels))
+    return call.batch_norm(x, scale, bias, mean, variance, float(call.attribute("epsilon", 1e-5)))
 
 
 def _lrn(call: Call) -> str:

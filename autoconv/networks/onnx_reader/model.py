@@ -8,8 +8,7 @@ from typing import Any
 
 from autoconv.common.text import one_line
 from autoconv.errors import ConfigError
-
-LARGEST_CONSTANTS = (1 << 31) - 1  # bytes of all constants of a network
+from autoconv.networks.translation import LARGEST_CONSTANTS
 
 
 def load_model(path: Path) -> Any:

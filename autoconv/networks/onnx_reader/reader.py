@@ -13,8 +13,9 @@ from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph, ordered
 from autoconv.networks.onnx_reader import arithmetic, shapes, windows
 from autoconv.networks.onnx_reader.call import Call, Lowering
-from autoconv.networks.onnx_reader.model import LARGEST_CONSTANTS, load_model
+from autoconv.networks.onnx_reader.model import load_model
 from autoconv.networks.operators.base import TensorType
+from autoconv.networks.translation import LARGEST_CONSTANTS
 
 LOWERINGS: dict[str, Lowering] = {**arithmetic.LOWERINGS, **shapes.LOWERINGS, **windows.LOWERINGS}
 OLDEST = 7  # opset

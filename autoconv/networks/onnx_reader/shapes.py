@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 
-from autoconv.networks.onnx_reader.call import Call, Lowering, flattened
+from autoconv.networks.onnx_reader.call import Call, Lowering
 from autoconv.networks.onnx_reader.resize import resize, upsample
 from autoconv.networks.operators.base import TensorType
-from autoconv.networks.operators.shapes import Concat, Pad, Slice, Transpose
+from autoconv.networks.operators.shapes import Concat, Slice, Transpose
+from autoconv.networks.translation import flattened
 
 
 def _identity(call: Call) -> str:
@@ -129,13 +130,6 @@ def _concat(call: Call) -> str:
     return values[0] if len(values) == 1 else call.add(Concat(axis), *values)
 
 
-def _sliced(call: Call, axis: int, start: int, count: int, step: int = 1) -> str:
-    shape = call.type().shape
-    starts, counts, steps = [0] * len(shape), list(shape), [1] * len(shape)
-    starts[axis], counts[axis], steps[axis] = start, count, step
-    return call.add(Slice(tuple(starts), tuple(counts), tuple(steps)), call.value(0))
-
-
 def _split(call: Call) -> list[str]:
     shape = call.type().shape
     axis = call.axis(0, len(shape))
@@ -147,7 +141,8 @@ def _split(call: Call) -> list[str]:
     if sum(sizes) != shape[axis] or len(sizes) != len(call.outputs) or min(sizes) < 1:
         call.fail(f"split={sizes}: expected {len(call.outputs)} parts of {shape[axis]} in all")
     starts = np.cumsum((0, *sizes))
-    return [_sliced(call, axis, int(start), size) for start, size in zip(starts, sizes, strict=False)]
+    x = call.value(0)
+    return [call.slice_axis(x, axis, int(start), size) for start, size in zip(starts, sizes, strict=False)]
 
 
 def _slice(call: Call) -> str:
@@ -183,14 +178,7 @@ def _pad(call: Call) -> str:
     before, after = [0] * rank, [0] * rank
     for n, axis in enumerate(given or ()):
         before[axis % rank], after[axis % rank] = pads[n], pads[n + len(axes)]
-    name = call.value(0)
-    if min((*before, *after)) < 0:
-        shape = call.type().shape
-        starts = tuple(max(-b, 0) for b in before)
-        counts = tuple(e - s - max(-a, 0) for e, s, a in zip(shape, starts, after, strict=True))
-        name = call.add(Slice(starts, counts, (1,) * rank), name)
-        before, after = ([max(n, 0) for n in sides] for sides in (before, after))
-    return call.add(Pad(tuple(before), tuple(after), mode, value), name)
+    return call.pad(call.value(0), before, after, mode, value)
 
 
 LOWERINGS: dict[str, Lowering] = {

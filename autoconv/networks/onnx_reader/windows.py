@@ -9,8 +9,7 @@ from typing import Any, Literal
 from autoconv.layer import Sides
 from autoconv.networks.onnx_reader.call import Call, Lowering
 from autoconv.networks.operators.convolution import Conv, ConvTranspose
-from autoconv.networks.operators.elementwise import Elementwise
-from autoconv.networks.operators.pooling import Pool, Reduce
+from autoconv.networks.operators.pooling import Pool, Reduce, overhang_of
 
 
 class _Window:
@@ -86,10 +85,7 @@ class _Window:
 
 
 def _with_bias(call: Call, y: str) -> str:
-    if not call.has(2):
-        return y
-    bias = call.reshape(call.value(2), (call.type(2).shape[0], 1, 1))
-    return call.add(Elementwise(("add", 0, 1)), y, bias)
+    return call.with_bias(y, call.value(2)) if call.has(2) else y
 
 
 def _conv(call: Call) -> str:
@@ -143,10 +139,7 @@ def _pool(reduction: Literal["max", "mean"], call: Call) -> str:
         for n, (extent, span, step, sides) in enumerate(
             zip(window.extents, window.spans, window.stride, padding, strict=True)
         ):
-            count = math.ceil((extent + sum(sides) - span) / step) + 1
-            if (count - 1) * step >= extent + sides[0]:
-                count -= 1  # a window that begins in the padding behind the image
-            overhang[n] = max((count - 1) * step + span - extent - sum(sides), 0)
+            overhang[n] = overhang_of(extent, span, step, sides)
     pool = Pool(
         reduction=reduction, window=window.size, stride=window.stride, padding=padding, dilation=window.dilation,
         overhang=(overhang[0], overhang[1]), include_padding=bool(call.attribute("count_include_pad", 0)),

@@ -76,6 +76,14 @@ class Pool(Operator):
                 yield x[..., rows, columns]
 
 
+def overhang_of(extent: int, span: int, step: int, sides: Pair) -> int:
+    """The overhang that a last window needs which begins inside the image or the padding before it (`ceil_mode`)."""
+    count = -(-(extent + sum(sides) - span) // step) + 1
+    if (count - 1) * step >= extent + sides[0]:
+        count -= 1  # it would begin in the padding behind the image
+    return max((count - 1) * step + span - extent - sum(sides), 0)
+
+
 @dataclass(frozen=True)
 class Reduce(Operator):
     """The mean, sum or largest element along axes, which stay with extent 1."""

@@ -1,15 +1,27 @@
-"""The step of a kernel's innermost loop: one or two tiles on the left by as many on the right, part by part."""
+"""Products of tiles of numbers in parts, and the step of an innermost loop: up to two tiles by two, part by part."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from autoconv.cpu.codegen.ir import Function, Value
-from autoconv.cpu.matrix.geometry import PRODUCTS
+from autoconv.cpu.codegen.tiles import TILE_ROWS
 
+DEPTH = 32  # numbers of a row of an operand, each a bfloat16
+FILTERS = 2 * TILE_ROWS  # of a block
+PRODUCTS = {  # parts of both operands that are multiplied, the small ones first, neighbours sharing one of them
+    1: ((0, 0),),
+    3: ((0, 1), (0, 0), (1, 0)),
+    6: ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)),
+}
 SUMS, LEFT, RIGHT = 0, 4, 6  # the first tile of each kind: sums of up to 2 x 2, and the operands
 
 Place = Callable[[int, int], Value]  # of a part of a tile
+
+
+def parts_of(products: int) -> int:
+    """Of each number."""
+    return 1 + max(part for part, _ in PRODUCTS[products])
 
 
 def sums_of(tiles: tuple[int, int]) -> dict[tuple[int, int], int]:

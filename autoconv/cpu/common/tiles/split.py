@@ -7,23 +7,23 @@ part is the largest bfloat16, so that finite numbers have finite parts; infiniti
 
 from __future__ import annotations
 
-from autoconv.cpu.codegen.ir import Function, Value, i32, vec
-from autoconv.cpu.codegen.tiles import SIGN, UPPER
+from autoconv.cpu.codegen.ir import Function, Value, i16, i32, vec
+from autoconv.cpu.codegen.tiles import SIGN
 
 LARGEST = 0x7F7F0000  # the bits of the largest bfloat16, as a float32
 
 
 def split(k: Function, v: Value, parts: int) -> list[Value]:
-    """The parts of a vector of float32, each in the upper half of 32 bits; a single one is the number itself."""
-    bits = vec(i32, v.type.lanes)
+    """The parts of a vector of float32, as 16 bits each; a single one is the upper half of the number itself."""
+    lanes = v.type.lanes
     if parts == 1:
-        return [k.bits(v, bits)]
+        return [k.cast(k.bits(v, vec(i32, lanes)) >> 16, vec(i16, lanes))]
     found = []
     for n in range(parts):
-        part = k.zext(k.to_bfloat(v if n else _bounded(k, v)), bits) << 16
+        part = k.to_bfloat(v if n else _bounded(k, v))
         found.append(part)
         if n + 1 < parts:
-            v = v - k.bits(part, v.type)
+            v = v - k.bits(_word(k, part) << 16, v.type)
     return found
 
 
@@ -34,7 +34,12 @@ def _bounded(k: Function, v: Value) -> Value:
     return k.bits(magnitude | (bits & SIGN), v.type)
 
 
+def _word(k: Function, part: Value) -> Value:
+    """16 bits in the lower half of 32."""
+    return k.zext(part, vec(i32, part.type.lanes))
+
+
 def split_pairs(k: Function, even: Value, odd: Value, parts: int) -> list[Value]:
     """Of each part, pairs of bfloat16: an element of `even` in the lower half of 32 bits, one of `odd` in the upper."""
     both = zip(split(k, even, parts), split(k, odd, parts), strict=True)
-    return [(low >> 16) | (high & UPPER) for low, high in both]
+    return [_word(k, low) | (_word(k, high) << 16) for low, high in both]

@@ -1,0 +1,30 @@
+"""What the algorithms that multiply tiles declare alike, and what they ask of a device."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from autoconv.algorithm import Kernel, Params
+from autoconv.cpu import permission
+from autoconv.cpu.common.algorithm import GeneratedAlgorithm
+from autoconv.cpu.device import CPU
+from autoconv.layer import ConvLayer
+
+
+def without_unit(device: CPU) -> list[str]:
+    """Why tiles cannot be multiplied on a device."""
+    return [] if device.matrix_unit else ["matrix_unit=None: expected a processor with a matrix unit (AMX)"]
+
+
+class TileAlgorithm(GeneratedAlgorithm):
+    """A family whose kernels use tiles."""
+
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16")
+    groupings = ("dense", "grouped")
+    keeps_denormals = False  # the unit counts them as 0, in whatever mode a thread is
+    products: ClassVar[dict[str, int]]  # of parts of numbers, by type
+
+    def build(self, layer: ConvLayer, device: CPU, params: Params) -> Kernel:
+        if device.matrix_unit == "amx":
+            permission.require()
+        return super().build(layer, device, params)

@@ -1,0 +1,33 @@
+"""Activations as expressions of input 0: written once, so that passes know them whichever reader they come from."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from autoconv.common.activations import PLAIN
+from autoconv.common.expressions import Expression
+
+LARGEST = float(np.finfo(np.float32).max)  # a bound like this is none
+
+SILU, GELU, GELU_TANH, HARD_SWISH = (PLAIN[name] for name in ("silu", "gelu", "gelu_tanh", "hardswish"))
+
+
+def clip(low: float | None, high: float | None) -> Expression:
+    """Bounds that are numbers, and no larger than any number of float32."""
+    expression: Expression = 0
+    for function, bound in (("max", low), ("min", high)):
+        if bound is not None and math.isfinite(bound) and abs(bound) < LARGEST:
+            expression = ("relu", expression) if (function, bound) == ("max", 0.0) else (function, expression, bound)
+    return expression
+
+
+def hard_sigmoid(alpha: float = 1 / 6, beta: float = 0.5) -> Expression:
+    """A line from 0 to 1."""
+    return ("min", ("max", ("add", ("mul", 0, alpha), beta), 0.0), 1.0)
+
+
+def elu(alpha: float) -> Expression:
+    """Linear where positive, `alpha * (exp(x) - 1)` elsewhere."""
+    return ("add", ("max", 0, 0.0), ("mul", alpha, ("sub", ("exp", ("min", 0, 0.0)), 1.0)))

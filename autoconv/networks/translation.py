@@ -1,0 +1,140 @@
+"""`Translation`: one operation of a foreign network while it becomes nodes of a graph; what readers have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NoReturn
+
+import numpy as np
+
+from autoconv.common.expressions import Expression
+from autoconv.errors import ConfigError
+from autoconv.networks.graph import Graph
+from autoconv.networks.operators.base import Operator, TensorType
+from autoconv.networks.operators.elementwise import Elementwise
+from autoconv.networks.operators.sampling import Sampler
+from autoconv.networks.operators.shapes import Pad, Reshape, Slice
+
+LARGEST_CONSTANTS = (1 << 31) - 1  # bytes of all constants of a network
+LARGEST_EXTENT = 1 << 16  # of an array that is resized
+
+
+class Translation:
+    """An operation of a network that is read.
+
+    Parameters
+    ----------
+    graph : Graph
+        What is being made.
+    name : str
+        What nodes and constants that come from it are called.
+    operator : str
+        What messages call the operation.
+    """
+
+    def __init__(self, graph: Graph, name: str, operator: str) -> None:
+        self.graph, self.name, self.operator = graph, name, operator
+
+    def fail(self, message: str) -> NoReturn:
+        """Refuse the operation."""
+        raise ConfigError(f"{self.graph.name}: node {self.name!r} ({self.operator}): {message}")
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of an array of the graph."""
+        return self.graph.types[name].shape
+
+    def add(self, operator: Operator, *inputs: str) -> str:
+        """A node of the graph; where all its inputs are constants, what it gives, rounded once from float64."""
+        graph = self.graph
+        if not all(name in graph.constants for name in inputs):
+            return graph.add(self.name, operator, *inputs)
+        checked = graph.add(self.name, operator, *inputs)
+        found = graph.types[checked]
+        del graph.nodes[checked], graph.types[checked]
+        self.check_room(found)
+        arrays = [graph.constants[name] for name in inputs]
+        wide = [a.astype(np.float64) if a.dtype.kind not in "iub" else a for a in arrays]
+        with np.errstate(all="ignore"):
+            value = operator.evaluate(*wide).astype(found.dtype)
+        return graph.add_constant(self.name, np.ascontiguousarray(value.reshape(found.shape)))
+
+    def apply(self, expression: Expression, *inputs: str) -> str:
+        """A function of single elements."""
+        return self.add(Elementwise(expression), *inputs)
+
+    def add_constant(self, value: np.ndarray) -> str:
+        """A constant of the graph."""
+        self.check_room(TensorType(value.shape, value.dtype.name))
+        return self.graph.add_constant(self.name, value)
+
+    def check_room(self, found: TensorType) -> None:
+        """Refuse constants that do not fit into what a network may have."""
+        there = sum(value.nbytes for value in self.graph.constants.values() if value.nbytes > 1 << 16)
+        if there + found.nbytes > LARGEST_CONSTANTS:
+            self.fail(f"expected at most {LARGEST_CONSTANTS >> 20} MiB of constants in all, got one more of {found}")
+
+    def reshape(self, name: str, shape: Sequence[int]) -> str:
+        """An array in another shape; itself, where it has that."""
+        shape = tuple(map(int, shape))
+        return name if self.shape_of(name) == shape else self.add(Reshape(shape), name)
+
+    def axes(self, given: Sequence[int] | None, rank: int) -> tuple[int, ...]:
+        """Axes counted from the front, in order; all of them where none are given."""
+        axes = tuple(range(rank)) if given is None else tuple(given)
+        if not all(-rank <= axis < rank for axis in axes) or len({axis % rank for axis in axes}) != len(axes):
+            self.fail(f"axes={axes}: expected different ones from {-rank} to {rank - 1}")
+        return tuple(sorted(axis % rank for axis in axes))
+
+    def slice_axis(self, name: str, axis: int, start: int, count: int, step: int = 1) -> str:
+        """So many elements along one axis, and all of the others."""
+        shape = self.shape_of(name)
+        starts, counts, steps = [0] * len(shape), list(shape), [1] * len(shape)
+        starts[axis], counts[axis], steps[axis] = start, count, step
+        return self.add(Slice(tuple(starts), tuple(counts), tuple(steps)), name)
+
+    def pad(
+        self,
+        name: str,
+        before: Sequence[int],
+        after: Sequence[int],
+        mode: Literal["constant", "reflect", "edge", "wrap"] = "constant",
+        value: float = 0.0,
+    ) -> str:
+        """Elements added on each side of each axis; where the number is negative, so many are cut off."""
+        shape = self.shape_of(name)
+        if min((*before, *after), default=0) < 0:
+            starts = tuple(max(-b, 0) for b in before)
+            counts = tuple(e - s - max(-a, 0) for e, s, a in zip(shape, starts, after, strict=True))
+            name = self.add(Slice(starts, counts, (1,) * len(shape)), name)
+            before, after = ([max(n, 0) for n in sides] for sides in (before, after))
+        return self.add(Pad(tuple(before), tuple(after), mode, value), name)
+
+    def resize(self, name: str, sampler: Sampler, sizes: Sequence[int], scales: Sequence[float]) -> str:
+        """An array of other extents, axis after axis."""
+        for axis, (old, new, scale) in enumerate(zip(self.shape_of(name), sizes, scales, strict=True)):
+            if new < 1 or new > LARGEST_EXTENT:
+                self.fail(f"sizes={sizes}: expected extents from 1 to {LARGEST_EXTENT}")
+            if (old, scale) != (new, 1.0):
+                name = self.add(sampler.resize(axis, old, new, scale), name)
+        return name
+
+    def with_bias(self, y: str, bias: str) -> str:
+        """Images with a number for each channel added."""
+        return self.apply(("add", 0, 1), y, self.reshape(bias, (*self.shape_of(bias), 1, 1)))
+
+    def batch_norm(self, x: str, scale: str, bias: str, mean: str, variance: str, epsilon: float) -> str:
+        """`(x - mean) / sqrt(variance + epsilon) * scale + bias`, of numbers for each channel."""
+        shape = self.shape_of(x)
+        if len(shape) < 2 or self.shape_of(scale) != (shape[1],):
+            self.fail(f"expected a scale for each of the channels of {shape}, got {self.graph.types[scale]}")
+        factor = self.apply(("div", 0, ("sqrt", ("add", 1, epsilon))), scale, variance)
+        shift = self.apply(("sub", 0, ("mul", 1, 2)), bias, mean, factor)
+        channels = (shape[1], *[1] * (len(shape) - 2))
+        scaled = self.apply(("mul", 0, 1), x, self.reshape(factor, channels))
+        return self.apply(("add", 0, 1), scaled, self.reshape(shift, channels))
+
+
+def flattened(shape: Sequence[int], axis: int) -> tuple[int, int]:
+    """The extents before an axis as one, and the others as one."""
+    return math.prod(shape[:axis]), math.prod(shape[axis:])
