@@ -17,7 +17,7 @@ from autoconv.cpu.device import CPU
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
 FAMILIES = [a for a in registry.algorithms(DEVICE) if isinstance(a, GeneratedAlgorithm) and a.epilogue]
-PROBLEMS = ("tails", "pointwise", "depthwise")
+PROBLEMS = ("remainders", "pointwise", "depthwise")
 WITH = {"bias": True, "residual": True}
 
 
@@ -46,7 +46,7 @@ def test_most_families_are_among_those() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_other_types(dtype: str) -> None:
     for activation in ("leaky_relu:0.25", "hardswish"):
-        layer = edge("tails", dtype=dtype, activation=activation, **WITH)
+        layer = edge("remainders", dtype=dtype, activation=activation, **WITH)
         assert check_guarded(direct(), layer, DEVICE, operands(layer), favourite(layer))
 
 
@@ -59,7 +59,7 @@ def favourite(layer: Any) -> set[str]:
 
 
 def test_series_of_float32_are_not_for_float64() -> None:
-    layer = edge("tails", dtype="float64", activation="silu")
+    layer = edge("remainders", dtype="float64", activation="silu")
     assert direct().unsupported(layer) == ["dtype: expected float32 sums under sigmoid, got float64"]
     able = [a.name for a in registry.algorithms(DEVICE) if not a.unsupported(layer)]
     assert "numpy.direct" in able
