@@ -137,7 +137,7 @@ def test_an_expression_overwrites_what_nobody_needs() -> None:
 def test_no_more_memory_than_is_needed_at_once() -> None:
     net = compiled(small(1))
     schedule = net._schedule
-    blocks = schedule._blocks()
+    blocks = schedule.blocks
     assert schedule.arena_bytes < sum(block.nbytes for block in blocks.values())
     assert net.arena_bytes == schedule.arena_bytes <= 1.15 * least_bytes(list(blocks.values()))
 
