@@ -6,6 +6,7 @@ from autoconv.device import Device
 from autoconv.errors import ArrayError, AutoconvError, ConfigError, LayerError, PlanError, RecordError
 from autoconv.functional import conv2d, conv2d_dgrad, conv2d_wgrad, conv_transpose2d
 from autoconv.layer import ConvLayer
+from autoconv.networks.collect import collect
 from autoconv.networks.run.compiled import CompiledNetwork, load
 from autoconv.plans import PackedWeights, Plan
 from autoconv.records.cache import TuningCache
@@ -30,6 +31,7 @@ __all__ = [
     "PlanError",
     "RecordError",
     "TuningCache",
+    "collect",
     "conv2d",
     "conv2d_dgrad",
     "conv2d_wgrad",

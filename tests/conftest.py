@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ from hypothesis import HealthCheck, settings
 
 from autoconv import forget_plans
 from autoconv.common import machine_code
+from autoconv.cpu.device import CPU
 from autoconv.cpu.machine import measure, recorded
+from autoconv.cpu.machine.model import Machine
 from autoconv.tuning.search import search
 
 # The same examples on every run: a failure must not depend on the day. The stress tests draw more.
@@ -28,16 +31,18 @@ KERNELS = machine_code.folder()  # as it is without any fixture
 # cores. Which one is drawn from its name: the same on every day, and no pattern of the parameters. `--full` takes all.
 THINNED = {
     "core/test_capabilities.py::test_a_generated_kernel_runs_every_kind_of_layer": 16,
-    "core/test_functional.py": 8,
+    "core/test_functional.py": 16,
     "core/test_registry.py": 4,
+    "core/test_worker.py": 2,
     "cpu/test_cpu_direct.py": 24,
     "cpu/test_denormals.py::test_families_count_denormals_as_0_or_keep_them": 12,
     "cpu/test_depthwise.py": 24,
     "cpu/test_epilogues.py::test_every_family_stores_with_every_activation": 20,
     "cpu/test_epilogues.py::test_nan_stays_nan": 3,
+    "cpu/test_depthwise_wgrad.py": 3,
     "cpu/test_fft.py": 20,
-    "cpu/test_gemm.py": 20,
-    "cpu/test_gemm_packed.py": 14,
+    "cpu/test_gemm.py": 40,
+    "cpu/test_gemm_packed.py": 20,
     "cpu/test_matrix.py::test_forward": 110,
     "cpu/test_matrix.py::test_gradient_of_the_input": 30,
     "cpu/test_matrix.py::test_a_strided_gradient_by_polyphase_components": 3,
@@ -48,7 +53,8 @@ THINNED = {
     "cpu/test_matrix.py::test_three_products_of_float32_keep_their_bound": 5,
     "cpu/test_matrix.py::test_what_is_not_finite_stays_so_and_spoils_nothing_else": 5,
     "cpu/test_many_threads.py": 20,
-    "cpu/test_numpy.py": 12,
+    "cpu/test_numpy.py": 20,
+    "cpu/test_polyphase.py": 5,
     "cpu/test_winograd.py": 14,
     "cpu/test_winograd_wgrad.py": 14,
     "cuda/test_cuda_direct.py": 12,
@@ -77,7 +83,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """Every test has a cache of its own and no plans in memory; kernels once compiled are shared, as they are exact."""
     monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(KERNELS))
-    monkeypatch.setattr(measure, "THOROUGH", measure.ROUGH)  # a first look at the machine is enough for a test
+    monkeypatch.setattr(recorded, "_in_force", {})
     forget_plans()
     yield
     forget_plans()
@@ -88,6 +94,18 @@ def short_search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     if request.path.name != "test_search.py":
         for name, number in SHORT_SEARCH.items():
             monkeypatch.setattr(search, name, number)
+
+
+@pytest.fixture(autouse=True)
+def any_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model on record stands for this machine, and nothing empties its caches: no time is asserted anywhere."""
+    if request.path.name != "test_machine.py":
+        monkeypatch.setattr(measure, "measure", _as_on_record)
+        monkeypatch.setattr(CPU, "_sweep", lambda self: None)
+
+
+def _as_on_record(instruction_set: str, threads: int, matrix_unit: str | None = None, *, thorough: bool) -> Machine:
+    return dataclasses.replace(vectors.modelled(instruction_set, threads), thorough=thorough)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

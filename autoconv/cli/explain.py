@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from autoconv import networks
 from autoconv.cli.options import (
     OK,
     as_json,
@@ -16,14 +13,12 @@ from autoconv.cli.options import (
     check_mode,
     device_named,
     directions,
-    jobs_of,
+    layers_meant,
     on_device,
     options_of_plan,
     with_limits,
 )
 from autoconv.cli.output import print_json
-from autoconv.errors import ConfigError
-from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.tuning.planner import plan
 
 if TYPE_CHECKING:
@@ -41,7 +36,7 @@ if TYPE_CHECKING:
 def explain(
     what: str,
     batch: tuple[int, ...] | None,
-    direction: tuple[str, ...],
+    direction: tuple[str, ...] | None,
     device_name: str,
     mode: str | None,
     as_json: bool,
@@ -55,7 +50,7 @@ def explain(
     device = device_named(device_name)
     mode = mode or "heuristic"
     check_mode(mode, device)
-    layers = _layers(what, batch, direction)
+    layers = layers_meant(what, batch, direction)
     plans = [plan(layer, mode, device=device, **options_of_plan(limits)) for layer in layers]
     if as_json:
         print_json([_plan_json(found) for found in plans])
@@ -76,18 +71,3 @@ def _plan_json(found: Plan) -> dict[str, Any]:
         "facts": {name: facts.to_json() for name, facts in found.facts.items()},
         "reasons": {name: list(reasons) for name, reasons in found.reasons.items()},
     }
-
-
-def _layers(what: str, batch: tuple[int, ...] | None, direction: tuple[str, ...]) -> list[ConvLayer]:
-    """The layers an argument of `explain` means."""
-    if re.match(rf"({'|'.join(DIRECTIONS)})-", what) and not Path(what).exists():
-        return [ConvLayer.parse(what)]
-    try:
-        net, name = networks.load(what), None
-    except ConfigError:
-        head, colon, name = what.rpartition(":")
-        if not colon or Path(what).exists():
-            raise
-        net = networks.load(head)
-    chosen = {net.find(name).name} if name else {named.name for named in net.layers}
-    return [layer for _, named, layer in jobs_of([net], batch, direction) if named.name in chosen]

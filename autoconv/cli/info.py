@@ -23,7 +23,13 @@ from autoconv.records.cache import TuningCache
 if TYPE_CHECKING:
     from autoconv.device import Device
 
-ENVIRONMENT = ("AUTOCONV_CACHE_DIR", "AUTOCONV_KERNEL_DIR", "AUTOCONV_NUM_THREADS", "AUTOCONV_ISA")
+ENVIRONMENT = (
+    "AUTOCONV_CACHE_DIR",
+    "AUTOCONV_KERNEL_DIR",
+    "AUTOCONV_COLLECT",
+    "AUTOCONV_NUM_THREADS",
+    "AUTOCONV_ISA",
+)
 OPTIONAL = {
     "onnxruntime": "a library to compare with; pip install 'autoconv[bench]'",
     "torch": "a library to compare with; pip install 'autoconv[bench]'",

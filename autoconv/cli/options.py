@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from autoconv.errors import PlanError
-from autoconv.layer import DIRECTIONS
+from autoconv import networks
+from autoconv.errors import ConfigError, PlanError
+from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.registry import algorithms, resolve
 from autoconv.tuning.planner import MODES
 
 if TYPE_CHECKING:
     from autoconv.device import Device
-    from autoconv.layer import ConvLayer
     from autoconv.networks import NamedLayer, Network
 
     Job = tuple[Network, NamedLayer, ConvLayer]
@@ -44,7 +45,8 @@ def _bytes(text: str) -> int:
     return int(_quantity(text, BYTES, "64MB"))
 
 
-def _batches(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
+    """Integers separated by commas, each once."""
     if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", text):
         raise click.BadParameter(f"{text!r}: expected integers from 1 to 9999999, separated by commas, such as 1,8")
     return tuple(dict.fromkeys(map(int, text.split(","))))
@@ -88,9 +90,9 @@ as_json = click.option("--json", "as_json", is_flag=True, help="One JSON documen
 on_device = click.option(
     "--device", "device_name", metavar="NAME", default="cpu", help="Where: cpu, cuda, or cuda:N. [default: cpu]"
 )
-batches = click.option("--batch", type=_batches, metavar="N,...", help="Batch sizes. [default: the file's]")
+batches = click.option("--batch", type=numbers, metavar="N,...", help="Batch sizes. [default: the file's]")
 directions = click.option(
-    "--direction", type=_directions, metavar="D,...", default="fwd", help="fwd,dgrad,wgrad or all. [default: fwd]"
+    "--direction", type=_directions, metavar="D,...", help="fwd,dgrad,wgrad or all. [default: the file's, or fwd]"
 )
 LIMITS = (
     click.option(
@@ -149,12 +151,31 @@ def options_of_plan(limits: dict[str, Any]) -> dict[str, Any]:
     return limits | {"vendors": {"loaded": "loaded", "all": True, "none": False}[limits["vendors"]]}
 
 
-def jobs_of(nets: Sequence[Network], batch: tuple[int, ...] | None, direction: tuple[str, ...]) -> list[Job]:
-    """Every layer of the networks, at every batch size (the file's, where none is given) and in every direction."""
-    return [
-        (net, named, named.at(size, way))
-        for net in nets
-        for size in batch or net.batches
-        for way in direction
-        for named in net.layers
-    ]
+def jobs_of(nets: Sequence[Network], batch: tuple[int, ...] | None, direction: tuple[str, ...] | None) -> list[Job]:
+    """Every layer of the networks, at every batch size and in every direction: the file's, where none are given."""
+    jobs: list[Job] = []
+    for net in nets:
+        found = [
+            (net, named, named.at(size, way))
+            for named in net.layers
+            for size in batch or named.batches or net.batches
+            for way in direction or named.directions or ("fwd",)
+        ]
+        together = list(dict.fromkeys((layer.N, layer.direction) for *_, layer in found))
+        jobs += sorted(found, key=lambda job: together.index((job[2].N, job[2].direction)))
+    return jobs
+
+
+def layers_meant(what: str, batch: tuple[int, ...] | None, direction: tuple[str, ...] | None) -> list[ConvLayer]:
+    """The layers that a LAYER, NET or NET:NAME means."""
+    if re.match(rf"({'|'.join(DIRECTIONS)})-", what) and not Path(what).exists():
+        return [ConvLayer.parse(what)]
+    try:
+        net, name = networks.load(what), None
+    except ConfigError:
+        head, colon, name = what.rpartition(":")
+        if not colon or Path(what).exists():
+            raise
+        net = networks.load(head)
+    chosen = {net.find(name).name} if name else {named.name for named in net.layers}
+    return [layer for _, named, layer in jobs_of([net], batch, direction) if named.name in chosen]

@@ -54,7 +54,7 @@ LEAST_BUDGET = 0.05  # seconds of timing for a layer whose turn comes when the b
 def tune(
     nets: Sequence[str],
     batch: tuple[int, ...] | None,
-    direction: tuple[str, ...],
+    direction: tuple[str, ...] | None,
     device_name: str,
     budget: float | None,
     mode: str,

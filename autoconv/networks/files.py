@@ -29,8 +29,9 @@ def load(path_or_name: str | Path) -> Network:
     Of an ONNX file (its name ends in `.onnx`; the extra `onnx` reads it) come the convolutions and fully connected
     layers, with what can be fused into them. A YAML file is a mapping with the keys
 
-    - `layers`: a list of mappings, each with a `name` of its own and the arguments of `ConvLayer`, but for `N` and
-      `direction`. `W` is `H` and `S` is `R` unless given; `repeat` counts how many equal ones the network has;
+    - `layers`: a list of mappings, each with a `name` of its own and the arguments of `ConvLayer`, but for `N`.
+      `W` is `H` and `S` is `R` unless given; `repeat` counts how many equal ones the network has; `batch` and
+      `direction` (one, or a list) say what this layer is tuned for, where that is not what the others are;
     - `name` (the file's, unless given), `source` (the paper), `batch` (a number or a list of them; 1 unless given);
     - `defaults`: arguments of `ConvLayer` for all layers that do not give their own.
 

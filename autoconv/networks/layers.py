@@ -23,12 +23,18 @@ class NamedLayer:
         How many equal ones the network has.
     line : int
         Where it stands in its file, from 1.
+    batches : tuple of int
+        Its own batch sizes to tune for; empty where the network's are meant.
+    directions : tuple of str
+        Its own directions to tune; empty where "fwd" is meant.
     """
 
     name: str
     layer: ConvLayer
     repeat: int
     line: int
+    batches: tuple[int, ...] = ()
+    directions: tuple[str, ...] = ()
 
     def at(self, batch: int = 1, direction: str = "fwd") -> ConvLayer:
         """The layer for a batch and a direction; a gradient has no fused epilogue.

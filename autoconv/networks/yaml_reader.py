@@ -10,7 +10,7 @@ import yaml
 
 from autoconv.common.text import nearest
 from autoconv.errors import ConfigError, LayerError
-from autoconv.layer import ConvLayer
+from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.networks.layers import NamedLayer, Network
 
 LARGEST_FILE = 1 << 18  # bytes; the longest shipped list has 4 KiB
@@ -19,10 +19,10 @@ LARGEST_COUNT = 1_000_000  # of images in a batch, and of equal layers
 NETWORK_KEYS = ("name", "source", "batch", "defaults", "layers")
 REQUIRED = ("C", "H", "K", "R")
 SETTINGS = (*"CHWKRS", "stride", "padding", "dilation", "groups", "dtype", "layout", "bias", "residual", "activation")
-LAYER_KEYS = ("name", "repeat", *SETTINGS)
+LAYER_KEYS = ("name", "repeat", "batch", "direction", *SETTINGS)
 ELSEWHERE = {
     "N": "the batch size is the network's 'batch', or chosen when tuning",
-    "direction": "the direction is chosen when tuning",
+    "direction": "the direction is a layer's own, or chosen when tuning",
 }
 
 
@@ -171,9 +171,19 @@ class _Reader:
             self.fail(_line(node), f"{what}={value!r}: expected an integer from 1 to {LARGEST_COUNT}", layer)
         return value
 
-    def batches(self, node: yaml.Node) -> tuple[int, ...]:
-        items = self.sequence(node, "batch") if isinstance(node, yaml.SequenceNode) else [node]
-        return tuple(dict.fromkeys(self.count(item, "batch") for item in items))
+    def several(self, node: yaml.Node, what: str) -> list[yaml.Node]:
+        return self.sequence(node, what) if isinstance(node, yaml.SequenceNode) else [node]
+
+    def batches(self, node: yaml.Node, layer: str | None = None) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(self.count(item, "batch", layer) for item in self.several(node, "batch")))
+
+    def directions(self, node: yaml.Node, layer: str) -> tuple[str, ...]:
+        items = self.several(node, "direction")
+        found = [self.text(item, "direction", layer) for item in items]
+        for item, direction in zip(items, found, strict=True):
+            if direction not in DIRECTIONS:
+                self.fail(_line(item), f"direction={direction!r}: expected one of {', '.join(DIRECTIONS)}", layer)
+        return tuple(dict.fromkeys(found))
 
     def layer(self, node: yaml.Node, defaults: dict[str, yaml.Node]) -> NamedLayer:
         own = dict(self.mapping(node, LAYER_KEYS, "a layer", self.name_of(node)))
@@ -181,6 +191,8 @@ class _Reader:
             self.fail(_line(node), "a layer: the key 'name' is missing")
         name = self.text(own.pop("name"), "name")
         repeat = self.count(own.pop("repeat"), "repeat", name) if "repeat" in own else 1
+        batches = self.batches(own.pop("batch"), name) if "batch" in own else ()
+        directions = self.directions(own.pop("direction"), name) if "direction" in own else ()
         nodes = defaults | own
         missing = [key for key in REQUIRED if key not in nodes]
         if missing:
@@ -196,7 +208,7 @@ class _Reader:
             key = re.match(r"\w+", str(error))
             at = nodes.get(key[0]) if key else None
             self.fail(_line(at or node), str(error), name)
-        return NamedLayer(name, layer, repeat, _line(node))
+        return NamedLayer(name, layer, repeat, _line(node), batches, directions)
 
     @staticmethod
     def name_of(node: yaml.Node) -> str | None:

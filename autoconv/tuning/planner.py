@@ -11,6 +11,7 @@ import functools
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Literal, TypeVar, get_args
 
@@ -40,6 +41,7 @@ T = TypeVar("T", int, float)
 
 _plans: OrderedDict[object, Plan] = OrderedDict()  # by what they were asked for with
 _lock = threading.Lock()
+_watchers: tuple[Callable[[Plan], None], ...] = ()  # who is told of every plan that is asked for
 
 
 def _renew_lock() -> None:
@@ -137,6 +139,8 @@ def plan(
     limits = workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed, exact, denormals
     key = layer, mode, device, limits, budget, cache
     if (found := _remembered(key)) is not None:
+        if _watchers:
+            _tell(found)
         return found
     if not isinstance(layer, ConvLayer):
         raise PlanError(f"layer: expected a ConvLayer, got {type(layer).__name__}")
@@ -164,7 +168,27 @@ def plan(
     with device.selected():
         made = _made(Request(layer, device, cache, checked, seconds, isolate, progress), mode)
     _remember(key, made)
+    _tell(made)
     return made
+
+
+def watch(watcher: Callable[[Plan], None]) -> None:
+    """Call a function with every plan from now on that somebody asks for, those that are remembered included."""
+    global _watchers
+    with _lock:
+        _watchers = (*_watchers, watcher)
+
+
+def unwatch(watcher: Callable[[Plan], None]) -> None:
+    """Call it no more."""
+    global _watchers
+    with _lock:
+        _watchers = tuple(other for other in _watchers if other != watcher)
+
+
+def _tell(found: Plan) -> None:
+    for watcher in _watchers:
+        watcher(found)
 
 
 def forget_plans() -> None:

@@ -65,7 +65,10 @@ def families(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("families")
 @pytest.mark.parametrize("page", WITH_PYTHON)
-def test_the_examples_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     run(page, "", names)
     printed = capsys.readouterr().out

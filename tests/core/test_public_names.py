@@ -23,6 +23,7 @@ NAMES = {
     "PlanError",
     "RecordError",
     "TuningCache",
+    "collect",
     "conv2d",
     "conv2d_dgrad",
     "conv2d_wgrad",

@@ -70,9 +70,10 @@ def test_exact_algorithms_alone_sum_whole_numbers_without_error(algorithm: Algor
             arrays = tuple(rng.integers(-400, 400, shape).astype("f") for shape in layer.input_shapes)
             offered = some(algorithm.all(layer, DEVICE), 8)
             able = [c for c in offered if not algorithm.why_not(layer, DEVICE, c.params)]
-            for candidate in everyday(algorithm, layer, able):
-                out = run_guarded(algorithm, layer, DEVICE, candidate, (*arrays, None, None), "after")
-                errs.add(bool((out != convolve(layer, *arrays)).any()))
+            for candidate in everyday(algorithm, layer, able) if algorithm.exact else able:
+                if True not in errs:  # one that errs is enough
+                    out = run_guarded(algorithm, layer, DEVICE, candidate, (*arrays, None, None), "after")
+                    errs.add(bool((out != convolve(layer, *arrays)).any()))
     assert errs, "no layer for it"
     assert algorithm.exact == (True not in errs)
 

@@ -76,15 +76,14 @@ def test_sums_go_over_channels_whose_filters_fit_the_first_cache(instruction_set
     assert {c.params["BC"] for c in DIRECT.all(wide, device)} == {300}
 
 
-def test_some_candidate_needs_no_memory_even_for_enormous_filters() -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_some_candidate_needs_no_memory_even_for_enormous_filters(direction: str) -> None:
     device = CPU.current()
-    problem = {"N": 1, "C": 2, "H": 3, "W": 900, "K": 3, "R": 1, "S": 801, "padding": (0, 400)}
-    for direction in DIRECTIONS:
-        layer = ConvLayer(**problem, direction=direction)
-        able = [c for c in DIRECT.all(layer, device) if not DIRECT.why_not(layer, device, c.params)]
-        ways = (DIRECT.workspace_bytes, DIRECT.packed_bytes)
-        assert 0 in [sum(bytes_of(layer, device, c.params) for bytes_of in ways) for c in able]
-        assert check_guarded(DIRECT, layer, device, operands(layer))
+    layer = ConvLayer(N=1, C=2, H=3, W=900, K=3, R=1, S=801, padding=(0, 400), direction=direction)
+    able = [c for c in DIRECT.all(layer, device) if not DIRECT.why_not(layer, device, c.params)]
+    ways = (DIRECT.workspace_bytes, DIRECT.packed_bytes)
+    assert 0 in [sum(bytes_of(layer, device, c.params) for bytes_of in ways) for c in able]
+    assert check_guarded(DIRECT, layer, device, operands(layer))
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -104,19 +103,20 @@ def test_an_estimate_tells_sums_over_some_channels_from_those_over_all(direction
     device = device_with("avx512")
     layer = ConvLayer(N=1, C=64, H=28, W=28, K=192, R=3, S=3, padding=1, direction=direction)
     all_of_them = layer.C if direction == "fwd" else layer.K
-    parts, whole = (
-        {
-            tuple(c.params[name] for name in ("TK", "TP", "TQ")): DIRECT.estimate(layer, device, c.params)
-            for c in DIRECT.all(layer, device)
-            if holds(c)
-        }
-        for holds in (
-            lambda c: int(c.params["BC"]) < all_of_them and c.params["filters"] == "packed",
-            lambda c: int(c.params["BC"]) == all_of_them and c.params["filters"] == "packed",
-        )
-    )
+    parts: dict[tuple[object, ...], list[float]] = {}
+    whole: dict[tuple[object, ...], float] = {}
+    for c in DIRECT.all(layer, device):
+        if c.params["filters"] == "packed":
+            tile, seconds = (
+                tuple(c.params[name] for name in ("TK", "TP", "TQ")),
+                DIRECT.estimate(layer, device, c.params),
+            )
+            if int(c.params["BC"]) == all_of_them:
+                whole[tile] = seconds
+            else:
+                parts.setdefault(tile, []).append(seconds)
     assert parts
-    assert all(parts[tile] < whole[tile] for tile in parts)
+    assert all(min(parts[tile]) < whole[tile] for tile in parts)
 
 
 def test_answers_do_not_depend_on_threads() -> None:
@@ -171,5 +171,5 @@ def test_gradients_of_enormous_strides_are_left_to_others() -> None:
         (reason,) = DIRECT.unsupported(layer)
         assert f"got {stride**2} of stride {stride}x{stride}" in reason
         assert DIRECT.why_not(layer, device, {}) == [reason]
-    narrow = ConvLayer(N=1, C=2, H=130, W=2, K=2, R=16, S=2, stride=(16, 64), direction="dgrad")
+    narrow = ConvLayer(N=1, C=2, H=66, W=2, K=2, R=8, S=2, stride=(8, 64), direction="dgrad")
     assert check_guarded(DIRECT, narrow, device, operands(narrow))

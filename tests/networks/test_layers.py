@@ -152,7 +152,12 @@ BAD = {
     ),
     "lower case": ("layers: [{name: c1, c: 8}]", r"layer 'c1': unknown key 'c': did you mean 'C'\?"),
     "batch in a layer": ("layers: [{name: c1, N: 8}]", r"layer 'c1': unknown key 'N': the batch size is"),
-    "direction": ("layers: [{name: c1, direction: fwd}]", r"layer 'c1': unknown key 'direction': the direction is"),
+    "direction as default": ("defaults: {direction: fwd}", r"unknown key 'direction': the direction is a layer's own"),
+    "unknown direction": (
+        "layers:\n - {name: c1,\n    direction: [fwd, bwd]}",
+        r"net.yaml:3: layer 'c1': direction='bwd': expected one of fwd, dgrad, wgrad",
+    ),
+    "zero batch of a layer": ("layers: [{name: c1, batch: 0}]", r"layer 'c1': batch=0: expected an integer from 1"),
     "duplicate key": (
         "layers:\n - name: c1\n   C: 8\n   C: 9\n",
         r"net.yaml:4: layer 'c1': 'C' is given twice, first on line 3",

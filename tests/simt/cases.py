@@ -107,7 +107,7 @@ def kinds(algorithm: Algorithm) -> list[tuple[ConvLayer, Params]]:
     """One small case to each direction; of a family's candidates the last, with the smallest tile."""
     found = []
     for name, direction in (("remainders", "fwd"), ("strided", "dgrad"), ("grouped", "wgrad"), ("depthwise", "wgrad")):
-        for layer in variants(name, direction=direction):
+        for layer in (*variants(name, direction=direction), edge(name, direction=direction, dtype="float16")):
             if params := runnable(algorithm, layer):
                 found.append((layer, params[-1]))
                 break

@@ -1,0 +1,215 @@
+"""`collect`: the layers that a program really uses and has no record for, as a layer list to tune."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autoconv.errors import CacheWarning, ConfigError
+from autoconv.layer import ConvLayer
+from autoconv.networks import yaml_reader
+from autoconv.paths import temporary_folder
+from autoconv.plans import Plan
+from autoconv.records.files import file_name
+from autoconv.tuning import planner
+
+VARIABLE = "AUTOCONV_COLLECT"
+APART = ("N", "direction")  # of a layer, what the list has as `batch` and `direction`
+
+
+@contextmanager
+def collect(path: str | Path) -> Iterator[None]:
+    """Write the layers that are planned meanwhile, and of which there is no record, as a layer list.
+
+    These are the layers whose plans came from estimates, or had candidates timed for them: what `plan`, `conv2d`,
+    its gradients, and networks ask for, in this process. `autoconv tune` takes the list. A candidate that the caller
+    names needs no record.
+
+    Parameters
+    ----------
+    path : str or Path
+        Of the YAML file, written when the block ends. Layers of a list that is there already stay in it; where none
+        are found, nothing is written.
+
+    Yields
+    ------
+    None
+
+    Raises
+    ------
+    ConfigError
+        When there is no such folder, when the file cannot be written, and when it is there and is no layer list.
+
+    Examples
+    --------
+    >>> import autoconv, numpy as np, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> x, w = np.ones((8, 2, 5, 5), np.float32), np.ones((3, 2, 3, 3), np.float32)
+    >>> with autoconv.collect(folder.name + "/untuned.yaml"):
+    ...     y = autoconv.conv2d(x, w, mode="heuristic")
+    >>> (found,) = autoconv.networks.load(folder.name + "/untuned.yaml").layers
+    >>> found.batches, found.directions, found.layer.w_shape
+    ((8,), ('fwd',), (3, 2, 3, 3))
+    >>> folder.cleanup()
+    """
+    collection = Collection(path)
+    collection.check()
+    planner.watch(collection.note)
+    try:
+        yield
+    finally:
+        planner.unwatch(collection.note)
+        collection.write()
+
+
+class Collection:
+    """Layers to be tuned, each with its batch and direction, and the file they go to.
+
+    Parameters
+    ----------
+    path : str or Path
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+        self._given = path
+        self._layers: dict[ConvLayer, None] = {}  # in the order in which they were asked for
+        self._lock = threading.Lock()
+
+    def check(self) -> None:
+        """Refuse a place that could not be written to, before anything is lost."""
+        if not self.path.parent.is_dir():
+            raise ConfigError(f"{self._given}: there is no folder {self.path.parent}")
+        self._there()
+
+    def note(self, made: Plan) -> None:
+        """Remember the layer of a plan, if no record sufficed for it."""
+        if made.source == "heuristic" or made.timed:
+            with self._lock:
+                self._layers[made.layer] = None
+
+    def write(self) -> None:
+        """Add to the file what was noted; others may do so at the same time."""
+        from filelock import FileLock  # slow to import
+
+        with self._lock:
+            if not self._layers:
+                return
+            try:
+                temporary_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+                with FileLock(temporary_folder() / file_name(str(self.path), ".lock")):
+                    self._replace(self._fitting([*self._there(), *self._layers]))
+            except OSError as error:
+                raise ConfigError(f"{self._given}: cannot be written: {error.strerror or error}") from None
+
+    def _there(self) -> list[ConvLayer]:
+        """The layers of the file, if there is one."""
+        try:
+            with self.path.open("rb") as file:
+                data = file.read(yaml_reader.LARGEST_FILE + 1)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise ConfigError(f"{self._given}: cannot be read: {error.strerror or error}") from None
+        net = yaml_reader.network(data, str(self._given), self.path.stem)
+        return [
+            named.at(size, way)
+            for named in net.layers
+            for size in named.batches or net.batches
+            for way in named.directions or ("fwd",)
+        ]
+
+    def _fitting(self, layers: list[ConvLayer]) -> str:
+        """The list of as many layers, from the first, as a file may hold; a warning says how many it may not."""
+        kept = layers = list(dict.fromkeys(layers))
+        while len(text := text_of(kept, self.path.stem)) > yaml_reader.LARGEST_FILE:
+            kept = kept[: len(kept) * 9 // 10]
+        if len(kept) < len(layers):
+            left = f"{len(layers) - len(kept)} of {len(layers)} layers are left out"
+            warnings.warn(f"{self._given}: {left}, as a layer list may have no more", CacheWarning, stacklevel=2)
+        return text
+
+    def _replace(self, text: str) -> None:
+        """Write the file as a whole or not at all."""
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self.path)
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+
+
+def text_of(layers: list[ConvLayer], name: str) -> str:
+    """A layer list of these layers, each with its own batch sizes and directions.
+
+    Parameters
+    ----------
+    layers : list of ConvLayer
+    name : str
+        The network's.
+
+    Returns
+    -------
+    str
+        What `autoconv.networks.load` reads.
+    """
+    alike: dict[ConvLayer, dict[str, list[int]]] = {}
+    for layer in dict.fromkeys(layers):
+        ways = alike.setdefault(layer.replace(N=1, direction="fwd"), {})
+        ways.setdefault(layer.direction, []).append(layer.N)
+    lines: list[str] = []
+    for layer, ways in alike.items():
+        groups: dict[tuple[int, ...], list[str]] = {}
+        for way, sizes in ways.items():
+            groups.setdefault(tuple(sorted(sizes)), []).append(way)
+        for together, directions in groups.items():
+            entry = {
+                "name": f"layer{len(lines) + 1}",
+                **_settings(layer),
+                "batch": list(together),
+                "direction": directions,
+            }
+            line = yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=1 << 16)
+            lines.append(f"  - {line.strip()}\n")
+    head = yaml.safe_dump({"name": name, "source": "layers that a program used and had no record for"}, sort_keys=False)
+    return f"{head}layers:\n{''.join(lines)}"
+
+
+def _settings(layer: ConvLayer) -> dict[str, Any]:
+    """The arguments that make the layer, less those at their defaults, of which a layer has pairs."""
+    given = {field.name: (getattr(layer, field.name), field.default) for field in fields(layer)}
+    return {
+        name: _plain(value)
+        for name, (value, default) in given.items()
+        if name not in APART and value not in (default, (default,) * 2, ((default,) * 2,) * 2)
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Lists for tuples, as YAML has them."""
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+class _FromEnvironment(Collection):
+    """The collection of a whole process, whose place is checked when it first has something to keep."""
+
+    def note(self, made: Plan) -> None:
+        if not self._layers:
+            self.check()
+        super().note(made)
+
+
+if os.environ.get(VARIABLE):
+    _of_this_process = _FromEnvironment(os.environ[VARIABLE])
+    planner.watch(_of_this_process.note)
+    atexit.register(_of_this_process.write)

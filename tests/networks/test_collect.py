@@ -1,0 +1,145 @@
+"""`collect`: what a program plans without a record ends in a layer list, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layers import layers as conv_layers
+
+import autoconv
+import autoconv.cpu
+import autoconv.tuning.planner
+from autoconv import ConvLayer, TuningCache, networks, plan, registry
+from autoconv.cli.options import jobs_of
+from autoconv.errors import CacheWarning, ConfigError
+from autoconv.networks import yaml_reader
+from autoconv.networks.collect import VARIABLE, text_of
+
+LAYER = ConvLayer(N=1, C=2, H=6, W=5, K=3, R=3, S=3, padding=1)
+
+
+@pytest.fixture(autouse=True)
+def numpy_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Which compiles nothing."""
+    monkeypatch.setattr(autoconv.cpu, "FAMILIES", ("numpy",))
+    registry._table.cache_clear()
+    yield
+    registry._table.cache_clear()
+
+
+def listed(path: Path) -> list[ConvLayer]:
+    return [layer for *_, layer in jobs_of([networks.load(path)], None, None)]
+
+
+def test_layers_without_a_record_are_listed_with_their_batches_and_directions(tmp_path: Path) -> None:
+    path, cache = tmp_path / "untuned.yaml", TuningCache(tmp_path / "cache", system=None)
+    known = LAYER.replace(K=5)
+    plan(known, "hybrid", cache=cache, budget=0.05, vendors=False, exact=True)
+    plan(LAYER, "heuristic", cache=cache)  # before: it is used again below
+    with autoconv.collect(path):
+        plan(known, "heuristic", cache=cache, vendors=False, exact=True)
+        plan(LAYER, "heuristic", cache=cache)
+        plan(LAYER, "numpy.direct", cache=cache)
+        plan(LAYER.replace(K=7), "numpy.direct", cache=cache)
+        wanted = [LAYER, LAYER.replace(N=8), LAYER.replace(direction="dgrad"), LAYER.replace(direction="wgrad")]
+        for layer in wanted[1:]:
+            plan(layer, "heuristic", cache=cache)
+    assert not autoconv.tuning.planner._watchers
+    assert sorted(map(str, listed(path))) == sorted(map(str, wanted))
+    assert len(networks.load(path).layers) == 2, "equal batches share a line"
+
+
+def test_what_is_timed_now_had_no_record(tmp_path: Path) -> None:
+    cache = TuningCache(tmp_path / "cache", system=None)
+    with autoconv.collect(tmp_path / "untuned.yaml"):
+        plan(LAYER, "hybrid", cache=cache, budget=0.05, vendors=False, exact=True)
+    assert listed(tmp_path / "untuned.yaml") == [LAYER]
+
+
+def test_a_list_that_is_there_stays_and_a_failing_program_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "untuned.yaml"
+    path.write_text("batch: [1, 2]\nlayers: [{name: own, C: 2, H: 9, K: 2, R: 3, repeat: 2}]\n")
+
+    def fail() -> None:
+        with autoconv.collect(path):
+            plan(LAYER, "heuristic")
+            raise RuntimeError("the program's own")
+
+    with pytest.raises(RuntimeError, match="the program's own"):
+        fail()
+    own = ConvLayer(N=1, C=2, H=9, W=9, K=2, R=3, S=3)
+    assert set(listed(path)) == {own, own.replace(N=2), LAYER}
+
+
+def test_nothing_is_written_where_nothing_is_missing(tmp_path: Path) -> None:
+    with autoconv.collect(tmp_path / "untuned.yaml"):
+        plan(LAYER, "numpy.direct")
+    assert list(tmp_path.glob("*untuned*")) == []
+
+
+@given(st.lists(conv_layers(), min_size=1, max_size=6))
+@settings(max_examples=30)
+def test_every_layer_can_be_read_back(layers: list[ConvLayer]) -> None:
+    net = yaml_reader.network(text_of(layers, "some").encode(), "some.yaml", "")
+    assert set(layers) == {layer for *_, layer in jobs_of([net], None, None)}
+
+
+def test_a_list_holds_no_more_than_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml_reader, "LARGEST_FILE", 600)
+
+    def program() -> None:
+        with autoconv.collect(tmp_path / "untuned.yaml"):
+            for K in range(1, 10):
+                plan(LAYER.replace(K=K), "heuristic")
+
+    with pytest.warns(CacheWarning, match=r"untuned.yaml: \d of 9 layers are left out"):
+        program()
+    assert listed(tmp_path / "untuned.yaml")[0].K == 1
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text("hello\n")
+    for name, message in {
+        "none/untuned.yaml": "there is no folder",
+        "other.yaml": "a network: expected a mapping",
+        ".": "cannot be read: Is a directory",
+    }.items():
+        with pytest.raises(ConfigError, match=message), autoconv.collect(tmp_path / name):
+            raise AssertionError("not reached")
+
+
+PROGRAM = """
+import autoconv, numpy as np
+x, w = np.ones((4, 2, 6, 5), np.float32), np.ones((3, 2, 3, 3), np.float32)
+autoconv.conv2d(x, w, padding=1, mode="heuristic")
+"""
+
+
+def test_a_variable_collects_for_the_whole_process(tmp_path: Path) -> None:
+    root = str(Path(autoconv.__file__).parents[1])
+
+    def run(name: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {VARIABLE: name, "PYTHONPATH": root}
+        command = [sys.executable, "-c", PROGRAM]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    done = run("untuned.yaml")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert listed(tmp_path / "untuned.yaml") == [LAYER.replace(N=4)]
+    assert f"none/untuned.yaml: there is no folder {tmp_path / 'none'}" in run("none/untuned.yaml").stderr
+
+
+def test_the_order_of_a_list_of_networks_is_by_batch_then_direction() -> None:
+    jobs = jobs_of([networks.load("cifar10")], (1, 8), ("fwd", "dgrad"))
+    found = [(layer.N, layer.direction, named.name) for _, named, layer in jobs]
+    names = ["conv1", "conv2", "conv3"]
+    assert found == [(n, way, name) for n in (1, 8) for way in ("fwd", "dgrad") for name in names]
+    assert np.all([named.at(layer.N, layer.direction) == layer for _, named, layer in jobs])
