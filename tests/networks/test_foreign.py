@@ -34,7 +34,8 @@ CASES: dict[str, tuple[list[Any], dict[str, np.ndarray], Any]] = {
     "after ours": ([node("Relu", "x", "r"), node("Det", "r")], {}, np.linalg.det(np.maximum(X, 0))),
     "before ours": ([node("CumSum", "x a", "c"), node("Relu", "c")], {"a": np.int64(1)}, np.maximum(X.cumsum(1), 0)),
     "the second output": (
-        [helper.make_node("TopK", ["x", "k"], ["", "y"], axis=2)], {"k": np.array([2])}, np.argsort(-X, axis=2)[..., :2],
+        [helper.make_node("TopK", ["x", "k"], ["", "y"], axis=2)], {"k": np.array([2])},
+        np.argsort(-X, axis=2)[..., :2],
     ),
     "large constants are given": (
         [node("Mod", "x w", fmod=1)], {"w": LARGE}, np.fmod(X, LARGE),
@@ -59,13 +60,17 @@ def test_an_unknown_operator_is_run_elsewhere(name: str, tmp_path: Path) -> None
     np.testing.assert_array_equal(autoconv.load(tmp_path / "net.autoconv").run(X), net.run(X))
 
 
-def test_without_onnx_runtime_the_reference_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def missing(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(operator.importlib.util, "find_spec", lambda n: None if n == "onnxruntime" else find(n))
+    monkeypatch.setattr(operator.importlib.util, "find_spec", lambda name: None if name in packages else find(name))
+
+
+def test_without_onnx_runtime_the_reference_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing(monkeypatch, "onnxruntime")
     net = network("a scalar for each")
     assert "onnx.reference" in net.explain()
     np.testing.assert_allclose(net.run(X), np.linalg.det(X), rtol=1e-5)
-    monkeypatch.setattr(operator.importlib.util, "find_spec", lambda n: None)
+    missing(monkeypatch, "onnxruntime", "onnx")
     with pytest.raises(ConfigError, match="Det: no kernel here: expected onnxruntime or onnx to be installed"):
         network("a scalar for each")
 

@@ -45,7 +45,11 @@ def foreign(call: Call, proto: Any) -> list[str]:
             [alone],
             "node",
             [
-                helper.make_tensor_value_info(names[n], helper.np_dtype_to_tensor_dtype(DTYPES[dtype] if dtype in DTYPES else np.dtype(dtype)), shape)
+                helper.make_tensor_value_info(
+                    names[n],
+                    helper.np_dtype_to_tensor_dtype(DTYPES[dtype] if dtype in DTYPES else np.dtype(dtype)),
+                    shape,
+                )
                 for n, (shape, dtype) in zip(given, takes, strict=True)
             ],
             [onnx.ValueInfoProto(name=name) for name, output in zip(results, proto.output, strict=True) if output],

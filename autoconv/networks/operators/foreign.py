@@ -7,6 +7,7 @@ import functools
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -80,4 +81,9 @@ def _runner(model: str, runtime: bool) -> Runner:
     from onnx.reference import ReferenceEvaluator
 
     evaluator = ReferenceEvaluator(onnx.load_from_string(data))
-    return lambda arrays: evaluator.run(None, dict(zip(evaluator.input_names, arrays, strict=True)))
+
+    def run(arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        found: Any = evaluator.run(None, dict(zip(evaluator.input_names, arrays, strict=True)))
+        return list(found)
+
+    return run
