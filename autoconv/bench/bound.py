@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from autoconv.common.candidate import Candidate
 from autoconv.cpu.device import CPU
-from autoconv.cpu.fft import algorithm as fft
+from autoconv.cpu.fft.algorithm import TiledFFT
 from autoconv.cpu.transform.geometry import Tiling
-from autoconv.cpu.winograd import algorithm as winograd
+from autoconv.cpu.winograd.algorithm import Winograd
 from autoconv.layer import ConvLayer
 from autoconv.registry import algorithms
 
 # Of the transforms, how a layer is cut, and the multiplications of a point: a complex one takes three of two parts.
 TRANSFORMS: Mapping[str, tuple[Callable[..., Sequence[Tiling]], float]] = {
-    "winograd": (winograd.tilings, 1.0),
-    "fft": (fft.tilings, 1.5),
+    "winograd": (Winograd().tilings, 1.0),
+    "fft": (TiledFFT().tilings, 1.5),
 }
 
 

@@ -224,6 +224,8 @@ def run_suite(
                 begun, others = time.perf_counter(), cpu_seconds_of_others()
                 if row.name in plans:
                     row.candidate = str(plans[row.name].candidate)
+                    facts = plans[row.name].facts.get(row.candidate)
+                    row.recorded = facts.time if facts else None
                     measured(row, plans[row.name].from_records(), setting, baselines)  # whose workspace goes with it
                 row.busy = (cpu_seconds_of_others() - others) / (time.perf_counter() - begun)
             if row.candidate and row.layer.direction == "fwd":

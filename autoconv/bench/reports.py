@@ -112,6 +112,10 @@ def _summary(suite: Suite) -> list[str]:
         lines.append(f"largest difference between an answer and autoconv's, of the largest value: {told}")
     for name, total in totals(suite).items():
         lines.append(f"{name}: {', '.join(f'{who} {text}' for who, text in total.items())}")
+    if suite.waiting:
+        titles = {"alone": "of its layers timed alone", "recorded": "on record, with cold filters"}
+        told = " and ".join(f"{ratio:.2f} times the sum {titles[what]}" for what, ratio in suite.waiting.items())
+        lines.append(f"in sequence {OURS} takes {told}")
     return lines
 
 

@@ -61,6 +61,7 @@ def to_json(suite: Suite) -> dict[str, Any]:
                 "ratios": {name: plain(interval(rounds) if (rounds := row.against(name)) else None) for name in names},
                 "seconds": rounded(row.times),
                 "bound": row.bound and float(f"{row.bound:.{DIGITS}g}"),
+                "recorded": row.recorded and float(f"{row.recorded:.{DIGITS}g}"),
                 "busy": round(row.busy, 3),
                 "errors": {name: float(f"{error:.2g}") for name, error in row.errors.items()},
                 "unable": row.unable,
@@ -75,6 +76,7 @@ def to_json(suite: Suite) -> dict[str, Any]:
             for what, times in suite.compared.items()
         },
         "in_sequence": rounded(suite.whole),
+        "sequence_over": {what: round(ratio, 3) for what, ratio in suite.waiting.items()},
         "share": round(suite.share, 3),
     }
 
@@ -139,6 +141,7 @@ def restore(suite: Suite, jobs: list[Row], folder: Path) -> None:
             if layer and layer["layer"] == row.layer.key() and not layer["failures"]:
                 row.candidate, row.times = layer["candidate"], layer["seconds"]
                 row.unable, row.errors, row.busy = layer["unable"], layer["errors"], layer["busy"]
+                row.recorded = layer.get("recorded")
         suite.whole, suite.share = stored["in_sequence"], stored["share"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ConfigError):

@@ -78,7 +78,7 @@ class Row:
     `unable` has the baselines that cannot compute the layer; `failures` has what went wrong. `errors` has the largest
     difference of every baseline's answer to ours, relative to the largest value.
     `busy` is the share of a core that other processes used meanwhile; `bound` the seconds that our candidate takes at
-    least on the measured machine.
+    least on the measured machine; `recorded` those that it took when it was tuned, its filters cold.
     """
 
     name: str
@@ -91,6 +91,7 @@ class Row:
     errors: dict[str, float] = field(default_factory=dict)
     busy: float = 0.0
     bound: float | None = None
+    recorded: float | None = None
 
     @property
     def over_bound(self) -> float | None:
@@ -177,6 +178,20 @@ class Suite:
             convolutions = [self.share * seconds for seconds in self.whole[EXPORTED]]
             found["exported"] = {OURS: self.whole[OURS], "onnxruntime": convolutions}
         return {what: times for what, times in found.items() if OURS in times}
+
+    @property
+    def waiting(self) -> dict[str, float]:
+        """Our median in sequence over two sums of the layers' times.
+
+        Those of layers run alone, again and again, whose filters stay in the caches; and those on record, whose filters
+        were cold.
+        """
+        if OURS not in self.whole or not (alone := self.total(OURS)):
+            return {}
+        sequence, found = statistics.median(self.whole[OURS]), {"alone": statistics.median(alone)}
+        if all(row.recorded for row in self.rows):
+            found["recorded"] = sum(row.repeat * (row.recorded or 0.0) for row in self.rows)
+        return {what: sequence / seconds for what, seconds in found.items()}
 
     @property
     def incomplete(self) -> list[str]:

@@ -13,6 +13,8 @@ import click
 from autoconv import __version__
 from autoconv.cli.bench import bench
 from autoconv.cli.explain import explain
+from autoconv.cli.figures.report import report
+from autoconv.cli.figures.sweep import sweep
 from autoconv.cli.info import info
 from autoconv.cli.options import FAILED, INTERRUPTED, OK, USAGE
 from autoconv.cli.output import say
@@ -35,7 +37,7 @@ def cli() -> None:
     """
 
 
-for verb in (tune, explain, run, show, info, bench, export, import_):
+for verb in (tune, explain, run, report, sweep, show, info, bench, export, import_):
     cli.add_command(verb)
 
 

@@ -30,6 +30,13 @@ def granted() -> bool:
     return bool(syscall(*asked) == 0)
 
 
+def refused() -> list[str]:
+    """Why this process may not use tiles; empty when it may."""
+    if granted():
+        return []
+    return ["matrix_unit='amx': expected a process that may use tiles, and the system does not allow it"]
+
+
 def require() -> None:
     """See to it that this process may use tiles.
 
@@ -38,5 +45,5 @@ def require() -> None:
     PlanError
         When it may not: their first instruction would end it.
     """
-    if not granted():
-        raise PlanError("matrix_unit='amx': expected a process that may use tiles, and the system does not allow it")
+    for reason in refused():
+        raise PlanError(reason)

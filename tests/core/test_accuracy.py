@@ -43,13 +43,16 @@ ROWS = (
     *(("winograd", "1x7", f"1x{m}") for m in (2, 3)),
     *(("fft", name, "") for name in ("5x5", "15x15")),
     *((family, name, "") for family in ("matrix", "matrix.x3") for name in ("3x3", "5x5", "1x1")),
+    *(("winograd.matrix", "3x3", f"{m}x{m}") for m in (2, 4, 6)),
+    *(("winograd.matrix.x3", "3x3", f"{m}x{m}") for m in (2, 3, 4)),
+    *((family, "5x5", "") for family in ("fft.matrix", "fft.matrix.x3")),
     ("numpy.gemm", "3x3", ""),
 )
 
 
 def device_of(family: str) -> CPU:
     """This processor; for families of a matrix unit with an emulated one, whose values are the same."""
-    return EMULATED if family.startswith("matrix") else DEVICE
+    return EMULATED if "matrix" in family else DEVICE
 
 
 def parameters(algorithm: Algorithm, layer: ConvLayer, tile: str) -> Mapping[str, int | str]:
@@ -76,7 +79,8 @@ def errors(family: str, layer: ConvLayer, tile: str) -> tuple[float, float]:
 
 def widths(family: str) -> tuple[str, ...]:
     """The types that a family takes, of those in the table."""
-    return WIDTHS[:1] if family == "matrix.x3" else WIDTHS
+    dtypes = next(a.dtypes for a in algorithms(DEVICE) if a.name == family)
+    return tuple(dtype for dtype in WIDTHS if dtype in dtypes)
 
 
 def label(family: str, tile: str, layer: ConvLayer) -> str:

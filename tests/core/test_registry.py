@@ -22,6 +22,7 @@ from autoconv.registry import algorithms
 from autoconv.tuning.reference import convolve
 
 DEVICE = replace(CPU.current(), matrix_unit="emulated")  # so that every family has something to run
+DEEP = {"C": 24, "K": 24}  # channels for families that want sums of some length
 
 
 def test_every_algorithm_is_in_the_table() -> None:
@@ -65,8 +66,8 @@ def test_exact_algorithms_alone_sum_whole_numbers_without_error(algorithm: Algor
     rng = np.random.default_rng(0)
     errs = set()
     for name in ("plain", "pointwise", "depthwise", "strided", "depthwise strided", "large filter"):
-        for direction in DIRECTIONS:
-            layer = edge(name, direction=direction)
+        for direction, fields in itertools.product(DIRECTIONS, ({}, DEEP if name == "strided" else {})):
+            layer = edge(name, direction=direction, **fields)
             arrays = tuple(rng.integers(-400, 400, shape).astype("f") for shape in layer.input_shapes)
             offered = some(algorithm.all(layer, DEVICE), 8)
             able = [c for c in offered if not algorithm.why_not(layer, DEVICE, c.params)]
@@ -84,7 +85,8 @@ def test_says_whose_threads_it_runs_on(algorithm: Algorithm, monkeypatch: pytest
     launched = []
     launch = Entry.__call__
     monkeypatch.setattr(Entry, "__call__", lambda *arguments: launched.append(launch(*arguments)))
-    offered = ((x, c) for way in DIRECTIONS for x in edges(direction=way).values() for c in algorithm.all(x, DEVICE))
+    shapes = (x for way in DIRECTIONS for x in (*edges(direction=way).values(), edge("strided", direction=way, **DEEP)))
+    offered = ((x, c) for x in shapes for c in algorithm.all(x, DEVICE))
     layer, candidate = next((x, c) for x, c in offered if not algorithm.why_not(x, DEVICE, c.params))
     run_guarded(algorithm, layer, DEVICE, candidate, operands(layer), "after")
     assert bool(launched) == (algorithm.pool == "autoconv")

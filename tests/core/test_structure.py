@@ -53,12 +53,12 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
     ),
     "autoconv.cli": (
         {"main"},
-        {"tune", "explain", "run", "records", "info", "bench"},
+        {"tune", "explain", "run", "figures", "records", "info", "bench"},
         {"tables"},
         {"options", "output"},
     ),
     "autoconv.bench": (
-        {"gpu", "exhaustive"},
+        {"gpu", "exhaustive", "report"},
         {"race", "reports"},
         {"results", "exported", "bound"},
         {"suites"},

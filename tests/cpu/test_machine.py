@@ -170,6 +170,10 @@ def test_the_share_that_others_used_is_what_this_process_lacked() -> None:
     assert session.busy() == pytest.approx(0.3)
     session.used = 10.1
     assert session.busy() == 0.0
+    session.peaks = {"float32": 102e9, "float64": 101e9}  # one of them had half of the processor
+    assert session.busy() == pytest.approx(1 - 102 / 202)
+    session.peaks = {"float32": 190e9, "float64": 100e9}
+    assert session.busy() == 0.0
 
 
 def test_levels_end_where_loads_and_reading_slow_down() -> None:

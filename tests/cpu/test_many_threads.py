@@ -1,6 +1,9 @@
-"""More threads than this computer has: how many take part, what is predicted, and that the answers are right."""
+"""More threads than this computer has: who takes part, what is predicted, how tasks fall, that answers are right."""
 
+import ctypes
 import dataclasses
+import functools
+import heapq
 import itertools
 
 import pytest
@@ -10,10 +13,15 @@ from vectors import machine_named
 
 from autoconv import ConvLayer, networks
 from autoconv.cpu import pool
-from autoconv.cpu.common import algorithm
-from autoconv.cpu.common.algorithm import party
+from autoconv.cpu.codegen import launch
+from autoconv.cpu.common.algorithm import GeneratedAlgorithm, party
 from autoconv.cpu.device import CPU
+from autoconv.cpu.fft import algorithm as fft
+from autoconv.cpu.fft import estimate as fft_estimate
 from autoconv.cpu.machine.model import Curve
+from autoconv.cpu.transform.estimate import sides
+from autoconv.cpu.winograd import algorithm as winograd
+from autoconv.cpu.winograd import estimate as winograd_estimate
 from autoconv.registry import algorithms
 from autoconv.tuning.candidates import CandidateSet
 
@@ -60,17 +68,71 @@ def test_a_thread_more_is_worth_its_coming(name):
     assert all(later <= sooner * (1 + 1e-9) for sooner, later in itertools.pairwise(seconds))
 
 
+FAMILIES = [a for a in algorithms(device_of(64)) if a.vendor is None and not a.name.startswith("numpy.")]
+THREADS = (4, 8, 16, 32, 64)
+
+
+@functools.cache
+def forecast_winner(name, threads):
+    """The candidate of the least estimate, and that."""
+    found = CandidateSet(LAYERS[name], device_of(threads), tuple(FAMILIES), frozenset()).expected
+    least = min(found, key=lambda candidate: found[candidate].time)
+    return least, found[least].time
+
+
 @pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 @pytest.mark.parametrize("name", LAYERS)
 def test_no_prediction_grows_with_the_threads(name):
-    """Of the candidate with the least estimate. Up to 16: with more, meeting costs the smallest layers more."""
-    least = []
-    for threads in (2, 4, 8, 16):
-        device = device_of(threads)
-        offered = tuple(a for a in algorithms(device) if a.vendor is None and not a.name.startswith("numpy."))
-        found = CandidateSet(LAYERS[name], device, offered, frozenset())
-        least.append(min(facts.time for facts in found.expected.values()))
+    least = [forecast_winner(name, threads)[1] for threads in THREADS]
     assert all(later <= sooner for sooner, later in itertools.pairwise(least))
+
+
+def launched(program):
+    """How many tasks each region of a run has, none of which is done here."""
+    found = []
+    record = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, ctypes.c_int64)(lambda *region: found.append(region[-1]))
+    memory = ctypes.create_string_buffer(1 << 16)
+    context = (ctypes.c_int64 * launch.SLOTS)(*[ctypes.addressof(memory)] * launch.OPERANDS)
+    context[launch.LAUNCH] = ctypes.cast(record, ctypes.c_void_p).value
+    program.function("run", ctypes.c_void_p)(ctypes.addressof(context))
+    return found
+
+
+def dealt(tasks, seconds, threads):
+    """When the last of the threads has done its last task, if each takes the next one as soon as it is free."""
+    free = [0.0] * threads
+    for _ in range(tasks):
+        heapq.heapreplace(free, free[0] + seconds / tasks)
+    return max(free)
+
+
+TRANSFORMS = {
+    "winograd": (winograd.Winograd().tilings, winograd_estimate.counts),
+    "fft": (fft.TiledFFT().tilings, fft_estimate.counts),
+}
+
+
+@pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_longest_thread_has_little_more_than_its_share(name, threads):
+    """Tasks of the winner are dealt out as the pool does it; a region's tasks are alike, as families cut them evenly.
+
+    The seconds of a region are its side's of a pipeline of transforms, or the whole estimate.
+    """
+    device, layer = device_of(threads), LAYERS[name]
+    candidate, seconds = forecast_winner(name, threads)
+    family = next(family for family in FAMILIES if family.name == candidate.algorithm)
+    regions = launched(family.program(layer, device, candidate.params))
+    of_regions = [seconds * threads]
+    if len(regions) > 1:
+        tilings, counts = TRANSFORMS[family.name]
+        (tiling,) = tilings(layer, device, candidate.params)
+        of_sides = sides(tiling, device.machine, counts(tiling, device.machine))
+        of_regions = [of_sides[n % 2] * threads * tasks / sum(regions[n % 2 :: 2]) for n, tasks in enumerate(regions)]
+    share = sum(of_regions) / threads
+    longest = sum(dealt(*region, threads) for region in zip(regions, of_regions, strict=True))
+    assert longest <= 1.15 * share or share < 50e-6
 
 
 GEOMETRIES = {
@@ -79,7 +141,6 @@ GEOMETRIES = {
     "depthwise": {"N": 2, "C": 6, "H": 12, "W": 13, "K": 6, "R": 3, "S": 3, "padding": 1, "groups": 6},
     "strided": {"N": 1, "C": 8, "H": 12, "W": 13, "K": 8, "R": 3, "S": 3, "padding": 1, "stride": 2},
 }
-FAMILIES = [a for a in algorithms(device_of(64)) if a.vendor is None and not a.name.startswith("numpy.")]
 
 
 @pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
@@ -88,7 +149,8 @@ FAMILIES = [a for a in algorithms(device_of(64)) if a.vendor is None and not a.n
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_sixty_four_threads_on_a_few_processors(geometry, direction, family, monkeypatch):
     """All take part in the first and the last candidate of each family, with buffers as long as they have to be."""
-    monkeypatch.setattr(algorithm, "party", lambda layer, device: device.threads)
+    for kind in (GeneratedAlgorithm, winograd.Winograd, fft.TiledFFT):  # whoever decides
+        monkeypatch.setattr(kind, "party", lambda self, layer, device, params: device.threads)
     device = device_of(64)
     layer = ConvLayer(**GEOMETRIES[geometry], direction=direction)
     able = [c for c in family.all(layer, device) if not family.why_not(layer, device, c.params)]

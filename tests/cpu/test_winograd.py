@@ -15,7 +15,7 @@ from autoconv.cpu import pool
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.device import CPU
 from autoconv.cpu.transform.filters import STREAMED
-from autoconv.cpu.winograd.algorithm import Winograd, tilings
+from autoconv.cpu.winograd.algorithm import Winograd
 from autoconv.cpu.winograd.geometry import LARGEST_TILE, minimal
 from autoconv.layer import ConvLayer
 from autoconv.tuning import reference
@@ -126,7 +126,7 @@ def test_transforms_are_exact_on_their_points() -> None:
 def test_large_filters_are_decomposed(layout: str) -> None:
     for m, changes in (("5x5", {}), ("2x7", {"stride": 2}), ("3x5", {"C": 17, "dilation": (1, 2), "W": 40})):
         layer = edge("large filter", layout=layout, **changes)
-        (cut,) = tilings(layer, DEVICE, params := {"m": m, "rows": 2, "coop": 0})
+        (cut,) = WINOGRAD.tilings(layer, DEVICE, params := {"m": m, "rows": 2, "coop": 0})
         assert cut.rows.blocks * cut.columns.blocks > 1
         run(layer, params)
 
@@ -134,15 +134,36 @@ def test_large_filters_are_decomposed(layout: str) -> None:
 def test_strides_become_components_and_dilation_residue_classes() -> None:
     stem, dilated = edge("stem"), edge("dilated")
     params = {"m": "2x2", "rows": 1, "coop": 0}
-    (cut,) = tilings(stem, DEVICE, params)
+    (cut,) = WINOGRAD.tilings(stem, DEVICE, params)
     assert (cut.subfilters, cut.rows.r, cut.rows.residues) == (16, 3, 1)
-    (cut,) = tilings(dilated, DEVICE, params)
+    (cut,) = WINOGRAD.tilings(dilated, DEVICE, params)
     assert (cut.subfilters, cut.rows.r, cut.rows.residues) == (1, 3, 2)
 
 
 def test_filters_too_large_for_the_caches_are_written_past_them() -> None:
     layer = ConvLayer(N=1, C=173, H=6, W=7, K=325, R=3, S=3, padding=1)
     params = {"m": "4x5", "rows": 1, "coop": 0}
-    (cut,) = tilings(layer, DEVICE, params)
+    (cut,) = WINOGRAD.tilings(layer, DEVICE, params)
     assert cut.packed_size * cut.itemsize > STREAMED
     run(layer, params)
+
+
+def test_chunks_are_nearly_alike() -> None:
+    for rows in range(1, 14):
+        (tiling,) = WINOGRAD.tilings(edge("plain"), DEVICE, {"m": "2x2", "rows": rows, "coop": 0})
+        chunks = [tiling.chunk_at(n) for n in range(tiling.chunks)]
+        sizes = [size for _, size in chunks]
+        assert [first for first, _ in chunks] == [sum(sizes[:n]) for n in range(len(sizes))]
+        assert sum(sizes) == tiling.tile_rows
+        assert max(sizes) == tiling.chunk <= rows
+        assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("coop", [1, 3])
+def test_sections_of_a_chunk_keep_threads_equally_busy(coop: int) -> None:
+    device = CPU.current(threads=5)
+    params: Params = {"m": "2x2", "rows": 4, "coop": coop}
+    layer = edge("many images", N=5)
+    (tiling,) = WINOGRAD.tilings(layer, device, params)
+    assert tiling.sections > 1
+    run(layer, params, device)

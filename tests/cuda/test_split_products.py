@@ -11,7 +11,8 @@ from simt.cases import DEVICE, run
 from simt.emulator import MISSING
 
 from autoconv.algorithm import Params
-from autoconv.cuda.gemm.tensor import SPLIT_PRODUCTS, TensorTF32, TensorTF32x3
+from autoconv.common.split_products import SPLIT_PRODUCTS
+from autoconv.cuda.gemm.tensor import TensorTF32, TensorTF32x3
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
@@ -109,5 +110,5 @@ def test_who_wants_no_split_products_gets_none(tmp_path: Any, monkeypatch: pytes
     with pytest.raises(PlanError, match=f"exact=True leaves {SPLIT.name} out"):
         plan(layer, SPLIT.name, device=DEVICE, cache=cache, exact=True)
     monkeypatch.setenv(SPLIT_PRODUCTS, "0")
-    with pytest.raises(PlanError, match=f"{SPLIT_PRODUCTS}=0: no operand may be split"):
+    with pytest.raises(PlanError, match=f"{SPLIT_PRODUCTS}=0: expected no products of parts"):
         plan(layer, SPLIT.name, device=DEVICE, cache=cache, budget=1.0)

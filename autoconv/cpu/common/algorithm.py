@@ -8,6 +8,7 @@ from autoconv.algorithm import Algorithm, Array, Kernel, Params
 from autoconv.common import activations, expressions
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
+from autoconv.cpu.common.estimate import meeting
 from autoconv.cpu.common.functions import FLOAT32_SERIES
 from autoconv.cpu.device import CPU
 from autoconv.cpu.pool import Entry
@@ -34,8 +35,7 @@ def party(layer: ConvLayer, device: CPU) -> int:
     if threads == 1 or machine.barrier is None:
         return threads
     alone = threads * max(layer.flops / device.peak_flops(layer.dtype), layer.bytes / machine.memory)
-    meeting = machine.barrier / (threads - 1)
-    return min(range(1, threads + 1), key=lambda t: alone / t + meeting * (t - 1))
+    return min(range(1, threads + 1), key=lambda t: alone / t + meeting(machine, t))
 
 
 class GeneratedKernel(Kernel):
@@ -95,6 +95,12 @@ class GeneratedAlgorithm(Algorithm[CPU]):
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         """The functions `run`, and `pack` where filters are packed."""
 
+    def party(self, layer: ConvLayer, device: CPU, params: Params) -> int:
+        """How many of the device's threads take part."""
+        return party(layer, device)
+
     def build(self, layer: ConvLayer, device: CPU, params: Params) -> Kernel:
         sizes = self.workspace_bytes(layer, device, params), self.packed_bytes(layer, device, params)
-        return GeneratedKernel(self.program(layer, device, params), device.threads, *sizes, party(layer, device))
+        return GeneratedKernel(
+            self.program(layer, device, params), device.threads, *sizes, self.party(layer, device, params)
+        )

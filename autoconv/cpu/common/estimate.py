@@ -42,6 +42,21 @@ def busiest(tasks: int, threads: int) -> float:
     return math.ceil(tasks / threads) * threads / tasks
 
 
+def meeting(machine: Machine, party: int) -> float:
+    """Seconds in which so many of the threads come together and wait for one another: as many times as there are more.
+
+    Parameters
+    ----------
+    machine : Machine
+    party : int
+
+    Returns
+    -------
+    float
+    """
+    return (machine.barrier or 0.0) * (party - 1) / max(machine.threads - 1, 1)
+
+
 def operands_once(layer: ConvLayer, machine: Machine, *, past: bool = False) -> float:
     """Seconds in which a warm input, or both of a gradient's operands, is read once, and the output written once.
 

@@ -17,26 +17,30 @@ from autoconv.cpu.direct.geometry import MOST_TAPS, DirectBlocking, TileRun, cor
 from autoconv.layer import ConvLayer
 
 AHEAD = 4  # channels
+FEWEST_TO_FETCH = 3  # tiles of a task that has the time to fetch filters
 
 
 class Microkernel:
     """Writes one microkernel: a tile of pixels times TK channels, summed over channels and taps into memory.
 
-    Its sums are added to what is there where not all channels are summed at once.
+    Its sums are added to what is there where not all channels are summed at once. Meanwhile `fetched` lines of the
+    filters that follow are fetched in every round over channels.
     """
 
-    def __init__(self, m: Module, c: Correlation, b: DirectBlocking, element: Type, rows: TileRun, columns: TileRun):
+    def __init__(
+        self, m: Module, c: Correlation, b: DirectBlocking, element: Type, rows: TileRun, columns: TileRun, fetched: int
+    ):
         self.c, self.b, self.rows, self.columns = c, b, rows, columns
-        self.element = element
+        self.element, self.fetched = element, fetched
         lanes = self.lanes = m.lanes(element)
         self.vectors = b.TK // lanes
         self.most = MOST_TAPS[m.instruction_set]
         wide = widened(element)
         w = ptr(wide if b.packed else element)
-        #        x,            w, sums,      channels, channels left, tap ranges, one
-        types = (ptr(element), w, ptr(wide), i64, i64, i64, i64, i64, i64, i64)
+        #        x,            w, w to fetch, sums, channels, channels left, tap ranges, one
+        types = (ptr(element), w, w, ptr(wide), i64, i64, i64, i64, i64, i64, i64)
         k = self.k = m.function(f"micro_{len(m.functions)}", *types, internal=True)
-        self.x, self.w, tile, self.channels, self.left, *self.ranges, self.one = k.args
+        self.x, self.w, self.following, tile, self.channels, self.left, *self.ranges, self.one = k.args
         pixels = rows.length * columns.length
         places = [[tile + (v * pixels + n) * lanes for v in range(self.vectors)] for n in range(pixels)]
         zero = k.zero(wide, lanes)
@@ -50,9 +54,12 @@ class Microkernel:
     def _sum(self) -> None:
         k, c = self.k, self.c
         R, S = len(c.rows.taps), len(c.columns.taps)
-        unroll = next(u for u in (4, 2, 1) if c.C % u == 0 and (u == 1 or R * S == 1))
+        unroll = channels_together(c)
         offsets = [] if self.b.packed else self._filter_offsets()
         with k.loop(0, self.channels, unroll) as channel:
+            for n in range(self.fetched):
+                line = channel // unroll * self.fetched + n
+                k.prefetch(self.following + line * (LINE // self.element.bytes), locality=2)
             for u in range(unroll):
                 x = self.x + (channel + u) * c.input.channel
                 if self.b.packed:
@@ -151,6 +158,12 @@ class Microkernel:
         return v
 
 
+def channels_together(c: Correlation) -> int:
+    """Channels of one round of the loop over them."""
+    alone = len(c.rows.taps) * len(c.columns.taps) != 1
+    return next(n for n in (4, 2, 1) if c.C % n == 0 and (n == 1 or not alone))
+
+
 def _tap_range(k: Function, axis: CorrelationAxis, position: Value) -> tuple[Value, Value]:
     """First tap inside the input, and the one after the last, of one output position."""
     base = position * axis.stride + axis.offset
@@ -170,14 +183,21 @@ def _emit_task(
     o = c.output
     strides = (o.channel, o.row * c.rows.output_stride, o.column * c.columns.output_stride)
     stores = {shape: emit_store(m, c, epilogue, b.TK, element, shape, strides) for shape in sorted(shapes)}
-    micros = {kind: Microkernel(m, c, b, element, r, s).k for kind, (r, s) in kinds.items()}
+    positions = sum(r.tiles for r in row_runs)
+    chunks = math.ceil(positions / b.rows)
+    adds = b.BC < c.C
+    tiles = sum(s.tiles for s in column_runs)
+    of_block = b.BC * len(c.rows.taps) * len(c.columns.taps) * b.TK  # elements of a block of channels' filters
+    rounds, fewest = math.ceil(b.BC / channels_together(c)), positions // chunks * tiles
+    line = LINE // element.bytes
+    worth = b.packed and adds and fewest >= FEWEST_TO_FETCH and element == widened(element)
+    fetched = math.ceil(of_block / (line * rounds * fewest)) if worth else 0
+    micros = {kind: Microkernel(m, c, b, element, r, s, fetched).k for kind, (r, s) in kinds.items()}
     k = m.function(f"task_{n}", *TASK, internal=True)
     ctx, index, _ = k.args
     sums = widened(element)
     a, w, out, bias, residual, _ = operands(k, ctx, element, sums if b.packed else element, element, element, element)
 
-    positions = sum(r.tiles for r in row_runs)
-    chunks = math.ceil(positions / b.rows)
     if b.filters_outside:
         block, rest = index // (c.N * c.groups * chunks), index % (c.N * c.groups * chunks)
     else:
@@ -197,39 +217,41 @@ def _emit_task(
         w = w + group * c.filters.group + first * c.filters.k
 
     tile_size = b.TK * b.TP * b.TQ
-    row_size = sum(s.tiles for s in column_runs) * tile_size
-    adds = b.BC < c.C
-    buffer = k.scratch(sums, b.rows * row_size if adds else tile_size)
+    buffer = k.scratch(sums, b.rows * tiles * tile_size if adds else tile_size)
     zero = k.i64(0)
-    start = chunk * b.rows
+    start, end = chunk * positions // chunks, (chunk + 1) * positions // chunks
 
     def each(visit: Callable[[TileRun, TileRun, Value, Value, Value], None]) -> None:
-        """Visit the tiles of a task: their kinds, first output row and column, and sums."""
+        """Visit the tiles of a task: their kinds, first output row and column, and number."""
         begin = 0
         for r in row_runs:  # rows of tiles begin .. begin + r.tiles - 1 are of this run
-            low, high = k.max(start, begin), k.min(start + b.rows, begin + r.tiles)
+            low, high = k.max(start, begin), k.min(end, begin + r.tiles)
             with k.loop(low, high) as i:
                 before = 0
                 for s in column_runs:
                     with k.loop(0, s.tiles) as j:
-                        slot = (i - start) * row_size + (j + before) * tile_size if adds else zero
-                        visit(r, s, (i - begin) * r.length + r.start, j * s.length + s.start, buffer + slot)
+                        number = (i - start) * tiles + j + before
+                        visit(r, s, (i - begin) * r.length + r.start, j * s.length + s.start, number)
                     before += s.tiles
             begin += r.tiles
 
-    def add(block: Value, r: TileRun, s: TileRun, row: Value, column: Value, tile: Value) -> None:
+    def sums_of(number: Value) -> Value:
+        return buffer + number * tile_size if adds else buffer
+
+    def add(block: Value, r: TileRun, s: TileRun, row: Value, column: Value, number: Value) -> None:
         """Sum a block of channels."""
         rows = _tap_range(k, c.rows, row) if r.pattern is None else (zero, zero)
         columns = _tap_range(k, c.columns, column) if s.pattern is None else (zero, zero)
         here = a + row * (c.rows.stride * c.input.row) + column * (c.columns.stride * c.input.column)
         here = here + block * (b.BC * c.input.channel)
-        filters = w + block * (b.BC * len(c.rows.taps) * len(c.columns.taps) * b.TK) if adds else w
+        filters = w + block * of_block if adds else w
+        following = filters + (number * (rounds * fetched * line) + of_block)
         channels = k.min(c.C - block * b.BC, b.BC)
-        k.call(micros[r.kind, s.kind], here, filters, tile, channels, left, *rows, *columns, 1)
+        k.call(micros[r.kind, s.kind], here, filters, following, sums_of(number), channels, left, *rows, *columns, 1)
 
-    def store(r: TileRun, s: TileRun, row: Value, column: Value, tile: Value) -> None:
+    def store(r: TileRun, s: TileRun, row: Value, column: Value, number: Value) -> None:
         there = row * (c.rows.output_stride * c.output.row) + column * (c.columns.output_stride * c.output.column)
-        k.call(stores[r.length, s.length], tile, out + there, residual + there, bias, left)
+        k.call(stores[r.length, s.length], sums_of(number), out + there, residual + there, bias, left)
 
     def add_and_store(*tile: Any) -> None:
         add(zero, *tile)
@@ -237,7 +259,7 @@ def _emit_task(
 
     if adds:
         lanes = m.lanes(element)
-        with k.loop(0, b.rows * row_size, lanes) as i:
+        with k.loop(0, b.rows * tiles * tile_size, lanes) as i:
             k.store(k.zero(sums, lanes), buffer + i)
         with k.loop(0, math.ceil(c.C / b.BC)) as block:
             each(functools.partial(add, block))

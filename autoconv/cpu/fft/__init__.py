@@ -4,5 +4,6 @@ from typing import Any
 
 from autoconv.algorithm import Algorithm
 from autoconv.cpu.fft.algorithm import TiledFFT
+from autoconv.cpu.fft.matrix_unit import FourierMatrix, FourierMatrixX3
 
-ALGORITHMS: tuple[Algorithm[Any], ...] = (TiledFFT(),)
+ALGORITHMS: tuple[Algorithm[Any], ...] = (TiledFFT(), FourierMatrix(), FourierMatrixX3())

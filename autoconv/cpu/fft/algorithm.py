@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from autoconv.algorithm import PADDING_ONLY, Params
 from autoconv.cpu.codegen import compiler
@@ -18,7 +18,7 @@ from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.common.grid import batches, parts
 from autoconv.cpu.device import CPU
-from autoconv.cpu.fft.estimate import seconds
+from autoconv.cpu.fft.estimate import counts
 from autoconv.cpu.fft.geometry import (
     LENGTHS,
     CircularAxis,
@@ -28,6 +28,7 @@ from autoconv.cpu.fft.geometry import (
     fourier_correlations,
 )
 from autoconv.cpu.fft.kernels import emit
+from autoconv.cpu.transform.estimate import Forecast, forecast
 from autoconv.cpu.transform.geometry import TiledAxis, unfit
 from autoconv.layer import ConvLayer
 
@@ -36,12 +37,6 @@ MOST_TILES = 64  # of a chunk
 MOST_CORRELATIONS = 2  # of a strided gradient, for the sake of compile time
 LARGEST = 256 << 20  # bytes of filter spectra; layers beyond are deep and small in area
 LARGEST_STACK = 256 << 10  # bytes a filter's taps and spectrum take while it is transformed
-
-
-def _tiling(layer: ConvLayer, device: CPU, c: Correlation, axes: tuple[CircularAxis, CircularAxis]) -> FourierTiling:
-    """With chunks of a row of tiles, each thread on its own."""
-    m, lengths = zip(*((axis.m, axis.length) for axis in axes), strict=True)
-    return FourierTiling(c, device.instruction_set, layer.accumulator.itemsize, m, 1, 0, lengths, channelwise(layer))
 
 
 def _parse(params: Params) -> tuple[tuple[int, int], int, int]:
@@ -54,13 +49,6 @@ def _axes(c: Correlation, lengths: tuple[int, int]) -> tuple[CircularAxis, Circu
     return (down, across) if down and across else None
 
 
-def tilings(layer: ConvLayer, device: CPU, params: Params) -> tuple[FourierTiling, ...]:
-    """How each correlation of a layer is cut; fewer where some do not fit into the tiles."""
-    lengths, rows, coop = _parse(params)
-    cuts = ((c, _axes(c, lengths)) for c in fourier_correlations(layer))
-    return tuple(_tiling(layer, device, c, axes).resized(rows, coop) for c, axes in cuts if axes)
-
-
 def _sizes(axis: CorrelationAxis, pairs: bool) -> list[CircularAxis]:
     """Tiles of an axis, each with fewer inputs in all than those smaller."""
     found: list[CircularAxis] = []
@@ -69,35 +57,6 @@ def _sizes(axis: CorrelationAxis, pairs: bool) -> list[CircularAxis]:
         if tiled and (not found or tiled.tiles * tiled.length < found[-1].tiles * found[-1].length):
             found.append(tiled)
     return found
-
-
-@functools.lru_cache(64)
-def _pairs(layer: ConvLayer, device: CPU) -> tuple[FourierTiling, ...]:
-    """The most promising sizes of tiles."""
-    main = max(fourier_correlations(layer), key=lambda c: c.macs)
-    found: dict[tuple[int, ...], tuple[float, FourierTiling]] = {}
-    for axes in itertools.product(_sizes(main.rows, False), _sizes(main.columns, True)):
-        tiling = _tiling(layer, device, main, axes)
-        whole = tiling.resized(max(1, MOST_TILES // tiling.columns.tiles), int(not tiling.channelwise))
-        cost = min(seconds(some, device.machine) for some in (tiling, whole))
-        # of a size and its mirror image one is enough
-        lengths = tuple(sorted(tiling.lengths)) if main.rows == main.columns else tiling.lengths
-        if lengths not in found or cost < found[lengths][0]:
-            found[lengths] = cost, tiling
-    # of those that are all too large some are named, to be refused for it
-    fitting = [entry for entry in found.values() if entry[1].packed_size * entry[1].itemsize <= LARGEST]
-    ranked = sorted(fitting or found.values(), key=lambda entry: entry[0])
-    return tuple(tiling for _, tiling in ranked[:MOST_SIZES])
-
-
-def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
-    """Those sizes by chunks of up to `MOST_TILES` tiles, of each thread's own or in batches that the LLC holds."""
-    for one in _pairs(layer, device):
-        for rows in parts(one.tile_rows, MOST_TILES // one.columns.tiles):
-            tiling = one.resized(rows, 1)
-            most = device.machine.caches[2] // (tiling.v_size * tiling.itemsize)
-            for coop in (0,) if one.channelwise else (0, *batches(max(1, min(tiling.chunks, most)))):
-                yield {"tile": f"{one.lengths[0]}x{one.lengths[1]}", "rows": rows, "coop": coop}
 
 
 class TiledFFT(GeneratedAlgorithm):
@@ -109,6 +68,20 @@ class TiledFFT(GeneratedAlgorithm):
     name = "fft"
     directions = ("fwd", "dgrad")
     spreads_nonfinite = True
+
+    def tiling(
+        self, layer: ConvLayer, device: CPU, c: Correlation, axes: tuple[CircularAxis, CircularAxis]
+    ) -> FourierTiling:
+        """How one correlation of a layer is cut, with chunks of a row of tiles, each thread on its own."""
+        m, lengths = zip(*((axis.m, axis.length) for axis in axes), strict=True)
+        itemsize = layer.accumulator.itemsize
+        return FourierTiling(c, device.instruction_set, itemsize, device.threads, m, 1, 0, lengths, channelwise(layer))
+
+    def tilings(self, layer: ConvLayer, device: CPU, params: Params) -> tuple[FourierTiling, ...]:
+        """How each of them is; fewer where some do not fit into the tiles."""
+        lengths, rows, coop = _parse(params)
+        cuts = ((c, _axes(c, lengths)) for c in fourier_correlations(layer))
+        return tuple(self.tiling(layer, device, c, axes).resized(rows, coop) for c, axes in cuts if axes)
 
     def unsupported(self, layer: ConvLayer) -> list[str]:
         if reasons := super().unsupported(layer):
@@ -128,7 +101,16 @@ class TiledFFT(GeneratedAlgorithm):
         return reasons
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return () if self.unsupported(layer) else _grid(layer, device)
+        return () if self.unsupported(layer) else self._grid(layer, device)
+
+    def _grid(self, layer: ConvLayer, device: CPU) -> Iterator[Params]:
+        """Sizes by chunks of up to `MOST_TILES` tiles, of each thread's own or in batches that the LLC holds."""
+        for one in _pairs(self.tiling, layer, device):
+            for rows in parts(one.tile_rows, MOST_TILES // one.columns.tiles):
+                tiling = one.resized(rows, 1)
+                most = device.machine.caches[2] // (tiling.v_size * tiling.itemsize)
+                for coop in (0,) if one.channelwise else (0, *batches(max(1, min(tiling.chunks, most)))):
+                    yield {"tile": f"{one.lengths[0]}x{one.lengths[1]}", "rows": rows, "coop": coop}
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         lengths, rows, coop = _parse(params)
@@ -141,7 +123,7 @@ class TiledFFT(GeneratedAlgorithm):
             reasons.append(f"tile: expected lengths of {', '.join(map(str, LENGTHS))}, got {wrong[0]}")
         if reasons:
             return reasons
-        found, cuts = fourier_correlations(layer), tilings(layer, device, params)
+        found, cuts = fourier_correlations(layer), self.tilings(layer, device, params)
         if len(cuts) < len(found):
             R, S = (max(TiledAxis(getattr(c, axis), 1).r for c in found) for axis in ("rows", "columns"))
             return [f"tile: expected larger than filters of {R}x{S}, got {params['tile']}"]
@@ -152,13 +134,44 @@ class TiledFFT(GeneratedAlgorithm):
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return max(tiling.workspace_bytes(device.threads) for tiling in tilings(layer, device, params))
+        return max(tiling.workspace_bytes() for tiling in self.tilings(layer, device, params))
 
     def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return layer.accumulator.itemsize * sum(tiling.packed_size for tiling in tilings(layer, device, params))
+        return layer.accumulator.itemsize * sum(tiling.packed_size for tiling in self.tilings(layer, device, params))
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        return sum(seconds(tiling, device.machine) for tiling in tilings(layer, device, params))
+        return self._forecast(layer, device, params).seconds
+
+    def party(self, layer: ConvLayer, device: CPU, params: Params) -> int:
+        return self._forecast(layer, device, params).party
+
+    def _forecast(self, layer: ConvLayer, device: CPU, params: Params) -> Forecast:
+        cut = self.tilings(layer, device, params)
+        return forecast([(tiling, counts(tiling, device.machine)) for tiling in cut], device.machine)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
-        return compiler.build(emit, device.instruction_set, layer, tilings(layer, device, params))
+        return compiler.build(emit, device.instruction_set, layer, self.tilings(layer, device, params))
+
+
+@functools.lru_cache(64)
+def _pairs(cut: Callable[..., FourierTiling], layer: ConvLayer, device: CPU) -> tuple[FourierTiling, ...]:
+    """The most promising sizes of tiles."""
+    main = max(fourier_correlations(layer), key=lambda c: c.macs)
+    found: dict[tuple[int, ...], tuple[float, FourierTiling]] = {}
+    for axes in itertools.product(_sizes(main.rows, False), _sizes(main.columns, True)):
+        tiling = cut(layer, device, main, axes)
+        whole = tiling.resized(max(1, MOST_TILES // tiling.columns.tiles), int(not tiling.channelwise))
+        cost = min(forecast([(some, counts(some, device.machine))], device.machine).seconds for some in (tiling, whole))
+        # of a size and its mirror image one is enough
+        lengths = tuple(sorted(tiling.lengths)) if main.rows == main.columns else tiling.lengths
+        if lengths not in found or cost < found[lengths][0]:
+            found[lengths] = cost, tiling
+    # of those that are all too large some are named, to be refused for it
+    fitting = [entry for entry in found.values() if _fits(entry[1])]
+    ranked = sorted(fitting or found.values(), key=lambda entry: entry[0])
+    return tuple(tiling for _, tiling in ranked[:MOST_SIZES])
+
+
+def _fits(tiling: FourierTiling) -> bool:
+    """Whether its filters' spectra do, in memory and on the stack."""
+    return tiling.packed_size * tiling.itemsize <= LARGEST and tiling.pack_stack <= LARGEST_STACK

@@ -6,14 +6,15 @@ import math
 
 from autoconv.cpu.fft.geometry import FourierTiling
 from autoconv.cpu.machine.model import Machine
-from autoconv.cpu.transform.estimate import gathered, pipeline, rates
+from autoconv.cpu.transform.estimate import Counts, gathered, rates
 from autoconv.cpu.transform.geometry import split_evenly
+from autoconv.cpu.transform.matrix_unit import MatrixTiling, multiplied, splitting
 
 PRODUCTS = 3  # of real numbers, for one of complex numbers
 
 
-def seconds(tiling: FourierTiling, machine: Machine) -> float:
-    """Predicted time of one correlation, its filters cold and its input warm.
+def counts(tiling: FourierTiling, machine: Machine) -> Counts:
+    """What a correlation consists of.
 
     Parameters
     ----------
@@ -22,9 +23,12 @@ def seconds(tiling: FourierTiling, machine: Machine) -> float:
 
     Returns
     -------
-    float
+    Counts
     """
-    return pipeline(tiling, machine, *_transformed(tiling), _products(tiling, machine))
+    forward, inverse = _transformed(tiling)
+    if isinstance(tiling, MatrixTiling):
+        return Counts(forward + splitting(tiling), inverse, multiplied(tiling, machine))
+    return Counts(forward, inverse, _products(tiling, machine))
 
 
 def _spectrum(length: int) -> float:
@@ -51,7 +55,7 @@ def _products(tiling: FourierTiling, machine: Machine) -> float:
     """Seconds of one thread that did all multiply-adds, its operands in the first cache."""
     multiply, load = rates(tiling, machine)
     spent = 0.0
-    for rows, chunks in ((tiling.chunk, tiling.chunks - 1), (tiling.last_chunk, 1)):
+    for chunks, rows in tiling.chunk_sizes:
         for count, size in split_evenly(rows * tiling.columns.tiles, tiling.most_tiles):
             step = PRODUCTS * max(size / multiply, (size + 1) / load)
             spent += chunks * count * (tiling.depth * step + 4 * size / load)

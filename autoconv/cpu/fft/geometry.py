@@ -119,9 +119,14 @@ class FourierTiling(Tiling):
         return self.lengths[0] * self.lengths[1] // 2 + 2
 
     @functools.cached_property
+    def product_planes(self) -> int:
+        """Parts of a number of the filters and of the products: real and imaginary."""
+        return 2
+
+    @functools.cached_property
     def points(self) -> int:
-        """Their parts."""
-        return 2 * self.frequencies
+        """Parts of all numbers."""
+        return self.product_planes * self.frequencies
 
     @functools.cached_property
     def depth(self) -> int:
@@ -130,6 +135,10 @@ class FourierTiling(Tiling):
     @functools.cached_property
     def vectors(self) -> int:
         return 1
+
+    @functools.cached_property
+    def tasks(self) -> int:
+        return self.chunks * self.k_blocks if self.channelwise else super().tasks
 
     @functools.cached_property
     def most_tiles(self) -> int:
@@ -166,5 +175,5 @@ class FourierTiling(Tiling):
         outputs = self.points * self.m_stride + self.rows.m * self.out_pitch * self.lanes + self.half_size
         return max(inputs, outputs)
 
-    def workspace_bytes(self, threads: int) -> int:
-        return -(-super().workspace_bytes(threads) // 64) * 64  # whole cache lines
+    def workspace_bytes(self) -> int:
+        return -(-super().workspace_bytes() // 64) * 64  # whole cache lines

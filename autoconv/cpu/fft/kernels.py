@@ -12,6 +12,7 @@ the mirror image. Factors of 2 that halves would cost are left to the filters.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from autoconv.cpu.codegen.ir import Function, Module, Value, ptr
 from autoconv.cpu.codegen.launch import CONTEXT, TASK, launch
@@ -22,6 +23,8 @@ from autoconv.cpu.transform.filters import FilterStage
 from autoconv.cpu.transform.geometry import HEADER
 from autoconv.cpu.transform.input import InputStage
 from autoconv.layer import ConvLayer
+
+F = TypeVar("F", bound=FourierTiling)
 
 
 def emit(instruction_set: str, layer: ConvLayer, tilings: tuple[FourierTiling, ...]) -> Module:
@@ -50,7 +53,7 @@ def rows_apart(k: Function, line: Value, n: int, lanes: int, store: Callable[[Va
             store(f, row, columns_apart(a, b, row))
 
 
-class FourierInput(InputStage[FourierTiling]):
+class FourierInput(InputStage[F]):
     """Writes the spectra of the input of one correlation."""
 
     def transform_columns(self) -> Function:
@@ -80,12 +83,12 @@ class FourierInput(InputStage[FourierTiling]):
         line = k.scratch(self.real, 2 * n * lanes)
 
         def store(x: Complex, p: Value) -> None:
-            put(x, p, apart)
-            if tiling.planes == 3:
-                k.store(x.re + x.im, p + 2 * apart)
+            planes = (x.re, x.im, x.re + x.im)[: tiling.planes]
+            for n, plane in enumerate(planes):
+                self.keep(k, plane, p + n * apart)
 
         with k.loop(0, tiling.columns.tiles) as t:
-            source, target = half + t * (tiling.columns.m * lanes), v + t * lanes
+            source, target = half + t * (tiling.columns.m * lanes), v + t * tiling.v_tile
             if T > 2:
                 with k.loop(1, T // 2) as f:
                     up, down = source + f * row, source + (T - f) * row
@@ -106,30 +109,30 @@ class FourierInput(InputStage[FourierTiling]):
         return k
 
 
-class FourierFilters(FilterStage[FourierTiling]):
+class FourierFilters(FilterStage[F]):
     """Writes the spectra of the filters of one correlation, conjugated and scaled."""
 
+    def keep(self, k: Function, x: Complex, p: Value) -> None:
+        """Store a number of the spectrum in the planes that the product wants."""
+        put(x, p, self.apart)
+
     def transform(self) -> Function:
-        """The spectra of one vector of filters for one channel."""
-        tiling, lanes = self.tiling, self.tiling.lanes
+        """The spectra of one block of filters for one channel."""
+        tiling, lanes, TK = self.tiling, self.tiling.lanes, self.tiling.TK
         T, n = tiling.lengths
         R, S = (axis.r for axis in tiling.filter_axes)
         k = self.function("transform_filters", ptr(self.real), ptr(self.real))
-        taps, u = k.args
-        zero, apart = k.zero(self.real, lanes), self.apart
+        zero = k.zero(self.real, lanes)
         pair, line, spectrum = (k.scratch(self.real, 2 * length * lanes) for length in (T, n, n))
         width = (S + S % 2) * lanes
         half = k.scratch(self.real, T * width)
-        for buffer, length in ((pair, T), (line, n)):
-            with k.loop(0, 2 * length) as i:
-                k.store(zero, buffer + i * lanes)
         down = FourierTransform(k, self.real, lanes, T)
         across = FourierTransform(k, self.real, lanes, n)
 
-        def pair_of(column: Value, some: int) -> None:
+        def pair_of(taps: Value, column: Value, some: int) -> None:
             with k.loop(0, R) as i:
                 for part in range(2):
-                    tap = taps + ((i * S + column) * lanes + part * lanes)
+                    tap = taps + ((i * S + column) * TK + part * TK)
                     k.store(k.load(tap, lanes) if part < some else zero, pair + (i * (2 * lanes) + part * lanes))
             target = half + column * lanes
             down.write(
@@ -137,34 +140,40 @@ class FourierFilters(FilterStage[FourierTiling]):
                 lambda i, j, x: put(x, target + i * width + j * width, lanes),
             )
 
-        if S > 1:
-            with k.loop(0, S // 2 * 2, 2) as column:
-                pair_of(column, 2)
-        if S % 2:
-            pair_of(k.i64(S - 1), 1)
-
-        def store(place: Value, x: Complex) -> None:
-            scale = 1 / (4 * T * n)
-            put(Complex(x.re * scale, x.im * -scale), u + place * (2 * apart), apart)
-
         def number(i: Value, j: int) -> Complex:
             return get(k, line + i * (2 * lanes) + j * (2 * lanes), lanes, lanes)
 
-        if T > 2:
-            with k.loop(1, T // 2) as f:
-                for odd in range(min(S, 2)):
-                    with k.loop(0, S - odd, 2) as column:
-                        a, b = (get(k, half + row * width + column * lanes, lanes, lanes) for row in (f, T - f))
-                        put(columns_apart(a, b, odd), line + (column + odd) * (2 * lanes), lanes)
-                across.write(number, lambda i, j, x: store((f - 1) * n + i + j, x))
-        with k.loop(0, S) as column:
-            put(get(k, half + column * lanes, T // 2 * width, lanes), line + column * (2 * lanes), lanes)
-        across.write(number, lambda i, j, x: put(x, spectrum + i * (2 * lanes) + j * (2 * lanes), lanes))
-        rows_apart(k, spectrum, n, lanes, lambda f, r, x: store(f + ((T // 2 - 1) * n + r * (n // 2 + 1)), x))
+        for buffer, length in ((pair, T), (line, n)):
+            with k.loop(0, 2 * length) as i:
+                k.store(zero, buffer + i * lanes)
+        with k.loop(0, tiling.vectors) as vector:
+            taps, u = (p + vector * lanes for p in k.args)
+            if S > 1:
+                with k.loop(0, S // 2 * 2, 2) as column:
+                    pair_of(taps, column, 2)
+            if S % 2:
+                pair_of(taps, k.i64(S - 1), 1)
+
+            def store(place: Value, x: Complex) -> None:
+                scale = 1 / (4 * T * n)
+                p = u + place * (tiling.product_planes * self.apart)
+                self.keep(k, Complex(x.re * scale, x.im * -scale), p)
+
+            if T > 2:
+                with k.loop(1, T // 2) as f:
+                    for odd in range(min(S, 2)):
+                        with k.loop(0, S - odd, 2) as column:
+                            a, b = (get(k, half + row * width + column * lanes, lanes, lanes) for row in (f, T - f))
+                            put(columns_apart(a, b, odd), line + (column + odd) * (2 * lanes), lanes)
+                    across.write(number, lambda i, j, x: store((f - 1) * n + i + j, x))
+            with k.loop(0, S) as column:
+                put(get(k, half + column * lanes, T // 2 * width, lanes), line + column * (2 * lanes), lanes)
+            across.write(number, lambda i, j, x: put(x, spectrum + i * (2 * lanes) + j * (2 * lanes), lanes))
+            rows_apart(k, spectrum, n, lanes, lambda f, r, x: store(f + ((T // 2 - 1) * n + r * (n // 2 + 1)), x))
         return k
 
 
-class FourierWriter(kernels.TransformWriter[FourierTiling]):
+class FourierWriter(kernels.TransformWriter[F]):
     """Writes the functions of one correlation: the product of complex numbers, and the inverse transform."""
 
     input_stage = FourierInput
@@ -178,14 +187,14 @@ class FourierWriter(kernels.TransformWriter[FourierTiling]):
         k = self.function("chunk", *TASK)
         _, index, thread = k.args
         x, u, y, bias, residual, workspace = self.operands(k)
-        block, first = index // tiling.chunks, index % tiling.chunks * tiling.chunk
-        rows = k.min(tiling.tile_rows - first, tiling.chunk)
+        block = index // tiling.chunks
+        first, rows = tiling.chunk_at(index % tiling.chunks)
         scratch = k.bytes_at(workspace, HEADER, self.real) + thread * tiling.thread_size
         v = scratch + tiling.scratch_size
         k.call(self.input, x, v + -block * (tiling.chunk_tiles * tiling.lanes), scratch, first, rows, 0, block)
         k.call(self.output, v, u, scratch, y, bias, residual, first, rows, 0, block)
         run = self.function("independent", CONTEXT)
-        launch(run, run.args[0], k, tiling.k_blocks * tiling.chunks)
+        launch(run, run.args[0], k, tiling.tasks)
         return run
 
     def product_of(self, size: int) -> Function:
@@ -245,12 +254,16 @@ class FourierWriter(kernels.TransformWriter[FourierTiling]):
                 first += count * size
         return k
 
+    def product_at(self, k: Function, p: Value) -> Complex:
+        """A number of the products."""
+        return get(k, p, self.tiling.m_stride, self.tiling.lanes)
+
     def inverse_transform(self) -> Function:
         tiling, lanes = self.tiling, self.tiling.lanes
         T, n = tiling.lengths
         k = self.function("inverse", ptr(self.real), ptr(self.real))
         products, strip = k.args
-        pitch, apart = tiling.out_pitch * lanes, tiling.m_stride
+        pitch, step = tiling.out_pitch * lanes, tiling.product_planes * tiling.m_stride
         half, row = strip + tiling.rows.m * pitch, tiling.kept * (2 * lanes)
         zero = k.zero(self.real, lanes)
         each = FourierTransform(k, self.real, lanes, n) if T > 2 else None
@@ -266,24 +279,22 @@ class FourierWriter(kernels.TransformWriter[FourierTiling]):
                     store()
 
         with k.loop(0, tiling.columns.tiles) as t:
-            source, target = products + t * lanes, strip + t * (tiling.columns.m * lanes)
+            source, target = products + t * tiling.TK, strip + t * (tiling.columns.m * lanes)
             if each is not None:
                 with k.loop(1, T // 2) as f:
-                    points, line = source + (f - 1) * (n * 2 * apart), half + f * row
+                    points, line = source + (f - 1) * (n * step), half + f * row
 
                     def store_row(i: Value, j: int, x: Complex) -> None:
                         place = line + i * (2 * lanes) + j * (2 * lanes)
                         keep(each, i, j, tiling.kept, lambda: put(x.swapped, place, lanes))
 
-                    each.write(
-                        lambda i, j: get(k, points + i * (2 * apart) + j * (2 * apart), apart, lanes).swapped, store_row
-                    )
-            points = source + (T // 2 - 1) * n * (2 * apart)
+                    each.write(lambda i, j: self.product_at(k, points + i * step + j * step).swapped, store_row)
+            points = source + (T // 2 - 1) * n * step
 
             def load_both(i: Value, j: int) -> Complex:
                 mirrored = j >= n // 2
-                place = points + (n - j - i if mirrored else i + j) * (2 * apart)
-                first, last = (get(k, place + r * ((n // 2 + 1) * 2 * apart), apart, lanes) for r in range(2))
+                place = points + (n - j - i if mirrored else i + j) * step
+                first, last = (self.product_at(k, place + r * ((n // 2 + 1) * step)) for r in range(2))
                 return columns_together(first, last, mirrored).swapped
 
             def store_both(i: Value, j: int, x: Complex) -> None:

@@ -106,13 +106,12 @@ class _InPlaceWriter:
         n, group = image // problem.groups, image % problem.groups
         self.x = x + n * i.image + group * i.group
         self.place = n * o.image + group * o.group
-        last_tile = k.min((span + 1) * together, self.tiles)
         self.first_block = chunk * self.kept
         self.last_block = k.min(self.first_block + self.kept, blocks)
         self.w = w + group * (problem.K * problem.C)
         self.bias = bias + group * problem.K
         self.sums = k.scratch(self.wide, self.sums_size * (self.kept if len(self.ranges) > 1 else 1))
-        with k.loop(span * together, last_tile) as t:
+        with k.loop(span * self.tiles // spans, (span + 1) * self.tiles // spans) as t:
             self._tile(t)
         if blocking.nt:
             k.fence()

@@ -24,6 +24,7 @@ from autoconv.cpu.gemm_packed.geometry import (
 from autoconv.layer import ConvLayer
 
 TOGETHER = 16  # channels copied at a time, each from its own plane
+FEWEST_TO_FETCH = 2  # tiles of a panel that has the time to fetch filters
 
 
 class _TaskWriter:
@@ -43,6 +44,11 @@ class _TaskWriter:
         self.adds = blocking.BC < self.problem.C
         self.spreads = spreads(self.problem)
         self.in_place = all((a.stride, a.count) == (1, a.size) for a in (self.problem.rows, self.problem.columns))
+        self.unroll = math.gcd(m.terms, self.problem.C)
+        tiles = self.problem.N * self.plane_tiles.tiles
+        fewest = tiles // math.ceil(tiles / blocking.tiles)  # of a panel
+        line = LINE // self.wide.bytes
+        self.fetched = math.ceil(self.unroll * blocking.TK / (line * fewest)) if fewest >= FEWEST_TO_FETCH else 0
 
     def task(self) -> tuple[Function, int]:
         """The task, and how many there are."""
@@ -129,7 +135,11 @@ class _TaskWriter:
         return self.plane + self.k.load(self.images + t) * o.image + pixel
 
     def _add(self, t: Value, part: Value, sums: Value) -> None:
-        """A part of the channels to a tile's sums; what is stored and added at the end comes while they are made."""
+        """A part of the channels to a tile's sums; what is stored and added at the end comes while they are made.
+
+        So do the filters of the next part, a share of them with every tile: by the first tile that multiplies them they
+        would be awaited.
+        """
         k, blocking, o = self.k, self.blocking, self.problem.output
         for n, line in itertools.product(range(blocking.TK), self.lines):
             there = self._target(t) + (n * o.channel + line * self.problem.columns.output_stride)
@@ -140,7 +150,12 @@ class _TaskWriter:
         start = part * blocking.BC
         count = k.min(self.problem.C - start, blocking.BC)
         micropanel = self.micropanels + t * self.pitch + start * blocking.TQ
-        self._call(self.micros, t, micropanel, self.filters + start * blocking.TK, sums, count)
+        filters, share = self.filters + start * blocking.TK, self._share(blocking.BC)
+        self._call(self.micros, t, micropanel, filters, filters + (blocking.BC * blocking.TK + t * share), sums, count)
+
+    def _share(self, channels: int) -> int:
+        """Elements of filters that are fetched while so many channels are added to a tile's sums."""
+        return math.ceil(channels / self.unroll) * self.fetched * (LINE // self.wide.bytes)
 
     def _store(self, t: Value, sums: Value) -> None:
         """A tile's sums with their epilogue; what is to be spread, to where the panel's outputs are gathered."""
@@ -186,18 +201,23 @@ class _TaskWriter:
         return pixel * column if row == Q * column else pixel // Q * row + pixel % Q * column
 
     def _micro(self, length: int) -> Function:
-        """`function(micropanel, filters, sums, channels)`: add so many channels to a tile's sums."""
+        """`function(micropanel, filters, following, sums, channels)`: add so many channels to a tile's sums.
+
+        Of the filters that follow it fetches a share.
+        """
         TK, TQ = self.blocking.TK, self.blocking.TQ
         data = ptr(self.wide)
-        k = self.m.function(f"micro_{length}", data, data, data, i64, internal=True)
-        micropanel, filters, sums, channels = k.args
+        k = self.m.function(f"micro_{length}", data, data, data, data, i64, internal=True)
+        micropanel, filters, following, sums, channels = k.args
         vectors = TK // self.lanes
         places = [[sums + (v * length + n) * self.lanes for v in range(vectors)] for n in range(length)]
         zero = k.zero(self.wide, self.lanes)
         acc = [[k.var(k.load(p, self.lanes) if self.adds else zero) for p in row] for row in places]
-        unroll = math.gcd(self.m.terms, self.problem.C)
-        with k.loop(0, channels, unroll) as c:
-            for u in range(unroll):
+        with k.loop(0, channels, self.unroll) as c:
+            for n in range(self.fetched):
+                line = c // self.unroll * self.fetched + n
+                k.prefetch(following + line * (LINE // self.wide.bytes), locality=2)
+            for u in range(self.unroll):
                 w = filters + (c + u) * TK
                 several = [k.load(w + v * self.lanes, self.lanes) for v in range(vectors)]
                 for n, row in enumerate(acc):

@@ -16,7 +16,7 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.codegen.tiles import TILE_ROWS
 from autoconv.cpu.common.estimate import operands_once, side_by_side
-from autoconv.cpu.common.tiles.algorithm import TileAlgorithm, without_unit
+from autoconv.cpu.common.tiles.algorithm import X3_BOUND, TileAlgorithm, without_unit
 from autoconv.cpu.common.tiles.products import DEPTH, FILTERS
 from autoconv.cpu.device import CPU
 from autoconv.cpu.matrix.geometry import (
@@ -66,7 +66,7 @@ class Matrix(TileAlgorithm):
         return found.values()
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = without_unit(device)
+        reasons = self.unavailable(device)
         products, strip, BC = (params[name] for name in ("products", "strip", "BC"))
         if products != (needed := self.products[layer.dtype]):
             reasons.append(f"products={products}: expected {needed} for {layer.dtype}")
@@ -118,8 +118,9 @@ class MatrixX3(Matrix):
     name = "matrix.x3"
     dtypes = ("float32",)
     exact = False
+    rounds_more = True
     products: ClassVar[dict[str, int]] = {"float32": 3}
-    float32_bound = 1.2e-5
+    float32_bound = X3_BOUND
 
 
 def _blockings(layer: ConvLayer, device: CPU, params: Params) -> tuple[MatrixBlocking, ...]:

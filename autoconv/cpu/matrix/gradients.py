@@ -48,7 +48,7 @@ class MatrixWgrad(TileAlgorithm):
         return found.values()
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = without_unit(device)
+        reasons = self.unavailable(device)
         products, strip = params["products"], params["strip"]
         if products != (needed := self.products[layer.dtype]):
             reasons.append(f"products={products}: expected {needed} for {layer.dtype}")
@@ -83,6 +83,7 @@ class MatrixX3Wgrad(MatrixWgrad):
     name = "matrix.x3.wgrad"
     dtypes = MatrixX3.dtypes
     exact = False
+    rounds_more = True
     products: ClassVar[dict[str, int]] = MatrixX3.products
     float32_bound = MatrixX3.float32_bound
 

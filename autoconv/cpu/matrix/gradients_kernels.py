@@ -14,7 +14,7 @@ from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.tiles import TILE_ROWS, WORDS
 from autoconv.cpu.common.correlation import Strides
 from autoconv.cpu.common.lanes import deinterleaved, within
-from autoconv.cpu.common.tiles.products import emit_begin, emit_step, sums_of
+from autoconv.cpu.common.tiles.products import PRODUCTS, emit_begin, emit_step, sums_of
 from autoconv.cpu.common.tiles.split import split
 from autoconv.cpu.matrix.geometry import PanelAxis
 from autoconv.cpu.matrix.gradients_geometry import WgradCut
@@ -219,7 +219,7 @@ class _WgradWriter:
         with k.loop(0, cut.steps) as step:
             emit_step(
                 k,
-                cut.b.products,
+                PRODUCTS[cut.b.products],
                 tiles,
                 lambda part, f: dy + (f * cut.parts + part) * cut.dy_part + step * LINE,
                 lambda part, g: x + (g * cut.parts + part) * cut.x_part + step * (TILE_ROWS * LINE),

@@ -8,7 +8,16 @@ from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS
 from autoconv.cpu.common.correlation import Correlation
 from autoconv.cpu.common.epilogue import Epilogue
 from autoconv.cpu.common.lanes import load_range, store_range
-from autoconv.cpu.common.tiles.products import DEPTH, FILTERS, emit_begin, emit_step, parts_of, sums_of
+from autoconv.cpu.common.tiles.products import (
+    DEPTH,
+    FILTERS,
+    PRODUCTS,
+    Products,
+    emit_begin,
+    emit_step,
+    parts_of,
+    sums_of,
+)
 from autoconv.cpu.matrix.geometry import (
     MatrixBlocking,
     Panel,
@@ -35,20 +44,34 @@ def emit_block(m: Module, panel: Panel, products: int, tiles: tuple[int, int]) -
     emit_begin(k, places, FILTERS * 4, add)
     if taps:
         skips = m.table(k, i64, [tap * LINE for tap in taps])
-        with k.loop(0, blocks) as block, k.loop(0, len(taps)) as tap:
-            here = x + block * (panel.block * LINE) + k.load(skips + tap)
-            there = w + (block * len(taps) + tap) * (parts * filters * TILE_BYTES)
-            emit_step(
-                k,
-                products,
-                tiles,
-                lambda part, p: here + (part * panel.part + p * TILE_ROWS) * LINE,
-                lambda part, f: there + (part * filters + f) * TILE_BYTES,
-                (LINE, LINE),
-            )
+
+        def multiply(together: Products) -> None:
+            with k.loop(0, blocks) as block, k.loop(0, len(taps)) as tap:
+                here = x + block * (panel.block * LINE) + k.load(skips + tap)
+                there = w + (block * len(taps) + tap) * (parts * filters * TILE_BYTES)
+                emit_step(
+                    k,
+                    together,
+                    tiles,
+                    lambda part, p: here + (part * panel.part + p * TILE_ROWS) * LINE,
+                    lambda part, f: there + (part * filters + f) * TILE_BYTES,
+                    (LINE, LINE),
+                )
+
+        for together in _passes(panel, products):
+            multiply(together)
     for tile, place in places.items():
         k.tile_store(tile, place, FILTERS * 4)
     return k
+
+
+def _passes(panel: Panel, products: int) -> list[Products]:
+    """The products of each pass over the taps: of six, and few channels, the large one comes after all others.
+
+    A step of few channels adds little that is large, but rounds the sum six times; small sums lose nothing that counts.
+    """
+    all_of_them = PRODUCTS[products]
+    return [all_of_them[:-1], all_of_them[-1:]] if products == 6 and panel.blocks == 1 else [all_of_them]
 
 
 class _TaskWriter:

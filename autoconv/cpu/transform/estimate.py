@@ -2,44 +2,99 @@
 
 from __future__ import annotations
 
-from autoconv.cpu.common.estimate import busiest, side_by_side
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from autoconv.cpu.common.estimate import busiest, meeting, side_by_side
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.transform.geometry import Tiling
 
 
-def pipeline(tiling: Tiling, machine: Machine, forward: float, inverse: float, computed: float) -> float:
-    """Predicted time of one correlation, its filters cold and its input warm.
+class Counts(NamedTuple):
+    """What a correlation consists of.
 
-    Multiply-adds and the streams that feed them go on side by side; transforms come before and after. A workspace that
-    nobody used lately is fetched before it is written to.
+    Attributes
+    ----------
+    forward, inverse : float
+        Vectors that are transformed before and after the products, in those of the machine's probe.
+    computed : float
+        Seconds of one thread that did all multiply-adds, its operands in the first cache.
+    """
+
+    forward: float
+    inverse: float
+    computed: float
+
+
+def sides(tiling: Tiling, machine: Machine, counts: Counts) -> tuple[float, float]:
+    """Seconds of the input's side and of the output's, if the threads had equal parts of them.
+
+    Multiply-adds and the streams that feed them go on side by side; transforms come before and after.
 
     Parameters
     ----------
     tiling : Tiling
     machine : Machine
-    forward, inverse : float
-        Vectors that are transformed before and after the products, in those of the machine's probe.
-    computed : float
-        Seconds of one thread that did all multiply-adds, its operands in the first cache.
+    counts : Counts
 
     Returns
     -------
-    float
+    before, after : float
     """
-    groups, threads = tiling.correlation.groups, machine.threads
-    transforms = machine.transforms(vector(tiling)) * threads
-    before = forward / transforms
-    before += machine.writing(groups * tiling.chunks * tiling.itemsize * tiling.v_size, _home(tiling, machine))
-    after = side_by_side(computed / threads, _streams(tiling, machine)) + inverse / transforms
+    transforms = machine.transforms(vector(tiling)) * machine.threads
+    written = tiling.correlation.groups * tiling.chunks * tiling.itemsize * tiling.v_size
+    before = counts.forward / transforms + machine.writing(written, _home(tiling, machine))
+    multiplied = side_by_side(counts.computed / machine.threads, _streams(tiling, machine))
+    return before, multiplied + counts.inverse / transforms
+
+
+class Forecast(NamedTuple):
+    """How long a layer takes, and how many threads take part, so that it takes no longer.
+
+    Attributes
+    ----------
+    seconds : float
+    party : int
+    """
+
+    seconds: float
+    party: int
+
+
+def forecast(cut: Sequence[tuple[Tiling, Counts]], machine: Machine) -> Forecast:
+    """Predicted time of correlations one after the other, their filters cold and their input warm.
+
+    Parameters
+    ----------
+    cut : sequence of (Tiling, Counts)
+    machine : Machine
+
+    Returns
+    -------
+    Forecast
+        Of all threads, or a half of them, a quarter, and so on, whoever takes least.
+    """
+    known = [(tiling, *sides(tiling, machine, counts)) for tiling, counts in cut]
+    parties = {-(-machine.threads >> n) for n in range(machine.threads.bit_length() + 1)}
+    return min(Forecast(sum(_pipeline(*one, machine, party) for one in known), party) for party in parties)
+
+
+def _pipeline(tiling: Tiling, before: float, after: float, machine: Machine, party: int) -> float:
+    """Seconds of a party, given those of either side if all threads had equal parts of it.
+
+    A workspace that nobody used lately is fetched before it is written to.
+    """
+    groups = tiling.correlation.groups
+    before, after = (side * machine.threads / party for side in (before, after))
     batches = _batches(tiling)
     if batches:
-        before *= _busiest(batches, tiling.c_blocks, threads)
-        after *= _busiest(batches, tiling.k_blocks, threads)
+        before *= _busiest(batches, tiling.c_blocks * tiling.sections, party)
+        after *= _busiest(batches, tiling.k_blocks, party)
     else:
-        alone = busiest(tiling.chunks * groups, threads)
+        alone = busiest(tiling.tasks, party)
         before, after = before * alone, after * alone
-    waits = (2 * groups * len(batches) or 1) * (machine.barrier or 0.0)
-    fresh = machine.writing(tiling.workspace_bytes(threads), machine.beyond)
+    waits = (2 * groups * len(batches) or 1) * meeting(machine, party)
+    fresh = machine.writing(tiling.workspace_bytes(), machine.beyond)
     return before + after + fresh + waits
 
 
@@ -74,7 +129,7 @@ def gathered(tiling: Tiling) -> float:
 def _home(tiling: Tiling, machine: Machine) -> float:
     """The working set from which a thread reads transformed inputs: its own chunk's, or what all have written."""
     if tiling.coop:
-        shared = tiling.itemsize * min(tiling.coop, tiling.chunks) * tiling.v_size / machine.threads
+        shared = tiling.itemsize * tiling.shared_size / machine.threads
         return max(shared, 2.0 * machine.caches[1])  # beyond what a thread has to itself
     return float(tiling.itemsize * (tiling.v_size + tiling.points * tiling.m_stride))
 

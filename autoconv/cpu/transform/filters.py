@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from autoconv.cpu.codegen.ir import Function, Module, Value
 from autoconv.cpu.codegen.launch import TASK, operands
@@ -21,27 +22,38 @@ class FilterStage(Stage[T], ABC):
     some terms are put together first, and each point's written in one run.
     """
 
+    stack: ClassVar[int] = STACK
+
     def __init__(self, m: Module, layer: ConvLayer, tiling: T, number: int, packed: int) -> None:
         super().__init__(m, layer, tiling, number)
         self.packed = packed
-        fitting = STACK // (tiling.points * tiling.TK * tiling.itemsize)
-        self.together = min(tiling.lanes, tiling.depth, 1 << fitting.bit_length() - 1) if fitting else 1
-        self.apart = (tiling.depth if self.together == 1 else self.together) * tiling.TK
+        fitting = self.stack // (tiling.points * tiling.TK * tiling.itemsize)
+        self.together = min(tiling.lanes, tiling.packed_depth, 1 << fitting.bit_length() - 1) if fitting else 1
+        self.apart = tiling.u_stride if self.together == 1 else self.together * tiling.TK
+        self.streamed = tiling.packed_size * tiling.itemsize > STREAMED
 
     @abstractmethod
     def transform(self) -> Function:
         """`(taps, u)`: the points of one block of filters for one channel, `apart` elements from one to the next."""
 
+    def write(self, k: Function, points: Value, u: Value, start: Value, terms: Value) -> None:
+        """Put the points of some terms, `apart` elements from one to the next, to where the product wants them."""
+        tiling, TK = self.tiling, self.tiling.TK
+        with k.loop(0, tiling.points) as point, k.loop(0, terms * TK, tiling.lanes) as i:
+            v = k.load(points + point * self.apart + i, tiling.lanes)
+            k.store(v, u + (point * tiling.u_stride + start * TK) + i, nontemporal=self.streamed)
+
     def emit(self) -> tuple[Function, int]:
         """The task, and how many of them there are: one for a block of filters and a vector of channels."""
         tiling, c, lanes, TK = self.tiling, self.tiling.correlation, self.tiling.lanes, self.tiling.TK
+        vectors = -(-tiling.packed_depth // lanes)
         transform = self.transform()
         k = self.function("pack_block", *TASK)
         context, index, _ = k.args
         w, _, u = operands(k, context, self.stored, self.real, self.real, self.real, self.real)[:3]
-        blocks = index // tiling.c_blocks
+        blocks = index // vectors
         group, block = blocks // tiling.k_blocks, blocks % tiling.k_blocks
-        first = index % tiling.c_blocks * lanes
+        first = index % vectors * lanes
         w = w + (group * c.filters.group + block * (TK * c.filters.k))
         u = u + (self.packed + blocks * tiling.u_size)
         live = k.min(c.K - block * TK, TK)
@@ -64,23 +76,20 @@ class FilterStage(Stage[T], ABC):
                     k.store(k.zero(self.real), target + lane)
             k.call(transform, taps, points)
 
-        last = k.min(first + lanes, tiling.depth)
+        last = k.min(first + lanes, tiling.packed_depth)
         if self.together == 1:
             with k.loop(first, last) as d:
                 transform_term(d, u + d * TK)
         else:
             points = k.scratch(self.real, tiling.points * self.apart)
-            streamed = tiling.packed_size * tiling.itemsize > STREAMED
             with k.loop(first, last, self.together) as start:
                 terms = k.min(last - start, self.together)
                 with k.loop(0, terms) as n:
                     transform_term(start + n, points + n * TK)
-                with k.loop(0, tiling.points) as point, k.loop(0, terms * TK, lanes) as i:
-                    v = k.load(points + point * self.apart + i, lanes)
-                    k.store(v, u + (point * tiling.depth + start) * TK + i, nontemporal=streamed)
-            if streamed:
+                self.write(k, points, u, start, terms)
+            if self.streamed:
                 k.fence()
-        return k, c.groups * tiling.k_blocks * tiling.c_blocks
+        return k, c.groups * tiling.k_blocks * vectors
 
 
 def _tap(tiled: TiledAxis, subfilter: Value, number: Value) -> tuple[Value, Value]:

@@ -22,11 +22,13 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from autoconv.cpu.codegen.ir import VECTOR_BYTES
+from autoconv.cpu.codegen.ir import VECTOR_BYTES, Value
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
+from autoconv.cpu.common.estimate import busiest
 from autoconv.layer import ConvLayer
 
 HEADER = 64  # bytes of the workspace in front: two words for what of a run is being computed
+EVEN = 1.1  # times its fair share that the busiest thread of a region may do, before its tasks are made smaller
 LARGEST_PERIOD = 8  # input pixels between neighbours: more would be loads without end
 
 
@@ -122,7 +124,7 @@ def split_evenly(total: int, most: int) -> list[tuple[int, int]]:
     return [(n, size) for n, size in ((larger, small + 1), (parts - larger, small)) if n]
 
 
-def _odd(vectors: int) -> int:
+def odd(vectors: int) -> int:
     """An odd number of vectors, so that many streams that far apart do not meet in one set of a cache."""
     return vectors | 1
 
@@ -131,14 +133,15 @@ def _odd(vectors: int) -> int:
 class Tiling(ABC):
     """One correlation cut into tiles, chunks of tiles and blocks of channels.
 
-    A chunk is `chunk_rows` rows of tiles, if there are as many; all tiles of a chunk are multiplied in one go. `coop`
-    chunks are a cooperative batch, transformed together by all threads; 0 leaves each thread to its own chunk. Memory
-    is counted in elements of the type computed with.
+    A chunk is up to `chunk_rows` rows of tiles, all chunks nearly alike; all tiles of a chunk are multiplied in one go.
+    `coop` chunks are a cooperative batch, transformed together by all `threads`; 0 leaves each thread to its own chunk.
+    Memory is counted in elements of the type computed with.
     """
 
     correlation: Correlation
     instruction_set: str
     itemsize: int
+    threads: int
     m: tuple[int, int]
     chunk_rows: int
     coop: int
@@ -218,6 +221,11 @@ class Tiling(ABC):
         """Vectors of the sum's terms."""
         return -(-self.depth // self.lanes)
 
+    @functools.cached_property
+    def packed_depth(self) -> int:
+        """Terms of the sum in the packed filters."""
+        return self.depth
+
     # Tiles.
 
     @functools.cached_property
@@ -226,19 +234,41 @@ class Tiling(ABC):
         return self.rows.residues * self.columns.residues * self.correlation.N * self.rows.tiles
 
     @functools.cached_property
+    def chunk_sizes(self) -> list[tuple[int, int]]:
+        """How many chunks of a group have how many rows of tiles, the larger ones first."""
+        return split_evenly(self.tile_rows, self.chunk_rows)
+
+    @functools.cached_property
     def chunk(self) -> int:
-        """Rows of tiles of a chunk."""
-        return min(self.chunk_rows, self.tile_rows)
+        """Rows of tiles of a chunk, at most."""
+        return self.chunk_sizes[0][1]
 
     @functools.cached_property
     def chunks(self) -> int:
         """Chunks of a group."""
-        return -(-self.tile_rows // self.chunk)
+        return sum(count for count, _ in self.chunk_sizes)
+
+    def chunk_at(self, index: Value) -> tuple[Value, Value]:
+        """The first row of tiles of a chunk, and how many it has."""
+        first = index * self.tile_rows // self.chunks
+        return first, (index + 1) * self.tile_rows // self.chunks - first
 
     @functools.cached_property
-    def last_chunk(self) -> int:
-        """Rows of tiles of the last chunk."""
-        return self.tile_rows - (self.chunks - 1) * self.chunk
+    def tasks(self) -> int:
+        """Tasks where each thread is left to its own chunk."""
+        return self.correlation.groups * self.chunks
+
+    @functools.cached_property
+    def batch(self) -> int:
+        """Chunks of a cooperative batch, but for the last one; 0 where there are none."""
+        return min(self.coop, self.chunks)
+
+    @functools.cached_property
+    def sections(self) -> int:
+        """Parts of a batch's chunk, each a task for every vector of channels: as few as threads finish together by."""
+        tasks = self.batch * self.c_blocks
+        even = (n for n in range(1, self.chunk + 1) if busiest(tasks * n, self.threads) <= EVEN)
+        return next(even, 1) if self.coop else 1
 
     @functools.cached_property
     def chunk_tiles(self) -> int:
@@ -248,9 +278,14 @@ class Tiling(ABC):
     # Memory: V[point][c block][tile][lane], M[point][tile][filter], U[group][k block][point][c][filter].
 
     @functools.cached_property
+    def v_tile(self) -> int:
+        """From tile to tile of the transformed input."""
+        return self.lanes
+
+    @functools.cached_property
     def v_stride(self) -> int:
         """From point to point of the transformed input."""
-        return _odd(self.c_blocks * self.chunk_tiles) * self.lanes
+        return odd(self.c_blocks * self.chunk_tiles) * self.lanes
 
     @functools.cached_property
     def v_size(self) -> int:
@@ -260,7 +295,7 @@ class Tiling(ABC):
     @functools.cached_property
     def m_stride(self) -> int:
         """From point to point of the products."""
-        return _odd(self.chunk_tiles * self.vectors) * self.lanes
+        return odd(self.chunk_tiles * self.vectors) * self.lanes
 
     @functools.cached_property
     def pitch(self) -> int:
@@ -286,9 +321,14 @@ class Tiling(ABC):
         return max(inputs, outputs)
 
     @functools.cached_property
+    def u_stride(self) -> int:
+        """From point to point of the transformed filters."""
+        return self.packed_depth * self.TK
+
+    @functools.cached_property
     def u_size(self) -> int:
         """The transformed filters of one block of one group."""
-        return self.points * self.depth * self.TK
+        return self.points * self.u_stride
 
     @functools.cached_property
     def packed_size(self) -> int:
@@ -298,13 +338,13 @@ class Tiling(ABC):
     @functools.cached_property
     def shared_size(self) -> int:
         """What threads share: the transformed input of a cooperative batch."""
-        return min(self.coop, self.chunks) * self.v_size
+        return self.batch * self.v_size
 
     @functools.cached_property
     def thread_size(self) -> int:
         """What each thread has to itself."""
         return self.scratch_size + (0 if self.coop else self.v_size)
 
-    def workspace_bytes(self, threads: int) -> int:
+    def workspace_bytes(self) -> int:
         """Scratch memory of a run."""
-        return HEADER + self.itemsize * (self.shared_size + threads * self.thread_size)
+        return HEADER + self.itemsize * (self.shared_size + self.threads * self.thread_size)

@@ -32,7 +32,7 @@ class InputStage(Stage[T], ABC):
         x, v, raw, first, rows, group, block = k.args
         vertical, lanes = tiling.rows, tiling.lanes
         half = raw + tiling.raw_size
-        v = v + block * (tiling.chunk_tiles * lanes)
+        v = v + self.place(block)
         done = k.var(k.i64(0))
         with k.forever() as leave_if:
             leave_if(done.get() >= rows)
@@ -45,9 +45,17 @@ class InputStage(Stage[T], ABC):
                 if transform_columns is not None:
                     k.call(transform_columns, source, half)
                     source = half
-                k.call(transform_rows, source, v + (done.get() + t) * (tiling.columns.tiles * lanes))
+                k.call(transform_rows, source, v + (done.get() + t) * (tiling.columns.tiles * tiling.v_tile))
             done.add(segment)
         return k
+
+    def place(self, block: Value) -> Value:
+        """Where a vector of channels begins, in a point of the transformed input."""
+        return block * (self.tiling.chunk_tiles * self.tiling.lanes)
+
+    def keep(self, k: Function, v: Value, p: Value) -> None:
+        """Store a transformed vector of channels."""
+        k.store(v, p)
 
     def _gather(self) -> Function:
         """Rows of input with channels in lanes and zeros for padding."""

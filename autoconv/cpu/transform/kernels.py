@@ -35,8 +35,8 @@ class TransformWriter(Stage[T], ABC):
         """What runs this correlation, given the context."""
         tiling, stage = self.tiling, (self.m, self.layer, self.tiling, self.number)
         self.input = self.input_stage(*stage).emit()
-        row_counts = sorted({tiling.chunk, tiling.last_chunk})
-        splits = [split_evenly(rows * tiling.columns.tiles, tiling.most_tiles) for rows in row_counts]
+        row_counts = sorted(rows for _, rows in tiling.chunk_sizes)
+        splits = [self.split(rows * tiling.columns.tiles) for rows in row_counts]
         sizes = sorted({size for split in splits for _, size in split})
         self.register_tiles = min(sum(count for count, _ in split) for split in splits)
         self.registers = {size: self.product_of(size) for size in sizes}
@@ -45,6 +45,10 @@ class TransformWriter(Stage[T], ABC):
         self.inverse = self.inverse_transform()
         self.output = self._output()
         return self.run_cooperative() if tiling.coop else self.run_independent()
+
+    def split(self, tiles: int) -> list[tuple[int, int]]:
+        """The register tiles of so many tiles: pairs of how many, and how large."""
+        return split_evenly(tiles, self.tiling.most_tiles)
 
     @abstractmethod
     def product_of(self, size: int) -> Function:
@@ -71,8 +75,8 @@ class TransformWriter(Stage[T], ABC):
         k = self.function("chunk", *TASK)
         _, index, thread = k.args
         x, u, y, bias, residual, workspace = self.operands(k)
-        group, first = index // tiling.chunks, index % tiling.chunks * tiling.chunk
-        rows = k.min(tiling.tile_rows - first, tiling.chunk)
+        group = index // tiling.chunks
+        first, rows = tiling.chunk_at(index % tiling.chunks)
         scratch = k.bytes_at(workspace, HEADER, self.real) + thread * tiling.thread_size
         v = scratch + tiling.scratch_size
         with k.loop(0, tiling.c_blocks) as block:
@@ -80,7 +84,7 @@ class TransformWriter(Stage[T], ABC):
         with k.loop(0, tiling.k_blocks) as block:
             k.call(self.output, v, u, scratch, y, bias, residual, first, rows, group, block)
         run = self.function("independent", CONTEXT)
-        launch(run, run.args[0], k, tiling.correlation.groups * tiling.chunks)
+        launch(run, run.args[0], k, tiling.tasks)
         return run
 
     def run_cooperative(self) -> Function:
@@ -95,16 +99,19 @@ class TransformWriter(Stage[T], ABC):
             group, start = k.load(header), k.load(header + 1)
             shared = k.bytes_at(workspace, HEADER, self.real)
             scratch = shared + tiling.shared_size + thread * tiling.thread_size
+            section, rest = index % tiling.sections, index // tiling.sections
             if name == "inputs":
-                chunk, block = index // tiling.c_blocks, index % tiling.c_blocks
+                chunk, block = rest // tiling.c_blocks, rest % tiling.c_blocks
             else:
                 batch = k.min(tiling.chunks - start, tiling.coop)
                 chunk, block = index % batch, index // batch
             v = shared + chunk * tiling.v_size
-            first = (start + chunk) * tiling.chunk
-            rows = k.min(tiling.tile_rows - first, tiling.chunk)
+            first, rows = tiling.chunk_at(start + chunk)
             if name == "inputs":
-                k.call(self.input, x, v, scratch, first, rows, group, block)
+                skipped = section * rows // tiling.sections
+                some = (section + 1) * rows // tiling.sections - skipped
+                v = v + skipped * (tiling.columns.tiles * tiling.v_tile)
+                k.call(self.input, x, v, scratch, first + skipped, some, group, block)
             else:
                 k.call(self.output, v, u, scratch, y, bias, residual, first, rows, group, block)
             tasks.append(k)
@@ -115,7 +122,7 @@ class TransformWriter(Stage[T], ABC):
             k.store(group, header)
             k.store(start, header + 1)
             batch = k.min(tiling.chunks - start, tiling.coop)
-            launch(k, k.args[0], tasks[0], batch * tiling.c_blocks)
+            launch(k, k.args[0], tasks[0], batch * (tiling.c_blocks * tiling.sections))
             launch(k, k.args[0], tasks[1], batch * tiling.k_blocks)
         return k
 
@@ -125,13 +132,13 @@ class TransformWriter(Stage[T], ABC):
         k = self.function("output", real, real, real, stored, stored, stored, i64, i64, i64, i64)
         v, u, products, y, bias, residual, first, rows, group, block = k.args
         u = u + (self.packed + (group * tiling.k_blocks + block) * tiling.u_size)
-        if tiling.last_chunk == tiling.chunk:
+        if len(self.products) == 1:
             k.call(self.products[tiling.chunk], v, u, products)
         else:
             with k.if_(rows.eq(tiling.chunk)):
                 k.call(self.products[tiling.chunk], v, u, products)
             with k.else_():
-                k.call(self.products[tiling.last_chunk], v, u, products)
+                k.call(self.products[tiling.chunk - 1], v, u, products)
         strip = products + tiling.points * tiling.m_stride
         vertical, horizontal = tiling.rows, tiling.columns
         with k.loop(0, rows) as t:
@@ -158,9 +165,15 @@ class TransformWriter(Stage[T], ABC):
         return k
 
 
-def emit(writer: type[TransformWriter[T]], instruction_set: str, layer: ConvLayer, tilings: Sequence[T]) -> Module:
+def emit(
+    writer: type[TransformWriter[T]],
+    instruction_set: str,
+    layer: ConvLayer,
+    tilings: Sequence[T],
+    matrix_unit: str | None = None,
+) -> Module:
     """`run` and `pack` for the correlations of a layer, with a family's transforms and product."""
-    m = Module(instruction_set)
+    m = Module(instruction_set, matrix_unit=matrix_unit)
     runs, packs = [], []
     packed = 0
     for number, tiling in enumerate(tilings):

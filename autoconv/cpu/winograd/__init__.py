@@ -5,10 +5,20 @@ from typing import Any
 from autoconv.algorithm import Algorithm
 from autoconv.cpu.winograd.algorithm import Winograd
 from autoconv.cpu.winograd.gradients import WinogradWgrad
+from autoconv.cpu.winograd.matrix_unit import (
+    WinogradMatrix,
+    WinogradMatrixPolyphase,
+    WinogradMatrixX3,
+    WinogradMatrixX3Polyphase,
+)
 from autoconv.cpu.winograd.polyphase import WinogradPolyphase
 
 ALGORITHMS: tuple[Algorithm[Any], ...] = (
     Winograd(),
     WinogradWgrad(),
     WinogradPolyphase(),
+    WinogradMatrix(),
+    WinogradMatrixX3(),
+    WinogradMatrixPolyphase(),
+    WinogradMatrixX3Polyphase(),
 )

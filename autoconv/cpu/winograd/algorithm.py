@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from autoconv.algorithm import Params, bound_for
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
-from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.common.grid import batches, parts
 from autoconv.cpu.device import CPU
+from autoconv.cpu.transform.estimate import Forecast, forecast
 from autoconv.cpu.transform.geometry import unfit
-from autoconv.cpu.winograd.estimate import seconds
+from autoconv.cpu.winograd.estimate import counts
 from autoconv.cpu.winograd.geometry import (
+    WinogradAxis,
     WinogradTiling,
     cap,
     refusals_of,
@@ -36,38 +38,9 @@ MOST_TILES = 256  # of a chunk
 MOST_CORRELATIONS = 4  # of a strided gradient, for the sake of compile time
 
 
-def _tiling(layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int) -> WinogradTiling:
-    return WinogradTiling(c, device.instruction_set, layer.accumulator.itemsize, m, rows, coop)
-
-
 def _parse(params: Params) -> tuple[tuple[int, int], int, int]:
     down, across = map(int, str(params["m"]).split("x"))
     return (down, across), int(params["rows"]), int(params["coop"])
-
-
-def tilings(layer: ConvLayer, device: CPU, params: Params) -> tuple[WinogradTiling, ...]:
-    """How each correlation of a layer is cut."""
-    return _tilings(layer, device, *_parse(params))
-
-
-@functools.lru_cache(16)  # what is asked of one candidate of a grid comes together
-def _tilings(layer: ConvLayer, device: CPU, m: tuple[int, int], rows: int, coop: int) -> tuple[WinogradTiling, ...]:
-    return tuple(_tiling(layer, device, c, m, rows, coop) for c in correlations(layer))
-
-
-def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
-    """Sizes of tiles by chunks of up to `MOST_TILES` tiles, of each thread's own or in batches that the LLC holds."""
-    main = max(correlations(layer), key=lambda c: c.macs)
-    square = main.rows == main.columns  # of a size and its mirror image one is enough
-    for m in itertools.product(sizes(main.rows), sizes(main.columns)):
-        if square and m[0] > m[1]:
-            continue
-        one = _tiling(layer, device, main, m, 1, 0)
-        for rows in parts(one.tile_rows, MOST_TILES // one.columns.tiles):
-            tiling = _tiling(layer, device, main, m, rows, 0)
-            most = device.machine.caches[2] // (tiling.v_size * tiling.itemsize)
-            for coop in (0, *batches(max(1, min(tiling.chunks, most)))):
-                yield {"m": f"{m[0]}x{m[1]}", "rows": rows, "coop": coop}
 
 
 class Winograd(GeneratedAlgorithm):
@@ -81,30 +54,74 @@ class Winograd(GeneratedAlgorithm):
     groupings = ("dense", "grouped")
     spreads_nonfinite = True
 
+    def tiling(
+        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int
+    ) -> WinogradTiling:
+        """How one correlation of a layer is cut."""
+        return WinogradTiling(c, device.instruction_set, layer.accumulator.itemsize, device.threads, m, rows, coop)
+
+    def tilings(self, layer: ConvLayer, device: CPU, params: Params) -> tuple[WinogradTiling, ...]:
+        """How each of them is."""
+        return _tilings(self.tiling, layer, device, *_parse(params))
+
+    def sizes(self, axis: CorrelationAxis) -> Sequence[int]:
+        """Sizes of tiles worth trying along an axis."""
+        return sizes(axis)
+
     def unsupported(self, layer: ConvLayer) -> list[str]:
         return super().unsupported(layer) or single_channels(layer) + unfit(layer, MOST_CORRELATIONS)
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        if self.unsupported(layer):
-            return []
-        return _grid(layer, device)
+        return () if self.unsupported(layer) else self._grid(layer, device)
+
+    def _grid(self, layer: ConvLayer, device: CPU) -> Iterator[Params]:
+        """Sizes by chunks of up to `MOST_TILES` tiles, of each thread's own or in batches that the LLC holds."""
+        main = max(correlations(layer), key=lambda c: c.macs)
+        square = main.rows == main.columns  # of a size and its mirror image one is enough
+        for m in itertools.product(self.sizes(main.rows), self.sizes(main.columns)):
+            if square and m[0] > m[1]:
+                continue
+            one = self.tiling(layer, device, main, m, 1, 0)
+            for rows in parts(one.tile_rows, MOST_TILES // one.columns.tiles):
+                tiling = self.tiling(layer, device, main, m, rows, 0)
+                most = device.machine.caches[2] // (tiling.v_size * tiling.itemsize)
+                for coop in (0, *batches(max(1, min(tiling.chunks, most)))):
+                    yield {"m": f"{m[0]}x{m[1]}", "rows": rows, "coop": coop}
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        return refusals_of(_parse(params)[0], tilings(layer, device, params))
+        return refusals_of(_parse(params)[0], self.tilings(layer, device, params))
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return max(tiling.workspace_bytes(device.threads) for tiling in tilings(layer, device, params))
+        return max(tiling.workspace_bytes() for tiling in self.tilings(layer, device, params))
 
     def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return layer.accumulator.itemsize * sum(tiling.packed_size for tiling in tilings(layer, device, params))
+        return layer.accumulator.itemsize * sum(tiling.packed_size for tiling in self.tilings(layer, device, params))
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        return sum(seconds(tiling, device.machine) for tiling in tilings(layer, device, params))
+        return self._forecast(layer, device, params).seconds
+
+    def party(self, layer: ConvLayer, device: CPU, params: Params) -> int:
+        return self._forecast(layer, device, params).party
+
+    def _forecast(self, layer: ConvLayer, device: CPU, params: Params) -> Forecast:
+        cut = self.tilings(layer, device, params)
+        return forecast([(tiling, counts(tiling, device.machine)) for tiling in cut], device.machine)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         down, across = _parse(params)[0]
         pairs = ((winograd_axis(c.rows, down), winograd_axis(c.columns, across)) for c in correlations(layer))
-        return bound_for(layer, cap(itertools.chain.from_iterable(pairs)))
+        return bound_for(layer, self.cap(itertools.chain.from_iterable(pairs)))
+
+    def cap(self, axes: Iterable[WinogradAxis]) -> float:
+        """Largest float32 error."""
+        return cap(axes)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
-        return compiler.build(emit, device.instruction_set, layer, tilings(layer, device, params))
+        return compiler.build(emit, device.instruction_set, layer, self.tilings(layer, device, params))
+
+
+@functools.lru_cache(16)  # what is asked of one candidate of a grid comes together
+def _tilings(
+    cut: Callable[..., WinogradTiling], layer: ConvLayer, device: CPU, m: tuple[int, int], rows: int, coop: int
+) -> tuple[WinogradTiling, ...]:
+    return tuple(cut(layer, device, c, m, rows, coop) for c in correlations(layer))

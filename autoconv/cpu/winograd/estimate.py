@@ -6,14 +6,15 @@ import functools
 
 from autoconv.cpu.common.estimate import side_by_side
 from autoconv.cpu.machine.model import Machine
-from autoconv.cpu.transform.estimate import gathered, pipeline, rates, vector
+from autoconv.cpu.transform.estimate import Counts, gathered, rates, vector
 from autoconv.cpu.transform.geometry import split_evenly
+from autoconv.cpu.transform.matrix_unit import MatrixTiling, multiplied, splitting
 from autoconv.cpu.winograd.geometry import WinogradTiling
 from autoconv.cpu.winograd.gradients_geometry import WgradTiling
 
 
-def seconds(tiling: WinogradTiling, machine: Machine) -> float:
-    """Predicted time of one correlation, its filters cold and its input warm.
+def counts(tiling: WinogradTiling, machine: Machine) -> Counts:
+    """What a correlation consists of.
 
     Parameters
     ----------
@@ -22,9 +23,12 @@ def seconds(tiling: WinogradTiling, machine: Machine) -> float:
 
     Returns
     -------
-    float
+    Counts
     """
-    return pipeline(tiling, machine, _input_vectors(tiling), _output_vectors(tiling), _products(tiling, machine))
+    forward, inverse = _input_vectors(tiling), _output_vectors(tiling)
+    if isinstance(tiling, MatrixTiling):
+        return Counts(forward + splitting(tiling), inverse, multiplied(tiling, machine))
+    return Counts(forward, inverse, _products(tiling, machine))
 
 
 @functools.cache
@@ -66,7 +70,7 @@ def _products(tiling: WinogradTiling, machine: Machine) -> float:
     """Seconds of one thread that did all multiply-adds, its operands in the first cache."""
     multiply, load = rates(tiling, machine)
     spent = 0.0
-    for rows, chunks in ((tiling.chunk, tiling.chunks - 1), (tiling.last_chunk, 1)):
+    for chunks, rows in tiling.chunk_sizes:
         for count, size in split_evenly(rows * tiling.columns.tiles, tiling.most_tiles):
             step = max(size * tiling.vectors / multiply, (size + tiling.vectors) / load)
             spent += chunks * count * (tiling.depth * step + 2 * size * tiling.vectors / load)
@@ -103,6 +107,6 @@ def wgrad_seconds(tiling: WgradTiling, machine: Machine) -> float:
     used = size * tiling.slices * (tiling.v_size + tiling.y_size)
     product = side_by_side(computed / threads, moved / machine.read.rate(max(used, 2 * threads * machine.caches[1])))
     finish = groups * sums * tiling.taps * (2 + tiling.slices) / machine.transforms(vector(forward)) / threads
-    fresh = machine.writing(tiling.workspace_bytes(threads), machine.beyond)
+    fresh = machine.writing(tiling.workspace_bytes(), machine.beyond)
     waits = groups * (2 * tiling.steps + 1) * (machine.barrier or 0.0)
     return turned / machine.transforms(vector(forward)) / threads + product + finish + fresh + waits

@@ -40,7 +40,7 @@ def _forward(layer: ConvLayer) -> Correlation:
 def _tiling(layer: ConvLayer, device: CPU, m: tuple[int, int], rows: int, slices: int) -> WgradTiling:
     """`slices` 0: as many as make enough tasks of blocks of filters and channels."""
     c = _forward(layer)
-    forward = WinogradTiling(c, device.instruction_set, layer.accumulator.itemsize, m, rows, 0)
+    forward = WinogradTiling(c, device.instruction_set, layer.accumulator.itemsize, device.threads, m, rows, 0)
     one = WgradTiling(forward, 1, 1)
     enough = -(-2 * device.threads // (one.filter_blocks * one.channel_blocks))
     slices = min(slices or enough, forward.chunks)
@@ -89,7 +89,7 @@ class WinogradWgrad(GeneratedAlgorithm):
         return refusals_of(forward.m, (forward,))
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return tiling_of(layer, device, params).workspace_bytes(device.threads)
+        return tiling_of(layer, device, params).workspace_bytes()
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
         return wgrad_seconds(tiling_of(layer, device, params), device.machine)

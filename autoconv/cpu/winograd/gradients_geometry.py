@@ -129,6 +129,7 @@ class WgradTiling:
         """All V, Y and sums."""
         return self.slices * self.v_size, self.slices * self.y_size, self.slices * self.sums_size
 
-    def workspace_bytes(self, threads: int) -> int:
+    def workspace_bytes(self) -> int:
         """Scratch memory of a run."""
-        return HEADER + self.forward.itemsize * -(-(sum(self.elements) + threads * self.thread_size) // 16) * 16
+        elements = sum(self.elements) + self.forward.threads * self.thread_size
+        return HEADER + self.forward.itemsize * -(-elements // 16) * 16

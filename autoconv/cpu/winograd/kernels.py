@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, ptr
 from autoconv.cpu.transform import kernels
@@ -16,6 +17,7 @@ from autoconv.cpu.winograd.geometry import WinogradTiling
 from autoconv.cpu.winograd.matrix import matrix_vector
 from autoconv.layer import ConvLayer
 
+W = TypeVar("W", bound=WinogradTiling)
 FEWEST_TO_FETCH = 4  # tiles of a register tile that has the time to fetch filters
 
 
@@ -24,7 +26,7 @@ def emit(instruction_set: str, layer: ConvLayer, tilings: tuple[WinogradTiling, 
     return kernels.emit(WinogradWriter, instruction_set, layer, tilings)
 
 
-class WinogradInput(InputStage[WinogradTiling]):
+class WinogradInput(InputStage[W]):
     """Writes `BT x B` of the input of one correlation."""
 
     def transform_columns(self) -> Function:
@@ -44,15 +46,15 @@ class WinogradInput(InputStage[WinogradTiling]):
         half, v = k.args
         with k.loop(0, horizontal.tiles) as t, k.loop(0, tiling.rows.tile) as i:
             source = half + (i * tiling.pitch + t * horizontal.m) * lanes
-            target = v + (i * (horizontal.tile * tiling.v_stride) + t * lanes)
+            target = v + (i * (horizontal.tile * tiling.v_stride) + t * tiling.v_tile)
             xs = [k.load(source + j * lanes, lanes) for j in range(horizontal.tile)]
             values = matrix_vector(k, horizontal.transforms.BT, xs) if horizontal.tile > 1 else xs
             for j, value in enumerate(values):
-                k.store(value, target + j * tiling.v_stride)
+                self.keep(k, value, target + j * tiling.v_stride)
         return k
 
 
-class WinogradFilters(FilterStage[WinogradTiling]):
+class WinogradFilters(FilterStage[W]):
     """Writes `U = G w GT` of the filters of one correlation."""
 
     def transform(self) -> Function:
@@ -75,7 +77,7 @@ class WinogradFilters(FilterStage[WinogradTiling]):
         return k
 
 
-class WinogradWriter(kernels.TransformWriter[WinogradTiling]):
+class WinogradWriter(kernels.TransformWriter[W]):
     """Writes the functions of one correlation: products point by point, and `AT M A`."""
 
     input_stage = WinogradInput

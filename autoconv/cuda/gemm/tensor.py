@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from autoconv.algorithm import Params
+from autoconv.common import split_products
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import TF32, ceil_div, no_tile, roofline, tile_of
 from autoconv.cuda.common.split import SplitProduct, splits, summing
@@ -15,7 +15,6 @@ from autoconv.layer import ConvLayer
 if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
-SPLIT_PRODUCTS = "AUTOCONV_SPLIT_PRODUCTS"  # environment variable that forbids them when it is 0
 LEAST_SLICES = 4  # of the depth, to a part: as many as are in flight
 
 
@@ -150,9 +149,7 @@ class TensorTF32x3(Tensor):
     tiles = tuple(tile._replace(blocks=min(tile.blocks, 2)) for tile in TILES)  # parts take registers
 
     def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
-        if os.environ.get(SPLIT_PRODUCTS) == "0":
-            return [f"{SPLIT_PRODUCTS}=0: no operand may be split"]
-        return super().refusals(layer, device, params)
+        return split_products.forbidden() or super().refusals(layer, device, params)
 
 
 def _depth(layer: ConvLayer) -> int:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from autoconv.algorithm import Kernel, Params
+from autoconv.common import split_products
 from autoconv.cpu import permission
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
+
+X3_BOUND = 1.2e-5  # of a term by three products of a float32's parts: 3 * 2**-18 of itself
 
 
 def without_unit(device: CPU) -> list[str]:
@@ -23,6 +26,12 @@ class TileAlgorithm(GeneratedAlgorithm):
     groupings = ("dense", "grouped")
     keeps_denormals = False  # the unit counts them as 0, in whatever mode a thread is
     products: ClassVar[dict[str, int]]  # of parts of numbers, by type
+    rounds_more: ClassVar[bool] = False  # than products in the type itself, which a user may forbid
+
+    def unavailable(self, device: CPU) -> list[str]:
+        """Why its products cannot be computed on a device, or may not."""
+        reasons = permission.refused() if device.matrix_unit == "amx" else without_unit(device)
+        return reasons + (split_products.forbidden() if self.rounds_more else [])
 
     def build(self, layer: ConvLayer, device: CPU, params: Params) -> Kernel:
         if device.matrix_unit == "amx":

@@ -17,6 +17,7 @@ PRODUCTS = {  # parts of both operands that are multiplied, the small ones first
 SUMS, LEFT, RIGHT = 0, 4, 6  # the first tile of each kind: sums of up to 2 x 2, and the operands
 
 Place = Callable[[int, int], Value]  # of a part of a tile
+Products = tuple[tuple[int, int], ...]
 
 
 def parts_of(products: int) -> int:
@@ -40,11 +41,11 @@ def emit_begin(k: Function, sums: dict[int, Value], pitch: int, add: Value) -> N
 
 
 def emit_step(
-    k: Function, products: int, tiles: tuple[int, int], left: Place, right: Place, pitches: tuple[int, int]
+    k: Function, products: Products, tiles: tuple[int, int], left: Place, right: Place, pitches: tuple[int, int]
 ) -> None:
     """The products of parts in their order, each loading what the one before has not."""
     held: tuple[int | None, int | None] = None, None
-    for i, j in PRODUCTS[products]:
+    for i, j in products:
         for tile in range(tiles[0] if i != held[0] else 0):
             k.tile_load(LEFT + tile, left(i, tile), pitches[0])
         for tile in range(tiles[1] if j != held[1] else 0):

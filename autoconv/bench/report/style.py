@@ -1,0 +1,256 @@
+"""How figures look. One drawing serves light and dark: the page puts its own colours in place of those drawn with."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDE, NARROW = 9.6, 3.6  # inches: a page, and a phone that nobody has to zoom
+MARKERS = {"direct": "o", "gemm": "s", "winograd": "^", "fft": "D", "depthwise": "v", "matrix": "P", "numpy": "X"}
+FAMILIES = (*MARKERS, "torch", "onnxruntime")  # each has its colour on every figure; others share the last
+OTHERS = "h"  # the marker of libraries, and of families that came later
+
+
+@dataclass(frozen=True)
+class Palette:
+    """The colours of one scheme: paper, ink, three shades between, and one for each family and for the others."""
+
+    paper: str
+    ink: str
+    muted: str
+    grid: str
+    accent: str
+    families: tuple[str, ...]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """By the names that the page's style sheet has for them."""
+        plain = {name: getattr(self, name) for name in ("paper", "ink", "muted", "grid", "accent")}
+        return plain | {f"c{number}": colour for number, colour in enumerate(self.families)}
+
+
+LIGHT = Palette(
+    paper="#fdfdfb",
+    ink="#1c2733",
+    muted="#5d6977",
+    grid="#dfe3e8",
+    accent="#b3261e",
+    families=(
+        "#2b6cb0",
+        "#c9701a",
+        "#1f8a5b",
+        "#8250b4",
+        "#bb3f77",
+        "#15859a",
+        "#76828f",
+        "#a8432f",
+        "#3f4c9b",
+        "#7d6a35",
+    ),
+)
+DARK = Palette(
+    paper="#12171d",
+    ink="#e6eaee",
+    muted="#9aa5b1",
+    grid="#2b343e",
+    accent="#ff8a80",
+    families=(
+        "#6aa9ee",
+        "#f0a354",
+        "#55c795",
+        "#bb92e6",
+        "#ef86b5",
+        "#57cbdd",
+        "#9ba7b3",
+        "#ef8d78",
+        "#96a3f0",
+        "#cdb671",
+    ),
+)
+SHADES = {
+    "ink": ("text.color", "axes.titlecolor", "xtick.labelcolor", "ytick.labelcolor", "legend.labelcolor"),
+    "muted": ("axes.labelcolor",),
+    "grid": ("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"),
+    "paper": ("savefig.facecolor",),
+}
+_VARIABLES = {colour: f"var(--{name})" for name, colour in LIGHT.variables.items()}
+_SETTINGS = {
+    "svg.fonttype": "none",  # text stays text
+    "text.parse_math": False,  # a name may have dollars in it
+    "font.family": "sans-serif",
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.facecolor": "none",
+    "grid.linewidth": 0.7,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "legend.frameon": False,
+    "legend.handletextpad": 0.3,
+    "legend.columnspacing": 1.4,
+    "axes.titleweight": "bold",
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "legend.fontsize": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+}
+
+
+@dataclass
+class Pen:
+    """What a figure is drawn with.
+
+    Attributes
+    ----------
+    palette : Palette
+    narrow : bool
+        Whether the figure is for a phone.
+    tips : list of str
+        What a pointer that rests on a mark is told.
+    """
+
+    palette: Palette
+    narrow: bool
+    tips: list[str] = field(default_factory=list)
+
+    def colour(self, family: str) -> str:
+        """A family's own."""
+        place = FAMILIES.index(family) if family in FAMILIES else len(FAMILIES)
+        return self.palette.families[place]
+
+    def marker(self, family: str) -> str:
+        """A family's own: nobody has to tell colours apart."""
+        return MARKERS.get(family, OTHERS)
+
+    def tip(self, mark: Any, text: str) -> None:
+        """Let a mark say something to a pointer that rests on it."""
+        mark.set_gid(f"tip{len(self.tips)}")
+        self.tips.append(text)
+
+    def panels(self, figure: Figure, count: int) -> Sequence[Axes]:
+        """Beside one another; on a phone below one another."""
+        rows, columns = (count, 1) if self.narrow else (1, count)
+        found: Any = figure.subplots(rows, columns, squeeze=False)
+        return list(found.flat)
+
+    def legend(self, figure: Figure, families: Sequence[str], more: Sequence[Any] = ()) -> None:
+        """The families' marks above everything."""
+        from matplotlib.lines import Line2D
+
+        handles = [
+            Line2D([], [], color=self.colour(f), marker=self.marker(f), linestyle="", markersize=6, label=f)
+            for f in families
+        ]
+        handles += list(more)
+        long = max(len(str(handle.get_label())) for handle in handles) > 12
+        figure.legend(
+            handles=handles,
+            loc="outside upper left",
+            ncols=(2 if long else 3) if self.narrow else (6 if long else 9),
+        )
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One figure of a page.
+
+    Attributes
+    ----------
+    name : str
+        Its own on the page, and of its files.
+    title, caption : str
+        What it shows, and how to read it.
+    height : callable
+        Inches, of a pen.
+    draw : callable
+        Draws on a figure with a pen.
+    """
+
+    name: str
+    title: str
+    caption: str
+    height: Callable[[Pen], float]
+    draw: Callable[[Figure, Pen], None]
+
+
+def svg(chart: Chart, *, narrow: bool) -> str:
+    """The figure as an element of a page, in the page's colours.
+
+    Parameters
+    ----------
+    chart : Chart
+    narrow : bool
+        For a phone.
+
+    Returns
+    -------
+    str
+        An `svg` element without a size of its own, whose names are its own on the page.
+    """
+    own = f"{chart.name}-{'narrow' if narrow else 'wide'}"
+    pen, out = Pen(LIGHT, narrow), io.StringIO()
+    with _styled(LIGHT, own):
+        _drawn(chart, pen).savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(
+        r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg class="{own.rpartition("-")[2]}" role="img" \1>', text, count=1
+    )
+    text = re.sub("|".join(_VARIABLES), lambda match: _VARIABLES[match[0]], text)
+    text = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--sans)", text)
+    text = re.sub(r'<g id="tip(\d+)">', lambda match: f"<g><title>{escape(pen.tips[int(match[1])])}</title>", text)
+    text = re.sub(r'(?<= id=")|(?<=href="#)|(?<=url\(#)', f"{own}-", text)
+    return text.replace(">", f"><title>{escape(chart.title)}</title>", 1)
+
+
+def png(chart: Chart, folder: Path) -> None:
+    """Write the figure as pictures, in light and in dark.
+
+    Parameters
+    ----------
+    chart : Chart
+    folder : Path
+    """
+    for palette, ending in ((LIGHT, ""), (DARK, "-dark")):
+        with _styled(palette):
+            figure = _drawn(chart, Pen(palette, narrow=False))
+            figure.suptitle(chart.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+            path = folder / f"{chart.name}{ending}.png"
+            figure.savefig(path, dpi=150)
+
+
+@contextmanager
+def _styled(palette: Palette, own: str = "autoconv") -> Iterator[None]:
+    """Matplotlib as it comes, but for our settings; names that it makes up are those of a figure."""
+    import matplotlib as mpl
+
+    shades = {setting: getattr(palette, shade) for shade, settings in SHADES.items() for setting in settings}
+    settings: Any = _SETTINGS | shades | {"svg.hashsalt": own}
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(settings)
+        yield
+
+
+def _drawn(chart: Chart, pen: Pen) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(NARROW if pen.narrow else WIDE, chart.height(pen)), layout="constrained")
+    chart.draw(figure, pen)
+    return figure

@@ -1,0 +1,54 @@
+"""The verb `autoconv report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autoconv import networks
+from autoconv.cli.figures.places import check_places, page_to, pictures_to
+from autoconv.cli.options import FAILED, OK, options_of_plan, with_limits
+from autoconv.cli.output import say
+from autoconv.layer import DIRECTIONS
+from autoconv.records.cache import TuningCache
+
+
+@click.command()
+@click.argument("net", metavar="NET")
+@click.option("--batch", type=click.IntRange(1), metavar="N", help="Batch size. [default: the file's first]")
+@click.option("--direction", type=click.Choice(DIRECTIONS), default="fwd", help="[default: fwd]")
+@with_limits
+@page_to
+@pictures_to
+def report(net: str, batch: int | None, direction: str, page: Path | None, pictures: Path | None, **limits: Any) -> int:
+    """Draw what is on record of a network's layers: one page that needs nothing else, or pictures.
+
+    Time by algorithm, where the time goes, operation counts, the roofline with every candidate, error and
+    workspace against time. Nothing is timed: tune NET first. A layer without a record is named, and left out.
+    """
+    if page is None and pictures is None:
+        raise click.UsageError("expected -o FILE, --png FOLDER or both")
+    check_places(page, pictures)
+    from autoconv.bench.report.page import charts
+    from autoconv.bench.report.page import report as drawn
+    from autoconv.bench.report.study import gather
+    from autoconv.bench.report.style import png
+    from autoconv.cpu.device import CPU
+
+    found = networks.load(net)
+    size = batch or found.batches[0]
+    study = gather(found, size, direction, CPU.current(), TuningCache(), options_of_plan(limits))
+    if page is not None:
+        page.write_text(drawn(study), encoding="utf-8")
+    if pictures is not None:
+        for chart in charts(study):
+            png(chart, pictures)
+    for name, why in study.missing.items():
+        say("warning", f"{name} is left out: {why}")
+    written = ", ".join(str(place) for place in (page, pictures) if place is not None)
+    click.echo(
+        f"{study.network}, batch {size}, {direction}: {len(study.layers)} of {len(found.layers)} layers: {written}"
+    )
+    return FAILED if study.missing else OK

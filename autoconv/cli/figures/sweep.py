@@ -1,0 +1,157 @@
+"""The verb `autoconv sweep`."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autoconv.cli.figures.places import check_places, page_to, pictures_to
+from autoconv.cli.options import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    as_json,
+    check_mode,
+    layers_meant,
+    numbers,
+    options_of_plan,
+    seconds,
+    some_of,
+    with_limits,
+)
+from autoconv.cli.output import print_json, progress_bar, say
+from autoconv.common.text import duration, one_line, print_table
+from autoconv.cpu.device import CPU
+from autoconv.errors import AutoconvError
+from autoconv.layer import DIRECTIONS
+from autoconv.records.cache import TuningCache
+from autoconv.tuning.choice import TIMING
+
+if TYPE_CHECKING:
+    from autoconv.bench.report.study import Studied
+    from autoconv.bench.report.sweep import Sweep
+
+EXTENTS = tuple("NCKRH")
+LEAST_BUDGET = 0.05  # seconds of timing for a layer whose turn comes when the budget is spent
+
+
+@click.command()
+@click.argument("what", metavar="LAYER|NET:NAME")
+@click.option(
+    "--extent", "extents", type=some_of(EXTENTS), metavar="E,...", help=f"Some of {','.join(EXTENTS)}. [default: all]"
+)
+@click.option("--values", type=numbers, metavar="V,...", help="Of the one extent. [default: around the layer's own]")
+@click.option("--direction", type=click.Choice(DIRECTIONS), default="fwd", help="Of a layer of NET. [default: fwd]")
+@click.option("--budget", type=seconds, metavar="TIME", help="For timing all layers together, such as 60s.")
+@click.option("--mode", default="profile", help="As for tune; cached times nothing. [default: profile]")
+@with_limits
+@click.option("--isolate/--no-isolate", default=True, help="Whether a worker process does the timing. [default: yes]")
+@page_to
+@pictures_to
+@as_json
+def sweep(
+    what: str,
+    extents: tuple[str, ...] | None,
+    values: tuple[int, ...] | None,
+    direction: str,
+    budget: float | None,
+    mode: str,
+    isolate: bool,
+    page: Path | None,
+    pictures: Path | None,
+    as_json: bool,
+    **limits: Any,
+) -> int:
+    """Let one extent of a layer grow at a time, and show where one algorithm takes over from another.
+
+    N images, C channels, K filters, R height and width of the filters, H height and width of the images. What
+    is on record is not timed again, so that the same command goes on where it was interrupted.
+    """
+    from autoconv.bench.report import sweep as drawing
+    from autoconv.bench.report.study import studied
+    from autoconv.bench.report.style import png
+
+    if values is not None and (extents is None or len(extents) > 1):
+        raise click.UsageError("--values: expected --extent with one extent as well")
+    if page is not None or pictures is not None:
+        check_places(page, pictures)
+    meant = layers_meant(what, None, (direction,))
+    if len(meant) != 1:
+        raise click.UsageError(f"{what}: expected one layer, a key or NET:NAME, got {len(meant)}")
+    layer, device, cache = meant[0], CPU.current(), TuningCache()
+    check_mode(mode, device)
+    jobs = [(e, v) for e in extents or EXTENTS for v in sorted(values or drawing.values_of(layer, e))]
+    layers = [drawing.varied(layer, extent, value) for extent, value in jobs]
+    options = options_of_plan(limits) | {"isolate": isolate}
+    done: list[tuple[str, int, Studied]] = []
+    failed: list[str] = []
+    interrupted, end = False, None if budget is None else time.monotonic() + budget
+    with progress_bar(len(jobs)) as begin:
+        try:
+            if mode in TIMING:
+                with cache.timing_lock(device.key):
+                    device.survey()
+            for place, ((extent, value), each) in enumerate(zip(jobs, layers, strict=True)):
+                left = None if end is None else max((end - time.monotonic()) / (len(jobs) - place), LEAST_BUDGET)
+                progress = begin(place, f"{extent}={value}")
+                try:
+                    timing = {"mode": mode, "budget": left, "progress": progress}
+                    done.append((extent, value, studied(f"{extent}={value}", 1, each, device, cache, options | timing)))
+                except (AutoconvError, OSError, MemoryError, RuntimeError) as error:
+                    failed.append(f"{extent}={value}: {one_line(error)}")
+        except KeyboardInterrupt:
+            interrupted = True
+    grouped = itertools.groupby(done, key=lambda point: point[0])
+    sweeps = [drawing.Sweep(extent, tuple((value, s) for _, value, s in points)) for extent, points in grouped]
+    if as_json:
+        print_json({"layer": layer.key(), "device": device.key, "sweeps": [_json(found) for found in sweeps]})
+    else:
+        for found in sweeps:
+            _print(found)
+    if sweeps and page is not None:
+        page.write_text(drawing.report(layer, sweeps), encoding="utf-8")
+    if pictures is not None:
+        for chart in drawing.charts(sweeps):
+            png(chart, pictures)
+    for line in failed:
+        say("error", line)
+    if interrupted:
+        say(
+            "error",
+            f"interrupted: {len(done)} of {len(jobs)} layers are done and kept; the same command goes on from there",
+        )
+        return INTERRUPTED
+    return FAILED if failed else OK
+
+
+def _print(each: Sweep) -> None:
+    rows = []
+    for value, studied in each.points:
+        others = [candidate for name, candidate in studied.fastest.items() if name != studied.winner.algorithm]
+        second = f"{others[0].algorithm} {studied.seconds(others[0]) / studied.best:.2f}x" if others else "-"
+        rate = studied.layer.flops / studied.best / 1e9
+        rows.append([str(value), str(studied.winner), duration(studied.best), f"{rate:.1f}", second])
+    columns = [f">{each.extent}", "winner", ">time", ">GFLOP/s", "next algorithm"]
+    print_table(f"as {each.extent} grows", columns, rows, spare=["next algorithm"])
+    for takeover in each.takeovers:
+        click.echo(f"{each.extent}: {takeover}")
+
+
+def _json(each: Sweep) -> dict[str, Any]:
+    return {
+        "extent": each.extent,
+        "points": [
+            {
+                "value": value,
+                "layer": studied.layer.key(),
+                "winner": str(studied.winner),
+                "seconds": {name: studied.seconds(candidate) for name, candidate in studied.fastest.items()},
+            }
+            for value, studied in each.points
+        ],
+        "takeovers": [vars(takeover) for takeover in each.takeovers],
+    }

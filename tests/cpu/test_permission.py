@@ -1,0 +1,139 @@
+"""No instruction of a matrix unit where it is an illegal one: without permission, or on a thread without tiles."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from layers import operands
+from vectors import modelled
+
+from autoconv import ConvLayer, TuningCache, plan, registry
+from autoconv.algorithm import Algorithm
+from autoconv.cpu import permission, pool
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import Module
+from autoconv.cpu.codegen.launch import RUN, TASK, launch
+from autoconv.cpu.common.tiles.algorithm import TileAlgorithm
+from autoconv.cpu.device import CPU, host_level
+from autoconv.errors import PlanError
+from autoconv.tuning import reference
+
+pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+AMX = CPU(2, "avx512", matrix_unit="amx", model=modelled("avx512", 2).text)
+LAYER = ConvLayer(N=1, C=33, H=7, W=8, K=35, R=3, S=3, padding=1)
+FAMILIES = [family for family in registry.algorithms(AMX) if isinstance(family, TileAlgorithm)]
+OPERATION = re.compile(r"@llvm\.x86\.(tile(?:zero|loadd64|stored64)|tdp\w+)")
+
+
+def layer_for(family: Algorithm[Any]) -> ConvLayer:
+    return LAYER.replace(direction=family.directions[0])
+
+
+def unconfigured(module: Module) -> list[str]:
+    """Functions that a thread may come to without tiles, and that use some, themselves or by others that they call.
+
+    In a function that configures tiles it does so before anything branches, and releases them after all has met again.
+    """
+    lines = {f.name: str(f).splitlines()[1:] for f in module.functions}
+    configuring = {name for name, body in lines.items() if any("ldtilecfg" in line for line in body)}
+    texts = "\n".join(line for body in lines.values() for line in body)
+    entered = set(re.findall(r"@(\w+)\b(?!\()", texts)) | {f.name for f in module.functions if f.exported}
+    needing: set[str] = set()
+
+    def uses(line: str) -> bool:
+        return bool(OPERATION.search(line)) or any(n in needing for n in re.findall(r"call void @(\w+)\(", line))
+
+    while more := {n for n, body in lines.items() if any(map(uses, body))} - configuring - needing:
+        needing |= more
+    wrong = list(needing & entered)
+    for name, body in lines.items():
+        starts, ends = ([n for n, x in enumerate(body) if word in x] for word in ("ldtilecfg", "tilerelease"))
+        if starts or ends:
+            users = [n for n, line in enumerate(body) if uses(line)]
+            around = len(starts) == len(ends) == 1 and starts[0] < min(users) and max(users) < ends[0]
+            labels = [n for n, line in enumerate(body) if n and line.endswith(":")]
+            if not around or any(n < starts[0] or n > ends[0] for n in labels):
+                wrong.append(name)
+    return sorted(wrong)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_thread_configures_the_tiles_that_it_uses(family: TileAlgorithm, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules: list[Module] = []
+    monkeypatch.setattr(compiler, "build", lambda emit, *arguments: modules.append(emit(*arguments)))
+    layer = layer_for(family)
+    family.program(layer, AMX, family.all(layer, AMX)[0].params)
+    (module,) = modules
+    assert OPERATION.search(str(module))
+    assert unconfigured(module) == []
+
+
+def test_a_task_without_configuration_is_found() -> None:
+    def module(configure: str) -> Module:
+        m = Module("avx512", matrix_unit="amx")
+        product = m.function("product", internal=True)
+        product.tile_zero(0)
+        task, run = m.function("task", *TASK, internal=True), m.function("run", *RUN)
+        for step in configure.split():
+            if step == "product":
+                task.call(product)
+            elif step == "configure":
+                task.configure_tiles()
+            else:
+                task.release_tiles()
+        launch(run, run.args[0], task, 1)
+        return m
+
+    assert unconfigured(module("configure product release")) == []
+    for wrong in ("product", "configure release product", "product configure release", "configure product"):
+        assert unconfigured(module(wrong)) == ["task"], wrong
+
+
+@pytest.mark.skipif(host_level() == "amx", reason="this process may use tiles")
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_device_with_tiles_in_a_process_without_permission(family: TileAlgorithm) -> None:
+    """Such as that of a plan which another process pickled: the reason, and no instruction."""
+    layer = layer_for(family)
+    params = family.all(layer, AMX)[0].params
+    assert family.why_not(layer, AMX, params) == permission.refused() != []
+    with pytest.raises(PlanError, match="matrix_unit='amx': expected a process that may use tiles"):
+        family.build(layer, AMX, params)
+
+
+@pytest.mark.skipif(host_level() == "amx", reason="this process may use tiles")
+def test_without_permission_plans_are_made_of_the_rest(tmp_path: Any) -> None:
+    cache = TuningCache(tmp_path, system=None)
+    made = plan(LAYER, "heuristic", device=AMX, cache=cache)
+    assert not any("matrix" in name for name in made.ranking)
+    x, w, *_ = operands(LAYER)
+    want, magnitude = reference.convolve(LAYER, x, w), reference.magnitude(LAYER, x, w)
+    assert reference.error(made.run(x, w), want, magnitude) < 3e-5
+    with pytest.raises(PlanError, match="expected a process that may use tiles"):
+        plan(LAYER, "matrix", device=AMX, cache=cache)
+    cache.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is POSIX")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_new_thread_and_a_forked_child_compute_with_tiles(tmp_path: Any) -> None:
+    """Of this processor where it has them, else emulated: the same bits as here."""
+    emulated = CPU(2, "avx2", matrix_unit="emulated", model=modelled("avx2", 2).text)
+    device = CPU.current(2) if host_level() == "amx" else emulated
+    cache = TuningCache(tmp_path, system=None)
+    made = plan(LAYER, "matrix", device=device, cache=cache)
+    x, w, *_ = operands(LAYER)
+    want, found = made.run(x, w), []
+    thread = threading.Thread(target=lambda: found.append(made.run(x, w)))
+    thread.start()
+    thread.join()
+    np.testing.assert_array_equal(found[0], want)
+    child = os.fork()
+    if not child:
+        os._exit(0 if np.array_equal(made.run(x, w), want) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    cache.close()

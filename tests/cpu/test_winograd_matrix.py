@@ -1,0 +1,214 @@
+"""Winograd's products on tiles, emulated: right on every kind of layer, as exact as is said; and AMX's code."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+from guards import run_guarded
+from layers import EDGES, EPILOGUES, edge, operands
+from vectors import INSTRUCTION_SETS, modelled
+
+from autoconv.algorithm import Algorithm, Candidate, Params
+from autoconv.cpu import permission, pool
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.device import CPU
+from autoconv.cpu.winograd.algorithm import Winograd
+from autoconv.cpu.winograd.matrix_unit import (
+    WinogradMatrix,
+    WinogradMatrixPolyphase,
+    WinogradMatrixX3,
+    WinogradMatrixX3Polyphase,
+    emit,
+)
+from autoconv.errors import PlanError
+from autoconv.layer import ConvLayer
+from autoconv.tuning import reference
+
+pytestmark = [
+    pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor"),
+    pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
+]
+X6, X3 = WinogradMatrix(), WinogradMatrixX3()
+AMX = CPU(threads=2, instruction_set="avx512", matrix_unit="amx")
+
+
+def device_of(instruction_set: str = "avx2") -> CPU:
+    return CPU(threads=2, instruction_set=instruction_set, matrix_unit="emulated")
+
+
+def run(algorithm: Algorithm[CPU], layer: ConvLayer, params: Params, device: CPU, side: str = "after") -> float:
+    """Computes between guards and holds the answer against the oracle; the error."""
+    assert algorithm.why_not(layer, device, params) == []
+    values = operands(layer)
+    got = run_guarded(algorithm, layer, device, Candidate(algorithm.name, tuple(params.items())), values, side)
+    error = reference.error(got, reference.convolve(layer, *values), reference.magnitude(layer, *values))
+    assert error <= algorithm.bound(layer, params), f"{params} on {layer}"
+    return error
+
+
+FITTING = [name for name in EDGES if not X6.why_not(edge(name), device_of(), {"m": "2x2", "rows": 2, "coop": 0})]
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("name", FITTING)
+def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None:
+    device = device_of(instruction_set)
+    for layout, direction, coop in (("NCHW", "fwd", 0), ("NHWC", "dgrad", 2)):
+        layer = edge(name, layout=layout, direction=direction)
+        params = {"m": "2x2", "rows": 2, "coop": coop}
+        if not X6.why_not(layer, device, params):
+            run(X6, layer, params, device, "after" if layout == "NCHW" else "before")
+
+
+@pytest.mark.parametrize("C", [16, 23, 33, 48, 64, 91])
+@pytest.mark.parametrize("K", [5, 16, 17, 40, 64])
+def test_channels_that_fill_lines_and_tiles_or_do_not(C: int, K: int) -> None:
+    """What a line has beyond the last channel is cleared: the workspace holds NaN before."""
+    layer = ConvLayer(N=1, C=C, H=9, W=11, K=K, R=3, S=3, padding=1)
+    for algorithm in (X6, X3):
+        run(algorithm, layer, {"m": "2x4", "rows": 2, "coop": 0}, device_of())
+
+
+@pytest.mark.parametrize("m", ["3x3", "4x4", "5x5", "6x6", "7x7", "4x7"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_sizes_of_tiles(m: str, layout: str) -> None:
+    layer = ConvLayer(N=1, C=40, H=17, W=19, K=20, R=3, S=3, padding=1, layout=layout)
+    run(X6, layer, {"m": m, "rows": 1, "coop": 0}, device_of())
+    if max(map(int, m.split("x"))) <= 4:
+        run(X3, layer, {"m": m, "rows": 1, "coop": 0}, device_of())
+
+
+@pytest.mark.parametrize(("rows", "coop"), [(1, 0), (3, 0), (100, 0), (1, 1), (2, 3), (3, 100)])
+def test_schedules(rows: int, coop: int) -> None:
+    """Chunks of one tile of the unit and of several, the last one of another size."""
+    for name in ("many images", "grouped"):
+        run(X6, edge(name), {"m": "2x2", "rows": rows, "coop": coop}, device_of())
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("dtype", X3.dtypes)
+def test_types_and_epilogues(dtype: str, epilogue: str) -> None:
+    for layout in ("NCHW", "NHWC"):
+        layer = edge("remainders", C=24, dtype=dtype, layout=layout, **EPILOGUES[epilogue])
+        run(X3, layer, {"m": "4x4", "rows": 2, "coop": 0}, device_of())
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(
+    "algorithm", [WinogradMatrixPolyphase(), WinogradMatrixX3Polyphase()], ids=lambda algorithm: algorithm.name
+)
+def test_a_strided_gradient_by_polyphase_components(algorithm: Algorithm[CPU], layout: str) -> None:
+    fields = {"R": 4, "S": 4, "stride": 2, "padding": 1, "layout": layout, "direction": "dgrad"}
+    layer = ConvLayer(N=1, C=20, H=12, W=14, K=24, **fields)
+    run(algorithm, layer, {"m": "2x2", "rows": 1, "coop": 0}, device_of())
+
+
+@pytest.mark.parametrize(("m", "least", "most"), [("2x2", 1e-7, 4e-6), ("3x3", 2e-7, 8e-6), ("4x4", 5e-7, 1.5e-5)])
+def test_six_products_err_no_more_than_float32_does(m: str, least: float, most: float) -> None:
+    """On normal operands: in tiles of any size six products lose nothing, three a multiple."""
+    layer = ConvLayer(N=1, C=64, H=12, W=12, K=32, R=3, S=3, padding=1)
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape, np.float32) for shape in layer.input_shapes)
+    want, magnitude = reference.convolve(layer, x, w), reference.magnitude(layer, x, w)
+
+    def error(algorithm: Algorithm[CPU]) -> float:
+        candidate = Candidate(algorithm.name, (("m", m), ("rows", 3), ("coop", 0)))
+        got = run_guarded(algorithm, layer, device_of(), candidate, (x, w, None, None), "after")
+        return reference.error(got, want, magnitude)
+
+    assert error(X6) <= error(Winograd())
+    assert least < error(X3) < most
+
+
+@pytest.mark.parametrize("algorithm", [X6, X3], ids=lambda algorithm: algorithm.name)
+def test_what_is_not_finite_stays_so_within_its_tiles(algorithm: Algorithm[CPU]) -> None:
+    """And finite numbers near the largest, whose sums are finite, stay finite where transforms do not overflow."""
+    layer = ConvLayer(N=2, C=40, H=9, W=10, K=20, R=3, S=3, padding=1)
+    x, w, *_ = operands(layer)
+    candidate = Candidate(algorithm.name, (("m", "2x2"), ("rows", 1), ("coop", 0)))
+    for value in (np.inf, -np.inf, np.nan):
+        spoilt = x.copy()
+        spoilt[1, 5, 4, 3] = value
+        clean, got = (
+            run_guarded(algorithm, layer, device_of(), candidate, (a, w, None, None), "after") for a in (x, spoilt)
+        )
+        assert not np.isfinite(got[1, :, 3:6, 2:5]).any()
+        np.testing.assert_array_equal(got[0], clean[0])
+    big = np.zeros_like(x)
+    big[0, 3, 4, 4] = 2.0**125
+    got = run_guarded(algorithm, layer, device_of(), candidate, (big, w, None, None), "after")
+    want, magnitude = reference.convolve(layer, big, w), reference.magnitude(layer, big, w)
+    assert reference.error(got, want, magnitude) < 4e-5  # of one term
+
+
+def test_precision_fades_where_parts_of_numbers_are_subnormal() -> None:
+    """As of `matrix`: with operands of 2**-100 as ever, and then within the absolute term."""
+    layer = ConvLayer(N=1, C=64, H=6, W=6, K=16, R=3, S=3, padding=1)
+    x, w, *_ = operands(layer)
+    candidate = Candidate(X6.name, (("m", "2x2"), ("rows", 1), ("coop", 0)))
+    for exponent, bound in ((-60, 4e-6), (-100, 4e-6), (-118, 2e-3)):
+        small = np.ldexp(x, exponent)
+        want, magnitude = reference.convolve(layer, small, w), reference.magnitude(layer, small, w)
+        got = run_guarded(X6, layer, device_of(), candidate, (small, w, None, None), "after")
+        assert reference.error(got, want, magnitude) <= bound, exponent
+        allowed = X6.absolute_bound(layer, candidate.params, float(np.abs(w).max()))
+        assert np.abs(got - want).max() <= bound * magnitude.max() + allowed
+
+
+@pytest.mark.skipif(not compiler._x86, reason="instructions of x86")
+@pytest.mark.parametrize(("algorithm", "products"), [(X6, 6), (X3, 3)])
+def test_the_code_for_amx(algorithm: WinogradMatrix, products: int) -> None:
+    layer = ConvLayer(N=2, C=64, H=28, W=28, K=64, R=3, S=3, padding=1)
+    tilings = algorithm.tilings(layer, AMX, {"m": "4x4", "rows": 7, "coop": 0})
+    ir = str(emit("avx512", layer, tilings))
+    compiler._llvm()
+    target = llvm.Target.from_default_triple().create_target_machine(cpu="sapphirerapids", opt=3, jit=True)
+    text = str(target.emit_assembly(llvm.parse_assembly(ir)))
+    functions = dict(re.findall(r"^(\w+):\n(.*?)^\.?Lfunc_end", text, re.MULTILINE | re.DOTALL))
+    assert functions["product_of_32_0"].count("tdpbf16ps") == 4 * products
+    assert functions["product_of_32_0"].count("tileloadd") == {3: 8, 6: 14}[products]
+    outer = re.findall(r"ldtilecfg|tilerelease|call|ret[q\n]", functions["product_7_0"])
+    assert (outer[0], outer[-2]) == ("ldtilecfg", "tilerelease")
+    transform = functions["transform_rows0"]
+    parts = {3: 2, 6: 3}[products]
+    assert transform.count("vcvtneps2bf16") == 6 * parts  # a part of a point, which nothing shuffles
+    assert not re.search(r"vperm|vpunpck|vpack|vshuf", transform)
+
+
+def test_who_is_refused_and_why() -> None:
+    layer, params = ConvLayer(N=1, C=32, H=8, W=8, K=8, R=3, S=3), {"m": "2x2", "rows": 1, "coop": 0}
+    assert X3.why_not(layer, device_of(), params) == []
+    (few,) = X3.why_not(layer.replace(C=15), device_of(), params)
+    assert few == "channels of a group: expected sums of at least 16 terms, got 15"
+    (large,) = X3.why_not(layer, device_of(), params | {"m": "2x5"})
+    assert large == "m=2x5: expected at most 4 outputs and 6 points of a tile, as there are three products of parts"
+    assert all(c.params["m"] in {"2x2", "2x3", "2x4", "3x3", "3x4", "4x4"} for c in X3.all(layer, device_of()))
+    (no_unit,) = X6.why_not(layer, CPU(threads=2, instruction_set="avx2"), params)
+    assert no_unit == "matrix_unit=None: expected a processor with a matrix unit (AMX)"
+    assert X6.all(layer, CPU(threads=2, instruction_set="avx2")) == []
+
+
+def test_a_refused_permission_is_an_error_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(permission, "granted", lambda: False)
+    layer = ConvLayer(N=1, C=32, H=8, W=8, K=8, R=3, S=3)
+    for algorithm in (X6, X3):
+        with pytest.raises(PlanError, match="matrix_unit='amx': expected a process that may use tiles"):
+            algorithm.build(layer, AMX, {"m": "2x2", "rows": 1, "coop": 0})
+
+
+def test_estimates_count_products() -> None:
+    """Six take longer than three; twice the images or filters about twice as long."""
+    layer, params = ConvLayer(N=8, C=64, H=28, W=28, K=64, R=3, S=3, padding=1), {"m": "4x4", "rows": 7, "coop": 0}
+
+    device = CPU(2, "avx2", matrix_unit="emulated", model=modelled("avx2", 2).text)
+
+    def estimated(algorithm: Algorithm[CPU], **fields: int) -> float:
+        return algorithm.estimate(layer.replace(**fields), device, params)
+
+    assert estimated(X3) < estimated(X6)
+    for fields in ({"N": 16}, {"K": 128}):
+        assert 1.4 < estimated(X6, **fields) / estimated(X6) < 2.3
