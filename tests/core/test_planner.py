@@ -169,23 +169,6 @@ def test_candidates_are_listed_once_when_an_algorithm_changed_that_has_no_part_i
         assert (made.timed, made.source, len(sets)) == (0, "cache", 1)
 
 
-def test_a_named_candidate_is_looked_for_in_its_own_family_alone_and_on_record_not_at_all(
-    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else every layer of a saved network pays for the lists of all families."""
-    device = CPU.current()
-    gemm = next(a for a in algorithms(device) if a.name == "numpy.gemm")
-    candidate = gemm.all(LAYER, device)[0]
-    sets = listed(monkeypatch)
-    assert fresh(LAYER, str(candidate), device=device, cache=cache).candidate == candidate
-    assert [{c.algorithm for c in found.candidates} for found in sets] == [{"numpy.gemm"}]
-    sizes = (size(LAYER, device, candidate.params) for size in (gemm.workspace_bytes, gemm.packed_bytes))
-    facts = {candidate: Facts(gemm.version, None, 1.0, None, 0.0, 0.0, 9, *sizes)}
-    cache.add(LAYER.key(), device.key, Race("2" * 32, "2026-01-02T00:00:00+00:00", device.versions, False, None, facts))
-    assert fresh(LAYER, str(candidate), device=device, cache=cache).candidate == candidate
-    assert len(sets) == 1
-
-
 def test_hybrid_times_a_few_and_profile_then_the_rest(cache: TuningCache) -> None:
     few = fresh(LAYER, "hybrid", cache=cache)
     assert few.source == "profile"
