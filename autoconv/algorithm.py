@@ -98,18 +98,14 @@ class Algorithm(ABC, Generic[D]):
     ----------
     name : str
         What candidates, plans and records call it, such as "gemm" or "direct.polyphase".
-    directions : tuple of str
-        Of "fwd", "dgrad" and "wgrad", those that it computes.
-    dtypes : tuple of str
-        The types of arrays that it takes.
-    layouts : tuple of str
-        Of "NCHW" and "NHWC", those that it takes.
-    groupings : tuple of str
-        Of "dense", "grouped" and "depthwise", those that it takes; see `ConvLayer.grouping`.
+    directions, dtypes, layouts, groupings : tuple of str
+        The values of these properties of a `ConvLayer` that it takes: "fwd", "float32", "NCHW", "dense" and so on.
     dilated : bool
         Whether it takes dilated filters.
     epilogue : bool
         Whether it applies bias, residual and activation.
+    activations : tuple of str
+        The names of the activations that it applies.
     takes_all : bool
         Whether it takes every valid layer that it can compile in reasonable time, under any limits. Others are
         verified against it, and no estimate keeps it out of a race.
@@ -147,6 +143,7 @@ class Algorithm(ABC, Generic[D]):
     groupings: ClassVar[tuple[str, ...]] = GROUPINGS
     dilated: ClassVar[bool] = True
     epilogue: ClassVar[bool] = True
+    activations: ClassVar[tuple[str, ...]] = ("relu",)
     takes_all: ClassVar[bool] = False
     exact: ClassVar[bool] = False
     deterministic: ClassVar[bool] = True
@@ -220,6 +217,7 @@ class Algorithm(ABC, Generic[D]):
             ("dtype", layer.dtype, self.dtypes),
             ("layout", layer.layout, self.layouts),
             ("channels", "depthwise" if alone else layer.grouping, self.groupings),
+            ("activation", (layer.activation or "none").partition(":")[0], ("none", *self.activations)),
         )
         outside = [(what, " or ".join(allowed), given) for what, given, allowed in declared if given not in allowed]
         reasons = [f"{what}: expected {allowed}, got {given}" for what, allowed, given in outside]

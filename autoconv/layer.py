@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from autoconv.common import arguments
+from autoconv.common import activations, arguments
 from autoconv.common.types import DTYPES as DTYPES  # whose name belongs to layers
 from autoconv.common.types import INTEGERS, MOST_TERMS, SUMS, dtype_name, output_name
 from autoconv.errors import LayerError
@@ -23,7 +23,6 @@ Layout = Literal["NCHW", "NHWC"]
 LAYOUTS = ("NCHW", "NHWC")
 DIRECTIONS = ("fwd", "dgrad", "wgrad")
 GROUPINGS = ("dense", "grouped", "depthwise")
-ACTIVATIONS = (None, "relu")
 EXTENTS = ("N", "C", "H", "W", "K", "R", "S")
 
 
@@ -56,8 +55,9 @@ class ConvLayer:
         What is computed: `y` from `(x, w)`, `dx` from `(dy, w)`, or `dw` from `(x, dy)`.
     bias, residual : bool
         Whether the epilogue adds a bias (K values) and a residual (an array of the output's shape).
-    activation : None or "relu"
-        What the epilogue ends with: `y = activation(conv(x, w) + bias + residual)`, for "fwd" only.
+    activation : str, optional
+        What the epilogue ends with: `y = activation(conv(x, w) + bias + residual)`, for "fwd" only: "relu", "relu6",
+        "clip:LOW:HIGH", "leaky_relu[:SLOPE]", "sigmoid", "silu", "hardsigmoid", "hardswish", "gelu" or "gelu_tanh".
     output_dtype : "int32", "uint8", "int8" or "float32", or a NumPy dtype of that name
         Of the output of a quantised layer; by default the "int32" of its sums. Of others it is their dtype.
 
@@ -92,7 +92,7 @@ class ConvLayer:
     direction: Direction = "fwd"
     bias: bool = False
     residual: bool = False
-    activation: Literal["relu"] | None = None
+    activation: str | None = None
     output_dtype: str = "float32"
 
     def __init__(
@@ -129,7 +129,7 @@ class ConvLayer:
         put("output_dtype", output_name(output_dtype, self.dtype))
         put("layout", arguments.choice(layout, "layout", LAYOUTS))
         put("direction", arguments.choice(direction, "direction", DIRECTIONS))
-        put("activation", arguments.choice(activation, "activation", ACTIVATIONS))
+        put("activation", activations.canonical(activation))
         for name, value in (("bias", bias), ("residual", residual)):
             if not isinstance(value, bool | np.bool_):
                 raise LayerError(f"{name}={value!r}: expected True or False")
@@ -395,5 +395,6 @@ _KEY = re.compile(
     + "".join(rf"-{name}(?P<{name}>\d+)" for name in EXTENTS)
     + r"(-stride(?P<stride>\d+x\d+))?(-padding(?P<padding>\d+(\+\d+)?x\d+(\+\d+)?))?"
     + r"(-dilation(?P<dilation>\d+x\d+))?(-groups(?P<groups>\d+))?"
-    + r"(-(?P<bias>bias))?(-(?P<residual>residual))?(-(?P<activation>relu))?(-output_(?P<output_dtype>[a-z]+\d+))?"
+    + rf"(-(?P<bias>bias))?(-(?P<residual>residual))?(-(?P<activation>{activations.PATTERN}))?"
+    + r"(-output_(?P<output_dtype>[a-z]+\d+))?"
 )

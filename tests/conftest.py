@@ -37,6 +37,8 @@ THINNED = {
     "cpu/test_cpu_direct.py": 24,
     "cpu/test_denormals.py::test_families_count_denormals_as_0_or_keep_them": 12,
     "cpu/test_depthwise.py": 24,
+    "cpu/test_epilogues.py::test_every_family_stores_with_every_activation": 20,
+    "cpu/test_epilogues.py::test_nan_stays_nan": 3,
     "cpu/test_depthwise_wgrad.py": 3,
     "cpu/test_fft.py": 20,
     "cpu/test_fft_matrix.py": 24,

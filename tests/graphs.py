@@ -42,6 +42,7 @@ def small(batch: int) -> Graph:
     b = graph.add("b.sum", Elementwise(("add", 0, 1)), b, a)
     c = graph.add("c", Conv(stride=(2, 2), groups=2), b, constant("wc", filters(6, 4, 2, 2)))
     c = graph.add("c.silu", Elementwise(("mul", 0, ("sigmoid", 0))), c)
+    c = graph.add("c.tanh", Elementwise(("tanh", 0)), c)
     d = graph.add("d", Pool(reduction="max", window=(2, 2), stride=(2, 2)), b)
     joined = graph.add("joined", Concat(1), c, d, c)
     again = graph.add("again", Concat(1), joined, graph.add("e", Elementwise(("neg", 0)), d))

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
+from scipy import special
 
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.bench.gpu.edges import EDGES, EPILOGUES, edge, edges, operands
-from autoconv.layer import ACTIVATIONS, DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
+from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
-__all__ = ["EDGES", "EPILOGUES", "edge", "edges", "everyday", "layers", "operands"]
+__all__ = ["ACTIVATIONS", "EDGES", "EPILOGUES", "edge", "edges", "everyday", "layers", "operands"]
+
+# By what others make of them.
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "relu": lambda y: np.where(y > 0, y, 0),
+    "clip:-0.5:1.5": lambda y: np.clip(y, -0.5, 1.5),
+    "leaky_relu:0.25": lambda y: np.where(y > 0, y, 0.25 * y),
+    "sigmoid": special.expit,
+    "silu": lambda y: y * special.expit(y),
+    "hardsigmoid": lambda y: np.clip(y + 3, 0, 6) / 6,
+    "hardswish": lambda y: y * np.clip(y + 3, 0, 6) / 6,
+    "gelu": lambda y: y * special.ndtr(y),
+    "gelu_tanh": lambda y: y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3))),
+}
 
 
 @st.composite
@@ -48,7 +64,7 @@ def layers(draw: st.DrawFn, **fixed: Any) -> ConvLayer:
     fields["stride"], fields["dilation"] = zip(sizes["H"], sizes["W"], strict=True)
     if fields["direction"] == "fwd":
         fields |= {"bias": draw(st.booleans()), "residual": draw(st.booleans())}
-        fields["activation"] = draw(st.sampled_from(ACTIVATIONS))
+        fields["activation"] = draw(st.sampled_from([None, "relu", *ACTIVATIONS]))
     return ConvLayer(**(fields | fixed))
 
 

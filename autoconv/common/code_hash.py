@@ -21,7 +21,8 @@ from typing import Any
 from autoconv.common import machine_code
 
 PACKAGE = Path(__file__).parents[1]
-SINGLE = ("layer.py", "common/winograd_math.py")  # files outside a device's rooms that decide what a kernel is
+# Files outside a device's rooms that decide what a kernel is.
+SINGLE = ("layer.py", "common/activations.py", "common/expressions.py", "common/winograd_math.py")
 CUDA_TEXT = (".cu", ".cuh")
 State = tuple[str, int, int, int, int]
 _PYTHON = re.compile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def conv2d(
     groups: int = 1,
     layout: Layout = "NCHW",
     residual: Array | None = None,
-    activation: Literal["relu"] | None = None,
+    activation: str | None = None,
     out: Array | None = None,
     **options: Any,
 ) -> Array:
@@ -47,7 +47,7 @@ def conv2d(
     layout : "NCHW" or "NHWC"
         These five as for `ConvLayer`.
     residual : array of the output's shape, optional
-    activation : None or "relu"
+    activation : str, optional, as for `ConvLayer`
     out : array of the output's shape, optional
         Where the output goes; it is then also what is returned.
     **options

@@ -8,10 +8,11 @@ from typing import Literal, NoReturn
 
 import numpy as np
 
+from autoconv.common.expressions import Expression
 from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators.base import Operator, TensorType
-from autoconv.networks.operators.elementwise import Elementwise, Expression
+from autoconv.networks.operators.elementwise import Elementwise
 from autoconv.networks.operators.sampling import Sampler
 from autoconv.networks.operators.shapes import Pad, Reshape, Slice
 

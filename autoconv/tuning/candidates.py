@@ -35,10 +35,6 @@ class CandidateSet:
         All of them; an algorithm that has none for the layer stands there by its bare name.
     reasons : dict of Candidate to list of str
         Why some cannot run.
-    pruned : dict of Candidate to list of str
-        Why some of those that can are not worth timing, unless asked for by name: their better self can
-        run too, or estimates put them far behind. Those that take all layers are never pruned, as they
-        are there under any limits.
     """
 
     def __init__(
@@ -54,7 +50,6 @@ class CandidateSet:
         self.reasons: dict[Candidate, list[str]] = {}
         for algorithm in algorithms:
             self._add(algorithm)
-        self.pruned = self._pruned()
 
     def _add(self, algorithm: Algorithm[Any]) -> None:
         against = self._vendor_reasons(algorithm)
@@ -85,6 +80,15 @@ class CandidateSet:
                 except AutoconvError as error:  # its workspace is as a library says, and that is missing
                     self.reasons[candidate] = [str(error)]
         return found
+
+    def against(self, candidate: Candidate) -> list[str]:
+        """Why one of them cannot run; nothing is asked about the others."""
+        if candidate not in self.reasons:
+            try:
+                expected(self.algorithms[candidate.algorithm], self.layer, self.device, candidate)
+            except AutoconvError as error:
+                return [str(error)]
+        return self.reasons.get(candidate, [])
 
     def worth_timing(self, limits: Limits | None = None) -> list[Candidate]:
         """Those not pruned, least estimate first; with limits, those that satisfy them as far as is known.
@@ -127,7 +131,13 @@ class CandidateSet:
             return []
         return [f"{algorithm.vendor} is not among the vendors allowed (installed, loaded: see vendors=)"]
 
-    def _pruned(self) -> dict[Candidate, list[str]]:
+    @functools.cached_property
+    def pruned(self) -> dict[Candidate, list[str]]:
+        """Why some of those that can run are not worth timing, unless asked for by name.
+
+        Their better self can run too, or estimates put them far behind. Those that take all layers are never pruned,
+        as they are there under any limits.
+        """
         expected = self.expected.values()
         least_run = min((facts.time for facts in expected), default=0.0)
         least_both = min((facts.time + facts.pack for facts in expected), default=0.0)

@@ -95,16 +95,18 @@ def _named(request: Request, known: Known, mode: str) -> Choice:
         candidate = Candidate.parse(mode)
     except RecordError:
         _refuse_name(request, mode)
-    offered = request.candidate_set
-    if candidate not in offered.candidates:
-        _refuse_name(request, mode)
-    if candidate in offered.reasons:
-        raise PlanError(f"{candidate} cannot run {request.layer}: {'; '.join(offered.reasons[candidate])}")
+    facts = known.facts.get(candidate)
+    if facts is None or not facts.timed or not credible(request, candidate, facts):  # else it was listed once
+        offered = request.family(candidate.algorithm)
+        if candidate not in offered.candidates:
+            _refuse_name(request, mode)
+        if reasons := offered.against(candidate):
+            raise PlanError(f"{candidate} cannot run {request.layer}: {'; '.join(reasons)}")
     return Choice(candidate, "user", known.facts, [candidate])
 
 
 def _best_of_family(request: Request, known: Known, name: str) -> Choice:
-    offered = request.candidate_set
+    offered = request.family(name)
     family = {candidate for candidate in offered.candidates if candidate.algorithm == name}
     recorded = {candidate: found for candidate, found in known.facts.items() if candidate in family}
     ranked = ranking(recorded, request.limits)

@@ -53,6 +53,10 @@ class Request:
         """Made only when the records do not suffice, or somebody wants an explanation."""
         return CandidateSet(self.layer, self.device, self.offered, self.vendors)
 
+    def family(self, name: str) -> CandidateSet:
+        """The candidates of one algorithm alone."""
+        return CandidateSet(self.layer, self.device, [a for a in self.offered if a.name == name], self.vendors)
+
     def usable(self, facts: Mapping[Candidate, Facts]) -> dict[Candidate, Facts]:
         """Those of candidates whose algorithms exist today, in whatever version, and may be used."""
         names = {a.name for a in self.offered if a.vendor is None or a.vendor in self.vendors}

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.common import activations
 from autoconv.layer import ConvLayer
 
 
@@ -83,7 +84,7 @@ def convolve(
     if residual is not None:
         out = out + wide(residual)
     found: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-    found = xp.ascontiguousarray(xp.maximum(out, 0) if layer.activation == "relu" else out)
+    found = xp.ascontiguousarray(activations.applied(layer.activation, out))
     return found
 
 
@@ -95,7 +96,7 @@ def magnitude(
     def size(array: Array | None) -> Array | None:
         return None if array is None else np.abs(np.asarray(array).astype(np.float64))
 
-    return convolve(layer, size(a), size(b), size(bias), size(residual))
+    return convolve(layer.replace(activation=None), size(a), size(b), size(bias), size(residual))
 
 
 def error(got: Array, want: Array, magnitude: Array) -> float:

@@ -19,6 +19,7 @@ import numpy as np
 
 from autoconv import registry
 from autoconv.algorithm import Array, Kernel
+from autoconv.common import activations
 from autoconv.common.quantization import Quantization, finished, meanings
 from autoconv.common.types import INTEGERS, MOST_TERMS
 from autoconv.device import Device
@@ -108,9 +109,11 @@ class Verifier:
             out += self.bias.astype(np.float64).reshape((-1, 1, 1) if layer.layout == "NCHW" else (-1,))
         if self.residual is not None:
             out += self.residual.astype(np.float64)
-        if layer.activation == "relu":
-            xp.maximum(out, 0, out=out)
-        return out, max(magnitude, float(np.finfo(np.float32).tiny)) + layer.bias + layer.residual
+        magnitude = max(magnitude, float(np.finfo(np.float32).tiny)) + layer.bias + layer.residual
+        if layer.activation is not None:
+            out = activations.applied(layer.activation, out)
+            magnitude = max(magnitude, float(xp.abs(out).max()))
+        return out, magnitude
 
     @property
     def out(self) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.signal
 from hypothesis import given, settings
-from layers import EDGES, edge, layers, operands
+from layers import ACTIVATIONS, EDGES, edge, layers, operands
 
 from autoconv.layer import ConvLayer
 from autoconv.tuning import reference
@@ -47,8 +47,8 @@ def test_any_forward_layer_is_scipys_correlation_and_epilogue(layer: ConvLayer) 
         want += bias[None, :, None, None]
     if residual is not None:
         want += residual
-    if layer.activation == "relu":
-        want = np.where(want > 0, want, 0)
+    if layer.activation is not None:
+        want = ACTIVATIONS[layer.activation](want)
     np.testing.assert_allclose(reference.convolve(layer, x, w, bias, residual), want, rtol=1e-12, atol=1e-11)
 
 

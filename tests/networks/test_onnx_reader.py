@@ -53,7 +53,7 @@ def test_a_network_has_fewer_nodes_after_the_passes() -> None:
         (model(RELU, {"x": ["N", 3]}), r"input 'x': dimension 0 is 'N': expected a number: give batch="),
         (model(RELU, {"x": [2, "width"]}), r"input 'x': dimension 1 is 'width': expected a number: give input_shapes="),
         (model(RELU, {"x": [2, 3]}, opset=6), "opset 6: expected 7 or newer"),
-        (model([node("Det", "x")], {"x": [2, 2]}), r"node 'y' \(Det\): no such operator here: expected one of"),
+        (model([node("Frob", "x")], {"x": [2, 2]}), r"node 'y' \(Frob\): no such operator here: expected one of"),
         (model([node("Relu", "z")], {"x": [2]}), r"node 'y' \(Relu\): its input 'z' is computed by no node"),
         (model([node("Relu", "")], {"x": [2]}), r"node 'y' \(Relu\): it has no inputs"),
         (model([node("Add", "x b", "a"), node("Relu", "a", "b")], {"x": [2]}, outputs=["b"]), "need each other: "),

@@ -12,10 +12,12 @@ pytest.importorskip("onnx")
 from onnx_models import model, node
 
 from autoconv.bench.networks.models import light, randomised
+from autoconv.common.expressions import with_constants
 from autoconv.networks.graph import Graph
 from autoconv.networks.onnx_reader import translated
 from autoconv.networks.operators import Conv, ConvTranspose, MatMul
 from autoconv.networks.passes import PASSES, optimized
+from autoconv.networks.passes.epilogue import activation_of
 from autoconv.networks.reference import evaluate
 
 RNG = np.random.default_rng(1)
@@ -62,7 +64,16 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, np.ndarray], list[st
                 W | {"p": np.array([0, 0, 1, 2, 0, 0, 3, 0])}, ["Conv"]),
     "padding by ones": ([node("Pad", "x p k", "q"), node("Conv", "q w", "y")], X,
                         W | {"p": np.array([0, 0, 1, 2, 0, 0, 3, 0]), "k": np.float32(1)}, ["Pad", "Conv"]),
-    "silu": ([CONV, node("Sigmoid", "c", "s"), node("Mul", "c s")], X, W, ["Conv", "mul"]),
+    "silu": ([CONV, node("Sigmoid", "c", "s"), node("Mul", "c s")], X, W, ["Conv"]),
+    "hard swish of parts": (
+        [CONV, node("Add", "c t", "s"), node("Clip", "s l h", "k"), node("Mul", "c k", "m"), node("Div", "m h")], X,
+        W | {"t": np.float32(3), "l": np.float32(0), "h": np.float32(6)}, ["Conv"],
+    ),
+    "leaky relu after the bias": (
+        [node("Gemm", "x w k", "g", transB=1), node("LeakyRelu", "g", alpha=0.3)], {"x": [3, 8]},
+        {"w": drawn(5, 8), "k": drawn(5)}, ["MatMul"],
+    ),
+    "a slope for every channel": ([CONV, node("PRelu", "c k")], X, W | {"k": drawn(6, 1, 1)}, ["Conv", "prelu"]),
     "an expression of three inputs": (
         [node("Mul", "x a", "m"), node("Add", "m b", "n"), node("Clip", "n l h")], {"x": [2, 3], "a": [1, 3]},
         {"b": drawn(3), "l": np.float32(0), "h": np.float32(6)}, ["min"],
@@ -119,6 +130,38 @@ def test_epilogues_are_in_the_layers() -> None:
     (conv,) = optimized(translated(model(nodes, inputs, constants), "net")).nodes.values()
     assert conv.operator == Conv(padding=((1, 1), (1, 1)), residual=True, activation="relu")
     assert conv.inputs == ("x", "w", "r")
+
+
+HARD = ("min", ("max", ("add", ("mul", 0, 0.16666667), 0.5), 0.0), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("expression", "activation"),
+    [
+        (("relu", 0), "relu"),
+        (("max", 0, 0.0), "relu"),
+        (("min", ("relu", 0), 6.0), "clip:0:6"),
+        (("max", ("min", 0, 1.5), -0.1), "clip:-0.1:1.5"),
+        (("prelu", 0, 0.2), "leaky_relu:0.2"),
+        (("max", 0, ("mul", 0, 0.2)), "leaky_relu:0.2"),
+        (("div", 1.0, ("add", 1.0, ("exp", ("neg", 0)))), "sigmoid"),
+        (("mul", ("sigmoid", 0), 0), "silu"),
+        (HARD, "hardsigmoid"),
+        (("div", ("mul", 0, ("min", ("relu", ("add", 0, 3.0)), 6.0)), 6.0), "hardswish"),
+        (("mul", 0, HARD), "hardswish"),
+        (("mul", ("mul", 0, ("add", ("erf", ("div", 0, 1.4142135)), 1.0)), 0.5), "gelu"),
+        (("min", 0, 6.0), None),
+        (("mul", 0, 2.0), None),
+        (("mul", 0, ("sigmoid", ("mul", 0, 1.702))), None),
+        (("min", ("max", ("add", ("mul", 0, 0.2), 0.5), 0.0), 1.0), None),
+        (("tanh", 0), None),
+        (("log", 0), None),
+        (("max", 0, float("nan")), None),
+        (("max", 0, 1e300), None),
+    ],
+)
+def test_an_activation_is_known_however_it_is_written(expression: Any, activation: str | None) -> None:
+    assert activation_of(with_constants(expression)) == activation
 
 
 @pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])

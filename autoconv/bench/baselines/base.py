@@ -15,6 +15,7 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.cpu.device import CPU
+from autoconv.errors import LayerError
 from autoconv.layer import ConvLayer
 from autoconv.vendors.base import installed, release
 
@@ -31,7 +32,9 @@ class Problem:
 
     @classmethod
     def draw(cls, layer: ConvLayer, device: CPU, seed: int = 0) -> Problem:
-        """Operands from a seed."""
+        """Operands from a seed; for a layer that no baseline could be given, an error."""
+        if layer.activation not in (None, "relu"):
+            raise LayerError(f"activation={layer.activation!r}: baselines are measured with None or 'relu'")
         generator = np.random.default_rng(seed)
 
         def normal(shape: tuple[int, ...], scale: float = 1.0) -> Array:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from autoconv.algorithm import Algorithm, Array, Kernel, Params
+from autoconv.common import activations, expressions
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.common.estimate import meeting
+from autoconv.cpu.common.functions import FLOAT32_SERIES
 from autoconv.cpu.device import CPU
 from autoconv.cpu.pool import Entry
 from autoconv.layer import ConvLayer
@@ -73,8 +75,17 @@ class GeneratedKernel(Kernel):
 class GeneratedAlgorithm(Algorithm[CPU]):
     """A family whose kernels are compiled here."""
 
+    activations = activations.NAMES
     pool = "autoconv"
     searched = True
+
+    def unsupported(self, layer: ConvLayer) -> list[str]:
+        reasons = super().unsupported(layer)
+        if layer.dtype == "float64" and layer.activation is not None:
+            used = set(expressions.functions(activations.expression(layer.activation)))
+            if series := used & FLOAT32_SERIES:
+                reasons.append(f"dtype: expected float32 sums under {', '.join(sorted(series))}, got float64")
+        return reasons
 
     def why_not(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         unavailable = pool.unavailable()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autoconv.common.activations import expression
 from autoconv.cpu.codegen.ir import Function, Module, Type, Value, i64, ptr, widened
 from autoconv.cpu.common.correlation import Correlation
+from autoconv.cpu.common.functions import value_of
 from autoconv.cpu.common.lanes import load_range, store_range
 from autoconv.layer import ConvLayer
 
@@ -17,12 +19,12 @@ class Epilogue:
 
     bias: bool
     residual: bool
-    relu: bool
+    activation: str | None
 
     @classmethod
     def of(cls, layer: ConvLayer) -> Epilogue:
         """A layer's."""
-        return cls(layer.bias, layer.residual, layer.activation == "relu")
+        return cls(layer.bias, layer.residual, layer.activation)
 
     def apply(self, k: Function, v: Value, bias: Value | None, residual: Value | None) -> Value:
         """What is stored in place of sums; bias and residual are given where there are any."""
@@ -30,7 +32,7 @@ class Epilogue:
             v = v + bias
         if residual is not None:
             v = v + residual
-        return k.relu(v) if self.relu else v
+        return v if self.activation is None else value_of(k, expression(self.activation), [v], v)
 
 
 def emit_store(

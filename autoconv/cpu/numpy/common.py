@@ -18,6 +18,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from autoconv.algorithm import Algorithm, Array, Kernel, Params
+from autoconv.common import activations
 from autoconv.cpu.allocator import ALIGNMENT
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
@@ -94,18 +95,19 @@ def blocks(N: int, rows: int, budget: int) -> Span:
     return (max(1, min(N, budget // rows)), rows) if budget >= rows else (1, max(1, budget))
 
 
-def finish(acc: Array, y: Array, bias: Array | None, residual: Array | None, relu: bool) -> None:
-    """The epilogue: store `relu(acc + bias + residual)` to `y`; the sums may lie in `y` itself, and change.
+def finish(acc: Array, y: Array, bias: Array | None, residual: Array | None, activation: str | None) -> None:
+    """The epilogue: store `activation(acc + bias + residual)` to `y`; the sums may lie in `y` itself, and change.
 
-    All are blocks seen as `N, groups, filters, rows, columns`; `bias` is `groups, filters, 1, 1`. ReLU
-    passes NaN on.
+    All are blocks seen as `N, groups, filters, rows, columns`; `bias` is `groups, filters, 1, 1`.
     """
     if bias is not None:
         np.add(acc, bias, out=acc)
     if residual is not None:
         np.add(acc, residual, out=acc)
-    if relu:
+    if activation == "relu":
         np.maximum(acc, 0, out=acc)
+    elif activation is not None:
+        acc[...] = activations.applied(activation, acc)
     if acc is not y:
         y[...] = acc
 
@@ -196,6 +198,7 @@ class NumpyKernel(Kernel):
 class NumpyAlgorithm(Algorithm[CPU]):
     """An algorithm whose kernels cost nothing to build, so that they answer for its memory."""
 
+    activations = activations.NAMES
     kernel: ClassVar[Any]
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:

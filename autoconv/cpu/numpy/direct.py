@@ -132,7 +132,7 @@ class NumpyDirectKernel(NumpyKernel):
                 out[at(n, g, k, p, q)],
                 None if bias is None else bias[at(g, k)],
                 None if residual is None else residual[at(n, g, k, p, q)],
-                layer.activation == "relu",
+                layer.activation,
             )
 
     def _add_taps(self, acc: Array, source: Array, w: Array, p: Span, q: Span, parts: list[_Block]) -> None:

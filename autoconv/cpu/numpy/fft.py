@@ -210,7 +210,7 @@ class NumpyFFTKernel(NumpyKernel):
                     target = y[where]
                     sums = results[:, : target.shape[1], : target.shape[2]]
                     part = None if residual is None else residual[where]
-                    finish(sums, target, None if bias is None else bias[at(k)], part, layer.activation == "relu")
+                    finish(sums, target, None if bias is None else bias[at(k)], part, layer.activation)
 
     def _wgrad(self, x: Array, dy: Array, dw: Array, scratch: dict[str, Array]) -> None:
         layer = self.layer

@@ -152,7 +152,7 @@ class NumpyGemmKernel(NumpyKernel):
                 matrix, pixels = self._cut(scratch["pixels"], self.layer.K, (1, 1), n[1] - n[0], p[1] - p[0])
                 sums = pixels[0, 0]
             np.matmul(w, self._columns(x, n, p, scratch), out=matrix)
-            finish(sums, target, bias, None if residual is None else residual[rows], self.layer.activation == "relu")
+            finish(sums, target, bias, None if residual is None else residual[rows], self.layer.activation)
 
     def _dgrad(self, dy: Array, w: Array, dx: Array, scratch: dict[str, Array]) -> None:
         layer = self.layer

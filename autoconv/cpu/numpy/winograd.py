@@ -152,7 +152,7 @@ class NumpyWinogradKernel(NumpyKernel):
                 target = out[where]
                 sums = planes[i, j][..., : target.shape[-2], : target.shape[-1]]
                 part = None if residual is None else residual[where]
-                finish(sums, target, bias, part, self.layer.activation == "relu")
+                finish(sums, target, bias, part, self.layer.activation)
 
     def _wgrad(self, x: Array, dy: Array, dw: Array, scratch: dict[str, Array]) -> None:
         a, b, c = scratch["a"], scratch["b"], scratch["c"]

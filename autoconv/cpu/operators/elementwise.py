@@ -8,8 +8,8 @@ from typing import Any
 
 from autoconv.cpu.codegen.ir import Function, Module, Value, f32, ptr
 from autoconv.cpu.codegen.launch import RUN, TASK, launch
+from autoconv.cpu.common.functions import value_of
 from autoconv.cpu.operators import INPUTS, OUTPUT, TASK_ELEMENTS
-from autoconv.cpu.operators.functions import value_of
 
 Strides = tuple[int, ...]
 

@@ -6,8 +6,8 @@ import itertools
 
 from autoconv.cpu.codegen.ir import Function, Module, Value, f32
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
+from autoconv.cpu.common.functions import FUNCTIONS, divide, exp, sqrt
 from autoconv.cpu.operators import TASK_ELEMENTS
-from autoconv.cpu.operators.functions import FUNCTIONS, divide, exp, sqrt
 
 CHAINS = 4  # sums that do not wait for each other
 

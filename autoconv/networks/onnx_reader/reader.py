@@ -13,6 +13,7 @@ from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph, ordered
 from autoconv.networks.onnx_reader import arithmetic, shapes, windows
 from autoconv.networks.onnx_reader.call import Call, Lowering
+from autoconv.networks.onnx_reader.foreign import foreign, is_standard
 from autoconv.networks.onnx_reader.model import load_model
 from autoconv.networks.operators.base import TensorType
 from autoconv.networks.translation import LARGEST_CONSTANTS
@@ -147,7 +148,8 @@ class _Reader:
 
     def _node(self, node: Any, label: str) -> None:
         what = f"node {label!r} ({node.op_type})"
-        if node.domain not in DOMAINS or node.op_type not in LOWERINGS:
+        known = node.domain in DOMAINS and (node.op_type in LOWERINGS or is_standard(node, self.opset))
+        if not known:
             domain = f" of the domain {node.domain!r}" if node.domain not in DOMAINS else ""
             raise self.fail(f"{what}: no such operator here{domain}: expected one of {', '.join(sorted(LOWERINGS))}")
         for value in node.input:
@@ -158,7 +160,7 @@ class _Reader:
         if not node.input and node.op_type != "Constant":
             call.fail("it has no inputs")
         try:
-            found = LOWERINGS[node.op_type](call)
+            found = LOWERINGS[node.op_type](call) if node.op_type in LOWERINGS else foreign(call, node)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise

@@ -3,6 +3,7 @@
 from autoconv.networks.operators.base import Operator, Product, TensorType
 from autoconv.networks.operators.convolution import Conv, ConvTranspose, MatMul
 from autoconv.networks.operators.elementwise import Elementwise
+from autoconv.networks.operators.foreign import Foreign
 from autoconv.networks.operators.pooling import LRN, Pool, Reduce, Softmax
 from autoconv.networks.operators.shapes import Concat, Pad, Reshape, Resize, Slice, Transpose
 
@@ -12,6 +13,7 @@ __all__ = [
     "Conv",
     "ConvTranspose",
     "Elementwise",
+    "Foreign",
     "MatMul",
     "Operator",
     "Pad",

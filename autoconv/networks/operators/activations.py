@@ -6,17 +6,12 @@ import math
 
 import numpy as np
 
-from autoconv.networks.operators.elementwise import Expression
+from autoconv.common.activations import PLAIN
+from autoconv.common.expressions import Expression
 
 LARGEST = float(np.finfo(np.float32).max)  # a bound like this is none
 
-SILU: Expression = ("mul", 0, ("sigmoid", 0))
-GELU: Expression = ("mul", ("mul", 0.5, 0), ("add", 1.0, ("erf", ("mul", 0, math.sqrt(0.5)))))
-GELU_TANH: Expression = (
-    "mul",
-    ("mul", 0.5, 0),
-    ("add", 1.0, ("tanh", ("mul", math.sqrt(2 / math.pi), ("add", 0, ("mul", 0.044715, ("mul", 0, ("mul", 0, 0))))))),
-)
+SILU, GELU, GELU_TANH, HARD_SWISH = (PLAIN[name] for name in ("silu", "gelu", "gelu_tanh", "hardswish"))
 
 
 def clip(low: float | None, high: float | None) -> Expression:
@@ -31,9 +26,6 @@ def clip(low: float | None, high: float | None) -> Expression:
 def hard_sigmoid(alpha: float = 1 / 6, beta: float = 0.5) -> Expression:
     """A line from 0 to 1."""
     return ("min", ("max", ("add", ("mul", 0, alpha), beta), 0.0), 1.0)
-
-
-HARD_SWISH: Expression = ("mul", 0, hard_sigmoid())
 
 
 def elu(alpha: float) -> Expression:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from autoconv.common import activations
 from autoconv.errors import ConfigError
 
 
@@ -85,7 +86,8 @@ class Product(Operator):
     Parameters
     ----------
     bias, residual : bool
-    activation : "relu" or None
+    activation : str, optional
+        As for `ConvLayer`.
     """
 
     bias: bool = False
@@ -94,6 +96,7 @@ class Product(Operator):
 
     def check_epilogue(self, inputs: Sequence[TensorType], bias_shape: tuple[int, ...], out: TensorType) -> TensorType:
         """The output's type, when the inputs after the first two are what the epilogue takes."""
+        activations.canonical(self.activation)
         expected = [TensorType(bias_shape, out.dtype)] * self.bias + [out] * self.residual
         if list(inputs[2:]) != expected:
             raise ConfigError(f"expected bias and residual {[*map(str, expected)]}, got {[*map(str, inputs[2:])]}")
@@ -103,7 +106,7 @@ class Product(Operator):
         """The sums after the epilogue, whose bias has a shape that broadcasts."""
         for n, array in enumerate(rest):
             sums = sums + (array.reshape(bias_shape) if n == 0 and self.bias else array)
-        return np.where(sums < 0, 0, sums) if self.activation == "relu" else sums
+        return np.asarray(activations.applied(self.activation, sums))
 
 
 def normalised_axis(axis: int, rank: int, name: str = "axis") -> int:

@@ -16,9 +16,10 @@ PASSES: tuple[Callable[[Graph], None], ...] = (
     transpose_matrices,
     fold_scaling,
     fuse_residual,
-    fuse_activation,
     inline_scalars,
+    fuse_activation,
     fuse_elementwise,
+    fuse_activation,  # those that were chains of nodes
 )
 
 

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
+from autoconv.common import activations
+from autoconv.common.expressions import Expression, constants, value_of
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import Conv, Elementwise, MatMul
+
+_FAR = np.geomspace(1e-6, 1e30, 400)
+LARGEST = float(np.finfo(np.float32).max)
+POINTS = np.concatenate([np.linspace(-12, 12, 4801), _FAR, -_FAR])
 
 
 def _open_product(graph: Graph, name: str) -> Node | None:
@@ -35,9 +43,31 @@ def fuse_residual(graph: Graph) -> None:
 
 
 def fuse_activation(graph: Graph) -> None:
-    """A convolution that is made positive."""
+    """A function of a convolution's elements that is one of the activations, however it is written."""
     for node in list(graph.nodes.values()):
-        if isinstance(node.operator, Elementwise) and node.operator.expression == ("relu", 0):
-            maker = _open_product(graph, node.inputs[0])
-            if maker is not None and isinstance(maker.operator, Conv | MatMul):
-                graph.change(node.name, replace(maker.operator, activation="relu"), *maker.inputs)
+        if not isinstance(node.operator, Elementwise) or len(node.inputs) != 1:
+            continue
+        maker = _open_product(graph, node.inputs[0])
+        if maker is not None and isinstance(maker.operator, Conv | MatMul):
+            activation = activation_of(node.operator.expression)
+            if activation is not None:
+                graph.change(node.name, replace(maker.operator, activation=activation), *maker.inputs)
+
+
+def activation_of(expression: Expression) -> str | None:
+    """The activation that an expression of one input is; None where it is none.
+
+    Files write the same function in many ways, with constants rounded to float32. So it is not the texts that are
+    compared, but the values at some thousands of points.
+    """
+    numbers = sorted({number for number in constants(expression) if abs(number) <= LARGEST})
+    texts = [*activations.PLAIN]
+    texts += [f"clip:{low!r}:{high!r}" for low in {0.0, *numbers} for high in numbers if np.float32(low) < high]
+    texts += [f"leaky_relu:{number!r}" for number in numbers]
+    with np.errstate(all="ignore"):
+        values = np.broadcast_to(value_of(expression, [POINTS]), POINTS.shape)
+    for text in texts:
+        activation = activations.canonical(text)
+        if np.allclose(values, activations.applied(activation, POINTS), rtol=1e-6, atol=1e-6):
+            return activation
+    return None

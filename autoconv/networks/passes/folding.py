@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from autoconv.common.expressions import constant_of
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import Conv, ConvTranspose, Elementwise, MatMul, Pad
-from autoconv.networks.operators.elementwise import constant_of
 
 
 def fold_padding(graph: Graph) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from autoconv.common.expressions import functions, substituted
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Elementwise
-from autoconv.networks.operators.elementwise import size, substituted
 
 MOST_INPUTS = 5  # of one kernel, besides its output
 MOST_FUNCTIONS = 40
@@ -55,6 +55,6 @@ def _with_an_input(graph: Graph, name: str) -> tuple[Elementwise, list[str]] | N
         within = substituted(maker.operator.expression, {n: inputs.index(v) for n, v in enumerate(maker.inputs)})
         meaning = {n: inputs.index(v) if v != value else within for n, v in enumerate(node.inputs)}
         expression = substituted(node.operator.expression, meaning)
-        if len(inputs) <= MOST_INPUTS and size(expression) <= MOST_FUNCTIONS:
+        if len(inputs) <= MOST_INPUTS and sum(1 for _ in functions(expression)) <= MOST_FUNCTIONS:
             return Elementwise(expression), inputs
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +15,8 @@ from autoconv.common.text import size
 from autoconv.cpu.common.algorithm import GeneratedKernel
 from autoconv.cpu.device import CPU
 from autoconv.errors import ArrayError, ConfigError, PlanError
-from autoconv.layer import ConvLayer
+from autoconv.networks.choice.choose import plans_for
 from autoconv.networks.graph import Graph, Node
-from autoconv.networks.layer_list import layer_of
 from autoconv.networks.passes import optimized
 from autoconv.networks.run import saved
 from autoconv.networks.run.instance import Instance, Schedule
@@ -26,7 +24,6 @@ from autoconv.networks.run.memory import Views
 from autoconv.networks.run.steps import Call, Ref, Step, StepMaker
 from autoconv.plans import Plan
 from autoconv.registry import resolve
-from autoconv.tuning.planner import plan
 
 
 @dataclass(frozen=True)
@@ -87,20 +84,13 @@ class CompiledNetwork:
         """Choose a plan for every layer, a known candidate where there is one, and arrange everything anew."""
         views = Views(self.graph)
         maker = StepMaker(self.graph, views, self.device)
+        plans = plans_for(self.graph, views, self.device, {**self._options, **options}, candidates, mode)
         before, self._packed = self._packed, {}
-        plans: dict[str, Plan] = {}
-        steps = []
         try:
-            for node in self.graph.nodes.values():
-                if node.name in views.free:
-                    continue
-                layer = layer_of(self.graph, node)
-                if layer is None:
-                    steps.append(maker.step(node))
-                    continue
-                made = self._plan(node, layer, candidates.get(node.name), mode, options)
-                plans[node.name] = made
-                steps.append(self._layer_step(node, made))
+            nodes = [node for node in self.graph.nodes.values() if node.name not in views.free]
+            steps = [
+                self._layer_step(node, plans[node.name]) if node.name in plans else maker.step(node) for node in nodes
+            ]
         except BaseException:
             self._packed = before
             raise
@@ -112,14 +102,6 @@ class CompiledNetwork:
     def _constant(self, node: Node) -> bool:
         """Whether the filters of a layer are known."""
         return node.inputs[1] in self.graph.constants
-
-    def _plan(self, node: Node, layer: ConvLayer, candidate: str | None, mode: str, options: Mapping[str, Any]) -> Plan:
-        wanted: dict[str, Any] = {"device": self.device, "weights": "constant" if self._constant(node) else "varying"}
-        wanted |= {**self._options, **options}
-        if candidate is not None:
-            with contextlib.suppress(PlanError):  # of another version, say: then as if nothing were known
-                return plan(layer, candidate, **wanted)
-        return plan(layer, mode, **wanted)
 
     def _layer_step(self, node: Node, made: Plan) -> Step:
         """What runs a convolution or a fully connected layer."""
@@ -358,7 +340,9 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
         The CPU, or one of fewer threads.
     **options
         As for `plan`: `workspace_limit`, `deterministic`, `tolerance`, `vendors` (False unless given), `exact`,
-        `cache`, `denormals`. And `input_shapes`: whole shapes of inputs by name, in place of what the file says.
+        `cache`, `denormals`. And `input_shapes`: whole shapes of inputs by name, in place of what the file says; and
+        `memory_limit`: most bytes of all arrays between input and output, scratch memory included, of one run at a
+        time: layers then run by the best that fit into it together.
 
     Returns
     -------

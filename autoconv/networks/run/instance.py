@@ -13,7 +13,7 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import sequence
 from autoconv.cpu.pool import Entry
 from autoconv.networks.graph import Graph
-from autoconv.networks.run.memory import Block, Views, arranged
+from autoconv.networks.run.memory import Views, arranged, blocks, own_outputs, scratch_of
 from autoconv.networks.run.steps import Call, Ref, Step
 
 
@@ -28,9 +28,10 @@ class Schedule:
     ) -> None:
         self.keep_denormals = keep_denormals
         self.graph, self.views, self.device, self.steps = graph, views, device, list(steps)
-        self.outputs = self._own_outputs()
-        blocks = self._blocks()
-        self.offsets, self.arena_bytes = arranged(blocks)
+        self.outputs = own_outputs(graph, views)
+        scratch = [max((call.workspace_bytes for call in step.calls), default=0) for step in steps]
+        self.blocks = blocks(graph, views, [step.node for step in steps], scratch)
+        self.offsets, self.arena_bytes = arranged(self.blocks)
         self.segments = self._segments()
         used = {id(a): a.nbytes for call in self.calls for a in call.operands if isinstance(a, np.ndarray)}
         named = {ref.name for call in self.calls for ref in call.operands if isinstance(ref, Ref)}
@@ -43,39 +44,6 @@ class Schedule:
     def calls(self) -> list[Call]:
         """Every kernel, in order."""
         return [call for step in self.steps for call in step.calls]
-
-    def _own_outputs(self) -> dict[str, str]:
-        """Outputs that fill the memory they lie in, which is then new for every run; by that memory's name."""
-        found: dict[str, str] = {}
-        for name, value in self.graph.outputs.items():
-            root, offset = self.views.root(value)
-            whole = self.graph.types[root].nbytes == self.graph.types[value].nbytes
-            if offset == 0 and whole and root in self.graph.nodes and root not in found:
-                found[root] = name
-        return found
-
-    def _blocks(self) -> dict[str, Block]:
-        """What lies in the arena: arrays by name, and the scratch memory of steps."""
-        first: dict[str, int] = {}
-        last: dict[str, int] = {}
-        found: dict[str, Block] = {}
-        for n, step in enumerate(self.steps):
-            for name in (step.node.name, *self._read(step)):
-                root = self.views.root(name)[0]
-                first.setdefault(root, n)
-                last[root] = n
-            scratch = max((call.workspace_bytes for call in step.calls), default=0)
-            if scratch:
-                found[f"scratch memory of {n}"] = Block(scratch, n, n)
-        for value in self.graph.outputs.values():
-            last[self.views.root(value)[0]] = len(self.steps)
-        for root, start in first.items():
-            if root in self.graph.nodes and root not in self.outputs:
-                found[root] = Block(self.graph.types[root].nbytes, start, last[root])
-        return found
-
-    def _read(self, step: Step) -> Sequence[str]:
-        return step.node.inputs
 
     def _segments(self) -> int:
         """How many calls a run takes: kernels that follow each other are one."""
@@ -169,7 +137,7 @@ class Instance:
 
     def scratch(self, step: int) -> int:
         """The address of a step's scratch memory."""
-        return _address(self._arena) + self.schedule.offsets.get(f"scratch memory of {step}", 0)
+        return _address(self._arena) + self.schedule.offsets.get(scratch_of(step), 0)
 
 
 class _Table:

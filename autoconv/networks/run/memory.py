@@ -105,6 +105,55 @@ class Block:
     last: int
 
 
+def own_outputs(graph: Graph, views: Views) -> dict[str, str]:
+    """Outputs that fill the memory they lie in, which is then new for every run; by that memory's name."""
+    found: dict[str, str] = {}
+    for name, value in graph.outputs.items():
+        root, offset = views.root(value)
+        whole = graph.types[root].nbytes == graph.types[value].nbytes
+        if offset == 0 and whole and root in graph.nodes and root not in found:
+            found[root] = name
+    return found
+
+
+def scratch_of(step: int) -> str:
+    """What the block of a step's scratch memory is called."""
+    return f"scratch memory of {step}"
+
+
+def blocks(graph: Graph, views: Views, nodes: Sequence[Node], scratch: Sequence[int]) -> dict[str, Block]:
+    """What lies in the arena: arrays by name, and the scratch memory of steps.
+
+    Parameters
+    ----------
+    graph : Graph
+    views : Views
+    nodes : sequence of Node
+        In the order in which they are computed, without those that have nothing to do.
+    scratch : sequence of int
+        Bytes of scratch memory of each.
+
+    Returns
+    -------
+    dict of str to Block
+    """
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    outside = own_outputs(graph, views)
+    found = {scratch_of(n): Block(nbytes, n, n) for n, nbytes in enumerate(scratch) if nbytes}
+    for n, node in enumerate(nodes):
+        for name in (node.name, *node.inputs):
+            root = views.root(name)[0]
+            first.setdefault(root, n)
+            last[root] = n
+    for value in graph.outputs.values():
+        last[views.root(value)[0]] = len(nodes)
+    for root, start in first.items():
+        if root in graph.nodes and root not in outside:
+            found[root] = Block(graph.types[root].nbytes, start, last[root])
+    return found
+
+
 def arranged(blocks: Mapping[str, Block]) -> tuple[dict[str, int], int]:
     """Offsets at which blocks can lie in one arena, so that none meet while both are needed; and the arena's bytes.
 

@@ -16,7 +16,19 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import INPUTS, OUTPUT, elementwise, resize, rows, windows
 from autoconv.cpu.operators.elementwise import Strides, collapsed
 from autoconv.networks.graph import Graph, Node
-from autoconv.networks.operators import LRN, Concat, Elementwise, Pad, Pool, Reduce, Resize, Slice, Softmax, Transpose
+from autoconv.networks.operators import (
+    LRN,
+    Concat,
+    Elementwise,
+    Foreign,
+    Pad,
+    Pool,
+    Reduce,
+    Resize,
+    Slice,
+    Softmax,
+    Transpose,
+)
 from autoconv.networks.run.memory import Views
 
 
@@ -80,6 +92,8 @@ class StepMaker:
 
     def step(self, node: Node) -> Step:
         """What runs a node."""
+        if isinstance(node.operator, Foreign):
+            return Step(node, node.operator.by, function=node.operator.evaluate)
         types = [self.graph.types[name] for name in (*node.inputs, node.name)]
         calls = None
         if pool.available() and all(t.dtype == "float32" and math.prod(t.shape) for t in types):

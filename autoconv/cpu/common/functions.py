@@ -1,4 +1,4 @@
-"""Functions of float32 vectors: what an expression is made of.
+"""Functions of vectors: what an expression is made of. The series are those of float32.
 
 `exp` reduces its argument by multiples of ln 2 in two parts (Cody and Waite, "Software manual for the elementary
 functions", 1980, chapter 6) and takes the Taylor series of the rest; `erf` is formula 7.1.26 of Abramowitz and Stegun
@@ -113,9 +113,11 @@ FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "prelu": lambda k, x, slope: k.select(x < 0.0, x * slope, x),
 }
 
+FLOAT32_SERIES = frozenset({"exp", "erf", "tanh", "sigmoid"})  # which are no more exact in float64
+
 
 def value_of(k: Function, expression: Any, inputs: Sequence[Value], like: Value) -> Value:
-    """What an expression gives (`networks.operators.elementwise`); equal parts of it are computed once."""
+    """What an expression gives (`common.expressions`); equal parts of it are computed once."""
     known: dict[Any, Value] = {}
 
     def value(part: Any) -> Value:

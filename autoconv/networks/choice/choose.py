@@ -1,0 +1,106 @@
+"""A plan for every layer of a graph, so that all of them fit into the memory that the whole may take."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from autoconv.cpu.device import CPU
+from autoconv.errors import PlanError
+from autoconv.layer import ConvLayer
+from autoconv.networks.graph import Graph, Node
+from autoconv.networks.layer_list import layer_of
+from autoconv.networks.run.memory import ALIGNMENT, Views, arranged, blocks, rounded
+from autoconv.plans import Plan
+from autoconv.tuning.planner import plan
+
+
+def plans_for(
+    graph: Graph,
+    views: Views,
+    device: CPU,
+    options: Mapping[str, Any],
+    candidates: Mapping[str, str],
+    mode: str,
+) -> dict[str, Plan]:
+    """A plan for every layer, a known candidate where there is one.
+
+    With `memory_limit` among the options, layers are first chosen alone. Where arrays and scratch memory together do
+    not fit into that many bytes, every layer may take what the arrays that are needed beside it leave; and where they
+    cannot be laid out without gaps, less by as much as is missing.
+
+    Parameters
+    ----------
+    graph : Graph
+    views : Views
+        Of the graph.
+    device : CPU
+    options : mapping
+        As for `plan`, and `memory_limit`.
+    candidates : mapping of str to str
+        Of layers, by the names of their nodes.
+    mode : str
+        As for `plan`.
+
+    Returns
+    -------
+    dict of str to Plan
+        By the names of nodes.
+
+    Raises
+    ------
+    PlanError
+        As `plan` does, and for a limit that the arrays alone exceed.
+    """
+    wanted = {"device": device, **options}
+    limit = wanted.pop("memory_limit", None)
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise PlanError(f"memory_limit={limit!r}: expected an integer of at least 0, or None")
+    nodes = [node for node in graph.nodes.values() if node.name not in views.free]
+    layers = {node.name: layer for node in nodes if (layer := layer_of(graph, node)) is not None}
+    plans = {name: _plan(graph, graph.nodes[name], layer, candidates, mode, wanted) for name, layer in layers.items()}
+    if limit is None:
+        return plans
+
+    def needed(scratch: Mapping[str, int]) -> int:
+        return arranged(blocks(graph, views, nodes, [scratch.get(node.name, 0) for node in nodes]))[1]
+
+    beside = _beside(graph, views, nodes)
+    if (least := needed({})) > limit:
+        raise PlanError(f"{graph.name}: memory_limit={limit}: expected at least {least} bytes, which the arrays take")
+    missing = 0  # in the gaps between blocks
+    while True:
+        scratch = {name: made.kernel.workspace_bytes for name, made in plans.items()}
+        if (total := needed(scratch)) <= limit:
+            return plans
+        rooms = {name: max(limit - beside[name] - missing, 0) // ALIGNMENT * ALIGNMENT for name in layers}
+        over = [name for name in layers if scratch[name] > rooms[name]]
+        for name in over:
+            fitting = wanted | {"workspace_limit": rooms[name]}  # less than it takes, so less than any limit it has
+            plans[name] = _plan(graph, graph.nodes[name], layers[name], {}, mode, fitting)
+            if plans[name].kernel.workspace_bytes > rooms[name]:  # a candidate that the caller named
+                raise PlanError(
+                    f"{graph.name}: memory_limit={limit}: node {name!r} by {plans[name].candidate}: expected at most "
+                    f"{rooms[name]} bytes of scratch memory, got {plans[name].kernel.workspace_bytes}"
+                )
+        missing += 0 if over else total - limit
+
+
+def _plan(
+    graph: Graph, node: Node, layer: ConvLayer, candidates: Mapping[str, str], mode: str, options: Mapping[str, Any]
+) -> Plan:
+    wanted = {"weights": "constant" if node.inputs[1] in graph.constants else "varying", **options}
+    if (candidate := candidates.get(node.name)) is not None:
+        with contextlib.suppress(PlanError):  # of another version, say: then as if nothing were known
+            return plan(layer, candidate, **wanted)
+    return plan(layer, mode, **wanted)
+
+
+def _beside(graph: Graph, views: Views, nodes: list[Node]) -> dict[str, int]:
+    """Bytes of the arrays that are needed while each node is computed."""
+    arrays = blocks(graph, views, nodes, [0] * len(nodes)).values()
+    return {
+        node.name: sum(rounded(block.nbytes) for block in arrays if block.first <= n <= block.last)
+        for n, node in enumerate(nodes)
+    }

@@ -1,0 +1,74 @@
+"""Nodes of operators that are not known here, as `Foreign` ones: whole, with what they need to run elsewhere."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from autoconv.common.text import one_line
+from autoconv.layer import DTYPES
+from autoconv.networks.onnx_reader.call import Call
+from autoconv.networks.operators.foreign import Foreign
+
+LARGEST_INSIDE = 1 << 16  # bytes of a constant that goes into the model, so that shapes may depend on it
+IR_VERSION = 8  # which has all that a single node needs, and which older installations read
+
+
+def is_standard(proto: Any, opset: int) -> bool:
+    """Whether ONNX itself defines the operator of a node, which contains no other nodes."""
+    import onnx
+
+    try:
+        onnx.defs.get_schema(proto.op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return False
+    return not any(attribute.HasField("g") or attribute.graphs for attribute in proto.attribute)
+
+
+def foreign(call: Call, proto: Any) -> list[str]:
+    """The outputs of such a node."""
+    import onnx
+    from onnx import helper, numpy_helper, shape_inference
+
+    graph = call.graph
+    names = [f"i{n}" if value else "" for n, value in enumerate(call.inputs)]
+    inside = {n for n, v in enumerate(call.inputs) if v in graph.constants and graph.types[v].nbytes <= LARGEST_INSIDE}
+    given = [n for n, value in enumerate(call.inputs) if value and n not in inside]
+    takes = tuple((graph.types[call.inputs[n]].shape, graph.types[call.inputs[n]].dtype) for n in given)
+    results = [f"o{n}" for n in range(len(proto.output))]
+    alone = helper.make_node(proto.op_type, names, results, name=call.name)
+    alone.attribute.extend(proto.attribute)
+    try:
+        made = helper.make_graph(
+            [alone],
+            "node",
+            [
+                helper.make_tensor_value_info(
+                    names[n],
+                    helper.np_dtype_to_tensor_dtype(DTYPES[dtype] if dtype in DTYPES else np.dtype(dtype)),
+                    shape,
+                )
+                for n, (shape, dtype) in zip(given, takes, strict=True)
+            ],
+            [onnx.ValueInfoProto(name=name) for name, output in zip(results, proto.output, strict=True) if output],
+            [numpy_helper.from_array(graph.constants[call.inputs[n]], names[n]) for n in sorted(inside)],
+        )
+        opsets = [helper.make_opsetid("", call.opset)]
+        model = helper.make_model(made, opset_imports=opsets, ir_version=IR_VERSION)
+        model = shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except Exception as error:  # of the package, for a node that it does not take
+        call.fail(f"no kernel here, and ONNX does not take it: {one_line(error)}")
+    text = base64.b64encode(model.SerializeToString()).decode()
+    found = []
+    for n, info in enumerate(model.graph.output):
+        tensor = info.type.tensor_type
+        if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+            call.fail(f"no kernel here, and the shape of its output {n} is not known before it runs")
+        shape = tuple(int(dim.dim_value) for dim in tensor.shape.dim)
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+        operator = Foreign(proto.op_type, text, n, takes, shape, dtype)
+        found.append(call.add(operator, *(call.inputs[index] for index in given)))
+    outputs = iter(found)
+    return [next(outputs) if output else "" for output in proto.output]

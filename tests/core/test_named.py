@@ -1,0 +1,42 @@
+"""A candidate that is named: nobody lists the grids of other families for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoconv import forget_plans
+from autoconv.cpu.device import CPU
+from autoconv.layer import ConvLayer
+from autoconv.records.cache import TuningCache
+from autoconv.records.schema import Facts, Race
+from autoconv.registry import algorithms
+from autoconv.tuning import lookup
+from autoconv.tuning.candidates import CandidateSet
+from autoconv.tuning.planner import plan
+
+LAYER = ConvLayer(N=1, C=4, H=10, W=9, K=6, R=3, S=3, padding=1)
+
+
+def test_a_named_candidate_is_looked_for_in_its_own_family_alone_and_on_record_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, device, sets = TuningCache(tmp_path, system=None), CPU.current(), list[CandidateSet]()
+
+    def made(*arguments: Any) -> CandidateSet:
+        sets.append(CandidateSet(*arguments))
+        return sets[-1]
+
+    monkeypatch.setattr(lookup, "CandidateSet", made)
+    gemm = next(a for a in algorithms(device) if a.name == "numpy.gemm")
+    candidate = gemm.all(LAYER, device)[0]
+    assert plan(LAYER, str(candidate), device=device, cache=cache).candidate == candidate
+    assert [{c.algorithm for c in found.candidates} for found in sets] == [{"numpy.gemm"}]
+    workspace, packed = (size(LAYER, device, candidate.params) for size in (gemm.workspace_bytes, gemm.packed_bytes))
+    facts = {candidate: Facts(gemm.version, time=1.0, samples=9, workspace=workspace, packed=packed)}
+    cache.add(LAYER.key(), device.key, Race("2" * 32, "2026-01-02T00:00:00+00:00", device.versions, False, None, facts))
+    forget_plans()
+    assert plan(LAYER, str(candidate), device=device, cache=cache).candidate == candidate
+    assert len(sets) == 1

@@ -1,0 +1,83 @@
+"""Activations in the store of every generated family, against the oracle; who does not know them says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from guards import check_guarded, run_guarded
+from layers import ACTIVATIONS, edge, operands
+
+from autoconv import registry
+from autoconv.cpu import pool
+from autoconv.cpu.common.algorithm import GeneratedAlgorithm
+from autoconv.cpu.device import CPU
+
+pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+DEVICE = CPU.current()
+FAMILIES = [a for a in registry.algorithms(DEVICE) if isinstance(a, GeneratedAlgorithm) and a.epilogue]
+PROBLEMS = ("remainders", "pointwise", "depthwise")
+WITH = {"bias": True, "residual": True}
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_family_stores_with_every_activation(family: GeneratedAlgorithm, activation: str, layout: str) -> None:
+    for name in PROBLEMS:
+        layer = edge(name, layout=layout, activation=activation, **WITH)
+        runnable = [c for c in family.all(layer, DEVICE) if not family.why_not(layer, DEVICE, c.params)]
+        check_guarded(family, layer, DEVICE, operands(layer), {str(c) for c in runnable[:1]})
+
+
+def test_most_families_are_among_those() -> None:
+    layers = [edge(name, activation="silu") for name in PROBLEMS]
+    able = {
+        f.name
+        for f in FAMILIES
+        for layer in layers
+        for c in f.all(layer, DEVICE)
+        if not f.why_not(layer, DEVICE, c.params)
+    }
+    assert able >= {"direct", "winograd", "fft", "gemm", "gemm.packed", "depthwise"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_other_types(dtype: str) -> None:
+    for activation in ("leaky_relu:0.25", "hardswish"):
+        layer = edge("remainders", dtype=dtype, activation=activation, **WITH)
+        assert check_guarded(direct(), layer, DEVICE, operands(layer), favourite(layer))
+
+
+def direct() -> Any:
+    return next(family for family in FAMILIES if family.name == "direct")
+
+
+def favourite(layer: Any) -> set[str]:
+    return {str(direct().all(layer, DEVICE)[0])}
+
+
+def test_series_of_float32_are_not_for_float64() -> None:
+    layer = edge("remainders", dtype="float64", activation="silu")
+    assert direct().unsupported(layer) == ["dtype: expected float32 sums under sigmoid, got float64"]
+    able = [a.name for a in registry.algorithms(DEVICE) if not a.unsupported(layer)]
+    assert "numpy.direct" in able
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_nan_stays_nan(activation: str) -> None:
+    layer = edge("plain", N=1, activation=activation, bias=True)
+    x, w, bias, _ = operands(layer)
+    bias[0] = np.nan
+    candidate = direct().all(layer, DEVICE)[0]
+    y = run_guarded(direct(), layer, DEVICE, candidate, (x, w, bias, None), "after")
+    assert np.isnan(y[:, 0]).all()
+    assert np.isfinite(y[:, 1:]).all()
+
+
+def test_a_vendor_that_does_not_know_one_says_so() -> None:
+    layer = edge("plain", activation="silu")
+    for algorithm in registry.algorithms(DEVICE):
+        if algorithm.vendor is not None:
+            assert algorithm.unsupported(layer) == ["activation: expected none or relu, got silu"]

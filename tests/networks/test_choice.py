@@ -1,0 +1,118 @@
+"""Choosing for a whole network: what fits into its memory together, and is the best of that."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import agree, compiled, filters, small
+
+from autoconv.cpu import pool
+from autoconv.cpu.device import CPU
+from autoconv.errors import PlanError
+from autoconv.networks.choice import choose
+from autoconv.networks.choice.choose import plans_for
+from autoconv.networks.graph import Graph
+from autoconv.networks.operators import Conv, TensorType
+from autoconv.networks.passes import optimized
+from autoconv.networks.run.compiled import CompiledNetwork
+from autoconv.networks.run.memory import Views, arranged, blocks
+
+SIZES = (0, 1 << 12, 1 << 16, 1 << 20)  # of scratch memory that candidates take, the best the most
+
+
+def chain(channels: list[int]) -> Graph:
+    """Convolutions one after the other, with so many channels between them."""
+    graph = Graph("chain")
+    value = graph.add_input("x", TensorType((1, channels[0], 16, 16)))
+    for n, (C, K) in enumerate(itertools.pairwise(channels)):
+        value = graph.add(f"c{n}", Conv(), value, graph.add_constant(f"w{n}", filters(K, C, 1, 1)))
+    graph.outputs["y"] = value
+    return graph
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """Plans are pretended; what limits they were asked for with."""
+    limits: list[int | None] = []
+
+    def plan(layer: Any, mode: str, *, workspace_limit: int | None = None, **options: Any) -> Any:
+        limits.append(workspace_limit)
+        allowed = [size for size in SIZES if workspace_limit is None or size <= workspace_limit]
+        return SimpleNamespace(kernel=SimpleNamespace(workspace_bytes=allowed[-1]), mode=mode, options=options)
+
+    monkeypatch.setattr(choose, "plan", plan)
+    return limits
+
+
+def scratch(graph: Graph, **options: Any) -> dict[str, int]:
+    plans = plans_for(graph, Views(graph), CPU.current(), options, {}, "heuristic")
+    return {name: made.kernel.workspace_bytes for name, made in plans.items()}
+
+
+def total(graph: Graph, taken: dict[str, int]) -> int:
+    nodes = list(graph.nodes.values())
+    return arranged(blocks(graph, Views(graph), nodes, [taken[node.name] for node in nodes]))[1]
+
+
+def test_without_a_limit_every_layer_takes_what_it_likes(asked: list[int | None]) -> None:
+    assert set(scratch(chain([4, 8, 4])).values()) == {SIZES[-1]}
+    assert asked == [None, None]
+    assert set(scratch(chain([4, 8, 4]), workspace_limit=5000).values()) == {1 << 12}
+
+
+def test_each_layer_takes_what_the_arrays_beside_it_leave(asked: list[int | None]) -> None:
+    graph = chain([4, 64, 8, 4])  # 64 and 8 KiB between them
+    limit = (1 << 20) + (10 << 10)
+    taken = scratch(graph, memory_limit=limit)
+    assert taken == {"c0": 1 << 16, "c1": 1 << 16, "c2": 1 << 20}
+    assert total(graph, taken) <= limit
+    assert len(asked) == 5  # the last was right at once
+
+
+@pytest.mark.parametrize("extra", [0, 63, 64, 5000, 70000, 1 << 20])
+def test_the_whole_is_never_over_the_limit(asked: list[int | None], extra: int) -> None:
+    rng = np.random.default_rng(extra)
+    for _ in range(20):
+        graph = chain([int(n) for n in rng.integers(1, 200, 7)])
+        least = total(graph, dict.fromkeys(graph.nodes, 0))
+        assert total(graph, scratch(graph, memory_limit=least + extra)) <= least + extra
+
+
+def test_a_smaller_limit_of_each_stays(asked: list[int | None]) -> None:
+    graph = chain([4, 64, 4])
+    taken = scratch(graph, memory_limit=(1 << 16) + (64 << 10), workspace_limit=100)
+    assert set(taken.values()) == {0}
+
+
+def test_a_limit_that_the_arrays_exceed_says_what_they_take(asked: list[int | None]) -> None:
+    graph = chain([4, 64, 4])
+    with pytest.raises(PlanError, match="chain: memory_limit=65535: expected at least 65536 bytes, which the arrays"):
+        scratch(graph, memory_limit=65535)
+    for wrong in (-1, 1.5, "1", True):
+        with pytest.raises(PlanError, match=f"memory_limit={wrong!r}: expected an integer of at least 0, or None"):
+            scratch(graph, memory_limit=wrong)
+
+
+def test_a_named_candidate_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SimpleNamespace(kernel=SimpleNamespace(workspace_bytes=1 << 20), candidate="gemm[BM=8]")
+    monkeypatch.setattr(choose, "plan", lambda *arguments, **options: made)
+    with pytest.raises(PlanError, match=r"node 'c0' by gemm\[BM=8\]: expected at most 5056 bytes .* got 1048576"):
+        scratch(chain([4, 64, 4]), memory_limit=(64 << 10) + 5100)
+
+
+@pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+def test_a_network_under_a_limit_answers_the_same() -> None:
+    graph = small(1)
+    free = compiled(graph).arena_bytes
+    whole = optimized(graph)
+    views = Views(whole)
+    nodes = [node for node in whole.nodes.values() if node.name not in views.free]
+    least = arranged(blocks(whole, views, nodes, [0] * len(nodes)))[1]
+    for limit in (least, (least + free) // 2, free):
+        net = CompiledNetwork(graph, CPU.current(), {"vendors": False, "memory_limit": limit})
+        assert net.arena_bytes <= limit
+        agree(net, graph, 1e-5)

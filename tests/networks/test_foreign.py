@@ -1,0 +1,100 @@
+"""Operators that are not known here: run elsewhere, and said so."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+import onnx
+from onnx import helper
+from onnx_models import model, node
+
+import autoconv
+from autoconv.cpu.device import CPU
+from autoconv.errors import ConfigError
+from autoconv.networks.onnx_reader import translated
+from autoconv.networks.operators import Foreign
+from autoconv.networks.operators import foreign as operator
+from autoconv.networks.run.compiled import CompiledNetwork
+
+INSTALLED = importlib.util.find_spec("onnxruntime") is not None
+BY = "ONNX Runtime" if INSTALLED else "onnx.reference"
+X = np.random.default_rng(0).standard_normal((2, 3, 3)).astype(np.float32)
+
+LARGE = np.random.default_rng(1).uniform(0.5, 1, (4000, 1, 3, 3)).astype(np.float32)
+
+CASES: dict[str, tuple[list[Any], dict[str, np.ndarray], Any]] = {
+    "a scalar for each": ([node("Det", "x")], {}, np.linalg.det(X)),
+    "after ours": ([node("Relu", "x", "r"), node("Det", "r")], {}, np.linalg.det(np.maximum(X, 0))),
+    "before ours": ([node("CumSum", "x a", "c"), node("Relu", "c")], {"a": np.int64(1)}, np.maximum(X.cumsum(1), 0)),
+    "the second output": (
+        [helper.make_node("TopK", ["x", "k"], ["", "y"], axis=2)], {"k": np.array([2])},
+        np.argsort(-X, axis=2)[..., :2],
+    ),
+    "large constants are given": (
+        [node("Mod", "x w", fmod=1)], {"w": LARGE}, np.fmod(X, LARGE),
+    ),
+}  # fmt: skip
+
+
+def network(name: str) -> CompiledNetwork:
+    nodes, constants, _ = CASES[name]
+    return CompiledNetwork(translated(model(nodes, {"x": list(X.shape)}, constants), "net"), CPU.current(), {})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_unknown_operator_is_run_elsewhere(name: str, tmp_path: Path) -> None:
+    net = network(name)
+    np.testing.assert_allclose(net.run(X), CASES[name][2], rtol=1e-5, atol=1e-6)
+    (found,) = (n.operator for n in net.graph.nodes.values() if isinstance(n.operator, Foreign))
+    assert found.by == BY
+    assert f"{found.kind} " in net.explain()
+    assert net.explain().count(BY) == 1
+    net.save(tmp_path / "net.autoconv")
+    np.testing.assert_array_equal(autoconv.load(tmp_path / "net.autoconv").run(X), net.run(X))
+
+
+def missing(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(operator.importlib.util, "find_spec", lambda name: None if name in packages else find(name))
+
+
+def test_without_onnx_runtime_the_reference_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing(monkeypatch, "onnxruntime")
+    net = network("a scalar for each")
+    assert "onnx.reference" in net.explain()
+    np.testing.assert_allclose(net.run(X), np.linalg.det(X), rtol=1e-5)
+    missing(monkeypatch, "onnxruntime", "onnx")
+    with pytest.raises(ConfigError, match="Det: no kernel here: expected onnxruntime or onnx to be installed"):
+        network("a scalar for each")
+
+
+def test_constants_alone_are_computed_when_the_file_is_read() -> None:
+    nodes = [node("Det", "k", "d"), node("Mul", "x d")]
+    graph = translated(model(nodes, {"x": [2, 3, 3]}, {"k": 2 * np.eye(3, dtype=np.float32)}), "net")
+    assert not any(isinstance(n.operator, Foreign) for n in graph.nodes.values())
+    np.testing.assert_allclose(CompiledNetwork(graph, CPU.current(), {}).run(X), 8 * X, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (node("NonZero", "x"), r"node 'y' \(NonZero\): no kernel here, and the shape of its output 0 is not known"),
+        (node("TopK", "x x", "y z"), r"node 'y' \(TopK\): no kernel here, and ONNX does not take it: "),
+        (helper.make_node("Det", ["x"], ["y"], domain="com.example"), r"no such operator here of the domain"),
+        (
+            helper.make_node("If", ["x"], ["y"], then_branch=onnx.GraphProto(), else_branch=onnx.GraphProto()),
+            r"node 'y' \(If\): no such operator here",
+        ),
+    ],
+)
+def test_what_nobody_can_run_is_named(made: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        translated(model([made], {"x": [2, 3, 3]}), "net.onnx")
+    assert "\n" not in str(caught.value)
