@@ -151,6 +151,8 @@ class ConvLayer:
             return
         if self.direction != "fwd" or self.bias or self.residual:
             raise LayerError(f"dtype={self.dtype!r}: expected direction='fwd', no residual, a bias in its Quantization")
+        if self.activation not in (None, "relu"):
+            raise LayerError(f"activation={self.activation!r}: expected None or 'relu' where dtype={self.dtype!r}")
         if (terms := self.C // self.groups * self.R * self.S) > MOST_TERMS:
             limit = f"at most {MOST_TERMS} products in a sum, as more could overflow int32"
             raise LayerError(f"dtype={self.dtype!r}: expected {limit}, got C/groups * R * S = {terms}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from autoconv.common.expressions import Expression, constant_of, substituted
 from autoconv.errors import PlanError
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import (
@@ -25,7 +26,6 @@ from autoconv.networks.operators import (
     Transpose,
 )
 from autoconv.networks.operators.activations import GELU, HARD_SWISH, SILU, hard_sigmoid
-from autoconv.networks.operators.elementwise import Expression, constant_of, substituted
 from autoconv.networks.passes.folding import fold_padding, fold_scaling, transpose_matrices
 from autoconv.networks.passes.fusion import fuse_elementwise, inline_scalars
 from autoconv.networks.passes.identities import drop_identities

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 
+from autoconv.common.expressions import Expression
 from autoconv.networks.operators import activations
 from autoconv.networks.operators.convolution import MatMul
-from autoconv.networks.operators.elementwise import Expression
 from autoconv.networks.operators.shapes import Transpose
 from autoconv.networks.torch_reader.call import Call, Lowering
 
