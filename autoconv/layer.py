@@ -157,8 +157,6 @@ class ConvLayer:
             limit = f"at most {MOST_TERMS} products in a sum, as more could overflow int32"
             raise LayerError(f"dtype={self.dtype!r}: expected {limit}, got C/groups * R * S = {terms}")
 
-    # Everything below is computed, never stored.
-
     @property
     def filter_extent(self) -> Pair:
         """Rows and columns a dilated filter spans."""

@@ -30,24 +30,25 @@ KERNELS = machine_code.folder()  # as it is without any fixture
 # Of how many cases of a file (or of one test) the everyday suite takes one, so that it ends within three minutes on two
 # cores. Which one is drawn from its name: the same on every day, and no pattern of the parameters. `--full` takes all.
 THINNED = {
-    "core/test_capabilities.py::test_a_generated_kernel_runs_every_kind_of_layer": 16,
+    "core/test_capabilities.py::test_a_generated_kernel_runs_every_kind_of_layer": 32,
+    "core/test_capabilities.py::test_a_sample_of_what_is_declared_on_cuda_runs": 6,
     "core/test_functional.py": 16,
-    "core/test_registry.py": 4,
+    "core/test_registry.py": 8,
     "core/test_worker.py": 2,
     "cpu/test_cpu_direct.py": 24,
     "cpu/test_denormals.py::test_families_count_denormals_as_0_or_keep_them": 12,
-    "cpu/test_depthwise.py": 24,
+    "cpu/test_depthwise.py": 48,
     "cpu/test_epilogues.py::test_every_family_stores_with_every_activation": 20,
     "cpu/test_epilogues.py::test_nan_stays_nan": 3,
     "cpu/test_depthwise_wgrad.py": 3,
     "cpu/test_fft.py": 20,
-    "cpu/test_fft_matrix.py": 24,
-    "cpu/test_gemm.py": 40,
+    "cpu/test_fft_matrix.py": 48,
+    "cpu/test_gemm.py": 30,
     "cpu/test_gemm_packed.py": 20,
     "cpu/test_int8.py::test_every_way_gives_what_the_definition_says": 80,
     "cpu/test_int8.py::test_numpy_gives_what_the_definition_says": 16,
     "cpu/test_matrix.py::test_forward": 110,
-    "cpu/test_matrix.py::test_six_products_err_no_more_than_sums_in_float32": 16,
+    "cpu/test_matrix.py::test_six_products_err_no_more_than_sums_in_float32": 40,
     "cpu/test_matrix.py::test_gradient_of_the_input": 30,
     "cpu/test_matrix.py::test_a_strided_gradient_by_polyphase_components": 3,
     "cpu/test_matrix.py::test_epilogues": 14,
@@ -57,10 +58,10 @@ THINNED = {
     "cpu/test_matrix.py::test_three_products_of_float32_keep_their_bound": 5,
     "cpu/test_matrix.py::test_what_is_not_finite_stays_so_and_spoils_nothing_else": 5,
     "cpu/test_matrix_dot.py::test_layers": 10,
-    "cpu/test_matrix_dot.py::test_epilogues": 4,
+    "cpu/test_matrix_dot.py::test_epilogues": 8,
     "cpu/test_many_threads.py": 20,
     "cpu/test_many_threads.py::test_the_longest_thread_has_little_more_than_its_share": 40,
-    "cpu/test_numpy.py": 20,
+    "cpu/test_numpy.py": 30,
     "cpu/test_polyphase.py": 5,
     "cpu/test_winograd.py": 14,
     "cpu/test_winograd_matrix.py": 20,
@@ -72,12 +73,28 @@ THINNED = {
     "cuda/test_hopper.py": 10,
     "cuda/test_kernels.py": 40,
     "cuda/test_mutants.py": 3,
-    "cuda/test_cudnn.py": 6,
+    "cuda/test_cudnn.py": 12,
     "networks/test_onnx_nodes.py": 10,
     "networks/test_onnx_reader.py::test_the_networks_that_come_with_onnx_answer_what_is_stored": 25,
     "networks/test_passes.py::test_every_pass_keeps_the_answer_of_a_network": 7,
     "pytorch/test_conv2d.py::test_answers_and_gradients_are_those_of_pytorch": 5,
     "pytorch/test_reader.py::test_a_model_and_its_graph_agree_in_float64": 8,
+}
+
+# Tests of whole runs that take seconds; the everyday suite has cheaper ones of the same modules.
+FULL_ONLY = {
+    "bench/test_report.py::test_a_browser_shows_every_figure_in_light_and_dark_wide_and_narrow",
+    "bench/test_report.py::test_pictures_are_written_in_light_and_dark_and_what_is_missing_is_named",
+    "bench/test_strategies.py::test_the_command_compares_strategies",
+    "cli/test_cli.py::test_a_candidate_that_crashes_is_a_reason_and_not_the_end",
+    "cli/test_cli.py::test_piped_output_has_no_colours_and_cuts_nothing",
+    "core/test_planner.py::test_faulty_candidates_never_win_and_are_not_tried_again",
+    "core/test_search.py::test_a_search_in_a_worker_is_the_same",
+    "cuda/test_gpu_bench.py::test_a_fault_of_one_kernel_is_a_line_and_the_rest_goes_on",
+    "cuda/test_gpu_bench.py::test_a_lost_device_ends_its_process_and_not_the_run",
+    "cuda/test_gpu_bench.py::test_a_tuning_worker_that_loses_the_device_is_replaced",
+    "cuda/test_gpu_bench.py::test_an_interrupted_run_goes_on_where_its_lines_end",
+    "cuda/test_host.py::test_a_candidate_without_room_is_left_out_and_the_tuning_goes_on",
 }
 
 # A search that plans as always but times few candidates: how well it ends is the business of its own tests.
@@ -159,5 +176,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _everyday(item: pytest.Item) -> bool:
     """Whether the everyday suite runs it: one in so many of the cases that a parametrised test has."""
     path = item.path.relative_to(HERE).as_posix() if item.path.is_relative_to(HERE) else ""
-    of = THINNED.get(f"{path}::{getattr(item, 'originalname', '')}", THINNED.get(path, 1))
+    test = f"{path}::{getattr(item, 'originalname', '')}"
+    if test in FULL_ONLY:
+        return False
+    of = THINNED.get(test, THINNED.get(path, 1))
     return not hasattr(item, "callspec") or zlib.crc32(item.name.encode()) % of == 0
