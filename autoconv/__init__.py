@@ -1,7 +1,7 @@
 """autoconv finds the fastest way to compute a convolution layer on this machine, and remembers it."""
 
 from autoconv.algorithm import Algorithm, Candidate, Kernel
-from autoconv.common.quantization import Quantization
+from autoconv.common.epilogue.quantization import Quantization
 from autoconv.cpu.device import CPU
 from autoconv.device import Device
 from autoconv.errors import ArrayError, AutoconvError, ConfigError, LayerError, PlanError, RecordError

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from autoconv.common import activations, arguments
+from autoconv.common import arguments
+from autoconv.common.epilogue import activations
 from autoconv.common.types import DTYPES as DTYPES  # whose name belongs to layers
 from autoconv.common.types import INTEGERS, MOST_TERMS, SUMS, dtype_name, output_name
 from autoconv.errors import LayerError
@@ -19,7 +20,6 @@ Sides = tuple[Pair, Pair]
 Shape = tuple[int, ...]
 Direction = Literal["fwd", "dgrad", "wgrad"]
 Layout = Literal["NCHW", "NHWC"]
-
 LAYOUTS = ("NCHW", "NHWC")
 DIRECTIONS = ("fwd", "dgrad", "wgrad")
 GROUPINGS = ("dense", "grouped", "depthwise")

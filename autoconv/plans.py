@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autoconv.algorithm import Array, Candidate, Kernel
 from autoconv.common.arrays import like
-from autoconv.common.quantization import Quantization, operand_of
+from autoconv.common.epilogue.quantization import Quantization, operand_of
 from autoconv.common.text import duration, size
 from autoconv.device import Device
 from autoconv.errors import ArrayError

@@ -22,7 +22,11 @@ from autoconv.common import machine_code
 
 PACKAGE = Path(__file__).parents[1]
 # Files outside a device's rooms that decide what a kernel is.
-SINGLE = ("layer.py", "common/activations.py", "common/expressions.py", "common/winograd_math.py")
+SINGLE = (
+    "layer.py",
+    *(f"common/epilogue/{name}.py" for name in ("activations", "expressions", "quantization")),
+    "common/winograd_math.py",
+)
 CUDA_TEXT = (".cu", ".cuh")
 State = tuple[str, int, int, int, int]
 _PYTHON = re.compile(

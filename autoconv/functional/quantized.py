@@ -8,7 +8,7 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.common.arrays import like
-from autoconv.common.quantization import MOST, Quantization, finished
+from autoconv.common.epilogue.quantization import MOST, Quantization, finished
 from autoconv.common.types import INTEGERS
 from autoconv.errors import ArrayError, LayerError
 from autoconv.functional.operands import Padding, arrays_of, extents_of, number_of, planned

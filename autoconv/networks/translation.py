@@ -8,7 +8,7 @@ from typing import Literal, NoReturn
 
 import numpy as np
 
-from autoconv.common.expressions import Expression
+from autoconv.common.epilogue.expressions import Expression
 from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators.base import Operator, TensorType

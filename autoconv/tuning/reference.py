@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from autoconv.algorithm import Array
-from autoconv.common import activations
+from autoconv.common.epilogue import activations
 from autoconv.layer import ConvLayer
 
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from autoconv import registry
 from autoconv.algorithm import Array, Kernel
-from autoconv.common import activations
-from autoconv.common.quantization import Quantization, finished, meanings
+from autoconv.common.epilogue import activations
+from autoconv.common.epilogue.quantization import Quantization, finished, meanings
 from autoconv.common.types import INTEGERS, MOST_TERMS
 from autoconv.device import Device
 from autoconv.errors import AutoconvError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from layers import ACTIVATIONS
 
-from autoconv.common import activations, expressions
+from autoconv.common.epilogue import activations, expressions
 from autoconv.errors import LayerError
 
 

@@ -15,7 +15,7 @@ from guards import run_guarded, some
 from vectors import INSTRUCTION_SETS
 
 from autoconv.algorithm import Candidate
-from autoconv.common.quantization import Quantization
+from autoconv.common.epilogue.quantization import Quantization
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.cpu.int8.algorithm import Int8, products

@@ -12,7 +12,7 @@ pytest.importorskip("onnx")
 from onnx_models import model, node
 
 from autoconv.bench.networks.models import light, randomised
-from autoconv.common.expressions import with_constants
+from autoconv.common.epilogue.expressions import with_constants
 from autoconv.networks.graph import Graph
 from autoconv.networks.onnx_reader import translated
 from autoconv.networks.operators import Conv, ConvTranspose, MatMul

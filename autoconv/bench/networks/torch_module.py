@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autoconv.common.expressions import Expression, constant_of, substituted
+from autoconv.common.epilogue.expressions import Expression, constant_of, substituted
 from autoconv.errors import PlanError
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from autoconv.algorithm import Algorithm, Array, Kernel, Params
-from autoconv.common import activations, expressions
+from autoconv.common.epilogue import activations, expressions
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.common.estimate import meeting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoconv.common.activations import expression
+from autoconv.common.epilogue.activations import expression
 from autoconv.cpu.codegen.ir import Function, Module, Type, Value, i64, ptr, widened
 from autoconv.cpu.common.correlation import Correlation
 from autoconv.cpu.common.functions import value_of

@@ -117,7 +117,7 @@ FLOAT32_SERIES = frozenset({"exp", "erf", "tanh", "sigmoid"})  # which are no mo
 
 
 def value_of(k: Function, expression: Any, inputs: Sequence[Value], like: Value) -> Value:
-    """What an expression gives (`common.expressions`); equal parts of it are computed once."""
+    """What an expression gives (`common.epilogue.expressions`); equal parts of it are computed once."""
     known: dict[Any, Value] = {}
 
     def value(part: Any) -> Value:

@@ -18,7 +18,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from autoconv.algorithm import Algorithm, Array, Kernel, Params
-from autoconv.common import activations
+from autoconv.common.epilogue import activations
 from autoconv.cpu.allocator import ALIGNMENT
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from autoconv.algorithm import Array, Kernel, Params
-from autoconv.common.quantization import finished, meanings
+from autoconv.common.epilogue.quantization import finished, meanings
 from autoconv.common.types import INTEGERS
 from autoconv.cpu.device import CPU
 from autoconv.cpu.numpy.direct import NumpyDirect, NumpyDirectKernel

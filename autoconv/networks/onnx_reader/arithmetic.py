@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from autoconv.common.expressions import Expression
+from autoconv.common.epilogue.expressions import Expression
 from autoconv.networks.onnx_reader.call import Call, Lowering
 from autoconv.networks.operators import activations
 from autoconv.networks.operators.convolution import MatMul

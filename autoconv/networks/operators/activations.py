@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from autoconv.common.activations import PLAIN
-from autoconv.common.expressions import Expression
+from autoconv.common.epilogue.activations import PLAIN
+from autoconv.common.epilogue.expressions import Expression
 
 LARGEST = float(np.finfo(np.float32).max)  # a bound like this is none
 

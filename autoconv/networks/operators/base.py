@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from autoconv.common import activations
+from autoconv.common.epilogue import activations
 from autoconv.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoconv.common.expressions import FUNCTIONS, Expression, is_valid, value_of, with_constants
+from autoconv.common.epilogue.expressions import FUNCTIONS, Expression, is_valid, value_of, with_constants
 from autoconv.errors import ConfigError
 from autoconv.networks.operators.base import Operator, TensorType
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from autoconv.common import activations
-from autoconv.common.expressions import Expression, constants, value_of
+from autoconv.common.epilogue import activations
+from autoconv.common.epilogue.expressions import Expression, constants, value_of
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import Conv, Elementwise, MatMul
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autoconv.common.expressions import constant_of
+from autoconv.common.epilogue.expressions import constant_of
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import Conv, ConvTranspose, Elementwise, MatMul, Pad
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoconv.common.expressions import functions, substituted
+from autoconv.common.epilogue.expressions import functions, substituted
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Elementwise
 

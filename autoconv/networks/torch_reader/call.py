@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autoconv.common.expressions import Expression, substituted
+from autoconv.common.epilogue.expressions import Expression, substituted
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators.elementwise import Elementwise
 from autoconv.networks.operators.sampling import Sampler

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from autoconv.common.expressions import Expression, value_of, with_constants
+from autoconv.common.epilogue.expressions import Expression, value_of, with_constants
 from autoconv.errors import LayerError
 
 _HARD_SIGMOID: Expression = ("min", ("max", ("add", ("mul", 0, 1 / 6), 0.5), 0.0), 1.0)
