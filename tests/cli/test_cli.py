@@ -429,12 +429,17 @@ def test_a_bad_environment_is_bad_usage(
     assert captured.err.count("\n") == 1
 
 
-def test_a_folder_that_cannot_be_written_costs_persistence_only(place: Path) -> None:
+@pytest.mark.parametrize(("verb", "status", "shown"), [("explain", 0, "fwd-float32-NCHW-N1-C4"), ("tune", 1, "timed")])
+def test_a_folder_that_cannot_be_written_costs_persistence_only(
+    verb: str, status: int, shown: str, place: Path, request: pytest.FixtureRequest
+) -> None:
+    if verb == "tune" and not request.config.getoption("full"):
+        pytest.skip("it surveys the machine: with --full")
     (place / "file").write_text("")
     (place / "one.yaml").write_text("name: One\nbatch: 1\nlayers: [{name: only, C: 4, H: 6, K: 8, R: 1}]\n")
-    found = run("explain", "one.yaml", "--mode", "hybrid", env={"AUTOCONV_CACHE_DIR": str(place / "file" / "cache")})
-    assert found.returncode == 0
-    assert found.stdout.startswith("fwd-float32-NCHW-N1-C4")
+    found = run(verb, "one.yaml", "--mode", "hybrid", env={"AUTOCONV_CACHE_DIR": str(place / "file" / "cache")})
+    assert found.returncode == status
+    assert shown in found.stdout
     lines = found.stderr.splitlines()
     assert lines  # one for the records, one for the compiled kernels
     assert all(line.startswith(f"autoconv: warning: {place / 'file' / 'cache'}") for line in lines)

@@ -176,7 +176,7 @@ def test_a_processor_without_an_instruction_says_so() -> None:
     layer = ConvLayer(**BASE, dtype="uint8")
     params = {"product": "tdpbusd", "NV": 2, "TP": 3, "strip": 40}
     (reason,) = Int8().why_not(layer, device, params)
-    assert reason == f"product=tdpbusd: expected {' or '.join(products(device))}, as this processor has"
+    assert reason == f"product=tdpbusd: expected {' or '.join(products(device))}, as this process may use"
     emulated = replace(device, matrix_unit="emulated")
     assert products(emulated)[0] == "tdpbusd"
     assert Int8().why_not(layer, emulated, params) == []

@@ -108,6 +108,17 @@ def test_a_device_with_tiles_in_a_process_without_permission(family: TileAlgorit
 
 
 @pytest.mark.skipif(host_level() == "amx", reason="this process may use tiles")
+@pytest.mark.skipif(host_level() == "amx", reason="this process may use tiles")
+def test_quantised_layers_are_computed_by_vectors_without_permission() -> None:
+    layer = LAYER.replace(dtype="uint8")
+    family = next(family for family in registry.algorithms(AMX) if family.name == "int8")
+    named = family.all(layer, AMX)
+    assert named
+    assert all(candidate.params["product"] != "tdpbusd" for candidate in named)
+    (reason,) = family.why_not(layer, AMX, named[0].params | {"product": "tdpbusd", "NV": 2, "TP": 1})
+    assert "product=tdpbusd" in reason
+
+
 def test_without_permission_plans_are_made_of_the_rest(tmp_path: Any) -> None:
     cache = TuningCache(tmp_path, system=None)
     made = plan(LAYER, "heuristic", device=AMX, cache=cache)

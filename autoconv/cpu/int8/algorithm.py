@@ -26,10 +26,11 @@ NEEDED = {  # of a processor, for a product on vectors of an instruction set
 
 
 def products(device: CPU) -> tuple[str, ...]:
-    """How a device can multiply words, the fastest first."""
+    """How this process can multiply words on a device, the fastest first."""
     there = compiler.host_features()
     able = [product for product, needs in NEEDED.items() if there.get(needs.get(device.instruction_set, ""), False)]
-    return (*(["tdpbusd"] if device.matrix_unit else []), *able, "plain")
+    tiles = bool(device.matrix_unit) and not (device.matrix_unit == "amx" and permission.refused())
+    return (*(["tdpbusd"] if tiles else []), *able, "plain")
 
 
 class Int8(GeneratedAlgorithm):
@@ -64,7 +65,7 @@ class Int8(GeneratedAlgorithm):
         product, NV, TP, strip = (params[name] for name in ("product", "NV", "TP", "strip"))
         reasons = []
         if product not in (able := products(device)):
-            reasons.append(f"product={product}: expected {' or '.join(able)}, as this processor has")
+            reasons.append(f"product={product}: expected {' or '.join(able)}, as this process may use")
         for name, value in (("NV", NV), ("TP", TP), ("strip", strip)):
             if not isinstance(value, int) or not 0 < value <= 1 << 20:
                 reasons.append(f"{name}={value}: expected a positive integer")
