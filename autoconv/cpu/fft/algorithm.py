@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from autoconv.algorithm import PADDING_ONLY, Params
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.common.grid import batches, parts
 from autoconv.cpu.device import CPU
@@ -28,7 +27,9 @@ from autoconv.cpu.fft.geometry import (
     fourier_correlations,
 )
 from autoconv.cpu.fft.kernels import emit
-from autoconv.cpu.transform.estimate import Forecast, forecast
+from autoconv.cpu.machine.model import Machine
+from autoconv.cpu.transform.algorithm import TransformAlgorithm
+from autoconv.cpu.transform.estimate import Counts, forecast
 from autoconv.cpu.transform.geometry import TiledAxis, unfit
 from autoconv.layer import ConvLayer
 
@@ -59,7 +60,7 @@ def _sizes(axis: CorrelationAxis, pairs: bool) -> list[CircularAxis]:
     return found
 
 
-class TiledFFT(GeneratedAlgorithm):
+class TiledFFT(TransformAlgorithm[FourierTiling]):
     """Spectra of tiles for fwd and dgrad.
 
     Tiles of `tile` inputs; chunks of `rows` of tiles; cooperative batches of `coop` chunks, 0 for threads on their own.
@@ -133,21 +134,8 @@ class TiledFFT(GeneratedAlgorithm):
             reasons.append(f"stack for a filter: expected at most {LARGEST_STACK >> 10} KiB, got {stack >> 10}")
         return reasons
 
-    def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return max(tiling.workspace_bytes() for tiling in self.tilings(layer, device, params))
-
-    def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return layer.accumulator.itemsize * sum(tiling.packed_size for tiling in self.tilings(layer, device, params))
-
-    def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        return self._forecast(layer, device, params).seconds
-
-    def party(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return self._forecast(layer, device, params).party
-
-    def _forecast(self, layer: ConvLayer, device: CPU, params: Params) -> Forecast:
-        cut = self.tilings(layer, device, params)
-        return forecast([(tiling, counts(tiling, device.machine)) for tiling in cut], device.machine)
+    def counts(self, tiling: FourierTiling, machine: Machine) -> Counts:
+        return counts(tiling, machine)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, self.tilings(layer, device, params))

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from autoconv.algorithm import Params, bound_for
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.common.grid import batches, parts
 from autoconv.cpu.device import CPU
-from autoconv.cpu.transform.estimate import Forecast, forecast
+from autoconv.cpu.machine.model import Machine
+from autoconv.cpu.transform.algorithm import TransformAlgorithm
+from autoconv.cpu.transform.estimate import Counts
 from autoconv.cpu.transform.geometry import unfit
 from autoconv.cpu.winograd.estimate import counts
 from autoconv.cpu.winograd.geometry import (
@@ -43,7 +44,7 @@ def _parse(params: Params) -> tuple[tuple[int, int], int, int]:
     return (down, across), int(params["rows"]), int(params["coop"])
 
 
-class Winograd(GeneratedAlgorithm):
+class Winograd(TransformAlgorithm[WinogradTiling]):
     """F(m x m, r x r) for fwd and dgrad.
 
     Tiles of `m` outputs; chunks of `rows` of tiles; cooperative batches of `coop` chunks, 0 for threads on their own.
@@ -91,21 +92,8 @@ class Winograd(GeneratedAlgorithm):
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         return refusals_of(_parse(params)[0], self.tilings(layer, device, params))
 
-    def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return max(tiling.workspace_bytes() for tiling in self.tilings(layer, device, params))
-
-    def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return layer.accumulator.itemsize * sum(tiling.packed_size for tiling in self.tilings(layer, device, params))
-
-    def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        return self._forecast(layer, device, params).seconds
-
-    def party(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return self._forecast(layer, device, params).party
-
-    def _forecast(self, layer: ConvLayer, device: CPU, params: Params) -> Forecast:
-        cut = self.tilings(layer, device, params)
-        return forecast([(tiling, counts(tiling, device.machine)) for tiling in cut], device.machine)
+    def counts(self, tiling: WinogradTiling, machine: Machine) -> Counts:
+        return counts(tiling, machine)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
         down, across = _parse(params)[0]
