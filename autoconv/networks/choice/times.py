@@ -23,13 +23,14 @@ from autoconv.records.cache import TuningCache
 from autoconv.records.store import TextStore
 
 WARM_UP, SAMPLES = 3, 15
+TOGETHER = 8  # runs in one call, as kernels of a network follow each other
 
 
 class OperatorTimes:
     """Seconds of operators on a device, by what they are applied to.
 
-    A time is the median of some runs of the operator's kernel alone, its input as the last run left it. It counts until
-    the code of the kernels between layers changes.
+    A time is the median over some calls of several runs of the operator's kernel, its input as the last run left it. It
+    counts until the code of the kernels between layers changes.
 
     Parameters
     ----------
@@ -94,16 +95,17 @@ def _version() -> str:
 def _samples(operator: Operator, inputs: Sequence[TensorType], device: CPU) -> list[float]:
     graph = Graph("one operator")
     names = [graph.add_input(f"x{n}", found) for n, found in enumerate(inputs)]
-    graph.outputs["y"] = graph.add("y", operator, *names)
+    for _ in range(TOGETHER):
+        graph.outputs["y"] = graph.add("y", operator, *names)
     views = Views(graph)
     nodes = [node for node in graph.nodes.values() if node.name not in views.free]
     maker = StepMaker(graph, views, device)
-    instance = Instance(Schedule(graph, views, device, [maker.step(node) for node in nodes]), apart=True)
+    instance = Instance(Schedule(graph, views, device, [maker.step(node) for node in nodes]))
     rng = np.random.default_rng(0)
     given = {name: rng.standard_normal(t.shape).astype(t.dtype) for name, t in graph.inputs.items()}
-    runs = []
+    calls = []
     for _ in range(WARM_UP + SAMPLES):
         seconds: list[float] = []
         instance.run(given, seconds)
-        runs.append(sum(seconds))
-    return runs[WARM_UP:]
+        calls.append(sum(seconds) / TOGETHER)
+    return calls[WARM_UP:]

@@ -64,6 +64,8 @@ class CompiledNetwork:
         Where.
     plans : dict of str to Plan
         How each convolution and fully connected layer is computed, by the name of its node.
+    in_nhwc : frozenset of str
+        The nodes whose arrays are in NHWC; all other arrays are as the model states them.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class CompiledNetwork:
         self._options = dict(options)
         self._lock = threading.Lock()
         self.plans: dict[str, Plan] = {}
+        self.in_nhwc: frozenset[str] = frozenset()
         self._packed: dict[str, Array] = {}
         self._compile("heuristic", candidates or {}, last)
 
@@ -103,7 +106,7 @@ class CompiledNetwork:
         schedule = Schedule(graph, views, self.device, steps, self._options.get("denormals") == "keep")
         with self._lock:
             self.graph, self.plans = graph, plans
-            self._last = frozenset(last if graph is not self._first else ())  # what does not fit is in NCHW
+            self.in_nhwc = frozenset(last if graph is not self._first else ())  # what does not fit is in NCHW
             self._schedule, self._instances = schedule, [Instance(schedule)]
 
     def _layer_step(self, graph: Graph, node: Node, made: Plan) -> Step:
@@ -144,7 +147,7 @@ class CompiledNetwork:
         >>> net = autoconv.load("model.autoconv")  # doctest: +SKIP
         """
         try:
-            saved.write(Path(path), self._first, self._last, self.plans, self.device)
+            saved.write(Path(path), self._first, self.in_nhwc, self.plans, self.device)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
 
@@ -314,7 +317,7 @@ class CompiledNetwork:
         return "\n".join(lines)
 
     def _operator(self, node: Node) -> str:
-        return f"{node.operator.kind} NHWC" if node.name in self._last else node.operator.kind
+        return f"{node.operator.kind} NHWC" if node.name in self.in_nhwc else node.operator.kind
 
     def __repr__(self) -> str:
         return f"<CompiledNetwork {self.graph.name} on {self.device.name}>"
