@@ -1,9 +1,9 @@
 """The layout of every array of a network, chosen together with the candidates of its layers, from recorded facts.
 
 A layer costs what its best candidate in a layout takes under the caller's limits, in NHWC with the noise of both times
-on top, as they are of two races. What lies between layers, and the conversions from layout to layout, cost what they were
-measured to take. Where one array is taken in both layouts, one conversion serves all who take it. Everything in NCHW is
-one of the choices; so no other is made that the records do not call faster.
+on top, as they are of two races. What lies between layers, and the conversions from layout to layout, cost what they
+were measured to take. Where one array is taken in both layouts, one conversion serves all who take it. Everything in
+NCHW is one of the choices; so no other is made that the records do not call faster.
 """
 
 from __future__ import annotations
