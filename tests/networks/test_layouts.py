@@ -184,6 +184,20 @@ def test_what_may_be_noise_is_no_gain(monkeypatch: pytest.MonkeyPatch, tmp_path:
         assert arrays_in_nhwc(graph, CPU.current(), options, "heuristic") == found
 
 
+def test_limits_hold_in_either_layout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    times, seen = Times(monkeypatch, {"3x8 NCHW": 10.0, "3x8 NHWC": 6.0}, {}), []
+
+    def plan(layer: ConvLayer, mode: str, **options: Any) -> Any:
+        seen.append((layer.layout, options))
+        return times.plan(layer, mode)
+
+    monkeypatch.setattr(together, "plan", plan)
+    limits = {"workspace_limit": 9, "deterministic": True, "tolerance": 1e-5, "cache": TuningCache(tmp_path, None)}
+    arrays_in_nhwc(tree([("a", "x", 3, 8)]), CPU.current(), {**limits, "memory_limit": 1 << 20}, "cached")
+    assert [layout for layout, _ in seen] == ["NHWC", "NCHW"]
+    assert all(options == {"device": CPU.current(), "weights": "constant", **limits} for _, options in seen)
+
+
 @kernels
 def test_layouts_are_kept_with_a_network(tmp_path: Path) -> None:
     graph, path = mixed(), tmp_path / "net.autoconv"
