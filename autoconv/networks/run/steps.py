@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.common.types import INTEGERS
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import Module
 from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import INPUTS, OUTPUT, elementwise, resize, rows, windows
+from autoconv.cpu.operators.elements import ELEMENTS
 from autoconv.cpu.operators.elementwise import Strides, collapsed
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import (
@@ -21,6 +23,7 @@ from autoconv.networks.operators import (
     Concat,
     Elementwise,
     Foreign,
+    Operator,
     Pad,
     Pool,
     Reduce,
@@ -96,11 +99,19 @@ class StepMaker:
             return Step(node, node.operator.by, function=node.operator.evaluate)
         types = [self.graph.types[name] for name in (*node.inputs, node.name)]
         calls = None
-        if pool.available() and all(t.dtype == "float32" and math.prod(t.shape) for t in types):
-            calls = self._calls(node)
+        if pool.available() and self._has_kernels(node.operator, {t.dtype for t in types}):
+            calls = self._calls(node) if all(math.prod(t.shape) for t in types) else None
         if calls is None:
             return Step(node, "NumPy", function=node.operator.evaluate)
         return Step(node, "kernel", tuple(calls))
+
+    def _has_kernels(self, operator: Operator, dtypes: set[str]) -> bool:
+        """Whether there are kernels for arrays of such types: of float32 for all, of others for what moves elements."""
+        if dtypes == {"float32"}:
+            return True
+        moves = isinstance(operator, Concat | Pad | Slice | Transpose) and dtypes <= {*ELEMENTS}
+        largest = isinstance(operator, Pool) and operator.reduction == "max" and dtypes <= {*INTEGERS}
+        return moves or largest or (isinstance(operator, Elementwise) and operator.dtype is not None)
 
     def _calls(self, node: Node) -> list[Call] | None:
         """The kernels of a node; None where there are none."""
@@ -134,6 +145,7 @@ class StepMaker:
             pool = windows.PoolShape(
                 operator.reduction, math.prod(before[:2]), (before[2], before[3]), (shape[2], shape[3]),
                 operator.window, operator.stride, operator.padding, operator.dilation, operator.include_padding,
+                self.graph.types[node.name].dtype,
             )  # fmt: skip
             if 4 * pool.row_elements(16) > windows.LARGEST_ROW:
                 return None
@@ -182,11 +194,13 @@ class StepMaker:
     ) -> Call:
         """A kernel that stores an expression of the first input from element `start` on, to the output from `to` on."""
         sizes, steps = collapsed(shape, [out, *strides])
-        program = compiler.build(elementwise.emit, self.device.instruction_set, expression, sizes, steps)
+        types = tuple(self.graph.types[name].dtype for name in (node.name, *inputs))
+        program = compiler.build(elementwise.emit, self.device.instruction_set, expression, sizes, steps, types)
+        bytes_of = [ELEMENTS[dtype].bytes for dtype in types]
         operands: list[Ref | None] = [None] * 6
-        operands[OUTPUT] = Ref(node.name, 4 * to)
+        operands[OUTPUT] = Ref(node.name, bytes_of[0] * to)
         for n, (slot, name) in enumerate(zip(INPUTS, inputs, strict=False)):
-            operands[slot] = Ref(name, 4 * start if n == 0 else 0)
+            operands[slot] = Ref(name, bytes_of[1] * start if n == 0 else 0)
         return Call(program, tuple(operands))
 
     def _copy(
