@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES, VECTOR_REGISTERS
 from autoconv.cpu.codegen.tiles import TILE_ROWS, WORDS
-from autoconv.cpu.int8.words import CHANNELS
+from autoconv.cpu.codegen.words import CHANNELS
 from autoconv.layer import ConvLayer
 
 WORD = 4  # bytes
