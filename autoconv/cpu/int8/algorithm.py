@@ -78,8 +78,7 @@ class Int8(GeneratedAlgorithm):
         machine, panel, vector = device.machine, _panel(layer, device, params), VECTOR_BYTES[device.instruction_set]
         cut = panel.cut
         strips = layer.N * layer.groups * panel.strips
-        rows, length = panel.lengths
-        outputs = panel.side * 16 if panel.tiles else rows * math.ceil(length / cut.TP) * cut.TP
+        outputs = panel.side * 16 if panel.tiles else math.ceil(panel.sums / cut.TP) * cut.TP
         steps = strips * outputs * panel.filter_blocks * (panel.filter_words - 1)  # words, by TK filters
         if panel.tiles:
             seconds = 2.0 * CHANNELS[cut.product] * steps * cut.TK / machine.tiles(device.matrix_unit or "", "int8")
