@@ -42,6 +42,9 @@ class Elementwise(Operator):
             return "quantize" if self.dtype in INTEGERS else "dequantize"
         return str(self.expression[0]) if isinstance(self.expression, tuple) else "copy"
 
+    def channels_last(self) -> Elementwise:
+        return self
+
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         found = {t.dtype for t in inputs}
         if self.dtype is None and len(found) != 1:
