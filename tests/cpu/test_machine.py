@@ -156,6 +156,8 @@ def test_products_of_words_are_as_fast_as_multiply_adds_where_bytes_were_not_mea
     assert MACHINE.word_products("avx2", 4, 8) == MACHINE.multiply_adds("avx2", "float32", 8)
     bytes_too = dataclasses.replace(MACHINE, peaks={"avx2": {"float32": 2e11, "int8": 6.4e11}})
     assert bytes_too.word_products("avx2", 4, 8) == 6.4e11 / (2 * 4 * 8 * 2)
+    assert bytes_too.flops("avx2", "uint8") == bytes_too.flops("avx2", "int8") == 6.4e11
+    assert MACHINE.flops("avx2", "uint8") == MACHINE.flops("avx2", "float32")
 
 
 def test_the_peak_of_a_matrix_unit_is_measured_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,8 @@ class Machine:
         unit : str
             An instruction set, or a unit for matrices.
         dtype : str
-            In which the unit computes; 16-bit types are computed with in float32 by vector units.
+            In which the unit computes; 16-bit types are computed with in float32 by vector units. Bytes of either sign
+            are int8, and count as float32 where that was not measured.
 
         Returns
         -------
@@ -90,7 +91,8 @@ class Machine:
             Where that was not measured.
         """
         peaks = self.peaks[unit]
-        return peaks[dtype] if dtype in peaks else peaks["float32"]
+        name = "int8" if dtype == "uint8" else dtype
+        return peaks[name] if name in peaks else peaks["float32"]
 
     def multiply_adds(self, unit: str, dtype: str, lanes: int) -> float:
         """Vectors of multiply-adds per second of one thread.
