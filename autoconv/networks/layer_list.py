@@ -7,7 +7,7 @@ from pathlib import Path
 from autoconv.layer import ConvLayer
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layers import NamedLayer, Network
-from autoconv.networks.operators import Conv, ConvTranspose, MatMul
+from autoconv.networks.operators import Conv, ConvTranspose, MatMul, QuantizedMatMul, QuantizedProduct
 
 
 def layer_of(graph: Graph, node: Node) -> ConvLayer | None:
@@ -16,7 +16,7 @@ def layer_of(graph: Graph, node: Node) -> ConvLayer | None:
     if isinstance(node.operator, MatMul):
         constant = node.inputs[1] in graph.constants
         return node.operator.layer(types) if constant else None
-    return node.operator.layer(types) if isinstance(node.operator, Conv | ConvTranspose) else None
+    return node.operator.layer(types) if isinstance(node.operator, Conv | ConvTranspose | QuantizedProduct) else None
 
 
 def layer_list(graph: Graph) -> Network:
@@ -32,7 +32,7 @@ def layer_list(graph: Graph) -> Network:
         layer = layer_of(graph, node)
         if layer is None:
             continue
-        if not isinstance(node.operator, MatMul):
+        if not isinstance(node.operator, MatMul | QuantizedMatMul):
             batches[layer.N] = None
         layer = layer.replace(N=1, direction="fwd")
         first.setdefault(layer, (node.name, place))

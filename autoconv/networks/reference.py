@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from autoconv.networks.graph import Graph
+from autoconv.networks.operators.base import Operator, TensorType
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -34,6 +35,13 @@ def evaluate(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.nda
             if not left[name]:
                 values.pop(name, None)
     return {name: values[value] for name, value in graph.outputs.items()}
+
+
+def constant_of(operator: Operator, arrays: Sequence[np.ndarray], found: TensorType) -> np.ndarray:
+    """What an operator makes of constants, rounded once from float64 to the type that it has."""
+    with np.errstate(all="ignore"):
+        value = operator.evaluate(*map(_wide, arrays)).astype(found.dtype)
+    return np.ascontiguousarray(value.reshape(found.shape))
 
 
 def _wide(array: np.ndarray) -> np.ndarray:

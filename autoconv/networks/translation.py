@@ -15,6 +15,7 @@ from autoconv.networks.operators.base import Operator, TensorType
 from autoconv.networks.operators.elementwise import Elementwise
 from autoconv.networks.operators.sampling import Sampler
 from autoconv.networks.operators.shapes import Pad, Reshape, Slice
+from autoconv.networks.reference import constant_of
 
 LARGEST_CONSTANTS = (1 << 31) - 1  # bytes of all constants of a network
 LARGEST_EXTENT = 1 << 16  # of an array that is resized
@@ -53,11 +54,8 @@ class Translation:
         found = graph.types[checked]
         del graph.nodes[checked], graph.types[checked]
         self.check_room(found)
-        arrays = [graph.constants[name] for name in inputs]
-        wide = [a.astype(np.float64) if a.dtype.kind not in "iub" else a for a in arrays]
-        with np.errstate(all="ignore"):
-            value = operator.evaluate(*wide).astype(found.dtype)
-        return graph.add_constant(self.name, np.ascontiguousarray(value.reshape(found.shape)))
+        value = constant_of(operator, [graph.constants[name] for name in inputs], found)
+        return graph.add_constant(self.name, value)
 
     def apply(self, expression: Expression, *inputs: str) -> str:
         """A function of single elements."""

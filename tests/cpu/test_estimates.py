@@ -20,7 +20,8 @@ from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu import threads
 from autoconv.cpu.device import CPU
-from autoconv.cpu.machine.model import Curve, Machine
+from autoconv.cpu.machine.curve import Curve
+from autoconv.cpu.machine.model import Machine
 from autoconv.layer import ConvLayer
 
 TESTS = Path(__file__).parents[1]
@@ -36,6 +37,7 @@ LAYERS = {
         N=2, C=64, H=56, W=56, K=64, R=3, S=3, padding=1, stride=2, groups=64, direction="wgrad"
     ),
     "NHWC": ConvLayer(N=2, C=64, H=28, W=28, K=64, R=3, S=3, padding=1, layout="NHWC"),
+    "bytes": ConvLayer(N=2, C=64, H=28, W=28, K=64, R=3, S=3, padding=1, layout="NHWC", dtype="uint8"),
 }
 
 

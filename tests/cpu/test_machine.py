@@ -12,10 +12,12 @@ import vectors
 
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Module
+from autoconv.cpu.codegen.words import CHANNELS, vector_products
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine import measure as measuring
 from autoconv.cpu.machine import probes, recorded
-from autoconv.cpu.machine.model import BUSY, Curve, Machine
+from autoconv.cpu.machine.curve import Curve
+from autoconv.cpu.machine.model import BUSY, Machine
 from autoconv.cpu.pool import Entry
 from autoconv.errors import CacheWarning, PlanError, RecordError
 from autoconv.paths import cache_folder
@@ -60,6 +62,25 @@ def test_the_peak_probe_does_the_multiply_adds_it_is_credited_with(
     run(np.full(lanes, probes.FACTOR, dtype), np.array([1, 1, 1]), out)
     first = sum(probes.FACTOR * (n + 1) for n in range(probes.CHAINS))
     np.testing.assert_allclose(out[0], first * (1 + probes.FACTOR) ** probes.ROUNDS, rtol=precision)
+    assert not out[1].any()
+
+
+@pytest.mark.parametrize("instruction_set", vectors.INSTRUCTION_SETS)
+def test_the_probe_of_words_does_the_products_it_is_credited_with(instruction_set: str) -> None:
+    lanes = VECTOR_BYTES[instruction_set] // 4
+    factor = np.arange(1, lanes + 1, dtype=np.int32) * 0x01030507
+    out = np.zeros((2, lanes), np.int32)
+    product = vector_products(instruction_set)[0]
+    run = Entry(compiler.build(probes.emit_words, instruction_set, product), probes.WORDS, 1)
+    run(factor, np.array([1, 1, 1]), out)
+    narrow = np.int16 if CHANNELS[product] == 2 else np.int8
+    pixels = np.int16 if CHANNELS[product] == 2 else np.uint8  # without a sign
+    sums = factor + np.arange(probes.CHAINS, dtype=np.int32)[:, None]
+    filters = factor.view(narrow).astype(np.int32).reshape(lanes, -1)
+    for _ in range(probes.ROUNDS):
+        numbers = sums.view(pixels).astype(np.int32).reshape(probes.CHAINS, lanes, -1)
+        sums = sums + np.einsum("nlc,lc->nl", numbers, filters)
+    np.testing.assert_array_equal(out[0], np.bitwise_xor.reduce(sums))
     assert not out[1].any()
 
 
@@ -123,6 +144,7 @@ def test_a_measurement_is_whole_and_reads_back(threads: int, monkeypatch: pytest
     assert [name for name, value in found.to_json().items() if value is None] == []
     assert found.flops(isa, "float32") > found.flops(isa, "float64") > 0
     assert found.flops(isa, "float16") == found.flops(isa, "float32")
+    assert found.flops(isa, "int8") > 0
     for curve in (found.read_one, found.read, found.write, found.chase):
         assert curve is not None
         rates = [rate for _, rate in curve.points]
@@ -130,12 +152,21 @@ def test_a_measurement_is_whole_and_reads_back(threads: int, monkeypatch: pytest
     assert not found.thorough
 
 
+def test_products_of_words_are_as_fast_as_multiply_adds_where_bytes_were_not_measured() -> None:
+    assert MACHINE.word_products("avx2", 4, 8) == MACHINE.multiply_adds("avx2", "float32", 8)
+    bytes_too = dataclasses.replace(MACHINE, peaks={"avx2": {"float32": 2e11, "int8": 6.4e11}})
+    assert bytes_too.word_products("avx2", 4, 8) == 6.4e11 / (2 * 4 * 8 * 2)
+    assert bytes_too.flops("avx2", "uint8") == bytes_too.flops("avx2", "int8") == 6.4e11
+    assert MACHINE.flops("avx2", "uint8") == MACHINE.flops("avx2", "float32")
+
+
 def test_the_peak_of_a_matrix_unit_is_measured_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "ROUGH", SMALL)
     isa = CPU.current().instruction_set
     found = measuring.measure(isa, 1, "emulated", thorough=False)
     assert found.peaks.keys() == {isa, "emulated"}
-    assert 0 < found.tiles("emulated", "bfloat16") < found.flops(isa, "float32")
+    for dtype in ("bfloat16", "int8"):
+        assert 0 < found.tiles("emulated", dtype) < found.flops(isa, "float32")
     monkeypatch.setattr(measuring.permission, "granted", lambda: False)
     without = measuring.measure(isa, 1, "amx", thorough=False)
     assert without.peaks.keys() == {isa}

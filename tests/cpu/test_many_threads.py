@@ -18,7 +18,7 @@ from autoconv.cpu.common.algorithm import GeneratedAlgorithm, party
 from autoconv.cpu.device import CPU
 from autoconv.cpu.fft import algorithm as fft
 from autoconv.cpu.fft import estimate as fft_estimate
-from autoconv.cpu.machine.model import Curve
+from autoconv.cpu.machine.curve import Curve
 from autoconv.cpu.transform.estimate import sides
 from autoconv.cpu.winograd import algorithm as winograd
 from autoconv.cpu.winograd import estimate as winograd_estimate

@@ -109,7 +109,7 @@ class _Writer:
         operator, inputs = node.operator, [self._value(name) for name in node.inputs]
         if isinstance(operator, Conv | ConvTranspose | MatMul):
             return self._product(operator, inputs)
-        if isinstance(operator, Elementwise):
+        if isinstance(operator, Elementwise) and operator.dtype is None:
             return self._expression(operator.expression, node)
         if isinstance(operator, Pool):
             return self._pool(operator, inputs[0], self.graph.types[node.name].shape)

@@ -36,6 +36,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "pow": np.power,
     "neg": np.negative,
     "abs": np.abs,
+    "round": np.rint,
     "sqrt": np.sqrt,
     "exp": np.exp,
     "log": np.log,

@@ -75,6 +75,22 @@ class Quantization:
             self._operands[layer] = self._checked(layer)
         return self._operands[layer]
 
+    @classmethod
+    def of_words(cls, layer: ConvLayer, words: Any) -> Quantization:
+        """The one whose operand these words are.
+
+        Parameters
+        ----------
+        layer : ConvLayer
+        words : array of int32
+
+        Returns
+        -------
+        Quantization
+        """
+        bias, scale, x_zero_point, y_zero_point = meanings(layer, words)
+        return cls(scale, x_zero_point, y_zero_point, bias)
+
     def _checked(self, layer: ConvLayer) -> Any:
         scale = np.asarray(self.scale, np.float32)
         if scale.shape not in ((), (1,), (layer.K,)):

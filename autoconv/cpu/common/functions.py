@@ -15,6 +15,7 @@ from autoconv.cpu.codegen.ir import Function, Value, i32, vec
 
 MAGIC = 1.5 * 2.0**23  # added to a small float, it leaves the nearest integer in the lowest bits
 MAGIC_BITS = 0x4B400000
+WHOLE = 2.0**23  # from here on all numbers of float32 are whole
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 
 
@@ -76,6 +77,13 @@ def _erf(k: Function, x: Value) -> Value:
     return k.select(size < 0.5, x * polynomial(k, x * x, terms), far)
 
 
+def _round(k: Function, x: Value) -> Value:
+    """The nearest integer, of two as near the even one: beside 2**23 float32 has no room for less."""
+    size = _abs(k, x)
+    whole = (size + WHOLE) - WHOLE
+    return k.select(size < WHOLE, k.select(x < 0.0, -whole, whole), x)
+
+
 def _larger(k: Function, a: Value, b: Value) -> Value:
     return k.select(b.ne(b), b, k.select(a < b, b, a))
 
@@ -103,6 +111,7 @@ FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "pow": _library("pow"),
     "neg": lambda k, x: -x,
     "abs": _abs,
+    "round": _round,
     "sqrt": sqrt,
     "exp": exp,
     "log": _library("log"),

@@ -10,27 +10,21 @@ from autoconv.common.types import INTEGERS
 from autoconv.cpu import permission
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES, Module
+from autoconv.cpu.codegen.words import CHANNELS, vector_products
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.estimate import busiest, operands_once, side_by_side
 from autoconv.cpu.device import CPU
 from autoconv.cpu.int8.geometry import Cut, Panel, cut_of, register_tiles
 from autoconv.cpu.int8.kernels import emit
-from autoconv.cpu.int8.words import CHANNELS
 from autoconv.layer import ConvLayer
 
 STRIPS = (64, 256, 1024)  # outputs
-NEEDED = {  # of a processor, for a product on vectors of an instruction set
-    "vpdpbusd": {"avx512": "avx512vnni", "avx2": "avxvnni"},
-    "pmaddwd": {"avx512": "avx512bw", "avx2": "avx2", "generic": "sse2"},
-}
 
 
 def products(device: CPU) -> tuple[str, ...]:
     """How this process can multiply words on a device, the fastest first."""
-    there = compiler.host_features()
-    able = [product for product, needs in NEEDED.items() if there.get(needs.get(device.instruction_set, ""), False)]
     tiles = bool(device.matrix_unit) and not (device.matrix_unit == "amx" and permission.refused())
-    return (*(["tdpbusd"] if tiles else []), *able, "plain")
+    return (*(["tdpbusd"] if tiles else []), *vector_products(device.instruction_set))
 
 
 class Int8(GeneratedAlgorithm):
@@ -80,25 +74,18 @@ class Int8(GeneratedAlgorithm):
         return _panel(layer, device, params).packed_bytes
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        """The products of whole words, the packing of each strip by each thread that needs it, and the store.
-
-        A vector instruction on words is taken to be as fast as one on float32, which is what was measured.
-        """
+        """The products of whole words, the packing of each strip by each thread that needs it, and the store."""
         machine, panel, vector = device.machine, _panel(layer, device, params), VECTOR_BYTES[device.instruction_set]
         cut = panel.cut
         strips = layer.N * layer.groups * panel.strips
-        rows, length = panel.lengths
-        outputs = panel.side * 16 if panel.tiles else rows * math.ceil(length / cut.TP) * cut.TP
+        outputs = panel.side * 16 if panel.tiles else math.ceil(panel.sums / cut.TP) * cut.TP
         steps = strips * outputs * panel.filter_blocks * (panel.filter_words - 1)  # words, by TK filters
         if panel.tiles:
             seconds = 2.0 * CHANNELS[cut.product] * steps * cut.TK / machine.tiles(device.matrix_unit or "", "int8")
         else:
-            rate = machine.multiply_adds(device.instruction_set, "float32", cut.lanes) * machine.threads
-            instructions = {"pmaddwd": 2, "vpdpbusd": 1, "plain": 16}[cut.product]
-            loads = 1 / cut.TP + cut.lanes / cut.TK  # for each product of two vectors
-            seconds = (
-                steps * cut.TK / cut.lanes * max(instructions / 2 if instructions < 3 else instructions, loads) / rate
-            )
+            loads = (1 / cut.TP + cut.lanes / cut.TK) / machine.loads(vector)  # for each product of two vectors
+            rate = machine.word_products(device.instruction_set, CHANNELS[cut.product], cut.lanes)
+            seconds = steps * cut.TK / cut.lanes * max(1 / rate, loads) / machine.threads
         copied = panel.blocks * panel.block_bytes * strips
         packing = copied * min(cut.chunks, device.threads) / vector / machine.transforms(vector) / machine.threads
         moved = self.packed_bytes(layer, device, params) / machine.memory

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES, VECTOR_REGISTERS
 from autoconv.cpu.codegen.tiles import TILE_ROWS, WORDS
-from autoconv.cpu.int8.words import CHANNELS
+from autoconv.cpu.codegen.words import CHANNELS
 from autoconv.layer import ConvLayer
 
 WORD = 4  # bytes
@@ -143,9 +143,20 @@ class Panel:
         return (lines + beyond) * self.line
 
     @functools.cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The bytes from the panel's first line to each output's."""
+        rows, length = self.lengths
+        return tuple((row * self.numbers + q) * self.step for row in range(rows) for q in range(length))
+
+    @functools.cached_property
     def sums(self) -> int:
-        """Outputs of a block of filters whose sums are kept: of a row, or of all tiles."""
-        return self.side * TILE_ROWS if self.tiles else self.lengths[1]
+        """Outputs of a block of filters whose sums are kept: of the strip, or of all tiles."""
+        return self.side * TILE_ROWS if self.tiles else len(self.starts)
+
+    @functools.cached_property
+    def stored(self) -> tuple[int, int]:
+        """Rows of outputs that are stored one at a time, and their length; without tiles all are one row."""
+        return self.lengths if self.tiles else (1, len(self.starts))
 
     @functools.cached_property
     def own(self) -> int:
@@ -184,8 +195,8 @@ def cut_of(layer: ConvLayer, threads: int, instruction_set: str, product: str, N
     lanes = VECTOR_BYTES[instruction_set] // WORD
     TK = 2 * TILE_ROWS if product == "tdpbusd" else NV * lanes
     rows = math.ceil(layer.P / math.ceil(layer.P / max(strip // layer.Q, 1)))
-    row = Panel(layer, Cut(product, rows, TK, 1, 1, lanes)).lengths[1]
-    TP = math.ceil(row / math.ceil(row / TP))
+    outputs = rows * layer.Q
+    TP = math.ceil(outputs / math.ceil(outputs / TP))
     tasks = layer.N * layer.groups * math.ceil(layer.P / rows)
     blocks = math.ceil(layer.K // layer.groups / TK)
     return Cut(product, rows, TK, TP, min(blocks, math.ceil(4 * threads / tasks)), lanes)

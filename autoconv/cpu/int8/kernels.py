@@ -5,32 +5,35 @@ from __future__ import annotations
 from autoconv.cpu.codegen.ir import LINE, Function, Module, Type, Value, f32, i8, i32, i64, ptr
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.tiles import TILE_ROWS
+from autoconv.cpu.codegen.words import add_products
 from autoconv.cpu.int8.geometry import WORD, Panel
 from autoconv.cpu.int8.packing import emit_filters, emit_panel, image_strides
 from autoconv.cpu.int8.store import emit_store
-from autoconv.cpu.int8.words import add_products, repeated, shift_of
+from autoconv.cpu.int8.words import repeated, shift_of
 
 OUTPUTS: dict[str, Type] = {"int32": i32, "float32": f32, "uint8": i8, "int8": i8}
 SUMS, LEFT, RIGHT = 0, 4, 6  # the first tile of each kind
 
 
 def emit_block(m: Module, panel: Panel) -> Function:
-    """`block(pixels, filters, sums)`: TK filters by TP outputs, whose sums stay in registers over all words."""
+    """`block(pixels, starts, filters, sums)`: TK filters by TP outputs, whose sums stay in registers over all words."""
     lanes, TK, TP = panel.cut.lanes, panel.cut.TK, panel.cut.TP
-    k = m.function("block", ptr(i8), ptr(i32), ptr(i32), internal=True)
-    x, w, out = k.args
+    k = m.function("block", ptr(i8), ptr(i64), ptr(i32), ptr(i32), internal=True)
+    x, starts, w, out = k.args
+    row = x + k.load(starts)  # in one row all lie equally far apart
+    places = [row + p * panel.step if panel.lengths[0] == 1 else x + k.load(starts + p) for p in range(TP)]
     sums = [[k.var(k.zero(i32, lanes)) for _ in range(0, TK, lanes)] for _ in range(TP)]
     skips = m.table(k, i64, panel.taps)
     with k.loop(0, len(panel.taps)) as tap:
-        pixels, filters = x + k.load(skips + tap), w + tap * (panel.depth * TK)
+        skip, filters = k.load(skips + tap), w + tap * (panel.depth * TK)
         with k.loop(0, panel.depth) as word:  # of more words in a round, LLVM would add the products first, and spill
             vectors = [k.load(filters + word * TK + first, lanes) for first in range(0, TK, lanes)]
-            for p, row in enumerate(sums):
-                pixel = k.broadcast(k.bytes_at(pixels + word * WORD, p * panel.step, i32), lanes)
-                for total, v in zip(row, vectors, strict=True):
+            for place, totals in zip(places, sums, strict=True):
+                pixel = k.broadcast(k.bytes_at(place, skip + word * WORD, i32), lanes)
+                for total, v in zip(totals, vectors, strict=True):
                     total.set(add_products(k, panel.cut.product, total.get(), pixel, v))
-    for p, row in enumerate(sums):
-        for n, total in enumerate(row):
+    for p, totals in enumerate(sums):
+        for n, total in enumerate(totals):
             k.store(total.get(), out + p * TK + n * lanes)
     return k
 
@@ -68,6 +71,7 @@ class _TaskWriter:
         fill, self.store = emit_panel(m, panel), emit_store(m, panel, element)
         self.multiply = emit_tiles(m, panel, min(panel.side, 2)) if panel.tiles else emit_block(m, panel)
         self.k = k = m.function("task", *TASK, internal=True)
+        self.starts = m.table(k, i64, panel.starts)
         context, index, thread = k.args
         x, w, out, self.bias, _, workspace = operands(k, context, i8, i32, element, i32, i32)
         chunk, strip = index % cut.chunks, index // cut.chunks
@@ -102,20 +106,16 @@ class _TaskWriter:
         self._meanings(filters + (panel.filter_words - 1) * cut.TK, channel, left, zero)
         out = self.out + block * (cut.TK * self.channel)
         zero_out = k.load(self.bias + (2 * panel.layer.K + 1))
-        rows, length = panel.lengths
         if panel.tiles:
             together = min(panel.side, 2) * TILE_ROWS
             with k.loop(0, panel.side * TILE_ROWS, together) as n:
                 k.call(self.multiply, self.lines + n * panel.step, filters, self.sums + n * cut.TK)
-        with k.loop(0, rows) as row:
-            sums = self.sums
-            if panel.tiles:
-                sums = sums + row * (panel.numbers * cut.TK)
-            else:
-                pixels = self.lines + row * (panel.numbers * panel.step)
-                with k.loop(0, length, cut.TP) as q:
-                    at = k.min(q, length - cut.TP)  # the last outputs are some of those before again
-                    k.call(self.multiply, pixels + at * panel.step, filters, sums + at * cut.TK)
+        else:
+            with k.loop(0, panel.sums, cut.TP) as n:
+                first = k.min(n, panel.sums - cut.TP)  # the last outputs are some of those before again
+                k.call(self.multiply, self.lines, self.starts + first, filters, self.sums + first * cut.TK)
+        with k.loop(0, panel.stored[0]) as row:
+            sums = self.sums + row * (panel.numbers * cut.TK)
             k.call(self.store, sums, self.finish, out + row * self.row, left, zero_out)
 
     def _meanings(self, totals: Value, channel: Value, left: Value, zero: Value) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from autoconv.cpu.codegen.ir import Function, Module, Value, i8, i32, i64, ptr
 from autoconv.cpu.codegen.launch import TASK, operands
+from autoconv.cpu.codegen.words import CHANNELS
 from autoconv.cpu.int8.geometry import WORD, Panel
-from autoconv.cpu.int8.words import CHANNELS, joined, whole_words, widened
+from autoconv.cpu.int8.words import joined, whole_words, widened
 from autoconv.layer import ConvLayer
 
 

@@ -46,7 +46,7 @@ def _narrowed(k: Function, panel: Panel, v: Value) -> Value:
 
 def _channels_last(k: Function, panel: Panel) -> None:
     sums, _, out, left, _ = k.args
-    lanes, TK, K, length = panel.cut.lanes, panel.cut.TK, panel.layer.K, panel.lengths[1]
+    lanes, TK, K, length = panel.cut.lanes, panel.cut.TK, panel.layer.K, panel.stored[1]
     for first in range(0, TK, lanes):
         with k.if_(left > first), k.loop(0, length) as q:
             v = _narrowed(k, panel, _finished(k, panel, k.load(sums + q * TK + first, lanes), first))
@@ -57,7 +57,7 @@ def _channels_last(k: Function, panel: Panel) -> None:
 def _channels_first(k: Function, panel: Panel) -> None:
     """Blocks of as many outputs as filters, transposed."""
     sums, _, out, left, _ = k.args
-    layer, lanes, TK, length = panel.layer, panel.cut.lanes, panel.cut.TK, panel.lengths[1]
+    layer, lanes, TK, length = panel.layer, panel.cut.lanes, panel.cut.TK, panel.stored[1]
 
     def block(q: int | Value, first: Value, width: int) -> None:
         rows = [k.load(sums + (k.i64(q) + min(n, width - 1)) * TK + first, lanes) for n in range(lanes)]

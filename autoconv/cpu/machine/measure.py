@@ -17,8 +17,10 @@ from autoconv.cpu import allocator, permission, pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Module
 from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS, WORDS
+from autoconv.cpu.codegen.words import CHANNELS, vector_products
 from autoconv.cpu.machine import probes
-from autoconv.cpu.machine.model import BUSY, Curve, Machine
+from autoconv.cpu.machine.curve import Curve
+from autoconv.cpu.machine.model import BUSY, Machine
 
 ATTEMPTS, PATIENCE = 3, 6.0  # measurements of a busy machine, and seconds after which there is no further one
 UNEQUAL = 0.2  # the share that a peak has to fall short of the other type's by, to be no noise
@@ -29,7 +31,7 @@ TRANSFORMED = (
 MATRIX = 512  # rows of the product that stands for the peak where no kernel can be compiled
 LOADS = 4096  # of a sample, at least
 RATE = 2e10  # bytes or so per second, from which the time of a first sample is guessed
-TILE_FLOPS = 2 * TILE_ROWS * WORDS * 2 * WORDS  # of a product of tiles: pairs of narrow numbers
+TILE_FLOPS = {"bfloat16": 4 * TILE_ROWS * WORDS**2, "int8": 8 * TILE_ROWS * WORDS**2}  # of a product of tiles
 ASLEEP = 0.02  # seconds after which threads have gone to sleep
 
 
@@ -112,7 +114,7 @@ class _Session:
         sizes = self.sizes(self.effort.ratio)
         chase = self.chase([size for size in self.sizes(min(self.effort.ratio, 2.0)) if size <= self.effort.farthest])
         several = self.threads > 1
-        self.peaks = {dtype: self.peak(dtype) for dtype in ("float32", "float64")}
+        self.peaks = {dtype: self.peak(dtype) for dtype in ("float32", "float64")} | {"int8": self.words()}
         call = self.seconds(self.runner(probes.NOTHING, 1, 1, 1), 100)
         return Machine(
             threads=self.threads,
@@ -187,9 +189,23 @@ class _Session:
         return falling(points)
 
     def peak(self, dtype: str) -> float:
-        """Operations per second of all threads; what others used of the processor meanwhile is noted."""
-        call = self.runner(probes.PEAK, self.threads, 1, 1, dtype)
+        """Operations per second of all threads on vectors of floats."""
         lanes = Module(self.instruction_set).lanes(DTYPES[dtype])
+        return self.operations(self.runner(probes.PEAK, self.threads, 1, 1, dtype), 2 * lanes)
+
+    def words(self) -> float:
+        """Operations per second of all threads on words of bytes."""
+        product = vector_products(self.instruction_set)[0]
+        run = pool.Entry(compiler.build(probes.emit_words, self.instruction_set, product), probes.WORDS, self.threads)
+        words = np.full(VECTOR_BYTES[self.instruction_set] // 4, 0x01010101, np.int32)
+        numbers = np.array([self.threads, 1, 1], np.int64)
+        return self.operations(lambda: run(words, numbers, self.answers), 2 * CHANNELS[product] * words.size)
+
+    def operations(self, call: Callable[[], None], of_a_vector: int) -> float:
+        """Operations per second of all threads, by a probe of so many of each vector.
+
+        What others used of the processor meanwhile is noted.
+        """
         samples = 50 * self.effort.samples
         for _ in range(samples // 10):  # the first wake the pool
             call()
@@ -197,13 +213,17 @@ class _Session:
         best = min(_timed(call) for _ in range(samples))
         self.wall += time.perf_counter() - wall
         self.used += time.process_time() - used
-        return 2.0 * probes.ROUNDS * probes.CHAINS * lanes * self.threads / best
+        return float(of_a_vector) * probes.ROUNDS * probes.CHAINS * self.threads / best
 
     def units(self, matrix_unit: str | None) -> dict[str, dict[str, float]]:
-        """The peak of a matrix unit that this process may use, on normally distributed numbers: zeros are faster."""
+        """The peaks of a matrix unit that this process may use, on normally distributed numbers: zeros are faster."""
         if matrix_unit is None or (matrix_unit == "amx" and not permission.granted()):
             return {}
-        program = compiler.build(probes.emit_tiles, self.instruction_set, matrix_unit)
+        return {matrix_unit: {dtype: self.tiles(matrix_unit, dtype) for dtype in TILE_FLOPS}}
+
+    def tiles(self, matrix_unit: str, dtype: str) -> float:
+        """Operations per second of all threads on tiles."""
+        program = compiler.build(probes.emit_tiles, self.instruction_set, matrix_unit, dtype)
         run = pool.Entry(program, probes.TILES, self.threads)
         out, rounds = allocator.take(TILE_BYTES * self.threads), 1
         tile = allocator.take(TILE_BYTES).view(np.uint16)
@@ -213,7 +233,7 @@ class _Session:
             extents = np.array([self.threads, 0, rounds], np.int64)
             best = self.seconds(functools.partial(run, tile, extents, out))
             if best > self.effort.seconds:
-                return {matrix_unit: {"bfloat16": TILE_FLOPS * probes.SUMS * rounds * self.threads / best}}
+                return TILE_FLOPS[dtype] * probes.SUMS * rounds * self.threads / best
             rounds *= 4
 
     def busy(self) -> float:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 import itertools
 import json
-import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from autoconv.cpu.machine.curve import Curve
 from autoconv.errors import RecordError
 
 BUSY = 0.05  # share of the processor used by others from which on a measurement is repeated, and marked
@@ -18,79 +17,6 @@ CURVES = ("read_one", "read", "write", "stream", "chase")
 SECONDS = ("call", "barrier", "wake")
 RATES = ("transform",)
 MOST = 1e18  # of anything measured
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Bytes, or loads, per second by working set.
-
-    Attributes
-    ----------
-    points : tuple of (int, float)
-        Bytes of the working set, ascending, and the rate measured.
-    """
-
-    points: tuple[tuple[int, float], ...]
-
-    def rate(self, nbytes: float) -> float:
-        """The rate of a working set: between two that were measured on a line of logarithms, outside as at the end.
-
-        Parameters
-        ----------
-        nbytes : float
-            Of the working set.
-
-        Returns
-        -------
-        float
-            As the points have it.
-
-        Examples
-        --------
-        >>> curve = Curve(((1024, 8e9), (4096, 2e9)))
-        >>> curve.rate(512), round(curve.rate(2048)), curve.rate(1 << 20)
-        (8000000000.0, 4000000000, 2000000000.0)
-        """
-        right = bisect.bisect_left(self._sizes, nbytes)
-        if right in (0, len(self.points)):
-            return self.points[min(right, len(self.points) - 1)][1]
-        (below, slow), (above, fast) = self.points[right - 1 : right + 1]
-        share = math.log(nbytes / below) / math.log(above / below)
-        return slow * math.exp(share * math.log(fast / slow))
-
-    @functools.cached_property
-    def _sizes(self) -> list[int]:
-        return [size for size, _ in self.points]
-
-    def end(self, begin: int, factor: float) -> int:
-        """Where the level of a memory ends that holds the working set `begin`: the next one is that much slower.
-
-        Parameters
-        ----------
-        begin : int
-            Bytes.
-        factor : float
-
-        Returns
-        -------
-        int
-            Bytes of the largest working set that is not slower by the factor.
-
-        Examples
-        --------
-        >>> curve = Curve(((16, 8.0), (32, 7.0), (64, 3.0), (128, 3.0), (256, 1.0)))
-        >>> curve.end(16, 2.0), curve.end(64, 2.0), curve.end(512, 2.0)
-        (32, 128, 256)
-        """
-        least = self.rate(begin) / factor
-        return next(
-            (a for (a, _), (b, rate) in itertools.pairwise(self.points) if b > begin and rate < least), self.last
-        )
-
-    @property
-    def last(self) -> int:
-        """The largest working set, in bytes."""
-        return self.points[-1][0]
 
 
 @dataclass(frozen=True)
@@ -110,7 +36,8 @@ class Machine:
     busy : float
         The share of the processor that others used meanwhile.
     peaks : dict of str to dict of str to float
-        Operations per second of all threads, by unit (an instruction set, or a unit for matrices) and type.
+        Operations per second of all threads, by unit (an instruction set, or a unit for matrices) and type; of int8, by
+        the fastest instruction whose sums are exact.
     read_one, read : Curve
         Reading by one thread, and by all of them: a working set of so many bytes in all, a part of it for each.
     write, stream : Curve or None
@@ -151,7 +78,8 @@ class Machine:
         unit : str
             An instruction set, or a unit for matrices.
         dtype : str
-            In which the unit computes; 16-bit types are computed with in float32 by vector units.
+            In which the unit computes; 16-bit types are computed with in float32 by vector units. Bytes of either sign
+            are int8, and count as float32 where that was not measured.
 
         Returns
         -------
@@ -163,7 +91,8 @@ class Machine:
             Where that was not measured.
         """
         peaks = self.peaks[unit]
-        return peaks[dtype] if dtype in peaks else peaks["float32"]
+        name = "int8" if dtype == "uint8" else dtype
+        return peaks[name] if name in peaks else peaks["float32"]
 
     def multiply_adds(self, unit: str, dtype: str, lanes: int) -> float:
         """Vectors of multiply-adds per second of one thread.
@@ -180,6 +109,29 @@ class Machine:
         float
         """
         return self.flops(unit, dtype) / (2 * lanes * self.threads)
+
+    def word_products(self, unit: str, channels: int, lanes: int) -> float:
+        """Vectors of products of words, each added to a sum, per second of one thread.
+
+        Where bytes were not measured, as many as multiply-adds of float32.
+
+        Parameters
+        ----------
+        unit : str
+            An instruction set.
+        channels : int
+            Products of bytes that a word adds up.
+        lanes : int
+            Words of a vector.
+
+        Returns
+        -------
+        float
+        """
+        measured = self.peaks[unit].get("int8")
+        if measured is None:
+            return self.multiply_adds(unit, "float32", lanes)
+        return measured / (2 * channels * lanes * self.threads)
 
     def loads(self, nbytes: int) -> float:
         """Vectors per second that one thread loads from its first cache, as many as it multiplies if not measured.

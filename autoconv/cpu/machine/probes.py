@@ -11,13 +11,14 @@ from collections.abc import Callable
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, f32, i32, i64, vec
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROW_BYTES
+from autoconv.cpu.codegen.words import add_products
 
 ROUNDS = 50_000  # of multiply-adds in a run
 CHAINS = 12  # independent sums: more than a multiply-add's latency times the units that do them
 FACTOR = -1e-5  # sums shrink by it every round, and neither vanish nor overflow
 STREAMS = 8  # vectors read or written in one round of a loop; also the points of a transformed tile
 PEAK, READ, WRITE, STREAM, CHASE = "peak", "read", "write", "stream", "chase"
-TRANSFORM, NOTHING, TILES = "transform", "nothing", "tiles"
+TRANSFORM, NOTHING, TILES, WORDS = "transform", "nothing", "tiles", "words"
 SUMS = 4  # tiles of sums, each the product of one of two tiles by one of two others
 
 
@@ -40,8 +41,26 @@ def emit_peak(instruction_set: str, dtype: str) -> Module:
     return m
 
 
-def emit_tiles(instruction_set: str, matrix_unit: str) -> Module:
-    """Every thread multiplies the tile of operand `a` by itself, `SUMS` products a round."""
+def emit_words(instruction_set: str, product: str) -> Module:
+    """Every thread runs `ROUNDS` rounds of `CHAINS` products of words, each of the sum so far and the words of `a`."""
+    m = Module(instruction_set)
+    lanes = m.lanes(f32)
+    k, thread, (a, _, out) = _task(m, WORDS, i32)
+    factor = k.load(a, lanes)
+    sums = [k.var(factor + n) for n in range(CHAINS)]
+    with k.loop(0, ROUNDS):
+        for chain in sums:
+            chain.set(add_products(k, product, chain.get(), chain.get(), factor))
+    total = sums[0].get()
+    for chain in sums[1:]:
+        total = total ^ chain.get()
+    k.store(total, out + thread * lanes)
+    _run(m, WORDS)
+    return m
+
+
+def emit_tiles(instruction_set: str, matrix_unit: str, dtype: str) -> Module:
+    """Every thread multiplies the tile of operand `a` by itself, `SUMS` products a round, of bfloat16 or int8."""
     m = Module(instruction_set, matrix_unit=matrix_unit)
     k, thread, (a, b, out) = _task(m, TILES, f32)
     k.configure_tiles()
@@ -51,7 +70,8 @@ def emit_tiles(instruction_set: str, matrix_unit: str) -> Module:
         k.tile_load(tile, a, TILE_ROW_BYTES)
     with k.loop(0, k.load(b + 2)):
         for tile in range(SUMS):
-            k.tile_multiply(tile, SUMS + tile % 2, SUMS + 2 + tile // 2)
+            multiply = k.tile_multiply if dtype == "bfloat16" else k.tile_multiply_bytes
+            multiply(tile, SUMS + tile % 2, SUMS + 2 + tile // 2)
     k.tile_store(0, out + thread * (TILE_BYTES // 4), TILE_ROW_BYTES)
     k.release_tiles()
     _run(m, TILES)

@@ -1,4 +1,7 @@
-"""Expressions of arrays, element by element, with any strides: activations, sums, broadcasts, copies, transposes."""
+"""Expressions of arrays, element by element, with any strides: activations, sums, broadcasts, copies, transposes.
+
+Arrays may have different types. What is computed is computed in float32, and a copy is one of bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from autoconv.cpu.codegen.ir import Function, Module, Value, f32, ptr
+from autoconv.cpu.codegen.ir import VECTOR_BYTES, Function, Module, Value, f32, ptr
 from autoconv.cpu.codegen.launch import RUN, TASK, launch
 from autoconv.cpu.common.functions import value_of
 from autoconv.cpu.operators import INPUTS, OUTPUT, TASK_ELEMENTS
+from autoconv.cpu.operators.elements import ELEMENTS, floats, stored
 
 Strides = tuple[int, ...]
 
@@ -36,19 +40,32 @@ def collapsed(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[tuple[i
     return tuple(extents), tuple(zip(*kept, strict=True))
 
 
-def emit(instruction_set: str, expression: Any, shape: tuple[int, ...], strides: tuple[Strides, ...]) -> Module:
-    """`run` that stores an expression of inputs; shape and strides (those of the output first) are collapsed."""
+def emit(
+    instruction_set: str,
+    expression: Any,
+    shape: tuple[int, ...],
+    strides: tuple[Strides, ...],
+    types: tuple[str, ...],
+) -> Module:
+    """`run` that stores an expression of inputs.
+
+    Shape and strides are collapsed; strides and types are those of the output first.
+    """
     m = Module(instruction_set)
     *outer, inner = shape
     step = strides[0][-1]
-    lanes = min(m.lanes(f32), 1 << inner.bit_length() - 1) if step == 1 else 1
+    elements = [ELEMENTS[dtype] for dtype in types]
+    copied = expression == 0 and len(set(types)) == 1
+    widest = VECTOR_BYTES[instruction_set] // (elements[0] if copied else f32).bytes
+    lanes = min(widest, 1 << inner.bit_length() - 1) if step == 1 else 1
     rows = math.prod(outer)
     together = max(1, TASK_ELEMENTS // inner)
     part = inner if inner <= 2 * TASK_ELEMENTS else TASK_ELEMENTS
     parts = -(-inner // part)
     k = m.function("task", *TASK, internal=True)
     context, index, _ = k.args
-    arrays = [k.bits(k.load(context + slot), ptr(f32)) for slot in (OUTPUT, *INPUTS[: len(strides) - 1])]
+    slots = (OUTPUT, *INPUTS[: len(strides) - 1])
+    arrays = [k.bits(k.load(context + slot), ptr(e)) for slot, e in zip(slots, elements, strict=True)]
     group, first = index // parts, index % parts * part
     last = k.min(first + part, inner)
     with k.loop(group * together, k.min((group + 1) * together, rows)) as row:
@@ -63,8 +80,10 @@ def emit(instruction_set: str, expression: Any, shape: tuple[int, ...], strides:
         def store(i: Value, count: int, out: Value = out, sources: Sequence[Value] = sources, same: Any = same) -> None:
             values = []
             for n, p in enumerate(sources):
-                values.append(k.splat(same[n], count) if n in same else _gathered(k, p, i, count, strides[n + 1][-1]))
-            k.store(value_of(k, expression, values, k.zero(f32, count)), out + i * step)
+                v = k.splat(same[n], count) if n in same else _gathered(k, p, i, count, strides[n + 1][-1])
+                values.append(v if copied else floats(k, v, types[n + 1]))
+            y = values[0] if copied else stored(k, value_of(k, expression, values, k.zero(f32, count)), types[0])
+            k.store(y, out + i * step)
 
         whole = (last - first) // lanes * lanes + first
         with k.loop(first, whole, lanes) as i:
@@ -81,7 +100,9 @@ def _gathered(k: Function, p: Value, i: Value, lanes: int, stride: int) -> Value
     """Elements i, i + 1, ... of a row."""
     if stride == 1 or lanes == 1:
         return k.load(p + i * stride, lanes)
-    v = k.zero(f32, lanes)
+    element = p.type.to
+    assert element is not None
+    v = k.zero(element, lanes)
     for lane in range(lanes):
         v = k.insert(v, k.load(p + (i + lane) * stride), lane)
     return v

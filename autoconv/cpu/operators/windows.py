@@ -9,6 +9,7 @@ from autoconv.cpu.codegen.ir import Function, Module, Value, f32
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.lanes import every_nth
 from autoconv.cpu.operators import TASK_ELEMENTS
+from autoconv.cpu.operators.elements import ELEMENTS, floats, stored
 
 Pair = tuple[int, int]
 LARGEST_ROW = 1 << 14  # bytes of scratch memory on the stack
@@ -27,6 +28,7 @@ class PoolShape:
     padding: tuple[Pair, Pair]
     dilation: Pair
     include_padding: bool
+    dtype: str = "float32"
 
     def row_elements(self, lanes: int) -> int:
         """Scratch memory of a row: padded, and as far as whole vectors read."""
@@ -50,7 +52,7 @@ def emit(instruction_set: str, pool: PoolShape) -> Module:
     together = max(1, TASK_ELEMENTS // (4 * pool.out[0] * pool.out[1]))
     k = m.function("task", *TASK, internal=True)
     context, index, _ = k.args
-    x, _, out = operands(k, context, f32)[:3]
+    x, _, out = operands(k, context, ELEMENTS[pool.dtype])[:3]
     writer = _PlaneWriter(m, k, pool)
     with k.loop(index * together, k.min((index + 1) * together, pool.planes)) as plane:
         writer.write(x + plane * (pool.size[0] * pool.size[1]), out + plane * (pool.out[0] * pool.out[1]))
@@ -101,10 +103,10 @@ class _PlaneWriter:
             if first is None:
                 assert isinstance(last, int)
                 for row in range(last):
-                    total.set(joined(k, pool.reduction, total.get(), k.load(x + i + row * step, count)))
+                    total.set(joined(k, pool.reduction, total.get(), self._loaded(x + i + row * step, count)))
             else:
                 with k.loop(first, last) as tap:
-                    total.set(joined(k, pool.reduction, total.get(), k.load(x + i + tap * step, count)))
+                    total.set(joined(k, pool.reduction, total.get(), self._loaded(x + i + tap * step, count)))
             k.store(total.get(), target + i)
 
         whole = width // lanes * lanes
@@ -116,6 +118,9 @@ class _PlaneWriter:
         elif whole < width:
             with k.loop(whole, width) as i:
                 vector(i, 1)
+
+    def _loaded(self, p: Value, count: int) -> Value:
+        return floats(self.k, self.k.load(p, count), self.pool.dtype)
 
     def _columns(self, p: Value, out: Value) -> None:
         """A row of the output from the row of scratch memory."""
@@ -132,7 +137,7 @@ class _PlaneWriter:
             if self.scales:
                 rows, columns = self.scales
                 total = total * k.broadcast(rows + p, lanes) * k.load(columns + q, lanes)
-            k.store(total, out + q, mask=mask)
+            k.store(stored(k, total, pool.dtype), out + q, mask=mask)
 
         whole = width // lanes * lanes
         if whole:

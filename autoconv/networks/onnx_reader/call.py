@@ -11,7 +11,7 @@ from autoconv.networks.graph import Graph
 from autoconv.networks.operators.base import TensorType
 from autoconv.networks.translation import Translation
 
-Lowering = Callable[["Call"], "str | list[str]"]  # gives the names of the outputs in the graph
+Lowering = Callable[["Call"], "str | list[str] | None"]  # gives the outputs in the graph; None for a foreign operator
 
 
 class Call(Translation):

@@ -11,14 +11,19 @@ import numpy as np
 from autoconv.common.text import one_line
 from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph, ordered
-from autoconv.networks.onnx_reader import arithmetic, shapes, windows
+from autoconv.networks.onnx_reader import arithmetic, quantized, shapes, windows
 from autoconv.networks.onnx_reader.call import Call, Lowering
 from autoconv.networks.onnx_reader.foreign import foreign, is_standard
 from autoconv.networks.onnx_reader.model import load_model
 from autoconv.networks.operators.base import TensorType
 from autoconv.networks.translation import LARGEST_CONSTANTS
 
-LOWERINGS: dict[str, Lowering] = {**arithmetic.LOWERINGS, **shapes.LOWERINGS, **windows.LOWERINGS}
+LOWERINGS: dict[str, Lowering] = {
+    **arithmetic.LOWERINGS,
+    **quantized.LOWERINGS,
+    **shapes.LOWERINGS,
+    **windows.LOWERINGS,
+}
 OLDEST = 7  # opset
 DOMAINS = ("", "ai.onnx")
 
@@ -160,7 +165,9 @@ class _Reader:
         if not node.input and node.op_type != "Constant":
             call.fail("it has no inputs")
         try:
-            found = LOWERINGS[node.op_type](call) if node.op_type in LOWERINGS else foreign(call, node)
+            found = LOWERINGS[node.op_type](call) if node.op_type in LOWERINGS else None
+            if found is None:
+                found = foreign(call, node)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise

@@ -6,9 +6,11 @@ import math
 
 import numpy as np
 
+from autoconv.common.types import INTEGERS, SUMS
 from autoconv.networks.onnx_reader.call import Call, Lowering
 from autoconv.networks.onnx_reader.resize import resize, upsample
 from autoconv.networks.operators.base import TensorType
+from autoconv.networks.operators.elementwise import Elementwise
 from autoconv.networks.operators.shapes import Concat, Slice, Transpose
 from autoconv.networks.translation import flattened
 
@@ -23,16 +25,17 @@ def _dropout(call: Call) -> list[str]:
     return [call.value(0)]  # the mask is refused where somebody takes it
 
 
-def _cast(call: Call) -> str:
+def _cast(call: Call) -> str | None:
     from onnx import helper
 
     dtype = helper.tensor_dtype_to_np_dtype(call.required("to"))
     name = call.value(0)
     if name in call.graph.constants:
         return call.add_constant(call.graph.constants[name].astype(dtype))
-    if dtype.name != call.type().dtype:
-        call.fail(f"to={dtype.name}: expected {call.type().dtype}, as the array is: types are not converted")
-    return name
+    if dtype.name == call.type().dtype:
+        return name
+    exact = dtype == np.float32 and call.type().dtype in (*INTEGERS, *SUMS)
+    return call.add(Elementwise(0, "float32"), name) if exact else None
 
 
 def _constant(call: Call) -> str:

@@ -12,7 +12,7 @@ from autoconv.networks.operators.convolution import Conv, ConvTranspose
 from autoconv.networks.operators.pooling import Pool, Reduce, overhang_of
 
 
-class _Window:
+class Window:
     """The attributes of a window in two dimensions, and the images it moves over."""
 
     def __init__(self, call: Call, window: tuple[int, ...], transposed: bool = False) -> None:
@@ -89,7 +89,7 @@ def _with_bias(call: Call, y: str) -> str:
 
 
 def _conv(call: Call) -> str:
-    window = _Window(call, call.type(1).shape[2:])
+    window = Window(call, call.type(1).shape[2:])
     conv = Conv(
         stride=window.stride, padding=window.padding(), dilation=window.dilation, groups=call.attribute("group", 1)
     )
@@ -97,7 +97,7 @@ def _conv(call: Call) -> str:
 
 
 def _conv_transpose(call: Call) -> str:
-    window = _Window(call, call.type(1).shape[2:])
+    window = Window(call, call.type(1).shape[2:])
     extra = window.pair("output_padding")
     least = [
         (extent - 1) * step + span + over
@@ -132,7 +132,7 @@ def _conv_transpose(call: Call) -> str:
 def _pool(reduction: Literal["max", "mean"], call: Call) -> str:
     if len(call.outputs) > 1 and call.outputs[1]:
         call.fail("expected one output: the indices of the largest elements are not computed")
-    window = _Window(call, tuple(call.required("kernel_shape")))
+    window = Window(call, tuple(call.required("kernel_shape")))
     padding = window.padding()
     overhang = [0, 0]
     if call.attribute("ceil_mode", 0) and call.attribute("auto_pad", "NOTSET") == "NOTSET":

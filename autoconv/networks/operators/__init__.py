@@ -5,6 +5,7 @@ from autoconv.networks.operators.convolution import Conv, ConvTranspose, MatMul
 from autoconv.networks.operators.elementwise import Elementwise
 from autoconv.networks.operators.foreign import Foreign
 from autoconv.networks.operators.pooling import LRN, Pool, Reduce, Softmax
+from autoconv.networks.operators.quantized import QuantizedConv, QuantizedMatMul, QuantizedProduct
 from autoconv.networks.operators.shapes import Concat, Pad, Reshape, Resize, Slice, Transpose
 
 __all__ = [
@@ -19,6 +20,9 @@ __all__ = [
     "Pad",
     "Pool",
     "Product",
+    "QuantizedConv",
+    "QuantizedMatMul",
+    "QuantizedProduct",
     "Reduce",
     "Reshape",
     "Resize",

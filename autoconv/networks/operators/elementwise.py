@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoconv.common.epilogue.expressions import FUNCTIONS, Expression, is_valid, value_of, with_constants
+from autoconv.common.types import INTEGERS, SUMS
 from autoconv.errors import ConfigError
 from autoconv.networks.operators.base import Operator, TensorType
+
+MIXED = ("float32", *INTEGERS)  # types of outputs where types meet
 
 
 @dataclass(frozen=True)
@@ -18,23 +21,36 @@ class Elementwise(Operator):
 
     `("relu", ("add", 0, 1))` is the sum of the first two inputs, made positive; `("mul", 0, 2.0)` twice the first. A
     float is written for `("constant", 2.0)`, which no comparison takes for the input of that number.
+
+    Parameters
+    ----------
+    expression : Expression
+    dtype : str, optional
+        Of the output, where types meet: inputs of float32, int32, uint8 or int8 are computed with in float32, and
+        whole numbers stored as uint8 or int8 are held to its range. Without it all arrays have one type.
     """
 
     expression: Expression
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "expression", with_constants(self.expression))
 
     @property
     def kind(self) -> str:
+        if self.dtype is not None:
+            return "quantize" if self.dtype in INTEGERS else "dequantize"
         return str(self.expression[0]) if isinstance(self.expression, tuple) else "copy"
 
     def channels_last(self) -> Elementwise:
         return self
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
-        if len({t.dtype for t in inputs}) != 1:
+        found = {t.dtype for t in inputs}
+        if self.dtype is None and len(found) != 1:
             raise ConfigError("expected arrays of one type")
+        if self.dtype is not None and (not found <= {*MIXED, *SUMS} or self.dtype not in MIXED):
+            raise ConfigError(f"expected arrays of {', '.join((*MIXED, *SUMS))}, and an output of one but the last")
         if not is_valid(self.expression, len(inputs)):
             known = ", ".join(FUNCTIONS)
             raise ConfigError(f"{self.expression}: expected a function of {len(inputs)} inputs, made of {known}")
@@ -42,8 +58,18 @@ class Elementwise(Operator):
             shape = np.broadcast_shapes(*(t.shape for t in inputs))
         except ValueError:
             raise ConfigError("the shapes do not broadcast") from None
-        return TensorType(tuple(map(int, shape)), inputs[0].dtype)
+        return TensorType(tuple(map(int, shape)), self.dtype or inputs[0].dtype)
 
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
-        y = np.asarray(value_of(self.expression, inputs))
+        if self.dtype is None:
+            y = np.asarray(value_of(self.expression, inputs))
+        elif self.dtype == "float32":  # in whatever precision the floats have
+            y = np.asarray(
+                value_of(self.expression, [a.astype(np.float32) if a.dtype.kind in "iu" else a for a in inputs])
+            )
+        else:
+            with np.errstate(over="ignore"):
+                y = np.asarray(value_of(self.expression, [a.astype(np.float32) for a in inputs]), np.float32)
+            limits = np.iinfo(self.dtype)
+            y = np.where(y >= limits.min, np.minimum(y, limits.max), limits.min).astype(self.dtype)
         return np.broadcast_to(y, np.broadcast_shapes(*(a.shape for a in inputs)))

@@ -75,7 +75,8 @@ class Pool(Operator):
             return replace(self, layout="NCHW").evaluate(x.transpose(CHANNELS_FIRST)).transpose(CHANNELS_LAST)
         P, Q = self.infer([TensorType(x.shape)]).shape[2:]
         if self.reduction == "max":
-            return np.asarray(np.maximum.reduce(list(self._taps(x, -np.inf, -np.inf, P, Q))))
+            least = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
+            return np.asarray(np.maximum.reduce(list(self._taps(x, least, least, P, Q))))
         inside = self._taps(np.ones(x.shape[2:]), 1.0 if self.include_padding else 0.0, 0.0, P, Q)
         return np.asarray(sum(self._taps(x, 0.0, 0.0, P, Q)) / sum(inside))
 

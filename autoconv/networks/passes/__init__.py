@@ -9,9 +9,11 @@ from autoconv.networks.passes.epilogue import fuse_activation, fuse_residual
 from autoconv.networks.passes.folding import fold_padding, fold_scaling, transpose_matrices
 from autoconv.networks.passes.fusion import fuse_elementwise, inline_scalars
 from autoconv.networks.passes.identities import drop_identities
+from autoconv.networks.passes.quantization import fold_quantization
 
 PASSES: tuple[Callable[[Graph], None], ...] = (
     drop_identities,
+    fold_quantization,
     fold_padding,
     transpose_matrices,
     fold_scaling,

@@ -45,7 +45,7 @@ def fuse_residual(graph: Graph) -> None:
 def fuse_activation(graph: Graph) -> None:
     """A function of a convolution's elements that is one of the activations, however it is written."""
     for node in list(graph.nodes.values()):
-        if not isinstance(node.operator, Elementwise) or len(node.inputs) != 1:
+        if not isinstance(node.operator, Elementwise) or node.operator.dtype is not None or len(node.inputs) != 1:
             continue
         maker = _open_product(graph, node.inputs[0])
         if maker is not None and isinstance(maker.operator, Conv | MatMul):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autoconv.common.epilogue.expressions import functions, substituted
-from autoconv.networks.graph import Graph
+from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import Elementwise
 
 MOST_INPUTS = 5  # of one kernel, besides its output
@@ -25,7 +27,8 @@ def inline_scalars(graph: Graph) -> None:
             n: float(graph.constants[name].reshape(-1)[0]) if _scalar(graph, name) else places[name]
             for n, name in enumerate(node.inputs)
         }
-        graph.change(node.name, Elementwise(substituted(node.operator.expression, meaning)), *places)
+        operator = replace(node.operator, expression=substituted(node.operator.expression, meaning))
+        graph.change(node.name, operator, *places)
 
 
 def _scalar(graph: Graph, name: str) -> bool:
@@ -45,7 +48,7 @@ def _with_an_input(graph: Graph, name: str) -> tuple[Elementwise, list[str]] | N
         return None
     for value in node.inputs:
         maker = graph.nodes.get(value)
-        if maker is None or not isinstance(maker.operator, Elementwise) or graph.types[value] != graph.types[name]:
+        if maker is None or not isinstance(maker.operator, Elementwise) or not _passes_on(graph, maker, node):
             continue
         if {user.name for user in graph.nodes.values() if value in user.inputs} != {name}:
             continue
@@ -56,5 +59,13 @@ def _with_an_input(graph: Graph, name: str) -> tuple[Elementwise, list[str]] | N
         meaning = {n: inputs.index(v) if v != value else within for n, v in enumerate(node.inputs)}
         expression = substituted(node.operator.expression, meaning)
         if len(inputs) <= MOST_INPUTS and sum(1 for _ in functions(expression)) <= MOST_FUNCTIONS:
-            return Elementwise(expression), inputs
+            mixed = node.operator.dtype is not None or maker.operator.dtype is not None
+            return Elementwise(expression, graph.types[name].dtype if mixed else None), inputs
     return None
+
+
+def _passes_on(graph: Graph, maker: Node, node: Node) -> bool:
+    """Whether an array is but a step on the way to another of its shape, and what is computed stays the same."""
+    before, after = graph.types[maker.name], graph.types[node.name]
+    plain = all(isinstance(n.operator, Elementwise) and n.operator.dtype is None for n in (maker, node))
+    return before.shape == after.shape and (before.dtype == "float32" or (plain and before == after))

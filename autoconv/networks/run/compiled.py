@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.common.epilogue.quantization import Quantization
 from autoconv.common.text import size
 from autoconv.cpu.common.algorithm import GeneratedKernel
 from autoconv.cpu.device import CPU
@@ -115,7 +116,8 @@ class CompiledNetwork:
         if not isinstance(kernel, GeneratedKernel) or (kernel.packed_bytes and not constant):
             return Step(node, by, function=_planned(made, graph.constants.get(node.inputs[1])))
         rest = [Ref(name) for name in node.inputs[2:]]
-        epilogue = rest[0] if made.layer.bias else None, rest[-1] if made.layer.residual else None
+        first = made.layer.bias or made.layer.quantized
+        epilogue = rest[0] if first else None, rest[-1] if made.layer.residual else None
         weights: Ref | Array = self._packed_weights(graph, node, made) if kernel.packed_bytes else Ref(node.inputs[1])
         operands = Ref(node.inputs[0]), weights, Ref(node.name), *epilogue, None
         return Step(node, by, (Call(kernel.program, operands, kernel.workspace_bytes, kernel.party),))
@@ -331,7 +333,9 @@ def _planned(made: Plan, constant: Array | None) -> Any:
 
     def run(*arrays: Array) -> Array:
         x, w, *rest = arrays
-        bias = rest[0] if layer.bias else None
+        bias: Array | Quantization | None = rest[0] if layer.bias else None
+        if layer.quantized:
+            bias = Quantization.of_words(layer, rest[0])
         residual = rest[-1].reshape(layer.y_shape) if layer.residual else None
         return made.run(x.reshape(a_shape), w.reshape(b_shape) if packed is None else packed, bias, residual)
 

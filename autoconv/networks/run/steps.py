@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.common.types import INTEGERS
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import Module
 from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import INPUTS, OUTPUT, elementwise, resize, rows, transpose, windows, windows_last
+from autoconv.cpu.operators.elements import ELEMENTS
 from autoconv.cpu.operators.elementwise import Strides, collapsed
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import (
@@ -21,6 +23,7 @@ from autoconv.networks.operators import (
     Concat,
     Elementwise,
     Foreign,
+    Operator,
     Pad,
     Pool,
     Reduce,
@@ -97,11 +100,19 @@ class StepMaker:
             return Step(node, node.operator.by, function=node.operator.evaluate)
         types = [self.graph.types[name] for name in (*node.inputs, node.name)]
         calls = None
-        if pool.available() and all(t.dtype == "float32" and math.prod(t.shape) for t in types):
-            calls = self._calls(node)
+        if pool.available() and self._has_kernels(node.operator, {t.dtype for t in types}):
+            calls = self._calls(node) if all(math.prod(t.shape) for t in types) else None
         if calls is None:
             return Step(node, "NumPy", function=node.operator.evaluate)
         return Step(node, "kernel", tuple(calls))
+
+    def _has_kernels(self, operator: Operator, dtypes: set[str]) -> bool:
+        """Whether there are kernels for arrays of such types: of float32 for all, of others for what moves elements."""
+        if dtypes == {"float32"}:
+            return True
+        moves = isinstance(operator, Concat | Pad | Slice | Transpose) and dtypes <= {*ELEMENTS}
+        largest = isinstance(operator, Pool) and operator.reduction == "max" and dtypes <= {*INTEGERS}
+        return moves or largest or (isinstance(operator, Elementwise) and operator.dtype is not None)
 
     def _calls(self, node: Node) -> list[Call] | None:
         """The kernels of a node; None where there are none."""
@@ -136,6 +147,7 @@ class StepMaker:
             pool = windows.PoolShape(
                 operator.reduction, N * C, (H, W), (P, Q),
                 operator.window, operator.stride, operator.padding, operator.dilation, operator.include_padding,
+                self.graph.types[node.name].dtype,
             )  # fmt: skip
             if operator.layout == "NHWC":
                 return [self._call(windows_last.emit, (pool, C), node)]
@@ -195,11 +207,13 @@ class StepMaker:
     ) -> Call:
         """A kernel that stores an expression of the first input from element `start` on, to the output from `to` on."""
         sizes, steps = collapsed(shape, [out, *strides])
-        program = compiler.build(elementwise.emit, self.device.instruction_set, expression, sizes, steps)
+        types = tuple(self.graph.types[name].dtype for name in (node.name, *inputs))
+        program = compiler.build(elementwise.emit, self.device.instruction_set, expression, sizes, steps, types)
+        bytes_of = [ELEMENTS[dtype].bytes for dtype in types]
         operands: list[Ref | None] = [None] * 6
-        operands[OUTPUT] = Ref(node.name, 4 * to)
+        operands[OUTPUT] = Ref(node.name, bytes_of[0] * to)
         for n, (slot, name) in enumerate(zip(INPUTS, inputs, strict=False)):
-            operands[slot] = Ref(name, 4 * start if n == 0 else 0)
+            operands[slot] = Ref(name, bytes_of[1] * start if n == 0 else 0)
         return Call(program, tuple(operands))
 
     def _copy(
@@ -213,7 +227,8 @@ class StepMaker:
         source = tuple(steps[axis] for axis in operator.order)
         sizes, (out, inner) = collapsed(shape, [contiguous(shape), source])
         matrices, (columns, rows) = math.prod(sizes[:-2]), (1, *sizes)[-2:]
-        if inner[-2:] == (1, columns) and inner[:-2] == out[:-2] and len(sizes) <= 3:
+        floats = self.graph.types[node.name].dtype == "float32"
+        if floats and inner[-2:] == (1, columns) and inner[:-2] == out[:-2] and len(sizes) <= 3:
             return self._call(transpose.emit, (matrices, rows, columns), node)
         return self._copy(node, shape, contiguous(shape), source)
 
