@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from vectors import machine_named
 
 from autoconv.bench.bound import least_seconds, multiplications
 from autoconv.common.candidate import Candidate
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
-from vectors import machine_named
 
 LAYER = ConvLayer(N=2, C=6, H=28, W=28, K=10, R=3, S=3, padding=1)
 STEM = ConvLayer(N=1, C=3, H=227, W=227, K=96, R=11, S=11, stride=4)
