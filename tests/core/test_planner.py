@@ -422,11 +422,21 @@ def test_who_has_to_wait_for_another_to_finish_timing_is_told(cache: TuningCache
     assert events.get(timeout=60).stage == "verify"
 
 
-def test_a_candidate_too_large_for_memory_is_left_out(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CPU, "memory_available", lambda self: 100)
-    made = fresh(LAYER, device=FaultyCPU.having("none"), cache=cache)
-    assert str(made.candidate) == "numpy.direct"
-    assert "not enough memory" in str(made.facts["faulty.none"].failure)
+@pytest.mark.parametrize("mode", ["profile", "hybrid"])
+def test_a_candidate_too_large_for_memory_is_left_out_until_there_is_more(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    device, free = FaultyCPU.having("none"), 2 * SIZE - 1
+    monkeypatch.setattr(CPU, "memory_available", lambda self: free)
+    made = fresh(LAYER, mode, device=device, cache=cache)
+    assert (str(made.candidate), made.timed) == ("numpy.direct", 1)
+    assert made.facts["faulty.none"].failure == "unreached, no memory: needs 0 MiB, and 0 MiB are free"
+    assert fresh(LAYER, mode, device=device, cache=cache).source == "cache"  # nobody is timed again meanwhile
+    free = 2 * SIZE
+    later = fresh(LAYER, mode, device=device, cache=cache)
+    assert (later.source, later.timed) == ("profile", 2)  # it, and whom it has to beat
+    assert later.facts["faulty.none"].timed
+    assert fresh(LAYER, mode, device=device, cache=cache).source == "cache"
 
 
 def test_without_a_writable_folder_only_persistence_is_lost(tmp_path: Path) -> None:
