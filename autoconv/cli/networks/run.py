@@ -96,8 +96,8 @@ def run(
     rng = np.random.default_rng(0)
     inputs = {name: rng.standard_normal(t.shape).astype(t.dtype) for name, t in net.graph.inputs.items()}
     whole = _median_run(net, inputs, repeat)
-    steps = net.profile(**inputs, repeat=repeat)
-    cold = sum(step.seconds for step in net.profile(**inputs, repeat=repeat, alone=True)) if alone else None
+    steps = net.profile(*inputs.values(), repeat=repeat)
+    cold = sum(step.seconds for step in net.profile(*inputs.values(), repeat=repeat, alone=True)) if alone else None
     layers = sum(step.seconds for step in steps if step.is_layer) / max(sum(step.seconds for step in steps), 1e-12)
     raced = _raced(net, Path(model), names, rounds) if names else None
     if raced is not None and folder is not None:
