@@ -28,8 +28,6 @@ from autoconv.cpu.codegen.ir import Module
 PROCESSOR = "tigerlake"  # what is emulated, as LLVM calls it: all of AVX-512 but half precision and bfloat16
 # Bochs rounds subnormal halves that lie between two others away from zero, until its version 3.0.
 WRONG_THERE = "test_narrow_types_widen_and_round_like_numpy[float16-avx512]"
-# Ends in a protection fault at an address outside of the kernel; why is not understood yet.
-FAULTS_THERE = "test_filters_larger_than_the_cache"
 
 GIBIBYTE, PAGE = 1 << 30, 4096
 ADDRESSES = 1 << 47  # those above are the kernel's

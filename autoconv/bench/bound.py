@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
+from autoconv.algorithm import Algorithm
 from autoconv.common.candidate import Candidate
+from autoconv.common.types import INTEGERS
+from autoconv.cpu.common.tiles.algorithm import TileAlgorithm
 from autoconv.cpu.device import CPU
-from autoconv.cpu.fft.algorithm import TiledFFT
+from autoconv.cpu.fft.geometry import FourierTiling
+from autoconv.cpu.matrix.algorithm import Matrix
+from autoconv.cpu.transform.algorithm import TransformAlgorithm
 from autoconv.cpu.transform.geometry import Tiling
-from autoconv.cpu.winograd.algorithm import Winograd
 from autoconv.layer import ConvLayer
 from autoconv.registry import algorithms
-
-# Of the transforms, how a layer is cut, and the multiplications of a point: a complex one takes three of two parts.
-TRANSFORMS: Mapping[str, tuple[Callable[..., Sequence[Tiling]], float]] = {
-    "winograd": (Winograd().tilings, 1.0),
-    "fft": (TiledFFT().tilings, 1.5),
-}
 
 
 def multiplications(layer: ConvLayer, device: CPU, candidate: Candidate) -> float | None:
@@ -32,19 +28,24 @@ def multiplications(layer: ConvLayer, device: CPU, candidate: Candidate) -> floa
     -------
     float or None
         Of a tile's points where tiles are transformed, of the convolution as it is defined where the algorithm is
-        exact, and None of others.
+        exact, and None of others. One whose numbers are multiplied in parts counts once.
     """
-    if candidate.algorithm in TRANSFORMS:
-        cut, each = TRANSFORMS[candidate.algorithm]
-        return each * sum(map(_products, cut(layer, device, dict(candidate.items))))
-    exact = any(known.exact for known in algorithms(device) if known.name == candidate.algorithm)
-    return layer.macs if exact else None
+    algorithm = _algorithm(device, candidate)
+    if isinstance(algorithm, TransformAlgorithm):
+        return sum(map(_products, algorithm.tilings(layer, device, dict(candidate.items))))
+    return layer.macs if algorithm is not None and algorithm.exact else None
+
+
+def _algorithm(device: CPU, candidate: Candidate) -> Algorithm[CPU] | None:
+    return next((known for known in algorithms(device) if known.name == candidate.algorithm), None)
 
 
 def _products(tiling: Tiling) -> int:
     c = tiling.correlation
     depth = 1 if tiling.depth == 1 else c.C * tiling.subfilters  # without the lanes that are filled up
-    return c.groups * tiling.tile_rows * tiling.columns.tiles * tiling.points * depth * c.K
+    # Of two complex numbers the product is three of real ones.
+    points = 3 * tiling.frequencies if isinstance(tiling, FourierTiling) else tiling.points
+    return c.groups * tiling.tile_rows * tiling.columns.tiles * points * depth * c.K
 
 
 def least_seconds(layer: ConvLayer, device: CPU, candidate: Candidate) -> float | None:
@@ -60,10 +61,20 @@ def least_seconds(layer: ConvLayer, device: CPU, candidate: Candidate) -> float 
     -------
     float or None
         The larger of the two times: neither can be avoided, and both may go on at once. Operands come from where a
-        working set of their size lies. None where the multiplications are not known.
+        working set of their size lies. None where the multiplications are not known, and of vectors of integers, whose
+        peak is not measured.
     """
-    products = multiplications(layer, device, candidate)
-    if products is None:
+    products, peak = multiplications(layer, device, candidate), _peak(layer, device, candidate)
+    if products is None or peak is None:
         return None
     reading = device.machine.reading(layer.bytes, layer.bytes / device.threads)
-    return max(2 * products / device.peak_flops(layer.dtype), reading)
+    return max(2 * products / peak, reading)
+
+
+def _peak(layer: ConvLayer, device: CPU, candidate: Candidate) -> float | None:
+    """Operations per second on a layer's numbers by the unit that a candidate multiplies with."""
+    algorithm = _algorithm(device, candidate)
+    if isinstance(algorithm, TileAlgorithm):
+        rate = device.machine.tiles(device.matrix_unit or "", "bfloat16")
+        return (algorithm.rate(device) if isinstance(algorithm, Matrix) else rate) / algorithm.products[layer.dtype]
+    return None if layer.dtype in INTEGERS else device.peak_flops(layer.dtype)

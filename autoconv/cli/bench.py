@@ -141,9 +141,9 @@ def bench(
             return OK
         with nullcontext() if archive is None else carried(archive, folder, part_mib << 20):
             return _on_gpu(device_name, folder, phases, budget, wanted, exporting)
+    from autoconv.bench.display import chart as draw
+    from autoconv.bench.display import print_suite
     from autoconv.bench.race import run_suite
-    from autoconv.bench.reports import chart as draw
-    from autoconv.bench.reports import print_suite
     from autoconv.bench.results import to_json
     from autoconv.bench.suites import Setting
     from autoconv.records.cache import TuningCache

@@ -30,7 +30,7 @@ class Allocator:
     @property
     def kept(self) -> int:
         """Bytes waiting to be used again."""
-        return sum(size * len(arrays) for size, arrays in list(self._free.items()))
+        return sum(size * len(self._free[size]) for size in list(self._free))
 
     def take(self, nbytes: int) -> Array:
         """A byte array on a cache line; its memory comes back when the last view of it is gone."""
@@ -46,7 +46,8 @@ class Allocator:
         """Keep memory for later, in place of what was given back longest ago if need be.
 
         Called when an array dies, which may be at any moment, in any thread: so nothing here locks, and
-        every step is a single operation on a list or a dict.
+        every step is a single operation on a list or a dict that makes no other object which Python's collector
+        of cycles counts, as that may start it. So sizes are listed, not pairs, and none is ever removed.
         """
         size = raw.size
         if size > self._most:

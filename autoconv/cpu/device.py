@@ -304,8 +304,6 @@ class CPU(Device):
 
     def stopwatch(self, launch: Callable[[Operands], None], operands: Operands) -> Stopwatch:
         """Wall-clock samples; for `cold`, the filters are pushed out of the caches first."""
-        from autoconv.cpu import pool
-
         clock = time.perf_counter
 
         def hot() -> float:
@@ -314,15 +312,28 @@ class CPU(Device):
             return clock() - start
 
         def cold() -> float:
-            self._sweep()
-            operands.out.view(np.uint8).max()  # memory that other layers used shortly before
-            operands.a.view(np.uint8).max()  # as the layer before left it: in cache, as far as it fits
-            if pool.available():  # it left the threads awake, too; the first call wakes them
-                pool.wake(self.instruction_set, self.threads)
-                pool.wake(self.instruction_set, self.threads)
+            self.settle(operands.out, operands.a)
             return hot()
 
         return Stopwatch(cold=cold, hot=hot)
+
+    def settle(self, *warm: Array) -> None:
+        """Leave the machine as a layer in a network finds it: threads awake, and nothing but some arrays in cache.
+
+        Parameters
+        ----------
+        *warm : array
+            Contiguous ones, in cache as far as they fit, the last of all: the output, memory that other layers used
+            shortly before, and the inputs, as the layer before left them.
+        """
+        from autoconv.cpu import pool
+
+        self._sweep()
+        for array in warm:
+            array.view(np.uint8).max()
+        if pool.available():  # the first call wakes them
+            pool.wake(self.instruction_set, self.threads)
+            pool.wake(self.instruction_set, self.threads)
 
     def _sweep(self) -> None:
         _sweeper(2 * self.machine.beyond).sum()

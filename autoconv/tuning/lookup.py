@@ -62,6 +62,13 @@ class Request:
         names = {a.name for a in self.offered if a.vendor is None or a.vendor in self.vendors}
         return {candidate: found for candidate, found in facts.items() if candidate.algorithm in names}
 
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether there is memory for a candidate now; half of what is free is left to the operands, and to others."""
+        algorithm, params = self.algorithms[candidate.algorithm], candidate.params
+        need = algorithm.workspace_bytes(self.layer, self.device, params)
+        need += algorithm.packed_bytes(self.layer, self.device, params)
+        return need <= self.device.memory_available() // 2
+
     def unchanged(self, candidate: Candidate, facts: Facts) -> bool:
         """Whether facts are of today's version of the candidate's algorithm."""
         return facts.version == self.algorithms[candidate.algorithm].version

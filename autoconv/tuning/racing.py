@@ -14,12 +14,12 @@ from typing import Any
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.device import Device
 from autoconv.records.limits import Limits, ranking
-from autoconv.records.schema import Facts, Race, Record
+from autoconv.records.schema import STARVED, Facts, Race, Record
 from autoconv.tuning.lookup import Known, Request, known_from, look_up, on_record
 from autoconv.tuning.measurement import Event, Measurement, failed
 from autoconv.tuning.search.nearby import recall
 from autoconv.tuning.search.search import Search
-from autoconv.tuning.staleness import former_winner, note, stale, uncovered
+from autoconv.tuning.staleness import former_winner, note, stale, starved_no_more, uncovered
 from autoconv.tuning.worker import Worker
 
 HYBRID_CANDIDATES = 4  # how many of the estimate's first the hybrid mode times
@@ -100,24 +100,27 @@ def _left(request: Request, known: Known, mode: str) -> _Left:
         grids = {name for name in grids if not _spent(request, known, name)}
     else:
         asked = offered.few(request.limits, HYBRID_CANDIDATES)
-    former = former_winner(request, known.record)
-    if former is not None and former not in asked:
+    asked += starved_no_more(request, known)
+    if (former := former_winner(request, known.record)) is not None:
         asked.append(former)
-    return _Left([candidate for candidate in asked if _unknown(request, known, candidate)], grids)
+    return _Left([candidate for candidate in dict.fromkeys(asked) if _unknown(request, known, candidate)], grids)
 
 
 def _unknown(request: Request, known: Known, candidate: Candidate) -> bool:
-    """Whether there are no facts, or none for want of memory, or of a budget that is larger now."""
+    """Whether there are no facts, or none for want of memory that there is now, or of a budget that is larger now."""
     facts = known.facts.get(candidate)
-    if facts is None or facts.starved or not facts.unreached:
-        return facts is None or facts.starved
+    if facts is None or not facts.unreached:
+        return facts is None
+    if facts.starved:
+        return request.fits(candidate)
     spent = known.budgets.get(candidate)
     return spent is not None and (request.budget is None or request.budget > spent)
 
 
 def _spent(request: Request, known: Known, algorithm: str) -> bool:
     """Whether a search of an algorithm's grid was begun, and a budget as large as this one ended it."""
-    ended = any(facts.unreached and not _unknown(request, known, c) for c, facts in known.facts.items())
+    unreached = [c for c, facts in known.facts.items() if facts.unreached and not facts.starved]
+    ended = any(not _unknown(request, known, candidate) for candidate in unreached)
     return ended and any(candidate.algorithm == algorithm for candidate in known.facts)
 
 
@@ -196,7 +199,7 @@ def _admitted(request: Request, candidates: Sequence[Candidate]) -> tuple[dict[C
         if expected is None:  # on record, as an incumbent or before its algorithm changed
             refused[candidate] = failed(algorithm, "it is not a candidate of this layer")
         elif (need := expected.workspace + expected.packed) > free // 2:
-            reason = f"not enough memory: needs {need >> 20} MiB, and {free >> 20} MiB are free"
+            reason = f"{STARVED}: needs {need >> 20} MiB, and {free >> 20} MiB are free"
             refused[candidate] = failed(algorithm, reason)
         else:
             admitted.append(candidate)
@@ -210,7 +213,7 @@ def _done(
     offered = request.candidate_set
     unfinished = {candidate.algorithm for candidate in offered.grid()} - searched
     listed = (candidate for candidate in offered.worth_timing() if not offered.searched(candidate))
-    unfinished |= {c.algorithm for c in listed if c not in facts or facts[c].unreached}
+    unfinished |= {c.algorithm for c in listed if c not in facts or (facts[c].unreached and not facts[c].starved)}
     names = uncovered(request, record) - unfinished
     return [algorithm for algorithm in request.offered if algorithm.name in names]
 

@@ -3,7 +3,8 @@
 Three things may have: the software that times depend on (`Device.versions`: another LLVM, NVRTC or NumPy), which has
 winner and runner-up timed once more; an algorithm's own code (`Algorithm.version`), whose candidates race anew against
 the best of the others; and which candidates there are. As to list all of them takes a while, and a search times a part,
-a race notes the algorithms of which it left nothing to time, so that the next process need not ask again.
+a race notes the algorithms of which it left nothing to time, so that the next process need not ask again. Candidates
+that there was no memory for are timed as soon as there is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ def suffices(request: Request, known: Known) -> bool:
     record = known.record
     if record is None or stale(request, record):
         return False
-    return not uncovered(request, record)
+    if uncovered(request, record):
+        return False
+    return not starved_no_more(request, known)
+
+
+def starved_no_more(request: Request, known: Known) -> list[Candidate]:
+    """The candidates that there was no memory for when they were to be timed, and is now."""
+    return [candidate for candidate, facts in known.facts.items() if facts.starved and request.fits(candidate)]
 
 
 def uncovered(request: Request, record: Record | None) -> set[str]:

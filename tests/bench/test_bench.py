@@ -18,7 +18,7 @@ import pytest
 from layers import edge
 
 from autoconv import networks, registry
-from autoconv.bench import race, reports, results
+from autoconv.bench import display, race, results
 from autoconv.bench.baselines import BASELINES, Baseline, Prepared, Problem, base
 from autoconv.bench.suites import CLASSES, EXPORTED, OURS, Row, Setting, Suite, class_of
 from autoconv.cli import main
@@ -345,7 +345,7 @@ def test_the_whole_network_is_measured_with_every_repeat(place: Path, monkeypatc
     assert second.b is not third.b
     assert first.a is not second.a
     assert set(found.whole) == {OURS, "onnxruntime"}
-    text = reports.totals(found)
+    text = display.totals(found)
     assert set(text) == {"sum of the layers, each timed alone", "all layers in sequence, in one graph of ONNX Runtime"}
 
 
@@ -353,7 +353,7 @@ def test_a_network_as_exported_counts_by_its_convolutions(monkeypatch: pytest.Mo
     found = suite(row(ours=[1.0] * 6, **complete()))
     found.whole = {OURS: [1.0] * 6, "onnxruntime": [3.0] * 6, EXPORTED: [2.0] * 6}
     found.share = 0.75
-    assert reports.totals(found)["and the convolutions (75% of the time) of the network as exported"] == {
+    assert display.totals(found)["and the convolutions (75% of the time) of the network as exported"] == {
         OURS: "1 s",
         "onnxruntime": "1.5 s (1.50 [1.50 1.50])",
     }
@@ -370,7 +370,7 @@ def samples() -> Suite:
 
 
 def test_the_table_has_layers_means_losses_sums_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
-    reports.print_suite(samples())
+    display.print_suite(samples())
     text = capsys.readouterr().out
     assert "2.00 [2.00 2.00]" in text
     assert "slower than the best baseline: 1 of 2 layers" in text
@@ -383,10 +383,10 @@ def test_the_table_has_layers_means_losses_sums_and_versions(capsys: pytest.Capt
 
 def test_the_caption_says_what_was_asked_for() -> None:
     exact = setting("torch", constant=False, fresh=True, exact=True)
-    text = "\n".join(reports.caption(Suite("Tiny", 1, exact, 0, False)))
+    text = "\n".join(display.caption(Suite("Tiny", 1, exact, 0, False)))
     for part in ("only exact algorithms", "varying, transformed in every run", "a new array in every run"):
         assert part in text
-    gradient = "\n".join(reports.caption(Suite("Tiny", 1, setting("torch", direction="wgrad"), 0, False)))
+    gradient = "\n".join(display.caption(Suite("Tiny", 1, setting("torch", direction="wgrad"), 0, False)))
     assert "filters" not in gradient
     assert "ONNX" not in gradient
 
@@ -394,7 +394,7 @@ def test_the_caption_says_what_was_asked_for() -> None:
 def test_incomplete_stands_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     found = samples()
     found.rows[0].failures["torch"] = "it broke"
-    reports.print_suite(found)
+    display.print_suite(found)
     assert capsys.readouterr().out.endswith("INCOMPLETE: alpha: torch: it broke\n")
 
 
@@ -446,7 +446,7 @@ def test_a_failure_is_measured_again(place: Path) -> None:
 
 def test_a_chart_is_a_png(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    reports.chart([samples(), samples()], tmp_path / "chart.png")
+    display.chart([samples(), samples()], tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,49 +1,27 @@
-"""Modes, limits, records, versions and faults: what is timed, what is chosen, and what never is."""
+"""Modes, limits, named candidates and faults: what is timed, what is chosen, and what never is."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import queue
 import signal
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from faulty import SIZE, FaultyCPU, patient_but_with_hangs, pretended
+from faulty import SIZE, FaultyCPU, patient_but_with_hangs
+from planning import LAYER, fresh, rigged
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
-from autoconv.common import code_hash
 from autoconv.cpu.device import CPU
-from autoconv.cpu.numpy.direct import NumpyDirect
 from autoconv.errors import PlanError
-from autoconv.functional import conv2d
-from autoconv.layer import ConvLayer
-from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts, Race
-from autoconv.registry import algorithms
-from autoconv.tuning import lookup, planner, racing
-from autoconv.tuning.candidates import CandidateSet
+from autoconv.tuning import planner, racing
 from autoconv.tuning.measurement import Event
-from autoconv.tuning.staleness import note
-
-LAYER = ConvLayer(N=1, C=4, H=10, W=9, K=6, R=3, S=3, padding=1)
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> TuningCache:
-    return TuningCache(tmp_path, system=None)
-
-
-def fresh(*arguments: Any, **options: Any) -> Plan:
-    """A plan as another process would get it: from the records, not from memory."""
-    planner.forget_plans()
-    return planner.plan(*arguments, **options)
 
 
 def test_profile_times_everything_once_and_then_nothing(cache: TuningCache) -> None:
@@ -94,17 +72,6 @@ def test_other_limits_choose_anew_without_timing(cache: TuningCache) -> None:
             assert made.workspace_bytes <= limits["workspace_limit"]
 
 
-def rigged(cache: TuningCache, layer: ConvLayer = LAYER, **facts: Facts) -> FaultyCPU:
-    """A device whose record says what the test wants."""
-    device = FaultyCPU.having(*facts)
-    found = {Candidate.parse(f"faulty.{name}"): replace(f, version="1", samples=9) for name, f in facts.items()}
-    found[Candidate("numpy.direct")] = Facts(NumpyDirect().version, time=1.0, samples=9)
-    covers = note(registry.algorithms(device))
-    race = Race("0" * 32, "2026-01-01T00:00:00+00:00", device.versions, False, None, found, covers)
-    cache.add(layer.key(), device.key, race)
-    return device
-
-
 @pytest.mark.parametrize(
     ("limits", "winner"),
     [
@@ -125,48 +92,6 @@ def test_each_limit_finds_its_own_winner(cache: TuningCache, limits: dict[str, A
     )
     made = fresh(LAYER, device=device, cache=cache, **limits)
     assert (str(made.candidate), made.timed) == (winner, 0)
-
-
-def listed(monkeypatch: pytest.MonkeyPatch) -> list[CandidateSet]:
-    """The candidate sets that are made from now on."""
-    sets = list[CandidateSet]()
-
-    def made(*arguments: Any) -> CandidateSet:
-        sets.append(CandidateSet(*arguments))
-        return sets[-1]
-
-    monkeypatch.setattr(lookup, "CandidateSet", made)
-    return sets
-
-
-@pytest.mark.parametrize("covers", [True, False])
-def test_a_recorded_candidate_that_is_not_what_it_says_is_passed_over(cache: TuningCache, covers: bool) -> None:
-    device = CPU.current()
-    noted = note(registry.algorithms(device)) if covers else ""
-    names = ["numpy.gemm[tile=7]", "numpy.gemm[tile=image]", "winograd[m=99]", "winograd[rows=-1]", "direct[TK=3]"]
-    names += ["numpy.winograd[m=1000,r=3]", "gemm", "depthwise[TP=0,NV=0,nt=0]", "numpy.fft[tile=x]", "gone[a=1]"]
-    versions = {algorithm.name: algorithm.version for algorithm in algorithms(device)}
-    named = map(Candidate.parse, names)
-    found = {c: Facts(versions.get(c.algorithm, "1"), time=0.01, workspace=3) for c in named}
-    found[Candidate("numpy.direct")] = Facts(versions["numpy.direct"], time=1.0)
-    race = Race("1" * 32, "2026-01-02T00:00:00+00:00", device.versions, False, None, found, noted)
-    cache.add(LAYER.key(), device.key, race)
-    for mode in ("cached", "profile"):
-        made = fresh(LAYER, mode, device=device, cache=cache, vendors=False)
-        assert (str(made.candidate) == "numpy.direct") == (covers or mode == "cached")
-        assert str(made.candidate) not in names or "tile=image" in str(made.candidate)
-
-
-def test_candidates_are_listed_once_when_an_algorithm_changed_that_has_no_part_in_the_layer(
-    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else every process pays for the list, until something else makes it tune again."""
-    wide = replace(LAYER, W=501)
-    fresh(wide, device=FaultyCPU.having(), cache=cache)
-    sets = listed(monkeypatch)
-    for _ in range(2):
-        made = fresh(wide, device=FaultyCPU.having("none"), cache=cache)  # never for wide images
-        assert (made.timed, made.source, len(sets)) == (0, "cache", 1)
 
 
 def test_hybrid_times_a_few_and_profile_then_the_rest(cache: TuningCache) -> None:
@@ -289,94 +214,6 @@ def test_faulty_candidates_never_win_and_are_not_tried_again(
         assert f"faulty.{fault}" in made.explain()
 
 
-def test_a_changed_algorithm_races_against_the_incumbents_alone(cache: TuningCache) -> None:
-    fresh(LAYER, device=FaultyCPU.having("none", "slow"), cache=cache)
-    changed = FaultyCPU.having("none", "slow", version="2")
-    made = fresh(LAYER, device=changed, cache=cache)
-    assert made.timed == 3  # both changed, and the incumbent, direct
-    assert fresh(LAYER, device=changed, cache=cache).timed == 0
-
-
-def test_a_new_algorithm_races_against_the_best_two(cache: TuningCache) -> None:
-    fresh(LAYER, device=FaultyCPU.having("none", "unsteady", "slow"), cache=cache)
-    made = fresh(LAYER, device=FaultyCPU.having("none", "unsteady", "slow", "raises"), cache=cache)
-    assert made.timed == 2
-    assert {"faulty.slow", "faulty.raises"} <= set(made.facts)
-
-
-@pytest.mark.parametrize("winner", ["none", "direct"])
-def test_a_winner_that_has_changed_is_no_reason_to_take_another_on_record(cache: TuningCache, winner: str) -> None:
-    """Its facts are of a kernel that is gone; those of the others say nothing about who wins now."""
-    rigged(cache, none=Facts("1", time=0.1 if winner == "none" else 2.0, workspace=SIZE, error=1e-6))
-    changed = FaultyCPU.having("none", version="2")
-    if winner == "direct":  # unchanged, and the best on record
-        for mode in ("cached", "heuristic"):
-            assert str(fresh(LAYER, mode, device=changed, cache=cache).candidate) == "numpy.direct"
-        return
-    with pytest.raises(PlanError, match=r"^faulty.none, the winner on record for .* tune the layer again"):
-        fresh(LAYER, "cached", device=changed, cache=cache)
-    assert fresh(LAYER, "heuristic", device=changed, cache=cache).source == "heuristic"
-    assert fresh(LAYER, "cached", device=changed, cache=cache, workspace_limit=0).source == "cache"
-
-
-@pytest.mark.parametrize("mode", ["profile", "hybrid"])
-def test_a_former_winner_stands_in_the_way_only_until_the_layer_is_tuned_again(
-    cache: TuningCache, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However soon the budget ended: what the tuning found serves a request for less."""
-    former = {"none": Facts("1", time=0.1), "none[a=1]": Facts("1", time=0.05), "none[a=2]": Facts("1", time=0.06)}
-    rigged(cache, **former)
-    changed = FaultyCPU.having("none", version="2")
-    with pytest.raises(PlanError, match=r"^faulty.none\[a=1\], the winner on record"):
-        fresh(LAYER, "cached", device=changed, cache=cache)
-
-    def hasty(candidate: Candidate) -> Facts:
-        late = Facts("2", failure="unreached: the budget was spent")
-        return late if candidate.algorithm == "faulty.none" else Facts(NumpyDirect().version, time=1.0)
-
-    monkeypatch.setattr(racing, "Measurement", pretended(hasty))
-    tuned = fresh(LAYER, mode, device=changed, cache=cache, budget=1.0)
-    assert (str(tuned.candidate), tuned.timed) == ("numpy.direct", 1)
-    assert tuned.facts["faulty.none[a=1]"].failure == "it is not a candidate of this layer"
-    for less in ("cached", "heuristic"):
-        made = fresh(LAYER, less, device=changed, cache=cache)
-        assert (str(made.candidate), made.source) == ("numpy.direct", "cache")
-
-
-def test_a_former_winner_that_has_ceased_to_take_the_layer_is_asked_about_once(cache: TuningCache) -> None:
-    wide = LAYER.replace(W=600)
-    rigged(cache, wide, none=Facts("1", time=0.1))
-    changed = FaultyCPU.having("none", version="2")
-    with pytest.raises(PlanError, match="the winner on record"):
-        fresh(wide, "cached", device=changed, cache=cache)
-    assert fresh(wide, device=changed, cache=cache).timed == 1  # the incumbent, there being nothing new
-    assert fresh(wide, device=changed, cache=cache).timed == 0
-    assert str(fresh(wide, "cached", device=changed, cache=cache).candidate) == "numpy.direct"
-
-
-def test_hybrid_times_also_the_former_winner(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(racing, "HYBRID_CANDIDATES", 1)
-    rigged(cache, none=Facts("1", time=0.5), slow=Facts("1", time=0.1))
-    changed = FaultyCPU.having("none", "slow", "unsteady", version="2")
-    made = fresh(LAYER, "hybrid", device=changed, cache=cache)
-    assert set(made.facts) == {"faulty.none", "faulty.slow", "numpy.direct"}
-    assert made.timed == 3
-
-
-def test_a_record_of_other_versions_is_checked_once_by_its_best(
-    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = FaultyCPU.having("slow")
-    fresh(LAYER, device=device, cache=cache)
-    monkeypatch.setattr(CPU, "versions", {"numpy": "0.0"})
-    device = FaultyCPU.having("slow")
-    assert fresh(LAYER, "cached", device=device, cache=cache).timed == 0
-    checked = fresh(LAYER, device=device, cache=cache)
-    assert checked.timed == 2
-    assert checked.source == "profile"
-    assert fresh(LAYER, device=device, cache=cache).timed == 0
-
-
 def test_what_the_budget_did_not_reach_is_tried_when_there_is_more(cache: TuningCache) -> None:
     device = FaultyCPU.having("slow", "none")
     hasty = fresh(LAYER, device=device, cache=cache, budget=1e-9)
@@ -422,11 +259,21 @@ def test_who_has_to_wait_for_another_to_finish_timing_is_told(cache: TuningCache
     assert events.get(timeout=60).stage == "verify"
 
 
-def test_a_candidate_too_large_for_memory_is_left_out(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CPU, "memory_available", lambda self: 100)
-    made = fresh(LAYER, device=FaultyCPU.having("none"), cache=cache)
-    assert str(made.candidate) == "numpy.direct"
-    assert "not enough memory" in str(made.facts["faulty.none"].failure)
+@pytest.mark.parametrize("mode", ["profile", "hybrid"])
+def test_a_candidate_too_large_for_memory_is_left_out_until_there_is_more(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    device, free = FaultyCPU.having("none"), 2 * SIZE - 1
+    monkeypatch.setattr(CPU, "memory_available", lambda self: free)
+    made = fresh(LAYER, mode, device=device, cache=cache)
+    assert (str(made.candidate), made.timed) == ("numpy.direct", 1)
+    assert made.facts["faulty.none"].failure == "unreached, no memory: needs 0 MiB, and 0 MiB are free"
+    assert fresh(LAYER, mode, device=device, cache=cache).source == "cache"  # nobody is timed again meanwhile
+    free = 2 * SIZE
+    later = fresh(LAYER, mode, device=device, cache=cache)
+    assert (later.source, later.timed) == ("profile", 2)  # it, and whom it has to beat
+    assert later.facts["faulty.none"].timed
+    assert fresh(LAYER, mode, device=device, cache=cache).source == "cache"
 
 
 def test_without_a_writable_folder_only_persistence_is_lost(tmp_path: Path) -> None:
@@ -465,129 +312,3 @@ def test_what_stands_in_for_a_better_one_is_not_timed_but_can_be_named(cache: Tu
     assert str(fresh(LAYER, "numpy.direct", device=device, cache=cache).candidate) == "numpy.direct"
     alone = fresh(LAYER, device=FaultyCPU.having("none"), cache=cache)
     assert "numpy.direct" in alone.facts
-
-
-# --- exact algorithms alone -----------------------------------------------------------------------------------
-
-
-def test_exact_times_and_lists_the_exact_alone(cache: TuningCache) -> None:
-    device = FaultyCPU.having("none", "unsteady")
-    made = fresh(LAYER, device=device, cache=cache, exact=True)
-    assert (made.facts.keys(), made.timed, made.reasons) == ({"numpy.direct"}, 1, {})
-    assert made.limits.exact
-    assert "faulty" not in made.explain()
-    for algorithm in algorithms(CPU.current()):
-        if algorithm.name.startswith(("winograd", "fft", "numpy.winograd", "numpy.fft")):
-            assert not algorithm.exact
-    guess = planner.plan(LAYER.replace(N=2), "heuristic", exact=True, cache=cache)
-    offered = {algorithm.name: algorithm for algorithm in algorithms(guess.device)}
-    assert len(guess.ranking) > 1
-    assert all(offered[name.partition("[")[0]].exact for name in guess.ranking)
-
-
-def test_what_an_exact_race_covers_is_not_all(cache: TuningCache) -> None:
-    options: dict[str, Any] = {"device": FaultyCPU.having("none", "unsteady"), "cache": cache}
-    assert fresh(LAYER, exact=True, **options).timed == 1
-    assert fresh(LAYER, exact=True, **options).timed == 0
-    everything = fresh(LAYER, **options)
-    assert everything.timed == 3  # both newcomers, and the incumbent
-    assert everything.facts.keys() == {"numpy.direct", "faulty.none", "faulty.unsteady"}
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_exact_and_other_requests_leave_each_others_notes(
-    cache: TuningCache, first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else every process that asks one way after another asked the other way lists all candidates again."""
-    options: dict[str, Any] = {"device": FaultyCPU.having("none"), "cache": cache}
-    for exact in (first, not first):
-        fresh(LAYER, exact=exact, **options)
-    fresh(LAYER, exact=True, **options)
-    sets = listed(monkeypatch)
-    for exact in (True, False, True, False):
-        made = fresh(LAYER, exact=exact, **options)
-        assert (made.timed, made.source) == (0, "cache")
-    assert not sets
-
-
-def test_an_exact_race_does_not_excuse_a_winner_that_has_changed(
-    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rigged(cache, none=Facts("1", time=0.1, workspace=SIZE))
-    monkeypatch.setattr(NumpyDirect, "version", "another")
-    options: dict[str, Any] = {"device": FaultyCPU.having("none", version="2"), "cache": cache}
-    assert fresh(LAYER, exact=True, **options).timed == 1
-    with pytest.raises(PlanError, match=r"^faulty\.none, the winner on record"):
-        fresh(LAYER, "cached", **options)
-    assert fresh(LAYER, **options).timed == 2  # the changed one, and the incumbent
-    assert fresh(LAYER, "cached", **options).source == "cache"
-
-
-def test_facts_of_inexact_algorithms_do_not_win_an_exact_request(cache: TuningCache) -> None:
-    device = rigged(cache, none=Facts("1", time=1e-6, workspace=SIZE))
-    assert str(fresh(LAYER, "cached", device=device, cache=cache).candidate) == "faulty.none"
-    exact = fresh(LAYER, "cached", device=device, cache=cache, exact=True)
-    assert (str(exact.candidate), exact.ranking) == ("numpy.direct", ["numpy.direct"])
-
-
-def test_a_name_that_exact_leaves_out_is_refused_with_the_reason(cache: TuningCache) -> None:
-    device = FaultyCPU.having("none")
-    for name in ("faulty.none", "faulty.none[a=1]"):
-        with pytest.raises(PlanError, match=r"exact=True leaves faulty.none out.* expected one of numpy.direct, or"):
-            planner.plan(LAYER, name, device=device, cache=cache, exact=True)
-    assert planner.plan(LAYER, "faulty.none", device=device, cache=cache, exact=False).source == "user"
-    with pytest.raises(PlanError, match=r"under tolerance=1e-30, exact=True:"):
-        planner.plan(LAYER, "heuristic", device=FaultyCPU.having(), cache=cache, exact=True, tolerance=1e-30)
-
-
-def test_an_exact_plan_stays_one_when_pickled() -> None:
-    made = planner.plan(LAYER, "heuristic", exact=True)
-    again = pickle.loads(pickle.dumps(made))
-    assert (again.candidate, again.limits, again.limits.exact) == (made.candidate, made.limits, True)
-
-
-def test_conv2d_takes_exact() -> None:
-    x, w = np.ones(LAYER.x_shape, np.float32), np.ones(LAYER.w_shape, np.float32)
-    with pytest.raises(PlanError, match=r"exact=True leaves numpy.winograd out"):
-        conv2d(x, w, padding=1, mode="numpy.winograd", exact=True)
-    assert conv2d(x, w, padding=1, mode="numpy.winograd").max() == pytest.approx(9 * LAYER.C)
-    assert conv2d(x, w, padding=1, mode="heuristic", exact=True).max() == 9 * LAYER.C
-
-
-# --- other versions of what compiles --------------------------------------------------------------------------
-
-
-def test_another_llvm_has_winner_and_runner_up_timed_again_and_no_more(
-    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """LLVM's version is no part of a family's, which would make all its facts worthless; it stands in the race."""
-    times = {"none": 0.1, "slow": 0.2, "unsteady": 0.3, "direct": 1.0}
-    faults = list(times)[:3]
-    device = rigged(cache, **{name: Facts("1", time=times[name], workspace=SIZE) for name in faults})
-    before = {algorithm.name: algorithm.version for algorithm in algorithms(CPU.current())}
-    raced: list[list[str]] = []
-    offered = {algorithm.name: algorithm for algorithm in algorithms(device)}
-
-    def timed(candidate: Candidate) -> Facts:
-        algorithm = offered[candidate.algorithm]
-        seconds, workspace = times[algorithm.name.partition(".")[2]], algorithm.workspace_bytes(LAYER, device, {})
-        return Facts(algorithm.version, time=seconds, samples=9, workspace=workspace)
-
-    monkeypatch.setattr(racing, "Measurement", pretended(timed, raced))
-    assert fresh(LAYER, device=device, cache=cache).timed == 0
-    monkeypatch.setattr("llvmlite.__version__", "99.0")
-    for cached in (code_hash.version, code_hash._files):
-        cached.cache_clear()
-    device = FaultyCPU.having(*faults)
-    assert device.versions["llvmlite"] == "99.0"
-    assert {algorithm.name: algorithm.version for algorithm in algorithms(CPU.current())} == before
-    checked = fresh(LAYER, device=device, cache=cache)
-    assert (raced, checked.timed, str(checked.candidate)) == ([["faulty.none", "faulty.slow"]], 2, "faulty.none")
-    assert fresh(LAYER, device=device, cache=cache).timed == 0
-    times["none"] = 0.5  # who was best is no more: then all are asked
-    monkeypatch.setattr("llvmlite.__version__", "100.0")
-    assert str(fresh(LAYER, device=FaultyCPU.having(*faults), cache=cache).candidate) == "faulty.slow"
-    assert [sorted(names) for names in raced[1:]] == [
-        ["faulty.none", "faulty.slow"],
-        ["faulty.none", "faulty.slow", "faulty.unsteady", "numpy.direct"],
-    ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -20,11 +19,6 @@ from autoconv.tuning import reference
 from autoconv.tuning.planner import plan
 
 LAYER = ConvLayer(N=2, C=4, H=9, W=8, K=6, R=3, S=3, padding=1)
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> TuningCache:
-    return TuningCache(tmp_path, system=None)
 
 
 def heuristic(cache: TuningCache, **changes: object) -> Plan:

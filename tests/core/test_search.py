@@ -161,7 +161,7 @@ class Scripted:
     """In place of `Measurement`: candidates take what `seconds` says, as long as the budget is not nothing."""
 
     def __init__(self, layer: ConvLayer, device: Device, *, budget: float | None, **options: Any) -> None:
-        self.device, self.budget, self.found = device, budget, dict[Candidate, Facts]()
+        self.layer, self.device, self.budget, self.found = layer, device, budget, dict[Candidate, Facts]()
 
     blocks: ClassVar[list[list[Candidate]]] = []
 
@@ -172,10 +172,12 @@ class Scripted:
         return entered
 
     def facts(self, candidate: Candidate) -> Facts:
-        version = {a.name: a.version for a in registry.algorithms(self.device)}[candidate.algorithm]
+        algorithm = {a.name: a for a in registry.algorithms(self.device)}[candidate.algorithm]
         if self.budget == 0:
-            return Facts(version, failure="unreached: the budget was spent")
-        return Facts(version, time=seconds(candidate) if candidate.items else 1.0, samples=9)
+            return Facts(algorithm.version, failure="unreached: the budget was spent")
+        workspace = algorithm.workspace_bytes(self.layer, self.device, candidate.params)
+        took = seconds(candidate) if candidate.items else 1.0
+        return Facts(algorithm.version, time=took, samples=9, workspace=workspace)
 
     def finish(self) -> dict[Candidate, Facts]:
         return self.found
@@ -224,6 +226,24 @@ def test_a_grid_that_changed_is_searched_again_against_the_incumbents(cache: Tun
     again = fresh(cache, version="2")
     assert again.timed > racing.HYBRID_CANDIDATES
     assert fresh(cache, version="2").timed == 0
+
+
+def test_what_there_was_no_memory_for_is_timed_when_there_is(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known beforehand; and the search ends without it."""
+    scarce = True
+    monkeypatch.setattr(Grid, "workspace_bytes", lambda self, layer, device, params: params["BM"])
+    monkeypatch.setattr(CPU, "memory_available", lambda self: 2 * 16 if scarce else 1 << 40)
+    first = fresh(cache)
+    starved = {name for name, facts in first.facts.items() if facts.starved}
+    assert starved == {name for name in first.facts if (BM := Candidate.parse(name).params.get("BM")) and int(BM) > 16}
+    assert starved
+    assert fresh(cache).source == "cache"
+    scarce = False
+    later = fresh(cache)
+    assert all(later.facts[name].timed for name in starved)
+    assert fresh(cache).source == "cache"
 
 
 def test_what_nearby_layers_have_taught_comes_first(cache: TuningCache) -> None:

@@ -72,7 +72,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
     ),
     "autoconv.bench": (
         {"gpu", "exhaustive", "networks", "strategies", "report"},
-        {"race", "reports"},
+        {"race", "display"},
         {"results", "exported", "bound"},
         {"suites"},
         {"statistics"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from importlib import metadata
@@ -175,3 +176,27 @@ def test_kept_memory_is_bounded() -> None:
     assert kept.kept == 3 * allocator.PAGE
     assert {size: len(arrays) for size, arrays in kept._free.items()} == {allocator.PAGE: 1, 2 * allocator.PAGE: 1}
     assert np.shares_memory(kept.take(1), kept.take(1)) is False
+
+
+def test_an_array_may_die_while_kept_memory_is_counted() -> None:
+    """Until Python 3.12 any new object may start the garbage collector, which may find an array's last reference."""
+    kept, threshold = allocator.Allocator(), gc.get_threshold()
+    arrays = [kept.take(size * allocator.PAGE) for size in range(1, 33)]
+    nbytes = sum(array.size for array in arrays)
+    del arrays
+    gc.freeze()  # so that a collection looks at little
+    try:
+        for allocations in range(1, 33):  # after which the collector starts, wherever that is
+            gc.disable()
+            cycle: list[Any] = [kept.take(allocations * allocator.PAGE)]
+            cycle.append(cycle)
+            del cycle
+            gc.set_threshold(gc.get_count()[0] + allocations)
+            gc.enable()
+            assert nbytes - allocations * allocator.PAGE <= kept.kept <= nbytes
+            gc.collect()  # which also forgets the tuples that Python keeps for later, so that each is allocated again
+    finally:
+        gc.enable()
+        gc.set_threshold(*threshold)
+        gc.unfreeze()
+    assert kept.kept == nbytes

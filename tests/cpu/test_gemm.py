@@ -15,6 +15,7 @@ from autoconv.cpu import pool
 from autoconv.cpu.common.panel import segments_of
 from autoconv.cpu.device import CPU, host_instruction_set
 from autoconv.cpu.gemm.algorithm import Gemm
+from autoconv.cpu.gemm.geometry import odd_pixels
 from autoconv.layer import DTYPES, ConvLayer
 
 pytestmark = [
@@ -66,6 +67,19 @@ def test_sums_in_parts(instruction_set: str) -> None:
     ):
         layer = pointwise(**fields)
         assert check_guarded(GEMM, layer, device, operands(layer))
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_sums_of_a_block_that_lacks_filters_have_room(instruction_set: str) -> None:
+    """It has whole vectors of sums where a whole block has single pixels."""
+    device = device_with(instruction_set, 2, SMALL_CACHES)
+    layer = pointwise(C=70, K=47)
+    parts = [c.params for c in GEMM.all(layer, device) if c.params["NV"] == 1 and c.params["BC"] != layer.C]
+    sizes = {
+        TK for TK in (int(params["TK"]) for params in parts) if odd_pixels(instruction_set, TK, 1) and layer.K % TK
+    }
+    names = {str(c) for c in GEMM.all(layer, device) if (c.params["TK"], c.params["NV"]) == (max(sizes), 1)}
+    assert check_guarded(GEMM, layer, device, operands(layer), names)
 
 
 STEMS: dict[str, dict[str, Any]] = {

@@ -45,19 +45,26 @@ def test_a_network_agrees_with_float64(batch: int, threads: int) -> None:
 
 
 @kernels
-def test_every_step_is_timed() -> None:
+def test_every_step_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     net = compiled(small(1))
     x = drawn(net.graph)
     steps = net.profile(**x, repeat=3)
     assert [step.name for step in steps] == [step.node.name for step in net._schedule.steps]
     assert all(step.seconds > 0 for step in steps)
     assert [step.name for step in steps if step.is_layer] == ["a.relu", "b.sum", "c.silu", "up", "scores"]
+    settled: list[list[tuple[int, ...]]] = []
+    monkeypatch.setattr(CPU, "settle", lambda self, *arrays: settled.append([array.shape for array in arrays]))
+    alone = net.profile(**x, repeat=1, alone=True)
+    assert [step.name for step in alone] == [step.name for step in steps]
+    for node, shapes in zip([step.node for step in net._schedule.steps], settled, strict=True):
+        computed = [name for name in node.inputs if name not in net.graph.constants]
+        assert shapes == [net.graph.types[name].shape for name in (node.name, *reversed(computed))]
     with pytest.raises(ArrayError, match="repeat=0: expected an integer of at least 1"):
         net.profile(**x, repeat=0)
 
 
 @kernels
-@pytest.mark.parametrize("option", [[], ["--json"], ["--tune"]])
+@pytest.mark.parametrize("option", [[], ["--json"], ["--tune"], ["--alone"]])
 def test_the_command_runs_a_network(option: list[str], tmp_path: Path) -> None:
     path = tmp_path / "net.autoconv"
     net = compiled(graph_of(Elementwise(("relu", 0)), (2, 3)))
@@ -68,8 +75,10 @@ def test_the_command_runs_a_network(option: list[str], tmp_path: Path) -> None:
         found = json.loads(ran.output)
         assert [step["operator"] for step in found["steps"]] == ["relu"]
         assert found["seconds"] > 0
+        assert "seconds_alone" not in found
     else:
         assert "100.0%" in ran.output
+        assert ("each measured alone with filters out of cache; the whole takes" in ran.output) == ("--alone" in option)
         assert "0% of the steps' time in convolutions" in ran.output
 
 

@@ -52,6 +52,7 @@ def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
 @click.option("--threads", type=click.IntRange(1, 1024), help="For everybody alike. [default: all]")
 @click.option("--tune", is_flag=True, help="Time the layers that have no facts yet; else by records and estimates.")
 @click.option("--repeat", type=click.IntRange(1, 100_000), default=20, help="Runs to take medians of. [default: 20]")
+@click.option("--alone", is_flag=True, help="Time every node by itself as well, its filters out of cache.")
 @click.option(
     "--against", type=_runtimes, metavar="RUNTIME,...", help="Race these as well; all: every one that is installed."
 )
@@ -70,6 +71,7 @@ def run(
     threads: int | None,
     tune: bool,
     repeat: int,
+    alone: bool,
     against: tuple[str, ...] | None,
     rounds: int,
     folder: Path | None,
@@ -94,7 +96,8 @@ def run(
     rng = np.random.default_rng(0)
     inputs = {name: rng.standard_normal(t.shape).astype(t.dtype) for name, t in net.graph.inputs.items()}
     whole = _median_run(net, inputs, repeat)
-    steps = net.profile(**inputs, repeat=repeat)
+    steps = net.profile(*inputs.values(), repeat=repeat)
+    cold = sum(step.seconds for step in net.profile(*inputs.values(), repeat=repeat, alone=True)) if alone else None
     layers = sum(step.seconds for step in steps if step.is_layer) / max(sum(step.seconds for step in steps), 1e-12)
     raced = _raced(net, Path(model), names, rounds) if names else None
     if raced is not None and folder is not None:
@@ -107,6 +110,7 @@ def run(
             "device": net.device.key,
             "seconds": whole,
             "share_of_layers": layers,
+            **({"seconds_alone": cold} if cold is not None else {}),
             "arena_bytes": net.arena_bytes,
             "weight_bytes": net.weight_bytes,
             "steps": [vars(step) for step in steps],
@@ -123,6 +127,11 @@ def run(
             f"{duration(whole)} in all; {layers:.0%} of the steps' time in convolutions and fully connected layers; "
             f"{size(net.arena_bytes)} of arrays, {size(net.weight_bytes)} of weights"
         )
+        if cold is not None:
+            click.echo(
+                f"{duration(cold)} are the steps' times added up, each measured alone with filters out of cache; "
+                f"the whole takes {whole / cold:.2f} of that"
+            )
         if raced is not None:
             _print_race(raced)
     for name, why in raced.failures.items() if raced is not None else ():

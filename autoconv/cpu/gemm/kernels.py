@@ -81,7 +81,8 @@ class _InPlaceWriter:
         odd = 0 if blocking.nt else odd_pixels(m.instruction_set, blocking.TK, blocking.NV)
         self.segments = segments_of(problem.rows.count * problem.columns.count, lanes, blocking.NV, odd)
         self.ranges = ChannelRange.all(problem.C, blocking.BC)
-        self.sums_size = blocking.TK * (blocking.NV * lanes + odd)
+        # Of a block with fewer filters all pixels are in vectors, also those that others have as single ones.
+        self.sums_size = blocking.TK * lanes * max(-(-segment.pixels // lanes) for segment in self.segments)
         i, o = problem.input, problem.output
         self.functions = {}
         for n, channels in enumerate(dict.fromkeys(self.ranges)):

@@ -258,7 +258,7 @@ class CompiledNetwork:
             found[name] = array if self.device.ready(array) else np.ascontiguousarray(array)
         return found
 
-    def profile(self, *arrays: Array, repeat: int = 10, **named: Array) -> list[StepTime]:
+    def profile(self, *arrays: Array, repeat: int = 10, alone: bool = False, **named: Array) -> list[StepTime]:
         """Time every step of a run, where it stands in the sequence; the steps are then calls of their own.
 
         Parameters
@@ -267,6 +267,9 @@ class CompiledNetwork:
             Inputs, as for `run`.
         repeat : int
             How many runs to take the medians of.
+        alone : bool
+            Whether caches are emptied before each step, but for its inputs and its output, as they are where the
+            candidates of a layer are timed. What that takes is not counted.
         **named : array
             Inputs by name.
 
@@ -289,7 +292,7 @@ class CompiledNetwork:
         instance.run(inputs)
         for _ in range(repeat):
             seconds: list[float] = []
-            instance.run(inputs, seconds)
+            instance.run(inputs, seconds, alone)
             runs.append(seconds)
         medians = np.median(runs, axis=0)
         return [

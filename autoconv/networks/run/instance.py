@@ -83,14 +83,24 @@ class Instance:
             if isinstance(part, _Table):
                 part.close(schedule)
 
-    def run(self, inputs: Mapping[str, Array], seconds: list[float] | None = None) -> dict[str, Array]:
-        """The outputs, by name; the time of every part is added to `seconds`."""
+    def run(
+        self, inputs: Mapping[str, Array], seconds: list[float] | None = None, alone: bool = False
+    ) -> dict[str, Array]:
+        """The outputs, by name; the time of every part is added to `seconds`.
+
+        With `alone`, whose parts are single steps, each is timed as the candidates of layers are: filters and other
+        constants have to come from memory, while arrays that were computed before are in cache as far as they fit.
+        """
         schedule, graph = self.schedule, self.schedule.graph
         outside = dict(inputs)
         for root in schedule.outputs:
             found = graph.types[root]
             outside[root] = schedule.device.empty(found.shape, found.dtype)
-        for part in self._parts:
+        for n, part in enumerate(self._parts):
+            if alone:
+                node = schedule.steps[n].node
+                computed = [name for name in reversed(node.inputs) if name not in graph.constants]
+                schedule.device.settle(*(self.array(name, outside) for name in (node.name, *computed)))
             start = time.perf_counter()
             if isinstance(part, _Table):
                 part.run(outside)

@@ -50,9 +50,9 @@ class Search:
         self.learn(known)
 
     def learn(self, facts: Mapping[Candidate, Facts]) -> None:
-        """Take note of what was measured; what is unreached is not known."""
+        """Take note of what was measured; what is unreached is not known, unless there is no memory for it."""
         for candidate, found in facts.items():
-            if not found.unreached:
+            if not found.unreached or found.starved:
                 self._found[candidate] = found
             if found.timed and candidate in self._expected:
                 self.recall(candidate, self._expected[candidate], found)

@@ -1,0 +1,14 @@
+"""What the tests of planning share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autoconv.records.cache import TuningCache
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> TuningCache:
+    return TuningCache(tmp_path, system=None)

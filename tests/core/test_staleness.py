@@ -1,0 +1,175 @@
+"""Records of other versions and of other candidates: what is timed again, against whom, and what is passed over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from faulty import SIZE, FaultyCPU, pretended
+from planning import LAYER, fresh, listed, rigged
+
+from autoconv import registry
+from autoconv.algorithm import Candidate
+from autoconv.common import code_hash
+from autoconv.cpu.device import CPU
+from autoconv.cpu.numpy.direct import NumpyDirect
+from autoconv.errors import PlanError
+from autoconv.records.cache import TuningCache
+from autoconv.records.schema import Facts, Race
+from autoconv.registry import algorithms
+from autoconv.tuning import racing
+from autoconv.tuning.staleness import note
+
+
+@pytest.mark.parametrize("covers", [True, False])
+def test_a_recorded_candidate_that_is_not_what_it_says_is_passed_over(cache: TuningCache, covers: bool) -> None:
+    device = CPU.current()
+    noted = note(registry.algorithms(device)) if covers else ""
+    names = ["numpy.gemm[tile=7]", "numpy.gemm[tile=image]", "winograd[m=99]", "winograd[rows=-1]", "direct[TK=3]"]
+    names += ["numpy.winograd[m=1000,r=3]", "gemm", "depthwise[TP=0,NV=0,nt=0]", "numpy.fft[tile=x]", "gone[a=1]"]
+    versions = {algorithm.name: algorithm.version for algorithm in algorithms(device)}
+    named = map(Candidate.parse, names)
+    found = {c: Facts(versions.get(c.algorithm, "1"), time=0.01, workspace=3) for c in named}
+    found[Candidate("numpy.direct")] = Facts(versions["numpy.direct"], time=1.0)
+    race = Race("1" * 32, "2026-01-02T00:00:00+00:00", device.versions, False, None, found, noted)
+    cache.add(LAYER.key(), device.key, race)
+    for mode in ("cached", "profile"):
+        made = fresh(LAYER, mode, device=device, cache=cache, vendors=False)
+        assert (str(made.candidate) == "numpy.direct") == (covers or mode == "cached")
+        assert str(made.candidate) not in names or "tile=image" in str(made.candidate)
+
+
+def test_candidates_are_listed_once_when_an_algorithm_changed_that_has_no_part_in_the_layer(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every process pays for the list, until something else makes it tune again."""
+    wide = replace(LAYER, W=501)
+    fresh(wide, device=FaultyCPU.having(), cache=cache)
+    sets = listed(monkeypatch)
+    for _ in range(2):
+        made = fresh(wide, device=FaultyCPU.having("none"), cache=cache)  # never for wide images
+        assert (made.timed, made.source, len(sets)) == (0, "cache", 1)
+
+
+def test_a_changed_algorithm_races_against_the_incumbents_alone(cache: TuningCache) -> None:
+    fresh(LAYER, device=FaultyCPU.having("none", "slow"), cache=cache)
+    changed = FaultyCPU.having("none", "slow", version="2")
+    made = fresh(LAYER, device=changed, cache=cache)
+    assert made.timed == 3  # both changed, and the incumbent, direct
+    assert fresh(LAYER, device=changed, cache=cache).timed == 0
+
+
+def test_a_new_algorithm_races_against_the_best_two(cache: TuningCache) -> None:
+    fresh(LAYER, device=FaultyCPU.having("none", "unsteady", "slow"), cache=cache)
+    made = fresh(LAYER, device=FaultyCPU.having("none", "unsteady", "slow", "raises"), cache=cache)
+    assert made.timed == 2
+    assert {"faulty.slow", "faulty.raises"} <= set(made.facts)
+
+
+@pytest.mark.parametrize("winner", ["none", "direct"])
+def test_a_winner_that_has_changed_is_no_reason_to_take_another_on_record(cache: TuningCache, winner: str) -> None:
+    """Its facts are of a kernel that is gone; those of the others say nothing about who wins now."""
+    rigged(cache, none=Facts("1", time=0.1 if winner == "none" else 2.0, workspace=SIZE, error=1e-6))
+    changed = FaultyCPU.having("none", version="2")
+    if winner == "direct":  # unchanged, and the best on record
+        for mode in ("cached", "heuristic"):
+            assert str(fresh(LAYER, mode, device=changed, cache=cache).candidate) == "numpy.direct"
+        return
+    with pytest.raises(PlanError, match=r"^faulty.none, the winner on record for .* tune the layer again"):
+        fresh(LAYER, "cached", device=changed, cache=cache)
+    assert fresh(LAYER, "heuristic", device=changed, cache=cache).source == "heuristic"
+    assert fresh(LAYER, "cached", device=changed, cache=cache, workspace_limit=0).source == "cache"
+
+
+@pytest.mark.parametrize("mode", ["profile", "hybrid"])
+def test_a_former_winner_stands_in_the_way_only_until_the_layer_is_tuned_again(
+    cache: TuningCache, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However soon the budget ended: what the tuning found serves a request for less."""
+    former = {"none": Facts("1", time=0.1), "none[a=1]": Facts("1", time=0.05), "none[a=2]": Facts("1", time=0.06)}
+    rigged(cache, **former)
+    changed = FaultyCPU.having("none", version="2")
+    with pytest.raises(PlanError, match=r"^faulty.none\[a=1\], the winner on record"):
+        fresh(LAYER, "cached", device=changed, cache=cache)
+
+    def hasty(candidate: Candidate) -> Facts:
+        late = Facts("2", failure="unreached: the budget was spent")
+        return late if candidate.algorithm == "faulty.none" else Facts(NumpyDirect().version, time=1.0)
+
+    monkeypatch.setattr(racing, "Measurement", pretended(hasty))
+    tuned = fresh(LAYER, mode, device=changed, cache=cache, budget=1.0)
+    assert (str(tuned.candidate), tuned.timed) == ("numpy.direct", 1)
+    assert tuned.facts["faulty.none[a=1]"].failure == "it is not a candidate of this layer"
+    for less in ("cached", "heuristic"):
+        made = fresh(LAYER, less, device=changed, cache=cache)
+        assert (str(made.candidate), made.source) == ("numpy.direct", "cache")
+
+
+def test_a_former_winner_that_has_ceased_to_take_the_layer_is_asked_about_once(cache: TuningCache) -> None:
+    wide = LAYER.replace(W=600)
+    rigged(cache, wide, none=Facts("1", time=0.1))
+    changed = FaultyCPU.having("none", version="2")
+    with pytest.raises(PlanError, match="the winner on record"):
+        fresh(wide, "cached", device=changed, cache=cache)
+    assert fresh(wide, device=changed, cache=cache).timed == 1  # the incumbent, there being nothing new
+    assert fresh(wide, device=changed, cache=cache).timed == 0
+    assert str(fresh(wide, "cached", device=changed, cache=cache).candidate) == "numpy.direct"
+
+
+def test_hybrid_times_also_the_former_winner(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(racing, "HYBRID_CANDIDATES", 1)
+    rigged(cache, none=Facts("1", time=0.5), slow=Facts("1", time=0.1))
+    changed = FaultyCPU.having("none", "slow", "unsteady", version="2")
+    made = fresh(LAYER, "hybrid", device=changed, cache=cache)
+    assert set(made.facts) == {"faulty.none", "faulty.slow", "numpy.direct"}
+    assert made.timed == 3
+
+
+def test_a_record_of_other_versions_is_checked_once_by_its_best(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = FaultyCPU.having("slow")
+    fresh(LAYER, device=device, cache=cache)
+    monkeypatch.setattr(CPU, "versions", {"numpy": "0.0"})
+    device = FaultyCPU.having("slow")
+    assert fresh(LAYER, "cached", device=device, cache=cache).timed == 0
+    checked = fresh(LAYER, device=device, cache=cache)
+    assert checked.timed == 2
+    assert checked.source == "profile"
+    assert fresh(LAYER, device=device, cache=cache).timed == 0
+
+
+def test_another_llvm_has_winner_and_runner_up_timed_again_and_no_more(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LLVM's version is no part of a family's, which would make all its facts worthless; it stands in the race."""
+    times = {"none": 0.1, "slow": 0.2, "unsteady": 0.3, "direct": 1.0}
+    faults = list(times)[:3]
+    device = rigged(cache, **{name: Facts("1", time=times[name], workspace=SIZE) for name in faults})
+    before = {algorithm.name: algorithm.version for algorithm in algorithms(CPU.current())}
+    raced: list[list[str]] = []
+    offered = {algorithm.name: algorithm for algorithm in algorithms(device)}
+
+    def timed(candidate: Candidate) -> Facts:
+        algorithm = offered[candidate.algorithm]
+        seconds, workspace = times[algorithm.name.partition(".")[2]], algorithm.workspace_bytes(LAYER, device, {})
+        return Facts(algorithm.version, time=seconds, samples=9, workspace=workspace)
+
+    monkeypatch.setattr(racing, "Measurement", pretended(timed, raced))
+    assert fresh(LAYER, device=device, cache=cache).timed == 0
+    monkeypatch.setattr("llvmlite.__version__", "99.0")
+    for cached in (code_hash.version, code_hash._files):
+        cached.cache_clear()
+    device = FaultyCPU.having(*faults)
+    assert device.versions["llvmlite"] == "99.0"
+    assert {algorithm.name: algorithm.version for algorithm in algorithms(CPU.current())} == before
+    checked = fresh(LAYER, device=device, cache=cache)
+    assert (raced, checked.timed, str(checked.candidate)) == ([["faulty.none", "faulty.slow"]], 2, "faulty.none")
+    assert fresh(LAYER, device=device, cache=cache).timed == 0
+    times["none"] = 0.5  # who was best is no more: then all are asked
+    monkeypatch.setattr("llvmlite.__version__", "100.0")
+    assert str(fresh(LAYER, device=FaultyCPU.having(*faults), cache=cache).candidate) == "faulty.slow"
+    assert [sorted(names) for names in raced[1:]] == [
+        ["faulty.none", "faulty.slow"],
+        ["faulty.none", "faulty.slow", "faulty.unsteady", "numpy.direct"],
+    ]
