@@ -1,7 +1,7 @@
 """Models in PyTorch on autoconv's kernels, against PyTorch's own: answers by `optimize`, and training steps.
 
-Run as a program, with `python -m autoconv.bench.networks.pytorch training resnet18 --batch 8 -o FOLDER`, it adds what it
-found to `training.json` or `inference.json` there.
+Run as a program, with `python -m autoconv.bench.networks.pytorch training resnet18 --batch 8 -o FOLDER`, it adds what
+it found to `training.json` or `inference.json` there.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ are kept off the processor that the caller was on when it last had to wake them.
 Every thread computes in the float mode of the run that it takes part in, which is never the caller's: rounding to
 nearest, no traps, and denormals as the run wants them. The caller's mode is put back before Python goes on.
 
-A caller may bring the threads of an OpenMP runtime, whose own tasks it runs before and after: spinning beside the workers
-they would keep processors from them. Then the runtime's threads do what the workers would, which sleep on.
+A caller may bring the threads of an OpenMP runtime, which runs other things before and after: its threads, spinning
+beside the workers, would keep processors from them. They do what the workers would, then, and those sleep on.
 
 A worker whose processor a stranger wants, too, loses it when the system thinks fit: within a task, for whose end all
 others then wait for milliseconds. So between two tasks it leaves the region and offers the processor by itself, once in
