@@ -15,6 +15,7 @@ from typing import Any
 
 from autoconv.bench import statistics as figures
 from autoconv.bench.baselines import BASELINES
+from autoconv.bench.networks.pytorch import FILES
 from autoconv.bench.networks.race import FILE
 from autoconv.bench.networks.runtimes import RUNTIMES
 from autoconv.bench.suites import CLASSES
@@ -24,7 +25,6 @@ ROOT = Path(__file__).parents[1]
 PROCESSORS = {"zen3": "Zen 3, AVX2", "xeon": "Xeon, AVX-512", "zen4": "Zen 4, AVX-512"}
 SUITE = "Mixed-27"
 CLOSE = 2e-4  # of the largest value: by what a baseline's answer may differ from ours, which is up to 1.3e-4 off itself
-PYTORCH = ("training.json", "inference.json")  # what `autoconv.bench.networks.pytorch` writes
 Result = dict[str, Any]
 
 
@@ -34,7 +34,7 @@ def results() -> list[tuple[str, Result]]:
         (label, json.loads(path.read_text(encoding="utf-8")))
         for folder, label in PROCESSORS.items()
         for path in sorted((ROOT / "docs" / "results" / folder).glob("*.json"))
-        if path.name not in (FILE, *PYTORCH)
+        if path.name not in (FILE, *FILES.values())
     ]
     order = list(PROCESSORS.values())
     return sorted(found, key=lambda pair: (order.index(pair[0]), pair[1]["suite"], pair[1]["batch"]))
@@ -194,8 +194,7 @@ def pytorch(file: str) -> str:
 
 TABLES = {
     "whole-1": lambda: whole(1),
-    "training": lambda: pytorch("training.json"),
-    "inference": lambda: pytorch("inference.json"),
+    "training": lambda: pytorch(FILES["training"]),
     "means": means,
     "baselines": baselines,
     "layers-1": lambda: layers(1),

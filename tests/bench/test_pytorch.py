@@ -19,7 +19,10 @@ from autoconv.bench.networks.race import keep  # noqa: E402
 from autoconv.cpu import pool  # noqa: E402
 from autoconv.cpu.device import CPU  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+pytestmark = [
+    pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor"),
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),  # PyTorch's own, when it is to compile
+]
 
 
 @pytest.fixture(autouse=True)

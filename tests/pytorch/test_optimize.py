@@ -73,7 +73,7 @@ def test_everything_is_fused_into_few_kernels_of_ours(fast: Any) -> None:
     kinds = [node.operator.kind for node in fast.network.graph.nodes.values()]
     assert "BatchNorm" not in explained
     assert kinds.count("Conv") == 5
-    assert "depthwise.0" in explained
+    assert "gate.0" in explained
 
 
 def test_parameters_are_constant_and_outputs_are_new(fast: Any) -> None:

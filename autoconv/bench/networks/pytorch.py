@@ -19,6 +19,7 @@ from autoconv.bench.networks.runtimes import OURS
 from autoconv.bench.race import disagreement, race
 from autoconv.cpu.device import CPU
 
+FILES = {"training": "training.json", "inference": "inference.json"}  # of a folder of results
 CLASSES = 1000  # that the models of torchvision tell apart
 Runs = dict[str, Callable[[], Any]]
 
@@ -135,7 +136,7 @@ def raced(runs: Runs, name: str, batch: int, device: CPU, rounds: int) -> Networ
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["training", "inference"]))
+@click.argument("what", type=click.Choice(list(FILES)))
 @click.argument("name")
 @click.option("--batch", default=1, show_default=True)
 @click.option("--rounds", default=7, show_default=True)
@@ -150,7 +151,7 @@ def main(what: str, name: str, batch: int, rounds: int, output: Path | None) -> 
         ratio = found.against(contestant) if contestant != OURS else None
         click.echo(f"{contestant:<15} {1e3 * seconds:8.1f} ms  {ratio or ''}")
     if output:
-        keep(found, output, f"{what}.json")
+        keep(found, output, FILES[what])
 
 
 if __name__ == "__main__":
