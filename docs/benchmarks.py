@@ -15,6 +15,7 @@ from typing import Any
 
 from autoconv.bench import statistics as figures
 from autoconv.bench.baselines import BASELINES
+from autoconv.bench.networks.pytorch import FILES
 from autoconv.bench.networks.race import FILE
 from autoconv.bench.networks.runtimes import RUNTIMES
 from autoconv.bench.suites import CLASSES
@@ -33,7 +34,7 @@ def results() -> list[tuple[str, Result]]:
         (label, json.loads(path.read_text(encoding="utf-8")))
         for folder, label in PROCESSORS.items()
         for path in sorted((ROOT / "docs" / "results" / folder).glob("*.json"))
-        if path.name != FILE
+        if path.name not in (FILE, *FILES.values())
     ]
     order = list(PROCESSORS.values())
     return sorted(found, key=lambda pair: (order.index(pair[0]), pair[1]["suite"], pair[1]["batch"]))
@@ -50,12 +51,12 @@ def columns(suite: str) -> list[tuple[str, Result]]:
     return found
 
 
-def races() -> list[tuple[str, Result]]:
-    """Every race of a whole network with its processor."""
+def races(file: str) -> list[tuple[str, Result]]:
+    """Every race of a whole network in such a file with its processor."""
     return [
         (label, race)
         for folder, label in PROCESSORS.items()
-        if (path := ROOT / "docs" / "results" / folder / FILE).is_file()
+        if (path := ROOT / "docs" / "results" / folder / file).is_file()
         for race in json.loads(path.read_text(encoding="utf-8"))["networks"]
     ]
 
@@ -155,7 +156,7 @@ def whole(batch: int) -> str:
     """Whole networks against every runtime, the fastest in its own column; and the geometric means of those raced."""
     rows = []
     means: dict[tuple[str, int], dict[str, list[float]]] = {}
-    for label, race in races():
+    for label, race in races(FILE):
         if race["batch"] != batch or not race["best"]:
             continue
         ratios, best = race["ratios"], race["best"]
@@ -176,8 +177,24 @@ def whole(batch: int) -> str:
     return table(["network", "processor", "autoconv", "best", "over autoconv", *RUNTIMES], rows)
 
 
+def pytorch(file: str) -> str:
+    """Models in PyTorch against PyTorch's own."""
+    found = [(label, race) for label, race in races(file) if race["best"]]
+    names = [name for name in RUNTIMES if any(name in race["ratios"] for _, race in found)]
+    rows = []
+    for label, race in found:
+        own, best = duration(statistics.median(race["seconds"]["autoconv"])), race["best"]
+        against = (cell(race["ratios"].get(name)) for name in names)
+        place, ratio = f"{label}, {race['threads']} threads", with_interval(race["ratios"][best])
+        rows.append([race["network"], str(race["batch"]), place, own, best, ratio, *against])
+    mean = statistics.geometric_mean(race["ratios"][race["best"]]["median"] for _, race in found)
+    rows.append([f"geometric mean of {len(found)}", "", "", "", "", f"{mean:.2f}", *[""] * len(names)])
+    return table(["model", "batch", "processor", "autoconv", "best", "over autoconv", *names], rows)
+
+
 TABLES = {
     "whole-1": lambda: whole(1),
+    "training": lambda: pytorch(FILES["training"]),
     "means": means,
     "baselines": baselines,
     "layers-1": lambda: layers(1),

@@ -53,11 +53,12 @@ class Allocator:
         if size > self._most:
             return
         self._free.setdefault(size, []).append(raw)
-        with contextlib.suppress(KeyError, IndexError):  # another thread was quicker
+        with contextlib.suppress(KeyError, IndexError, RuntimeError):  # another thread was quicker, or a collection
             self._free.move_to_end(size)
-            for old in list(self._free):
-                while self.kept > self._most and self._free[old]:
-                    self._free[old].pop()
+            excess = self.kept - self._most  # a sum for every size would take longer than many a layer
+            for old in list(self._free) if excess > 0 else ():
+                while excess > 0 and self._free[old]:
+                    excess -= self._free[old].pop().size
 
 
 class _Lease:

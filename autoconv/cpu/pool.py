@@ -32,6 +32,7 @@ from autoconv.cpu.codegen.workers import (
     MASK,
     PLACES,
     QUANTUM,
+    RUNTIME,
     SETTINGS,
     SPIN,
     STATE,
@@ -90,6 +91,7 @@ class _Pool:
         crowded = threads > len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else False
         settings[0], settings[1] = threads, 1 if crowded else SPIN
         (ctypes.c_int64 * 1).from_buffer(self._words, STATE)[0] = CLOSED
+        self.borrow(_runtime)
         work = program().function("work", ctypes.c_void_p, ctypes.c_int64)
         self._workers = [
             threading.Thread(target=work, args=(self.address, n), name=f"autoconv-{n}", daemon=True)
@@ -111,6 +113,12 @@ class _Pool:
         places = (ctypes.c_int32 * 2).from_buffer(self._words, PLACES)
         places[1], places[0] = -1, len(self._workers)
 
+    def borrow(self, runtime: tuple[int, int]) -> None:
+        """Run on the threads of a runtime from the next region on."""
+        run, number = ((ctypes.c_int64 * 1).from_buffer(self._words, RUNTIME + 8 * n) for n in range(2))
+        number[0] = runtime[1]
+        run[0] = runtime[0]  # which is what counts
+
     def stop(self) -> None:
         """Have the workers leave, and wait until they have."""
         program().function("stop", ctypes.c_void_p)(self.address)
@@ -120,6 +128,29 @@ class _Pool:
 
 _pools: dict[int, _Pool] = {}
 _lock = threading.Lock()
+_runtime = 0, 0  # addresses: of what runs a team of OpenMP, and what tells a thread's number; of the pool's own, none
+
+
+def borrow(runtime: ctypes.CDLL | None) -> None:
+    """Run kernels on the threads of an OpenMP runtime from now on; with None, on the pool's own again.
+
+    Parameters
+    ----------
+    runtime : ctypes.CDLL, optional
+        A library that has GOMP_parallel and omp_get_thread_num, as those of GCC, LLVM and Intel do, or needs one.
+
+    Raises
+    ------
+    AttributeError
+        When it has not.
+    """
+    global _runtime
+    wanted = ("GOMP_parallel", "omp_get_thread_num")
+    run, number = (ctypes.cast(runtime[name], ctypes.c_void_p).value or 0 if runtime else 0 for name in wanted)
+    with _lock:
+        _runtime = run, number
+        for pool in _pools.values():
+            pool.borrow(_runtime)
 
 
 def _pool(threads: int) -> _Pool:
@@ -137,9 +168,10 @@ def _stop() -> None:
 
 
 def _forget() -> None:
-    """In the child of a fork, where the workers are not."""
-    global _lock
+    """In the child of a fork, where neither the workers are nor a runtime's threads."""
+    global _lock, _runtime
     _pools.clear()
+    _runtime = 0, 0
     _lock = threading.Lock()
 
 

@@ -16,6 +16,7 @@ from autoconv.bench.networks import models, process  # noqa: E402
 from autoconv.bench.networks import race as networks_race  # noqa: E402
 from autoconv.bench.networks.race import NetworkRace, keep, race_network  # noqa: E402
 from autoconv.bench.networks.runtimes import OURS, RUNTIMES, Runtime  # noqa: E402
+from autoconv.bench.networks.torch_module import torch_module  # noqa: E402
 from autoconv.cli.main import cli  # noqa: E402
 from autoconv.cli.networks.run import _installed  # noqa: E402
 from autoconv.cpu import pool  # noqa: E402
@@ -99,6 +100,20 @@ def test_every_runtime_gives_the_right_answer(name: str, tmp_path: Path, capfd: 
         for got, right in zip(found, want, strict=True):
             np.testing.assert_allclose(got, right, atol=1e-4)
     assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("attributes", [{}, {"ceil_mode": 1}, {"count_include_pad": 1}], ids=str)
+def test_pytorch_averages_windows_padded_on_one_side(attributes: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
+    pool = onnx.helper.make_node(
+        "AveragePool", ["x"], ["y"], kernel_shape=[3, 2], strides=[2, 3], pads=[0, 0, 1, 1], **attributes
+    )
+    x = np.random.default_rng(2).standard_normal((2, 3, 7, 7)).astype(np.float32)
+    info = onnx.helper.make_tensor_value_info
+    made = onnx.helper.make_graph([pool], "pool", [info("x", 1, x.shape)], [info("y", 1, (2, 3, None, None))])
+    graph = translated(onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 19)]), "pool")
+    (found,) = torch_module(graph)(torch.from_numpy(x))
+    np.testing.assert_allclose(found, evaluate(graph, {"x": x})["y"], rtol=1e-5, atol=1e-6)
 
 
 def test_ncnn_takes_one_image_at_a_time(tmp_path: Path) -> None:

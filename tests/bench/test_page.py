@@ -9,10 +9,13 @@ from types import ModuleType
 
 import pytest
 
+from autoconv.bench.networks.pytorch import FILES
 from autoconv.bench.networks.race import FILE
 
 ROOT = Path(__file__).parents[2]
-RESULTS = sorted(path for path in (ROOT / "docs" / "results").glob("*/*.json") if path.name != FILE)
+RESULTS = sorted(
+    path for path in (ROOT / "docs" / "results").glob("*/*.json") if path.name not in (FILE, *FILES.values())
+)
 
 
 @pytest.fixture(scope="module")

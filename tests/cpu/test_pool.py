@@ -1,5 +1,7 @@
 """The thread pool: every task once, under many callers, after fork and at exit."""
 
+import ctypes
+import ctypes.util
 import os
 import subprocess
 import sys
@@ -187,6 +189,58 @@ def test_woken_workers_keep_off_the_callers_processor():
                 assert os.sched_getaffinity(worker.native_id) == allowed - {processor}
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+@pytest.fixture
+def openmp():
+    """Kernels run on the threads of an OpenMP runtime."""
+    name = ctypes.util.find_library("gomp")
+    if name is None:
+        pytest.skip("NOT CHECKED: there is no libgomp")
+    library = ctypes.CDLL(name)
+    pool.borrow(library)
+    yield library
+    pool.borrow(None)
+
+
+@pytest.mark.parametrize("n_tasks", [1, 2, 300])
+def test_threads_of_openmp_do_every_task_once_while_workers_sleep(openmp, n_tasks):
+    pool.borrow(None)
+    check(300, 3, 1)
+    if futex_number() is not None:
+        fall_asleep(3)
+    before = [switches(worker) for worker in pool._pools[3]._workers]
+    pool.borrow(openmp)
+    check(n_tasks, 3, 200)
+    check_team(3)
+    if futex_number() is not None:
+        after = [switches(worker) for worker in pool._pools[3]._workers]
+        assert all(b - a <= 1 for a, b in zip(before, after, strict=True))  # one that was about to sleep has its last
+
+
+def test_no_more_threads_of_openmp_take_part_than_are_asked(openmp):
+    seen = set()
+    for _ in range(50):
+        out = np.full(300, -1.0)
+        Entry(compiler.build(emit, "generic", 300), "party", 4, 2)(out, None, out)
+        seen |= set(out.astype(int).tolist())
+    assert seen <= {0, 1}
+
+
+def test_threads_of_openmp_keep_their_float_mode(openmp):
+    def counts_denormals():
+        return bool(np.float32(1e-39) * np.float32(1) != 0)
+
+    check(300, 3, 10)
+    kept = []
+    member = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: kept.append(counts_denormals()))
+    openmp.GOMP_parallel(member, None, 3, 0)
+    assert kept == [counts_denormals()] * 3  # which a library may have switched off for all of this process
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_has_threads_of_its_own_again(openmp):
+    test_works_after_fork()
 
 
 @contextmanager

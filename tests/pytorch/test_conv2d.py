@@ -147,6 +147,19 @@ def test_memory_is_shared_and_pytorchs_settings_hold(monkeypatch: pytest.MonkeyP
     assert seen["deterministic"]
 
 
+def test_kernels_run_on_the_threads_of_pytorch() -> None:
+    x, w, _ = (t.detach() for t in operands())
+    expected = autoconv.torch.conv2d(x, w, **OURS)
+    if not autoconv.torch.share_threads():
+        pytest.skip("NOT CHECKED: PyTorch is built without OpenMP")
+    assert pool._runtime != (0, 0)
+    torch.testing.assert_close(autoconv.torch.conv2d(x, w, **OURS), expected, rtol=0, atol=0)
+    assert not autoconv.torch.share_threads(False)
+    assert pool._runtime == (0, 0)
+    torch.testing.assert_close(autoconv.torch.conv2d(x, w, **OURS), expected, rtol=0, atol=0)
+    autoconv.torch.share_threads()
+
+
 def test_a_module_takes_the_place_of_pytorchs() -> None:
     torch.manual_seed(0)
     theirs = nn.Sequential(

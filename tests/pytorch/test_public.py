@@ -13,7 +13,14 @@ CODES = {"PR01", "PR02", "PR03", "RT01", "YD01", "GL08"}  # as for everything el
 
 
 def test_the_names_are_these() -> None:
-    assert set(autoconv.torch.__all__) == {"Conv2d", "OptimizedModule", "conv2d", "optimize", "replace_convolutions"}
+    assert set(autoconv.torch.__all__) == {
+        "Conv2d",
+        "OptimizedModule",
+        "conv2d",
+        "optimize",
+        "replace_convolutions",
+        "share_threads",
+    }
 
 
 @pytest.mark.parametrize("name", autoconv.torch.__all__)

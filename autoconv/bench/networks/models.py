@@ -117,9 +117,20 @@ def opened(network: Any) -> Any:
     return found
 
 
-def exported(name: str, seed: int = 0) -> Any:
-    """A network of PyTorch's as ONNX, for one image."""
-    import onnx
+def pytorch_model(name: str, seed: int = 0) -> tuple[Any, int]:
+    """A model of PyTorch's with weights drawn at random, and the extent of its images.
+
+    Parameters
+    ----------
+    name : str
+        A model of torchvision's, or "unet".
+    seed : int
+
+    Returns
+    -------
+    torch.nn.Module
+    int
+    """
     import torch
 
     torch.manual_seed(seed)
@@ -135,6 +146,15 @@ def exported(name: str, seed: int = 0) -> Any:
         elif isinstance(module, torch.nn.BatchNorm2d):
             for array, middle in ((module.weight, 1.0), (module.running_var, 1.0), (module.bias, 0.0)):
                 torch.nn.init.normal_(array, middle, 0.1)
+    return model, size
+
+
+def exported(name: str, seed: int = 0) -> Any:
+    """A network of PyTorch's as ONNX, for one image."""
+    import onnx
+    import torch
+
+    model, size = pytorch_model(name, seed)
     target = io.BytesIO()
     torch.onnx.export(
         model.eval(), (torch.zeros(1, 3, size, size),), target, dynamo=False, opset_version=17, input_names=["image"]

@@ -202,7 +202,7 @@ def _static(model: Path, batch: int) -> bytes:
     return bytes(fixed(load_model(model), batch).SerializeToString())
 
 
-def keep(found: NetworkRace, folder: Path) -> None:
+def keep(found: NetworkRace, folder: Path, file: str = FILE) -> None:
     """Add a race to a folder's file, in the place of an older one of this network, batch and number of threads.
 
     Raises
@@ -210,7 +210,7 @@ def keep(found: NetworkRace, folder: Path) -> None:
     ConfigError
         When there is such a file that cannot be read.
     """
-    path, row = folder / FILE, found.to_json()
+    path, row = folder / file, found.to_json()
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["networks"] if path.exists() else []
         rows = sorted([*(other for other in rows if _identity(other) != _identity(row)), row], key=_identity)

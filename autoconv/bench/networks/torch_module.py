@@ -112,7 +112,7 @@ class _Writer:
         if isinstance(operator, Elementwise) and operator.dtype is None:
             return self._expression(operator.expression, node)
         if isinstance(operator, Pool):
-            return self._pool(operator, inputs[0], self.graph.types[node.name].shape)
+            return self._pool(operator, inputs[0], node)
         return self._other(operator, inputs)
 
     def _product(self, operator: Conv | ConvTranspose | MatMul, inputs: Sequence[Any]) -> Any:
@@ -142,8 +142,8 @@ class _Writer:
             return x, (top, left)
         return self._call(self.functional.pad, x, (left, right, top, bottom), value=value), (0, 0)
 
-    def _pool(self, pool: Pool, x: Any, shape: tuple[int, ...]) -> Any:
-        ceil = pool.overhang != (0, 0)
+    def _pool(self, pool: Pool, x: Any, node: Node) -> Any:
+        shape, ceil = self.graph.types[node.name].shape, pool.overhang != (0, 0)
         if pool.reduction == "max":
             x, padding = self._padded(x, pool.padding, float("-inf"))
             y = self._call(
@@ -151,14 +151,24 @@ class _Writer:
             )
         else:
             (top, bottom), (left, right) = pool.padding
-            if pool.dilation != (1, 1) or ((top, left) != (bottom, right) and not pool.include_padding):
-                raise PlanError(f"average of windows with padding {pool.padding}, dilation {pool.dilation}")
+            if pool.dilation != (1, 1):
+                raise PlanError(f"average of windows with dilation {pool.dilation}")
+            if (top, left) != (bottom, right):
+                return self._uneven_average(pool, x, self.graph.types[node.inputs[0]].shape)
             x, padding = self._padded(x, pool.padding, 0.0)
             y = self._call(
                 self.functional.avg_pool2d, x, pool.window, pool.stride, padding, ceil_mode=ceil,
                 count_include_pad=pool.include_padding,
             )  # fmt: skip
         return self._call(_first, y, shape[2], shape[3]) if ceil else y
+
+    def _uneven_average(self, pool: Pool, x: Any, shape: tuple[int, ...]) -> Any:
+        """Sums of the windows of a padded image, each over its own count: PyTorch knows one padding for both sides."""
+        sides = tuple((before, after + over) for (before, after), over in zip(pool.padding, pool.overhang, strict=True))
+        (top, bottom), (left, right) = sides
+        padded = self._call(self.functional.pad, x, (left, right, top, bottom))
+        sums = self._call(self.functional.avg_pool2d, padded, pool.window, pool.stride, divisor_override=1)
+        return self._call(self.torch.mul, sums, self._constant((1 / pool.counts(shape)).astype(np.float32)))
 
     def _other(self, operator: Any, inputs: Sequence[Any]) -> Any:
         torch, functional = self.torch, self.functional

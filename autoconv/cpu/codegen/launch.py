@@ -26,7 +26,8 @@ from __future__ import annotations
 
 from autoconv.cpu.codegen.ir import Function, Type, Value, i8, i64, ptr
 
-# Context of a run, in 8-byte slots: the addresses of a, b, out, bias, residual, workspace, then these.
+# Context of a run, in 8-byte slots: the addresses of a, b, out, bias, residual, workspace, then these. Of the mode the
+# low half is the run's, and the high half its caller's.
 OPERANDS = 6
 POOL, LAUNCH, LAUNCH_TEAM, MODE, PARTY, SLOTS = 6, 7, 8, 9, 10, 11
 

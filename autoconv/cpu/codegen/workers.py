@@ -13,6 +13,9 @@ are kept off the processor that the caller was on when it last had to wake them.
 Every thread computes in the float mode of the run that it takes part in, which is never the caller's: rounding to
 nearest, no traps, and denormals as the run wants them. The caller's mode is put back before Python goes on.
 
+A caller may bring the threads of an OpenMP runtime, which runs other things before and after: its threads, spinning
+beside the workers, would keep processors from them. They do what the workers would, then, and those sleep on.
+
 A worker whose processor a stranger wants, too, loses it when the system thinks fit: within a task, for whose end all
 others then wait for milliseconds. So between two tasks it leaves the region and offers the processor by itself, once in
 a fraction of the time that systems leave a thread alone. Where nobody wants it, it is back at once.
@@ -48,11 +51,12 @@ from autoconv.cpu.codegen.launch import (
 STATE = 0  # i64: number of the region in the high half; in the low half, threads inside, its party, and CLOSED
 NUMBER = 4  # the high half, which sleepers watch (x86-64 and AArch64 Linux are little-endian)
 NEXT = 64  # i64: the next task
-JOB = 128  # i64 each: function, context, number of tasks or TEAM
+JOB = 128  # i64 each: function, context, number of tasks or TEAM, party
 SLEEPERS = 192  # i32: threads asleep, or about to be
 BUSY = 256  # i32: whether a caller is using the pool
 DONE = 320  # i64: threads of a team that have taken part
 SETTINGS = 384  # i64 each: threads, turns of a spinning wait; i32: whether to leave
+RUNTIME = SETTINGS + 24  # i64 each: OpenMP's functions that run a team, and tell a thread's number; 0 for none
 PLACES = 448  # i32 each: workers listed, and the processor that they keep off
 MASK = 128  # bytes of a set of processors, as the C library has it
 ALLOWED, ELSEWHERE = 512, 512 + MASK  # sets: the processors of this process, and those without the caller's
@@ -69,6 +73,7 @@ KEEP = 0x1F80
 FLUSH = KEEP | 0x8040
 QUANTUM = 1 << 21  # ticks of the processor's clock after which a worker offers its processor: about a millisecond
 FOREVER = (1 << 63) - 1
+RUN_TEAM = (ptr(i8), ptr(i8), i32, i32)  # function, its argument, threads, flags
 SPIN = 2000  # about 40 microseconds: longer than Python needs between two layers
 
 
@@ -104,6 +109,7 @@ def emit(instruction_set: str, futex: int | None, data_offset: int, quantum: int
     """What workers and callers run; without futex, idle workers look every 50 microseconds."""
     m = Module(instruction_set)
     _emit_take_part(m)
+    _emit_member(m)
     _emit_work(m, futex, quantum)
     _emit_launch(m, futex, team=False)
     _emit_launch(m, futex, team=True)
@@ -165,8 +171,7 @@ def _emit_take_part(m: Module) -> Function:
     pool, thread, until = k.args
     job = k.bytes_at(pool, JOB, i64)
     function, context, n = k.bits(k.load(job), ptr(i8)), k.bits(k.load(job + 1), CONTEXT), k.load(job + 2)
-    with k.if_(thread > 0):  # the caller computes in it already
-        k.set_float_mode(k.cast(k.load(context + MODE), i32))
+    k.set_float_mode(k.cast(k.load(context + MODE), i32))
     with k.if_(n < 0):
         threads = k.load(k.bytes_at(pool, SETTINGS, i64))
         k.call_address(function, TEAM_TASK, context, thread, threads)
@@ -176,6 +181,20 @@ def _emit_take_part(m: Module) -> Function:
         index = k.atomic("add", k.bytes_at(pool, NEXT, i64), 1)
         leave_if(index >= n)
         k.call_address(function, TASK, context, index, thread)
+    return k
+
+
+def _emit_member(m: Module) -> Function:
+    """What a thread of an OpenMP team does: take part if it is invited, and leave its float mode as it was."""
+    take_part = m.functions[0]
+    k = m.function("member", ptr(i8), internal=True)
+    (pool,) = k.args
+    number = k.bits(k.load(k.bytes_at(pool, RUNTIME, i64) + 1), ptr(i8))
+    thread = k.zext(k.emit(i32, f"call i32 {number.text}()"), i64)
+    with k.if_(k.load(k.bytes_at(pool, JOB, i64) + 3) > thread):
+        before = k.float_mode()
+        k.call(take_part, pool, thread, FOREVER)
+        k.set_float_mode(before)
     return k
 
 
@@ -227,7 +246,7 @@ def _emit_launch(m: Module, futex: int | None, team: bool) -> None:
     A worker that wakes too late finds the region closed, so a short one does not wait for sleepers. A
     team needs everyone: its region is closed when all have taken part.
     """
-    take_part = m.functions[0]
+    take_part, member = m.functions[:2]
     k = m.function("launch_team" if team else "launch", *LAUNCH_ARGS)
     pool, function, context, n = k.args
     state, job = k.bytes_at(pool, STATE, i64), k.bytes_at(pool, JOB, i64)
@@ -242,16 +261,25 @@ def _emit_launch(m: Module, futex: int | None, team: bool) -> None:
         k.store(k.bits(context, i64), job + 1)
         k.store(k.i64(-1) if team else n, job + 2)
         k.atomic_store(0, k.bytes_at(pool, NEXT, i64))
-        number = (k.load(state) >> 32) + 1
-        k.atomic("xchg", state, number << 32 | party << PARTY_SHIFT)
-        _wake(k, pool, k.cast((k.i64(2) << _doubling(k, party - 1)) - 1, i32), futex)
-        k.call(take_part, pool, 0, FOREVER)
+        k.store(party, job + 3)
+        runtime = k.load(k.bytes_at(pool, RUNTIME, i64))
+        with k.if_(runtime.ne(0)):
+            mode = k.load(context + MODE)
+            k.set_float_mode(k.cast(mode >> 32, i32))  # the caller's own, as threads that start now inherit it
+            k.call_address(k.bits(runtime, ptr(i8)), RUN_TEAM, k.address(member), pool, k.cast(threads, i32), 0)
+            k.set_float_mode(k.cast(mode, i32))
+        with k.else_():
+            number = (k.load(state) >> 32) + 1
+            k.atomic("xchg", state, number << 32 | party << PARTY_SHIFT)
+            _wake(k, pool, k.cast((k.i64(2) << _doubling(k, party - 1)) - 1, i32), futex)
+            k.call(take_part, pool, 0, FOREVER)
+            if team:
+                done = k.bytes_at(pool, DONE, i64)
+                _wait(k, k.load(settings + 1), lambda: k.atomic_load(done).eq(threads))
+            k.atomic("or", state, CLOSED)
+            _wait(k, k.load(settings + 1), lambda: (k.atomic_load(state) & INSIDE).eq(0))
         if team:
-            done = k.bytes_at(pool, DONE, i64)
-            _wait(k, k.load(settings + 1), lambda: k.atomic_load(done).eq(threads))
-            k.atomic_store(0, done)
-        k.atomic("or", state, CLOSED)
-        _wait(k, k.load(settings + 1), lambda: (k.atomic_load(state) & INSIDE).eq(0))
+            k.atomic_store(0, k.bytes_at(pool, DONE, i64))
         k.atomic_store(0, k.bytes_at(pool, BUSY, i32))
     with k.else_():
         if team:
@@ -275,9 +303,9 @@ def _emit_start(m: Module, data_offset: int) -> None:
     k.store(k.bits(pool, i64), context + POOL)
     k.store(k.bits(k.address(named["launch"]), i64), context + LAUNCH)
     k.store(k.bits(k.address(named["launch_team"]), i64), context + LAUNCH_TEAM)
-    k.store(mode, context + MODE)
-    k.store(party, context + PARTY)
     before = k.float_mode()
+    k.store(k.zext(before, i64) << 32 | mode, context + MODE)
+    k.store(party, context + PARTY)
     k.set_float_mode(k.cast(mode, i32))
     k.call_address(run, RUN, context)
     k.set_float_mode(before)

@@ -77,8 +77,12 @@ class Pool(Operator):
         if self.reduction == "max":
             least = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
             return np.asarray(np.maximum.reduce(list(self._taps(x, least, least, P, Q))))
-        inside = self._taps(np.ones(x.shape[2:]), 1.0 if self.include_padding else 0.0, 0.0, P, Q)
-        return np.asarray(sum(self._taps(x, 0.0, 0.0, P, Q)) / sum(inside))
+        return np.asarray(sum(self._taps(x, 0.0, 0.0, P, Q)) / self.counts(x.shape))
+
+    def counts(self, shape: Sequence[int]) -> np.ndarray:
+        """Of how many elements every average is, for images of a shape: an array of (P, Q)."""
+        P, Q = self.infer([TensorType(tuple(shape))]).shape[2:]
+        return np.asarray(sum(self._taps(np.ones(shape[2:]), 1.0 if self.include_padding else 0.0, 0.0, P, Q)))
 
     def _taps(self, x: np.ndarray, padding: float, overhang: float, P: int, Q: int) -> Iterator[np.ndarray]:
         """For every place in a window, what all windows see there."""

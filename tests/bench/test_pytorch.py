@@ -1,0 +1,56 @@
+"""Models in PyTorch against PyTorch's own: what is raced, and what is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
+
+from torch import nn  # noqa: E402
+
+import autoconv.torch  # noqa: E402
+from autoconv.bench.networks import pytorch  # noqa: E402
+from autoconv.bench.networks.race import keep  # noqa: E402
+from autoconv.cpu import pool  # noqa: E402
+from autoconv.cpu.device import CPU  # noqa: E402
+
+pytestmark = [
+    pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor"),
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),  # PyTorch's own, when it is to compile
+]
+
+
+@pytest.fixture(autouse=True)
+def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(name: str, seed: int = 0) -> tuple[Any, int]:
+        torch.manual_seed(seed)
+        layers = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout()
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10)), 12
+
+    monkeypatch.setattr(pytorch, "pytorch_model", model)
+    monkeypatch.setattr(autoconv.torch.Conv2d, "mode", "heuristic")
+
+
+def test_contestants_take_the_same_steps() -> None:
+    runs = pytorch.training("small", 2)
+    assert list(runs) == ["autoconv", "torch", "torch_cl"]
+    losses = [[float(run()) for _ in range(3)] for run in runs.values()]
+    np.testing.assert_allclose(losses[1:], losses[:1] * 2, rtol=1e-4)
+    assert losses[0][2] < losses[0][0]
+
+
+def test_a_race_is_kept(tmp_path: Path) -> None:
+    runs = pytorch.inference("small", 2)
+    assert list(runs) == ["autoconv", "torch", "torch_cl", "torch_compiled"]
+    del runs["torch_compiled"]  # compiling takes too long here
+    found = pytorch.raced(runs, "small", 2, CPU.current(1), 2)
+    keep(found, tmp_path, "inference.json")
+    (row,) = json.loads((tmp_path / "inference.json").read_text(encoding="utf-8"))["networks"]
+    assert (row["network"], row["batch"], row["rounds"], set(row["seconds"])) == ("small", 2, 2, set(runs))
+    assert set(row["runtimes"]) == set(row["ratios"]) == {"torch", "torch_cl"}
+    assert all(error < 1e-4 for error in row["errors"].values())
