@@ -1,0 +1,243 @@
+"""dgrad of strided layers whose outputs see no input twice, as one matrix product with an interleaving store.
+
+With no more taps than the stride is long, every polyphase component of dx has a single tap: as transposed convolutions
+that double an image have, and 1x1 filters that skip pixels. All components are then the rows of one product,
+`dx[c, r, s, pq] = sum over k of w[k, c, r, s] dy[k, pq]`, whose filters lie as a gradient by 1x1 filters of C*R*S
+channels reads them, and dy is read in place. What remains is to store the components of a row of dx interleaved, with
+zeros for those that no tap reaches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+
+from autoconv.algorithm import Params
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Function, Module, Value, i64, ptr, widened
+from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
+from autoconv.cpu.common.algorithm import GeneratedAlgorithm
+from autoconv.cpu.common.correlation import correlations
+from autoconv.cpu.common.lanes import interleaved_in_turn, store_range
+from autoconv.cpu.common.panel import segments_of
+from autoconv.cpu.device import CPU
+from autoconv.cpu.gemm.algorithm import Gemm, blocking_of
+from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, chunks_of
+from autoconv.cpu.gemm.kernels import SUMS, emit_pack, fetch
+from autoconv.cpu.gemm.tile import GemmTile, each_block, tiles_of
+from autoconv.layer import ConvLayer
+
+MOST_VECTORS = 8  # interleaved in registers
+
+
+def pointwise(layer: ConvLayer) -> ConvLayer:
+    """The gradient by 1x1 filters with a channel for every tap: of an input channel, all taps one after the other."""
+    return layer.replace(C=layer.C * layer.R * layer.S, H=layer.P, W=layer.Q, R=1, S=1, stride=1)
+
+
+class GemmPolyphase(GeneratedAlgorithm):
+    """The polyphase components of dx as rows of one matrix product, interleaved as they are stored.
+
+    Parameters are those of `gemm`, whose register tiles these are, with the sums of a row of components together.
+
+    Sources: as for `gemm`; Shi et al., "Is the deconvolution layer the same as a convolutional layer?" (2016),
+    arXiv:1609.07009, for components as channels, which are interleaved.
+    """
+
+    name = "gemm.polyphase"
+    directions = ("dgrad",)
+    layouts = ("NCHW",)
+    groupings = ("dense", "grouped")
+    dilated = False  # neighbouring taps would be of different components
+    epilogue = False
+    exact = True
+    inner = Gemm()
+
+    def unsupported(self, layer: ConvLayer) -> list[str]:
+        """Besides what is declared: components of more than one tap, and of different lengths."""
+        reasons = super().unsupported(layer)
+        if reasons:
+            return reasons
+        if layer.stride == (1, 1):
+            reasons.append("stride: expected more than one polyphase component, got that of stride 1x1")
+        if layer.padding != ((0, 0), (0, 0)):
+            reasons.append(f"padding={layer.padding}: expected none")
+        for taps, step, name in ((layer.R, layer.stride[0], "R"), (layer.S, layer.stride[1], "S")):
+            if taps > step:
+                reasons.append(f"{name}={taps}: expected at most the stride's {step}, so that outputs share no input")
+        if layer.stride[1] > MOST_VECTORS:
+            reasons.append(f"stride: expected at most {MOST_VECTORS} columns, which are interleaved in registers")
+        for size, step, count, name in zip((layer.H, layer.W), layer.stride, (layer.P, layer.Q), "HW", strict=True):
+            if size != step * count:
+                reasons.append(f"{name}={size}: expected {step * count}, {step} for each output, got a remainder")
+        return reasons
+
+    def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
+        found = ({name: params[name] for name in ("TK", "NV", "BC")} for params in self._inner(layer, device))
+        return [params for params in found if int(params["TK"]) % layer.S == 0]
+
+    def _inner(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
+        return (params for params in self.inner.candidates(pointwise(layer), device) if not params["nt"])
+
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
+        reasons = self.inner.refusals(pointwise(layer), device, {**params, "nt": 0})
+        if int(params["TK"]) % layer.S:
+            reasons.append(f"TK={params['TK']}: expected whole rows of taps, a multiple of S={layer.S}")
+        return reasons
+
+    def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
+        return self.inner.packed_bytes(pointwise(layer), device, {**params, "nt": 0})
+
+    def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
+        """The product's, and a pass over dx in the L1 cache, which the product's own output is a part of."""
+        machine, size = device.machine, layer.accumulator.itemsize
+        vectors = math.prod(layer.x_shape) * size / VECTOR_BYTES[device.instruction_set]
+        interleaved = vectors / (machine.transforms(VECTOR_BYTES[device.instruction_set]) * machine.threads)
+        zeros = (math.prod(layer.x_shape) - math.prod(pointwise(layer).x_shape)) * layer.itemsize
+        product = self.inner.estimate(pointwise(layer), device, {**params, "nt": 0})
+        return product + interleaved + machine.writing(zeros, zeros / machine.threads)
+
+    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
+        blocking = blocking_of(device, {**params, "nt": 0})
+        return compiler.build(emit, device.instruction_set, layer, blocking)
+
+
+def emit(instruction_set: str, layer: ConvLayer, blocking: GemmBlocking) -> Module:
+    """`run` and `pack`."""
+    m = Module(instruction_set)
+    (problem,) = correlations(pointwise(layer))
+    emit_pack(m, layer, problem, blocking.TK)
+    run = m.function("run", *RUN)
+    launch(run, run.args[0], *_ProductWriter(m, layer, blocking).task())
+    return m
+
+
+class _ProductWriter:
+    """Writes the task: some tiles of the product by channels whose filters stay in cache, all sums kept in memory."""
+
+    def __init__(self, m: Module, layer: ConvLayer, blocking: GemmBlocking) -> None:
+        self.m, self.layer, self.blocking = m, layer, blocking
+        (self.problem,) = correlations(pointwise(layer))
+        self.element = DTYPES[layer.dtype]
+        self.wide, self.lanes = widened(self.element), m.lanes(self.element)
+        self.segments = segments_of(layer.P * layer.Q, self.lanes, blocking.NV, 0)
+        self.ranges = [one._replace(ends=False) for one in ChannelRange.all(self.problem.C, blocking.BC)]
+        self.sums_size = blocking.TK * blocking.NV * self.lanes
+        self.functions = {}
+        for n, channels in enumerate(dict.fromkeys(self.ranges)):
+            tile = GemmTile(blocking.TK, 0, 0, 1, self.problem.input.channel, 0, (0,), 0, False, channels)
+            functions = tiles_of(m, f"tile_{n}", layer, self.element, self.problem.K, self.segments, tile)
+            self.functions[channels] = functions
+        self.stores = {
+            (pixels, rows): _emit_store(m, layer, pixels, rows) for pixels, rows in self.functions[self.ranges[0]]
+        }
+
+    def task(self) -> tuple[Function, int]:
+        """The task, and how many there are."""
+        layer, problem, blocking = self.layer, self.problem, self.blocking
+        k = self.k = self.m.function("task", *TASK, internal=True)
+        blocks = -(-problem.K // blocking.TK)
+        most = SUMS // (self.sums_size * self.wide.bytes) if len(self.ranges) > 1 else blocks
+        self.kept, chunks = chunks_of(problem, blocking, self.wide.bytes, most)
+        tiles = sum(segment.times for segment in self.segments)
+        images = problem.N * problem.groups
+        together = max(1, min(8, tiles * images * chunks // (8 * blocking.threads)))
+        spans = -(-tiles // together)
+        context, index, _ = k.args
+        dy, w, dx = operands(k, context, self.element, self.wide, *[self.element] * 3)[:3]
+        span, rest = index % spans, index // spans
+        image, chunk = rest % images, rest // images
+        n, group = image // problem.groups, image % problem.groups
+        self.dy = dy + n * problem.input.image + group * problem.input.group
+        self.dx = dx + image * (layer.C // layer.groups * layer.H * layer.W)
+        self.w = w + group * (problem.K * problem.C)
+        self.first = chunk * self.kept
+        self.last = k.min(self.first + self.kept, blocks)
+        self.sums = k.scratch(self.wide, self.sums_size * (self.kept if len(self.ranges) > 1 else 1))
+        before = 0
+        with k.loop(span * tiles // spans, (span + 1) * tiles // spans) as t:
+            for segment in self.segments:
+                inside = k.select(t >= before, t, k.i64(tiles)) < before + segment.times
+                with k.if_(inside):
+                    self._tile((t - before) * segment.pixels + segment.start, segment.pixels)
+                before += segment.times
+        return k, spans * images * chunks
+
+    def _tile(self, start: Value, pixels: int) -> None:
+        """The sums of some pixels for all blocks of a task, a range of channels after the other."""
+        k, done = self.k, 0
+        for channels, same in itertools.groupby(self.ranges):
+            number = len(list(same)) * channels.C
+            final = done + number == self.problem.C
+            with k.loop(done, done + number, channels.C) as channel:
+                self._add_range(start, pixels, channels, channel, final)
+            done += number
+
+    def _add_range(self, start: Value, pixels: int, channels: ChannelRange, channel: Value, final: bool) -> None:
+        """One range for all blocks; the next pixels are fetched meanwhile, and behind the last range dx is stored."""
+        k, problem, TK = self.k, self.problem, self.blocking.TK
+        here = self.dy + (start + channel * problem.input.channel)
+        last = channel.eq(problem.C - channels.C) if final else None
+        along = here + channels.C * problem.input.channel
+        following = along if last is None else k.select(last, self.dy + (start + pixels), along)
+
+        def add_block(block: Value, rows: int) -> None:
+            number = block - self.first
+            with k.loop(number * channels.C // self.kept, (number + 1) * channels.C // self.kept) as c:
+                fetch(k, following + c * problem.input.channel, pixels)
+            first = block * TK
+            filters = self.w + (first * problem.C + channel * rows)
+            own = self.sums + number * self.sums_size if len(self.ranges) > 1 else self.sums
+            unused = self.dx, self.dx, self.dx
+            k.call(self.functions[channels][pixels, rows], here, filters, *unused, own)
+            if last is not None:
+                with k.if_(last):
+                    k.call(self.stores[pixels, rows], own, self.dx, first // self.layer.S, start)
+
+        each_block(k, problem.K, TK, self.first, self.last, add_block)
+
+
+def _emit_store(m: Module, layer: ConvLayer, pixels: int, rows: int) -> Function:
+    """`function(sums, dx, row, start)`: store a tile of sums as rows of dx, from the component row of that number on.
+
+    Rows of components are numbered through the channels, with R of them in each. A piece of dx that is stored at once
+    holds so few pixels of dy that it lies in one row, wherever the tile starts.
+    """
+    element = DTYPES[layer.dtype]
+    wide, lanes = widened(element), m.lanes(element)
+    (down, across), R, S = layer.stride, layer.R, layer.S
+    k = m.function(f"store_{pixels}x{rows}", ptr(wide), ptr(element), i64, i64, internal=True)
+    sums, dx, row, start = k.args
+    together = math.gcd(layer.Q, lanes)  # pixels of one row of dy
+    piece = math.gcd(together * across, lanes)
+    # of pixel i in row i // Q, the first element lies at i * across of dx where that has no rows between
+    starts = [start + pixel for pixel in range(0, pixels, together)]
+    places = [i * across + i // layer.Q * ((down - 1) * layer.W) for i in starts]
+    zero = k.zero(wide, lanes)
+    vectors = -(-pixels // lanes)
+
+    def put(v: int, part: int, one: Value, at: Value) -> None:
+        """Vector number `part` of the interleaved ones of the tile's vector v."""
+        for low in range(0, lanes, piece):
+            pixel, within = divmod(v * lanes * across + part * lanes + low, across)
+            if pixel >= pixels:
+                return
+            first = pixel // together
+            place = at + places[first] + ((pixel - first * together) * across + within)
+            store_range(k, one, place - low, low, low + piece)
+
+    for n in range(rows // S):
+        number = row + n
+        c, r = number // R, number % R
+        at = dx + c * (layer.H * layer.W) + r * layer.W
+        for v in range(vectors):
+            components = [k.load(sums + ((n * S + s) * vectors + v) * lanes, lanes) for s in range(S)]
+            for part, one in enumerate(interleaved_in_turn(k, components + [zero] * (across - S))):
+                put(v, part, one, at)
+        if R < down:
+            with k.if_(r.eq(R - 1)), k.loop(1, down - R + 1) as below:
+                for v, part in itertools.product(range(vectors), range(across)):
+                    put(v, part, zero, at + below * layer.W)
+    return k
+
