@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,39 @@ def test_sizes_of_tiles(m: str, layout: str) -> None:
 def test_schedules(rows: int, coop: int, threads: int) -> None:
     for name in ("many images", "many channels", "grouped"):
         run(edge(name), {"m": "2x2", "rows": rows, "coop": coop}, CPU.current(threads=threads))
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("plain", {"W": 24, "C": 9}),
+        ("plain", {"W": 23, "residual": True, "bias": True, "activation": "relu"}),
+        ("plain", {"W": 24, "dtype": "float16", "groups": 2}),
+        ("dilated", {"W": 47}),
+        ("strided", {"W": 47}),
+        ("strided", {"W": 48, "direction": "dgrad"}),
+        ("stem", {"W": 103}),
+    ],
+)
+def test_strips(name: str, changes: dict[str, Any], layout: str) -> None:
+    for strips, rows, coop in ((2, 1, 0), (3, 4, 0), (6, 2, 2)):
+        layer = edge(name, layout=layout, **changes)
+        params: Params = {"m": "2x2", "rows": rows, "coop": coop, "strips": strips}
+        run(layer, params, side="before" if rows == 1 else "after")
+
+
+def test_strips_are_of_whole_tiles_and_only_where_threads_are_on_their_own() -> None:
+    layer = edge("long", C=8, K=16)
+    grid = [c.params for c in WINOGRAD.all(layer, DEVICE) if "strips" in c.params]
+    assert len({params["strips"] for params in grid}) >= 3
+    assert {params["coop"] for params in grid} == {0}
+    for params in grid:
+        (tiling,) = WINOGRAD.tilings(layer, DEVICE, params)
+        assert tiling.across * int(params["strips"]) == tiling.columns.tiles
+        assert tiling.across >= tiling.most_tiles
+    (reason,) = WINOGRAD.why_not(edge("plain"), DEVICE, {"m": "4x4", "rows": 1, "coop": 0, "strips": 2})
+    assert reason == "strips=2: expected a divisor of the 3 tiles of a row, got a remainder"
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)

@@ -55,22 +55,22 @@ class GemmPolyphase(GeneratedAlgorithm):
     inner = Gemm()
 
     def unsupported(self, layer: ConvLayer) -> list[str]:
-        """Besides what is declared: components of more than one tap, and of different lengths."""
+        """Besides what is declared: components of more than one tap, and outputs beyond those that see an input."""
         reasons = super().unsupported(layer)
         if reasons:
             return reasons
         if layer.stride == (1, 1):
             reasons.append("stride: expected more than one polyphase component, got that of stride 1x1")
-        if layer.padding != ((0, 0), (0, 0)):
-            reasons.append(f"padding={layer.padding}: expected none")
-        for taps, step, name in ((layer.R, layer.stride[0], "R"), (layer.S, layer.stride[1], "S")):
-            if taps > step:
-                reasons.append(f"{name}={taps}: expected at most the stride's {step}, so that outputs share no input")
         if layer.stride[1] > MOST_VECTORS:
-            reasons.append(f"stride: expected at most {MOST_VECTORS} columns, which are interleaved in registers")
-        for size, step, count, name in zip((layer.H, layer.W), layer.stride, (layer.P, layer.Q), "HW", strict=True):
-            if size != step * count:
-                reasons.append(f"{name}={size}: expected {step * count}, {step} for each output, got a remainder")
+            reasons.append(f"stride: expected at most {MOST_VECTORS} columns, got {layer.stride[1]}")
+        if layer.padding != ((0, 0), (0, 0)):
+            reasons.append(f"padding: expected none, got {layer.padding}")
+        sizes = zip("HW", (layer.H, layer.W), "RS", (layer.R, layer.S), layer.stride, (layer.P, layer.Q), strict=True)
+        for name, size, filter_name, taps, step, count in sizes:
+            if taps > step:
+                reasons.append(f"{filter_name}: expected at most the stride's {step} taps, got {taps}")
+            elif size > step * count:
+                reasons.append(f"{name}: expected at most {step} for each output, {step * count}, got {size}")
         return reasons
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
@@ -201,43 +201,68 @@ class _ProductWriter:
 def _emit_store(m: Module, layer: ConvLayer, pixels: int, rows: int) -> Function:
     """`function(sums, dx, row, start)`: store a tile of sums as rows of dx, from the component row of that number on.
 
-    Rows of components are numbered through the channels, with R of them in each. A piece of dx that is stored at once
-    holds so few pixels of dy that it lies in one row, wherever the tile starts.
+    Rows of components are numbered through the channels, with R of them in each.
     """
     element = DTYPES[layer.dtype]
     wide, lanes = widened(element), m.lanes(element)
-    (down, across), R, S = layer.stride, layer.R, layer.S
     k = m.function(f"store_{pixels}x{rows}", ptr(wide), ptr(element), i64, i64, internal=True)
     sums, dx, row, start = k.args
-    together = math.gcd(layer.Q, lanes)  # pixels of one row of dy
-    piece = math.gcd(together * across, lanes)
-    # of pixel i in row i // Q, the first element lies at i * across of dx where that has no rows between
-    starts = [start + pixel for pixel in range(0, pixels, together)]
-    places = [i * across + i // layer.Q * ((down - 1) * layer.W) for i in starts]
-    zero = k.zero(wide, lanes)
-    vectors = -(-pixels // lanes)
-
-    def put(v: int, part: int, one: Value, at: Value) -> None:
-        """Vector number `part` of the interleaved ones of the tile's vector v."""
-        for low in range(0, lanes, piece):
-            pixel, within = divmod(v * lanes * across + part * lanes + low, across)
-            if pixel >= pixels:
-                return
-            first = pixel // together
-            place = at + places[first] + ((pixel - first * together) * across + within)
-            store_range(k, one, place - low, low, low + piece)
-
-    for n in range(rows // S):
-        number = row + n
-        c, r = number // R, number % R
+    whole = (layer.H, layer.W) == (layer.P * layer.stride[0], layer.Q * layer.stride[1])
+    for n in range(rows // layer.S):
+        c, r = (row + n) // layer.R, (row + n) % layer.R
         at = dx + c * (layer.H * layer.W) + r * layer.W
-        for v in range(vectors):
-            components = [k.load(sums + ((n * S + s) * vectors + v) * lanes, lanes) for s in range(S)]
-            for part, one in enumerate(interleaved_in_turn(k, components + [zero] * (across - S))):
-                put(v, part, one, at)
-        if R < down:
-            with k.if_(r.eq(R - 1)), k.loop(1, down - R + 1) as below:
-                for v, part in itertools.product(range(vectors), range(across)):
-                    put(v, part, zero, at + below * layer.W)
+        own = sums + n * layer.S * -(-pixels // lanes) * lanes
+        (_store_vectors if whole else _store_singly)(k, layer, own, at, start, pixels, r)
     return k
 
+
+def _store_vectors(k: Function, layer: ConvLayer, sums: Value, at: Value, start: Value, pixels: int, r: Value) -> None:
+    """A row of components, interleaved in registers.
+
+    What is stored at once holds so few pixels of dy that it lies in one row, wherever the tile starts.
+    """
+    (down, across), S = layer.stride, layer.S
+    assert sums.type.to is not None
+    lanes = k.module.lanes(DTYPES[layer.dtype])
+    together = math.gcd(layer.Q, lanes)
+    piece = math.gcd(together * across, lanes)
+    starts = [start + pixel for pixel in range(0, pixels, together)]
+    places = [i * across + i // layer.Q * ((down - 1) * layer.W) for i in starts]
+    zero, vectors = k.zero(sums.type.to, lanes), -(-pixels // lanes)
+
+    def put(number: int, one: Value, at: Value) -> None:
+        """Vector `number` of the interleaved row."""
+        for low in range(0, lanes, piece):
+            pixel, within = divmod(number * lanes + low, across)
+            if pixel < pixels:
+                first, rest = divmod(pixel, together)
+                store_range(k, one, at + places[first] + (rest * across + within - low), low, low + piece)
+
+    for v in range(vectors):
+        components = [k.load(sums + (s * vectors + v) * lanes, lanes) for s in range(S)]
+        for part, one in enumerate(interleaved_in_turn(k, components + [zero] * (across - S))):
+            put(v * across + part, one, at)
+    if layer.R < down:
+        with k.if_(r.eq(layer.R - 1)), k.loop(1, down - layer.R + 1) as below:
+            for number in range(vectors * across):
+                put(number, zero, at + below * layer.W)
+
+
+def _store_singly(k: Function, layer: ConvLayer, sums: Value, at: Value, start: Value, pixels: int, r: Value) -> None:
+    """A row of components whose last outputs, which no tap reaches, may lie outside of dx."""
+    (down, across), S = layer.stride, layer.S
+    assert sums.type.to is not None
+    lanes, zero = k.module.lanes(DTYPES[layer.dtype]), k.zero(sums.type.to)
+    with k.loop(0, pixels) as i:
+        p, q = (start + i) // layer.Q, (start + i) % layer.Q
+        there = at + p * (down * layer.W) + q * across
+        last = k.min(layer.W - q * across, across)
+        for s in range(S):
+            k.store(k.load(sums + i + s * (-(-pixels // lanes) * lanes)), there + s)
+        with k.loop(S, last) as s:
+            k.store(zero, there + s)
+        if layer.R < down:
+            with k.if_(r.eq(layer.R - 1)):
+                rows = k.min(layer.H - p * down - layer.R + 1, down - layer.R + 1)
+                with k.loop(1, rows) as below, k.loop(0, last) as s:
+                    k.store(zero, there + below * layer.W + s)

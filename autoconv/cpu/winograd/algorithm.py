@@ -37,17 +37,19 @@ from autoconv.layer import ConvLayer
 
 MOST_TILES = 256  # of a chunk
 MOST_CORRELATIONS = 4  # of a strided gradient, for the sake of compile time
+MOST_STRIPS = 8
 
 
-def _parse(params: Params) -> tuple[tuple[int, int], int, int]:
+def _size(params: Params) -> tuple[int, int]:
     down, across = map(int, str(params["m"]).split("x"))
-    return (down, across), int(params["rows"]), int(params["coop"])
+    return down, across
 
 
 class Winograd(TransformAlgorithm[WinogradTiling]):
     """F(m x m, r x r) for fwd and dgrad.
 
-    Tiles of `m` outputs; chunks of `rows` of tiles; cooperative batches of `coop` chunks, 0 for threads on their own.
+    Tiles of `m` outputs; chunks of `rows` of tiles; cooperative batches of `coop` chunks, 0 for threads on their own;
+    and where that is not 1, `strips` into which images are cut, so that less than a whole row of tiles is a chunk.
     """
 
     name = "winograd"
@@ -56,14 +58,16 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
     spreads_nonfinite = True
 
     def tiling(
-        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int
+        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int, strips: int = 1
     ) -> WinogradTiling:
         """How one correlation of a layer is cut."""
-        return WinogradTiling(c, device.instruction_set, layer.accumulator.itemsize, device.threads, m, rows, coop)
+        size = layer.accumulator.itemsize
+        return WinogradTiling(c, device.instruction_set, size, device.threads, m, rows, coop, strips=strips)
 
     def tilings(self, layer: ConvLayer, device: CPU, params: Params) -> tuple[WinogradTiling, ...]:
         """How each of them is."""
-        return _tilings(self.tiling, layer, device, *_parse(params))
+        chunks = int(params["rows"]), int(params["coop"]), int(params.get("strips", 1))
+        return _tilings(self.tiling, layer, device, _size(params), *chunks)
 
     def sizes(self, axis: CorrelationAxis) -> Sequence[int]:
         """Sizes of tiles worth trying along an axis."""
@@ -76,7 +80,10 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
         return () if self.unsupported(layer) else self._grid(layer, device)
 
     def _grid(self, layer: ConvLayer, device: CPU) -> Iterator[Params]:
-        """Sizes by chunks of up to `MOST_TILES` tiles, of each thread's own or in batches that the LLC holds."""
+        """Sizes by chunks of up to `MOST_TILES` tiles, of each thread's own or in batches that the LLC holds.
+
+        Where images are cut into strips, a chunk is a thread's own, and its rows fill a register tile at least.
+        """
         main = max(correlations(layer), key=lambda c: c.macs)
         square = main.rows == main.columns  # of a size and its mirror image one is enough
         for m in itertools.product(self.sizes(main.rows), self.sizes(main.columns)):
@@ -88,15 +95,23 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
                 most = device.machine.caches[2] // (tiling.v_size * tiling.itemsize)
                 for coop in (0, *batches(max(1, min(tiling.chunks, most)))):
                     yield {"m": f"{m[0]}x{m[1]}", "rows": rows, "coop": coop}
+            for strips in (n for n in range(2, MOST_STRIPS + 1) if one.columns.tiles % n == 0):
+                across = one.columns.tiles // strips
+                for rows in parts(one.rows.tiles, MOST_TILES // across) if across >= one.most_tiles else ():
+                    yield {"m": f"{m[0]}x{m[1]}", "rows": rows, "coop": 0, "strips": strips}
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        return refusals_of(_parse(params)[0], self.tilings(layer, device, params))
+        strips, tilings = int(params.get("strips", 1)), self.tilings(layer, device, params)
+        if strips < 1 or any(tiling.columns.tiles % strips for tiling in tilings):
+            tiles = " and ".join(sorted({str(tiling.columns.tiles) for tiling in tilings}))
+            return [f"strips={strips}: expected a divisor of the {tiles} tiles of a row, got a remainder"]
+        return refusals_of(_size(params), tilings)
 
     def counts(self, tiling: WinogradTiling, machine: Machine) -> Counts:
         return counts(tiling, machine)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
-        down, across = _parse(params)[0]
+        down, across = _size(params)
         pairs = ((winograd_axis(c.rows, down), winograd_axis(c.columns, across)) for c in correlations(layer))
         return bound_for(layer, self.cap(itertools.chain.from_iterable(pairs)))
 
@@ -110,6 +125,12 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
 
 @functools.lru_cache(16)  # what is asked of one candidate of a grid comes together
 def _tilings(
-    cut: Callable[..., WinogradTiling], layer: ConvLayer, device: CPU, m: tuple[int, int], rows: int, coop: int
+    cut: Callable[..., WinogradTiling],
+    layer: ConvLayer,
+    device: CPU,
+    m: tuple[int, int],
+    rows: int,
+    coop: int,
+    strips: int,
 ) -> tuple[WinogradTiling, ...]:
-    return tuple(cut(layer, device, c, m, rows, coop) for c in correlations(layer))
+    return tuple(cut(layer, device, c, m, rows, coop, strips) for c in correlations(layer))

@@ -34,7 +34,7 @@ class WinogradInput(InputStage[W]):
         k = self.function("transform_columns", ptr(self.real), ptr(self.real))
         raw, half = k.args
         row = tiling.pitch * lanes
-        with k.loop(0, tiling.columns.span) as j:
+        with k.loop(0, tiling.span) as j:
             xs = [k.load(raw + (j * lanes + i * row), lanes) for i in range(vertical.tile)]
             for i, v in enumerate(matrix_vector(k, vertical.transforms.BT, xs)):
                 k.store(v, half + (j * lanes + i * row))
@@ -44,7 +44,7 @@ class WinogradInput(InputStage[W]):
         tiling, horizontal, lanes = self.tiling, self.tiling.columns, self.tiling.lanes
         k = self.function("transform_rows", ptr(self.real), ptr(self.real))
         half, v = k.args
-        with k.loop(0, horizontal.tiles) as t, k.loop(0, tiling.rows.tile) as i:
+        with k.loop(0, tiling.across) as t, k.loop(0, tiling.rows.tile) as i:
             source = half + (i * tiling.pitch + t * horizontal.m) * lanes
             target = v + (i * (horizontal.tile * tiling.v_stride) + t * tiling.v_tile)
             xs = [k.load(source + j * lanes, lanes) for j in range(horizontal.tile)]
@@ -145,7 +145,7 @@ class WinogradWriter(kernels.TransformWriter[W]):
         k = self.function("inverse", ptr(self.real), ptr(self.real))
         products, strip = k.args
         half = k.scratch(self.real, rows.m * columns.tile * lanes)
-        with k.loop(0, columns.tiles) as t:
+        with k.loop(0, tiling.across) as t:
             with k.loop(0, columns.tile) as j:
                 source = products + (t * tiling.TK + j * tiling.m_stride)
                 xs = [k.load(source + i * (columns.tile * tiling.m_stride), lanes) for i in range(rows.tile)]
