@@ -277,10 +277,15 @@ class Tiling(ABC):
 
     @functools.cached_property
     def sections(self) -> int:
-        """Parts of a batch's chunk, each a task for every vector of channels: as few as threads finish together by."""
-        tasks = self.batch * self.c_blocks
-        even = (n for n in range(1, self.chunk + 1) if busiest(tasks * n, self.threads) <= EVEN)
-        return next(even, 1) if self.coop else 1
+        """Parts of a batch's chunk, each a task for every vector of channels: as few as threads finish together by.
+
+        Where they never do, as many as bring them nearest to it.
+        """
+        if not self.coop:
+            return 1
+        tasks, parts = self.batch * self.c_blocks, range(1, self.chunk + 1)
+        even = (n for n in parts if busiest(tasks * n, self.threads) <= EVEN)
+        return next(even, None) or min(parts, key=lambda n: busiest(tasks * n, self.threads))
 
     @functools.cached_property
     def chunk_tiles(self) -> int:
