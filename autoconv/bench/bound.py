@@ -44,7 +44,7 @@ def multiplications(layer: ConvLayer, device: CPU, candidate: Candidate) -> floa
 def _products(tiling: Tiling) -> int:
     c = tiling.correlation
     depth = 1 if tiling.depth == 1 else c.C * tiling.subfilters  # without the lanes that are filled up
-    return c.groups * tiling.tile_rows * tiling.across * tiling.points * depth * c.K
+    return c.groups * tiling.tile_rows * tiling.columns.tiles * tiling.points * depth * c.K
 
 
 def least_seconds(layer: ConvLayer, device: CPU, candidate: Candidate) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
@@ -68,37 +67,30 @@ def test_schedules(rows: int, coop: int, threads: int) -> None:
         run(edge(name), {"m": "2x2", "rows": rows, "coop": coop}, CPU.current(threads=threads))
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("plain", {"W": 24, "C": 9}),
-        ("plain", {"W": 23, "residual": True, "bias": True, "activation": "relu"}),
-        ("plain", {"W": 24, "dtype": "float16", "groups": 2}),
-        ("dilated", {"W": 47}),
-        ("strided", {"W": 47}),
-        ("strided", {"W": 48, "direction": "dgrad"}),
-        ("stem", {"W": 103}),
-    ],
-)
-def test_strips(name: str, changes: dict[str, Any], layout: str) -> None:
-    for strips, rows, coop in ((2, 1, 0), (3, 4, 0), (6, 2, 2)):
-        layer = edge(name, layout=layout, **changes)
-        params: Params = {"m": "2x2", "rows": rows, "coop": coop, "strips": strips}
-        run(layer, params, side="before" if rows == 1 else "after")
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("vectors", [1, 3, 4])
+def test_filters_of_a_register_tile(vectors: int, instruction_set: str) -> None:
+    device = device_with(instruction_set, 2)
+    for dtype, name, changes in (
+        ("float32", "remainders", {"bias": True}),
+        ("float32", "many channels", {"layout": "NHWC"}),
+        ("float64", "strided", {"direction": "dgrad"}),
+    ):
+        lanes = VECTOR_BYTES[instruction_set] // (8 if dtype == "float64" else 4)
+        fields = {"dtype": dtype, "C": 4 * lanes + 1, "K": 4 * lanes + 3, **changes}
+        layer, coop = edge(name, **fields), 2 if name == "strided" else 0
+        run(layer, {"m": "4x4", "rows": 2, "coop": coop, "TK": vectors * lanes}, device)
 
 
-def test_strips_are_of_whole_tiles_and_only_where_threads_are_on_their_own() -> None:
-    layer = edge("long", C=8, K=16)
-    grid = [c.params for c in WINOGRAD.all(layer, DEVICE) if "strips" in c.params]
-    assert len({params["strips"] for params in grid}) >= 3
-    assert {params["coop"] for params in grid} == {0}
-    for params in grid:
-        (tiling,) = WINOGRAD.tilings(layer, DEVICE, params)
-        assert tiling.across * int(params["strips"]) == tiling.columns.tiles
-        assert tiling.across >= tiling.most_tiles
-    (reason,) = WINOGRAD.why_not(edge("plain"), DEVICE, {"m": "4x4", "rows": 1, "coop": 0, "strips": 2})
-    assert reason == "strips=2: expected a divisor of the 3 tiles of a row, got a remainder"
+def test_register_tiles_of_many_filters_are_candidates_where_there_are_as_many() -> None:
+    device = device_with("avx2")
+
+    def widths(K: int) -> set[int | str]:
+        return {c.params.get("TK", 0) for c in WINOGRAD.all(edge("plain", K=K), device)}
+
+    assert (widths(16), widths(20), widths(70)) == ({0}, {0, 24}, {0, 32})
+    params = {"m": "4x4", "rows": 1, "coop": 0, "TK": 40}
+    assert WINOGRAD.why_not(edge("plain", K=70), device, params) == ["TK=40: expected 8 or 16 or 24 or 32"]
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)

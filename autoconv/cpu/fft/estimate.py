@@ -43,8 +43,8 @@ def _spectrum(length: int) -> float:
 def _transformed(tiling: FourierTiling) -> tuple[float, float]:
     """Vectors of either side: columns and rows of every tile, two real columns in a complex one."""
     down, across = map(_spectrum, tiling.lengths)
-    rows, tiles = tiling.lengths[0] / 2, tiling.across
-    forward = gathered(tiling) + tiling.span / 2 * down + tiles * rows * across
+    rows, tiles = tiling.lengths[0] / 2, tiling.columns.tiles
+    forward = gathered(tiling) + tiling.columns.span / 2 * down + tiles * rows * across
     inverse = tiles * (rows * across + tiling.kept / 2 * down) + tiling.rows.m * tiling.out_pitch
     inputs = tiling.k_blocks if tiling.channelwise else tiling.c_blocks
     rows_of_tiles = tiling.correlation.groups * tiling.tile_rows
@@ -56,7 +56,7 @@ def _products(tiling: FourierTiling, machine: Machine) -> float:
     multiply, load = rates(tiling, machine)
     spent = 0.0
     for chunks, rows in tiling.chunk_sizes:
-        for count, size in split_evenly(rows * tiling.across, tiling.most_tiles):
+        for count, size in split_evenly(rows * tiling.columns.tiles, tiling.most_tiles):
             step = PRODUCTS * max(size / multiply, (size + 1) / load)
             spent += chunks * count * (tiling.depth * step + 4 * size / load)
     return tiling.correlation.groups * tiling.frequencies * tiling.k_blocks * tiling.vectors * spent

@@ -63,7 +63,7 @@ class FourierInput(InputStage[F]):
         raw, half = k.args
         row = tiling.pitch * lanes
         transform = FourierTransform(k, self.real, lanes, tiling.lengths[0])
-        with k.loop(0, tiling.span, 2) as column:
+        with k.loop(0, tiling.columns.span, 2) as column:
             source, target = raw + column * lanes, half + column * lanes
             transform.write(
                 lambda i, j: get(k, source + i * row + j * row, lanes, lanes),
@@ -87,7 +87,7 @@ class FourierInput(InputStage[F]):
             for n, plane in enumerate(planes):
                 self.keep(k, plane, p + n * apart)
 
-        with k.loop(0, tiling.across) as t:
+        with k.loop(0, tiling.columns.tiles) as t:
             source, target = half + t * (tiling.columns.m * lanes), v + t * tiling.v_tile
             if T > 2:
                 with k.loop(1, T // 2) as f:
@@ -278,7 +278,7 @@ class FourierWriter(kernels.TransformWriter[F]):
                 with k.if_(i + j < limit):
                     store()
 
-        with k.loop(0, tiling.across) as t:
+        with k.loop(0, tiling.columns.tiles) as t:
             source, target = products + t * tiling.TK, strip + t * (tiling.columns.m * lanes)
             if each is not None:
                 with k.loop(1, T // 2) as f:

@@ -207,7 +207,7 @@ def _emit_store(m: Module, layer: ConvLayer, pixels: int, rows: int) -> Function
     wide, lanes = widened(element), m.lanes(element)
     k = m.function(f"store_{pixels}x{rows}", ptr(wide), ptr(element), i64, i64, internal=True)
     sums, dx, row, start = k.args
-    whole = (layer.H, layer.W) == (layer.P * layer.stride[0], layer.Q * layer.stride[1])
+    whole = (layer.P * layer.stride[0], layer.Q * layer.stride[1]) == (layer.H, layer.W)
     for n in range(rows // layer.S):
         c, r = (row + n) // layer.R, (row + n) % layer.R
         at = dx + c * (layer.H * layer.W) + r * layer.W
@@ -242,7 +242,7 @@ def _store_vectors(k: Function, layer: ConvLayer, sums: Value, at: Value, start:
         components = [k.load(sums + (s * vectors + v) * lanes, lanes) for s in range(S)]
         for part, one in enumerate(interleaved_in_turn(k, components + [zero] * (across - S))):
             put(v * across + part, one, at)
-    if layer.R < down:
+    if down > layer.R:
         with k.if_(r.eq(layer.R - 1)), k.loop(1, down - layer.R + 1) as below:
             for number in range(vectors * across):
                 put(number, zero, at + below * layer.W)
@@ -259,10 +259,10 @@ def _store_singly(k: Function, layer: ConvLayer, sums: Value, at: Value, start: 
         last = k.min(layer.W - q * across, across)
         for s in range(S):
             k.store(k.load(sums + i + s * (-(-pixels // lanes) * lanes)), there + s)
-        with k.loop(S, last) as s:
-            k.store(zero, there + s)
-        if layer.R < down:
+        with k.loop(S, last) as column:
+            k.store(zero, there + column)
+        if down > layer.R:
             with k.if_(r.eq(layer.R - 1)):
                 rows = k.min(layer.H - p * down - layer.R + 1, down - layer.R + 1)
-                with k.loop(1, rows) as below, k.loop(0, last) as s:
-                    k.store(zero, there + below * layer.W + s)
+                with k.loop(1, rows) as below, k.loop(0, last) as column:
+                    k.store(zero, there + below * layer.W + column)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from autoconv.cpu.codegen.ir import VECTOR_BYTES, Value
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
@@ -89,6 +89,11 @@ class TiledAxis:
         """Tiles of a residue class."""
         return -(-self.count // self.m)
 
+    @functools.cached_property
+    def span(self) -> int:
+        """Inputs under the tiles of a residue class."""
+        return self.tiles * self.m + self.r - 1
+
 
 def unfit(layer: ConvLayer, most: int) -> list[str]:
     """Every reason against transforms of tiles of a layer's fwd or dgrad, whatever the tiles.
@@ -130,7 +135,6 @@ class Tiling(ABC):
 
     A chunk is up to `chunk_rows` rows of tiles, all chunks nearly alike; all tiles of a chunk are multiplied in one go.
     `coop` chunks are a cooperative batch, transformed together by all `threads`; 0 leaves each thread to its own chunk.
-    An image may be cut into `strips` side by side, of as many tiles each, whose rows of tiles are shorter.
     Memory is counted in elements of the type computed with.
     """
 
@@ -141,7 +145,6 @@ class Tiling(ABC):
     m: tuple[int, int]
     chunk_rows: int
     coop: int
-    strips: int = field(default=1, kw_only=True)
 
     # What a family decides.
 
@@ -226,24 +229,9 @@ class Tiling(ABC):
     # Tiles.
 
     @functools.cached_property
-    def across(self) -> int:
-        """Tiles of a row of tiles."""
-        return self.columns.tiles // self.strips
-
-    @functools.cached_property
-    def width(self) -> int:
-        """Outputs of a row of tiles."""
-        return self.across * self.columns.m
-
-    @functools.cached_property
-    def span(self) -> int:
-        """Columns of input under a row of tiles."""
-        return self.width + self.columns.r - 1
-
-    @functools.cached_property
     def tile_rows(self) -> int:
-        """Rows of tiles, of all residue classes, images and strips."""
-        return self.rows.residues * self.columns.residues * self.correlation.N * self.strips * self.rows.tiles
+        """Rows of tiles, of all residue classes and images."""
+        return self.rows.residues * self.columns.residues * self.correlation.N * self.rows.tiles
 
     @functools.cached_property
     def chunk_sizes(self) -> list[tuple[int, int]]:
@@ -290,7 +278,7 @@ class Tiling(ABC):
     @functools.cached_property
     def chunk_tiles(self) -> int:
         """Tiles of a chunk."""
-        return self.chunk * self.across
+        return self.chunk * self.columns.tiles
 
     # Memory: V[point][c block][tile][lane], M[point][tile][filter], U[group][k block][point][c][filter].
 
@@ -317,16 +305,16 @@ class Tiling(ABC):
     @functools.cached_property
     def pitch(self) -> int:
         """Columns of a buffered row of input."""
-        return -(-self.span // self.lanes) * self.lanes
+        return -(-self.columns.span // self.lanes) * self.lanes
 
     @functools.cached_property
     def out_pitch(self) -> int:
         """Columns of a buffered row of output."""
-        return -(-self.width // self.lanes) * self.lanes
+        return -(-self.columns.tiles * self.columns.m // self.lanes) * self.lanes
 
     @functools.cached_property
     def raw_size(self) -> int:
-        """Rows of input under a chunk's tiles of one strip of an image, for one vector of channels."""
+        """Rows of input under a chunk's tiles of one image, for one vector of channels."""
         rows = min(self.chunk, self.rows.tiles) * self.rows.m + self.rows.r - 1
         return rows * self.pitch * self.lanes
 

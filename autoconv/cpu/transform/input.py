@@ -45,7 +45,7 @@ class InputStage(Stage[T], ABC):
                 if transform_columns is not None:
                     k.call(transform_columns, source, half)
                     source = half
-                k.call(transform_rows, source, v + (done.get() + t) * (tiling.across * tiling.v_tile))
+                k.call(transform_rows, source, v + (done.get() + t) * (tiling.columns.tiles * tiling.v_tile))
             done.add(segment)
         return k
 
@@ -62,7 +62,6 @@ class InputStage(Stage[T], ABC):
         tiling, c = self.tiling, self.tiling.correlation
         k = self.function("gather", ptr(self.stored), ptr(self.real), i64, i64, i64, i64, i64)
         x, raw, image, group, block, top, count = k.args
-        image, left = image // tiling.strips, image % tiling.strips * (tiling.width * tiling.columns.period)
         residue, n = image // c.N, image % c.N
         x = x + (n * c.input.image + group * c.input.group)
         residues = residue // tiling.columns.residues, residue % tiling.columns.residues
@@ -71,15 +70,15 @@ class InputStage(Stage[T], ABC):
             if tiling.mixed:
                 for number in range(tiling.c_blocks):
                     with k.if_(block.eq(number)):
-                        self._gather_mixed(k, x, target, number, top + i, residues, left)
+                        self._gather_mixed(k, x, target, number, top + i, residues)
             else:
-                self._gather_plain(k, x, target, block, top + i, residues, left)
+                self._gather_plain(k, x, target, block, top + i, residues)
         return k
 
     def _gather_plain(
-        self, k: Function, x: Value, target: Value, block: Value, row: Value, residues: tuple[Value, Value], left: Value
+        self, k: Function, x: Value, target: Value, block: Value, row: Value, residues: tuple[Value, Value]
     ) -> None:
-        """A row of channels that all belong to one subfilter, from a column of input on."""
+        """A row of channels that all belong to one subfilter."""
         tiling, c, lanes = self.tiling, self.tiling.correlation, self.tiling.lanes
         blocks = -(-c.C // lanes)
         subfilter, channels = block // blocks, block % blocks
@@ -87,12 +86,12 @@ class InputStage(Stage[T], ABC):
         h, place = (
             _place(k, *which) for which in zip((tiling.rows, tiling.columns), residues, subfilters, strict=True)
         )
-        h, place = row * tiling.rows.period + h, place + left
+        h = row * tiling.rows.period + h
         limit = k.select((h >= 0) & (h < tiling.rows.axis.size), k.i64(tiling.columns.axis.size), k.i64(0))
         source = x + (h * c.input.row + channels * (lanes * c.input.channel))
         live = k.min(c.C - channels * lanes, lanes)
         if self.channels_last:
-            with k.loop(0, tiling.span) as j:
+            with k.loop(0, tiling.columns.span) as j:
                 w = j * tiling.columns.period + place
                 inside = (w >= 0) & (w < limit)
                 mask = k.mask(k.select(inside, live, k.i64(0)), lanes)
@@ -125,9 +124,9 @@ class InputStage(Stage[T], ABC):
         return every_nth(k, vectors, lanes)
 
     def _gather_mixed(
-        self, k: Function, x: Value, target: Value, number: int, row: Value, residues: tuple[Value, Value], left: Value
+        self, k: Function, x: Value, target: Value, number: int, row: Value, residues: tuple[Value, Value]
     ) -> None:
-        """A row of the channels of several subfilters, in their order, from a column of input on."""
+        """A row of the channels of several subfilters, in their order."""
         tiling, c, lanes = self.tiling, self.tiling.correlation, self.tiling.lanes
         numbers = range(number * lanes, min((number + 1) * lanes, tiling.depth))
         subfilters = {d // c.C: divmod(d // c.C, tiling.columns.subfilters) for d in numbers}
@@ -137,9 +136,9 @@ class InputStage(Stage[T], ABC):
             rows[subfilter] = x + h * c.input.row
             inside = (h >= 0) & (h < tiling.rows.axis.size)
             limits[subfilter] = k.select(inside, k.i64(tiling.columns.axis.size), k.i64(0))
-            places[subfilter] = _place(k, tiling.columns, residues[1], s) + left
+            places[subfilter] = _place(k, tiling.columns, residues[1], s)
         if self.channels_last:
-            with k.loop(0, tiling.span) as j:
+            with k.loop(0, tiling.columns.span) as j:
                 total = k.zero(self.real, lanes)
                 for subfilter in subfilters:
                     first = subfilter * c.C - number * lanes  # lane of the subfilter's first channel

@@ -36,7 +36,7 @@ class TransformWriter(Stage[T], ABC):
         tiling, stage = self.tiling, (self.m, self.layer, self.tiling, self.number)
         self.input = self.input_stage(*stage).emit()
         row_counts = sorted(rows for _, rows in tiling.chunk_sizes)
-        splits = [self.split(rows * tiling.across) for rows in row_counts]
+        splits = [self.split(rows * tiling.columns.tiles) for rows in row_counts]
         sizes = sorted({size for split in splits for _, size in split})
         self.register_tiles = min(sum(count for count, _ in split) for split in splits)
         self.registers = {size: self.product_of(size) for size in sizes}
@@ -110,7 +110,7 @@ class TransformWriter(Stage[T], ABC):
             if name == "inputs":
                 skipped = section * rows // tiling.sections
                 some = (section + 1) * rows // tiling.sections - skipped
-                v = v + skipped * (tiling.across * tiling.v_tile)
+                v = v + skipped * (tiling.columns.tiles * tiling.v_tile)
                 k.call(self.input, x, v, scratch, first + skipped, some, group, block)
             else:
                 k.call(self.output, v, u, scratch, y, bias, residual, first, rows, group, block)
@@ -143,19 +143,16 @@ class TransformWriter(Stage[T], ABC):
         vertical, horizontal = tiling.rows, tiling.columns
         with k.loop(0, rows) as t:
             image, row = (first + t) // vertical.tiles, (first + t) % vertical.tiles
-            image, left = image // tiling.strips, image % tiling.strips * tiling.width
             residue, n = image // c.N, image % c.N
             down, across = residue // horizontal.residues, residue % horizontal.residues
             columns = (horizontal.axis.count - across + (horizontal.residues - 1)) // horizontal.residues
-            columns = k.min(columns - left, tiling.width)
-            place = left * horizontal.residues + across
-            place = place * horizontal.axis.output_stride + horizontal.axis.output_start
+            place = across * horizontal.axis.output_stride + horizontal.axis.output_start
             corner = n * c.output.image + group * c.output.group + place * c.output.column
             with k.loop(0, tiling.vectors) as vector:
                 channel = block * tiling.TK + vector * tiling.lanes
                 live = c.K - channel
                 with k.if_(live > 0):
-                    row_of_tiles = products + (t * (tiling.across * tiling.TK) + vector * tiling.lanes)
+                    row_of_tiles = products + (t * (horizontal.tiles * tiling.TK) + vector * tiling.lanes)
                     k.call(self.inverse, row_of_tiles, strip)
                     with k.loop(0, vertical.m) as i:
                         p = (row * vertical.m + i) * vertical.residues + down

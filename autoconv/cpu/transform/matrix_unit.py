@@ -112,7 +112,7 @@ class MatrixInput(InputStage[M]):
             with (
                 k.loop(0, tiling.points) as point,
                 k.loop(0, tiling.parts) as part,
-                k.loop(0, rows * tiling.across) as tile,
+                k.loop(0, rows * tiling.columns.tiles) as tile,
                 k.loop(filled // 2, WORDS, tiling.lanes // 2) as word,
             ):
                 there = v + (point * tiling.v_stride + part * tiling.v_part) + (tile * tiling.v_tile + word)
@@ -206,7 +206,7 @@ def splitting(tiling: MatrixTiling) -> float:
     -------
     float
     """
-    tiles = tiling.correlation.groups * tiling.tile_rows * tiling.across
+    tiles = tiling.correlation.groups * tiling.tile_rows * tiling.columns.tiles
     return tiles * tiling.points * tiling.c_blocks * tiling.parts
 
 
@@ -222,7 +222,7 @@ def multiplied(tiling: MatrixTiling, machine: Machine) -> float:
     -------
     float
     """
-    of_unit = sum(number * math.ceil(rows * tiling.across / TILE_ROWS) for number, rows in tiling.chunk_sizes)
+    of_unit = sum(number * math.ceil(rows * tiling.columns.tiles / TILE_ROWS) for number, rows in tiling.chunk_sizes)
     blocks = tiling.correlation.groups * tiling.k_blocks * tiling.filter_tiles
     steps = of_unit * blocks * tiling.points * tiling.steps * tiling.products
     return 2 * TILE_ROWS * TILE_ROWS * DEPTH * steps * machine.threads / machine.tiles(tiling.matrix_unit, "bfloat16")

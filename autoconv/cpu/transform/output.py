@@ -77,23 +77,12 @@ class OutputStage(Stage[T]):
                 )
                 each_channel(j, spread)
             return k
-
-        def store_row(width: int) -> None:
-            whole, rest = width // lanes * lanes, width % lanes
-            if whole:
-                with k.loop(0, whole, lanes) as j:
-                    each_channel(j, functools.partial(store_neighbours, lanes))
-            if rest:
-                each_channel(k.i64(whole), functools.partial(store_neighbours, rest))
-
-        last = axis.count - (tiling.strips - 1) * tiling.width
-        if tiling.strips == 1 or last == tiling.width:
-            store_row(last)
-            return k
-        with k.if_(columns.eq(last)):
-            store_row(last)
-        with k.else_():
-            store_row(tiling.width)
+        whole, rest = axis.count // lanes * lanes, axis.count % lanes
+        if whole:
+            with k.loop(0, whole, lanes) as j:
+                each_channel(j, functools.partial(store_neighbours, lanes))
+        if rest:
+            each_channel(k.i64(whole), functools.partial(store_neighbours, rest))
         return k
 
     def _masks(self, k: Function, columns: Value, step: int) -> list[Value]:

@@ -51,16 +51,16 @@ def effort(tile: int) -> float:
 def _input_vectors(tiling: WinogradTiling) -> float:
     """Vectors of the input's side: gathered, transformed along columns, and along rows."""
     rows, columns = tiling.rows, tiling.columns
-    down = tiling.span * rows.tile * effort(rows.tile) if rows.tile > 1 else 0
-    across = tiling.across * tiling.points * effort(columns.tile)
+    down = columns.span * rows.tile * effort(rows.tile) if rows.tile > 1 else 0
+    across = columns.tiles * tiling.points * effort(columns.tile)
     return tiling.correlation.groups * tiling.tile_rows * tiling.c_blocks * (gathered(tiling) + down + across)
 
 
 def _output_vectors(tiling: WinogradTiling) -> float:
     """Vectors of the output's side: transformed along columns, along rows, and stored."""
     rows, columns = tiling.rows, tiling.columns
-    down = tiling.across * tiling.points * effort(rows.tile)
-    across = tiling.across * rows.m * columns.tile * effort(columns.tile)
+    down = columns.tiles * tiling.points * effort(rows.tile)
+    across = columns.tiles * rows.m * columns.tile * effort(columns.tile)
     stored = rows.m * tiling.out_pitch
     filters = tiling.k_blocks * tiling.vectors
     return tiling.correlation.groups * tiling.tile_rows * filters * (down + across + stored)
@@ -71,7 +71,7 @@ def _products(tiling: WinogradTiling, machine: Machine) -> float:
     multiply, load = rates(tiling, machine)
     spent = 0.0
     for chunks, rows in tiling.chunk_sizes:
-        for count, size in split_evenly(rows * tiling.across, tiling.most_tiles):
+        for count, size in split_evenly(rows * tiling.columns.tiles, tiling.most_tiles):
             step = max(size * tiling.vectors / multiply, (size + tiling.vectors) / load)
             spent += chunks * count * (tiling.depth * step + 2 * size * tiling.vectors / load)
     return tiling.correlation.groups * tiling.points * tiling.k_blocks * spent

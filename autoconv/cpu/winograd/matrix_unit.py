@@ -65,16 +65,22 @@ class WinogradMatrix(TileAlgorithm, Winograd):
     products: ClassVar[dict[str, int]] = {"float32": 6}
 
     def tiling(
-        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int, strips: int = 1
+        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int, vectors: int = 2
     ) -> WinogradMatrixTiling:
         where, unit = (device.instruction_set, layer.accumulator.itemsize, device.threads), device.matrix_unit or ""
-        return WinogradMatrixTiling(c, *where, m, rows, coop, unit, self.products[layer.dtype], strips=strips)
+        return WinogradMatrixTiling(c, *where, m, rows, coop, unit, self.products[layer.dtype])
+
+    def widths(self, K: int, lanes: int) -> list[int]:
+        return []  # the unit's tiles say how many filters there are
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         return () if without_unit(device) else super().candidates(layer, device)
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        return self.unavailable(device) + super().refusals(layer, device, params)
+        reasons = self.unavailable(device) + super().refusals(layer, device, params)
+        if "TK" in params:
+            reasons.append(f"TK={params['TK']}: expected none, as the unit's tiles say how many filters there are")
+        return reasons
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, self.tilings(layer, device, params))
