@@ -27,9 +27,11 @@ from autoconv.cli.options import (
 from autoconv.cli.output import print_json, progress_bar, say
 from autoconv.cli.tables import Row, Table
 from autoconv.common.text import one_line
+from autoconv.cpu.device import CPU
 from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
 from autoconv.networks import NamedLayer
+from autoconv.networks.run.compiled import load
 from autoconv.records.cache import TuningCache
 from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan
@@ -65,7 +67,8 @@ def tune(
     """Time every candidate for every layer of NET, keep the facts, and show who wins.
 
     What is on record is not timed again. Ctrl-C keeps what is done; the same command then goes on from
-    there.
+    there. Of an ONNX file those layers are timed in NHWC, too, that may make the whole network quicker so, and what
+    lies between layers.
     """
     started = time.monotonic()
     jobs = jobs_of([networks.load(net) for net in nets], batch, direction)
@@ -73,7 +76,8 @@ def tune(
     check_mode(mode, device)
     options = options_of_plan(limits) | {"device": device, "cache": cache, "isolate": isolate}
     rows: dict[tuple[str, int, str], list[Row]] = {}
-    done, interrupted = [], False
+    models = [(net, size) for net in nets if net.endswith(".onnx") for size in batch or (None,)]
+    done, laid, interrupted = [], list[str](), False
     with progress_bar(len(jobs)) as begin:
         try:
             if mode in TIMING:
@@ -86,6 +90,10 @@ def tune(
                 row = _tuned(named, layer, mode, options | {"budget": share, "progress": progress})
                 rows.setdefault((net.name, layer.N, layer.direction), []).append(row)
                 done.append(row)
+            if mode in TIMING and isinstance(device, CPU) and "fwd" in (direction or ("fwd",)):
+                for path, size in models:
+                    left = None if budget is None else max(started + budget - time.monotonic(), LEAST_BUDGET)
+                    laid.append(_laid_out(path, size, mode, options | {"budget": left}))
         except KeyboardInterrupt:
             interrupted = True
     peaks = {dtype: device.measured_peak(dtype) for dtype in {row.layer.dtype for row in done}}
@@ -107,6 +115,8 @@ def tune(
     else:
         for table in tables:
             table.print(peaks)
+        for line in laid:
+            click.echo(line)
         click.echo(f"on {device.name}; peak: {_rates(peaks)}")
         click.echo(_summary(len(done), len(jobs), timed, len(failed), seconds))
     for row in failed:
@@ -127,6 +137,15 @@ def _tuned(named: NamedLayer, layer: ConvLayer, mode: str, options: dict[str, An
     except (AutoconvError, OSError, MemoryError, RuntimeError) as failure:
         error = one_line(failure)
     return Row(named.name, layer, named.repeat, found, error)
+
+
+def _laid_out(path: str, batch: int | None, mode: str, options: dict[str, Any]) -> str:
+    """What came of choosing the layouts of a whole network."""
+    try:
+        net = load(path, batch, **{name: value for name, value in options.items() if name != "weights"}).tune(mode)
+    except AutoconvError as failure:  # its layers can be tuned, but it cannot run, or not for so many images
+        return f"{path}: layouts: {one_line(failure)}"
+    return f"{net.graph.name}: {len(net.in_nhwc & net.plans.keys())} of {len(net.plans)} layers in NHWC"
 
 
 def _summary(done: int, total: int, timed: int, failed: int, seconds: float) -> str:

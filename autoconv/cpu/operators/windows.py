@@ -12,7 +12,6 @@ from autoconv.cpu.operators import TASK_ELEMENTS
 
 Pair = tuple[int, int]
 LARGEST_ROW = 1 << 14  # bytes of scratch memory on the stack
-LOWEST = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class _PlaneWriter:
         self.k, self.pool, self.lanes = k, pool, m.lanes(f32)
         elements = pool.row_elements(self.lanes)
         self.row = k.scratch(f32, elements)
-        self.neutral = LOWEST if pool.reduction == "max" else 0.0
+        self.neutral = neutral(pool.reduction)
         with k.loop(0, elements, self.lanes) as i:  # the borders keep this; what lies between is written for every row
             k.store(k.const(k.zero(f32, self.lanes).type, self.neutral), self.row + i)
         self.scales: Sequence[Value] = ()
@@ -102,10 +101,10 @@ class _PlaneWriter:
             if first is None:
                 assert isinstance(last, int)
                 for row in range(last):
-                    total.set(self._joined(total.get(), k.load(x + i + row * step, count)))
+                    total.set(joined(k, pool.reduction, total.get(), k.load(x + i + row * step, count)))
             else:
                 with k.loop(first, last) as tap:
-                    total.set(self._joined(total.get(), k.load(x + i + tap * step, count)))
+                    total.set(joined(k, pool.reduction, total.get(), k.load(x + i + tap * step, count)))
             k.store(total.get(), target + i)
 
         whole = width // lanes * lanes
@@ -118,11 +117,6 @@ class _PlaneWriter:
             with k.loop(whole, width) as i:
                 vector(i, 1)
 
-    def _joined(self, a: Value, b: Value) -> Value:
-        if self.pool.reduction == "mean":
-            return a + b
-        return self.k.select(b.ne(b), b, self.k.select(a < b, b, a))
-
     def _columns(self, p: Value, out: Value) -> None:
         """A row of the output from the row of scratch memory."""
         k, pool, lanes = self.k, self.pool, self.lanes
@@ -133,7 +127,7 @@ class _PlaneWriter:
             for tap in range(pool.window[1]):
                 start = self.row + (q * stride + tap * pool.dilation[1])
                 loaded = every_nth(k, [k.load(start + n * lanes, lanes) for n in range(stride)], lanes)
-                total = loaded if total is None else self._joined(total, loaded)
+                total = loaded if total is None else joined(k, pool.reduction, total, loaded)
             assert total is not None
             if self.scales:
                 rows, columns = self.scales
@@ -146,3 +140,15 @@ class _PlaneWriter:
                 vector(q, None)
         if whole < width:
             vector(k.i64(whole), k.mask(width - whole, lanes))
+
+
+def neutral(reduction: str) -> float:
+    """What changes nothing when it is joined."""
+    return float("-inf") if reduction == "max" else 0.0
+
+
+def joined(k: Function, reduction: str, a: Value, b: Value) -> Value:
+    """The sum of two values, or the larger; what is no number stays."""
+    if reduction == "mean":
+        return a + b
+    return k.select(b.ne(b), b, k.select(a < b, b, a))

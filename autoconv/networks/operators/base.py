@@ -11,6 +11,10 @@ import numpy as np
 
 from autoconv.common.epilogue import activations
 from autoconv.errors import ConfigError
+from autoconv.layer import Layout
+
+# Dimensions of NCHW in the order of NHWC, and those of NHWC in the order of NCHW.
+CHANNELS_LAST, CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,20 @@ class Operator(ABC):
         array
         """
 
+    def channels_last(self) -> Operator | None:
+        """What computes the same of images in NHWC, to NHWC, where this one's are in NCHW.
+
+        Returns
+        -------
+        Operator or None
+            None where images have to be in NCHW: by what it means, or as there is no kernel for another layout.
+        """
+        return None
+
+    def images(self, count: int) -> tuple[int, ...]:
+        """Which of so many inputs are images, in the layout of the output; all, but of operators with filters."""
+        return tuple(range(count))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Product(Operator):
@@ -127,3 +145,18 @@ def checked_pairs(**pairs: Any) -> None:
     for name, pair in pairs.items():
         if min(pair) < 1:
             raise ConfigError(f"{name}={pair}: expected at least 1")
+
+
+def moved_axis(axis: int) -> int:
+    """Where a dimension of NCHW stands in NHWC."""
+    return CHANNELS_LAST.index(axis)
+
+
+def in_nchw(layout: Layout, shape: Sequence[int]) -> tuple[int, ...]:
+    """The extents N, C, H, W of a shape in a layout."""
+    return tuple(shape if layout == "NCHW" else (shape[n] for n in CHANNELS_FIRST))
+
+
+def in_layout(layout: Layout, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape in a layout of extents N, C, H, W."""
+    return tuple(shape if layout == "NCHW" else (shape[n] for n in CHANNELS_LAST))

@@ -3,36 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autoconv.errors import ConfigError
-from autoconv.layer import ConvLayer, Pair, Sides
-from autoconv.networks.operators.base import Operator, Product, TensorType, same_rank
+from autoconv.layer import ConvLayer, Layout, Pair, Sides
+from autoconv.networks.operators.base import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    Operator,
+    Product,
+    TensorType,
+    in_nchw,
+    same_rank,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conv(Product):
-    """2-D convolution of `x` (N, C, H, W) with filters `w` (K, C/groups, R, S); the arguments are `ConvLayer`'s."""
+    """2-D convolution of `x` (N, C, H, W) with filters `w` (K, C/groups, R, S); the arguments are `ConvLayer`'s.
+
+    In NHWC, of `x` (N, H, W, C) with filters (K, R, S, C/groups).
+    """
 
     stride: Pair = (1, 1)
     padding: Sides = ((0, 0), (0, 0))
     dilation: Pair = (1, 1)
     groups: int = 1
+    layout: Layout = "NCHW"
+
+    def channels_last(self) -> Conv:
+        return replace(self, layout="NHWC")
+
+    def images(self, count: int) -> tuple[int, ...]:
+        return (0, count - 1) if self.residual else (0,)
 
     def layer(self, inputs: Sequence[TensorType]) -> ConvLayer:
         """The layer that computes it."""
         same_rank(inputs, 4)
-        (N, C, H, W), w = inputs[0].shape, inputs[1]
+        (N, C, H, W), w = in_nchw(self.layout, inputs[0].shape), inputs[1]
         if len(w.shape) != 4 or w.dtype != inputs[0].dtype:
-            raise ConfigError(f"expected filters {inputs[0].dtype} (K, C/groups, R, S), got {w}")
-        K, channels, R, S = w.shape
+            expected = "K, C/groups, R, S" if self.layout == "NCHW" else "K, R, S, C/groups"
+            raise ConfigError(f"expected filters {inputs[0].dtype} ({expected}), got {w}")
+        K, channels, R, S = in_nchw(self.layout, w.shape)
         if channels * self.groups != C:
             raise ConfigError(f"expected filters of C/groups = {C}/{self.groups} channels, got {w}")
         return ConvLayer(
             N=N, C=C, H=H, W=W, K=K, R=R, S=S, stride=self.stride, padding=self.padding, dilation=self.dilation,
-            groups=self.groups, dtype=inputs[0].dtype, bias=self.bias, residual=self.residual,
+            groups=self.groups, dtype=inputs[0].dtype, layout=self.layout, bias=self.bias, residual=self.residual,
             activation=self.activation,
         )  # fmt: skip
 
@@ -41,6 +60,9 @@ class Conv(Product):
         return self.check_epilogue(inputs, (layer.K,), TensorType(layer.y_shape, layer.dtype))
 
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
+        if self.layout == "NHWC":
+            first = (array.transpose(CHANNELS_FIRST) if array.ndim == 4 else array for array in inputs)
+            return replace(self, layout="NCHW").evaluate(*first).transpose(CHANNELS_LAST)
         x, w, *rest = inputs
         (top, bottom), (left, right) = self.padding
         x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))

@@ -29,6 +29,9 @@ class Elementwise(Operator):
     def kind(self) -> str:
         return str(self.expression[0]) if isinstance(self.expression, tuple) else "copy"
 
+    def channels_last(self) -> Elementwise:
+        return self
+
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         if len({t.dtype for t in inputs}) != 1:
             raise ConfigError("expected arrays of one type")

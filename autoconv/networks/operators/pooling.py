@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from autoconv.errors import ConfigError
-from autoconv.layer import Pair, Sides
-from autoconv.networks.operators.base import Operator, TensorType, checked_pairs, normalised_axis, same_rank
+from autoconv.layer import Layout, Pair, Sides
+from autoconv.networks.operators.base import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    Operator,
+    TensorType,
+    checked_pairs,
+    in_layout,
+    in_nchw,
+    moved_axis,
+    normalised_axis,
+    same_rank,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pool(Operator):
-    """The largest or the average element of windows of (N, C, H, W).
+    """The largest or the average element of windows of (N, C, H, W), or in NHWC of (N, H, W, C).
 
     The average is that of the elements inside the image; with `include_padding`, padding counts as zeros. Rows and
     columns in `overhang`, at the bottom and the right, are reached by windows, too, and never counted.
@@ -29,6 +40,10 @@ class Pool(Operator):
     dilation: Pair = (1, 1)
     overhang: Pair = (0, 0)
     include_padding: bool = False
+    layout: Layout = "NCHW"
+
+    def channels_last(self) -> Pool:
+        return replace(self, layout="NHWC")
 
     @property
     def kind(self) -> str:
@@ -42,7 +57,7 @@ class Pool(Operator):
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         same_rank(inputs, 4)
         checked_pairs(window=self.window, stride=self.stride, dilation=self.dilation)
-        N, C, H, W = inputs[0].shape
+        N, C, H, W = in_nchw(self.layout, inputs[0].shape)
         sizes = []
         for extent, span, step, sides, over in zip(
             (H, W), self.spans(), self.stride, self.padding, self.overhang, strict=True
@@ -52,10 +67,12 @@ class Pool(Operator):
             if max(sides) >= span or min(*sides, over) < 0:
                 raise ConfigError(f"padding={sides}: expected 0 to {span - 1}, less than the window's extent")
             sizes.append((extent + sum(sides) + over - span) // step + 1)
-        return TensorType((N, C, *sizes), inputs[0].dtype)
+        return TensorType(in_layout(self.layout, (N, C, *sizes)), inputs[0].dtype)
 
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
         (x,) = inputs
+        if self.layout == "NHWC":
+            return replace(self, layout="NCHW").evaluate(x.transpose(CHANNELS_FIRST)).transpose(CHANNELS_LAST)
         P, Q = self.infer([TensorType(x.shape)]).shape[2:]
         if self.reduction == "max":
             return np.asarray(np.maximum.reduce(list(self._taps(x, -np.inf, -np.inf, P, Q))))
@@ -94,6 +111,11 @@ class Reduce(Operator):
     @property
     def kind(self) -> str:
         return f"{self.reduction}_of_axes"
+
+    def channels_last(self) -> Reduce | None:
+        if self.axes != (2, 3) or self.reduction == "sum":
+            return None  # no kernel
+        return replace(self, axes=tuple(map(moved_axis, self.axes)))
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         shape = inputs[0].shape

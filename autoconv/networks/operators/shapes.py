@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from autoconv.errors import ConfigError
-from autoconv.networks.operators.base import Operator, TensorType, normalised_axis
+from autoconv.networks.operators.base import CHANNELS_LAST, Operator, TensorType, moved_axis, normalised_axis
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,9 @@ class Concat(Operator):
     """Arrays one after the other along an axis."""
 
     axis: int
+
+    def channels_last(self) -> Concat:
+        return replace(self, axis=moved_axis(self.axis))
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         shapes = [t.shape for t in inputs]
@@ -93,6 +96,10 @@ class Pad(Operator):
     mode: Literal["constant", "reflect", "edge", "wrap"] = "constant"
     value: float = 0.0
 
+    def channels_last(self) -> Pad:
+        before, after = (tuple(sides[n] for n in CHANNELS_LAST) for sides in (self.before, self.after))
+        return replace(self, before=before, after=after)
+
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         shape = inputs[0].shape
         if len(self.before) != len(shape) or min((*self.before, *self.after), default=0) < 0:
@@ -118,6 +125,9 @@ class Resize(Operator):
     axis: int
     indices: tuple[tuple[int, ...], ...]
     weights: tuple[tuple[float, ...], ...]
+
+    def channels_last(self) -> Resize:
+        return replace(self, axis=moved_axis(self.axis))
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         shape = inputs[0].shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from autoconv.common.text import size
 from autoconv.cpu.common.algorithm import GeneratedKernel
 from autoconv.cpu.device import CPU
 from autoconv.errors import ArrayError, ConfigError, PlanError
-from autoconv.networks.choice.choose import plans_for
+from autoconv.networks.choice.choose import planned
+from autoconv.networks.choice.together import arrays_in_nhwc
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.passes import optimized
 from autoconv.networks.run import saved
 from autoconv.networks.run.instance import Instance, Schedule
-from autoconv.networks.run.memory import Views
 from autoconv.networks.run.steps import Call, Ref, Step, StepMaker
 from autoconv.plans import Plan
 from autoconv.registry import resolve
@@ -35,7 +35,7 @@ class StepTime:
     name : str
         Of the node.
     operator : str
-        What it computes.
+        What it computes, and "NHWC" after it where that is the layout it is computed in.
     by : str
         What computed it: a candidate, "kernel" or "NumPy".
     is_layer : bool
@@ -59,11 +59,13 @@ class CompiledNetwork:
     Attributes
     ----------
     graph : Graph
-        What is computed, after all passes.
+        What is computed, after all passes, in the layouts that were chosen.
     device : CPU
         Where.
     plans : dict of str to Plan
         How each convolution and fully connected layer is computed, by the name of its node.
+    in_nhwc : frozenset of str
+        The nodes whose arrays are in NHWC; all other arrays are as the model states them.
     """
 
     def __init__(
@@ -72,52 +74,56 @@ class CompiledNetwork:
         device: CPU,
         options: Mapping[str, Any],
         candidates: Mapping[str, str] | None = None,
+        last: Collection[str] | None = None,
     ) -> None:
-        self.graph, self.device = optimized(graph), device
+        self._first, self.device = optimized(graph), device  # all in NCHW
         self._options = dict(options)
         self._lock = threading.Lock()
         self.plans: dict[str, Plan] = {}
+        self.in_nhwc: frozenset[str] = frozenset()
         self._packed: dict[str, Array] = {}
-        self._compile("heuristic", candidates or {})
+        self._compile("heuristic", candidates or {}, last)
 
-    def _compile(self, mode: str, candidates: Mapping[str, str], **options: Any) -> None:
-        """Choose a plan for every layer, a known candidate where there is one, and arrange everything anew."""
-        views = Views(self.graph)
-        maker = StepMaker(self.graph, views, self.device)
-        plans = plans_for(self.graph, views, self.device, {**self._options, **options}, candidates, mode)
+    def _compile(
+        self, mode: str, candidates: Mapping[str, str], last: Collection[str] | None = None, **options: Any
+    ) -> None:
+        """Choose layouts, unless they are known, and plans, known candidates where there are, and arrange all anew."""
+        options = {**self._options, **options}
+        if last is None:
+            last = arrays_in_nhwc(self._first, self.device, options, mode)
+        graph, views, plans = planned(self._first, last, self.device, options, candidates, mode)
+        maker = StepMaker(graph, views, self.device)
         before, self._packed = self._packed, {}
         try:
-            nodes = [node for node in self.graph.nodes.values() if node.name not in views.free]
+            nodes = [node for node in graph.nodes.values() if node.name not in views.free]
             steps = [
-                self._layer_step(node, plans[node.name]) if node.name in plans else maker.step(node) for node in nodes
+                self._layer_step(graph, node, plans[node.name]) if node.name in plans else maker.step(node)
+                for node in nodes
             ]
         except BaseException:
             self._packed = before
             raise
-        schedule = Schedule(self.graph, views, self.device, steps, self._options.get("denormals") == "keep")
+        schedule = Schedule(graph, views, self.device, steps, self._options.get("denormals") == "keep")
         with self._lock:
-            self.plans = plans
+            self.graph, self.plans = graph, plans
+            self.in_nhwc = frozenset(last if graph is not self._first else ())  # what does not fit is in NCHW
             self._schedule, self._instances = schedule, [Instance(schedule)]
 
-    def _constant(self, node: Node) -> bool:
-        """Whether the filters of a layer are known."""
-        return node.inputs[1] in self.graph.constants
-
-    def _layer_step(self, node: Node, made: Plan) -> Step:
+    def _layer_step(self, graph: Graph, node: Node, made: Plan) -> Step:
         """What runs a convolution or a fully connected layer."""
-        kernel, by, constant = made.kernel, str(made.candidate), self._constant(node)
+        kernel, by, constant = made.kernel, str(made.candidate), node.inputs[1] in graph.constants
         if not isinstance(kernel, GeneratedKernel) or (kernel.packed_bytes and not constant):
-            return Step(node, by, function=_planned(made, self.graph.constants.get(node.inputs[1])))
+            return Step(node, by, function=_planned(made, graph.constants.get(node.inputs[1])))
         rest = [Ref(name) for name in node.inputs[2:]]
         epilogue = rest[0] if made.layer.bias else None, rest[-1] if made.layer.residual else None
-        weights: Ref | Array = self._packed_weights(node, made) if kernel.packed_bytes else Ref(node.inputs[1])
+        weights: Ref | Array = self._packed_weights(graph, node, made) if kernel.packed_bytes else Ref(node.inputs[1])
         operands = Ref(node.inputs[0]), weights, Ref(node.name), *epilogue, None
         return Step(node, by, (Call(kernel.program, operands, kernel.workspace_bytes, kernel.party),))
 
-    def _packed_weights(self, node: Node, made: Plan) -> Array:
+    def _packed_weights(self, graph: Graph, node: Node, made: Plan) -> Array:
         key = f"{node.inputs[1]} {made.layer} {made.candidate}"
         if key not in self._packed:
-            w = self.graph.constants[node.inputs[1]]
+            w = graph.constants[node.inputs[1]]
             self._packed[key] = made.pack(w.reshape(made.layer.w_shape)).buffer
         return self._packed[key]
 
@@ -141,7 +147,7 @@ class CompiledNetwork:
         >>> net = autoconv.load("model.autoconv")  # doctest: +SKIP
         """
         try:
-            saved.write(Path(path), self.graph, self.plans, self.device)
+            saved.write(Path(path), self._first, self.in_nhwc, self.plans, self.device)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
 
@@ -162,6 +168,9 @@ class CompiledNetwork:
 
     def tune(self, mode: str = "profile", **options: Any) -> CompiledNetwork:
         """Time the candidates of every layer that has no facts yet, and run by the best from now on.
+
+        Layers are timed in NCHW, and in NHWC where the whole may gain by that; then layouts and candidates of all are
+        chosen together.
 
         Parameters
         ----------
@@ -282,7 +291,7 @@ class CompiledNetwork:
             runs.append(seconds)
         medians = np.median(runs, axis=0)
         return [
-            StepTime(step.node.name, step.node.operator.kind, step.by, step.node.name in self.plans, float(t))
+            StepTime(step.node.name, self._operator(step.node), step.by, step.node.name in self.plans, float(t))
             for step, t in zip(schedule.steps, medians, strict=True)
         ]
 
@@ -295,16 +304,20 @@ class CompiledNetwork:
             Lines to print.
         """
         steps = self._schedule.steps
-        width = max((len(step.node.name) for step in steps), default=0)
+        names, kinds = [step.node.name for step in steps], [self._operator(step.node) for step in steps]
+        width, kind_width = (max(map(len, texts), default=0) for texts in (names, kinds))
         lines = [
             f"{self.graph.name}: {len(steps)} steps, {len(self.foreign)} of them not by a kernel of ours, "
             f"in {self._schedule.segments} calls",
             f"  {size(self.arena_bytes)} of arrays and scratch memory, {size(self.weight_bytes)} of weights",
         ]
-        for step in steps:
-            shape = "x".join(map(str, self.graph.types[step.node.name].shape))
-            lines.append(f"  {step.node.name:<{width}}  {step.node.operator.kind:<14} {shape:<18} {step.by}")
+        for step, name, kind in zip(steps, names, kinds, strict=True):
+            shape = "x".join(map(str, self.graph.types[name].shape))
+            lines.append(f"  {name:<{width}}  {kind:<{kind_width}} {shape:<18} {step.by}")
         return "\n".join(lines)
+
+    def _operator(self, node: Node) -> str:
+        return f"{node.operator.kind} NHWC" if node.name in self.in_nhwc else node.operator.kind
 
     def __repr__(self) -> str:
         return f"<CompiledNetwork {self.graph.name} on {self.device.name}>"
@@ -376,4 +389,5 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
         if batch is not None and wanted.shape[:1] != (batch,):
             raise ConfigError(f"{path}: batch={batch}: the file says {wanted.shape} of input {name!r}")
     chosen = kept.candidates if kept is not None and kept.device == found.key else None
-    return CompiledNetwork(graph, found, {"vendors": False, **options}, chosen)
+    last = kept.last if kept is not None and chosen is not None else None
+    return CompiledNetwork(graph, found, {"vendors": False, **options}, chosen, last)

@@ -1,4 +1,4 @@
-"""Networks on disk: the graph after all passes, and the candidate of every layer.
+"""Networks on disk: the graph after all passes, the candidate of every layer, and which arrays are in NHWC.
 
 The file is one of NumPy's archives of arrays (`.npz`), without pickles; one of them holds the rest as JSON. Nothing in
 it is trusted: the graph is built and checked anew. Packed filters are not kept: they are larger than the filters they
@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from autoconv.common.text import one_line
 from autoconv.device import Device
 from autoconv.errors import ConfigError
 from autoconv.networks import operators
+from autoconv.networks.choice.layouts import channels_last
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Operator, TensorType
 from autoconv.plans import Plan
@@ -43,16 +44,19 @@ class Saved:
     graph : Graph
     candidates : dict of str to str
         Of layers, by the names of their nodes.
+    last : frozenset of str
+        The nodes whose arrays are in NHWC.
     device : str
         The key of the device that all this was chosen for.
     """
 
     graph: Graph
     candidates: dict[str, str]
+    last: frozenset[str]
     device: str
 
 
-def write(path: Path, graph: Graph, plans: Mapping[str, Plan], device: Device) -> None:
+def write(path: Path, graph: Graph, last: Collection[str], plans: Mapping[str, Plan], device: Device) -> None:
     """Write a file, whole or not at all."""
     arrays: dict[str, Any] = {f"c{n}": value for n, value in enumerate(graph.constants.values())}
     header = {
@@ -71,6 +75,7 @@ def write(path: Path, graph: Graph, plans: Mapping[str, Plan], device: Device) -
             for node in graph.nodes.values()
         ],
         "outputs": graph.outputs,
+        "nhwc": sorted(last),
         "candidates": {name: str(made.candidate) for name, made in plans.items()},
     }
     arrays[HEADER] = np.frombuffer(json.dumps(header).encode(), np.uint8)
@@ -107,7 +112,7 @@ def read(path: Path) -> Saved:
             header = json.loads(archive[HEADER].tobytes())
             graph = _graph(header, archive, path)
             candidates = {str(name): str(candidate) for name, candidate in header["candidates"].items()}
-            return Saved(graph, candidates, str(header["device"]))
+            return Saved(graph, candidates, _last(header, graph), str(header["device"]))
     except ConfigError:
         raise
     except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, zipfile.BadZipFile) as error:
@@ -134,6 +139,13 @@ def _graph(header: Any, archive: Any, path: Path) -> Graph:
     if not graph.outputs or not graph.types.keys() >= set(graph.outputs.values()):
         raise ConfigError(f"{graph.name}: expected outputs that are computed, got {graph.outputs}")
     return graph
+
+
+def _last(header: Any, graph: Graph) -> frozenset[str]:
+    found = frozenset(map(str, header.get("nhwc", ())))
+    if wrong := [n for n in sorted(found) if n not in graph.nodes or not channels_last(graph, graph.nodes[n])]:
+        raise ConfigError(f"{graph.name}: nhwc: expected nodes that can be in NHWC, got {', '.join(wrong)}")
+    return found
 
 
 def _tuples(value: Any) -> Any:

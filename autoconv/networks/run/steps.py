@@ -13,7 +13,7 @@ from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import Module
 from autoconv.cpu.device import CPU
-from autoconv.cpu.operators import INPUTS, OUTPUT, elementwise, resize, rows, windows
+from autoconv.cpu.operators import INPUTS, OUTPUT, elementwise, resize, rows, transpose, windows, windows_last
 from autoconv.cpu.operators.elementwise import Strides, collapsed
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import (
@@ -29,6 +29,7 @@ from autoconv.networks.operators import (
     Softmax,
     Transpose,
 )
+from autoconv.networks.operators.base import in_nchw
 from autoconv.networks.run.memory import Views
 
 
@@ -112,8 +113,7 @@ class StepMaker:
                 return None
             return [self._expression(operator.expression, shape, contiguous(shape), node, strides, node.inputs)]
         if isinstance(operator, Transpose):
-            steps = contiguous(before)
-            return [self._copy(node, shape, contiguous(shape), tuple(steps[axis] for axis in operator.order))]
+            return [self._transpose(node, operator, before, shape)]
         if isinstance(operator, Slice):
             steps = contiguous(before)
             source = tuple(a * b for a, b in zip(steps, operator.steps, strict=True))
@@ -131,13 +131,26 @@ class StepMaker:
         """Kernels of what takes many elements for one."""
         operator = node.operator
         if isinstance(operator, Pool):
+            N, C, H, W = in_nchw(operator.layout, before)
+            P, Q = in_nchw(operator.layout, shape)[2:]
             pool = windows.PoolShape(
-                operator.reduction, math.prod(before[:2]), (before[2], before[3]), (shape[2], shape[3]),
+                operator.reduction, N * C, (H, W), (P, Q),
                 operator.window, operator.stride, operator.padding, operator.dilation, operator.include_padding,
             )  # fmt: skip
+            if operator.layout == "NHWC":
+                return [self._call(windows_last.emit, (pool, C), node)]
             if 4 * pool.row_elements(16) > windows.LARGEST_ROW:
                 return None
             return [self._call(windows.emit, (pool,), node)]
+        if (
+            isinstance(operator, Reduce)
+            and len(before) == 4
+            and operator.axes == (1, 2)
+            and operator.reduction != "sum"
+        ):
+            (N, H, W, C), none = before, ((0, 0), (0, 0))
+            pool = windows.PoolShape(operator.reduction, N * C, (H, W), (1, 1), (H, W), (1, 1), none, (1, 1), False)
+            return [self._call(windows_last.emit, (pool, C), node)]
         if isinstance(operator, Reduce):
             kept = [n for n, extent in enumerate(before) if extent != 1 and n not in operator.axes]
             gone = [n for n in operator.axes if before[n] != 1]
@@ -193,6 +206,16 @@ class StepMaker:
         self, node: Node, shape: tuple[int, ...], out: Strides, source: Strides, start: int = 0, to: int = 0
     ) -> Call:
         return self._expression(0, shape, out, node, [source], node.inputs[:1], start, to)
+
+    def _transpose(self, node: Node, operator: Transpose, before: tuple[int, ...], shape: tuple[int, ...]) -> Call:
+        """Matrices are transposed in blocks; other orders of dimensions are copies by strides."""
+        steps = contiguous(before)
+        source = tuple(steps[axis] for axis in operator.order)
+        sizes, (out, inner) = collapsed(shape, [contiguous(shape), source])
+        matrices, (columns, rows) = math.prod(sizes[:-2]), (1, *sizes)[-2:]
+        if inner[-2:] == (1, columns) and inner[:-2] == out[:-2] and len(sizes) <= 3:
+            return self._call(transpose.emit, (matrices, rows, columns), node)
+        return self._copy(node, shape, contiguous(shape), source)
 
     def _concat(self, node: Node, operator: Concat, shape: tuple[int, ...]) -> list[Call]:
         """Copies of those parts that are not computed in their place."""

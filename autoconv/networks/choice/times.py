@@ -1,0 +1,111 @@
+"""How long operators that are no layers take: measured, and kept beside the records of layers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from types import TracebackType
+
+import numpy as np
+
+from autoconv.common import code_hash
+from autoconv.cpu.device import CPU
+from autoconv.cpu.operators import transpose
+from autoconv.networks.graph import Graph
+from autoconv.networks.operators import Operator, TensorType
+from autoconv.networks.run.instance import Instance, Schedule
+from autoconv.networks.run.memory import Views
+from autoconv.networks.run.steps import StepMaker
+from autoconv.records.cache import TuningCache
+from autoconv.records.store import TextStore
+
+WARM_UP, SAMPLES = 3, 15
+TOGETHER = 8  # runs in one call, as kernels of a network follow each other
+
+
+class OperatorTimes:
+    """Seconds of operators on a device, by what they are applied to.
+
+    A time is the median over some calls of several runs of the operator's kernel, its input as the last run left it. It
+    counts until the code of the kernels between layers changes.
+
+    Parameters
+    ----------
+    device : CPU
+    cache : TuningCache
+        Beside whose records times are kept.
+    measure : bool
+        Whether to time what is not on record.
+    """
+
+    def __init__(self, device: CPU, cache: TuningCache, measure: bool) -> None:
+        self._device, self._cache, self._measure = device, cache, measure
+        self._store = TextStore(cache.directory)
+        self._known: dict[str, float] = {}
+
+    def __enter__(self) -> OperatorTimes:
+        return self
+
+    def __exit__(self, *raised: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._store.close()
+
+    def seconds(self, operator: Operator, inputs: Sequence[TensorType]) -> float:
+        """The time on record, or measured now; infinite where it is not known.
+
+        Parameters
+        ----------
+        operator : Operator
+        inputs : sequence of TensorType
+
+        Returns
+        -------
+        float
+        """
+        what = f"{operator} of {', '.join(map(str, inputs))}"
+        if what not in self._known:
+            key = f"operator|{hashlib.sha256(what.encode()).hexdigest()}|{self._device.key}"
+            found = self._recorded(key)
+            if math.isinf(found) and self._measure:
+                with self._cache.timing_lock(self._device.key):
+                    samples = _samples(operator, inputs, self._device)
+                found = statistics.median(samples)
+                record = {"operator": what[:200], "version": _version(), "seconds": found, "samples": len(samples)}
+                self._store.update(key, lambda old: json.dumps(record))
+            self._known[what] = found
+        return self._known[what]
+
+    def _recorded(self, key: str) -> float:
+        """The time on record, if today's code took it; what cannot be read is not known."""
+        try:
+            record = json.loads(self._store.get(key) or "{}")
+            seconds = float(record["seconds"]) if record["version"] == _version() else math.inf
+        except (LookupError, TypeError, ValueError):
+            return math.inf
+        return seconds if seconds > 0 else math.inf
+
+
+def _version() -> str:
+    """Of the code that writes these kernels, all of them."""
+    return code_hash.version(transpose.__name__)
+
+
+def _samples(operator: Operator, inputs: Sequence[TensorType], device: CPU) -> list[float]:
+    graph = Graph("one operator")
+    names = [graph.add_input(f"x{n}", found) for n, found in enumerate(inputs)]
+    for _ in range(TOGETHER):
+        graph.outputs["y"] = graph.add("y", operator, *names)
+    views = Views(graph)
+    nodes = [node for node in graph.nodes.values() if node.name not in views.free]
+    maker = StepMaker(graph, views, device)
+    instance = Instance(Schedule(graph, views, device, [maker.step(node) for node in nodes]))
+    rng = np.random.default_rng(0)
+    given = {name: rng.standard_normal(t.shape).astype(t.dtype) for name, t in graph.inputs.items()}
+    calls = []
+    for _ in range(WARM_UP + SAMPLES):
+        seconds: list[float] = []
+        instance.run(given, seconds)
+        calls.append(sum(seconds) / TOGETHER)
+    return calls[WARM_UP:]
