@@ -67,32 +67,6 @@ def test_schedules(rows: int, coop: int, threads: int) -> None:
         run(edge(name), {"m": "2x2", "rows": rows, "coop": coop}, CPU.current(threads=threads))
 
 
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("vectors", [1, 3, 4])
-def test_filters_of_a_register_tile(vectors: int, instruction_set: str) -> None:
-    device = device_with(instruction_set, 2)
-    for dtype, name, changes in (
-        ("float32", "remainders", {"bias": True}),
-        ("float32", "many channels", {"layout": "NHWC"}),
-        ("float64", "strided", {"direction": "dgrad"}),
-    ):
-        lanes = VECTOR_BYTES[instruction_set] // (8 if dtype == "float64" else 4)
-        fields = {"dtype": dtype, "C": 4 * lanes + 1, "K": 4 * lanes + 3, **changes}
-        layer, coop = edge(name, **fields), 2 if name == "strided" else 0
-        run(layer, {"m": "4x4", "rows": 2, "coop": coop, "TK": vectors * lanes}, device)
-
-
-def test_register_tiles_of_many_filters_are_candidates_where_there_are_as_many() -> None:
-    device = device_with("avx2")
-
-    def widths(K: int) -> set[int | str]:
-        return {c.params.get("TK", 0) for c in WINOGRAD.all(edge("plain", K=K), device)}
-
-    assert (widths(16), widths(20), widths(70)) == ({0}, {0, 24}, {0, 32})
-    params = {"m": "4x4", "rows": 1, "coop": 0, "TK": 40}
-    assert WINOGRAD.why_not(edge("plain", K=70), device, params) == ["TK=40: expected 8 or 16 or 24 or 32"]
-
-
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_types_and_epilogues(dtype: str, epilogue: str) -> None:

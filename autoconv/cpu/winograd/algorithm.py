@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from autoconv.algorithm import Params, bound_for
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.common.grid import batches, parts
 from autoconv.cpu.device import CPU
@@ -25,7 +24,6 @@ from autoconv.cpu.transform.estimate import Counts
 from autoconv.cpu.transform.geometry import unfit
 from autoconv.cpu.winograd.estimate import counts
 from autoconv.cpu.winograd.geometry import (
-    MOST_VECTORS,
     WinogradAxis,
     WinogradTiling,
     cap,
@@ -41,20 +39,15 @@ MOST_TILES = 256  # of a chunk
 MOST_CORRELATIONS = 4  # of a strided gradient, for the sake of compile time
 
 
-def _size(params: Params) -> tuple[int, int]:
+def _parse(params: Params) -> tuple[tuple[int, int], int, int]:
     down, across = map(int, str(params["m"]).split("x"))
-    return down, across
-
-
-def _lanes(layer: ConvLayer, device: CPU) -> int:
-    return VECTOR_BYTES[device.instruction_set] // layer.accumulator.itemsize
+    return (down, across), int(params["rows"]), int(params["coop"])
 
 
 class Winograd(TransformAlgorithm[WinogradTiling]):
     """F(m x m, r x r) for fwd and dgrad.
 
-    Tiles of `m` outputs; chunks of `rows` of tiles; cooperative batches of `coop` chunks, 0 for threads on their own;
-    register tiles of `TK` filters, two vectors where it is not given.
+    Tiles of `m` outputs; chunks of `rows` of tiles; cooperative batches of `coop` chunks, 0 for threads on their own.
     """
 
     name = "winograd"
@@ -63,23 +56,14 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
     spreads_nonfinite = True
 
     def tiling(
-        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int, vectors: int = 2
+        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int
     ) -> WinogradTiling:
-        """How one correlation of a layer is cut, for register tiles of up to so many vectors of filters."""
-        size = layer.accumulator.itemsize
-        cut = c, device.instruction_set, size, device.threads, m, rows, coop
-        return WinogradTiling(*cut, filter_vectors=vectors)
+        """How one correlation of a layer is cut."""
+        return WinogradTiling(c, device.instruction_set, layer.accumulator.itemsize, device.threads, m, rows, coop)
 
     def tilings(self, layer: ConvLayer, device: CPU, params: Params) -> tuple[WinogradTiling, ...]:
         """How each of them is."""
-        rows, coop = int(params["rows"]), int(params["coop"])
-        vectors = int(params["TK"]) // _lanes(layer, device) if "TK" in params else 2
-        return _tilings(self.tiling, layer, device, _size(params), rows, coop, vectors)
-
-    def widths(self, K: int, lanes: int) -> list[int]:
-        """Filters of register tiles of more than two vectors, for which transformed inputs are read less often."""
-        needed = -(-K // lanes)
-        return [lanes * min(needed, MOST_VECTORS)] if needed > 2 else []
+        return _tilings(self.tiling, layer, device, *_parse(params))
 
     def sizes(self, axis: CorrelationAxis) -> Sequence[int]:
         """Sizes of tiles worth trying along an axis."""
@@ -94,7 +78,6 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
     def _grid(self, layer: ConvLayer, device: CPU) -> Iterator[Params]:
         """Sizes by chunks of up to `MOST_TILES` tiles, of each thread's own or in batches that the LLC holds."""
         main = max(correlations(layer), key=lambda c: c.macs)
-        widths = self.widths(main.K, _lanes(layer, device))
         square = main.rows == main.columns  # of a size and its mirror image one is enough
         for m in itertools.product(self.sizes(main.rows), self.sizes(main.columns)):
             if square and m[0] > m[1]:
@@ -104,26 +87,16 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
                 tiling = self.tiling(layer, device, main, m, rows, 0)
                 most = device.machine.caches[2] // (tiling.v_size * tiling.itemsize)
                 for coop in (0, *batches(max(1, min(tiling.chunks, most)))):
-                    params: Params = {"m": f"{m[0]}x{m[1]}", "rows": rows, "coop": coop}
-                    yield params
-                    yield from ({**params, "TK": TK} for TK in widths)
+                    yield {"m": f"{m[0]}x{m[1]}", "rows": rows, "coop": coop}
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        return self._unfit_width(layer, device, params) or refusals_of(_size(params), self.tilings(layer, device, params))
-
-    def _unfit_width(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        """The reason against a number of filters of the register tile."""
-        lanes, K = _lanes(layer, device), max(c.K for c in correlations(layer))
-        allowed = [lanes * (n + 1) for n in range(min(MOST_VECTORS, -(-K // lanes)))]
-        if params.get("TK", allowed[0]) in allowed:
-            return []
-        return [f"TK={params['TK']}: expected {' or '.join(map(str, allowed))}"]
+        return refusals_of(_parse(params)[0], self.tilings(layer, device, params))
 
     def counts(self, tiling: WinogradTiling, machine: Machine) -> Counts:
         return counts(tiling, machine)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
-        down, across = _size(params)
+        down, across = _parse(params)[0]
         pairs = ((winograd_axis(c.rows, down), winograd_axis(c.columns, across)) for c in correlations(layer))
         return bound_for(layer, self.cap(itertools.chain.from_iterable(pairs)))
 
@@ -137,6 +110,6 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
 
 @functools.lru_cache(16)  # what is asked of one candidate of a grid comes together
 def _tilings(
-    cut: Callable[..., WinogradTiling], layer: ConvLayer, device: CPU, m: tuple[int, int], rows: int, coop: int, vectors: int
+    cut: Callable[..., WinogradTiling], layer: ConvLayer, device: CPU, m: tuple[int, int], rows: int, coop: int
 ) -> tuple[WinogradTiling, ...]:
-    return tuple(cut(layer, device, c, m, rows, coop, vectors) for c in correlations(layer))
+    return tuple(cut(layer, device, c, m, rows, coop) for c in correlations(layer))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
 from autoconv.common.winograd_math import Transforms, transforms
@@ -35,13 +35,8 @@ _POINTS = {
     9: "1/4 -1/4 5/8 -5/8 5/4 -5/4 2 -2",
 }
 LARGEST_TILE = max(_POINTS)
-# Tiles by vectors of filters of the product's register tile, beside one broadcast or one vector of filters.
-_REGISTER_TILES = {
-    "avx512": {1: 28, 2: 14, 3: 9, 4: 7},
-    "avx2": {1: 12, 2: 6, 3: 4, 4: 3},
-    "generic": {1: 12, 2: 6, 3: 4, 4: 3},
-}
-MOST_VECTORS = 4  # of filters of a register tile
+# Tiles by vectors of the product's register tile, when filters fill one vector and when they fill two.
+_REGISTER_TILES = {"avx512": {1: 28, 2: 14}, "avx2": {1: 12, 2: 6}, "generic": {1: 12, 2: 6}}
 FEWEST_TAPS = 4  # of a block, among the candidates
 MOST_GATHERS = 16  # vectors of channels that several subfilters share: each has code of its own
 
@@ -75,9 +70,7 @@ def winograd_axis(axis: CorrelationAxis, m: int) -> WinogradAxis:
 
 @dataclass(frozen=True)
 class WinogradTiling(Tiling):
-    """One correlation cut into tiles of m x m outputs, for register tiles of up to `filter_vectors` of filters."""
-
-    filter_vectors: int = field(default=2, kw_only=True)
+    """One correlation cut into tiles of m x m outputs."""
 
     @functools.cached_property
     def rows(self) -> WinogradAxis:
@@ -93,7 +86,7 @@ class WinogradTiling(Tiling):
 
     @functools.cached_property
     def vectors(self) -> int:
-        return min(self.filter_vectors, -(-self.correlation.K // self.lanes))
+        return min(2, -(-self.correlation.K // self.lanes))
 
     @functools.cached_property
     def most_tiles(self) -> int:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
-from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, Var, ptr
+from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, ptr
 from autoconv.cpu.transform import kernels
 from autoconv.cpu.transform.filters import FilterStage
 from autoconv.cpu.transform.input import InputStage
@@ -18,7 +18,7 @@ from autoconv.cpu.winograd.matrix import matrix_vector
 from autoconv.layer import ConvLayer
 
 W = TypeVar("W", bound=WinogradTiling)
-FEWEST_TO_FETCH = 8  # sums of a register tile that has the time to fetch filters
+FEWEST_TO_FETCH = 4  # tiles of a register tile that has the time to fetch filters
 
 
 def emit(instruction_set: str, layer: ConvLayer, tilings: tuple[WinogradTiling, ...]) -> Module:
@@ -94,7 +94,7 @@ class WinogradWriter(kernels.TransformWriter[W]):
         v, u, following, out = k.args
         acc = [[k.var(k.zero(self.real, lanes)) for _ in range(tiling.vectors)] for _ in range(size)]
         line = LINE // tiling.itemsize
-        lines = -(-lanes * TK // (line * self.register_tiles)) if size * tiling.vectors >= FEWEST_TO_FETCH else 0
+        lines = -(-lanes * TK // (line * self.register_tiles)) if size >= FEWEST_TO_FETCH else 0
 
         def terms(block: Value, count: int) -> None:
             source, filters = v + block * (tiling.chunk_tiles * lanes), u + block * (lanes * TK)
@@ -103,9 +103,11 @@ class WinogradWriter(kernels.TransformWriter[W]):
             together = math.gcd(self.m.terms, count)
             with k.loop(0, count, together) as start:
                 for c in (start + i for i in range(together)):
-                    xs = [source + c + p * lanes for p in range(size)]
-                    ws = [filters + (c * TK + n * lanes) for n in range(tiling.vectors)]
-                    self._add(k, acc, xs, ws)
+                    ws = [k.load(filters + (c * TK + n * lanes), lanes) for n in range(tiling.vectors)]
+                    for p in range(size):
+                        x = k.broadcast(source + c + p * lanes, lanes)
+                        for n in range(tiling.vectors):
+                            acc[p][n].fma(x, ws[n])
 
         whole, rest = divmod(tiling.depth, lanes)
         if whole:
@@ -117,22 +119,6 @@ class WinogradWriter(kernels.TransformWriter[W]):
             for n in range(tiling.vectors):
                 k.store(acc[p][n].get(), out + (p * TK + n * lanes))
         return k
-
-    def _add(self, k: Function, acc: Sequence[Sequence[Var]], xs: Sequence[Value], ws: Sequence[Value]) -> None:
-        """One channel: the fewer ones, of its points and vectors of filters, stay in registers."""
-        lanes = self.tiling.lanes
-        if len(ws) <= len(xs):
-            filters = [k.load(w, lanes) for w in ws]
-            for row, p in zip(acc, xs, strict=True):
-                x = k.broadcast(p, lanes)
-                for a, w in zip(row, filters, strict=True):
-                    a.fma(x, w)
-            return
-        points = [k.broadcast(p, lanes) for p in xs]
-        for n, p in enumerate(ws):
-            w = k.load(p, lanes)
-            for row, x in zip(acc, points, strict=True):
-                row[n].fma(x, w)
 
     def product(self, rows: int, split: Sequence[tuple[int, int]]) -> Function:
         tiling = self.tiling

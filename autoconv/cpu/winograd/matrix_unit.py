@@ -65,22 +65,16 @@ class WinogradMatrix(TileAlgorithm, Winograd):
     products: ClassVar[dict[str, int]] = {"float32": 6}
 
     def tiling(
-        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int, vectors: int = 2
+        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int
     ) -> WinogradMatrixTiling:
         where, unit = (device.instruction_set, layer.accumulator.itemsize, device.threads), device.matrix_unit or ""
         return WinogradMatrixTiling(c, *where, m, rows, coop, unit, self.products[layer.dtype])
-
-    def widths(self, K: int, lanes: int) -> list[int]:
-        return []  # the unit's tiles say how many filters there are
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         return () if without_unit(device) else super().candidates(layer, device)
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = self.unavailable(device) + super().refusals(layer, device, params)
-        if "TK" in params:
-            reasons.append(f"TK={params['TK']}: expected none, as the unit's tiles say how many filters there are")
-        return reasons
+        return self.unavailable(device) + super().refusals(layer, device, params)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, self.tilings(layer, device, params))
