@@ -3,8 +3,9 @@
 With no more taps than the stride is long, every polyphase component of dx has a single tap: as transposed convolutions
 that double an image have, and 1x1 filters that skip pixels. All components are then the rows of one product,
 `dx[c, r, s, pq] = sum over k of w[k, c, r, s] dy[k, pq]`, whose filters lie as a gradient by 1x1 filters of C*R*S
-channels reads them, and dy is read in place. What remains is to store the components of a row of dx interleaved, with
-zeros for those that no tap reaches.
+channels reads them. What remains is to store the components of a row of dx interleaved, with zeros for those that no
+tap reaches. The pixels of a tile are copied to a panel first: planes of powers of two, as networks that double images have,
+lie so far apart that pixels of all their channels meet in one set of a cache.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.common.lanes import interleaved_in_turn, store_range
-from autoconv.cpu.common.panel import segments_of
+from autoconv.cpu.common.panel import in_lines, segments_of
 from autoconv.cpu.device import CPU
 from autoconv.cpu.gemm.algorithm import Gemm, blocking_of
-from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, chunks_of
+from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, blocks_of, chunks_of
 from autoconv.cpu.gemm.kernels import SUMS, emit_pack, fetch
 from autoconv.cpu.gemm.tile import GemmTile, each_block, tiles_of
 from autoconv.layer import ConvLayer
@@ -86,6 +87,10 @@ class GemmPolyphase(GeneratedAlgorithm):
             reasons.append(f"TK={params['TK']}: expected whole rows of taps, a multiple of S={layer.S}")
         return reasons
 
+    def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
+        size = panel_elements(device.instruction_set, layer, int(params["NV"])) * layer.accumulator.itemsize
+        return device.threads * size
+
     def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
         return self.inner.packed_bytes(pointwise(layer), device, {**params, "nt": 0})
 
@@ -101,6 +106,12 @@ class GemmPolyphase(GeneratedAlgorithm):
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         blocking = blocking_of(device, {**params, "nt": 0})
         return compiler.build(emit, device.instruction_set, layer, blocking)
+
+
+def panel_elements(instruction_set: str, layer: ConvLayer, NV: int) -> int:
+    """Elements of a thread's panel: the pixels of one tile, of all channels of dy, in whole vectors."""
+    lanes = VECTOR_BYTES[instruction_set] // layer.accumulator.itemsize
+    return in_lines(layer.K // layer.groups * NV * lanes)
 
 
 def emit(instruction_set: str, layer: ConvLayer, blocking: GemmBlocking) -> Module:
@@ -123,14 +134,17 @@ class _ProductWriter:
         self.wide, self.lanes = widened(self.element), m.lanes(self.element)
         self.segments = segments_of(layer.P * layer.Q, self.lanes, blocking.NV, 0)
         self.ranges = [one._replace(ends=False) for one in ChannelRange.all(self.problem.C, blocking.BC)]
-        self.sums_size = blocking.TK * blocking.NV * self.lanes
+        self.pitch = blocking.NV * self.lanes
+        self.sums_size = blocking.TK * self.pitch
         self.functions = {}
         for n, channels in enumerate(dict.fromkeys(self.ranges)):
-            tile = GemmTile(blocking.TK, 0, 0, 1, self.problem.input.channel, 0, (0,), 0, False, channels)
-            functions = tiles_of(m, f"tile_{n}", layer, self.element, self.problem.K, self.segments, tile)
-            self.functions[channels] = functions
+            tile = GemmTile(blocking.TK, 0, 0, 1, self.pitch, 0, (0,), 0, False, channels)
+            whole = [one._replace(pixels=-(-one.pixels // self.lanes) * self.lanes) for one in self.segments]
+            self.functions[channels] = tiles_of(m, f"tile_{n}", layer, self.wide, self.problem.K, whole, tile)
         self.stores = {
-            (pixels, rows): _emit_store(m, layer, pixels, rows) for pixels, rows in self.functions[self.ranges[0]]
+            (segment.pixels, rows): _emit_store(m, layer, segment.pixels, rows)
+            for segment in self.segments
+            for rows, _ in blocks_of(self.problem.K, blocking.TK)
         }
 
     def task(self) -> tuple[Function, int]:
@@ -144,8 +158,10 @@ class _ProductWriter:
         images = problem.N * problem.groups
         together = max(1, min(8, tiles * images * chunks // (8 * blocking.threads)))
         spans = -(-tiles // together)
-        context, index, _ = k.args
-        dy, w, dx = operands(k, context, self.element, self.wide, *[self.element] * 3)[:3]
+        context, index, thread = k.args
+        dy, w, dx, _, _, workspace = operands(k, context, self.element, self.wide, *[self.element] * 3)
+        panel_bytes = panel_elements(self.m.instruction_set, layer, blocking.NV) * self.wide.bytes
+        self.panel = k.bytes_at(workspace, thread * panel_bytes, self.wide)
         span, rest = index % spans, index // spans
         image, chunk = rest % images, rest // images
         n, group = image // problem.groups, image % problem.groups
@@ -167,6 +183,11 @@ class _ProductWriter:
     def _tile(self, start: Value, pixels: int) -> None:
         """The sums of some pixels for all blocks of a task, a range of channels after the other."""
         k, done = self.k, 0
+        with k.loop(0, self.problem.C) as c:
+            for v in range(0, pixels, self.lanes):
+                there = self.dy + (start + c * self.problem.input.channel + v)
+                some = k.load(there, self.lanes, mask=k.mask(min(self.lanes, pixels - v), self.lanes))
+                k.store(some, self.panel + c * self.pitch + v)
         for channels, same in itertools.groupby(self.ranges):
             number = len(list(same)) * channels.C
             final = done + number == self.problem.C
@@ -175,12 +196,12 @@ class _ProductWriter:
             done += number
 
     def _add_range(self, start: Value, pixels: int, channels: ChannelRange, channel: Value, final: bool) -> None:
-        """One range for all blocks; the next pixels are fetched meanwhile, and behind the last range dx is stored."""
+        """One range for all blocks; the next tile's pixels are fetched meanwhile. After the last, dx is stored."""
         k, problem, TK = self.k, self.problem, self.blocking.TK
-        here = self.dy + (start + channel * problem.input.channel)
+        here = self.panel + channel * self.pitch
+        following = self.dy + (start + pixels) + channel * problem.input.channel
         last = channel.eq(problem.C - channels.C) if final else None
-        along = here + channels.C * problem.input.channel
-        following = along if last is None else k.select(last, self.dy + (start + pixels), along)
+        vectors = -(-pixels // self.lanes)
 
         def add_block(block: Value, rows: int) -> None:
             number = block - self.first
@@ -190,7 +211,7 @@ class _ProductWriter:
             filters = self.w + (first * problem.C + channel * rows)
             own = self.sums + number * self.sums_size if len(self.ranges) > 1 else self.sums
             unused = self.dx, self.dx, self.dx
-            k.call(self.functions[channels][pixels, rows], here, filters, *unused, own)
+            k.call(self.functions[channels][vectors * self.lanes, rows], here, filters, *unused, own)
             if last is not None:
                 with k.if_(last):
                     k.call(self.stores[pixels, rows], own, self.dx, first // self.layer.S, start)
