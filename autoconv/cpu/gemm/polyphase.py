@@ -21,7 +21,7 @@ from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.common.lanes import interleaved_in_turn, store_range
-from autoconv.cpu.common.panel import in_lines, segments_of
+from autoconv.cpu.common.panel import Segment, in_lines, segments_of
 from autoconv.cpu.device import CPU
 from autoconv.cpu.gemm.algorithm import Gemm, blocking_of
 from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, blocks_of, chunks_of
@@ -139,13 +139,18 @@ class _ProductWriter:
         self.functions = {}
         for n, channels in enumerate(dict.fromkeys(self.ranges)):
             tile = GemmTile(blocking.TK, 0, 0, 1, self.pitch, 0, (0,), 0, False, channels)
-            whole = [one._replace(pixels=-(-one.pixels // self.lanes) * self.lanes) for one in self.segments]
+            widths = {self._rounded(segment.pixels) for segment in self.segments}
+            whole = [Segment(0, 1, width) for width in sorted(widths)]
             self.functions[channels] = tiles_of(m, f"tile_{n}", layer, self.wide, self.problem.K, whole, tile)
         self.stores = {
             (segment.pixels, rows): _emit_store(m, layer, segment.pixels, rows)
             for segment in self.segments
             for rows, _ in blocks_of(self.problem.K, blocking.TK)
         }
+
+    def _rounded(self, pixels: int) -> int:
+        """Pixels in whole vectors."""
+        return -(-pixels // self.lanes) * self.lanes
 
     def task(self) -> tuple[Function, int]:
         """The task, and how many there are."""
@@ -201,7 +206,6 @@ class _ProductWriter:
         here = self.panel + channel * self.pitch
         following = self.dy + (start + pixels) + channel * problem.input.channel
         last = channel.eq(problem.C - channels.C) if final else None
-        vectors = -(-pixels // self.lanes)
 
         def add_block(block: Value, rows: int) -> None:
             number = block - self.first
@@ -211,7 +215,7 @@ class _ProductWriter:
             filters = self.w + (first * problem.C + channel * rows)
             own = self.sums + number * self.sums_size if len(self.ranges) > 1 else self.sums
             unused = self.dx, self.dx, self.dx
-            k.call(self.functions[channels][vectors * self.lanes, rows], here, filters, *unused, own)
+            k.call(self.functions[channels][self._rounded(pixels), rows], here, filters, *unused, own)
             if last is not None:
                 with k.if_(last):
                     k.call(self.stores[pixels, rows], own, self.dx, first // self.layer.S, start)
