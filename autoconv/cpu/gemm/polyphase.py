@@ -4,8 +4,8 @@ With no more taps than the stride is long, every polyphase component of dx has a
 that double an image have, and 1x1 filters that skip pixels. All components are then the rows of one product,
 `dx[c, r, s, pq] = sum over k of w[k, c, r, s] dy[k, pq]`, whose filters lie as a gradient by 1x1 filters of C*R*S
 channels reads them. What remains is to store the components of a row of dx interleaved, with zeros for those that no
-tap reaches. The pixels of a tile are copied to a panel first: planes of powers of two, as networks that double images have,
-lie so far apart that pixels of all their channels meet in one set of a cache.
+tap reaches. The pixels of a tile are copied to a panel first: in networks that double images, planes of powers of two
+lie so far apart that a pixel's channels all meet in one set of a cache.
 """
 
 from __future__ import annotations
