@@ -110,13 +110,13 @@ def ranking(facts: Mapping[Candidate, Facts], limits: Limits) -> list[Candidate]
     while left:
         best_cost, _, best = left[0]
         near = left[: bisect_right(left, best_cost * (1 + MOST_NOISE), key=itemgetter(0))]
-        tied = [entry for entry in near if entry[0] <= best_cost * (1 + _noise(facts[best], facts[entry[2]]))]
+        tied = [entry for entry in near if entry[0] <= best_cost * (1 + noise(facts[best], facts[entry[2]]))]
         ranked += [c for *_, c in sorted(tied, key=lambda entry: (limits.workspace(facts[entry[2]]), entry[1]))]
         left = [entry for entry in near if entry not in tied] + left[len(near) :]
     return ranked
 
 
-def _noise(a: Facts, b: Facts) -> float:
+def noise(a: Facts, b: Facts) -> float:
     """By how much two times may differ and mean nothing: the less certain of the two, within bounds."""
     return min(max(_uncertainty(a), _uncertainty(b), LEAST_NOISE), MOST_NOISE)
 

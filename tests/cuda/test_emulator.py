@@ -175,7 +175,7 @@ def test_half_precision_converts_like_numpy(flags: tuple[str, ...]) -> None:
         for (int i = t; i < 65536; i += 64) p0[i] = to_float(half_t{{(unsigned short)i}});
         for (int i = t; i < {values.size}; i += 64) {{
             p2[i] = bits_float(to_half(p1[i]).bits);
-            p3[i] = bits_float(Rounded<bfloat16_t>::from(p1[i]).bits);
+            p3[i] = bits_float(to_bfloat16(p1[i]).bits);
         }}
     """
     launch(body, wide, values, narrow, brain, flags=flags)
@@ -192,7 +192,7 @@ def test_matrix_instructions(name: str, depth: int) -> None:
     """mma.m16n8 on fragments loaded as the PTX manual lays them out, against a matrix product."""
     rng = np.random.default_rng(3)
     a, b, c = rng.integers(-8, 8, (16, depth)), rng.integers(-8, 8, (depth, 8)), rng.integers(-8, 8, (16, 8))
-    pack = {"half_t": "to_half(%s).bits", "bfloat16_t": "Rounded<bfloat16_t>::from(%s).bits", "float": "float_bits(%s)"}
+    pack = {"half_t": "to_half(%s).bits", "bfloat16_t": "to_bfloat16(%s).bits", "float": "float_bits(%s)"}
     row = f"p0[(g + r % 2 * 8) * {depth} + q * each + i + r / 2 * 4 * each]"
     body = f"""
         const int g = t % 32 / 4, q = t % 4, each = {1 if name == "float" else 2};

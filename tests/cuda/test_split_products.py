@@ -1,4 +1,4 @@
-"""float32 from three products of tensor cores: how exact, and what becomes of numbers at the ends of the range."""
+"""float32 from several products of tensor cores: how exact, and what becomes of numbers at the ends of the range."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simt.emulator import MISSING
 
 from autoconv.algorithm import Params
 from autoconv.common.split_products import SPLIT_PRODUCTS
-from autoconv.cuda.gemm.tensor import TensorTF32, TensorTF32x3
+from autoconv.cuda.gemm.tensor import TensorBF16x6, TensorSplit, TensorTF32, TensorTF32x3
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
@@ -21,7 +21,9 @@ from autoconv.tuning.reference import convolve, error, magnitude
 
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 
-SPLIT, ROUNDED = TensorTF32x3(), TensorTF32()
+ROUNDED = TensorTF32()
+FAMILIES: dict[TensorSplit, int] = {TensorTF32x3(): 12, TensorBF16x6(): 9}  # bits, and one, of their first parts
+families = pytest.mark.parametrize("split", FAMILIES, ids=lambda one: one.name)
 PARAMS: Params = {"BM": 64, "BN": 64, "SPLIT": 1}
 DEPTH = 4608
 DEEP = {
@@ -45,11 +47,12 @@ def found(algorithm: Any, layer: ConvLayer, a: Any, b: Any) -> float:
     return error(out, convolve(layer, a, b), magnitude(layer, a, b))
 
 
+@families
 @pytest.mark.parametrize("direction", ["fwd", *(pytest.param(d, marks=pytest.mark.stress) for d in ("dgrad", "wgrad"))])
-def test_a_deep_sum_of_one_sign_is_as_exact_as_float32(direction: str) -> None:
+def test_a_deep_sum_of_one_sign_is_as_exact_as_float32(split: TensorSplit, direction: str) -> None:
     """On tensor cores that cut off: half of what is allowed, where one long sum drifts off by fifty times that."""
     layer, a, b = deep(direction)
-    assert found(SPLIT, layer, a, b) <= SPLIT.bound(layer, PARAMS) / 2
+    assert found(split, layer, a, b) <= split.bound(layer, PARAMS) / 2
 
 
 @pytest.mark.stress
@@ -58,7 +61,7 @@ def test_a_deep_sum_left_to_tensor_cores_drifts(direction: str) -> None:
     """With operands that tf32 holds exactly, all that is lost is lost by the sums: the emulator cuts off, too."""
     layer, *given = deep(direction)
     a, b = ((x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for x in given)
-    assert found(ROUNDED, layer, a, b) > 20 * SPLIT.bound(layer, PARAMS)
+    assert found(ROUNDED, layer, a, b) > 20 * next(iter(FAMILIES)).bound(layer, PARAMS)
 
 
 def on_a_line(values: list[float], weight: float = 1.0) -> tuple[Any, Any]:
@@ -68,47 +71,53 @@ def on_a_line(values: list[float], weight: float = 1.0) -> tuple[Any, Any]:
     return x, np.full(SMALL.w_shape, weight, np.float32)
 
 
-def products(values: list[float], weight: float = 1.0) -> tuple[Any, Any]:
+def products(split: TensorSplit, values: list[float], weight: float = 1.0) -> tuple[Any, Any]:
     """What comes out, and what should: of one filter, at the pixels of these numbers."""
     x, w = on_a_line(values, weight)
     with np.errstate(all="ignore"):
         want = convolve(SMALL, x, w)
-    out = run(replace(DEVICE, schedule=3), SPLIT, SMALL, PARAMS, (x, w, None, None))
+    out = run(replace(DEVICE, schedule=3), split, SMALL, PARAMS, (x, w, None, None))
     assert np.isfinite(out[0, 0, len(values) :]).all()  # nobody else's sums are touched
     return out[0, 0, : len(values), 0], want[0, 0, : len(values), 0]
 
 
-def test_infinities_and_nans_make_sums_that_are_not_finite() -> None:
-    out, want = products([np.inf, -np.inf, np.nan, 2.0])
+@families
+def test_infinities_and_nans_make_sums_that_are_not_finite(split: TensorSplit) -> None:
+    out, want = products(split, [np.inf, -np.inf, np.nan, 2.0])
     assert not np.isfinite(want[:3]).any()
     assert not np.isfinite(out[:3]).any()
     assert out[3] == want[3] == 17
 
 
-def test_numbers_next_to_the_largest_count_as_infinite() -> None:
-    """From 2**128 (1 - 2**-12) on, the high part rounds to infinity; below, both parts are exact enough."""
-    edge = float(np.float32(2.0**128 * (1 - 2.0**-12)))
+@families
+def test_numbers_next_to_the_largest_count_as_infinite(split: TensorSplit) -> None:
+    """From half a unit in the last place of a first part below 2**128 on; below, all parts are exact enough."""
+    edge = float(np.float32(2.0**128 * (1 - 2.0 ** -FAMILIES[split])))
     below = float(np.nextafter(np.float32(edge), np.float32(0)))
-    out, want = products([edge, float(np.finfo(np.float32).max), below, -below], 2.0**-10)
+    out, want = products(split, [edge, float(np.finfo(np.float32).max), below, -below], 2.0**-10)
     assert np.isfinite(want).all()
     assert not np.isfinite(out[:2]).any()
     np.testing.assert_allclose(out[2:], want[2:], rtol=2e-6)
 
 
+@families
 @pytest.mark.parametrize("power", [-100, -113])
-def test_small_numbers_are_split_like_others(power: int) -> None:
+def test_small_numbers_are_split_like_others(split: TensorSplit, power: int) -> None:
     x, w = on_a_line([1 + 2.0**-23, 1 / 3, 0.7])
     x *= np.float32(2.0**power)
-    out = run(DEVICE, SPLIT, SMALL, PARAMS, (x, w, None, None))
-    assert error(out, convolve(SMALL, x, w), magnitude(SMALL, x, w)) <= SPLIT.bound(SMALL, PARAMS)
+    out = run(DEVICE, split, SMALL, PARAMS, (x, w, None, None))
+    assert error(out, convolve(SMALL, x, w), magnitude(SMALL, x, w)) <= split.bound(SMALL, PARAMS)
 
 
-def test_who_wants_no_split_products_gets_none(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@families
+def test_who_wants_no_split_products_gets_none(
+    split: TensorSplit, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layer = ConvLayer(N=1, C=8, H=4, W=4, K=8, R=1, S=1, layout="NHWC")
     cache = TuningCache(tmp_path)
-    assert plan(layer, SPLIT.name, device=DEVICE, cache=cache).candidate.algorithm == SPLIT.name
-    with pytest.raises(PlanError, match=f"exact=True leaves {SPLIT.name} out"):
-        plan(layer, SPLIT.name, device=DEVICE, cache=cache, exact=True)
+    assert plan(layer, split.name, device=DEVICE, cache=cache).candidate.algorithm == split.name
+    with pytest.raises(PlanError, match=f"exact=True leaves {split.name} out"):
+        plan(layer, split.name, device=DEVICE, cache=cache, exact=True)
     monkeypatch.setenv(SPLIT_PRODUCTS, "0")
     with pytest.raises(PlanError, match=f"{SPLIT_PRODUCTS}=0: expected no products of parts"):
-        plan(layer, SPLIT.name, device=DEVICE, cache=cache, budget=1.0)
+        plan(layer, split.name, device=DEVICE, cache=cache, budget=1.0)

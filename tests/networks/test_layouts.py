@@ -27,6 +27,7 @@ from autoconv.networks.reference import evaluate
 from autoconv.networks.run import saved
 from autoconv.networks.run.compiled import CompiledNetwork, load
 from autoconv.records.cache import TuningCache
+from autoconv.records.schema import Facts
 
 kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 TWICE = tuple((n // 2,) for n in range(10))
@@ -93,6 +94,7 @@ class Times:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, recorded: Mapping[str, float], truth: Mapping[str, float]):
         self.recorded, self.truth, self.timed = dict(recorded), dict(truth), list[str]()
         monkeypatch.setattr(together, "plan", self.plan)
+        monkeypatch.setattr(together, "noise", lambda a, b: 0.0)
         monkeypatch.setattr(together.OperatorTimes, "seconds", self.seconds)
         monkeypatch.setattr(together._LayerTimes, "_estimate", lambda times, layer: 1.0)
 
@@ -103,7 +105,8 @@ class Times:
         if mode == "profile" and key not in self.recorded:
             self.recorded[key] = self.truth[key]
             self.timed.append(key)
-        return SimpleNamespace(candidate=key, timings=self.recorded)
+        facts = {name: Facts("", time=seconds, samples=25) for name, seconds in self.recorded.items()}
+        return SimpleNamespace(candidate=key, timings=self.recorded, facts=facts)
 
     def seconds(self, operator: Any, types: Any) -> float:
         return 1.0 if isinstance(operator, Transpose) else 0.0
@@ -171,6 +174,28 @@ def test_a_layer_without_facts_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, t
     assert arrays_in_nhwc(TREE, CPU.current(), options, "heuristic") == frozenset()
     Times(monkeypatch, dict.fromkeys(keys(TREE, "NHWC"), 0.001), {})
     assert arrays_in_nhwc(TREE, CPU.current(), options, "heuristic") == frozenset()
+
+
+def test_what_may_be_noise_is_no_gain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    graph, options = tree([("a", "x", 3, 8)]), {"cache": TuningCache(tmp_path, None)}
+    for noise, found in ((0.3, frozenset("a")), (0.5, frozenset[str]())):
+        Times(monkeypatch, {"3x8 NCHW": 10.0, "3x8 NHWC": 6.0}, {})
+        monkeypatch.setattr(together, "noise", lambda a, b, noise=noise: noise)
+        assert arrays_in_nhwc(graph, CPU.current(), options, "heuristic") == found
+
+
+def test_limits_hold_in_either_layout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    times, seen = Times(monkeypatch, {"3x8 NCHW": 10.0, "3x8 NHWC": 6.0}, {}), []
+
+    def plan(layer: ConvLayer, mode: str, **options: Any) -> Any:
+        seen.append((layer.layout, options))
+        return times.plan(layer, mode)
+
+    monkeypatch.setattr(together, "plan", plan)
+    limits = {"workspace_limit": 9, "deterministic": True, "tolerance": 1e-5, "cache": TuningCache(tmp_path, None)}
+    arrays_in_nhwc(tree([("a", "x", 3, 8)]), CPU.current(), {**limits, "memory_limit": 1 << 20}, "cached")
+    assert [layout for layout, _ in seen] == ["NHWC", "NCHW"]
+    assert all(options == {"device": CPU.current(), "weights": "constant", **limits} for _, options in seen)
 
 
 @kernels

@@ -41,6 +41,13 @@ def _staged(
     return problem | {"dtype": dtype} | fields, params | {"SPLIT": SPLIT}
 
 
+def _divided(params: dict[str, int], direction: str, depth: int, **fields: Any) -> Planned:
+    """Five whole slices of the depth in four parts: the third has one less, the last none, and nothing more is zero."""
+    channels = {"fwd": {"C": 5 * depth, "K": 8}, "dgrad": {"C": 8, "K": 5 * depth}}[direction]
+    problem = {"N": 1, "H": 3, "W": 3, "R": 1, "S": 1, "layout": "NHWC", "direction": direction}
+    return problem | channels | fields, params | {"SPLIT": 4}
+
+
 def _tiled(tile: int, direction: str, layout: str, dtype: str, **fields: Any) -> Planned:
     """Four tiles or more to an image."""
     problem = {"N": 2, "C": 4, "H": 35, "W": 37, "K": 6, "R": 3, "S": 3, "padding": ((1, 2), (2, 0)), "groups": 2}
@@ -58,6 +65,8 @@ def _tile(BM: int, TQ: int, TK: int, BK: int, **more: str) -> dict[str, Any]:
 
 # Layers and parameters that a family's kernels must meet and the edges do not lead to.
 PLANNED: dict[str, tuple[Planned, ...]] = {
+    "gemm": (_divided({"BM": 32, "BN": 64, "BK": 16, "TM": 4, "TN": 4}, "fwd", 16),),
+    "gemm.tensor": (_divided({"BM": 64, "BN": 64}, "dgrad", 32, dtype="float16"),),
     "gemm.hopper": (
         *(_hopper(tile, 2 + i % 2, "float16", i % 3) for i, tile in enumerate(TILES)),
         _hopper(TILES[-1], 1, "float16", K=67, **FULL_EPILOGUE),
@@ -74,22 +83,22 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         _hopper(TILES[-1], 3, "float32", C=40, K=67, **FULL_EPILOGUE),
         _hopper(TILES[0], 1, "float32", C=64, groups=2, stride=(2, 1), dilation=(1, 2), padding=((1, 0), (3, 2))),
     ),
-    "gemm.tensor.tf32x3": tuple(  # every tile, each way, in parts that nobody would choose for so small a layer
+    **{name: tuple(  # every tile, each way, in parts that nobody would choose for so small a layer
         ({"N": 2, "C": 36, "H": 9, "W": 8, "K": 68, "R": 3, "S": 3, "padding": 1, "layout": "NHWC",
-          "direction": DIRECTIONS[i % 3]} | (FULL_EPILOGUE if i % 3 == 0 else {}),
+          "direction": DIRECTIONS[(i + turn) % 3]} | (FULL_EPILOGUE if (i + turn) % 3 == 0 else {}),
          {"BM": tile.BM, "BN": tile.BN, "SPLIT": 1 + i % 2})
         for i, tile in enumerate(TENSOR_TILES)
-    ),
+    ) for turn, name in enumerate(("gemm.tensor.tf32x3", "gemm.tensor.bf16x6"))},
     "gemm.tensor.staged": (  # channels beyond one square, and such as are no whole runs, each way and in either layout
         _staged(TENSOR_TILES[3], "fwd", "NCHW", "float16", C=43, K=37, **FULL_EPILOGUE),
         _staged(TENSOR_TILES[4], "dgrad", "NHWC", "bfloat16", C=13, K=21),
         _staged(TENSOR_TILES[3], "wgrad", "NCHW", "float16", C=11, K=35, SPLIT=2),
     ),
-    "gemm.tensor.tf32x3.staged": (
+    **{name: (
         _staged(TENSOR_TILES[4], "fwd", "NCHW", "float32", C=3, K=5, stride=2, **FULL_EPILOGUE),
         _staged(TENSOR_TILES[3], "dgrad", "NCHW", "float32", C=5, K=38),
         _staged(TENSOR_TILES[3], "wgrad", "NHWC", "float32", C=7, K=9, SPLIT=2),
-    ),
+    ) for name in ("gemm.tensor.tf32x3.staged", "gemm.tensor.bf16x6.staged")},
     "gemm.hopper.staged": (
         _staged(TILES[-1], "fwd", "NCHW", "bfloat16", C=3, K=37, **FULL_EPILOGUE),
         _staged(TILES[-1], "dgrad", "NCHW", "float16", C=13, K=21),

@@ -55,11 +55,14 @@ GPUS = (
 def predictions(
     layer: ConvLayer, device: NominalGPU, algorithms: Sequence[Algorithm[Any]]
 ) -> list[tuple[float, Candidate]]:
-    """Every candidate that can run and its seconds, the quickest first; none that rounds operands to TF32."""
+    """Every candidate that can run and its seconds, the quickest first, equal ones in the order of the algorithms.
+
+    None that rounds operands to TF32.
+    """
     found = [
         (algorithm.estimate(layer, device, params), Candidate(algorithm.name, tuple(params.items())))
         for algorithm in algorithms
         if not algorithm.tf32
         for params in runnable(algorithm, layer, device)
     ]
-    return sorted(found, key=lambda pair: (pair[0], str(pair[1])))
+    return sorted(found, key=lambda pair: pair[0])

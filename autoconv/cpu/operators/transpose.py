@@ -1,6 +1,8 @@
-"""Matrices transposed: square blocks in registers, by whole cache lines of what is read."""
+"""Matrices transposed: square blocks in registers, by whole cache lines of what is read and of what is written."""
 
 from __future__ import annotations
+
+import itertools
 
 from autoconv.cpu.codegen.ir import Function, Module, Value, f32
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
@@ -13,15 +15,13 @@ LINE = 16  # elements of a cache line
 def emit(instruction_set: str, matrices: int, rows: int, columns: int) -> Module:
     """`run` that transposes so many matrices of a, (rows, columns) each, to out.
 
-    A task goes over a rectangle of one matrix, by columns that share cache lines: of these it reads all rows before the
-    next, so that no line is fetched twice, while it writes rows of the output from one end to the other.
+    A task goes over a rectangle of one matrix in squares of a cache line: where rows are a power of two apart, a cache
+    can keep the lines of a few of them only.
     """
     m = Module(instruction_set)
     lanes = m.lanes(f32)
-    high, wide = min(lanes, rows), min(lanes, columns)
-    if columns >= LINE:
-        wide = LINE
-    band = max(TASK_ELEMENTS // wide // lanes, 1) * lanes
+    high, wide = (LINE if extent >= LINE else min(lanes, extent) for extent in (rows, columns))
+    band = max(TASK_ELEMENTS // wide // high, 1) * high
     bands = max(1, rows // band)
     strip = max(1, TASK_ELEMENTS // (min(rows, band) * wide)) * wide
     strips = max(1, columns // strip)
@@ -59,11 +59,11 @@ def _part(k: Function, number: Value, parts: int, extent: int, whole: int) -> tu
 
 
 def _block(k: Function, source: Value, target: Value, size: tuple[int, int], steps: tuple[int, int]) -> None:
-    """Transpose rows of a size, at most as many as lanes; steps lead from row to row, there and here."""
+    """Transpose so many rows and columns; steps lead from row to row, there and here."""
     lanes, (rows, columns) = k.module.lanes(f32), size
-    for start in range(0, columns, lanes):
-        width = min(lanes, columns - start)
-        read = [load_range(k, source + row * steps[0] + start, lanes, 0, width) for row in range(rows)]
-        read += [k.zero(f32, lanes)] * (lanes - rows)
+    for left, top in itertools.product(range(0, columns, lanes), range(0, rows, lanes)):
+        width, height = min(lanes, columns - left), min(lanes, rows - top)
+        read = [load_range(k, source + (top + n) * steps[0] + left, lanes, 0, width) for n in range(height)]
+        read += [k.zero(f32, lanes)] * (lanes - height)
         for n, v in enumerate(k.transpose(read)[:width]):
-            store_range(k, v, target + (start + n) * steps[1], 0, rows)
+            store_range(k, v, target + (left + n) * steps[1] + top, 0, height)

@@ -341,28 +341,28 @@ DEVICE float to_float(float value) { return value; }
 DEVICE double to_float(double value) { return value; }
 DEVICE float to_float(bfloat16_t value) { return bits_float(static_cast<unsigned>(value.bits) << 16); }
 
-template <class T>
-struct Rounded;  // Rounded<T>::from(sum): the accumulator's value in the arrays' type
-template <>
-struct Rounded<float> {
-    DEVICE static float from(float value) { return value; }
-};
-template <>
-struct Rounded<double> {
-    DEVICE static double from(double value) { return value; }
-};
-template <>
-struct Rounded<half_t> {
-    DEVICE static half_t from(float value) { return to_half(value); }
-};
-template <>
-struct Rounded<bfloat16_t> {  // to nearest even; sm_75 has no instruction for it
-    DEVICE static bfloat16_t from(float value) {
-        const unsigned bits = float_bits(value);
-        if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7fffu};
-        return {static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
-    }
-};
+// To nearest even; and two numbers, the first in the lower half.
+#if defined(SIMT) || __CUDA_ARCH__ < 800
+DEVICE bfloat16_t to_bfloat16(float value) {
+    const unsigned bits = float_bits(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7fffu};
+    return {static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+}
+DEVICE unsigned to_bfloat16_pair(float low, float high) {
+    return to_bfloat16(low).bits | static_cast<unsigned>(to_bfloat16(high).bits) << 16;
+}
+#else
+DEVICE bfloat16_t to_bfloat16(float value) {
+    bfloat16_t narrow;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
+    return narrow;
+}
+DEVICE unsigned to_bfloat16_pair(float low, float high) {
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+#endif
 
 template <class T>
 struct Texel;  // Texel<T>::of(bits): an element as a texture gives it

@@ -45,6 +45,25 @@ using Index = typename IndexOf<(elements >= 1ll << 30)>::type;
 
 DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+template <class Element>
+struct Rounded;  // Rounded<T>::from(sum): the accumulator's value in the arrays' type
+template <>
+struct Rounded<float> {
+    DEVICE static float from(float value) { return value; }
+};
+template <>
+struct Rounded<double> {
+    DEVICE static double from(double value) { return value; }
+};
+template <>
+struct Rounded<half_t> {
+    DEVICE static half_t from(float value) { return to_half(value); }
+};
+template <>
+struct Rounded<bfloat16_t> {
+    DEVICE static bfloat16_t from(float value) { return to_bfloat16(value); }
+};
+
 // y = activation(sum + bias + residual); a NaN passes ReLU.
 DEVICE T finished(Acc sum, const T* bias, const T* residual, int k, Offset at) {
     if constexpr (BIAS) sum += to_float(bias[k]);

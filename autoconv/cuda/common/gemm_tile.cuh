@@ -119,8 +119,9 @@ DEVICE void multiply_slice(Acc (&sum)[TM][TN], const Half& half, int first, Piec
     }
 }
 
-// sum += A B over slices first ... last - 1, from this row and this column on; operands as `Slice` wants them.
-// `LOOPS` is false where there is only one slice, and the compiler knows.
+// sum += A B over slices first ... last - 1, of which there is one at least, from this row and this column on; operands
+// as `Slice` wants them. `LOOPS` is false where there is only one slice, and the compiler knows. Other threads may still
+// read slices when this one is done.
 template <bool A_ALONG_K, int A_RUN, bool B_ALONG_K, int B_RUN, bool LOOPS = true, class ElementA, class ElementB,
           class A, class B>
 DEVICE void multiply_tile(Acc (&sum)[TM][TN], Slices& slices, int first, int last, const ElementA* matrix_a,
@@ -128,7 +129,6 @@ DEVICE void multiply_tile(Acc (&sum)[TM][TN], Slices& slices, int first, int las
     Slice<BM, A_ALONG_K, A_RUN, A> a(operand_a, row);
     Slice<BN, B_ALONG_K, B_RUN, B> b(operand_b, column);
     const Pieces pieces = {launder(row_of(0)), launder(column_of(0))};
-    if (first >= last) return;
     a.fetch(matrix_a, Offset(first) * BK);
     a.store(slices.half[0].a);
     b.fetch(matrix_b, Offset(first) * BK);
@@ -147,5 +147,4 @@ DEVICE void multiply_tile(Acc (&sum)[TM][TN], Slices& slices, int first, int las
     }
 #pragma unroll 1
     for (int k = 0; k < BK; k += BK / 2) multiply_slice<LOOPS>(sum, slices.half[now], k, pieces);
-    __syncthreads();  // whoever comes next may write over the slices
 }

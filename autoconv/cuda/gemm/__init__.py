@@ -6,18 +6,20 @@ from autoconv.algorithm import Algorithm
 from autoconv.cuda.gemm.explicit import Explicit
 from autoconv.cuda.gemm.gemm import Gemm
 from autoconv.cuda.gemm.hopper import Hopper, HopperTF32
-from autoconv.cuda.gemm.staged import HopperStaged, TensorStaged, TensorTF32x3Staged
-from autoconv.cuda.gemm.tensor import Tensor, TensorTF32, TensorTF32x3
+from autoconv.cuda.gemm.staged import HopperStaged, TensorBF16x6Staged, TensorStaged, TensorTF32x3Staged
+from autoconv.cuda.gemm.tensor import Tensor, TensorBF16x6, TensorTF32, TensorTF32x3
 
 ALGORITHMS: tuple[Algorithm[Any], ...] = (
     Gemm(),
     Tensor(),
     TensorTF32(),
     TensorTF32x3(),
+    TensorBF16x6(),
     Hopper(),
     HopperTF32(),
     TensorStaged(),
     TensorTF32x3Staged(),
+    TensorBF16x6Staged(),
     HopperStaged(),
     Explicit(),
 )

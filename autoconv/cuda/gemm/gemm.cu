@@ -48,6 +48,7 @@ DEVICE void write_tile(const Acc (&sum)[TM][TN], Slices& slices, int group, Offs
                        const Output& to) {
     const unsigned thread = launder(threadIdx.x), lane = thread % 32;
     Strip& strip = reinterpret_cast<Strip*>(&slices)[thread / 32];
+    if constexpr (together(4) < 4) __syncthreads();  // nobody reads slices any more
 #pragma unroll
     for (int i = 0; i < (ALONG_FLAT ? TN : TM); i++) {
 #pragma unroll
@@ -83,8 +84,9 @@ gemm(const T* a, const T* b, T* out, const T* bias, const T* residual, Acc* part
     constexpr int EACH = ceil_div(SLICES, SPLIT);
     const int first = part * EACH, last = first + EACH < SLICES ? first + EACH : SLICES;
     Acc sum[TM][TN] = {};
-    multiply_tile<A_ALONG_K, A_RUN, B_ALONG_K, B_RUN, (EACH > 1)>(sum, slices, first, last, b, a, Flat{group}, row0,
-                                                                  Pixels{group}, column0);
+    if (first < last)  // else this part has no slices
+        multiply_tile<A_ALONG_K, A_RUN, B_ALONG_K, B_RUN, (EACH > 1)>(sum, slices, first, last, b, a, Flat{group}, row0,
+                                                                      Pixels{group}, column0);
     write_tile(sum, slices, group, row0, column0, {out, bias, residual, partial + (SPLIT > 1 ? part * TOTAL : 0)});
 }
 

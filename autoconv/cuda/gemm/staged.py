@@ -14,7 +14,7 @@ from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import CudaAlgorithm, Launch, aligned, ceil_div
 from autoconv.cuda.common.model import Demand, streaming
 from autoconv.cuda.gemm.hopper import Hopper
-from autoconv.cuda.gemm.tensor import Tensor, TensorTF32x3
+from autoconv.cuda.gemm.tensor import Tensor, TensorBF16x6, TensorTF32x3
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -206,6 +206,14 @@ class TensorTF32x3Staged(Staged):
     name = "gemm.tensor.tf32x3.staged"
     inner = TensorTF32x3()
     dtypes = TensorTF32x3.dtypes
+
+
+class TensorBF16x6Staged(Staged):
+    """`gemm.tensor.bf16x6` for NCHW, and for any number of channels."""
+
+    name = "gemm.tensor.bf16x6.staged"
+    inner = TensorBF16x6()
+    dtypes = TensorBF16x6.dtypes
 
 
 class HopperStaged(Staged):

@@ -7,8 +7,9 @@
 // way to the registers. Padding is zeros that were never in memory.
 //
 // With PRODUCTS = 3, a float32 is the sum of two tf32 numbers, and a product of two the sum of three (3xTF32): that of
-// both low parts is too small to matter. Tensor cores cut off what they add, always towards zero, so a long sum in them
-// would drift: they sum one slice alone, the small products first, and the slices are added by rounding additions.
+// both low parts is too small to matter. With PRODUCTS = 6 it is the sum of three bfloat16 numbers, and a product the sum
+// of six. Tensor cores cut off what they add, always towards zero, so a long sum in them would drift: they sum one slice
+// alone, the small products first, and the slices are added by rounding additions.
 
 #include "../common/operands.cuh"
 
@@ -18,7 +19,7 @@ constexpr int SLICES = static_cast<int>((DEPTH + BK - 1) / BK);
 constexpr bool A_BY_ROWS = DIRECTION != WGRAD, B_BY_ROWS = DIRECTION == FWD;
 
 constexpr int COPY = 16 / sizeof(T);                    // values that travel at once
-constexpr int STEP = sizeof(T) == 2 ? 16 : 8;           // depth of one matrix instruction
+constexpr int STEP = 2 * COPY;                          // depth of a load of fragments, of 32 bytes
 constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;     // tile of a warp
 constexpr int FM = WM / 16, FN = WN / 8;                // fragments of it
 static_assert(THREADS == WARPS_M * WARPS_N * 32 && WM % 16 == 0 && WN % 32 == 0 && BK % STEP == 0, "whole fragments");
@@ -102,53 +103,80 @@ DEVICE void load_fragments(unsigned (&d)[4], Slice<EXTENT, BY_ROWS>& slice, int 
     }
 }
 
-// Fragments in two parts: to the nearest tf32, and what is left, of which as many bits count.
-struct Parts {
-    unsigned high[4], low[4];
+constexpr int PARTS = PRODUCTS == 6 ? 3 : 2;
+using PartType = Either<PRODUCTS == 6, bfloat16_t, T>;
+constexpr int PART_STEP = PRODUCTS == 6 ? 2 * STEP : STEP;  // depth of one matrix instruction on parts
 
-    DEVICE void split() {
+// Fragments in parts, the largest first: each what is nearest to what the ones before leave. One of the largest numbers
+// may round to infinity, and a NaN become anything: then what is left is no number.
+struct Parts {
+    unsigned part[PARTS][4];
+
+    // Two tf32 numbers; the tensor cores read as many bits as count.
+    DEVICE void split(int at, unsigned value) {
+        part[0][at] = (value + 0x1000u) & 0xffffe000u;
+        part[1][at] = float_bits(bits_float(value) - bits_float(part[0][at])) & 0xffffe000u;
+    }
+    // Three pairs of bfloat16.
+    DEVICE void split(int at, float low, float high) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const unsigned value = high[i];
-            high[i] = (value + 0x1000u) & 0xffffe000u;  // one of the largest, or a NaN, may become anything: low is no number
-            low[i] = float_bits(bits_float(value) - bits_float(high[i])) & 0xffffe000u;
+        for (int p = 0; p < PARTS; p++) {
+            const unsigned pair = part[p][at] = to_bfloat16_pair(low, high);
+            low -= bits_float(pair << 16);
+            high -= bits_float(pair & 0xffff0000u);
         }
     }
 };
 
+// Both operands' depths are in the same order, and any order will do: of the numbers that a lane has by loads of 32-bit
+// fragments, those four apart are a pair, and those of the second load are the second half.
+template <bool A, int EXTENT, bool BY_ROWS>
+DEVICE void load_parts(Parts& d, Slice<EXTENT, BY_ROWS>& slice, int row, int eights, int depth) {
+#pragma unroll
+    for (int half = 0; half < PART_STEP / STEP; half++) {
+        unsigned value[4];
+        load_fragments<A>(value, slice, row, eights, depth + half * STEP);
+        if constexpr (PRODUCTS == 6) {
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                d.split(A ? 2 * half + i : 2 * i + half, bits_float(value[A ? i : 2 * i]),
+                        bits_float(value[A ? i + 2 : 2 * i + 1]));
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++) d.split(i, value[i]);
+        }
+    }
+}
+
 // part[j] += a b[j], of one part each
-DEVICE void multiply_parts(float (&part)[FN][4], const unsigned (&a)[4], const Parts (&b)[FN / 2], bool high) {
+DEVICE void multiply_parts(float (&part)[FN][4], const unsigned (&a)[4], const Parts (&b)[FN / 2], int of_b) {
 #pragma unroll
     for (int j = 0; j < FN; j++) {
-        const unsigned* of = high ? b[j / 2].high : b[j / 2].low;
+        const unsigned* of = b[j / 2].part[of_b];
         const unsigned pair[2] = {of[j % 2 * 2], of[j % 2 * 2 + 1]};
-        multiply(T{}, part[j], a, pair);
+        multiply(PartType{}, part[j], a, pair);
     }
 }
 
 DEVICE void multiply_stage_in_parts(float (&sum)[FM][FN][4], Stage& stage, int row, int column) {
-    constexpr int STEPS = BK / STEP;
+    constexpr int STEPS = BK / PART_STEP;
     Parts b[STEPS][FN / 2];
 #pragma unroll
     for (int step = 0; step < STEPS; step++)
 #pragma unroll
-        for (int j = 0; j < FN / 2; j++) {
-            load_fragments<false>(b[step][j].high, stage.b, column, 2 * j, step * STEP);
-            b[step][j].split();
-        }
+        for (int j = 0; j < FN / 2; j++) load_parts<false>(b[step][j], stage.b, column, 2 * j, step * PART_STEP);
 #pragma unroll
     for (int i = 0; i < FM; i++) {
         Parts a[STEPS];
         float part[FN][4] = {};
 #pragma unroll
-        for (int step = 0; step < STEPS; step++) {
-            load_fragments<true>(a[step].high, stage.a, row, 2 * i, step * STEP);
-            a[step].split();
-            multiply_parts(part, a[step].low, b[step], true);
-            multiply_parts(part, a[step].high, b[step], false);
-        }
+        for (int step = 0; step < STEPS; step++) load_parts<true>(a[step], stage.a, row, 2 * i, step * PART_STEP);
 #pragma unroll
-        for (int step = 0; step < STEPS; step++) multiply_parts(part, a[step].high, b[step], true);
+        for (int smaller = PARTS - 1; smaller >= 0; smaller--)  // the products that are about as small as that part
+#pragma unroll
+            for (int step = 0; step < STEPS; step++)
+#pragma unroll
+                for (int p = 0; p <= smaller; p++) multiply_parts(part, a[step].part[p], b[step], smaller - p);
 #pragma unroll
         for (int j = 0; j < FN; j++)
 #pragma unroll
@@ -256,7 +284,7 @@ tensor(const T* a, const T* b, T* out, const T* bias, const T* residual, float* 
         wait_copies<STAGES - 2>();
         __syncthreads();  // the slice is there for all, and the stage before it is free
         fetch(slice + STAGES - 1, before);
-        if constexpr (PRODUCTS == 3)
+        if constexpr (PRODUCTS > 1)
             multiply_stage_in_parts(sum, stages.at[stage], row, column);
         else
             multiply_stage(sum, stages.at[stage], row, column);

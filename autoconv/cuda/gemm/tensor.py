@@ -71,6 +71,8 @@ class Tensor(SplitProduct):
     layouts = ("NHWC",)
     groupings = ("dense", "grouped")  # a group of a single channel has no 16 bytes to copy
     products: ClassVar[int] = 1  # of tensor cores, to a product
+    pipe: ClassVar[str] = "mma"  # what multiplies, as a `Demand` names it
+    converting: ClassVar[float] = 0  # instructions that make a number what the tensor cores take
     tiles: ClassVar[tuple[TensorTile, ...]] = TILES
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
@@ -125,13 +127,13 @@ class Tensor(SplitProduct):
         scratch = self.workspace_bytes(layer, device, params)
         slices = ceil_div(ceil_div(extents(layer)[2], BK), int(params["SPLIT"]))
         warps, sums = tile.threads / 32, tile.BM * tile.BN
-        fed, narrow = BK * (tile.BM + tile.BN) * layer.itemsize, layer.itemsize == 4
+        fed = BK * (tile.BM + tile.BN) * layer.itemsize
         fragments = BK * layer.itemsize / 32 * (tile.BM / tile.WARPS_M + tile.BN / tile.WARPS_N) / 16
         product = demand(
             units[0],
             warps * (slices * self.slice_slots(layer, params) + 4 * sums / tile.threads),
             products=slices * sums * BK * self.products,
-            pipe="mma.tf32" if narrow else "mma",
+            pipe=self.pipe,
             shared=slices * (fed + warps * fragments * FRAGMENT_BYTES),
             cached=slices * fed + sums * layer.itemsize,
             delay=2.0 * MEMORY_CLOCKS + sums / 32,
@@ -143,38 +145,55 @@ class Tensor(SplitProduct):
         """Instructions of a warp to a slice of the depth, as its machine code has them."""
         tile = tile_of(self.tiles, params, "BM", "BN")
         rows, columns, steps = tile.BM / tile.WARPS_M / 16, tile.BN / tile.WARPS_N / 16, 2  # fragments of 16 lines
-        narrow, wgrad = layer.itemsize == 4, layer.direction == "wgrad"
+        words, wgrad = layer.itemsize == 4, layer.direction == "wgrad"
         # values of 32 bits whose depth lies across are read one by one
-        loads = rows * (4 if narrow and wgrad else 1) + columns * (4 if narrow and layer.direction != "fwd" else 1)
-        split = 4 * (rows + columns) * (0 if not narrow else 2 if self.products == 1 else 3)
-        products = 2 * rows * columns * self.products
+        loads = rows * (4 if words and wgrad else 1) + columns * (4 if words and layer.direction != "fwd" else 1)
+        converted = 4 * (rows + columns) * self.converting
+        products = 2 * rows * columns * self.products * _depth(layer) / (8 if self.pipe == "mma.tf32" else 16)
         promoted = 8 * rows * columns if self.products > 1 else 0  # each slice's sums added to those before
         copies = 4 * (tile.BM + tile.BN) / tile.threads * (COPY_SLOTS + PLACE_SLOTS[layer.direction])
-        return steps * (products + loads + split) + promoted + copies + LOOP_SLOTS
+        return products + steps * (loads + converted) + promoted + copies + LOOP_SLOTS
 
 
 class TensorTF32(TF32, Tensor):
     """The same on float32 arrays, rounded on the way to the registers."""
 
     name = "gemm.tensor.tf32"
+    pipe, converting = "mma.tf32", 2
 
 
-class TensorTF32x3(Tensor):
-    """float32 in nearly full accuracy: each operand in two parts of tf32, a product as three of them (3xTF32).
+class TensorSplit(Tensor):
+    """float32 in nearly full accuracy: each operand as a sum of narrower parts, a product as several of theirs.
 
-    NVIDIA, CUTLASS, example 27; what tensor cores lose of long sums, and that they must not be left to them: Ootomo &
-    Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
-    performance" (2022), arXiv:2203.03341. `exact` leaves it out, and so does AUTOCONV_SPLIT_PRODUCTS=0.
+    What tensor cores lose of long sums, and that they must not be left to them: Ootomo & Yokota, "Recovering single
+    precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance" (2022),
+    arXiv:2203.03341. `exact` leaves it out, and so does AUTOCONV_SPLIT_PRODUCTS=0.
     """
 
-    name = "gemm.tensor.tf32x3"
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
     exact = False
-    products = 3
     tiles = tuple(tile._replace(blocks=min(tile.blocks, 2)) for tile in TILES)  # parts take registers
 
     def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
         return split_products.forbidden() or super().refusals(layer, device, params)
+
+
+class TensorTF32x3(TensorSplit):
+    """Two parts of tf32, and three products of them (3xTF32): NVIDIA, CUTLASS, example 27."""
+
+    name = "gemm.tensor.tf32x3"
+    products, pipe, converting = 3, "mma.tf32", 3
+
+
+class TensorBF16x6(TensorSplit):
+    """Three parts of bfloat16, which are all of a float32, and the six largest of their nine products.
+
+    Henry, Tang & Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations"
+    (2019), arXiv:1904.06376.
+    """
+
+    name = "gemm.tensor.bf16x6"
+    products, converting = 6, 5.5
 
 
 def _depth(layer: ConvLayer) -> int:

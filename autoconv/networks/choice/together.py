@@ -1,9 +1,9 @@
 """The layout of every array of a network, chosen together with the candidates of its layers, from recorded facts.
 
-A layer costs what its best candidate in that layout takes under the caller's limits; what lies between layers, and the
-conversions from layout to layout, what they were measured to take. Where one array is taken in both layouts, one
-conversion serves all who take it. Everything in NCHW is one of the choices; so no other is made that the records do not
-call faster.
+A layer costs what its best candidate in a layout takes under the caller's limits, in NHWC with the noise of both times
+on top, as they are of two races. What lies between layers, and the conversions from layout to layout, cost what they
+were measured to take. Where one array is taken in both layouts, one conversion serves all who take it. Everything in
+NCHW is one of the choices; so no other is made that the records do not call faster.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import Concat, Elementwise, Operator
 from autoconv.networks.operators.base import TensorType, in_layout
 from autoconv.records.cache import TuningCache
+from autoconv.records.limits import noise
+from autoconv.records.schema import Facts
 from autoconv.tuning.candidates import CandidateSet
 from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan
@@ -85,6 +88,14 @@ def arrays_in_nhwc(graph: Graph, device: CPU, options: Mapping[str, Any], mode: 
             times.learn(max(hoped, key=lambda layer: hoped[layer] * (times.first(layer) - times.last(layer))))
 
 
+@dataclass(frozen=True)
+class _Recorded:
+    """What the best candidate takes, and what is known of it."""
+
+    seconds: float
+    facts: Facts
+
+
 class _LayerTimes:
     """Seconds of layers in both layouts, on record; in NHWC hoped for where that may still be timed."""
 
@@ -92,15 +103,16 @@ class _LayerTimes:
         self._device, self._mode = device, mode
         self._options = {"device": device, "weights": "constant", **options}
         self._options.pop("memory_limit", None)
-        self._first: dict[ConvLayer, float | None] = {}
-        self._last: dict[ConvLayer, float | None] = {}
+        self._first: dict[ConvLayer, _Recorded | None] = {}
+        self._last: dict[ConvLayer, _Recorded | None] = {}
         self._hopes: dict[ConvLayer, float] = {}  # of those that have not been timed in NHWC
 
     def first(self, layer: ConvLayer) -> float:
         """In NCHW; 0 where nothing is on record, so that nothing is quicker."""
         if layer not in self._first:
             self._first[layer] = self._recorded(layer, self._mode)
-        return self._first[layer] or 0.0
+        found = self._first[layer]
+        return found.seconds if found is not None else 0.0
 
     def last(self, layer: ConvLayer) -> float:
         """In NHWC, or the least that one may expect of timing it; infinite where it is not to be."""
@@ -108,7 +120,12 @@ class _LayerTimes:
             self._last[layer] = self._recorded(layer.replace(layout="NHWC"), "cached")
             if self._last[layer] is None and self._mode in TIMING and self.first(layer):
                 self._hopes[layer] = HOPE * self._expected(layer)
-        return self._hopes.get(layer) or self._last[layer] or NO
+        if layer in self._hopes:
+            return self._hopes[layer]
+        found = self._last[layer]
+        if found is None or not self.first(layer) or (other := self._first[layer]) is None:
+            return NO
+        return found.seconds * (1 + noise(found.facts, other.facts))
 
     def hoped(self, layer: ConvLayer) -> bool:
         """Whether the time in NHWC is one that nobody took."""
@@ -124,10 +141,11 @@ class _LayerTimes:
         del self._hopes[layer]
         self._last[layer] = self._recorded(layer.replace(layout="NHWC"), self._mode)
 
-    def _recorded(self, layer: ConvLayer, mode: str) -> float | None:
+    def _recorded(self, layer: ConvLayer, mode: str) -> _Recorded | None:
         with contextlib.suppress(PlanError):
             made = plan(layer, mode, **self._options)
-            return made.timings.get(str(made.candidate))
+            if (seconds := made.timings.get(str(made.candidate))) is not None:
+                return _Recorded(seconds, made.facts[str(made.candidate)])
         return None
 
     def _expected(self, layer: ConvLayer) -> float:
