@@ -46,6 +46,7 @@ THINNED = {
     "cpu/test_gemm.py": 60,
     "cpu/test_gemm.py::test_sums_of_a_block_that_lacks_filters_have_room": 1,
     "cpu/test_gemm_packed.py": 20,
+    "cpu/test_gemm_polyphase.py": 16,
     "cpu/test_int8.py::test_every_way_gives_what_the_definition_says": 80,
     "cpu/test_int8.py::test_numpy_gives_what_the_definition_says": 16,
     "cpu/test_matrix.py::test_forward": 110,

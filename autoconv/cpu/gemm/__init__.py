@@ -4,5 +4,6 @@ from typing import Any
 
 from autoconv.algorithm import Algorithm
 from autoconv.cpu.gemm.algorithm import Gemm
+from autoconv.cpu.gemm.polyphase import GemmPolyphase
 
-ALGORITHMS: tuple[Algorithm[Any], ...] = (Gemm(),)
+ALGORITHMS: tuple[Algorithm[Any], ...] = (Gemm(), GemmPolyphase())

@@ -37,7 +37,8 @@ MOST_TAPS = 256
 LEAST_RANGE = 16  # channels of a sum at a time, between which the sums go to memory and back
 
 
-def _blocking(device: CPU, params: Params) -> GemmBlocking:
+def blocking_of(device: CPU, params: Params) -> GemmBlocking:
+    """What parameters say, with what the device adds to it."""
     TK, NV, BC, nt = (int(params[name]) for name in ("TK", "NV", "BC", "nt"))
     return GemmBlocking(TK, NV, BC, bool(nt), device.threads, device.machine.caches[1])
 
@@ -106,7 +107,7 @@ class Gemm(GeneratedAlgorithm):
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        own = workspace_elements(device.instruction_set, layer, _blocking(device, params))
+        own = workspace_elements(device.instruction_set, layer, blocking_of(device, params))
         return device.threads * own * layer.accumulator.itemsize
 
     def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
@@ -119,7 +120,7 @@ class Gemm(GeneratedAlgorithm):
         that this cache holds. Stores past the caches gain nothing where planes lie whole pages apart: their lines get
         in each other's way.
         """
-        machine, blocking = device.machine, _blocking(device, params)
+        machine, blocking = device.machine, blocking_of(device, params)
         C, taps, size = layer.C // layer.groups, layer.R * layer.S, layer.accumulator.itemsize
         lanes = VECTOR_BYTES[device.instruction_set] // size
         products = idle_lanes(device.instruction_set, layer, blocking) * layer.flops / (2 * lanes)
@@ -144,4 +145,4 @@ class Gemm(GeneratedAlgorithm):
         return side_by_side(computed, moved) + stored + (machine.call or 0.0)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
-        return compiler.build(emit, device.instruction_set, layer, _blocking(device, params))
+        return compiler.build(emit, device.instruction_set, layer, blocking_of(device, params))

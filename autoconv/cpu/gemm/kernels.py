@@ -21,7 +21,7 @@ def emit(instruction_set: str, layer: ConvLayer, blocking: GemmBlocking) -> Modu
     """`run` and `pack`."""
     m = Module(instruction_set)
     (problem,) = correlations(layer)
-    _emit_pack(m, layer, problem, blocking.TK)
+    emit_pack(m, layer, problem, blocking.TK)
     run = m.function("run", *RUN)
     cut = panel_cut(m.instruction_set, layer, blocking)
 
@@ -39,7 +39,7 @@ def emit(instruction_set: str, layer: ConvLayer, blocking: GemmBlocking) -> Modu
     return m
 
 
-def _emit_pack(m: Module, layer: ConvLayer, problem: Correlation, TK: int) -> None:
+def emit_pack(m: Module, layer: ConvLayer, problem: Correlation, TK: int) -> None:
     """Filters as `groups, K / TK, C, R, S, TK`, in the type of the sums."""
     element = DTYPES[layer.dtype]
     wide = widened(element)
@@ -141,13 +141,13 @@ class _InPlaceWriter:
         def add_block(block: Value, width: int) -> None:
             number = block - self.first_block
             with k.loop(number * channels.C // self.kept, (number + 1) * channels.C // self.kept) as c:
-                self._fetch(following + c * i.channel, size)
+                fetch(k, following + c * i.channel, size)
             place = self.place + block * (blocking.TK * o.channel) + start
             for row in range(width if channels.ends else 0):
                 if self.layer.residual:
-                    self._fetch(self.residual + (place + row * o.channel), size)
+                    fetch(k, self.residual + (place + row * o.channel), size)
                 if not blocking.nt:
-                    self._fetch(self.out + (place + row * o.channel), size, write=True)
+                    fetch(k, self.out + (place + row * o.channel), size, write=True)
             first = block * blocking.TK
             filters = self.w + (first * problem.C + channel * width)
             own = self.sums + number * self.sums_size if len(self.ranges) > 1 else self.sums
@@ -156,6 +156,9 @@ class _InPlaceWriter:
 
         each_block(k, problem.K, blocking.TK, self.first_block, self.last_block, add_block)
 
-    def _fetch(self, p: Value, size: int, *, write: bool = False) -> None:
-        for pixel in (*range(0, size, LINE // self.element.bytes), size - 1):
-            self.k.prefetch(p + pixel, write=write)
+
+def fetch(k: Function, p: Value, size: int, *, write: bool = False) -> None:
+    """Have so many elements from `p` on come to the caches."""
+    assert p.type.to is not None
+    for pixel in (*range(0, size, LINE // p.type.to.bytes), size - 1):
+        k.prefetch(p + pixel, write=write)
