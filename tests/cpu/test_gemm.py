@@ -12,10 +12,12 @@ from layers import EPILOGUES, operands
 from vectors import INSTRUCTION_SETS, device_with, machine_named
 
 from autoconv.cpu import pool
+from autoconv.cpu.codegen.ir import VECTOR_BYTES
+from autoconv.cpu.common.grid import register_tiles
 from autoconv.cpu.common.panel import segments_of
 from autoconv.cpu.device import CPU, host_instruction_set
 from autoconv.cpu.gemm.algorithm import Gemm
-from autoconv.cpu.gemm.geometry import odd_pixels
+from autoconv.cpu.gemm.geometry import odd_pixels, pixel_tiles
 from autoconv.layer import DTYPES, ConvLayer
 
 pytestmark = [
@@ -38,7 +40,7 @@ SMALL_CACHES = 1024, 2048, 1 << 24  # caches so small that filters are cut into 
 def test_every_remainder(instruction_set: str, threads: int) -> None:
     device = device_with(instruction_set, threads)
     for width in (1, 3, 16, 17, 31, 33, 47, 49, 50, 51, 97, 98, 113):
-        for K in (1, 8, 21):
+        for K in (1, 8, 37):
             layer = pointwise(N=1, C=5, H=1, W=width, K=K)
             assert check_guarded(GEMM, layer, device, operands(layer))
 
@@ -80,6 +82,17 @@ def test_sums_of_a_block_that_lacks_filters_have_room(instruction_set: str) -> N
     }
     names = {str(c) for c in GEMM.all(layer, device) if (c.params["TK"], c.params["NV"]) == (max(sizes), 1)}
     assert check_guarded(GEMM, layer, device, operands(layer), names)
+
+
+@pytest.mark.parametrize("pixels", [49, 52])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_narrow_tiles_over_several_blocks_of_filters(instruction_set: str, pixels: int) -> None:
+    """Groups of blocks, blocks that are left over, and a last one of fewer channels; sums in one range and in two."""
+    TK = 8 if instruction_set == "avx512" else 4
+    names = [f"gemm[TK={TK},NV=3,BC={BC},nt=0]" for BC in (20, 40)]
+    layer = pointwise(N=1, C=40, K=53, H=1, W=pixels, **EPILOGUES["bias residual relu"])
+    for caches in ((), (SMALL_CACHES,)):
+        assert check_guarded(GEMM, layer, device_with(instruction_set, 2, *caches), operands(layer), names) == 2
 
 
 STEMS: dict[str, dict[str, Any]] = {
@@ -178,6 +191,30 @@ def test_segments_cover_every_pixel_once() -> None:
             assert all(one.pixels <= 48 + odd for one in segments)
     assert [run.pixels for run in segments_of(49, 16, 3, 1)] == [49]
     assert [(run.times, run.pixels) for run in segments_of(196, 16, 3, 1)] == [(4, 49)]
+
+
+@pytest.mark.parametrize("instruction_set", VECTOR_BYTES)
+def test_tiles_cover_every_pixel_once_and_fit_the_registers(instruction_set: str) -> None:
+    lanes = VECTOR_BYTES[instruction_set] // 4
+    for NV, TK in register_tiles(instruction_set):
+        for pixels in range(1, 6 * NV * lanes):
+            tiles = pixel_tiles(instruction_set, lanes, pixels, TK, NV, False)
+            starts = [t.start + n * t.pixels for t in tiles for n in range(t.times)]
+            sizes = [t.pixels for t in tiles for _ in range(t.times)]
+            assert starts == [sum(sizes[:n]) for n in range(len(sizes))]
+            assert sum(sizes) == pixels
+            for tile in tiles:
+                if tile.odd in (0, tile.pixels):
+                    vectors = -(-TK // lanes) * tile.odd if tile.odd else TK * -(-tile.pixels // lanes)
+                    assert tile.blocks * vectors <= TK * NV
+
+
+def test_the_planes_of_small_images_leave_little_to_waste() -> None:
+    avx2 = [(tile.times, tile.pixels, tile.odd, tile.blocks) for tile in pixel_tiles("avx2", 8, 49, 4, 3, False)]
+    assert avx2 == [(2, 24, 0, 1), (1, 1, 1, 8)]
+    avx512 = [(tile.times, tile.pixels, tile.odd, tile.blocks) for tile in pixel_tiles("avx512", 16, 49, 8, 3, False)]
+    assert avx512 == [(1, 49, 1, 1)]
+    assert [(tile.pixels, tile.blocks) for tile in pixel_tiles("avx2", 8, 196, 4, 3, False)] == [(24, 1), (4, 3)]
 
 
 def test_an_estimate_counts_the_lanes_beyond_a_plane_but_not_single_pixels() -> None:

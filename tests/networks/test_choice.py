@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import agree, compiled, filters, small
+from vectors import device_with
 
 from autoconv.cpu import pool
-from autoconv.cpu.device import CPU
+from autoconv.cpu.device import CPU, host_instruction_set
 from autoconv.errors import PlanError
+from autoconv.layer import ConvLayer
 from autoconv.networks.choice import choose
 from autoconv.networks.choice.choose import plans_for
+from autoconv.networks.choice.streaming import best_before_reading
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Conv, TensorType
 from autoconv.networks.passes import optimized
@@ -42,7 +45,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     def plan(layer: Any, mode: str, *, workspace_limit: int | None = None, **options: Any) -> Any:
         limits.append(workspace_limit)
         allowed = [size for size in SIZES if workspace_limit is None or size <= workspace_limit]
-        return SimpleNamespace(kernel=SimpleNamespace(workspace_bytes=allowed[-1]), mode=mode, options=options)
+        kernel = SimpleNamespace(workspace_bytes=allowed[-1])
+        alone = {"candidate": "direct", "ranking": [], "timings": {}, "layer": layer}
+        return SimpleNamespace(kernel=kernel, mode=mode, options=options, **alone)
 
     monkeypatch.setattr(choose, "plan", plan)
     return limits
@@ -98,13 +103,33 @@ def test_a_limit_that_the_arrays_exceed_says_what_they_take(asked: list[int | No
 
 
 def test_a_named_candidate_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = SimpleNamespace(kernel=SimpleNamespace(workspace_bytes=1 << 20), candidate="gemm[BM=8]")
+    alone = {"ranking": [], "timings": {}, "layer": ConvLayer(N=1, C=4, H=16, W=16, K=64, R=1, S=1)}
+    made = SimpleNamespace(kernel=SimpleNamespace(workspace_bytes=1 << 20), candidate="gemm[BM=8]", **alone)
     monkeypatch.setattr(choose, "plan", lambda *arguments, **options: made)
     with pytest.raises(PlanError, match=r"node 'c0' by gemm\[BM=8\]: expected at most 5056 bytes .* got 1048576"):
         scratch(chain([4, 64, 4]), memory_limit=(64 << 10) + 5100)
 
 
 @pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+def test_what_goes_past_the_caches_costs_whoever_reads_it() -> None:
+    device = device_with(host_instruction_set(), 2)
+    machine, layer = device.machine, ConvLayer(N=1, C=8, H=56, W=56, K=64, R=1, S=1)
+    size = 4 * 64 * 56 * 56
+    fetched = machine.reading(size, machine.beyond) - machine.reading(size, size / 2)
+    assert fetched > 0
+    past, kept, slow = (f"gemm[TK=4,NV=3,BC={BC},nt={nt}]" for BC, nt in ((8, 1), (8, 0), (4, 0)))
+
+    def best(difference: float) -> str:
+        timings = {past: 1e-3, kept: 1e-3 + difference, slow: 5e-3}
+        made: Any = SimpleNamespace(layer=layer, candidate=past, ranking=[past, kept, slow], timings=timings)
+        return best_before_reading(made, device)
+
+    assert best(0.5 * fetched) == kept
+    assert best(1.5 * fetched) == past
+    unknown: Any = SimpleNamespace(layer=layer, candidate=past, ranking=[past, kept], timings={})
+    assert best_before_reading(unknown, device) == past
+
+
 def test_a_network_under_a_limit_answers_the_same() -> None:
     graph = small(1)
     free = compiled(graph).arena_bytes

@@ -10,6 +10,8 @@ from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.common.panel import PanelRow, in_lines, segments_of
 from autoconv.layer import ConvLayer
 
+MOST_BLOCKS = 8  # side by side: their filters may lie whole pages apart, and so be in one set of the L1 cache
+
 
 class GemmBlocking(NamedTuple):
     """How the work is cut: TK channels by NV vectors in registers, BC channels of a sum at a time.
@@ -44,18 +46,62 @@ def odd_pixels(instruction_set: str, TK: int, NV: int) -> int:
     return max(0, min(4, VECTOR_REGISTERS[instruction_set] - TK * NV - NV - 2)) if TK & (TK - 1) == 0 else 0
 
 
+class PixelTiles(NamedTuple):
+    """`times` tiles of `pixels` each from pixel `start` on, `odd` of them single ones, over `blocks` blocks of filters.
+
+    A tile of fewer vectors takes more blocks, so that it has as many sums, none of which waits for the one before.
+    """
+
+    start: int
+    times: int
+    pixels: int
+    odd: int
+    blocks: int
+
+
+def pixel_tiles(instruction_set: str, lanes: int, pixels: int, TK: int, NV: int, nt: bool) -> list[PixelTiles]:
+    """A line of pixels as tiles, whole ones first.
+
+    Pixels beyond the last vector are single ones, whose vectors hold channels: in a tile with others where registers
+    are left, otherwise in one of their own, unless a vector of pixels in part takes no more multiplications.
+    """
+    odd = 0 if nt else odd_pixels(instruction_set, TK, NV)
+    wide = -(-TK // lanes)  # vectors of a single pixel
+    tiles = []
+    for start, times, size in segments_of(pixels, lanes, NV, odd):
+        vectors, rest = divmod(size, lanes)
+        if rest and vectors and rest <= odd:
+            tiles.append(PixelTiles(start, times, size, rest, 1))
+            continue
+        alone = rest if TK & (TK - 1) == 0 and rest * wide < TK else 0
+        if together := size - alone:
+            tiles.append(PixelTiles(start, times, together, 0, NV // -(-together // lanes)))
+        if alone:
+            blocks = max(1, min(MOST_BLOCKS, TK * NV // (alone * wide)))
+            tiles.append(PixelTiles(start + together, times, alone, alone, blocks))
+    return tiles
+
+
 def blocks_of(K: int, TK: int) -> list[tuple[int, int]]:
     """Channel blocks as (channels, how many)."""
     return [(width, count) for width, count in ((TK, K // TK), (K % TK, 1)) if width and count]
 
 
-def chunks_of(problem: Correlation, blocking: GemmBlocking, itemsize: int, most: int) -> tuple[int, int]:
-    """Blocks of TK channels, at most so many, whose filters fill half of the L2 cache; how many chunks."""
+def chunks_of(
+    problem: Correlation, blocking: GemmBlocking, itemsize: int, most: int, tiles: list[PixelTiles]
+) -> tuple[int, int, list[PixelTiles]]:
+    """Blocks of TK channels, at most so many, whose filters fill half of the L2 cache; how many chunks; and the tiles.
+
+    Chunks are of whole groups of the blocks that a tile takes, which takes no more than there are in one.
+    """
     blocks = -(-problem.K // blocking.TK)
     taps = len(problem.rows.taps) * len(problem.columns.taps)
     kept = max(1, min(most, blocking.l2_bytes // 2 // (blocking.TK * problem.C * taps * itemsize)))
-    chunks = -(-blocks // kept)
-    return -(-blocks // chunks), chunks
+    each = -(-blocks // -(-blocks // kept))
+    together = min(kept, max(tile.blocks for tile in tiles))
+    if each < blocks:
+        each = min(-(-each // together), kept // together) * together
+    return each, -(-blocks // each), [tile._replace(blocks=min(tile.blocks, each)) for tile in tiles]
 
 
 def in_place(problem: Correlation) -> bool:
@@ -142,9 +188,8 @@ def line_pixels(layer: ConvLayer) -> int:
 def idle_lanes(instruction_set: str, layer: ConvLayer, blocking: GemmBlocking) -> float:
     """How much more than its pixels the vectors of a line hold; a single pixel takes a lane for each channel."""
     lanes, pixels = VECTOR_BYTES[instruction_set] // layer.accumulator.itemsize, line_pixels(layer)
-    odd = 0 if blocking.nt else odd_pixels(instruction_set, blocking.TK, blocking.NV)
     vectors = 0.0
-    for segment in segments_of(pixels, lanes, blocking.NV, odd):
-        whole, rest = divmod(segment.pixels, lanes)
-        vectors += segment.times * (whole + (rest / blocking.TK if whole and rest <= odd else 1))
+    for tile in pixel_tiles(instruction_set, lanes, pixels, blocking.TK, blocking.NV, blocking.nt):
+        whole, single = -(-(tile.pixels - tile.odd) // lanes), tile.odd * -(-blocking.TK // lanes)
+        vectors += tile.times * (whole + single / blocking.TK)
     return vectors * lanes / pixels

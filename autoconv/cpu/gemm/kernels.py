@@ -7,9 +7,8 @@ import itertools
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation, correlations
-from autoconv.cpu.common.panel import segments_of
 from autoconv.cpu.common.streaming import launch_streaming
-from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, chunks_of, odd_pixels, panel_cut
+from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, PixelTiles, chunks_of, panel_cut, pixel_tiles
 from autoconv.cpu.gemm.panels import emit_panels
 from autoconv.cpu.gemm.tile import GemmTile, each_block, tiles_of
 from autoconv.layer import ConvLayer
@@ -78,28 +77,29 @@ class _InPlaceWriter:
         self.element = DTYPES[layer.dtype]
         self.wide = widened(self.element)
         lanes = m.lanes(self.element)
-        odd = 0 if blocking.nt else odd_pixels(m.instruction_set, blocking.TK, blocking.NV)
-        self.segments = segments_of(problem.rows.count * problem.columns.count, lanes, blocking.NV, odd)
+        pixels = problem.rows.count * problem.columns.count
+        tiles = pixel_tiles(m.instruction_set, lanes, pixels, blocking.TK, blocking.NV, blocking.nt)
         self.ranges = ChannelRange.all(problem.C, blocking.BC)
-        # Of a block with fewer filters all pixels are in vectors, also those that others have as single ones.
-        self.sums_size = blocking.TK * lanes * max(-(-segment.pixels // lanes) for segment in self.segments)
+        self.sums_size = blocking.TK * lanes * max(-(-tile.pixels // lanes) for tile in tiles)
+        most = SUMS // (self.sums_size * self.wide.bytes) if len(self.ranges) > 1 else problem.K
+        self.kept, self.chunks, self.tiles = chunks_of(problem, blocking, self.wide.bytes, most, tiles)
         i, o = problem.input, problem.output
+        block_pitch = problem.C * blocking.TK
         self.functions = {}
         for n, channels in enumerate(dict.fromkeys(self.ranges)):
-            tile = GemmTile(blocking.TK, 0, odd, 1, i.channel, 0, (0,), o.channel, blocking.nt, channels)
-            self.functions[channels] = tiles_of(m, f"{name}_{n}", layer, self.element, problem.K, self.segments, tile)
+            pitches = block_pitch, i.channel, 0, (0,), o.channel
+            tile = GemmTile(blocking.TK, 1, 0, 0, 1, *pitches, blocking.nt, channels)
+            self.functions[channels] = tiles_of(m, f"{name}_{n}", layer, self.element, problem.K, self.tiles, tile)
         self.k = m.function(name, *TASK, internal=True)
 
     def task(self) -> tuple[Function, int]:
         """The task, and how many there are."""
         k, problem, blocking, i, o = self.k, self.problem, self.blocking, self.problem.input, self.problem.output
         blocks = -(-problem.K // blocking.TK)
-        most = SUMS // (self.sums_size * self.wide.bytes) if len(self.ranges) > 1 else blocks
-        self.kept, chunks = chunks_of(problem, blocking, self.wide.bytes, most)
-        self.tiles = sum(segment.times for segment in self.segments)
         images = problem.N * problem.groups
-        together = max(1, min(8, self.tiles * images * chunks // (8 * blocking.threads)))
-        spans = -(-self.tiles // together)
+        units = sum(tile.times for tile in self.tiles if tile.pixels > tile.odd) or 1
+        together = max(1, min(8, units * images * self.chunks // (8 * blocking.threads)))
+        spans = -(-units // together)
         context, index, _ = k.args
         x, w, self.out, bias, self.residual, _ = operands(k, context, self.element, self.wide, *[self.element] * 3)
         span, rest_index = index % spans, index // spans
@@ -112,53 +112,56 @@ class _InPlaceWriter:
         self.w = w + group * (problem.K * problem.C)
         self.bias = bias + group * problem.K
         self.sums = k.scratch(self.wide, self.sums_size * (self.kept if len(self.ranges) > 1 else 1))
-        with k.loop(span * self.tiles // spans, (span + 1) * self.tiles // spans) as t:
+        # Single pixels go with the last tile of their line, whose filters are in the cache then.
+        first, beyond = span * units // spans, (span + 1) * units // spans
+        last = k.select(span.eq(spans - 1), k.i64(sum(tile.times for tile in self.tiles)), beyond)
+        with k.loop(first, last) as t:
             self._tile(t)
         if blocking.nt:
             k.fence()
-        return k, spans * images * chunks
+        return k, spans * images * self.chunks
 
     def _tile(self, t: Value) -> None:
-        """GemmTile number t, of whichever segment it is."""
+        """Tile number t, of whichever kind it is."""
         k, before = self.k, 0
-        for segment in self.segments:
-            inside = k.select(t >= before, t, k.i64(self.tiles)) < before + segment.times
+        for tile in self.tiles:
+            inside = k.select(t >= before, t, k.i64(before + tile.times)) < before + tile.times
             with k.if_(inside):
-                start, done = (t - before) * segment.pixels + segment.start, 0
+                start, done = (t - before) * tile.pixels + tile.start, 0
                 for channels, same in itertools.groupby(self.ranges):
                     number = len(list(same)) * channels.C
                     with k.loop(done, done + number, channels.C) as channel:
-                        self._add_range(start, segment.pixels, channels, channel)
+                        self._add_range(start, tile, channels, channel)
                     done += number
-            before += segment.times
+            before += tile.times
 
-    def _add_range(self, start: Value, size: int, channels: ChannelRange, channel: Value) -> None:
+    def _add_range(self, start: Value, tile: PixelTiles, channels: ChannelRange, channel: Value) -> None:
         """A range of the sums of a tile, for all blocks; each fetches its share of the pixels that come next."""
         k, problem, blocking, i, o = self.k, self.problem, self.blocking, self.problem.input, self.problem.output
+        size = tile.pixels
         here = self.x + (start + channel * i.channel)
         following = self.x + (start + size) if channels.ends else here + channels.C * i.channel
 
-        def add_block(block: Value, width: int) -> None:
-            number = block - self.first_block
-            with k.loop(number * channels.C // self.kept, (number + 1) * channels.C // self.kept) as c:
+        def add_block(block: Value, width: int, together: int) -> None:
+            number, first = block - self.first_block, block * blocking.TK
+            with k.loop(number * channels.C // self.kept, (number + together) * channels.C // self.kept) as c:
                 fetch(k, following + c * i.channel, size)
-            place = self.place + block * (blocking.TK * o.channel) + start
-            for row in range(width if channels.ends else 0):
+            place = self.place + first * o.channel + start
+            for row in range(width * together if channels.ends else 0):
                 if self.layer.residual:
                     fetch(k, self.residual + (place + row * o.channel), size)
                 if not blocking.nt:
                     fetch(k, self.out + (place + row * o.channel), size, write=True)
-            first = block * blocking.TK
             filters = self.w + (first * problem.C + channel * width)
             own = self.sums + number * self.sums_size if len(self.ranges) > 1 else self.sums
             stored = self.out + place, self.residual + place, self.bias + first
-            k.call(self.functions[channels][size, width], here, filters, *stored, own)
+            k.call(self.functions[channels][size, width, together], here, filters, *stored, own)
 
-        each_block(k, problem.K, blocking.TK, self.first_block, self.last_block, add_block)
+        each_block(k, problem.K, blocking.TK, self.first_block, self.last_block, tile.blocks, add_block)
 
 
 def fetch(k: Function, p: Value, size: int, *, write: bool = False) -> None:
     """Have so many elements from `p` on come to the caches."""
     assert p.type.to is not None
-    for pixel in (*range(0, size, LINE // p.type.to.bytes), size - 1):
+    for pixel in sorted({*range(0, size, LINE // p.type.to.bytes), size - 1}):
         k.prefetch(p + pixel, write=write)

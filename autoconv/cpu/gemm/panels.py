@@ -5,8 +5,7 @@ from __future__ import annotations
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Value, widened
 from autoconv.cpu.codegen.launch import TASK, operands
 from autoconv.cpu.common.correlation import Correlation
-from autoconv.cpu.common.panel import segments_of
-from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, PanelCut, chunks_of, odd_pixels
+from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, PanelCut, PixelTiles, chunks_of, pixel_tiles
 from autoconv.cpu.gemm.tile import GemmTile, each_block, tiles_of
 from autoconv.layer import ConvLayer
 
@@ -18,17 +17,19 @@ def emit_panels(
     element = DTYPES[layer.dtype]
     wide = widened(element)
     lanes = m.lanes(element)
-    odd = 0 if blocking.nt else odd_pixels(m.instruction_set, blocking.TK, blocking.NV)
     P, Q = problem.rows.count, problem.columns.count
     R, S = len(problem.rows.taps), len(problem.columns.taps)
-    segments = segments_of(cut.rows * Q if cut.flat else Q, lanes, blocking.NV, odd)
+    line = cut.rows * Q if cut.flat else Q
+    tiles = pixel_tiles(m.instruction_set, lanes, line, blocking.TK, blocking.NV, blocking.nt)
     taps = tuple(cut.row.offset(s) for s in range(S))
     row_pitch = problem.rows.dilation * cut.row.pitch
     whole = ChannelRange(problem.C)
-    tile = GemmTile(blocking.TK, 0, odd, R, cut.pitch, row_pitch, taps, problem.output.channel, blocking.nt, whole)
-    functions = tiles_of(m, name, layer, wide, problem.K, segments, tile)
+    block_pitch = problem.C * R * S * blocking.TK
+    pitches = cut.pitch, row_pitch, taps, problem.output.channel
+    tile = GemmTile(blocking.TK, 1, 0, 0, R, block_pitch, *pitches, blocking.nt, whole)
+    kept, chunks, tiles = chunks_of(problem, blocking, wide.bytes, problem.K, tiles)
+    functions = tiles_of(m, name, layer, wide, problem.K, tiles, tile)
     blocks = -(-problem.K // blocking.TK)
-    kept, chunks = chunks_of(problem, blocking, wide.bytes, blocks)
     images, spans = problem.N * problem.groups, -(-P // cut.rows)
 
     task = m.function(name, *TASK, internal=True)
@@ -46,21 +47,23 @@ def emit_panels(
     w = w + group * (problem.K * problem.C * R * S)
     bias = bias + group * problem.K
 
-    def block_at(block: Value, TK: int) -> None:
-        channel = block * blocking.TK
-        filters = w + channel * (problem.C * R * S)
-        with task.loop(0, 1 if cut.flat else cut.rows) as line:
-            for segment in segments:
-                with task.loop(segment.start, segment.start + segment.times * segment.pixels, segment.pixels) as q:
-                    at = place + channel * problem.output.channel + line * Q + q
-                    source = panel + line * (problem.rows.stride * cut.row.pitch) + q
-                    task.call(
-                        functions[segment.pixels, TK], source, filters, out + at, residual + at, bias + channel, panel
-                    )
-
     first_block = chunk * kept
     last_block = task.min(first_block + kept, blocks)
-    each_block(task, problem.K, blocking.TK, first_block, last_block, block_at)
+    for together in dict.fromkeys(of_pixels.blocks for of_pixels in tiles):
+        alike = [of_pixels for of_pixels in tiles if of_pixels.blocks == together]
+
+        def block_at(block: Value, TK: int, together: int, alike: list[PixelTiles] = alike) -> None:
+            channel = block * blocking.TK
+            filters = w + channel * (problem.C * R * S)
+            with task.loop(0, 1 if cut.flat else cut.rows) as line:
+                for start, times, pixels, _, _ in alike:
+                    with task.loop(start, start + times * pixels, pixels) as q:
+                        at = place + channel * problem.output.channel + line * Q + q
+                        source = panel + line * (problem.rows.stride * cut.row.pitch) + q
+                        function = functions[pixels, TK, together]
+                        task.call(function, source, filters, out + at, residual + at, bias + channel, panel)
+
+        each_block(task, problem.K, blocking.TK, first_block, last_block, together, block_at)
     if blocking.nt:
         task.fence()
     return task, spans * images * chunks

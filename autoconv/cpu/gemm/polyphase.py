@@ -21,10 +21,10 @@ from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.common.lanes import interleaved_in_turn, store_range
-from autoconv.cpu.common.panel import Segment, in_lines, segments_of
+from autoconv.cpu.common.panel import in_lines, segments_of
 from autoconv.cpu.device import CPU
 from autoconv.cpu.gemm.algorithm import Gemm, blocking_of
-from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, blocks_of, chunks_of
+from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, PixelTiles, blocks_of, chunks_of
 from autoconv.cpu.gemm.kernels import SUMS, emit_pack, fetch
 from autoconv.cpu.gemm.tile import GemmTile, each_block, tiles_of
 from autoconv.layer import ConvLayer
@@ -132,19 +132,19 @@ class _ProductWriter:
         (self.problem,) = correlations(pointwise(layer))
         self.element = DTYPES[layer.dtype]
         self.wide, self.lanes = widened(self.element), m.lanes(self.element)
-        self.segments = segments_of(layer.P * layer.Q, self.lanes, blocking.NV, 0)
+        self.tiles = [PixelTiles(*s, 0, 1) for s in segments_of(layer.P * layer.Q, self.lanes, blocking.NV, 0)]
         self.ranges = [one._replace(ends=False) for one in ChannelRange.all(self.problem.C, blocking.BC)]
         self.pitch = blocking.NV * self.lanes
         self.sums_size = blocking.TK * self.pitch
         self.functions = {}
         for n, channels in enumerate(dict.fromkeys(self.ranges)):
-            tile = GemmTile(blocking.TK, 0, 0, 1, self.pitch, 0, (0,), 0, False, channels)
-            widths = {self._rounded(segment.pixels) for segment in self.segments}
-            whole = [Segment(0, 1, width) for width in sorted(widths)]
+            tile = GemmTile(blocking.TK, 1, 0, 0, 1, 0, self.pitch, 0, (0,), 0, False, channels)
+            widths = {self._rounded(tile.pixels) for tile in self.tiles}
+            whole = [PixelTiles(0, 1, width, 0, 1) for width in sorted(widths)]
             self.functions[channels] = tiles_of(m, f"tile_{n}", layer, self.wide, self.problem.K, whole, tile)
         self.stores = {
-            (segment.pixels, rows): _emit_store(m, layer, segment.pixels, rows)
-            for segment in self.segments
+            (tile.pixels, rows): _emit_store(m, layer, tile.pixels, rows)
+            for tile in self.tiles
             for rows, _ in blocks_of(self.problem.K, blocking.TK)
         }
 
@@ -158,8 +158,8 @@ class _ProductWriter:
         k = self.k = self.m.function("task", *TASK, internal=True)
         blocks = -(-problem.K // blocking.TK)
         most = SUMS // (self.sums_size * self.wide.bytes) if len(self.ranges) > 1 else blocks
-        self.kept, chunks = chunks_of(problem, blocking, self.wide.bytes, most)
-        tiles = sum(segment.times for segment in self.segments)
+        self.kept, chunks, _ = chunks_of(problem, blocking, self.wide.bytes, most, self.tiles)
+        tiles = sum(tile.times for tile in self.tiles)
         images = problem.N * problem.groups
         together = max(1, min(8, tiles * images * chunks // (8 * blocking.threads)))
         spans = -(-tiles // together)
@@ -178,11 +178,11 @@ class _ProductWriter:
         self.sums = k.scratch(self.wide, self.sums_size * (self.kept if len(self.ranges) > 1 else 1))
         before = 0
         with k.loop(span * tiles // spans, (span + 1) * tiles // spans) as t:
-            for segment in self.segments:
-                inside = k.select(t >= before, t, k.i64(tiles)) < before + segment.times
+            for tile in self.tiles:
+                inside = k.select(t >= before, t, k.i64(tiles)) < before + tile.times
                 with k.if_(inside):
-                    self._tile((t - before) * segment.pixels + segment.start, segment.pixels)
-                before += segment.times
+                    self._tile((t - before) * tile.pixels + tile.start, tile.pixels)
+                before += tile.times
         return k, spans * images * chunks
 
     def _tile(self, start: Value, pixels: int) -> None:
@@ -207,20 +207,20 @@ class _ProductWriter:
         following = self.dy + (start + pixels) + channel * problem.input.channel
         last = channel.eq(problem.C - channels.C) if final else None
 
-        def add_block(block: Value, rows: int) -> None:
+        def add_block(block: Value, rows: int, together: int) -> None:
             number = block - self.first
-            with k.loop(number * channels.C // self.kept, (number + 1) * channels.C // self.kept) as c:
+            with k.loop(number * channels.C // self.kept, (number + together) * channels.C // self.kept) as c:
                 fetch(k, following + c * problem.input.channel, pixels)
             first = block * TK
             filters = self.w + (first * problem.C + channel * rows)
             own = self.sums + number * self.sums_size if len(self.ranges) > 1 else self.sums
             unused = self.dx, self.dx, self.dx
-            k.call(self.functions[channels][self._rounded(pixels), rows], here, filters, *unused, own)
+            k.call(self.functions[channels][self._rounded(pixels), rows, together], here, filters, *unused, own)
             if last is not None:
                 with k.if_(last):
                     k.call(self.stores[pixels, rows], own, self.dx, first // self.layer.S, start)
 
-        each_block(k, problem.K, TK, self.first, self.last, add_block)
+        each_block(k, problem.K, TK, self.first, self.last, 1, add_block)
 
 
 def _emit_store(m: Module, layer: ConvLayer, pixels: int, rows: int) -> Function:

@@ -8,23 +8,24 @@ from typing import NamedTuple
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, Var, ptr, widened
 from autoconv.cpu.common.epilogue import Epilogue
 from autoconv.cpu.common.lanes import load_range, store_range
-from autoconv.cpu.common.panel import Segment
-from autoconv.cpu.gemm.geometry import ChannelRange, blocks_of
+from autoconv.cpu.gemm.geometry import ChannelRange, PixelTiles, blocks_of
 from autoconv.layer import ConvLayer
 
 
 class GemmTile(NamedTuple):
-    """One register tile: `TK` channels of `pixels` pixels, `odd` of them single ones.
+    """One register tile: `blocks` blocks of `TK` channels of `pixels` pixels, `odd` of them single ones.
 
-    Channels of the input lie `pitch` elements apart, rows of taps `row_pitch`, and `taps` are the places of
-    the taps in a row. Channels of the output lie `out_pitch` apart. The sums are those of a range of the
-    channels: they go on from memory unless the range is the first, and back to it unless it is the last.
+    Filters of blocks lie `block_pitch` elements apart, channels of the input `pitch`, rows of taps `row_pitch`, and
+    `taps` are the places of the taps in a row. Channels of the output lie `out_pitch` apart. The sums are those of a
+    range of the channels: they go on from memory unless the range is the first, and back to it unless it is the last.
     """
 
     TK: int
+    blocks: int
     pixels: int
     odd: int
     R: int
+    block_pitch: int
     pitch: int
     row_pitch: int
     taps: tuple[int, ...]
@@ -34,28 +35,40 @@ class GemmTile(NamedTuple):
 
 
 def tiles_of(
-    m: Module, name: str, layer: ConvLayer, source: Type, K: int, segments: Sequence[Segment], tile: GemmTile
-) -> dict[tuple[int, int], Function]:
-    """Functions for tiles of so many pixels and channels; `tile` says the rest, and how many single pixels it takes."""
-    lanes = m.lanes(DTYPES[layer.dtype])
+    m: Module, name: str, layer: ConvLayer, source: Type, K: int, tiles: Sequence[PixelTiles], tile: GemmTile
+) -> dict[tuple[int, int, int], Function]:
+    """Functions for tiles of so many pixels, channels of a block, and blocks; `tile` says the rest."""
     functions = {}
-    for _, _, pixels in segments:
-        for TK, _ in blocks_of(K, tile.TK):
-            rest = pixels % lanes
-            odd = rest if rest <= tile.odd and tile.TK == TK and pixels > lanes else 0
-            one = tile._replace(TK=TK, pixels=pixels, odd=odd)
-            functions[pixels, TK] = _tile(m, f"{name}_{pixels}x{TK}", layer, source, one)
+    for of_pixels in tiles:
+        for TK, count in blocks_of(K, tile.TK):
+            whole = TK == tile.TK
+            for blocks in sorted({1, of_pixels.blocks if whole and of_pixels.blocks <= count else 1}):
+                odd = of_pixels.odd if whole else 0
+                one = tile._replace(TK=TK, blocks=blocks, pixels=of_pixels.pixels, odd=odd)
+                function = _tile(m, f"{name}_{one.pixels}x{TK * blocks}", layer, source, one)
+                functions[one.pixels, TK, blocks] = function
     return functions
 
 
-def each_block(k: Function, K: int, TK: int, first: Value, last: Value, visit: Callable[[Value, int], None]) -> None:
-    """`visit(block, channels)` for blocks first .. last - 1, of which the very last may have fewer than TK channels."""
+def each_block(
+    k: Function, K: int, TK: int, first: Value, last: Value, together: int, visit: Callable[[Value, int, int], None]
+) -> None:
+    """`visit(block, channels, blocks)` for blocks first .. last - 1, so many together and then one by one.
+
+    The very last may have fewer than TK channels.
+    """
     if K >= TK:
-        with k.loop(first, k.min(last, K // TK)) as block:
-            visit(block, TK)
+        whole = k.min(last, K // TK)
+        if 1 < together <= K // TK:
+            several = first + (whole - first) // together * together
+            with k.loop(first, several, together) as block:
+                visit(block, TK, together)
+            first = several
+        with k.loop(first, whole) as block:
+            visit(block, TK, 1)
     if K % TK:
         with k.if_(last.eq(K // TK + 1)):
-            visit(k.i64(K // TK), K % TK)
+            visit(k.i64(K // TK), K % TK, 1)
 
 
 def _tile(m: Module, name: str, layer: ConvLayer, source_type: Type, tile: GemmTile) -> Function:
@@ -67,14 +80,16 @@ def _tile(m: Module, name: str, layer: ConvLayer, source_type: Type, tile: GemmT
     x, w, out, residual, bias, sums = k.args
     together = tile.pixels - tile.odd
     widths = [min(lanes, together - first) for first in range(0, together, lanes)]
-    places = [[sums + (i * len(widths) + v) * lanes for v in range(len(widths))] for i in range(tile.TK)]
-    odd_places = [sums + (tile.TK * len(widths) * lanes + n * tile.TK) for n in range(tile.odd)]
+    channels = tile.blocks * tile.TK
+    places = [[sums + (i * len(widths) + v) * lanes for v in range(len(widths))] for i in range(channels)]
+    odd_sums = sums + channels * len(widths) * lanes
+    odd_places = [[odd_sums + (b * tile.odd + n) * tile.TK for n in range(tile.odd)] for b in range(tile.blocks)]
 
     def begun(p: Value, n: int) -> Var:
         return k.var(k.zero(wide, n) if tile.channels.begins else k.load(p, n))
 
     acc = [[begun(p, lanes) for p in row] for row in places]
-    singles = [begun(p, tile.TK) for p in odd_places]
+    singles = [[begun(p, tile.TK) for p in block] for block in odd_places]
     source, filters = k.var(x), k.var(w)
 
     def rows(count: int) -> None:
@@ -82,7 +97,7 @@ def _tile(m: Module, name: str, layer: ConvLayer, source_type: Type, tile: GemmT
         for c in range(count):
             for n, tap in enumerate(tile.taps):
                 f = filters.get() + (c * len(tile.taps) + n) * tile.TK
-                _multiply(k, acc, singles, widths, source.get() + (c * tile.pitch + tap), f)
+                _multiply(k, tile, acc, singles, widths, source.get() + (c * tile.pitch + tap), f)
         source.set(source.get() + (count * tile.pitch if tile.R == 1 else tile.row_pitch))
         filters.set(filters.get() + count * len(tile.taps) * tile.TK)
 
@@ -98,7 +113,7 @@ def _tile(m: Module, name: str, layer: ConvLayer, source_type: Type, tile: GemmT
         if tile.channels.C % unroll:
             rows(tile.channels.C % unroll)
     if not tile.channels.ends:
-        for variables, there in zip([*acc, singles], [*places, odd_places], strict=True):
+        for variables, there in zip([*acc, *singles], [*places, *odd_places], strict=True):
             for a, p in zip(variables, there, strict=True):
                 k.store(a.get(), p)
         return k
@@ -114,26 +129,34 @@ def _tile(m: Module, name: str, layer: ConvLayer, source_type: Type, tile: GemmT
                 k.store(result, out + place, nontemporal=True)
             else:
                 store_range(k, result, out + place, 0, widths[v])
-        for n, single in enumerate(singles):
+        for n, single in enumerate(singles[i // tile.TK]):
             place = i * tile.out_pitch + tile.pixels - tile.odd + n
             r = k.load(residual + place) if epilogue.residual else None
-            one = k.extract(single.get(), i) if tile.TK > 1 else single.get()
+            one = k.extract(single.get(), i % tile.TK) if tile.TK > 1 else single.get()
             k.store(epilogue.apply(k, one, b, r), out + place)
     return k
 
 
 def _multiply(
-    k: Function, acc: Sequence[Sequence[Var]], singles: Sequence[Var], widths: Sequence[int], p: Value, f: Value
+    k: Function,
+    tile: GemmTile,
+    acc: Sequence[Sequence[Var]],
+    singles: Sequence[Sequence[Var]],
+    widths: Sequence[int],
+    p: Value,
+    f: Value,
 ) -> None:
     """One tap of one channel: outer product of pixels and filters."""
     lanes = k.module.lanes(p.type.to) if p.type.to else 0
     pixels = [load_range(k, p + v * lanes, lanes, 0, width) for v, width in enumerate(widths)]
-    for i, row in enumerate(acc):
-        one = k.broadcast(f + i, lanes)
-        for a, v in zip(row, pixels, strict=True):
-            a.fma(v, one)
-    if singles:
-        several = k.load(f, len(acc))
-        first = sum(widths)
-        for n, single in enumerate(singles):
-            single.fma(several, k.broadcast(p + first + n, len(acc)))
+    if pixels:
+        for i, row in enumerate(acc):
+            block, channel = divmod(i, tile.TK)
+            one = k.broadcast(f + (block * tile.block_pitch + channel), lanes)
+            for a, v in zip(row, pixels, strict=True):
+                a.fma(v, one)
+    odd = [k.broadcast(p + sum(widths) + n, tile.TK) for n in range(tile.odd)]
+    for block, row in enumerate(singles if odd else ()):
+        several = k.load(f + block * tile.block_pitch, tile.TK)
+        for single, pixel in zip(row, odd, strict=True):
+            single.fma(several, pixel)

@@ -10,6 +10,7 @@ from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.layouts import laid_out
+from autoconv.networks.choice.streaming import best_before_reading
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.run.memory import ALIGNMENT, Views, arranged, blocks, rounded
@@ -142,7 +143,9 @@ def _plan(
     if (candidate := candidates.get(node.name)) is not None:
         with contextlib.suppress(PlanError):  # of another version, say: then as if nothing were known
             return plan(layer, candidate, **wanted)
-    return plan(layer, mode, **wanted)
+    made = plan(layer, mode, **wanted)
+    best = best_before_reading(made, wanted["device"]) if node.name not in graph.outputs.values() else None
+    return made if best in (None, str(made.candidate)) else plan(layer, best, **wanted)
 
 
 def _beside(graph: Graph, views: Views, nodes: list[Node]) -> dict[str, int]:
