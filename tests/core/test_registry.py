@@ -67,7 +67,15 @@ def test_contract(algorithm: Algorithm) -> None:
 def test_exact_algorithms_alone_sum_whole_numbers_without_error(algorithm: Algorithm) -> None:
     rng = np.random.default_rng(0)
     errs = set()
-    for name in ("plain", "pointwise", "pointwise strided", "depthwise", "strided", "depthwise strided", "large filter"):
+    for name in (
+        "plain",
+        "pointwise",
+        "pointwise strided",
+        "depthwise",
+        "strided",
+        "depthwise strided",
+        "large filter",
+    ):
         for direction, fields in itertools.product(DIRECTIONS, ({}, DEEP if name == "strided" else {})):
             layer = edge(name, direction=direction, **fields)
             arrays = tuple(rng.integers(-400, 400, shape).astype("f") for shape in layer.input_shapes)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import warnings
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 onnx = pytest.importorskip("onnx")
 
 from onnx import numpy_helper  # noqa: E402
+from onnx_cases import cases_of  # noqa: E402
 
 from autoconv.errors import ConfigError  # noqa: E402
 from autoconv.networks.onnx_reader import translated  # noqa: E402
@@ -43,17 +42,7 @@ KNOWN_NOW = ("scales", "roi", "min", "max", "value", "t")  # inputs that shapes 
 
 def cases(module: str) -> list[Any]:
     """The cases of one module of the package, for operators that are known here."""
-    from onnx.backend.test.case import node
-
-    before = len(node._NodeTestCases)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module(f"onnx.backend.test.case.node.{module}")
-    _CASES.setdefault(module, node._NodeTestCases[before:])
-    return [c for c in _CASES[module] if len(c.model.graph.node) == 1 and c.model.graph.node[0].op_type in LOWERINGS]
-
-
-_CASES: dict[str, list[Any]] = {}
+    return [c for c in cases_of(module) if len(c.model.graph.node) == 1 and c.model.graph.node[0].op_type in LOWERINGS]
 
 
 def with_constants(case: Any, inputs: list[Any]) -> tuple[Any, dict[str, np.ndarray]]:

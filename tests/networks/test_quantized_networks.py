@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
+from onnx_cases import cases_of  # noqa: E402
 from onnx_models import node  # noqa: E402
 
 import autoconv  # noqa: E402
@@ -51,16 +50,11 @@ def compiled(model: Any) -> CompiledNetwork:
 @functools.cache
 def cases() -> list[Any]:
     """ONNX's own, of uint8 and int8."""
-    from onnx.backend.test.case import node as found
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for operator in OPERATORS:
-            importlib.import_module(f"onnx.backend.test.case.node.{operator.lower()}")
     ours = {TensorProto.UINT8, TensorProto.INT8}
     return [
         case
-        for case in found._NodeTestCases
+        for operator in OPERATORS
+        for case in cases_of(operator.lower())
         if len(case.model.graph.node) == 1 and case.model.graph.node[0].op_type in OPERATORS
         and {v.type.tensor_type.elem_type for v in (*case.model.graph.input, *case.model.graph.output)} & ours
     ]  # fmt: skip

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
-import warnings
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
+from onnx_cases import cases_of  # noqa: E402
 
 import autoconv  # noqa: E402
 
@@ -38,13 +37,8 @@ def answer(node: Any, inputs: list[Any], output_dtype: str) -> Any:
 
 @functools.cache
 def cases() -> list[Any]:
-    from onnx.backend.test.case import node
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for module in ("convinteger", "qlinearconv"):
-            importlib.import_module(f"onnx.backend.test.case.node.{module}")  # which adds its own to all cases
-    return [case for case in node._NodeTestCases if case.model.graph.node[0].op_type in NAMES]
+    of_both = (*cases_of("convinteger"), *cases_of("qlinearconv"))
+    return [case for case in of_both if case.model.graph.node[0].op_type in NAMES]
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
