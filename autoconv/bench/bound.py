@@ -61,8 +61,7 @@ def least_seconds(layer: ConvLayer, device: CPU, candidate: Candidate) -> float 
     -------
     float or None
         The larger of the two times: neither can be avoided, and both may go on at once. Operands come from where a
-        working set of their size lies. None where the multiplications are not known, and of vectors of integers, whose
-        peak is not measured.
+        working set of their size lies. None where the multiplications are not known, and of integers.
     """
     products, peak = multiplications(layer, device, candidate), _peak(layer, device, candidate)
     if products is None or peak is None:
