@@ -6,6 +6,7 @@ import math
 
 from autoconv.algorithm import Candidate
 from autoconv.cpu.device import CPU
+from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
 
 
@@ -26,12 +27,17 @@ def best_before_reading(made: Plan, device: CPU) -> str:
     str
         The plan's own candidate where nothing was measured.
     """
-    layer, machine = made.layer, device.machine
-    size = math.prod(layer.output_shape) * layer.itemsize
-    fetched = machine.reading(size, machine.beyond) - machine.reading(size, size / machine.threads)
 
     def seconds(name: str) -> float:
-        return made.timings[name] + fetched * bool(Candidate.parse(name).params.get("nt"))
+        return made.timings[name] + fetching(made.layer, device, name)
 
     timed = [name for name in made.ranking if name in made.timings]
     return min(timed, key=seconds, default=str(made.candidate))
+
+
+def fetching(layer: ConvLayer, device: CPU, candidate: str) -> float:
+    """Seconds that a layer's output takes longer to be read because a candidate stored it past the caches."""
+    if not Candidate.parse(candidate).params.get("nt"):
+        return 0.0
+    machine, size = device.machine, math.prod(layer.output_shape) * layer.itemsize
+    return machine.reading(size, machine.beyond) - machine.reading(size, size / machine.threads)

@@ -23,6 +23,7 @@ from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer, Layout
 from autoconv.networks.choice.layouts import IMAGES, channels_last, conversion
 from autoconv.networks.choice.solver import least
+from autoconv.networks.choice.streaming import best_before_reading, fetching
 from autoconv.networks.choice.times import OperatorTimes
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
@@ -144,8 +145,9 @@ class _LayerTimes:
     def _recorded(self, layer: ConvLayer, mode: str) -> _Recorded | None:
         with contextlib.suppress(PlanError):
             made = plan(layer, mode, **self._options)
-            if (seconds := made.timings.get(str(made.candidate))) is not None:
-                return _Recorded(seconds, made.facts[str(made.candidate)])
+            best = best_before_reading(made, self._device)
+            if (seconds := made.timings.get(best)) is not None:
+                return _Recorded(seconds + fetching(made.layer, self._device, best), made.facts[best])
         return None
 
     def _expected(self, layer: ConvLayer) -> float:
