@@ -23,6 +23,7 @@ from autoconv.networks.operators import Conv, TensorType
 from autoconv.networks.passes import optimized
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.memory import Views, arranged, blocks
+from autoconv.records.schema import Facts
 
 SIZES = (0, 1 << 12, 1 << 16, 1 << 20)  # of scratch memory that candidates take, the best the most
 
@@ -121,7 +122,8 @@ def test_what_goes_past_the_caches_costs_whoever_reads_it() -> None:
 
     def best(difference: float) -> str:
         timings = {past: 1e-3, kept: 1e-3 + difference, slow: 5e-3}
-        made: Any = SimpleNamespace(layer=layer, candidate=past, ranking=[past, kept, slow], timings=timings)
+        facts = {name: Facts("", time=seconds, samples=9, error=1e-7) for name, seconds in timings.items()}
+        made: Any = SimpleNamespace(layer=layer, candidate=past, ranking=list(timings), timings=timings, facts=facts)
         return best_in_network(made, device)
 
     assert best(0.5 * fetched) == kept

@@ -13,6 +13,9 @@ from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.errors import error_by
 from autoconv.plans import Plan
+from autoconv.records.limits import noise
+
+CLEARLY = 2.0  # times as exact
 
 
 def best_in_network(made: Plan, device: CPU, price: float = 0.0, read: bool = True) -> str:
@@ -20,6 +23,7 @@ def best_in_network(made: Plan, device: CPU, price: float = 0.0, read: bool = Tr
 
     A layer alone is timed without anybody reading its output. What it stored past the caches has to be fetched from
     memory, where it would else lie in the caches as far as it fits: that difference is added to what was measured.
+    Among those within the noise of the fastest, one that errs clearly less is better.
 
     Parameters
     ----------
@@ -40,10 +44,17 @@ def best_in_network(made: Plan, device: CPU, price: float = 0.0, read: bool = Tr
     def seconds(name: str) -> float:
         return cost(made, device, name, price, read)
 
+    def error(name: str) -> float:
+        return error_by(made, name, device)
+
     timed = [name for name in made.ranking if name in made.timings]
     if not timed or not (read or price):
         return str(made.candidate)
-    return min(timed, key=seconds)
+    fastest, facts = min(timed, key=seconds), made.facts
+    if price:  # what it errs is counted
+        return fastest
+    as_fast = (n for n in timed if seconds(n) <= seconds(fastest) * (1 + noise(facts[n], facts[fastest])))
+    return min((n for n in as_fast if error(n) <= error(fastest) / CLEARLY), key=error, default=fastest)
 
 
 def cost(made: Plan, device: CPU, candidate: str, price: float = 0.0, read: bool = True) -> float:

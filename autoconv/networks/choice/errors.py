@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from autoconv import registry
-from autoconv.algorithm import Candidate, bound_for
+from autoconv.algorithm import Candidate
 from autoconv.device import Device
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
@@ -25,7 +25,6 @@ from autoconv.plans import Plan
 # sum is n / 4 for n terms, and the root of the mean square (RMS) of an output sqrt(n) / 3; the largest error is about
 # ten times their RMS, as errors differ from place to place (docs/pages/accuracy.md has both).
 RELATIVE = 3 / 4 / 10
-EXACT_CAP = 2e-6
 USUAL = 0.1  # of a cap: what errors usually are, where none is recorded
 
 
@@ -76,24 +75,6 @@ def _shares(graph: Graph, node: Node) -> Iterator[tuple[str, float]]:
         elif isinstance(operator, Conv | MatMul) and operator.residual:
             share = 1 / 2
         yield name, share
-
-
-def plain(graph: Graph, weights: Mapping[str, float]) -> float:
-    """The error of a network whose layers all add up their products in float32, one after the other.
-
-    Parameters
-    ----------
-    graph : Graph
-    weights : mapping of str to float
-        What `sensitivities` gives.
-
-    Returns
-    -------
-    float
-        Relative to the largest output.
-    """
-    layers = {name: layer_of(graph, graph.nodes[name]) for name in weights}
-    return combined({name: USUAL * bound_for(layer, EXACT_CAP) for name, layer in layers.items() if layer}, weights)
 
 
 def error_by(made: Plan, candidate: str, device: Device) -> float:

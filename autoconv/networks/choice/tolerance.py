@@ -21,7 +21,7 @@ from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.networks.choice.candidate import best_in_network
 from autoconv.networks.choice.choose import of_layers, plan_alone
-from autoconv.networks.choice.errors import combined, error_by, plain, sensitivities
+from autoconv.networks.choice.errors import combined, error_by, sensitivities
 from autoconv.networks.choice.together import arrays_in_nhwc
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
@@ -29,10 +29,8 @@ from autoconv.plans import Plan
 from autoconv.tuning.choice import MODES, TIMING
 from autoconv.tuning.planner import plan
 
-USUAL_FACTOR = 3.0  # times the error of plain sums, which a network may have unless its caller says otherwise
-ROOM = 1.1  # times the least error there is, where that is more
 STEPS = 10  # of the bisection, which then knows the price to a part in 250
-GROWTH = 16.0
+GROWTH = 16.0  # of the price, until it is high enough
 
 
 class Together(NamedTuple):
@@ -59,9 +57,8 @@ def chosen_within(graph: Graph, device: CPU, options: Mapping[str, Any], mode: s
         After all passes, in NCHW.
     device : CPU
     options : mapping
-        As for `plan`, but that `tolerance` is one of the whole: the largest error of its outputs, relative to the
-        largest output. Without it the limit is some times the error of plain sums, or little more than the least that
-        is on record, where that is more.
+        As for `plan`, but that `tolerance` is one of the whole: the largest error expected of its outputs, relative to
+        the largest output.
     mode : str
         As for `plan`. One that times has exact algorithms timed, too, where nothing else keeps a tolerance.
 
@@ -79,23 +76,18 @@ def chosen_within(graph: Graph, device: CPU, options: Mapping[str, Any], mode: s
     if mode not in MODES:
         return Together(arrays_in_nhwc(graph, device, options, mode), {})
     free, error = search.at(0.0)
-    limit = tolerance
-    if limit is None:
-        limit = USUAL_FACTOR * plain(graph, search.weights) if search.all_recorded() else math.inf
-    if error <= limit:
+    if tolerance is None or error <= tolerance:
         return free
     least = search.least()
-    if tolerance is None:
-        limit = max(limit, ROOM * least)
-    elif least > limit and mode in TIMING:
+    if least > tolerance and mode in TIMING:
         search.time_exact_ones()
         least = search.least()
-    if least > limit and search.all_recorded():
+    if least > tolerance and search.all_recorded():
         raise PlanError(
             f"{graph.name}: tolerance={tolerance}: expected at least {least:.1e}, which the most exact candidates of "
-            "its layers on record come to; tuning with this tolerance times exact ones where none is on record"
+            "its layers on record come to; `tune` with this tolerance times exact ones where none is on record"
         )
-    return search.within(max(limit, least))
+    return search.within(max(tolerance, least))
 
 
 def expected_error(graph: Graph, plans: Mapping[str, Plan], device: CPU) -> float:

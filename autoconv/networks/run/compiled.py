@@ -88,7 +88,8 @@ class CompiledNetwork:
         self, mode: str, candidates: Mapping[str, str], last: Collection[str] | None = None, **options: Any
     ) -> None:
         """Choose layouts, unless they are known, and plans, known candidates where there are, and arrange all anew."""
-        options, prices = {**self._options, **options}, {}
+        options = {**self._options, **options}
+        prices: Mapping[str, float] = {}
         if last is None:
             last, prices = chosen_within(self._first, self.device, options, mode)
         graph, views, plans = planned(self._first, last, self.device, options, candidates, mode, prices)
