@@ -35,8 +35,8 @@ from autoconv.networks.operators import (
 from autoconv.networks.passes import optimized
 from autoconv.networks.passes.batch_split import at_a_time, for_images, split
 from autoconv.networks.reference import evaluate
+from autoconv.networks.run import contest
 from autoconv.networks.run.compiled import CompiledNetwork
-from autoconv.networks.run.contest import quickest
 from autoconv.records.cache import TuningCache
 
 kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
@@ -219,12 +219,35 @@ def test_what_won_is_known_until_kernels_change(
     assert ways_to_split(graph, (), device, options, "heuristic") == [{}]
 
 
-@kernels
-def test_the_whole_batch_stays_unless_parts_are_surely_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autoconv.networks.run import contest
+@pytest.mark.parametrize(
+    ("seconds", "winner", "rounds"),
+    [
+        ([[3.0], [2.0], [1.0]], 2, contest.FEWEST),
+        ([[3.0], [2.0], [4.0]], 1, contest.FEWEST),
+        ([[3.0], [3.0], [4.0]], 0, contest.FEWEST),
+        ([[3.0], [2.0, 4.0], [4.0]], 0, contest.MOST),  # as often slower
+        ([[1.0, 9.0], [0.9, 8.0], [5.0]], 1, contest.FEWEST),  # what disturbs meets both
+    ],
+)
+def test_the_whole_batch_stays_unless_parts_are_likely_quicker(
+    seconds: list[list[float]], winner: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, runs = [0.0], [0, 0, 0]
 
-    clock = iter(range(10**6))
-    nets = [in_parts(chain(4), images) for images in ({}, {"c0": 2})]
-    monkeypatch.setattr(contest.time, "perf_counter", lambda: float(next(clock)))
-    best, seconds = quickest([net._schedule for net in nets])
-    assert (best, len(seconds)) == (0, 2)  # all take one tick
+    class Runs:
+        """In the place of an instance: takes these seconds in turn, and one that is not counted at first."""
+
+        def __init__(self, schedule: Any) -> None:
+            self.which = schedule.which
+
+        def run(self, inputs: Any) -> None:
+            mine = seconds[self.which]
+            clock[0] += mine[(runs[self.which] - 1) % len(mine)] / 1000
+            runs[self.which] += 1
+
+    monkeypatch.setattr(contest, "Instance", Runs)
+    monkeypatch.setattr(contest.time, "perf_counter", lambda: clock[0])
+    schedules: Any = [SimpleNamespace(graph=chain(4), which=n) for n in range(3)]
+    best, medians = contest.quickest(schedules)
+    assert (best, len(medians)) == (winner, 3)
+    assert runs == [rounds + 1] * 3

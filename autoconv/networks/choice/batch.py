@@ -8,7 +8,7 @@ are of inputs and outputs that lie in the caches as far as they fit, which those
 need not: where a segment meets another, the difference is added, by what the machine was measured to do.
 
 As such sums err (U-Net's whole batch took a quarter longer than its layers by themselves), that is not the choice: it
-is run against the whole batch, and so is one image at a time (`run.contest`); what won is kept.
+is run against the whole batch, and so are the smallest parts (`run.contest`); what won is kept.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan
 
 WORTH = 0.99  # of the whole batch's time: what is not expected to take less is not run
+MOST_PARTS = 16
 
 
 def ways_to_split(
@@ -75,7 +76,7 @@ def ways_to_split(
         return [{}]  # or nothing is to be gained
     with OperatorTimes(device, cache, measure=True) as between:
         images = _Segments(found, device, options, mode, between).least()
-    alone = at_a_time(found, 1)
+    alone = at_a_time(found, _counts(batch_of(found))[0])
     return [{}, *([images] if images not in ({}, alone) else []), *([alone] if alone else [])]
 
 
@@ -101,6 +102,11 @@ def _recalled(graph: Graph, device: CPU, cache: TuningCache) -> dict[str, int] |
         return None
     finally:
         store.close()
+
+
+def _counts(batch: int) -> list[int]:
+    """How many images at a time there may be: parts are arranged one by one."""
+    return [count for count in divisors(batch) if batch // count <= MOST_PARTS]
 
 
 def _arrays(graph: Graph) -> int:
@@ -136,7 +142,7 @@ class _Segments:
         self._options = {"device": device, **options}
         self._options.pop("memory_limit", None)
         self._batch = batch_of(graph)
-        self._parts = {count: for_images(graph, count) for count in divisors(self._batch)}
+        self._parts = {count: for_images(graph, count) for count in _counts(self._batch)}
         self._parts[self._batch] = graph
         self._free = {count: Views(part).free for count, part in self._parts.items()}
         self._times: dict[tuple[ConvLayer, bool], float | None] = {}
