@@ -212,7 +212,8 @@ def test_what_won_is_known_until_kernels_change(
     remember(graph, {"c1": 2}, [2.0, 1.0], device, options)
     for mode in ("heuristic", "profile"):
         assert ways_to_split(graph, (), device, options, mode) == [{"c1": 2}]
-    assert ways_to_split(chain(4), (), device, options, "heuristic") == [{}]
+    for other, limits in ((chain(4), {}), (graph, {"exact": True}), (graph, {"memory_limit": 1 << 20})):
+        assert ways_to_split(other, (), device, options | limits, "heuristic") == [{}]
     monkeypatch.setattr(batch, "_version", lambda device: "another")
     assert ways_to_split(graph, (), device, options, "heuristic") == [{}]
     remember(graph, {"gone": 2}, [2.0, 1.0], device, options)
@@ -227,6 +228,7 @@ def test_what_won_is_known_until_kernels_change(
         ([[3.0], [3.0], [4.0]], 0, contest.FEWEST),
         ([[3.0], [2.0, 4.0], [4.0]], 0, contest.MOST),  # as often slower
         ([[1.0, 9.0], [0.9, 8.0], [5.0]], 1, contest.FEWEST),  # what disturbs meets both
+        ([[3.0], [2.0], [2.01]], 2, contest.FEWEST),  # needs less memory
     ],
 )
 def test_the_whole_batch_stays_unless_parts_are_likely_quicker(
@@ -247,7 +249,7 @@ def test_the_whole_batch_stays_unless_parts_are_likely_quicker(
 
     monkeypatch.setattr(contest, "Instance", Runs)
     monkeypatch.setattr(contest.time, "perf_counter", lambda: clock[0])
-    schedules: Any = [SimpleNamespace(graph=chain(4), which=n) for n in range(3)]
+    schedules: Any = [SimpleNamespace(graph=chain(4), which=n, arena_bytes=9 - n) for n in range(3)]
     best, medians = contest.quickest(schedules)
     assert (best, len(medians)) == (winner, 3)
     assert runs == [rounds + 1] * 3

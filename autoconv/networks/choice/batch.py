@@ -19,6 +19,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import fields
 from typing import Any
 
 from autoconv import registry
@@ -34,6 +35,7 @@ from autoconv.networks.operators import Concat
 from autoconv.networks.passes.batch_split import Images, at_a_time, batch_of, divisors, for_images, split
 from autoconv.networks.run.memory import Views, arranged, blocks
 from autoconv.records.cache import TuningCache
+from autoconv.records.limits import Limits
 from autoconv.records.store import TextStore
 from autoconv.tuning.candidates import CandidateSet
 from autoconv.tuning.choice import TIMING
@@ -41,6 +43,7 @@ from autoconv.tuning.planner import plan
 
 WORTH = 0.99  # of the whole batch's time: what is not expected to take less is not run
 MOST_PARTS = 16
+LIMITS = ("memory_limit", *(field.name for field in fields(Limits)))
 
 
 def ways_to_split(
@@ -69,7 +72,7 @@ def ways_to_split(
     if batch_of(found) == 1:
         return [{}]
     cache = options.get("cache") or TuningCache()
-    known = _recalled(found, device, cache)
+    known = _recalled(found, device, options, cache)
     if known is not None:
         return [known]
     if mode not in TIMING or _arrays(found) <= device.machine.caches[1] * device.machine.threads:
@@ -85,16 +88,16 @@ def remember(graph: Graph, images: Images, seconds: list[float], device: CPU, op
     record = {"version": _version(device), "images": dict(images), "seconds": seconds, "graph": graph.name}
     store = TextStore((options.get("cache") or TuningCache()).directory)
     try:
-        store.update(_key(graph, device), lambda old: json.dumps(record))
+        store.update(_key(graph, device, options), lambda old: json.dumps(record))
     finally:
         store.close()
 
 
-def _recalled(graph: Graph, device: CPU, cache: TuningCache) -> dict[str, int] | None:
+def _recalled(graph: Graph, device: CPU, options: Mapping[str, Any], cache: TuningCache) -> dict[str, int] | None:
     """The parts in which a network won, under today's kernels; what cannot be read is not known."""
     store = TextStore(cache.directory)
     try:
-        record = json.loads(store.get(_key(graph, device)) or "{}")
+        record = json.loads(store.get(_key(graph, device, options)) or "{}")
         images = {str(name): int(count) for name, count in record["images"].items()}
         split(graph, images)
         return images if record["version"] == _version(device) else None
@@ -116,15 +119,18 @@ def _arrays(graph: Graph) -> int:
     return arranged(blocks(graph, views, nodes, [0] * len(nodes)))[1]
 
 
-def _key(graph: Graph, device: CPU) -> str:
-    nodes = [f"{node} {graph.types[node.name]}" for node in graph.nodes.values()]
-    what = "\n".join([*map(str, graph.inputs.items()), *nodes])
+def _key(graph: Graph, device: CPU, options: Mapping[str, Any]) -> str:
+    """What the parts of a network depend on: its nodes, and the limits under which their candidates are chosen."""
+    nodes = [f"{node} of {[*map(str, map(graph.types.get, node.inputs))]}" for node in graph.nodes.values()]
+    limits = [f"{name}={options[name]}" for name in LIMITS if options.get(name)]
+    what = "\n".join([*nodes, *limits])
     return f"parts|{hashlib.sha256(what.encode()).hexdigest()}|{device.key}"
 
 
 def _version(device: CPU) -> str:
-    """Of all that computes layers on a device."""
-    versions = [f"{algorithm.name} {algorithm.version}" for algorithm in registry.algorithms(device)]
+    """Of all of ours that computes layers on a device."""
+    ours = [algorithm for algorithm in registry.algorithms(device) if algorithm.vendor is None]
+    versions = [f"{algorithm.name} {algorithm.version}" for algorithm in ours]
     return hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
 
 

@@ -14,6 +14,7 @@ from autoconv.networks.run.instance import Instance, Schedule
 FEWEST, MOST = 5, 50  # rounds
 SECONDS = 10.0  # of all rounds, past the fewest
 RESAMPLES = 200
+NEAR = 1.02  # of the quickest: then the one that needs least memory
 SURE, LIKELY, HOPELESS = 0.95, 0.75, 0.25  # parts of resampled medians: to stop at, to win in the end, to give up
 
 
@@ -23,7 +24,8 @@ def quickest(schedules: Sequence[Schedule]) -> tuple[int, list[float]]:
     They run in rounds of random order, so that what disturbs the machine meets all; and their times are compared round
     by round. How sure it is that another is quicker tells the part of samples, drawn anew from the rounds, in which the
     median of its time over the first one's is below 1 (the bootstrap: Efron, 1979). Rounds go on until that is sure of
-    one, hopeless for all, or has taken long enough.
+    one, hopeless for all, or has taken long enough. Of those that are about as quick, the one that needs the least
+    memory wins.
 
     Parameters
     ----------
@@ -57,7 +59,8 @@ def quickest(schedules: Sequence[Schedule]) -> tuple[int, list[float]]:
             break
     medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
     likely = [n for n, part in enumerate(agreeing, 1) if part >= LIKELY]
-    return min(likely, key=medians.__getitem__, default=0), medians
+    near = [n for n in likely if medians[n] <= NEAR * min(medians[m] for m in likely)]
+    return min(near, key=lambda n: schedules[n].arena_bytes, default=0), medians
 
 
 def _agreeing(ratios: Sequence[float], draws: random.Random) -> float:
