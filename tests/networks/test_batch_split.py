@@ -35,6 +35,7 @@ from autoconv.networks.operators import (
 from autoconv.networks.passes import optimized
 from autoconv.networks.passes.batch_split import at_a_time, for_images, split
 from autoconv.networks.reference import evaluate
+from autoconv.networks.run import compiled as compiled_network
 from autoconv.networks.run import contest
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.records.cache import TuningCache
@@ -232,7 +233,7 @@ def test_what_won_is_known_until_kernels_change(
     ],
 )
 def test_the_whole_batch_stays_unless_parts_are_likely_quicker(
-    seconds: list[list[float]], winner: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+    seconds: list[list[float]], winner: int, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, runs = [0.0], [0, 0, 0]
 
@@ -249,7 +250,25 @@ def test_the_whole_batch_stays_unless_parts_are_likely_quicker(
 
     monkeypatch.setattr(contest, "Instance", Runs)
     monkeypatch.setattr(contest.time, "perf_counter", lambda: clock[0])
-    schedules: Any = [SimpleNamespace(graph=chain(4), which=n, arena_bytes=9 - n) for n in range(3)]
-    best, medians = contest.quickest(schedules)
+    schedules: Any = [
+        SimpleNamespace(graph=chain(4), device=CPU.current(), which=n, arena_bytes=9 - n) for n in range(3)
+    ]
+    best, medians = contest.quickest(schedules, {"cache": TuningCache(tmp_path)})
     assert (best, len(medians)) == (winner, 3)
     assert runs == [rounds + 1] * 3
+
+
+@kernels
+def test_what_wins_a_race_runs_and_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, cache = chain(4), TuningCache(tmp_path)
+    net = CompiledNetwork(graph, CPU.current(), {"vendors": False, "cache": cache})
+    assert net.images == {}
+    monkeypatch.setattr(compiled_network, "ways_to_split", lambda *arguments: [{}, {"c1": 2}, {"c0": 1}])
+    monkeypatch.setattr(compiled_network, "quickest", lambda schedules, options: (1, [3.0, 1.0, 2.0]))
+    assert net.tune("direct").images == {"c1": 2}
+    agree(net, graph, 1e-5)
+    assert len(net._packed) == 3  # of those that lost nothing is kept
+    monkeypatch.undo()
+    again = CompiledNetwork(graph, CPU.current(), {"vendors": False, "cache": cache})
+    assert again.images == {"c1": 2}
+    assert again.tune("direct").images == {"c1": 2}

@@ -203,8 +203,9 @@ class _Segments:
         if node is None:
             return math.inf
         times = self._batch // count
-        if name in self._free[count] or (isinstance(node.operator, Concat) and count == 1):
-            return 0.0
+        in_place = name in self._free[count] or (isinstance(node.operator, Concat) and count == 1)
+        if in_place or not any(name in part.nodes for part in self._parts.values() if part is not self._graph):
+            return 0.0  # or there is no choice
         if (layer := self._layer(name, count)) is None:
             return times * self._between.seconds(node.operator, [self._parts[count].types[n] for n in node.inputs])
         mode = self._mode if count == self._batch else "cached"

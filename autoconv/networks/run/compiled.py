@@ -94,9 +94,11 @@ class CompiledNetwork:
             raise
         best = 0
         if len(ways) > 1:
-            best, seconds = quickest(schedules)
+            best, seconds = quickest(schedules, options)
             remember(found[best].parts.whole, found[best].parts.images, seconds, self.device, options)
         made, schedule = found[best], schedules[best]
+        used = {id(operand) for call in schedule.calls for operand in call.operands}
+        self._packed = {key: filters for key, filters in self._packed.items() if id(filters) in used}
         with self._lock:
             self.graph, self.plans, self._parts = made.parts.whole, made.plans, made.parts
             self.in_nhwc, self.images = made.in_nhwc, made.parts.images
