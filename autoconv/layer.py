@@ -54,9 +54,10 @@ class ConvLayer:
     direction : "fwd", "dgrad" or "wgrad"
         What is computed: `y` from `(x, w)`, `dx` from `(dy, w)`, or `dw` from `(x, dy)`.
     bias, residual : bool
-        Whether the epilogue adds a bias (K values) and a residual (an array of the output's shape).
+        Whether the epilogue adds a bias (a value for each channel of the output) and a residual (an array of the
+        output's shape). For "fwd", and for "dgrad", which is then a transposed convolution.
     activation : str, optional
-        What the epilogue ends with: `y = activation(conv(x, w) + bias + residual)`, for "fwd" only: "relu", "relu6",
+        What the epilogue ends with: `y = activation(conv(x, w) + bias + residual)`, likewise: "relu", "relu6",
         "clip:LOW:HIGH", "leaky_relu[:SLOPE]", "sigmoid", "silu", "hardsigmoid", "hardswish", "gelu" or "gelu_tanh".
     output_dtype : "int32", "uint8", "int8" or "float32", or a NumPy dtype of that name
         Of the output of a quantised layer; by default the "int32" of its sums. Of others it is their dtype.
@@ -65,7 +66,7 @@ class ConvLayer:
     ------
     LayerError
         For a wrong type, an extent out of range, groups that do not divide, an empty output, an
-        epilogue on a gradient, or int32 sums that could overflow.
+        epilogue on the filters' gradient, or int32 sums that could overflow.
 
     Examples
     --------
@@ -145,8 +146,8 @@ class ConvLayer:
                     f"{filter_name}={getattr(self, filter_name)} with dilation {self.dilation[index]} spans "
                     f"{self.filter_extent[index]}, more than the padded {axis} of {padded}: the output is empty"
                 )
-        if self.direction != "fwd" and (self.bias or self.residual or self.activation):
-            raise LayerError(f"direction={self.direction!r}: bias, residual and activation are allowed for 'fwd' only")
+        if self.direction == "wgrad" and (self.bias or self.residual or self.activation):
+            raise LayerError("direction='wgrad': bias, residual and activation are allowed for 'fwd' and 'dgrad' only")
         if not self.quantized:
             return
         if self.direction != "fwd" or self.bias or self.residual:
@@ -208,6 +209,11 @@ class ConvLayer:
         return {"fwd": self.y_shape, "dgrad": self.x_shape, "wgrad": self.w_shape}[self.direction]
 
     @property
+    def output_channels(self) -> int:
+        """Channels of the output, or of wgrad's the filters: as many values as a bias has."""
+        return self.C if self.direction == "dgrad" else self.K
+
+    @property
     def quantized(self) -> bool:
         """Whether the arrays are integers that a `Quantization` gives a meaning."""
         return self.dtype in INTEGERS
@@ -252,9 +258,9 @@ class ConvLayer:
     @property
     def bytes(self) -> int:
         """Least memory traffic: every operand once."""
-        inputs = [self.x_shape, self.w_shape] + [self.y_shape] * self.residual
+        inputs = [self.x_shape, self.w_shape] + [self.output_shape] * self.residual
         outputs = math.prod(self.y_shape) * self.output_numpy_dtype.itemsize
-        return self.itemsize * (sum(map(math.prod, inputs)) + self.K * self.bias) + outputs
+        return self.itemsize * (sum(map(math.prod, inputs)) + self.output_channels * self.bias) + outputs
 
     @property
     def arithmetic_intensity(self) -> float:

@@ -143,7 +143,7 @@ def _plan(
     if (candidate := candidates.get(node.name)) is not None:
         with contextlib.suppress(PlanError):  # of another version, say: then as if nothing were known
             return plan(layer, candidate, **wanted)
-    made = plan(layer, mode, **wanted)
+    made = plan(layer, mode, **wanted, build=False)  # it may not be the one
     best = best_before_reading(made, wanted["device"]) if node.name not in graph.outputs.values() else None
     return made if best in (None, str(made.candidate)) else plan(layer, best, **wanted)
 

@@ -144,7 +144,7 @@ class _LayerTimes:
 
     def _recorded(self, layer: ConvLayer, mode: str) -> _Recorded | None:
         with contextlib.suppress(PlanError):
-            made = plan(layer, mode, **self._options)
+            made = plan(layer, mode, **self._options, build=False)
             best = best_before_reading(made, self._device)
             if (seconds := made.timings.get(best)) is not None:
                 return _Recorded(seconds + fetching(made.layer, self._device, best), made.facts[best])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -45,6 +45,25 @@ class Ref:
 
 
 @dataclass(frozen=True)
+class Scratch:
+    """A step's scratch memory as an operand, from some byte on."""
+
+    offset: int = 0
+
+
+Operand = Ref | Scratch | Array | None
+
+
+def from_byte(operand: Operand, offset: int) -> Operand:
+    """An operand from some byte of it on."""
+    if operand is None or not offset:
+        return operand
+    if isinstance(operand, Ref | Scratch):
+        return replace(operand, offset=operand.offset + offset)
+    return operand.reshape(-1).view(np.uint8)[offset:]
+
+
+@dataclass(frozen=True)
 class Call:
     """One kernel: its program, and what stands in the slots of its context.
 
@@ -52,7 +71,7 @@ class Call:
     """
 
     program: compiler.Program
-    operands: tuple[Ref | Array | None, ...]
+    operands: tuple[Operand, ...]
     workspace_bytes: int = 0
     party: int | None = None
 
