@@ -343,7 +343,7 @@ def _planned(made: Plan, constant: Array | None) -> Any:
         bias: Array | Quantization | None = rest[0] if layer.bias else None
         if layer.quantized:
             bias = Quantization.of_words(layer, rest[0])
-        residual = rest[-1].reshape(layer.y_shape) if layer.residual else None
+        residual = rest[-1].reshape(layer.output_shape) if layer.residual else None
         return made.run(x.reshape(a_shape), w.reshape(b_shape) if packed is None else packed, bias, residual)
 
     return run
