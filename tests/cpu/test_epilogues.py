@@ -54,7 +54,10 @@ def check_gradients(family: Any, names: Sequence[str], **fields: Any) -> int:
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("family", GRADIENTS, ids=lambda family: family.name)
 def test_every_family_ends_a_transposed_convolution(family: Any, layout: str) -> None:
-    found = check_gradients(family, EVERY_GRADIENT, layout=layout, activation="clip:-0.5:1.5", **WITH)
+    names, fields = EVERY_GRADIENT, {"layout": layout, "activation": "clip:-0.5:1.5", **WITH}
+    if "matrix" in family.name:  # whose tiles want some channels
+        names, fields = ("remainders", "strided"), fields | {"C": 40, "K": 40}
+    found = check_gradients(family, names, **fields)
     assert (found > 0) == (layout in family.layouts and "float32" in family.dtypes)
 
 

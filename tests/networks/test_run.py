@@ -125,7 +125,7 @@ def test_as_many_threads_take_part_in_a_layer_as_when_it_runs_alone() -> None:
     net = compiled(small(1), device)
     layers = {s.node.name: s.calls[0].party for s in net._schedule.steps if s.node.name in net.plans and s.calls}
     assert layers
-    assert layers == {name: net.plans[name].kernel.party for name in layers}
+    assert layers == {name: net.plans[name].kernel.calls()[0].party for name in layers}
     tables = [part._words[1:] for part in net._instances[0]._parts if hasattr(part, "_words")]
     rows = np.concatenate(tables).reshape(-1, sequence.ROW)
     assert list(rows[:, 1]) == [call.party or 2 for call in net._schedule.calls]
