@@ -15,8 +15,7 @@ LINE = 16  # elements of a cache line
 def emit(instruction_set: str, matrices: int, rows: int, columns: int) -> Module:
     """`run` that transposes so many matrices of a, (rows, columns) each, to out.
 
-    A task goes over a rectangle of one matrix in squares of a cache line, along the rows of that side on which they are
-    farther apart: where that is a power of two, a cache can keep the lines of a few of them only.
+    A task goes over a rectangle of one matrix in squares of a cache line, along the rows of a or along those of out.
     """
     m = Module(instruction_set)
     lanes = m.lanes(f32)
@@ -45,13 +44,22 @@ def emit(instruction_set: str, matrices: int, rows: int, columns: int) -> Module
             visit(last - size)  # some once more
 
     rows_of_blocks, columns_of_blocks = (top, bottom, high, rows), (left, right, wide, columns)
-    if columns > rows:  # rows are farther apart here than there: along them
+    if _along_source(rows, columns):
         each(*rows_of_blocks, lambda row: each(*columns_of_blocks, lambda column: block(row, column)))
     else:
         each(*columns_of_blocks, lambda column: each(*rows_of_blocks, lambda row: block(row, column)))
     run = m.function("run", *RUN)
     launch(run, run.args[0], k, matrices * strips * bands)
     return m
+
+
+def _along_source(rows: int, columns: int) -> bool:
+    """Whether to go along the rows of the source, and to finish its cache lines one after the other.
+
+    That is where its rows lie farther apart than the target's, and by a multiple of a larger power of two: then a
+    cache can keep the lines of a few of them only, as they share the places of one set.
+    """
+    return columns > rows and columns & -columns > rows & -rows
 
 
 def _part(k: Function, number: Value, parts: int, extent: int, whole: int) -> tuple[Value, Value]:
@@ -61,14 +69,10 @@ def _part(k: Function, number: Value, parts: int, extent: int, whole: int) -> tu
 
 
 def _block(k: Function, source: Value, target: Value, size: tuple[int, int], steps: tuple[int, int]) -> None:
-    """Transpose so many rows and columns; steps lead from row to row, here and there.
-
-    Lines of the side whose rows are farther apart are finished one after the other: apart by a power of two, they
-    share the few places of a set of the cache.
-    """
+    """Transpose so many rows and columns; steps lead from row to row, here and there."""
     lanes, (rows, columns) = k.module.lanes(f32), size
     squares = [(left, top) for left in range(0, columns, lanes) for top in range(0, rows, lanes)]
-    if steps[0] > steps[1]:
+    if _along_source(steps[1], steps[0]):
         squares.sort(key=lambda square: square[1])
     for left, top in squares:
         width, height = min(lanes, columns - left), min(lanes, rows - top)
