@@ -22,7 +22,7 @@ from autoconv.networks.graph import Graph, Node
 from autoconv.networks.passes import optimized
 from autoconv.networks.run import saved
 from autoconv.networks.run.instance import Instance, Schedule
-from autoconv.networks.run.steps import Call, Operand, Ref, Scratch, Step, StepMaker, from_byte
+from autoconv.networks.run.steps import Operand, Ref, Scratch, Step, StepMaker, calls_of
 from autoconv.plans import Plan
 from autoconv.registry import resolve
 
@@ -120,11 +120,7 @@ class CompiledNetwork:
         epilogue = rest[0] if first else None, rest[-1] if made.layer.residual else None
         weights: Operand = self._packed_weights(graph, node, made) if kernel.packed_bytes else Ref(node.inputs[1])
         operands: tuple[Operand, ...] = (Ref(node.inputs[0]), weights, Ref(node.name), *epilogue, Scratch())
-        calls = []
-        for call in kernel.calls():
-            some = tuple(None if part is None else from_byte(operands[part[0]], part[1]) for part in call.takes)
-            calls.append(Call(call.program, some, kernel.workspace_bytes, call.party))
-        return Step(node, by, tuple(calls))
+        return Step(node, by, calls_of(kernel, operands))
 
     def _packed_weights(self, graph: Graph, node: Node, made: Plan) -> Array:
         key = f"{node.inputs[1]} {made.layer} {made.candidate}"

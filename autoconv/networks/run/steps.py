@@ -13,6 +13,7 @@ from autoconv.common.types import INTEGERS
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import Module
+from autoconv.cpu.common.algorithm import NativeKernel
 from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import INPUTS, OUTPUT, elementwise, resize, rows, transpose, windows, windows_last
 from autoconv.cpu.operators.elements import ELEMENTS
@@ -54,15 +55,6 @@ class Scratch:
 Operand = Ref | Scratch | Array | None
 
 
-def from_byte(operand: Operand, offset: int) -> Operand:
-    """An operand from some byte of it on."""
-    if operand is None or not offset:
-        return operand
-    if isinstance(operand, Ref | Scratch):
-        return replace(operand, offset=operand.offset + offset)
-    return operand.reshape(-1).view(np.uint8)[offset:]
-
-
 @dataclass(frozen=True)
 class Call:
     """One kernel: its program, and what stands in the slots of its context.
@@ -87,6 +79,22 @@ class Step:
     by: str
     calls: tuple[Call, ...] = ()
     function: Callable[..., Array] | None = field(default=None, compare=False)
+
+
+def calls_of(kernel: NativeKernel, operands: Sequence[Operand]) -> tuple[Call, ...]:
+    """The programs of a layer's kernel, of which these are the operands."""
+
+    def part(taken: tuple[int, int] | None) -> Operand:
+        operand, offset = (None, 0) if taken is None else (operands[taken[0]], taken[1])
+        if operand is None or not offset:
+            return operand
+        if isinstance(operand, Ref | Scratch):
+            return replace(operand, offset=operand.offset + offset)
+        return operand.reshape(-1).view(np.uint8)[offset:]
+
+    return tuple(
+        Call(call.program, tuple(map(part, call.takes)), kernel.workspace_bytes, call.party) for call in kernel.calls()
+    )
 
 
 def contiguous(shape: Sequence[int]) -> Strides:
