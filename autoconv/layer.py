@@ -54,7 +54,7 @@ class ConvLayer:
     direction : "fwd", "dgrad" or "wgrad"
         What is computed: `y` from `(x, w)`, `dx` from `(dy, w)`, or `dw` from `(x, dy)`.
     bias, residual : bool
-        Whether the epilogue adds a bias (a value for each output channel) and a residual (an array of the output's shape).
+        Whether the epilogue adds a bias (of `output_channels` values) and a residual (of the output's shape).
     activation : str, optional
         What the epilogue ends with: `y = activation(conv(x, w) + bias + residual)`, not for "wgrad": "relu", "relu6",
         "clip:LOW:HIGH", "leaky_relu[:SLOPE]", "sigmoid", "silu", "hardsigmoid", "hardswish", "gelu" or "gelu_tanh".
