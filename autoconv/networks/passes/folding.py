@@ -45,7 +45,9 @@ def fold_scaling(graph: Graph) -> None:
             continue
         function, computed, constant = parsed
         maker = graph.nodes.get(computed)
-        if maker is None or graph.only_user(computed) is None or graph.types[name] != graph.types[computed]:
+        if maker is None or not isinstance(maker.operator, Product):
+            continue
+        if graph.only_user(computed) is None or graph.types[name] != graph.types[computed]:
             continue
         values = _per_channel(graph, maker, constant)
         if values is not None:
@@ -89,9 +91,10 @@ def _per_channel(graph: Graph, maker: Node, constant: np.ndarray) -> np.ndarray 
 
 def _absorb(graph: Graph, maker: Node, node: Node, function: str, values: np.ndarray) -> None:
     """Let the node be what it was applied to, with other filters or another bias."""
-    operator, (x, w, *rest) = maker.operator, (*maker.inputs, "", "")[: max(2, len(maker.inputs))]
+    operator, (x, w, *rest) = maker.operator, maker.inputs
+    assert isinstance(operator, Product)
     dtype = graph.types[node.name].dtype
-    if not isinstance(operator, Product) or operator.residual or operator.activation is not None:
+    if operator.residual or operator.activation is not None:
         return
     bias = graph.constants.get(rest[0]) if operator.bias else np.zeros(len(values))
     if bias is None:
