@@ -153,7 +153,7 @@ class _LayerTimes:
 
     def _recorded(self, layer: ConvLayer, mode: str) -> Plan | None:
         with contextlib.suppress(PlanError):
-            made = plan(layer, mode, **self._options)
+            made = plan(layer, mode, **self._options, build=False)
             if self._best(made, 0.0) in made.timings:
                 return made
         return None
