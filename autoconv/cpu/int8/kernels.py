@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from autoconv.cpu.codegen.ir import LINE, Function, Module, Type, Value, f32, i8, i32, i64, ptr
+from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, i8, i32, i64, ptr
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.tiles import TILE_ROWS
 from autoconv.cpu.codegen.words import add_products
 from autoconv.cpu.int8.geometry import WORD, Panel
 from autoconv.cpu.int8.packing import emit_filters, emit_panel, image_strides
-from autoconv.cpu.int8.store import emit_store
+from autoconv.cpu.int8.store import OUTPUTS, emit_store
 from autoconv.cpu.int8.words import repeated, shift_of
 
-OUTPUTS: dict[str, Type] = {"int32": i32, "float32": f32, "uint8": i8, "int8": i8}
 SUMS, LEFT, RIGHT = 0, 4, 6  # the first tile of each kind
 
 
