@@ -201,7 +201,7 @@ class CPU(Device):
 
     @functools.cached_property
     def key(self) -> str:
-        """Vendor, family, model, stepping, vectors and other features, caches and threads: names alone are too vague."""
+        """Vendor, family, model, stepping, vectors and other features, caches, threads: names alone are too vague."""
         return self._key("+".join((self.level, *self._features)))
 
     @property

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import integers
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from guards import run_guarded, some
@@ -16,11 +18,14 @@ from autoconv import plan
 from autoconv.algorithm import Candidate
 from autoconv.common.epilogue.quantization import Quantization
 from autoconv.cpu import pool
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.codegen.words import vector_products
 from autoconv.cpu.device import CPU
 from autoconv.cpu.int8.algorithm import Int8
 from autoconv.cpu.int8.depthwise import Int8Depthwise
 from autoconv.cpu.int8.depthwise_geometry import DepthwisePanel
+from autoconv.cpu.int8.depthwise_kernels import emit
 from autoconv.layer import LAYOUTS, ConvLayer
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
@@ -60,7 +65,9 @@ def layer_of(name: str, multiplier: int = 1, **fields: Any) -> ConvLayer:
 def test_every_way_gives_what_the_definition_says(
     way: tuple[str, str], case: str, layout: str, types: tuple[str, str]
 ) -> None:
-    layer = layer_of(case, layout=layout, dtype=types[0], output_dtype=types[1], activation="relu" if len(case) % 2 else None)
+    layer = layer_of(
+        case, layout=layout, dtype=types[0], output_dtype=types[1], activation="relu" if len(case) % 2 else None
+    )
     device = device_for(*way)
     for candidate in some(DEPTHWISE.all(layer, device), 2):
         check(layer, device, DEPTHWISE, {**candidate.params, "product": way[1]})
@@ -100,7 +107,9 @@ def test_rows_of_outputs_share_words() -> None:
 
     found = {product: panel(product) for product in ("pmaddwd", "vpdpbusd")}
     assert [(p.words, p.shared) for p in found.values()] == [(2, 2), (1, 2)]
-    assert [[p.tap(0, row, t) for row in range(p.rows)] for t, p in ((0, found["vpdpbusd"]), (1, found["vpdpbusd"]))] == [
+    assert [
+        [p.tap(0, row, t) for row in range(p.rows)] for t, p in ((0, found["vpdpbusd"]), (1, found["vpdpbusd"]))
+    ] == [
         [0, 1, 2, None],
         [None, 0, 1, 2],
     ]
@@ -140,3 +149,29 @@ def test_who_is_refused_and_why() -> None:
         assert found.startswith(reason)
     dense = layer.replace(groups=1)
     assert DEPTHWISE.why_not(dense, device, {}) == ["channels: expected depthwise, got dense"]
+
+
+@pytest.mark.skipif(not compiler._x86, reason="instructions of x86")
+@pytest.mark.parametrize(
+    ("processor", "instruction_set", "product", "wanted"),
+    [
+        ("cascadelake", "avx512", "vpdpbusd", r"vpdpbusd.*%zmm"),
+        ("alderlake", "avx2", "vpdpbusd", r"\{vex\}\s+vpdpbusd.*%ymm"),
+        ("haswell", "avx2", "pmaddwd", r"vpmaddwd.*%ymm"),
+    ],
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_product_is_one_instruction(
+    layout: str, processor: str, instruction_set: str, product: str, wanted: str
+) -> None:
+    layer = layer_of("plain", C=64, H=56, W=56, layout=layout, output_dtype="uint8")
+    most = DEPTHWISE.all(layer, device_for(instruction_set, "plain"))[0].params["TP"]
+    panel = DepthwisePanel(layer, product, int(most), 2, VECTOR_BYTES[instruction_set] // 4, 2)
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    target = llvm.Target.from_triple("x86_64-unknown-linux-gnu")
+    machine = target.create_target_machine(cpu=processor, opt=3)
+    text = machine.emit_assembly(llvm.parse_assembly(str(emit(instruction_set, panel))))
+    functions = dict(re.findall(r"^(\w+):\n(.*?)^\.?Lfunc_end", text, re.MULTILINE | re.DOTALL))
+    assert len(re.findall(wanted, functions["tile"])) == panel.shared * panel.together
+    assert "vpmaddubsw" not in text  # its sums of two products saturate

@@ -158,9 +158,7 @@ def test_what_the_system_answered_first_is_what_counts(monkeypatch: pytest.Monke
 
 
 def test_a_permission_that_is_lost_between_listing_and_running(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that was started anew with what another had listed: a line where tiles are asked for by name, else
-    the other algorithms.
-    """
+    """As for what another process had listed: a line where tiles are asked for by name, else the other algorithms."""
     monkeypatch.setattr(permission, "granted", lambda: True)
     family = next(family for family in FAMILIES if family.name == "matrix")
     (listed, *_) = family.all(LAYER, AMX)
@@ -168,7 +166,7 @@ def test_a_permission_that_is_lost_between_listing_and_running(tmp_path: Any, mo
     monkeypatch.setattr(permission, "granted", lambda: False)
     with pytest.raises(PlanError, match="matrix_unit='amx': expected a process that may use tiles"):
         family.build(LAYER, AMX, listed.params)
-    with pytest.raises(PlanError, match="product=tdpbusd|may use tiles"):
+    with pytest.raises(PlanError, match="expected a process that may use tiles"):
         Int8().build(LAYER.replace(dtype="uint8"), AMX, {"product": "tdpbusd", "NV": 2, "TP": 1, "strip": 64})
     cache = TuningCache(tmp_path, system=None)
     made, (x, w, *_) = plan(LAYER, "heuristic", device=AMX, cache=cache), operands(LAYER)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from autoconv.algorithm import Params
 from autoconv.common.types import INTEGERS
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import VECTOR_BYTES, Module
+from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES, Module
 from autoconv.cpu.codegen.words import CHANNELS, vector_products
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.estimate import busiest, operands_once, side_by_side
@@ -19,6 +19,7 @@ from autoconv.cpu.int8.geometry import WORD
 from autoconv.layer import ConvLayer
 
 PANELS = (1, 2, 4, 8)  # vectors of channels
+MOST = 64  # vectors of anything
 
 
 class Int8Depthwise(GeneratedAlgorithm):
@@ -49,16 +50,16 @@ class Int8Depthwise(GeneratedAlgorithm):
             for TP in (most, max(most // 2, 1), 1):
                 params: Params = {"product": product, "TP": TP, "NV": NV}
                 panel = _panel(layer, device, params)
-                found.setdefault(_panel(layer, device, params | {"TP": panel.together, "NV": _blocks(panel)}), params)
+                found.setdefault(_panel(layer, device, {**params, "TP": panel.together, "NV": _blocks(panel)}), params)
         return found.values()
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         reasons = []
         if params["product"] not in (able := vector_products(device.instruction_set)):
             reasons.append(f"product={params['product']}: expected {' or '.join(able)}, as this process may use")
-        for name in ("TP", "NV"):
-            if not isinstance(value := params[name], int) or not 0 < value <= 64:
-                reasons.append(f"{name}={value}: expected an integer from 1 to 64")
+        given = {name: params[name] for name in ("TP", "NV")}
+        wrong = [name for name, value in given.items() if not isinstance(value, int) or not 0 < value <= MOST]
+        reasons += [f"{name}={given[name]}: expected an integer from 1 to {MOST}" for name in wrong]
         if layer.layout == "NHWC" and layer.K != layer.C:
             reasons.append(f"K={layer.K}: in NHWC, expected as many filters as the C={layer.C} channels")
         return reasons
@@ -70,7 +71,7 @@ class Int8Depthwise(GeneratedAlgorithm):
         return _panel(layer, device, params).packed_bytes
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        """The products of whole vectors of words, the packing of words, and what is read and written once."""
+        """The products of whole vectors of words, the packing of words, and what is read and written."""
         machine, panel, vector = device.machine, _panel(layer, device, params), VECTOR_BYTES[device.instruction_set]
         sets = layer.N * panel.sets
         tiles = sets * panel.vectors * math.ceil(layer.Q / panel.advance)
@@ -80,7 +81,11 @@ class Int8Depthwise(GeneratedAlgorithm):
         seconds = max(products / rate, loads / machine.loads(vector)) / machine.threads
         packed = sets * panel.units * panel.words * panel.pitch / panel.lanes
         seconds += packed * panel.rows / machine.transforms(vector) / machine.threads
-        work = side_by_side(seconds, operands_once(layer, machine))
+        moved = operands_once(layer, machine)
+        if panel.channels_last:  # every panel has its own part of each pixel's lines
+            again = max(LINE / panel.across, 1) - 1
+            moved += machine.reading(again * math.prod(layer.x_shape), math.prod(layer.x_shape) / machine.threads)
+        work = side_by_side(seconds, moved)
         return (machine.call or 0.0) + work * busiest(panel.tasks, device.threads)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:

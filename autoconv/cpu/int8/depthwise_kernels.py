@@ -9,7 +9,6 @@ from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.words import add_products
 from autoconv.cpu.common.lanes import deinterleaved, store_range
 from autoconv.cpu.int8.depthwise_geometry import DepthwisePanel
-from autoconv.cpu.int8.geometry import WORD
 from autoconv.cpu.int8.packing import image_strides
 from autoconv.cpu.int8.store import OUTPUTS, finished, narrowed
 from autoconv.cpu.int8.words import joined, repeated, shift_of, widened
@@ -50,18 +49,18 @@ def emit_fill(m: Module, panel: DepthwisePanel, inside: bool) -> Function:
 
     def copy(places: Sequence[tuple[Value, Value]], offset: Value, target: Value, width: int) -> None:
         rows = []
-        for place, exists in places:
+        for place, there_is in places:
             v = k.load(place + offset, width)
-            rows.append(v if inside else k.select(exists, v, k.splat(zero, width)))
+            rows.append(v if inside else k.select(there_is, v, k.splat(zero, width)))
         k.store(_words(k, panel, rows), target)
 
     with k.loop(0, panel.words) as word:
         places = []
         for n in range(panel.rows):
-            h = first + (word * panel.rows + n) * layer.dilation[0]
-            exists = (h >= 0) & (h < layer.H)
-            row = h if inside else k.max(k.min(h, layer.H - 1), 0)
-            places.append((x + row * row_step, exists))
+            row = first + (word * panel.rows + n) * layer.dilation[0]
+            there_is = (row >= 0) & (row < layer.H)
+            seen = row if inside else k.max(k.min(row, layer.H - 1), 0)
+            places.append((x + seen * row_step, there_is))
         target = out if panel.components > 1 else out + word * panel.pitch
         target = target + before * panel.across
         if panel.channels_last:
@@ -74,8 +73,8 @@ def emit_fill(m: Module, panel: DepthwisePanel, inside: bool) -> Function:
                     with k.loop(0, panel.width) as lane:
                         copy(places, column * column_step + lane, here + lane, 1)
         elif there >= lanes:
-            with k.loop(0, there, lanes) as n:
-                column = k.min(n, there - lanes)  # the last ones are some of those before again
+            with k.loop(0, there, lanes) as start:
+                column = k.min(start, there - lanes)  # the last ones are some of those before again
                 copy(places, column, target + column, lanes)
         else:
             with k.loop(0, there) as column:

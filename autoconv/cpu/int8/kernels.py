@@ -70,6 +70,8 @@ class _TaskWriter:
         fill, self.store = emit_panel(m, panel), emit_store(m, panel, element)
         self.multiply = emit_tiles(m, panel, min(panel.side, 2)) if panel.tiles else emit_block(m, panel)
         self.k = k = m.function("task", *TASK, internal=True)
+        if panel.tiles:
+            k.configure_tiles()
         self.starts = m.table(k, i64, panel.starts)
         context, index, thread = k.args
         x, w, out, self.bias, _, workspace = operands(k, context, i8, i32, element, i32, i32)
@@ -90,8 +92,6 @@ class _TaskWriter:
         image_step, self.channel, self.row, _ = image_strides(layer, layer.K, layer.P, layer.Q)
         self.out = out + image * image_step + group * (panel.K * self.channel) + first * self.row
         self.w = w + group * (panel.filter_blocks * panel.filter_words * cut.TK)
-        if panel.tiles:
-            k.configure_tiles()
         begin, end = (side * panel.filter_blocks // cut.chunks for side in (chunk, chunk + 1))
         with k.loop(begin, end) as block:
             self._filters(block, group * panel.K + block * cut.TK, k.i64(panel.K) - block * cut.TK, zero)
