@@ -50,7 +50,7 @@ THINNED = {
     "cpu/test_gemm_packed.py": 20,
     "cpu/test_gemm_polyphase.py": 16,
     "cpu/test_int8.py::test_every_way_gives_what_the_definition_says": 80,
-    "cpu/test_int8_depthwise.py::test_every_way_gives_what_the_definition_says": 140,
+    "cpu/test_int8_depthwise.py::test_every_way_gives_what_the_definition_says": 60,
     "cpu/test_int8_depthwise.py::test_several_filters_of_a_channel": 3,
     "cpu/test_int8.py::test_numpy_gives_what_the_definition_says": 16,
     "cpu/test_matrix.py::test_forward": 110,
