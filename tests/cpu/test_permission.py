@@ -24,7 +24,7 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import Module
 from autoconv.cpu.codegen.launch import RUN, TASK, launch
 from autoconv.cpu.common.tiles.algorithm import TileAlgorithm
-from autoconv.cpu.device import CPU, host_level
+from autoconv.cpu.device import CPU, host_instruction_set, host_level
 from autoconv.cpu.int8.algorithm import Int8
 from autoconv.errors import PlanError
 from autoconv.tuning import reference
@@ -176,7 +176,7 @@ def test_a_permission_that_is_lost_between_listing_and_running(tmp_path: Any, mo
 
 
 SMALL_STACK = """
-import ctypes, signal, sys
+import ctypes, dataclasses, signal, sys
 import numpy as np
 
 class Stack(ctypes.Structure):
@@ -189,13 +189,16 @@ calls = []
 signal.signal(signal.SIGALRM, lambda *_: calls.append(None))  # Python's handlers run on that stack
 
 from autoconv import ConvLayer, plan
-from autoconv.cpu.device import CPU, host_level
+from autoconv.cpu.device import CPU, host_instruction_set, host_level
 
 layer = ConvLayer(N=1, C=33, H=7, W=8, K=35, R=3, S=3, padding=1)
 rng = np.random.default_rng(0)
 x, w = (rng.standard_normal(shape).astype(np.float32) for shape in layer.input_shapes)
 exact = plan(layer, "numpy.direct").run(x, w)
-plans = [plan(layer, "heuristic"), plan(layer, "matrix", device=CPU(2, "avx2", matrix_unit="emulated"))]
+devices = [dataclasses.replace(CPU.current(2), model=sys.argv[1])]
+devices.append(CPU(2, "avx2", matrix_unit="emulated", model=sys.argv[2]))
+exact = plan(layer, "numpy.direct", device=devices[0]).run(x, w)
+plans = [plan(layer, name, device=device) for name, device in zip(("heuristic", "matrix"), devices)]
 wanted = [made.run(x, w) for made in plans]
 signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
 rounds = 0
@@ -214,7 +217,9 @@ print(len(calls) >= 50 and rounds > 0)
 def test_handlers_of_signals_on_a_small_stack() -> None:
     """While kernels run: the same bits, and nobody is killed. With tiles at hand, permission is not given then."""
     environment = {name: value for name, value in os.environ.items() if name != "AUTOCONV_ISA"}
-    ended = subprocess.run([sys.executable, "-c", SMALL_STACK], capture_output=True, text=True, env=environment)
+    models = [modelled(vectors, 2).text for vectors in (host_instruction_set(), "avx2")]
+    command = [sys.executable, "-c", SMALL_STACK, *models]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert (ended.returncode, ended.stdout.strip()) == (0, "True"), ended.stderr
 
 
