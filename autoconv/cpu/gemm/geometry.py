@@ -15,8 +15,8 @@ from autoconv.layer import ConvLayer
 class GemmBlocking(NamedTuple):
     """How the work is cut: TK channels by NV vectors in registers, BC channels of a sum at a time.
 
-    The pixels of a tile then stay in the L1 cache for all blocks of filters, which are half the L2 cache. The filters of
-    blocks side by side may lie whole pages apart: at most as many as the L1 cache holds lines that far apart.
+    The pixels of a tile then stay in the L1 cache for all blocks of filters, which are half the L2 cache. Filters of
+    blocks side by side may lie whole pages apart: as many of them as the L1 cache has pages fit into a set of it.
     """
 
     TK: int

@@ -67,7 +67,7 @@ class Effort:
 
 
 ROUGH = Effort(largest=64 << 20, ratio=2.0, seconds=2e-4, samples=2, patience=0.8, farthest=4 << 20)
-THOROUGH = Effort(largest=256 << 20, ratio=math.sqrt(2), seconds=2e-3, samples=2, patience=8.0, farthest=256 << 20)
+THOROUGH = Effort(largest=256 << 20, ratio=math.sqrt(2), seconds=2e-3, samples=2, patience=8.0, farthest=64 << 20)
 
 
 def measure(instruction_set: str, threads: int, matrix_unit: str | None = None, *, thorough: bool) -> Machine:

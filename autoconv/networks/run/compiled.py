@@ -24,9 +24,7 @@ from autoconv.networks.run import saved
 from autoconv.networks.run.instance import Instance, Schedule
 from autoconv.networks.run.steps import Call, Ref, Step, StepMaker
 from autoconv.plans import Plan
-from autoconv.records.cache import TuningCache
 from autoconv.registry import resolve
-from autoconv.tuning.choice import TIMING
 
 
 @dataclass(frozen=True)
@@ -173,8 +171,8 @@ class CompiledNetwork:
     def tune(self, mode: str = "profile", **options: Any) -> CompiledNetwork:
         """Time the candidates of every layer that has no facts yet, and run by the best from now on.
 
-        A machine that is known by a first look only is measured before, in a few seconds. Layers are timed in NCHW, and
-        in NHWC where the whole may gain by that; then layouts and candidates of all are chosen together.
+        Layers are timed in NCHW, and in NHWC where the whole may gain by that; then layouts and candidates of all are
+        chosen together.
 
         Parameters
         ----------
@@ -198,10 +196,6 @@ class CompiledNetwork:
         >>> import autoconv
         >>> net = autoconv.load("model.onnx").tune(budget=0.2)  # doctest: +SKIP
         """
-        if mode in TIMING:
-            cache = options.get("cache") or self._options.get("cache") or TuningCache()
-            with cache.timing_lock(self.device.key):
-                self.device.survey()
         self._compile(mode, {}, **options)
         return self
 
