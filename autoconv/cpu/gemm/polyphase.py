@@ -24,14 +24,13 @@ from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.common.epilogue import Epilogue
 from autoconv.cpu.common.lanes import interleaved_in_turn, load_range, store_range
 from autoconv.cpu.common.panel import in_lines, segments_of
+from autoconv.cpu.common.polyphase.kernels import most_interleaved
 from autoconv.cpu.device import CPU
 from autoconv.cpu.gemm.algorithm import Gemm, blocking_of
 from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, PixelTiles, blocks_of, chunks_of
 from autoconv.cpu.gemm.kernels import SUMS, emit_pack, fetch
 from autoconv.cpu.gemm.tile import GemmTile, each_block, tiles_of
 from autoconv.layer import ConvLayer
-
-MOST_VECTORS = 8  # interleaved in registers
 
 
 def pointwise(layer: ConvLayer) -> ConvLayer:
@@ -66,8 +65,6 @@ class GemmPolyphase(GeneratedAlgorithm):
             return reasons
         if layer.stride == (1, 1):
             reasons.append("stride: expected more than one polyphase component, got that of stride 1x1")
-        if layer.stride[1] > MOST_VECTORS:
-            reasons.append(f"stride: expected at most {MOST_VECTORS} columns, got {layer.stride[1]}")
         if layer.padding != ((0, 0), (0, 0)):
             reasons.append(f"padding: expected none, got {layer.padding}")
         sizes = zip("HW", (layer.H, layer.W), "RS", (layer.R, layer.S), layer.stride, (layer.P, layer.Q), strict=True)
@@ -87,6 +84,8 @@ class GemmPolyphase(GeneratedAlgorithm):
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         reasons = self.inner.refusals(pointwise(layer), device, {**params, "nt": 0})
+        if layer.stride[1] > (most := most_interleaved(device.instruction_set)):
+            reasons.append(f"stride: expected at most {most} columns, got {layer.stride[1]}")
         if int(params["TK"]) % layer.S:
             reasons.append(f"TK={params['TK']}: expected whole rows of taps, a multiple of S={layer.S}")
         return reasons

@@ -81,6 +81,10 @@ def arrays_in_nhwc(
     """
     if mode not in (*TIMING, "heuristic", "cached"):
         return frozenset()
+    cache = options.get("cache") or TuningCache()
+    if mode in TIMING:  # what is timed follows from estimates, which a first look at the machine serves badly
+        with cache.timing_lock(device.key):
+            device.survey()
     layers = {
         node.name: layer
         for node in graph.nodes.values()
@@ -89,7 +93,6 @@ def arrays_in_nhwc(
     times = _LayerTimes(device, options, mode)
     if not any(times.promising(layer, prices.get(name, 0.0)) for name, layer in layers.items()):
         return frozenset()
-    cache = options.get("cache") or TuningCache()
     with OperatorTimes(device, cache, measure=mode in TIMING) as between:
         while True:
             found = _chosen(graph, layers, times, between, prices)

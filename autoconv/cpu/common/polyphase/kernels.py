@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Value
+from autoconv.cpu.codegen.ir import DTYPES, VECTOR_REGISTERS, Function, Module, Value
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.common.epilogue import Epilogue
@@ -10,7 +10,10 @@ from autoconv.cpu.common.lanes import interleaved_in_turn, within
 from autoconv.cpu.common.polyphase.geometry import polyphase_axes, unit_stride_layer
 from autoconv.layer import ConvLayer
 
-MOST_VECTORS = 8  # interleaved in registers: columns of a larger stride are stored one by one
+
+def most_interleaved(instruction_set: str) -> int:
+    """Vectors that are interleaved in registers, of which every step needs twice as many."""
+    return VECTOR_REGISTERS[instruction_set] // 2
 
 
 class _PassWriter:
@@ -72,7 +75,8 @@ class _PassWriter:
         images, _, dx, bias, residual = operands(k, context, self.element)[:5]
         n, c = index // layer.C, index % layer.C
         place = n * x.image + c * x.channel
-        interleave = self._by_vectors if self.columns.stride <= MOST_VECTORS else self._one_by_one
+        in_registers = self.columns.stride <= most_interleaved(self.m.instruction_set)  # else stored one by one
+        interleave = self._by_vectors if in_registers else self._one_by_one
         with k.loop(0, layer.H) as h:
             here = place + h * x.row
             interleave(k, self._row(images, n, c, h), dx + here, bias + c, residual + here)
