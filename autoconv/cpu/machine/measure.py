@@ -66,7 +66,7 @@ class Effort:
     farthest: int
 
 
-ROUGH = Effort(largest=64 << 20, ratio=2.0, seconds=2e-4, samples=2, patience=0.8, farthest=4 << 20)
+ROUGH = Effort(largest=64 << 20, ratio=4.0, seconds=2e-4, samples=2, patience=0.5, farthest=4 << 20)
 THOROUGH = Effort(largest=256 << 20, ratio=math.sqrt(2), seconds=2e-3, samples=2, patience=8.0, farthest=64 << 20)
 
 
