@@ -24,6 +24,9 @@ from autoconv.tuning import planner, racing
 from autoconv.tuning.measurement import Event
 
 
+pytestmark = pytest.mark.usefixtures("few_families")
+
+
 def test_profile_times_everything_once_and_then_nothing(cache: TuningCache) -> None:
     first = fresh(LAYER, cache=cache)
     runnable = set(first.facts)
