@@ -37,7 +37,7 @@ OPTIONAL = {
 }
 
 
-@click.command()
+@click.command(short_help="The device, the software, the cache, and what is missing.")
 @on_device
 @as_json
 def info(device_name: str, as_json: bool) -> int:

@@ -20,6 +20,7 @@ import autoconv
 from autoconv import networks, registry
 from autoconv.cli import main, options, output
 from autoconv.cli import tune as verb
+from autoconv.cli.main import cli
 from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
@@ -345,10 +346,16 @@ def test_import_is_light() -> None:
     assert (found.stdout.strip(), found.stderr) == ("", "")
 
 
+def test_without_a_verb_it_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    text = capsys.readouterr().out
+    assert [line.split()[0] for line in text.partition("Commands:\n")[2].splitlines()] == list(cli.commands)
+    assert "..." not in text.partition("Commands:\n")[2]  # nothing is cut
+
+
 # What is refused
 
 BAD = {
-    "no command": ([], "Missing command"),
     "unknown command": (["tun"], "No such command 'tun'"),
     "unknown option": (["tune", "tiny.yaml", "--frob"], "No such option"),
     "no network": (["tune"], "Missing argument 'NET...'"),
@@ -356,7 +363,7 @@ BAD = {
         ["tune", "nope.yaml"],
         "nope.yaml: no such file, and no network of that name comes with autoconv: expected one of alexnet",
     ),
-    "missing network": (["tune", "lenet"], "lenet: no such file"),
+    "missing network": (["tune", "alexnt"], "comes with autoconv: did you mean 'alexnet'? Expected one of alexnet, "),
     "a directory": (["tune", "."], ".: expected a YAML file, got a directory"),
     "batch 0": (["tune", "tiny.yaml", "--batch", "0"], "'--batch': '0': expected integers from 1 to 9999999"),
     "batch text": (["tune", "tiny.yaml", "--batch", "1,x"], "'1,x': expected integers from 1"),

@@ -23,7 +23,6 @@ from autoconv.records.schema import Facts, Race
 from autoconv.tuning import planner, racing
 from autoconv.tuning.measurement import Event
 
-
 pytestmark = pytest.mark.usefixtures("few_families")
 
 
