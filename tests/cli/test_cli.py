@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from faulty import FaultyCPU
@@ -58,6 +58,12 @@ def run(*args: str, env: dict[str, str] | None = None, **options: Any) -> subpro
         env=environment() | (env or {}),
         **options,
     )
+
+
+class Named(NamedTuple):
+    """Stands for an algorithm."""
+
+    name: str
 
 
 def environment() -> dict[str, str]:
@@ -256,6 +262,20 @@ def test_info_names_the_device_the_cache_and_what_is_missing(
     assert found["device"]["peak_gflops"]["float32"] > 0
     assert "numpy.direct" in found["algorithms"]
     assert found["cache"]["persistent"] is True
+
+
+def test_info_keeps_to_the_width_of_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registry, "algorithms", lambda device: [Named(f"algorithm{n}") for n in range(30)])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["info"]) == 0
+    text = capsys.readouterr().out
+    first, *others = text.partition("algorithms")[2].partition("versions")[0].splitlines()
+    assert first.startswith("   algorithm0, ")
+    assert all(line.startswith(13 * " " + "algorithm") and len(line) <= 100 for line in others)
+    assert " ".join(map(str.strip, [first, *others])) == ", ".join(f"algorithm{n}" for n in range(30))
 
 
 def test_records_travel_from_cache_to_cache(
