@@ -194,8 +194,9 @@ def test_limits_hold_in_either_layout(monkeypatch: pytest.MonkeyPatch, tmp_path:
         return times.plan(layer, mode)
 
     monkeypatch.setattr(together, "plan", plan)
-    limits = {"workspace_limit": 9, "deterministic": True, "tolerance": 1e-5, "cache": TuningCache(tmp_path, None)}
-    arrays_in_nhwc(tree([("a", "x", 3, 8)]), CPU.current(), {**limits, "memory_limit": 1 << 20}, "cached")
+    limits = {"workspace_limit": 9, "deterministic": True, "cache": TuningCache(tmp_path, None)}
+    whole = {"memory_limit": 1 << 20, "tolerance": 1e-5}
+    arrays_in_nhwc(tree([("a", "x", 3, 8)]), CPU.current(), {**limits, **whole}, "cached")
     assert [layout for layout, _ in seen] == ["NHWC", "NCHW"]
     assert all(options == {"device": CPU.current(), "weights": "constant", **limits} for _, options in seen)
 
@@ -210,7 +211,7 @@ def test_layouts_are_kept_with_a_network(tmp_path: Path) -> None:
     assert "Conv NHWC" in again.explain()
     agree(again, graph, 1e-5)
     kept = saved.read(path)
-    saved.write(path, kept.graph, ["gate", "nobody"], {}, net.device)
+    saved.write(path, kept.graph, ["gate", "nobody"], {}, {}, net.device)
     with pytest.raises(ConfigError, match="nhwc: expected nodes that can be in NHWC, got nobody"):
         load(path)
 
