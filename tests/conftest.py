@@ -41,6 +41,9 @@ THINNED = {
     "cpu/test_depthwise.py": 48,
     "cpu/test_epilogues.py::test_every_family_stores_with_every_activation": 20,
     "cpu/test_epilogues.py::test_nan_stays_nan": 3,
+    "cpu/test_epilogues.py::test_every_family_ends_a_transposed_convolution": 15,
+    "cpu/test_epilogues.py::test_every_kind_of_transposed_convolution_has_a_kernel_that_ends_it": 5,
+    "cpu/test_epilogues.py::test_transposed_convolutions_of_other_types": 6,
     "cpu/test_depthwise_wgrad.py": 3,
     "cpu/test_fft.py": 40,
     "cpu/test_fft_matrix.py": 48,
@@ -49,6 +52,8 @@ THINNED = {
     "cpu/test_gemm_packed.py": 20,
     "cpu/test_gemm_polyphase.py": 16,
     "cpu/test_int8.py::test_every_way_gives_what_the_definition_says": 80,
+    "cpu/test_int8_depthwise.py::test_every_way_gives_what_the_definition_says": 60,
+    "cpu/test_int8_depthwise.py::test_several_filters_of_a_channel": 3,
     "cpu/test_int8.py::test_numpy_gives_what_the_definition_says": 16,
     "cpu/test_matrix.py::test_forward": 110,
     "cpu/test_matrix.py::test_six_products_err_no_more_than_sums_in_float32": 40,
@@ -83,6 +88,7 @@ THINNED = {
     "networks/test_onnx_reader.py::test_the_networks_that_come_with_onnx_answer_what_is_stored": 25,
     "networks/test_passes.py::test_every_pass_keeps_the_answer_of_a_network": 7,
     "pytorch/test_conv2d.py::test_answers_and_gradients_are_those_of_pytorch": 5,
+    "pytorch/test_quantized.py": 4,
     "pytorch/test_reader.py::test_a_model_and_its_graph_agree_in_float64": 8,
 }
 

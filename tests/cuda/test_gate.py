@@ -127,18 +127,21 @@ def instructions(unit: Unit, capability: int) -> set[str]:
 
 
 def main_loop(unit: Unit, capability: int) -> list[str]:
-    """The instructions of a kernel's longest loop, less those that never happen (`@!PT`), which ptxas puts in."""
+    """The instructions of a kernel's longest loop that has none in it, less those that never happen (`@!PT`)."""
     body: list[str] = []
     labels: dict[str, int] = {}
     longest: list[str] = []
+    ended = 0  # where the last loop does
     for line in machine_code(unit, capability).splitlines():
         if label := re.match(r"(\.L_\w+):", line):
             labels[label[1]] = len(body)
         elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?!@!PT)(?:@!?\w+\s+)?([A-Z0-9]+)(.*)", line):
             body.append(found[1])
             back = labels.get(target[1]) if (target := re.search(r"\((\.L_\w+)\)", found[2])) else None
-            if found[1] == "BRA" and back is not None and len(body) - back > len(longest):
-                longest = body[back:]
+            if found[1] == "BRA" and back is not None:
+                if back >= ended and len(body) - back > len(longest):
+                    longest = body[back:]
+                ended = len(body)
     return longest
 
 
@@ -228,6 +231,16 @@ def test_every_configuration_keeps_its_budget(algorithm: Algorithm, capability: 
     able = [one for one in configurations(algorithm) if not algorithm.why_not(one[0], device, one[1].params)]
     for layer, candidate in pairwise(able, meeting, seed=capability):
         hold(algorithm, layer, candidate, capability)
+
+
+@pytest.mark.parametrize(("name", "direction"), [("gemm", "fwd"), ("gemm", "wgrad"), ("gemm.tensor", "dgrad")])
+def test_positions_beyond_32_bits_compile(name: str, direction: str) -> None:
+    algorithm = next(a for a in OURS if a.name == name)
+    dtype, layout = ("float32", "NCHW") if name == "gemm" else ("float16", "NHWC")
+    layer = ConvLayer(**LAYERS["3x3"] | {"N": 1 << 13}, direction=direction, dtype=dtype, layout=layout)
+    assert isinstance(algorithm, CudaAlgorithm)
+    unit = algorithm.units(layer, next(iter(algorithm.candidates(layer, Emulated(capability=90)))))[0]
+    assert compiled(unit, 90)["registers"] <= register_cap(unit.threads, unit.blocks)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -7,8 +7,8 @@ in which nodes run (Viterbi, 1967). A node of b images costs what it is on recor
 are of inputs and outputs that lie in the caches as far as they fit, which those of a few images do and the whole batch
 need not: where a segment meets another, the difference is added, by what the machine was measured to do.
 
-As such sums err (U-Net's whole batch took a quarter longer than its layers by themselves), that is not the choice: it
-is run against the whole batch, and so are the smallest parts (`run.contest`); what won is kept.
+As such sums err, that is not the choice: it is run against the whole batch, and so are the smallest parts
+(`run.contest`); what won is kept.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def of_layers(options: Mapping[str, Any], device: CPU) -> dict[str, Any]:
 def plan_alone(graph: Graph, node: Node, layer: ConvLayer, mode: str, options: Mapping[str, Any], price: float) -> Plan:
     """What is known of a layer; by the estimates of exact algorithms where nothing is, and error has its price."""
     wanted = {"weights": "constant" if node.inputs[1] in graph.constants else "varying", **options}
-    made = plan(layer, mode, **wanted)
+    made = plan(layer, mode, **wanted, build=False)  # it may not be the one
     return made if made.timings or not price or mode != "heuristic" else plan(layer, mode, **{**wanted, "exact": True})
 
 

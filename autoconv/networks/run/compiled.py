@@ -11,7 +11,7 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.common.text import size
-from autoconv.cpu.common.algorithm import GeneratedKernel
+from autoconv.cpu.common.algorithm import NativeKernel
 from autoconv.cpu.device import CPU
 from autoconv.errors import ArrayError, ConfigError, PlanError
 from autoconv.networks.choice.batch import remember, ways_to_split
@@ -25,7 +25,7 @@ from autoconv.networks.run import listing, saved
 from autoconv.networks.run.contest import quickest
 from autoconv.networks.run.instance import Instance, Schedule
 from autoconv.networks.run.listing import StepTime
-from autoconv.networks.run.steps import Call, Ref, Step, StepMaker, function_of
+from autoconv.networks.run.steps import Operand, Ref, Scratch, Step, StepMaker, calls_of, function_of
 from autoconv.plans import Plan
 from autoconv.registry import resolve
 
@@ -122,14 +122,14 @@ class CompiledNetwork:
     def _layer_step(self, graph: Graph, node: Node, made: Plan) -> Step:
         """What runs a convolution or a fully connected layer."""
         kernel, by, constant = made.kernel, str(made.candidate), node.inputs[1] in graph.constants
-        if not isinstance(kernel, GeneratedKernel) or (kernel.packed_bytes and not constant):
+        if not isinstance(kernel, NativeKernel) or (kernel.packed_bytes and not constant):
             return Step(node, by, function=function_of(made, graph.constants.get(node.inputs[1])))
         rest = [Ref(name) for name in node.inputs[2:]]
         first = made.layer.bias or made.layer.quantized
         epilogue = rest[0] if first else None, rest[-1] if made.layer.residual else None
-        weights: Ref | Array = self._packed_weights(graph, node, made) if kernel.packed_bytes else Ref(node.inputs[1])
-        operands = Ref(node.inputs[0]), weights, Ref(node.name), *epilogue, None
-        return Step(node, by, (Call(kernel.program, operands, kernel.workspace_bytes, kernel.party),))
+        weights: Operand = self._packed_weights(graph, node, made) if kernel.packed_bytes else Ref(node.inputs[1])
+        operands: tuple[Operand, ...] = (Ref(node.inputs[0]), weights, Ref(node.name), *epilogue, Scratch())
+        return Step(node, by, calls_of(kernel, operands))
 
     def _packed_weights(self, graph: Graph, node: Node, made: Plan) -> Array:
         key = f"{node.inputs[1]} {made.layer} {made.candidate}"
