@@ -1,7 +1,7 @@
 """What the command and `Plan.explain` print on this machine, written into the README and the page "Why this one".
 
-`python docs/gallery.py` times the layers anew, in a cache of its own: run it on a quiet machine. A text stands after a
-mark `<!-- gallery: NAME -->`, as one block.
+`python docs/gallery.py [NAME...]` times the layers anew, all or some, in a cache of its own: run it on a quiet machine.
+A text stands after a mark `<!-- gallery: NAME -->`, as one block.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from autoconv.registry import this_device
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "pages" / "why-this-one.md"
-COLUMNS = 118  # of the terminal that the command believes to write to
+COLUMNS = 128  # of the terminal that the command believes to write to: no candidate is folded
 LAYERS = {
     "winograd": ConvLayer(N=1, C=128, H=28, W=28, K=128, R=3, S=3, padding=1),
     "pointwise": ConvLayer(N=1, C=256, H=28, W=28, K=128, R=1, S=1),
@@ -32,13 +33,15 @@ LAYERS = {
     "depthwise": ConvLayer(N=1, C=128, H=56, W=56, K=128, R=3, S=3, padding=1, groups=128),
     "dgrad": ConvLayer(N=8, C=64, H=56, W=56, K=128, R=3, S=3, stride=2, padding=1, direction="dgrad"),
 }
+README = "tune"  # the text there
 WHOLE = "winograd"  # this one with the reasons against all others
 
 
-def explained(cache: TuningCache) -> dict[str, str]:
-    """What `explain` says of each layer, with constant weights where there are any."""
+def explained(cache: TuningCache, names: Sequence[str]) -> dict[str, str]:
+    """What `explain` says of layers, with constant weights where there are any."""
     texts = {}
-    for name, layer in LAYERS.items():
+    for name in names:
+        layer = LAYERS[name]
         found = plan(layer, weights="constant", vendors=False, cache=cache, isolate=True)
         text = found.explain()
         texts[name] = text if name == WHOLE else text.partition("\n\n  out:")[0]
@@ -80,16 +83,20 @@ def put(path: Path, name: str, text: str) -> None:
     path.write_text(after, encoding="utf-8")
 
 
-def main() -> None:
-    """Measure, then write."""
+def main(*names: str) -> None:
+    """Measure, then write: "tune", or layers by their names."""
+    if unknown := set(names).difference((README, *LAYERS)):
+        raise SystemExit(f"{', '.join(unknown)}: expected some of {', '.join((README, *LAYERS))}")
+    wanted = names or (README, *LAYERS)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["AUTOCONV_CACHE_DIR"] = folder
-        put(ROOT / "README.md", "tune", tuned())
-        for name, text in explained(TuningCache(system=None)).items():
+        if README in wanted:
+            put(ROOT / "README.md", README, tuned())
+        for name, text in explained(TuningCache(system=None), [name for name in LAYERS if name in wanted]).items():
             put(PAGE, name, text)
     date = datetime.now(UTC).strftime("%B %Y")
     put(PAGE, "machine", f"{this_device().name}, {date}")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

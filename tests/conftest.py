@@ -11,7 +11,7 @@ import pytest
 import vectors
 from hypothesis import HealthCheck, settings
 
-from autoconv import forget_plans
+from autoconv import cpu, forget_plans, registry
 from autoconv.common import machine_code
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine import measure, recorded
@@ -30,7 +30,6 @@ KERNELS = machine_code.folder()  # as it is without any fixture
 # Of how many cases of a file (or of one test) the everyday suite takes one, so that it ends within three minutes on two
 # cores. Which one is drawn from its name: the same on every day, and no pattern of the parameters. `--full` takes all.
 THINNED = {
-    "bench/test_bench.py::test_a_suite_against_fake_baselines": 3,
     "cli/test_cli.py::test_a_stream_that_is_closed_is_no_error": 3,
     "core/test_capabilities.py::test_a_generated_kernel_runs_every_kind_of_layer": 32,
     "core/test_capabilities.py::test_a_sample_of_what_is_declared_on_cuda_runs": 6,
@@ -117,6 +116,8 @@ FULL_ONLY = {
 # A search that plans as always but times few candidates: how well it ends is the business of its own tests.
 SHORT_SEARCH = {"SEEDS": 3, "BLOCK": 2, "MOST": 4, "MOST_EXACT": 3, "STEPS": 1}
 
+FEW_FAMILIES = ("direct", "gemm", "numpy")
+
 NO_KERNELS = ("test_cpu_device.py", "test_estimates.py", "test_machine.py")  # nothing of theirs is worth emulating
 
 collect_ignore = ["bochs.py"]  # no tests, and what it imports is only there for --avx512
@@ -146,6 +147,15 @@ def any_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if request.path.name != "test_machine.py":
         monkeypatch.setattr(measure, "measure", _as_on_record)
         monkeypatch.setattr(CPU, "_sweep", lambda self: None)
+
+
+@pytest.fixture
+def few_families(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A CPU of few families: of what a plan takes, most is to list the grids of all and to estimate them."""
+    monkeypatch.setattr(cpu, "FAMILIES", FEW_FAMILIES)
+    registry._table.cache_clear()
+    yield
+    registry._table.cache_clear()
 
 
 def _as_on_record(instruction_set: str, threads: int, matrix_unit: str | None = None, *, thorough: bool) -> Machine:

@@ -32,7 +32,7 @@ def multiplications(layer: ConvLayer, device: CPU, candidate: Candidate) -> floa
     """
     algorithm = _algorithm(device, candidate)
     if isinstance(algorithm, TransformAlgorithm):
-        return sum(map(_products, algorithm.tilings(layer, device, dict(candidate.items))))
+        return sum(map(_products, algorithm.tilings(layer, device, candidate.params)))
     return layer.macs if algorithm is not None and algorithm.exact else None
 
 
@@ -61,7 +61,7 @@ def least_seconds(layer: ConvLayer, device: CPU, candidate: Candidate) -> float 
     -------
     float or None
         The larger of the two times: neither can be avoided, and both may go on at once. Operands come from where a
-        working set of their size lies. None where the multiplications are not known, and of integers.
+        working set of their size lies. None where the multiplications are not known, or the unit's peak of integers.
     """
     products, peak = multiplications(layer, device, candidate), _peak(layer, device, candidate)
     if products is None or peak is None:
@@ -76,4 +76,8 @@ def _peak(layer: ConvLayer, device: CPU, candidate: Candidate) -> float | None:
     if isinstance(algorithm, TileAlgorithm):
         rate = device.machine.tiles(device.matrix_unit or "", "bfloat16")
         return (algorithm.rate(device) if isinstance(algorithm, Matrix) else rate) / algorithm.products[layer.dtype]
-    return None if layer.dtype in INTEGERS else device.peak_flops(layer.dtype)
+    if layer.dtype in INTEGERS:
+        tiles = candidate.params.get("product") == "tdpbusd"
+        unit = device.matrix_unit if tiles and device.matrix_unit else device.instruction_set
+        return device.machine.peaks.get(unit, {}).get("int8")
+    return device.peak_flops(layer.dtype)

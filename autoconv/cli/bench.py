@@ -15,7 +15,7 @@ import click
 from autoconv import networks
 from autoconv.bench.baselines import BASELINES, restrict
 from autoconv.bench.statistics import FEWEST_ROUNDS
-from autoconv.cli.options import FAILED, INTERRUPTED, OK, as_json, batches, device_named, some_of, words
+from autoconv.cli.options import FAILED, INTERRUPTED, OK, as_json, batches, device_named, seconds, some_of, words
 from autoconv.cli.output import print_json, status
 from autoconv.cpu.device import CPU, LEVELS
 from autoconv.errors import PlanError
@@ -30,7 +30,7 @@ GPU_BUDGET = 540.0  # seconds
 PHASES = ("check", "tune", "table")  # of the run on a GPU
 
 
-@click.command()
+@click.command(short_help="Our kernels against other libraries, layer by layer.")
 @click.argument("suites", nargs=-1, metavar="[SUITE...]")
 @batches
 @click.option(
@@ -39,7 +39,13 @@ PHASES = ("check", "tune", "table")  # of the run on a GPU
     metavar="BASELINE,...",
     help=f"Some of {','.join(BASELINES)}. [default: all]",
 )
-@click.option("--rounds", type=click.IntRange(FEWEST_ROUNDS, 1000), default=9, help="How often each runs. [default: 9]")
+@click.option(
+    "--rounds",
+    type=click.IntRange(FEWEST_ROUNDS, 1000),
+    metavar="N",
+    default=9,
+    help="How often each runs. [default: 9]",
+)
 @click.option(
     "--weights",
     type=click.Choice(["constant", "varying"]),
@@ -49,13 +55,15 @@ PHASES = ("check", "tune", "table")  # of the run on a GPU
 @click.option("--direction", type=click.Choice(DIRECTIONS), default="fwd", help="[default: fwd]")
 @click.option("--exact", is_flag=True, help="autoconv: only algorithms that do no more to a sum than reorder it.")
 @click.option("--fresh", is_flag=True, help="A new output in every run, for autoconv and for the baselines.")
-@click.option("--threads", type=click.IntRange(1, 1024), help="For autoconv and the baselines alike. [default: all]")
+@click.option(
+    "--threads", type=click.IntRange(1, 1024), metavar="N", help="For autoconv and the baselines alike. [default: all]"
+)
 @click.option("--isa", type=click.Choice(LEVELS), help="Vector instructions that autoconv and PyTorch may use.")
 @click.option("--layers", "names", type=words, metavar="NAME,...", help="Only these layers. [default: all]")
 @click.option("--without", type=words, metavar="NAME,...", help="All but these layers.")
 @click.option("--chart", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw a chart, as PNG.")
-@click.option("--device", "device_name", metavar="NAME", default="cpu", help="cpu, or cuda or cuda:N: see below.")
-@click.option("--budget", type=click.FloatRange(0, 1e6), help="Seconds to spend. [default: no limit; GPU: 540]")
+@click.option("--device", "device_name", metavar="NAME", default="cpu", help="cpu, or cuda or cuda:N: see above.")
+@click.option("--budget", type=seconds, metavar="TIME", help="Time to spend. [default: no limit; GPU: 540s]")
 @click.option(
     "-o",
     "--output",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from autoconv.plans import Plan
 
 
-@click.command()
+@click.command(short_help="Every candidate for a layer, or why it is out.")
 @click.argument("what", metavar="LAYER|NET[:NAME]")
 @batches
 @directions
@@ -44,8 +44,9 @@ def explain(
 ) -> int:
     """Show every candidate for a layer with its time, error and workspace, or why it is out.
 
-    The layer is a key such as fwd-float32-NCHW-N1-C64-H56-W56-K64-R3-S3-padding1x1, or NET:NAME; NET
-    alone means all its layers.
+    The layer is NET:NAME, or a key; NET alone means all its layers. A key reads like
+
+    fwd-float32-NCHW-N1-C64-H56-W56-K64-R3-S3-padding1x1
     """
     device = device_named(device_name)
     mode = mode or "heuristic"

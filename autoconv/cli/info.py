@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shutil
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,7 +39,7 @@ OPTIONAL = {
 }
 
 
-@click.command()
+@click.command(short_help="The device, the software, the cache, and what is missing.")
 @on_device
 @as_json
 def info(device_name: str, as_json: bool) -> int:
@@ -96,7 +98,7 @@ def _decisions() -> list[str]:
 
 
 def print_information(found: dict[str, Any]) -> None:
-    """The same for people, one line per fact."""
+    """The same for people, one line per fact; on a terminal, as many as it takes."""
     device, cache = found["device"], found["cache"]
     peak = ", ".join(f"{rate:.0f} GFLOP/s in {dtype}" for dtype, rate in device["peak_gflops"].items())
     machine = Machine.from_json(found["machine"]) if found["machine"] else None
@@ -115,7 +117,10 @@ def print_information(found: dict[str, Any]) -> None:
         *(("environment", f"{name}={value}") for name, value in found["environment"].items()),
         *(("missing", f"{name}: {how}") for name, how in found["missing"].items()),
     ]
-    sys.stdout.writelines(f"{label:<12} {text}\n" for label, text in lines)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    for label, text in lines:
+        wrapped = textwrap.wrap(text, max(width - 13, 20), break_long_words=False, break_on_hyphens=False)
+        sys.stdout.writelines(f"{label if not n else '':<12} {line}\n" for n, line in enumerate(wrapped))
 
 
 def _machine_lines(machine: Machine) -> list[str]:

@@ -26,9 +26,21 @@ from autoconv.common.text import one_line
 from autoconv.errors import AutoconvError, PlanError
 
 
-@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class _InOrder(click.Group):
+    """Its verbs are listed as they were added, the first ones first."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(
+    cls=_InOrder,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__)
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Finds the fastest way to compute a convolution layer on this machine, and remembers it.
 
     A NET is a YAML layer list, an ONNX file, or the name of one that comes with autoconv (see `autoconv info`).
@@ -36,6 +48,9 @@ def cli() -> None:
     Exit codes: 0 done; 1 something was refused or failed, and the rest was done; 2 bad usage or input;
     130 interrupted, with what was done until then kept.
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+        ctx.exit(USAGE)
 
 
 for verb in (tune, explain, run, layers, compare, report, sweep, show, info, bench, export, import_):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from autoconv.records.schema import Record
 
 
-@click.command()
+@click.command(short_help="Who won on which device, in which race.")
 @click.option("--device", "device_name", metavar="NAME", help="Only this one: cpu, cuda, cuda:N. [default: all]")
 @as_json
 def show(device_name: str | None, as_json: bool) -> int:
@@ -35,7 +35,7 @@ def show(device_name: str | None, as_json: bool) -> int:
     return OK
 
 
-@click.command("export")
+@click.command("export", short_help="Write the records as JSON, to share them.")
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--device", "device_key", metavar="KEY", help="Only this device's, by the key that show prints.")
 @as_json
@@ -54,7 +54,7 @@ def export(path: Path, device_key: str | None, as_json: bool) -> int:
     return OK
 
 
-@click.command("import")
+@click.command("import", short_help="Merge the records of others.")
 @click.argument("paths", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @as_json
 def import_(paths: Sequence[Path], as_json: bool) -> int:

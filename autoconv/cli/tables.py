@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autoconv.common.text import duration, print_table, shape
+from autoconv.common.text import duration, one_line, print_table, shape
 
 if TYPE_CHECKING:
     from autoconv.layer import ConvLayer
     from autoconv.plans import Plan
 
+ERROR_WIDTH = 60  # characters of an error in the place of a winner: all of it is told beside the table
 PLAIN_GEMM = {"cpu": "numpy.gemm", "cuda": "gemm.explicit"}  # im2col and the library's matrix product
 
 
@@ -120,7 +121,7 @@ def _figures(seconds: float | None, flops: int, peak: float | None) -> list[str]
 def _row_cells(row: Row, peaks: dict[str, float]) -> list[str]:
     name = row.name + (f" x{row.repeat}" if row.repeat > 1 else "")
     if row.plan is None:
-        return [name, shape(row.layer), row.error or "", "", "", "", "", "", row.origin]
+        return [name, shape(row.layer), one_line(row.error or "", ERROR_WIDTH), "", "", "", "", "", row.origin]
     figures = _figures(row.seconds, row.layer.flops, peaks[row.layer.dtype])
     second = row.runner_up
     slower = row.plan.timings.get(second or "")

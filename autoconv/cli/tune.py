@@ -39,7 +39,7 @@ from autoconv.tuning.planner import plan
 LEAST_BUDGET = 0.05  # seconds of timing for a layer whose turn comes when the budget is spent
 
 
-@click.command()
+@click.command(short_help="Time what has no facts yet, and show who wins.")
 @click.argument("nets", nargs=-1, required=True, metavar="NET...")
 @batches
 @directions

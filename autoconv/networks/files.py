@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from autoconv.common.text import nearest
 from autoconv.errors import ConfigError
 from autoconv.networks import onnx_reader, yaml_reader
 from autoconv.networks.layer_list import layer_list
@@ -68,10 +69,10 @@ def load(path_or_name: str | Path) -> Network:
         with path.open("rb") as file:
             data = file.read(yaml_reader.LARGEST_FILE + 1)
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(
-            f"{path}: no such file, and no network of that name comes with autoconv: expected one of "
-            f"{', '.join(names())}"
-        ) from None
+        bare = path.name == str(path_or_name) and path.suffix not in (".yaml", ".yml")
+        expected = nearest(path.name, names()) if bare else f"expected one of {', '.join(names())}"
+        reason = "no such file, and no network of that name comes with autoconv"
+        raise ConfigError(f"{path}: {reason}: {expected}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: expected a YAML file, got a directory") from None
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte

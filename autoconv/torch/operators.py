@@ -34,58 +34,35 @@ def _fewer(device: CPU, threads: int) -> CPU:
     return dataclasses.replace(device, threads=threads)
 
 
-@torch.library.custom_op("autoconv::conv2d", mutates_args=(), device_types="cpu")
-def conv2d(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    mode: str,
-    exact: bool,
-    vendors: bool,
-) -> Tensor:
+# What all three are told beside tensors and sizes, in the order of the arguments of `_options`.
+REST = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str mode, bool exact, bool vendors"
+
+
+def _operator(name: str, first: str) -> Any:
+    """How PyTorch knows a function, whose first arguments are these."""
+    schema = f"({first}, {REST}) -> Tensor"
+    return torch.library.custom_op(f"autoconv::{name}", mutates_args=(), device_types="cpu", schema=schema)
+
+
+@_operator("conv2d", "Tensor x, Tensor w, Tensor? bias")
+def conv2d(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """`conv2d` of `autoconv`, with the padding of top, bottom, left and right."""
-    options = _options(stride, padding, dilation, groups, mode, exact, vendors)
-    return tensor(functional.conv2d(array(x), array(w), None if bias is None else array(bias), **options))
+    b = None if bias is None else array(bias)
+    return tensor(functional.conv2d(array(x), array(w), b, **_options(*rest)))
 
 
-@torch.library.custom_op("autoconv::conv2d_dgrad", mutates_args=(), device_types="cpu")
-def conv2d_dgrad(
-    dy: Tensor,
-    w: Tensor,
-    input_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    mode: str,
-    exact: bool,
-    vendors: bool,
-) -> Tensor:
+@_operator("conv2d_dgrad", "Tensor dy, Tensor w, int[] input_size")
+def conv2d_dgrad(dy: Tensor, w: Tensor, input_size: Sequence[int], *rest: Any) -> Tensor:
     """The gradient of `conv2d` with respect to `x`."""
-    options = _options(stride, padding, dilation, groups, mode, exact, vendors)
-    return tensor(functional.conv2d_dgrad(array(dy), array(w), input_size=_pair(input_size), **options))
+    size = _pair(input_size)
+    return tensor(functional.conv2d_dgrad(array(dy), array(w), input_size=size, **_options(*rest)))
 
 
-@torch.library.custom_op("autoconv::conv2d_wgrad", mutates_args=(), device_types="cpu")
-def conv2d_wgrad(
-    x: Tensor,
-    dy: Tensor,
-    filter_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    mode: str,
-    exact: bool,
-    vendors: bool,
-) -> Tensor:
+@_operator("conv2d_wgrad", "Tensor x, Tensor dy, int[] filter_size")
+def conv2d_wgrad(x: Tensor, dy: Tensor, filter_size: Sequence[int], *rest: Any) -> Tensor:
     """The gradient of `conv2d` with respect to `w`."""
-    options = _options(stride, padding, dilation, groups, mode, exact, vendors)
-    return tensor(functional.conv2d_wgrad(array(x), array(dy), filter_size=_pair(filter_size), **options))
+    size = _pair(filter_size)
+    return tensor(functional.conv2d_wgrad(array(x), array(dy), filter_size=size, **_options(*rest)))
 
 
 def _pair(values: Sequence[int]) -> tuple[int, int]:

@@ -131,10 +131,18 @@ def _refuse_name(request: Request, mode: str) -> NoReturn:
         raise PlanError(
             f"mode={mode!r}: {why.format(name)}; expected one of {', '.join(request.algorithms)}, or {other}"
         )
-    raise PlanError(
-        f"mode={mode!r}: expected {', '.join(MODES)}, an algorithm ({', '.join(request.algorithms)}), "
-        f"or a candidate of this layer (such as {', '.join(map(str, request.candidate_set.examples()))})"
-    )
+    if name not in request.algorithms:
+        raise PlanError(
+            f"mode={mode!r}: expected {', '.join(MODES)}, an algorithm ({', '.join(request.algorithms)}) or one of its "
+            "candidates"
+        )
+    offered = request.family(name)
+    members = [candidate for candidate in offered.examples() if candidate.algorithm == name]
+    reasons = {candidate: list(offered.against(candidate)) for candidate in members}
+    if not (able := [str(candidate) for candidate in members if not reasons[candidate]]):
+        listed = _listed(request, members, reasons)
+        raise PlanError(f"mode={mode!r}: no candidate of {name} can run {request.layer}:\n{listed}")
+    raise PlanError(f"mode={mode!r}: expected a candidate of {name} for {request.layer}, such as {', '.join(able)}")
 
 
 def _refuse_miss(request: Request, known: Known) -> NoReturn:

@@ -29,6 +29,8 @@ from autoconv.networks import NamedLayer, Network
 from autoconv.tuning import planner, reference
 from autoconv.tuning.planner import forget_plans
 
+pytestmark = pytest.mark.usefixtures("few_families")
+
 LAYER = edge("plain", N=1)
 NET = """
 name: Tiny

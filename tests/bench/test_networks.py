@@ -89,8 +89,8 @@ def test_every_runtime_gives_the_right_answer(name: str, tmp_path: Path, capfd: 
         pytest.skip(f"NOT CHECKED: {', '.join(missing)} not installed")
     if name == "torch_compiled":
         pytest.skip("NOT CHECKED: compiling takes too long here; the race compares its answers")
-    batch, nodes = (1, 3) if name == "ncnn" else (2, None)  # whose converter crashes on the whole of it
-    inputs, network = image(batch), models.fixed(small(nodes), batch)
+    nodes = 3 if name == "ncnn" else None  # whose converter crashes on the whole of it
+    inputs, network = image(2), models.fixed(small(nodes), 2)
     want = evaluate(translated(network, "small"), inputs).values()
     model = tmp_path / "model.onnx"
     model.write_bytes(network.SerializeToString())
@@ -116,11 +116,11 @@ def test_pytorch_averages_windows_padded_on_one_side(attributes: dict[str, Any])
     np.testing.assert_allclose(found, evaluate(graph, {"x": x})["y"], rtol=1e-5, atol=1e-6)
 
 
-def test_ncnn_takes_one_image_at_a_time(tmp_path: Path) -> None:
+def test_ncnn_takes_one_input(tmp_path: Path) -> None:
     if missing := RUNTIMES["ncnn"].missing():
         pytest.skip(f"NOT CHECKED: {', '.join(missing)} not installed")
-    with pytest.raises(PlanError, match="networks of one image"):
-        RUNTIMES["ncnn"].load(tmp_path / "model.onnx", image(2), CPU.current(1))
+    with pytest.raises(PlanError, match="networks of one input, got 2"):
+        RUNTIMES["ncnn"].load(tmp_path / "model.onnx", {"x": image(1)["x"], "y": image(1)["x"]}, CPU.current(1))
 
 
 @kernels

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from faulty import FaultyCPU
@@ -20,6 +20,7 @@ import autoconv
 from autoconv import networks, registry
 from autoconv.cli import main, options, output
 from autoconv.cli import tune as verb
+from autoconv.cli.main import cli
 from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
@@ -57,6 +58,12 @@ def run(*args: str, env: dict[str, str] | None = None, **options: Any) -> subpro
         env=environment() | (env or {}),
         **options,
     )
+
+
+class Named(NamedTuple):
+    """Stands for an algorithm."""
+
+    name: str
 
 
 def environment() -> dict[str, str]:
@@ -257,6 +264,20 @@ def test_info_names_the_device_the_cache_and_what_is_missing(
     assert found["cache"]["persistent"] is True
 
 
+def test_info_keeps_to_the_width_of_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registry, "algorithms", lambda device: [Named(f"algorithm{n}") for n in range(30)])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["info"]) == 0
+    text = capsys.readouterr().out
+    first, *others = text.partition("algorithms")[2].partition("versions")[0].splitlines()
+    assert first.startswith("   algorithm0, ")
+    assert all(line.startswith(13 * " " + "algorithm") and len(line) <= 100 for line in others)
+    assert " ".join(map(str.strip, [first, *others])) == ", ".join(f"algorithm{n}" for n in range(30))
+
+
 def test_records_travel_from_cache_to_cache(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -345,10 +366,16 @@ def test_import_is_light() -> None:
     assert (found.stdout.strip(), found.stderr) == ("", "")
 
 
+def test_without_a_verb_it_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    text = capsys.readouterr().out
+    assert [line.split()[0] for line in text.partition("Commands:\n")[2].splitlines()] == list(cli.commands)
+    assert "..." not in text.partition("Commands:\n")[2]  # nothing is cut
+
+
 # What is refused
 
 BAD = {
-    "no command": ([], "Missing command"),
     "unknown command": (["tun"], "No such command 'tun'"),
     "unknown option": (["tune", "tiny.yaml", "--frob"], "No such option"),
     "no network": (["tune"], "Missing argument 'NET...'"),
@@ -356,7 +383,7 @@ BAD = {
         ["tune", "nope.yaml"],
         "nope.yaml: no such file, and no network of that name comes with autoconv: expected one of alexnet",
     ),
-    "missing network": (["tune", "lenet"], "lenet: no such file"),
+    "missing network": (["tune", "alexnt"], "comes with autoconv: did you mean 'alexnet'? Expected one of alexnet, "),
     "a directory": (["tune", "."], ".: expected a YAML file, got a directory"),
     "batch 0": (["tune", "tiny.yaml", "--batch", "0"], "'--batch': '0': expected integers from 1 to 9999999"),
     "batch text": (["tune", "tiny.yaml", "--batch", "1,x"], "'1,x': expected integers from 1"),

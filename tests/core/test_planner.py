@@ -23,6 +23,8 @@ from autoconv.records.schema import Facts, Race
 from autoconv.tuning import planner, racing
 from autoconv.tuning.measurement import Event
 
+pytestmark = pytest.mark.usefixtures("few_families")
+
 
 def test_profile_times_everything_once_and_then_nothing(cache: TuningCache) -> None:
     first = fresh(LAYER, cache=cache)
@@ -143,7 +145,10 @@ def test_a_candidate_may_be_named(cache: TuningCache) -> None:
     [
         ({"mode": "fastest"}, "mode='fastest': expected profile, hybrid, heuristic, cached"),
         ({"mode": 3}, "mode=3: expected profile"),
-        ({"mode": "numpy.gemm[BM=3]"}, "or a candidate of this layer"),
+        ({"mode": "numpy.gemm[BM=3]"}, "expected a candidate of numpy.gemm for fwd-float32-NCHW-N1-C4-"),
+        ({"mode": "numpy.gemm[BM=3]"}, "padding1x1, such as numpy.gemm[tile=image]"),
+        ({"mode": "numpy.winograd[m=2"}, "mode='numpy.winograd[m=2': expected a candidate of numpy.winograd for "),
+        ({"mode": "direct.polyphase[TK=8]"}, "no candidate of direct.polyphase can run fwd-float32-NCHW-N1-C4-H10"),
         ({"workspace_limit": -1}, "workspace_limit=-1: expected an integer of at least 0"),
         ({"workspace_limit": 1.5}, "workspace_limit=1.5"),
         ({"tolerance": "small"}, "tolerance='small'"),

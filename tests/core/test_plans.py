@@ -18,6 +18,8 @@ from autoconv.records.cache import TuningCache
 from autoconv.tuning import reference
 from autoconv.tuning.planner import plan
 
+pytestmark = pytest.mark.usefixtures("few_families")
+
 LAYER = ConvLayer(N=2, C=4, H=9, W=8, K=6, R=3, S=3, padding=1)
 
 

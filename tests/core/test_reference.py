@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.signal
 from hypothesis import given, settings
 from layers import ACTIVATIONS, EDGES, edge, layers, operands
 
@@ -16,6 +15,8 @@ from autoconv.tuning import reference
 
 def correlate(layer: ConvLayer, x: Any, w: Any) -> Any:
     """The forward pass of an NCHW layer by `scipy.signal.correlate`, on zero-padded planes, group by group."""
+    import scipy.signal  # which takes a second
+
     y = np.zeros(layer.y_shape)
     padded = np.pad(x, ((0, 0), (0, 0), *layer.padding))
     dilated = np.zeros((*w.shape[:2], *layer.filter_extent))

@@ -40,24 +40,16 @@ def test_good_candidates_come_back_with_their_facts() -> None:
     assert {event.stage for event in events} == {"verify", "race", "done"}
 
 
-def test_a_library_may_print_bytes_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import os\nos.write(1, bytes([255, 10]))\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert measured("none") == {"numpy.direct": None, "faulty.none": None}
-
-
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        ("dies", "died of signal 11 (SIGSEGV) (being verified)"),
-        ("dies_later", "died of signal 6 (SIGABRT) (being timed)"),
-        ("exits", "exited with status 3"),
-        ("raises", "ValueError: no such thing"),
-    ],
-)
-def test_a_crash_is_recorded_and_the_rest_goes_on(fault: str, reason: str) -> None:
-    failures = measured(fault, "none")
-    assert reason in str(failures.pop(f"faulty.{fault}"))
+def test_crashes_are_recorded_and_the_rest_goes_on() -> None:
+    reasons = {
+        "dies": "died of signal 11 (SIGSEGV) (being verified)",
+        "dies_later": "died of signal 6 (SIGABRT) (being timed)",
+        "exits": "exited with status 3",
+        "raises": "ValueError: no such thing",
+    }
+    failures = measured(*reasons, "none")
+    for fault, reason in reasons.items():
+        assert reason in str(failures.pop(f"faulty.{fault}"))
     assert failures == {"numpy.direct": None, "faulty.none": None}
 
 
@@ -115,7 +107,7 @@ def test_what_lies_or_prints_where_python_looks_does_no_harm(tmp_path: Path, mon
     (tmp_path / "queue.py").write_text("raise SystemExit('this is not the queue of Python')\n")
     site = tmp_path / "site"
     site.mkdir()
-    (site / "sitecustomize.py").write_text("print('hello')\n")
+    (site / "sitecustomize.py").write_text("import os\nprint('hello')\nos.write(1, bytes([255, 10]))\n")  # no text
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(site)
     assert measured("none") == {"numpy.direct": None, "faulty.none": None}

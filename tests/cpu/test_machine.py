@@ -315,10 +315,11 @@ def test_what_others_noted_of_a_machine_may_have_gaps() -> None:
 def _scripted(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[bool]:
     """Measurements that take no time; the list tells which were thorough."""
     asked: list[bool] = []
+    peaks = {"avx2": MACHINE.peaks["avx2"] | {"int8": 3e11}}
 
     def measure(instruction_set: str, threads: int, matrix_unit: str | None, *, thorough: bool) -> Machine:
         asked.append(thorough)
-        return dataclasses.replace(MACHINE, threads=threads, thorough=thorough, **changes)
+        return dataclasses.replace(MACHINE, **{"threads": threads, "thorough": thorough, "peaks": peaks} | changes)
 
     monkeypatch.setattr(measuring, "measure", measure)
     return asked
@@ -356,6 +357,20 @@ def test_a_first_look_does_not_take_the_place_of_a_survey_made_meanwhile(monkeyp
     recorded.survey(KEY, "avx2", 2)
     recorded._measured(KEY, "avx2", 2, None, thorough=False)
     assert _as_a_new_process("machine_in_force", KEY, "avx2", 2).thorough
+
+
+def test_a_survey_measures_what_a_record_lacks_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    isa = CPU.current().instruction_set
+    device, old = (KEY, isa, 2, "emulated"), {"float32": 2e11, "float64": 1e11}
+    asked = _scripted(monkeypatch, peaks={isa: old})
+    recorded._measured(*device, thorough=True)
+    found = _as_a_new_process("survey", *device)
+    assert found.peaks[isa] == old | {"int8": found.flops(isa, "int8")}
+    assert found.peaks["emulated"].keys() == {"bfloat16", "int8"}
+    assert dataclasses.replace(found, peaks={}) == dataclasses.replace(MACHINE, peaks={})
+    monkeypatch.setattr(measuring, "completed", None)  # nothing is lacking now
+    assert _as_a_new_process("survey", *device) == _as_a_new_process("machine_in_force", *device) == found
+    assert asked == [True]
 
 
 @pytest.mark.parametrize("text", ["nonsense", MACHINE.text.replace("200000000000.0", "-1")])

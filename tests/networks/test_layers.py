@@ -272,7 +272,7 @@ def test_an_alias_bomb_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_missing_file_lists_the_known_names() -> None:
-    with pytest.raises(ConfigError, match=r"alexnet3: no such file, .* expected one of alexnet, .*vgg16"):
+    with pytest.raises(ConfigError, match=r"alexnet3: no such file, .* Expected one of alexnet, .*vgg16"):
         networks.load("alexnet3")
 
 

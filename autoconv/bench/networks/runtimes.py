@@ -14,6 +14,7 @@ import numpy as np
 from autoconv.algorithm import Array
 from autoconv.bench.baselines import mnn, ncnn, openvino
 from autoconv.bench.baselines import torch as pytorch
+from autoconv.bench.networks.models import fixed
 from autoconv.bench.networks.torch_module import torch_module
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
@@ -135,30 +136,38 @@ def _torch(channels_last: bool, compiled: bool) -> Callable[[Path, Inputs, CPU],
 
 
 def _ncnn(path: Path, inputs: Inputs, device: CPU) -> Loaded:
+    """Its networks are of one image: several run one after the other, each on all threads."""
     import ncnn as library
+    import onnx
     import pnnx
 
-    (x,) = inputs.values()
-    if len(x) > 1:
-        raise PlanError("its converter takes networks of one image")
+    if len(inputs) != 1:
+        raise PlanError(f"its converter takes networks of one input, got {len(inputs)}")
+    ((taken, x),) = inputs.items()
+    model = onnx.load(path)
+    for value in model.graph.input:
+        if value.name == taken:
+            value.type.tensor_type.shape.dim[0].ClearField("dim_value")
     net = ncnn.empty_net(device.threads)
     with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "one.onnx")
+        source.write_bytes(fixed(model, 1).SerializeToString())
         files = {"pnnxparam": "p.param", "pnnxbin": "p.bin", "pnnxpy": "p.py", "pnnxonnx": "p.onnx"}
         files |= {"ncnnparam": "n.param", "ncnnbin": "n.bin", "ncnnpy": "n.py"}
         told = [f"{name}={Path(folder, file)}" for name, file in files.items()]
-        shape = ",".join(map(str, x.shape))
-        arguments = [pnnx.EXEC_PATH, str(path), f"inputshape=[{shape}]f32", "fp16=0", *told]
+        shape = ",".join(map(str, (1, *x.shape[1:])))
+        arguments = [pnnx.EXEC_PATH, str(source), f"inputshape=[{shape}]f32", "fp16=0", *told]
         code = subprocess.run(arguments, capture_output=True, cwd=folder, check=False).returncode
         if code:
             raise PlanError(f"its converter ended with {code}")
         if net.load_param(str(Path(folder, "n.param"))) or net.load_model(str(Path(folder, "n.bin"))):
             raise PlanError("it does not take the converted network")
-    (source,), names = net.input_names(), net.output_names()
-    image = library.Mat(x[0])
+    (given,), names = net.input_names(), net.output_names()
+    images = [library.Mat(image) for image in x]
 
-    def run() -> list[Any]:
+    def answered(image: Any) -> list[Any]:
         extractor = net.create_extractor()
-        extractor.input(source, image)
+        extractor.input(given, image)
         found = []
         for name in names:
             failed, y = extractor.extract(name)
@@ -167,7 +176,10 @@ def _ncnn(path: Path, inputs: Inputs, device: CPU) -> Loaded:
             found.append(y)
         return found
 
-    return Loaded(run, lambda found: [np.array(y)[None] for y in found])
+    return Loaded(
+        lambda: [answered(image) for image in images],
+        lambda found: [np.stack([np.array(y) for y in of_all]) for of_all in zip(*found, strict=True)],
+    )
 
 
 def _mnn(path: Path, inputs: Inputs, device: CPU) -> Loaded:
@@ -195,7 +207,7 @@ RUNTIMES = {
         Runtime("torch", "PyTorch, NCHW", ("torch", "onnx"), _torch(channels_last=False, compiled=False)),
         Runtime("torch_cl", "PyTorch, channels_last", ("torch", "onnx"), _torch(channels_last=True, compiled=False)),
         Runtime("torch_compiled", "PyTorch, compiled", ("torch", "onnx"), _torch(channels_last=False, compiled=True)),
-        Runtime("ncnn", "ncnn", ("ncnn", "pnnx"), _ncnn),
+        Runtime("ncnn", "ncnn", ("ncnn", "pnnx", "onnx"), _ncnn),
         Runtime("mnn", "MNN", ("MNN", "onnx"), _mnn),
     )
 }

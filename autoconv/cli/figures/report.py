@@ -15,7 +15,7 @@ from autoconv.layer import DIRECTIONS
 from autoconv.records.cache import TuningCache
 
 
-@click.command()
+@click.command(short_help="What is on record of a network, as a page of figures.")
 @click.argument("net", metavar="NET")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Batch size. [default: the file's first]")
 @click.option("--direction", type=click.Choice(DIRECTIONS), default="fwd", help="[default: fwd]")

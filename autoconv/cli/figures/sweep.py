@@ -39,7 +39,7 @@ EXTENTS = tuple("NCKRH")
 LEAST_BUDGET = 0.05  # seconds of timing for a layer whose turn comes when the budget is spent
 
 
-@click.command()
+@click.command(short_help="A layer as one extent grows: who takes over where.")
 @click.argument("what", metavar="LAYER|NET:NAME")
 @click.option(
     "--extent", "extents", type=some_of(EXTENTS), metavar="E,...", help=f"Some of {','.join(EXTENTS)}. [default: all]"

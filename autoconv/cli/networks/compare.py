@@ -17,7 +17,7 @@ from autoconv.common.text import duration, print_table, size
 from autoconv.cpu.device import CPU
 
 
-@click.command()
+@click.command(short_help="A network under fixed strategies, and under our choices.")
 @click.argument("net", metavar="NET")
 @click.option("--batch", type=click.IntRange(1), default=1, metavar="N", help="[default: 1]")
 @click.option("--training", is_flag=True, help="Both gradients as well, with filters that vary.")
@@ -28,8 +28,14 @@ from autoconv.cpu.device import CPU
     metavar="BASELINE,...",
     help=f"Some of {','.join(BASELINES)}. [default: all that are installed]",
 )
-@click.option("--threads", type=click.IntRange(1, 1024), help="For everybody alike. [default: all]")
-@click.option("--rounds", type=click.IntRange(FEWEST_ROUNDS, 1000), default=9, help="How often each runs. [default: 9]")
+@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="For everybody alike. [default: all]")
+@click.option(
+    "--rounds",
+    type=click.IntRange(FEWEST_ROUNDS, 1000),
+    metavar="N",
+    default=9,
+    help="How often each runs. [default: 9]",
+)
 @click.option("--budget", type=seconds, metavar="TIME", help="For timing the candidates of one layer, such as 2s.")
 @click.option("--isolate/--no-isolate", default=True, help="Whether a worker process does the tuning. [default: yes]")
 @as_json

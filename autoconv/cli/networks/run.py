@@ -47,10 +47,10 @@ def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
     return found
 
 
-@click.command()
+@click.command(short_help="A network from an ONNX file: where its time goes, and races.")
 @click.argument("model", metavar="MODEL")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Images at a time, where the file leaves that open.")
-@click.option("--threads", type=click.IntRange(1, 1024), help="For everybody alike. [default: all]")
+@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="For everybody alike. [default: all]")
 @click.option("--tune", is_flag=True, help="Time the layers that have no facts yet; else by records and estimates.")
 @click.option(
     "--tolerance",
@@ -58,12 +58,16 @@ def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
     metavar="ERROR",
     help="Largest error expected of the outputs, such as 2e-6.",
 )
-@click.option("--repeat", type=click.IntRange(1, 100_000), default=20, help="Runs to take medians of. [default: 20]")
+@click.option(
+    "--repeat", type=click.IntRange(1, 100_000), metavar="N", default=20, help="Runs to take medians of. [default: 20]"
+)
 @click.option("--alone", is_flag=True, help="Time every node by itself as well, its filters out of cache.")
 @click.option(
     "--against", type=_runtimes, metavar="RUNTIME,...", help="Race these as well; all: every one that is installed."
 )
-@click.option("--rounds", type=click.IntRange(FEWEST_ROUNDS, 1000), default=9, help="Of that race. [default: 9]")
+@click.option(
+    "--rounds", type=click.IntRange(FEWEST_ROUNDS, 1000), metavar="N", default=9, help="Of that race. [default: 9]"
+)
 @click.option(
     "-o",
     "--output",
@@ -195,7 +199,7 @@ def _print_race(raced: NetworkRace) -> None:
     )
 
 
-@click.command()
+@click.command(short_help="The layers of a network as a YAML list.")
 @click.argument("net", metavar="NET")
 @click.option(
     "-o",

@@ -110,6 +110,7 @@ def _filter_strides(layer: ConvLayer) -> FilterStrides:
     return FilterStrides(k, c, r, s, layer.K // layer.groups * k)
 
 
+@functools.lru_cache(16)  # every candidate of a grid asks for those of its layer
 def correlations(layer: ConvLayer) -> tuple[Correlation, ...]:
     """The correlations that together compute a layer's `fwd` or `dgrad`."""
     x = _image_strides(layer, layer.C, layer.H, layer.W)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
@@ -68,6 +69,7 @@ class Effort:
 
 ROUGH = Effort(largest=64 << 20, ratio=4.0, seconds=2e-4, samples=2, patience=0.5, farthest=4 << 20)
 THOROUGH = Effort(largest=256 << 20, ratio=math.sqrt(2), seconds=2e-3, samples=2, patience=8.0, farthest=64 << 20)
+PEAKS_ONLY = dataclasses.replace(THOROUGH, largest=SMALLEST)  # which read no memory
 
 
 def measure(instruction_set: str, threads: int, matrix_unit: str | None = None, *, thorough: bool) -> Machine:
@@ -97,6 +99,30 @@ def measure(instruction_set: str, threads: int, matrix_unit: str | None = None, 
     while not settled(found) and len(found) < ATTEMPTS and time.perf_counter() - start < effort.patience:
         found.append(session.machine(thorough, matrix_unit))
     return merged(found)
+
+
+def completed(machine: Machine, instruction_set: str, threads: int, matrix_unit: str | None = None) -> Machine:
+    """A machine with the peaks that its record lacks, measured now: an earlier version had not asked for them.
+
+    Parameters
+    ----------
+    machine : Machine
+    instruction_set, threads, matrix_unit
+        As for `measure`.
+
+    Returns
+    -------
+    Machine
+        The same one where nothing is lacking, or where no kernel can be compiled.
+    """
+    if not pool.available():
+        return machine
+    session, found = _Session(instruction_set, threads, PEAKS_ONLY), dict(machine.peaks)
+    if "int8" not in found[instruction_set]:
+        found[instruction_set] = found[instruction_set] | {"int8": session.words()}
+    if matrix_unit not in found:
+        found |= session.units(matrix_unit)
+    return dataclasses.replace(machine, peaks=found)
 
 
 class _Session:

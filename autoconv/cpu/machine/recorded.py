@@ -53,6 +53,8 @@ def machine_in_force(key: str, instruction_set: str, threads: int, matrix_unit: 
 def survey(key: str, instruction_set: str, threads: int, matrix_unit: str | None = None) -> Machine:
     """The thorough model, measured now unless one of a quiet machine is on record; in force from now on.
 
+    Peaks that a record lacks, as one of an earlier version may, are measured and put there.
+
     Parameters
     ----------
     key, instruction_set, threads, matrix_unit
@@ -66,6 +68,11 @@ def survey(key: str, instruction_set: str, threads: int, matrix_unit: str | None
         found = recorded(key, instruction_set, threads)
         if found is None or not found.thorough or found.busy > BUSY:
             found = _measured(key, instruction_set, threads, matrix_unit, thorough=True)
+        elif "int8" not in found.peaks[instruction_set] or matrix_unit not in (None, *found.peaks):
+            from autoconv.cpu.machine.measure import completed  # rarely needed
+
+            found = completed(found, instruction_set, threads, matrix_unit)
+            _put(key, found)
         _in_force[key] = found
         return found
 
@@ -98,19 +105,22 @@ def _measured(key: str, instruction_set: str, threads: int, matrix_unit: str | N
     from autoconv.cpu.machine.measure import measure  # rarely needed
 
     found = measure(instruction_set, threads, matrix_unit, thorough=thorough)
-    store = TextStore(cache_folder())
+    _put(key, found)
+    return found
 
+
+def _put(key: str, found: Machine) -> None:
     def newest(old: str | None) -> str:
         """A quick look does not take the place of a thorough one that another process has put there meanwhile."""
         try:
-            keep = old is not None and not thorough and Machine.parse(old).thorough
+            keep = old is not None and not found.thorough and Machine.parse(old).thorough
         except RecordError:
             keep = False
         return old if keep and old is not None else found.text
 
+    store = TextStore(cache_folder())
     store.update(_name(key), newest)
     store.close()
-    return found
 
 
 def _name(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from abc import abstractmethod
@@ -75,6 +76,7 @@ class Move:
         return Unit("stage", FILE, layer, (blocks, 1, 1), THREADS, BLOCKS, shared, constants=constants)
 
 
+@functools.lru_cache(16)  # every candidate of a grid asks for that of its layer
 def staged(layer: ConvLayer) -> ConvLayer:
     """The layer in NHWC, its channels (and filters, where they too are read in runs) rounded up to whole runs."""
     run = RUN // layer.itemsize

@@ -6,6 +6,7 @@ types other than uint8 and int8, the operator is a foreign one.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,12 @@ from autoconv.networks.quantization import add_operands
 Array = np.ndarray[Any, Any]
 
 
-def _known(call: Call, *indices: int) -> bool:
+def known(call: Call, *indices: int) -> bool:
     """Whether so many inputs are constants, where they are given."""
     return all(call.inputs[n] in call.graph.constants for n in indices if call.has(n))
 
 
-def _typed(call: Call, integers: tuple[int, ...], floats: tuple[int, ...] = ()) -> bool:
+def typed(call: Call, integers: tuple[int, ...], floats: tuple[int, ...] = ()) -> bool:
     """Whether inputs are of the types that are computed with here."""
     return all(call.type(n).dtype in INTEGERS for n in integers) and all(
         call.type(n).dtype == "float32" for n in floats
@@ -46,7 +47,7 @@ def _of_size(call: Call, name: str, value: Array, count: int) -> Array:
     return value.reshape(-1) if value.size == count else np.broadcast_to(value.reshape(-1), (count,))
 
 
-def _scales(call: Call, index: int, name: str, count: int = 1) -> Array:
+def scales(call: Call, index: int, name: str, count: int = 1) -> Array:
     """Positive numbers: one, or one for each of so many filters or channels."""
     value = _of_size(call, name, call.graph.constants[call.value(index)], count)
     wrong = ~((value >= np.finfo(np.float32).tiny) & np.isfinite(value))
@@ -56,7 +57,7 @@ def _scales(call: Call, index: int, name: str, count: int = 1) -> Array:
     return value
 
 
-def _zero_points(call: Call, index: int, name: str, dtype: str, count: int = 1) -> Array:
+def zero_points(call: Call, index: int, name: str, dtype: str, count: int = 1) -> Array:
     """What stands for 0, as int32; 0 where that is left out."""
     if not call.has(index):
         return np.zeros(count, np.int32)
@@ -66,7 +67,8 @@ def _zero_points(call: Call, index: int, name: str, dtype: str, count: int = 1) 
     return _of_size(call, name, value, count).astype(np.int32)
 
 
-def _product(call: Call, operator: QuantizedProduct, x: str, numbers: Array, meaning: Quantization) -> str:
+def product(call: Call, operator: QuantizedProduct, x: str, numbers: Array, meaning: Quantization) -> str:
+    """The node of a product of integers; what does not fit is refused."""
     try:
         inputs = add_operands(call.graph, call.name, operator, x, numbers, meaning)
     except (ArrayError, ConfigError, LayerError) as error:
@@ -76,19 +78,19 @@ def _product(call: Call, operator: QuantizedProduct, x: str, numbers: Array, mea
 
 def _meaning(call: Call, columns: int, bias: Array | None) -> Quantization:
     """Of the inputs that QLinearConv and QLinearMatMul have in common, for so many filters or columns."""
-    x, w, y = (_scales(call, n, name, count) for n, name, count in zip((1, 4, 6), SCALES, (1, columns, 1), strict=True))
-    x_zero = _zero_points(call, 2, "x_zero_point", call.type(0).dtype)
-    y_zero = _zero_points(call, 7, "y_zero_point", call.type(7).dtype)
+    x, w, y = (scales(call, n, name, count) for n, name, count in zip((1, 4, 6), SCALES, (1, columns, 1), strict=True))
+    x_zero = zero_points(call, 2, "x_zero_point", call.type(0).dtype)
+    y_zero = zero_points(call, 7, "y_zero_point", call.type(7).dtype)
     return Quantization(x * w / y, int(x_zero[0]), int(y_zero[0]), bias)
 
 
 SCALES = ("x_scale", "w_scale", "y_scale")
 
 
-def _filters(call: Call, window: Window, w: int, zero_points: int) -> Array:
+def _filters(call: Call, window: Window, w: int, w_zero: int) -> Array:
     """Those of a convolution, less their zero points."""
     shape = call.type(w).shape
-    zero = _zero_points(call, zero_points, "w_zero_point", call.type(w).dtype, shape[0])
+    zero = zero_points(call, w_zero, "w_zero_point", call.type(w).dtype, shape[0])
     return call.graph.constants[window.wide(call.value(w))].astype(np.int32) - zero.reshape(-1, 1, 1, 1)
 
 
@@ -100,22 +102,22 @@ def _conv(window: Window, output_dtype: str) -> QuantizedConv:
 
 
 def _qlinear_conv(call: Call) -> str | None:
-    if not _known(call, *range(1, 9)) or not _typed(call, (0, 3, 7), (1, 4, 6)):
+    if not known(call, *range(1, 9)) or not typed(call, (0, 3, 7), (1, 4, 6)):
         return None
     window = Window(call, call.type(3).shape[2:])
     numbers = _filters(call, window, 3, 5)
     bias = call.graph.constants[call.value(8)] if call.has(8) else None
     meaning = _meaning(call, len(numbers), bias)
-    return window.back(_product(call, _conv(window, call.type(7).dtype), window.x, numbers, meaning))
+    return window.back(product(call, _conv(window, call.type(7).dtype), window.x, numbers, meaning))
 
 
 def _conv_integer(call: Call) -> str | None:
-    if not _known(call, 1, 2, 3) or not _typed(call, (0, 1)):
+    if not known(call, 1, 2, 3) or not typed(call, (0, 1)):
         return None
     window = Window(call, call.type(1).shape[2:])
-    x_zero = _zero_points(call, 2, "x_zero_point", call.type(0).dtype)
+    x_zero = zero_points(call, 2, "x_zero_point", call.type(0).dtype)
     meaning = Quantization(x_zero_point=int(x_zero[0]))
-    return window.back(_product(call, _conv(window, "int32"), window.x, _filters(call, window, 1, 3), meaning))
+    return window.back(product(call, _conv(window, "int32"), window.x, _filters(call, window, 1, 3), meaning))
 
 
 def _are_matrices(call: Call, a: int, b: int, *scalars: int) -> bool:
@@ -124,47 +126,54 @@ def _are_matrices(call: Call, a: int, b: int, *scalars: int) -> bool:
     return one and len(call.type(a).shape) > 1 and len(call.type(b).shape) == 2
 
 
-def _rows(call: Call, b: int, zero_points: int) -> Array:
-    """The columns of a matrix as rows, less their zero points."""
-    columns = call.type(b).shape[1]
-    zero = _zero_points(call, zero_points, "b_zero_point", call.type(b).dtype, columns)
-    return np.ascontiguousarray((call.graph.constants[call.value(b)].astype(np.int32) - zero).T)
+def rows(call: Call, b: int, b_zero: int, transposed: bool = False) -> Array:
+    """The columns of a constant matrix as rows, less their zero points; it may have them as rows."""
+    matrix = call.graph.constants[call.value(b)].astype(np.int32)
+    columns = matrix if transposed else matrix.T
+    zero = zero_points(call, b_zero, "b_zero_point", call.type(b).dtype, len(columns))
+    return np.ascontiguousarray(columns - zero[:, None])
 
 
 def _qlinear_matmul(call: Call) -> str | None:
     if (
-        not _known(call, *range(1, 8))
-        or not _typed(call, (0, 3, 7), (1, 4, 6))
+        not known(call, *range(1, 8))
+        or not typed(call, (0, 3, 7), (1, 4, 6))
         or not _are_matrices(call, 0, 3, 1, 2, 6, 7)
     ):
         return None
-    numbers = _rows(call, 3, 5)
+    numbers = rows(call, 3, 5)
     operator = QuantizedMatMul(output_dtype=call.type(7).dtype)
-    return _product(call, operator, call.value(0), numbers, _meaning(call, len(numbers), None))
+    return product(call, operator, call.value(0), numbers, _meaning(call, len(numbers), None))
 
 
 def _matmul_integer(call: Call) -> str | None:
-    if not _known(call, 1, 2, 3) or not _typed(call, (0, 1)) or not _are_matrices(call, 0, 1, 2):
+    if not known(call, 1, 2, 3) or not typed(call, (0, 1)) or not _are_matrices(call, 0, 1, 2):
         return None
-    a_zero = _zero_points(call, 2, "a_zero_point", call.type(0).dtype)
+    a_zero = zero_points(call, 2, "a_zero_point", call.type(0).dtype)
     meaning = Quantization(x_zero_point=int(a_zero[0]))
-    return _product(call, QuantizedMatMul(), call.value(0), _rows(call, 1, 3), meaning)
+    return product(call, QuantizedMatMul(), call.value(0), rows(call, 1, 3), meaning)
+
+
+def operands(
+    call: Call, indices: tuple[int, int], prefix: str, dtype: str, shape: tuple[int, ...] = ()
+) -> tuple[str, str]:
+    """Scales, and zero points of a type, as what quantises takes them: in float32 and of a shape."""
+    count = math.prod(shape)
+    scale = scales(call, indices[0], f"{prefix}_scale", count)
+    zero = zero_points(call, indices[1], f"{prefix}_zero_point", dtype, count)
+    first, second = (call.add_constant(a.astype(np.float32).reshape(shape)) for a in (scale, zero))
+    return first, second
 
 
 def _linear(call: Call, dtype: str, prefix: str) -> tuple[str, str] | None:
     """Scales, and zero points of a type, in float32; for each channel of an axis where they are several."""
-    if not _known(call, 1, 2) or not _typed(call, (), (1,)) or call.attribute("block_size", 0):
+    if not known(call, 1, 2) or not typed(call, (), (1,)) or call.attribute("block_size", 0):
         return None
     shape, along = call.type(0).shape, call.type(1).shape
     axis = call.axis(1, len(shape)) if len(along) == 1 and along != (1,) else None
     count = 1 if axis is None else shape[axis]
-    scales, zeros = (
-        _scales(call, 1, f"{prefix}_scale", count),
-        _zero_points(call, 2, f"{prefix}_zero_point", dtype, count),
-    )
     to = () if axis is None else (count, *[1] * (len(shape) - axis - 1))
-    scale, zero = (call.add_constant(a.astype(np.float32).reshape(to)) for a in (scales, zeros))
-    return scale, zero
+    return operands(call, (1, 2), prefix, dtype, to)
 
 
 def _quantize_linear(call: Call) -> str | None:
@@ -183,7 +192,7 @@ def _dequantize_linear(call: Call) -> str | None:
     dtype = call.type(0).dtype
     if dtype not in (*INTEGERS, "int32") or int(call.attribute("output_dtype", 1)) not in (0, 1):
         return None
-    if dtype == "int32" and call.has(2) and (not _known(call, 2) or call.graph.constants[call.value(2)].any()):
+    if dtype == "int32" and call.has(2) and (not known(call, 2) or call.graph.constants[call.value(2)].any()):
         return None
     found = _linear(call, dtype, "x")
     return (

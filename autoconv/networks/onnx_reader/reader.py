@@ -11,7 +11,7 @@ import numpy as np
 from autoconv.common.text import one_line
 from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph, ordered
-from autoconv.networks.onnx_reader import arithmetic, quantized, shapes, windows
+from autoconv.networks.onnx_reader import arithmetic, microsoft, quantized, shapes, windows
 from autoconv.networks.onnx_reader.call import Call, Lowering
 from autoconv.networks.onnx_reader.foreign import foreign, is_standard
 from autoconv.networks.onnx_reader.model import load_model
@@ -25,7 +25,8 @@ LOWERINGS: dict[str, Lowering] = {
     **windows.LOWERINGS,
 }
 OLDEST = 7  # opset
-DOMAINS = ("", "ai.onnx")
+DOMAINS = ("", "ai.onnx")  # of the standard
+OTHERS = {microsoft.DOMAIN: microsoft.LOWERINGS}
 NO_REAL_NUMBERS = "cOSU"  # NumPy's kinds: complex ones, and text
 
 
@@ -159,10 +160,12 @@ class _Reader:
 
     def _node(self, node: Any, label: str) -> None:
         what = f"node {label!r} ({node.op_type})"
-        known = node.domain in DOMAINS and (node.op_type in LOWERINGS or is_standard(node, self.opset))
-        if not known:
-            domain = f" of the domain {node.domain!r}" if node.domain not in DOMAINS else ""
-            raise self.fail(f"{what}: no such operator here{domain}: expected one of {', '.join(sorted(LOWERINGS))}")
+        standard = node.domain in DOMAINS
+        lowerings = LOWERINGS if standard else OTHERS.get(node.domain, {})
+        if node.op_type not in lowerings and not (standard and is_standard(node, self.opset)):
+            domain = "" if standard else f" of the domain {node.domain!r}"
+            expected = ", ".join(sorted(lowerings or LOWERINGS))
+            raise self.fail(f"{what}: no such operator here{domain}: expected one of {expected}")
         for value in node.input:
             if value and value not in self.values:
                 raise self.fail(f"{what}: its input {value!r} is computed by no node")
@@ -171,7 +174,7 @@ class _Reader:
         if not node.input and node.op_type != "Constant":
             call.fail("it has no inputs")
         try:
-            found = LOWERINGS[node.op_type](call) if node.op_type in LOWERINGS else None
+            found = lowerings[node.op_type](call) if node.op_type in lowerings else None
             if found is None:
                 found = foreign(call, node)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

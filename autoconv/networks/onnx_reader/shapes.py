@@ -126,7 +126,8 @@ def _transpose(call: Call) -> str:
     return call.add(Transpose(tuple(call.attribute("perm") or reversed(range(rank)))), call.value(0))
 
 
-def _concat(call: Call) -> str:
+def concat(call: Call) -> str:
+    """Arrays joined along an axis."""
     call.required("axis")
     values = [call.value(n) for n in range(len(call.inputs))]
     axis = call.axis(0, len(call.type().shape))
@@ -186,7 +187,7 @@ def _pad(call: Call) -> str:
 
 LOWERINGS: dict[str, Lowering] = {
     "Cast": _cast,
-    "Concat": _concat,
+    "Concat": concat,
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
     "Dropout": _dropout,
