@@ -286,10 +286,10 @@ def test_main_loops_spend_their_issue_slots_on_products(name: str, direction: st
         assert (loop.count("LDSM") > 0) == (transposed < 2)
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(("direction", "most"), [("fwd", 0.55), ("dgrad", 0.55), ("wgrad", 0.75)])
 @pytest.mark.parametrize("tile", SPLIT_TILES[:3], ids=lambda tile: f"{tile.BM}x{tile.BN}")
-def test_loops_of_products_in_parts_leave_the_tensor_cores_busy(tile: HopperTile, direction: str) -> None:
-    """What splits rows and adds sums takes at most 0.65 of the clocks of the products, and is what the model says."""
+def test_loops_of_products_in_parts_leave_the_tensor_cores_busy(tile: HopperTile, direction: str, most: float) -> None:
+    """What splits rows and adds sums takes so much of the products' clocks, at most, and is what the model says."""
     layer = ConvLayer(**(LAYERS["3x3"] | {"C": 128, "K": 128}), direction=direction, layout="NHWC")
     params = {"BM": tile.BM, "BN": tile.BN, "STAGES": tile.STAGES, "SPLIT": 1}
     product = HopperBF16x6().units(layer, params)[0]
@@ -298,7 +298,7 @@ def test_loops_of_products_in_parts_leave_the_tensor_cores_busy(tile: HopperTile
     slots = HopperBF16x6().slice_slots(layer, tile) / 4  # of a scheduler
     assert slots / tile.CONSUMERS == pytest.approx(len(loop), rel=0.06)
     clocks = HopperBF16x6.products * tile.BM * tile.BN * 32 / RATES[CAPABILITY][2]
-    assert slots <= 0.65 * clocks
+    assert slots <= most * clocks
 
 
 def test_every_budget_is_of_a_kernel() -> None:

@@ -442,7 +442,7 @@ OUT_OF_TURN = {
         ";",
     ),
     "the wrong warpgroup goes first": ("tile % TOGETHER != warpgroup", "tile % TOGETHER == warpgroup"),
-    "stages of the others are not left out": ("turn.skip(at.slices());", ";"),
+    "stages of the others are not left out": ("turn.skip(at.last() - at.first());", ";"),
     "nobody says that the tile is multiplied": ("arrive(ring.multiplied[warpgroup]);", ";"),
 }
 

@@ -18,8 +18,8 @@ struct Stage {
     alignas(ATOM_BYTES) T a[BM * BK];
     alignas(ATOM_BYTES) bfloat16_t b[PARTS][BN * BK];
 
-    // Which row of eight a lane's fragments are of. Where a row is a line, eight lanes read all of its banks twice: lines
-    // four apart, which the swizzle has not in the same ones.
+    // Which row of eight a lane's fragments are of. Where a row is a line, the eight lanes that read together have half of
+    // two of them: of two that are four apart, for which the swizzle has other banks.
     DEVICE static int row_of_eight(int lane) { return WEIGHTS ? lane / 4 : lane / 8 + lane / 4 % 2 * 4; }
 };
 
@@ -38,9 +38,9 @@ DEVICE void fetch_slice(Stage& stage, Barrier& barrier, const TensorMap& pixels,
                 fetch_columns(stage.b[part] + i * BK, pixels, barrier, at, i, place + part * PIXELS);
     } else {
         const Depth depth = depth_of(slice);
-        const int filter_tap = at.group * static_cast<int>(R * S) + depth.filter_tap;
+        const int block = (depth.filter_tap * static_cast<int>(GROUPS) + at.group) * CHUNKS + depth.chunk;
         fetch_from(stage.a, pixels, barrier, at.group * CHANNELS + depth.chunk * BK, at.row, depth.tap);
-        fetch_box(stage.b, other, barrier, 0, at.column, (filter_tap * CHUNKS + depth.chunk) * PARTS);
+        fetch_box(stage.b, other, barrier, 0, at.column, block * PARTS);
     }
 }
 
@@ -146,7 +146,7 @@ DEVICE void put_parts(bfloat16_t* to, Offset distance, float value) {
     }
 }
 
-// Filters for fwd and dgrad: to each group, tap and BK of the depth, the parts of all columns in lines of BK.
+// Filters for fwd and dgrad: to each tap, group and BK of the depth, the parts of all columns in lines of BK.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 split_filters(const T* w, bfloat16_t* to) {
     const Offset index = Offset(blockIdx.x) * THREADS + threadIdx.x;
@@ -155,7 +155,7 @@ split_filters(const T* w, bfloat16_t* to) {
     if (block >= GROUPS * R * S * CHUNKS) return;
     const int place = static_cast<int>(line % BK), column = static_cast<int>(line / BK);
     const int depth = static_cast<int>(block % CHUNKS) * BK + place / STEP * STEP + held(place % STEP);
-    const int tap = static_cast<int>(block / CHUNKS % (R * S)), group = static_cast<int>(block / CHUNKS / (R * S));
+    const int tap = static_cast<int>(block / CHUNKS / GROUPS), group = static_cast<int>(block / CHUNKS % GROUPS);
     const int k = group * KG + (DIRECTION == FWD ? column : depth), c = DIRECTION == FWD ? depth : column;
     const bool there = depth < CHANNELS;
     put_parts(to + block * (PARTS * PART) + line, PART,

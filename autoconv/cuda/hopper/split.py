@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from autoconv.algorithm import Kernel, Params
 from autoconv.common import split_products
 from autoconv.cuda.codegen.tensor_map import LINE, STRIDE_UNIT, TensorMap
-from autoconv.cuda.common.algorithm import Chain, aligned, ceil_div
+from autoconv.cuda.common.algorithm import Chain, Launch, aligned, ceil_div
 from autoconv.cuda.common.model import Demand, streaming
 from autoconv.cuda.common.split import SplitProduct
 from autoconv.cuda.hopper.hopper import OPERANDS, SUMMED, Hopper, HopperTile, Pass, other_map, pixel_map
@@ -118,8 +118,8 @@ class HopperBF16x6(Hopper):
         def multiply(workspace: Any, *others: Any) -> None:
             product(workspace[start:], *others)
 
-        steps = [(take_apart, ("a", "workspace")), (multiply, ("workspace", *OPERANDS[1:]))]
-        steps += [(launch, SUMMED) for launch in sums]
+        steps: list[tuple[Launch, tuple[str, ...]]] = [(take_apart, ("a", "workspace"))]
+        steps += [(multiply, ("workspace", *OPERANDS[1:])), *((launch, SUMMED) for launch in sums)]
         return Chain(steps, self.workspace_bytes(layer, device, params))
 
 

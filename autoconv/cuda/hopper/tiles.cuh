@@ -63,7 +63,6 @@ struct Job {
     int group, part, row, column;
     DEVICE int first() const { return part * EACH; }  // no less than last() for a part without slices
     DEVICE int last() const { return (part + 1) * EACH < SLICES ? (part + 1) * EACH : SLICES; }
-    DEVICE int slices() const { return first() < last() ? last() - first() : 0; }
 };
 DEVICE Job job(int index) {
     const TileAt tile = tile_at<TILES_M, TILES_N>(index % TILES);
@@ -227,7 +226,7 @@ DEVICE void consume(Ring<Stage>& ring, int warpgroup, const Output& to) {
     for (int index = static_cast<int>(blockIdx.x); index < WORK; index += static_cast<int>(gridDim.x), tile++) {
         const Job at = job(index);
         if (ALTERNATE && tile % TOGETHER != warpgroup) {
-            turn.skip(at.slices());
+            turn.skip(at.last() - at.first());  // negative for parts without slices, behind which are only such
             continue;
         }
         float sum[FM][BN / 2] = {};
