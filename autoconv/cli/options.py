@@ -76,7 +76,8 @@ def _directions(text: str) -> tuple[str, ...]:
     return given
 
 
-def _tolerance(text: str) -> float:
+def tolerance(text: str) -> float:
+    """How to read an error."""
     try:
         value = float(text)
     except ValueError:
@@ -109,7 +110,7 @@ LIMITS = (
         default="flush",
         help="keep: only what can compute with denormals. [default: flush]",
     ),
-    click.option("--tolerance", type=_tolerance, metavar="ERROR", help="Largest measured error, such as 1e-6."),
+    click.option("--tolerance", type=tolerance, metavar="ERROR", help="Largest measured error, such as 1e-6."),
     click.option(
         "--vendors",
         type=click.Choice(["loaded", "all", "none"]),

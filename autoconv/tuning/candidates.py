@@ -121,10 +121,20 @@ class CandidateSet:
         return [candidate for candidate in self.worth_timing() if self.searched(candidate)]
 
     def few(self, limits: Limits, number: int) -> list[Candidate]:
-        """The first of those worth timing under these limits, of a grid one of those that are alike."""
+        """The first of those worth timing under these limits, of a grid one of those that are alike.
+
+        After them the first that may err less than those before, and so on: a network may need its layers more exact.
+        """
         ranked = self.worth_timing(limits)
         surrogate = Surrogate({candidate: self.expected[candidate].time for candidate in ranked})
-        return surrogate.spread(ranked, number)
+        chosen = surrogate.spread(ranked, number)
+        while chosen:
+            least = min(self.expected[candidate].error for candidate in chosen)
+            finer = next((candidate for candidate in ranked if self.expected[candidate].error < least), None)
+            if finer is None:
+                break
+            chosen.append(finer)
+        return chosen
 
     def _vendor_reasons(self, algorithm: Algorithm[Any]) -> list[str]:
         if algorithm.vendor is None or self.vendors is None or algorithm.vendor in self.vendors:

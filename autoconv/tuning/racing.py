@@ -22,7 +22,7 @@ from autoconv.tuning.search.search import Search
 from autoconv.tuning.staleness import former_winner, note, stale, starved_no_more, uncovered
 from autoconv.tuning.worker import Worker
 
-HYBRID_CANDIDATES = 4  # how many of the estimate's first the hybrid mode times
+HYBRID_CANDIDATES = 4  # how many of the estimate's first the hybrid mode times, beside more exact ones
 
 _measuring = threading.Lock()
 

@@ -16,13 +16,14 @@ from autoconv.cpu.device import CPU, host_instruction_set
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice import choose
+from autoconv.networks.choice.candidate import best_in_network
 from autoconv.networks.choice.choose import plans_for
-from autoconv.networks.choice.streaming import best_before_reading
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Conv, TensorType
 from autoconv.networks.passes import optimized
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.memory import Views, arranged, blocks
+from autoconv.records.schema import Facts
 
 SIZES = (0, 1 << 12, 1 << 16, 1 << 20)  # of scratch memory that candidates take, the best the most
 
@@ -121,13 +122,14 @@ def test_what_goes_past_the_caches_costs_whoever_reads_it() -> None:
 
     def best(difference: float) -> str:
         timings = {past: 1e-3, kept: 1e-3 + difference, slow: 5e-3}
-        made: Any = SimpleNamespace(layer=layer, candidate=past, ranking=[past, kept, slow], timings=timings)
-        return best_before_reading(made, device)
+        facts = {name: Facts("", time=seconds, samples=9, error=1e-7) for name, seconds in timings.items()}
+        made: Any = SimpleNamespace(layer=layer, candidate=past, ranking=list(timings), timings=timings, facts=facts)
+        return best_in_network(made, device)
 
     assert best(0.5 * fetched) == kept
     assert best(1.5 * fetched) == past
     unknown: Any = SimpleNamespace(layer=layer, candidate=past, ranking=[past, kept], timings={})
-    assert best_before_reading(unknown, device) == past
+    assert best_in_network(unknown, device) == past
 
 
 def test_a_network_under_a_limit_answers_the_same() -> None:

@@ -194,8 +194,9 @@ def test_limits_hold_in_either_layout(monkeypatch: pytest.MonkeyPatch, tmp_path:
         return times.plan(layer, mode)
 
     monkeypatch.setattr(together, "plan", plan)
-    limits = {"workspace_limit": 9, "deterministic": True, "tolerance": 1e-5, "cache": TuningCache(tmp_path, None)}
-    arrays_in_nhwc(tree([("a", "x", 3, 8)]), CPU.current(), {**limits, "memory_limit": 1 << 20}, "cached")
+    limits = {"workspace_limit": 9, "deterministic": True, "cache": TuningCache(tmp_path, None)}
+    whole = {"memory_limit": 1 << 20, "tolerance": 1e-5}
+    arrays_in_nhwc(tree([("a", "x", 3, 8)]), CPU.current(), {**limits, **whole}, "cached")
     assert [layout for layout, _ in seen] == ["NHWC", "NCHW"]
     assert all(options == {"device": CPU.current(), "weights": "constant", **limits} for _, options in seen)
 

@@ -64,7 +64,7 @@ def test_every_step_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @kernels
-@pytest.mark.parametrize("option", [[], ["--json"], ["--tune"], ["--alone"]])
+@pytest.mark.parametrize("option", [[], ["--json"], ["--tune"], ["--alone"], ["--tolerance", "1e-3"]])
 def test_the_command_runs_a_network(option: list[str], tmp_path: Path) -> None:
     path = tmp_path / "net.autoconv"
     net = compiled(graph_of(Elementwise(("relu", 0)), (2, 3)))

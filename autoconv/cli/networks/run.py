@@ -12,6 +12,7 @@ import numpy as np
 from autoconv import networks
 from autoconv.bench.statistics import FEWEST_ROUNDS
 from autoconv.cli.options import FAILED, OK, as_json
+from autoconv.cli.options import tolerance as error
 from autoconv.cli.output import print_json, say, status
 from autoconv.common.text import duration, print_table, size
 from autoconv.cpu.device import CPU
@@ -51,6 +52,12 @@ def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Images at a time, where the file leaves that open.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="For everybody alike. [default: all]")
 @click.option("--tune", is_flag=True, help="Time the layers that have no facts yet; else by records and estimates.")
+@click.option(
+    "--tolerance",
+    type=error,
+    metavar="ERROR",
+    help="Largest error expected of the outputs, such as 2e-6.",
+)
 @click.option("--repeat", type=click.IntRange(1, 100_000), default=20, help="Runs to take medians of. [default: 20]")
 @click.option("--alone", is_flag=True, help="Time every node by itself as well, its filters out of cache.")
 @click.option(
@@ -70,6 +77,7 @@ def run(
     batch: int | None,
     threads: int | None,
     tune: bool,
+    tolerance: float | None,
     repeat: int,
     alone: bool,
     against: tuple[str, ...] | None,
@@ -89,10 +97,12 @@ def run(
         raise click.UsageError(f"--against: expected an ONNX file, got {model}")
     if folder is not None and not against:
         raise click.UsageError("--output: expected --against as well, whose race it keeps")
+    if tolerance is not None and against:
+        raise click.UsageError("--tolerance: expected without --against, which races what runs without one")
     names = _installed(against) if against else ()
-    net = load(model, batch, device=CPU.current(threads))
+    net = load(model, batch, device=CPU.current(threads), tolerance=None if tune else tolerance)
     if tune:
-        net.tune()
+        net.tune(tolerance=tolerance)
     rng = np.random.default_rng(0)
     inputs = {name: rng.standard_normal(t.shape).astype(t.dtype) for name, t in net.graph.inputs.items()}
     whole = _median_run(net, inputs, repeat)
@@ -113,6 +123,7 @@ def run(
             **({"seconds_alone": cold} if cold is not None else {}),
             "arena_bytes": net.arena_bytes,
             "weight_bytes": net.weight_bytes,
+            "error": net.error,
             "steps": [vars(step) for step in steps],
         }
         print_json(document | ({"race": raced.to_json()} if raced is not None else {}))
@@ -125,7 +136,8 @@ def run(
         )
         click.echo(
             f"{duration(whole)} in all; {layers:.0%} of the steps' time in convolutions and fully connected layers; "
-            f"{size(net.arena_bytes)} of arrays, {size(net.weight_bytes)} of weights"
+            f"{size(net.arena_bytes)} of arrays, {size(net.weight_bytes)} of weights; "
+            f"an error of {net.error:.1e} expected"
         )
         if cold is not None:
             click.echo(

@@ -5,6 +5,7 @@ Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TypeVar
@@ -18,6 +19,7 @@ from autoconv.cpu.winograd.matrix import matrix_vector
 from autoconv.layer import ConvLayer
 
 W = TypeVar("W", bound=WinogradTiling)
+MOST_TERMS = 128  # of a sum of products; at half as many, adding sums up starts to take time
 FEWEST_TO_FETCH = 4  # tiles of a register tile that has the time to fetch filters
 
 
@@ -86,13 +88,16 @@ class WinogradWriter(kernels.TransformWriter[W]):
     def product_of(self, size: int) -> Function:
         """The register tile: one point of `size` tiles by a block of filters, summed over channels.
 
+        Sums of some channels are added to what those before came to: a sum of all of them, one after the other, would
+        err more than all the rest of the algorithm where there are many.
+
         It fetches its part of the next point's filters into L2: they come from the LLC, whose latency no queue of
         loads hides. The smallest tiles read them as fast as they come, in one stream that the processor foresees.
         """
         tiling, lanes, TK = self.tiling, self.tiling.lanes, self.tiling.TK
         k = self.function(f"product_of_{size}_", *[ptr(self.real)] * 4)
         v, u, following, out = k.args
-        acc = [[k.var(k.zero(self.real, lanes)) for _ in range(tiling.vectors)] for _ in range(size)]
+        sums = [[k.var(k.zero(self.real, lanes)) for _ in range(tiling.vectors)] for _ in range(size)]
         line = LINE // tiling.itemsize
         lines = -(-lanes * TK // (line * self.register_tiles)) if size >= FEWEST_TO_FETCH else 0
 
@@ -107,17 +112,34 @@ class WinogradWriter(kernels.TransformWriter[W]):
                     for p in range(size):
                         x = k.broadcast(source + c + p * lanes, lanes)
                         for n in range(tiling.vectors):
-                            acc[p][n].fma(x, ws[n])
+                            sums[p][n].fma(x, ws[n])
+
+        def keep(added: bool) -> None:
+            for p in range(size):
+                for n in range(tiling.vectors):
+                    place = out + (p * TK + n * lanes)
+                    found = sums[p][n].get()
+                    k.store(k.load(place, lanes) + found if added else found, place)
 
         whole, rest = divmod(tiling.depth, lanes)
-        if whole:
+        blocks = MOST_TERMS // lanes
+        parted = whole > blocks
+        if parted:
+            nothing = k.zero(self.real, lanes)
+            keep(added=False)
+            with k.loop(0, whole, blocks) as start:
+                with k.loop(start, k.min(start + blocks, whole)) as block:
+                    terms(block, lanes)
+                keep(added=True)
+                for var in itertools.chain.from_iterable(sums):
+                    var.set(nothing)
+        elif whole:
             with k.loop(0, whole) as block:
                 terms(block, lanes)
         if rest:
             terms(k.i64(whole), rest)
-        for p in range(size):
-            for n in range(tiling.vectors):
-                k.store(acc[p][n].get(), out + (p * TK + n * lanes))
+        if rest or not parted:
+            keep(added=parted)
         return k
 
     def product(self, rows: int, split: Sequence[tuple[int, int]]) -> Function:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
+from autoconv.networks.choice.candidate import best_in_network
 from autoconv.networks.choice.layouts import laid_out
-from autoconv.networks.choice.streaming import best_before_reading
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.run.memory import ALIGNMENT, Views, arranged, blocks, rounded
 from autoconv.plans import Plan
 from autoconv.tuning.planner import plan
+
+WHOLE = ("memory_limit", "tolerance")  # limits of a network, and not of each of its layers
 
 
 def planned(
@@ -25,6 +28,7 @@ def planned(
     options: Mapping[str, Any],
     candidates: Mapping[str, str],
     mode: str,
+    prices: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Graph, Views, dict[str, Plan]]:
     """The graph with these arrays in NHWC, and a plan for every layer; all in NCHW where that does not fit as it is.
 
@@ -34,7 +38,7 @@ def planned(
         After all passes, in NCHW.
     last : collection of str
         As for `laid_out`.
-    device, options, candidates, mode
+    device, options, candidates, mode, prices
         As for `plans_for`.
 
     Returns
@@ -49,10 +53,10 @@ def planned(
     found = laid_out(graph, last)
     views, limit = Views(found), _limit(options)
     if last and limit is not None:  # layers that have to give way are chosen anew, and so would all layouts have to be
-        plans = plans_for(found, views, device, {**options, "memory_limit": None}, candidates, mode)
+        plans = plans_for(found, views, device, {**options, "memory_limit": None}, candidates, mode, prices)
         if _needed(found, views, {name: made.kernel.workspace_bytes for name, made in plans.items()}) > limit:
-            return planned(graph, (), device, options, candidates, mode)
-    return found, views, plans_for(found, views, device, options, candidates, mode)
+            return planned(graph, (), device, options, candidates, mode, prices)
+    return found, views, plans_for(found, views, device, options, candidates, mode, prices)
 
 
 def plans_for(
@@ -62,6 +66,7 @@ def plans_for(
     options: Mapping[str, Any],
     candidates: Mapping[str, str],
     mode: str,
+    prices: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Plan]:
     """A plan for every layer, a known candidate where there is one.
 
@@ -76,11 +81,13 @@ def plans_for(
         Of the graph.
     device : CPU
     options : mapping
-        As for `plan`, and `memory_limit`.
+        As for `plan`, and `memory_limit`; `tolerance` is one of the whole, which prices keep.
     candidates : mapping of str to str
         Of layers, by the names of their nodes.
     mode : str
         As for `plan`.
+    prices : mapping of str to float
+        Seconds that the square of a layer's error costs, by the name of its node.
 
     Returns
     -------
@@ -92,12 +99,14 @@ def plans_for(
     PlanError
         As `plan` does, and for a limit that the arrays alone exceed.
     """
-    wanted = {"device": device, **options}
-    wanted.pop("memory_limit", None)
-    limit = _limit(options)
+    limit, wanted = _limit(options), of_layers(options, device)
     nodes = [node for node in graph.nodes.values() if node.name not in views.free]
     layers = {node.name: layer for node in nodes if (layer := layer_of(graph, node)) is not None}
-    plans = {name: _plan(graph, graph.nodes[name], layer, candidates, mode, wanted) for name, layer in layers.items()}
+
+    def made(name: str, candidates: Mapping[str, str], options: Mapping[str, Any]) -> Plan:
+        return _plan(graph, graph.nodes[name], layers[name], candidates, mode, options, prices.get(name, 0.0))
+
+    plans = {name: made(name, candidates, wanted) for name in layers}
     if limit is None:
         return plans
 
@@ -106,14 +115,14 @@ def plans_for(
         raise PlanError(f"{graph.name}: memory_limit={limit}: expected at least {least} bytes, which the arrays take")
     missing = 0  # in the gaps between blocks
     while True:
-        scratch = {name: made.kernel.workspace_bytes for name, made in plans.items()}
+        scratch = {name: found.kernel.workspace_bytes for name, found in plans.items()}
         if (total := _needed(graph, views, scratch)) <= limit:
             return plans
         rooms = {name: max(limit - beside[name] - missing, 0) // ALIGNMENT * ALIGNMENT for name in layers}
         over = [name for name in layers if scratch[name] > rooms[name]]
         for name in over:
             fitting = wanted | {"workspace_limit": rooms[name]}  # less than it takes, so less than any limit it has
-            plans[name] = _plan(graph, graph.nodes[name], layers[name], {}, mode, fitting)
+            plans[name] = made(name, {}, fitting)
             if plans[name].kernel.workspace_bytes > rooms[name]:  # a candidate that the caller named
                 raise PlanError(
                     f"{graph.name}: memory_limit={limit}: node {name!r} by {plans[name].candidate}: expected at most "
@@ -136,16 +145,34 @@ def _needed(graph: Graph, views: Views, scratch: Mapping[str, int]) -> int:
     return arranged(blocks(graph, views, nodes, [scratch.get(node.name, 0) for node in nodes]))[1]
 
 
+def of_layers(options: Mapping[str, Any], device: CPU) -> dict[str, Any]:
+    """The options for `plan` of every layer: without limits of the whole."""
+    return {"device": device, **{name: value for name, value in options.items() if name not in WHOLE}}
+
+
+def plan_alone(graph: Graph, node: Node, layer: ConvLayer, mode: str, options: Mapping[str, Any], price: float) -> Plan:
+    """What is known of a layer; by the estimates of exact algorithms where nothing is, and error has its price."""
+    wanted = {"weights": "constant" if node.inputs[1] in graph.constants else "varying", **options}
+    made = plan(layer, mode, **wanted)
+    return made if made.timings or not price or mode != "heuristic" else plan(layer, mode, **{**wanted, "exact": True})
+
+
 def _plan(
-    graph: Graph, node: Node, layer: ConvLayer, candidates: Mapping[str, str], mode: str, options: Mapping[str, Any]
+    graph: Graph,
+    node: Node,
+    layer: ConvLayer,
+    candidates: Mapping[str, str],
+    mode: str,
+    options: Mapping[str, Any],
+    price: float,
 ) -> Plan:
     wanted = {"weights": "constant" if node.inputs[1] in graph.constants else "varying", **options}
     if (candidate := candidates.get(node.name)) is not None:
         with contextlib.suppress(PlanError):  # of another version, say: then as if nothing were known
             return plan(layer, candidate, **wanted)
-    made = plan(layer, mode, **wanted)
-    best = best_before_reading(made, wanted["device"]) if node.name not in graph.outputs.values() else None
-    return made if best in (None, str(made.candidate)) else plan(layer, best, **wanted)
+    made = plan_alone(graph, node, layer, mode, options, price)
+    best = best_in_network(made, wanted["device"], price, read=node.name not in graph.outputs.values())
+    return made if best == str(made.candidate) else plan(layer, best, **wanted)
 
 
 def _beside(graph: Graph, views: Views, nodes: list[Node]) -> dict[str, int]:

@@ -1,9 +1,10 @@
 """The layout of every array of a network, chosen together with the candidates of its layers, from recorded facts.
 
 A layer costs what its best candidate in a layout takes under the caller's limits, in NHWC with the noise of both times
-on top, as they are of two races. What lies between layers, and the conversions from layout to layout, cost what they
-were measured to take. Where one array is taken in both layouts, one conversion serves all who take it. Everything in
-NCHW is one of the choices; so no other is made that the records do not call faster.
+on top, as they are of two races; and the square of its error what a price says. What lies between layers, and the
+conversions from layout to layout, cost what they were measured to take. Where one array is taken in both layouts, one
+conversion serves all who take it. Everything in NCHW is one of the choices; so no other is made that the records do not
+call faster.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,17 +22,18 @@ from autoconv import registry
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer, Layout
+from autoconv.networks.choice.candidate import best_in_network, cost
+from autoconv.networks.choice.choose import of_layers
 from autoconv.networks.choice.layouts import IMAGES, channels_last, conversion
 from autoconv.networks.choice.solver import least
-from autoconv.networks.choice.streaming import best_before_reading, fetching
 from autoconv.networks.choice.times import OperatorTimes
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import Concat, Elementwise, Operator
 from autoconv.networks.operators.base import TensorType, in_layout
+from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
 from autoconv.records.limits import noise
-from autoconv.records.schema import Facts
 from autoconv.tuning.candidates import CandidateSet
 from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan
@@ -46,7 +48,13 @@ NO = math.inf
 TAKES = np.array([[0, 0, NO, NO], [0, 0, 0, 0], [NO, NO, 0, 0], [0, 0, 0, 0]])  # maker by taker
 
 
-def arrays_in_nhwc(graph: Graph, device: CPU, options: Mapping[str, Any], mode: str) -> frozenset[str]:
+def arrays_in_nhwc(
+    graph: Graph,
+    device: CPU,
+    options: Mapping[str, Any],
+    mode: str,
+    prices: Mapping[str, float] = MappingProxyType({}),
+) -> frozenset[str]:
     """The nodes of a graph that are computed in NHWC where the least time in all is wanted.
 
     Layers of which nothing is on record in either layout stay in NCHW: an estimate of one says nothing against a time
@@ -63,6 +71,8 @@ def arrays_in_nhwc(graph: Graph, device: CPU, options: Mapping[str, Any], mode: 
         As for `plan`.
     mode : str
         As for `plan`.
+    prices : mapping of str to float
+        Seconds that the square of a layer's error costs, by the name of its node.
 
     Returns
     -------
@@ -77,45 +87,39 @@ def arrays_in_nhwc(graph: Graph, device: CPU, options: Mapping[str, Any], mode: 
         if (layer := layer_of(graph, node)) is not None and channels_last(graph, node) is not None
     }
     times = _LayerTimes(device, options, mode)
-    if not any(times.promising(layer) for layer in dict.fromkeys(layers.values())):
+    if not any(times.promising(layer, prices.get(name, 0.0)) for name, layer in layers.items()):
         return frozenset()
     cache = options.get("cache") or TuningCache()
     with OperatorTimes(device, cache, measure=mode in TIMING) as between:
         while True:
-            found = _chosen(graph, layers, times, between)
+            found = _chosen(graph, layers, times, between, prices)
             hoped = Counter(layers[name] for name in found if name in layers and times.hoped(layers[name]))
             if not hoped:
                 return found
             times.learn(max(hoped, key=lambda layer: hoped[layer] * (times.first(layer) - times.last(layer))))
 
 
-@dataclass(frozen=True)
-class _Recorded:
-    """What the best candidate takes, and what is known of it."""
-
-    seconds: float
-    facts: Facts
-
-
 class _LayerTimes:
-    """Seconds of layers in both layouts, on record; in NHWC hoped for where that may still be timed."""
+    """Seconds of layers in both layouts, on record; in NHWC hoped for where that may still be timed.
+
+    To them comes what a layer's error costs, at a price of its square.
+    """
 
     def __init__(self, device: CPU, options: Mapping[str, Any], mode: str) -> None:
         self._device, self._mode = device, mode
-        self._options = {"device": device, "weights": "constant", **options}
-        self._options.pop("memory_limit", None)
-        self._first: dict[ConvLayer, _Recorded | None] = {}
-        self._last: dict[ConvLayer, _Recorded | None] = {}
+        self._options = {"weights": "constant", **of_layers(options, device)}
+        self._first: dict[ConvLayer, Plan | None] = {}
+        self._last: dict[ConvLayer, Plan | None] = {}
         self._hopes: dict[ConvLayer, float] = {}  # of those that have not been timed in NHWC
 
-    def first(self, layer: ConvLayer) -> float:
+    def first(self, layer: ConvLayer, price: float = 0.0) -> float:
         """In NCHW; 0 where nothing is on record, so that nothing is quicker."""
         if layer not in self._first:
             self._first[layer] = self._recorded(layer, self._mode)
         found = self._first[layer]
-        return found.seconds if found is not None else 0.0
+        return cost(found, self._device, self._best(found, price), price) if found is not None else 0.0
 
-    def last(self, layer: ConvLayer) -> float:
+    def last(self, layer: ConvLayer, price: float = 0.0) -> float:
         """In NHWC, or the least that one may expect of timing it; infinite where it is not to be."""
         if layer not in self._last:
             self._last[layer] = self._recorded(layer.replace(layout="NHWC"), "cached")
@@ -126,28 +130,32 @@ class _LayerTimes:
         found = self._last[layer]
         if found is None or not self.first(layer) or (other := self._first[layer]) is None:
             return NO
-        return found.seconds * (1 + noise(found.facts, other.facts))
+        best = self._best(found, price)
+        between = noise(found.facts[best], other.facts[self._best(other, price)])
+        return cost(found, self._device, best, price) + between * cost(found, self._device, best)
 
     def hoped(self, layer: ConvLayer) -> bool:
         """Whether the time in NHWC is one that nobody took."""
         return layer in self._hopes
 
-    def promising(self, layer: ConvLayer) -> bool:
+    def promising(self, layer: ConvLayer, price: float = 0.0) -> bool:
         """Whether it may be quicker in NHWC."""
-        last = self.last(layer)
-        return last < NO and last < self.first(layer)
+        last = self.last(layer, price)
+        return last < NO and last < self.first(layer, price)
 
     def learn(self, layer: ConvLayer) -> None:
         """Time a layer in NHWC."""
         del self._hopes[layer]
         self._last[layer] = self._recorded(layer.replace(layout="NHWC"), self._mode)
 
-    def _recorded(self, layer: ConvLayer, mode: str) -> _Recorded | None:
+    def _best(self, made: Plan, price: float) -> str:
+        return best_in_network(made, self._device, price)
+
+    def _recorded(self, layer: ConvLayer, mode: str) -> Plan | None:
         with contextlib.suppress(PlanError):
             made = plan(layer, mode, **self._options)
-            best = best_before_reading(made, self._device)
-            if (seconds := made.timings.get(best)) is not None:
-                return _Recorded(seconds + fetching(made.layer, self._device, best), made.facts[best])
+            if self._best(made, 0.0) in made.timings:
+                return made
         return None
 
     def _expected(self, layer: ConvLayer) -> float:
@@ -162,7 +170,11 @@ class _LayerTimes:
 
 
 def _chosen(
-    graph: Graph, layers: Mapping[str, ConvLayer], times: _LayerTimes, between: OperatorTimes
+    graph: Graph,
+    layers: Mapping[str, ConvLayer],
+    times: _LayerTimes,
+    between: OperatorTimes,
+    prices: Mapping[str, float],
 ) -> frozenset[str]:
     """The arrays that are in NHWC when the sum of all times is least."""
     names = [name for name in (*graph.inputs, *graph.nodes) if len(graph.types[name].shape) == IMAGES]
@@ -175,7 +187,8 @@ def _chosen(
         moved = channels_last(graph, node) if node is not None else None
         first, last = 0.0, NO
         if name in layers:
-            first, last = times.first(layers[name]), times.last(layers[name])
+            layer, price = layers[name], prices.get(name, 0.0)
+            first, last = times.first(layer, price), times.last(layer, price)
         elif node is not None and moved is not None:
             first, last = _between(graph, node, moved, between)
         to_last, to_first = (_conversion(graph.types[name], layout, between) for layout in ("NHWC", "NCHW"))

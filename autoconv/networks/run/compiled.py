@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 
 from autoconv.algorithm import Array
-from autoconv.common.epilogue.quantization import Quantization
 from autoconv.common.text import size
 from autoconv.cpu.common.algorithm import GeneratedKernel
 from autoconv.cpu.device import CPU
 from autoconv.errors import ArrayError, ConfigError, PlanError
 from autoconv.networks.choice.choose import planned
-from autoconv.networks.choice.together import arrays_in_nhwc
+from autoconv.networks.choice.tolerance import check_error, chosen_within, expected_error
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.passes import optimized
 from autoconv.networks.run import saved
 from autoconv.networks.run.instance import Instance, Schedule
-from autoconv.networks.run.steps import Call, Ref, Step, StepMaker
+from autoconv.networks.run.steps import Call, Ref, Step, StepMaker, function_of
 from autoconv.plans import Plan
 from autoconv.registry import resolve
 
@@ -90,9 +89,11 @@ class CompiledNetwork:
     ) -> None:
         """Choose layouts, unless they are known, and plans, known candidates where there are, and arrange all anew."""
         options = {**self._options, **options}
+        prices: Mapping[str, float] = {}
         if last is None:
-            last = arrays_in_nhwc(self._first, self.device, options, mode)
-        graph, views, plans = planned(self._first, last, self.device, options, candidates, mode)
+            last, prices = chosen_within(self._first, self.device, options, mode)
+        graph, views, plans = planned(self._first, last, self.device, options, candidates, mode, prices)
+        check_error(self._first, plans, self.device, options)
         maker = StepMaker(graph, views, self.device)
         before, self._packed = self._packed, {}
         try:
@@ -114,7 +115,7 @@ class CompiledNetwork:
         """What runs a convolution or a fully connected layer."""
         kernel, by, constant = made.kernel, str(made.candidate), node.inputs[1] in graph.constants
         if not isinstance(kernel, GeneratedKernel) or (kernel.packed_bytes and not constant):
-            return Step(node, by, function=_planned(made, graph.constants.get(node.inputs[1])))
+            return Step(node, by, function=function_of(made, graph.constants.get(node.inputs[1])))
         rest = [Ref(name) for name in node.inputs[2:]]
         first = made.layer.bias or made.layer.quantized
         epilogue = rest[0] if first else None, rest[-1] if made.layer.residual else None
@@ -164,6 +165,11 @@ class CompiledNetwork:
         return self._schedule.weight_bytes
 
     @property
+    def error(self) -> float:
+        """The error expected of the outputs, relative to the largest, from what is recorded of the layers."""
+        return expected_error(self._first, self.plans, self.device)
+
+    @property
     def foreign(self) -> list[str]:
         """The nodes that no kernel of ours computes."""
         return [step.node.name for step in self._schedule.steps if step.function is not None]
@@ -179,7 +185,7 @@ class CompiledNetwork:
         mode : str
             As for `plan`.
         **options
-            As for `plan`: `budget`, `isolate`, `progress`.
+            As for `plan`: `budget`, `isolate`, `progress`; and `tolerance`, in place of the one given to `load`.
 
         Returns
         -------
@@ -189,7 +195,7 @@ class CompiledNetwork:
         Raises
         ------
         PlanError
-            As `plan` does.
+            As `plan` does, and when no candidates together keep the tolerance.
 
         Examples
         --------
@@ -314,7 +320,8 @@ class CompiledNetwork:
         lines = [
             f"{self.graph.name}: {len(steps)} steps, {len(self.foreign)} of them not by a kernel of ours, "
             f"in {self._schedule.segments} calls",
-            f"  {size(self.arena_bytes)} of arrays and scratch memory, {size(self.weight_bytes)} of weights",
+            f"  {size(self.arena_bytes)} of arrays and scratch memory, {size(self.weight_bytes)} of weights; "
+            f"an error of {self.error:.1e} expected",
         ]
         for step, name, kind in zip(steps, names, kinds, strict=True):
             shape = "x".join(map(str, self.graph.types[name].shape))
@@ -326,23 +333,6 @@ class CompiledNetwork:
 
     def __repr__(self) -> str:
         return f"<CompiledNetwork {self.graph.name} on {self.device.name}>"
-
-
-def _planned(made: Plan, constant: Array | None) -> Any:
-    """A function of a node's arrays that runs a plan, with filters packed now where they are known."""
-    layer = made.layer
-    a_shape, b_shape = layer.input_shapes
-    packed = None if constant is None else made.pack(constant.reshape(b_shape))
-
-    def run(*arrays: Array) -> Array:
-        x, w, *rest = arrays
-        bias: Array | Quantization | None = rest[0] if layer.bias else None
-        if layer.quantized:
-            bias = Quantization.of_words(layer, rest[0])
-        residual = rest[-1].reshape(layer.y_shape) if layer.residual else None
-        return made.run(x.reshape(a_shape), w.reshape(b_shape) if packed is None else packed, bias, residual)
-
-    return run
 
 
 def load(path: str | Path, batch: int | None = None, *, device: Any = None, **options: Any) -> CompiledNetwork:
@@ -359,10 +349,11 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
     device : Device or str, optional
         The CPU, or one of fewer threads.
     **options
-        As for `plan`: `workspace_limit`, `deterministic`, `tolerance`, `vendors` (False unless given), `exact`,
-        `cache`, `denormals`. And `input_shapes`: whole shapes of inputs by name, in place of what the file says; and
+        As for `plan`: `workspace_limit`, `deterministic`, `vendors` (False unless given), `exact`, `cache`,
+        `denormals`. And `input_shapes`: whole shapes of inputs by name, in place of what the file says;
         `memory_limit`: most bytes of all arrays between input and output, scratch memory included, of one run at a
-        time: layers then run by the best that fit into it together.
+        time: layers then run by the best that fit into it together; and `tolerance`: the largest error of the outputs
+        that may be expected, relative to the largest output, from what is recorded of all layers.
 
     Returns
     -------

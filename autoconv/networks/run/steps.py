@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.common.epilogue.quantization import Quantization
 from autoconv.common.types import INTEGERS
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
@@ -34,6 +36,7 @@ from autoconv.networks.operators import (
 )
 from autoconv.networks.operators.base import in_nchw
 from autoconv.networks.run.memory import Views
+from autoconv.plans import Plan
 
 
 @dataclass(frozen=True)
@@ -242,3 +245,20 @@ class StepMaker:
                 calls.append(self._expression(0, part, contiguous(shape), node, [contiguous(part)], [name], to=to))
             done += part[operator.axis]
         return calls
+
+
+def function_of(made: Plan, constant: Array | None) -> Any:
+    """A function of a node's arrays that runs a plan, with filters packed now where they are known."""
+    layer = made.layer
+    a_shape, b_shape = layer.input_shapes
+    packed = None if constant is None else made.pack(constant.reshape(b_shape))
+
+    def run(*arrays: Array) -> Array:
+        x, w, *rest = arrays
+        bias: Array | Quantization | None = rest[0] if layer.bias else None
+        if layer.quantized:
+            bias = Quantization.of_words(layer, rest[0])
+        residual = rest[-1].reshape(layer.y_shape) if layer.residual else None
+        return made.run(x.reshape(a_shape), w.reshape(b_shape) if packed is None else packed, bias, residual)
+
+    return run

@@ -1,0 +1,72 @@
+"""The candidate that a layer takes in a network, where it costs others what it does not cost the layer alone.
+
+One that stores its output past the caches has whoever reads it next wait; one that errs takes of the error that the
+whole may have.
+"""
+
+from __future__ import annotations
+
+import math
+
+from autoconv.algorithm import Candidate
+from autoconv.cpu.device import CPU
+from autoconv.layer import ConvLayer
+from autoconv.networks.choice.errors import error_by
+from autoconv.plans import Plan
+from autoconv.records.limits import noise
+
+CLEARLY = 2.0  # times as exact
+
+
+def best_in_network(made: Plan, device: CPU, price: float = 0.0, read: bool = True) -> str:
+    """The best candidate of a layer in a network.
+
+    A layer alone is timed without anybody reading its output. What it stored past the caches has to be fetched from
+    memory, where it would else lie in the caches as far as it fits: that difference is added to what was measured.
+    Among those within the noise of the fastest, one that errs clearly less is better.
+
+    Parameters
+    ----------
+    made : Plan
+        The layer's, alone.
+    device : CPU
+    price : float
+        Seconds that one more of the square of its error costs.
+    read : bool
+        Whether somebody in the network reads its output.
+
+    Returns
+    -------
+    str
+        The plan's own candidate where nothing was measured.
+    """
+
+    def seconds(name: str) -> float:
+        return cost(made, device, name, price, read)
+
+    def error(name: str) -> float:
+        return error_by(made, name, device)
+
+    timed = [name for name in made.ranking if name in made.timings]
+    if not timed or not (read or price):
+        return str(made.candidate)
+    fastest, facts = min(timed, key=seconds), made.facts
+    if price:  # what it errs is counted
+        return fastest
+    as_fast = (n for n in timed if seconds(n) <= seconds(fastest) * (1 + noise(facts[n], facts[fastest])))
+    return min((n for n in as_fast if error(n) <= error(fastest) / CLEARLY), key=error, default=fastest)
+
+
+def cost(made: Plan, device: CPU, candidate: str, price: float = 0.0, read: bool = True) -> float:
+    """Seconds of a candidate that was timed, what others wait for it and what its error costs among them."""
+    waiting = fetching(made.layer, device, candidate) if read else 0.0
+    erring = price * error_by(made, candidate, device) ** 2 if price else 0.0
+    return made.timings[candidate] + waiting + erring
+
+
+def fetching(layer: ConvLayer, device: CPU, candidate: str) -> float:
+    """Seconds that a layer's output takes longer to be read because a candidate stored it past the caches."""
+    if not Candidate.parse(candidate).params.get("nt"):
+        return 0.0
+    machine, size = device.machine, math.prod(layer.output_shape) * layer.itemsize
+    return machine.reading(size, machine.beyond) - machine.reading(size, size / machine.threads)

@@ -1,0 +1,118 @@
+"""The error of a network's outputs, from what is recorded of its layers.
+
+Errors of layers are as good as independent, so their squares add up. How much of one reaches the outputs follows from
+the graph. A product passes on a relative error as it is: its filters cancel values no more than errors. So do
+activations and maxima. A sum and a concatenation take the mean of the squares of their inputs, and an average over the
+image cancels errors, of which there is one for every pixel, where it does not cancel the values, which an activation
+has made positive. (Independent errors, and their root of squares in place of a bound: Higham, "Accuracy and Stability
+of Numerical Algorithms", 2nd edition, 2002, section 2.8.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from autoconv import registry
+from autoconv.algorithm import Candidate
+from autoconv.device import Device
+from autoconv.networks.graph import Graph, Node
+from autoconv.networks.layer_list import layer_of
+from autoconv.networks.operators import Concat, Conv, Elementwise, MatMul, Pool, Reduce
+from autoconv.plans import Plan
+
+# A record states the largest error over the largest `sum |x||w|`. Of operands that are drawn evenly from [-1, 1), that
+# sum is n / 4 for n terms, and the root of the mean square (RMS) of an output sqrt(n) / 3; the largest error is about
+# ten times their RMS, as errors differ from place to place (docs/pages/accuracy.md has both).
+RELATIVE = 3 / 4 / 10
+USUAL = 0.1  # of a cap: what errors usually are, where none is recorded
+
+
+def sensitivities(graph: Graph) -> dict[str, float]:
+    """For every layer, by how much the square of its recorded error adds to the square of the network's.
+
+    Parameters
+    ----------
+    graph : Graph
+        After all passes.
+
+    Returns
+    -------
+    dict of str to float
+        By the names of nodes. The network's error is relative to its largest output.
+    """
+    reach = dict.fromkeys(graph.types, 0.0)  # of the square of each array's relative error
+    for name in set(graph.outputs.values()):
+        reach[name] = 1.0
+    for node in reversed(graph.nodes.values()):
+        for name, share in _shares(graph, node):
+            reach[name] += share * reach[node.name]
+    found = {}
+    for node in graph.nodes.values():
+        if (layer := layer_of(graph, node)) is not None:
+            terms = layer.macs / math.prod(layer.output_shape)
+            found[node.name] = reach[node.name] * RELATIVE**2 * terms / (2 if layer.residual else 1)
+    return found
+
+
+def _shares(graph: Graph, node: Node) -> Iterator[tuple[str, float]]:
+    """Of the square of a node's relative error, the part that each input's is passed on with."""
+    operator = node.operator
+    places = list(range(len(node.inputs)))
+    if isinstance(operator, Conv | MatMul):
+        places = [0, 1, *places[-1:]] if operator.residual else [0, 1]
+    varying = [node.inputs[place] for place in places if node.inputs[place] not in graph.constants]
+    for name in varying:
+        share = 1.0
+        if isinstance(operator, Concat):
+            share = graph.types[name].nbytes / graph.types[node.name].nbytes
+        elif isinstance(operator, Pool | Reduce) and operator.reduction != "max":
+            before = graph.types[name].shape
+            values = operator.window if isinstance(operator, Pool) else [before[axis] for axis in operator.axes]
+            share = 1 / (1 + (math.prod(values) - 1) / math.pi)  # normally distributed values after a ReLU
+        elif isinstance(operator, Elementwise) and operator.kind == "add":
+            share = 1 / len(varying)
+        elif isinstance(operator, Conv | MatMul) and operator.residual:
+            share = 1 / 2
+        yield name, share
+
+
+def error_by(made: Plan, candidate: str, device: Device) -> float:
+    """What is recorded of a candidate, or what such a one usually errs.
+
+    Parameters
+    ----------
+    made : Plan
+        Of its layer.
+    candidate : str
+    device : Device
+
+    Returns
+    -------
+    float
+        By the measure of records.
+    """
+    facts = made.facts.get(candidate)
+    if facts is not None and facts.timed:
+        return facts.error
+    parsed = Candidate.parse(candidate)
+    (algorithm,) = (a for a in registry.algorithms(device) if a.name == parsed.algorithm)
+    return USUAL * algorithm.bound(made.layer, parsed.params)
+
+
+def combined(errors: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """The error of a network.
+
+    Parameters
+    ----------
+    errors : mapping of str to float
+        Of layers, by the measure of records, by the names of their nodes.
+    weights : mapping of str to float
+        What `sensitivities` gives.
+
+    Returns
+    -------
+    float
+        Relative to the largest output.
+    """
+    return math.sqrt(sum(weights[name] * error**2 for name, error in errors.items()))

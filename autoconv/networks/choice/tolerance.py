@@ -1,0 +1,203 @@
+"""The error that a network may have as a whole: which of its layers may err, so that it takes the least time.
+
+Which candidates and layouts take the least time within a limit on the sum of squared errors is a knapsack problem. It
+is solved by a price (Everett, "Generalized Lagrange multiplier method for solving problems of optimum allocation of
+resources", 1963): at a price in seconds for the square of an error, layouts and candidates are chosen exactly, and
+whatever is chosen is the fastest that errs no more than it does. The price is the least, by bisection, at which the
+limit is kept; what a choice between two neighbouring prices might still gain (the duality gap) is given away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autoconv import registry
+from autoconv.algorithm import Candidate
+from autoconv.cpu.device import CPU
+from autoconv.errors import PlanError
+from autoconv.networks.choice.candidate import best_in_network
+from autoconv.networks.choice.choose import of_layers, plan_alone
+from autoconv.networks.choice.errors import combined, error_by, sensitivities
+from autoconv.networks.choice.together import arrays_in_nhwc
+from autoconv.networks.graph import Graph
+from autoconv.networks.layer_list import layer_of
+from autoconv.plans import Plan
+from autoconv.tuning.choice import MODES, TIMING
+from autoconv.tuning.planner import plan
+
+STEPS = 10  # of the bisection, which then knows the price to a part in 250
+GROWTH = 16.0  # of the price, until it is high enough
+
+
+class Together(NamedTuple):
+    """What is chosen for all of a network.
+
+    Attributes
+    ----------
+    last : frozenset of str
+        The nodes whose arrays are in NHWC.
+    prices : dict of str to float
+        Seconds that the square of a layer's error costs, by the name of its node.
+    """
+
+    last: frozenset[str]
+    prices: dict[str, float]
+
+
+def chosen_within(graph: Graph, device: CPU, options: Mapping[str, Any], mode: str) -> Together:
+    """The layouts, and the prices of error, at which a network takes the least time within its tolerance.
+
+    Parameters
+    ----------
+    graph : Graph
+        After all passes, in NCHW.
+    device : CPU
+    options : mapping
+        As for `plan`, but that `tolerance` is one of the whole: the largest error expected of its outputs, relative to
+        the largest output.
+    mode : str
+        As for `plan`. One that times has exact algorithms timed, too, where nothing else keeps a tolerance.
+
+    Returns
+    -------
+    Together
+
+    Raises
+    ------
+    PlanError
+        For a tolerance that is no number of at least 0, or below what the most exact candidates come to.
+    """
+    tolerance = _tolerance(options)
+    search = _Search(graph, device, options, mode)
+    if mode not in MODES:
+        return Together(arrays_in_nhwc(graph, device, options, mode), {})
+    free, error = search.at(0.0)
+    if tolerance is None or error <= tolerance:
+        return free
+    least = search.least()
+    if least > tolerance and mode in TIMING:
+        search.time_exact_ones()
+        least = search.least()
+    if least > tolerance and search.all_recorded():
+        raise PlanError(
+            f"{graph.name}: tolerance={tolerance}: expected at least {least:.1e}, which the most exact candidates of "
+            "its layers on record come to; `tune` with this tolerance times exact ones where none is on record"
+        )
+    return search.within(max(tolerance, least))
+
+
+def expected_error(graph: Graph, plans: Mapping[str, Plan], device: CPU) -> float:
+    """The error expected of a network's outputs, relative to the largest.
+
+    Parameters
+    ----------
+    graph : Graph
+        After all passes, in NCHW.
+    plans : mapping of str to Plan
+        By the names of nodes.
+    device : CPU
+
+    Returns
+    -------
+    float
+    """
+    errors = {name: error_by(made, str(made.candidate), device) for name, made in plans.items()}
+    return combined(errors, sensitivities(graph))
+
+
+def check_error(graph: Graph, plans: Mapping[str, Plan], device: CPU, options: Mapping[str, Any]) -> None:
+    """Refuse plans that do not keep the tolerance among the options, as far as something is on record of them.
+
+    Raises
+    ------
+    PlanError
+        For such, as a memory limit or a mode that names an algorithm may leave no others.
+    """
+    tolerance = _tolerance(options)
+    if tolerance is None or not all(str(made.candidate) in made.timings for made in plans.values()):
+        return
+    if (error := expected_error(graph, plans, device)) > tolerance * (1 + 1e-9):
+        raise PlanError(f"{graph.name}: tolerance={tolerance}: expected at least {error:.1e} under the other limits")
+
+
+def _tolerance(options: Mapping[str, Any]) -> float | None:
+    tolerance = options.get("tolerance")
+    if tolerance is None:
+        return None
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float | np.number) or not tolerance >= 0:
+        raise PlanError(f"tolerance={tolerance!r}: expected a number of at least 0, or None")
+    return float(tolerance)
+
+
+class _Search:
+    """Looks for the least price."""
+
+    def __init__(self, graph: Graph, device: CPU, options: Mapping[str, Any], mode: str) -> None:
+        self.graph, self.device, self.options, self.mode = graph, device, dict(options), mode
+        self.weights = sensitivities(graph)
+
+    def at(self, price: float) -> tuple[Together, float]:
+        """What is chosen at a price of the square of the network's error, and that error."""
+        prices = {name: price * weight for name, weight in self.weights.items()} if price else {}
+        last = arrays_in_nhwc(self.graph, self.device, self.options, self.mode, prices)
+        errors = {}
+        for name in self.weights:
+            made = self._plan(name, prices.get(name, 0.0), name in last)
+            best = best_in_network(made, self.device, prices.get(name, 0.0), read=self._read(name))
+            errors[name] = error_by(made, best, self.device)
+        return Together(last, prices), combined(errors, self.weights)
+
+    def all_recorded(self) -> bool:
+        """Whether something is on record of every layer."""
+        return all(self._plan(name).timings for name in self.weights)
+
+    def least(self) -> float:
+        """The least error that candidates on record have, all in NCHW."""
+        errors = {}
+        for name in self.weights:
+            made = self._plan(name, 1.0)
+            timed = [candidate for candidate in made.ranking if candidate in made.timings] or [str(made.candidate)]
+            errors[name] = min(error_by(made, candidate, self.device) for candidate in timed)
+        return combined(errors, self.weights)
+
+    def time_exact_ones(self) -> None:
+        """Time exact algorithms for every layer of which none is on record."""
+        exact = {algorithm.name for algorithm in registry.algorithms(self.device) if algorithm.exact}
+        for name in self.weights:
+            made = self._plan(name)
+            if not any(Candidate.parse(candidate).algorithm in exact for candidate in made.timings):
+                wanted = {"weights": made.limits.weights, **of_layers(self.options, self.device), "exact": True}
+                plan(made.layer, self.mode, **wanted)
+
+    def within(self, limit: float) -> Together:
+        """What takes the least time within a limit that can be kept."""
+        self.mode = "heuristic" if self.mode in TIMING else self.mode  # all that is to be timed has been
+        total = sum(min(made.timings.values(), default=0.0) for made in map(self._plan, self.weights))
+        price = (total or 1.0) / max(limit, 1e-30) ** 2 / GROWTH**2
+        found, error = self.at(price)
+        while error > limit * (1 + 1e-9) and not math.isinf(price):
+            price *= GROWTH
+            found, error = self.at(price)
+        below, above = price / GROWTH, price
+        for _ in range(STEPS):
+            middle = math.sqrt(below * above)
+            tried, error = self.at(middle)
+            if error <= limit:
+                found, above = tried, middle
+            else:
+                below = middle
+        return found
+
+    def _plan(self, name: str, price: float = 0.0, last: bool = False) -> Plan:
+        node = self.graph.nodes[name]
+        layer = layer_of(self.graph, node)
+        assert layer is not None
+        layer = layer.replace(layout="NHWC") if last else layer
+        return plan_alone(self.graph, node, layer, self.mode, of_layers(self.options, self.device), price)
+
+    def _read(self, name: str) -> bool:
+        return name not in self.graph.outputs.values()

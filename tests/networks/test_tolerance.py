@@ -1,0 +1,248 @@
+"""A tolerance for a whole network: what errors of layers come to, and which of them may err."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import agree, filters
+
+from autoconv.cpu import pool
+from autoconv.cpu.device import CPU
+from autoconv.errors import PlanError
+from autoconv.layer import ConvLayer
+from autoconv.networks.choice import choose, together, tolerance
+from autoconv.networks.choice.candidate import best_in_network
+from autoconv.networks.choice.choose import plan_alone, plans_for
+from autoconv.networks.choice.errors import RELATIVE, combined, sensitivities
+from autoconv.networks.choice.tolerance import check_error, chosen_within
+from autoconv.networks.graph import Graph
+from autoconv.networks.layer_list import layer_of
+from autoconv.networks.operators import Concat, Conv, Elementwise, Pool, Reduce, TensorType
+from autoconv.networks.run.compiled import CompiledNetwork
+from autoconv.networks.run.memory import Views
+from autoconv.records.cache import TuningCache
+from autoconv.records.schema import Facts
+
+kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+
+
+def convolution(graph: Graph, name: str, source: str, K: int, **options: Any) -> str:
+    weights = graph.add_constant(f"w.{name}", filters(K, graph.types[source].shape[1], 1, 1))
+    rest = [options.pop("residual")] if "residual" in options else []
+    return graph.add(name, Conv(residual=bool(rest), **options), source, weights, *rest)
+
+
+def image(channels: int = 4) -> tuple[Graph, str]:
+    graph = Graph("net")
+    return graph, graph.add_input("x", TensorType((1, channels, 7, 7)))
+
+
+def reach(graph: Graph, **outputs: str) -> dict[str, float]:
+    """Sensitivities without what depends on a layer's sums alone."""
+    graph.outputs = outputs
+    layers = {name: layer_of(graph, graph.nodes[name]) for name in sensitivities(graph)}
+    return {
+        name: weight / (RELATIVE**2 * layers[name].C)  # type: ignore[union-attr]
+        for name, weight in sensitivities(graph).items()
+    }
+
+
+def test_a_chain_passes_errors_on_as_they_are() -> None:
+    graph, x = image()
+    a = convolution(graph, "a", x, 8)
+    b = convolution(graph, "b", graph.add("relu", Elementwise(("relu", 0)), a), 16)
+    assert reach(graph, y=b) == pytest.approx({"a": 1.0, "b": 1.0})
+
+
+def test_sums_and_concatenations_take_means_of_squares() -> None:
+    graph, x = image()
+    a, b = convolution(graph, "a", x, 4), convolution(graph, "b", x, 12)
+    joined = graph.add("joined", Concat(1), a, b)
+    c = convolution(graph, "c", joined, 16, residual=joined)
+    total = graph.add("total", Elementwise(("add", 0, 1)), c, joined)
+    assert reach(graph, y=total) == pytest.approx({"a": 0.25, "b": 0.75, "c": 0.25})
+    assert reach(graph, y=total, z=c)["c"] == pytest.approx(0.75)
+
+
+def test_a_mean_over_the_image_cancels_errors() -> None:
+    graph, x = image()
+    a = convolution(graph, "a", x, 8)
+    pooled = graph.add("pooled", Pool(reduction="mean", window=(7, 7)), a)
+    least = 1 / (1 + 48 / math.pi)
+    assert reach(graph, y=pooled) == pytest.approx({"a": least})
+    assert reach(graph, y=graph.add("reduced", Reduce("mean", (2, 3)), a)) == pytest.approx({"a": least})
+    assert reach(graph, y=graph.add("largest", Reduce("max", (2, 3)), a)) == pytest.approx({"a": 1.0})
+
+
+@kernels
+@pytest.mark.parametrize("channels", [16, 256])
+def test_an_error_is_what_records_make_one_expect(channels: int) -> None:
+    """Within a factor: `RELATIVE` is about right for a convolution of uniform operands."""
+    graph, x = image(channels)
+    graph.outputs = {"y": convolution(graph, "a", x, 64)}
+    net = CompiledNetwork(graph, CPU.current(), {"vendors": False, "exact": True})
+    found = net.run(value := np.random.default_rng(0).uniform(-1, 1, (1, channels, 7, 7)).astype(np.float32))
+    w = graph.constants["w.a"].reshape(64, channels).astype(np.float64)
+    true = np.einsum("kc,nchw->nkhw", w, value.astype(np.float64))
+    error = float(np.abs(found - true).max() / (np.abs(w) @ np.abs(value[0]).reshape(channels, -1)).max())
+    expected = combined({"a": error}, sensitivities(graph))
+    off = float(np.sqrt(np.mean((found - true) ** 2) / np.mean(true**2)))
+    assert 1 / 3 < expected / off < 3
+
+
+class Pretended:
+    """Plans of candidates that were never run: seconds and errors of each, by the width of a layer's output."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, facts: dict[int, dict[str, tuple[float, float]]]) -> None:
+        self.facts, self.exact = facts, dict[int, tuple[float, float]]()
+        for module in (choose, together, tolerance):
+            monkeypatch.setattr(module, "plan", self.plan)
+
+    def plan(self, layer: ConvLayer, mode: str, **options: Any) -> Any:
+        if layer.layout == "NHWC":
+            raise PlanError("nothing recorded")
+        assert not {"tolerance", "memory_limit"} & set(options)
+        if options.get("exact") and mode in ("profile", "hybrid"):
+            self.facts[layer.K]["gemm[TK=1]"] = self.exact[layer.K]
+        known = {name: Facts("", time=t, error=e, samples=9) for name, (t, e) in self.facts[layer.K].items()}
+        timings = {name: facts.time for name, facts in known.items()}
+        ranking = sorted(timings, key=timings.__getitem__)
+        chosen = mode if mode in timings else next(iter(ranking), "gemm[TK=4]" if options.get("exact") else "winograd")
+        limits = SimpleNamespace(weights=options.get("weights"))
+        return SimpleNamespace(
+            layer=layer, candidate=chosen, ranking=ranking, timings=timings, facts=known, limits=limits,
+            kernel=SimpleNamespace(workspace_bytes=0),
+        )  # fmt: skip
+
+
+def chain(widths: list[int]) -> Graph:
+    graph, value = image()
+    for n, K in enumerate(widths):
+        value = convolution(graph, f"c{n}", value, K)
+    graph.outputs["y"] = value
+    return graph
+
+
+def within(graph: Graph, tmp_path: Path, mode: str = "heuristic", **options: Any) -> dict[str, Any]:
+    options["cache"] = TuningCache(tmp_path, None)
+    last, prices = chosen_within(graph, CPU.current(), options, mode)
+    assert last == frozenset()
+    return plans_for(graph, Views(graph), CPU.current(), options, {}, "heuristic", prices)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nothing_faster_errs_as_little(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rng = np.random.default_rng(seed)
+    widths = [8, 16, 24, 32, 40]
+    facts = {
+        K: {
+            f"winograd[m={m}]": (float(rng.uniform(1, 4)) / (m + 2), 1e-7 * float(rng.uniform(1, 2)) * m**2)
+            for m in range(1, 5)
+        }
+        for K in widths
+    }
+    Pretended(monkeypatch, facts)
+    graph = chain(widths)
+    weights, names = sensitivities(graph), list(graph.nodes)
+    every = []
+    for picked in itertools.product(*(facts[K].values() for K in widths)):
+        errors = {name: e for name, (_, e) in zip(names, picked, strict=True)}
+        every.append((sum(t for t, _ in picked), combined(errors, weights)))
+    least, fastest = min(e for _, e in every), min(every)
+    for limit in np.geomspace(least * 1.01, fastest[1], 4).tolist():
+        plans = within(graph, tmp_path, tolerance=limit)
+        time = sum(made.timings[made.candidate] for made in plans.values())
+        error = combined({name: made.facts[made.candidate].error for name, made in plans.items()}, weights)
+        assert error <= limit * (1 + 1e-9)
+        assert time <= min(t for t, e in every if e <= error) * (1 + 1e-9)  # the duality gap is all that is lost
+        assert time <= 1.25 * min(t for t, e in every if e <= limit)
+    plans = within(graph, tmp_path, tolerance=2 * fastest[1])
+    assert sum(made.timings[made.candidate] for made in plans.values()) == pytest.approx(fastest[0])
+
+
+def test_of_those_as_fast_the_clearly_more_exact_runs() -> None:
+    layer = ConvLayer(N=1, C=4, H=7, W=7, K=8, R=1, S=1)
+
+    def best(time: float, error: float) -> str:
+        facts = {"a": Facts("", time=1.0, samples=9, error=1e-6), "b": Facts("", time=time, samples=9, error=error)}
+        timings = {name: known.time for name, known in facts.items()}
+        made: Any = SimpleNamespace(layer=layer, candidate="a", ranking=["a", "b"], timings=timings, facts=facts)
+        return best_in_network(made, CPU.current())
+
+    assert best(1.009, 4e-7) == "b"
+    assert best(1.009, 9e-7) == best(1.02, 4e-7) == "a"
+
+
+def test_what_nobody_timed_runs_by_exact_algorithms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretended = Pretended(monkeypatch, {8: {}, 16: {"winograd[m=7]": (1.0, 1e-6)}})
+    graph = chain([8, 16])
+    monkeypatch.setattr(tolerance, "error_by", lambda made, name, device: 2e-7 if "gemm" in name else 1e-3)
+    assert within(graph, tmp_path)["c0"].candidate == "winograd"
+    assert within(graph, tmp_path, tolerance=1e-9)["c0"].candidate == "gemm[TK=4]"
+    assert not pretended.exact
+
+
+def test_tuning_times_exact_candidates_where_none_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    graph = chain([8, 16])
+    pretended = Pretended(
+        monkeypatch, {K: {"winograd[m=7]": (1.0, 1e-5), "winograd[m=2]": (3.0, 2e-6)} for K in (8, 16)}
+    )
+    pretended.exact = {8: (9.0, 1e-7), 16: (2.0, 1e-7)}
+    limit = combined(dict.fromkeys(graph.nodes, 1.5e-6), sensitivities(graph))
+    least = combined(dict.fromkeys(graph.nodes, 2e-6), sensitivities(graph))
+    with pytest.raises(PlanError, match=f"net: tolerance={limit}: expected at least {least:.1e}, which the most exact"):
+        within(graph, tmp_path, tolerance=limit)
+    plans = within(graph, tmp_path, "hybrid", tolerance=limit)
+    assert {name: made.candidate for name, made in plans.items()} == {"c0": "winograd[m=2]", "c1": "gemm[TK=1]"}
+    assert all("gemm[TK=1]" in known for known in pretended.facts.values())
+    with pytest.raises(PlanError, match=r"tolerance=1e-12: expected at least .* most exact candidates"):
+        within(graph, tmp_path, "hybrid", tolerance=1e-12)
+
+
+def test_other_limits_may_leave_nothing_that_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    Pretended(monkeypatch, {8: {"winograd[m=7]": (1.0, 1e-5)}})
+    graph = chain([8])
+    plans = {
+        "c0": plan_alone(graph, graph.nodes["c0"], ConvLayer(N=1, C=4, H=7, W=7, K=8, R=1, S=1), "cached", {}, 0.0)
+    }
+    check_error(graph, plans, CPU.current(), {"tolerance": 1e-4})
+    with pytest.raises(PlanError, match=r"net: tolerance=1e-09: expected at least .* under the other limits"):
+        check_error(graph, plans, CPU.current(), {"tolerance": 1e-9})
+
+
+@pytest.mark.parametrize("wrong", [-1e-6, float("nan"), "1e-6", True])
+def test_a_tolerance_is_a_number(wrong: Any, tmp_path: Path) -> None:
+    options = {"vendors": False, "cache": TuningCache(tmp_path, None), "tolerance": wrong}
+    with pytest.raises(PlanError, match=f"tolerance={wrong!r}: expected a number of at least 0, or None"):
+        CompiledNetwork(chain([8]), CPU.current(), options)
+
+
+def test_error_costs_what_its_price_says() -> None:
+    facts = {"a": Facts("", time=1.0, error=3e-6), "b": Facts("", time=1.5, error=1e-6)}
+    timings = {name: known.time for name, known in facts.items()}
+    layer = ConvLayer(N=1, C=4, H=7, W=7, K=8, R=1, S=1)
+    made: Any = SimpleNamespace(layer=layer, candidate="a", ranking=["a", "b"], timings=timings, facts=facts)
+    for price, best in ((0.0, "a"), (0.6e11, "a"), (0.65e11, "b")):
+        assert best_in_network(made, CPU.current(), price) == best
+
+
+@kernels
+def test_a_network_is_tuned_to_a_tolerance(tmp_path: Path) -> None:
+    graph = chain([8])
+    options = {"vendors": False, "cache": TuningCache(tmp_path, None), "exact": True}
+    net = CompiledNetwork(graph, CPU.current(), options).tune("hybrid", tolerance=1e-5, budget=0.02)
+    assert 0 < net.error <= 1e-5
+    assert f"an error of {net.error:.1e} expected" in net.explain()
+    agree(net, graph, 1e-5)
+    before = net.plans
+    with pytest.raises(PlanError, match="net: tolerance=1e-10: expected at least"):
+        net.tune("hybrid", tolerance=1e-10)
+    assert net.plans is before
+    with pytest.raises(PlanError, match="net: tolerance=1e-10: expected at least"):
+        CompiledNetwork(graph, CPU.current(), {**options, "tolerance": 1e-10})
