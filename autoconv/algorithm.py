@@ -79,9 +79,9 @@ class Kernel(ABC):
             where `packed_bytes` is not 0.
         out : array of `layer.output_shape`
             Every element is written. Nothing else is, but the workspace.
-        bias : array of K values, or None
+        bias : array of `layer.output_channels` values, or None
             Given exactly when the layer has a bias; of a quantised layer, `Quantization.operand`.
-        residual : array of the shape of y, or None
+        residual : array of `layer.output_shape`, or None
             Given exactly when the layer has a residual.
         workspace : array of at least `workspace_bytes` bytes
             Scratch memory, aligned to 64 bytes, with anything in it.
@@ -102,8 +102,8 @@ class Algorithm(ABC, Generic[D]):
         The values of these properties of a `ConvLayer` that it takes: "fwd", "float32", "NCHW", "dense" and so on.
     dilated : bool
         Whether it takes dilated filters.
-    epilogue : bool
-        Whether it applies bias, residual and activation.
+    epilogue : tuple of str
+        The directions in which it applies bias, residual and activation.
     activations : tuple of str
         The names of the activations that it applies.
     takes_all : bool
@@ -142,7 +142,7 @@ class Algorithm(ABC, Generic[D]):
     layouts: ClassVar[tuple[str, ...]] = LAYOUTS
     groupings: ClassVar[tuple[str, ...]] = GROUPINGS
     dilated: ClassVar[bool] = True
-    epilogue: ClassVar[bool] = True
+    epilogue: ClassVar[tuple[str, ...]] = ("fwd",)
     activations: ClassVar[tuple[str, ...]] = ("relu",)
     takes_all: ClassVar[bool] = False
     exact: ClassVar[bool] = False
@@ -223,7 +223,7 @@ class Algorithm(ABC, Generic[D]):
         reasons = [f"{what}: expected {allowed}, got {given}" for what, allowed, given in outside]
         if layer.dilation != (1, 1) and not self.dilated:
             reasons.append(f"dilation: expected 1x1, got {'x'.join(map(str, layer.dilation))}")
-        if (layer.bias or layer.residual or layer.activation is not None) and not self.epilogue:
+        if (layer.bias or layer.residual or layer.activation is not None) and layer.direction not in self.epilogue:
             reasons.append("epilogue: expected none, got bias, residual or activation")
         return reasons
 

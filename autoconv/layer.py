@@ -54,9 +54,9 @@ class ConvLayer:
     direction : "fwd", "dgrad" or "wgrad"
         What is computed: `y` from `(x, w)`, `dx` from `(dy, w)`, or `dw` from `(x, dy)`.
     bias, residual : bool
-        Whether the epilogue adds a bias (K values) and a residual (an array of the output's shape).
+        Whether the epilogue adds a bias (of `output_channels` values) and a residual (of the output's shape).
     activation : str, optional
-        What the epilogue ends with: `y = activation(conv(x, w) + bias + residual)`, for "fwd" only: "relu", "relu6",
+        What the epilogue ends with: `y = activation(conv(x, w) + bias + residual)`, not for "wgrad": "relu", "relu6",
         "clip:LOW:HIGH", "leaky_relu[:SLOPE]", "sigmoid", "silu", "hardsigmoid", "hardswish", "gelu" or "gelu_tanh".
     output_dtype : "int32", "uint8", "int8" or "float32", or a NumPy dtype of that name
         Of the output of a quantised layer; by default the "int32" of its sums. Of others it is their dtype.
@@ -65,7 +65,7 @@ class ConvLayer:
     ------
     LayerError
         For a wrong type, an extent out of range, groups that do not divide, an empty output, an
-        epilogue on a gradient, or int32 sums that could overflow.
+        epilogue on the filters' gradient, or int32 sums that could overflow.
 
     Examples
     --------
@@ -130,10 +130,8 @@ class ConvLayer:
         put("layout", arguments.choice(layout, "layout", LAYOUTS))
         put("direction", arguments.choice(direction, "direction", DIRECTIONS))
         put("activation", activations.canonical(activation))
-        for name, value in (("bias", bias), ("residual", residual)):
-            if not isinstance(value, bool | np.bool_):
-                raise LayerError(f"{name}={value!r}: expected True or False")
-            put(name, bool(value))
+        put("bias", arguments.truth(bias, "bias"))
+        put("residual", arguments.truth(residual, "residual"))
         put("padding", arguments.sides(padding, (self.H, self.W), self.filter_extent, self.stride))
         for name, extent in (("C", self.C), ("K", self.K)):
             if extent % self.groups:
@@ -145,8 +143,8 @@ class ConvLayer:
                     f"{filter_name}={getattr(self, filter_name)} with dilation {self.dilation[index]} spans "
                     f"{self.filter_extent[index]}, more than the padded {axis} of {padded}: the output is empty"
                 )
-        if self.direction != "fwd" and (self.bias or self.residual or self.activation):
-            raise LayerError(f"direction={self.direction!r}: bias, residual and activation are allowed for 'fwd' only")
+        if self.direction == "wgrad" and (self.bias or self.residual or self.activation):
+            raise LayerError("direction='wgrad': bias, residual and activation are allowed for 'fwd' and 'dgrad' only")
         if not self.quantized:
             return
         if self.direction != "fwd" or self.bias or self.residual:
@@ -208,6 +206,11 @@ class ConvLayer:
         return {"fwd": self.y_shape, "dgrad": self.x_shape, "wgrad": self.w_shape}[self.direction]
 
     @property
+    def output_channels(self) -> int:
+        """Channels of the output, or of wgrad's the filters: as many values as a bias has."""
+        return self.C if self.direction == "dgrad" else self.K
+
+    @property
     def quantized(self) -> bool:
         """Whether the arrays are integers that a `Quantization` gives a meaning."""
         return self.dtype in INTEGERS
@@ -252,9 +255,9 @@ class ConvLayer:
     @property
     def bytes(self) -> int:
         """Least memory traffic: every operand once."""
-        inputs = [self.x_shape, self.w_shape] + [self.y_shape] * self.residual
+        inputs = [self.x_shape, self.w_shape] + [self.output_shape] * self.residual
         outputs = math.prod(self.y_shape) * self.output_numpy_dtype.itemsize
-        return self.itemsize * (sum(map(math.prod, inputs)) + self.K * self.bias) + outputs
+        return self.itemsize * (sum(map(math.prod, inputs)) + self.output_channels * self.bias) + outputs
 
     @property
     def arithmetic_intensity(self) -> float:
@@ -299,8 +302,7 @@ class ConvLayer:
         >>> ConvLayer(N=8, C=64, H=56, W=56, K=64, R=3, S=3, padding=1, bias=True).key()
         'fwd-float32-NCHW-N8-C64-H56-W56-K64-R3-S3-padding1x1-bias'
         """
-        parts = [self.direction, self.dtype, self.layout]
-        parts += [f"{name}{getattr(self, name)}" for name in EXTENTS]
+        parts = [self.direction, self.dtype, self.layout, *(f"{name}{getattr(self, name)}" for name in EXTENTS)]
         for name in ("stride", "padding", "dilation"):
             pair = getattr(self, name)
             if name == "padding":
@@ -308,11 +310,9 @@ class ConvLayer:
             text = "x".join(map(str, pair))
             if text != ("0x0" if name == "padding" else "1x1"):
                 parts.append(name + text)
-        if self.groups > 1:
-            parts.append(f"groups{self.groups}")
+        parts += [f"groups{self.groups}"] if self.groups > 1 else []
         parts += [name for name in ("bias", "residual") if getattr(self, name)]
-        if self.activation:
-            parts.append(self.activation)
+        parts += [self.activation] if self.activation else []
         if self.output_dtype != (self.accumulator.name if self.quantized else self.dtype):
             parts.append(f"output_{self.output_dtype}")
         return "-".join(parts)

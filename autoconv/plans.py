@@ -76,7 +76,7 @@ class Plan:
         layer: ConvLayer,
         device: Device,
         candidate: Candidate,
-        kernel: Kernel,
+        make_kernel: Callable[[], Kernel],
         source: Source,
         *,
         facts: Mapping[Candidate, Facts],
@@ -90,13 +90,12 @@ class Plan:
         self._facts, self._ranking = facts, ranking
         self._candidate_set, self._restore = candidate_set, restore
         self.limits, self.timed = limits, timed
-        self._kernel = kernel
+        self._make_kernel = make_kernel
         self._binding = (layer, candidate, device, limits.denormals)
         self._names = _OPERAND_NAMES[layer.direction]
         self._a_shape, self._b_shape = layer.input_shapes
         self._dtype, self._b_dtype = layer.numpy_dtype, layer.w_numpy_dtype
         self._out_shape, self._out_dtype = layer.output_shape, layer.output_numpy_dtype
-        self._y_shape = layer.y_shape
         self._finishes = layer.bias or layer.residual or layer.quantized  # whether the epilogue takes an operand
         self._workspaces: dict[int, Array] = {}  # by thread, stream or capture
         self._packed: dict[int, Array] = {}
@@ -122,7 +121,7 @@ class Plan:
             self.layer,
             self.device,
             self.candidate,
-            self._kernel,
+            lambda: self.kernel,
             "cache",
             facts=self._facts,
             candidate_set=self._candidate_set,
@@ -160,16 +159,17 @@ class Plan:
             found[family] = [f"{len(times)} more of its grid, not timed; estimated: {duration(min(times))} and more"]
         return found
 
-    @property
+    @functools.cached_property
     def kernel(self) -> Kernel:
-        """What `run` launches, for those who arrange operands and scratch memory themselves."""
-        return self._kernel
+        """What `run` launches, for those who arrange operands and scratch memory themselves; built once."""
+        with self.device.selected():
+            return self._make_kernel()
 
     @property
     def workspace_bytes(self) -> int:
         """Bytes of scratch memory per thread (and stream, on a GPU): the kernel's, and room to pack varying filters."""
-        packed = self._kernel.packed_bytes if self.limits.weights == "varying" else 0
-        return self._kernel.workspace_bytes + packed
+        packed = self.kernel.packed_bytes if self.limits.weights == "varying" else 0
+        return self.kernel.workspace_bytes + packed
 
     @property
     def timings(self) -> dict[str, float]:
@@ -197,7 +197,7 @@ class Plan:
             that is not contiguous is copied. What speaks DLPack is taken too, and the same kind is given back.
         w : array or PackedWeights
             The second: w, or dy for wgrad. Of `layer.input_shapes[1]`, likewise; in place of filters, what `pack` gave.
-        bias : array of K values or Quantization, optional
+        bias : array of `layer.output_channels` values or Quantization, optional
             Exactly when the layer has one; a `Quantization` when the layer is quantised.
         residual : array of `layer.output_shape`, optional
             Exactly when the layer has one.
@@ -223,7 +223,7 @@ class Plan:
         >>> made.run(np.ones((1, 2, 5, 5), np.float32), np.ones((3, 2, 3, 3), np.float32)).shape
         (1, 3, 3, 3)
         """
-        device, kernel = self.device, self._kernel
+        device, kernel = self.device, self.kernel
         if device.elsewhere():
             with device.selected():
                 return self.run(x, w, bias, residual, out)
@@ -277,9 +277,9 @@ class Plan:
             raise ArrayError("w: wgrad computes the filters' gradient, so there are no weights to pack")
         with self.device.selected():
             b = self._operand(w, "w", self._b_shape, self._b_dtype)
-            if self._kernel.packed_bytes:
-                packed = self.device.buffer(self._kernel.packed_bytes)
-                self._kernel.pack(b, packed)
+            if self.kernel.packed_bytes:
+                packed = self.device.buffer(self.kernel.packed_bytes)
+                self.kernel.pack(b, packed)
             else:
                 packed = self.device.empty(self._b_shape, self._b_dtype)
                 packed[...] = b
@@ -338,9 +338,9 @@ class Plan:
             if given is not None and not there:
                 raise ArrayError(f"{name}: expected None, as the layer has none ({self.layer}), got an array")
         if bias is not None:
-            bias = self._operand(bias, "bias", (self.layer.K,))
+            bias = self._operand(bias, "bias", (self.layer.output_channels,))
         if residual is not None:
-            residual = self._operand(residual, "residual", self._y_shape)
+            residual = self._operand(residual, "residual", self._out_shape)
         return bias, residual
 
     def _unwrap(self, weights: PackedWeights) -> Array:

@@ -34,9 +34,9 @@ def table(kind: str) -> str:
             declared = getattr(algorithm, name)
             some = [v for v in every if v in declared] or declared  # integers are not among all types
             cells.append("all" if set(declared) == set(every) else ", ".join(some))
-        forward = "fwd" in algorithm.directions
         cells.append("yes" if algorithm.dilated else "no")
-        cells.append(("yes" if algorithm.epilogue else "no") if forward else "")
+        applied = [direction for direction in algorithm.directions if direction in algorithm.epilogue]
+        cells.append(", ".join(applied) if set(algorithm.directions) != {"wgrad"} and applied else "")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from guards import run_guarded
 
+from autoconv.algorithm import Candidate
+from autoconv.common.epilogue.quantization import Quantization
+from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 
 Array = np.ndarray[Any, Any]
@@ -52,3 +56,39 @@ def drawn(layer: ConvLayer, seed: int = 0) -> tuple[Array, Array]:
     limits = np.iinfo(layer.dtype)
     x = rng.integers(limits.min, limits.max, layer.x_shape, layer.dtype, endpoint=True)
     return x, rng.integers(-128, 127, layer.w_shape, np.int8, endpoint=True)
+
+
+def device_for(instruction_set: str, product: str) -> CPU:
+    """One of some vectors, with what multiplies words; where an instruction is not there, arithmetic does the same."""
+    unit = "emulated" if product == "tdpbusd" else None
+    return CPU(threads=2, instruction_set=instruction_set, matrix_unit=unit)
+
+
+def meaning(layer: ConvLayer, seed: int = 1) -> dict[str, Any]:
+    """Zero points, scales and a bias that use the output's range, and go beyond it."""
+    rng = np.random.default_rng(seed)
+    middle = {"uint8": 128, "int8": 0}
+    terms = layer.C // layer.groups * layer.R * layer.S
+    found: dict[str, Any] = {"bias": rng.integers(-9999, 9999, layer.K)}
+    found["x_zero_point"] = middle[layer.dtype] + int(rng.integers(-100, 100))
+    if layer.output_dtype != "int32":
+        found["scale"] = (rng.uniform(0.5, 2, layer.K) / (60 * np.sqrt(terms))).astype(np.float32)
+    if layer.output_dtype in middle:
+        found["y_zero_point"] = middle[layer.output_dtype] + int(rng.integers(-60, 60))
+    return found
+
+
+def expected(layer: ConvLayer, x: Any, w: Any, given: dict[str, Any]) -> Any:
+    rest = {name: value for name, value in given.items() if name != "x_zero_point"}
+    return output(layer, sums(layer, x, w, given["x_zero_point"]), **rest)
+
+
+def check(layer: ConvLayer, device: CPU, family: Any, params: dict[str, Any]) -> None:
+    assert family.why_not(layer, device, params) == []
+    x, w = drawn(layer)
+    given = meaning(layer)
+    arrays = x, w, Quantization(**given).operand(layer), None
+    want = expected(layer, x, w, given)
+    for side in ("before", "after"):
+        got = run_guarded(family, layer, device, Candidate(family.name, tuple(params.items())), arrays, side)
+        np.testing.assert_array_equal(got, want, err_msg=f"{params} on {layer}")

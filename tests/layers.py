@@ -62,7 +62,7 @@ def layers(draw: st.DrawFn, **fixed: Any) -> ConvLayer:
         fields.setdefault("padding", ())
         fields["padding"] += ((before, after),)
     fields["stride"], fields["dilation"] = zip(sizes["H"], sizes["W"], strict=True)
-    if fields["direction"] == "fwd":
+    if fields["direction"] != "wgrad":
         fields |= {"bias": draw(st.booleans()), "residual": draw(st.booleans())}
         fields["activation"] = draw(st.sampled_from([None, "relu", *ACTIVATIONS]))
     return ConvLayer(**(fields | fixed))

@@ -28,6 +28,13 @@ def integer(value: object, name: str, least: int) -> int:
     return number
 
 
+def truth(value: object, name: str) -> bool:
+    """A truth value, be it NumPy's."""
+    if not isinstance(value, bool | np.bool_):
+        raise LayerError(f"{name}={value!r}: expected True or False")
+    return bool(value)
+
+
 def pair(value: object, name: str, least: int) -> Pair:
     """A pair (height, width) of integers; one that stands for both."""
     if isinstance(value, list | tuple | np.ndarray):

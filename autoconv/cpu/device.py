@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 INSTRUCTION_SETS = ("avx512", "avx2", "generic")  # of vectors
 LEVELS = ("amx", *INSTRUCTION_SETS)  # what a processor can be held to: "amx" is AVX-512 and a matrix unit
 MATRIX_UNITS = ("amx", "emulated")
+FEATURES = {  # beside vectors, what kernels may use: LLVM's names, and those in keys
+    "avx512": {"avx512bf16": "bf16", "avx512fp16": "fp16", "avx512vnni": "vnni"},
+    "avx2": {"avxvnni": "vnni"},
+    "generic": {},
+}
 AMX_FEATURES = ("avx512bf16", "avx512vnni", "amx-tile", "amx-bf16", "amx-int8")  # those of any processor that has tiles
 
 
@@ -73,15 +78,20 @@ def _line(path: str) -> str:
         os.close(descriptor)
 
 
-@functools.cache
-def host_instruction_set() -> str:
-    """The widest of `INSTRUCTION_SETS` that this processor and its operating system offer."""
+def _host_features() -> dict[str, bool]:
+    """What LLVM says that this processor has; nothing where LLVM is not there."""
     try:
         from autoconv.cpu.codegen.compiler import host_features
 
-        features = host_features()
+        return host_features()
     except (ImportError, OSError, RuntimeError):
-        return "generic"
+        return {}
+
+
+@functools.cache
+def host_instruction_set() -> str:
+    """The widest of `INSTRUCTION_SETS` that this processor and its operating system offer."""
+    features = _host_features()
     if all(features.get(f"avx512{f}") for f in ("f", "dq", "bw", "vl")):
         return "avx512"
     return "avx2" if features.get("avx2") and features.get("fma") else "generic"
@@ -90,13 +100,10 @@ def host_instruction_set() -> str:
 @functools.cache
 def host_level() -> str:
     """The first of `LEVELS` that this processor and its operating system offer."""
-    vectors = host_instruction_set()
-    if vectors != "avx512":
+    vectors, features = host_instruction_set(), _host_features()
+    if vectors != "avx512" or not all(features.get(name) for name in AMX_FEATURES):
         return vectors
-    from autoconv.cpu.codegen.compiler import host_features
-
-    features = host_features()
-    return "amx" if all(features.get(name) for name in AMX_FEATURES) and permission.granted() else vectors
+    return "amx" if permission.granted() else vectors
 
 
 def _scipy_version() -> str:
@@ -194,13 +201,23 @@ class CPU(Device):
 
     @functools.cached_property
     def key(self) -> str:
-        """Vendor, family, model, stepping, vectors, caches and threads: names alone are too vague."""
-        return self._key(self.level)
+        """Vendor, family, model, stepping, vectors and other features, caches, threads: names alone are too vague."""
+        return self._key("+".join((self.level, *self._features)))
 
     @property
     def lesser_keys(self) -> tuple[str, ...]:
-        """With a matrix unit, the key of the same processor without: its kernels run here as they do there."""
-        return () if self.matrix_unit is None else (self._key(self.instruction_set),)
+        """The keys of the same processor without its matrix unit, and without other features than vectors.
+
+        What runs there runs here as it does there.
+        """
+        lesser = ("+".join((self.instruction_set, *self._features)), self.instruction_set)
+        return tuple(key for key in dict.fromkeys(map(self._key, lesser)) if key != self.key)
+
+    @property
+    def _features(self) -> tuple[str, ...]:
+        """What kernels may use beside vectors: a virtual machine may lack some of it, and be the same model else."""
+        there = _host_features()
+        return tuple(name for feature, name in FEATURES[self.instruction_set].items() if there.get(feature))
 
     def _key(self, level: str) -> str:
         facts = self.facts

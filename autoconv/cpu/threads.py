@@ -43,9 +43,7 @@ def count_threads() -> Decision:
         if not text.isdecimal() or not 1 <= int(text) <= MOST_THREADS:
             raise PlanError(f"AUTOCONV_NUM_THREADS={text!r}: expected an integer from 1 to {MOST_THREADS}")
         return Decision(int(text), f"AUTOCONV_NUM_THREADS={text}")
-    there = os.cpu_count() or 1
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(there))
-    cores = len({_core(processor) for processor in allowed})
+    there, allowed, cores = os.cpu_count() or 1, _allowed(), count_cores()
     reason = f"one for each of {cores} cores" if cores > 1 else "one core"
     if cores < len(allowed):
         reason += f", whose {len(allowed)} hyper-threads share what multiplies"
@@ -56,6 +54,16 @@ def count_threads() -> Decision:
         return Decision(cores, reason)
     whole = max(1, int(quota))
     return Decision(whole, f"a quota of {quota:.4g} processors' time ({reason} without it)")
+
+
+def count_cores() -> int:
+    """The cores on which this process may run, however many hyper-threads each has."""
+    return len({_core(processor) for processor in _allowed()})
+
+
+def _allowed() -> set[int]:
+    """The processors on which this process may run."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _core(processor: int) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.common.arrays import like
-from autoconv.common.epilogue.quantization import MOST, Quantization, finished
+from autoconv.common.epilogue.quantization import MOST, Quantization, finished, positive
 from autoconv.common.types import INTEGERS
 from autoconv.errors import ArrayError, LayerError
 from autoconv.functional.operands import Padding, arrays_of, extents_of, number_of, planned
@@ -96,9 +96,13 @@ def conv2d_quantized(
         output_dtype=output_dtype,
     )  # fmt: skip
     filters, zero = _signed(arrays["w"], w_zero_point, layer)
+    x_factor, w_factor, y_factor = (
+        positive(*given) for given in (("x_scale", x_scale), ("w_scale", w_scale, K), ("y_scale", y_scale))
+    )
     scale: Any = 1.0
     if layer.output_dtype != "int32":
-        scale = np.float32(x_scale) * np.asarray(w_scale, np.float32) / np.float32(y_scale)
+        with np.errstate(over="ignore", under="ignore"):  # what comes of it is checked
+            scale = (x_factor * w_factor / y_factor).reshape(w_factor.shape)
     meaning = Quantization(scale, x_zero_point, y_zero_point, bias)
     if not zero.any():
         return like(x, back(planned(layer, options).run(arrays["x"], filters, meaning)))

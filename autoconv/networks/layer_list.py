@@ -23,7 +23,7 @@ def layer_list(graph: Graph) -> Network:
     """The layers of an optimised graph for one image, under the names of the first nodes that each computes.
 
     A fully connected layer is a 1x1 convolution of a pixel for each row; a transposed convolution is the one whose
-    transpose it is.
+    transpose it is, without what it is followed by.
     """
     first: dict[ConvLayer, tuple[str, int]] = {}
     count: dict[ConvLayer, int] = {}
@@ -34,7 +34,9 @@ def layer_list(graph: Graph) -> Network:
             continue
         if not isinstance(node.operator, MatMul | QuantizedMatMul):
             batches[layer.N] = None
-        layer = layer.replace(N=1, direction="fwd")
+        if layer.direction == "dgrad":
+            layer = layer.replace(direction="fwd", bias=False, residual=False, activation=None)
+        layer = layer.replace(N=1)
         first.setdefault(layer, (node.name, place))
         count[layer] = count.get(layer, 0) + 1
     layers = tuple(NamedLayer(name, layer, count[layer], place) for layer, (name, place) in first.items())

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 
 from autoconv import registry
-from autoconv.algorithm import Algorithm
+from autoconv.algorithm import Algorithm, Kernel
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
@@ -70,6 +70,7 @@ def plan(
     cache: TuningCache | None = None,
     isolate: bool = False,
     progress: Progress | None = None,
+    build: bool = True,
 ) -> Plan:
     """The fastest way to compute a layer on a device, under the caller's limits.
 
@@ -112,6 +113,8 @@ def plan(
         Build, verify and time in a worker process, which may crash or hang without harm.
     progress : callable, optional
         Called with an `Event` before every step of the tuning.
+    build : bool
+        Whether to build the kernel now, or when it is first needed: what is known of a layer can be asked without one.
 
     Returns
     -------
@@ -141,6 +144,8 @@ def plan(
     if (found := _remembered(key)) is not None:
         if _watchers:
             _tell(found)
+        if build:
+            _ = found.kernel
         return found
     if not isinstance(layer, ConvLayer):
         raise PlanError(f"layer: expected a ConvLayer, got {type(layer).__name__}")
@@ -162,11 +167,13 @@ def plan(
         exact=_bool(exact, "exact"),
         denormals=denormals,
     )
-    seconds, isolate = _number(budget, "budget", float), _bool(isolate, "isolate")
+    seconds, isolate, build = _number(budget, "budget", float), _bool(isolate, "isolate"), _bool(build, "build")
     if seconds is not None and seconds >= ENDLESS:
         seconds = None
     with device.selected():
         made = _made(Request(layer, device, cache, checked, seconds, isolate, progress), mode)
+        if build:
+            _ = made.kernel
     _remember(key, made)
     _tell(made)
     return made
@@ -276,15 +283,19 @@ def _remember(key: object, made: Plan) -> None:
 def _made(request: Request, mode: object) -> Plan:
     """The plan of the candidate that is chosen."""
     choice = choose(request, mode)
-    algorithm = request.algorithms[choice.candidate.algorithm]
-    kernel = algorithm.build(request.layer, request.device, choice.candidate.params)
-    if request.limits.denormals == "keep":
-        kernel.keep_denormals()
+
+    def make_kernel() -> Kernel:
+        algorithm = request.algorithms[choice.candidate.algorithm]
+        kernel = algorithm.build(request.layer, request.device, choice.candidate.params)
+        if request.limits.denormals == "keep":
+            kernel.keep_denormals()
+        return kernel
+
     return Plan(
         layer=request.layer,
         device=request.device,
         candidate=choice.candidate,
-        kernel=kernel,
+        make_kernel=make_kernel,
         source=choice.source,
         facts=choice.facts,
         candidate_set=lambda: request.candidate_set,

@@ -43,8 +43,8 @@ def convolve(
     Parameters
     ----------
     a, b : arrays of `layer.input_shapes`, of any real dtype
-    bias : K values, or None
-    residual : array of `layer.y_shape`, or None
+    bias : `layer.output_channels` values, or None
+    residual : array of `layer.output_shape`, or None
     xp : module
         NumPy, or CuPy for arrays on a GPU, which then computes.
 

@@ -85,8 +85,8 @@ class Verifier:
             self.a, self.b, self.bias = (device.xp.asarray(t) for t in quantized_operands(layer, rng))
         else:
             self.a, self.b = map(draw, layer.input_shapes)
-            self.bias = draw((layer.K,)) if layer.bias else None
-        self.residual = draw(layer.y_shape) if layer.residual else None
+            self.bias = draw((layer.output_channels,)) if layer.bias else None
+        self.residual = draw(layer.output_shape) if layer.residual else None
         self._inputs = [array for array in (self.a, self.b, self.bias, self.residual) if array is not None]
         self._pristine = [array.copy() for array in self._inputs]
         self._out = Fenced.allocate(device, layer.output_shape, layer.output_numpy_dtype)

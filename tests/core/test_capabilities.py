@@ -78,8 +78,8 @@ def test_what_is_declared_runs(kind: str, family: Algorithm[Any]) -> None:
     cells = [cell for cell in CELLS if declared(family, cell)]
     assert cells
     assert [text(cell) for cell in cells if next(runnable(kind, family, cell), None) is None] == []
-    if family.epilogue and "fwd" in family.directions:
-        cell = next(cell for cell in cells if cell[0] == "fwd")
+    for direction in set(family.epilogue) & set(family.directions):
+        cell = next(cell for cell in cells if cell[0] == direction)
         assert next(runnable(kind, family, cell, bias=True, residual=True, activation="relu"), None) is not None
 
 

@@ -30,7 +30,7 @@ def test_derived_figures_count_what_the_loops_count(layer: ConvLayer) -> None:
         assert out == len(starts)
     sizes = [int(np.prod(shape)) for shape in (layer.x_shape, layer.w_shape, layer.y_shape)]
     assert layer.macs == sizes[2] * sizes[1] // layer.K
-    epilogue = sizes[2] * layer.residual + layer.K * layer.bias
+    epilogue = int(np.prod(layer.output_shape)) * layer.residual + layer.output_channels * layer.bias
     assert layer.bytes == (sum(sizes) + epilogue) * np.dtype(layer.numpy_dtype).itemsize
     assert layer.arithmetic_intensity == layer.flops / layer.bytes
 
@@ -94,10 +94,10 @@ def test_same_keeps_the_size_divided_by_the_stride(extent: int, taps: int, strid
         ({"R": 12}, "R=12 with dilation 1 spans 12, more than the padded H of 11: the output is empty"),
         ({"dilation": 6}, "R=3 with dilation 6 spans 13, more than the padded H of 11"),
         (
-            {"direction": "dgrad", "bias": True},
-            "direction='dgrad': bias, residual and activation are allowed for 'fwd'",
+            {"direction": "wgrad", "bias": True},
+            "direction='wgrad': bias, residual and activation are allowed for 'fwd' and 'dgrad' only",
         ),
-        ({"direction": "wgrad", "activation": "relu"}, "allowed for 'fwd' only"),
+        ({"direction": "wgrad", "activation": "relu"}, "allowed for 'fwd' and 'dgrad' only"),
     ],
 )
 def test_what_is_wrong_is_said(changes: dict[str, object], words: str) -> None:

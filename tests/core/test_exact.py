@@ -102,3 +102,14 @@ def test_conv2d_takes_exact() -> None:
         conv2d(x, w, padding=1, mode="numpy.winograd", exact=True)
     assert conv2d(x, w, padding=1, mode="numpy.winograd").max() == pytest.approx(9 * LAYER.C)
     assert conv2d(x, w, padding=1, mode="heuristic", exact=True).max() == 9 * LAYER.C
+
+
+def test_six_products_of_parts_are_exact_and_three_are_not(cache: TuningCache) -> None:
+    device = CPU(2, "avx2", matrix_unit="emulated")
+    layer = LAYER.replace(C=64, K=64)
+    ranked = planner.plan(layer, "heuristic", exact=True, device=device, cache=cache).ranking
+    names = {name.partition("[")[0] for name in ranked}
+    assert "matrix" in names
+    assert not any("x3" in name or "winograd" in name or "fft" in name for name in names)
+    with pytest.raises(PlanError, match="exact"):
+        planner.plan(layer, "matrix.x3", exact=True, device=device, cache=cache)

@@ -189,3 +189,31 @@ def test_bad_filters_are_refused() -> None:
     deep = np.zeros((1, 40000, 1, 1), np.uint8)
     with pytest.raises(LayerError, match=r"w_zero_point=1: expected 0 .* could overflow int32"):
         conv2d_quantized(deep, deep.view(np.int8), w_zero_point=1)
+
+
+@pytest.mark.parametrize("output_dtype", ["int32", "float32", "uint8"])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"x_scale": -1.0, "w_scale": -1.0}, "x_scale[0]=-1.0: expected a positive normal number of float32"),
+        ({"w_scale": [1, 0, 1, 1, 1]}, "w_scale[1]=0.0: expected a positive"),
+        ({"w_scale": [1.0, 2.0]}, "w_scale: expected one value or K=5, got shape (2,)"),
+        ({"y_scale": 0}, "y_scale[0]=0.0: expected a positive"),
+        ({"y_scale": [1.0, 2.0]}, "y_scale: expected one value, got shape (2,)"),
+        ({"x_scale": "one"}, "x_scale='one': expected numbers"),
+    ],
+)
+def test_each_scale_is_refused_by_its_name(given: dict[str, Any], message: str, output_dtype: str) -> None:
+    """Also where only their product would be used, or none of them."""
+    x, w = integers.drawn(LAYER)
+    with pytest.raises(ArrayError) as caught:
+        conv2d_quantized(x, w, output_dtype=output_dtype, **given)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_scales_whose_product_is_no_normal_number_are_refused() -> None:
+    x, w = integers.drawn(LAYER)
+    for scale in (1e-30, 1e30):
+        with pytest.raises(ArrayError, match=r"scale\[0\]=.*expected a positive normal number"):
+            conv2d_quantized(x, w, x_scale=scale, w_scale=scale, output_dtype="float32")

@@ -118,6 +118,16 @@ def test_what_cannot_win_is_not_timed() -> None:
     assert len(searched(hopeless, measured, known=incumbent)) < MOST
 
 
+def test_a_kind_of_which_every_estimate_errs_is_found_from_the_winner() -> None:
+    """A schedule, say, that is estimated a tenth behind another, and is as far ahead."""
+    grid = [cut(BM, BN, coop=coop) for BM, BN, coop in itertools.product(SIZES, SIZES, (0, *SIZES))]
+    expected = {c: Facts("1", time=1.1e-3 if c.params["coop"] == 0 else 1e-3) for c in grid}
+    measured = {c: Facts("1", time=seconds(c) * (0.9 if c.params["coop"] == 0 else 1.0), samples=3) for c in grid}
+    timed = searched(expected, measured)
+    assert min(timed, key=lambda c: measured[c].time).params["coop"] == 0
+    assert len(timed) < len(grid) / 8
+
+
 def test_steps_of_a_grid_leave_no_gap() -> None:
     for most in (1, 2, 5, 64, 1000):
         found = steps(most)

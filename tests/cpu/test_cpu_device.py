@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,6 +108,26 @@ def test_a_processor_with_tiles_can_be_held_to_its_vectors(monkeypatch: pytest.M
     assert (whole.lesser_keys, vectors.lesser_keys) == ((vectors.key,), ())
     monkeypatch.setenv("AUTOCONV_ISA", "avx512")
     assert CPU.current(1) == vectors
+
+
+def test_the_key_has_every_feature_that_a_kernel_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two virtual machines of one model, one may lack some."""
+
+    def levels(device: CPU, **features: bool) -> list[str]:
+        monkeypatch.setattr(compiler, "host_features", lambda: features)
+        fresh = replace(device)  # keys are kept
+        return [key.split("-")[5] for key in (fresh.key, *fresh.lesser_keys)]
+
+    vectors = CPU(2, "avx512")
+    tiles, narrow = replace(vectors, matrix_unit="amx"), CPU(2, "avx2")
+    all_of_them = {"avx512bf16": True, "avx512fp16": True, "avx512vnni": True, "avxvnni": True}
+    assert levels(vectors, **all_of_them) == ["avx512+bf16+fp16+vnni", "avx512"]
+    assert levels(vectors, avx512vnni=True, avx512bf16=False) == ["avx512+vnni", "avx512"]
+    assert levels(vectors) == ["avx512"]
+    assert levels(tiles, **all_of_them) == ["amx+bf16+fp16+vnni", "avx512+bf16+fp16+vnni", "avx512"]
+    assert levels(tiles) == ["amx", "avx512"]
+    assert levels(narrow, **all_of_them) == ["avx2+vnni", "avx2"]
+    assert levels(CPU(2, "generic"), **all_of_them) == ["generic"]
 
 
 def test_another_matrix_unit_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from autoconv.cpu.device import CPU
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
-FAMILIES = [a for a in registry.algorithms(DEVICE) if isinstance(a, GeneratedAlgorithm) and a.epilogue]
+FAMILIES = [a for a in registry.algorithms(DEVICE) if isinstance(a, GeneratedAlgorithm) and "fwd" in a.directions]
 PROBLEMS = ("remainders", "pointwise", "depthwise")
 WITH = {"bias": True, "residual": True}
 
@@ -29,6 +30,50 @@ def test_every_family_stores_with_every_activation(family: GeneratedAlgorithm, a
         layer = edge(name, layout=layout, activation=activation, **WITH)
         runnable = [c for c in family.all(layer, DEVICE) if not family.why_not(layer, DEVICE, c.params)]
         check_guarded(family, layer, DEVICE, operands(layer), {str(c) for c in runnable[:1]})
+
+
+EMULATED = CPU(2, DEVICE.instruction_set, matrix_unit="emulated")
+GRADIENTS = [a for a in registry.algorithms(DEVICE) if {"dgrad"} & set(a.directions) & set(a.epilogue)]
+EVERY_GRADIENT = (
+    "remainders", "pointwise", "grouped", "depthwise", "stem", "strided", "pointwise strided", "stride skips pixels",
+    "depthwise strided", "dilated strided",
+)  # fmt: skip
+
+
+def check_gradients(family: Any, names: Sequence[str], **fields: Any) -> int:
+    """Hold a candidate of a family against the oracle on each of these layers that it takes; how many those are."""
+    found, device = 0, DEVICE if "matrix" not in family.name else EMULATED
+    for name in names:
+        layer = edge(name, direction="dgrad", **fields)
+        able = (c for c in family.all(layer, device) if not family.why_not(layer, device, c.params))
+        if (candidate := next(able, None)) is not None:
+            found += check_guarded(family, layer, device, operands(layer), {str(candidate)})
+    return found
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("family", GRADIENTS, ids=lambda family: family.name)
+def test_every_family_ends_a_transposed_convolution(family: Any, layout: str) -> None:
+    names, fields = EVERY_GRADIENT, {"layout": layout, "activation": "clip:-0.5:1.5", **WITH}
+    if "matrix" in family.name:  # whose tiles want some channels
+        names, fields = ("remainders", "strided"), fields | {"C": 40, "K": 40}
+    found = check_gradients(family, names, **fields)
+    assert (found > 0) == (layout in family.layouts and "float32" in family.dtypes)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", ["direct", "direct.polyphase", "gemm.polyphase", "depthwise.polyphase", "numpy.gemm"])
+def test_transposed_convolutions_of_other_types(name: str, dtype: str) -> None:
+    (family,) = (family for family in GRADIENTS if family.name == name)
+    names = {"gemm.polyphase": "pointwise strided", "depthwise.polyphase": "depthwise strided"}
+    assert check_gradients(family, (names.get(name, "strided"),), dtype=dtype, activation="relu", bias=True)
+
+
+@pytest.mark.parametrize("name", EVERY_GRADIENT)
+def test_every_kind_of_transposed_convolution_has_a_kernel_that_ends_it(name: str) -> None:
+    for layout in ("NCHW", "NHWC"):
+        layer = edge(name, direction="dgrad", layout=layout, activation="silu", **WITH)
+        assert check_guarded(direct(), layer, DEVICE, operands(layer), favourite(layer))
 
 
 def test_most_families_are_among_those() -> None:

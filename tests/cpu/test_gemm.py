@@ -17,7 +17,7 @@ from autoconv.cpu.common.grid import register_tiles
 from autoconv.cpu.common.panel import segments_of
 from autoconv.cpu.device import CPU, host_instruction_set
 from autoconv.cpu.gemm.algorithm import Gemm
-from autoconv.cpu.gemm.geometry import odd_pixels, pixel_tiles
+from autoconv.cpu.gemm.geometry import GemmBlocking, odd_pixels, pixel_tiles
 from autoconv.layer import DTYPES, ConvLayer
 
 pytestmark = [
@@ -193,12 +193,22 @@ def test_segments_cover_every_pixel_once() -> None:
     assert [(run.times, run.pixels) for run in segments_of(196, 16, 3, 1)] == [(4, 49)]
 
 
+def tile_of(TK: int, NV: int, l1_bytes: int = 1 << 15) -> GemmBlocking:
+    """A tile of a machine whose first cache has so many bytes."""
+    return GemmBlocking(TK, NV, 64, False, 2, l1_bytes, 1 << 19)
+
+
+def test_blocks_side_by_side_are_as_many_as_a_set_of_the_first_cache_holds_pages() -> None:
+    blocks = {size: pixel_tiles("avx2", 8, 49, tile_of(4, 3, size))[-1].blocks for size in (1 << 12, 1 << 14, 48 << 10)}
+    assert blocks == {1 << 12: 1, 1 << 14: 4, 48 << 10: 12}
+
+
 @pytest.mark.parametrize("instruction_set", VECTOR_BYTES)
 def test_tiles_cover_every_pixel_once_and_fit_the_registers(instruction_set: str) -> None:
     lanes = VECTOR_BYTES[instruction_set] // 4
     for NV, TK in register_tiles(instruction_set):
         for pixels in range(1, 6 * NV * lanes):
-            tiles = pixel_tiles(instruction_set, lanes, pixels, TK, NV, False)
+            tiles = pixel_tiles(instruction_set, lanes, pixels, tile_of(TK, NV))
             starts = [t.start + n * t.pixels for t in tiles for n in range(t.times)]
             sizes = [t.pixels for t in tiles for _ in range(t.times)]
             assert starts == [sum(sizes[:n]) for n in range(len(sizes))]
@@ -210,11 +220,11 @@ def test_tiles_cover_every_pixel_once_and_fit_the_registers(instruction_set: str
 
 
 def test_the_planes_of_small_images_leave_little_to_waste() -> None:
-    avx2 = [(tile.times, tile.pixels, tile.odd, tile.blocks) for tile in pixel_tiles("avx2", 8, 49, 4, 3, False)]
+    avx2 = [(tile.times, tile.pixels, tile.odd, tile.blocks) for tile in pixel_tiles("avx2", 8, 49, tile_of(4, 3))]
     assert avx2 == [(2, 24, 0, 1), (1, 1, 1, 8)]
-    avx512 = [(tile.times, tile.pixels, tile.odd, tile.blocks) for tile in pixel_tiles("avx512", 16, 49, 8, 3, False)]
+    avx512 = [(tile.times, tile.pixels, tile.odd, tile.blocks) for tile in pixel_tiles("avx512", 16, 49, tile_of(8, 3))]
     assert avx512 == [(1, 49, 1, 1)]
-    assert [(tile.pixels, tile.blocks) for tile in pixel_tiles("avx2", 8, 196, 4, 3, False)] == [(24, 1), (4, 3)]
+    assert [(tile.pixels, tile.blocks) for tile in pixel_tiles("avx2", 8, 196, tile_of(4, 3))] == [(24, 1), (4, 3)]
 
 
 def test_an_estimate_counts_the_lanes_beyond_a_plane_but_not_single_pixels() -> None:

@@ -97,8 +97,11 @@ def test_every_reason_is_given() -> None:
     for reason in (
         "padding: expected none, got ((1, 1), (0, 0))",
         "R: expected at most the stride's 2 taps, got 3",
-        "stride: expected at most 8 columns, got 9",
         "W: expected at most 9 for each output, 72, got 73",
     ):
         assert reason in outside
+    wide = transposed(S=3, stride=(2, 17), W=136)
+    assert "stride: expected at most 8 columns, got 17" in reasons(wide, TK=6)
+    avx512 = POLYPHASE.why_not(wide, device_with("avx512"), {"TK": 6, "NV": 2, "BC": 9})
+    assert "stride: expected at most 16 columns, got 17" in avx512
     assert "stride: expected more than one polyphase component" in reasons(transposed(R=1, S=1, stride=1))

@@ -12,6 +12,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from guards import run_guarded, some
+from integers import check, device_for
 from vectors import INSTRUCTION_SETS
 
 from autoconv.algorithm import Candidate
@@ -43,50 +44,12 @@ CASES: dict[str, dict[str, Any]] = {
     "a single column": BASE | {"W": 1, "S": 1, "padding": 0},
 }
 TYPES = list(itertools.product(("uint8", "int8"), ("int32", "uint8", "int8", "float32")))
-# What multiplies words, on which vectors: where an instruction is not there, arithmetic that does the same.
-
-
-def device_for(instruction_set: str, product: str) -> CPU:
-    unit = "emulated" if product == "tdpbusd" else None
-    return CPU(threads=2, instruction_set=instruction_set, matrix_unit=unit)
-
-
 WAYS = [
     (isa, product)
     for isa in INSTRUCTION_SETS
     for product in ("tdpbusd", "vpdpbusd", "pmaddwd", "plain")
     if product in products(device_for(isa, product))
 ]
-
-
-def meaning(layer: ConvLayer, seed: int = 1) -> dict[str, Any]:
-    """Zero points, scales and a bias that use the output's range, and go beyond it."""
-    rng = np.random.default_rng(seed)
-    middle = {"uint8": 128, "int8": 0}
-    terms = layer.C // layer.groups * layer.R * layer.S
-    found: dict[str, Any] = {"bias": rng.integers(-9999, 9999, layer.K)}
-    found["x_zero_point"] = middle[layer.dtype] + int(rng.integers(-100, 100))
-    if layer.output_dtype != "int32":
-        found["scale"] = (rng.uniform(0.5, 2, layer.K) / (60 * np.sqrt(terms))).astype(np.float32)
-    if layer.output_dtype in middle:
-        found["y_zero_point"] = middle[layer.output_dtype] + int(rng.integers(-60, 60))
-    return found
-
-
-def expected(layer: ConvLayer, x: Any, w: Any, given: dict[str, Any]) -> Any:
-    rest = {name: value for name, value in given.items() if name != "x_zero_point"}
-    return integers.output(layer, integers.sums(layer, x, w, given["x_zero_point"]), **rest)
-
-
-def check(layer: ConvLayer, device: CPU, family: Any, params: dict[str, Any]) -> None:
-    assert family.why_not(layer, device, params) == []
-    x, w = integers.drawn(layer)
-    given = meaning(layer)
-    arrays = x, w, Quantization(**given).operand(layer), None
-    want = expected(layer, x, w, given)
-    for side in ("before", "after"):
-        got = run_guarded(family, layer, device, Candidate(family.name, tuple(params.items())), arrays, side)
-        np.testing.assert_array_equal(got, want, err_msg=f"{params} on {layer}")
 
 
 @pytest.mark.parametrize("types", TYPES, ids=" to ".join)

@@ -16,8 +16,8 @@ from autoconv.cpu.codegen.words import CHANNELS, vector_products
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine import measure as measuring
 from autoconv.cpu.machine import probes, recorded
-from autoconv.cpu.machine.curve import Curve
-from autoconv.cpu.machine.model import BUSY, Machine
+from autoconv.cpu.machine.curve import Curve, levels
+from autoconv.cpu.machine.model import BUSY, CURVES, Machine
 from autoconv.cpu.pool import Entry
 from autoconv.errors import CacheWarning, PlanError, RecordError
 from autoconv.paths import cache_folder
@@ -42,6 +42,9 @@ MACHINE = Machine(
     barrier=5e-7,
     wake=1e-4,
     caches=(1 << 15, 1 << 19, 1 << 24),
+)
+CURVED = dataclasses.replace(
+    MACHINE, stream=MACHINE.write, chase=Curve(((1 << 14, 6e8), (1 << 20, 7e7), (1 << 26, 7e6)))
 )
 
 
@@ -183,16 +186,51 @@ def test_without_kernels_numpy_stands_for_the_machine(monkeypatch: pytest.Monkey
     assert found.writing(1e6, 1e5) == 2 * found.reading(1e6, 1e5) > 0
 
 
-@pytest.mark.parametrize(("busy", "attempts"), [((0.0,), 1), ((0.4, 0.0), 2), ((0.4, 0.2, 0.3), 3)])
-def test_a_busy_machine_is_measured_again_and_marked(
-    busy: tuple[float, ...], attempts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shares = iter(busy)
+def _measured(monkeypatch: pytest.MonkeyPatch, *found: Machine) -> tuple[Machine, int]:
+    """What comes of these measurements, one after the other, and how many were made."""
+    left = iter(found)
     monkeypatch.setattr(measuring, "THOROUGH", SMALL)
-    monkeypatch.setattr(measuring._Session, "busy", lambda self: next(shares))
-    found = measuring.measure(CPU.current().instruction_set, 1, thorough=True)
-    assert found.busy == min(busy)
-    assert len(busy) - len(list(shares)) == attempts
+    monkeypatch.setattr(measuring, "ATTEMPTS", len(found))
+    monkeypatch.setattr(measuring._Session, "machine", lambda self, *_: next(left))
+    merged = measuring.measure(CPU.current().instruction_set, 1, thorough=True)
+    return merged, len(found) - len(list(left))
+
+
+def _with_a_share(share: float, busy: float = 0.0) -> Machine:
+    """A measurement that got so much of the processor."""
+    peaks = {"avx2": {dtype: share * rate for dtype, rate in MACHINE.peaks["avx2"].items()}}
+    slower = {name: Curve(tuple((n, share * r) for n, r in getattr(CURVED, name).points)) for name in CURVES}
+    return dataclasses.replace(CURVED, peaks=peaks, busy=busy, transform=share * 1e9, call=1e-6 / share, **slower)
+
+
+def test_the_machine_is_measured_until_two_measurements_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, half = _with_a_share(1.0), _with_a_share(0.5)
+    assert _measured(monkeypatch, whole, _with_a_share(0.97), whole)[1] == 2
+    found, made = _measured(monkeypatch, half, whole, half, whole, whole)
+    assert (found, made) == (dataclasses.replace(whole, caches=found.caches), 4)
+    assert found.busy == 0.0
+
+
+def test_a_busy_machine_is_measured_again_and_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowded = _with_a_share(1.0, busy=0.4)
+    found, made = _measured(monkeypatch, crowded, crowded, crowded)  # they agree, but others were at work
+    assert (found.busy, made) == (0.4, 3)
+    found, made = _measured(monkeypatch, crowded, crowded, _with_a_share(1.0))
+    assert (found.busy, made) == (0.0, 3)
+    found, made = _measured(
+        monkeypatch, _with_a_share(1.0), _with_a_share(0.8), _with_a_share(0.6)
+    )  # no two of them agree
+    assert (found.busy, made) == (pytest.approx(0.2), 3)
+    assert found.peaks == MACHINE.peaks
+
+
+def test_of_each_quantity_the_best_measurement_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = dataclasses.replace(_with_a_share(1.0), read=Curve(((1, 9.0), (2, 5.0), (4, 1.0))), barrier=1e-6, wake=3e-4)
+    two = dataclasses.replace(_with_a_share(0.95), read=Curve(((1, 8.0), (2, 7.0), (4, 3.0))), barrier=2e-6, wake=1e-4)
+    found, _ = _measured(monkeypatch, one, two)
+    assert found.read.points == ((1, 9.0), (2, 7.0), (4, 3.0))
+    assert (found.transform, found.call) == (1e9, 1e-6)
+    assert (found.barrier, found.wake) == (pytest.approx(1.5e-6), pytest.approx(2e-4))
 
 
 def test_the_share_that_others_used_is_what_this_process_lacked() -> None:
@@ -207,6 +245,20 @@ def test_the_share_that_others_used_is_what_this_process_lacked() -> None:
     assert session.busy() == 0.0
 
 
+def test_threads_that_do_not_reach_what_each_does_alone_had_no_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a host has put both processors of its virtual machine onto one core: their clocks say nothing of it."""
+    monkeypatch.setattr(measuring, "count_cores", lambda: 2)
+    session = measuring._Session(CPU.current().instruction_set, 2, SMALL)
+    session.wall, session.used = 1.0, 2.0
+    session.alone, session.peaks = 102e9, {"float32": 102e9, "float64": 51e9}
+    assert session.busy() == pytest.approx(0.5)
+    session.peaks = {"float32": 160e9, "float64": 80e9}  # clocks are lower when all compute
+    assert session.busy() == 0.0
+    monkeypatch.setattr(measuring, "count_cores", lambda: 1)
+    session.peaks = {"float32": 102e9, "float64": 51e9}  # hyper-threads of one core, as the system says
+    assert session.busy() == 0.0
+
+
 def test_levels_end_where_loads_and_reading_slow_down() -> None:
     sizes = [1 << n for n in range(13, 27)]
 
@@ -215,9 +267,9 @@ def test_levels_end_where_loads_and_reading_slow_down() -> None:
 
     latency = curve((1 << 15, 1 / 5), (1 << 20, 1 / 14), (1 << 21, 1 / 60), (1 << 30, 1 / 250))
     reading = curve((1 << 15, 200), (1 << 20, 100), (1 << 23, 77), (1 << 30, 20))
-    assert measuring.levels(reading, latency) == (1 << 15, 1 << 20, 1 << 23)
+    assert levels(reading, latency) == (1 << 15, 1 << 20, 1 << 23)
     flat = curve((1 << 30, 1.0))
-    assert measuring.levels(flat, flat) == (1 << 26, 1 << 26, 1 << 26)
+    assert levels(flat, flat) == (1 << 26, 1 << 26, 1 << 26)
 
 
 @pytest.mark.parametrize(

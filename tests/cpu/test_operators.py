@@ -49,6 +49,7 @@ CASES: dict[str, tuple[Operator, list[tuple[int, ...]]]] = {
     "colours first": (Transpose((0, 3, 1, 2)), [(2, 5, 7, 3)]),
     "a long matrix": (Transpose((1, 0)), [(2500, 18)]),
     "whole lines": (Transpose((0, 2, 1)), [(2, 35, 50)]),
+    "planes of a power of two": (Transpose((0, 2, 3, 1)), [(1, 24, 32, 68)]),
     "a wide matrix": (Transpose((1, 0)), [(19, 2500)]),
     "backwards": (Transpose((2, 1, 0)), [(9, 4, 17)]),
     "every other": (Slice((0, 1, 8), (2, 2, 4), (1, 2, -2)), [(2, 4, 9)]),

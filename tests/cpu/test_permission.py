@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import subprocess
+import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +24,8 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import Module
 from autoconv.cpu.codegen.launch import RUN, TASK, launch
 from autoconv.cpu.common.tiles.algorithm import TileAlgorithm
-from autoconv.cpu.device import CPU, host_level
+from autoconv.cpu.device import CPU, host_instruction_set, host_level
+from autoconv.cpu.int8.algorithm import Int8
 from autoconv.errors import PlanError
 from autoconv.tuning import reference
 
@@ -75,6 +81,15 @@ def test_every_thread_configures_the_tiles_that_it_uses(family: TileAlgorithm, m
     assert unconfigured(module) == []
 
 
+def test_every_thread_configures_the_tiles_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules: list[Module] = []
+    monkeypatch.setattr(compiler, "build", lambda emit, *arguments: modules.append(emit(*arguments)))
+    Int8().program(LAYER.replace(dtype="uint8"), AMX, {"product": "tdpbusd", "NV": 2, "TP": 1, "strip": 64})
+    (module,) = modules
+    assert "llvm.x86.tdpbusd" in str(module)
+    assert unconfigured(module) == []
+
+
 def test_a_task_without_configuration_is_found() -> None:
     def module(configure: str) -> Module:
         m = Module("avx512", matrix_unit="amx")
@@ -108,10 +123,9 @@ def test_a_device_with_tiles_in_a_process_without_permission(family: TileAlgorit
 
 
 @pytest.mark.skipif(host_level() == "amx", reason="this process may use tiles")
-@pytest.mark.skipif(host_level() == "amx", reason="this process may use tiles")
 def test_quantised_layers_are_computed_by_vectors_without_permission() -> None:
     layer = LAYER.replace(dtype="uint8")
-    family = next(family for family in registry.algorithms(AMX) if family.name == "int8")
+    family = Int8()
     named = family.all(layer, AMX)
     assert named
     assert all(candidate.params["product"] != "tdpbusd" for candidate in named)
@@ -129,6 +143,84 @@ def test_without_permission_plans_are_made_of_the_rest(tmp_path: Any) -> None:
     with pytest.raises(PlanError, match="expected a process that may use tiles"):
         plan(LAYER, "matrix", device=AMX, cache=cache)
     cache.close()
+
+
+def test_what_the_system_answered_first_is_what_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked once: who was refused stays without tiles, and kernels that use them never meet a later refusal."""
+    monkeypatch.setattr(permission.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(permission.sys, "platform", "linux")
+    for first in (0, -1):
+        syscall = Mock(side_effect=[first, -1 - first])
+        monkeypatch.setattr(permission.ctypes, "CDLL", lambda _, syscall=syscall: SimpleNamespace(syscall=syscall))
+        monkeypatch.setattr(permission, "granted", functools.cache(permission.granted.__wrapped__))
+        assert [permission.granted() for _ in range(3)] == [first == 0] * 3
+        assert syscall.call_count == 1
+
+
+def test_a_permission_that_is_lost_between_listing_and_running(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for what another process had listed: a line where tiles are asked for by name, else the other algorithms."""
+    monkeypatch.setattr(permission, "granted", lambda: True)
+    family = next(family for family in FAMILIES if family.name == "matrix")
+    (listed, *_) = family.all(LAYER, AMX)
+    assert family.why_not(LAYER, AMX, listed.params) == []
+    monkeypatch.setattr(permission, "granted", lambda: False)
+    with pytest.raises(PlanError, match="matrix_unit='amx': expected a process that may use tiles"):
+        family.build(LAYER, AMX, listed.params)
+    with pytest.raises(PlanError, match="expected a process that may use tiles"):
+        Int8().build(LAYER.replace(dtype="uint8"), AMX, {"product": "tdpbusd", "NV": 2, "TP": 1, "strip": 64})
+    cache = TuningCache(tmp_path, system=None)
+    made, (x, w, *_) = plan(LAYER, "heuristic", device=AMX, cache=cache), operands(LAYER)
+    want, magnitude = reference.convolve(LAYER, x, w), reference.magnitude(LAYER, x, w)
+    assert reference.error(made.run(x, w), want, magnitude) < 3e-5
+    cache.close()
+
+
+SMALL_STACK = """
+import ctypes, dataclasses, signal, sys
+import numpy as np
+
+class Stack(ctypes.Structure):
+    _fields_ = [("place", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+
+room = ctypes.create_string_buffer(8192)  # Linux wants 11952 for a thread that uses tiles
+libc = ctypes.CDLL(None, use_errno=True)
+small = libc.sigaltstack(ctypes.byref(Stack(ctypes.addressof(room), 0, len(room))), None) == 0
+calls = []
+signal.signal(signal.SIGALRM, lambda *_: calls.append(None))  # Python's handlers run on that stack
+
+from autoconv import ConvLayer, plan
+from autoconv.cpu.device import CPU, host_instruction_set, host_level
+
+layer = ConvLayer(N=1, C=33, H=7, W=8, K=35, R=3, S=3, padding=1)
+rng = np.random.default_rng(0)
+x, w = (rng.standard_normal(shape).astype(np.float32) for shape in layer.input_shapes)
+exact = plan(layer, "numpy.direct").run(x, w)
+devices = [dataclasses.replace(CPU.current(2), model=sys.argv[1])]
+devices.append(CPU(2, "avx2", matrix_unit="emulated", model=sys.argv[2]))
+exact = plan(layer, "numpy.direct", device=devices[0]).run(x, w)
+plans = [plan(layer, name, device=device) for name, device in zip(("heuristic", "matrix"), devices)]
+wanted = [made.run(x, w) for made in plans]
+signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+rounds = 0
+while len(calls) < 50:
+    rounds += 1
+    for made, want in zip(plans, wanted):
+        assert np.array_equal(made.run(x, w), want)
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert all(np.abs(want - exact).max() < 1e-3 for want in wanted)
+assert not (small and host_level() == "amx"), "tiles, where a handler has no room for them"
+print(len(calls) >= 50 and rounds > 0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_handlers_of_signals_on_a_small_stack() -> None:
+    """While kernels run: the same bits, and nobody is killed. With tiles at hand, permission is not given then."""
+    environment = {name: value for name, value in os.environ.items() if name != "AUTOCONV_ISA"}
+    models = [modelled(vectors, 2).text for vectors in (host_instruction_set(), "avx2")]
+    command = [sys.executable, "-c", SMALL_STACK, *models]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (ended.returncode, ended.stdout.strip()) == (0, "True"), ended.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is POSIX")

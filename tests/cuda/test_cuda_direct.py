@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from layers import edge, operands
-from simt.cases import DEVICE, on_device
+from simt.cases import DEVICE, check, on_device
 from simt.emulator import MISSING, EmulationError, launcher
 
 from autoconv.bench.gpu.cases import cases
@@ -18,6 +18,7 @@ from autoconv.cuda.codegen import tensor_map as module
 from autoconv.cuda.codegen.source import TYPES, Unit
 from autoconv.cuda.codegen.tensor_map import TEXTURE_ALIGNMENT, TensorMapError, Texture, passing
 from autoconv.cuda.direct.chwn import DirectCHWN, _meetings
+from autoconv.cuda.direct.direct import Direct
 from autoconv.cuda.direct.tiled import SHARED, TILES, DirectTiled, _footprint
 from autoconv.layer import DTYPES, ConvLayer
 from autoconv.tuning.reference import convolve, error, magnitude
@@ -212,3 +213,13 @@ def test_taps_that_meet_nothing_are_not_counted(case: tuple[ConvLayer, Any, int]
     products = convolve(layer, *ones).sum()
     down, across = _meetings(layer)
     assert products == layer.N * layer.K * layer.C // layer.groups * down * across
+
+
+# ---- by the definition
+
+
+@needs_gxx
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_direct_ends_a_transposed_convolution(layout: str) -> None:
+    layer = edge("stride skips pixels", direction="dgrad", layout=layout, bias=True, residual=True, activation="relu")
+    check(DEVICE, Direct(), layer, {})

@@ -11,8 +11,11 @@ from simt.cases import DEVICE, run
 from simt.emulator import MISSING
 
 from autoconv.algorithm import Params
+from autoconv.bench.gpu.cases import SCALAR_TILE
 from autoconv.common.split_products import SPLIT_PRODUCTS
 from autoconv.cuda.common.algorithm import CudaAlgorithm
+from autoconv.cuda.gemm import gemm
+from autoconv.cuda.gemm.gemm import Gemm
 from autoconv.cuda.gemm.tensor import TensorBF16x6, TensorTF32, TensorTF32x3
 from autoconv.cuda.hopper.hopper import HopperTF32
 from autoconv.cuda.hopper.split import HopperBF16x6
@@ -51,8 +54,8 @@ def deep(direction: str) -> tuple[ConvLayer, Any, Any]:
     return layer, a, b
 
 
-def found(algorithm: Any, layer: ConvLayer, a: Any, b: Any) -> float:
-    out = run(DEVICE, algorithm, layer, params(algorithm), (a, b, None, None))
+def found(algorithm: Any, layer: ConvLayer, a: Any, b: Any, given: Params | None = None) -> float:
+    out = run(DEVICE, algorithm, layer, given or params(algorithm), (a, b, None, None))
     return error(out, convolve(layer, a, b), magnitude(layer, a, b))
 
 
@@ -62,6 +65,19 @@ def test_a_deep_sum_of_one_sign_is_as_exact_as_float32(split: CudaAlgorithm, dir
     """On tensor cores that cut off: half of what is allowed, where one long sum drifts off by fifty times that."""
     layer, a, b = deep(direction)
     assert found(split, layer, a, b) <= split.bound(layer, params(split)) / 2
+
+
+@pytest.mark.parametrize("direction", DEEP)
+def test_a_deep_sum_of_one_sign_in_scalar_arithmetic_keeps_its_bound(
+    direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room to spare, by stretches of the depth; in one sum it errs more."""
+    layer, a, b = deep(direction)
+    scalar, params = Gemm(), SCALAR_TILE | {"SPLIT": 1}
+    error_by_stretches = found(scalar, layer, a, b, params)
+    assert error_by_stretches <= 0.7 * scalar.bound(layer, params)
+    monkeypatch.setattr(gemm, "LONGEST_SUM", DEPTH)
+    assert found(scalar, layer, a, b, params) > error_by_stretches
 
 
 @pytest.mark.stress

@@ -21,6 +21,7 @@ from autoconv.networks.choice.choose import plans_for
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Conv, TensorType
 from autoconv.networks.passes import optimized
+from autoconv.networks.passes.batch_split import split
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.memory import Views, arranged, blocks
 from autoconv.records.schema import Facts
@@ -55,7 +56,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
 
 
 def scratch(graph: Graph, **options: Any) -> dict[str, int]:
-    plans = plans_for(graph, Views(graph), CPU.current(), options, {}, "heuristic")
+    plans = plans_for(split(graph, {}), Views(graph), CPU.current(), options, {}, "heuristic")
     return {name: made.kernel.workspace_bytes for name, made in plans.items()}
 
 

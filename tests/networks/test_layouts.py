@@ -13,6 +13,7 @@ import pytest
 from graphs import agree, drawn, filters, small
 
 from autoconv.cpu import pool
+from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError, PlanError
 from autoconv.layer import ConvLayer
@@ -28,6 +29,7 @@ from autoconv.networks.run import saved
 from autoconv.networks.run.compiled import CompiledNetwork, load
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts
+from autoconv.tuning.planner import forget_plans, plan
 
 kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 TWICE = tuple((n // 2,) for n in range(10))
@@ -83,9 +85,29 @@ def test_networks_run_in_any_layouts() -> None:
     for graph in (mixed(), optimized(small(2))):
         for last in (movable(graph), movable(graph)[::2]):
             net = CompiledNetwork(graph, CPU.current(), {"vendors": False}, None, last)
-            assert set(net.foreign) <= {"up"}  # a plan of several kernels
+            assert net.foreign == []
             assert net.explain().count(" NHWC ") == sum(" NHWC" in s.operator for s in net.profile(**drawn(graph))) > 0
             agree(net, graph, 1e-5)
+
+
+@kernels
+def test_only_kernels_that_run_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of the layouts and candidates that lose, though all of them are on record."""
+    built: list[str] = []
+    real = GeneratedAlgorithm.build
+
+    def build(algorithm: Any, layer: ConvLayer, *rest: Any) -> Any:
+        built.append(str(layer))
+        return real(algorithm, layer, *rest)
+
+    graph, options = tree([("a", "x", 3, 8)]), {"vendors": False, "cache": TuningCache(tmp_path, system=None)}
+    layer = graph.nodes["a"].operator.layer([graph.types[v] for v in graph.nodes["a"].inputs])  # type: ignore[attr-defined]
+    for layout in ("NCHW", "NHWC"):
+        plan(layer.replace(layout=layout), "hybrid", weights="constant", budget=0.01, **options)
+    forget_plans()
+    monkeypatch.setattr(GeneratedAlgorithm, "build", build)
+    net = CompiledNetwork(graph, CPU.current(), options)
+    assert built == [str(made.layer) for made in net.plans.values()]
 
 
 class Times:
@@ -198,7 +220,9 @@ def test_limits_hold_in_either_layout(monkeypatch: pytest.MonkeyPatch, tmp_path:
     whole = {"memory_limit": 1 << 20, "tolerance": 1e-5}
     arrays_in_nhwc(tree([("a", "x", 3, 8)]), CPU.current(), {**limits, **whole}, "cached")
     assert [layout for layout, _ in seen] == ["NHWC", "NCHW"]
-    assert all(options == {"device": CPU.current(), "weights": "constant", **limits} for _, options in seen)
+    assert all(
+        options == {"device": CPU.current(), "weights": "constant", "build": False, **limits} for _, options in seen
+    )
 
 
 @kernels
@@ -211,7 +235,7 @@ def test_layouts_are_kept_with_a_network(tmp_path: Path) -> None:
     assert "Conv NHWC" in again.explain()
     agree(again, graph, 1e-5)
     kept = saved.read(path)
-    saved.write(path, kept.graph, ["gate", "nobody"], {}, net.device)
+    saved.write(path, kept.graph, ["gate", "nobody"], {}, {}, net.device)
     with pytest.raises(ConfigError, match="nhwc: expected nodes that can be in NHWC, got nobody"):
         load(path)
 

@@ -20,11 +20,12 @@ from autoconv.networks.passes import optimized  # noqa: E402
 from autoconv.networks.reference import evaluate  # noqa: E402
 
 MODULES = (
-    "add", "averagepool", "batch_normalization", "clip", "concat", "constant", "constantofshape", "conv",
-    "convtranspose", "dropout", "elu", "flatten", "gelu", "gemm", "globalaveragepool", "globalmaxpool",
-    "hardsigmoid", "hardswish", "identity", "leakyrelu", "lrn", "matmul", "maxpool", "mul", "pad", "prelu",
-    "reducemax", "reducemean", "reducesum", "relu", "reshape", "resize", "shape", "sigmoid", "slice", "softmax",
-    "split", "squeeze", "sum", "swish", "transpose", "unsqueeze", "upsample",
+    "abs", "add", "averagepool", "batch_normalization", "clip", "concat", "constant", "constantofshape", "conv",
+    "convtranspose", "div", "dropout", "elu", "erf", "exp", "flatten", "gelu", "gemm", "globalaveragepool",
+    "globalmaxpool", "hardsigmoid", "hardswish", "identity", "leakyrelu", "log", "lrn", "matmul", "max", "maxpool",
+    "mean", "min", "mul", "neg", "pad", "prelu", "reducemax", "reducemean", "reducesum", "relu", "reshape", "resize",
+    "shape", "sigmoid", "slice", "softmax", "split", "sqrt", "squeeze", "sub", "sum", "swish", "tanh", "transpose",
+    "unsqueeze", "upsample",
 )  # fmt: skip
 
 # What is refused, by the name of a case, and what the message says.

@@ -166,6 +166,56 @@ def test_external_data_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read(tmp_path / "net.onnx").constants["c"], value)
 
 
+@pytest.mark.parametrize("kind", ["STRING", "COMPLEX64"])
+def test_types_that_are_no_real_numbers_are_refused(kind: str) -> None:
+    elements, value = getattr(TensorProto, kind), np.array(["a", "b"] if kind == "STRING" else [1, 2j])
+    made = model(RELU, {"x": [2]})
+    made.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", elements, [2]))
+    with pytest.raises(ConfigError, match=r"net: input 'x': expected an array of real numbers, got (object|complex64)"):
+        translated(made, "net")
+    tensor = helper.make_tensor("c", elements, [2], [text.encode() for text in value] if kind == "STRING" else value)
+    made = model([node("Add", "x c")], {"x": [2]})
+    made.graph.initializer.append(tensor)
+    with pytest.raises(ConfigError, match=r"net: constant 'c': expected real numbers, got (object|complex64)"):
+        translated(made, "net")
+    constant = node("Constant", "", "c", value=tensor)
+    with pytest.raises(ConfigError, match=r"node 'c' \(Constant\): expected a dense array of numbers"):
+        translated(model([constant, node("Add", "x c")], {"x": [2]}), "net")
+
+
+def test_constants_that_contradict_themselves_or_are_sparse_are_refused() -> None:
+    made = model([node("Add", "x c")], {"x": [2, 3]}, {"c": np.ones((2, 3), np.float32)})
+    made.graph.initializer[0].dims[0] = 5
+    with pytest.raises(ConfigError, match="net: constant 'c': ") as caught:
+        translated(made, "net")
+    assert "\n" not in str(caught.value)
+    made.graph.sparse_initializer.add()
+    with pytest.raises(ConfigError, match="net: expected dense constants, got a sparse one"):
+        translated(made, "net")
+
+
+def test_two_gigabytes_of_constants_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    with (tmp_path / "net.onnx").open("wb") as file:
+        file.truncate(1 << 31)  # which takes no room on the disk
+    with pytest.raises(ConfigError, match=r"net\.onnx: expected at most 2047 MiB, got 2048"):
+        read(tmp_path / "net.onnx")
+    made = model([node("Add", "x c")], {"x": [2]})
+    with (tmp_path / "weights").open("wb") as file:
+        file.truncate(1 << 31)
+    tensor = TensorProto(name="c", data_type=TensorProto.INT8, dims=[1 << 31], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="weights")
+    made.graph.initializer.append(tensor)
+    (tmp_path / "net.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(ConfigError, match="external data of 'c': expected at most 2047 MiB of constants in all"):
+        read(tmp_path / "net.onnx")
+
+
+def test_a_node_without_outputs_is_refused() -> None:
+    made = model([*RELU, helper.make_node("Relu", ["x"], [])], {"x": [2]})
+    with pytest.raises(ConfigError, match=r"net: node 1 \(Relu\): it has no output"):
+        translated(made, "net")
+
+
 def test_types_of_arrays_that_are_no_numbers_are_refused() -> None:
     made = model(RELU, {"x": [2]})
     made.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.UNDEFINED, [2]))

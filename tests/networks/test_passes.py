@@ -90,7 +90,11 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, np.ndarray], list[st
                              ["MatMul", "add"]),
     "transposed": (
         [node("ConvTranspose", "x w", "c", group=2, strides=[2, 2]), BATCH_NORM], X,
-        {"w": drawn(4, 3, 3, 3)} | NORM, ["ConvTranspose", "add"],
+        {"w": drawn(4, 3, 3, 3)} | NORM, ["ConvTranspose"],
+    ),
+    "transposed, with all that may follow": (
+        [node("ConvTranspose", "x w k", "c", strides=[2, 2]), node("Add", "r c", "a"), node("LeakyRelu", "a")],
+        X | {"r": [2, 3, 10, 14]}, {"w": drawn(4, 3, 2, 2), "k": drawn(3)}, ["ConvTranspose"],
     ),
     "shapes alone": (
         [node("Reshape", "x r", "a"), node("Flatten", "a", "b"), node("Identity", "b", "c"),

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from graphs import agree, compiled, drawn, filters, graph_of, small
 from hypothesis import given
 from hypothesis import strategies as st
+from vectors import device_with
 
 import autoconv
 from autoconv.cli.main import cli
@@ -23,12 +24,14 @@ from autoconv.errors import ArrayError, ConfigError, PlanError
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
     Conv,
+    ConvTranspose,
     Elementwise,
     MatMul,
     Pool,
     TensorType,
 )
 from autoconv.networks.reference import evaluate
+from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.memory import ALIGNMENT, Block, Views, arranged, least_bytes, rounded
 
 kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
@@ -42,6 +45,40 @@ def test_a_network_agrees_with_float64(batch: int, threads: int) -> None:
     net = compiled(graph, CPU.current(threads))
     for seed in range(3):
         agree(net, graph, 1e-5, seed)
+
+
+@kernels
+@pytest.mark.parametrize("last", [(), ("y",), ("a", "y")])
+def test_slopes_for_every_channel_have_a_kernel(last: tuple[str, ...]) -> None:
+    graph = Graph("slopes")
+    x = graph.add_input("x", TensorType((2, 3, 5, 7)))
+    a = graph.add("a", Conv(), x, graph.add_constant("w", filters(6, 3, 1, 1)))
+    slopes = graph.add_constant("k", np.linspace(-0.5, 2, 6, dtype=np.float32).reshape(6, 1, 1))
+    graph.outputs = {"y": graph.add("y", Elementwise(("prelu", 0, 1)), a, slopes)}
+    net = CompiledNetwork(graph, CPU.current(), {"vendors": False}, None, last)
+    assert net.foreign == []
+    agree(net, graph, 1e-5)
+
+
+@kernels
+@pytest.mark.parametrize("caches", [None, (1 << 10, 1 << 12, 1 << 14)])  # with the small ones, image by image
+def test_a_kernel_of_several_passes_runs_within_the_single_call(caches: tuple[int, int, int] | None) -> None:
+    graph = Graph("doubled")
+    x = graph.add_input("x", TensorType((3, 8, 6, 5)))
+    before = graph.add("before", Elementwise(("neg", 0)), x)
+    other = graph.add_input("other", TensorType((3, 4, 12, 10)))
+    y = graph.add("up", ConvTranspose(stride=(2, 2), padding=((1, 1), (1, 1))), before,
+                  graph.add_constant("w", filters(8, 4, 4, 4)))  # fmt: skip
+    y = graph.add("bias", Elementwise(("add", 0, 1)), y, graph.add_constant("b", filters(4, 1, 1)))
+    y = graph.add("sum", Elementwise(("add", 0, 1)), y, other)
+    graph.outputs = {"y": graph.add("y", Elementwise(("relu", 0)), y)}
+    device = device_with(CPU.current().instruction_set, 2, caches)
+    net = CompiledNetwork(graph, device, {"vendors": False}, {"y": "direct.polyphase"})
+    assert net.plans["y"].candidate.algorithm == "direct.polyphase"
+    assert str(net.plans["y"].layer).endswith("-bias-residual-relu")
+    assert (len(net._schedule.steps), net.foreign, net._schedule.segments) == (2, [], 1)
+    assert len(net._schedule.calls) == 1 + 2 * (1 if caches is None else 3)
+    agree(net, graph, 1e-5)
 
 
 @kernels
@@ -88,7 +125,7 @@ def test_as_many_threads_take_part_in_a_layer_as_when_it_runs_alone() -> None:
     net = compiled(small(1), device)
     layers = {s.node.name: s.calls[0].party for s in net._schedule.steps if s.node.name in net.plans and s.calls}
     assert layers
-    assert layers == {name: net.plans[name].kernel.party for name in layers}
+    assert layers == {name: net.plans[name].kernel.calls()[0].party for name in layers}
     tables = [part._words[1:] for part in net._instances[0]._parts if hasattr(part, "_words")]
     rows = np.concatenate(tables).reshape(-1, sequence.ROW)
     assert list(rows[:, 1]) == [call.party or 2 for call in net._schedule.calls]

@@ -87,6 +87,9 @@ def test_a_damaged_file_is_one_line(path: Path) -> None:
         ({"nodes": [["y", "Elementwise", {"expression": ["add", 0, 1]}, ["x"]]]}, "expected a function of"),
         ({"outputs": {"y": "nowhere"}}, "expected outputs that are computed"),
         ({"inputs": [["x", [1, 4, 12, -10], "float32"]]}, "expected extents of at least 1"),
+        ({"images": {"up": 1}}, "node 'up': cannot be computed for 1 of 1 images"),
+        ({"images": {"up": "1"}}, "images: expected numbers of images, got {'up': '1'}"),
+        ({"images": [3]}, "not a saved network, or damaged"),
         ({"candidates": 3}, "not a saved network, or damaged"),
     ],
 )

@@ -24,6 +24,7 @@ from autoconv.networks.choice.tolerance import check_error, chosen_within
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import Concat, Conv, Elementwise, Pool, Reduce, TensorType
+from autoconv.networks.passes.batch_split import split
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.memory import Views
 from autoconv.records.cache import TuningCache
@@ -133,7 +134,7 @@ def within(graph: Graph, tmp_path: Path, mode: str = "heuristic", **options: Any
     options["cache"] = TuningCache(tmp_path, None)
     last, prices = chosen_within(graph, CPU.current(), options, mode)
     assert last == frozenset()
-    return plans_for(graph, Views(graph), CPU.current(), options, {}, "heuristic", prices)
+    return plans_for(split(graph, {}), Views(graph), CPU.current(), options, {}, "heuristic", prices)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -164,6 +165,17 @@ def test_nothing_faster_errs_as_little(seed: int, monkeypatch: pytest.MonkeyPatc
         assert time <= 1.25 * min(t for t, e in every if e <= limit)
     plans = within(graph, tmp_path, tolerance=2 * fastest[1])
     assert sum(made.timings[made.candidate] for made in plans.values()) == pytest.approx(fastest[0])
+
+
+def test_an_error_has_its_price_once_for_all_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    Pretended(monkeypatch, {8: {"winograd[m=7]": (1.0, 1e-5), "winograd[m=2]": (2.0, 1e-6)}})
+    graph = Graph("net")
+    graph.outputs["y"] = convolution(graph, "c0", graph.add_input("x", TensorType((4, 4, 7, 7))), 8)
+    price = 3 / (1e-10 - 1e-12)  # so that the smaller tile is worth 3 more seconds in all, and no more
+    for images, wanted in (({}, "winograd[m=2]"), ({"c0": 2}, "winograd[m=2]"), ({"c0": 1}, "winograd[m=7]")):
+        parts = split(graph, images)
+        plans = plans_for(parts, Views(parts.graph), CPU.current(), {}, {}, "heuristic", {"c0": price})
+        assert plans["c0"].candidate == wanted
 
 
 def test_of_those_as_fast_the_clearly_more_exact_runs() -> None:

@@ -49,8 +49,8 @@ class Problem:
             layer,
             normal(a),
             normal(b, 1 / math.sqrt(terms)),
-            normal((layer.K,)) if layer.bias else None,
-            normal(layer.y_shape) if layer.residual else None,
+            normal((layer.output_channels,)) if layer.bias else None,
+            normal(layer.output_shape) if layer.residual else None,
         )
 
 

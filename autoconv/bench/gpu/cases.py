@@ -64,9 +64,16 @@ def _tile(BM: int, TQ: int, TK: int, BK: int, **more: str) -> dict[str, Any]:
     return {"BM": BM, "TQ": TQ, "TK": TK, "BK": BK, **more}
 
 
+SCALAR_TILE = {"BM": 32, "BN": 64, "BK": 16, "TM": 4, "TN": 4}
+
 # Layers and parameters that a family's kernels must meet and the edges do not lead to.
 PLANNED: dict[str, tuple[Planned, ...]] = {
-    "gemm": (_divided({"BM": 32, "BN": 64, "BK": 16, "TM": 4, "TN": 4}, "fwd", 16),),
+    "gemm": (
+        _divided(SCALAR_TILE, "fwd", 16),
+        # depths that are summed in two stretches, of one part and of each of two
+        _blocks(SCALAR_TILE | {"SPLIT": 1}, N=3, C=2, H=24, W=24, K=3, R=1, S=1, padding=0, direction="wgrad"),
+        _blocks(SCALAR_TILE | {"SPLIT": 2}, N=1, C=260, H=3, K=5, layout="NHWC", **FULL_EPILOGUE),
+    ),
     "gemm.tensor": (_divided({"BM": 64, "BN": 64}, "dgrad", 32, dtype="float16"),),
     "gemm.hopper": (
         *(_hopper(tile, 2 + i % 2, "float16", i % 3) for i, tile in enumerate(TILES)),

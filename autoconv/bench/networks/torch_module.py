@@ -117,7 +117,7 @@ class _Writer:
 
     def _product(self, operator: Conv | ConvTranspose | MatMul, inputs: Sequence[Any]) -> Any:
         x, w, *rest = inputs
-        bias = rest[0] if not isinstance(operator, ConvTranspose) and operator.bias else None
+        bias = rest[0] if operator.bias else None
         if isinstance(operator, MatMul):
             if operator.transposed:
                 return self._call(self.functional.linear, x, w, bias)
@@ -127,7 +127,7 @@ class _Writer:
             if top != bottom or left != right:
                 raise PlanError(f"transposed convolution with padding {operator.padding}: uneven")
             return self._call(
-                self.functional.conv_transpose2d, x, w, None, operator.stride, (top, left), operator.extra_size,
+                self.functional.conv_transpose2d, x, w, bias, operator.stride, (top, left), operator.extra_size,
                 operator.groups, operator.dilation,
             )  # fmt: skip
         x, padding = self._padded(x, operator.padding, 0.0)

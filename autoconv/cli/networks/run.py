@@ -21,7 +21,7 @@ from autoconv.networks.yaml_writer import text_of
 
 if TYPE_CHECKING:
     from autoconv.bench.networks.race import NetworkRace
-    from autoconv.networks.run.compiled import StepTime
+    from autoconv.networks.run.listing import StepTime
 
 
 ALL = "all"  # runtimes that are installed

@@ -92,13 +92,7 @@ class Quantization:
         return cls(scale, x_zero_point, y_zero_point, bias)
 
     def _checked(self, layer: ConvLayer) -> Any:
-        scale = np.asarray(self.scale, np.float32)
-        if scale.shape not in ((), (1,), (layer.K,)):
-            raise ArrayError(f"scale: expected one value or K={layer.K}, got shape {scale.shape}")
-        wrong = ~((scale >= np.finfo(np.float32).tiny) & np.isfinite(scale))
-        if wrong.any():
-            at = int(wrong.reshape(-1).argmax())
-            raise ArrayError(f"scale[{at}]={scale.reshape(-1)[at]}: expected a positive normal number of float32")
+        scale = positive("scale", self.scale, layer.K)
         if layer.output_dtype == "int32" and (scale != 1).any():
             raise ArrayError(f"scale={self.scale!r}: expected 1, as the output of {layer} is int32")
         zero_points = []
@@ -127,6 +121,28 @@ class Quantization:
         words[layer.K : 2 * layer.K] = np.broadcast_to(scale.reshape(-1), (layer.K,)).view(np.int32)
         words[2 * layer.K :] = zero_points
         return words
+
+
+def positive(name: str, value: Any, K: int | None = None) -> Any:
+    """A scale, or where there may be one for each of K filters also those, as float32.
+
+    Raises
+    ------
+    ArrayError
+        For another number of them, and for what is not a positive normal number of float32.
+    """
+    try:
+        scale = np.asarray(value, np.float32)
+    except (TypeError, ValueError):
+        raise ArrayError(f"{name}={value!r}: expected numbers") from None
+    if scale.shape not in ((), (1,), (K,)):
+        expected = "one value" if K is None else f"one value or K={K}"
+        raise ArrayError(f"{name}: expected {expected}, got shape {scale.shape}")
+    wrong = ~((scale >= np.finfo(np.float32).tiny) & np.isfinite(scale))
+    if wrong.any():
+        at = int(wrong.reshape(-1).argmax())
+        raise ArrayError(f"{name}[{at}]={scale.reshape(-1)[at]}: expected a positive normal number of float32")
+    return scale
 
 
 def operand_of(layer: ConvLayer, given: object) -> Any:

@@ -94,10 +94,9 @@ def _target(instruction_set: str) -> Any:
     return target.create_target_machine(cpu=cpu, features=features, opt=3, jit=True, reloc="pic", codemodel="small")
 
 
-def _compiled(module: Module) -> bytes:
-    """Object code. Kernels are written as they shall run: variables go to registers, the rest is cleaning."""
+def _cleaned(module: Module, target: Any) -> Any:
+    """As LLVM's module. Kernels are written as they shall run: variables go to registers, the rest is cleaning."""
     llvm = _llvm()
-    target = _target(module.instruction_set)
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=0)
@@ -109,7 +108,13 @@ def _compiled(module: Module) -> bytes:
     passes.add_simplify_cfg_pass()
     passes.add_global_dead_code_eliminate_pass()
     passes.run(parsed, builder)
-    return bytes(target.emit_object(parsed))
+    return parsed
+
+
+def _compiled(module: Module) -> bytes:
+    """Object code."""
+    target = _target(module.instruction_set)
+    return bytes(target.emit_object(_cleaned(module, target)))
 
 
 @functools.cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autoconv.algorithm import Algorithm, Array, Kernel, Params
 from autoconv.common.epilogue import activations, expressions
@@ -38,7 +40,44 @@ def party(layer: ConvLayer, device: CPU) -> int:
     return min(range(1, threads + 1), key=lambda t: alone / t + meeting(machine, t))
 
 
-class GeneratedKernel(Kernel):
+def imprecise(layer: ConvLayer) -> list[str]:
+    """The reason against an activation in float64 for which there are only the series of float32."""
+    if layer.dtype != "float64" or layer.activation is None:
+        return []
+    series = set(expressions.functions(activations.expression(layer.activation))) & FLOAT32_SERIES
+    return [f"dtype: expected float32 sums under {', '.join(sorted(series))}, got float64"] if series else []
+
+
+A, B, OUT, BIAS, RESIDUAL, WORKSPACE = range(6)  # the operands of a kernel's `run`, in their order
+
+
+@dataclass(frozen=True)
+class NativeCall:
+    """The function `run` of a program as a part of a kernel.
+
+    Parameters
+    ----------
+    program : Program
+    takes : sequence of (int, int) or None
+        For each of its own operands, which of the kernel's it is, and from which byte on; None for one it has not.
+    party : int, optional
+        How many threads take part at most; all of the device unless it is given.
+    """
+
+    program: compiler.Program
+    takes: Sequence[tuple[int, int] | None]
+    party: int | None = None
+
+
+class NativeKernel(Kernel):
+    """A kernel whose runs are runs of programs, one after the other, so that those of many can be a single call."""
+
+    @abstractmethod
+    def calls(self) -> list[NativeCall]:
+        """The programs of one run, in their order."""
+
+
+class GeneratedKernel(NativeKernel):
     """A program as a kernel: its functions `run`, and `pack` where the filters are packed.
 
     `pack` sees the filters as operand a and the packed buffer as out.
@@ -52,7 +91,7 @@ class GeneratedKernel(Kernel):
         packed_bytes: int = 0,
         party: int | None = None,
     ) -> None:
-        self.program, self.party = program, party  # also for those who run many kernels in one call
+        self._program, self._party = program, party
         self.workspace_bytes, self.packed_bytes = workspace_bytes, packed_bytes
         self._run = Entry(program, "run", threads, party)
         self._pack = Entry(program, "pack", threads) if packed_bytes else None
@@ -68,6 +107,9 @@ class GeneratedKernel(Kernel):
             if entry is not None:
                 entry.keep_denormals()
 
+    def calls(self) -> list[NativeCall]:
+        return [NativeCall(self._program, [(n, 0) for n in range(WORKSPACE + 1)], self._party)]
+
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
         self._run(a, b, out, bias, residual, workspace)
 
@@ -75,17 +117,13 @@ class GeneratedKernel(Kernel):
 class GeneratedAlgorithm(Algorithm[CPU]):
     """A family whose kernels are compiled here."""
 
+    epilogue = ("fwd", "dgrad")
     activations = activations.NAMES
     pool = "autoconv"
     searched = True
 
     def unsupported(self, layer: ConvLayer) -> list[str]:
-        reasons = super().unsupported(layer)
-        if layer.dtype == "float64" and layer.activation is not None:
-            used = set(expressions.functions(activations.expression(layer.activation)))
-            if series := used & FLOAT32_SERIES:
-                reasons.append(f"dtype: expected float32 sums under {', '.join(sorted(series))}, got float64")
-        return reasons
+        return super().unsupported(layer) + imprecise(layer)
 
     def why_not(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         unavailable = pool.unavailable()

@@ -124,8 +124,10 @@ class _StoreWriter:
                     else None
                 )
                 store_range(k, epilogue.apply(k, v, b, r), self.out + place, low - first, high - first)
-            else:  # only a strided gradient's, which has no epilogue
+            else:  # only a strided gradient's
                 for n in range(low, high):
                     place = channel * between + n // width * down + n % width * across
-                    k.store(k.extract(v, n - first), self.out + place)
+                    r = k.load(self.residual + place) if epilogue.residual else None
+                    one = k.load(self.bias + channel) if epilogue.bias else None
+                    k.store(epilogue.apply(k, k.extract(v, n - first), one, r), self.out + place)
             low = high

@@ -175,7 +175,6 @@ class DepthwiseWgrad(GeneratedAlgorithm):
     directions = ("wgrad",)
     layouts = ("NCHW",)
     groupings = ("depthwise",)
-    epilogue = False
     exact = True
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:

@@ -23,8 +23,9 @@ FEWEST_TO_FETCH = 3  # tiles of a task that has the time to fetch filters
 class Microkernel:
     """Writes one microkernel: a tile of pixels times TK channels, summed over channels and taps into memory.
 
-    Its sums are added to what is there where not all channels are summed at once. Meanwhile `fetched` lines of the
-    filters that follow are fetched in every round over channels.
+    Where not all channels are summed at once, its sums are added to those of others when they are complete, which errs
+    less than to go on from those. Meanwhile `fetched` lines of the filters that follow are fetched in every round over
+    channels.
     """
 
     def __init__(
@@ -44,12 +45,12 @@ class Microkernel:
         pixels = rows.length * columns.length
         places = [[tile + (v * pixels + n) * lanes for v in range(self.vectors)] for n in range(pixels)]
         zero = k.zero(wide, lanes)
-        self.sums = [[k.var(zero if b.BC == c.C else k.load(p, lanes)) for p in row] for row in places]
+        self.sums = [[k.var(zero) for _ in row] for row in places]
         if c.rows.taps and c.columns.taps:
             self._sum()
         for sums, row in zip(self.sums, places, strict=True):
             for acc, p in zip(sums, row, strict=True):
-                k.store(acc.get(), p)
+                k.store(acc.get() if b.BC == c.C else k.load(p, lanes) + acc.get(), p)
 
     def _sum(self) -> None:
         k, c = self.k, self.c

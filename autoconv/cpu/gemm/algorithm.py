@@ -40,7 +40,7 @@ LEAST_RANGE = 16  # channels of a sum at a time, between which the sums go to me
 def blocking_of(device: CPU, params: Params) -> GemmBlocking:
     """What parameters say, with what the device adds to it."""
     TK, NV, BC, nt = (int(params[name]) for name in ("TK", "NV", "BC", "nt"))
-    return GemmBlocking(TK, NV, BC, bool(nt), device.threads, device.machine.caches[1])
+    return GemmBlocking(TK, NV, BC, bool(nt), device.threads, *device.machine.caches[:2])
 
 
 def _ranges(layer: ConvLayer) -> list[int]:

@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS, widened
 from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.cpu.common.estimate import PAGE
 from autoconv.cpu.common.panel import PanelRow, in_lines, segments_of
 from autoconv.layer import ConvLayer
-
-MOST_BLOCKS = 8  # side by side: their filters may lie whole pages apart, and so be in one set of the L1 cache
 
 
 class GemmBlocking(NamedTuple):
     """How the work is cut: TK channels by NV vectors in registers, BC channels of a sum at a time.
 
-    The pixels of a tile then stay in the L1 cache for all blocks of filters, which are half the L2 cache.
+    The pixels of a tile then stay in the L1 cache for all blocks of filters, which are half the L2 cache. Filters of
+    blocks side by side may lie whole pages apart: as many of them as the L1 cache has pages fit into a set of it.
     """
 
     TK: int
@@ -24,7 +24,13 @@ class GemmBlocking(NamedTuple):
     BC: int
     nt: bool
     threads: int
+    l1_bytes: int
     l2_bytes: int
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks side by side."""
+        return max(1, self.l1_bytes // PAGE)
 
 
 class ChannelRange(NamedTuple):
@@ -59,13 +65,14 @@ class PixelTiles(NamedTuple):
     blocks: int
 
 
-def pixel_tiles(instruction_set: str, lanes: int, pixels: int, TK: int, NV: int, nt: bool) -> list[PixelTiles]:
+def pixel_tiles(instruction_set: str, lanes: int, pixels: int, blocking: GemmBlocking) -> list[PixelTiles]:
     """A line of pixels as tiles, whole ones first.
 
     Pixels beyond the last vector are single ones, whose vectors hold channels: in a tile with others where registers
     are left, otherwise in one of their own, unless a vector of pixels in part takes no more multiplications.
     """
-    odd = 0 if nt else odd_pixels(instruction_set, TK, NV)
+    TK, NV = blocking.TK, blocking.NV
+    odd = 0 if blocking.nt else odd_pixels(instruction_set, TK, NV)
     wide = -(-TK // lanes)  # vectors of a single pixel
     tiles = []
     for start, times, size in segments_of(pixels, lanes, NV, odd):
@@ -77,7 +84,7 @@ def pixel_tiles(instruction_set: str, lanes: int, pixels: int, TK: int, NV: int,
         if together := size - alone:
             tiles.append(PixelTiles(start, times, together, 0, NV // -(-together // lanes)))
         if alone:
-            blocks = max(1, min(MOST_BLOCKS, TK * NV // (alone * wide)))
+            blocks = max(1, min(blocking.most_blocks, TK * NV // (alone * wide)))
             tiles.append(PixelTiles(start + together, times, alone, alone, blocks))
     return tiles
 
@@ -189,7 +196,7 @@ def idle_lanes(instruction_set: str, layer: ConvLayer, blocking: GemmBlocking) -
     """How much more than its pixels the vectors of a line hold; a single pixel takes a lane for each channel."""
     lanes, pixels = VECTOR_BYTES[instruction_set] // layer.accumulator.itemsize, line_pixels(layer)
     vectors = 0.0
-    for tile in pixel_tiles(instruction_set, lanes, pixels, blocking.TK, blocking.NV, blocking.nt):
+    for tile in pixel_tiles(instruction_set, lanes, pixels, blocking):
         whole, single = -(-(tile.pixels - tile.odd) // lanes), tile.odd * -(-blocking.TK // lanes)
         vectors += tile.times * (whole + single / blocking.TK)
     return vectors * lanes / pixels

@@ -78,7 +78,7 @@ class _InPlaceWriter:
         self.wide = widened(self.element)
         lanes = m.lanes(self.element)
         pixels = problem.rows.count * problem.columns.count
-        tiles = pixel_tiles(m.instruction_set, lanes, pixels, blocking.TK, blocking.NV, blocking.nt)
+        tiles = pixel_tiles(m.instruction_set, lanes, pixels, blocking)
         self.ranges = ChannelRange.all(problem.C, blocking.BC)
         self.sums_size = blocking.TK * lanes * max(-(-tile.pixels // lanes) for tile in tiles)
         most = SUMS // (self.sums_size * self.wide.bytes) if len(self.ranges) > 1 else problem.K

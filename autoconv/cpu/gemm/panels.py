@@ -20,7 +20,7 @@ def emit_panels(
     P, Q = problem.rows.count, problem.columns.count
     R, S = len(problem.rows.taps), len(problem.columns.taps)
     line = cut.rows * Q if cut.flat else Q
-    tiles = pixel_tiles(m.instruction_set, lanes, line, blocking.TK, blocking.NV, blocking.nt)
+    tiles = pixel_tiles(m.instruction_set, lanes, line, blocking)
     taps = tuple(cut.row.offset(s) for s in range(S))
     row_pitch = problem.rows.dilation * cut.row.pitch
     whole = ChannelRange(problem.C)

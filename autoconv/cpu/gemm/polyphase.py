@@ -4,8 +4,8 @@ With no more taps than the stride is long, every polyphase component of dx has a
 that double an image have, and 1x1 filters that skip pixels. All components are then the rows of one product,
 `dx[c, r, s, pq] = sum over k of w[k, c, r, s] dy[k, pq]`, whose filters lie as a gradient by 1x1 filters of C*R*S
 channels reads them. What remains is to store the components of a row of dx interleaved, with zeros for those that no
-tap reaches. The pixels of a tile are copied to a panel first: in networks that double images, planes of powers of two
-lie so far apart that a pixel's channels all meet in one set of a cache.
+tap reaches, and with the epilogue. The pixels of a tile are copied to a panel first: in networks that double images,
+planes of powers of two lie so far apart that a pixel's channels all meet in one set of a cache.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
@@ -20,8 +21,10 @@ from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Function, Module, Valu
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import correlations
-from autoconv.cpu.common.lanes import interleaved_in_turn, store_range
+from autoconv.cpu.common.epilogue import Epilogue
+from autoconv.cpu.common.lanes import interleaved_in_turn, load_range, store_range
 from autoconv.cpu.common.panel import in_lines, segments_of
+from autoconv.cpu.common.polyphase.kernels import most_interleaved
 from autoconv.cpu.device import CPU
 from autoconv.cpu.gemm.algorithm import Gemm, blocking_of
 from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, PixelTiles, blocks_of, chunks_of
@@ -29,12 +32,13 @@ from autoconv.cpu.gemm.kernels import SUMS, emit_pack, fetch
 from autoconv.cpu.gemm.tile import GemmTile, each_block, tiles_of
 from autoconv.layer import ConvLayer
 
-MOST_VECTORS = 8  # interleaved in registers
-
 
 def pointwise(layer: ConvLayer) -> ConvLayer:
     """The gradient by 1x1 filters with a channel for every tap: of an input channel, all taps one after the other."""
-    return layer.replace(C=layer.C * layer.R * layer.S, H=layer.P, W=layer.Q, R=1, S=1, stride=1)
+    return layer.replace(
+        C=layer.C * layer.R * layer.S, H=layer.P, W=layer.Q, R=1, S=1, stride=1,
+        bias=False, residual=False, activation=None,
+    )  # fmt: skip
 
 
 class GemmPolyphase(GeneratedAlgorithm):
@@ -51,7 +55,6 @@ class GemmPolyphase(GeneratedAlgorithm):
     layouts = ("NCHW",)
     groupings = ("dense", "grouped")
     dilated = False  # neighbouring taps would be of different components
-    epilogue = False
     exact = True
     inner = Gemm()
 
@@ -62,8 +65,6 @@ class GemmPolyphase(GeneratedAlgorithm):
             return reasons
         if layer.stride == (1, 1):
             reasons.append("stride: expected more than one polyphase component, got that of stride 1x1")
-        if layer.stride[1] > MOST_VECTORS:
-            reasons.append(f"stride: expected at most {MOST_VECTORS} columns, got {layer.stride[1]}")
         if layer.padding != ((0, 0), (0, 0)):
             reasons.append(f"padding: expected none, got {layer.padding}")
         sizes = zip("HW", (layer.H, layer.W), "RS", (layer.R, layer.S), layer.stride, (layer.P, layer.Q), strict=True)
@@ -83,6 +84,8 @@ class GemmPolyphase(GeneratedAlgorithm):
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         reasons = self.inner.refusals(pointwise(layer), device, {**params, "nt": 0})
+        if layer.stride[1] > (most := most_interleaved(device.instruction_set)):
+            reasons.append(f"stride: expected at most {most} columns, got {layer.stride[1]}")
         if int(params["TK"]) % layer.S:
             reasons.append(f"TK={params['TK']}: expected whole rows of taps, a multiple of S={layer.S}")
         return reasons
@@ -164,14 +167,16 @@ class _ProductWriter:
         together = max(1, min(8, tiles * images * chunks // (8 * blocking.threads)))
         spans = -(-tiles // together)
         context, index, thread = k.args
-        dy, w, dx, _, _, workspace = operands(k, context, self.element, self.wide, *[self.element] * 3)
+        dy, w, dx, bias, residual, workspace = operands(k, context, self.element, self.wide, *[self.element] * 3)
         panel_bytes = panel_elements(self.m.instruction_set, layer, blocking.NV) * self.wide.bytes
         self.panel = k.bytes_at(workspace, thread * panel_bytes, self.wide)
         span, rest = index % spans, index // spans
         image, chunk = rest % images, rest // images
         n, group = image // problem.groups, image % problem.groups
         self.dy = dy + n * problem.input.image + group * problem.input.group
-        self.dx = dx + image * (layer.C // layer.groups * layer.H * layer.W)
+        place = image * (layer.C // layer.groups * layer.H * layer.W)
+        self.dx, self.residual = dx + place, residual + place
+        self.bias = bias + group * (layer.C // layer.groups)
         self.w = w + group * (problem.K * problem.C)
         self.first = chunk * self.kept
         self.last = k.min(self.first + self.kept, blocks)
@@ -218,76 +223,108 @@ class _ProductWriter:
             k.call(self.functions[channels][self._rounded(pixels), rows, together], here, filters, *unused, own)
             if last is not None:
                 with k.if_(last):
-                    k.call(self.stores[pixels, rows], own, self.dx, first // self.layer.S, start)
+                    stored = self.dx, self.residual, self.bias
+                    k.call(self.stores[pixels, rows], own, *stored, first // self.layer.S, start)
 
         each_block(k, problem.K, TK, self.first, self.last, 1, add_block)
 
 
 def _emit_store(m: Module, layer: ConvLayer, pixels: int, rows: int) -> Function:
-    """`function(sums, dx, row, start)`: store a tile of sums as rows of dx, from the component row of that number on.
+    """`function(sums, dx, residual, bias, row, start)`: store a tile of sums with its epilogue as rows of dx.
 
-    Rows of components are numbered through the channels, with R of them in each.
+    Rows of components are numbered through the channels, with R of them in each; `row` is the tile's first.
     """
     element = DTYPES[layer.dtype]
     wide, lanes = widened(element), m.lanes(element)
-    k = m.function(f"store_{pixels}x{rows}", ptr(wide), ptr(element), i64, i64, internal=True)
-    sums, dx, row, start = k.args
+    k = m.function(f"store_{pixels}x{rows}", ptr(wide), *[ptr(element)] * 3, i64, i64, internal=True)
+    sums, dx, residual, bias, row, start = k.args
     whole = (layer.P * layer.stride[0], layer.Q * layer.stride[1]) == (layer.H, layer.W)
     for n in range(rows // layer.S):
         c, r = (row + n) // layer.R, (row + n) % layer.R
-        at = dx + c * (layer.H * layer.W) + r * layer.W
+        place = c * (layer.H * layer.W) + r * layer.W
         own = sums + n * layer.S * -(-pixels // lanes) * lanes
-        (_store_vectors if whole else _store_singly)(k, layer, own, at, start, pixels, r)
+        writer = _RowWriter(k, layer, own, dx + place, residual + place, bias + c, start, pixels, r)
+        (writer.store_vectors if whole else writer.store_singly)()
     return k
 
 
-def _store_vectors(k: Function, layer: ConvLayer, sums: Value, at: Value, start: Value, pixels: int, r: Value) -> None:
-    """A row of components, interleaved in registers.
+@dataclass(frozen=True)
+class _RowWriter:
+    """Writes the store of a tile's row of components: row `r` of a channel, from pixel `start` of dy on.
 
-    What is stored at once holds so few pixels of dy that it lies in one row, wherever the tile starts.
+    `at` and `residual` point at the channel's row r, `bias` at its bias.
     """
-    (down, across), S = layer.stride, layer.S
-    assert sums.type.to is not None
-    lanes = k.module.lanes(DTYPES[layer.dtype])
-    together = math.gcd(layer.Q, lanes)
-    piece = math.gcd(together * across, lanes)
-    starts = [start + pixel for pixel in range(0, pixels, together)]
-    places = [i * across + i // layer.Q * ((down - 1) * layer.W) for i in starts]
-    zero, vectors = k.zero(sums.type.to, lanes), -(-pixels // lanes)
 
-    def put(number: int, one: Value, at: Value) -> None:
-        """Vector `number` of the interleaved row."""
-        for low in range(0, lanes, piece):
-            pixel, within = divmod(number * lanes + low, across)
-            if pixel < pixels:
-                first, rest = divmod(pixel, together)
-                store_range(k, one, at + places[first] + (rest * across + within - low), low, low + piece)
+    k: Function
+    layer: ConvLayer
+    sums: Value
+    at: Value
+    residual: Value
+    bias: Value
+    start: Value
+    pixels: int
+    r: Value
 
-    for v in range(vectors):
-        components = [k.load(sums + (s * vectors + v) * lanes, lanes) for s in range(S)]
-        for part, one in enumerate(interleaved_in_turn(k, components + [zero] * (across - S))):
-            put(v * across + part, one, at)
-    if down > layer.R:
-        with k.if_(r.eq(layer.R - 1)), k.loop(1, down - layer.R + 1) as below:
-            for number in range(vectors * across):
-                put(number, zero, at + below * layer.W)
+    def store_vectors(self) -> None:
+        """Interleaved in registers.
 
+        What is stored at once holds so few pixels of dy that it lies in one row, wherever the tile starts.
+        """
+        k, layer, sums, pixels = self.k, self.layer, self.sums, self.pixels
+        (down, across), S = layer.stride, layer.S
+        assert sums.type.to is not None
+        lanes, epilogue = k.module.lanes(DTYPES[layer.dtype]), Epilogue.of(layer)
+        together = math.gcd(layer.Q, lanes)
+        piece = math.gcd(together * across, lanes)
+        starts = [self.start + pixel for pixel in range(0, pixels, together)]
+        places = [i * across + i // layer.Q * ((down - 1) * layer.W) for i in starts]
+        zero, vectors = k.zero(sums.type.to, lanes), -(-pixels // lanes)
+        b = k.broadcast(self.bias, lanes) if epilogue.bias else None
 
-def _store_singly(k: Function, layer: ConvLayer, sums: Value, at: Value, start: Value, pixels: int, r: Value) -> None:
-    """A row of components whose last outputs, which no tap reaches, may lie outside of dx."""
-    (down, across), S = layer.stride, layer.S
-    assert sums.type.to is not None
-    lanes, zero = k.module.lanes(DTYPES[layer.dtype]), k.zero(sums.type.to)
-    with k.loop(0, pixels) as i:
-        p, q = (start + i) // layer.Q, (start + i) % layer.Q
-        there = at + p * (down * layer.W) + q * across
-        last = k.min(layer.W - q * across, across)
-        for s in range(S):
-            k.store(k.load(sums + i + s * (-(-pixels // lanes) * lanes)), there + s)
-        with k.loop(S, last) as column:
-            k.store(zero, there + column)
+        def put(number: int, one: Value, below: Value | int) -> None:
+            """Vector `number` of the interleaved row, or of one so many elements further."""
+            v = one if epilogue.residual else epilogue.apply(k, one, b, None)
+            for low in range(0, lanes, piece):
+                pixel, within = divmod(number * lanes + low, across)
+                if pixel < pixels:
+                    first, rest = divmod(pixel, together)
+                    there = places[first] + (rest * across + within - low) + below
+                    if epilogue.residual:
+                        r = load_range(k, self.residual + there, lanes, low, low + piece)
+                        v = epilogue.apply(k, one, b, r)
+                    store_range(k, v, self.at + there, low, low + piece)
+
+        for v in range(vectors):
+            components = [k.load(sums + (s * vectors + v) * lanes, lanes) for s in range(S)]
+            for part, one in enumerate(interleaved_in_turn(k, components + [zero] * (across - S))):
+                put(v * across + part, one, 0)
         if down > layer.R:
-            with k.if_(r.eq(layer.R - 1)):
-                rows = k.min(layer.H - p * down - layer.R + 1, down - layer.R + 1)
-                with k.loop(1, rows) as below, k.loop(0, last) as column:
-                    k.store(zero, there + below * layer.W + column)
+            with k.if_(self.r.eq(layer.R - 1)), k.loop(1, down - layer.R + 1) as below:
+                for number in range(vectors * across):
+                    put(number, zero, below * layer.W)
+
+    def store_singly(self) -> None:
+        """With last outputs, which no tap reaches, that may lie outside of dx."""
+        k, layer, pixels = self.k, self.layer, self.pixels
+        (down, across), S = layer.stride, layer.S
+        assert self.sums.type.to is not None
+        lanes, zero, epilogue = k.module.lanes(DTYPES[layer.dtype]), k.zero(self.sums.type.to), Epilogue.of(layer)
+        b = k.load(self.bias) if epilogue.bias else None
+
+        def put(one: Value, there: Value) -> None:
+            r = k.load(self.residual + there) if epilogue.residual else None
+            k.store(epilogue.apply(k, one, b, r), self.at + there)
+
+        with k.loop(0, pixels) as i:
+            p, q = (self.start + i) // layer.Q, (self.start + i) % layer.Q
+            there = p * (down * layer.W) + q * across
+            last = k.min(layer.W - q * across, across)
+            for s in range(S):
+                put(k.load(self.sums + i + s * (-(-pixels // lanes) * lanes)), there + s)
+            with k.loop(S, last) as column:
+                put(zero, there + column)
+            if down > layer.R:
+                with k.if_(self.r.eq(layer.R - 1)):
+                    rows = k.min(layer.H - p * down - layer.R + 1, down - layer.R + 1)
+                    with k.loop(1, rows) as below, k.loop(0, last) as column:
+                        put(zero, there + below * layer.W + column)

@@ -29,6 +29,7 @@ from autoconv.cpu.gemm_packed.geometry import (
     pixels_of,
     product,
     rounded,
+    spreads,
     thread_bytes,
 )
 from autoconv.cpu.gemm_packed.kernels import emit
@@ -66,6 +67,8 @@ class GemmPacked(GeneratedAlgorithm):
         if layer.direction == "dgrad" and max(layer.stride) > MOST_STRIDE:
             stride = f"{layer.stride[0]}x{layer.stride[1]}"
             reasons.append(f"dgrad: expected strides up to {MOST_STRIDE}, whose zeros are written out, got {stride}")
+        if spreads(product(layer)) and (layer.bias or layer.residual or layer.activation is not None):
+            reasons.append("epilogue: expected none, as zeros are written between the outputs, got one")
         return reasons
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:

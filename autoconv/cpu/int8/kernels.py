@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from autoconv.cpu.codegen.ir import LINE, Function, Module, Type, Value, f32, i8, i32, i64, ptr
+from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, i8, i32, i64, ptr
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.tiles import TILE_ROWS
 from autoconv.cpu.codegen.words import add_products
 from autoconv.cpu.int8.geometry import WORD, Panel
 from autoconv.cpu.int8.packing import emit_filters, emit_panel, image_strides
-from autoconv.cpu.int8.store import emit_store
+from autoconv.cpu.int8.store import OUTPUTS, emit_store
 from autoconv.cpu.int8.words import repeated, shift_of
 
-OUTPUTS: dict[str, Type] = {"int32": i32, "float32": f32, "uint8": i8, "int8": i8}
 SUMS, LEFT, RIGHT = 0, 4, 6  # the first tile of each kind
 
 
@@ -71,6 +70,8 @@ class _TaskWriter:
         fill, self.store = emit_panel(m, panel), emit_store(m, panel, element)
         self.multiply = emit_tiles(m, panel, min(panel.side, 2)) if panel.tiles else emit_block(m, panel)
         self.k = k = m.function("task", *TASK, internal=True)
+        if panel.tiles:
+            k.configure_tiles()
         self.starts = m.table(k, i64, panel.starts)
         context, index, thread = k.args
         x, w, out, self.bias, _, workspace = operands(k, context, i8, i32, element, i32, i32)
@@ -91,8 +92,6 @@ class _TaskWriter:
         image_step, self.channel, self.row, _ = image_strides(layer, layer.K, layer.P, layer.Q)
         self.out = out + image * image_step + group * (panel.K * self.channel) + first * self.row
         self.w = w + group * (panel.filter_blocks * panel.filter_words * cut.TK)
-        if panel.tiles:
-            k.configure_tiles()
         begin, end = (side * panel.filter_blocks // cut.chunks for side in (chunk, chunk + 1))
         with k.loop(begin, end) as block:
             self._filters(block, group * panel.K + block * cut.TK, k.i64(panel.K) - block * cut.TK, zero)

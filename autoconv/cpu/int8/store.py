@@ -8,7 +8,9 @@ from autoconv.common.types import INTEGERS
 from autoconv.cpu.codegen.ir import Function, Module, Type, Value, f32, i8, i32, i64, ptr, vec
 from autoconv.cpu.common.lanes import store_range
 from autoconv.cpu.int8.geometry import Panel
+from autoconv.layer import ConvLayer
 
+OUTPUTS: dict[str, Type] = {"int32": i32, "float32": f32, "uint8": i8, "int8": i8}
 ROUNDING = 1.5 * 2.0**23  # added to a smaller float32, it leaves the nearest integer in the last bits of the sum
 
 
@@ -19,16 +21,14 @@ def emit_store(m: Module, panel: Panel, element: Type) -> Function:
     return k
 
 
-def _finished(k: Function, panel: Panel, sums: Value, first: int | Value) -> Value:
-    """A vector of filters from `first` on, as `Quantization` says, in the lanes of the output's type."""
-    layer, lanes = panel.layer, panel.cut.lanes
-    meanings, zero = k.args[1], k.args[4]
-    v = sums + k.load(meanings + first, lanes)
+def finished(k: Function, layer: ConvLayer, v: Value, scale: Value, zero: Value) -> Value:
+    """What `Quantization` makes of whole sums, bias and all, in the lanes of the output's type."""
     if layer.activation == "relu":
-        v = k.max(v, k.zero(i32, lanes))
+        v = k.max(v, k.zero(i32, v.type.lanes))
     if layer.output_dtype == "int32":
         return v
-    scaled = k.cast(v, vec(f32, lanes)) * k.load(k.bits(meanings + first + panel.cut.TK, ptr(f32)), lanes)
+    lanes = v.type.lanes
+    scaled = k.cast(v, vec(f32, lanes)) * scale
     if layer.output_dtype == "float32":
         return scaled
     limits = np.iinfo(INTEGERS[layer.output_dtype])
@@ -39,9 +39,17 @@ def _finished(k: Function, panel: Panel, sums: Value, first: int | Value) -> Val
     return bits + k.splat(zero - int(np.float32(ROUNDING).view(np.int32)), lanes)
 
 
-def _narrowed(k: Function, panel: Panel, v: Value) -> Value:
+def narrowed(k: Function, layer: ConvLayer, v: Value) -> Value:
     """As it is stored."""
-    return k.cast(v, vec(i8, v.type.lanes)) if panel.layer.output_dtype in INTEGERS else v
+    return k.cast(v, vec(i8, v.type.lanes)) if layer.output_dtype in INTEGERS else v
+
+
+def _finished(k: Function, panel: Panel, sums: Value, first: int | Value) -> Value:
+    """A vector of filters from `first` on, as it is stored, in the lanes of the output's type."""
+    lanes = panel.cut.lanes
+    meanings, zero = k.args[1], k.args[4]
+    scale = k.load(k.bits(meanings + first + panel.cut.TK, ptr(f32)), lanes)
+    return finished(k, panel.layer, sums + k.load(meanings + first, lanes), scale, zero)
 
 
 def _channels_last(k: Function, panel: Panel) -> None:
@@ -49,7 +57,7 @@ def _channels_last(k: Function, panel: Panel) -> None:
     lanes, TK, K, length = panel.cut.lanes, panel.cut.TK, panel.layer.K, panel.stored[1]
     for first in range(0, TK, lanes):
         with k.if_(left > first), k.loop(0, length) as q:
-            v = _narrowed(k, panel, _finished(k, panel, k.load(sums + q * TK + first, lanes), first))
+            v = narrowed(k, panel.layer, _finished(k, panel, k.load(sums + q * TK + first, lanes), first))
             mask = None if panel.K % lanes == 0 else k.mask(left - first, lanes)
             k.store(v, out + q * K + first, mask=mask)
 
@@ -63,7 +71,7 @@ def _channels_first(k: Function, panel: Panel) -> None:
         rows = [k.load(sums + (k.i64(q) + min(n, width - 1)) * TK + first, lanes) for n in range(lanes)]
         for n, v in enumerate(k.transpose([_finished(k, panel, row, first) for row in rows])):
             with k.if_(left > first + n):
-                store_range(k, _narrowed(k, panel, v), out + (first + n) * (layer.P * layer.Q) + q, 0, width)
+                store_range(k, narrowed(k, panel.layer, v), out + (first + n) * (layer.P * layer.Q) + q, 0, width)
 
     with k.loop(0, TK, lanes) as first:
         if length >= lanes:

@@ -6,6 +6,7 @@ import bisect
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -80,3 +81,47 @@ class Curve:
     def last(self) -> int:
         """The largest working set, in bytes."""
         return self.points[-1][0]
+
+
+def falling(points: Sequence[tuple[int, float]]) -> Curve:
+    """The curve of what was measured: no working set is slower than a larger one, but for a disturbance.
+
+    Parameters
+    ----------
+    points : sequence of (int, float)
+        Bytes, ascending, and bytes per second.
+
+    Returns
+    -------
+    Curve
+
+    Examples
+    --------
+    >>> falling([(1, 9.0), (2, 5.0), (4, 7.0), (8, 1.0)]).points
+    ((1, 9.0), (2, 7.0), (4, 7.0), (8, 1.0))
+    """
+    best, found = 0.0, []
+    for size, rate in reversed(points):
+        best = max(best, rate)
+        found.append((size, best))
+    return Curve(tuple(reversed(found)))
+
+
+def levels(reading: Curve, chase: Curve) -> tuple[int, int, int]:
+    """Bytes of the levels of memory that one thread finds.
+
+    Latency tells the first two apart, which reading ahead hides; the last is told by reading, as a chain through so
+    much memory rather shows how addresses are translated.
+
+    Parameters
+    ----------
+    reading, chase : Curve
+        As `Machine.read_one` and `Machine.chase`.
+
+    Returns
+    -------
+    tuple of int
+    """
+    first = chase.end(chase.points[0][0], 2.0)
+    second = max(chase.end(2 * first, 2.0), first)
+    return first, second, max(reading.end(4 * second, 1.5), second)

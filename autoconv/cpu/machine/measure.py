@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -19,17 +19,20 @@ from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Module
 from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS, WORDS
 from autoconv.cpu.codegen.words import CHANNELS, vector_products
 from autoconv.cpu.machine import probes
-from autoconv.cpu.machine.curve import Curve
-from autoconv.cpu.machine.model import BUSY, Machine
+from autoconv.cpu.machine.curve import Curve, falling, levels
+from autoconv.cpu.machine.model import Machine
+from autoconv.cpu.machine.passes import merged, settled
+from autoconv.cpu.threads import count_cores
 
-ATTEMPTS, PATIENCE = 3, 6.0  # measurements of a busy machine, and seconds after which there is no further one
+ATTEMPTS = 6  # measurements of a machine that never agree
 UNEQUAL = 0.2  # the share that a peak has to fall short of the other type's by, to be no noise
+CROWDED = 0.4  # ... and of as many times what one thread reaches alone: clocks are lower when all compute
 SMALLEST = 8 << 10  # bytes of a working set
 TRANSFORMED = (
     16 << 10
 )  # bytes of a thread's range while the transforms are measured: they shall stay in the first cache
 MATRIX = 512  # rows of the product that stands for the peak where no kernel can be compiled
-LOADS = 4096  # of a sample, at least
+LOADS = 1 << 14  # of a sample, at least: beside them a call takes next to nothing
 RATE = 2e10  # bytes or so per second, from which the time of a first sample is guessed
 TILE_FLOPS = {"bfloat16": 4 * TILE_ROWS * WORDS**2, "int8": 8 * TILE_ROWS * WORDS**2}  # of a product of tiles
 ASLEEP = 0.02  # seconds after which threads have gone to sleep
@@ -49,6 +52,8 @@ class Effort:
         Least time of a sample.
     samples : int
         Of each quantity; the quickest counts.
+    patience : float
+        Seconds after which the machine is not measured again, whether or not measurements agree.
     farthest : int
         Bytes of the largest working set through which a chain is followed; to make one takes long.
     """
@@ -57,18 +62,19 @@ class Effort:
     ratio: float
     seconds: float
     samples: int
+    patience: float
     farthest: int
 
 
-ROUGH = Effort(largest=64 << 20, ratio=4.0, seconds=2e-4, samples=2, farthest=4 << 20)
-THOROUGH = Effort(largest=256 << 20, ratio=math.sqrt(2), seconds=2e-3, samples=4, farthest=256 << 20)
+ROUGH = Effort(largest=64 << 20, ratio=4.0, seconds=2e-4, samples=2, patience=0.5, farthest=4 << 20)
+THOROUGH = Effort(largest=256 << 20, ratio=math.sqrt(2), seconds=2e-3, samples=2, patience=8.0, farthest=64 << 20)
 
 
 def measure(instruction_set: str, threads: int, matrix_unit: str | None = None, *, thorough: bool) -> Machine:
     """This machine, as so many threads with such vectors find it.
 
-    While others use the processor it is measured again, a few times at most; the quietest measurement counts, and says
-    how busy the machine was.
+    It is measured again until two measurements agree, a few times at most, and the best of each quantity counts: no
+    passing disturbance does then. Where they never agree the model says how busy the machine was.
 
     Parameters
     ----------
@@ -86,14 +92,15 @@ def measure(instruction_set: str, threads: int, matrix_unit: str | None = None, 
     if not pool.available():
         return _without_kernels(instruction_set, threads, effort, thorough)
     start = time.perf_counter()
-    found = [_Session(instruction_set, threads, effort).machine(thorough, matrix_unit)]
-    while thorough and found[-1].busy > BUSY and len(found) < ATTEMPTS and time.perf_counter() - start < PATIENCE:
-        found.append(_Session(instruction_set, threads, effort).machine(thorough, matrix_unit))
-    return min(found, key=lambda machine: machine.busy)
+    session = _Session(instruction_set, threads, effort)
+    found = [session.machine(thorough, matrix_unit) for _ in range(2)]
+    while not settled(found) and len(found) < ATTEMPTS and time.perf_counter() - start < effort.patience:
+        found.append(session.machine(thorough, matrix_unit))
+    return merged(found)
 
 
 class _Session:
-    """One measurement: the probes, and the memory that they go over."""
+    """What measures: the probes, and the memory that they go over."""
 
     def __init__(self, instruction_set: str, threads: int, effort: Effort) -> None:
         self.instruction_set, self.threads, self.effort = instruction_set, threads, effort
@@ -105,16 +112,19 @@ class _Session:
         self.memory[...] = 0
         self.answers = allocator.take(self.quantum * threads)
         self.results = self.answers.view(np.float32)
-        self.wall = self.used = 0.0
+        self.wall = self.used = self.alone = 0.0
         self.peaks: dict[str, float] = {}
 
     def machine(self, thorough: bool, matrix_unit: str | None = None) -> Machine:
-        """All of it."""
+        """All of it, once."""
         read_one = self.curve(probes.READ, 1, self.sizes(self.effort.ratio))
         sizes = self.sizes(self.effort.ratio)
         chase = self.chase([size for size in self.sizes(min(self.effort.ratio, 2.0)) if size <= self.effort.farthest])
         several = self.threads > 1
-        self.peaks = {dtype: self.peak(dtype) for dtype in ("float32", "float64")} | {"int8": self.words()}
+        self.alone = max(self.alone, self.peak("float32", 1))
+        self.wall = self.used = 0.0
+        self.peaks = {dtype: self.peak(dtype, self.threads) for dtype in ("float32", "float64")}
+        self.peaks["int8"] = self.words()
         call = self.seconds(self.runner(probes.NOTHING, 1, 1, 1), 100)
         return Machine(
             threads=self.threads,
@@ -188,10 +198,10 @@ class _Session:
             points.append((size, rounds / self.seconds(call)))
         return falling(points)
 
-    def peak(self, dtype: str) -> float:
-        """Operations per second of all threads on vectors of floats."""
+    def peak(self, dtype: str, threads: int) -> float:
+        """Operations per second of so many threads on vectors of floats."""
         lanes = Module(self.instruction_set).lanes(DTYPES[dtype])
-        return self.operations(self.runner(probes.PEAK, self.threads, 1, 1, dtype), 2 * lanes)
+        return self.operations(self.runner(probes.PEAK, threads, 1, 1, dtype), 2 * lanes * threads)
 
     def words(self) -> float:
         """Operations per second of all threads on words of bytes."""
@@ -199,10 +209,12 @@ class _Session:
         run = pool.Entry(compiler.build(probes.emit_words, self.instruction_set, product), probes.WORDS, self.threads)
         words = np.full(VECTOR_BYTES[self.instruction_set] // 4, 0x01010101, np.int32)
         numbers = np.array([self.threads, 1, 1], np.int64)
-        return self.operations(lambda: run(words, numbers, self.answers), 2 * CHANNELS[product] * words.size)
+        return self.operations(
+            lambda: run(words, numbers, self.answers), 2 * CHANNELS[product] * words.size * self.threads
+        )
 
-    def operations(self, call: Callable[[], None], of_a_vector: int) -> float:
-        """Operations per second of all threads, by a probe of so many of each vector.
+    def operations(self, call: Callable[[], None], of_a_chain: int) -> float:
+        """Operations per second, by a probe of so many in every round of a chain, those of all its threads together.
 
         What others used of the processor meanwhile is noted.
         """
@@ -213,7 +225,7 @@ class _Session:
         best = min(_timed(call) for _ in range(samples))
         self.wall += time.perf_counter() - wall
         self.used += time.process_time() - used
-        return float(of_a_vector) * probes.ROUNDS * probes.CHAINS * self.threads / best
+        return float(of_a_chain) * probes.ROUNDS * probes.CHAINS / best
 
     def units(self, matrix_unit: str | None) -> dict[str, dict[str, float]]:
         """The peaks of a matrix unit that this process may use, on normally distributed numbers: zeros are faster."""
@@ -240,12 +252,15 @@ class _Session:
         """The share of the processor that this process did not get while all its threads computed.
 
         What a virtual machine is not given, its clocks do not tell. But both types' multiply-adds take as long, with
-        twice the lanes for float32: a peak that falls far short of the other lacked at least that share.
+        twice the lanes for float32; and threads with a core each reach as many times what one reaches alone, but for
+        their clocks. A peak that falls far short of either lacked at least that share.
         """
         wanted = self.wall * min(self.threads, _processors())
         both = sorted((self.peaks.get("float32", 1.0), 2 * self.peaks.get("float64", 0.5)))
-        short = 1 - both[0] / both[1]
-        return max(0.0, 1 - self.used / wanted, short if short > UNEQUAL else 0.0)
+        unequal = 1 - both[0] / both[1]
+        crowded = 1 - both[1] / (self.threads * self.alone) if self.alone and self.threads <= count_cores() else 0.0
+        signs = (unequal if unequal > UNEQUAL else 0.0, crowded if crowded > CROWDED else 0.0)
+        return max(0.0, 1 - self.used / wanted, *signs)
 
     def transform(self) -> float:
         """Vectors per second of one thread."""
@@ -270,50 +285,6 @@ class _Session:
             time.sleep(ASLEEP)
             samples.append(_timed(lambda: pool.wake(self.instruction_set, self.threads)))
         return float(np.median(samples))
-
-
-def falling(points: Sequence[tuple[int, float]]) -> Curve:
-    """The curve of what was measured: no working set is slower than a larger one, but for a disturbance.
-
-    Parameters
-    ----------
-    points : sequence of (int, float)
-        Bytes, ascending, and bytes per second.
-
-    Returns
-    -------
-    Curve
-
-    Examples
-    --------
-    >>> falling([(1, 9.0), (2, 5.0), (4, 7.0), (8, 1.0)]).points
-    ((1, 9.0), (2, 7.0), (4, 7.0), (8, 1.0))
-    """
-    best, found = 0.0, []
-    for size, rate in reversed(points):
-        best = max(best, rate)
-        found.append((size, best))
-    return Curve(tuple(reversed(found)))
-
-
-def levels(reading: Curve, chase: Curve) -> tuple[int, int, int]:
-    """Bytes of the levels of memory that one thread finds.
-
-    Latency tells the first two apart, which reading ahead hides; the last is told by reading, as a chain through so
-    much memory rather shows how addresses are translated.
-
-    Parameters
-    ----------
-    reading, chase : Curve
-        As `Machine.read_one` and `Machine.chase`.
-
-    Returns
-    -------
-    tuple of int
-    """
-    first = chase.end(chase.points[0][0], 2.0)
-    second = max(chase.end(2 * first, 2.0), first)
-    return first, second, max(reading.end(4 * second, 1.5), second)
 
 
 def _without_kernels(instruction_set: str, threads: int, effort: Effort, thorough: bool) -> Machine:

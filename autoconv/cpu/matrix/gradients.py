@@ -33,7 +33,6 @@ class MatrixWgrad(TileAlgorithm):
     name = "matrix.wgrad"
     directions = ("wgrad",)
     exact = True
-    epilogue = False
     spreads_nonfinite = True  # zeros of dy between rows meet numbers of x
     products: ClassVar[dict[str, int]] = Matrix.products
 

@@ -217,10 +217,14 @@ class _TaskWriter:
                 block(columns // lanes * lanes, first, columns % lanes)
 
     def _scattered(self, k: Function, width: int, step: int) -> None:
-        """One by one: only a strided gradient's outputs lie apart, which have no epilogue."""
-        sums, out, _, _, left = k.args
+        """One by one: only a strided gradient's outputs lie apart."""
+        sums, out, residual, bias, left = k.args
+        epilogue = Epilogue.of(self.layer)
         with k.loop(0, k.min(left, width * TILE_ROWS)) as channel, k.loop(0, self.b.columns) as q:
-            k.store(k.load(sums + q * FILTERS + channel), out + channel * self.c.output.channel + q * step)
+            place = channel * self.c.output.channel + q * step
+            b = k.load(bias + channel) if epilogue.bias else None
+            r = k.load(residual + place) if epilogue.residual else None
+            k.store(epilogue.apply(k, k.load(sums + q * FILTERS + channel), b, r), out + place)
 
 
 def emit(

@@ -98,7 +98,7 @@ def blocks(N: int, rows: int, budget: int) -> Span:
 def finish(acc: Array, y: Array, bias: Array | None, residual: Array | None, activation: str | None) -> None:
     """The epilogue: store `activation(acc + bias + residual)` to `y`; the sums may lie in `y` itself, and change.
 
-    All are blocks seen as `N, groups, filters, rows, columns`; `bias` is `groups, filters, 1, 1`.
+    All are blocks seen as `N, groups, channels, rows, columns`; `bias` is `groups, channels, 1, 1`.
     """
     if bias is not None:
         np.add(acc, bias, out=acc)
@@ -198,6 +198,7 @@ class NumpyKernel(Kernel):
 class NumpyAlgorithm(Algorithm[CPU]):
     """An algorithm whose kernels cost nothing to build, so that they answer for its memory."""
 
+    epilogue = ("fwd", "dgrad")
     activations = activations.NAMES
     kernel: ClassVar[Any]
 

@@ -91,7 +91,7 @@ class NumpyGemmKernel(NumpyKernel):
         if layer.direction == "fwd":
             self._fwd(a, self._weights(b), out, bias, residual, scratch)
         elif layer.direction == "dgrad":
-            self._dgrad(a, self._weights(b).swapaxes(1, 2), out, scratch)
+            self._dgrad(a, self._weights(b).swapaxes(1, 2), out, bias, residual, scratch)
         else:
             self._wgrad(a, b, self._weights(out), scratch)
 
@@ -154,12 +154,16 @@ class NumpyGemmKernel(NumpyKernel):
             np.matmul(w, self._columns(x, n, p, scratch), out=matrix)
             finish(sums, target, bias, None if residual is None else residual[rows], self.layer.activation)
 
-    def _dgrad(self, dy: Array, w: Array, dx: Array, scratch: dict[str, Array]) -> None:
+    def _dgrad(
+        self, dy: Array, w: Array, dx: Array, bias: Array | None, residual: Array | None, scratch: dict[str, Array]
+    ) -> None:
         layer = self.layer
         for n, p in self._tiles():
             gradients = self._gradients(dy, n, p, scratch)
-            if "columns" not in scratch:
-                np.matmul(w, gradients, out=_flat(dx[at(n)][..., slice(*p), :]))
+            added = None if residual is None else residual[at(n)]
+            if "columns" not in scratch:  # whose tiles are whole images
+                np.matmul(w, gradients, out=_flat(dx[at(n)]))
+                finish(dx[at(n)], dx[at(n)], bias, added, layer.activation)
                 continue
             sums = target = dx[at(n)]
             if self._narrow:
@@ -170,8 +174,8 @@ class NumpyGemmKernel(NumpyKernel):
             np.matmul(w, gradients, out=matrix)
             for r, s, start in self._taps(p[0]):
                 spread(sums, columns[r, s], layer.stride, start)
-            if self._narrow and p[1] == layer.P:
-                target[...] = sums
+            if p[1] == layer.P:
+                finish(sums, target, bias, added, layer.activation)
 
     def _wgrad(self, x: Array, dy: Array, dw: Array, scratch: dict[str, Array]) -> None:
         sums = scratch["sums"].reshape(dw.shape) if self._narrow else dw

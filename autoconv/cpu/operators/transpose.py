@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable
 
 from autoconv.cpu.codegen.ir import Function, Module, Value, f32
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
@@ -15,8 +15,7 @@ LINE = 16  # elements of a cache line
 def emit(instruction_set: str, matrices: int, rows: int, columns: int) -> Module:
     """`run` that transposes so many matrices of a, (rows, columns) each, to out.
 
-    A task goes over a rectangle of one matrix in squares of a cache line: where rows are a power of two apart, a cache
-    can keep the lines of a few of them only.
+    A task goes over a rectangle of one matrix in squares of a cache line, along the rows of a or along those of out.
     """
     m = Module(instruction_set)
     lanes = m.lanes(f32)
@@ -37,19 +36,30 @@ def emit(instruction_set: str, matrices: int, rows: int, columns: int) -> Module
             k, x + matrix + row * columns + column, out + matrix + column * rows + row, (high, wide), (columns, rows)
         )
 
-    def line(column: Value) -> None:
-        with k.loop(top, bottom - (high - 1), high) as row:
-            block(row, column)
-        if rows % high:
-            block(bottom - high, column)  # some rows once more, where a band does not end with a block
+    def each(first: Value, last: Value, size: int, extent: int, visit: Callable[[Value], None]) -> None:
+        """Visit blocks of such a size; the last begins earlier, where it would end behind the others' end."""
+        with k.loop(first, last - (size - 1), size) as place:
+            visit(place)
+        if extent % size:
+            visit(last - size)  # some once more
 
-    with k.loop(left, right - (wide - 1), wide) as column:
-        line(column)
-    if columns % wide:
-        line(right - wide)  # likewise some columns
+    rows_of_blocks, columns_of_blocks = (top, bottom, high, rows), (left, right, wide, columns)
+    if _along_source(rows, columns):
+        each(*rows_of_blocks, lambda row: each(*columns_of_blocks, lambda column: block(row, column)))
+    else:
+        each(*columns_of_blocks, lambda column: each(*rows_of_blocks, lambda row: block(row, column)))
     run = m.function("run", *RUN)
     launch(run, run.args[0], k, matrices * strips * bands)
     return m
+
+
+def _along_source(rows: int, columns: int) -> bool:
+    """Whether to go along the rows of the source, and to finish its cache lines one after the other.
+
+    That is where its rows lie farther apart than the target's, and by a multiple of a larger power of two: then a
+    cache can keep the lines of a few of them only, as they share the places of one set.
+    """
+    return columns > rows and columns & -columns > rows & -rows
 
 
 def _part(k: Function, number: Value, parts: int, extent: int, whole: int) -> tuple[Value, Value]:
@@ -59,9 +69,12 @@ def _part(k: Function, number: Value, parts: int, extent: int, whole: int) -> tu
 
 
 def _block(k: Function, source: Value, target: Value, size: tuple[int, int], steps: tuple[int, int]) -> None:
-    """Transpose so many rows and columns; steps lead from row to row, there and here."""
+    """Transpose so many rows and columns; steps lead from row to row, here and there."""
     lanes, (rows, columns) = k.module.lanes(f32), size
-    for left, top in itertools.product(range(0, columns, lanes), range(0, rows, lanes)):
+    squares = [(left, top) for left in range(0, columns, lanes) for top in range(0, rows, lanes)]
+    if _along_source(steps[1], steps[0]):
+        squares.sort(key=lambda square: square[1])
+    for left, top in squares:
         width, height = min(lanes, columns - left), min(lanes, rows - top)
         read = [load_range(k, source + (top + n) * steps[0] + left, lanes, 0, width) for n in range(height)]
         read += [k.zero(f32, lanes)] * (lanes - height)

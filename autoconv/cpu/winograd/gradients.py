@@ -75,7 +75,6 @@ class WinogradWgrad(GeneratedAlgorithm):
     name = "winograd.wgrad"
     directions = ("wgrad",)
     groupings = ("dense", "grouped")
-    epilogue = False
     spreads_nonfinite = True
 
     def unsupported(self, layer: ConvLayer) -> list[str]:

@@ -53,18 +53,21 @@ DEVICE const Value* settled(const Value* pointer) {
     return pointer;
 }
 
-// An entry of a constant table as one wide load, before it is known which parts of it are needed.
+// An entry of a constant table; of two words as one wide load, before it is known which parts of it are needed.
 template <class Entry>
 DEVICE Entry read_constant(const Entry& entry) {
-    static_assert(sizeof(Entry) == 8, "two words");
-    union {
-        unsigned word[2];
-        Entry entry;
-    } read;
-    asm("ld.const.v2.u32 {%0, %1}, [%2];"
-        : "=r"(read.word[0]), "=r"(read.word[1])
-        : "l"(__cvta_generic_to_constant(&entry)));
-    return read.entry;
+    if constexpr (sizeof(Entry) != 8) {
+        return entry;
+    } else {
+        union {
+            unsigned word[2];
+            Entry entry;
+        } read;
+        asm("ld.const.v2.u32 {%0, %1}, [%2];"
+            : "=r"(read.word[0]), "=r"(read.word[1])
+            : "l"(__cvta_generic_to_constant(&entry)));
+        return read.entry;
+    }
 }
 
 // What lies at an address that is a multiple of the type's alignment: one wide load.
@@ -95,15 +98,18 @@ DEVICE double shuffle_xor(double value, int mask) { return __shfl_xor_sync(0xfff
 // A barrier of the warp alone.
 DEVICE void sync_warp() { __syncwarp(); }
 
+constexpr bool ASYNC_COPIES = __CUDA_ARCH__ >= 800;
 #if __CUDA_ARCH__ >= 800
-// Sixteen bytes, or four, to shared memory behind the thread's back; zeros, and `from` not read, unless `wanted`.
+// Sixteen bytes, or four, to shared memory behind the thread's back; zeros, and `from` not read, unless `wanted`. With
+// four `from` may then be any address: the source is ignored altogether (PTX ISA, "cp.async": `ignore-src`).
 DEVICE void copy_async16(void* to, const void* from, bool wanted) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  ::"r"(shared_address(to)), "l"(from), "r"(wanted ? 16 : 0) : "memory");
 }
+template <int further = 0>  // by so many floats beyond `to`
 DEVICE void copy_async4(void* to, const void* from, bool wanted) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                 ::"r"(shared_address(to)), "l"(from), "r"(wanted ? 4 : 0) : "memory");
+    asm volatile("{.reg .pred no; setp.eq.s32 no, %2, 0; cp.async.ca.shared.global [%0 + %3], [%1], 4, no;}"
+                 ::"r"(shared_address(to)), "l"(from), "r"(static_cast<int>(wanted)), "n"(4 * further) : "memory");
 }
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int pending>
@@ -143,8 +149,9 @@ DEVICE unsigned round_tf32(unsigned bits) {
 DEVICE void copy_async16(void* to, const void* from, bool wanted) {
     aligned<Bits128>(to) = wanted ? aligned<Bits128>(from) : Bits128{};
 }
+template <int further = 0>
 DEVICE void copy_async4(void* to, const void* from, bool wanted) {
-    aligned<unsigned>(to) = wanted ? aligned<unsigned>(from) : 0u;
+    aligned<unsigned>(static_cast<unsigned*>(to) + further) = wanted ? aligned<unsigned>(from) : 0u;
 }
 DEVICE void commit_copies() {}
 template <int pending>
@@ -235,8 +242,12 @@ DEVICE Value shuffle_xor(Value value, int mask) {
 
 DEVICE void sync_warp() { simt::warp_barrier(__LINE__); }
 
+constexpr bool ASYNC_COPIES = true;
 DEVICE void copy_async16(void* to, const void* from, bool wanted) { simt::copy_async(to, from, 16, wanted); }
-DEVICE void copy_async4(void* to, const void* from, bool wanted) { simt::copy_async(to, from, 4, wanted); }
+template <int further = 0>
+DEVICE void copy_async4(void* to, const void* from, bool wanted) {
+    simt::copy_async(static_cast<unsigned*>(to) + further, from, 4, wanted);
+}
 DEVICE void commit_copies() { simt::commit_copies(); }
 template <int pending>
 DEVICE void wait_copies() {

@@ -93,6 +93,13 @@ struct Position {
 // The position that two parts add up to; either may be `OUTSIDE`.
 DEVICE Position sum_of(Offset across, Offset along) { return {across + along, 0, across + along >= 0}; }
 
+// How far into a slice: by what a thread finds once, and further by what the compiler knows.
+struct Ahead {
+    int first, further;
+    DEVICE Ahead(int first_, int further_ = 0) : first(first_), further(further_) {}
+    DEVICE operator int() const { return first + further; }
+};
+
 // Four neighbours in memory, or one; zeros where there are none.
 template <class Element>
 DEVICE void load_run(Acc (&to)[1], const Element* from, Position position) {

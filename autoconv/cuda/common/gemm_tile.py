@@ -9,8 +9,6 @@ from autoconv.cuda.codegen.source import Constant, Unit
 from autoconv.cuda.common.model import MEMORY_CLOCKS, Demand, demand
 
 MOST_SUMS_FLOAT64 = 32
-
-
 READ_BYTES = 256  # that shared memory is busy for with 128 bits to each lane of a warp, many of which ask for the same
 LOOP_SLOTS = 20  # instructions of a slice that are neither products nor part of an operand's way
 
@@ -21,6 +19,11 @@ class Fetch(NamedTuple):
     run: int
     stores: int
     indexing: float
+
+
+def single(itemsize: int, indexing: float) -> Fetch:
+    """Of values that come one by one: those of four bytes go past the registers, and need no store."""
+    return Fetch(1, 0 if itemsize == 4 else 1, indexing)
 
 
 class GemmTile(NamedTuple):
@@ -63,7 +66,14 @@ class GemmTile(NamedTuple):
         return products + reads + fetches + LOOP_SLOTS
 
     def demand(
-        self, unit: Unit, slices: float, fetches: tuple[Fetch, Fetch], accumulator: int, cached: float, memory: float
+        self,
+        unit: Unit,
+        slices: float,
+        fetches: tuple[Fetch, Fetch],
+        accumulator: int,
+        cached: float,
+        memory: float,
+        stretches: int = 1,
     ) -> Demand:
         """Of the product kernel, so many slices to a block.
 
@@ -79,17 +89,20 @@ class GemmTile(NamedTuple):
             Bytes of a slice that come from the L2.
         memory : float
             Bytes from and to memory, of the launch.
+        stretches : int
+            Of the depth: the sums of each but the first are added to those before it, which wait in the L2.
         """
         warps, sums = self.threads / 32, self.BM * self.BN
         reads = self.BK * (self.TM + self.TN) * accumulator / 16 * READ_BYTES
+        way_out = 3 * (2 * stretches - 1) * self.TM * self.TN
         return demand(
             unit,
-            warps * (slices * self.slice_slots(*fetches, accumulator) + 3 * self.TM * self.TN),
+            warps * (slices * self.slice_slots(*fetches, accumulator) + way_out),
             products=slices * sums * self.BK,
             pipe="float64" if accumulator == 8 else "float32",
             shared=slices * (warps * reads + self.BK * (self.BM + self.BN) * accumulator),
-            cached=slices * cached + sums * accumulator,
-            delay=2.0 * MEMORY_CLOCKS + 3 * self.TM * self.TN * math.ceil(warps / 4),
+            cached=slices * cached + (2 * stretches - 1) * sums * accumulator,
+            delay=2.0 * stretches * MEMORY_CLOCKS + way_out * math.ceil(warps / 4),
             memory=memory,
         )
 

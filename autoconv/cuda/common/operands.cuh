@@ -49,8 +49,8 @@ struct CheckedPixels {
     }
 };
 
-// Pixels by a table of the taps: of a place is known where its tap 0 would lie, and which rows and columns of taps
-// fall outside; of a tap, how far it is from tap 0.
+// Pixels of which is known at a place where its tap 0 would lie, and which rows and columns of taps fall outside; of a
+// tap, how far it is from tap 0.
 constexpr unsigned NOWHERE = 1u << 31;
 struct Spot {
     Offset at;
@@ -81,39 +81,71 @@ struct Reaches {
 
 CONSTANT Reaches REACHES;
 
+// Of the taps of one row or column, those that do not meet the array: a bit to each.
+DEVICE unsigned missed(Offset start, int taps, Offset dilation, Offset stride, Offset extent) {
+    const auto lowest = [](Offset count) { return (1u << count) - 1; };  // bits
+    const auto least = [](Offset a, Offset b) { return a < b ? a : b; };
+    if (!GRADIENT && dilation == 1) {  // those that do meet it follow each other
+        const Offset before = -least(start, 0), until = least(extent - start, taps);
+        return lowest(taps) & ~(lowest(-least(-until, 0)) & ~lowest(least(before, taps)));
+    }
+    unsigned bits = 0;
+#pragma unroll
+    for (int i = 0; i < taps; i++)
+        bits |= (within(unstrided(start + (GRADIENT ? -i : i) * dilation, stride), extent) ? 0u : 1u) << i % 32;
+    return bits;
+}
+DEVICE Spot found_spot(int group, Offset index) {
+    const Part part = spot(group, index);
+    const Offset h = GRADIENT ? part.h / STRIDE_H : part.h, v = GRADIENT ? part.v / STRIDE_W : part.v;
+    const unsigned rows = missed(part.h, R, DILATION_H, STRIDE_H, HEIGHT);
+    const unsigned columns = missed(part.v, S, DILATION_W, STRIDE_W, WIDTH);
+    return {part.at + (h * WIDTH + v) * PIXEL, rows | columns << R % 32 | NOWHERE};
+}
+constexpr Spot NO_SPOT = {0, ~0u};
+
+// Places across the depth, and taps along it by a table.
 struct TabledPixels {
     int group;
 
-    // Of the taps of one row or column, those that do not meet the array: a bit to each.
-    DEVICE static unsigned missed(Offset start, int taps, Offset dilation, Offset stride, Offset extent) {
-        unsigned bits = 0;
-#pragma unroll
-        for (int i = 0; i < taps; i++)
-            bits |= (within(unstrided(start + (GRADIENT ? -i : i) * dilation, stride), extent) ? 0u : 1u) << i % 32;
-        return bits;
-    }
-    DEVICE Spot across(Offset i) const {
-        if (i >= PIXEL_LINES) return {0, ~0u};
-        const Part part = spot(group, i);
-        const Offset h = GRADIENT ? part.h / STRIDE_H : part.h, v = GRADIENT ? part.v / STRIDE_W : part.v;
-        const unsigned rows = missed(part.h, R, DILATION_H, STRIDE_H, HEIGHT);
-        const unsigned columns = missed(part.v, S, DILATION_W, STRIDE_W, WIDTH);
-        return {part.at + (h * WIDTH + v) * PIXEL, rows | columns << R % 32 | NOWHERE};
-    }
-    DEVICE ChannelReach along(Offset slice, int ahead) const {
+    DEVICE Spot across(Offset i) const { return i < PIXEL_LINES ? found_spot(group, i) : NO_SPOT; }
+    DEVICE ChannelReach along(Offset slice, Ahead ahead) const {
         // a slice has a single tap where channels are neighbours and fill whole slices
         constexpr bool SINGLE = LAYOUT == NHWC && TAP_CHANNELS % BK == 0, FOLLOW = LAYOUT != NHWC && TAPS > 1;
         const Tap at = tap_of(SINGLE || FOLLOW ? slice : slice + ahead);
         const bool exists = EVEN || slice + ahead < DEPTH;
-        const Reach found = read_constant(REACHES.of[TAPS == 1 || !exists ? 0 : at.tap + (FOLLOW ? ahead : 0)]);
-        return {at.channel, {found.at + (SINGLE ? ahead : 0), exists ? found.bits : NOWHERE}};
+        const Reach* first = REACHES.of + (TAPS > 1 && (FOLLOW || exists) ? at.tap : 0) + (FOLLOW ? ahead.first : 0);
+        const Reach found = read_constant(first[FOLLOW ? ahead.further : 0]);
+        return {at.channel, {found.at + (SINGLE ? int(ahead) : 0), exists ? found.bits : NOWHERE}};
     }
     DEVICE static Position meet(Spot across, ChannelReach along) {
         return {across.at + (long long)along.channel * CHANNEL, along.reach.at, (across.outside & along.reach.bits) == 0};
     }
 };
 
-using Pixels = Either<DIRECTION != WGRAD && R + S < 32, TabledPixels, CheckedPixels>;
+// Taps across the depth, and places along it.
+struct SpottedPixels {
+    int group;
+
+    DEVICE Reach across(Offset i) const {
+        const Part part = reach(i);
+        const Offset r = part.h / DILATION_H, s = part.v / DILATION_W;
+        return {part.at + (part.h * WIDTH + part.v) * PIXEL,
+                i < PIXEL_LINES ? 1u << r % 32 | 1u << (R + s) % 32 : NOWHERE};
+    }
+    DEVICE Spot along(Offset slice, int ahead) const {
+        const Offset depth = slice + ahead;
+        return EVEN || depth < DEPTH ? found_spot(group, depth) : NO_SPOT;
+    }
+    DEVICE static Position meet(Reach across, Spot along) {
+        return {along.at, across.at, (along.outside & across.bits) == 0};
+    }
+};
+
+// Bits are few enough for small filters; a place that is looked for at each slice has to serve many taps.
+constexpr bool SMALL = R + S < 32;
+using Pixels = Either<DIRECTION != WGRAD && SMALL, TabledPixels,
+                      Either<DIRECTION == WGRAD && SMALL && LAYOUT == NCHW, SpottedPixels, CheckedPixels>>;
 
 // w, or dy for wgrad: positions are sums.
 struct FlatReach {

@@ -61,7 +61,7 @@ direct(const T* a, const T* b, T* out, const T* bias, const T* residual) {
     if constexpr (DIRECTION == FWD)
         out[at] = finished(forward(a, b, image, channel, i, j), bias, residual, channel, at);
     else if constexpr (DIRECTION == DGRAD)
-        out[at] = Rounded<T>::from(backward_data(a, b, image, channel, i, j));
+        out[at] = finished(backward_data(a, b, image, channel, i, j), bias, residual, channel, at);
     else
         out[at] = Rounded<T>::from(backward_filter(a, b, image, channel, static_cast<int>(i), static_cast<int>(j)));
 }

@@ -25,6 +25,7 @@ class Direct(CudaAlgorithm):
     """Takes every valid layer, in every direction, without workspace: so that a plan always exists."""
 
     name = "direct"
+    epilogue = ("fwd", "dgrad")
     takes_all = True
     exact = True
     files = ("direct/direct.cu",)

@@ -30,7 +30,31 @@ struct Strip {
 };
 static_assert(sizeof(Strip) * (PRODUCT_THREADS / 32) <= sizeof(Slices), "strips take the place of slices");
 
-DEVICE void write_strip(const Strip& strip, int i, int group, Offset row0, Offset column0, const Output& to) {
+// Of the block's depth, a share that is summed in one go: a long sum of rounding additions drifts, so that each stretch
+// begins at zero and is then added to those before it, which wait in memory.
+constexpr int EACH = ceil_div(SLICES, SPLIT), STRETCH = ceil_div(EACH, STRETCHES);
+struct Stretch {
+    bool first, last;
+
+    template <int COUNT>
+    DEVICE void write(const Acc (&sum)[COUNT], Offset at, int k, const Output& to) const {
+        if constexpr (STRETCHES == 1) {
+            to.write(sum, at, k);
+        } else {
+            Run<Acc, COUNT> before = {}, all;
+            if (!first) before = aligned<Run<Acc, COUNT>>(to.partial + at);
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) all.value[i] = before.value[i] + sum[i];
+            if (last)
+                to.write(all.value, at, k);
+            else
+                aligned<Run<Acc, COUNT>>(to.partial + at) = all;
+        }
+    }
+};
+
+DEVICE void write_strip(const Strip& strip, int i, int group, Offset row0, Offset column0, const Output& to,
+                        Stretch stretch) {
     const unsigned thread = launder(threadIdx.x), lane = thread % 32;  // no place is to be found before it is needed
 #pragma unroll
     for (int first = 0; first < STRIP_LINES * STRIP; first += 32) {
@@ -40,12 +64,12 @@ DEVICE void write_strip(const Strip& strip, int i, int group, Offset row0, Offse
         const Offset column = column0 + warp_column(thread) + (ALONG_FLAT ? across : along);
         const Acc one[1] = {strip.at[line][along]};
         if (row < ROWS && column < COLUMNS)
-            to.write(one, output_at(group, column, row), static_cast<int>(group * KG + row));
+            stretch.write(one, output_at(group, column, row), static_cast<int>(group * KG + row), to);
     }
 }
 
 DEVICE void write_tile(const Acc (&sum)[TM][TN], Slices& slices, int group, Offset row0, Offset column0,
-                       const Output& to) {
+                       const Output& to, Stretch stretch) {
     const unsigned thread = launder(threadIdx.x), lane = thread % 32;
     Strip& strip = reinterpret_cast<Strip*>(&slices)[thread / 32];
     if constexpr (together(4) < 4) __syncthreads();  // nobody reads slices any more
@@ -60,7 +84,7 @@ DEVICE void write_tile(const Acc (&sum)[TM][TN], Slices& slices, int group, Offs
                 const Offset row = row0 + row_of(ALONG_FLAT ? j : i, thread);
                 const Offset column = column0 + column_of(ALONG_FLAT ? i : j, thread);
                 if (row < ROWS && column < COLUMNS)
-                    to.write(four.value, output_at(group, column, row), static_cast<int>(group * KG + row));
+                    stretch.write(four.value, output_at(group, column, row), static_cast<int>(group * KG + row), to);
             } else {
                 const int line = ALONG_FLAT ? lane % 8 : lane / 8, along = j / 4 * (ALONG_FLAT ? 16 : 32);
                 aligned<Run<Acc, 4>>(&strip.at[line][along + (ALONG_FLAT ? lane / 8 : lane % 8) * 4]) = four;
@@ -68,7 +92,7 @@ DEVICE void write_tile(const Acc (&sum)[TM][TN], Slices& slices, int group, Offs
         }
         if constexpr (together(4) < 4) {
             sync_warp();  // the strip is whole
-            write_strip(strip, i, group, row0, column0, to);
+            write_strip(strip, i, group, row0, column0, to, stretch);
             sync_warp();  // and may be written over
         }
     }
@@ -81,13 +105,19 @@ gemm(const T* a, const T* b, T* out, const T* bias, const T* residual, Acc* part
     SHARED(Slices, slices);
     const int group = static_cast<int>(blockIdx.z) / SPLIT, part = static_cast<int>(blockIdx.z) % SPLIT;
     const Offset row0 = Offset(blockIdx.y) * BM, column0 = Offset(blockIdx.x) * BN;
-    constexpr int EACH = ceil_div(SLICES, SPLIT);
     const int first = part * EACH, last = first + EACH < SLICES ? first + EACH : SLICES;
-    Acc sum[TM][TN] = {};
-    if (first < last)  // else this part has no slices
-        multiply_tile<A_ALONG_K, A_RUN, B_ALONG_K, B_RUN, (EACH > 1)>(sum, slices, first, last, b, a, Flat{group}, row0,
-                                                                      Pixels{group}, column0);
-    write_tile(sum, slices, group, row0, column0, {out, bias, residual, partial + (SPLIT > 1 ? part * TOTAL : 0)});
+    const Output to = {out, bias, residual, partial + (SPLIT > 1 ? part * TOTAL : 0)};
+    int slice = first;
+    do {
+        const int end = slice + STRETCH < last ? slice + STRETCH : last;
+        Acc sum[TM][TN] = {};
+        if (slice < end)  // else this part has no slices
+            multiply_tile<A_ALONG_K, A_RUN, B_ALONG_K, B_RUN, (STRETCH > 1)>(sum, slices, slice, end, b, a, Flat{group},
+                                                                             row0, Pixels{group}, column0);
+        write_tile(sum, slices, group, row0, column0, to, {slice == first, end >= last});
+        slice = end;
+        if constexpr (STRETCHES > 1) __syncthreads();  // nobody reads slices any more, nor strips in their place
+    } while (STRETCHES > 1 && slice < last);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)

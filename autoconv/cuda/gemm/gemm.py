@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Params
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import ceil_div, no_tile, tile_of
-from autoconv.cuda.common.gemm_tile import Fetch, GemmTile
+from autoconv.cuda.common.gemm_tile import Fetch, GemmTile, single
 from autoconv.cuda.common.model import Demand, beyond_cache
 from autoconv.cuda.common.split import SplitProduct, splits, sum_demand, summing
 from autoconv.layer import ConvLayer
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
 LEAST_SLICES = 4  # of the depth, to a part
+# Products to a float32 sum, at most: of 4608 positive ones, rounding additions lose 2.9e-6 of it, more than the cap.
+LONGEST_SUM = 1024
 EXTENTS = ("BM", "BN", "BK", "TM", "TN")
 TILES = (
     GemmTile(128, 128, 16, 8, 8, blocks=2),
@@ -71,7 +74,7 @@ class Gemm(SplitProduct):
         shared = tile.shared(layer.accumulator.itemsize)
         if layer.dtype == "float64":
             tile = tile.halved()
-        constants = (*tile.constants, ("SPLIT", split))
+        constants = (*tile.constants, ("SPLIT", split), ("STRETCHES", _stretches(layer, params)))
         product = Unit("gemm", *self.files, layer, grid, tile.threads, tile.blocks, shared, constants=constants)
         if split == 1:
             return (product,)
@@ -79,17 +82,22 @@ class Gemm(SplitProduct):
             "gemm_sum", *self.files, layer, summing(layer, tile.threads), tile.threads, tile.blocks, constants=constants
         )
 
+    def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
+        kept = math.prod(layer.output_shape) * layer.accumulator.itemsize if _stretches(layer, params) > 1 else 0
+        return max(kept, super().workspace_bytes(layer, device, params))
+
     def slice_slots(self, layer: ConvLayer, params: Params) -> float:
         """Instructions of a warp to a slice of the depth, as its machine code has them."""
         return _tile(params).slice_slots(*_fetches(layer), layer.accumulator.itemsize)
 
     def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
         tile, units = _tile(params), self.units(layer, params)
-        scratch = self.workspace_bytes(layer, device, params)
+        scratch = super().workspace_bytes(layer, device, params)
         slices = ceil_div(ceil_div(extents(layer)[2], tile.BK), int(params["SPLIT"]))
         cached = tile.BK * (tile.BM + tile.BN * fresh_share(layer, tile.BN)) * layer.itemsize
         memory = layer.bytes + beyond_cache(device, scratch)
-        product = tile.demand(units[0], slices, _fetches(layer), layer.accumulator.itemsize, cached, memory)
+        sums = _stretches(layer, params)
+        product = tile.demand(units[0], slices, _fetches(layer), layer.accumulator.itemsize, cached, memory, sums)
         return [product, *(sum_demand(unit, layer, scratch) for unit in units[1:])]
 
 
@@ -109,24 +117,34 @@ def fresh_share(layer: ConvLayer, columns: int) -> float:
 
 def _fetches(layer: ConvLayer) -> tuple[Fetch, Fetch]:
     """Of the flat operand and the pixels: runs as in `gemm.cu`, and instructions as counted in its machine code."""
-    first, last = layer.direction, layer.layout == "NHWC"
+    direction, last, wide = layer.direction, layer.layout == "NHWC", layer.itemsize
     C, K, places = layer.C // layer.groups, layer.K // layer.groups, layer.P * layer.Q
     same = layer.R * layer.S == 1 and layer.stride == (1, 1) and not any(map(any, layer.padding))
-    if first == "fwd":
-        together = C * layer.R * layer.S % 4 == 0
-        flat = Fetch(4, 4, 2.0) if together else Fetch(1, 1, 2.0)
+    if direction == "fwd":
+        flat = Fetch(4, 4, 2.0) if C * layer.R * layer.S % 4 == 0 else single(wide, 2.0)
     elif last:
-        flat = Fetch(4, 1, 4.0) if (C if first == "dgrad" else K) % 4 == 0 else Fetch(1, 1, 4.0)
+        flat = Fetch(4, 1, 4.0) if (C if direction == "dgrad" else K) % 4 == 0 else single(wide, 4.0)
+    elif direction == "dgrad":
+        flat = single(wide, 2.0)
     else:
-        flat = Fetch(1, 1, 6.0) if first == "dgrad" else Fetch(4, 4, 4.0) if places % 4 == 0 else Fetch(1, 1, 4.0)
+        flat = Fetch(4, 4, 4.0) if places % 4 == 0 else single(wide, 4.0)
     if last:
-        wide = (K if first == "dgrad" else C) % 4 == 0
-        pixels = Fetch(4, 1 if first == "wgrad" else 4, 8.0) if wide else Fetch(1, 1, 12.0)
+        together = (K if direction == "dgrad" else C) % 4 == 0
+        pixels = Fetch(4, 1 if direction == "wgrad" else 4, 8.0) if together else single(wide, 12.0)
     elif same and places % 4 == 0:
-        pixels = Fetch(4, 4 if first == "wgrad" else 1, 4.0)
+        pixels = Fetch(4, 4 if direction == "wgrad" else 1, 4.0)
     else:
-        pixels = Fetch(1, 1, 22.0 if first == "wgrad" else 3.6)
+        pixels = single(wide, 7.0 if direction == "wgrad" else 3.0)
     return flat, pixels
+
+
+def _stretches(layer: ConvLayer, params: Params) -> int:
+    """In how many stretches a block sums its share of the depth; only float32 needs more than one."""
+    if layer.dtype != "float32":
+        return 1
+    BK = int(params["BK"])
+    slices = ceil_div(ceil_div(extents(layer)[2], BK), int(params["SPLIT"]))
+    return ceil_div(slices * BK, LONGEST_SUM)
 
 
 def _tile(params: Params) -> GemmTile:

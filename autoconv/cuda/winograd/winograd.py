@@ -12,7 +12,7 @@ from autoconv.algorithm import Kernel, Params, bound_for
 from autoconv.common.winograd_math import Matrix, transforms
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div, no_tile, tile_of
-from autoconv.cuda.common.gemm_tile import Fetch, GemmTile
+from autoconv.cuda.common.gemm_tile import Fetch, GemmTile, single
 from autoconv.cuda.common.model import Demand, beyond_cache, streaming
 from autoconv.layer import ConvLayer
 
@@ -139,8 +139,8 @@ class Winograd(CudaAlgorithm):
         filters, inputs, sums = (points * layer.groups * size * wide for size in _sizes(layer, params))
         kept = beyond_cache(device, inputs + sums) > 0  # in memory, between the kernels
         x, y = (math.prod(shape) * layer.itemsize for shape in (layer.input_shapes[0], layer.output_shape))
-        lines = Fetch(4, 4, 4.0) if depth % 4 == 0 else Fetch(1, 1, 4.0)
-        images = lines if last else Fetch(4, 1, 4.0) if tiles % 4 == 0 else Fetch(1, 1, 4.0)
+        lines = Fetch(4, 4, 4.0) if depth % 4 == 0 else single(wide, 4.0)
+        images = lines if last else Fetch(4, 1, 4.0) if tiles % 4 == 0 else single(wide, 4.0)
         cached, moved = tile.BK * (tile.BM + tile.BN) * wide, kept * (inputs + sums) + filters
         return [
             replace(streaming(into, 2.0 * inputs, POINT_SLOTS * points), memory=x + kept * inputs),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +16,7 @@ from autoconv.networks.choice.candidate import best_in_network
 from autoconv.networks.choice.layouts import laid_out
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
+from autoconv.networks.passes.batch_split import Images, Split, at_a_time, batch_of, divisors, split
 from autoconv.networks.run.memory import ALIGNMENT, Views, arranged, blocks, rounded
 from autoconv.plans import Plan
 from autoconv.tuning.planner import plan
@@ -21,16 +24,42 @@ from autoconv.tuning.planner import plan
 WHOLE = ("memory_limit", "tolerance")  # limits of a network, and not of each of its layers
 
 
+@dataclass(frozen=True)
+class Planned:
+    """How a graph runs.
+
+    Attributes
+    ----------
+    parts : Split
+        The graph in its layouts, and in the parts of the batch in which it runs.
+    views : Views
+        Of the graph in parts.
+    plans : dict of str to Plan
+        By the names of nodes in the graph before it was split.
+    in_nhwc : frozenset of str
+        The nodes whose arrays are in NHWC.
+    """
+
+    parts: Split
+    views: Views
+    plans: dict[str, Plan]
+    in_nhwc: frozenset[str]
+
+
 def planned(
     graph: Graph,
     last: Collection[str],
+    images: Images,
     device: CPU,
     options: Mapping[str, Any],
     candidates: Mapping[str, str],
     mode: str,
     prices: Mapping[str, float] = MappingProxyType({}),
-) -> tuple[Graph, Views, dict[str, Plan]]:
-    """The graph with these arrays in NHWC, and a plan for every layer; all in NCHW where that does not fit as it is.
+) -> Planned:
+    """The graph with these arrays in NHWC and its batch in these parts, and a plan for every layer.
+
+    Where that does not fit into the memory limit as it is, all is in NCHW, for as many images at a time as do fit;
+    where one image does not, its layers give way.
 
     Parameters
     ----------
@@ -38,29 +67,37 @@ def planned(
         After all passes, in NCHW.
     last : collection of str
         As for `laid_out`.
+    images : mapping of str to int
+        As for `split`.
     device, options, candidates, mode, prices
         As for `plans_for`.
 
     Returns
     -------
-    Graph, Views, and dict of str to Plan
+    Planned
 
     Raises
     ------
     PlanError
         As `plans_for` does.
     """
-    found = laid_out(graph, last)
-    views, limit = Views(found), _limit(options)
-    if last and limit is not None:  # layers that have to give way are chosen anew, and so would all layouts have to be
+    limit = _limit(options)
+    ways: list[tuple[Collection[str], Images]] = [(last, images)]
+    if limit is not None:
+        ways += [((), {})] if last or images else []
+        ways += [((), at_a_time(graph, count)) for count in reversed(divisors(batch_of(graph))[:-1])]
+    for in_nhwc, parts in ways:
+        found = split(laid_out(graph, in_nhwc), parts)
+        views = Views(found.graph)
         plans = plans_for(found, views, device, {**options, "memory_limit": None}, candidates, mode, prices)
-        if _needed(found, views, {name: made.kernel.workspace_bytes for name, made in plans.items()}) > limit:
-            return planned(graph, (), device, options, candidates, mode, prices)
-    return found, views, plans_for(found, views, device, options, candidates, mode, prices)
+        if limit is None or _needed(found, views, plans) <= limit:
+            return Planned(found, views, plans, frozenset(in_nhwc))
+        candidates = {}  # they were chosen for other layers
+    return Planned(found, views, plans_for(found, views, device, options, candidates, mode, prices), frozenset(in_nhwc))
 
 
 def plans_for(
-    graph: Graph,
+    parts: Split,
     views: Views,
     device: CPU,
     options: Mapping[str, Any],
@@ -68,7 +105,7 @@ def plans_for(
     mode: str,
     prices: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Plan]:
-    """A plan for every layer, a known candidate where there is one.
+    """A plan for every layer, a known candidate where there is one; all parts of the batch have one plan.
 
     With `memory_limit` among the options, layers are first chosen alone. Where arrays and scratch memory together do
     not fit into that many bytes, every layer may take what the arrays that are needed beside it leave; and where they
@@ -76,9 +113,10 @@ def plans_for(
 
     Parameters
     ----------
-    graph : Graph
+    parts : Split
+        The graph in the parts in which it runs.
     views : Views
-        Of the graph.
+        Of its graph.
     device : CPU
     options : mapping
         As for `plan`, and `memory_limit`; `tolerance` is one of the whole, which prices keep.
@@ -92,7 +130,7 @@ def plans_for(
     Returns
     -------
     dict of str to Plan
-        By the names of nodes.
+        By the names of nodes in the graph that was split.
 
     Raises
     ------
@@ -100,35 +138,36 @@ def plans_for(
         As `plan` does, and for a limit that the arrays alone exceed.
     """
     limit, wanted = _limit(options), of_layers(options, device)
-    nodes = [node for node in graph.nodes.values() if node.name not in views.free]
-    layers = {node.name: layer for node in nodes if (layer := layer_of(graph, node)) is not None}
+    graph, nodes = parts.graph, _computed(parts.graph, views)
+    first = {parts.origin(node.name): node for node in reversed(nodes)}
+    layers = {name: layer for name, node in reversed(first.items()) if (layer := layer_of(graph, node)) is not None}
+    times = Counter(parts.origin(node.name) for node in nodes)
 
-    def made(name: str, candidates: Mapping[str, str], options: Mapping[str, Any]) -> Plan:
-        return _plan(graph, graph.nodes[name], layers[name], candidates, mode, options, prices.get(name, 0.0))
+    def choose(name: str, candidates: Mapping[str, str], wanted: Mapping[str, Any]) -> Plan:
+        ends, price = name in graph.outputs.values(), prices.get(name, 0.0) / times[name]  # its error counts once
+        return _plan(graph, first[name], ends, layers[name], candidates.get(name), mode, wanted, price)
 
-    plans = {name: made(name, candidates, wanted) for name in layers}
+    plans = {name: choose(name, candidates, wanted) for name in layers}
     if limit is None:
         return plans
 
-    beside = _beside(graph, views, nodes)
-    if (least := _needed(graph, views, {})) > limit:
+    beside = _beside(parts, views)
+    if (least := _needed(parts, views, {})) > limit:
         raise PlanError(f"{graph.name}: memory_limit={limit}: expected at least {least} bytes, which the arrays take")
     missing = 0  # in the gaps between blocks
-    while True:
-        scratch = {name: found.kernel.workspace_bytes for name, found in plans.items()}
-        if (total := _needed(graph, views, scratch)) <= limit:
-            return plans
+    while (total := _needed(parts, views, plans)) > limit:
         rooms = {name: max(limit - beside[name] - missing, 0) // ALIGNMENT * ALIGNMENT for name in layers}
-        over = [name for name in layers if scratch[name] > rooms[name]]
+        over = [name for name in layers if plans[name].kernel.workspace_bytes > rooms[name]]
         for name in over:
             fitting = wanted | {"workspace_limit": rooms[name]}  # less than it takes, so less than any limit it has
-            plans[name] = made(name, {}, fitting)
+            plans[name] = choose(name, {}, fitting)
             if plans[name].kernel.workspace_bytes > rooms[name]:  # a candidate that the caller named
                 raise PlanError(
                     f"{graph.name}: memory_limit={limit}: node {name!r} by {plans[name].candidate}: expected at most "
                     f"{rooms[name]} bytes of scratch memory, got {plans[name].kernel.workspace_bytes}"
                 )
         missing += 0 if over else total - limit
+    return plans
 
 
 def _limit(options: Mapping[str, Any]) -> int | None:
@@ -139,10 +178,17 @@ def _limit(options: Mapping[str, Any]) -> int | None:
     return limit
 
 
-def _needed(graph: Graph, views: Views, scratch: Mapping[str, int]) -> int:
+def _computed(graph: Graph, views: Views) -> list[Node]:
+    """The nodes that have something to do, in order."""
+    return [node for node in graph.nodes.values() if node.name not in views.free]
+
+
+def _needed(parts: Split, views: Views, plans: Mapping[str, Plan]) -> int:
     """Bytes of all arrays, and of the scratch memory of nodes."""
-    nodes = [node for node in graph.nodes.values() if node.name not in views.free]
-    return arranged(blocks(graph, views, nodes, [scratch.get(node.name, 0) for node in nodes]))[1]
+    nodes = _computed(parts.graph, views)
+    made = [plans.get(parts.origin(node.name)) for node in nodes]
+    scratch = [0 if found is None else found.kernel.workspace_bytes for found in made]
+    return arranged(blocks(parts.graph, views, nodes, scratch))[1]
 
 
 def of_layers(options: Mapping[str, Any], device: CPU) -> dict[str, Any]:
@@ -153,32 +199,37 @@ def of_layers(options: Mapping[str, Any], device: CPU) -> dict[str, Any]:
 def plan_alone(graph: Graph, node: Node, layer: ConvLayer, mode: str, options: Mapping[str, Any], price: float) -> Plan:
     """What is known of a layer; by the estimates of exact algorithms where nothing is, and error has its price."""
     wanted = {"weights": "constant" if node.inputs[1] in graph.constants else "varying", **options}
-    made = plan(layer, mode, **wanted)
+    made = plan(layer, mode, **wanted, build=False)  # it may not be the one
     return made if made.timings or not price or mode != "heuristic" else plan(layer, mode, **{**wanted, "exact": True})
 
 
 def _plan(
     graph: Graph,
     node: Node,
+    ends: bool,
     layer: ConvLayer,
-    candidates: Mapping[str, str],
+    candidate: str | None,
     mode: str,
     options: Mapping[str, Any],
     price: float,
 ) -> Plan:
+    """A plan for a node; for one whose array is an output, by what was measured, as nobody reads it then."""
     wanted = {"weights": "constant" if node.inputs[1] in graph.constants else "varying", **options}
-    if (candidate := candidates.get(node.name)) is not None:
+    if candidate is not None:
         with contextlib.suppress(PlanError):  # of another version, say: then as if nothing were known
             return plan(layer, candidate, **wanted)
     made = plan_alone(graph, node, layer, mode, options, price)
-    best = best_in_network(made, wanted["device"], price, read=node.name not in graph.outputs.values())
+    best = best_in_network(made, wanted["device"], price, read=not ends)
     return made if best == str(made.candidate) else plan(layer, best, **wanted)
 
 
-def _beside(graph: Graph, views: Views, nodes: list[Node]) -> dict[str, int]:
-    """Bytes of the arrays that are needed while each node is computed."""
-    arrays = blocks(graph, views, nodes, [0] * len(nodes)).values()
-    return {
-        node.name: sum(rounded(block.nbytes) for block in arrays if block.first <= n <= block.last)
-        for n, node in enumerate(nodes)
-    }
+def _beside(parts: Split, views: Views) -> dict[str, int]:
+    """Bytes of the arrays that are needed while each node is computed, for whichever part of the batch that is most."""
+    nodes = _computed(parts.graph, views)
+    arrays = blocks(parts.graph, views, nodes, [0] * len(nodes)).values()
+    found: dict[str, int] = {}
+    for n, node in enumerate(nodes):
+        name = parts.origin(node.name)
+        needed = sum(rounded(block.nbytes) for block in arrays if block.first <= n <= block.last)
+        found[name] = max(found.get(name, 0), needed)
+    return found

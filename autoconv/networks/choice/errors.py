@@ -18,7 +18,7 @@ from autoconv.algorithm import Candidate
 from autoconv.device import Device
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
-from autoconv.networks.operators import Concat, Conv, Elementwise, MatMul, Pool, Reduce
+from autoconv.networks.operators import Concat, Elementwise, Pool, Product, Reduce
 from autoconv.plans import Plan
 
 # A record states the largest error over the largest `sum |x||w|`. Of operands that are drawn evenly from [-1, 1), that
@@ -59,7 +59,7 @@ def _shares(graph: Graph, node: Node) -> Iterator[tuple[str, float]]:
     """Of the square of a node's relative error, the part that each input's is passed on with."""
     operator = node.operator
     places = list(range(len(node.inputs)))
-    if isinstance(operator, Conv | MatMul):
+    if isinstance(operator, Product):
         places = [0, 1, *places[-1:]] if operator.residual else [0, 1]
     varying = [node.inputs[place] for place in places if node.inputs[place] not in graph.constants]
     for name in varying:
@@ -72,7 +72,7 @@ def _shares(graph: Graph, node: Node) -> Iterator[tuple[str, float]]:
             share = 1 / (1 + (math.prod(values) - 1) / math.pi)  # normally distributed values after a ReLU
         elif isinstance(operator, Elementwise) and operator.kind == "add":
             share = 1 / len(varying)
-        elif isinstance(operator, Conv | MatMul) and operator.residual:
+        elif isinstance(operator, Product) and operator.residual:
             share = 1 / 2
         yield name, share
 

@@ -81,6 +81,10 @@ def arrays_in_nhwc(
     """
     if mode not in (*TIMING, "heuristic", "cached"):
         return frozenset()
+    cache = options.get("cache") or TuningCache()
+    if mode in TIMING:  # what is timed follows from estimates, which a first look at the machine serves badly
+        with cache.timing_lock(device.key):
+            device.survey()
     layers = {
         node.name: layer
         for node in graph.nodes.values()
@@ -89,7 +93,6 @@ def arrays_in_nhwc(
     times = _LayerTimes(device, options, mode)
     if not any(times.promising(layer, prices.get(name, 0.0)) for name, layer in layers.items()):
         return frozenset()
-    cache = options.get("cache") or TuningCache()
     with OperatorTimes(device, cache, measure=mode in TIMING) as between:
         while True:
             found = _chosen(graph, layers, times, between, prices)
@@ -153,7 +156,7 @@ class _LayerTimes:
 
     def _recorded(self, layer: ConvLayer, mode: str) -> Plan | None:
         with contextlib.suppress(PlanError):
-            made = plan(layer, mode, **self._options)
+            made = plan(layer, mode, **self._options, build=False)
             if self._best(made, 0.0) in made.timings:
                 return made
         return None

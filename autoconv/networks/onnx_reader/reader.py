@@ -26,6 +26,7 @@ LOWERINGS: dict[str, Lowering] = {
 }
 OLDEST = 7  # opset
 DOMAINS = ("", "ai.onnx")
+NO_REAL_NUMBERS = "cOSU"  # NumPy's kinds: complex ones, and text
 
 
 def read(path: str | Path, batch: int | None = None, input_shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
@@ -92,6 +93,8 @@ class _Reader:
                 value = numpy_helper.to_array(tensor)
             except Exception as error:  # of the package, for a tensor that contradicts itself
                 raise self.fail(f"constant {tensor.name!r}: {one_line(error)}") from None
+            if value.dtype.kind in NO_REAL_NUMBERS:
+                raise self.fail(f"constant {tensor.name!r}: expected real numbers, got {value.dtype}")
             total += value.nbytes
             if total > LARGEST_CONSTANTS:
                 raise self.fail(f"constant {tensor.name!r}: expected at most {LARGEST_CONSTANTS >> 20} MiB in all")
@@ -113,9 +116,12 @@ class _Reader:
         if not ranked and info.name not in given:
             raise self.fail(f"{what}: expected an array of a known rank: give input_shapes={{{info.name!r}: ...}}")
         try:
-            dtype = helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type).name
+            found_type = helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
         except (KeyError, TypeError, ValueError):
             raise self.fail(f"{what}: expected an array of numbers") from None
+        if found_type.kind in NO_REAL_NUMBERS:
+            raise self.fail(f"{what}: expected an array of real numbers, got {found_type}")
+        dtype = found_type.name
         if info.name in given:
             shape = tuple(given[info.name])
             if not all(isinstance(extent, int | np.integer) and extent > 0 for extent in shape):

@@ -42,8 +42,8 @@ def _constant(call: Call) -> str:
     from onnx import TensorProto, numpy_helper
 
     for key, value in call.attributes.items():
-        if isinstance(value, TensorProto):
-            return call.add_constant(numpy_helper.to_array(value))
+        if isinstance(value, TensorProto) and (found := numpy_helper.to_array(value)).dtype.kind not in "cOSU":
+            return call.add_constant(found)
         if key in ("value_int", "value_ints"):
             return call.add_constant(np.asarray(value, np.int64))
         if key in ("value_float", "value_floats"):

@@ -12,7 +12,6 @@ from autoconv.layer import ConvLayer, Layout, Pair, Sides
 from autoconv.networks.operators.base import (
     CHANNELS_FIRST,
     CHANNELS_LAST,
-    Operator,
     Product,
     TensorType,
     in_nchw,
@@ -85,8 +84,8 @@ class Conv(Product):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvTranspose(Operator):
-    """The transpose of a 2-D convolution, of `x` (N, K, P, Q) with filters `w` (K, C/groups, R, S); no epilogue.
+class ConvTranspose(Product):
+    """The transpose of a 2-D convolution, of `x` (N, K, P, Q) with filters `w` (K, C/groups, R, S).
 
     Stride, padding, dilation and groups are those of the convolution, whose input has the output's shape.
     `extra_size` are rows and columns by which the output is larger than it has to be.
@@ -113,7 +112,8 @@ class ConvTranspose(Operator):
         )
         layer = ConvLayer(
             N=N, C=channels * self.groups, H=H, W=W, K=K, R=R, S=S, stride=self.stride, padding=self.padding,
-            dilation=self.dilation, groups=self.groups, dtype=inputs[0].dtype, direction="dgrad",
+            dilation=self.dilation, groups=self.groups, dtype=inputs[0].dtype, direction="dgrad", bias=self.bias,
+            residual=self.residual, activation=self.activation,
         )  # fmt: skip
         if (layer.P, layer.Q) != (P, Q):
             raise ConfigError(f"extra_size={self.extra_size}: expected less than the stride {self.stride}")
@@ -121,10 +121,10 @@ class ConvTranspose(Operator):
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         layer = self.layer(inputs)
-        return TensorType(layer.x_shape, layer.dtype)
+        return self.check_epilogue(inputs, (layer.C,), TensorType(layer.x_shape, layer.dtype))
 
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
-        x, w = inputs
+        x, w, *rest = inputs
         layer = self.layer([TensorType(x.shape), TensorType(w.shape)])
         (top, bottom), (left, right) = self.padding
         H, W, groups = layer.H + top + bottom, layer.W + left + right, self.groups
@@ -139,7 +139,8 @@ class ConvTranspose(Operator):
                     for tap, d, count, step in zip((r, s), self.dilation, (layer.P, layer.Q), self.stride, strict=True)
                 )
                 y[..., rows, columns] += part.reshape(*part.shape[:3], layer.P, layer.Q)
-        return y.reshape(layer.N, layer.C, H, W)[:, :, top : H - bottom, left : W - right]
+        y = y.reshape(layer.N, layer.C, H, W)[:, :, top : H - bottom, left : W - right]
+        return self.finish(y, rest, (layer.C, 1, 1))
 
 
 @dataclass(frozen=True, kw_only=True)

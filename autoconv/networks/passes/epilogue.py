@@ -9,7 +9,7 @@ import numpy as np
 from autoconv.common.epilogue import activations
 from autoconv.common.epilogue.expressions import Expression, constants, value_of
 from autoconv.networks.graph import Graph, Node
-from autoconv.networks.operators import Conv, Elementwise, MatMul
+from autoconv.networks.operators import Elementwise, Product
 
 _FAR = np.geomspace(1e-6, 1e30, 400)
 LARGEST = float(np.finfo(np.float32).max)
@@ -19,7 +19,7 @@ POINTS = np.concatenate([np.linspace(-12, 12, 4801), _FAR, -_FAR])
 def _open_product(graph: Graph, name: str) -> Node | None:
     """What computes an array for one taker alone, and could do more to it."""
     maker = graph.nodes.get(name)
-    if maker is None or not isinstance(maker.operator, Conv | MatMul) or graph.only_user(name) is None:
+    if maker is None or not isinstance(maker.operator, Product) or graph.only_user(name) is None:
         return None
     return maker if maker.operator.activation is None else None
 
@@ -35,7 +35,7 @@ def fuse_residual(graph: Graph) -> None:
         place = {name: n for n, name in enumerate(graph.nodes)}
         for name in sorted(node.inputs, key=lambda name: -place.get(name, -1)):
             maker = _open_product(graph, name)
-            if maker is not None and isinstance(maker.operator, Conv | MatMul) and not maker.operator.residual:
+            if maker is not None and isinstance(maker.operator, Product) and not maker.operator.residual:
                 (other,) = (v for v in node.inputs if v != name)
                 graph.change(node.name, replace(maker.operator, residual=True), *maker.inputs, other)
                 graph.clean()
@@ -48,7 +48,7 @@ def fuse_activation(graph: Graph) -> None:
         if not isinstance(node.operator, Elementwise) or node.operator.dtype is not None or len(node.inputs) != 1:
             continue
         maker = _open_product(graph, node.inputs[0])
-        if maker is not None and isinstance(maker.operator, Conv | MatMul):
+        if maker is not None and isinstance(maker.operator, Product):
             activation = activation_of(node.operator.expression)
             if activation is not None:
                 graph.change(node.name, replace(maker.operator, activation=activation), *maker.inputs)

@@ -8,7 +8,7 @@ import numpy as np
 
 from autoconv.common.epilogue.expressions import constant_of
 from autoconv.networks.graph import Graph, Node
-from autoconv.networks.operators import Conv, ConvTranspose, Elementwise, MatMul, Pad
+from autoconv.networks.operators import Conv, ConvTranspose, Elementwise, MatMul, Pad, Product
 
 
 def fold_padding(graph: Graph) -> None:
@@ -45,7 +45,9 @@ def fold_scaling(graph: Graph) -> None:
             continue
         function, computed, constant = parsed
         maker = graph.nodes.get(computed)
-        if maker is None or graph.only_user(computed) is None or graph.types[name] != graph.types[computed]:
+        if maker is None or not isinstance(maker.operator, Product):
+            continue
+        if graph.only_user(computed) is None or graph.types[name] != graph.types[computed]:
             continue
         values = _per_channel(graph, maker, constant)
         if values is not None:
@@ -89,16 +91,10 @@ def _per_channel(graph: Graph, maker: Node, constant: np.ndarray) -> np.ndarray 
 
 def _absorb(graph: Graph, maker: Node, node: Node, function: str, values: np.ndarray) -> None:
     """Let the node be what it was applied to, with other filters or another bias."""
-    operator, (x, w, *rest) = maker.operator, (*maker.inputs, "", "")[: max(2, len(maker.inputs))]
+    operator, (x, w, *rest) = maker.operator, maker.inputs
+    assert isinstance(operator, Product)
     dtype = graph.types[node.name].dtype
-    if isinstance(operator, ConvTranspose):
-        if function == "mul" and w in graph.constants:
-            filters = graph.constants[w].astype(np.float64)
-            parts = filters.reshape(operator.groups, -1, *filters.shape[1:])
-            scaled = parts * values.reshape(operator.groups, 1, -1, 1, 1)
-            graph.change(node.name, operator, x, graph.add_constant(w, scaled.reshape(filters.shape).astype(dtype)))
-        return
-    if not isinstance(operator, Conv | MatMul) or operator.residual or operator.activation is not None:
+    if operator.residual or operator.activation is not None:
         return
     bias = graph.constants.get(rest[0]) if operator.bias else np.zeros(len(values))
     if bias is None:
@@ -107,8 +103,15 @@ def _absorb(graph: Graph, maker: Node, node: Node, function: str, values: np.nda
     if function == "add":
         named = graph.add_constant(f"{node.name}.bias", (bias + values).astype(dtype))
         graph.change(node.name, replace(operator, bias=True), x, w, named)
-    elif w in graph.constants and (isinstance(operator, Conv) or operator.transposed):
-        filters = graph.constants[w].astype(np.float64)
-        scaled = filters * values.reshape(-1, *[1] * (filters.ndim - 1))
+    elif w in graph.constants and (not isinstance(operator, MatMul) or operator.transposed):
+        scaled = _scaled(operator, graph.constants[w].astype(np.float64), values)
         rest = [graph.add_constant(f"{node.name}.bias", (bias * values).astype(dtype))] if operator.bias else []
         graph.change(node.name, operator, x, graph.add_constant(w, scaled.astype(dtype)), *rest)
+
+
+def _scaled(operator: Product, filters: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Filters with those of every channel of the output times its value."""
+    if not isinstance(operator, ConvTranspose):
+        return np.asarray(filters * values.reshape(-1, *[1] * (filters.ndim - 1)))
+    parts = filters.reshape(operator.groups, -1, *filters.shape[1:])
+    return np.asarray(parts * values.reshape(operator.groups, 1, -1, 1, 1)).reshape(filters.shape)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,42 +11,23 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.common.text import size
-from autoconv.cpu.common.algorithm import GeneratedKernel
+from autoconv.cpu.common.algorithm import NativeKernel
 from autoconv.cpu.device import CPU
 from autoconv.errors import ArrayError, ConfigError, PlanError
-from autoconv.networks.choice.choose import planned
-from autoconv.networks.choice.tolerance import check_error, chosen_within, expected_error
+from autoconv.networks.choice.batch import remember, ways_to_split
+from autoconv.networks.choice.choose import Planned, planned
+from autoconv.networks.choice.tolerance import check_error, chosen_within, expected_error, keeps_error
 from autoconv.networks.graph import Graph, Node
+from autoconv.networks.layer_list import layer_of
 from autoconv.networks.passes import optimized
-from autoconv.networks.run import saved
+from autoconv.networks.passes.batch_split import Images
+from autoconv.networks.run import listing, saved
+from autoconv.networks.run.contest import quickest
 from autoconv.networks.run.instance import Instance, Schedule
-from autoconv.networks.run.steps import Call, Ref, Step, StepMaker, function_of
+from autoconv.networks.run.listing import StepTime
+from autoconv.networks.run.steps import Operand, Ref, Scratch, Step, StepMaker, calls_of, function_of
 from autoconv.plans import Plan
 from autoconv.registry import resolve
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """How long a step of a network took.
-
-    Attributes
-    ----------
-    name : str
-        Of the node.
-    operator : str
-        What it computes, and "NHWC" after it where that is the layout it is computed in.
-    by : str
-        What computed it: a candidate, "kernel" or "NumPy".
-    is_layer : bool
-        Whether it is a convolution or a fully connected layer.
-    seconds : float
-    """
-
-    name: str
-    operator: str
-    by: str
-    is_layer: bool
-    seconds: float
 
 
 class CompiledNetwork:
@@ -66,6 +46,8 @@ class CompiledNetwork:
         How each convolution and fully connected layer is computed, by the name of its node.
     in_nhwc : frozenset of str
         The nodes whose arrays are in NHWC; all other arrays are as the model states them.
+    images : dict of str to int
+        The nodes that are computed for so many images at a time; all others are for the whole batch.
     """
 
     def __init__(
@@ -75,53 +57,79 @@ class CompiledNetwork:
         options: Mapping[str, Any],
         candidates: Mapping[str, str] | None = None,
         last: Collection[str] | None = None,
+        images: Images | None = None,
     ) -> None:
         self._first, self.device = optimized(graph), device  # all in NCHW
         self._options = dict(options)
         self._lock = threading.Lock()
         self.plans: dict[str, Plan] = {}
         self.in_nhwc: frozenset[str] = frozenset()
+        self.images: dict[str, int] = {}
         self._packed: dict[str, Array] = {}
-        self._compile("heuristic", candidates or {}, last)
+        self._compile("heuristic", candidates or {}, last, images)
 
     def _compile(
-        self, mode: str, candidates: Mapping[str, str], last: Collection[str] | None = None, **options: Any
+        self,
+        mode: str,
+        candidates: Mapping[str, str],
+        last: Collection[str] | None = None,
+        images: Images | None = None,
+        **options: Any,
     ) -> None:
-        """Choose layouts, unless they are known, and plans, known candidates where there are, and arrange all anew."""
+        """Choose layouts, parts of the batch and plans, but for what is known of them, and arrange all anew."""
         options = {**self._options, **options}
         prices: Mapping[str, float] = {}
         if last is None:
             last, prices = chosen_within(self._first, self.device, options, mode)
-        graph, views, plans = planned(self._first, last, self.device, options, candidates, mode, prices)
-        check_error(self._first, plans, self.device, options)
-        maker = StepMaker(graph, views, self.device)
         before, self._packed = self._packed, {}
         try:
-            nodes = [node for node in graph.nodes.values() if node.name not in views.free]
-            steps = [
-                self._layer_step(graph, node, plans[node.name]) if node.name in plans else maker.step(node)
-                for node in nodes
+            ways = [images] if images is not None else ways_to_split(self._first, last, self.device, options, mode)
+            found = [
+                planned(self._first, last, way, self.device, options, candidates, "heuristic" if n else mode, prices)
+                for n, way in enumerate(ways)  # those after the first rest on what has been timed
             ]
+            check_error(self._first, found[0].plans, self.device, options)
+            others = (made for made in found[1:] if keeps_error(self._first, made.plans, self.device, options))
+            found = [found[0], *others]
+            schedules = list(map(self._schedule_of, found))
         except BaseException:
             self._packed = before
             raise
-        schedule = Schedule(graph, views, self.device, steps, self._options.get("denormals") == "keep")
+        best = 0
+        if len(found) > 1:
+            best, seconds = quickest(schedules, options)
+            remember(found[best].parts.whole, found[best].parts.images, seconds, self.device, options)
+        made, schedule = found[best], schedules[best]
+        used = {id(operand) for call in schedule.calls for operand in call.operands}
+        self._packed = {key: filters for key, filters in self._packed.items() if id(filters) in used}
         with self._lock:
-            self.graph, self.plans = graph, plans
-            self.in_nhwc = frozenset(last if graph is not self._first else ())  # what does not fit is in NCHW
+            self.graph, self.plans, self._parts = made.parts.whole, made.plans, made.parts
+            self.in_nhwc, self.images = made.in_nhwc, made.parts.images
             self._schedule, self._instances = schedule, [Instance(schedule)]
+
+    def _schedule_of(self, made: Planned) -> Schedule:
+        """Kernels for all nodes."""
+        graph, views, steps = made.parts.graph, made.views, []
+        maker = StepMaker(graph, views, self.device)
+        for node in graph.nodes.values():
+            if node.name in views.free:
+                continue
+            is_layer = layer_of(graph, node) is not None
+            plan = made.plans[made.parts.origin(node.name)] if is_layer else None
+            steps.append(maker.step(node) if plan is None else self._layer_step(graph, node, plan))
+        return Schedule(graph, views, self.device, steps, self._options.get("denormals") == "keep")
 
     def _layer_step(self, graph: Graph, node: Node, made: Plan) -> Step:
         """What runs a convolution or a fully connected layer."""
         kernel, by, constant = made.kernel, str(made.candidate), node.inputs[1] in graph.constants
-        if not isinstance(kernel, GeneratedKernel) or (kernel.packed_bytes and not constant):
+        if not isinstance(kernel, NativeKernel) or (kernel.packed_bytes and not constant):
             return Step(node, by, function=function_of(made, graph.constants.get(node.inputs[1])))
         rest = [Ref(name) for name in node.inputs[2:]]
         first = made.layer.bias or made.layer.quantized
         epilogue = rest[0] if first else None, rest[-1] if made.layer.residual else None
-        weights: Ref | Array = self._packed_weights(graph, node, made) if kernel.packed_bytes else Ref(node.inputs[1])
-        operands = Ref(node.inputs[0]), weights, Ref(node.name), *epilogue, None
-        return Step(node, by, (Call(kernel.program, operands, kernel.workspace_bytes, kernel.party),))
+        weights: Operand = self._packed_weights(graph, node, made) if kernel.packed_bytes else Ref(node.inputs[1])
+        operands: tuple[Operand, ...] = (Ref(node.inputs[0]), weights, Ref(node.name), *epilogue, Scratch())
+        return Step(node, by, calls_of(kernel, operands))
 
     def _packed_weights(self, graph: Graph, node: Node, made: Plan) -> Array:
         key = f"{node.inputs[1]} {made.layer} {made.candidate}"
@@ -150,7 +158,7 @@ class CompiledNetwork:
         >>> net = autoconv.load("model.autoconv")  # doctest: +SKIP
         """
         try:
-            saved.write(Path(path), self._first, self.in_nhwc, self.plans, self.device)
+            saved.write(Path(path), self._first, self.in_nhwc, self.images, self.plans, self.device)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
 
@@ -172,13 +180,14 @@ class CompiledNetwork:
     @property
     def foreign(self) -> list[str]:
         """The nodes that no kernel of ours computes."""
-        return [step.node.name for step in self._schedule.steps if step.function is not None]
+        steps = [step for step in self._schedule.steps if step.function is not None]
+        return list(dict.fromkeys(self._parts.origin(step.node.name) for step in steps))
 
     def tune(self, mode: str = "profile", **options: Any) -> CompiledNetwork:
         """Time the candidates of every layer that has no facts yet, and run by the best from now on.
 
         Layers are timed in NCHW, and in NHWC where the whole may gain by that; then layouts and candidates of all are
-        chosen together.
+        chosen together. Where arrays of a batch do not stay in the caches, the network also runs in parts of it.
 
         Parameters
         ----------
@@ -293,18 +302,17 @@ class CompiledNetwork:
             raise ArrayError(f"repeat={repeat!r}: expected an integer of at least 1")
         inputs = self._inputs(arrays, named)
         with self._lock:
-            schedule = self._schedule
+            schedule, listed, layers = self._schedule, self._lines(), self.plans
         instance, runs = Instance(schedule, apart=True), []
         instance.run(inputs)
         for _ in range(repeat):
             seconds: list[float] = []
             instance.run(inputs, seconds, alone)
             runs.append(seconds)
-        medians = np.median(runs, axis=0)
-        return [
-            StepTime(step.node.name, self._operator(step.node), step.by, step.node.name in self.plans, float(t))
-            for step, t in zip(schedule.steps, medians, strict=True)
-        ]
+        return listing.times(listed, np.median(runs, axis=0).tolist(), layers)
+
+    def _lines(self) -> list[listing.Line]:
+        return listing.lines(self._parts, self._schedule.steps, self.in_nhwc)
 
     def explain(self) -> str:
         """What runs every node, and in how much memory.
@@ -314,22 +322,16 @@ class CompiledNetwork:
         str
             Lines to print.
         """
-        steps = self._schedule.steps
-        names, kinds = [step.node.name for step in steps], [self._operator(step.node) for step in steps]
-        width, kind_width = (max(map(len, texts), default=0) for texts in (names, kinds))
-        lines = [
-            f"{self.graph.name}: {len(steps)} steps, {len(self.foreign)} of them not by a kernel of ours, "
-            f"in {self._schedule.segments} calls",
-            f"  {size(self.arena_bytes)} of arrays and scratch memory, {size(self.weight_bytes)} of weights; "
-            f"an error of {self.error:.1e} expected",
-        ]
-        for step, name, kind in zip(steps, names, kinds, strict=True):
-            shape = "x".join(map(str, self.graph.types[name].shape))
-            lines.append(f"  {name:<{width}}  {kind:<{kind_width}} {shape:<18} {step.by}")
-        return "\n".join(lines)
-
-    def _operator(self, node: Node) -> str:
-        return f"{node.operator.kind} NHWC" if node.name in self.in_nhwc else node.operator.kind
+        listed = self._lines()
+        return "\n".join(
+            [
+                f"{self.graph.name}: {len(listed)} steps, {len(self.foreign)} of them not by a kernel of ours, "
+                f"in {self._schedule.segments} calls",
+                f"  {size(self.arena_bytes)} of arrays and scratch memory, {size(self.weight_bytes)} of weights; "
+                f"an error of {self.error:.1e} expected",
+                *listing.table(listed, self.graph),
+            ]
+        )
 
     def __repr__(self) -> str:
         return f"<CompiledNetwork {self.graph.name} on {self.device.name}>"
@@ -352,8 +354,9 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
         As for `plan`: `workspace_limit`, `deterministic`, `vendors` (False unless given), `exact`, `cache`,
         `denormals`. And `input_shapes`: whole shapes of inputs by name, in place of what the file says;
         `memory_limit`: most bytes of all arrays between input and output, scratch memory included, of one run at a
-        time: layers then run by the best that fit into it together; and `tolerance`: the largest error of the outputs
-        that may be expected, relative to the largest output, from what is recorded of all layers.
+        time: nodes then run for as many images at a time as fit, and layers by the best that fit together; and
+        `tolerance`: the largest error of the outputs that may be expected, relative to the largest output, from what
+        is recorded of all layers.
 
     Returns
     -------
@@ -387,5 +390,5 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
         if batch is not None and wanted.shape[:1] != (batch,):
             raise ConfigError(f"{path}: batch={batch}: the file says {wanted.shape} of input {name!r}")
     chosen = kept.candidates if kept is not None and kept.device == found.key else None
-    last = kept.last if kept is not None and chosen is not None else None
-    return CompiledNetwork(graph, found, {"vendors": False, **options}, chosen, last)
+    known = (kept.last, kept.images) if kept is not None and chosen is not None else (None, None)
+    return CompiledNetwork(graph, found, {"vendors": False, **options}, chosen, *known)

@@ -14,7 +14,7 @@ from autoconv.cpu.operators import sequence
 from autoconv.cpu.pool import Entry
 from autoconv.networks.graph import Graph
 from autoconv.networks.run.memory import Views, arranged, blocks, own_outputs, scratch_of
-from autoconv.networks.run.steps import Call, Ref, Step
+from autoconv.networks.run.steps import Call, Ref, Scratch, Step
 
 
 class Schedule:
@@ -167,8 +167,8 @@ class _Table:
                     word = 1 + len(self._rows) * sequence.ROW + sequence.FIRST + slot
                     self._outside.append((word, outside, address))
                 row.append(0 if outside is not None else address)
-            elif slot == 5:
-                row.append(instance.scratch(step))
+            elif isinstance(operand, Scratch):
+                row.append(instance.scratch(step) + operand.offset)
             else:
                 row.append(0 if operand is None else _address(operand))
         self._rows.append(row)

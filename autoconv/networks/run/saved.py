@@ -1,4 +1,4 @@
-"""Networks on disk: the graph after all passes, the candidate of every layer, and which arrays are in NHWC.
+"""Networks on disk: the graph after all passes, the candidates of layers, the arrays in NHWC, and the batch's parts.
 
 The file is one of NumPy's archives of arrays (`.npz`), without pickles; one of them holds the rest as JSON. Nothing in
 it is trusted: the graph is built and checked anew. Packed filters are not kept: they are larger than the filters they
@@ -23,9 +23,10 @@ from autoconv.common.text import one_line
 from autoconv.device import Device
 from autoconv.errors import ConfigError
 from autoconv.networks import operators
-from autoconv.networks.choice.layouts import channels_last
+from autoconv.networks.choice.layouts import channels_last, laid_out
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Operator, TensorType
+from autoconv.networks.passes.batch_split import Images, split
 from autoconv.plans import Plan
 
 FORMAT = 1
@@ -46,6 +47,8 @@ class Saved:
         Of layers, by the names of their nodes.
     last : frozenset of str
         The nodes whose arrays are in NHWC.
+    images : dict of str to int
+        The nodes that are computed for so many images at a time.
     device : str
         The key of the device that all this was chosen for.
     """
@@ -53,10 +56,13 @@ class Saved:
     graph: Graph
     candidates: dict[str, str]
     last: frozenset[str]
+    images: dict[str, int]
     device: str
 
 
-def write(path: Path, graph: Graph, last: Collection[str], plans: Mapping[str, Plan], device: Device) -> None:
+def write(
+    path: Path, graph: Graph, last: Collection[str], images: Images, plans: Mapping[str, Plan], device: Device
+) -> None:
     """Write a file, whole or not at all."""
     arrays: dict[str, Any] = {f"c{n}": value for n, value in enumerate(graph.constants.values())}
     header = {
@@ -76,6 +82,7 @@ def write(path: Path, graph: Graph, last: Collection[str], plans: Mapping[str, P
         ],
         "outputs": graph.outputs,
         "nhwc": sorted(last),
+        "images": dict(images),
         "candidates": {name: str(made.candidate) for name, made in plans.items()},
     }
     arrays[HEADER] = np.frombuffer(json.dumps(header).encode(), np.uint8)
@@ -112,7 +119,8 @@ def read(path: Path) -> Saved:
             header = json.loads(archive[HEADER].tobytes())
             graph = _graph(header, archive, path)
             candidates = {str(name): str(candidate) for name, candidate in header["candidates"].items()}
-            return Saved(graph, candidates, _last(header, graph), str(header["device"]))
+            last = _last(header, graph)
+            return Saved(graph, candidates, last, _images(header, graph, last), str(header["device"]))
     except ConfigError:
         raise
     except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, zipfile.BadZipFile) as error:
@@ -145,6 +153,14 @@ def _last(header: Any, graph: Graph) -> frozenset[str]:
     found = frozenset(map(str, header.get("nhwc", ())))
     if wrong := [n for n in sorted(found) if n not in graph.nodes or not channels_last(graph, graph.nodes[n])]:
         raise ConfigError(f"{graph.name}: nhwc: expected nodes that can be in NHWC, got {', '.join(wrong)}")
+    return found
+
+
+def _images(header: Any, graph: Graph, last: Collection[str]) -> dict[str, int]:
+    found = {str(name): count for name, count in header.get("images", {}).items()}
+    if any(type(count) is not int for count in found.values()):
+        raise ConfigError(f"{graph.name}: images: expected numbers of images, got {found}")
+    split(laid_out(graph, last), found)  # or it says what cannot be
     return found
 
 

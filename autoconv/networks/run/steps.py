@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from autoconv.common.types import INTEGERS
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import Module
+from autoconv.cpu.common.algorithm import NativeKernel
 from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import INPUTS, OUTPUT, elementwise, resize, rows, transpose, windows, windows_last
 from autoconv.cpu.operators.elements import ELEMENTS
@@ -48,6 +49,16 @@ class Ref:
 
 
 @dataclass(frozen=True)
+class Scratch:
+    """A step's scratch memory as an operand, from some byte on."""
+
+    offset: int = 0
+
+
+Operand = Ref | Scratch | Array | None
+
+
+@dataclass(frozen=True)
 class Call:
     """One kernel: its program, and what stands in the slots of its context.
 
@@ -55,7 +66,7 @@ class Call:
     """
 
     program: compiler.Program
-    operands: tuple[Ref | Array | None, ...]
+    operands: tuple[Operand, ...]
     workspace_bytes: int = 0
     party: int | None = None
 
@@ -71,6 +82,22 @@ class Step:
     by: str
     calls: tuple[Call, ...] = ()
     function: Callable[..., Array] | None = field(default=None, compare=False)
+
+
+def calls_of(kernel: NativeKernel, operands: Sequence[Operand]) -> tuple[Call, ...]:
+    """The programs of a layer's kernel, of which these are the operands."""
+
+    def part(taken: tuple[int, int] | None) -> Operand:
+        operand, offset = (None, 0) if taken is None else (operands[taken[0]], taken[1])
+        if operand is None or not offset:
+            return operand
+        if isinstance(operand, Ref | Scratch):
+            return replace(operand, offset=operand.offset + offset)
+        return operand.reshape(-1).view(np.uint8)[offset:]
+
+    return tuple(
+        Call(call.program, tuple(map(part, call.takes)), kernel.workspace_bytes, call.party) for call in kernel.calls()
+    )
 
 
 def contiguous(shape: Sequence[int]) -> Strides:
@@ -258,7 +285,7 @@ def function_of(made: Plan, constant: Array | None) -> Any:
         bias: Array | Quantization | None = rest[0] if layer.bias else None
         if layer.quantized:
             bias = Quantization.of_words(layer, rest[0])
-        residual = rest[-1].reshape(layer.y_shape) if layer.residual else None
+        residual = rest[-1].reshape(layer.output_shape) if layer.residual else None
         return made.run(x.reshape(a_shape), w.reshape(b_shape) if packed is None else packed, bias, residual)
 
     return run

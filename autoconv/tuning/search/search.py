@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterator, Mapping
 from autoconv.algorithm import Candidate
 from autoconv.records.limits import Limits
 from autoconv.records.schema import Facts
-from autoconv.tuning.search.surrogate import Surrogate
+from autoconv.tuning.search.surrogate import Surrogate, kind
 
 SEEDS = 12  # candidates that are timed before any is chosen for what others took
 BLOCK = 4  # of those chosen next
 MOST = 18  # timed for one kind of caller, ...
 MOST_EXACT = 9  # ... and for one who wants exact algorithms alone
 PROMISING = 1.5  # times the best so far: what is predicted to take longer ends the search
-STEPS = 3  # candidates around the winner that are timed in the end, whatever is predicted of them
+STEPS = 3  # candidates nearest to the winner that are timed in the end, whatever is predicted of them
 
 # Kinds of callers, of each of which the best candidate is looked for.
 CALLERS = (Limits(weights="constant"), Limits(weights="varying"), Limits(weights="constant", exact=True))
@@ -26,7 +26,8 @@ class Search:
 
     The first block has candidates of every kind that a caller's limits may ask for. Every next one has those that the
     surrogate then finds the most promising, until none is left that could win, or as many as `MOST` have been timed.
-    Then come a few steps around the winner, and again where there is another one.
+    Then come a few steps around the winner, one to every other kind (another schedule, say, whose estimates may err all
+    together), and again where there is another winner.
 
     Parameters
     ----------
@@ -95,15 +96,18 @@ class Search:
         return block
 
     def _around_the_winners(self) -> list[Candidate]:
-        """The nearest to each winner that is new."""
+        """The nearest to each winner that are new, and the nearest of every other kind that could win."""
         steps: dict[Candidate, None] = {}
         for caller in CALLERS:
-            winner, _ = self._best(caller)
+            winner, least = self._best(caller)
             if winner is not None and winner in self._expected and winner not in self._surrounded:
                 self._surrounded.add(winner)
                 near = self._run.nearness(winner)
-                nearest = sorted(near, key=lambda c: (-near[c], str(c)))
-                steps |= dict.fromkeys(self._new(nearest)[:STEPS])
+                nearest = self._new(sorted(near, key=lambda c: (-near[c], str(c))))
+                costs = self._costs(caller)
+                others = {kind(c): c for c in reversed(nearest) if costs[c] <= PROMISING * least}
+                others.pop(kind(winner), None)
+                steps |= dict.fromkeys([*nearest[:STEPS], *others.values()])
         return list(steps)
 
     def _best(self, caller: Limits) -> tuple[Candidate | None, float]:

@@ -33,6 +33,21 @@ def _coordinates(value: int | str, words: dict[str, int]) -> list[float]:
     return [APART * words.setdefault(value, len(words))]
 
 
+def kind(candidate: Candidate) -> tuple[str, ...]:
+    """What no number of steps leads to: a candidate's family, its words, and which of its numbers are 0 ("none").
+
+    >>> kind(Candidate("winograd", (("m", "4x4"), ("rows", 2), ("coop", 0))))
+    ('winograd', 'some', 'some', 'none')
+    """
+    return candidate.algorithm, *(_part(value) for _, value in candidate.items)
+
+
+def _part(value: int | str) -> str:
+    if isinstance(value, str) and not _TILE.fullmatch(value):
+        return value
+    return "some" if value else "none"
+
+
 class Space:
     """The parameters of a family's candidates as points; near is who differs little.
 

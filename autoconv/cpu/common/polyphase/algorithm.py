@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from autoconv.algorithm import Algorithm, Array, Kernel, Params
+from autoconv.common.epilogue import activations
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import LINE
+from autoconv.cpu.common.algorithm import BIAS, OUT, RESIDUAL, WORKSPACE, A, NativeCall, NativeKernel, imprecise
 from autoconv.cpu.common.polyphase.geometry import polyphase_axes, unit_stride_layer
 from autoconv.cpu.common.polyphase.kernels import emit
 from autoconv.cpu.device import CPU
@@ -20,16 +22,34 @@ MOST_WASTE = 2.0  # multiply-adds, including those with taps that some component
 MOST_COMPONENTS = 4096
 
 
-class PolyphaseKernel(Kernel):
+class PolyphaseKernel(NativeKernel):
     """Another algorithm's kernel between the two passes, some images at a time.
 
     Packed filters have room for those of the unit-stride layer.
+
+    Parameters
+    ----------
+    layer : ConvLayer
+    program : Program
+        The passes.
+    threads : int
+    inner : NativeKernel
+        Of the unit-stride layer of so many images as are computed `together`.
+    together, filters, images : int
+        How many those are, and bytes of the unit-stride layer's filters and output.
     """
 
     def __init__(
-        self, program: compiler.Program, threads: int, inner: Kernel, together: int, filters: int, images: int
+        self,
+        layer: ConvLayer,
+        program: compiler.Program,
+        threads: int,
+        inner: NativeKernel,
+        together: int,
+        filters: int,
+        images: int,
     ) -> None:
-        self._inner, self._together = inner, together
+        self._layer, self._program, self._inner, self._together = layer, program, inner, together
         self._deinterleave, self._interleave = Entry(program, "pack", threads), Entry(program, "run", threads)
         self.packed_bytes, self.workspace_bytes = inner.packed_bytes + filters, inner.workspace_bytes + images
 
@@ -43,11 +63,35 @@ class PolyphaseKernel(Kernel):
         for part in (self._inner, self._deinterleave, self._interleave):
             part.keep_denormals()
 
+    def calls(self) -> list[NativeCall]:
+        layer, images = self._layer, (WORKSPACE, self._inner.workspace_bytes)
+        of_input, of_output = (
+            math.prod(shape[1:]) * layer.itemsize for shape in (layer.input_shapes[0], layer.output_shape)
+        )
+        found = []
+        for n in range(0, layer.N, self._together):
+            within = {A: (A, n * of_input), OUT: images, BIAS: None, RESIDUAL: None}
+            for call in self._inner.calls():
+                takes = [
+                    None if part is None else _moved(within.get(part[0], (part[0], 0)), part[1]) for part in call.takes
+                ]
+                found.append(NativeCall(call.program, takes, call.party))
+            place = n * of_output
+            stored = [images, None, (OUT, place), (BIAS, 0), (RESIDUAL, place), None]
+            found.append(NativeCall(self._program, stored))
+        return found
+
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
         images = workspace[self._inner.workspace_bytes :]
         for n in range(0, len(a), self._together):
-            self._inner.run(a[n : n + self._together], b, images, None, None, workspace)
-            self._interleave(images, None, out[n : n + self._together])
+            some = slice(n, n + self._together)
+            self._inner.run(a[some], b, images, None, None, workspace)
+            self._interleave(images, None, out[some], bias, None if residual is None else residual[some])
+
+
+def _moved(part: tuple[int, int] | None, further: int) -> tuple[int, int] | None:
+    """A part of an operand from some byte of it on."""
+    return None if part is None else (part[0], part[1] + further)
 
 
 class Polyphase(Algorithm[CPU]):
@@ -63,7 +107,8 @@ class Polyphase(Algorithm[CPU]):
     directions = ("dgrad",)
     groupings: ClassVar[tuple[str, ...]] = ("dense", "grouped")
     dilated = False  # neighbouring taps would be of different components
-    epilogue = False
+    epilogue = ("dgrad",)
+    activations = activations.NAMES
     pool = "autoconv"
     searched = True
     spreads_nonfinite = True  # taps that a component lacks are zeros, and multiplied
@@ -75,7 +120,7 @@ class Polyphase(Algorithm[CPU]):
 
     def unsupported(self, layer: ConvLayer) -> list[str]:
         """What is declared, and what of the layer is against any inner algorithm: it may have no unit-stride layer."""
-        return super().unsupported(layer) or self._unfit(layer)
+        return super().unsupported(layer) + imprecise(layer) or self._unfit(layer)
 
     def _unfit(self, layer: ConvLayer) -> list[str]:
         reasons = []
@@ -122,7 +167,9 @@ class Polyphase(Algorithm[CPU]):
         some, inner = _in_cache(layer, device)
         program = compiler.build(emit, device.instruction_set, some)
         sizes = _bytes_in_lines(inner.w_shape, layer.itemsize), _bytes_in_lines(inner.y_shape, layer.itemsize)
-        return PolyphaseKernel(program, device.threads, self.inner.build(inner, device, params), some.N, *sizes)
+        kernel = self.inner.build(inner, device, params)
+        assert isinstance(kernel, NativeKernel)
+        return PolyphaseKernel(layer, program, device.threads, kernel, some.N, *sizes)
 
 
 def _in_cache(layer: ConvLayer, device: CPU) -> tuple[ConvLayer, ConvLayer]:

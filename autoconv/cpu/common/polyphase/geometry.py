@@ -56,7 +56,10 @@ def polyphase_axes(layer: ConvLayer) -> tuple[PolyphaseAxis, PolyphaseAxis]:
 
 
 def unit_stride_layer(layer: ConvLayer) -> ConvLayer:
-    """The convolution of dy with a channel for each component: of a group, all channels of one after the other's."""
+    """The convolution of dy with a channel for each component: of a group, all channels of one after the other's.
+
+    It has no epilogue, which dx gets when it is put together.
+    """
     rows, columns = polyphase_axes(layer)
     return layer.replace(
         direction="fwd",
@@ -68,4 +71,7 @@ def unit_stride_layer(layer: ConvLayer) -> ConvLayer:
         S=columns.taps,
         stride=(1, 1),
         padding=(rows.padding, columns.padding),
+        bias=False,
+        residual=False,
+        activation=None,
     )

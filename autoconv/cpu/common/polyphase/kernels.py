@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Value
+from autoconv.cpu.codegen.ir import DTYPES, VECTOR_REGISTERS, Function, Module, Value
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.cpu.common.epilogue import Epilogue
 from autoconv.cpu.common.lanes import interleaved_in_turn, within
 from autoconv.cpu.common.polyphase.geometry import polyphase_axes, unit_stride_layer
 from autoconv.layer import ConvLayer
 
-MOST_VECTORS = 8  # interleaved in registers: columns of a larger stride are stored one by one
+
+def most_interleaved(instruction_set: str) -> int:
+    """Vectors that are interleaved in registers, of which every step needs twice as many."""
+    return VECTOR_REGISTERS[instruction_set] // 2
 
 
 class _PassWriter:
@@ -23,6 +27,7 @@ class _PassWriter:
         (self.inner,) = correlations(unit_stride_layer(layer))
         (self.outer,) = correlations(layer.replace(direction="fwd"))
         self.element = DTYPES[layer.dtype]
+        self.epilogue = Epilogue.of(layer)
 
     def emit(self) -> None:
         """`pack` of filters, and `run`."""
@@ -67,16 +72,19 @@ class _PassWriter:
         layer, x = self.layer, self.outer.input
         k = self.m.function("interleave", *TASK, internal=True)
         context, index, _ = k.args
-        images, _, dx = operands(k, context, self.element)[:3]
+        images, _, dx, bias, residual = operands(k, context, self.element)[:5]
         n, c = index // layer.C, index % layer.C
-        dx = dx + n * x.image + c * x.channel
-        interleave = self._by_vectors if self.columns.stride <= MOST_VECTORS else self._one_by_one
+        place = n * x.image + c * x.channel
+        in_registers = self.columns.stride <= most_interleaved(self.m.instruction_set)  # else stored one by one
+        interleave = self._by_vectors if in_registers else self._one_by_one
         with k.loop(0, layer.H) as h:
-            interleave(k, self._row(images, n, c, h), dx + h * x.row)
+            here = place + h * x.row
+            interleave(k, self._row(images, n, c, h), dx + here, bias + c, residual + here)
         return k
 
-    def _by_vectors(self, k: Function, row: Value, dx: Value) -> None:
+    def _by_vectors(self, k: Function, row: Value, dx: Value, bias: Value, residual: Value) -> None:
         stride, lanes, W = self.columns.stride, self.m.lanes(self.element), self.layer.W
+        b = k.broadcast(bias, lanes) if self.epilogue.bias else None
         with k.loop(0, self.columns.count, lanes) as i:
             mask = k.mask(self.columns.count - i, lanes)
             apart = self.C * self.inner.output.channel
@@ -85,19 +93,28 @@ class _PassWriter:
             for part, v in enumerate(interleaved_in_turn(k, vectors)):
                 here = w + part * lanes
                 with k.if_((here >= 0) & (here <= W - lanes)):
-                    k.store(v, dx + here)
+                    self._store(k, v, dx + here, b, residual + here)
                 with k.else_():
-                    k.store(v, dx + here, mask=within(k, here, lanes, k.i64(W)))
+                    self._store(k, v, dx + here, b, residual + here, within(k, here, lanes, k.i64(W)))
 
-    def _one_by_one(self, k: Function, row: Value, dx: Value) -> None:
+    def _store(
+        self, k: Function, v: Value, dx: Value, bias: Value | None, residual: Value, mask: Value | None = None
+    ) -> None:
+        """Store sums with their epilogue: a vector of them, or a single one."""
+        r = k.load(residual, v.type.lanes, mask=mask) if self.epilogue.residual else None
+        k.store(self.epilogue.apply(k, v, bias, r), dx, mask=mask)
+
+    def _one_by_one(self, k: Function, row: Value, dx: Value, bias: Value, residual: Value) -> None:
         columns, stride = self.columns, self.columns.stride
+        bias_value = k.load(bias) if self.epilogue.bias else None
         with k.loop(0, stride) as b:
             w = b + (columns.first * stride - columns.pad)
             low = (stride - 1 - w) // stride  # 1 where output 0 lies outside
             high = k.min((self.layer.W + stride - 1 - w) // stride, columns.count)
             component = row + b * (self.C * self.inner.output.channel)
             with k.loop(low, high) as i:
-                k.store(k.load(component + i), dx + w + i * stride)
+                here = w + i * stride
+                self._store(k, k.load(component + i), dx + here, bias_value, residual + here)
 
     def _interleave_channels(self) -> Function:
         """A row of dx in NHWC: every pixel's channels from its component."""
@@ -105,19 +122,22 @@ class _PassWriter:
         x, y = self.outer.input, self.inner.output
         k = self.m.function("interleave", *TASK, internal=True)
         context, index, _ = k.args
-        images, _, dx = operands(k, context, self.element)[:3]
+        images, _, dx, bias, residual = operands(k, context, self.element)[:5]
         n, h = index // layer.H, index % layer.H
-        dx = dx + n * x.image + h * x.row
+        place = n * x.image + h * x.row
+        dx, residual = dx + place, residual + place
         with k.loop(0, layer.groups) as group:
             row = self._row(images, n, group * self.C, h)
             with k.loop(0, layer.W) as w:
                 u = w + self.columns.pad
                 i, across = u // self.columns.stride - self.columns.first, u % self.columns.stride
                 source = row + i * y.column + across * self.C
-                target = dx + w * x.column + group * self.C
+                target = w * x.column + group * self.C
                 with k.loop(0, self.C, lanes) as c:
                     mask = None if self.C % lanes == 0 else k.mask(self.C - c, lanes)
-                    k.store(k.load(source + c, lanes, mask=mask), target + c, mask=mask)
+                    b = k.load(bias + group * self.C + c, lanes, mask=mask) if self.epilogue.bias else None
+                    v = k.load(source + c, lanes, mask=mask)
+                    self._store(k, v, dx + target + c, b, residual + target + c, mask)
         return k
 
 

@@ -1,0 +1,271 @@
+"""For how many images at a time each node of a network is computed, from recorded facts.
+
+A layer of a whole batch reads its filters once, but leaves more behind than the caches hold; a layer of a few images
+has the next one find them there. So nodes that follow each other may be computed for some images at a time (a segment
+of `passes.batch_split`), and the segments with the least time in all are found by dynamic programming along the order
+in which nodes run (Viterbi, 1967). A node of b images costs what it is on record to take, once for every part. Records
+are of inputs and outputs that lie in the caches as far as they fit, which those of a few images do and the whole batch
+need not: where a segment meets another, the difference is added, by what the machine was measured to do.
+
+As such sums err, that is not the choice: it is run against the whole batch, and so are the smallest parts
+(`run.contest`); what won is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from typing import Any
+
+from autoconv import registry
+from autoconv.cpu.device import CPU
+from autoconv.errors import ConfigError, PlanError
+from autoconv.layer import ConvLayer
+from autoconv.networks.choice.candidate import best_in_network, fetching
+from autoconv.networks.choice.choose import of_layers
+from autoconv.networks.choice.layouts import laid_out
+from autoconv.networks.choice.times import OperatorTimes
+from autoconv.networks.graph import Graph
+from autoconv.networks.layer_list import layer_of
+from autoconv.networks.operators import Concat
+from autoconv.networks.passes.batch_split import Images, at_a_time, batch_of, divisors, for_images, split
+from autoconv.networks.run.memory import Views, arranged, blocks
+from autoconv.records.cache import TuningCache
+from autoconv.records.limits import Limits
+from autoconv.records.store import TextStore
+from autoconv.tuning.candidates import CandidateSet
+from autoconv.tuning.choice import TIMING
+from autoconv.tuning.planner import plan
+
+WORTH = 0.99  # of the whole batch's time: what is not expected to take less is not run
+MOST_PARTS = 16
+LIMITS = ("memory_limit", *(field.name for field in fields(Limits)))
+
+
+def ways_to_split(
+    graph: Graph, last: Collection[str], device: CPU, options: Mapping[str, Any], mode: str
+) -> list[dict[str, int]]:
+    """In which parts of the batch a network may run: what won a race before, or else what is to be raced now.
+
+    Parameters
+    ----------
+    graph : Graph
+        After all passes, in NCHW.
+    last : collection of str
+        The nodes whose arrays are in NHWC.
+    device : CPU
+    options : mapping
+        As for `plan`.
+    mode : str
+        As for `plan`. One that times has layers of fewer images timed, where the sum of all may be less by them.
+
+    Returns
+    -------
+    list of dict of str to int
+        As `split` takes them: the whole batch first, or one alone where there is nothing to race.
+    """
+    found = laid_out(graph, last)
+    if batch_of(found) == 1:
+        return [{}]
+    cache = options.get("cache") or TuningCache()
+    known = _recalled(found, device, options, cache)
+    if known is not None:
+        return [known]
+    if mode not in TIMING or _arrays(found) <= device.machine.caches[1] * device.machine.threads:
+        return [{}]  # or nothing is to be gained
+    with OperatorTimes(device, cache, measure=True) as between:
+        images = _Segments(found, device, options, mode, between).least()
+    alone = at_a_time(found, _counts(batch_of(found))[0])
+    return [{}, *([images] if images not in ({}, alone) else []), *([alone] if alone else [])]
+
+
+def remember(graph: Graph, images: Images, seconds: list[float], device: CPU, options: Mapping[str, Any]) -> None:
+    """Keep in which parts a network in its layouts was quickest, and the times of all that were raced."""
+    record = {"version": _version(device), "images": dict(images), "seconds": seconds, "graph": graph.name}
+    store = TextStore((options.get("cache") or TuningCache()).directory)
+    try:
+        store.update(_key(graph, device, options), lambda old: json.dumps(record))
+    finally:
+        store.close()
+
+
+def _recalled(graph: Graph, device: CPU, options: Mapping[str, Any], cache: TuningCache) -> dict[str, int] | None:
+    """The parts in which a network won, under today's kernels; what cannot be read is not known."""
+    store = TextStore(cache.directory)
+    try:
+        record = json.loads(store.get(_key(graph, device, options)) or "{}")
+        images = {str(name): int(count) for name, count in record["images"].items()}
+        split(graph, images)
+        return images if record["version"] == _version(device) else None
+    except (AttributeError, ConfigError, LookupError, TypeError, ValueError):
+        return None
+    finally:
+        store.close()
+
+
+def _counts(batch: int) -> list[int]:
+    """How many images at a time there may be: parts are arranged one by one."""
+    return [count for count in divisors(batch) if batch // count <= MOST_PARTS]
+
+
+def _arrays(graph: Graph) -> int:
+    """Bytes of the arrays of a graph that are needed at once."""
+    views = Views(graph)
+    nodes = [node for node in graph.nodes.values() if node.name not in views.free]
+    return arranged(blocks(graph, views, nodes, [0] * len(nodes)))[1]
+
+
+def _key(graph: Graph, device: CPU, options: Mapping[str, Any]) -> str:
+    """What the parts of a network depend on: its nodes, and the limits under which their candidates are chosen."""
+    nodes = [f"{node} of {[*map(str, map(graph.types.get, node.inputs))]}" for node in graph.nodes.values()]
+    limits = [f"{name}={options[name]}" for name in LIMITS if options.get(name)]
+    what = "\n".join([*nodes, *limits])
+    return f"parts|{hashlib.sha256(what.encode()).hexdigest()}|{device.key}"
+
+
+def _version(device: CPU) -> str:
+    """Of all of ours that computes layers on a device."""
+    ours = [algorithm for algorithm in registry.algorithms(device) if algorithm.vendor is None]
+    versions = [f"{algorithm.name} {algorithm.version}" for algorithm in ours]
+    return hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
+
+
+class _Segments:
+    """Finds the segments of the least time in all.
+
+    A time that is not on record is first hoped for: as the whole batch's, but for the difference that estimates make.
+    What the choice then rests on is timed, and the choice made again, until it rests on times alone.
+    """
+
+    def __init__(
+        self, graph: Graph, device: CPU, options: Mapping[str, Any], mode: str, between: OperatorTimes
+    ) -> None:
+        self._graph, self._device, self._mode, self._between = graph, device, mode, between
+        self._options = of_layers(options, device)
+        self._batch = batch_of(graph)
+        self._parts = {count: for_images(graph, count) for count in _counts(self._batch)}
+        self._parts[self._batch] = graph
+        self._free = {count: Views(part).free for count, part in self._parts.items()}
+        self._times: dict[tuple[ConvLayer, bool], float | None] = {}
+        self._estimates: dict[ConvLayer, float] = {}
+        self._borders = self._crossing()
+
+    def least(self) -> dict[str, int]:
+        """How many images at a time, by node; nothing where the whole batch is as quick."""
+        while True:
+            found, total, whole = self._chosen()
+            if total > WORTH * whole:
+                return {}
+            hoped: Counter[tuple[ConvLayer, bool]] = Counter()
+            for name, count in found.items():
+                layer = self._layer(name, count)
+                if layer is not None and count < self._batch and self._recorded(*layer, "cached") is None:
+                    hoped[layer] += 1
+            if not hoped:
+                return {name: count for name, count in found.items() if count < self._batch}
+            for layer in hoped:
+                del self._times[layer]
+                if self._recorded(*layer, self._mode) is None:
+                    self._times[layer] = math.inf  # there is none to be had
+
+    def _chosen(self) -> tuple[dict[str, int], float, float]:
+        """The best path through the nodes, its seconds, and those of the whole batch."""
+        names = list(self._graph.nodes)
+        costs = [{count: cost for count in self._parts if (cost := self._seconds(n, count)) < math.inf} for n in names]
+        whole = sum(found[self._batch] for found in costs)
+        best: dict[int, float] = dict(costs[0])
+        before: list[dict[int, int]] = [{}]
+        for place in range(1, len(names)):
+            moves = {
+                count: min(best, key=lambda other: best[other] + self._border(place, other, count))
+                for count in costs[place]
+            }
+            best = {
+                count: cost + best[moves[count]] + self._border(place, moves[count], count)
+                for count, cost in costs[place].items()
+            }
+            before.append(moves)
+        count = min(best, key=best.__getitem__)
+        total, found = best[count], {}
+        for place in reversed(range(len(names))):
+            found[names[place]] = count
+            count = before[place].get(count, count)
+        return found, total, whole
+
+    def _seconds(self, name: str, count: int) -> float:
+        """Of a node for the whole batch, so many images at a time: on record, or hoped for."""
+        node = self._parts[count].nodes.get(name)
+        if node is None:
+            return math.inf
+        times = self._batch // count
+        in_place = name in self._free[count] or (isinstance(node.operator, Concat) and count == 1)
+        if in_place or not any(name in part.nodes for part in self._parts.values() if part is not self._graph):
+            return 0.0  # or there is no choice
+        if (layer := self._layer(name, count)) is None:
+            return times * self._between.seconds(node.operator, [self._parts[count].types[n] for n in node.inputs])
+        mode = self._mode if count == self._batch else "cached"
+        found = self._recorded(*layer, mode)
+        return times * (self._hope(name, count) if found is None else found)
+
+    def _layer(self, name: str, count: int) -> tuple[ConvLayer, bool] | None:
+        """The layer that computes a node, and whether its filters are constant."""
+        part = self._parts[count]
+        layer = layer_of(part, part.nodes[name])
+        return None if layer is None else (layer, part.nodes[name].inputs[1] in part.constants)
+
+    def _recorded(self, layer: ConvLayer, constant: bool, mode: str) -> float | None:
+        """Seconds of a layer's best candidate, whose output is read next; None where there is no time of any."""
+        if (layer, constant) not in self._times:
+            self._times[layer, constant] = None
+            with contextlib.suppress(PlanError):
+                made = plan(layer, mode, weights="constant" if constant else "varying", **self._options)
+                name = best_in_network(made, self._device)
+                if (seconds := made.timings.get(name)) is not None:
+                    self._times[layer, constant] = seconds + fetching(made.layer, self._device, name)
+        return self._times[layer, constant]
+
+    def _hope(self, name: str, count: int) -> float:
+        """Seconds of a layer of so many images that has not been timed."""
+        layer, whole = self._layer(name, count), self._layer(name, self._batch)
+        assert layer is not None
+        assert whole is not None
+        known = self._recorded(*whole, self._mode)
+        return math.inf if known is None else known * self._estimate(layer[0]) / self._estimate(whole[0])
+
+    def _estimate(self, layer: ConvLayer) -> float:
+        if layer not in self._estimates:
+            ours = [algorithm for algorithm in registry.algorithms(self._device) if algorithm.vendor is None]
+            expected = CandidateSet(layer, self._device, ours, frozenset()).expected.values()
+            self._estimates[layer] = min(facts.time for facts in expected)
+        return self._estimates[layer]
+
+    def _crossing(self) -> list[list[int]]:
+        """Bytes of each array that is made before a node and taken by it or later, by the place of the node."""
+        place = {name: n for n, name in enumerate(self._graph.nodes)}
+        end: dict[str, int] = {}
+        for n, node in enumerate(self._graph.nodes.values()):
+            end.update({name: n for name in node.inputs if name in place})
+        found: list[list[int]] = [[] for _ in place]
+        for name, last in end.items():
+            for n in range(place[name] + 1, last + 1):
+                found[n].append(self._graph.types[name].nbytes)
+        return found
+
+    def _border(self, place: int, before: int, after: int) -> float:
+        """Seconds that arrays of the whole batch cost where nodes before and after are of other numbers of images."""
+        if before == after:
+            return 0.0
+        machine = self._device.machine
+        total = 0.0
+        for size in self._borders[place]:
+            whole, made, taken = (
+                size * count / self._batch / machine.threads for count in (self._batch, before, after)
+            )
+            total += machine.writing(size, whole) - machine.writing(size, made)
+            total += machine.reading(size, whole) - machine.reading(size, taken)
+        return total

@@ -1,0 +1,82 @@
+"""Whole networks against each other: the same graph in different parts, run in turn."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from autoconv.algorithm import Array
+from autoconv.networks.run.instance import Instance, Schedule
+from autoconv.records.cache import TuningCache
+
+FEWEST, MOST = 5, 50  # rounds
+SECONDS = 10.0  # of all rounds, past the fewest
+RESAMPLES = 200
+NEAR = 1.02  # of the quickest: then the one that needs least memory
+SURE, LIKELY, HOPELESS = 0.95, 0.75, 0.25  # parts of resampled medians: to stop at, to win in the end, to give up
+
+
+def quickest(schedules: Sequence[Schedule], options: Mapping[str, Any]) -> tuple[int, list[float]]:
+    """Which of several ways to compute one network is the quickest: the first, unless another likely is.
+
+    They run in rounds of random order, so that what disturbs the machine meets all; and their times are compared round
+    by round. How sure it is that another is quicker tells the part of samples, drawn anew from the rounds, in which the
+    median of its time over the first one's is below 1 (the bootstrap: Efron, 1979). Rounds go on until that is sure of
+    one, hopeless for all, or has taken long enough. Of those that are about as quick, the one that needs the least
+    memory wins.
+
+    Parameters
+    ----------
+    schedules : sequence of Schedule
+        Of graphs with the same inputs.
+    options : mapping
+        As for `plan`: the `cache` whose other users measure nothing meanwhile.
+
+    Returns
+    -------
+    int, and list of float
+        Its place, and the median seconds of each.
+    """
+    graph, draws, rng = schedules[0].graph, random.Random(0), np.random.default_rng(0)
+    inputs = {name: rng.standard_normal(t.shape).astype(t.dtype) for name, t in graph.inputs.items()}
+    instances = [Instance(schedule) for schedule in schedules]
+    with (options.get("cache") or TuningCache()).timing_lock(schedules[0].device.key):
+        rounds, agreeing = _raced(instances, inputs, draws)
+    medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
+    likely = [n for n, part in enumerate(agreeing, 1) if part >= LIKELY]
+    near = [n for n in likely if medians[n] <= NEAR * min(medians[m] for m in likely)]
+    return min(near, key=lambda n: schedules[n].arena_bytes, default=0), medians
+
+
+def _raced(
+    instances: Sequence[Instance], inputs: Mapping[str, Array], draws: random.Random
+) -> tuple[list[list[float]], list[float]]:
+    """Seconds of all in every round; and of each after the first, the part of samples in which it is quicker."""
+    for instance in instances:
+        instance.run(inputs)
+    rounds: list[list[float]] = []
+    began = time.perf_counter()
+    while True:
+        took = [0.0] * len(instances)
+        for n in draws.sample(range(len(instances)), len(instances)):
+            start = time.perf_counter()
+            instances[n].run(inputs)
+            took[n] = time.perf_counter() - start
+        rounds.append(took)
+        if len(rounds) < FEWEST:
+            continue
+        agreeing = [_agreeing([took[n] / took[0] for took in rounds], draws) for n in range(1, len(instances))]
+        late = len(rounds) >= MOST or time.perf_counter() - began > SECONDS
+        if late or max(agreeing, default=0) >= SURE or max(agreeing, default=0) <= HOPELESS:
+            return rounds, agreeing
+
+
+def _agreeing(ratios: Sequence[float], draws: random.Random) -> float:
+    """The part of resampled medians that are below 1."""
+    again = (statistics.median(draws.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+    return sum(ratio < 1 for ratio in again) / RESAMPLES

@@ -1,0 +1,91 @@
+"""Operators as older opsets have them, where newer ones take attributes as inputs or mean something else by them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from onnx_models import model, node  # noqa: E402
+
+from autoconv.networks.onnx_reader import translated  # noqa: E402
+from autoconv.networks.onnx_reader.reader import OLDEST  # noqa: E402
+from autoconv.networks.reference import evaluate  # noqa: E402
+
+NEWEST = onnx.defs.onnx_opset_version()
+X = np.random.default_rng(0).standard_normal((2, 3, 4, 6))
+PADS = [0, 0, 1, 0, 0, 0, 0, 2]
+DOUBLED = X.repeat(2, axis=2).repeat(2, axis=3)
+
+
+def int64(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def softmax(x: np.ndarray, axis: int) -> np.ndarray:
+    e = np.exp(x - x.max(axis=axis, keepdims=True))
+    return np.asarray(e / e.sum(axis=axis, keepdims=True))
+
+
+def constants(**values: Any) -> dict[str, np.ndarray]:
+    return {name: np.asarray(value) for name, value in values.items()}
+
+
+SCALES = np.array([1, 1, 2, 2], np.float32)
+BOUNDS = constants(l=np.float32(-0.5), h=np.float32(0.5))
+FIRST = X.reshape(2, -1)
+
+# first and last opset, the node, its constants, and what it gives
+CASES: dict[str, tuple[int, int, Any, dict[str, np.ndarray], np.ndarray]] = {
+    "clip by attributes": (7, 10, node("Clip", "x", min=-0.5, max=0.5), {}, X.clip(-0.5, 0.5)),
+    "clip by inputs": (11, NEWEST, node("Clip", "x l h"), BOUNDS, X.clip(-0.5, 0.5)),
+    "pad by attributes": (7, 10, node("Pad", "x", pads=PADS, value=2.0), {},
+                          np.pad(X, ((0, 0), (0, 0), (1, 0), (0, 2)), constant_values=2)),
+    "pad by inputs": (11, NEWEST, node("Pad", "x p v"), constants(p=int64(*PADS), v=np.float32(2)),
+                      np.pad(X, ((0, 0), (0, 0), (1, 0), (0, 2)), constant_values=2)),
+    "slice by attributes": (7, 9, node("Slice", "x", starts=[1, 0], ends=[9, -1], axes=[2, 3]), {}, X[:, :, 1:, :-1]),
+    "slice by inputs": (10, NEWEST, node("Slice", "x s e a t"),
+                        constants(s=int64(1, 5), e=int64(9, 0), a=int64(2, 3), t=int64(1, -2)), X[:, :, 1:, 5:0:-2]),
+    "softmax of all that follows": (7, 12, node("Softmax", "x"), {}, softmax(FIRST, 1).reshape(X.shape)),
+    "softmax of an axis": (13, NEWEST, node("Softmax", "x"), {}, softmax(X, 3)),
+    "split by an attribute": (7, 12, node("Split", "x", "a y", split=[1, 2], axis=1), {}, X[:, 1:]),
+    "split by an input": (13, NEWEST, node("Split", "x s", "a y", axis=1), constants(s=int64(1, 2)), X[:, 1:]),
+    "split evenly": (7, 17, node("Split", "x", "a y", axis=3), {}, X[..., 3:]),
+    "split by a number": (18, NEWEST, node("Split", "x", "a b y", axis=3, num_outputs=3), {}, X[..., 4:]),
+    "unsqueeze by an attribute": (7, 12, node("Unsqueeze", "x", axes=[0, 5]), {}, X[None, ..., None]),
+    "unsqueeze by an input": (13, NEWEST, node("Unsqueeze", "x a"), constants(a=int64(0, -1)), X[None, ..., None]),
+    "squeeze": (7, 12, node("Squeeze", "x"), {}, X),
+    "mean by an attribute": (7, 17, node("ReduceMean", "x", axes=[1, 3], keepdims=0), {}, X.mean(axis=(1, 3))),
+    "mean by an input": (18, NEWEST, node("ReduceMean", "x a"), constants(a=int64(-1)), X.mean(axis=3, keepdims=True)),
+    "sum by an attribute": (7, 12, node("ReduceSum", "x", axes=[2]), {}, X.sum(axis=2, keepdims=True)),
+    "sum by an input": (13, NEWEST, node("ReduceSum", "x a"), constants(a=int64(2)), X.sum(axis=2, keepdims=True)),
+    "upsample by an attribute": (7, 8, node("Upsample", "x", scales=SCALES.tolist()), {}, DOUBLED),
+    "upsample by an input": (9, 9, node("Upsample", "x s"), constants(s=SCALES), DOUBLED),
+    "resize without a region": (10, 10, node("Resize", "x s"), constants(s=SCALES), DOUBLED),
+    "resize": (11, NEWEST, node("Resize", "x - s"), constants(s=SCALES), DOUBLED),
+    "dropout": (7, 11, node("Dropout", "x", ratio=0.5), {}, X),
+    "dropout by an input": (12, NEWEST, node("Dropout", "x r"), constants(r=np.float32(0.5)), X),
+    "batch norm": (7, NEWEST, node("BatchNormalization", "x s b m v", epsilon=0.5),
+                   {name: np.full(3, value, np.float32) for name, value in (("s", 2), ("b", 1), ("m", 3), ("v", 0.5))},
+                   (X - 3) * 2 + 1),
+    "flatten": (7, NEWEST, node("Flatten", "x"), {}, FIRST),
+    "largest of windows": (7, NEWEST, node("MaxPool", "x", kernel_shape=[2, 2], strides=[2, 2]), {},
+                           X.reshape(2, 3, 2, 2, 3, 2).max(axis=(3, 5))),
+    "averages": (7, NEWEST, node("AveragePool", "x", kernel_shape=[2, 2], strides=[2, 2]), {},
+                 X.reshape(2, 3, 2, 2, 3, 2).mean(axis=(3, 5))),
+    "slopes": (7, NEWEST, node("PRelu", "x k"), constants(k=np.array([[[2.0]], [[3.0]], [[4.0]]], np.float32)),
+               np.where(X < 0, X * np.array([2, 3, 4]).reshape(3, 1, 1), X)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_in_its_oldest_and_its_newest_opset(name: str) -> None:
+    first, last, what, values, expected = CASES[name]
+    for opset in sorted({max(first, OLDEST), last}):
+        graph = translated(model([what], {"x": X.shape}, values, opset=opset), f"{name}, opset {opset}")
+        (found,) = evaluate(graph, {"x": X}).values()
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
