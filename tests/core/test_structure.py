@@ -58,6 +58,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
     "autoconv.cuda": (
         {"direct", "winograd", "fft", "depthwise"},
         {"gemm"},
+        {"hopper"},
         {"device"},
         {"hardware", "timing"},
         {"libraries"},

@@ -14,8 +14,8 @@ from autoconv import network
 from autoconv.algorithm import Algorithm
 from autoconv.cuda.depthwise.wgrad import DepthwiseWgrad
 from autoconv.cuda.gemm.gemm import Gemm
-from autoconv.cuda.gemm.hopper import Hopper
 from autoconv.cuda.gemm.tensor import Tensor
+from autoconv.cuda.hopper.hopper import Hopper
 from autoconv.layer import ConvLayer
 
 CONFIGS = sorted(Path(__file__).parents[2].glob("configs/*.yaml"))

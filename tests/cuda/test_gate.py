@@ -30,6 +30,10 @@ from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import CudaAlgorithm
 from autoconv.cuda.gemm.gemm import Gemm
 from autoconv.cuda.gemm.tensor import Tensor
+from autoconv.cuda.hardware import RATES
+from autoconv.cuda.hopper.hopper import CAPABILITY, HopperTile
+from autoconv.cuda.hopper.split import TILES as SPLIT_TILES
+from autoconv.cuda.hopper.split import HopperBF16x6
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
 CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
@@ -126,11 +130,11 @@ def instructions(unit: Unit, capability: int) -> set[str]:
     return set(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z0-9]+)", code, re.MULTILINE))
 
 
-def main_loop(unit: Unit, capability: int) -> list[str]:
-    """The instructions of a kernel's longest loop that has none in it, less those that never happen (`@!PT`)."""
+def loops(unit: Unit, capability: int) -> list[tuple[list[str], bool]]:
+    """The instructions of a kernel's loops, less those that never happen (`@!PT`); and whether no loop is in it."""
     body: list[str] = []
     labels: dict[str, int] = {}
-    longest: list[str] = []
+    found_loops: list[tuple[list[str], bool]] = []
     ended = 0  # where the last loop does
     for line in machine_code(unit, capability).splitlines():
         if label := re.match(r"(\.L_\w+):", line):
@@ -139,10 +143,14 @@ def main_loop(unit: Unit, capability: int) -> list[str]:
             body.append(found[1])
             back = labels.get(target[1]) if (target := re.search(r"\((\.L_\w+)\)", found[2])) else None
             if found[1] == "BRA" and back is not None:
-                if back >= ended and len(body) - back > len(longest):
-                    longest = body[back:]
+                found_loops.append((body[back:], back >= ended))
                 ended = len(body)
-    return longest
+    return found_loops
+
+
+def main_loop(unit: Unit, capability: int) -> list[str]:
+    """The longest of those that have none in them."""
+    return max((loop for loop, innermost in loops(unit, capability) if innermost), key=len, default=[])
 
 
 def disassembler() -> Path:
@@ -293,6 +301,21 @@ def test_main_loops_spend_their_issue_slots_on_products(name: str, direction: st
         transposed = layer.itemsize == 4 and {"fwd": 0, "dgrad": 1, "wgrad": 2}[direction]
         assert (loop.count("LDS") > 0) == (transposed > 0)
         assert (loop.count("LDSM") > 0) == (transposed < 2)
+
+
+@pytest.mark.parametrize(("direction", "most"), [("fwd", 0.55), ("dgrad", 0.55), ("wgrad", 0.75)])
+@pytest.mark.parametrize("tile", SPLIT_TILES[:3], ids=lambda tile: f"{tile.BM}x{tile.BN}")
+def test_loops_of_products_in_parts_leave_the_tensor_cores_busy(tile: HopperTile, direction: str, most: float) -> None:
+    """What splits rows and adds sums takes so much of the products' clocks, at most, and is what the model says."""
+    layer = ConvLayer(**(LAYERS["3x3"] | {"C": 128, "K": 128}), direction=direction, layout="NHWC")
+    params = {"BM": tile.BM, "BN": tile.BN, "STAGES": tile.STAGES, "SPLIT": 1}
+    product = HopperBF16x6().units(layer, params)[0]
+    loop = min((one for one, _ in loops(product, CAPABILITY) if "HGMMA" in one), key=len)  # a slice, not a tile
+    assert loop.count("HGMMA") == HopperBF16x6.products * 2 * tile.BM // 64 // tile.CONSUMERS
+    slots = HopperBF16x6().slice_slots(layer, tile) / 4  # of a scheduler
+    assert slots / tile.CONSUMERS == pytest.approx(len(loop), rel=0.06)
+    clocks = HopperBF16x6.products * tile.BM * tile.BN * 32 / RATES[CAPABILITY][2]
+    assert slots <= most * clocks
 
 
 def test_every_budget_is_of_a_kernel() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,14 @@ import pytest
 from layers import edge
 from ml_dtypes import bfloat16
 from simt.cases import check
-from simt.emulator import MISSING, Emulated, EmulationError, launcher, sanitized
+from simt.emulator import MISSING, Emulated, EmulationError, launcher
+from simt.planted import Planted, caught
 
 from autoconv.cuda.codegen import tensor_map as module
 from autoconv.cuda.codegen.occupancy import register_cap
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.codegen.tensor_map import TensorMap, TensorMapError, passing
-from autoconv.cuda.gemm.hopper import (
+from autoconv.cuda.hopper.hopper import (
     CAPABILITY,
     PRODUCER_REGISTERS,
     TILES,
@@ -190,14 +191,15 @@ def test_the_producer_leaves_what_the_consumers_ask_for() -> None:
         asked = WARPGROUP * (PRODUCER_REGISTERS + tile.CONSUMERS * tile.consumer_registers)
         assert PRODUCER_REGISTERS < start < tile.consumer_registers
         assert asked <= start * tile.threads
-        assert tile.consumer_registers >= tile.BM // tile.CONSUMERS // 64 * tile.BN // 2 + 24  # the sums fit
+        rows = tile.BM if tile.ALTERNATE else tile.BM // tile.CONSUMERS
+        assert tile.consumer_registers >= rows // 64 * tile.BN // 2 + 24  # the sums fit
 
 
 # ---- the units
 
 WORDS = Unit(
     "test",
-    "gemm/hopper.cuh",
+    "hopper/hopper.cuh",
     edge("one"),
     grid=(1, 1, 1),
     threads=256,
@@ -237,14 +239,14 @@ def unswizzled(raw: Any) -> Any:
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_im2col_copies(dtype: Any) -> None:
-    """Pixels of a strided, padded, dilated walk, against NumPy's padding; float32 is rounded to tf32."""
+@pytest.mark.parametrize(("dtype", "kind"), [(np.float16, "float16"), (np.float32, "tf32"), (np.float32, "float32")])
+def test_im2col_copies(dtype: Any, kind: str) -> None:
+    """Pixels of a strided, padded, dilated walk, against NumPy's padding; as tf32, float32 is rounded."""
     generator = np.random.default_rng(1)
     x = generator.standard_normal((2, 7, 6, 40)).astype(dtype)
     name, line = np.dtype(dtype).name, 128 // np.dtype(dtype).itemsize
     layer = layer_of(C=40, H=7, W=6, K=8, stride=(2, 1), padding=((1, 2), (2, 0)), dilation=(1, 2), dtype=name)
-    tensor_map = pixel_map(layer, passes(layer)[0], 64)
+    tensor_map = pixel_map(layer, passes(layer)[0], 64, kind)
     first, channel, tap = 5, 8, (2, 4)
     n, p, q = np.unravel_index(first, (layer.N, layer.P, layer.Q))
     body = f"""{READY}
@@ -262,7 +264,7 @@ def test_im2col_copies(dtype: Any) -> None:
         if first + i < layer.N * layer.P * layer.Q:
             n, p, q = np.unravel_index(first + i, (layer.N, layer.P, layer.Q))
             wanted[i] = padded[n, 10 + p * 2 - 1 + tap[0], 10 + q - 2 + tap[1], channel : channel + line]
-    if dtype == np.float32:
+    if kind == "tf32":
         wanted = ((wanted.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)
     for schedule in (0, 2, 15):
         raw = np.zeros(2048, "f")
@@ -290,7 +292,7 @@ def test_products_of_a_warpgroup(name: str, dtype: Any, across: tuple[int, int],
     given = [
         np.ascontiguousarray((m.T if turned else m).astype(dtype)) for m, turned in zip((a, b), across, strict=True)
     ]
-    kind = "float32" if name == "float" else "float16"
+    kind = "tf32" if name == "float" else "float16"
     maps = tuple(
         TensorMap(kind, (*array.shape[::-1], 1), (array.strides[0], array.nbytes), (line, min(len(array), 256), 1))
         for array in given
@@ -326,6 +328,46 @@ def test_products_of_a_warpgroup(name: str, dtype: Any, across: tuple[int, int],
         out = np.zeros((64, columns), "f")
         launch(body, *given, out, maps=maps, schedule=schedule)
         np.testing.assert_array_equal(out, a @ b.T + 1)
+
+
+@needs_compiler
+@pytest.mark.parametrize("columns", [64, 128])
+@pytest.mark.parametrize("across", [0, 1])
+def test_products_of_rows_in_registers(across: int, columns: int) -> None:
+    """Columns in lines of 64 bytes along the depth, or of 128 across it; what was in the sums before does not count."""
+    generator = np.random.default_rng(3)
+    a, b = (generator.integers(-8, 8, (extent, 32)) for extent in (64, columns))
+    given = np.ascontiguousarray((b.T if across else b).astype(bfloat16))
+    box = (64, 32, 1) if across else (32, columns, 1)
+    tensor_map = TensorMap("bfloat16", (*given.shape[::-1], 1), (given.strides[0], given.nbytes), box)
+    body = f"""{READY}
+        if (t == 128) {{
+            arrive_expecting(s.full, {64 * columns});
+            for (int i = 0; i < {columns}; i += {64 if across else columns})
+                fetch_box(s.b + i * 64, p0, s.full, i, 0, 0);
+        }}
+        if (t >= 128) return;
+        unsigned held[2][4];
+        for (int i = 0; i < 8; i++) {{
+            const float* pair = p1 + (t / 32 * 16 + i % 2 * 8 + t % 32 / 4) * 32 + i / 2 * 8 + t % 4 * 2;
+            held[i / 4][i % 4] = to_bfloat16_pair(pair[0], pair[1]);
+        }}
+        float d[{columns // 2}];
+        for (int i = 0; i < {columns // 2}; i++) d[i] = 1;
+        await(s.full, 0);
+        fence_products();
+        const Word b = matrix_at<{128 if across else 64}>(s.b, {4096 if across else 16});
+        multiply_held<{across}, true>(bfloat16_t{{}}, d, held[0], b);
+        multiply_held<{across}, false>(bfloat16_t{{}}, d, held[1], b + further({16 * 128 if across else 32}));
+        commit_products();
+        wait_products<0>();
+        for (int i = 0; i < {columns // 2}; i++)
+            p2[(t / 32 * 16 + i / 2 % 2 * 8 + t % 32 / 4) * {columns} + i / 4 * 8 + t % 4 * 2 + i % 2] = d[i];
+    """
+    for schedule in (0, 2, 15):
+        out = np.zeros((64, columns), "f")
+        launch(body, given, a.astype("f"), out, maps=(tensor_map,), schedule=schedule)
+        np.testing.assert_array_equal(out, a @ b.T)
 
 
 BRING = "arrive_expecting(s.full, 8192); fetch_box(%s, p0, s.full, 0, 0, 0);"
@@ -372,75 +414,67 @@ def test_it_complains(body: str, complaint: str) -> None:
 
 DEEP = layer_of(C=72, K=72)  # 18 slices of the depth, two tiles to some blocks: every stage goes round
 PLANTED = {
-    "no wait for the copies": ("await(shared.full[turn.stage], turn.parity);", ";"),
-    "no wait for a free stage": ("await(shared.empty[turn.stage], turn.parity ^ 1);", ";"),
+    "no wait for the copies": ("await(ring.full[turn.stage], turn.parity);", ";"),
+    "no wait for a free stage": ("await(ring.empty[turn.stage], turn.parity ^ 1);", ";"),
     "a stage returned while products read it": (
-        "arrive(shared.empty[used]);\n            used",
-        "arrive(shared.empty[turn.stage]);\n            used",
+        "arrive(ring.empty[used]);\n        used",
+        "arrive(ring.empty[turn.stage]);\n        used",
     ),
     "the parity never changes": ("parity ^= 1;", ";"),
     "the producer begins in the wrong phase": ("turn.parity ^ 1);", "turn.parity);"),
     "no wait for the products before a stage returns": ("wait_products<1>();", ";"),
     "no wait for the last products": ("wait_products<0>();", ";"),
-    "no commit": ("commit_products();\n            wait", "wait"),
-    "no fence before the products": ("fence_products();\n            multiply", "multiply"),
+    "no commit": ("commit_products();\n        wait", "wait"),
+    "no fence before the products": ("fence_products();\n        multiply", "multiply"),
     "too few bytes announced": ("sizeof(Stage));\n", "sizeof(Stage) / 2);\n"),
     "the barriers are not made known": ("        fence_barriers();\n", ""),
     "the barriers are used before they are initialised": (
         "__syncthreads();\n    if (threadIdx.x >=",
         ";\n    if (threadIdx.x >=",
     ),
-    "another swizzle": ("swizzled = Word(1) << 62", "swizzled = Word(2) << 62"),
-    "a wrong distance of atoms": ("Word(ATOM_BYTES >> 4) << 32", "Word(ATOM_BYTES >> 3) << 32"),
+    "another swizzle": ("swizzled = Word(LINE_BYTES / line) << 62", "swizzled = Word(2) << 62"),
+    "a wrong distance of atoms": ("atom = 8 * line >> 4", "atom = 8 * line >> 3"),
     "a wrong step along the depth": ("further(depth * (B_ACROSS", "further(2 * depth * (B_ACROSS"),
+}
+OUT_OF_TURN = {
+    "a warpgroup begins before its turn": (
+        "await(ring.multiplied[(tile - 1) % TOGETHER], (tile - 1) / TOGETHER & 1);",
+        ";",
+    ),
+    "the wrong warpgroup goes first": ("tile % TOGETHER != warpgroup", "tile % TOGETHER == warpgroup"),
+    "stages of the others are not left out": ("turn.skip(at.last() - at.first());", ";"),
+    "nobody says that the tile is multiplied": ("arrive(ring.multiplied[warpgroup]);", ";"),
 }
 
 
-@dataclass(frozen=True)
-class Planted(Emulated):
-    """An emulated GPU whose kernel has a planted fault."""
-
-    capability: int = CAPABILITY
-    fault: str = ""
-
-    def load(self, unit: Unit) -> Callable[..., None]:
-        right, wrong = PLANTED[self.fault]
-        if unit.text.count(right) != 1:  # no assertion, which would count as caught
-            raise ValueError(f"{right!r} is not a place in the kernel")
-        text = unit.text.replace(right, wrong)
-        if self.sanitizer:
-            return sanitized(unit, self.sanitizer, self.schedule, text)
-        return launcher(unit, self.flags, self.schedule, text)
-
-
 PARAMS = {"BM": 64, "BN": 64, "STAGES": 4, "SPLIT": 1}
+ALTERNATING = {"BM": 64, "BN": 256, "STAGES": 5, "SPLIT": 4}  # three tiles to a block, its warpgroups in turn
 
 
 @needs_compiler
-def test_the_kernel_is_right_on_every_schedule() -> None:
+@pytest.mark.parametrize("params", [PARAMS, ALTERNATING], ids=["together", "alternating"])
+def test_the_kernel_is_right_on_every_schedule(params: dict[str, int]) -> None:
     for schedule in SCHEDULES:
-        check(Emulated(capability=CAPABILITY, schedule=schedule), HOPPER, DEEP, PARAMS)
-
-
-def caught(device: Planted) -> bool:
-    try:
-        check(device, HOPPER, DEEP, PARAMS)
-    except (AssertionError, EmulationError):
-        return True
-    return False
+        check(Emulated(capability=CAPABILITY, schedule=schedule), HOPPER, DEEP, params)
 
 
 @needs_compiler
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_caught(fault: str) -> None:
-    assert any(caught(Planted(fault=fault, schedule=schedule)) for schedule in SCHEDULES)
+    assert caught(PLANTED[fault], HOPPER, DEEP, PARAMS)
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", OUT_OF_TURN)
+def test_warpgroups_out_of_turn_are_caught(fault: str) -> None:
+    assert caught(OUT_OF_TURN[fault], HOPPER, DEEP, ALTERNATING)
 
 
 @needs_compiler
 @pytest.mark.parametrize("fault", ["no wait for the copies", "no wait for the products before a stage returns"])
 def test_thread_sanitizer_names_the_race(fault: str) -> None:
     with pytest.raises(EmulationError, match="data race"):
-        check(Planted(fault=fault, sanitizer="thread"), HOPPER, DEEP, PARAMS)
+        check(Planted(fault=PLANTED[fault], sanitizer="thread"), HOPPER, DEEP, PARAMS)
 
 
 @needs_compiler

@@ -13,9 +13,12 @@ from simt.emulator import MISSING
 from autoconv.algorithm import Params
 from autoconv.bench.gpu.cases import SCALAR_TILE
 from autoconv.common.split_products import SPLIT_PRODUCTS
+from autoconv.cuda.common.algorithm import CudaAlgorithm
 from autoconv.cuda.gemm import gemm
 from autoconv.cuda.gemm.gemm import Gemm
-from autoconv.cuda.gemm.tensor import TensorBF16x6, TensorSplit, TensorTF32, TensorTF32x3
+from autoconv.cuda.gemm.tensor import TensorBF16x6, TensorTF32, TensorTF32x3
+from autoconv.cuda.hopper.hopper import HopperTF32
+from autoconv.cuda.hopper.split import HopperBF16x6
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
@@ -24,10 +27,11 @@ from autoconv.tuning.reference import convolve, error, magnitude
 
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 
-ROUNDED = TensorTF32()
-FAMILIES: dict[TensorSplit, int] = {TensorTF32x3(): 12, TensorBF16x6(): 9}  # bits, and one, of their first parts
+# Bits, and one, of their first parts.
+FAMILIES: dict[CudaAlgorithm, int] = {TensorTF32x3(): 12, TensorBF16x6(): 9, HopperBF16x6(): 9}
 families = pytest.mark.parametrize("split", FAMILIES, ids=lambda one: one.name)
-PARAMS: Params = {"BM": 64, "BN": 64, "SPLIT": 1}
+PARAMS: dict[str, int] = {"BM": 64, "BN": 64, "SPLIT": 1}
+STAGES = {HopperBF16x6: 3, HopperTF32: 4}  # of such a tile
 DEPTH = 4608
 DEEP = {
     "fwd": {"N": 1, "C": 512, "H": 3, "W": 3, "K": 8, "R": 3, "S": 3, "padding": 1},
@@ -35,6 +39,11 @@ DEEP = {
     "wgrad": {"N": 32, "C": 8, "H": 12, "W": 12, "K": 8, "R": 1, "S": 1},
 }
 SMALL = ConvLayer(N=1, C=16, H=1, W=8, K=8, R=1, S=1, layout="NHWC")
+
+
+def params(algorithm: CudaAlgorithm) -> Params:
+    stages = STAGES.get(type(algorithm))
+    return PARAMS | ({"STAGES": stages} if stages else {})
 
 
 def deep(direction: str) -> tuple[ConvLayer, Any, Any]:
@@ -45,17 +54,17 @@ def deep(direction: str) -> tuple[ConvLayer, Any, Any]:
     return layer, a, b
 
 
-def found(algorithm: Any, layer: ConvLayer, a: Any, b: Any, params: Params = PARAMS) -> float:
-    out = run(DEVICE, algorithm, layer, params, (a, b, None, None))
+def found(algorithm: Any, layer: ConvLayer, a: Any, b: Any, given: Params | None = None) -> float:
+    out = run(DEVICE, algorithm, layer, given or params(algorithm), (a, b, None, None))
     return error(out, convolve(layer, a, b), magnitude(layer, a, b))
 
 
 @families
 @pytest.mark.parametrize("direction", ["fwd", *(pytest.param(d, marks=pytest.mark.stress) for d in ("dgrad", "wgrad"))])
-def test_a_deep_sum_of_one_sign_is_as_exact_as_float32(split: TensorSplit, direction: str) -> None:
+def test_a_deep_sum_of_one_sign_is_as_exact_as_float32(split: CudaAlgorithm, direction: str) -> None:
     """On tensor cores that cut off: half of what is allowed, where one long sum drifts off by fifty times that."""
     layer, a, b = deep(direction)
-    assert found(split, layer, a, b) <= split.bound(layer, PARAMS) / 2
+    assert found(split, layer, a, b) <= split.bound(layer, params(split)) / 2
 
 
 @pytest.mark.parametrize("direction", DEEP)
@@ -72,12 +81,14 @@ def test_a_deep_sum_of_one_sign_in_scalar_arithmetic_keeps_its_bound(
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("direction", DEEP)
-def test_a_deep_sum_left_to_tensor_cores_drifts(direction: str) -> None:
+@pytest.mark.parametrize(
+    ("rounded", "direction"), [*((TensorTF32(), direction) for direction in DEEP), (HopperTF32(), "fwd")]
+)
+def test_a_deep_sum_left_to_tensor_cores_drifts(rounded: CudaAlgorithm, direction: str) -> None:
     """With operands that tf32 holds exactly, all that is lost is lost by the sums: the emulator cuts off, too."""
     layer, *given = deep(direction)
     a, b = ((x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for x in given)
-    assert found(ROUNDED, layer, a, b) > 20 * next(iter(FAMILIES)).bound(layer, PARAMS)
+    assert found(rounded, layer, a, b) > 20 * next(iter(FAMILIES)).bound(layer, PARAMS)
 
 
 def on_a_line(values: list[float], weight: float = 1.0) -> tuple[Any, Any]:
@@ -87,18 +98,18 @@ def on_a_line(values: list[float], weight: float = 1.0) -> tuple[Any, Any]:
     return x, np.full(SMALL.w_shape, weight, np.float32)
 
 
-def products(split: TensorSplit, values: list[float], weight: float = 1.0) -> tuple[Any, Any]:
+def products(split: CudaAlgorithm, values: list[float], weight: float = 1.0) -> tuple[Any, Any]:
     """What comes out, and what should: of one filter, at the pixels of these numbers."""
     x, w = on_a_line(values, weight)
     with np.errstate(all="ignore"):
         want = convolve(SMALL, x, w)
-    out = run(replace(DEVICE, schedule=3), split, SMALL, PARAMS, (x, w, None, None))
+    out = run(replace(DEVICE, schedule=3), split, SMALL, params(split), (x, w, None, None))
     assert np.isfinite(out[0, 0, len(values) :]).all()  # nobody else's sums are touched
     return out[0, 0, : len(values), 0], want[0, 0, : len(values), 0]
 
 
 @families
-def test_infinities_and_nans_make_sums_that_are_not_finite(split: TensorSplit) -> None:
+def test_infinities_and_nans_make_sums_that_are_not_finite(split: CudaAlgorithm) -> None:
     out, want = products(split, [np.inf, -np.inf, np.nan, 2.0])
     assert not np.isfinite(want[:3]).any()
     assert not np.isfinite(out[:3]).any()
@@ -106,7 +117,7 @@ def test_infinities_and_nans_make_sums_that_are_not_finite(split: TensorSplit) -
 
 
 @families
-def test_numbers_next_to_the_largest_count_as_infinite(split: TensorSplit) -> None:
+def test_numbers_next_to_the_largest_count_as_infinite(split: CudaAlgorithm) -> None:
     """From half a unit in the last place of a first part below 2**128 on; below, all parts are exact enough."""
     edge = float(np.float32(2.0**128 * (1 - 2.0 ** -FAMILIES[split])))
     below = float(np.nextafter(np.float32(edge), np.float32(0)))
@@ -118,16 +129,25 @@ def test_numbers_next_to_the_largest_count_as_infinite(split: TensorSplit) -> No
 
 @families
 @pytest.mark.parametrize("power", [-100, -113])
-def test_small_numbers_are_split_like_others(split: TensorSplit, power: int) -> None:
+def test_small_numbers_are_split_like_others(split: CudaAlgorithm, power: int) -> None:
     x, w = on_a_line([1 + 2.0**-23, 1 / 3, 0.7])
     x *= np.float32(2.0**power)
-    out = run(DEVICE, split, SMALL, PARAMS, (x, w, None, None))
-    assert error(out, convolve(SMALL, x, w), magnitude(SMALL, x, w)) <= split.bound(SMALL, PARAMS)
+    out = run(DEVICE, split, SMALL, params(split), (x, w, None, None))
+    assert error(out, convolve(SMALL, x, w), magnitude(SMALL, x, w)) <= split.bound(SMALL, params(split))
+
+
+@families
+def test_no_product_that_counts_is_missing(split: CudaAlgorithm) -> None:
+    """Of numbers whose three parts have one sign, the least of six products of them is 6e-6 of the whole."""
+    value = 1 + 2.0**-8 * (1 - 2.0**-6) + 2.0**-17 * 0.75
+    x, w = (np.full(shape, value, np.float32) for shape in SMALL.input_shapes)
+    out = run(DEVICE, split, SMALL, params(split), (x, w, None, None))
+    np.testing.assert_allclose(out, convolve(SMALL, x, w), rtol=2.0**-20)
 
 
 @families
 def test_who_wants_no_split_products_gets_none(
-    split: TensorSplit, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    split: CudaAlgorithm, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = ConvLayer(N=1, C=8, H=4, W=4, K=8, R=1, S=1, layout="NHWC")
     cache = TuningCache(tmp_path)

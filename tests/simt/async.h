@@ -11,7 +11,7 @@
 namespace simt {
 
 constexpr int warpgroup_size = 128, most_threads = 1024, most_phases = 64, most_fetches = 256, most_products = 64;
-constexpr unsigned swizzle_line = 128;
+constexpr unsigned widest_line = 128;  // bytes that a swizzle goes over; there are halves and quarters of it
 
 struct Phases {  // of a barrier in shared memory
     unsigned at;
@@ -56,6 +56,8 @@ struct Product {  // d (64 x columns) += a b, of operands described as the tenso
     uint64_t a, b;
     bool a_across, b_across;
     float (*convert)(unsigned bits);
+    bool held = false, fresh = false;  // a is in registers, as 16-bit values; what the sums were does not count
+    unsigned registers[4] = {};
     unsigned group = 0;
 };
 
@@ -82,7 +84,8 @@ UNWATCHED inline unsigned shared_offset(const void* pointer) {
     return static_cast<unsigned>(p - arena);
 }
 
-UNWATCHED inline unsigned swizzled(unsigned at) { return at ^ (at / swizzle_line % 8 * 16); }
+// Pieces of sixteen bytes change places within a line, by which of eight lines of 128 bytes they lie in.
+UNWATCHED inline unsigned swizzled(unsigned at, unsigned line) { return at ^ (at / widest_line % (line / 16) * 16); }
 
 // ---- barriers
 
@@ -150,14 +153,15 @@ UNWATCHED inline void fetch(void* to, const void* map, const void* barrier, Posi
     fresh.from = from;
     fresh.offset = offset;
     const Map& m = fresh.map;
-    const unsigned lines = lines_of(m);
+    const unsigned lines = lines_of(m), line = m.box[0] * m.itemsize;
     if (m.im2col != im2col) fail("the copy engine: a map of the other kind");
     if (m.base % 16) fail("the copy engine: the array begins at no multiple of 16 bytes");
     for (unsigned i = 0; i + 1 < m.rank; i++)
         if (m.stride[i] % 16) fail("the copy engine: a stride of %lu bytes", m.stride[i]);
-    if (m.box[0] * m.itemsize != swizzle_line) fail("the copy engine: lines of %u values", m.box[0]);
-    if (fresh.to % 1024) fail("the copy engine: a tile at byte %u of shared memory, not a multiple of 1024", fresh.to);
-    if (fresh.to + lines * swizzle_line > shared_bytes) fail("the copy engine: a tile beyond shared memory");
+    if (line != 128 && line != 64 && line != 32) fail("the copy engine: lines of %u values", m.box[0]);
+    if (fresh.to % (8 * line))
+        fail("the copy engine: a tile at byte %u of shared memory, not a multiple of %u", fresh.to, 8 * line);
+    if (fresh.to + lines * line > shared_bytes) fail("the copy engine: a tile beyond shared memory");
     if (offset.w < 0 || offset.w > 255 || offset.h < 0 || offset.h > 255) fail("the copy engine: an offset beyond 255");
     if (!fresh.phases->visible) fail("the copy engine: the barrier's initialisation was not fenced");
     if (fetches_count + 1 == most_fetches) fail("more than %d copies under way", most_fetches - 1);
@@ -176,7 +180,7 @@ inline void bring(const Map& m, const int (&at)[4], unsigned to) {
     }
     if (inside) memcpy(&bits, from, m.itemsize);
     if (m.tf32 && (bits & 0x7fffffffu) <= 0x7f800000u) bits = (bits + 0x1000u) & 0xffffe000u;
-    memcpy(arena + swizzled(to), &bits, m.itemsize);
+    memcpy(arena + swizzled(to, m.box[0] * m.itemsize), &bits, m.itemsize);
 }
 
 inline void fetch_now(const Fetch& what) {
@@ -185,7 +189,7 @@ inline void fetch_now(const Fetch& what) {
     const unsigned lines = lines_of(m);
     for (unsigned line = 0; line < lines; line++) {
         for (unsigned i = 0; i < m.box[0]; i++) {
-            const unsigned to = what.to + line * swizzle_line + i * m.itemsize;
+            const unsigned to = what.to + (line * m.box[0] + i) * m.itemsize;
             const int channel = c + static_cast<int>(i), y = static_cast<int>(line % m.box[1]);
             if (m.im2col)
                 bring(m, {channel, w + what.offset.w, h + what.offset.h, n}, to);
@@ -227,13 +231,17 @@ UNWATCHED inline void wait_products(unsigned pending) {
     tsan_acquire(&products_sync);
 }
 
+// Bytes of a line, by what a matrix says of its swizzle: 1, 2 or 3.
+UNWATCHED inline unsigned line_of(uint64_t matrix) { return 2 * widest_line >> (matrix >> 62); }
+
 // Where the tensor cores look for a value: see matrix_at in hopper.cuh.
 UNWATCHED inline unsigned place(uint64_t matrix, bool across, unsigned row, unsigned depth, unsigned itemsize) {
     const auto field = [&](int bit) UNWATCHED { return static_cast<unsigned>(matrix >> bit & 0x3fff) << 4; };
     const unsigned start = field(0), block = field(16), atom = field(32);
-    const unsigned line = across ? depth : row, along = across ? row : depth, length = swizzle_line / itemsize;
-    const unsigned from = start + line / 8 * atom + line % 8 * swizzle_line;
-    return swizzled(from + along / length * block + along % length * itemsize);
+    const unsigned bytes = line_of(matrix), length = bytes / itemsize;
+    const unsigned line = across ? depth : row, along = across ? row : depth;
+    const unsigned from = start + line / 8 * atom + line % 8 * bytes;
+    return swizzled(from + along / length * block + along % length * itemsize, bytes);
 }
 
 inline unsigned bits_at(unsigned at, size_t itemsize) {
@@ -242,13 +250,57 @@ inline unsigned bits_at(unsigned at, size_t itemsize) {
     return bits;
 }
 
-// Rows times columns; apart, so that it is fast in every build. Adds in the order of the depth.
+// Rows times columns; apart, so that it is fast in every build. As in `truncated_sum` of ptx.cuh, all terms of a sum
+// are cut to the last place of the largest, and so is the sum, towards zero. In units of that place a term is below
+// 2**24, and a sum of 17 fits an int.
 UNWATCHED __attribute__((optimize("O3", "fp-contract=off"))) inline void multiply_now(
     const float* a, const float* b, float* sums, int depth, int columns) {
-    for (int row = 0; row < 64; row++)
-        for (int k = 0; k < depth; k++)
-            for (int column = 0; column < columns; column++)
-                sums[row * 256 + column] += a[row * 16 + k] * b[k * 256 + column];
+    constexpr uint64_t least = 1023 - 126;  // exponent, as a double has it
+    for (int row = 0; row < 64; row++) {
+        double largest[256], up[256], down[256];
+        int32_t sum[256];
+        float* out = sums + row * 256;
+        for (int c = 0; c < columns; c++) largest[c] = out[c] < 0 ? -double(out[c]) : double(out[c]);
+        bool finite = true;
+        for (int k = 0; k < depth; k++) {
+            const double factor = a[row * 16 + k];
+            for (int c = 0; c < columns; c++) {
+                const double term = factor * b[k * 256 + c], size = term < 0 ? -term : term;
+                largest[c] = size > largest[c] ? size : largest[c];
+                finite &= size - size == 0;
+            }
+        }
+        for (int c = 0; c < columns; c++) finite &= out[c] - out[c] == 0;
+        if (!finite) {
+            for (int c = 0; c < columns; c++) {
+                double plain = out[c];
+                for (int k = 0; k < depth; k++) plain += double(a[row * 16 + k]) * b[k * 256 + c];
+                out[c] = static_cast<float>(plain);
+            }
+            continue;
+        }
+        for (int c = 0; c < columns; c++) {
+            uint64_t bits;
+            memcpy(&bits, &largest[c], 8);
+            const uint64_t exponent = bits >> 52 > least ? bits >> 52 : least;
+            const uint64_t scale[] = {(2 * 1023 + 23 - exponent) << 52, (exponent - 23) << 52};
+            memcpy(&up[c], &scale[0], 8);
+            memcpy(&down[c], &scale[1], 8);
+            sum[c] = static_cast<int32_t>(out[c] * up[c]);
+        }
+        for (int k = 0; k < depth; k++) {
+            const double factor = a[row * 16 + k];
+            for (int c = 0; c < columns; c++) sum[c] += static_cast<int32_t>(factor * b[k * 256 + c] * up[c]);
+        }
+        for (int c = 0; c < columns; c++) {
+            double whole = sum[c];
+            uint64_t bits;
+            memcpy(&bits, &whole, 8);
+            bits &= ~uint64_t(0) << 29;  // of 53 bits, the first 24 are left
+            memcpy(&whole, &bits, 8);
+            out[c] = static_cast<float>(whole * down[c]);
+        }
+    }
 }
 
 // The oldest product of a warpgroup: all its threads have asked for it.
@@ -259,14 +311,16 @@ inline void multiply_oldest(int first) {
     const auto column = [&](int i, int thread) { return i / 4 * 8 + thread % 4 * 2 + i % 2; };
     const auto row = [&](int i, int thread) { return thread / 32 * 16 + i / 2 % 2 * 8 + thread % 32 / 4; };
     for (int k = 0; k < depth; k++) {
-        for (int r = 0; r < 64; r++)
+        for (int r = 0; r < 64 && !p.held; r++)
             a[r * 16 + k] = p.convert(bits_at(place(p.a, p.a_across, r, k, p.itemsize), p.itemsize));
         for (int c = 0; c < p.columns; c++)
             b[k * 256 + c] = p.convert(bits_at(place(p.b, p.b_across, c, k, p.itemsize), p.itemsize));
     }
     for (int t = 0; t < warpgroup_size; t++) {
-        const float* mine = lanes[first + t].products[lanes[first + t].first % most_products].sums;
-        for (int i = 0; i < p.columns / 2; i++) sums[row(i, t) * 256 + column(i, t)] = mine[i];
+        const Product& mine = lanes[first + t].products[lanes[first + t].first % most_products];
+        for (int i = 0; i < p.columns / 2; i++) sums[row(i, t) * 256 + column(i, t)] = p.fresh ? 0 : mine.sums[i];
+        for (int i = 0; i < 8 && p.held; i++)
+            a[row(i, t) * 16 + i / 4 * 8 + t % 4 * 2 + i % 2] = p.convert(mine.registers[i / 2] >> i % 2 * 16);
     }
     multiply_now(a, b, sums, depth, p.columns);
     for (int t = 0; t < warpgroup_size; t++) {
@@ -279,7 +333,8 @@ inline void multiply_oldest(int first) {
 // doings but what was handed over with a copy or a product
 
 UNWATCHED inline bool same(const Product& x, const Product& y) {
-    return x.columns == y.columns && x.a == y.a && x.b == y.b && x.group == y.group && x.convert == y.convert;
+    return x.columns == y.columns && x.a == y.a && x.b == y.b && x.group == y.group && x.convert == y.convert &&
+           x.held == y.held && x.fresh == y.fresh;
 }
 
 UNWATCHED inline bool can_multiply(int first) {
@@ -290,8 +345,8 @@ UNWATCHED inline bool can_multiply(int first) {
     for (int t = first; t < first + warpgroup_size; t++)
         if (!same(lanes[t].products[lanes[t].first % most_products], p))
             note("threads %d and %d of a warpgroup ask for different matrix products", first, t);
-    for (uint64_t matrix : {p.a, p.b})
-        if (matrix >> 62 != 1 || matrix >> 49 & 7) note("a matrix that is not swizzled by 128 bytes");
+    for (uint64_t matrix : {p.held ? p.b : p.a, p.b})
+        if (matrix >> 62 == 0 || matrix >> 49 & 7) note("a matrix that is not swizzled");
     return !message[0];
 }
 
@@ -308,7 +363,7 @@ UNWATCHED inline void do_fetch(int number) {
     tsan_acquire(&fetches_sync);
     fetch_now(what);
     tsan_release(&what.phases->sync[what.phases->parity]);
-    what.phases->bytes -= static_cast<long long>(lines_of(what.map)) * swizzle_line;
+    what.phases->bytes -= static_cast<long long>(lines_of(what.map)) * what.map.box[0] * what.map.itemsize;
     end_phase(*what.phases);
 }
 

@@ -132,7 +132,7 @@ def packed(tensor_map: TensorMap | Texture, address: int) -> bytes:
         return seen.ljust(BYTES, b"\0")
     extents, strides = [*tensor_map.extents, 1][:4], [*tensor_map.strides, 0][:3]
     box = [*tensor_map.box, 1, 1][:4]
-    flags = (tensor_map.itemsize, len(tensor_map.extents), tensor_map.im2col, tensor_map.dtype == "float32")
+    flags = (tensor_map.itemsize, len(tensor_map.extents), tensor_map.im2col, tensor_map.dtype == "tf32")
     corners = [pair or (0, 0) for pair in (tensor_map.pixel_strides, tensor_map.lower, tensor_map.upper)]
     values = [*flags, *extents, *strides, *box, *corners[0], *corners[1], *corners[2]]
     return struct.pack("=Q4I4I3Q4I2I2i2i", address, *values).ljust(BYTES, b"\0")

@@ -12,9 +12,10 @@ from autoconv.algorithm import Algorithm, Params
 from autoconv.bench.gpu.edges import EDGES, EPILOGUES, edge
 from autoconv.cuda.common.algorithm import CudaAlgorithm
 from autoconv.cuda.device import CUDA
-from autoconv.cuda.gemm.hopper import TILES, HopperTile
 from autoconv.cuda.gemm.tensor import TILES as TENSOR_TILES
 from autoconv.cuda.gemm.tensor import TensorTile
+from autoconv.cuda.hopper.hopper import TILES, HopperTile
+from autoconv.cuda.hopper.split import TILES as PARTS_TILES
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
 SCHEDULES = 16  # of the emulator
@@ -89,6 +90,16 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         _hopper(TILES[-1], 1, "float32", C=40, K=67, **FULL_EPILOGUE),
         _hopper(TILES[-1], 3, "float32", C=40, K=67, **FULL_EPILOGUE),
         _hopper(TILES[0], 1, "float32", C=64, groups=2, stride=(2, 1), dilation=(1, 2), padding=((1, 0), (3, 2))),
+        _hopper(TILES[-1], 2, "float32", 1, C=36, K=68),
+        _hopper(TILES[-2], 1, "float32", 1, C=24, K=64, groups=2, stride=2),
+    ),
+    "gemm.hopper.bf16x6": (
+        *(_hopper(tile, 1 + i % 2, "float32", i % 3, C=100, K=132) for i, tile in enumerate(PARTS_TILES)),
+        _hopper(PARTS_TILES[-1], 1, "float32", C=36, K=67, **FULL_EPILOGUE),
+        _hopper(PARTS_TILES[-2], 3, "float32", C=64, K=72, groups=2, bias=True),
+        _hopper(PARTS_TILES[-1], 2, "float32", 1, C=24, K=64, groups=2, stride=2),
+        _hopper(PARTS_TILES[3], 1, "float32", 1, C=36, K=68, R=1, S=2, stride=2, padding=((0, 1), (2, 0))),  # no taps
+        _hopper(PARTS_TILES[-1], 3, "float32", 2, C=36, K=24, groups=3, stride=(1, 2), dilation=(2, 1)),
     ),
     **{name: tuple(  # every tile, each way, in parts that nobody would choose for so small a layer
         ({"N": 2, "C": 36, "H": 9, "W": 8, "K": 68, "R": 3, "S": 3, "padding": 1, "layout": "NHWC",
@@ -110,6 +121,11 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         _staged(TILES[-1], "fwd", "NCHW", "bfloat16", C=3, K=37, **FULL_EPILOGUE),
         _staged(TILES[-1], "dgrad", "NCHW", "float16", C=13, K=21),
         _staged(TILES[-1], "wgrad", "NHWC", "float16", C=43, K=11, SPLIT=2),
+    ),
+    "gemm.hopper.bf16x6.staged": (
+        _staged(PARTS_TILES[-1], "fwd", "NCHW", "float32", C=3, K=37, **FULL_EPILOGUE),
+        _staged(PARTS_TILES[-1], "dgrad", "NCHW", "float32", C=36, K=64, R=1, S=1, padding=0),  # filters as they are
+        _staged(PARTS_TILES[-1], "wgrad", "NHWC", "float32", C=7, K=9, SPLIT=2),
     ),
     "direct.tiled": (
         _blocks(_tile(32, 7, 8, 4), bias=True),

@@ -17,15 +17,16 @@ import numpy as np
 from autoconv.errors import AutoconvError
 
 BYTES = 128  # of an encoded map
-LINE = 128  # bytes of a line in shared memory: the innermost extent of every box, for the 128-byte swizzle
+LINE = 128  # bytes of a line in shared memory, the innermost extent of a box, over which the widest swizzle goes
 STRIDE_UNIT = 16  # bytes
 MOST = {"stride": 2**40, "extent": 2**32, "box": 256, "pixels": 1024, "pixel stride": 8}
 CORNERS = (-128, 127)  # of the box of first pixels, for two spatial dimensions
 OFFSETS = (0, 255)  # of a filter tap, likewise
 
-# CUtensorMapDataType. 16-bit values travel as integers, untouched; float32 is rounded to tf32 on its way.
-TYPES = {"float16": 1, "bfloat16": 1, "float32": 11}
-INTERLEAVE_NONE, SWIZZLE_128B, PROMOTE_L2_128B, FILL_ZEROS = 0, 3, 2, 0
+# CUtensorMapDataType. Values travel as integers, untouched, but where float32 is rounded to tf32 on its way.
+TYPES = {"float16": 1, "bfloat16": 1, "float32": 2, "tf32": 11}
+SWIZZLES = {64: 2, LINE: 3}  # CUtensorMapSwizzle, by the bytes of a line
+INTERLEAVE_NONE, PROMOTE_L2_128B, FILL_ZEROS = 0, 2, 0
 
 # Of textures in linear memory, on every architecture here: cudaDeviceProp and the CUDA C++ Programming Guide
 TEXTURE_ALIGNMENT, PITCH_UNIT = 512, 32  # bytes
@@ -45,6 +46,7 @@ class TensorMap:
     Attributes
     ----------
     dtype : str
+        Of the array; or "tf32", of float32 that is rounded.
     extents : int
         Elements in each dimension.
     strides : int
@@ -73,7 +75,12 @@ class TensorMap:
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return 4 if self.dtype == "float32" else 2
+        return 4 if self.dtype in ("float32", "tf32") else 2
+
+    @property
+    def line(self) -> int:
+        """Bytes of a line in shared memory."""
+        return self.box[0] * self.itemsize
 
     @property
     def element_strides(self) -> tuple[int, ...]:
@@ -89,7 +96,7 @@ class TensorMap:
         ]
         most_lines = MOST["pixels" if self.im2col else "box"]
         limits = [("extent", extent, 1, MOST["extent"]) for extent in self.extents]
-        limits += [("box", self.box[0] * self.itemsize, LINE, LINE)]
+        limits += [("line", self.line, min(SWIZZLES), max(SWIZZLES))]
         limits += [("box", extent, 1, most_lines) for extent in self.box[1:]]
         limits += [("pixel stride", stride, 1, MOST["pixel stride"]) for stride in self.pixel_strides]
         limits += [("corner", corner, *CORNERS) for corner in (*self.lower, *self.upper)]
@@ -120,7 +127,7 @@ class TensorMap:
             _values(ctypes.c_uint64, self.strides),
         )
         element_strides = _values(ctypes.c_uint32, self.element_strides)
-        kinds = [ctypes.c_int(v) for v in (INTERLEAVE_NONE, SWIZZLE_128B, PROMOTE_L2_128B, FILL_ZEROS)]
+        kinds = [ctypes.c_int(v) for v in (INTERLEAVE_NONE, SWIZZLES[self.line], PROMOTE_L2_128B, FILL_ZEROS)]
         if self.im2col:
             corners = (_values(ctypes.c_int, self.lower), _values(ctypes.c_int, self.upper))
             channels, pixels = map(ctypes.c_uint32, self.box)

@@ -45,6 +45,18 @@ using Index = typename IndexOf<(elements >= 1ll << 30)>::type;
 
 DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+// Tiles of a matrix in the order in which blocks take them: all rows of a strip of columns, and then the next strip, so
+// that blocks which run together meet in the L2.
+struct TileAt {
+    int row, column;
+};
+template <int ROWS, int COLUMNS, int STRIP = 8>
+DEVICE TileAt tile_at(int index) {
+    const int strip = index / (ROWS * STRIP), within = index % (ROWS * STRIP);
+    const int width = COLUMNS - strip * STRIP < STRIP ? COLUMNS - strip * STRIP : STRIP;
+    return {within / width, strip * STRIP + within % width};
+}
+
 template <class Element>
 struct Rounded;  // Rounded<T>::from(sum): the accumulator's value in the arrays' type
 template <>

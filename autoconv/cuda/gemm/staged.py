@@ -14,8 +14,9 @@ from autoconv.algorithm import Array, Kernel, Params
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import CudaAlgorithm, Launch, aligned, ceil_div
 from autoconv.cuda.common.model import Demand, streaming
-from autoconv.cuda.gemm.hopper import Hopper
 from autoconv.cuda.gemm.tensor import Tensor, TensorBF16x6, TensorTF32x3
+from autoconv.cuda.hopper.hopper import Hopper
+from autoconv.cuda.hopper.split import HopperBF16x6
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -129,8 +130,7 @@ class Staged(CudaAlgorithm):
         return (*self.inner.units(staged(layer), params), *(way.unit(staged(layer)) for way in ways))
 
     def packed_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
-        filters = moves(layer)["b"]
-        return filters.elements * layer.itemsize if layer.direction != "wgrad" and not filters.idle else 0
+        return aligned(self.inner.packed_bytes(staged(layer), device, params)) + _filters_bytes(layer)
 
     def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
         return sum(_parts(layer).values()) + self.inner.workspace_bytes(staged(layer), device, params)
@@ -138,7 +138,7 @@ class Staged(CudaAlgorithm):
     def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
         found = []
         for name, move in moves(layer).items():
-            if not move.idle and (name != "b" or not self.packed_bytes(layer, device, params)):
+            if not move.idle and (name != "b" or not _filters_bytes(layer)):
                 way = move.back if name == "out" else move
                 found.append(streaming(way.unit(staged(layer)), 2.0 * move.elements * layer.itemsize))
         return [*found, *self.inner.demands(staged(layer), device, params)]
@@ -153,6 +153,7 @@ class StagedKernel(Kernel):
     def __init__(self, algorithm: Staged, layer: ConvLayer, device: CUDA, params: Params) -> None:
         to = staged(layer)
         self._inner = algorithm.inner.build(to, device, params)
+        self._filters = aligned(self._inner.packed_bytes)  # where they begin, in the order that the inner one packs
         shapes = *to.input_shapes, to.output_shape, to.y_shape
         self._shapes = dict(zip(("a", "b", "out", "residual"), shapes, strict=True))
         self._dtype, self._parts = layer.numpy_dtype, _parts(layer)
@@ -167,22 +168,38 @@ class StagedKernel(Kernel):
     def pack(self, w: Array, packed: Array) -> None:
         if not self.packed_bytes:
             super().pack(w, packed)
-        self._launches["b"](w, packed)
+        if "b" in self._launches:
+            self._launches["b"](w, packed[self._filters :])
+            w = self._as_staged(packed[self._filters :], "b")
+        if self._inner.packed_bytes:
+            self._inner.pack(w, packed[: self._inner.packed_bytes])
 
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
         given = {"a": a, "b": b, "out": out, "residual": residual}
         starts = [0, *itertools.accumulate(self._parts.values())]
         for name, start in zip(self._parts, starts, strict=False):
-            nbytes = math.prod(self._shapes[name]) * self._dtype.itemsize
-            room = workspace[start : start + nbytes].view(self._dtype).reshape(self._shapes[name])
+            room = self._as_staged(workspace[start:], name)
             if name != "out":
                 self._launches[name](given[name], room)
             given[name] = room
-        if self.packed_bytes:
-            given["b"] = b.view(self._dtype).reshape(self._shapes["b"])
+        if self._inner.packed_bytes:
+            given["b"] = b[: self._inner.packed_bytes]
+        elif self.packed_bytes:
+            given["b"] = self._as_staged(b, "b")
         self._inner.run(given["a"], given["b"], given["out"], bias, given["residual"], workspace[starts[-1] :])
         if "out" in self._launches:
             self._launches["out"](given["out"], out)
+
+    def _as_staged(self, room: Array, name: str) -> Array:
+        """The array of this name in bytes that begin with it."""
+        nbytes = math.prod(self._shapes[name]) * self._dtype.itemsize
+        return room[:nbytes].view(self._dtype).reshape(self._shapes[name])
+
+
+def _filters_bytes(layer: ConvLayer) -> int:
+    """Of the filters in the order that the inner family wants, where they are packed."""
+    filters = moves(layer)["b"]
+    return filters.elements * layer.itemsize if layer.direction != "wgrad" and not filters.idle else 0
 
 
 def _parts(layer: ConvLayer) -> dict[str, int]:
@@ -224,3 +241,11 @@ class HopperStaged(Staged):
     name = "gemm.hopper.staged"
     inner = Hopper()
     dtypes, exact = Hopper.dtypes, True
+
+
+class HopperBF16x6Staged(Staged):
+    """`gemm.hopper.bf16x6` for NCHW, and for any number of channels."""
+
+    name = "gemm.hopper.bf16x6.staged"
+    inner = HopperBF16x6()
+    dtypes = HopperBF16x6.dtypes

@@ -16,6 +16,7 @@
 constexpr bool PIXEL_ROWS = DIRECTION != WGRAD;  // rows are the pixels' lines, or else the flat operand's
 constexpr Offset ROWS = PIXEL_ROWS ? PIXEL_LINES : FLAT_LINES, COLUMNS = PIXEL_ROWS ? FLAT_LINES : PIXEL_LINES;
 constexpr int SLICES = static_cast<int>((DEPTH + BK - 1) / BK);
+constexpr int TILES_M = static_cast<int>((ROWS + BM - 1) / BM), TILES_N = static_cast<int>((COLUMNS + BN - 1) / BN);
 constexpr bool A_BY_ROWS = DIRECTION != WGRAD, B_BY_ROWS = DIRECTION == FWD;
 
 constexpr int COPY = 16 / sizeof(T);                    // values that travel at once
@@ -260,7 +261,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 tensor(const T* a, const T* b, T* out, const T* bias, const T* residual, float* partial) {
     SHARED_DYNAMIC(Stages, stages);
     const int group = static_cast<int>(blockIdx.z) / SPLIT, part = static_cast<int>(blockIdx.z) % SPLIT;
-    const Offset row0 = Offset(blockIdx.x) * BM, column0 = Offset(blockIdx.y) * BN;
+    const TileAt tile = tile_at<TILES_M, TILES_N>(static_cast<int>(blockIdx.x));
+    const Offset row0 = Offset(tile.row) * BM, column0 = Offset(tile.column) * BN;
     using RowOperand = Either<PIXEL_ROWS, Pixels, Flat>;
     using ColumnOperand = Either<PIXEL_ROWS, Flat, Pixels>;
     const Feed<BM, A_BY_ROWS, RowOperand> rows({group}, PIXEL_ROWS ? a : b, row0);

@@ -106,7 +106,7 @@ class Tensor(SplitProduct):
             "tensor",
             *self.files,
             layer,
-            (ceil_div(rows, tile.BM), ceil_div(columns, tile.BN), layer.groups * split),
+            (ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN), 1, layer.groups * split),
             tile.threads,
             tile.blocks,
             shared,

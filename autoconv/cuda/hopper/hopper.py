@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from autoconv.algorithm import Params
+from autoconv.algorithm import Kernel, Params
 from autoconv.cuda.codegen.occupancy import WARP, register_cap
 from autoconv.cuda.codegen.source import Constant, Unit
 from autoconv.cuda.codegen.tensor_map import LINE, OFFSETS, STRIDE_UNIT, TensorMap
-from autoconv.cuda.common.algorithm import TF32, ceil_div, no_tile, tile_of
+from autoconv.cuda.common.algorithm import TF32, Chain, ceil_div, no_tile, tile_of
 from autoconv.cuda.common.model import MEMORY_CLOCKS, Demand, beyond_cache, demand
 from autoconv.cuda.common.split import MOST_PARTS, SplitProduct, splits, sum_demand, whole
 from autoconv.layer import ConvLayer
@@ -25,17 +26,23 @@ MOST_PASSES = 4
 WARPGROUP = 128
 PRODUCER_REGISTERS = 40
 BARRIER = 8  # bytes
+WIDTH = 64  # channels of one tap that come at once, in wgrad
+OPERANDS, SUMMED = ("a", "b", "out", "bias", "residual", "workspace"), ("workspace", "out", "bias", "residual")
 SLICE_SLOTS, WRITE_SLOTS = 40, 8  # instructions of a warp to a slice, and to 32 elements on their way out
 
 
 class HopperTile(NamedTuple):
-    """What a block computes, its multiplying warpgroups, slices in flight, and blocks a multiprocessor shall hold."""
+    """What is computed at a time, the multiplying warpgroups, slices in flight, and blocks a multiprocessor shall hold.
+
+    The warpgroups of a block share a tile, or ALTERNATE: each has tiles of its own.
+    """
 
     BM: int
     BN: int
     CONSUMERS: int
     STAGES: int
     blocks: int
+    ALTERNATE: int = 0
 
     @property
     def threads(self) -> int:
@@ -43,9 +50,15 @@ class HopperTile(NamedTuple):
         return (self.CONSUMERS + 1) * WARPGROUP
 
     @property
+    def stage(self) -> int:
+        """Bytes of a slice: a line to each row and column."""
+        return (self.BM + self.BN) * LINE
+
+    @property
     def shared(self) -> int:
-        """Bytes of a block: the stages, and two barriers to each, rounded up to the swizzle's alignment."""
-        return ceil_div(self.STAGES * ((self.BM + self.BN) * LINE + 2 * BARRIER), 8 * LINE) * 8 * LINE
+        """Bytes of a block: stages, two barriers to each, one to a warpgroup, rounded up to the swizzle's alignment."""
+        barriers = 2 * self.STAGES + self.CONSUMERS
+        return ceil_div(self.STAGES * self.stage + barriers * BARRIER, 8 * LINE) * 8 * LINE
 
     @property
     def consumer_registers(self) -> int:
@@ -58,6 +71,8 @@ TILES = (
     HopperTile(128, 256, 2, 4, blocks=1),
     HopperTile(256, 128, 2, 4, blocks=1),
     HopperTile(128, 128, 2, 5, blocks=1),
+    HopperTile(128, 128, 2, 6, blocks=1, ALTERNATE=1),
+    HopperTile(64, 256, 2, 5, blocks=1, ALTERNATE=1),
     HopperTile(128, 128, 1, 3, blocks=2),
     HopperTile(256, 64, 2, 5, blocks=1),
     HopperTile(128, 64, 2, 4, blocks=2),
@@ -121,33 +136,33 @@ def extents(layer: ConvLayer, one: Pass) -> tuple[int, int, int]:
     ]
 
 
-def pixel_map(layer: ConvLayer, one: Pass, BM: int) -> TensorMap:
-    """How the copy engine walks through x, or dy for dgrad."""
+def pixel_map(layer: ConvLayer, one: Pass, pixels: int, dtype: str = "") -> TensorMap:
+    """How the copy engine walks through x, or dy for dgrad, so many pixels at a time; the type may be another one."""
     gradient = layer.direction == "dgrad"
     C, H, W = (layer.K, layer.P, layer.Q) if gradient else (layer.C, layer.H, layer.W)
     pixel, line = C * layer.itemsize, LINE // layer.itemsize
     across = (one[1], W), (one[0], H)
     return TensorMap(
-        layer.dtype,
+        dtype or layer.dtype,
         (C, W, H, layer.N),
         (pixel, W * pixel, H * W * pixel),
-        (line, line if layer.direction == "wgrad" else BM),
+        (line, pixels),
         tuple(axis.pixel_stride for axis, _ in across),
         tuple(axis.low for axis, _ in across),
         tuple(axis.low + axis.pixels * axis.pixel_stride - extent for axis, extent in across),
     )
 
 
-def other_map(layer: ConvLayer, BN: int) -> TensorMap:
-    """How the copy engine takes boxes of w, or of dy for wgrad."""
-    line = LINE // layer.itemsize
+def other_map(layer: ConvLayer, BN: int, dtype: str = "") -> TensorMap:
+    """How the copy engine takes boxes of w, or of dy for wgrad; likewise."""
+    line, dtype = LINE // layer.itemsize, dtype or layer.dtype
     if layer.direction == "wgrad":
         pixels, pixel = layer.N * layer.P * layer.Q, layer.K * layer.itemsize
-        return TensorMap(layer.dtype, (layer.K, pixels, 1), (pixel, pixels * pixel), (line, line, 1))
+        return TensorMap(dtype, (layer.K, pixels, 1), (pixel, pixels * pixel), (line, line, 1))
     C, taps = layer.C // layer.groups, layer.R * layer.S
     tap = C * layer.itemsize
     box = (line, 1, BN if layer.direction == "fwd" else line)
-    return TensorMap(layer.dtype, (C, taps, layer.K), (tap, taps * tap), box)
+    return TensorMap(dtype, (C, taps, layer.K), (tap, taps * tap), box)
 
 
 class Hopper(SplitProduct):
@@ -159,17 +174,18 @@ class Hopper(SplitProduct):
     """
 
     name = "gemm.hopper"
-    files = ("gemm/hopper.cu",)
+    files = ("hopper/hopper.cu",)
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     layouts = ("NHWC",)
     groupings = ("dense", "grouped")  # the copy engine wants 16 bytes of channels to a group
+    tiles: ClassVar[tuple[HopperTile, ...]] = TILES
+    function: ClassVar[str] = "hopper"  # of the text, which computes products
+    products: ClassVar[int] = 1  # of tensor cores, to a product
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
         all_passes = passes(layer)
-        rows, columns, _ = extents(layer, all_passes[0])
-        if layer.direction == "wgrad":
-            columns = layer.C // layer.groups  # a tile has a single tap
-        for tile in TILES:
+        rows, columns = _sides(layer, all_passes[0])
+        for tile in self.tiles:
             # a tile of which half or more would be empty has a smaller sibling, down to 64 by 64
             if (tile.BM > 64 and rows <= tile.BM // 2) or (tile.BN > 64 and columns <= tile.BN // 2):
                 continue
@@ -184,7 +200,7 @@ class Hopper(SplitProduct):
                 yield params | {"SPLIT": split}
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
-        missing = no_tile(TILES, params, "BM", "BN", "STAGES")
+        missing = no_tile(self.tiles, params, "BM", "BN", "STAGES")
         reasons = super().unfit(layer, params) + missing
         # where the depth is of channels, a line must not reach into the next group's
         lines = {"fwd": {"C": layer.C}, "dgrad": {"K": layer.K}, "wgrad": {}}[layer.direction]
@@ -201,12 +217,22 @@ class Hopper(SplitProduct):
         pixels = max(extents(layer, all_passes[0])[0], layer.N * layer.P * layer.Q)
         if pixels >= 2**31 - 256:
             reasons.append(f"pixels: expected fewer than 2**31 - 256, got {pixels}")
-        maps = [] if missing else _maps(layer, _tile(params))
-        reasons += [fault for one in maps for fault in one.faults()]
+        if not missing:
+            maps = itertools.chain.from_iterable(self.maps(layer, one, self.tile(params)) for one in all_passes)
+            reasons += [fault for one in maps for fault in one.faults()]
         far = max((axis.taps - 1) * axis.tap_stride for one in all_passes for axis in one)
         if far > OFFSETS[1]:
             reasons.append(f"filter taps: expected at most {OFFSETS[1]} pixels apart, got {far}")
         return list(dict.fromkeys(reasons))
+
+    def tile(self, params: Params) -> HopperTile:
+        """The one that parameters name."""
+        return tile_of(self.tiles, params, "BM", "BN", "STAGES")
+
+    def maps(self, layer: ConvLayer, one: Pass, tile: HopperTile) -> tuple[TensorMap, TensorMap]:
+        """What the copy engine is given in a pass: of pixels, and of the other operand."""
+        pixels = _depth(layer) if layer.direction == "wgrad" else tile.BM
+        return pixel_map(layer, one, pixels), other_map(layer, tile.BN)
 
     def incapable(self, layer: ConvLayer, params: Params, capability: int) -> list[str]:
         reasons = super().incapable(layer, params, capability)
@@ -215,15 +241,15 @@ class Hopper(SplitProduct):
         return reasons
 
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
-        tile, split = _tile(params), int(params["SPLIT"])
+        tile, split = self.tile(params), int(params["SPLIT"])
         shape: tuple[Constant, ...] = tuple(
-            (name, int(getattr(tile, name))) for name in ("BM", "BN", "CONSUMERS", "STAGES")
+            (name, int(getattr(tile, name))) for name in ("BM", "BN", "CONSUMERS", "STAGES", "ALTERNATE")
         )
         shape += (("SPLIT", split), ("PRODUCER_REGISTERS", PRODUCER_REGISTERS))
         shape += (("CONSUMER_REGISTERS", tile.consumer_registers),)
         products = [
             Unit(
-                "hopper",
+                self.function,
                 *self.files,
                 layer,
                 (_tiles(layer, one, tile) * split, 1, 1),
@@ -234,22 +260,34 @@ class Hopper(SplitProduct):
                 shape + _constants(one),
                 capability=CAPABILITY,
                 persistent=True,
-                maps=(pixel_map(layer, one, tile.BM), other_map(layer, tile.BN)),
+                maps=self.maps(layer, one, tile),
             )
             for one in passes(layer)
         ]
-        if split == 1:
-            return tuple(products)
-        product = products[0]
-        blocks = (ceil_div(math.prod(layer.output_shape), tile.threads), 1, 1)
-        return *products, replace(
-            product, function="hopper_sum", grid=blocks, shared=0, dynamic=0, persistent=False, maps=()
+        others = [("hopper_sum", math.prod(layer.output_shape))] if split > 1 else []
+        others += self.preparing(layer)
+        beside = replace(products[0], shared=0, dynamic=0, persistent=False, maps=())
+        return *products, *(
+            replace(beside, function=function, grid=(ceil_div(threads, tile.threads), 1, 1))
+            for function, threads in others
         )
 
+    def preparing(self, layer: ConvLayer) -> list[tuple[str, int]]:
+        """A kernel of the text that puts filters, or wgrad's pixels, in the order wanted, and its threads; or none."""
+        return []
+
+    def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
+        launches = self.load(device, self.units(layer, params))
+        packing = launches.pop() if self.preparing(layer) else None
+        products = [(launch, OPERANDS) for launch in launches[: len(passes(layer))]]
+        sums = [(launch, SUMMED) for launch in launches[len(products) :]]
+        workspace = self.workspace_bytes(layer, device, params)
+        return Chain([*products, *sums], workspace, packing, self.packed_bytes(layer, device, params))
+
     def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
-        tile, split, units = _tile(params), int(params["SPLIT"]), self.units(layer, params)
-        scratch, BK = self.workspace_bytes(layer, device, params), _depth(layer)
-        sums, fed = tile.BM * tile.BN, (tile.BM + tile.BN) * LINE
+        tile, split, units = self.tile(params), int(params["SPLIT"]), self.units(layer, params)
+        scratch, BK = SplitProduct.workspace_bytes(self, layer, device, params), _depth(layer)
+        sums = tile.BM * tile.BN
         once = layer.bytes + beyond_cache(device, scratch)
         found = []
         for one, unit in zip(passes(layer), units, strict=False):
@@ -258,32 +296,45 @@ class Hopper(SplitProduct):
             found.append(
                 demand(
                     unit,
-                    slices * SLICE_SLOTS * tile.threads / WARP + way_out,
-                    products=slices * sums * BK,
-                    pipe="wgmma.tf32" if layer.itemsize == 4 else "wgmma",
-                    shared=slices * (fed + (tile.BM + tile.CONSUMERS * tile.BN) * LINE),
-                    cached=slices * fed + sums * layer.itemsize,
-                    delay=2.0 * MEMORY_CLOCKS + way_out / 4,
+                    slices * self.slice_slots(layer, tile) + way_out,
+                    products=slices * sums * BK * self.products,
+                    pipe="wgmma.tf32" if self.tf32 else "wgmma",
+                    shared=slices * (tile.stage + self.read(tile)),
+                    cached=slices * tile.stage + sums * layer.itemsize,
+                    delay=2.0 * MEMORY_CLOCKS + (0 if tile.ALTERNATE else way_out / 4),
                     memory=once / len(passes(layer)),
                 )
             )
-        return [*found, *(sum_demand(unit, layer, scratch) for unit in units[len(found) :])]
+        sums_of_parts = units[len(found) : len(found) + (split > 1)]
+        return [*found, *(sum_demand(unit, layer, scratch) for unit in sums_of_parts)]
+
+    def slice_slots(self, layer: ConvLayer, tile: HopperTile) -> float:
+        """Instructions of a block to a slice of the depth."""
+        return SLICE_SLOTS * tile.threads / WARP
+
+    def read(self, tile: HopperTile) -> float:
+        """Bytes of shared memory that products of a slice read: all columns to each 64 rows."""
+        return (tile.BM + tile.BM / 64 * tile.BN) * LINE
 
 
 class HopperTF32(TF32, Hopper):
-    """The same on float32 arrays, rounded by the copy engine: the tensor cores take tf32 along a contiguous depth."""
+    """The same on float32 arrays, rounded by the copy engine: the tensor cores take tf32 along a contiguous depth.
+
+    That is of the filters' numbers for dgrad: they are turned when they are packed.
+    """
 
     name = "gemm.hopper.tf32"
-    directions = ("fwd",)
+    directions = ("fwd", "dgrad")
 
+    def maps(self, layer: ConvLayer, one: Pass, tile: HopperTile) -> tuple[TensorMap, TensorMap]:
+        turned = layer.replace(direction="fwd", C=layer.K, K=layer.C) if layer.direction == "dgrad" else layer
+        return pixel_map(layer, one, tile.BM, "tf32"), other_map(turned, tile.BN, "tf32")
 
-def _tile(params: Params) -> HopperTile:
-    return tile_of(TILES, params, "BM", "BN", "STAGES")
+    def preparing(self, layer: ConvLayer) -> list[tuple[str, int]]:
+        return [("turn_filters", math.prod(layer.w_shape))] if layer.direction == "dgrad" else []
 
-
-def _maps(layer: ConvLayer, tile: HopperTile) -> list[TensorMap]:
-    """What the copy engine is given, of all passes."""
-    return [*(pixel_map(layer, one, tile.BM) for one in passes(layer)), other_map(layer, tile.BN)]
+    def packed_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
+        return layer.itemsize * math.prod(layer.w_shape) if self.preparing(layer) else 0
 
 
 def _depth(layer: ConvLayer) -> int:
@@ -292,10 +343,17 @@ def _depth(layer: ConvLayer) -> int:
 
 
 def _tiles(layer: ConvLayer, one: Pass, tile: HopperTile) -> int:
-    """To cover a pass; a tile of wgrad has a single tap."""
+    """To cover a pass."""
+    rows, columns = _sides(layer, one)
+    return ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) * layer.groups
+
+
+def _sides(layer: ConvLayer, one: Pass) -> tuple[int, int]:
+    """Rows and columns to cover; for wgrad whole runs of a tap's channels, several to a tile."""
     rows, columns, _ = extents(layer, one)
-    taps = layer.R * layer.S if layer.direction == "wgrad" else 1
-    return ceil_div(rows, tile.BM) * ceil_div(columns // taps, tile.BN) * taps * layer.groups
+    if layer.direction == "wgrad":
+        columns = layer.R * layer.S * ceil_div(layer.C // layer.groups, WIDTH) * WIDTH
+    return rows, columns
 
 
 def _slices(layer: ConvLayer, one: Pass) -> int:
@@ -306,7 +364,7 @@ def _slices(layer: ConvLayer, one: Pass) -> int:
 
 
 def _constants(one: Pass) -> tuple[Constant, ...]:
-    """A pass, under the names it has in hopper.cu."""
+    """A pass, under the names it has in tiles.cuh."""
     rows, columns = one
     return (
         ("PIXEL_ROWS", rows.pixels),

@@ -12,7 +12,7 @@ struct alignas(8) Barrier {
     Word state;
 };
 
-constexpr int LINE_BYTES = 128;            // of shared memory: the width of the swizzle
+constexpr int LINE_BYTES = 128;             // of shared memory: the width of the widest swizzle; there are halves of it
 constexpr int ATOM_BYTES = 8 * LINE_BYTES;  // after which it repeats
 
 #ifndef SIMT
@@ -37,6 +37,9 @@ DEVICE void await(Barrier& barrier, int parity) {
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(shared_address(&barrier)), "r"(parity) : "memory");
 }
+
+// The map is wanted soon.
+DEVICE void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 
 // A box of the array to shared memory behind the thread's back; zeros where it lies outside.
 DEVICE void fetch_box(void* to, const TensorMap& map, Barrier& barrier, int x, int y, int z) {
@@ -120,6 +123,19 @@ AUTOCONV_WGMMA(32, "64", "%32", "%33", "%34", "%35")
 AUTOCONV_WGMMA(64, "128", "%64", "%65", "%66", "%67")
 AUTOCONV_WGMMA(128, "256", "%128", "%129", "%130", "%131")
 
+// The same with a in registers, pairs of values: a thread of the warpgroup holds in a[2h + e] row
+// 16 (warp) + 8e + lane / 4, depths 8h + lane % 4 * 2 and the next one. FRESH: d = a b, whatever it was.
+#define AUTOCONV_WGMMA_HELD(count, n, at_a, at_b, at_old, at_tb)                                                    \
+    template <bool B_ACROSS, bool FRESH>                                                                            \
+    DEVICE void multiply_held(bfloat16_t, float (&d)[count], const unsigned (&a)[4], Word b) {                      \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" AUTOCONV_TEXT_##count              \
+                     "}, {" at_a "}, " at_b ", " at_old ", 1, 1, " at_tb ";"                                        \
+                     : AUTOCONV_SUMS_##count                                                                        \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(!FRESH)), "n"(int(B_ACROSS)));   \
+    }
+AUTOCONV_WGMMA_HELD(32, "64", "%32, %33, %34, %35", "%36", "%37", "%38")
+AUTOCONV_WGMMA_HELD(64, "128", "%64, %65, %66, %67", "%68", "%69", "%70")
+
 #else  // the emulator
 #define GRID_CONSTANT
 
@@ -131,6 +147,7 @@ DEVICE void arrive(Barrier& barrier) { simt::arrive(&barrier, 0); }
 DEVICE void arrive_expecting(Barrier& barrier, int bytes) { simt::arrive(&barrier, bytes); }
 DEVICE void await(Barrier& barrier, int parity) { simt::await_phase(&barrier, parity); }
 
+DEVICE void prefetch_map(const TensorMap&) {}
 DEVICE void fetch_box(void* to, const TensorMap& map, Barrier& barrier, int x, int y, int z) {
     simt::fetch(to, &map, &barrier, {x, y, z, 0}, {0, 0}, false);
 }
@@ -158,13 +175,21 @@ DEVICE void multiply_async(T, float (&d)[count], Word a, Word b) {
     simt::multiply_async({d, 2 * count, sizeof(T), a, b, A_ACROSS, B_ACROSS,
                           [](unsigned bits) UNWATCHED { return element(T{}, bits, 0); }});
 }
+template <bool B_ACROSS, bool FRESH, class T, int count>
+DEVICE void multiply_held(T, float (&d)[count], const unsigned (&a)[4], Word b) {
+    simt::multiply_async({d, 2 * count, sizeof(T), 0, b, false, B_ACROSS,
+                          [](unsigned bits) UNWATCHED { return element(T{}, bits, 0); },
+                          true, FRESH, {a[0], a[1], a[2], a[3]}});
+}
 #endif
 
-// How the tensor cores find a tile in shared memory, swizzled by 128 bytes. Where lines run along the depth, each
-// is a row, and eight rows are an atom. Where they run across it, each is one depth of as many rows as a line
-// holds, eight depths are an atom, and `block` bytes on begin the next rows.
+// How the tensor cores find a tile in shared memory, swizzled by the width of its lines: 128 bytes, or 64. Where lines
+// run along the depth, each is a row, and eight rows are an atom. Where they run across it, each is one depth of as
+// many rows as a line holds, eight depths are an atom, and `block` bytes on begin the next rows.
+template <int line = LINE_BYTES>
 DEVICE Word matrix_at(const void* pointer, int block) {
-    const Word swizzled = Word(1) << 62;
-    return (shared_address(pointer) & 0x3ffffu) >> 4 | Word(block >> 4) << 16 | Word(ATOM_BYTES >> 4) << 32 | swizzled;
+    static_assert(line == LINE_BYTES || 2 * line == LINE_BYTES, "swizzles of two widths");
+    const Word swizzled = Word(LINE_BYTES / line) << 62, atom = 8 * line >> 4;
+    return (shared_address(pointer) & 0x3ffffu) >> 4 | Word(block >> 4) << 16 | atom << 32 | swizzled;
 }
 DEVICE constexpr Word further(int bytes) { return static_cast<Word>(bytes >> 4); }
