@@ -37,6 +37,7 @@ def _settings(named: NamedLayer) -> dict[str, Any]:
     for key in SETTINGS:
         if (value := getattr(layer, key)) != defaults[key]:
             found[key] = _short(value)
+    found |= {"direction": list(named.directions)} if named.directions else {}
     return found | ({"repeat": named.repeat} if named.repeat > 1 else {})
 
 
