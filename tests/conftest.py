@@ -88,7 +88,7 @@ THINNED = {
     "networks/test_onnx_reader.py::test_the_networks_that_come_with_onnx_answer_what_is_stored": 25,
     "networks/test_passes.py::test_every_pass_keeps_the_answer_of_a_network": 7,
     "pytorch/test_conv2d.py::test_answers_and_gradients_are_those_of_pytorch": 5,
-    "pytorch/test_quantized.py": 4,
+    "pytorch/test_quantized_conv2d.py": 4,
     "pytorch/test_reader.py::test_a_model_and_its_graph_agree_in_float64": 8,
 }
 

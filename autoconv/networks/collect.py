@@ -163,12 +163,14 @@ def text_of(layers: list[ConvLayer], name: str) -> str:
     str
         What `autoconv.networks.load` reads.
     """
-    alike: dict[ConvLayer, dict[str, list[int]]] = {}
+    alike: dict[tuple[ConvLayer, bool], dict[str, list[int]]] = {}
     for layer in dict.fromkeys(layers):
-        ways = alike.setdefault(layer.replace(N=1, direction="fwd"), {})
+        epilogue = layer.bias or layer.residual or layer.activation is not None
+        ends = layer.direction == "dgrad" and epilogue  # of a transposed convolution: an entry of its own
+        ways = alike.setdefault((layer.replace(N=1, direction="fwd"), ends), {})
         ways.setdefault(layer.direction, []).append(layer.N)
     lines: list[str] = []
-    for layer, ways in alike.items():
+    for (layer, _), ways in alike.items():
         groups: dict[tuple[int, ...], list[str]] = {}
         for way, sizes in ways.items():
             groups.setdefault(tuple(sorted(sizes)), []).append(way)

@@ -23,7 +23,7 @@ def layer_list(graph: Graph) -> Network:
     """The layers of an optimised graph for one image, under the names of the first nodes that each computes.
 
     A fully connected layer is a 1x1 convolution of a pixel for each row; a transposed convolution is the one whose
-    transpose it is, without what it is followed by.
+    transpose it is, in the direction "dgrad".
     """
     first: dict[ConvLayer, tuple[str, int]] = {}
     count: dict[ConvLayer, int] = {}
@@ -34,10 +34,16 @@ def layer_list(graph: Graph) -> Network:
             continue
         if not isinstance(node.operator, MatMul | QuantizedMatMul):
             batches[layer.N] = None
-        if layer.direction == "dgrad":
-            layer = layer.replace(direction="fwd", bias=False, residual=False, activation=None)
         layer = layer.replace(N=1)
         first.setdefault(layer, (node.name, place))
         count[layer] = count.get(layer, 0) + 1
-    layers = tuple(NamedLayer(name, layer, count[layer], place) for layer, (name, place) in first.items())
+    layers = tuple(
+        NamedLayer(name, layer.replace(direction="fwd"), count[layer], place, (), _own(layer))
+        for layer, (name, place) in first.items()
+    )
     return Network(Path(graph.name).stem, graph.name, layers, tuple(batches) or (1,))
+
+
+def _own(layer: ConvLayer) -> tuple[str, ...]:
+    """The directions that a layer has to itself."""
+    return () if layer.direction == "fwd" else (layer.direction,)

@@ -37,7 +37,10 @@ class NamedLayer:
     directions: tuple[str, ...] = ()
 
     def at(self, batch: int = 1, direction: str = "fwd") -> ConvLayer:
-        """The layer for a batch and a direction; a gradient has no fused epilogue.
+        """The layer for a batch and a direction.
+
+        A gradient has no fused epilogue; but of a layer whose own direction is "dgrad" alone, a transposed convolution,
+        the epilogue ends that.
 
         Parameters
         ----------
@@ -53,7 +56,8 @@ class NamedLayer:
         LayerError
             When the batch is not an integer from 1, or the direction is none of "fwd", "dgrad" and "wgrad".
         """
-        epilogue = {} if direction == "fwd" else {"bias": False, "residual": False, "activation": None}
+        ends = direction == "fwd" or (direction,) == self.directions == ("dgrad",)
+        epilogue = {} if ends else {"bias": False, "residual": False, "activation": None}
         return self.layer.replace(N=batch, direction=direction, **epilogue)
 
 

@@ -32,11 +32,13 @@ def text_of(net: Network) -> str:
 
 def _settings(named: NamedLayer) -> dict[str, Any]:
     """A layer's keys, but for those that the reader would put there itself."""
-    layer, found = named.layer, {"name": named.name}
+    layer = named.layer
+    found: dict[str, Any] = {"name": named.name}
     defaults = {field.name: field.default for field in dataclasses.fields(ConvLayer)} | {"W": layer.H, "S": layer.R}
     for key in SETTINGS:
         if (value := getattr(layer, key)) != defaults[key]:
             found[key] = _short(value)
+    found |= {"direction": list(named.directions)} if named.directions else {}
     return found | ({"repeat": named.repeat} if named.repeat > 1 else {})
 
 

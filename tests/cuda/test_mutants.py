@@ -37,15 +37,19 @@ def fates(algorithm: CudaAlgorithm, *arguments: str) -> dict[Site, str]:
 
 
 def test_what_can_be_left_out() -> None:
-    """The kinds of place, in files that have most of them."""
-    found = [(site.code, site.forced) for file in ("common/operands.cuh", "gemm/tensor.cu") for site in sites(file)]
+    """The kinds of place, in files that have all of them together."""
+    found = [
+        (site.code, site.forced)
+        for file in ("common/operands.cuh", "common/implicit.cuh", "gemm/tensor.cu")
+        for site in sites(file)
+    ]
     for expected in (
         ("__syncthreads()", None),
         ("wait_copies<STAGES - 2>()", None),
         ("commit_copies()", None),
         ("within(h, HEIGHT)", True),
         ("depth < DEPTH", True),
-        ("i >= PIXEL_LINES", False),
+        ("at >= TOTAL", False),
         ("slice < last", True),
     ):
         assert expected in found
