@@ -118,7 +118,7 @@ SHORT_SEARCH = {"SEEDS": 3, "BLOCK": 2, "MOST": 4, "MOST_EXACT": 3, "STEPS": 1}
 
 FEW_FAMILIES = ("direct", "gemm", "numpy")
 
-NO_KERNELS = ("test_cpu_device.py", "test_estimates.py", "test_machine.py")  # nothing of theirs is worth emulating
+NO_KERNELS = ("test_cpu_device.py", "test_estimates.py", "test_machine.py", "test_permission.py")  # nothing of theirs is worth emulating
 
 collect_ignore = ["bochs.py"]  # no tests, and what it imports is only there for --avx512
 

@@ -14,7 +14,7 @@ from vectors import INSTRUCTION_SETS
 from autoconv.common import code_hash, machine_code
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import DTYPES, Module, bf16, f16, f32, f64, i64, ptr, widened
+from autoconv.cpu.codegen.ir import DTYPES, Module, bf16, f16, f32, f64, i8, i32, i64, ptr, vec, widened
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 sets = pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -113,6 +113,36 @@ def test_masked_remainders_touch_nothing_else(instruction_set):
             call(program, "copy", x, y, n)
             assert (y[:n] == x).all()
             assert (y[n:] == 99).all()
+
+
+def emit_single(instruction_set, name):
+    """Store lanes of which optimisation finds how many there are: as many as the vector's place says."""
+    m = Module(instruction_set)
+    element = DTYPES.get(name, i8)
+    source = i32 if element is i8 else f32
+    lanes = m.lanes(f32)
+    k = m.function("single", ptr(source), ptr(element))
+    x, y = k.args
+    for n in range(1, lanes + 1):
+        with k.loop(0, 1) as i:
+            v = k.load(x + i, lanes)
+            v = k.cast(v, vec(i8, lanes)) if element is i8 else v
+            k.store(v, y + (n - 1) * 2 * lanes, mask=k.mask(n - i, lanes))
+    return m
+
+
+@sets
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "int8"])
+def test_masks_that_optimisation_finds_store_nothing_else(instruction_set, name):
+    program = compiler.build(emit_single, instruction_set, name)
+    lanes = Module(instruction_set).lanes(f32)
+    x = np.arange(1, lanes + 1, dtype="int32" if name == "int8" else "float32")
+    y = np.full((lanes, 2 * lanes), 99).astype(np.int8 if name == "int8" else NUMPY[DTYPES[name]])
+    call(program, "single", x, y)
+    want = np.full((lanes, 2 * lanes), 99)
+    for n in range(lanes):
+        want[n, : n + 1] = x[: n + 1]
+    np.testing.assert_array_equal(y.astype(np.float32), want)
 
 
 def emit_transpose(instruction_set, name):
