@@ -118,7 +118,8 @@ SHORT_SEARCH = {"SEEDS": 3, "BLOCK": 2, "MOST": 4, "MOST_EXACT": 3, "STEPS": 1}
 
 FEW_FAMILIES = ("direct", "gemm", "numpy")
 
-NO_KERNELS = ("test_cpu_device.py", "test_estimates.py", "test_machine.py", "test_permission.py")  # nothing of theirs is worth emulating
+# Nothing of theirs is worth emulating, or it runs in processes of its own, which are not emulated.
+NO_KERNELS = ("test_cpu_device.py", "test_estimates.py", "test_machine.py", "test_permission.py")
 
 collect_ignore = ["bochs.py"]  # no tests, and what it imports is only there for --avx512
 

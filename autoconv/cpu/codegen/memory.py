@@ -69,8 +69,8 @@ class Memory(Control):
         align = align or (v.type.bytes * v.type.lanes if nontemporal else element.bytes)
         if mask is not None:
             if element.bytes < 4 and self.module.instruction_set == "avx512":
-                # Where LLVM 22 finds that a mask has a single lane, it stores that alone, and in the width it had before
-                # it was truncated, beyond its place. So it must not see the truncation: this is no instruction.
+                # Where LLVM 22 finds that a mask has a single lane, it stores that alone, in the width it had before it
+                # was truncated, and so beyond its place. It must not see the truncation: this is no instruction.
                 v = self.emit(v.type, f'call {v.type} asm "", "=v,0"({v.type} {v.text})')
             self.intrinsic(None, f"llvm.masked.store.{v.type.suffix}.p0", v, p, self.const(i32, align), mask)
             return
