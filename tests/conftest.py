@@ -94,8 +94,6 @@ THINNED = {
 
 # Tests of whole runs that take seconds; the everyday suite has cheaper ones of the same modules.
 FULL_ONLY = {
-    # Beside five more of its kind on two cores, a process of it may wait for ever for its pool's last worker.
-    "cpu/test_permission.py::test_handlers_of_signals_on_a_small_stack",
     "bench/test_report.py::test_a_browser_shows_every_figure_in_light_and_dark_wide_and_narrow",
     "bench/test_report.py::test_pictures_are_written_in_light_and_dark_and_what_is_missing_is_named",
     "bench/test_strategies.py::test_the_command_compares_strategies",

@@ -219,7 +219,6 @@ def _emit_work(m: Module, futex: int | None, quantum: int) -> None:
                 k.pause()
             with k.else_():
                 _sleep(k, pool, seen.get(), thread, futex)
-        leave_if(k.atomic_load(k.bits(settings + 2, ptr(i32))).ne(0))
         with k.forever() as done_if:
             now = k.atomic_load(state)
             seen.set(k.cast(now >> 32, i32))
@@ -237,6 +236,8 @@ def _emit_work(m: Module, futex: int | None, quantum: int) -> None:
                     until.set(_ticks(k) + quantum)
                     entered.set(k.zext(once, i64))  # of others there may be tasks left
             done_if(k.select(invited, entered.get(), k.i64(1)).ne(0))
+        # Last, as whoever stops the pool says so before the number changes: a number that was seen tells no more of it.
+        leave_if(k.atomic_load(k.bits(settings + 2, ptr(i32))).ne(0))
     k.set_float_mode(before)
 
 
