@@ -72,11 +72,11 @@ def chosen_within(graph: Graph, device: CPU, options: Mapping[str, Any], mode: s
         For a tolerance that is no number of at least 0, or below what the most exact candidates come to.
     """
     tolerance = _tolerance(options)
-    search = _Search(graph, device, options, mode)
-    if mode not in MODES:
+    if tolerance is None or mode not in MODES:
         return Together(arrays_in_nhwc(graph, device, options, mode), {})
+    search = _Search(graph, device, options, mode)
     free, error = search.at(0.0)
-    if tolerance is None or error <= tolerance:
+    if error <= tolerance:
         return free
     least = search.least()
     if least > tolerance and mode in TIMING:
