@@ -53,9 +53,8 @@ def chosen_within(graph: Graph, device: CPU, options: Mapping[str, Any], mode: s
 
     Parameters
     ----------
-    graph : Graph
-        After all passes, in NCHW.
-    device : CPU
+    graph, device
+        As for `arrays_in_nhwc`.
     options : mapping
         As for `plan`, but that `tolerance` is one of the whole: the largest error expected of its outputs, relative to
         the largest output.
