@@ -9,14 +9,12 @@ import statistics
 from collections.abc import Sequence
 from types import TracebackType
 
-import numpy as np
-
 from autoconv.common import code_hash
 from autoconv.cpu.operators import elementwise as of_cpu
 from autoconv.cuda.operators import elementwise as of_cuda
 from autoconv.device import Device
 from autoconv.networks.graph import Graph
-from autoconv.networks.operators import Operator, TensorType
+from autoconv.networks.operators import Operator, TensorType, random_inputs
 from autoconv.networks.run.instance import Schedule
 from autoconv.networks.run.memory import Views
 from autoconv.networks.run.runtime import instance_of, step_maker
@@ -100,11 +98,9 @@ def _samples(operator: Operator, inputs: Sequence[TensorType], device: Device) -
     for _ in range(TOGETHER):
         graph.outputs["y"] = graph.add("y", operator, *names)
     views = Views(graph, device.alignment)
-    nodes = [node for node in graph.nodes.values() if node.name not in views.free]
     maker = step_maker(graph, views, device)
-    instance = instance_of(Schedule(graph, views, device, [maker.step(node) for node in nodes]))
-    rng = np.random.default_rng(0)
-    given = {name: device.xp.asarray(rng.standard_normal(t.shape).astype(t.dtype)) for name, t in graph.inputs.items()}
+    instance = instance_of(Schedule(graph, views, device, [maker.step(node) for node in views.computed]))
+    given = {name: device.xp.asarray(array) for name, array in random_inputs(graph.inputs).items()}
     calls = []
     for _ in range(WARM_UP + SAMPLES):
         seconds: list[float] = []

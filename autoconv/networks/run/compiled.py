@@ -116,9 +116,7 @@ class CompiledNetwork:
         """Kernels for all nodes."""
         graph, views, steps = made.parts.graph, made.views, []
         maker = step_maker(graph, views, self.device)
-        for node in graph.nodes.values():
-            if node.name in views.free:
-                continue
+        for node in views.computed:
             is_layer = layer_of(graph, node) is not None
             plan = made.plans[made.parts.origin(node.name)] if is_layer else None
             if plan is None:
