@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from layers import edge
 from simt import fake_cupy
 from simt.cases import only
 from simt.emulator import MISSING
@@ -15,7 +16,11 @@ from simt.fake_cupy import FakeCuPy, forget, install, ndarray
 from simt.libraries import NumpyBLAS
 
 import autoconv
-from autoconv.bench.gpu.networks import ALIKE, check_network, difference, drawn
+from autoconv.bench.gpu import networks
+from autoconv.bench.gpu.agenda import Target, items
+from autoconv.bench.gpu.helper import Work
+from autoconv.bench.gpu.networks import ALIKE, OPERATORS, check_network, difference, drawn, networks_version
+from autoconv.bench.gpu.report import markdown
 from autoconv.cuda import device as module
 from autoconv.cuda.device import CUDA
 from autoconv.errors import ArrayError, PlanError
@@ -35,6 +40,7 @@ from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.cuda_instance import CudaInstance
 from autoconv.networks.run.memory import Views
 from autoconv.records.cache import TuningCache
+from autoconv.registry import algorithms
 
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 
@@ -158,6 +164,29 @@ def test_products_of_computed_matrices_are_cublas(
         assert difference(answer(net, cupy, inputs), evaluate(graph, inputs)["y"]) <= 1e-6
     assert net.arena_bytes >= Recorded.workspace_bytes
     assert "cuBLAS" in net.explain()
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_networks_and_operators_are_items_of_the_run_on_hardware(
+    right: bool, cupy: FakeCuPy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole networks come before all tuning; an answer that differs is a failure."""
+    work = list(items(("check", "tune"), algorithms(CUDA(0)), [Target("one", (edge("one"),))]))
+    kinds = [item.split("/")[0] for item in work]
+    assert kinds.index("host") < kinds.index("network") < kinds.index("tune") < kinds.index("operator")
+    assert [kinds.count(kind) for kind in ("network", "operator")] == [2 * len(networks.BUILDERS), len(OPERATORS)]
+    monkeypatch.setitem(networks.BUILDERS, "scaled", lambda batch: scaled())  # type: ignore[arg-type]
+    names = [f"network/{networks_version()}/scaled/1", f"operator/{networks_version()}/constant"]
+    assert names[1] in work
+    if not right:
+        monkeypatch.setattr(networks, "_host", lambda array: np.asarray(array) + 0.5)
+    done = [Work(CUDA(0), tmp_path, {}).do(item) for item in names]
+    results = [{"item": item} | found for item, found in zip(names, done, strict=True)]
+    assert ["failure" in result for result in results] == [not right] * 2
+    text = markdown([{"item": "machine", "name": "GPU", "versions": {}, "autoconv": "", "commit": "", "baselines": {},
+                      "missing": {}, "vendors": {}}, *results], [], 0)  # fmt: skip
+    assert f"networks against the CPU's answers: {'scaled/1' if right else 'none'} right, {int(not right)} not" in text
+    assert f"kernels against float64: {int(right)} right, {int(not right)} not" in text
 
 
 # Streams

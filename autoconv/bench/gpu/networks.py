@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from autoconv.common import code_hash
+from autoconv.cuda.operators import units
 from autoconv.device import Device
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
@@ -34,6 +36,7 @@ from autoconv.networks.operators import (
 )
 from autoconv.networks.operators.quantized import DEQUANTIZE, quantize
 from autoconv.networks.reference import evaluate
+from autoconv.networks.run import cuda_instance
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.registry import this_device
 
@@ -204,7 +207,12 @@ def resnet18(batch: int = 1) -> Graph:
     return m.scores(x, 1000)
 
 
-NETWORKS: Mapping[str, Callable[[int], Graph]] = {"made": made, "resnet18": resnet18}
+BUILDERS: Mapping[str, Callable[[int], Graph]] = {"made": made, "resnet18": resnet18}
+
+
+def networks_version() -> str:
+    """Of the code that runs networks on a GPU, and of the kernels between layers."""
+    return code_hash.version(cuda_instance.__name__) + code_hash.version(units.__name__)
 
 
 def check_operator(name: str, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,7 +231,7 @@ def check_operator(name: str, device: Device, options: Mapping[str, Any]) -> dic
 
 def check_network(name: str, batch: int, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
     """A network's answers against those of the CPU: twice, as a graph is launched again on other inputs."""
-    graph = NETWORKS[name](batch)
+    graph = BUILDERS[name](batch)
     net = CompiledNetwork(graph, device, options)
     on_cpu = CompiledNetwork(graph, this_device(), options)
     errors = []
