@@ -206,6 +206,21 @@ class Device(ABC):
         """
         return self.empty((nbytes,), "uint8")
 
+    def asarray(self, array: Any) -> Array:
+        """An array of NumPy's as one of this device's.
+
+        Parameters
+        ----------
+        array : array
+
+        Returns
+        -------
+        array
+            The same, where it is one already.
+        """
+        with self.selected():
+            return self.xp.asarray(array)
+
     @abstractmethod
     def stream(self) -> int:
         """What separates concurrent launches: the thread on a CPU, thread and current stream on a GPU.

@@ -33,6 +33,9 @@ from autoconv.networks.operators import (
     MatMul,
     Pool,
     QuantizedConv,
+    Reduce,
+    Resize,
+    Slice,
     TensorType,
 )
 from autoconv.networks.reference import evaluate
@@ -134,6 +137,12 @@ def test_parts_that_kernels_could_not_read_are_not_computed_in_place(cupy: FakeC
     assert [views.within(node, place) for place in (0, 1)] == [0, None]
     assert whole.free == {"y"}
     assert not views.free
+    for start, free in ((1, False), (2, True)):
+        cut = Graph("slice")
+        rows = cut.add_input("x", TensorType((3, 2)))
+        name = cut.add("part", Slice((start, 0), (1, 2), (1, 1)), rows)
+        assert (name in Views(cut, CUDA.alignment).free) == free
+        assert name in Views(cut).free
     net = CompiledNetwork(graph, CUDA(0), options)
     assert len(net._schedule.calls) == 3
     inputs = drawn(graph)
@@ -228,11 +237,13 @@ def test_no_more_memory_is_kept_than_is_said(
 
 def test_another_gpu_is_selected_meanwhile(cupy: FakeCuPy, options: dict[str, Any]) -> None:
     graph = scaled()
+    graph.outputs["y"] = graph.add("up", Resize(2, ((0,), (1,), (2,), (2,)), ((1.0,),) * 4), "y")
     net = CompiledNetwork(graph, CUDA(1), options)
     with cupy.cuda.Device(1):
         x = cupy.asarray(drawn(graph)["x"])
     y = net.run(x)
     assert y.gpu == 1
+    assert difference(y, evaluate(graph, drawn(graph))["y"]) <= 1e-6
     assert cupy.current == 0
     with pytest.raises(ArrayError, match="x: expected an array on GPU 1, got one on GPU 0"):
         net.run(cupy.asarray(drawn(graph)["x"]))
@@ -262,6 +273,21 @@ def test_arrays_in_nhwc_are_converted_in_between(cupy: FakeCuPy, options: dict[s
     assert net.in_nhwc == {"y"}
     assert difference(answer(net, cupy, drawn(graph)), evaluate(graph, drawn(graph))["y"]) == 0
     assert cupy.launches == 2 * ["transpose", "pool", "transpose"]
+
+
+def test_a_batch_runs_in_parts_where_memory_is_short(cupy: FakeCuPy, options: dict[str, Any]) -> None:
+    """An image of 900 bytes ends between the places where kernels can read: the second is copied."""
+    graph = Graph("batch")
+    x = graph.add_input("x", TensorType((2, 1, 9, 25)))
+    for _ in range(2):
+        x = graph.add("pool", Pool(reduction="max", window=(2, 2), padding=((1, 0), (1, 0))), x)
+    graph.outputs["y"] = graph.add("y", Reduce("mean", (2, 3)), x)
+    whole = CompiledNetwork(graph, CUDA(0), options)
+    parts = CompiledNetwork(graph, CUDA(0), {**options, "memory_limit": whole.arena_bytes - 1})
+    assert whole.images == {}
+    assert set(parts.images.values()) == {1}
+    assert parts.arena_bytes < whole.arena_bytes
+    assert difference(answer(parts, cupy, drawn(graph)), evaluate(graph, drawn(graph))["y"]) <= 1e-6
 
 
 def test_steps_are_timed_one_by_one(cupy: FakeCuPy, options: dict[str, Any]) -> None:
@@ -323,6 +349,8 @@ def test_a_stream_that_is_captured_is_refused(cupy: FakeCuPy, options: dict[str,
     cupy.current_stream.begin_capture()
     with pytest.raises(PlanError, match="scaled: expected a stream that is not captured"):
         net.run(x)
+    with pytest.raises(PlanError, match="scaled: expected a stream that is not captured"):
+        CudaInstance(net._schedule)
     cupy.current_stream.end_capture()
     assert difference(net.run(x), evaluate(graph, drawn(graph))["y"]) <= 1e-6
 

@@ -174,7 +174,7 @@ class FakeCuPy:
             ),
             Device=Device,
             Stream=self._stream,
-            Event=lambda: Event(self),
+            Event=lambda disable_timing=False: Event(self),
             get_elapsed_time=lambda start, stop: 0.25,  # milliseconds
             get_current_stream=lambda: self.current_stream,
             function=SimpleNamespace(Module=lambda: Module(self)),

@@ -47,7 +47,6 @@ _ARITHMETIC = ("sub", ("mul", 0, 1), ("div", ("neg", 0), ("add", ("abs", 2), 1.5
 _ROOTS = ("add", ("sqrt", ("abs", 0)), ("pow", ("abs", 0), 1.25))
 _LOGARITHM = ("log", ("add", ("exp", ("min", 0, 2.0)), 0.5))
 _CURVES = ("add", ("erf", 0), ("add", ("tanh", 0), ("sigmoid", 0)))
-_BOUNDS = ("add", ("max", ("min", 0, 1.0), -0.75), ("add", ("relu", 0), ("prelu", 0, 1)))
 _WINDOW: dict[str, Any] = {"window": (3, 2), "stride": (2, 3), "padding": ((1, 0), (0, 1)), "dilation": (2, 1)}
 
 # An operator, and the shapes of its inputs, of float32 where nothing else is said.
@@ -55,7 +54,9 @@ OPERATORS: Mapping[str, tuple[Operator, Sequence[tuple[int, ...] | TensorType]]]
     "arithmetic of three shapes": (Elementwise(_ARITHMETIC), [X, (6, 1, 1), (2, 1, 9, 8)]),
     "roots and powers": (Elementwise(("sub", _ROOTS, _LOGARITHM)), [X]),
     "curves": (Elementwise(_CURVES), [X]),
-    "bounds": (Elementwise(_BOUNDS), [X, (6, 1, 1)]),
+    "relu": (Elementwise(("relu", 0)), [X]),
+    "clip": (Elementwise(("max", ("min", 0, 1.0), -0.75)), [X]),
+    "prelu": (Elementwise(("prelu", 0, 1)), [X, (6, 1, 1)]),
     "five inputs": (Elementwise(("add", ("add", 0, 1), ("add", 2, ("add", 3, 4)))), [(3, 5)] * 5),
     "constant": (Elementwise(("mul", ("mul", 0, 0.0), 2.0)), [(7,)]),
     "quantize": (quantize("uint8"), [(5, 60), (), ()]),
@@ -97,7 +98,17 @@ OPERATORS: Mapping[str, tuple[Operator, Sequence[tuple[int, ...] | TensorType]]]
     ),
 }
 SPECIAL = (math.nan, math.inf, -math.inf, -0.0, math.nan, math.inf)
-NOT_FINITE = ("bounds", "largest of windows", "mean of windows", "largest of rows", "mean of images", "pad", "slice")
+NOT_FINITE = (
+    "relu",
+    "clip",
+    "prelu",
+    "largest of windows",
+    "mean of windows",
+    "largest of rows",
+    "mean of images",
+    "pad",
+    "slice",
+)
 
 
 def graph_of(name: str) -> Graph:
@@ -224,7 +235,7 @@ def check_operator(name: str, device: Device, options: Mapping[str, Any]) -> dic
         inputs = drawn(graph, not_finite)
         with np.errstate(all="ignore"):
             expected = evaluate(graph, inputs)["y"]
-        found = net.run(**{name: device.xp.asarray(array) for name, array in inputs.items()})
+        found = net.run(**{name: device.asarray(array) for name, array in inputs.items()})
         errors.append(difference(_host(found), expected))
     return _judged(max(errors), ERROR)
 
@@ -237,7 +248,7 @@ def check_network(name: str, batch: int, device: Device, options: Mapping[str, A
     errors = []
     for factor in (1, -2):
         inputs = {name: factor * array for name, array in drawn(graph).items()}
-        found = _by_name(graph, net.run(**{name: device.xp.asarray(array) for name, array in inputs.items()}))
+        found = _by_name(graph, net.run(**{name: device.asarray(array) for name, array in inputs.items()}))
         expected = _by_name(graph, on_cpu.run(**inputs))
         errors += [difference(_host(found[output]), expected[output].astype(np.float64)) for output in expected]
     made = {name: str(plan.candidate) for name, plan in net.plans.items()}

@@ -100,7 +100,7 @@ def _samples(operator: Operator, inputs: Sequence[TensorType], device: Device) -
     views = Views(graph, device.alignment)
     maker = step_maker(graph, views, device)
     instance = instance_of(Schedule(graph, views, device, [maker.step(node) for node in views.computed]))
-    given = {name: device.xp.asarray(array) for name, array in random_inputs(graph.inputs).items()}
+    given = {name: device.asarray(array) for name, array in random_inputs(graph.inputs).items()}
     calls = []
     for _ in range(WARM_UP + SAMPLES):
         seconds: list[float] = []

@@ -128,7 +128,7 @@ class CompiledNetwork:
     def _packed_weights(self, graph: Graph, node: Node, made: Plan) -> Array:
         key = f"{node.inputs[1]} {made.layer} {made.candidate}"
         if key not in self._packed:
-            w = self.device.xp.asarray(graph.constants[node.inputs[1]])
+            w = self.device.asarray(graph.constants[node.inputs[1]])
             self._packed[key] = made.pack(w.reshape(made.layer.w_shape)).buffer
         return self._packed[key]
 
@@ -210,6 +210,8 @@ class CompiledNetwork:
 
     def run(self, *arrays: Array, **named: Array) -> Any:
         """Compute the outputs.
+
+        On a GPU this launches on CuPy's current stream, which must not be captured, and does not wait.
 
         Parameters
         ----------

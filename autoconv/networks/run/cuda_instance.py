@@ -39,13 +39,14 @@ class CudaInstance:
         self.schedule, self._device = schedule, schedule.device
         graph = schedule.graph
         with self._device.selected():
+            self._who()
             self._device.compile(call.program for call in schedule.calls if isinstance(call.program, Unit))
             self._arena = self._device.buffer(max(schedule.arena_bytes, 1))
             types = graph.inputs | {root: graph.types[root] for root in schedule.outputs}
             self._fixed = {name: self._device.empty(t.shape, t.dtype) for name, t in types.items()}
             self._steps = [[self._bound(n, call) for call in step.calls] for n, step in enumerate(schedule.steps)]
             self._last: int | None = None  # who ran it
-            self._done = self._device.xp.cuda.Event()
+            self._done = self._device.xp.cuda.Event(disable_timing=True)
             self._graph = None if apart else self._device.captured(self._launch)
 
     def available(self) -> bool:
@@ -69,11 +70,7 @@ class CudaInstance:
             raise ArrayError("alone=True: expected False on a GPU, whose caches are not emptied between steps")
         device, graph = self._device, self.schedule.graph
         with device.selected():
-            stream, who = device.xp.cuda.get_current_stream(), device.stream()
-            if who < 0:
-                raise PlanError(
-                    f"{graph.name}: expected a stream that is not captured: a network is a graph of its own"
-                )
+            stream, who = device.xp.cuda.get_current_stream(), self._who()
             if self._last not in (None, who):
                 stream.wait_event(self._done)
             for name, array in inputs.items():
@@ -90,6 +87,14 @@ class CudaInstance:
             self._done.record(stream)
             self._last = who
         return found
+
+    def _who(self) -> int:
+        """The current stream and thread."""
+        who = self._device.stream()
+        if who < 0:
+            name = self.schedule.graph.name
+            raise PlanError(f"{name}: expected a stream that is not captured: a network is a graph of its own")
+        return who
 
     def _launch(self) -> None:
         """All kernels, in order."""

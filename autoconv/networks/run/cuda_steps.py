@@ -108,11 +108,11 @@ class CudaStepMaker(StepMaker):
         if isinstance(operator, LRN):
             return [self._unit(units.lrn(shape, operator.size, operator.alpha, operator.beta, operator.bias), node)]
         if isinstance(operator, Resize):
-            axis, xp = operator.axis, self.device.xp
+            axis, on_device = operator.axis, self.device.asarray
             places, weights = np.asarray(operator.indices, np.int32), np.asarray(operator.weights, np.float32)
             outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
             unit = units.resize(outer, before[axis], shape[axis], inner, places.shape[1])
-            return [self._unit(unit, node, xp.asarray(places), xp.asarray(weights))]
+            return [self._unit(unit, node, on_device(places), on_device(weights))]
         return None
 
     def _unit(self, unit: Unit, node: Node, *more: Array) -> Call:

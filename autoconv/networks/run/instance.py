@@ -51,7 +51,7 @@ class Schedule:
     def constant(self, name: str) -> Array:
         """A constant of the graph on the device, copied there once."""
         if name not in self._constants:
-            self._constants[name] = self.device.xp.asarray(self.graph.constants[name])
+            self._constants[name] = self.device.asarray(self.graph.constants[name])
         return self._constants[name]
 
     def _segments(self) -> int:
