@@ -208,7 +208,7 @@ class Heat:
     can no longer win retire. In the end, those left go on in rounds until all of these have settled, or `MOST` or their
     fair share of time is reached.
 
-    Where a budget is too small for two runs of everyone, everyone is warmed up first, and that counts. Then the quickest
+    Where a budget is too small for two runs of everyone, all are warmed up first, and that counts. Then the quickest
     are run again, two of them in any case: one run is no reason to prefer either.
 
     Parameters

@@ -138,8 +138,8 @@ def _streams(tiling: Tiling, machine: Machine) -> float:
     """Seconds in which all threads together move what the products read and write.
 
     Filters come from memory once, and for every further pass over them from where all of them fit; chunks of a batch
-    share a block of them. A chunk's input is read for every block of filters, a few tiles of every vector of channels at
-    a time, which is in jumps; so are its products, written and read, but on end.
+    share a block of them. A chunk's input is read for every block of filters, a few tiles of each vector of channels
+    at a time, which is in jumps. Products are written and read on end.
     """
     chunks, size, threads = tiling.chunks * tiling.correlation.groups, tiling.itemsize, machine.threads
     packed, block = size * tiling.packed_size, size * tiling.u_size
