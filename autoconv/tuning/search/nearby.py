@@ -11,7 +11,7 @@ from autoconv.records.limits import ranking
 from autoconv.records.schema import Facts
 from autoconv.tuning.candidates import expected
 from autoconv.tuning.lookup import Request, credible
-from autoconv.tuning.search.search import PROMISING, Search
+from autoconv.tuning.search.search import Search
 from autoconv.tuning.search.surrogate import Surrogate
 
 MOST_LAYERS = 3
@@ -36,19 +36,16 @@ def recall(request: Request, search: Search) -> None:
 def winners(request: Request) -> list[Candidate]:
     """The candidates of a request most like those that the nearest layers on record run quickest by, the nearest first.
 
-    Less than all are there where a grid has nothing like them, or estimates put it far behind.
+    Fewer where there is nothing like them.
     """
-    offered = request.candidate_set.expected
-    cost = request.limits.cost
-    allowed = {c: facts for c, facts in offered.items() if not request.limits.why_not(facts)}
-    least = min(map(cost, allowed.values()), default=0.0)
-    promising = {c: cost(facts) for c, facts in allowed.items() if cost(facts) <= PROMISING * least}
-    places, found = Surrogate(promising), dict[Candidate, None]()
+    offered = request.candidate_set
+    times = {candidate: offered.expected[candidate].time for candidate in offered.worth_timing(request.limits)}
+    places, found = Surrogate(times), dict[Candidate, None]()
     for _, layer in _nearest(request):
         for best in ranking(_recorded(request, layer), request.limits)[:1]:
             near = places.nearness(best)
             fitting = [candidate for candidate in near if near[candidate] >= FITTING]
-            found |= dict.fromkeys(sorted(fitting, key=lambda c: (-near[c], promising[c]))[:1])
+            found |= dict.fromkeys(sorted(fitting, key=lambda c: (-near[c], times[c]))[:1])
     return list(found)
 
 
