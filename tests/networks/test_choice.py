@@ -23,7 +23,7 @@ from autoconv.networks.operators import Conv, TensorType
 from autoconv.networks.passes import optimized
 from autoconv.networks.passes.batch_split import split
 from autoconv.networks.run.compiled import CompiledNetwork
-from autoconv.networks.run.memory import Views, arranged, blocks
+from autoconv.networks.run.memory import Views, arena_bytes
 from autoconv.records.schema import Facts
 
 SIZES = (0, 1 << 12, 1 << 16, 1 << 20)  # of scratch memory that candidates take, the best the most
@@ -61,8 +61,7 @@ def scratch(graph: Graph, **options: Any) -> dict[str, int]:
 
 
 def total(graph: Graph, taken: dict[str, int]) -> int:
-    nodes = list(graph.nodes.values())
-    return arranged(blocks(graph, Views(graph), nodes, [taken[node.name] for node in nodes]))[1]
+    return arena_bytes(Views(graph), [taken[name] for name in graph.nodes])
 
 
 def test_without_a_limit_every_layer_takes_what_it_likes(asked: list[int | None]) -> None:
@@ -108,7 +107,7 @@ def test_a_named_candidate_that_does_not_fit_is_refused(monkeypatch: pytest.Monk
     alone = {"ranking": [], "timings": {}, "layer": ConvLayer(N=1, C=4, H=16, W=16, K=64, R=1, S=1)}
     made = SimpleNamespace(kernel=SimpleNamespace(workspace_bytes=1 << 20), candidate="gemm[BM=8]", **alone)
     monkeypatch.setattr(choose, "plan", lambda *arguments, **options: made)
-    with pytest.raises(PlanError, match=r"node 'c0' by gemm\[BM=8\]: expected at most 5056 bytes .* got 1048576"):
+    with pytest.raises(PlanError, match=r"node 'c0' by gemm\[BM=8\]: expected at most 4864 bytes .* got 1048576"):
         scratch(chain([4, 64, 4]), memory_limit=(64 << 10) + 5100)
 
 
@@ -137,9 +136,7 @@ def test_a_network_under_a_limit_answers_the_same() -> None:
     graph = small(1)
     free = compiled(graph).arena_bytes
     whole = optimized(graph)
-    views = Views(whole)
-    nodes = [node for node in whole.nodes.values() if node.name not in views.free]
-    least = arranged(blocks(whole, views, nodes, [0] * len(nodes)))[1]
+    least = arena_bytes(Views(whole))
     for limit in (least, (least + free) // 2, free):
         net = CompiledNetwork(graph, CPU.current(), {"vendors": False, "memory_limit": limit})
         assert net.arena_bytes <= limit

@@ -10,14 +10,15 @@ import click
 import numpy as np
 
 from autoconv import networks
-from autoconv.bench.statistics import FEWEST_ROUNDS
-from autoconv.cli.options import FAILED, OK, as_json
+from autoconv.cli.options import FAILED, OK, as_json, rounds
 from autoconv.cli.options import tolerance as error
 from autoconv.cli.output import print_json, say, status
 from autoconv.common.text import duration, print_table, size
 from autoconv.cpu.device import CPU
+from autoconv.networks.operators import random_inputs
 from autoconv.networks.run.compiled import CompiledNetwork, load
 from autoconv.networks.yaml_writer import text_of
+from autoconv.paths import write_whole
 
 if TYPE_CHECKING:
     from autoconv.bench.networks.race import NetworkRace
@@ -65,9 +66,7 @@ def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
 @click.option(
     "--against", type=_runtimes, metavar="RUNTIME,...", help="Race these as well; all: every one that is installed."
 )
-@click.option(
-    "--rounds", type=click.IntRange(FEWEST_ROUNDS, 1000), metavar="N", default=9, help="Of that race. [default: 9]"
-)
+@rounds
 @click.option(
     "-o",
     "--output",
@@ -105,10 +104,11 @@ def run(
         raise click.UsageError("--tolerance: expected without --against, which races what runs without one")
     names = _installed(against) if against else ()
     net = load(model, batch, device=CPU.current(threads), tolerance=None if tune else tolerance)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)  # or an error, before anything is timed
     if tune:
         net.tune(tolerance=tolerance)
-    rng = np.random.default_rng(0)
-    inputs = {name: rng.standard_normal(t.shape).astype(t.dtype) for name, t in net.graph.inputs.items()}
+    inputs = random_inputs(net.graph.inputs)
     whole = _median_run(net, inputs, repeat)
     steps = net.profile(*inputs.values(), repeat=repeat)
     cold = sum(step.seconds for step in net.profile(*inputs.values(), repeat=repeat, alone=True)) if alone else None
@@ -159,6 +159,7 @@ def _raced(net: CompiledNetwork, model: Path, names: tuple[str, ...], rounds: in
     from autoconv.bench.networks.race import race_network
 
     batch = next((t.shape[0] for t in net.graph.inputs.values() if t.shape), 1)
+    assert isinstance(net.device, CPU)
     return race_network(model, dict(net.graph.inputs), batch, net.device, names, rounds, say=status)
 
 
@@ -217,5 +218,5 @@ def layers(net: str, output: Path | None) -> int:
     if output is None:
         click.echo(text, nl=False)
     else:
-        output.write_text(text, encoding="utf-8")
+        write_whole(output, text)
     return OK

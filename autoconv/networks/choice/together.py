@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from autoconv import registry
-from autoconv.cpu.device import CPU
+from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer, Layout
 from autoconv.networks.choice.candidate import best_in_network, cost
@@ -34,7 +33,7 @@ from autoconv.networks.operators.base import TensorType, in_layout
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
 from autoconv.records.limits import noise
-from autoconv.tuning.candidates import CandidateSet
+from autoconv.tuning.candidates import least_estimate
 from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan
 
@@ -50,7 +49,7 @@ TAKES = np.array([[0, 0, NO, NO], [0, 0, 0, 0], [NO, NO, 0, 0], [0, 0, 0, 0]])  
 
 def arrays_in_nhwc(
     graph: Graph,
-    device: CPU,
+    device: Device,
     options: Mapping[str, Any],
     mode: str,
     prices: Mapping[str, float] = MappingProxyType({}),
@@ -66,7 +65,7 @@ def arrays_in_nhwc(
     ----------
     graph : Graph
         After all passes, in NCHW.
-    device : CPU
+    device : Device
     options : mapping
         As for `plan`.
     mode : str
@@ -108,7 +107,7 @@ class _LayerTimes:
     To them comes what a layer's error costs, at a price of its square.
     """
 
-    def __init__(self, device: CPU, options: Mapping[str, Any], mode: str) -> None:
+    def __init__(self, device: Device, options: Mapping[str, Any], mode: str) -> None:
         self._device, self._mode = device, mode
         self._options = {"weights": "constant", **of_layers(options, device)}
         self._first: dict[ConvLayer, Plan | None] = {}
@@ -163,13 +162,8 @@ class _LayerTimes:
 
     def _expected(self, layer: ConvLayer) -> float:
         """What estimates make of the time in NCHW: by how much they differ from layout to layout."""
-        first, last = (self._estimate(layer.replace(layout=layout)) for layout in ("NCHW", "NHWC"))
+        first, last = (least_estimate(layer.replace(layout=layout), self._device) for layout in ("NCHW", "NHWC"))
         return self.first(layer) * last / first
-
-    def _estimate(self, layer: ConvLayer) -> float:
-        ours = [algorithm for algorithm in registry.algorithms(self._device) if algorithm.vendor is None]
-        expected = CandidateSet(layer, self._device, ours, frozenset()).expected.values()
-        return min(facts.time for facts in expected)
 
 
 def _chosen(

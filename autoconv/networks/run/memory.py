@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import Concat, Elementwise, Reshape, Slice
 
-ALIGNMENT = 64  # bytes
+ALIGNMENT = 256  # bytes: whole cache lines, and what CUDA's libraries want of scratch memory
 
 
 class Views:
@@ -18,6 +18,8 @@ class Views:
     Parameters
     ----------
     graph : Graph
+    alignment : int
+        Bytes on whose multiples alone arrays may begin.
 
     Attributes
     ----------
@@ -25,14 +27,14 @@ class Views:
         Nodes that have nothing to do, since their array is another's memory, or its parts are written into it.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, alignment: int = 1) -> None:
+        self.graph, self.alignment = graph, alignment
         self.free: set[str] = set()
         self._gathered: dict[tuple[str, int], int] = {}  # of a concatenation's inputs, those that are computed in place
         self._within: dict[str, tuple[str, int]] = {}  # of an array: whose memory it lies in, and from which byte on
         for node in graph.nodes.values():
             place = _place_in_input(graph, node)
-            if place is not None:
+            if place is not None and place % alignment == 0:
                 self._within[node.name] = (node.inputs[0], place)
                 self.free.add(node.name)
         for node in graph.nodes.values():
@@ -40,6 +42,11 @@ class Views:
                 self._overwrite(node)
             elif isinstance(node.operator, Concat):
                 self._gather(node)
+
+    @property
+    def computed(self) -> list[Node]:
+        """The nodes that have something to do, in order."""
+        return [node for node in self.graph.nodes.values() if node.name not in self.free]
 
     def root(self, name: str) -> tuple[str, int]:
         """The array in whose memory one lies, and from which byte on; itself and 0 where that is none."""
@@ -74,7 +81,7 @@ class Views:
         for n, name in enumerate(node.inputs):
             root, offset = self.root(name)
             whole = offset == 0 and graph.types[root].nbytes == graph.types[name].nbytes
-            if whole and self._own(root) and root != node.name:
+            if whole and place % self.alignment == 0 and self._own(root) and root != node.name:
                 self._within[root] = (node.name, place)
                 self._gathered[node.name, n] = place
             place += graph.types[name].nbytes
@@ -121,22 +128,20 @@ def scratch_of(step: int) -> str:
     return f"scratch memory of {step}"
 
 
-def blocks(graph: Graph, views: Views, nodes: Sequence[Node], scratch: Sequence[int]) -> dict[str, Block]:
+def blocks(views: Views, scratch: Sequence[int] = ()) -> dict[str, Block]:
     """What lies in the arena: arrays by name, and the scratch memory of steps.
 
     Parameters
     ----------
-    graph : Graph
     views : Views
-    nodes : sequence of Node
-        In the order in which they are computed, without those that have nothing to do.
     scratch : sequence of int
-        Bytes of scratch memory of each.
+        Bytes of scratch memory of each node that is computed; none by default.
 
     Returns
     -------
     dict of str to Block
     """
+    graph, nodes = views.graph, views.computed
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     outside = own_outputs(graph, views)
@@ -180,6 +185,11 @@ def arranged(blocks: Mapping[str, Block]) -> tuple[dict[str, int], int]:
     return offsets, total
 
 
+def arena_bytes(views: Views, scratch: Sequence[int] = ()) -> int:
+    """Bytes of the arena for what `blocks` finds."""
+    return arranged(blocks(views, scratch))[1]
+
+
 def least_bytes(blocks: Sequence[Block]) -> int:
     """Bytes that are needed at once at most: no arena is smaller."""
     steps = range(max((block.last for block in blocks), default=-1) + 1)
@@ -187,5 +197,5 @@ def least_bytes(blocks: Sequence[Block]) -> int:
 
 
 def rounded(nbytes: int) -> int:
-    """Bytes up to a whole number of cache lines."""
+    """Bytes up to where the next block may begin."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
