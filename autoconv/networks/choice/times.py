@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from autoconv.common import code_hash
-from autoconv.cpu.operators import elementwise as of_cpu
-from autoconv.cuda.operators import elementwise as of_cuda
 from autoconv.device import Device
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Operator, TensorType, random_inputs
@@ -89,7 +87,7 @@ class OperatorTimes:
 
 def _version(device: Device) -> str:
     """Of the code that writes a device's kernels, all of them."""
-    return code_hash.version({"cpu": of_cpu, "cuda": of_cuda}[device.kind].__name__)
+    return code_hash.version(f"autoconv.{device.kind}.operators.elementwise")
 
 
 def _samples(operator: Operator, inputs: Sequence[TensorType], device: Device) -> list[float]:

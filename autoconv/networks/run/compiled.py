@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,12 +23,14 @@ from autoconv.networks.passes import optimized
 from autoconv.networks.passes.batch_split import Images
 from autoconv.networks.run import listing, saved
 from autoconv.networks.run.contest import quickest
-from autoconv.networks.run.cuda_instance import CudaInstance
 from autoconv.networks.run.instance import Instance, Schedule
 from autoconv.networks.run.listing import StepTime
 from autoconv.networks.run.runtime import for_device, instance_of, step_maker
 from autoconv.plans import Plan
 from autoconv.registry import resolve
+
+if TYPE_CHECKING:
+    from autoconv.networks.run.cuda_instance import CudaInstance
 
 
 class CompiledNetwork:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from autoconv import registry
-from autoconv.cuda.device import CUDA
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.passes.epilogue import split_activations
 from autoconv.networks.passes.fusion import fuse_elementwise
-from autoconv.networks.run.cuda_instance import CudaInstance
-from autoconv.networks.run.cuda_steps import CudaStepMaker
 from autoconv.networks.run.instance import Instance, Schedule
 from autoconv.networks.run.memory import Views
 from autoconv.networks.run.steps import StepMaker
+
+if TYPE_CHECKING:
+    from autoconv.networks.run.cuda_instance import CudaInstance
+
+GPU = "cuda"  # the kind of device whose modules are imported where one is meant, and not before
 
 
 def for_device(graph: Graph, device: Device) -> Graph:
@@ -27,7 +31,7 @@ def for_device(graph: Graph, device: Device) -> Graph:
     PlanError
         For a layer that no kernel of the device computes; the message names node and operator.
     """
-    if not isinstance(device, CUDA):
+    if device.kind != GPU:
         return graph
     found = graph.copy()
     general = [algorithm for algorithm in registry.algorithms(device) if algorithm.takes_all]
@@ -47,9 +51,17 @@ def for_device(graph: Graph, device: Device) -> Graph:
 
 def step_maker(graph: Graph, views: Views, device: Device) -> StepMaker:
     """What finds kernels for the nodes of a graph."""
-    return (CudaStepMaker if isinstance(device, CUDA) else StepMaker)(graph, views, device)
+    if device.kind == GPU:
+        from autoconv.networks.run.cuda_steps import CudaStepMaker
+
+        return CudaStepMaker(graph, views, device)
+    return StepMaker(graph, views, device)
 
 
 def instance_of(schedule: Schedule, apart: bool = False) -> Instance | CudaInstance:
     """Memory for one run at a time; with `apart`, of steps that can be timed."""
-    return (CudaInstance if isinstance(schedule.device, CUDA) else Instance)(schedule, apart)
+    if schedule.device.kind == GPU:
+        from autoconv.networks.run.cuda_instance import CudaInstance
+
+        return CudaInstance(schedule, apart)
+    return Instance(schedule, apart)

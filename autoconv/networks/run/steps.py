@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import INPUTS, OUTPUT, elementwise, resize, rows, transpose, windows, windows_last
 from autoconv.cpu.operators.elements import ELEMENTS
 from autoconv.cpu.operators.elementwise import Strides, collapsed
-from autoconv.cuda.codegen.source import Unit
 from autoconv.device import Device
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import (
@@ -40,6 +39,9 @@ from autoconv.networks.operators import (
 from autoconv.networks.operators.base import in_nchw
 from autoconv.networks.run.memory import Views
 from autoconv.plans import Plan
+
+if TYPE_CHECKING:
+    from autoconv.cuda.codegen.source import Unit
 
 
 @dataclass(frozen=True)
