@@ -159,6 +159,7 @@ def _raced(net: CompiledNetwork, model: Path, names: tuple[str, ...], rounds: in
     from autoconv.bench.networks.race import race_network
 
     batch = next((t.shape[0] for t in net.graph.inputs.values() if t.shape), 1)
+    assert isinstance(net.device, CPU)
     return race_network(model, dict(net.graph.inputs), batch, net.device, names, rounds, say=status)
 
 
