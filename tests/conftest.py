@@ -86,6 +86,7 @@ THINNED = {
     "cuda/test_mutants.py": 3,
     "cuda/test_planted.py": 9,
     "cuda/test_cudnn.py": 12,
+    "cuda/test_winograd_tensor.py": 4,
     "networks/test_batch_split.py::test_parts_agree_with_float64": 3,
     "networks/test_onnx_nodes.py": 10,
     "networks/test_onnx_reader.py::test_the_networks_that_come_with_onnx_answer_what_is_stored": 25,
