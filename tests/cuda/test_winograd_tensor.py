@@ -52,7 +52,7 @@ def found(name: str, layer: ConvLayer, m: int, a: Any, b: Any) -> float:
 @families
 @pytest.mark.parametrize("m", [2, 4, 6])
 def test_its_error_is_that_of_the_transforms(family: str, m: int) -> None:
-    """Positive data, the sums of which drift in tensor cores: a quarter of the bound, and less than scalar products'."""
+    """Positive data, whose sums drift in tensor cores: a quarter of the bound, and less than scalar products'."""
     generator = np.random.default_rng(0)
     a, b = (generator.uniform(1, 2, shape).astype(np.float32) for shape in DEEP.input_shapes)
     algorithm, tile = FAMILIES[family]
