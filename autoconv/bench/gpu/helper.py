@@ -134,7 +134,8 @@ class Work:
 
     def sanitize(self, name: str, version: str) -> dict[str, Any]:
         """The first case of a family in a process that compute-sanitizer watches."""
-        return memcheck(self.device, self.folder, f"unpooled/{name}/{version}")
+        message = {"item": f"unpooled/{name}/{version}", "folder": str(self.folder)}
+        return memcheck(self.device, "autoconv.bench.gpu.helper", message)
 
     def unpooled(self, name: str, version: str) -> dict[str, Any]:
         """The first case, each array by the driver: what a pool hands out lies in what a sanitizer takes for one."""

@@ -1,4 +1,4 @@
-"""One item of a helper under NVIDIA's compute-sanitizer: what kernels read and write beyond their arrays."""
+"""A process under NVIDIA's compute-sanitizer: what its kernels read and write beyond their arrays."""
 
 from __future__ import annotations
 
@@ -8,42 +8,39 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from autoconv.device import Device
-from autoconv.tuning.worker import inherited, opening
+from autoconv.tuning.worker import Message, inherited, opening
 
 TOOL = "compute-sanitizer"  # comes with the CUDA toolkit, and as a wheel of its own
 FOUND = 86  # its exit status when it has something to complain of
 MARK = "========="  # before each of its lines
 
 
-def memcheck(device: Device, folder: Path, item: str) -> dict[str, Any]:
-    """Do an item in a helper that the sanitizer watches.
+def memcheck(device: Device, module: str, message: Message) -> Message:
+    """Ask a process that the sanitizer watches.
 
     Parameters
     ----------
     device : Device
         Opened there as well.
-    folder : Path
-        Of the results.
-    item : str
-        What the helper is to do.
+    module : str
+        What the process runs: its `__main__` is to call `serve`.
+    message : dict
+        What it is asked.
 
     Returns
     -------
     dict
-        The item's result; or the sanitizer's complaint as its `failure`; or why it was `skipped`.
+        Its answer; or the sanitizer's complaint as a `failure`; or why it was `skipped`.
     """
     homes = [str(Path(os.environ[name]) / "bin") for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     tool = shutil.which(TOOL, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *homes]))
     if tool is None:
         return {"skipped": f"{TOOL}: expected it in PATH or in CUDA_HOME/bin"}
-    messages = opening(device), {"item": item, "folder": str(folder)}
-    helper = sys.executable, "-P", "-m", "autoconv.bench.gpu.helper"
     done = subprocess.run(
-        [tool, "--tool", "memcheck", "--error-exitcode", str(FOUND), *helper],
-        input="".join(json.dumps(message) + "\n" for message in messages),
+        [tool, "--tool", "memcheck", "--error-exitcode", str(FOUND), sys.executable, "-P", "-m", module],
+        input="".join(json.dumps(one) + "\n" for one in (opening(device), message)),
         capture_output=True,
         text=True,
         errors="replace",

@@ -57,6 +57,7 @@ class WinogradTensor(CudaAlgorithm):
     files = ("winograd/tensor.cu",)
     directions = ("fwd", "dgrad")
     dtypes = ("float32",)
+    groupings = ("dense", "grouped")  # a channel alone would be multiplied as so many of zeros
     dilated = False
     spreads_nonfinite = True
     depth_unit: ClassVar[int]  # channels of a group: those of the product are a multiple
