@@ -86,10 +86,10 @@ def targets(names: Sequence[str] = NETWORKS, batch: int = BATCH) -> list[Target]
 def items(phases: Sequence[str], algorithms: Sequence[Algorithm[Any]], wanted: Sequence[Target]) -> Iterator[str]:
     """The work in the order of its value; an item is `kind/arguments`.
 
-    A few kernels are watched by a sanitizer first, as what is read outside of an array spoils everything after it. Whether
-    anything runs at all comes next, whole networks included; then the longest layers of every target, for each has to be
-    stated, and long layers weigh most in a network; then every kernel's checks, those between layers first; then all
-    layers, of each target in turn, with a few candidates, and at last with all.
+    A few kernels are watched by a sanitizer first, as what is read outside of an array spoils everything after it.
+    Whether anything runs at all comes next, whole networks included; then the longest layers of every target, for
+    each has to be stated, and long layers weigh most in a network; then every kernel's checks, those between layers
+    first; then all layers, of each target in turn, with a few candidates, and at last with all.
     """
     own = [algorithm for algorithm in algorithms if algorithm.vendor is None]
     first, rest = _in_turn(wanted)
