@@ -55,9 +55,8 @@ class FusedLayers:
                 found.append(f"{layer}: expected no residual but of the last layer")
         if not is_depthwise(middle):
             found.append(f"{middle}: expected one filter of at most {UNROLLED_TAPS} taps for each channel")
-        for layer in (self.before, self.after):
-            if layer is not None and not is_pointwise(layer):
-                found.append(f"{layer}: expected 1x1 filters, unit stride, no padding, and one group")
+        others = [layer for layer in (self.before, self.after) if layer is not None and not is_pointwise(layer)]
+        found += [f"{layer}: expected 1x1 filters, unit stride, no padding, and one group" for layer in others]
         for first, second in zip(self.layers, self.layers[1:], strict=False):
             if first.output_shape != second.input_shapes[0]:
                 found.append(f"{second}: expected an input {first.output_shape}, got {second.input_shapes[0]}")

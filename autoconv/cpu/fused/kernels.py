@@ -1,4 +1,4 @@
-"""The kernel of fused layers: strip by strip of rows, each by one thread, from the first layer's input to the output."""
+"""The kernel of fused layers: strip by strip of rows, each by one thread, from the first input to the output."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _Writer:
         out_pitch: int,
         workspace: Value,
     ) -> None:
-        """A strip of all hidden channels from row `first` on, to `out`; what the layer before makes of it goes first."""
+        """A strip of all hidden channels from row `first` on, to `out`: some of them at a time, as they are made."""
         k, tiling, before, middle = self.k, self.tiling, self.layers.before, self.layers.depthwise
         plane = middle.H * middle.W
         seen, panel = workspace, workspace + tiling.before_elements
@@ -93,11 +93,8 @@ class _Writer:
                 line.multiply(x + begin * middle.W, w, seen, seen, bias, plane, tiling.seen_pitch)
             with k.loop(0, channels) as c:
                 channel = group + c
-                if line is not None:
-                    source = seen + (c * tiling.seen_pitch - begin * middle.W)
-                else:
-                    source = x + channel * plane
-                fill(k, tiling.depthwise, source, top, panel, ahead=line is None)
+                here = x + channel * plane if line is None else seen + (c * tiling.seen_pitch - begin * middle.W)
+                fill(k, tiling.depthwise, here, top, panel, ahead=line is None)
                 taps = filters["depthwise"] + channel * (middle.R * middle.S)
                 to, plus = out + channel * out_pitch, residual + channel * out_pitch
                 self._rows(tiles, panel, taps, to, plus, biases["depthwise"] + channel)

@@ -67,7 +67,7 @@ class GemmPacked(GeneratedAlgorithm):
         if layer.direction == "dgrad" and max(layer.stride) > MOST_STRIDE:
             stride = f"{layer.stride[0]}x{layer.stride[1]}"
             reasons.append(f"dgrad: expected strides up to {MOST_STRIDE}, whose zeros are written out, got {stride}")
-        if spreads(product(layer)) and (layer.bias or layer.residual or layer.activation is not None):
+        if spreads(product(layer)) and layer.has_epilogue:
             reasons.append("epilogue: expected none, as zeros are written between the outputs, got one")
         return reasons
 

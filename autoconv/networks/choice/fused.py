@@ -20,10 +20,11 @@ from autoconv.cpu.fused.geometry import Caches, FusedBlocking, blockings, worksp
 from autoconv.errors import ConfigError
 from autoconv.networks.choice.choose import Planned
 from autoconv.networks.graph import Graph
+from autoconv.networks.operators import FusedConv
 from autoconv.networks.passes.batch_split import Split
-from autoconv.networks.passes.fused_layers import Chain, chains, fused
+from autoconv.networks.passes.fused_layers import Chain, chains, fused, layers_of
 from autoconv.networks.run.contest import quickest
-from autoconv.networks.run.memory import Views
+from autoconv.networks.run.memory import Views, arena_bytes
 from autoconv.networks.run.schedules import scheduled
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
@@ -45,7 +46,8 @@ def with_fused(
     made : Planned
     device : CPU
     options : mapping
-        As for `plan`. Under a `tolerance` nothing is fused, as what a fused kernel errs is not on record.
+        As for `plan`, and `memory_limit`, under which nothing is fused that would need more. Under a `tolerance` nothing
+        is, as what a fused kernel errs is not on record.
     mode : str
         As for `plan`. One that times has both ways run where that is not on record.
     known : mapping of str to FusedBlocking, optional
@@ -66,7 +68,9 @@ def with_fused(
     else:
         chosen = {name: blocking for name in found if (blocking := known.get(made.parts.origin(name))) is not None}
         _check(made, known, {made.parts.origin(name): found[name] for name in chosen})
-    return _fused(made, {found[name]: blocking for name, blocking in chosen.items()})
+    together = _fused(made, {found[name]: blocking for name, blocking in chosen.items()})
+    limit = options.get("memory_limit")
+    return together if limit is None or _needed(together, device) <= limit else made
 
 
 def _check(made: Planned, known: Blockings, found: Mapping[str, Chain]) -> None:
@@ -87,6 +91,19 @@ def _fused(made: Planned, chosen: Mapping[Chain, FusedBlocking]) -> Planned:
     parts = replace(made.parts, graph=fused(made.parts.graph, chosen))
     names = {made.parts.origin(chain.name): blocking for chain, blocking in chosen.items()}
     return replace(made, parts=parts, views=Views(parts.graph), fused=names)
+
+
+def _needed(made: Planned, device: CPU) -> int:
+    """Bytes of all arrays, and of the scratch memory of nodes."""
+    caches, scratch = Caches.of(device), []
+    for node in made.views.computed:
+        name = made.parts.origin(node.name)
+        if isinstance(node.operator, FusedConv):
+            layers = layers_of(made.parts.graph, node)
+            scratch.append(workspace_bytes(device.instruction_set, layers, made.fused[name], caches))
+        else:
+            scratch.append(made.plans[name].kernel.workspace_bytes if name in made.plans else 0)
+    return arena_bytes(made.views, scratch)
 
 
 def _chosen(

@@ -38,9 +38,7 @@ def scheduled(made: Planned, device: CPU, packed: Packed, keep_denormals: bool =
     """
     graph, views, steps = made.parts.graph, made.views, []
     maker, layers = StepMaker(graph, views, device), _LayerSteps(graph, device, packed)
-    for node in graph.nodes.values():
-        if node.name in views.free:
-            continue
+    for node in views.computed:
         origin = made.parts.origin(node.name)
         if isinstance(node.operator, FusedConv):
             steps.append(layers.fused(node, layers_of(graph, node), made.fused[origin]))
