@@ -46,7 +46,7 @@ def with_fused(
     made : Planned
     device : CPU
     options : mapping
-        As for `plan`, and `memory_limit`, under which nothing is fused that would need more. Under a `tolerance` nothing
+        As for `plan`, and `memory_limit`, under which nothing is fused if more were needed. Under a `tolerance` nothing
         is, as what a fused kernel errs is not on record.
     mode : str
         As for `plan`. One that times has both ways run where that is not on record.
@@ -121,8 +121,8 @@ def _chosen(
                 known = _recalled(store, key)
                 if known is None and mode in TIMING:
                     known = _raced(made.parts.graph, chain, plans, device, options)
-                    record = {"version": _version(), "layers": list(map(str, chain.layers.layers)), **known}
-                    store.update(key, lambda old, record=record: json.dumps(record))
+                    layers = list(map(str, chain.layers.layers))
+                    _remember(store, key, {"version": _version(), "layers": layers, **known})
                 decided[key] = FusedBlocking(*known["blocking"]) if known is not None and known["blocking"] else None
             if (blocking := decided[key]) is not None:
                 chosen[chain.name] = blocking
@@ -167,7 +167,7 @@ def _alone(graph: Graph, chain: Chain) -> Graph:
 def _key(chain: Chain, plans: Mapping[str, Plan], device: CPU, options: Mapping[str, Any]) -> str:
     """What the choice depends on: layers, what computes each of them alone, and the limits."""
     layers = [f"{made.layer} {made.candidate}" for made in plans.values()]
-    limits = [f"{name}={options[name]}" for name in LIMITS if options.get(name)]
+    limits = [f"{name}={options[name]}" for name in LIMITS if options.get(name) is not None]
     what = "\n".join([*layers, *limits])
     return f"fused|{hashlib.sha256(what.encode()).hexdigest()}|{device.key}"
 
@@ -182,6 +182,10 @@ def _recalled(store: TextStore, key: str) -> dict[str, Any] | None:
         return {"blocking": None if blocking is None else [int(number) for number in FusedBlocking(*blocking)]}
     except (LookupError, TypeError, ValueError):
         return None
+
+
+def _remember(store: TextStore, key: str, record: dict[str, Any]) -> None:
+    store.update(key, lambda old: json.dumps(record))
 
 
 def _version() -> str:
