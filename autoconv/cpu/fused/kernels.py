@@ -9,7 +9,6 @@ from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.depthwise.kernels import emit_tile, fill
 from autoconv.cpu.fused.geometry import Caches, FusedBlocking, FusedLayers, FusedTiling
 from autoconv.cpu.gemm.geometry import ChannelRange, pixel_tiles
-from autoconv.cpu.gemm.kernels import fetch
 from autoconv.cpu.gemm.tile import GemmTile, each_block, tiles_of
 from autoconv.layer import ConvLayer
 
@@ -139,6 +138,4 @@ class _Line:
                     function = functions[pixels, width, together]
                     k.call(function, x + q, w + first * layer.C, to, plus, bias + first, out)
 
-                with k.loop(0, layer.C) as c:  # what comes next
-                    fetch(k, x + (c * pitch + q + pixels), pixels)
                 each_block(k, self.filters, TK, k.i64(0), k.i64(self.blocks), together, visit)

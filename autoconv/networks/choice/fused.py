@@ -17,6 +17,7 @@ from autoconv.common import code_hash
 from autoconv.cpu.device import CPU
 from autoconv.cpu.fused import kernels
 from autoconv.cpu.fused.geometry import Caches, FusedBlocking, blockings, workspace_bytes
+from autoconv.device import Device
 from autoconv.errors import ConfigError
 from autoconv.networks.choice.choose import Planned
 from autoconv.networks.graph import Graph
@@ -37,14 +38,15 @@ Blockings = Mapping[str, FusedBlocking]  # by the name of the last of the nodes 
 
 
 def with_fused(
-    made: Planned, device: CPU, options: Mapping[str, Any], mode: str, known: Blockings | None = None
+    made: Planned, device: Device, options: Mapping[str, Any], mode: str, known: Blockings | None = None
 ) -> Planned:
     """The same, with those layers fused for which that is known to be quicker.
 
     Parameters
     ----------
     made : Planned
-    device : CPU
+    device : Device
+        On a GPU nothing is fused: there is no kernel for it.
     options : mapping
         As for `plan`, and `memory_limit`, under which nothing is fused if more were needed. Under a `tolerance` nothing
         is, as what a fused kernel errs is not on record.
@@ -62,6 +64,8 @@ def with_fused(
     ConfigError
         When what is known cannot be.
     """
+    if not isinstance(device, CPU):
+        return made
     found = {chain.name: chain for chain in chains(made.parts.graph)}
     if known is None:
         chosen = {} if options.get("tolerance") else _chosen(made, list(found.values()), device, options, mode)
@@ -145,7 +149,7 @@ def _raced(
     ways = list(filter(fits, blockings(chain.layers, device)))
     together = [_fused(apart, {chain: blocking}) for blocking in ways]
     packed: dict[str, Any] = {}
-    best, seconds = quickest([scheduled(one, device, packed) for one in (apart, *together)], options)
+    best, seconds = quickest([scheduled(one, device, packed) for one in (apart, *together)], options, warm=True)
     return {"blocking": list(ways[best - 1]) if best else None, "seconds": seconds, "ways": list(map(list, ways))}
 
 
