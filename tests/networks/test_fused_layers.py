@@ -133,7 +133,7 @@ def test_what_was_quicker_is_recalled(monkeypatch: pytest.MonkeyPatch) -> None:
     made = planned(graph, (), {}, device, options, {}, "heuristic")
 
     def race(won: bool) -> None:
-        def quickest(schedules: Any, options: Any, warm: bool) -> tuple[int, list[float]]:
+        def quickest(schedules: Any, options: Any, part: bool) -> tuple[int, list[float]]:
             raced.append(len(schedules))
             return (len(schedules) - 1) * won, [1.0] * len(schedules)
 
@@ -165,7 +165,7 @@ def test_what_was_quicker_is_recalled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_what_fits_the_limit_is_raced(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, device, raced = blocks(batch=8), CPU.current(), []
 
-    def quickest(schedules: Any, options: Any, warm: bool) -> tuple[int, list[float]]:
+    def quickest(schedules: Any, options: Any, part: bool) -> tuple[int, list[float]]:
         raced.append(len(schedules))
         return 0, [1.0]
 

@@ -149,7 +149,7 @@ def _raced(
     ways = list(filter(fits, blockings(chain.layers, device)))
     together = [_fused(apart, {chain: blocking}) for blocking in ways]
     packed: dict[str, Any] = {}
-    best, seconds = quickest([scheduled(one, device, packed) for one in (apart, *together)], options, warm=True)
+    best, seconds = quickest([scheduled(one, device, packed) for one in (apart, *together)], options, part=True)
     return {"blocking": list(ways[best - 1]) if best else None, "seconds": seconds, "ways": list(map(list, ways))}
 
 
