@@ -50,6 +50,7 @@ THINNED = {
     "cpu/test_depthwise_wgrad.py": 3,
     "cpu/test_fft.py": 40,
     "cpu/test_fft_matrix.py": 48,
+    "cpu/test_fused.py::test_one_kernel_computes_what_the_layers_do": 12,
     "cpu/test_gemm.py": 180,
     "cpu/test_gemm.py::test_sums_of_a_block_that_lacks_filters_have_room": 2,
     "cpu/test_gemm_packed.py": 20,
