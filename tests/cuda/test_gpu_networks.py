@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -313,6 +315,12 @@ def test_a_saved_network_keeps_its_choices(cupy: FakeCuPy, options: dict[str, An
     np.testing.assert_array_equal(answer(again, cupy, drawn(graph)), answer(net, cupy, drawn(graph)))
     on_cpu = autoconv.load(tmp_path / "net.autoconv", batch=1)
     assert difference(on_cpu.run(**drawn(graph)), evaluate(graph, drawn(graph))["y"]) <= 1e-6
+
+
+def test_a_process_without_a_gpu_imports_nothing_of_one() -> None:
+    code = "import sys, autoconv; print([name for name in sys.modules if name.startswith('autoconv.cuda')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 # Faults
