@@ -98,7 +98,7 @@ class GemmPacked(GeneratedAlgorithm):
         machine, problem, blocking = device.machine, product(layer), blocking_of(layer, device, params)
         size, TK = layer.accumulator.itemsize, blocking.TK
         lanes = VECTOR_BYTES[device.instruction_set] // size
-        tiles = PlaneTiles.of(problem, blocking.TQ)
+        tiles = PlaneTiles.of(pixels_of(problem), blocking.TQ)
         pixels, vectors = pixels_of(problem) / tiles.tiles, TK // lanes
         number = problem.N * problem.groups * tiles.tiles * rounded(problem.K, TK) // TK
         multiply = machine.multiply_adds(device.instruction_set, layer.accumulator.name, lanes)

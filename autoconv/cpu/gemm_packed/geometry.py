@@ -42,8 +42,7 @@ class PlaneTiles(NamedTuple):
     longer: int
 
     @classmethod
-    def of(cls, problem: Correlation, TQ: int) -> PlaneTiles:
-        pixels = pixels_of(problem)
+    def of(cls, pixels: int, TQ: int) -> PlaneTiles:
         tiles = math.ceil(pixels / TQ)
         return cls(tiles, *divmod(pixels, tiles))
 
@@ -68,19 +67,19 @@ def spreads(problem: Correlation) -> bool:
     return (problem.rows.output_stride, problem.columns.output_stride) != (1, 1)
 
 
-def _pitch(elements: int) -> int:
+def pitch_of(elements: int) -> int:
     """Elements from one line of so many to the next: not a power of two, which would share few sets of a cache."""
     return -(-elements // 16) * 16 + 16
 
 
 def micropanel_pitch(problem: Correlation, TQ: int) -> int:
     """Elements from one tile's copied pixels to the next one's."""
-    return _pitch(problem.C * TQ)
+    return pitch_of(problem.C * TQ)
 
 
 def gathered_pitch(blocking: PackedGemmBlocking) -> int:
     """Elements from one channel's outputs to the next one's, where a panel's are gathered."""
-    return _pitch(blocking.tiles * blocking.TQ)
+    return pitch_of(blocking.tiles * blocking.TQ)
 
 
 def thread_bytes(problem: Correlation, blocking: PackedGemmBlocking, itemsize: int) -> int:
@@ -108,7 +107,7 @@ def grid_of(layer: ConvLayer, device: CPU) -> list[dict[str, int]]:
         if vectors > 1 and rounded(problem.K, TK) >= 1.5 * problem.K:
             continue  # most of the lanes would hold nothing
         least = device.machine.caches[0] // (8 * TK * itemsize)
-        tiles = problem.N * PlaneTiles.of(problem, TQ).tiles
+        tiles = problem.N * PlaneTiles.of(pixels_of(problem), TQ).tiles
         fit = max(1, min(MOST_TILES, device.machine.caches[1] // (micropanel_pitch(problem, TQ) * itemsize)))
         for BC in dict.fromkeys(min(-(-n // m.terms) * m.terms, problem.C) for n in reversed(parts(problem.C))):
             if least > BC and BC < problem.C:
@@ -128,7 +127,7 @@ def blocking_of(layer: ConvLayer, device: CPU, params: Params) -> PackedGemmBloc
     """The cut that the parameters name, with parts of the filters enough for the threads."""
     problem = product(layer)
     TK, TQ, BC, panels = (int(params[name]) for name in ("TK", "TQ", "BC", "panels"))
-    tiles = problem.N * PlaneTiles.of(problem, TQ).tiles
+    tiles = problem.N * PlaneTiles.of(pixels_of(problem), TQ).tiles
     blocks = math.ceil(problem.K / TK)
     chunks = 1
     while panels * chunks * problem.groups < 8 * device.threads and chunks * 2 <= blocks:

@@ -27,13 +27,13 @@ TOGETHER = 16  # channels copied at a time, each from its own plane
 FEWEST_TO_FETCH = 2  # tiles of a panel that has the time to fetch filters
 
 
-class _TaskWriter:
+class TaskWriter:
     """Writes the task: it copies a panel's pixels, and multiplies them by its part of the filters."""
 
     def __init__(self, m: Module, layer: ConvLayer, blocking: PackedGemmBlocking) -> None:
         self.m, self.blocking = m, blocking
         self.problem = product(layer)
-        self.plane_tiles = PlaneTiles.of(self.problem, blocking.TQ)
+        self.plane_tiles = PlaneTiles.of(pixels_of(self.problem), blocking.TQ)
         self.epilogue = Epilogue.of(layer)
         self.element = DTYPES[layer.dtype]
         self.wide = widened(self.element)
@@ -281,7 +281,7 @@ def emit(instruction_set: str, layer: ConvLayer, blocking: PackedGemmBlocking) -
     own = thread_bytes(problem, blocking, layer.accumulator.itemsize)  # no thread has copied of this input
     with run.loop(0, blocking.threads) as thread:
         run.store(run.i64(-1), run.bytes_at(workspace, thread * own, i64))
-    launch(run, run.args[0], *_TaskWriter(m, layer, blocking).task())
+    launch(run, run.args[0], *TaskWriter(m, layer, blocking).task())
     pack = m.function("pack", *RUN)
     launch(pack, pack.args[0], *emit_pack(m, 0, problem, blocking.TK, DTYPES[layer.dtype], 0))
     return m
