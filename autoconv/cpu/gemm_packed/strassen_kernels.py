@@ -1,278 +1,250 @@
-"""proto"""
+"""The kernels of `gemm.strassen`: sums of parts of pixels and of filters, and products added to blocks of outputs."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, i64, ptr, widened
+from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.correlation import Correlation
-from autoconv.cpu.common.epilogue import Epilogue, emit_store
 from autoconv.cpu.common.packing import emit_pack
-from autoconv.cpu.gemm_packed.geometry import PlaneTiles, pixels_of, product
-from autoconv.cpu.gemm_packed.kernels import TaskWriter
-from autoconv.cpu.gemm_packed.strassen_geometry import (
-    B, blocks_of, micropanel_pitch, packed_size, products_of, share, thread_bytes, tiles_of,
+from autoconv.cpu.gemm_packed.geometry import (
+    PackedGemmBlocking,
+    block_size,
+    blocks_of,
+    half_or_all,
+    pixels_of,
+    product,
 )
+from autoconv.cpu.gemm_packed.kernels import TaskWriter, emit_run
 from autoconv.layer import ConvLayer
 
-TOGETHER = 4
+TOGETHER = 4  # channels of a half copied at a time, each from its own plane
+PARTS = tuple(itertools.product((0, 1), repeat=2))  # rows and columns of operands and outputs, half by half
+
+Factors = tuple[int, int, int, int]  # 1, -1 or 0 for each of four parts
 
 
-def combined(coefficients, values):
-    """sum of coefficient * value"""
-    found = None
-    for c, v in sorted(((c, v) for c, v in zip(coefficients, values, strict=True) if c), key=lambda x: -x[0]):
-        found = v if found is None else found + v if c > 0 else found - v
+class StrassenProduct(NamedTuple):
+    """A sum of parts of `pixels` times one of parts of `filters`, which is added to parts of the `outputs`.
+
+    The rows of the pixels and outputs are halves of a plane, their columns are channels; those of the filters are
+    channels of the sum and outputs' channels. An output to which it is added comes before one it is taken from.
+    """
+
+    pixels: Factors
+    filters: Factors
+    outputs: Factors
+
+    @property
+    def targets(self) -> list[tuple[int, int]]:
+        """Which parts of the outputs it goes to, and by which factor: the first one is 1."""
+        return sorted(((n, factor) for n, factor in enumerate(self.outputs) if factor), key=lambda t: -t[1])
+
+
+PRODUCTS = (  # Strassen's I to VII, in the order in which they are in his paper
+    StrassenProduct((1, 0, 0, 1), (1, 0, 0, 1), (1, 0, 0, 1)),
+    StrassenProduct((0, 0, 1, 1), (1, 0, 0, 0), (0, 0, 1, -1)),
+    StrassenProduct((1, 0, 0, 0), (0, 1, 0, -1), (0, 1, 0, 1)),
+    StrassenProduct((0, 0, 0, 1), (-1, 0, 1, 0), (1, 0, 1, 0)),
+    StrassenProduct((1, 1, 0, 0), (0, 0, 0, 1), (-1, 1, 0, 0)),
+    StrassenProduct((-1, 0, 1, 0), (1, 1, 0, 0), (0, 0, 0, 1)),
+    StrassenProduct((0, 1, 0, -1), (0, 0, 1, 1), (1, 0, 0, 0)),
+)
+
+
+def _summed(factors: Factors, parts: Sequence[Value]) -> Value:
+    """The sum of the parts that count, those that are subtracted last."""
+    first, *others = sorted(((f, part) for f, part in zip(factors, parts, strict=True) if f), key=lambda t: -t[0])
+    found = first[1]
+    for factor, part in others:
+        found = found + part if factor > 0 else found - part
     return found
 
 
-def terms(coefs, values):
-    pos = [v for c, v in zip(coefs, values, strict=True) if c > 0]
-    neg = [v for c, v in zip(coefs, values, strict=True) if c < 0]
-    v = pos[0]
-    for p in pos[1:]:
-        v = v + p
-    for n in neg:
-        v = v - n
-    return v
-
-
 class StrassenWriter(TaskWriter):
-    def __init__(self, m: Module, layer: ConvLayer, blocking: B) -> None:
-        self.m, self.blocking = m, blocking
-        self.problem = product(layer)
-        self.side = blocking.side
-        self.products = products_of(blocking.levels)
-        self.plane_tiles = tiles_of(self.problem, blocking.TQ, self.side)
-        self.epilogue = Epilogue.of(layer)
-        self.element = DTYPES[layer.dtype]
-        self.wide = widened(self.element)
-        self.lanes = m.lanes(self.element)
-        self.pitch = micropanel_pitch(self.problem, blocking.TQ, self.side)
-        self.tile_size = blocking.TK * blocking.TQ
-        self.lines = range(0, blocking.TQ, LINE // self.element.bytes)
-        self.spreads = False
-        self.in_place = all((a.stride, a.count) == (1, a.size) for a in (self.problem.rows, self.problem.columns))
-        self.pixels_share = share(pixels_of(self.problem), self.side)
-        self.odd = pixels_of(self.problem) % self.side
-        self.depth = share(self.problem.C, self.side)
-        self.unroll = math.gcd(m.terms, self.depth)
-        self.sets = blocks_of(self.problem, blocking.TK, self.side)
-        tiles = self.problem.N * self.plane_tiles.tiles
-        fewest = tiles // math.ceil(tiles / blocking.tiles)  # of a panel
-        line = LINE // self.wide.bytes
-        self.fetched = math.ceil(self.unroll * blocking.TK / (line * fewest)) if fewest >= 2 else 0
+    """Writes the task: its tiles are pairs, one of each half of a plane, and its blocks pairs of blocks of filters."""
 
-    def task(self):
-        problem, blocking, plane_tiles = self.problem, self.blocking, self.plane_tiles
-        self.micros = [self._micro(length) for length in plane_tiles.lengths]
-        apart = problem.output.channel
-        shapes = [((1, length), (apart, length, 1), length) for length in plane_tiles.lengths]
-        self.stores = [emit_store(self.m, problem, self.epilogue, blocking.TK, self.element, *place) for place in shapes]
-        if self.odd:
-            length = plane_tiles.length
-            self.short = emit_store(self.m, problem, self.epilogue, blocking.TK, self.element, (1, length - 1), (apart, length - 1, 1), length) if length > 1 else None
-        k = self.k = self.m.function("task", *TASK, internal=True)
-        context, index, thread = k.args
-        types = (self.element, self.wide, *[self.element] * 3)
-        x, w, self.out, self.bias, self.residual, workspace = operands(k, context, *types)
-        tiles = problem.N * plane_tiles.tiles
-        panels = math.ceil(tiles / blocking.tiles)
-        chunk, rest = index % blocking.chunks, index // blocking.chunks
-        panel, self.group = rest % panels, rest // panels
-        first = panel * tiles // panels
-        self._note(first, (panel + 1) * tiles // panels - first)
-        own = workspace + thread * thread_bytes(problem, blocking, self.wide.bytes)
-        self.micropanels, copied = k.bytes_at(own, LINE, self.wide), k.bytes_at(own, 0, i64)
-        with k.if_(k.load(copied).ne(rest)):
-            self._copy(x + self.group * problem.input.group)
-            k.store(rest, copied)
-        self.sums = self.micropanels + blocking.tiles * len(self.products) * self.pitch
-        with k.loop(chunk * self.sets // blocking.chunks, (chunk + 1) * self.sets // blocking.chunks) as block:
-            self.filters = w + (self.group * self.sets + block) * (len(self.products) * self.depth * blocking.TK)
-            self._block(block * blocking.TK)
-        return k, panels * blocking.chunks * problem.groups
+    def __init__(self, m: Module, layer: ConvLayer, blocking: PackedGemmBlocking) -> None:
+        super().__init__(m, layer, blocking)
+        self.half = half_or_all(pixels_of(self.problem), True)
+        self.odd = pixels_of(self.problem) % 2 == 1  # then the second half's last pixel is none
+        self.apart = blocks_of(self.problem, blocking.TK, True) * blocking.TK  # filters from one half to the other
 
-    def _block(self, channel):
-        k, o, blocking = self.k, self.problem.output, self.blocking
-        quarters = self.side**2
-        size = self.tile_size
-        with k.loop(0, self.number * (size * quarters), self.lanes * 4) as i:
-            for u in range(4):
-                k.store(k.zero(self.wide, self.lanes), self.sums + i + u * self.lanes)
-        cells = list(itertools.product(range(self.side), repeat=2))
-        self.group_plane = self.group * o.group
-        self.planes = [self.group_plane + (channel + col * self.sets * blocking.TK) * o.channel for col in range(self.side)]
-        for n, p in enumerate(self.products):
-            with k.loop(0, math.ceil(self.depth / blocking.BC)) as part, k.loop(0, self.number) as t:
-                if n >= len(self.products) - quarters:
-                    row, col = cells[n - len(self.products) + quarters]
-                    there = self._target(t, row, col)
-                    for c, line in itertools.product(range(blocking.TK), self.lines):
-                        k.prefetch(self.out + there + (c * o.channel + line), write=True)
-                        if self.epilogue.residual:
-                            k.prefetch(self.residual + there + (c * o.channel + line))
-                start = part * blocking.BC
-                count = k.min(self.depth - start, blocking.BC)
-                micropanel = self.micropanels + (t * len(self.products) + n) * self.pitch + start * blocking.TQ
-                filters = self.filters + (start + n * self.depth) * blocking.TK
-                share_ = math.ceil(blocking.BC / self.unroll) * self.fetched * (LINE // self.wide.bytes)
-                targets = [(q, c) for q, c in enumerate(p.c) if c]
-                targets = sorted(targets, key=lambda x: -x[1])
-                assert targets[0][1] > 0
-                args = []
-                for i in range(self.side):
-                    q, c = targets[i] if i < len(targets) else (0, 0)
-                    args += [self.sums + (t * quarters + q) * size, k.const(self.wide, c)]
-                self._call(self.micros, t, micropanel, filters, filters + (blocking.BC * blocking.TK + t * share_), count, *args)
-        with k.loop(0, self.number) as t:
-            for q, (row, col) in enumerate(cells):
-                sums = self.sums + (t * quarters + q) * size
-                there = self._target(t, row, col)
-                first = channel + col * self.sets * blocking.TK
-                left = k.i64(self.problem.K) - first
-                bias = self.bias + self.group * self.problem.K + first
-                args = (sums, self.out + there, self.residual + there, bias, left)
-                with k.if_(left > 0):
-                    if self.odd and row == self.side - 1:
-                        last = k.load(self.pixels + t).eq(self.pixels_share - self.plane_tiles.length)
-                        with k.if_(last):
-                            if self.short is not None:
-                                k.call(self.short, *args)
-                        with k.else_():
-                            self._call(self.stores, t, *args)
-                    else:
-                        self._call(self.stores, t, *args)
+    def task(self) -> tuple[Function, int]:
+        length = self.plane_tiles.length
+        self.short = self._emit_store(length - 1, length) if self.odd and length > 1 else None
+        return super().task()
 
-    def _target(self, t, row, col):
-        pixel = self.k.load(self.pixels + t) + row * self.pixels_share
-        return self.planes[col] + self.k.load(self.images + t) * self.problem.output.image + pixel
+    def _room(self) -> Value:
+        return self.behind
 
-    def _copy(self, x):
-        k, problem, TQ, lanes = self.k, self.problem, self.blocking.TQ, self.lanes
-        micropanels, number, images, pixels = self.micropanels, self.number, self.images, self.pixels
-        longest, plane = self.plane_tiles.lengths[0], problem.input.channel
-        side, P, depth = self.side, len(self.products), self.depth
-        vectors = math.ceil(longest / lanes) * lanes
-        ample = max(0, (problem.C - (side - 1) * depth - math.ceil(vectors / plane)) // TOGETHER) * TOGETHER if self.in_place else 0
-        cells = list(itertools.product(range(side), repeat=2))
+    def _block(self, channel: Value) -> None:
+        k, blocking, number, tile = self.k, self.blocking, self.number, self.tile_size
+        self.channel = channel
+        with k.loop(0, number * (len(PARTS) * tile), self.lanes) as i:
+            k.store(k.zero(self.wide, self.lanes), self.sums + i)
+        for n in range(len(PRODUCTS)):
+            with k.loop(0, math.ceil(self.depth / blocking.BC)) as part, k.loop(0, number) as t:
+                self._multiply(n, t, part)
+        with k.loop(0, number) as t:
+            for n in range(len(PARTS)):
+                self._store_part(t, n)
+
+    def _place_of(self, t: Value, n: int) -> Value:
+        """Where one part of a pair's outputs lies, from the first output on."""
+        k, o, (row, column) = self.k, self.problem.output, PARTS[n]
+        plane = self.group * o.group + (self.channel + column * self.apart) * o.channel
+        return plane + k.load(self.images + t) * o.image + k.load(self.pixels + t) + row * self.half
+
+    def _multiply(self, n: int, t: Value, part: Value) -> None:
+        """A part of one product's channels for a pair of tiles; the last four fetch where the outputs go."""
+        k, blocking = self.k, self.blocking
+        if n >= len(PRODUCTS) - len(PARTS):
+            self._fetch_outputs(self._place_of(t, n - (len(PRODUCTS) - len(PARTS))))
+        start = part * blocking.BC
+        count = k.min(self.depth - start, blocking.BC)
+        micropanel = self.micropanels + (t * len(PRODUCTS) + n) * self.pitch + start * blocking.TQ
+        filters = self.filters + (start + n * self.depth) * blocking.TK
+        following = filters + (blocking.BC * blocking.TK + t * self._share(blocking.BC))
+        (first, _), *second = PRODUCTS[n].targets
+        other, factor = second[0] if second else (first, 0)
+        sums = [self.sums + (t * len(PARTS) + target) * self.tile_size for target in (first, other)]
+        self._call(self.micros, t, micropanel, filters, following, *sums, k.const(self.wide, factor), count)
+
+    def _store_part(self, t: Value, n: int) -> None:
+        """A tile's sums with their epilogue; the second half's last tile is a pixel shorter in an odd plane."""
+        k, (row, column) = self.k, PARTS[n]
+        there, first = self._place_of(t, n), self.channel + column * self.apart
+        sums = self.sums + (t * len(PARTS) + n) * self.tile_size
+        left, bias = k.i64(self.problem.K) - first, self.bias + self.group * self.problem.K + first
+        arguments = sums, self.out + there, self.residual + there, bias, left
+        with k.if_(left > 0):  # the last block of an odd number has none beside it
+            if not (self.odd and row):
+                self._call(self.stores, t, *arguments)
+                return
+            with k.if_(k.load(self.pixels + t).eq(self.half - self.plane_tiles.length)):
+                if self.short is not None:
+                    k.call(self.short, *arguments)
+            with k.else_():
+                self._call(self.stores, t, *arguments)
+
+    def _copy(self, x: Value) -> None:
+        """The sums of parts of a panel's pixels: both halves of planes, of some channels of either half at a time.
+
+        Whole vectors where the pixels of a tile lie next to one another, and nothing beyond the operand is read.
+        """
+        k, problem, TQ, lanes, plane = self.k, self.problem, self.blocking.TQ, self.lanes, self.problem.input.channel
+        longest = self.plane_tiles.lengths[0]
+        vectors = math.ceil(longest / lanes) * lanes  # more than the tile's pixels are read, and written over
+        beyond = math.ceil(vectors / plane)
+        ample = max(0, (problem.C - self.depth - beyond) // TOGETHER) * TOGETHER if self.in_place else 0
+
+        def write(parts: Sequence[Value], target: Value) -> None:
+            for n, each in enumerate(PRODUCTS):
+                k.store(_summed(each.pixels, parts), target + n * self.pitch)
+
         if ample:
-            with k.loop(0, ample, TOGETHER) as start, k.loop(0, number) as t:
-                pixel = k.load(pixels + t)
-                source = x + k.load(images + t) * problem.input.image + pixel + start * plane
-                target = micropanels + t * (P * self.pitch) + start * TQ
-                for c in range(TOGETHER):
-                    for v in range(0, vectors, lanes):
-                        values = []
-                        for row, col in cells:
-                            here = source + ((c + col * depth) * plane + v + row * self.pixels_share)
-                            if v == 0:
-                                k.prefetch(here + TOGETHER * plane)
-                            value = k.load(here, lanes)
-                            if self.odd and row == side - 1:
-                                value = k.select(k.mask(pixels_of(problem) - row * self.pixels_share - pixel - v, lanes), value, k.zero(self.wide, lanes))
-                            values.append(value)
-                        for n, p in enumerate(self.products):
-                            k.store(terms(p.a, values), target + (n * self.pitch + c * TQ + v))
-        with k.loop(ample, depth) as channel, k.loop(0, number) as t:
-            pixel = k.load(pixels + t)
-            source = x + k.load(images + t) * problem.input.image
-            target = micropanels + t * (P * self.pitch) + channel * TQ
-            for n in range(longest):
-                values = []
-                for row, col in cells:
-                    ch = channel + col * depth
-                    v = k.load(source + k.min(ch, problem.C - 1) * plane + self._offset(pixel + row * self.pixels_share + n))
-                    zero = k.zero(self.wide)
-                    if problem.C % side:
-                        v = k.select(ch < problem.C, v, zero)
-                    values.append(v)
-                for i, p in enumerate(self.products):
-                    k.store(terms(p.a, values), target + (i * self.pitch + n))
+            with k.loop(0, ample, TOGETHER) as start, k.loop(0, self.number) as t:
+                first = k.load(self.pixels + t)
+                source = x + k.load(self.images + t) * problem.input.image + first + start * plane
+                target = self.micropanels + t * (len(PRODUCTS) * self.pitch) + start * TQ
+                for c, v in itertools.product(range(TOGETHER), range(0, vectors, lanes)):
+                    parts = []
+                    for row, column in PARTS:
+                        place = source + ((c + column * self.depth) * plane + row * self.half + v)
+                        if v * self.element.bytes % LINE == 0:
+                            k.prefetch(place + TOGETHER * plane)
+                        some = pixels_of(problem) - self.half - first - v  # of the second half
+                        mask = k.mask(some, lanes) if self.odd and row else None
+                        value = k.load(place, lanes)
+                        parts.append(value if mask is None else k.select(mask, value, k.zero(self.wide, lanes)))
+                    write(parts, target + (c * TQ + v))
+        gathered = k.scratch(self.wide, len(PARTS) * TOGETHER * vectors)
+        with k.loop(ample, self.depth, TOGETHER) as start, k.loop(0, self.number) as t:
+            first = k.load(self.pixels + t)
+            source = x + k.load(self.images + t) * problem.input.image
+            target = self.micropanels + t * (len(PRODUCTS) * self.pitch)
+            end = k.min(start + TOGETHER, self.depth)
+            for row in (0, 1):
+                offsets = [self._offset(first + (row * self.half + n)) for n in range(longest)]
+                with k.loop(start, end) as channel:
+                    for column in (0, 1):
+                        own = channel + column * self.depth
+                        here = source + k.min(own, problem.C - 1) * plane
+                        there = gathered + ((channel - start) * len(PARTS) + PARTS.index((row, column))) * vectors
+                        for n, offset in enumerate(offsets):
+                            value = k.load(here + offset)
+                            some = k.select(own < problem.C, value, k.zero(self.wide)) if problem.C % 2 else value
+                            k.store(some, there + n)
+            with k.loop(start, end) as channel:
+                for v in range(0, vectors, lanes):
+                    there = gathered + (channel - start) * (len(PARTS) * vectors) + v
+                    write([k.load(there + n * vectors, lanes) for n in range(len(PARTS))], target + channel * TQ + v)
 
-    def _micro(self, length):
-        TK, TQ = self.blocking.TK, self.blocking.TQ
+    def _micro(self, length: int) -> Function:
+        """`function(micropanel, filters, following, first, second, factor, channels)`: multiply so many channels.
+
+        The product is added to the first sums and, times the factor, to the second ones. Of the filters that follow it
+        fetches a share.
+        """
         data = ptr(self.wide)
-        k = self.m.function(f"micro_{length}", data, data, data, i64, *[data, self.wide] * self.side, internal=True)
-        micropanel, filters, following, channels, *targets = k.args
-        vectors = TK // self.lanes
-        zero = k.zero(self.wide, self.lanes)
-        acc = [[k.var(zero) for v in range(vectors)] for n in range(length)]
-        with k.loop(0, channels, self.unroll) as c:
-            for n in range(self.fetched):
-                line = c // self.unroll * self.fetched + n
-                k.prefetch(following + line * (LINE // self.wide.bytes), locality=2)
-            for u in range(self.unroll):
-                w = filters + (c + u) * TK
-                several = [k.load(w + v * self.lanes, self.lanes) for v in range(vectors)]
-                for n, row in enumerate(acc):
-                    pixel = k.broadcast(micropanel + (c + u) * TQ + n, self.lanes)
-                    for a, vector in zip(row, several, strict=True):
-                        a.fma(pixel, vector)
-        for i in range(self.side):
-            sums, sign = targets[2 * i : 2 * i + 2]
+        k = self.m.function(f"micro_{length}", *[data] * 5, self.wide, i64, internal=True)
+        micropanel, filters, following, first, second, factor, channels = k.args
+        acc = [[k.var(k.zero(self.wide, self.lanes)) for _ in range(self.vectors)] for _ in range(length)]
+        self._products(k, acc, micropanel, filters, following, channels)
 
-            def add():
-                factor = k.splat(sign, self.lanes) if i else None
-                for n, row in enumerate(acc):
-                    for v, a in enumerate(row):
-                        p = sums + (v * length + n) * self.lanes
-                        old = k.load(p, self.lanes)
-                        k.store(k.fma(a.get(), factor, old) if i else old + a.get(), p)
+        def visit(sums: Value, times: Value | None) -> None:
+            for n, row in enumerate(acc):
+                for v, a in enumerate(row):
+                    place = sums + (v * length + n) * self.lanes
+                    before = k.load(place, self.lanes)
+                    k.store(before + a.get() if times is None else k.fma(a.get(), times, before), place)
 
-            if i:
-                with k.if_(sign.ne(0)):
-                    add()
-            else:
-                add()
+        visit(first, None)
+        with k.if_(factor.ne(0)):
+            visit(second, k.splat(factor, self.lanes))
         return k
 
 
-def emit_combine(m: Module, problem, blocking: B):
-    """in place"""
-    k = m.function("combine", *TASK, internal=True)
+def _emit_sums(m: Module, layer: ConvLayer, blocking: PackedGemmBlocking) -> tuple[Function, int]:
+    """The task that makes sums of a pair of packed blocks, in place, and how many there are."""
+    problem, TK, depth, size = product(layer), blocking.TK, _depth(layer), block_size(product(layer), blocking)
+    element = DTYPES[layer.dtype]
+    wide, lanes = widened(element), m.lanes(element)
+    k = m.function("sums", *TASK, internal=True)
     context, index, _ = k.args
-    wide = f32
-    side, depth, TK = blocking.side, share(problem.C, blocking.side), blocking.TK
-    prods = products_of(blocking.levels)
-    lanes = m.lanes(wide)
-    packed = operands(k, context, wide)[2] + index * (len(prods) * depth * TK)
+    packed = operands(k, context, element, element, wide, element, element)[2] + index * size
     with k.loop(0, depth) as c, k.loop(0, TK, lanes) as v:
-        i = c * TK + v
-        values = [k.load(packed + (col * side + row) * depth * TK + i, lanes) for row in range(side) for col in range(side)]
-        if problem.C % side:
-            for col in range(side):
-                q = (side - 1) * side + col
-                values[q] = k.select(k.splat(c < problem.C - (side - 1) * depth, lanes), values[q], k.zero(wide, lanes))
-        for n, p in enumerate(prods):
-            k.store(terms(p.b, values), packed + n * depth * TK + i)
-    return k, problem.groups * blocks_of(problem, TK, side)
+        place = packed + c * TK + v
+        parts = [k.load(place + (column * 2 + row) * (depth * TK), lanes) for row, column in PARTS]
+        if problem.C % 2:  # the last channel of the second half is none
+            there, zero = k.splat(c < problem.C - depth, lanes), k.zero(wide, lanes)
+            parts[2:] = [k.select(there, each, zero) for each in parts[2:]]
+        for n, each in enumerate(PRODUCTS):
+            k.store(_summed(each.filters, parts), place + n * (depth * TK))
+    return k, problem.groups * blocks_of(problem, TK, True)
 
 
-from autoconv.cpu.codegen.ir import f32
+def _depth(layer: ConvLayer) -> int:
+    return half_or_all(product(layer).C, True)
 
 
-def emit(instruction_set: str, layer: ConvLayer, blocking: B) -> Module:
+def emit(instruction_set: str, layer: ConvLayer, blocking: PackedGemmBlocking) -> Module:
+    """`run` and `pack`: the blocks of a pair are packed one behind the other, and then made into sums there."""
     m = Module(instruction_set)
-    problem = product(layer)
-    run = m.function("run", *RUN)
-    *_, workspace = operands(run, run.args[0], DTYPES[layer.dtype])
-    own = thread_bytes(problem, blocking, layer.accumulator.itemsize)
-    with run.loop(0, blocking.threads) as thread:
-        run.store(run.i64(-1), run.bytes_at(workspace, thread * own, i64))
-    launch(run, run.args[0], *StrassenWriter(m, layer, blocking).task())
+    problem, TK = product(layer), blocking.TK
+    emit_run(m, layer, StrassenWriter(m, layer, blocking))
+    pairs = blocks_of(problem, TK, True)
+
+    def place(index: Value) -> Value:
+        group, block = index // (2 * pairs), index % (2 * pairs)
+        pair = (group * pairs + block % pairs) * block_size(problem, blocking)
+        return pair + block // pairs * (2 * _depth(layer) * TK)
+
     pack = m.function("pack", *RUN)
-    side = blocking.side
-    sets = blocks_of(problem, blocking.TK, side)
-    depth = share(problem.C, side)
-    n = len(products_of(blocking.levels))
-
-    def place(index):
-        group, block = index // (sets * side), index % (sets * side)
-        return ((group * sets + block % sets) * n + block // sets * side) * (depth * blocking.TK)
-
-    launch(pack, pack.args[0], *emit_pack(m, 0, problem, blocking.TK, DTYPES[layer.dtype], 0, sets * side, place))
-    launch(pack, pack.args[0], *emit_combine(m, problem, blocking))
+    launch(pack, pack.args[0], *emit_pack(m, 0, problem, TK, DTYPES[layer.dtype], 0, 2 * pairs, place))
+    launch(pack, pack.args[0], *_emit_sums(m, layer, blocking))
     return m
