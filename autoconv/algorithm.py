@@ -223,7 +223,7 @@ class Algorithm(ABC, Generic[D]):
         reasons = [f"{what}: expected {allowed}, got {given}" for what, allowed, given in outside]
         if layer.dilation != (1, 1) and not self.dilated:
             reasons.append(f"dilation: expected 1x1, got {'x'.join(map(str, layer.dilation))}")
-        if (layer.bias or layer.residual or layer.activation is not None) and layer.direction not in self.epilogue:
+        if layer.has_epilogue and layer.direction not in self.epilogue:
             reasons.append("epilogue: expected none, got bias, residual or activation")
         return reasons
 

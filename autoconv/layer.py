@@ -143,7 +143,7 @@ class ConvLayer:
                     f"{filter_name}={getattr(self, filter_name)} with dilation {self.dilation[index]} spans "
                     f"{self.filter_extent[index]}, more than the padded {axis} of {padded}: the output is empty"
                 )
-        if self.direction == "wgrad" and (self.bias or self.residual or self.activation):
+        if self.direction == "wgrad" and self.has_epilogue:
             raise LayerError("direction='wgrad': bias, residual and activation are allowed for 'fwd' and 'dgrad' only")
         if not self.quantized:
             return
@@ -171,9 +171,7 @@ class ConvLayer:
         return (self.W + sum(self.padding[1]) - self.filter_extent[1]) // self.stride[1] + 1
 
     def _images(self, channels: int, height: int, width: int) -> Shape:
-        if self.layout == "NCHW":
-            return self.N, channels, height, width
-        return self.N, height, width, channels
+        return (self.N, channels, height, width) if self.layout == "NCHW" else (self.N, height, width, channels)
 
     @property
     def x_shape(self) -> Shape:
@@ -209,6 +207,11 @@ class ConvLayer:
     def output_channels(self) -> int:
         """Channels of the output, or of wgrad's the filters: as many values as a bias has."""
         return self.C if self.direction == "dgrad" else self.K
+
+    @property
+    def has_epilogue(self) -> bool:
+        """Whether anything is done to the sums: a bias or a residual is added, or an activation applied."""
+        return self.bias or self.residual or self.activation is not None
 
     @property
     def quantized(self) -> bool:
@@ -282,12 +285,9 @@ class ConvLayer:
     def _meets_input(self, axis: int) -> bool:
         """Whether any tap of any output falls inside the input, on one axis."""
         taps, inputs, outputs = ((self.R, self.H, self.P), (self.S, self.W, self.Q))[axis]
-        for tap in range(taps):
-            place = tap * self.dilation[axis] - self.padding[axis][0]  # of the first output
-            later = max(0, -(place // self.stride[axis]))  # the first one that is not before the input
-            if later < outputs and later * self.stride[axis] + place < inputs:
-                return True
-        return False
+        step = self.stride[axis]
+        places = (tap * self.dilation[axis] - self.padding[axis][0] for tap in range(taps))  # of the first output
+        return any(max(first, first % step) < min(inputs, first + outputs * step) for first in places)
 
     def key(self) -> str:
         """The canonical, readable text of the layer; what is at its default is left out.

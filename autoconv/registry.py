@@ -25,6 +25,11 @@ def algorithms(device: Device) -> tuple[Algorithm[Any], ...]:
     return _table(device.kind)
 
 
+def own(device: Device) -> list[Algorithm[Any]]:
+    """Those of a device's algorithms that are ours, and no other library's."""
+    return [algorithm for algorithm in algorithms(device) if algorithm.vendor is None]
+
+
 @functools.cache
 def _table(kind: str) -> tuple[Algorithm[Any], ...]:
     """What the families named in the table of contents offer: `FAMILIES` of the package, `ALGORITHMS` of a family."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import vectors
+from commands import NET
 from hypothesis import HealthCheck, settings
 
 from autoconv import cpu, forget_plans, registry
@@ -16,6 +18,7 @@ from autoconv.common import machine_code
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine import measure, recorded
 from autoconv.cpu.machine.model import Machine
+from autoconv.records.cache import TuningCache
 from autoconv.tuning.search import search
 
 # The same examples on every run: a failure must not depend on the day. The stress tests draw more.
@@ -156,6 +159,18 @@ def few_families(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(cpu, "FAMILIES", FEW_FAMILIES)
     registry._table.cache_clear()
     yield
+    registry._table.cache_clear()
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """For the command: a folder with a small network, an empty cache, and NumPy's family alone, as nothing compiles."""
+    monkeypatch.setattr(cpu, "FAMILIES", ("numpy",))
+    registry._table.cache_clear()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("autoconv.cli.records.TuningCache", partial(TuningCache, system=None))  # nothing comes along
+    (tmp_path / "tiny.yaml").write_text(NET)
+    yield tmp_path
     registry._table.cache_clear()
 
 

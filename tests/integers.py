@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 from guards import run_guarded
 
 from autoconv.algorithm import Candidate
 from autoconv.common.epilogue.quantization import Quantization
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import Module
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 
@@ -48,6 +51,24 @@ def output(layer: ConvLayer, s: Array, scale: Any = 1.0, y_zero_point: int = 0, 
         total = np.clip(np.rint(total.astype(np.float64)) + y_zero_point, limits.min, limits.max)
     y = total.astype(layer.output_dtype)
     return y if layer.layout == "NCHW" else y.transpose(0, 2, 3, 1)
+
+
+# What multiplies words on a processor, and how an assembler writes it.
+INSTRUCTIONS = [
+    ("cascadelake", "avx512", "vpdpbusd", r"vpdpbusd.*%zmm"),
+    ("alderlake", "avx2", "vpdpbusd", r"\{vex\}\s+vpdpbusd.*%ymm"),
+    ("haswell", "avx2", "pmaddwd", r"vpmaddwd.*%ymm"),
+]
+
+
+def assembly(module: Module, processor: str) -> str:
+    """The assembly of a kernel for a processor that need not be this one."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    target = llvm.Target.from_triple("x86_64-unknown-linux-gnu")
+    machine = target.create_target_machine(cpu=processor, opt=3)
+    text: str = machine.emit_assembly(compiler._cleaned(module, machine))
+    return text
 
 
 def drawn(layer: ConvLayer, seed: int = 0) -> tuple[Array, Array]:

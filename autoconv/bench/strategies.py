@@ -174,7 +174,7 @@ def _remember(cost: Cost, made: Plan, repeat: int) -> None:
 
 def _of_families(layer: ConvLayer, families: Sequence[str], options: Mapping[str, Any]) -> tuple[str, Plan]:
     """The best plan of the first family that can compute a layer, by what is on record or else by estimates."""
-    names = [algorithm.name for algorithm in registry.algorithms(options["device"]) if algorithm.vendor is None]
+    names = [algorithm.name for algorithm in registry.own(options["device"])]
     for family in families:
         own = [name for name in names if name.split(".")[0] in FAMILIES[family]]
         for members in (own, [f"numpy.{family}"]):

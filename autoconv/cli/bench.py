@@ -14,8 +14,18 @@ import click
 
 from autoconv import networks
 from autoconv.bench.baselines import BASELINES, restrict
-from autoconv.bench.statistics import FEWEST_ROUNDS
-from autoconv.cli.options import FAILED, INTERRUPTED, OK, as_json, batches, device_named, seconds, some_of, words
+from autoconv.cli.options import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    as_json,
+    batches,
+    device_named,
+    rounds,
+    seconds,
+    some_of,
+    words,
+)
 from autoconv.cli.output import print_json, status
 from autoconv.cpu.device import CPU, LEVELS
 from autoconv.errors import PlanError
@@ -39,13 +49,7 @@ PHASES = ("check", "tune", "table")  # of the run on a GPU
     metavar="BASELINE,...",
     help=f"Some of {','.join(BASELINES)}. [default: all]",
 )
-@click.option(
-    "--rounds",
-    type=click.IntRange(FEWEST_ROUNDS, 1000),
-    metavar="N",
-    default=9,
-    help="How often each runs. [default: 9]",
-)
+@rounds
 @click.option(
     "--weights",
     type=click.Choice(["constant", "varying"]),

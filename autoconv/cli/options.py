@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autoconv import networks
+from autoconv.bench.statistics import FEWEST_ROUNDS
 from autoconv.errors import ConfigError, PlanError
 from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.registry import algorithms, resolve
@@ -94,6 +95,13 @@ on_device = click.option(
 batches = click.option("--batch", type=numbers, metavar="N,...", help="Batch sizes. [default: the file's]")
 directions = click.option(
     "--direction", type=_directions, metavar="D,...", help="fwd,dgrad,wgrad or all. [default: the file's, or fwd]"
+)
+rounds = click.option(
+    "--rounds",
+    type=click.IntRange(FEWEST_ROUNDS, 1000),
+    metavar="N",
+    default=9,
+    help="How often each contestant runs. [default: 9]",
 )
 LIMITS = (
     click.option(

@@ -20,18 +20,26 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Who won on which device, in which race.")
-@click.option("--device", "device_name", metavar="NAME", help="Only this one: cpu, cuda, cuda:N. [default: all]")
+@click.option("--device", "device_name", metavar="NAME", help="Only this one: cpu, cuda, cuda:N. [default: all of yours]")
+@click.option("--all", "every", is_flag=True, help="With what comes with autoconv and is of other devices.")
 @as_json
-def show(device_name: str | None, as_json: bool) -> int:
-    """List what is on record: the winner of every layer on every device, its race, and the versions that ran."""
-    only = None if device_name is None else device_named(device_name).key
-    found = [standing(record) for record in TuningCache().records() if only in (None, record.device)]
+def show(device_name: str | None, every: bool, as_json: bool) -> int:
+    """List what is on record: the winner of every layer on every device, its race, and the versions that ran.
+
+    This machine comes first. What comes with autoconv and is of other devices is only counted, but in JSON.
+    """
+    cache, here = TuningCache(), device_named(device_name or "cpu").key
+    records = [record for record in cache.records() if device_name is None or record.device == here]
     if as_json:
-        print_json(found)
-    for device in [] if as_json else dict.fromkeys(entry["device"] for entry in found):
-        print_standings(device, [entry for entry in found if entry["device"] == device])
-    if not found and not as_json:
+        print_json([standing(record) for record in records])
+        return OK
+    listed = [record for record in records if every or record.device == here or cache.is_own(record)]
+    for device in sorted(dict.fromkeys(record.device for record in listed), key=lambda device: device != here):
+        print_standings(device, [standing(record) for record in listed if record.device == device])
+    if not listed:
         click.echo("nothing on record yet: try `autoconv tune alexnet`")
+    if others := len(records) - len(listed):
+        click.echo(f"{others} records of other devices come with autoconv: `autoconv show --all` lists them")
     return OK
 
 

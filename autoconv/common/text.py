@@ -63,16 +63,16 @@ def one_line(message: BaseException | str, length: int = sys.maxsize) -> str:
 
 
 def nearest(given: str, allowed: Sequence[str]) -> str:
-    """The end of a message about an unknown name: the one that was probably meant, and all there are.
+    """The end of a message about an unknown name: the one that was probably meant, if any, and all there are.
 
-    >>> nearest("strid", ["stride", "padding"])
-    "did you mean 'stride'? Expected one of stride, padding"
+    >>> nearest("strid", ["stride", "padding"]), nearest("x", ["stride", "padding"])
+    ("did you mean 'stride'? Expected one of stride, padding", 'expected one of stride, padding')
     """
     import difflib
 
-    folded = {name.casefold(): name for name in allowed}
-    (near,) = difflib.get_close_matches(given.casefold(), folded, n=1, cutoff=0.0)
-    return f"did you mean {folded[near]!r}? Expected one of {', '.join(allowed)}"
+    folded, all_of_them = {name.casefold(): name for name in allowed}, f"xpected one of {', '.join(allowed)}"
+    near = difflib.get_close_matches(given.casefold(), folded, n=1)
+    return f"did you mean {folded[near[0]]!r}? E{all_of_them}" if near else f"e{all_of_them}"
 
 
 def print_table(

@@ -165,8 +165,7 @@ def text_of(layers: list[ConvLayer], name: str) -> str:
     """
     alike: dict[tuple[ConvLayer, bool], dict[str, list[int]]] = {}
     for layer in dict.fromkeys(layers):
-        epilogue = layer.bias or layer.residual or layer.activation is not None
-        ends = layer.direction == "dgrad" and epilogue  # of a transposed convolution: an entry of its own
+        ends = layer.direction == "dgrad" and layer.has_epilogue  # of a transposed convolution: an entry of its own
         ways = alike.setdefault((layer.replace(N=1, direction="fwd"), ends), {})
         ways.setdefault(layer.direction, []).append(layer.N)
     lines: list[str] = []

@@ -151,6 +151,19 @@ class TuningCache:
             if record is not None:
                 yield record
 
+    def is_own(self, record: Record) -> bool:
+        """Whether the user's database has a record, and not only what is shipped.
+
+        Parameters
+        ----------
+        record : Record
+
+        Returns
+        -------
+        bool
+        """
+        return self._store.get(_key(record.layer, record.device)) is not None
+
     def layers(self, device_key: str) -> list[str]:
         """The layers of which there are records of a device.
 

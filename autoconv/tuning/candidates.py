@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.device import Device
 from autoconv.errors import AutoconvError
@@ -161,6 +162,11 @@ class CandidateSet:
             elif factor > PRUNE_FACTOR and not algorithm.takes_all:
                 pruned[candidate] = [f"estimated at {factor:.0f} times the least estimate"]
         return pruned
+
+
+def least_estimate(layer: ConvLayer, device: Device) -> float:
+    """Seconds that the quickest candidate of our own algorithms is expected to take."""
+    return min(facts.time for facts in CandidateSet(layer, device, registry.own(device), frozenset()).expected.values())
 
 
 def expected(algorithm: Algorithm[Any], layer: ConvLayer, device: Device, candidate: Candidate) -> Facts:

@@ -1,26 +1,26 @@
-"""The command: what it prints, how it exits, and one clear line for whatever is wrong."""
+"""The command: what it does, and what it prints."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from commands import environment, run, tuned
 from faulty import FaultyCPU
+from races import LAYER, race
 
-import autoconv
 from autoconv import networks, registry
 from autoconv.cli import main, options, output
 from autoconv.cli import tune as verb
 from autoconv.cli.main import cli
+from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
@@ -28,53 +28,13 @@ from autoconv.tuning import planner
 from autoconv.tuning.measurement import Event
 from autoconv.tuning.planner import forget_plans
 
-NET = """
-name: Tiny
-batch: 1
-defaults: {bias: true, activation: relu}
-layers:
-  - {name: first, C: 3, H: 12, K: 4, R: 3, padding: 1}
-  - {name: second, C: 4, H: 6, K: 8, R: 1, repeat: 2}
-"""
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a small network and an empty cache of its own; NumPy's family alone, which compiles nothing."""
-    monkeypatch.setattr(autoconv.cpu, "FAMILIES", ("numpy",))
-    registry._table.cache_clear()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("autoconv.cli.records.TuningCache", partial(TuningCache, system=None))  # nothing comes along
-    (tmp_path / "tiny.yaml").write_text(NET)
-    yield tmp_path
-    registry._table.cache_clear()
-
-
-def run(*args: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "autoconv", *args],
-        capture_output=True,
-        text=True,
-        env=environment() | (env or {}),
-        **options,
-    )
+pytestmark = pytest.mark.usefixtures("place")
 
 
 class Named(NamedTuple):
     """Stands for an algorithm."""
 
     name: str
-
-
-def environment() -> dict[str, str]:
-    root = str(Path(autoconv.__file__).parents[1])
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
-
-
-def tuned(*args: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    assert main(["tune", "tiny.yaml", "--no-isolate", "--json", *args]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
 
 
 # What it does
@@ -247,6 +207,32 @@ def test_show_says_who_won_when_and_with_which_versions(capsys: pytest.CaptureFi
     assert found[0]["races"][0]["versions"]["numpy"]
 
 
+def test_what_comes_along_of_other_devices_is_only_counted(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, shipped = CPU.current().key, place / "shipped"
+    shipped.mkdir()
+    along = TuningCache(place / "another", system=None)
+    for device in ("a-device", here, "b-device"):
+        along.add(LAYER, device, race(**{"numpy.direct": 2.0}))
+    along.export(shipped)
+    monkeypatch.setattr("autoconv.cli.records.TuningCache", partial(TuningCache, system=shipped))
+
+    def devices(*args: str) -> tuple[list[str], str]:
+        assert main(["show", *args]) == 0
+        *lines, last = capsys.readouterr().out.splitlines()
+        return [line for line in lines if line in ("a-device", "b-device", here)], last
+
+    counted = "records of other devices come with autoconv: `autoconv show --all` lists them"
+    assert devices() == ([here], f"2 {counted}")
+    TuningCache().add(LAYER, "b-device", race(2, **{"numpy.direct": 1.0}))
+    assert devices() == ([here, "b-device"], f"1 {counted}")
+    assert devices("--all")[0] == [here, "a-device", "b-device"]
+    assert devices("--device", "cpu")[0] == [here]
+    assert main(["show", "--json"]) == 0
+    assert {entry["device"] for entry in json.loads(capsys.readouterr().out)} == {here, "a-device", "b-device"}
+
+
 def test_info_names_the_device_the_cache_and_what_is_missing(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -371,122 +357,3 @@ def test_without_a_verb_it_says_which_there_are(capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().out
     assert [line.split()[0] for line in text.partition("Commands:\n")[2].splitlines()] == list(cli.commands)
     assert "..." not in text.partition("Commands:\n")[2]  # nothing is cut
-
-
-# What is refused
-
-BAD = {
-    "unknown command": (["tun"], "No such command 'tun'"),
-    "unknown option": (["tune", "tiny.yaml", "--frob"], "No such option"),
-    "no network": (["tune"], "Missing argument 'NET...'"),
-    "missing file": (
-        ["tune", "nope.yaml"],
-        "nope.yaml: no such file, and no network of that name comes with autoconv: expected one of alexnet",
-    ),
-    "missing network": (["tune", "alexnt"], "comes with autoconv: did you mean 'alexnet'? Expected one of alexnet, "),
-    "a directory": (["tune", "."], ".: expected a YAML file, got a directory"),
-    "batch 0": (["tune", "tiny.yaml", "--batch", "0"], "'--batch': '0': expected integers from 1 to 9999999"),
-    "batch text": (["tune", "tiny.yaml", "--batch", "1,x"], "'1,x': expected integers from 1"),
-    "batch huge": (["tune", "tiny.yaml", "--batch", "99999999"], "expected integers from 1"),
-    "direction": (
-        ["tune", "tiny.yaml", "--direction", "fwd,up"],
-        "'fwd,up': expected all, or some of fwd,dgrad,wgrad",
-    ),
-    "device": (["tune", "tiny.yaml", "--device", "gpu"], "--device gpu: expected cpu, cuda or cuda:N"),
-    "mode": (
-        ["tune", "tiny.yaml", "--mode", "fast"],
-        "--mode 'fast': expected one of profile, hybrid, heuristic, cached, an algorithm (numpy.direct, ",
-    ),
-    "budget": (
-        ["tune", "tiny.yaml", "--budget", "soon"],
-        "'soon': expected a number and one of ms, s, m, min, h, such as 60s",
-    ),
-    "budget unit": (["tune", "tiny.yaml", "--budget", "5y"], "'5y': expected a number and one of"),
-    "size": (["tune", "tiny.yaml", "--workspace-limit", "-1"], "expected a number and one of B, kB, KB, MB"),
-    "tolerance": (["tune", "tiny.yaml", "--tolerance", "nan"], "'nan': expected a number of at least 0"),
-    "tolerance text": (["tune", "tiny.yaml", "--tolerance", "tight"], "'tight': expected a number of at least 0"),
-    "weights": (["tune", "tiny.yaml", "--weights", "heavy"], "'heavy' is not one of 'varying', 'constant'"),
-    "vendors": (["tune", "tiny.yaml", "--vendors", "intel"], "'intel' is not one of 'loaded', 'all', 'none'"),
-    "device key": (
-        ["export", "x.json", "--device", "cpu-x"],
-        "--device cpu-x: nothing is on record for this device, nor for any other",
-    ),
-    "layer key": (["explain", "fwd-float32-N1"], "'fwd-float32-N1' is not a layer key: a key reads like"),
-    "bad layer": (["explain", "fwd-float32-NCHW-N1-C3-H4-W4-K2-R5-S5"], "the output is empty"),
-    "layer name": (
-        ["explain", "tiny.yaml:frist"],
-        "Tiny has no layer 'frist': did you mean 'first'? Expected one of first, second",
-    ),
-    "net of a name": (["explain", "nope.yaml:first"], "nope.yaml: no such file"),
-    "no such candidate": (["explain", "tiny.yaml", "--mode", "numpy.gemm[x=1]"], "mode='numpy.gemm[x=1]'"),
-    "import missing": (["import", "nope.json"], "nope.json: cannot be read: No such file"),
-    "import foreign": (["import", "tiny.yaml"], "tiny.yaml: expected JSON"),
-    "export": (["export", "nowhere/x.json"], "nowhere/x.json: No such file or directory"),
-}
-FAILED = {"no such candidate"}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_gives_one_line_and_exit_code_2(case: str, capsys: pytest.CaptureFixture[str]) -> None:
-    args, message = BAD[case]
-    assert main(args) == (1 if case in FAILED else 2)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("autoconv: error: ")
-    assert captured.err.count("\n") == 1
-    assert message in captured.err
-
-
-def test_a_bad_file_names_file_line_and_layer(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (place / "bad.yaml").write_text("layers:\n - {name: c1, C: 8, H: 9, K: on, R: 3}\n")
-    assert main(["tune", "bad.yaml"]) == 2
-    assert capsys.readouterr().err == (
-        "autoconv: error: bad.yaml:2: layer 'c1': K='on': expected an integer, got str\n"
-    )
-
-
-@pytest.mark.parametrize("variable", ["AUTOCONV_NUM_THREADS", "AUTOCONV_ISA"])
-def test_a_bad_environment_is_bad_usage(
-    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(variable, "many")
-    assert main(["tune", "tiny.yaml"]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith(f"autoconv: error: {variable}='many': ")
-    assert captured.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(("verb", "status", "shown"), [("explain", 0, "fwd-float32-NCHW-N1-C4"), ("tune", 1, "timed")])
-def test_a_folder_that_cannot_be_written_costs_persistence_only(
-    verb: str, status: int, shown: str, place: Path, request: pytest.FixtureRequest
-) -> None:
-    if verb == "tune" and not request.config.getoption("full"):
-        pytest.skip("it surveys the machine: with --full")
-    (place / "file").write_text("")
-    (place / "one.yaml").write_text("name: One\nbatch: 1\nlayers: [{name: only, C: 4, H: 6, K: 8, R: 1}]\n")
-    found = run(verb, "one.yaml", "--mode", "hybrid", env={"AUTOCONV_CACHE_DIR": str(place / "file" / "cache")})
-    assert found.returncode == status
-    assert shown in found.stdout
-    lines = found.stderr.splitlines()
-    assert lines  # one for the records, one for the compiled kernels
-    assert all(line.startswith(f"autoconv: warning: {place / 'file' / 'cache'}") for line in lines)
-    assert len(set(lines)) == len(lines)
-
-
-@pytest.mark.filterwarnings("default::autoconv.errors.CacheWarning")
-def test_a_tuning_that_could_not_be_kept_is_no_success(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (place / "file").write_text("")
-    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(place / "file" / "cache"))
-    assert main(["tune", "tiny.yaml", "--no-isolate"]) == 1
-    captured = capsys.readouterr()
-    assert "candidates timed" in captured.out
-    assert "tuning is remembered by this process only" in captured.err
-
-
-def test_the_process_exits_with_the_code_that_main_returns() -> None:
-    found = run("tune", "nope")
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.startswith("autoconv: error: nope: no such file")
-    assert run("--version").returncode == 0

@@ -56,6 +56,7 @@ def test_a_message_is_one_line(message: Exception | str, expected: str) -> None:
 
 def test_the_nearest_name_is_found_in_whatever_case() -> None:
     assert text.nearest("c", ["K", "C"]) == "did you mean 'C'? Expected one of K, C"
+    assert text.nearest("xyz", ["K", "C"]) == text.nearest("", ["K", "C"]) == "expected one of K, C"
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import integers
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from guards import run_guarded, some
-from integers import check, device_for
+from integers import INSTRUCTIONS, assembly, check, device_for
 from vectors import INSTRUCTION_SETS
 
 from autoconv.algorithm import Candidate
@@ -20,6 +19,7 @@ from autoconv.common.epilogue.quantization import Quantization
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.cpu.int8.algorithm import Int8, products
+from autoconv.cpu.int8.depthwise import Int8Depthwise
 from autoconv.cpu.int8.geometry import Panel, cut_of
 from autoconv.cpu.int8.kernels import emit
 from autoconv.cpu.numpy.integer import NumpyInteger
@@ -86,13 +86,16 @@ def test_the_largest_numbers_do_not_saturate_on_their_way(product: str) -> None:
     np.testing.assert_array_equal(got, integers.output(layer, integers.sums(layer, x, w)))
 
 
-@pytest.mark.parametrize("family", [Int8(), NumpyInteger()], ids=lambda family: family.name)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", [Int8(), Int8Depthwise(), NumpyInteger()], ids=lambda family: family.name)
 def test_memory_is_as_the_kernel_says_and_whose_threads_it_runs_on(
-    family: Any, monkeypatch: pytest.MonkeyPatch
+    family: Any, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[None] = []
     monkeypatch.setattr(Entry, "__call__", lambda *arguments: launched.append(launch(*arguments)))
-    device, layer = CPU.current(), ConvLayer(**BASE, dtype="uint8")
+    device, layer = CPU.current(), ConvLayer(**BASE, dtype="uint8", layout=layout)
+    if family.groupings == ("depthwise",):
+        layer = layer.replace(K=layer.C, groups=layer.C, stride=2)
     candidates = family.all(layer, device)
     assert candidates
     for candidate in some(candidates, 3):
@@ -105,31 +108,14 @@ def test_memory_is_as_the_kernel_says_and_whose_threads_it_runs_on(
     assert bool(launched) == (family.pool == "autoconv")
 
 
-def text_of(layer: ConvLayer, instruction_set: str, product: str, processor: str) -> str:
-    """The assembly of a kernel for a processor that need not be this one."""
-    unit = "amx" if product == "tdpbusd" else None
-    panel = Panel(layer, cut_of(layer, 2, instruction_set, product, 2, 4, 64))
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    target = llvm.Target.from_triple("x86_64-unknown-linux-gnu")
-    machine = target.create_target_machine(cpu=processor, opt=3)
-    module = llvm.parse_assembly(str(emit(instruction_set, unit, panel, 2)))
-    module.verify()
-    return machine.emit_assembly(module)
-
-
 @pytest.mark.parametrize(
     ("processor", "instruction_set", "product", "wanted"),
-    [
-        ("cascadelake", "avx512", "vpdpbusd", r"vpdpbusd.*%zmm"),
-        ("alderlake", "avx2", "vpdpbusd", r"\{vex\}\s+vpdpbusd.*%ymm"),
-        ("haswell", "avx2", "pmaddwd", r"vpmaddwd.*%ymm"),
-        ("sapphirerapids", "avx512", "tdpbusd", r"tdpbusd\s+%tmm"),
-    ],
+    [*INSTRUCTIONS, ("sapphirerapids", "avx512", "tdpbusd", r"tdpbusd\s+%tmm")],
 )
 def test_each_product_is_one_instruction(processor: str, instruction_set: str, product: str, wanted: str) -> None:
     layer = ConvLayer(N=1, C=64, H=8, W=8, K=64, R=3, S=3, dtype="uint8", layout="NHWC", output_dtype="uint8")
-    found = text_of(layer, instruction_set, product, processor)
+    panel = Panel(layer, cut_of(layer, 2, instruction_set, product, 2, 4, 64))
+    found = assembly(emit(instruction_set, "amx" if product == "tdpbusd" else None, panel, 2), processor)
     assert re.search(wanted, found)
     assert "vpmaddubsw" not in found  # its sums of two products saturate
 

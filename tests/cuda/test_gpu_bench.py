@@ -297,7 +297,7 @@ def test_the_targets_are_of_the_networks_longest_first() -> None:
     assert found["float32"][0].flops > found["float32"][-1].flops
     assert {x.layout for x in found["bfloat16, NHWC"]} == {"NHWC"}
     assert {x.N for layers in found.values() for x in layers} <= {8, 32}
-    assert all(not (x.bias or x.residual or x.activation) for layers in found.values() for x in layers)
+    assert all(not x.has_epilogue for layers in found.values() for x in layers)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -188,7 +188,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[ConvLayer]:
         )
 
     monkeypatch.setattr(batch, "plan", plan)
-    monkeypatch.setattr(batch._Segments, "_estimate", lambda self, layer: layer.N**2)  # fewer images seem quicker
+    monkeypatch.setattr(batch, "least_estimate", lambda layer, device: layer.N**2)  # fewer images seem quicker
     monkeypatch.setattr(OperatorTimes, "seconds", lambda self, operator, inputs: 0.0)
     return known
 
@@ -201,7 +201,7 @@ def test_the_quickest_parts_are_chosen_from_what_is_timed(
     assert ways_to_split(chain(8), (), device, options, "heuristic") == [{}]
     assert ways_to_split(chain(8), (), device, options, "profile") == [{}]
     assert not timed  # its arrays fit into the caches
-    monkeypatch.setattr(batch, "_arrays", lambda graph: 1 << 40)
+    monkeypatch.setattr(batch, "arena_bytes", lambda views: 1 << 40)
     names = ["c0", "c1", "c2"]
     ways = ways_to_split(chain(8), (), device, options, "profile")
     assert ways == [{}, dict.fromkeys(names, 4), dict.fromkeys(names, 1)]  # 2 times 2 seconds is the least

@@ -23,7 +23,7 @@ from autoconv.networks.operators import Conv, TensorType
 from autoconv.networks.passes import optimized
 from autoconv.networks.passes.batch_split import split
 from autoconv.networks.run.compiled import CompiledNetwork
-from autoconv.networks.run.memory import Views, arranged, blocks
+from autoconv.networks.run.memory import Views, arena_bytes
 from autoconv.records.schema import Facts
 
 SIZES = (0, 1 << 12, 1 << 16, 1 << 20)  # of scratch memory that candidates take, the best the most
@@ -61,8 +61,7 @@ def scratch(graph: Graph, **options: Any) -> dict[str, int]:
 
 
 def total(graph: Graph, taken: dict[str, int]) -> int:
-    nodes = list(graph.nodes.values())
-    return arranged(blocks(graph, Views(graph), nodes, [taken[node.name] for node in nodes]))[1]
+    return arena_bytes(Views(graph), [taken[name] for name in graph.nodes])
 
 
 def test_without_a_limit_every_layer_takes_what_it_likes(asked: list[int | None]) -> None:
@@ -137,9 +136,7 @@ def test_a_network_under_a_limit_answers_the_same() -> None:
     graph = small(1)
     free = compiled(graph).arena_bytes
     whole = optimized(graph)
-    views = Views(whole)
-    nodes = [node for node in whole.nodes.values() if node.name not in views.free]
-    least = arranged(blocks(whole, views, nodes, [0] * len(nodes)))[1]
+    least = arena_bytes(Views(whole))
     for limit in (least, (least + free) // 2, free):
         net = CompiledNetwork(graph, CPU.current(), {"vendors": False, "memory_limit": limit})
         assert net.arena_bytes <= limit

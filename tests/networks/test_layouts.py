@@ -118,7 +118,7 @@ class Times:
         monkeypatch.setattr(together, "plan", self.plan)
         monkeypatch.setattr(together, "noise", lambda a, b: 0.0)
         monkeypatch.setattr(together.OperatorTimes, "seconds", self.seconds)
-        monkeypatch.setattr(together._LayerTimes, "_estimate", lambda times, layer: 1.0)
+        monkeypatch.setattr(together, "least_estimate", lambda layer, device: 1.0)
 
     def plan(self, layer: ConvLayer, mode: str, **options: Any) -> Any:
         key = f"direct[C={layer.C},K={layer.K},layout={layer.layout}]"

@@ -29,6 +29,7 @@ from autoconv.networks.operators import (
     MatMul,
     Pool,
     TensorType,
+    random_inputs,
 )
 from autoconv.networks.reference import evaluate
 from autoconv.networks.run.compiled import CompiledNetwork
@@ -292,3 +293,17 @@ def test_networks_are_loaded_from_onnx_files(tmp_path: Path) -> None:
     for batch in (0, "two", True):
         with pytest.raises(ConfigError, match=r"batch=.*: expected an integer of at least 1"):
             autoconv.load(path, batch=batch)  # type: ignore[arg-type]
+
+
+def test_random_inputs_are_of_their_types() -> None:
+    types = {
+        dtype: TensorType((4, 5, 64), dtype) for dtype in ("float32", "bfloat16", "uint8", "int8", "int64", "bool")
+    }
+    found = random_inputs(types)
+    assert {name: TensorType(array.shape, array.dtype.name) for name, array in found.items()} == types
+    assert all(float(found[name].astype(np.float32).min()) < -1 for name in ("float32", "bfloat16"))
+    assert [(int(found[name].min()), int(found[name].max())) for name in ("uint8", "int8")] == [(0, 255), (-128, 127)]
+    assert {*found["int64"].flat} == {0, 1}
+    again = random_inputs(types)
+    assert all((array == again[name]).all() for name, array in found.items())
+    assert random_inputs({"x": TensorType(())})["x"].shape == ()

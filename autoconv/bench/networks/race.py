@@ -25,7 +25,7 @@ from autoconv.bench.suites import Samples
 from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError, PlanError
-from autoconv.networks.operators import TensorType
+from autoconv.networks.operators import TensorType, random_inputs
 from autoconv.tuning.worker import NoAnswerError
 
 FILE = "networks.json"  # of a folder of results
@@ -150,9 +150,7 @@ def race_network(
         folder = Path(name)
         path = folder / "model.onnx"
         path.write_bytes(_static(model, batch))
-        rng = np.random.default_rng(0)
-        drawn = {name: rng.standard_normal(t.shape).astype(t.dtype) for name, t in inputs.items()}
-        np.savez(folder / "inputs.npz", **drawn)  # type: ignore[arg-type]
+        np.savez(folder / "inputs.npz", **random_inputs(inputs))  # type: ignore[arg-type]
         try:
             want: list[np.ndarray] | None = None
             for contestant in (OURS, *names):

@@ -9,9 +9,8 @@ import click
 from autoconv import networks
 from autoconv.bench import strategies
 from autoconv.bench.baselines import BASELINES
-from autoconv.bench.statistics import FEWEST_ROUNDS
 from autoconv.bench.strategies import CHOOSING, Comparison
-from autoconv.cli.options import FAILED, OK, as_json, seconds, some_of
+from autoconv.cli.options import FAILED, OK, as_json, rounds, seconds, some_of
 from autoconv.cli.output import print_json, say, status
 from autoconv.common.text import duration, print_table, size
 from autoconv.cpu.device import CPU
@@ -29,13 +28,7 @@ from autoconv.cpu.device import CPU
     help=f"Some of {','.join(BASELINES)}. [default: all that are installed]",
 )
 @click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="For everybody alike. [default: all]")
-@click.option(
-    "--rounds",
-    type=click.IntRange(FEWEST_ROUNDS, 1000),
-    metavar="N",
-    default=9,
-    help="How often each runs. [default: 9]",
-)
+@rounds
 @click.option("--budget", type=seconds, metavar="TIME", help="For timing the candidates of one layer, such as 2s.")
 @click.option("--isolate/--no-isolate", default=True, help="Whether a worker process does the tuning. [default: yes]")
 @as_json

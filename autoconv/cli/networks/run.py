@@ -10,12 +10,12 @@ import click
 import numpy as np
 
 from autoconv import networks
-from autoconv.bench.statistics import FEWEST_ROUNDS
-from autoconv.cli.options import FAILED, OK, as_json
+from autoconv.cli.options import FAILED, OK, as_json, rounds
 from autoconv.cli.options import tolerance as error
 from autoconv.cli.output import print_json, say, status
 from autoconv.common.text import duration, print_table, size
 from autoconv.cpu.device import CPU
+from autoconv.networks.operators import random_inputs
 from autoconv.networks.run.compiled import CompiledNetwork, load
 from autoconv.networks.yaml_writer import text_of
 
@@ -65,9 +65,7 @@ def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
 @click.option(
     "--against", type=_runtimes, metavar="RUNTIME,...", help="Race these as well; all: every one that is installed."
 )
-@click.option(
-    "--rounds", type=click.IntRange(FEWEST_ROUNDS, 1000), metavar="N", default=9, help="Of that race. [default: 9]"
-)
+@rounds
 @click.option(
     "-o",
     "--output",
@@ -107,8 +105,7 @@ def run(
     net = load(model, batch, device=CPU.current(threads), tolerance=None if tune else tolerance)
     if tune:
         net.tune(tolerance=tolerance)
-    rng = np.random.default_rng(0)
-    inputs = {name: rng.standard_normal(t.shape).astype(t.dtype) for name, t in net.graph.inputs.items()}
+    inputs = random_inputs(net.graph.inputs)
     whole = _median_run(net, inputs, repeat)
     steps = net.profile(*inputs.values(), repeat=repeat)
     cold = sum(step.seconds for step in net.profile(*inputs.values(), repeat=repeat, alone=True)) if alone else None

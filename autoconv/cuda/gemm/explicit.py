@@ -175,18 +175,14 @@ def _flat(layer: ConvLayer, params: Params) -> bool:
 
 def _staged(layer: ConvLayer, params: Params) -> bool:
     """Whether sums go to the workspace before the epilogue rounds them: once, and in the order of y."""
-    return _reordered(layer, params) or (layer.itemsize == 2 and _has_epilogue(layer))
-
-
-def _has_epilogue(layer: ConvLayer) -> bool:
-    return bool(layer.bias or layer.residual or layer.activation)
+    return _reordered(layer, params) or (layer.itemsize == 2 and layer.has_epilogue)
 
 
 def _kernels(layer: ConvLayer, params: Params) -> tuple[str, ...]:
     """The names of those needed."""
     lowered, reordered = not _flat(layer, params), _reordered(layer, params)
     wanted = {
-        "fwd": {"im2col": lowered, "epilogue": _has_epilogue(layer) or reordered},
+        "fwd": {"im2col": lowered, "epilogue": layer.has_epilogue or reordered},
         "dgrad": {"merge": reordered, "col2im": lowered},
         "wgrad": {"im2col": lowered, "merge": reordered, "narrow": _summed_wide(layer, params)},
     }[layer.direction]

@@ -75,7 +75,7 @@ class Cudnn(CudnnFamily):
                 reasons.append(f"{what}={value}: expected {' or '.join(allowed)} for {layer.direction}-{layer.dtype}")
         if any(before != after for before, after in layer.padding):
             reasons.append(f"padding={layer.padding}: expected the same on both sides")
-        if _has_epilogue(layer) and not _native(layer, params) and layer.itemsize < 4:
+        if layer.has_epilogue and not _native(layer, params) and layer.itemsize < 4:
             reasons.append(
                 f"epilogue: expected ReLU, or ALGO=implicit_precomp_gemm; ours would round {layer.dtype} twice"
             )
@@ -97,7 +97,7 @@ class Cudnn(CudnnFamily):
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
         fused = _native(layer, params)
         epilogue = None
-        if _has_epilogue(layer) and not fused:
+        if layer.has_epilogue and not fused:
             blocks = ceil_div(math.prod(layer.output_shape), THREADS)
             epilogue = device.load(Unit("epilogue", "libraries/epilogue.cu", layer, (blocks, 1, 1), THREADS, 4))
         algorithm, arithmetic = _numbered(layer, params)
@@ -246,7 +246,7 @@ class GraphKernel(Kernel):
     def __init__(self, gpu: CUDA, layer: ConvLayer, plan: cudnn_graph.ExecutionPlan) -> None:
         self._gpu, self._plan = gpu, plan
         self.workspace_bytes = plan.workspace_bytes
-        self._no_bias = _no_bias(gpu, layer) if _has_epilogue(layer) and not layer.bias else None
+        self._no_bias = _no_bias(gpu, layer) if layer.has_epilogue and not layer.bias else None
 
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
         gpu = self._gpu
@@ -254,13 +254,9 @@ class GraphKernel(Kernel):
         self._plan.run(gpu.index, gpu.launches_on(), *map(gpu.address, (workspace, a, b, out, *epilogue)))
 
 
-def _has_epilogue(layer: ConvLayer) -> bool:
-    return layer.bias or layer.residual or layer.activation is not None
-
-
 def _native(layer: ConvLayer, params: Params) -> bool:
     """Whether cuDNN itself has the epilogue: without an activation only in one of its algorithms."""
-    return _has_epilogue(layer) and (layer.activation == "relu" or params["ALGO"] == "implicit_precomp_gemm")
+    return layer.has_epilogue and (layer.activation == "relu" or params["ALGO"] == "implicit_precomp_gemm")
 
 
 def _no_bias(gpu: CUDA, layer: ConvLayer) -> Array:

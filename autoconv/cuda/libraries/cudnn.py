@@ -166,7 +166,7 @@ class Convolution:
     def _kinds(layer: ConvLayer) -> dict[str, str]:
         kinds = {"x": "Tensor", "w": "Filter", "y": "Tensor", "convolution": "Convolution"}
         epilogue = {"bias": "Tensor", "activation": "Activation"}
-        return kinds | (epilogue if layer.bias or layer.residual or layer.activation else {})
+        return kinds | (epilogue if layer.has_epilogue else {})
 
     def _tensor(self, descriptor: Any, shape: tuple[int, ...]) -> None:
         """Of shape N, C, H, W, its strides those of the layout."""

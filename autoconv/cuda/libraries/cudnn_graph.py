@@ -200,7 +200,7 @@ def _tensor(layer: ConvLayer, letter: str, extents: tuple[int, ...]) -> Descript
 
 def _steps(layer: ConvLayer) -> list[str]:
     """The epilogue, in the order that most engines take; they want a bias, which may be of zeros."""
-    if not (layer.bias or layer.residual or layer.activation):
+    if not layer.has_epilogue:
         return []
     return ["r"] * layer.residual + ["b"] + ["relu"] * (layer.activation == "relu")
 

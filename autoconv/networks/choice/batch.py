@@ -26,7 +26,7 @@ from autoconv import registry
 from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError, PlanError
 from autoconv.layer import ConvLayer
-from autoconv.networks.choice.candidate import best_in_network, fetching
+from autoconv.networks.choice.candidate import best_in_network, cost
 from autoconv.networks.choice.choose import of_layers
 from autoconv.networks.choice.layouts import laid_out
 from autoconv.networks.choice.times import OperatorTimes
@@ -34,11 +34,11 @@ from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import Concat
 from autoconv.networks.passes.batch_split import Images, at_a_time, batch_of, divisors, for_images, split
-from autoconv.networks.run.memory import Views, arranged, blocks
+from autoconv.networks.run.memory import Views, arena_bytes
 from autoconv.records.cache import TuningCache
 from autoconv.records.limits import Limits
 from autoconv.records.store import TextStore
-from autoconv.tuning.candidates import CandidateSet
+from autoconv.tuning.candidates import least_estimate
 from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan
 
@@ -76,7 +76,7 @@ def ways_to_split(
     known = _recalled(found, device, options, cache)
     if known is not None:
         return [known]
-    if mode not in TIMING or _arrays(found) <= device.machine.caches[1] * device.machine.threads:
+    if mode not in TIMING or arena_bytes(Views(found)) <= device.machine.caches[1] * device.machine.threads:
         return [{}]  # or nothing is to be gained
     with OperatorTimes(device, cache, measure=True) as between:
         images = _Segments(found, device, options, mode, between).least()
@@ -113,13 +113,6 @@ def _counts(batch: int) -> list[int]:
     return [count for count in divisors(batch) if batch // count <= MOST_PARTS]
 
 
-def _arrays(graph: Graph) -> int:
-    """Bytes of the arrays of a graph that are needed at once."""
-    views = Views(graph)
-    nodes = [node for node in graph.nodes.values() if node.name not in views.free]
-    return arranged(blocks(graph, views, nodes, [0] * len(nodes)))[1]
-
-
 def _key(graph: Graph, device: CPU, options: Mapping[str, Any]) -> str:
     """What the parts of a network depend on: its nodes, and the limits under which their candidates are chosen."""
     nodes = [f"{node} of {[*map(str, map(graph.types.get, node.inputs))]}" for node in graph.nodes.values()]
@@ -130,8 +123,7 @@ def _key(graph: Graph, device: CPU, options: Mapping[str, Any]) -> str:
 
 def _version(device: CPU) -> str:
     """Of all of ours that computes layers on a device."""
-    ours = [algorithm for algorithm in registry.algorithms(device) if algorithm.vendor is None]
-    versions = [f"{algorithm.name} {algorithm.version}" for algorithm in ours]
+    versions = [f"{algorithm.name} {algorithm.version}" for algorithm in registry.own(device)]
     return hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
 
 
@@ -225,8 +217,8 @@ class _Segments:
             with contextlib.suppress(PlanError):
                 made = plan(layer, mode, weights="constant" if constant else "varying", **self._options)
                 name = best_in_network(made, self._device)
-                if (seconds := made.timings.get(name)) is not None:
-                    self._times[layer, constant] = seconds + fetching(made.layer, self._device, name)
+                if name in made.timings:
+                    self._times[layer, constant] = cost(made, self._device, name)
         return self._times[layer, constant]
 
     def _hope(self, name: str, count: int) -> float:
@@ -239,9 +231,7 @@ class _Segments:
 
     def _estimate(self, layer: ConvLayer) -> float:
         if layer not in self._estimates:
-            ours = [algorithm for algorithm in registry.algorithms(self._device) if algorithm.vendor is None]
-            expected = CandidateSet(layer, self._device, ours, frozenset()).expected.values()
-            self._estimates[layer] = min(facts.time for facts in expected)
+            self._estimates[layer] = least_estimate(layer, self._device)
         return self._estimates[layer]
 
     def _crossing(self) -> list[list[int]]:

@@ -17,7 +17,7 @@ from autoconv.networks.choice.layouts import laid_out
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.passes.batch_split import Images, Split, at_a_time, batch_of, divisors, split
-from autoconv.networks.run.memory import ALIGNMENT, Views, arranged, blocks, rounded
+from autoconv.networks.run.memory import ALIGNMENT, Views, arena_bytes, blocks, rounded
 from autoconv.plans import Plan
 from autoconv.tuning.planner import plan
 
@@ -138,7 +138,7 @@ def plans_for(
         As `plan` does, and for a limit that the arrays alone exceed.
     """
     limit, wanted = _limit(options), of_layers(options, device)
-    graph, nodes = parts.graph, _computed(parts.graph, views)
+    graph, nodes = parts.graph, views.computed
     first = {parts.origin(node.name): node for node in reversed(nodes)}
     layers = {name: layer for name, node in reversed(first.items()) if (layer := layer_of(graph, node)) is not None}
     times = Counter(parts.origin(node.name) for node in nodes)
@@ -178,17 +178,10 @@ def _limit(options: Mapping[str, Any]) -> int | None:
     return limit
 
 
-def _computed(graph: Graph, views: Views) -> list[Node]:
-    """The nodes that have something to do, in order."""
-    return [node for node in graph.nodes.values() if node.name not in views.free]
-
-
 def _needed(parts: Split, views: Views, plans: Mapping[str, Plan]) -> int:
     """Bytes of all arrays, and of the scratch memory of nodes."""
-    nodes = _computed(parts.graph, views)
-    made = [plans.get(parts.origin(node.name)) for node in nodes]
-    scratch = [0 if found is None else found.kernel.workspace_bytes for found in made]
-    return arranged(blocks(parts.graph, views, nodes, scratch))[1]
+    made = [plans.get(parts.origin(node.name)) for node in views.computed]
+    return arena_bytes(views, [0 if found is None else found.kernel.workspace_bytes for found in made])
 
 
 def of_layers(options: Mapping[str, Any], device: CPU) -> dict[str, Any]:
@@ -225,10 +218,9 @@ def _plan(
 
 def _beside(parts: Split, views: Views) -> dict[str, int]:
     """Bytes of the arrays that are needed while each node is computed, for whichever part of the batch that is most."""
-    nodes = _computed(parts.graph, views)
-    arrays = blocks(parts.graph, views, nodes, [0] * len(nodes)).values()
+    arrays = blocks(views).values()
     found: dict[str, int] = {}
-    for n, node in enumerate(nodes):
+    for n, node in enumerate(views.computed):
         name = parts.origin(node.name)
         needed = sum(rounded(block.nbytes) for block in arrays if block.first <= n <= block.last)
         found[name] = max(found.get(name, 0), needed)

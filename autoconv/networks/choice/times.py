@@ -9,13 +9,11 @@ import statistics
 from collections.abc import Sequence
 from types import TracebackType
 
-import numpy as np
-
 from autoconv.common import code_hash
 from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import transpose
 from autoconv.networks.graph import Graph
-from autoconv.networks.operators import Operator, TensorType
+from autoconv.networks.operators import Operator, TensorType, random_inputs
 from autoconv.networks.run.instance import Instance, Schedule
 from autoconv.networks.run.memory import Views
 from autoconv.networks.run.steps import StepMaker
@@ -98,11 +96,9 @@ def _samples(operator: Operator, inputs: Sequence[TensorType], device: CPU) -> l
     for _ in range(TOGETHER):
         graph.outputs["y"] = graph.add("y", operator, *names)
     views = Views(graph)
-    nodes = [node for node in graph.nodes.values() if node.name not in views.free]
     maker = StepMaker(graph, views, device)
-    instance = Instance(Schedule(graph, views, device, [maker.step(node) for node in nodes]))
-    rng = np.random.default_rng(0)
-    given = {name: rng.standard_normal(t.shape).astype(t.dtype) for name, t in graph.inputs.items()}
+    instance = Instance(Schedule(graph, views, device, [maker.step(node) for node in views.computed]))
+    given = random_inputs(graph.inputs)
     calls = []
     for _ in range(WARM_UP + SAMPLES):
         seconds: list[float] = []

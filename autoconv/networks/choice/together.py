@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from autoconv import registry
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer, Layout
@@ -34,7 +33,7 @@ from autoconv.networks.operators.base import TensorType, in_layout
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
 from autoconv.records.limits import noise
-from autoconv.tuning.candidates import CandidateSet
+from autoconv.tuning.candidates import least_estimate
 from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan
 
@@ -163,13 +162,8 @@ class _LayerTimes:
 
     def _expected(self, layer: ConvLayer) -> float:
         """What estimates make of the time in NCHW: by how much they differ from layout to layout."""
-        first, last = (self._estimate(layer.replace(layout=layout)) for layout in ("NCHW", "NHWC"))
+        first, last = (least_estimate(layer.replace(layout=layout), self._device) for layout in ("NCHW", "NHWC"))
         return self.first(layer) * last / first
-
-    def _estimate(self, layer: ConvLayer) -> float:
-        ours = [algorithm for algorithm in registry.algorithms(self._device) if algorithm.vendor is None]
-        expected = CandidateSet(layer, self._device, ours, frozenset()).expected.values()
-        return min(facts.time for facts in expected)
 
 
 def _chosen(

@@ -53,9 +53,8 @@ def chosen_within(graph: Graph, device: CPU, options: Mapping[str, Any], mode: s
 
     Parameters
     ----------
-    graph : Graph
-        After all passes, in NCHW.
-    device : CPU
+    graph, device
+        As for `arrays_in_nhwc`.
     options : mapping
         As for `plan`, but that `tolerance` is one of the whole: the largest error expected of its outputs, relative to
         the largest output.
@@ -72,11 +71,11 @@ def chosen_within(graph: Graph, device: CPU, options: Mapping[str, Any], mode: s
         For a tolerance that is no number of at least 0, or below what the most exact candidates come to.
     """
     tolerance = _tolerance(options)
-    search = _Search(graph, device, options, mode)
-    if mode not in MODES:
+    if tolerance is None or mode not in MODES:
         return Together(arrays_in_nhwc(graph, device, options, mode), {})
+    search = _Search(graph, device, options, mode)
     free, error = search.at(0.0)
-    if tolerance is None or error <= tolerance:
+    if error <= tolerance:
         return free
     least = search.least()
     if least > tolerance and mode in TIMING:

@@ -1,6 +1,6 @@
 """What nodes compute."""
 
-from autoconv.networks.operators.base import Operator, Product, TensorType
+from autoconv.networks.operators.base import Operator, Product, TensorType, random_inputs
 from autoconv.networks.operators.convolution import Conv, ConvTranspose, MatMul
 from autoconv.networks.operators.elementwise import Elementwise
 from autoconv.networks.operators.foreign import Foreign
@@ -30,4 +30,5 @@ __all__ = [
     "Softmax",
     "TensorType",
     "Transpose",
+    "random_inputs",
 ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from autoconv.common.epilogue import activations
+from autoconv.common.types import INTEGERS
 from autoconv.errors import ConfigError
 from autoconv.layer import Layout
 
@@ -38,6 +39,31 @@ class TensorType:
     def nbytes(self) -> int:
         """Bytes of such an array."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+def random_inputs(types: Mapping[str, TensorType], seed: int = 0) -> dict[str, np.ndarray]:
+    """Arrays to run a network on.
+
+    Parameters
+    ----------
+    types : mapping of str to TensorType
+        Of the inputs, by name.
+    seed : int
+
+    Returns
+    -------
+    dict of str to array
+        Normally distributed numbers; bytes of their type's whole range; of wider integers, which may be places in a
+        table, only 0 and 1.
+    """
+    rng = np.random.default_rng(seed)
+    return {name: _random(rng, found.shape, np.dtype(found.dtype)) for name, found in types.items()}
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    if dtype.name in INTEGERS:
+        return rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype.name, endpoint=True)
+    return (rng.integers(0, 2, shape) if dtype.kind in "biu" else rng.standard_normal(shape)).astype(dtype)
 
 
 class Operator(ABC):

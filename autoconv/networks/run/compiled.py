@@ -111,9 +111,7 @@ class CompiledNetwork:
         """Kernels for all nodes."""
         graph, views, steps = made.parts.graph, made.views, []
         maker = StepMaker(graph, views, self.device)
-        for node in graph.nodes.values():
-            if node.name in views.free:
-                continue
+        for node in views.computed:
             is_layer = layer_of(graph, node) is not None
             plan = made.plans[made.parts.origin(node.name)] if is_layer else None
             steps.append(maker.step(node) if plan is None else self._layer_step(graph, node, plan))

@@ -8,9 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from autoconv.algorithm import Array
+from autoconv.networks.operators import random_inputs
 from autoconv.networks.run.instance import Instance, Schedule
 from autoconv.records.cache import TuningCache
 
@@ -42,8 +41,7 @@ def quickest(schedules: Sequence[Schedule], options: Mapping[str, Any]) -> tuple
     int, and list of float
         Its place, and the median seconds of each.
     """
-    graph, draws, rng = schedules[0].graph, random.Random(0), np.random.default_rng(0)
-    inputs = {name: rng.standard_normal(t.shape).astype(t.dtype) for name, t in graph.inputs.items()}
+    inputs, draws = random_inputs(schedules[0].graph.inputs), random.Random(0)
     instances = [Instance(schedule) for schedule in schedules]
     with (options.get("cache") or TuningCache()).timing_lock(schedules[0].device.key):
         rounds, agreeing = _raced(instances, inputs, draws)

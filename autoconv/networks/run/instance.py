@@ -30,7 +30,7 @@ class Schedule:
         self.graph, self.views, self.device, self.steps = graph, views, device, list(steps)
         self.outputs = own_outputs(graph, views)
         scratch = [max((call.workspace_bytes for call in step.calls), default=0) for step in steps]
-        self.blocks = blocks(graph, views, [step.node for step in steps], scratch)
+        self.blocks = blocks(views, scratch)
         self.offsets, self.arena_bytes = arranged(self.blocks)
         self.segments = self._segments()
         used = {id(a): a.nbytes for call in self.calls for a in call.operands if isinstance(a, np.ndarray)}

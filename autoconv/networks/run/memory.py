@@ -41,6 +41,11 @@ class Views:
             elif isinstance(node.operator, Concat):
                 self._gather(node)
 
+    @property
+    def computed(self) -> list[Node]:
+        """The nodes that have something to do, in order."""
+        return [node for node in self.graph.nodes.values() if node.name not in self.free]
+
     def root(self, name: str) -> tuple[str, int]:
         """The array in whose memory one lies, and from which byte on; itself and 0 where that is none."""
         offset = 0
@@ -121,22 +126,20 @@ def scratch_of(step: int) -> str:
     return f"scratch memory of {step}"
 
 
-def blocks(graph: Graph, views: Views, nodes: Sequence[Node], scratch: Sequence[int]) -> dict[str, Block]:
+def blocks(views: Views, scratch: Sequence[int] = ()) -> dict[str, Block]:
     """What lies in the arena: arrays by name, and the scratch memory of steps.
 
     Parameters
     ----------
-    graph : Graph
     views : Views
-    nodes : sequence of Node
-        In the order in which they are computed, without those that have nothing to do.
     scratch : sequence of int
-        Bytes of scratch memory of each.
+        Bytes of scratch memory of each node that is computed; none by default.
 
     Returns
     -------
     dict of str to Block
     """
+    graph, nodes = views.graph, views.computed
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     outside = own_outputs(graph, views)
@@ -178,6 +181,11 @@ def arranged(blocks: Mapping[str, Block]) -> tuple[dict[str, int], int]:
         offsets[name] = end if best is None else best
         total = max(total, offsets[name] + size)
     return offsets, total
+
+
+def arena_bytes(views: Views, scratch: Sequence[int] = ()) -> int:
+    """Bytes of the arena for what `blocks` finds."""
+    return arranged(blocks(views, scratch))[1]
 
 
 def least_bytes(blocks: Sequence[Block]) -> int:

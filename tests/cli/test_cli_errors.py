@@ -1,0 +1,128 @@
+"""The command: one clear line for whatever is wrong, and how it exits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import run
+
+from autoconv.cli import main
+
+pytestmark = pytest.mark.usefixtures("place")
+
+BAD = {
+    "unknown command": (["tun"], "No such command 'tun'"),
+    "unknown option": (["tune", "tiny.yaml", "--frob"], "No such option"),
+    "no network": (["tune"], "Missing argument 'NET...'"),
+    "missing file": (
+        ["tune", "nope.yaml"],
+        "nope.yaml: no such file, and no network of that name comes with autoconv: expected one of alexnet",
+    ),
+    "missing network": (["tune", "alexnt"], "comes with autoconv: did you mean 'alexnet'? Expected one of alexnet, "),
+    "a directory": (["tune", "."], ".: expected a YAML file, got a directory"),
+    "batch 0": (["tune", "tiny.yaml", "--batch", "0"], "'--batch': '0': expected integers from 1 to 9999999"),
+    "batch text": (["tune", "tiny.yaml", "--batch", "1,x"], "'1,x': expected integers from 1"),
+    "batch huge": (["tune", "tiny.yaml", "--batch", "99999999"], "expected integers from 1"),
+    "direction": (
+        ["tune", "tiny.yaml", "--direction", "fwd,up"],
+        "'fwd,up': expected all, or some of fwd,dgrad,wgrad",
+    ),
+    "device": (["tune", "tiny.yaml", "--device", "gpu"], "--device gpu: expected cpu, cuda or cuda:N"),
+    "mode": (
+        ["tune", "tiny.yaml", "--mode", "fast"],
+        "--mode 'fast': expected one of profile, hybrid, heuristic, cached, an algorithm (numpy.direct, ",
+    ),
+    "budget": (
+        ["tune", "tiny.yaml", "--budget", "soon"],
+        "'soon': expected a number and one of ms, s, m, min, h, such as 60s",
+    ),
+    "budget unit": (["tune", "tiny.yaml", "--budget", "5y"], "'5y': expected a number and one of"),
+    "size": (["tune", "tiny.yaml", "--workspace-limit", "-1"], "expected a number and one of B, kB, KB, MB"),
+    "tolerance": (["tune", "tiny.yaml", "--tolerance", "nan"], "'nan': expected a number of at least 0"),
+    "tolerance text": (["tune", "tiny.yaml", "--tolerance", "tight"], "'tight': expected a number of at least 0"),
+    "weights": (["tune", "tiny.yaml", "--weights", "heavy"], "'heavy' is not one of 'varying', 'constant'"),
+    "vendors": (["tune", "tiny.yaml", "--vendors", "intel"], "'intel' is not one of 'loaded', 'all', 'none'"),
+    "device key": (
+        ["export", "x.json", "--device", "cpu-x"],
+        "--device cpu-x: nothing is on record for this device, nor for any other",
+    ),
+    "layer key": (["explain", "fwd-float32-N1"], "'fwd-float32-N1' is not a layer key: a key reads like"),
+    "bad layer": (["explain", "fwd-float32-NCHW-N1-C3-H4-W4-K2-R5-S5"], "the output is empty"),
+    "layer name": (
+        ["explain", "tiny.yaml:frist"],
+        "Tiny has no layer 'frist': did you mean 'first'? Expected one of first, second",
+    ),
+    "net of a name": (["explain", "nope.yaml:first"], "nope.yaml: no such file"),
+    "no such candidate": (["explain", "tiny.yaml", "--mode", "numpy.gemm[x=1]"], "mode='numpy.gemm[x=1]'"),
+    "import missing": (["import", "nope.json"], "nope.json: cannot be read: No such file"),
+    "import foreign": (["import", "tiny.yaml"], "tiny.yaml: expected JSON"),
+    "export": (["export", "nowhere/x.json"], "nowhere/x.json: No such file or directory"),
+}
+FAILED = {"no such candidate"}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gives_one_line_and_exit_code_2(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    args, message = BAD[case]
+    assert main(args) == (1 if case in FAILED else 2)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("autoconv: error: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_a_bad_file_names_file_line_and_layer(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "bad.yaml").write_text("layers:\n - {name: c1, C: 8, H: 9, K: on, R: 3}\n")
+    assert main(["tune", "bad.yaml"]) == 2
+    assert capsys.readouterr().err == (
+        "autoconv: error: bad.yaml:2: layer 'c1': K='on': expected an integer, got str\n"
+    )
+
+
+@pytest.mark.parametrize("variable", ["AUTOCONV_NUM_THREADS", "AUTOCONV_ISA"])
+def test_a_bad_environment_is_bad_usage(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, "many")
+    assert main(["tune", "tiny.yaml"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"autoconv: error: {variable}='many': ")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("verb", "status", "shown"), [("explain", 0, "fwd-float32-NCHW-N1-C4"), ("tune", 1, "timed")])
+def test_a_folder_that_cannot_be_written_costs_persistence_only(
+    verb: str, status: int, shown: str, place: Path, request: pytest.FixtureRequest
+) -> None:
+    if verb == "tune" and not request.config.getoption("full"):
+        pytest.skip("it surveys the machine: with --full")
+    (place / "file").write_text("")
+    (place / "one.yaml").write_text("name: One\nbatch: 1\nlayers: [{name: only, C: 4, H: 6, K: 8, R: 1}]\n")
+    found = run(verb, "one.yaml", "--mode", "hybrid", env={"AUTOCONV_CACHE_DIR": str(place / "file" / "cache")})
+    assert found.returncode == status
+    assert shown in found.stdout
+    lines = found.stderr.splitlines()
+    assert lines  # one for the records, one for the compiled kernels
+    assert all(line.startswith(f"autoconv: warning: {place / 'file' / 'cache'}") for line in lines)
+    assert len(set(lines)) == len(lines)
+
+
+@pytest.mark.filterwarnings("default::autoconv.errors.CacheWarning")
+def test_a_tuning_that_could_not_be_kept_is_no_success(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "file").write_text("")
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(place / "file" / "cache"))
+    assert main(["tune", "tiny.yaml", "--no-isolate"]) == 1
+    captured = capsys.readouterr()
+    assert "candidates timed" in captured.out
+    assert "tuning is remembered by this process only" in captured.err
+
+
+def test_the_process_exits_with_the_code_that_main_returns() -> None:
+    found = run("tune", "nope")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("autoconv: error: nope: no such file")
+    assert run("--version").returncode == 0
