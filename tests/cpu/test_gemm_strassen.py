@@ -56,6 +56,7 @@ def test_every_remainder(instruction_set: str) -> None:
 def test_types_epilogues_groups_strides_and_gradients(instruction_set: str, dtype: str) -> None:
     device = device_with(instruction_set)
     layers = [layer_of(dtype=dtype, **epilogue) for epilogue in EPILOGUES.values()]
+    layers = layers if dtype == "float32" else layers[-1:]
     layers += [layer_of(dtype=dtype, C=130, K=128, groups=2, H=6, W=5)]
     layers += [layer_of(dtype=dtype, C=65, K=63, H=9, W=14, stride=stride) for stride in (2, (2, 3))]
     layers += [layer_of(dtype=dtype, direction="dgrad", groups=g, C=64 * g, K=34 * g) for g in (1, 2)]
@@ -126,8 +127,41 @@ def test_who_is_refused_and_why() -> None:
     assert panels.startswith("panels=999: expected ")
 
 
-def test_packed_filters_are_seven_quarters_of_the_filters() -> None:
+def test_packed_filters_are_seven_quarters_of_the_filters_and_scales() -> None:
     layer, device = layer_of(C=256, K=256), CPU.current()
     for candidate in STRASSEN.all(layer, device):
         if 256 % (2 * int(candidate.params["TK"])) == 0:
-            assert STRASSEN.packed_bytes(layer, device, candidate.params) == 256 * 256 * 4 * 7 // 4
+            elements = 256 * 256 * 7 // 4 + 256  # the last are scales
+            assert STRASSEN.packed_bytes(layer, device, candidate.params) == 4 * elements
+
+
+@pytest.mark.parametrize("spread", [1, 3])
+def test_channels_of_unlike_size_err_no_more(spread: int) -> None:
+    """Where the input's channels are large and the filters' small, in turn: sums of both would lose what cancels."""
+    device = CPU.current()
+    layer = layer_of(N=1, C=512, K=128)
+    x, w, *epilogue = operands(layer)
+    sizes = np.exp(spread * np.random.default_rng(0).standard_normal(512)).astype(np.float32)
+    x, w = x * sizes[:, None, None], w / sizes[:, None, None]
+    want, magnitude = reference.convolve(layer, x, w), reference.magnitude(layer, x, w)
+    for candidate in drawn(STRASSEN.all(layer, device))[:2]:
+        got = run_guarded(STRASSEN, layer, device, candidate, (x, w, *epilogue), "after")
+        assert reference.error(got, want, magnitude) < 1e-6
+
+
+def test_filters_of_any_size_have_a_scale() -> None:
+    """Channels without a filter but 0, of the least and of the largest numbers; and what is not finite stays so."""
+    device = CPU.current()
+    layer = layer_of()
+    x, w, *epilogue = operands(layer)
+    w[:, 3], w[:, 40], x[:, 40] = 0, 2e-38, 0.5
+    w[:, 41] *= 1e37
+    x[:, 41] = 1e-3
+    want, magnitude = reference.convolve(layer, x, w), reference.magnitude(layer, x, w)
+    candidate = drawn(STRASSEN.all(layer, device))[0]
+    got = run_guarded(STRASSEN, layer, device, candidate, (x, w, *epilogue), "after")
+    assert reference.error(got, want, magnitude) < 1e-6
+    w[5, 3] = np.inf
+    got = run_guarded(STRASSEN, layer, device, candidate, (x, w, *epilogue), "after")
+    assert not np.isfinite(got[:, 5]).any()
+    assert (~np.isfinite(got).all(axis=(0, 2, 3))).sum() <= 2  # it, and the filter that it was added to

@@ -90,9 +90,15 @@ def block_size(problem: Correlation, blocking: PackedGemmBlocking) -> int:
     return blocking.products * half_or_all(problem.C, blocking.halved) * blocking.TK
 
 
-def packed_filters(problem: Correlation, blocking: PackedGemmBlocking) -> int:
-    """Elements of all packed filters."""
+def packed_blocks(problem: Correlation, blocking: PackedGemmBlocking) -> int:
+    """Elements of all packed blocks of filters."""
     return problem.groups * blocks_of(problem, blocking.TK, blocking.halved) * block_size(problem, blocking)
+
+
+def packed_filters(problem: Correlation, blocking: PackedGemmBlocking) -> int:
+    """Elements of all that is packed: halved, the blocks are followed by the scale of every channel of either half."""
+    scales = 2 * problem.groups * half_or_all(problem.C, True) if blocking.halved else 0
+    return packed_blocks(problem, blocking) + scales
 
 
 def spreads(problem: Correlation) -> bool:

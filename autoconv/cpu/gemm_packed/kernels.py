@@ -76,6 +76,7 @@ class TaskWriter:
         own = workspace + thread * thread_bytes(problem, blocking, self.wide.bytes)
         self.micropanels, copied = k.bytes_at(own, LINE, self.wide), k.bytes_at(own, 0, i64)
         self.behind = self.micropanels + panel_size(problem, blocking)
+        self.packed = w
         with k.if_(k.load(copied).ne(rest)):
             self._copy(x + self.group * problem.input.group)
             k.store(rest, copied)

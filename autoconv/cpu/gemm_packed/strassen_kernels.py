@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, i64, ptr, widened
+from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, f64, i32, i64, ptr, vec, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.packing import emit_pack
 from autoconv.cpu.gemm_packed.geometry import (
@@ -15,6 +15,7 @@ from autoconv.cpu.gemm_packed.geometry import (
     block_size,
     blocks_of,
     half_or_all,
+    packed_blocks,
     pixels_of,
     product,
 )
@@ -140,11 +141,14 @@ class StrassenWriter(TaskWriter):
         longest = self.plane_tiles.lengths[0]
         vectors = math.ceil(longest / lanes) * lanes  # more than the tile's pixels are read, and written over
         beyond = math.ceil(vectors / plane)
+        scales = self.packed + packed_blocks(problem, self.blocking) + self.group * (2 * self.depth)
         ample = max(0, (problem.C - self.depth - beyond) // TOGETHER) * TOGETHER if self.in_place else 0
 
-        def write(parts: Sequence[Value], target: Value) -> None:
+        def write(parts: Sequence[Value], channel: Value, target: Value) -> None:
+            factors = [k.broadcast(scales + channel + column * self.depth, lanes) for column in (0, 1)]
+            scaled = [part * factors[column] for part, (_, column) in zip(parts, PARTS, strict=True)]
             for n, each in enumerate(PRODUCTS):
-                k.store(_summed(each.pixels, parts), target + n * self.pitch)
+                k.store(_summed(each.pixels, scaled), target + n * self.pitch)
 
         if ample:
             with k.loop(0, ample, TOGETHER) as start, k.loop(0, self.number) as t:
@@ -161,7 +165,7 @@ class StrassenWriter(TaskWriter):
                         mask = k.mask(some, lanes) if self.odd and row else None
                         value = k.load(place, lanes)
                         parts.append(value if mask is None else k.select(mask, value, k.zero(self.wide, lanes)))
-                    write(parts, target + (c * TQ + v))
+                    write(parts, start + c, target + (c * TQ + v))
         gathered = k.scratch(self.wide, len(PARTS) * TOGETHER * vectors)
         with k.loop(ample, self.depth, TOGETHER) as start, k.loop(0, self.number) as t:
             first = k.load(self.pixels + t)
@@ -182,7 +186,8 @@ class StrassenWriter(TaskWriter):
             with k.loop(start, end) as channel:
                 for v in range(0, vectors, lanes):
                     there = gathered + (channel - start) * (len(PARTS) * vectors) + v
-                    write([k.load(there + n * vectors, lanes) for n in range(len(PARTS))], target + channel * TQ + v)
+                    parts = [k.load(there + n * vectors, lanes) for n in range(len(PARTS))]
+                    write(parts, channel, target + channel * TQ + v)
 
     def _micro(self, length: int) -> Function:
         """`function(micropanel, filters, following, first, second, factor, channels)`: multiply so many channels.
@@ -209,23 +214,62 @@ class StrassenWriter(TaskWriter):
         return k
 
 
-def _emit_sums(m: Module, layer: ConvLayer, blocking: PackedGemmBlocking) -> tuple[Function, int]:
-    """The task that makes sums of a pair of packed blocks, in place, and how many there are."""
+def _format(wide: Type) -> tuple[Type, int, int]:
+    """IEEE 754's binary32 or binary64: their word, the bits of its fraction, the largest exponent."""
+    return (i64, 52, 2047) if wide == f64 else (i32, 23, 255)
+
+
+def _emit_scales(m: Module, layer: ConvLayer, blocking: PackedGemmBlocking) -> tuple[Function, int]:
+    """The task that finds the scale of a channel of a group, and how many there are.
+
+    It is the power of two that the largest of the packed filters in the channel is 1 to 2 times, within what has a
+    normal reciprocal; 1 where that filter is not finite.
+    """
     problem, TK, depth, size = product(layer), blocking.TK, _depth(layer), block_size(product(layer), blocking)
-    element = DTYPES[layer.dtype]
-    wide, lanes = widened(element), m.lanes(element)
+    wide, lanes = widened(DTYPES[layer.dtype]), m.lanes(DTYPES[layer.dtype])
+    word, digits, largest = _format(wide)
+    pairs = blocks_of(problem, TK, True)
+    k = m.function("scales", *TASK, internal=True)
+    context, index, _ = k.args
+    packed = operands(k, context, wide)[2]
+    group, c = index // (2 * depth), index % (2 * depth)
+    most = k.var(k.zero(word, lanes))
+    with k.loop(0, pairs) as pair, k.loop(0, 2) as block, k.loop(0, TK, lanes) as v:
+        place = packed + (group * pairs + pair) * size + block * (2 * depth * TK) + c * TK + v
+        bits = k.bits(k.load(place, lanes), vec(word, lanes))
+        most.set(k.max(most.get(), bits & ((1 << (wide.bits - 1)) - 1)))
+    found = k.extract(most.get(), 0)
+    for lane in range(1, lanes):
+        found = k.max(found, k.extract(most.get(), lane))
+    exponent = found >> digits
+    exponent = k.select(exponent.eq(largest), k.const(word, largest // 2), exponent)
+    exponent = k.min(k.max(exponent, 1), largest - 2)
+    k.store(k.bits(exponent << digits, wide), packed + packed_blocks(problem, blocking) + group * (2 * depth) + c)
+    return k, problem.groups * 2 * depth
+
+
+def _emit_sums(m: Module, layer: ConvLayer, blocking: PackedGemmBlocking) -> tuple[Function, int]:
+    """The task that makes sums of a pair of packed blocks, in place and over the scales, and how many there are."""
+    problem, TK, depth, size = product(layer), blocking.TK, _depth(layer), block_size(product(layer), blocking)
+    wide, lanes = widened(DTYPES[layer.dtype]), m.lanes(DTYPES[layer.dtype])
     k = m.function("sums", *TASK, internal=True)
     context, index, _ = k.args
-    packed = operands(k, context, element, element, wide, element, element)[2] + index * size
-    with k.loop(0, depth) as c, k.loop(0, TK, lanes) as v:
-        place = packed + c * TK + v
-        parts = [k.load(place + (column * 2 + row) * (depth * TK), lanes) for row, column in PARTS]
-        if problem.C % 2:  # the last channel of the second half is none
-            there, zero = k.splat(c < problem.C - depth, lanes), k.zero(wide, lanes)
-            parts[2:] = [k.select(there, each, zero) for each in parts[2:]]
-        for n, each in enumerate(PRODUCTS):
-            k.store(_summed(each.filters, parts), place + n * (depth * TK))
-    return k, problem.groups * blocks_of(problem, TK, True)
+    word, digits, largest = _format(wide)
+    packed, pairs = operands(k, context, wide)[2], blocks_of(problem, TK, True)
+    scales = packed + packed_blocks(problem, blocking) + index // pairs * (2 * depth)
+    with k.loop(0, depth) as c:
+        exponents = [k.bits(k.load(scales + c + row * depth), word) for row in (0, 1)]
+        factors = [k.bits(((largest - 1) << digits) - e, wide) for e in exponents]  # reciprocals of powers of two
+        with k.loop(0, TK, lanes) as v:
+            place = packed + index * size + c * TK + v
+            parts = [k.load(place + (column * 2 + row) * (depth * TK), lanes) for row, column in PARTS]
+            parts = [part * k.splat(factors[row], lanes) for part, (row, _) in zip(parts, PARTS, strict=True)]
+            if problem.C % 2:  # the last channel of the second half is none
+                there, zero = k.splat(c < problem.C - depth, lanes), k.zero(wide, lanes)
+                parts[2:] = [k.select(there, part, zero) for part in parts[2:]]
+            for n, each in enumerate(PRODUCTS):
+                k.store(_summed(each.filters, parts), place + n * (depth * TK))
+    return k, problem.groups * pairs
 
 
 def _depth(layer: ConvLayer) -> int:
@@ -246,5 +290,6 @@ def emit(instruction_set: str, layer: ConvLayer, blocking: PackedGemmBlocking) -
 
     pack = m.function("pack", *RUN)
     launch(pack, pack.args[0], *emit_pack(m, 0, problem, TK, DTYPES[layer.dtype], 0, 2 * pairs, place))
+    launch(pack, pack.args[0], *_emit_scales(m, layer, blocking))
     launch(pack, pack.args[0], *_emit_sums(m, layer, blocking))
     return m
