@@ -61,9 +61,12 @@ class Device(ABC):
     ----------
     kind : str
         "cpu" or "cuda"; also the package in which its algorithms are.
+    alignment : int
+        Bytes of which the address of every array that a kernel takes is a multiple, whatever its elements are.
     """
 
     kind: str
+    alignment: int = 1
 
     @property
     @abstractmethod

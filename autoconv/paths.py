@@ -1,4 +1,4 @@
-"""Where files lie: the data that comes with autoconv, and what it learns."""
+"""Where files lie: the data that comes with autoconv, and what it learns; and how a file is written."""
 
 from __future__ import annotations
 
@@ -54,6 +54,33 @@ def temporary_folder() -> Path:
     """A folder of the user's own among the temporary files."""
     user = os.getuid() if hasattr(os, "getuid") else "user"
     return Path(tempfile.gettempdir()) / f"autoconv-{user}"
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file as a whole or not at all: what was there stays until all of it can take its place.
+
+    A link stays one; nothing takes the place of a device or a pipe, which is written to.
+
+    Raises
+    ------
+    OSError
+        When it cannot be written; it names the path given.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    target = path.resolve()
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+        else:
+            temporary.write_bytes(data)
+            temporary.replace(target)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # not the temporary file
+        raise
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 @functools.cache

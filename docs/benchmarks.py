@@ -195,6 +195,7 @@ def pytorch(file: str) -> str:
 TABLES = {
     "whole-1": lambda: whole(1),
     "whole-8": lambda: whole(8),
+    "inference": lambda: pytorch(FILES["inference"]),
     "training": lambda: pytorch(FILES["training"]),
     "means": means,
     "baselines": baselines,

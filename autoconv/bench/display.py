@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,9 @@ from autoconv.bench.baselines import BASELINES
 from autoconv.bench.statistics import BEHIND, Ratio, interval, ratios
 from autoconv.bench.suites import CLASSES, OURS, Row, Suite, class_of
 from autoconv.common.text import duration, print_table, shape
+from autoconv.paths import write_whole
 
+PICTURES = ("", ".png", ".svg", ".pdf")  # what a name may end in
 INK, MUTED = "#222222", "#777777"
 COLOURS = dict(zip(CLASSES, ("#0b6fa4", "#5b8c2a", "#c46a00", "#8a4f9e", "#6b7280"), strict=True))
 
@@ -138,7 +141,7 @@ def _against(times: dict[str, list[float]]) -> dict[str, str]:
 
 
 def chart(suites: Sequence[Suite], path: Path) -> None:
-    """Draw every layer's ratio to its best baseline, a panel per suite, as PNG (or what the name's ending says)."""
+    """Draw every layer's ratio to its best baseline, a panel per suite; its name ends in one of `PICTURES`."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -149,7 +152,9 @@ def chart(suites: Sequence[Suite], path: Path) -> None:
     present = {class_of(row.layer) for suite in suites for row in suite.rows}
     handles = [Patch(color=COLOURS[name], label=name) for name in CLASSES if name in present]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
-    figure.savefig(path, dpi=150, facecolor="white")
+    out = io.BytesIO()
+    figure.savefig(out, format=path.suffix.lower()[1:] or "png", dpi=150, facecolor="white")
+    write_whole(path, out.getvalue())
 
 
 def _panel(axes: Any, suite: Suite) -> None:

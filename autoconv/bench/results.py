@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from autoconv.bench.baselines import BASELINES
 from autoconv.bench.statistics import Ratio, interval, ratios
 from autoconv.bench.suites import CLASSES, OURS, Row, Suite, class_of
 from autoconv.errors import ConfigError
+from autoconv.paths import write_whole
 
 DIGITS = 5  # of a time: its last one is far below the noise
 
@@ -107,9 +107,7 @@ def keep(suite: Suite, folder: Path) -> None:
 def write(path: Path, result: dict[str, Any]) -> None:
     """Write a result, in the place of an older one, in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(f".{os.getpid()}")
-    new.write_text(_text(result), encoding="utf-8")
-    new.replace(path)
+    write_whole(path, _text(result))
 
 
 def _text(result: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from autoconv.cli.options import (
     OK,
     as_json,
     batches,
+    check_place,
     device_named,
     rounds,
     seconds,
@@ -79,7 +80,6 @@ PHASES = ("check", "tune", "table")  # of the run on a GPU
     "--phase",
     "phases",
     type=some_of(PHASES),
-    default=",".join(PHASES),
     metavar="PHASE,...",
     help=f"GPU: some of {','.join(PHASES)}. [default: all]",
 )
@@ -116,7 +116,7 @@ def bench(
     device_name: str,
     budget: float | None,
     folder: Path | None,
-    phases: tuple[str, ...],
+    phases: tuple[str, ...] | None,
     exporting: bool,
     dry_run: bool,
     archive: Path | None,
@@ -145,6 +145,7 @@ def bench(
         from autoconv.bench.gpu.agenda import BATCH, NETWORKS, targets
         from autoconv.bench.gpu.archive import carried
 
+        phases = phases or PHASES
         wanted = targets(suites or NETWORKS, batch[0] if batch else BATCH)
         budget = GPU_BUDGET if budget is None else budget
         if dry_run:
@@ -153,8 +154,11 @@ def bench(
             return OK
         with nullcontext() if archive is None else carried(archive, folder, part_mib << 20):
             return _on_gpu(device_name, folder, phases, budget, wanted, exporting)
+    given = {"--phase": phases, "--export": exporting, "--dry-run": dry_run, "--archive": archive}
+    if for_gpus := [option for option, value in given.items() if value]:
+        raise click.UsageError(f"{', '.join(for_gpus)}: expected --device cuda as well")
+    from autoconv.bench.display import PICTURES, print_suite
     from autoconv.bench.display import chart as draw
-    from autoconv.bench.display import print_suite
     from autoconv.bench.race import run_suite
     from autoconv.bench.results import to_json
     from autoconv.bench.suites import Setting
@@ -162,8 +166,9 @@ def bench(
 
     if chart is not None and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("--chart needs matplotlib, which is not installed: pip install 'autoconv[report]'")
-    if chart is not None and not chart.absolute().parent.is_dir():
-        raise click.UsageError(f"--chart {chart}: there is no folder {chart.parent}")
+    if chart is not None and chart.suffix.lower() not in PICTURES:
+        raise click.UsageError(f"--chart {chart}: expected a name that ends in {', '.join(filter(None, PICTURES))}")
+    check_place("--chart", chart)
     nets = [(networks.load(name), name != DEFAULT_SUITE) for name in suites or (DEFAULT_SUITE,)]
     chosen = [_chosen(net, names, without) for net, _ in nets]
     device, restrictions = _held(threads, isa)
@@ -177,6 +182,8 @@ def bench(
         rounds=rounds,
         restrictions=restrictions,
     )
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)  # or an error, before anything is timed
     end = math.inf if budget is None else time.monotonic() + budget
     with TuningCache().timing_lock(device.key):
         device.survey()

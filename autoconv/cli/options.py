@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -133,6 +134,17 @@ def with_limits(command: Callable[..., int]) -> Callable[..., int]:
     for option in reversed(LIMITS):
         command = option(command)
     return command
+
+
+def check_place(option: str, place: Path | None) -> None:
+    """A usage error where a file or a folder could not be made, before there is anything to write to it."""
+    if place is None:
+        return
+    parent = place.absolute().parent
+    if not parent.is_dir():
+        raise click.UsageError(f"{option} {place}: there is no folder {place.parent}")
+    if not os.access(place if place.exists() else parent, os.W_OK):
+        raise click.UsageError(f"{option} {place}: no permission to write there")
 
 
 def device_named(name: str) -> Device:

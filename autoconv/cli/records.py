@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Who won on which device, in which race.")
-@click.option("--device", "device_name", metavar="NAME", help="Only this one: cpu, cuda, cuda:N. [default: all of yours]")
+@click.option(
+    "--device", "device_name", metavar="NAME", help="Only this one: cpu, cuda, cuda:N. [default: all of yours]"
+)
 @click.option("--all", "every", is_flag=True, help="With what comes with autoconv and is of other devices.")
 @as_json
 def show(device_name: str | None, every: bool, as_json: bool) -> int:

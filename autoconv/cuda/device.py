@@ -7,7 +7,7 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.codegen.tensor_map import passing
 from autoconv.cuda.common.algorithm import CudaAlgorithm
 from autoconv.cuda.libraries.cublas_cufft import BLAS, Transform, cublas, cufft
-from autoconv.cuda.timing import operand_sets, replayer
+from autoconv.cuda.timing import capture, operand_sets, replayer
 from autoconv.device import Device, Operands, Stopwatch
 from autoconv.errors import ArrayError, PlanError
 from autoconv.layer import DTYPES, ConvLayer
@@ -44,6 +44,7 @@ class CUDA(Device):
 
     index: int = 0
     kind = "cuda"
+    alignment = ALIGNMENT
 
     @classmethod
     def current(cls) -> CUDA:
@@ -208,18 +209,20 @@ class CUDA(Device):
 
     def prepare(self, layer: ConvLayer, candidates: Sequence[tuple[Algorithm[Any], Params]]) -> None:
         """As many kernels at once as there are processors; each is then found in the folder of compiled ones."""
-        units: dict[str, None] = {}
-        for algorithm, params in candidates:
-            if isinstance(algorithm, CudaAlgorithm):
-                units |= dict.fromkeys(unit.text for unit in algorithm.units(layer, params))
+        ours = ((one, params) for one, params in candidates if isinstance(one, CudaAlgorithm))
+        self.compile(unit for algorithm, params in ours for unit in algorithm.units(layer, params))
+
+    def compile(self, units: Iterable[Unit]) -> None:
+        """Compile kernels ahead, side by side; `load` then finds them, or says what is wrong with them."""
+        texts = dict.fromkeys(unit.text for unit in units)
         capability = self.facts["compute_capability"]
 
         def compile_ahead(text: str) -> None:
             with contextlib.suppress(CompileError):  # building it says so
                 compiler.compiled(text, capability)
 
-        with ThreadPoolExecutor(min(len(units), os.cpu_count() or 1) or 1) as pool:
-            list(pool.map(compile_ahead, units))
+        with ThreadPoolExecutor(min(len(texts), os.cpu_count() or 1) or 1) as pool:
+            list(pool.map(compile_ahead, texts))
 
     def load(self, unit: Unit) -> Callable[..., None]:
         """A kernel, compiled where need be, as a function of its arrays (or None) on the current stream.
@@ -245,6 +248,18 @@ class CUDA(Device):
             mapped = passing(unit.maps, self.address)
             return lambda *arguments: launch(*mapped(arguments))
         return launch
+
+    def captured(self, launch: Callable[[], None]) -> Any:
+        """What a function launches on the current stream, as a graph of CuPy's; it is called once beforehand.
+
+        The graph holds the addresses of arrays, which have to stay. It may be launched on any stream.
+        """
+        with self.selected():
+            self.synchronize()  # what the arrays hold must be there
+            stream = self.xp.cuda.Stream(non_blocking=True)
+            graph = capture(stream, launch)
+            stream.synchronize()
+        return graph
 
     def blas(self) -> BLAS:
         """What calls cuBLAS.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autoconv.algorithm import Array
 from autoconv.device import Operands
@@ -34,18 +34,12 @@ def replayer(
     stream = cupy.cuda.Stream(non_blocking=True)
     launches = max(sets, LEAST_LAUNCHES)
     cupy.cuda.get_current_stream().synchronize()  # the copies must be there
-    with stream:
-        launch(operands)  # what is loaded or allocated once must not be captured
-        stream.begin_capture()
-        try:
-            for i in range(launches):
-                launch(copies[i % sets])
-        except BaseException:  # a stream left capturing makes every later call of the driver fail
-            with contextlib.suppress(Exception):  # the capture may be invalid already, which is no news
-                stream.end_capture()
-            raise
-        graph = stream.end_capture()
-        graph.upload(stream)
+
+    def launch_all() -> None:
+        for i in range(launches):
+            launch(copies[i % sets])
+
+    graph = capture(stream, launch_all, lambda: launch(operands))
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
 
     def sample() -> float:
@@ -59,6 +53,26 @@ def replayer(
         return float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / (REPLAYS * launches)
 
     return sample
+
+
+def capture(stream: Any, launch: Callable[[], None], first: Callable[[], None] | None = None) -> Any:
+    """What a function launches while a stream of CuPy's is the current one, as a graph.
+
+    Before that `first` runs, the function itself unless another is given: what is loaded or allocated once must not be
+    captured.
+    """
+    with stream:
+        (first or launch)()
+        stream.begin_capture()
+        try:
+            launch()
+        except BaseException:  # a stream left capturing makes every later call of the driver fail
+            with contextlib.suppress(Exception):  # the capture may be invalid already, which is no news
+                stream.end_capture()
+            raise
+        graph = stream.end_capture()
+        graph.upload(stream)
+    return graph
 
 
 def _copies(array: Array | None, count: int, shared: dict[int, list[Array]]) -> list[Array | None]:

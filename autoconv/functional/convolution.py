@@ -51,7 +51,7 @@ def conv2d(
     out : array of the output's shape, optional
         Where the output goes; it is then also what is returned.
     **options
-        As for `plan`; by default mode "hybrid" with a budget of half a second, once per shape, on the
+        As for `plan`; by default mode "hybrid" with a budget of 0.2 s, once per shape, on the
         device on which `x` lies.
 
     Returns
@@ -120,7 +120,7 @@ def conv2d_dgrad(
     out : array of the input's shape, optional
         Where the gradient goes; it is then also what is returned.
     **options
-        As for `plan`; by default mode "hybrid" with a budget of half a second, once per shape, on the
+        As for `plan`; by default mode "hybrid" with a budget of 0.2 s, once per shape, on the
         device on which `dy` lies.
 
     Returns
@@ -187,7 +187,7 @@ def conv2d_wgrad(
     out : array of the filters' shape, optional
         Where the gradient goes; it is then also what is returned.
     **options
-        As for `plan`; by default mode "hybrid" with a budget of half a second, once per shape, on the
+        As for `plan`; by default mode "hybrid" with a budget of 0.2 s, once per shape, on the
         device on which `x` lies.
 
     Returns
@@ -256,7 +256,7 @@ def conv_transpose2d(
     layout : "NCHW" or "NHWC"
         These three as for `ConvLayer`.
     **options
-        As for `plan`; by default mode "hybrid" with a budget of half a second, once per shape, on the
+        As for `plan`; by default mode "hybrid" with a budget of 0.2 s, once per shape, on the
         device on which `x` lies.
 
     Returns

@@ -11,7 +11,7 @@ from autoconv.plans import Plan
 from autoconv.registry import device_of, resolve
 from autoconv.tuning.planner import plan
 
-BUDGET = 0.5  # seconds of timing that the first call with a new shape may cost
+BUDGET = 0.2  # seconds of timing that the first call with a new shape may cost
 
 Padding = int | Pair | Sides | str
 

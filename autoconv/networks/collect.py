@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import yaml
 from autoconv.errors import CacheWarning, ConfigError
 from autoconv.layer import ConvLayer
 from autoconv.networks import yaml_reader
-from autoconv.paths import temporary_folder
+from autoconv.paths import temporary_folder, write_whole
 from autoconv.plans import Plan
 from autoconv.records.files import file_name
 from autoconv.tuning import planner
@@ -107,7 +107,7 @@ class Collection:
             try:
                 temporary_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
                 with FileLock(temporary_folder() / file_name(str(self.path), ".lock")):
-                    self._replace(self._fitting([*self._there(), *self._layers]))
+                    write_whole(self.path, self._fitting([*self._there(), *self._layers]))
             except OSError as error:
                 raise ConfigError(f"{self._given}: cannot be written: {error.strerror or error}") from None
 
@@ -137,16 +137,6 @@ class Collection:
             left = f"{len(layers) - len(kept)} of {len(layers)} layers are left out"
             warnings.warn(f"{self._given}: {left}, as a layer list may have no more", CacheWarning, stacklevel=2)
         return text
-
-    def _replace(self, text: str) -> None:
-        """Write the file as a whole or not at all."""
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(self.path)
-        finally:
-            with suppress(OSError):
-                temporary.unlink()
 
 
 def text_of(layers: list[ConvLayer], name: str) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import stat
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from autoconv.errors import RecordError
+from autoconv.paths import write_whole
 from autoconv.records.schema import SCHEMA, Record
 
 KIND = "autoconv-records"
@@ -70,18 +69,4 @@ def read(path: Path) -> list[object]:
 def write(path: Path, records: Sequence[Record]) -> None:
     """Write a file, as a whole or not at all."""
     lines = ",\n".join(map(text_of, records))
-    text = f'{{"schema":{SCHEMA},"kind":"{KIND}","records":[\n{lines}\n]}}\n'
-    if path.exists() and not path.is_file():  # a device or a pipe, which nothing may take the place of
-        path.write_text(text, encoding="utf-8")
-        return
-    target = path.resolve()  # a link stays one
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
-    except OSError as error:
-        error.filename, error.filename2 = str(path), None  # not the temporary file
-        raise
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+    write_whole(path, f'{{"schema":{SCHEMA},"kind":"{KIND}","records":[\n{lines}\n]}}\n')

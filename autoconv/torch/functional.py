@@ -43,7 +43,7 @@ def conv2d(
     dilation : int or (height, width)
     groups : int
     mode : str
-        As for `autoconv.plan`; "hybrid" times the most promising candidates for half a second, once for each shape.
+        As for `autoconv.plan`; "hybrid" times the most promising candidates for 0.2 s, once for each shape.
     exact : bool
         Only algorithms that do no more to a sum than reorder it: no Winograd, no Fourier transforms.
     vendors : bool

@@ -105,7 +105,7 @@ def optimize(model: torch.nn.Module, example: Any, *, mode: str = "hybrid", **op
         Of the shapes and types that it will be called with.
     mode : str
         As for `autoconv.plan`: how each layer's algorithm is chosen. "hybrid" times the most promising candidates, for
-        half a second per layer unless told otherwise; "profile" times all of them, "heuristic" none.
+        0.2 s per layer unless told otherwise; "profile" times all of them, "heuristic" none.
     **options
         As for `autoconv.plan`: `budget`, `workspace_limit`, `deterministic`, `tolerance`, `exact`, `vendors` (False
         unless given), `cache`, `denormals`.

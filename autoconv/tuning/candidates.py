@@ -15,6 +15,7 @@ from autoconv.records.limits import Limits
 from autoconv.records.schema import Facts
 from autoconv.tuning.search.surrogate import Surrogate
 
+FINER = 1.5  # times the least estimate: no more is paid for a smaller error
 PRUNE_FACTOR = 12.0  # times the least estimate; estimates are within a factor of 3 or so of the truth
 
 
@@ -125,13 +126,15 @@ class CandidateSet:
         """The first of those worth timing under these limits, of a grid one of those that are alike.
 
         After them the first that may err less than those before, and so on: a network may need its layers more exact.
+        One that is far behind is not worth it: who needs it asks for exact algorithms.
         """
         ranked = self.worth_timing(limits)
         surrogate = Surrogate({candidate: self.expected[candidate].time for candidate in ranked})
         chosen = surrogate.spread(ranked, number)
+        near = [c for c in ranked if limits.cost(self.expected[c]) <= FINER * limits.cost(self.expected[ranked[0]])]
         while chosen:
             least = min(self.expected[candidate].error for candidate in chosen)
-            finer = next((candidate for candidate in ranked if self.expected[candidate].error < least), None)
+            finer = next((candidate for candidate in near if self.expected[candidate].error < least), None)
             if finer is None:
                 break
             chosen.append(finer)

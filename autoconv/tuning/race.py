@@ -17,6 +17,7 @@ STEADY, SETTLED = 5, 0.02  # samples, and their spread, that end the race
 # while its samples double.
 CLOSE = ((STEADY, 1.25), (2 * STEADY, 1.12), (MOST, 1.06))
 TWICE, CLEARLY = 2.0, 4.0  # slower than a rival by this much: drop at the second, at the first sample
+PLAY_OFF = 2  # of those that a small budget lets run but once, so many are run again
 FAIR_SHARE = 0.3  # seconds after which a contestant is content with the fewest samples
 PATIENCE = 0.1  # seconds of warm-up after which one that is clearly slower is not probed
 FAR = 20.0  # slower than the best by this much: after that warm-up no more is asked, whatever limits may leave it
@@ -169,6 +170,7 @@ class _Standing:
     spent: float = 0.0
     failure: str | None = None
     retired: bool = False
+    long: bool = False  # whether its warm-up took more than its part of the budget
 
     @property
     def close(self) -> float:
@@ -181,6 +183,8 @@ class _Standing:
 
     @property
     def time(self) -> float:
+        if self.long and len(self.cold) < FEWEST:  # whatever disturbs makes slower, and there is no median yet
+            return min([self.warm, *self.cold])
         return statistics.median(self.cold) if self.cold else self.warm
 
     @property
@@ -203,6 +207,9 @@ class Heat:
     in rounds, in an order that is shuffled anew for every round, so that a drifting clock favours nobody. Those that
     can no longer win retire. In the end, those left go on in rounds until all of these have settled, or `MOST` or their
     fair share of time is reached.
+
+    Where a budget is too small for two runs of everyone, all are warmed up first, and that counts. Then the quickest
+    are run again, two of them in any case: one run is no reason to prefer either.
 
     Parameters
     ----------
@@ -241,11 +248,13 @@ class Heat:
         entered = [_Standing(c) for c in contestants]
         first = len(self.entries)
         self.entries += entered
+        part = inf if self.budget is None else (self.budget - self.spent) / (2 * max(len(entered), 1))
         for done, entry in enumerate(entered, first):
             if self.over():
                 entry.failure = f"unreached: the budget of {self.budget:g} s was spent"
                 continue
-            self.turn(entry, done, self.warm_up)
+            self.turn(entry, done, lambda entry: self.warm_up(entry, part))
+        self.look_again([entry for entry in entered if entry.alive and entry.long])
         while self.round(entered, FEWEST):
             pass
         contenders = self.contenders()
@@ -274,10 +283,19 @@ class Heat:
         """Whether the budget is spent."""
         return self.budget is not None and self.spent + self.clock() - self.start >= self.budget
 
-    def warm_up(self, entry: _Standing) -> None:
+    def warm_up(self, entry: _Standing, part: float) -> None:
         entry.warm = _positive(entry.contestant.hot())
-        if not self.pruned(entry):
+        entry.long = entry.warm > part
+        if not entry.long and not self.pruned(entry):
             self.sample(entry)
+
+    def look_again(self, entries: Sequence[_Standing]) -> None:
+        """A first sample of those whose warm-up took long, the quickest first."""
+        for place, entry in enumerate(sorted(entries, key=lambda entry: entry.warm)):
+            if self.over() and place >= PLAY_OFF:
+                return
+            if not self.pruned(entry):
+                self.turn(entry, len(self.entries) - len(entries) + place, self.sample)
 
     def round(self, entries: Sequence[_Standing], most: int) -> bool:
         """One more sample for each who needs it and has fewer than `most`; False when nobody does, or time is up."""

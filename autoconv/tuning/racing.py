@@ -17,12 +17,12 @@ from autoconv.records.limits import Limits, ranking
 from autoconv.records.schema import STARVED, Facts, Race, Record
 from autoconv.tuning.lookup import Known, Request, known_from, look_up, on_record
 from autoconv.tuning.measurement import Event, Measurement, failed
-from autoconv.tuning.search.nearby import recall
+from autoconv.tuning.search.nearby import recall, winners
 from autoconv.tuning.search.search import Search
 from autoconv.tuning.staleness import former_winner, note, stale, starved_no_more, uncovered
 from autoconv.tuning.worker import Worker
 
-HYBRID_CANDIDATES = 4  # how many of the estimate's first the hybrid mode times, beside more exact ones
+HYBRID_CANDIDATES = 4  # how many of the estimate's first the hybrid mode times, beside more exact ones and others' best
 
 _measuring = threading.Lock()
 
@@ -100,6 +100,8 @@ def _left(request: Request, known: Known, mode: str) -> _Left:
         grids = {name for name in grids if not _spent(request, known, name)}
     else:
         asked = offered.few(request.limits, HYBRID_CANDIDATES)
+        if not known.facts:  # else more layers on record would have it timed again and again
+            asked = [*winners(request), *asked]
     asked += starved_no_more(request, known)
     if (former := former_winner(request, known.record)) is not None:
         asked.append(former)

@@ -58,8 +58,34 @@ BAD = {
     "import missing": (["import", "nope.json"], "nope.json: cannot be read: No such file"),
     "import foreign": (["import", "tiny.yaml"], "tiny.yaml: expected JSON"),
     "export": (["export", "nowhere/x.json"], "nowhere/x.json: No such file or directory"),
+    "layers of nothing": (["layers", "nope.onnx"], "nope.onnx: cannot be read: No such file or directory"),
+    "layers to nowhere": (["layers", "tiny.yaml", "-o", "nowhere/x.yaml"], "nowhere/x.yaml: No such file or directory"),
+    "layers to a folder": (["layers", "tiny.yaml", "-o", "."], "File '.' is a directory"),
+    "compare": (["compare", "tiny.yam"], "tiny.yam: no such file"),
+    "compare against": (["compare", "tiny.yaml", "--against", "foo"], "'foo': expected some of torch,"),
+    "compare rounds": (["compare", "tiny.yaml", "--rounds", "-5"], "-5 is not in the range"),
+    "report": (["report", "tiny.yaml"], "expected -o FILE, --png FOLDER or both"),
+    "report to nowhere": (["report", "tiny.yaml", "-o", "nowhere/x"], "-o nowhere/x: there is no folder nowhere"),
+    "report batch": (["report", "tiny.yaml", "-o", "x.html", "--batch", "-3"], "-3 is not in the range x>=1"),
+    "sweep of many": (["sweep", "tiny.yaml"], "tiny.yaml: expected one layer, a key or NET:NAME, got 2"),
+    "sweep extent": (["sweep", "tiny.yaml:first", "--extent", "Q"], "'Q': expected some of N,C,K,R,H"),
+    "sweep values": (["sweep", "tiny.yaml:first", "--values", "1,2"], "expected --extent with one extent as well"),
+    "sweep to an empty output": (
+        ["sweep", "fwd-float32-NCHW-N1-C3-H8-W8-K4-R3-S3", "--extent", "H", "--values", "1"],
+        "R=3 with dilation 1 spans 3, more than the padded H of 1: the output is empty",
+    ),
+    "sweep without times": (
+        ["sweep", "tiny.yaml:first", "--extent", "N", "--values", "3", "--mode", "heuristic"],
+        "N=3: mode='heuristic': no time of numpy.",
+    ),
+    "bench layer": (["bench", "tiny.yaml", "--layers", "third"], "Tiny has no layer 'third': expected one of first"),
+    "bench dry-run": (["bench", "tiny.yaml", "--dry-run"], "--dry-run: expected --device cuda as well"),
+    "bench phase": (["bench", "--phase", "tune", "--export"], "--phase, --export: expected --device cuda as well"),
+    "bench chart": (["bench", "tiny.yaml", "--chart", "x.txt"], "--chart x.txt: expected a name that ends in .png, "),
+    "bench folder": (["bench", "tiny.yaml", "-o", "tiny.yaml/results"], "tiny.yaml/results: Not a directory"),
+    "run": (["run", "tiny.yaml"], "tiny.yaml: not an ONNX file, or truncated"),
 }
-FAILED = {"no such candidate"}
+FAILED = {"no such candidate", "sweep without times"}
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -71,6 +97,24 @@ def test_bad_input_gives_one_line_and_exit_code_2(case: str, capsys: pytest.Capt
     assert captured.err.startswith("autoconv: error: ")
     assert captured.err.count("\n") == 1
     assert message in captured.err
+    assert {path.name for path in Path().iterdir()} <= {"tiny.yaml", "cache"}  # nothing was written
+
+
+def test_a_list_that_cannot_be_written_whole_leaves_the_old_one(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "old.yaml").write_text("old")
+
+    def full(path: Path, data: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(data[:10])
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert main(["layers", "tiny.yaml", "-o", "old.yaml"]) == 2
+    assert capsys.readouterr().err == "autoconv: error: old.yaml: No space left on device\n"
+    assert (place / "old.yaml").read_text() == "old"
+    assert sorted(path.name for path in place.iterdir()) == ["old.yaml", "tiny.yaml"]
 
 
 def test_a_bad_file_names_file_line_and_layer(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autoconv.common import code_hash
-from autoconv.common.code_hash import cuda_code, python_code
+from autoconv.common.code_hash import PACKAGE, _file_of, _imports, cuda_code, python_code
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("cpu", "cuda")
@@ -103,6 +106,58 @@ def test_comments_of_cuda_do_not_count_and_its_code_does() -> None:
     assert cuda_code(text) == "#define N 3\n __global__ void f() { N; }"
     assert cuda_code(text.replace("a kernel", "the kernel").replace("at\n", "")) == cuda_code(text)
     assert cuda_code(text.replace("N 3", "N 4")) != cuda_code(text)
+
+
+def imported(text: str, names: Collection[str]) -> list[str]:
+    """The files that a module imports, by its syntax tree."""
+    found: set[str] = set()
+    left: list[Any] = [ast.parse(text)]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            left += node.orelse
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("autoconv"):
+            for alias in node.names:
+                found.add(_file_of(f"{node.module}.{alias.name}", names) or _file_of(str(node.module), names))
+        elif isinstance(node, ast.Import):
+            found |= {_file_of(alias.name, names) for alias in node.names}
+        else:
+            left += (
+                n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt | ast.excepthandler | ast.match_case)
+            )
+    return sorted(found - {""})
+
+
+def test_imports_are_read_as_the_compiler_reads_them() -> None:
+    """Of every file: an import that the pattern missed would leave the version as it is when that file changes."""
+    texts = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    rooms = {name: text for name, text in texts.items() if name.startswith(("cpu/", "cuda/", "common/"))}
+    assert len(rooms) > 100
+    assert {name: _imports(python_code(text), texts) for name, text in rooms.items()} == {
+        name: imported(text, texts) for name, text in rooms.items()
+    }
+
+
+def test_imports_for_types_alone_do_not_count_and_those_within_functions_do() -> None:
+    text = """
+        from autoconv.a import (
+            one as first,  # why
+            two,
+        )
+        import autoconv.b as b, numpy
+        if TYPE_CHECKING:
+            from autoconv.c import (
+                three,
+            )
+        else:
+            from autoconv.d import four
+        def f():
+            from autoconv.e.g import five; return five
+        text = "import autoconv.h"
+    """
+    names = [f"{name}.py" for name in ("a", "a/two", "b", "c", "d", "e/g", "h")]
+    code = python_code(textwrap.dedent(text))
+    assert _imports(code, names) == ["a.py", "a/two.py", "b.py", "d.py", "e/g.py"]
 
 
 # --- the versions of the families -----------------------------------------------------------------------------

@@ -343,9 +343,34 @@ def test_ctrl_c_is_nobodys_failure(machine: Machine) -> None:
 
 
 def test_whom_the_budget_did_not_reach(machine: Machine) -> None:
-    found = machine.race(*(machine.contestant(name, 0.05) for name in "abc"), budget=0.15)
-    assert [timing(found[name]).samples for name in "ab"] == [1, 1]
-    assert found["c"] == "unreached: the budget of 0.15 s was spent"
+    found = machine.race(*(machine.contestant(name, 0.05) for name in "abc"), budget=0.1)
+    assert [timing(found[name]).samples for name in "ab"] == [1, 1]  # run again, as both took as long
+    assert found["c"] == "unreached: the budget of 0.1 s was spent"
+
+
+def test_a_small_budget_is_for_one_run_of_everyone_and_a_second_of_the_quickest(machine: Machine) -> None:
+    seconds = {"a": 0.09, "b": 0.07, "c": 0.05, "d": 0.06}
+    found = machine.race(*(machine.contestant(name, each) for name, each in seconds.items()), budget=0.3)
+    assert [name for name, _ in machine.log] == [*"abcd", "c", "d"]
+    assert {name: timing(result).time for name, result in found.items()} == seconds
+    assert [timing(found[name]).samples for name in seconds] == [0, 0, 1, 1]
+
+
+def test_a_single_long_run_that_was_disturbed_decides_nothing(machine: Machine) -> None:
+    unlucky = machine.contestant("unlucky", 0.04, hot=chain([0.05], repeat(0.04)))
+    other = machine.contestant("other", 0.045)
+    third = machine.contestant("third", 0.09)
+    found = machine.race(unlucky, other, third, budget=0.2)
+    assert timing(found["unlucky"]).time == 0.04
+    assert timing(found["other"]).time == 0.045
+
+
+def test_a_budget_that_suffices_changes_nothing(machine: Machine) -> None:
+    names = "abc"
+    machine.race(*(machine.contestant(name, 0.01) for name in names), budget=1.0)
+    again = Machine()
+    again.race(*(again.contestant(name, 0.01) for name in names))
+    assert again.log == machine.log
 
 
 def test_the_budget_ends_the_rounds(machine: Machine) -> None:

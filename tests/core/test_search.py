@@ -22,8 +22,10 @@ from autoconv.device import Device
 from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
+from autoconv.records.limits import Limits
 from autoconv.records.schema import Facts
 from autoconv.tuning import lookup, racing
+from autoconv.tuning.candidates import CandidateSet
 from autoconv.tuning.planner import plan
 from autoconv.tuning.search.search import MOST, Search
 from autoconv.tuning.search.surrogate import Surrogate
@@ -268,6 +270,46 @@ def test_what_nearby_layers_have_taught_comes_first(cache: TuningCache) -> None:
     assert first_found(LAYER.replace(R=5, S=5, padding=2)) > 1.02 * best  # of another kind
     assert first_found(LAYER.replace(H=900)) > 1.02 * best  # too far
     assert first_found(LAYER.replace(W=7)) <= 1.02 * best
+
+
+def test_hybrid_times_what_won_on_a_nearby_layer_and_no_more_when_others_come(cache: TuningCache) -> None:
+    """Though the estimates say nothing of it; here that of the same layer at another batch size, and of a stranger."""
+    winner = fresh(cache, layer=LAYER.replace(N=8)).candidate
+    fresh(cache, layer=LAYER.replace(R=5, S=5, padding=2))
+    Scripted.blocks.clear()
+    few = fresh(cache, "hybrid")
+    assert Scripted.blocks[0][0] == winner
+    assert few.candidate == winner
+    assert few.timed <= racing.HYBRID_CANDIDATES + 1
+    fresh(cache, layer=LAYER.replace(H=7))  # from which there is something else to learn
+    assert fresh(cache, "hybrid").timed == 0
+
+
+def test_a_winner_elsewhere_that_limits_refuse_or_a_grid_lacks_has_its_like_timed_or_none(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    winner = fresh(cache, layer=LAYER.replace(N=8)).candidate
+    monkeypatch.setattr(Grid, "workspace_bytes", lambda self, layer, device, params: params["BM"])
+    few = fresh(cache, "hybrid", workspace_limit=int(winner.params["BM"]) - 1)
+    assert str(winner) not in few.facts
+    near = [Candidate.parse(name) for name in few.facts if name.startswith("grid")]
+    assert any(1 < int(winner.params["BM"]) / int(c.params["BM"]) < 2 for c in near)
+    other = LAYER.replace(N=2)
+    monkeypatch.setattr(Grid, "candidates", lambda self, layer, device: [{"BM": 1, "BN": 64}])
+    assert set(fresh(cache, "hybrid", layer=other).facts) == {"grid[BM=1,BN=64]", "numpy.direct"}
+
+
+def test_the_few_err_less_and_less_but_not_at_any_price() -> None:
+    one = CPU.current()
+    device = GridCPU(one.threads, one.instruction_set)
+    offered = CandidateSet(LAYER, device, registry.algorithms(device), frozenset())
+    near, finer, finest = cut(4, 4), cut(5, 4), cut(6, 4)
+    offered.expected = {
+        near: Facts("1", time=1e-3, error=3e-6),
+        finest: Facts("1", time=1.6e-3, error=1e-6),
+        finer: Facts("1", time=1.4e-3, error=2e-6),
+    }
+    assert offered.few(Limits(), 1) == [near, finer]
 
 
 def test_a_budget_ends_a_search_and_a_larger_one_goes_on(cache: TuningCache) -> None:

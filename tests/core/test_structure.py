@@ -56,7 +56,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"allocator", "codegen", "permission", "threads"},
     ),
     "autoconv.cuda": (
-        {"direct", "winograd", "fft", "depthwise"},
+        {"direct", "winograd", "fft", "depthwise", "operators"},
         {"gemm"},
         {"hopper"},
         {"device"},

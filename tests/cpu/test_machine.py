@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +22,13 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.machine import measure as measuring
 from autoconv.cpu.machine import probes, recorded
 from autoconv.cpu.machine.curve import Curve, levels
-from autoconv.cpu.machine.model import BUSY, CURVES, Machine
+from autoconv.cpu.machine.model import AHEAD, BUSY, CURVES, Machine
 from autoconv.cpu.pool import Entry
 from autoconv.errors import CacheWarning, PlanError, RecordError
 from autoconv.paths import cache_folder
 from autoconv.records.cache import TuningCache
 from autoconv.records.store import TextStore
+from autoconv.tuning.racing import HYBRID_CANDIDATES
 
 KEY = "cpu-of-a-test"
 SMALL = dataclasses.replace(measuring.ROUGH, largest=1 << 20, farthest=1 << 18, seconds=1e-5)
@@ -153,6 +159,40 @@ def test_a_measurement_is_whole_and_reads_back(threads: int, monkeypatch: pytest
         rates = [rate for _, rate in curve.points]
         assert rates == sorted(rates, reverse=True)
     assert not found.thorough
+
+
+FIRST = """if True:
+    import collections
+    import numpy as np
+    import autoconv
+    from autoconv.cpu.codegen import compiler
+    emitters, compiled = collections.Counter(), compiler._compiled
+    def count(module):
+        emitters.update({"runs" if "run" in (names := [f.name for f in module.functions]) else names[-1]})
+        return compiled(module)
+    compiler._compiled = count
+    autoconv.conv2d(np.ones((1, 16, 8, 8), np.float32), np.ones((8, 16, 3, 3), np.float32), padding=1)
+    print(dict(emitters))
+"""
+
+
+def test_a_first_call_compiles_few_kernels(tmp_path: Path) -> None:
+    """Most of its time goes by while they are compiled: of the pool, of the machine's first look, and of the layer."""
+    environment = os.environ | {"AUTOCONV_CACHE_DIR": str(tmp_path), "AUTOCONV_KERNEL_DIR": str(tmp_path / "kernels")}
+    done = subprocess.run([sys.executable, "-c", FIRST], env=environment, capture_output=True, text=True, check=True)
+    emitters = ast.literal_eval(done.stdout)
+    kernels = emitters.pop("runs")  # which pool.wake is one of, and the reference in float64
+    assert emitters == {"stop": 1, "nothing": 1, "peak": 2, "words": 1}
+    assert kernels <= 2 + HYBRID_CANDIDATES + 2  # some of a smaller error
+
+
+def test_jumps_are_as_slow_as_latency_has_them() -> None:
+    nbytes = 64 * 1000
+    assert MACHINE.jumping(nbytes, 1 << 10, 1 << 11) == MACHINE.reading(nbytes, 1 << 10)  # latency was not measured
+    waited = 1000 / (AHEAD * CURVED.threads * 7e6)
+    assert CURVED.jumping(nbytes, 1 << 25, 1 << 26) == pytest.approx(waited)
+    assert waited > CURVED.reading(nbytes, 1 << 25)
+    assert CURVED.jumping(nbytes, 1 << 13, 1 << 14) == CURVED.reading(nbytes, 1 << 13)  # in the first cache it is short
 
 
 def test_products_of_words_are_as_fast_as_multiply_adds_where_bytes_were_not_measured() -> None:

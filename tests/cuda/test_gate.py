@@ -24,6 +24,7 @@ from simt.emulator import Emulated
 
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.bench.gpu.cases import planned
+from autoconv.bench.gpu.networks import OPERATORS, graph_of
 from autoconv.cuda.codegen.compiler import CompileError, architecture, nvrtc
 from autoconv.cuda.codegen.occupancy import blocks_per_multiprocessor, limits_of, register_cap
 from autoconv.cuda.codegen.source import Unit
@@ -35,6 +36,8 @@ from autoconv.cuda.hopper.hopper import CAPABILITY, HopperTile
 from autoconv.cuda.hopper.split import TILES as SPLIT_TILES
 from autoconv.cuda.hopper.split import HopperBF16x6
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
+from autoconv.networks.run.cuda_steps import CudaStepMaker
+from autoconv.networks.run.memory import Views
 
 CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
 BUDGET: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("budget.json").read_text())
@@ -327,6 +330,18 @@ def test_every_budget_is_of_a_kernel() -> None:
         for unit in algorithm.units(layer, candidate.params)
     }
     assert names == set(BUDGET)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_kernels_between_layers_keep_their_registers(name: str) -> None:
+    """Each on one of the architectures, in turn."""
+    capability = CAPABILITIES[list(OPERATORS).index(name) % len(CAPABILITIES)]
+    graph = graph_of(name)
+    step = CudaStepMaker(graph, Views(graph), Emulated(capability=capability)).step(graph.nodes["y"])
+    for unit in (call.program for call in step.calls if isinstance(call.program, Unit)):
+        facts = compiled(unit, capability)
+        assert facts["registers"] <= register_cap(unit.threads, unit.blocks)
+        assert (facts["local"], facts["shared"]) == (0, unit.shared)
 
 
 def test_a_kernel_that_spills_is_caught() -> None:

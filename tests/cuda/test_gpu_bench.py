@@ -104,9 +104,9 @@ def _(device: Losing) -> tuple[Algorithm, ...]:
 
 
 def some(phases: Any, algorithms: Any, wanted: Any) -> list[str]:
-    """The items without most of the checks, and without the many kinds to warm: they would take minutes."""
-    found = list(items(phases, algorithms, wanted))
-    return [i for i in found if i != "warm" and (not i.startswith("check/") or i.endswith(("/0", "/1")))]
+    """The items without most of the checks, without the many kinds to warm, and without networks, which want CuPy."""
+    found = [i for i in items(phases, algorithms, wanted) if not i.startswith(("warm", "network/", "operator/"))]
+    return [i for i in found if not i.startswith("check/") or i.endswith(("/0", "/1"))]
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def test_a_named_candidate_that_does_not_fit_is_refused(monkeypatch: pytest.Monk
     alone = {"ranking": [], "timings": {}, "layer": ConvLayer(N=1, C=4, H=16, W=16, K=64, R=1, S=1)}
     made = SimpleNamespace(kernel=SimpleNamespace(workspace_bytes=1 << 20), candidate="gemm[BM=8]", **alone)
     monkeypatch.setattr(choose, "plan", lambda *arguments, **options: made)
-    with pytest.raises(PlanError, match=r"node 'c0' by gemm\[BM=8\]: expected at most 5056 bytes .* got 1048576"):
+    with pytest.raises(PlanError, match=r"node 'c0' by gemm\[BM=8\]: expected at most 4864 bytes .* got 1048576"):
         scratch(chain([4, 64, 4]), memory_limit=(64 << 10) + 5100)
 
 

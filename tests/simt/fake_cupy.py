@@ -97,6 +97,24 @@ class Stream:
         assert self.recorded is None, "cudaErrorStreamCaptureUnsupported"
         self.fake.runtime_call()
 
+    def wait_event(self, event: Event) -> None:
+        self.fake.waits.append((self.ptr, event.on.ptr))
+
+
+class Event:
+    """What is recorded is done at once, unless the fake's `pending` says otherwise."""
+
+    def __init__(self, fake: FakeCuPy) -> None:
+        self.fake, self.on = fake, None
+        self.synchronize = fake.runtime_call
+
+    def record(self, stream: Any = None) -> None:
+        self.on = stream or self.fake.current_stream
+
+    @property
+    def done(self) -> bool:
+        return not self.fake.pending
+
 
 class FakeCuPy:
     """The module: what it lacks is NumPy's.
@@ -116,6 +134,8 @@ class FakeCuPy:
         self.captures = 0
         self.held = 32  # blocks of any kernel by a multiprocessor
         self.capturing: set[int] = set()  # streams
+        self.pending = False  # whether what was launched still runs
+        self.waits: list[tuple[int, int]] = []  # a stream, and the one whose event it waits for
         fake = self
 
         class Device:
@@ -154,7 +174,7 @@ class FakeCuPy:
             ),
             Device=Device,
             Stream=self._stream,
-            Event=lambda: SimpleNamespace(record=lambda stream=None: None, synchronize=self.runtime_call),
+            Event=lambda: Event(self),
             get_elapsed_time=lambda start, stop: 0.25,  # milliseconds
             get_current_stream=lambda: self.current_stream,
             function=SimpleNamespace(Module=lambda: Module(self)),

@@ -12,6 +12,7 @@ from typing import Any
 from autoconv import networks
 from autoconv.algorithm import Algorithm
 from autoconv.bench.gpu.cases import cases
+from autoconv.bench.gpu.networks import BUILDERS, OPERATORS, networks_version
 from autoconv.layer import ConvLayer
 
 NETWORKS = ("alexnet", "vgg16", "resnet50", "googlenet")
@@ -31,6 +32,7 @@ UNUSUAL = (  # what the networks lack: grouped, one-dimensional, dilated, odd ch
 
 # Guesses in seconds, until a folder holds results of its own: these then say by what factor a kind of item differs.
 SECONDS = {"machine": 5.0, "warm": 40.0, "ceiling": 2.0, "launch": 1.5, "host": 2.0, "check": 0.35}
+SECONDS |= {"network": 8.0, "operator": 0.5}
 SECONDS |= {"tune": 2.5, "table": 2.5}  # and what depends on the layer
 COMPILE = 0.06  # of one kernel, when all cores compile
 REFERENCE = 5e11  # FLOP/s of the float64 reference of a layer
@@ -81,8 +83,9 @@ def targets(names: Sequence[str] = NETWORKS, batch: int = BATCH) -> list[Target]
 def items(phases: Sequence[str], algorithms: Sequence[Algorithm[Any]], wanted: Sequence[Target]) -> Iterator[str]:
     """The work in the order of its value; an item is `kind/arguments`.
 
-    The longest layers of every target come first, for each has to be stated, and long layers weigh most in a network;
-    then every kernel's checks; then all layers, of each target in turn, with a few candidates, and at last with all.
+    Whether anything runs at all comes first, whole networks included; then the longest layers of every target, for each
+    has to be stated, and long layers weigh most in a network; then every kernel's checks, those between layers first;
+    then all layers, of each target in turn, with a few candidates, and at last with all.
     """
     own = [algorithm for algorithm in algorithms if algorithm.vendor is None]
     first, rest = _in_turn(wanted)
@@ -91,8 +94,10 @@ def items(phases: Sequence[str], algorithms: Sequence[Algorithm[Any]], wanted: S
         yield from (f"ceiling/{what}" for what in CEILINGS)
         yield from (f"launch/{algorithm.name}/{algorithm.version}" for algorithm in own)
         yield "host"
+        yield from (f"network/{networks_version()}/{name}/{n}" for name in BUILDERS for n in (1, 2))
     yield from _of_layers(phases, "hybrid", first)
     if "check" in phases:
+        yield from (f"operator/{networks_version()}/{name}" for name in OPERATORS)
         for algorithm in own:
             yield f"compile/{algorithm.name}/{algorithm.version}"
             yield from (f"check/{algorithm.name}/{algorithm.version}/{n}" for n in range(len(cases(algorithm))))

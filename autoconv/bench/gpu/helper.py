@@ -23,6 +23,7 @@ from autoconv.bench.gpu.agenda import RACE
 from autoconv.bench.gpu.baselines import BASELINES, Baseline
 from autoconv.bench.gpu.cases import cases
 from autoconv.bench.gpu.edges import operands
+from autoconv.bench.gpu.networks import check_network, check_operator
 from autoconv.device import Device, Operands
 from autoconv.errors import DeviceLostError
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
@@ -61,6 +62,8 @@ class Work:
             "launch": self.launch,
             "host": self.host,
             "compile": self.compile,
+            "network": self.network,
+            "operator": self.operator,
             "check": self.check,
             "tune": self.tune,
             "table": self.table,
@@ -192,6 +195,14 @@ class Work:
         bound = algorithm.bound(layer, params)
         found |= {"error": error if math.isfinite(error) else "not finite", "bound": bound}
         return found if error <= bound else found | {"failure": f"error {error:.1e}, allowed {bound:.1e}"}
+
+    def network(self, version: str, name: str, batch: str) -> dict[str, Any]:
+        """A whole network as a graph, against the CPU's answers."""
+        return check_network(name, int(batch), self.device, {"vendors": False, "cache": self.cache})
+
+    def operator(self, version: str, name: str) -> dict[str, Any]:
+        """What lies between layers, against float64."""
+        return check_operator(name, self.device, {"vendors": False, "cache": self.cache})
 
     def tune(self, mode: str, key: str) -> dict[str, Any]:
         """Our candidates and those of vendor libraries, timed in one race, which answers with vendors and without."""

@@ -124,7 +124,13 @@ def _ceilings(results: Iterable[Result]) -> Iterable[str]:
 
 
 def _checks(results: Iterable[Result]) -> Iterable[str]:
-    found = [r for r in results if r["item"].startswith(("check/", "launch/"))]
+    networks = [r for r in results if r["item"].startswith("network/")]
+    agreeing = [r["item"].split("/", 2)[2] for r in networks if "failure" not in r]
+    if networks:
+        wrong = len(networks) - len(agreeing)
+        yield f"- networks against the CPU's answers: {', '.join(agreeing) or 'none'} right, {wrong} not"
+        yield from (f"  - {r['item']}: {r['failure']}" for r in networks if "failure" in r)
+    found = [r for r in results if r["item"].startswith(("check/", "launch/", "operator/"))]
     if found:
         bad = [r for r in found if "failure" in r]
         skipped = sum("skipped" in r for r in found)

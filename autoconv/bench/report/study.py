@@ -243,10 +243,14 @@ def studied(
     Raises
     ------
     PlanError
-        As `plan` does.
+        As `plan` does, and where no time of what it chooses is on record.
     """
     chosen = plan(layer, device=device, cache=cache, **options)
     facts = {Candidate.parse(text): found for text, found in chosen.facts.items() if found.timed}
+    if chosen.candidate not in facts:
+        raise PlanError(
+            f"mode={options['mode']!r}: no time of {chosen.candidate} is on record: expected a mode that times"
+        )
     record = cache.load(layer.key(), device.key)
     if record is not None:
         known = record.facts().items()

@@ -11,6 +11,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoconv.paths import write_whole
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -234,7 +236,9 @@ def write_pictures(charts: Sequence[Chart], folder: Path) -> None:
             with _styled(palette):
                 figure = _drawn(chart, Pen(palette, narrow=False))
                 figure.suptitle(chart.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-                figure.savefig(folder / f"{chart.name}{ending}.png", dpi=150)
+                out = io.BytesIO()
+                figure.savefig(out, format="png", dpi=150)
+            write_whole(folder / f"{chart.name}{ending}.png", out.getvalue())
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from autoconv.cli.options import check_place
+
 page_to = click.option(
     "-o", "--output", "page", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="A page, as HTML."
 )
@@ -23,6 +25,5 @@ def check_places(page: Path | None, pictures: Path | None) -> None:
     """A usage error where there is nothing to draw with, or no place for a page or for pictures."""
     if importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("to draw needs matplotlib, which is not installed: pip install 'autoconv[report]'")
-    for option, place in (("-o", page), ("--png", pictures)):
-        if place is not None and not place.absolute().parent.is_dir():
-            raise click.UsageError(f"{option} {place}: there is no folder {place.parent}")
+    check_place("-o", page)
+    check_place("--png", pictures)

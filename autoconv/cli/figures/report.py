@@ -12,6 +12,7 @@ from autoconv.cli.figures.places import check_places, page_to, pictures_to
 from autoconv.cli.options import FAILED, OK, options_of_plan, with_limits
 from autoconv.cli.output import say
 from autoconv.layer import DIRECTIONS
+from autoconv.paths import write_whole
 from autoconv.records.cache import TuningCache
 
 
@@ -41,7 +42,7 @@ def report(net: str, batch: int | None, direction: str, page: Path | None, pictu
     size = batch or found.batches[0]
     study = gather(found, size, direction, CPU.current(), TuningCache(), options_of_plan(limits))
     if page is not None:
-        page.write_text(drawn(study), encoding="utf-8")
+        write_whole(page, drawn(study))
     if pictures is not None:
         write_pictures(charts(study), pictures)
     for name, why in study.missing.items():

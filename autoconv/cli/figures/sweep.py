@@ -28,6 +28,7 @@ from autoconv.common.text import duration, one_line, print_table
 from autoconv.cpu.device import CPU
 from autoconv.errors import AutoconvError
 from autoconv.layer import DIRECTIONS
+from autoconv.paths import write_whole
 from autoconv.records.cache import TuningCache
 from autoconv.tuning.choice import TIMING
 
@@ -113,8 +114,8 @@ def sweep(
         for found in sweeps:
             _print(found)
     if sweeps and page is not None:
-        page.write_text(drawing.report(layer, sweeps), encoding="utf-8")
-    if pictures is not None:
+        write_whole(page, drawing.report(layer, sweeps))
+    if sweeps and pictures is not None:
         write_pictures(drawing.charts(sweeps), pictures)
     for line in failed:
         say("error", line)

@@ -18,6 +18,7 @@ from autoconv.cpu.device import CPU
 from autoconv.networks.operators import random_inputs
 from autoconv.networks.run.compiled import CompiledNetwork, load
 from autoconv.networks.yaml_writer import text_of
+from autoconv.paths import write_whole
 
 if TYPE_CHECKING:
     from autoconv.bench.networks.race import NetworkRace
@@ -103,6 +104,8 @@ def run(
         raise click.UsageError("--tolerance: expected without --against, which races what runs without one")
     names = _installed(against) if against else ()
     net = load(model, batch, device=CPU.current(threads), tolerance=None if tune else tolerance)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)  # or an error, before anything is timed
     if tune:
         net.tune(tolerance=tolerance)
     inputs = random_inputs(net.graph.inputs)
@@ -156,6 +159,7 @@ def _raced(net: CompiledNetwork, model: Path, names: tuple[str, ...], rounds: in
     from autoconv.bench.networks.race import race_network
 
     batch = next((t.shape[0] for t in net.graph.inputs.values() if t.shape), 1)
+    assert isinstance(net.device, CPU)
     return race_network(model, dict(net.graph.inputs), batch, net.device, names, rounds, say=status)
 
 
@@ -214,5 +218,5 @@ def layers(net: str, output: Path | None) -> int:
     if output is None:
         click.echo(text, nl=False)
     else:
-        output.write_text(text, encoding="utf-8")
+        write_whole(output, text)
     return OK

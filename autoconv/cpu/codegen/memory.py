@@ -70,7 +70,7 @@ class Memory(Control):
         if mask is not None:
             if element.bytes < 4 and self.module.instruction_set == "avx512":
                 # Where LLVM 22 finds that a mask has a single lane, it stores that alone, in the width it had before it
-                # was truncated, and so beyond its place. It must not see the truncation: this is no instruction.
+                # was truncated, and so beyond its place. Assembly without an instruction hides the truncation from it.
                 v = self.emit(v.type, f'call {v.type} asm "", "=v,0"({v.type} {v.text})')
             self.intrinsic(None, f"llvm.masked.store.{v.type.suffix}.p0", v, p, self.const(i32, align), mask)
             return

@@ -236,7 +236,7 @@ def _emit_work(m: Module, futex: int | None, quantum: int) -> None:
                     until.set(_ticks(k) + quantum)
                     entered.set(k.zext(once, i64))  # of others there may be tasks left
             done_if(k.select(invited, entered.get(), k.i64(1)).ne(0))
-        # Last, as whoever stops the pool says so before the number changes: a number that was seen tells no more of it.
+        # Last: whoever stops the pool says so before changing the number, so whoever saw that change sees this.
         leave_if(k.atomic_load(k.bits(settings + 2, ptr(i32))).ne(0))
     k.set_float_mode(before)
 

@@ -19,7 +19,7 @@ from autoconv.cpu.int8.geometry import WORD
 from autoconv.layer import ConvLayer
 
 PANELS = (1, 2, 4, 8)  # vectors of channels
-MOST = 64  # vectors of anything
+MOST = 64  # vectors that a parameter may name
 
 
 class Int8Depthwise(GeneratedAlgorithm):
@@ -50,7 +50,8 @@ class Int8Depthwise(GeneratedAlgorithm):
             for TP in (most, max(most // 2, 1), 1):
                 params: Params = {"product": product, "TP": TP, "NV": NV}
                 panel = _panel(layer, device, params)
-                found.setdefault(_panel(layer, device, {**params, "TP": panel.together, "NV": _blocks(panel)}), params)
+                same = {**params, "TP": panel.together, "NV": panel.unit_vectors}  # what it comes to in this layer
+                found.setdefault(_panel(layer, device, same), params)
         return found.values()
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
@@ -90,11 +91,6 @@ class Int8Depthwise(GeneratedAlgorithm):
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, _panel(layer, device, params))
-
-
-def _blocks(panel: DepthwisePanel) -> int:
-    """Vectors of channels that a panel does hold."""
-    return panel.across // panel.lanes if panel.channels_last else 1
 
 
 def _panel(layer: ConvLayer, device: CPU, params: Params) -> DepthwisePanel:

@@ -45,26 +45,26 @@ def emit_fill(m: Module, panel: DepthwisePanel, inside: bool) -> Function:
     k = m.function(name, ptr(i8), i64, i64, i64, ptr(i32), i8, internal=True)
     x, first, channel, vectors, out, zero = k.args
     before = min(layer.padding[1][0], panel.seen)
-    there = min(layer.W, panel.seen - before)
+    columns = min(layer.W, panel.seen - before)
 
     def copy(places: Sequence[tuple[Value, Value]], offset: Value, target: Value, width: int) -> None:
         rows = []
-        for place, there_is in places:
+        for place, exists in places:
             v = k.load(place + offset, width)
-            rows.append(v if inside else k.select(there_is, v, k.splat(zero, width)))
+            rows.append(v if inside else k.select(exists, v, k.splat(zero, width)))
         k.store(_words(k, panel, rows), target)
 
     with k.loop(0, panel.words) as word:
         places = []
         for n in range(panel.rows):
             row = first + (word * panel.rows + n) * layer.dilation[0]
-            there_is = (row >= 0) & (row < layer.H)
+            exists = (row >= 0) & (row < layer.H)
             seen = row if inside else k.max(k.min(row, layer.H - 1), 0)
-            places.append((x + seen * row_step, there_is))
+            places.append((x + seen * row_step, exists))
         target = out if panel.components > 1 else out + word * panel.pitch
         target = target + before * panel.across
         if panel.channels_last:
-            with k.loop(0, there) as column, k.loop(0, vectors) as v:
+            with k.loop(0, columns) as column, k.loop(0, vectors) as v:
                 c = k.min(channel + v * lanes, layer.C - panel.width)
                 here = target + column * panel.across + v * lanes
                 if panel.width == lanes:
@@ -72,12 +72,12 @@ def emit_fill(m: Module, panel: DepthwisePanel, inside: bool) -> Function:
                 else:
                     with k.loop(0, panel.width) as lane:
                         copy(places, column * column_step + lane, here + lane, 1)
-        elif there >= lanes:
-            with k.loop(0, there, lanes) as start:
-                column = k.min(start, there - lanes)  # the last ones are some of those before again
+        elif columns >= lanes:
+            with k.loop(0, columns, lanes) as start:
+                column = k.min(start, columns - lanes)  # the last ones are some of those before again
                 copy(places, column, target + column, lanes)
         else:
-            with k.loop(0, there) as column:
+            with k.loop(0, columns) as column:
                 copy(places, column, target + column, 1)
         if panel.components > 1:
             _deal(k, panel, out, out + panel.pitch + word * panel.pitch)
@@ -176,10 +176,10 @@ class _TaskWriter:
         """What is added to the sums of a vector of filters, and their scales."""
         k, panel = self.k, self.panel
         lanes = min(panel.filter_lanes, panel.width)
-        k_first = self._channel(vector)
+        first = self._channel(vector)
         totals = self.filters + vector * panel.filter_words + (panel.filter_words - panel.filter_lanes)
         with k.loop(0, lanes) as lane:
-            bias, scale = (k.load(self.bias + (k_first + lane + n)) for n in (0, panel.layer.K))
+            bias, scale = (k.load(self.bias + (first + lane + n)) for n in (0, panel.layer.K))
             k.store(bias - k.load(totals + lane) * self.zero_in, place + lane)
             k.store(scale, place + lane + panel.filter_lanes)
 

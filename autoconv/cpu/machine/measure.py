@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ TRANSFORMED = (
 )  # bytes of a thread's range while the transforms are measured: they shall stay in the first cache
 MATRIX = 512  # rows of the product that stands for the peak where no kernel can be compiled
 LOADS = 1 << 14  # of a sample, at least: beside them a call takes next to nothing
+FLOATS = ("float32", "float64")
 RATE = 2e10  # bytes or so per second, from which the time of a first sample is guessed
 TILE_FLOPS = {"bfloat16": 4 * TILE_ROWS * WORDS**2, "int8": 8 * TILE_ROWS * WORDS**2}  # of a product of tiles
 ASLEEP = 0.02  # seconds after which threads have gone to sleep
@@ -130,12 +132,15 @@ class _Session:
 
     def __init__(self, instruction_set: str, threads: int, effort: Effort) -> None:
         self.instruction_set, self.threads, self.effort = instruction_set, threads, effort
-        self.program = compiler.build(probes.emit, instruction_set)
         self.quantum = probes.STREAMS * VECTOR_BYTES[instruction_set]
         step = self.quantum * threads
         self.largest = max(min(effort.largest, allocator.physical_memory() // 32) // step, 2) * step
         self.memory = allocator.Allocator().take(self.largest)  # which is not kept for others: it is large
-        self.memory[...] = 0
+        filling = threading.Thread(target=self.memory.fill, args=(0,))  # memory never touched may come slowly
+        filling.start()
+        self.program = compiler.build(probes.emit, instruction_set)
+        self.multiplying = {dtype: compiler.build(probes.emit_peak, instruction_set, dtype) for dtype in FLOATS}
+        filling.join()
         self.answers = allocator.take(self.quantum * threads)
         self.results = self.answers.view(np.float32)
         self.wall = self.used = self.alone = 0.0
@@ -149,7 +154,7 @@ class _Session:
         several = self.threads > 1
         self.alone = max(self.alone, self.peak("float32", 1))
         self.wall = self.used = 0.0
-        self.peaks = {dtype: self.peak(dtype, self.threads) for dtype in ("float32", "float64")}
+        self.peaks = {dtype: self.peak(dtype, self.threads) for dtype in FLOATS}
         self.peaks["int8"] = self.words()
         call = self.seconds(self.runner(probes.NOTHING, 1, 1, 1), 100)
         return Machine(
@@ -181,9 +186,7 @@ class _Session:
         self, probe: str, threads: int, elements: int, rounds: int, dtype: str = "float32"
     ) -> Callable[[], None]:
         """What calls a probe once."""
-        program = (
-            self.program if probe != probes.PEAK else compiler.build(probes.emit_peak, self.instruction_set, dtype)
-        )
+        program = self.multiplying[dtype] if probe == probes.PEAK else self.program
         run = pool.Entry(program, probe, self.threads if threads > 1 else 1)
         numbers = np.array([threads, elements, rounds], np.int64)
         target = self.memory if probe in (probes.WRITE, probes.STREAM) else self.answers

@@ -13,6 +13,8 @@ from autoconv.errors import RecordError
 
 BUSY = 0.05  # share of the processor used by others from which on a measurement is repeated, and marked
 LEVELS = 3  # of caches, before memory
+LINE = 64  # bytes that come together
+AHEAD = 10  # lines that a thread waits for at a time, about as many as any core has buffers for
 CURVES = ("read_one", "read", "write", "stream", "chase")
 SECONDS = ("call", "barrier", "wake")
 RATES = ("transform",)
@@ -213,6 +215,23 @@ class Machine:
         float
         """
         return nbytes / self.read.rate(out_of * self.threads)
+
+    def jumping(self, nbytes: float, out_of: float, through: float) -> float:
+        """As `reading`, but in jumps that nothing foresees: then latency, too, bounds how fast lines come.
+
+        Parameters
+        ----------
+        nbytes, out_of : float
+            As for `reading`.
+        through : float
+            Bytes among which one thread jumps, be they its own or shared.
+
+        Returns
+        -------
+        float
+        """
+        waits = nbytes / LINE / (AHEAD * self.threads * self.chase.rate(through)) if self.chase is not None else 0.0
+        return max(self.reading(nbytes, out_of), waits)
 
     def writing(self, nbytes: float, into: float, past: bool = False) -> float:
         """Seconds in which all threads together write bytes, each into a working set of its own.

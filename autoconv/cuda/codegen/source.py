@@ -18,7 +18,9 @@ from autoconv.layer import DIRECTIONS, LAYOUTS, ConvLayer
 
 Constant = tuple[str, int]
 TYPES = {"float32": "float", "float64": "double", "float16": "half_t", "bfloat16": "bfloat16_t"}
-GENERATED = "codegen/layer.cuh"  # its text is an example, for editors: each kernel gets its own in this place
+# Their texts are examples, for editors: each kernel gets its own in the place of one.
+GENERATED = "codegen/layer.cuh"
+GENERATED_SHAPES = "operators/shapes.cuh"
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 
@@ -55,8 +57,8 @@ class Unit:
         The kernel's name.
     file : str
         Where it stands, as a path in `autoconv.cuda`; what that file includes belongs to the text.
-    layer : ConvLayer
-        Whose extents, types and epilogue the kernel is compiled for.
+    layer : ConvLayer or None
+        Whose extents, types and epilogue the kernel is compiled for; None for what computes no layer.
     grid : int, three times
     threads : int
         To a block, in one dimension; known to the kernel as `THREADS`, unless the constants say otherwise.
@@ -80,7 +82,7 @@ class Unit:
 
     function: str
     file: str
-    layer: ConvLayer
+    layer: ConvLayer | None
     grid: tuple[int, int, int]
     threads: int
     blocks: int
@@ -101,8 +103,9 @@ class Unit:
         """The whole translation unit; `#line` makes a compiler's message name the file."""
         constants = {"THREADS": self.threads, "BLOCKS": self.blocks} | dict(self.constants)
         lines = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
-        generated = f"{layer_constants(self.layer)}{lines}{self.preamble}"
-        texts = ((name, generated if name == GENERATED else file_text(name)) for name in files_of(self.file))
+        generated = f"{layer_constants(self.layer) if self.layer else ''}{lines}{self.preamble}"
+        examples = GENERATED, GENERATED_SHAPES
+        texts = ((name, generated if name in examples else file_text(name)) for name in files_of(self.file))
         return "".join(f'#line 1 "{name}"\n{text}\n' for name, text in texts)
 
 

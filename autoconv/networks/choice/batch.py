@@ -24,6 +24,7 @@ from typing import Any
 
 from autoconv import registry
 from autoconv.cpu.device import CPU
+from autoconv.device import Device
 from autoconv.errors import ConfigError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.candidate import best_in_network, cost
@@ -48,7 +49,7 @@ LIMITS = ("memory_limit", *(field.name for field in fields(Limits)))
 
 
 def ways_to_split(
-    graph: Graph, last: Collection[str], device: CPU, options: Mapping[str, Any], mode: str
+    graph: Graph, last: Collection[str], device: Device, options: Mapping[str, Any], mode: str
 ) -> list[dict[str, int]]:
     """In which parts of the batch a network may run: what won a race before, or else what is to be raced now.
 
@@ -58,7 +59,8 @@ def ways_to_split(
         After all passes, in NCHW.
     last : collection of str
         The nodes whose arrays are in NHWC.
-    device : CPU
+    device : Device
+        Of the CPU's caches; on others all is for the whole batch.
     options : mapping
         As for `plan`.
     mode : str
@@ -70,7 +72,7 @@ def ways_to_split(
         As `split` takes them: the whole batch first, or one alone where there is nothing to race.
     """
     found = laid_out(graph, last)
-    if batch_of(found) == 1:
+    if batch_of(found) == 1 or not isinstance(device, CPU):
         return [{}]
     cache = options.get("cache") or TuningCache()
     known = _recalled(found, device, options, cache)
@@ -84,7 +86,7 @@ def ways_to_split(
     return [{}, *([images] if images not in ({}, alone) else []), *([alone] if alone else [])]
 
 
-def remember(graph: Graph, images: Images, seconds: list[float], device: CPU, options: Mapping[str, Any]) -> None:
+def remember(graph: Graph, images: Images, seconds: list[float], device: Device, options: Mapping[str, Any]) -> None:
     """Keep in which parts a network in its layouts was quickest, and the times of all that were raced."""
     record = {"version": _version(device), "images": dict(images), "seconds": seconds, "graph": graph.name}
     store = TextStore((options.get("cache") or TuningCache()).directory)
@@ -113,7 +115,7 @@ def _counts(batch: int) -> list[int]:
     return [count for count in divisors(batch) if batch // count <= MOST_PARTS]
 
 
-def _key(graph: Graph, device: CPU, options: Mapping[str, Any]) -> str:
+def _key(graph: Graph, device: Device, options: Mapping[str, Any]) -> str:
     """What the parts of a network depend on: its nodes, and the limits under which their candidates are chosen."""
     nodes = [f"{node} of {[*map(str, map(graph.types.get, node.inputs))]}" for node in graph.nodes.values()]
     limits = [f"{name}={options[name]}" for name in LIMITS if options.get(name)]
@@ -121,7 +123,7 @@ def _key(graph: Graph, device: CPU, options: Mapping[str, Any]) -> str:
     return f"parts|{hashlib.sha256(what.encode()).hexdigest()}|{device.key}"
 
 
-def _version(device: CPU) -> str:
+def _version(device: Device) -> str:
     """Of all of ours that computes layers on a device."""
     versions = [f"{algorithm.name} {algorithm.version}" for algorithm in registry.own(device)]
     return hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]

@@ -10,6 +10,7 @@ import math
 
 from autoconv.algorithm import Candidate
 from autoconv.cpu.device import CPU
+from autoconv.device import Device
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.errors import error_by
 from autoconv.plans import Plan
@@ -18,7 +19,7 @@ from autoconv.records.limits import noise
 CLEARLY = 2.0  # times as exact
 
 
-def best_in_network(made: Plan, device: CPU, price: float = 0.0, read: bool = True) -> str:
+def best_in_network(made: Plan, device: Device, price: float = 0.0, read: bool = True) -> str:
     """The best candidate of a layer in a network.
 
     A layer alone is timed without anybody reading its output. What it stored past the caches has to be fetched from
@@ -29,7 +30,7 @@ def best_in_network(made: Plan, device: CPU, price: float = 0.0, read: bool = Tr
     ----------
     made : Plan
         The layer's, alone.
-    device : CPU
+    device : Device
     price : float
         Seconds that one more of the square of its error costs.
     read : bool
@@ -57,16 +58,17 @@ def best_in_network(made: Plan, device: CPU, price: float = 0.0, read: bool = Tr
     return min((n for n in as_fast if error(n) <= error(fastest) / CLEARLY), key=error, default=fastest)
 
 
-def cost(made: Plan, device: CPU, candidate: str, price: float = 0.0, read: bool = True) -> float:
+def cost(made: Plan, device: Device, candidate: str, price: float = 0.0, read: bool = True) -> float:
     """Seconds of a candidate that was timed, what others wait for it and what its error costs among them."""
     waiting = fetching(made.layer, device, candidate) if read else 0.0
     erring = price * error_by(made, candidate, device) ** 2 if price else 0.0
     return made.timings[candidate] + waiting + erring
 
 
-def fetching(layer: ConvLayer, device: CPU, candidate: str) -> float:
+def fetching(layer: ConvLayer, device: Device, candidate: str) -> float:
     """Seconds that a layer's output takes longer to be read because a candidate stored it past the caches."""
     if not Candidate.parse(candidate).params.get("nt"):
         return 0.0
+    assert isinstance(device, CPU)  # others have no such candidates
     machine, size = device.machine, math.prod(layer.output_shape) * layer.itemsize
     return machine.reading(size, machine.beyond) - machine.reading(size, size / machine.threads)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from autoconv.cpu.device import CPU
+from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.candidate import best_in_network
@@ -50,7 +50,7 @@ def planned(
     graph: Graph,
     last: Collection[str],
     images: Images,
-    device: CPU,
+    device: Device,
     options: Mapping[str, Any],
     candidates: Mapping[str, str],
     mode: str,
@@ -88,7 +88,7 @@ def planned(
         ways += [((), at_a_time(graph, count)) for count in reversed(divisors(batch_of(graph))[:-1])]
     for in_nhwc, parts in ways:
         found = split(laid_out(graph, in_nhwc), parts)
-        views = Views(found.graph)
+        views = Views(found.graph, device.alignment)
         plans = plans_for(found, views, device, {**options, "memory_limit": None}, candidates, mode, prices)
         if limit is None or _needed(found, views, plans) <= limit:
             return Planned(found, views, plans, frozenset(in_nhwc))
@@ -99,7 +99,7 @@ def planned(
 def plans_for(
     parts: Split,
     views: Views,
-    device: CPU,
+    device: Device,
     options: Mapping[str, Any],
     candidates: Mapping[str, str],
     mode: str,
@@ -117,7 +117,7 @@ def plans_for(
         The graph in the parts in which it runs.
     views : Views
         Of its graph.
-    device : CPU
+    device : Device
     options : mapping
         As for `plan`, and `memory_limit`; `tolerance` is one of the whole, which prices keep.
     candidates : mapping of str to str
@@ -184,7 +184,7 @@ def _needed(parts: Split, views: Views, plans: Mapping[str, Plan]) -> int:
     return arena_bytes(views, [0 if found is None else found.kernel.workspace_bytes for found in made])
 
 
-def of_layers(options: Mapping[str, Any], device: CPU) -> dict[str, Any]:
+def of_layers(options: Mapping[str, Any], device: Device) -> dict[str, Any]:
     """The options for `plan` of every layer: without limits of the whole."""
     return {"device": device, **{name: value for name, value in options.items() if name not in WHOLE}}
 

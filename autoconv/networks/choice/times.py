@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from autoconv.common import code_hash
-from autoconv.cpu.device import CPU
-from autoconv.cpu.operators import transpose
+from autoconv.cpu.operators import elementwise as of_cpu
+from autoconv.cuda.operators import elementwise as of_cuda
+from autoconv.device import Device
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Operator, TensorType, random_inputs
-from autoconv.networks.run.instance import Instance, Schedule
+from autoconv.networks.run.instance import Schedule
 from autoconv.networks.run.memory import Views
-from autoconv.networks.run.steps import StepMaker
+from autoconv.networks.run.runtime import instance_of, step_maker
 from autoconv.records.cache import TuningCache
 from autoconv.records.store import TextStore
 
@@ -32,14 +33,14 @@ class OperatorTimes:
 
     Parameters
     ----------
-    device : CPU
+    device : Device
     cache : TuningCache
         Beside whose records times are kept.
     measure : bool
         Whether to time what is not on record.
     """
 
-    def __init__(self, device: CPU, cache: TuningCache, measure: bool) -> None:
+    def __init__(self, device: Device, cache: TuningCache, measure: bool) -> None:
         self._device, self._cache, self._measure = device, cache, measure
         self._store = TextStore(cache.directory)
         self._known: dict[str, float] = {}
@@ -70,7 +71,8 @@ class OperatorTimes:
                 with self._cache.timing_lock(self._device.key):
                     samples = _samples(operator, inputs, self._device)
                 found = statistics.median(samples)
-                record = {"operator": what[:200], "version": _version(), "seconds": found, "samples": len(samples)}
+                version = _version(self._device)
+                record = {"operator": what[:200], "version": version, "seconds": found, "samples": len(samples)}
                 self._store.update(key, lambda old: json.dumps(record))
             self._known[what] = found
         return self._known[what]
@@ -79,26 +81,26 @@ class OperatorTimes:
         """The time on record, if today's code took it; what cannot be read is not known."""
         try:
             record = json.loads(self._store.get(key) or "{}")
-            seconds = float(record["seconds"]) if record["version"] == _version() else math.inf
+            seconds = float(record["seconds"]) if record["version"] == _version(self._device) else math.inf
         except (LookupError, TypeError, ValueError):
             return math.inf
         return seconds if seconds > 0 else math.inf
 
 
-def _version() -> str:
-    """Of the code that writes these kernels, all of them."""
-    return code_hash.version(transpose.__name__)
+def _version(device: Device) -> str:
+    """Of the code that writes a device's kernels, all of them."""
+    return code_hash.version({"cpu": of_cpu, "cuda": of_cuda}[device.kind].__name__)
 
 
-def _samples(operator: Operator, inputs: Sequence[TensorType], device: CPU) -> list[float]:
+def _samples(operator: Operator, inputs: Sequence[TensorType], device: Device) -> list[float]:
     graph = Graph("one operator")
     names = [graph.add_input(f"x{n}", found) for n, found in enumerate(inputs)]
     for _ in range(TOGETHER):
         graph.outputs["y"] = graph.add("y", operator, *names)
-    views = Views(graph)
-    maker = StepMaker(graph, views, device)
-    instance = Instance(Schedule(graph, views, device, [maker.step(node) for node in views.computed]))
-    given = random_inputs(graph.inputs)
+    views = Views(graph, device.alignment)
+    maker = step_maker(graph, views, device)
+    instance = instance_of(Schedule(graph, views, device, [maker.step(node) for node in views.computed]))
+    given = {name: device.xp.asarray(array) for name, array in random_inputs(graph.inputs).items()}
     calls = []
     for _ in range(WARM_UP + SAMPLES):
         seconds: list[float] = []

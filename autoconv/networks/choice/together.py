@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from autoconv.cpu.device import CPU
+from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer, Layout
 from autoconv.networks.choice.candidate import best_in_network, cost
@@ -49,7 +49,7 @@ TAKES = np.array([[0, 0, NO, NO], [0, 0, 0, 0], [NO, NO, 0, 0], [0, 0, 0, 0]])  
 
 def arrays_in_nhwc(
     graph: Graph,
-    device: CPU,
+    device: Device,
     options: Mapping[str, Any],
     mode: str,
     prices: Mapping[str, float] = MappingProxyType({}),
@@ -65,7 +65,7 @@ def arrays_in_nhwc(
     ----------
     graph : Graph
         After all passes, in NCHW.
-    device : CPU
+    device : Device
     options : mapping
         As for `plan`.
     mode : str
@@ -107,7 +107,7 @@ class _LayerTimes:
     To them comes what a layer's error costs, at a price of its square.
     """
 
-    def __init__(self, device: CPU, options: Mapping[str, Any], mode: str) -> None:
+    def __init__(self, device: Device, options: Mapping[str, Any], mode: str) -> None:
         self._device, self._mode = device, mode
         self._options = {"weights": "constant", **of_layers(options, device)}
         self._first: dict[ConvLayer, Plan | None] = {}

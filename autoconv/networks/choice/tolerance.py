@@ -17,7 +17,7 @@ import numpy as np
 
 from autoconv import registry
 from autoconv.algorithm import Candidate
-from autoconv.cpu.device import CPU
+from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.networks.choice.candidate import best_in_network
 from autoconv.networks.choice.choose import of_layers, plan_alone
@@ -48,7 +48,7 @@ class Together(NamedTuple):
     prices: dict[str, float]
 
 
-def chosen_within(graph: Graph, device: CPU, options: Mapping[str, Any], mode: str) -> Together:
+def chosen_within(graph: Graph, device: Device, options: Mapping[str, Any], mode: str) -> Together:
     """The layouts, and the prices of error, at which a network takes the least time within its tolerance.
 
     Parameters
@@ -89,7 +89,7 @@ def chosen_within(graph: Graph, device: CPU, options: Mapping[str, Any], mode: s
     return search.within(max(tolerance, least))
 
 
-def expected_error(graph: Graph, plans: Mapping[str, Plan], device: CPU) -> float:
+def expected_error(graph: Graph, plans: Mapping[str, Plan], device: Device) -> float:
     """The error expected of a network's outputs, relative to the largest.
 
     Parameters
@@ -98,7 +98,7 @@ def expected_error(graph: Graph, plans: Mapping[str, Plan], device: CPU) -> floa
         After all passes, in NCHW.
     plans : mapping of str to Plan
         By the names of nodes.
-    device : CPU
+    device : Device
 
     Returns
     -------
@@ -108,7 +108,7 @@ def expected_error(graph: Graph, plans: Mapping[str, Plan], device: CPU) -> floa
     return combined(errors, sensitivities(graph))
 
 
-def check_error(graph: Graph, plans: Mapping[str, Plan], device: CPU, options: Mapping[str, Any]) -> None:
+def check_error(graph: Graph, plans: Mapping[str, Plan], device: Device, options: Mapping[str, Any]) -> None:
     """Refuse plans that do not keep the tolerance among the options, as far as something is on record of them.
 
     Raises
@@ -123,7 +123,7 @@ def check_error(graph: Graph, plans: Mapping[str, Plan], device: CPU, options: M
         )
 
 
-def keeps_error(graph: Graph, plans: Mapping[str, Plan], device: CPU, options: Mapping[str, Any]) -> bool:
+def keeps_error(graph: Graph, plans: Mapping[str, Plan], device: Device, options: Mapping[str, Any]) -> bool:
     """Whether plans keep the tolerance among the options, as far as something is on record of them."""
     tolerance = _tolerance(options)
     if tolerance is None or not all(str(made.candidate) in made.timings for made in plans.values()):
@@ -143,7 +143,7 @@ def _tolerance(options: Mapping[str, Any]) -> float | None:
 class _Search:
     """Looks for the least price."""
 
-    def __init__(self, graph: Graph, device: CPU, options: Mapping[str, Any], mode: str) -> None:
+    def __init__(self, graph: Graph, device: Device, options: Mapping[str, Any], mode: str) -> None:
         self.graph, self.device, self.options, self.mode = graph, device, dict(options), mode
         self.weights = sensitivities(graph)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -52,6 +53,17 @@ def fuse_activation(graph: Graph) -> None:
             activation = activation_of(node.operator.expression)
             if activation is not None:
                 graph.change(node.name, replace(maker.operator, activation=activation), *maker.inputs)
+
+
+def split_activations(graph: Graph, fused: Collection[str]) -> None:
+    """Activations that no kernel applies while it stores, all but those of these names, as nodes of their own."""
+    for node in list(graph.nodes.values()):
+        operator = node.operator
+        activation = operator.activation if isinstance(operator, Product) else None
+        if isinstance(operator, Product) and activation is not None and activation.partition(":")[0] not in fused:
+            before = graph.add(f"{node.name}.sums", replace(operator, activation=None), *node.inputs)
+            graph.change(node.name, Elementwise(activations.expression(activation)), before)
+    graph.clean()
 
 
 def activation_of(expression: Expression) -> str | None:

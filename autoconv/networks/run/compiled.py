@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,8 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.common.text import size
-from autoconv.cpu.common.algorithm import NativeKernel
-from autoconv.cpu.device import CPU
-from autoconv.errors import ArrayError, ConfigError, PlanError
+from autoconv.device import Device
+from autoconv.errors import ArrayError, ConfigError
 from autoconv.networks.choice.batch import remember, ways_to_split
 from autoconv.networks.choice.choose import Planned, planned
 from autoconv.networks.choice.tolerance import check_error, chosen_within, expected_error, keeps_error
@@ -23,9 +23,10 @@ from autoconv.networks.passes import optimized
 from autoconv.networks.passes.batch_split import Images
 from autoconv.networks.run import listing, saved
 from autoconv.networks.run.contest import quickest
+from autoconv.networks.run.cuda_instance import CudaInstance
 from autoconv.networks.run.instance import Instance, Schedule
 from autoconv.networks.run.listing import StepTime
-from autoconv.networks.run.steps import Operand, Ref, Scratch, Step, StepMaker, calls_of, function_of
+from autoconv.networks.run.runtime import for_device, instance_of, step_maker
 from autoconv.plans import Plan
 from autoconv.registry import resolve
 
@@ -40,7 +41,7 @@ class CompiledNetwork:
     ----------
     graph : Graph
         What is computed, after all passes, in the layouts that were chosen.
-    device : CPU
+    device : CPU or CUDA
         Where.
     plans : dict of str to Plan
         How each convolution and fully connected layer is computed, by the name of its node.
@@ -53,19 +54,20 @@ class CompiledNetwork:
     def __init__(
         self,
         graph: Graph,
-        device: CPU,
+        device: Device,
         options: Mapping[str, Any],
         candidates: Mapping[str, str] | None = None,
         last: Collection[str] | None = None,
         images: Images | None = None,
     ) -> None:
-        self._first, self.device = optimized(graph), device  # all in NCHW
+        self._first, self.device = for_device(optimized(graph), device), device  # all in NCHW
         self._options = dict(options)
         self._lock = threading.Lock()
         self.plans: dict[str, Plan] = {}
         self.in_nhwc: frozenset[str] = frozenset()
         self.images: dict[str, int] = {}
         self._packed: dict[str, Array] = {}
+        self._instances: list[Instance | CudaInstance] = []  # idle ones
         self._compile("heuristic", candidates or {}, last, images)
 
     def _compile(
@@ -102,37 +104,31 @@ class CompiledNetwork:
         made, schedule = found[best], schedules[best]
         used = {id(operand) for call in schedule.calls for operand in call.operands}
         self._packed = {key: filters for key, filters in self._packed.items() if id(filters) in used}
+        instance = instance_of(schedule)
         with self._lock:
             self.graph, self.plans, self._parts = made.parts.whole, made.plans, made.parts
             self.in_nhwc, self.images = made.in_nhwc, made.parts.images
-            self._schedule, self._instances = schedule, [Instance(schedule)]
+            idle, self._schedule, self._instances = self._instances, schedule, [instance]
+        for one in idle:
+            one.finish()
 
     def _schedule_of(self, made: Planned) -> Schedule:
         """Kernels for all nodes."""
         graph, views, steps = made.parts.graph, made.views, []
-        maker = StepMaker(graph, views, self.device)
+        maker = step_maker(graph, views, self.device)
         for node in views.computed:
             is_layer = layer_of(graph, node) is not None
             plan = made.plans[made.parts.origin(node.name)] if is_layer else None
-            steps.append(maker.step(node) if plan is None else self._layer_step(graph, node, plan))
+            if plan is None:
+                steps.append(maker.step(node))
+            else:
+                steps.append(maker.layer_step(node, plan, partial(self._packed_weights, graph, node, plan)))
         return Schedule(graph, views, self.device, steps, self._options.get("denormals") == "keep")
-
-    def _layer_step(self, graph: Graph, node: Node, made: Plan) -> Step:
-        """What runs a convolution or a fully connected layer."""
-        kernel, by, constant = made.kernel, str(made.candidate), node.inputs[1] in graph.constants
-        if not isinstance(kernel, NativeKernel) or (kernel.packed_bytes and not constant):
-            return Step(node, by, function=function_of(made, graph.constants.get(node.inputs[1])))
-        rest = [Ref(name) for name in node.inputs[2:]]
-        first = made.layer.bias or made.layer.quantized
-        epilogue = rest[0] if first else None, rest[-1] if made.layer.residual else None
-        weights: Operand = self._packed_weights(graph, node, made) if kernel.packed_bytes else Ref(node.inputs[1])
-        operands: tuple[Operand, ...] = (Ref(node.inputs[0]), weights, Ref(node.name), *epilogue, Scratch())
-        return Step(node, by, calls_of(kernel, operands))
 
     def _packed_weights(self, graph: Graph, node: Node, made: Plan) -> Array:
         key = f"{node.inputs[1]} {made.layer} {made.candidate}"
         if key not in self._packed:
-            w = graph.constants[node.inputs[1]]
+            w = self.device.xp.asarray(graph.constants[node.inputs[1]])
             self._packed[key] = made.pack(w.reshape(made.layer.w_shape)).buffer
         return self._packed[key]
 
@@ -241,12 +237,17 @@ class CompiledNetwork:
         inputs = self._inputs(arrays, named)
         with self._lock:
             schedule = self._schedule
-            instance = self._instances.pop() if self._instances else None
-        found = (instance or Instance(schedule)).run(inputs)
-        if instance is not None:
-            with self._lock:
-                if instance.schedule is self._schedule:
-                    self._instances.append(instance)
+            instance = next((one for one in self._instances if one.available()), None)
+            if instance is not None:
+                self._instances.remove(instance)
+        instance = instance or instance_of(schedule)
+        found = instance.run(inputs)
+        with self._lock:
+            kept = instance.schedule is self._schedule and len(self._instances) < instance.most_idle
+            if kept:
+                self._instances.append(instance)
+        if not kept:
+            instance.finish()
         return found if len(found) > 1 else next(iter(found.values()))
 
     def _inputs(self, arrays: tuple[Array, ...], named: Mapping[str, Array]) -> dict[str, Array]:
@@ -268,7 +269,7 @@ class CompiledNetwork:
                 raise ArrayError(
                     f"{self.graph.name}: input {name!r}: planned for {wanted}, got {array.dtype} {tuple(array.shape)}"
                 )
-            found[name] = array if self.device.ready(array) else np.ascontiguousarray(array)
+            found[name] = array if self.device.ready(array) else self.device.xp.ascontiguousarray(array)
         return found
 
     def profile(self, *arrays: Array, repeat: int = 10, alone: bool = False, **named: Array) -> list[StepTime]:
@@ -301,7 +302,7 @@ class CompiledNetwork:
         inputs = self._inputs(arrays, named)
         with self._lock:
             schedule, listed, layers = self._schedule, self._lines(), self.plans
-        instance, runs = Instance(schedule, apart=True), []
+        instance, runs = instance_of(schedule, apart=True), []
         instance.run(inputs)
         for _ in range(repeat):
             seconds: list[float] = []
@@ -347,7 +348,8 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
     batch : int, optional
         Images at a time, where the file leaves that open; else it has to be the file's.
     device : Device or str, optional
-        The CPU, or one of fewer threads.
+        The CPU, or one of fewer threads; or a GPU, "cuda" or "cuda:1". There all kernels are one CUDA graph, which is
+        launched on CuPy's current stream; arrays are CuPy's. No GPU has run this yet.
     **options
         As for `plan`: `workspace_limit`, `deterministic`, `vendors` (False unless given), `exact`, `cache`,
         `denormals`. And `input_shapes`: whole shapes of inputs by name, in place of what the file says;
@@ -365,7 +367,7 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
     ConfigError
         When the file cannot be read, or has what is not known here; the message names file, node and operator.
     PlanError
-        As `plan` does, and for a device that is no CPU.
+        As `plan` does, and for a node that the kernels of a GPU do not compute.
 
     Examples
     --------
@@ -375,8 +377,6 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
     from autoconv.networks import onnx_reader
 
     found = resolve(device)
-    if not isinstance(found, CPU):
-        raise PlanError(f"device={device!r}: networks run on a CPU")
     if batch is not None and (type(batch) is not int or batch < 1):
         raise ConfigError(f"batch={batch!r}: expected an integer of at least 1")
     kept = saved.read(Path(path)) if saved.is_saved(Path(path)) else None

@@ -12,6 +12,7 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import sequence
 from autoconv.cpu.pool import Entry
+from autoconv.device import Device
 from autoconv.networks.graph import Graph
 from autoconv.networks.run.memory import Views, arranged, blocks, own_outputs, scratch_of
 from autoconv.networks.run.steps import Call, Ref, Scratch, Step
@@ -24,7 +25,7 @@ class Schedule:
     """
 
     def __init__(
-        self, graph: Graph, views: Views, device: CPU, steps: Sequence[Step], keep_denormals: bool = False
+        self, graph: Graph, views: Views, device: Device, steps: Sequence[Step], keep_denormals: bool = False
     ) -> None:
         self.keep_denormals = keep_denormals
         self.graph, self.views, self.device, self.steps = graph, views, device, list(steps)
@@ -33,7 +34,9 @@ class Schedule:
         self.blocks = blocks(views, scratch)
         self.offsets, self.arena_bytes = arranged(self.blocks)
         self.segments = self._segments()
-        used = {id(a): a.nbytes for call in self.calls for a in call.operands if isinstance(a, np.ndarray)}
+        self._constants: dict[str, Array] = {}
+        arrays = (a for call in self.calls for a in call.operands if a is not None and not isinstance(a, Ref | Scratch))
+        used: dict[int, int] = {id(a): a.nbytes for a in arrays}
         named = {ref.name for call in self.calls for ref in call.operands if isinstance(ref, Ref)}
         named |= {name for step in steps if step.function is not None for name in step.node.inputs}
         self.weight_bytes = sum(used.values()) + sum(
@@ -44,6 +47,12 @@ class Schedule:
     def calls(self) -> list[Call]:
         """Every kernel, in order."""
         return [call for step in self.steps for call in step.calls]
+
+    def constant(self, name: str) -> Array:
+        """A constant of the graph on the device, copied there once."""
+        if name not in self._constants:
+            self._constants[name] = self.device.xp.asarray(self.graph.constants[name])
+        return self._constants[name]
 
     def _segments(self) -> int:
         """How many calls a run takes: kernels that follow each other are one."""
@@ -64,10 +73,13 @@ class Instance:
         Whether every step is a call of its own, so that it can be timed.
     """
 
+    most_idle = 1  # are kept: to make another takes little
+
     def __init__(self, schedule: Schedule, apart: bool = False) -> None:
         self.schedule = schedule
-        device = schedule.device
-        self._arena = device.buffer(max(schedule.arena_bytes, 1))
+        assert isinstance(schedule.device, CPU)
+        self._device = schedule.device
+        self._arena = self._device.buffer(max(schedule.arena_bytes, 1))
         self._parts: list[_Table | Step] = []
         for n, step in enumerate(schedule.steps):
             if step.function is not None:
@@ -81,7 +93,19 @@ class Instance:
                 table.add(self, n, call)
         for part in self._parts:
             if isinstance(part, _Table):
-                part.close(schedule)
+                part.close(self._device, schedule.keep_denormals)
+
+    @property
+    def threads(self) -> int:
+        """Of its device."""
+        return self._device.threads
+
+    def available(self) -> bool:
+        """Whether it can run at once: always, as `run` waits for its end."""
+        return True
+
+    def finish(self) -> None:
+        """Wait until nothing runs in its memory."""
 
     def run(
         self, inputs: Mapping[str, Array], seconds: list[float] | None = None, alone: bool = False
@@ -100,7 +124,7 @@ class Instance:
             if alone:
                 node = schedule.steps[n].node
                 computed = [name for name in reversed(node.inputs) if name not in graph.constants]
-                schedule.device.settle(*(self.array(name, outside) for name in (node.name, *computed)))
+                self._device.settle(*(self.array(name, outside) for name in (node.name, *computed)))
             start = time.perf_counter()
             if isinstance(part, _Table):
                 part.run(outside)
@@ -159,7 +183,8 @@ class _Table:
 
     def add(self, instance: Instance, step: int, call: Call) -> None:
         """A kernel of a step."""
-        row = [call.program.address("run"), call.party or instance.schedule.device.threads]
+        assert isinstance(call.program, compiler.Program)
+        row = [call.program.address("run"), call.party or instance.threads]
         for slot, operand in enumerate(call.operands):
             if isinstance(operand, Ref):
                 outside, address = instance.place(operand)
@@ -173,12 +198,11 @@ class _Table:
                 row.append(0 if operand is None else _address(operand))
         self._rows.append(row)
 
-    def close(self, schedule: Schedule) -> None:
+    def close(self, device: CPU, keep_denormals: bool) -> None:
         """All kernels are there."""
-        device = schedule.device
         self._words = np.array([len(self._rows), *(word for row in self._rows for word in row)], np.int64)
         self._entry = Entry(compiler.build(sequence.emit, device.instruction_set), "run", device.threads)
-        if schedule.keep_denormals:
+        if keep_denormals:
             self._entry.keep_denormals()
 
     def run(self, outside: Mapping[str, Array]) -> None:

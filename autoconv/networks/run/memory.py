@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import Concat, Elementwise, Reshape, Slice
 
-ALIGNMENT = 64  # bytes
+ALIGNMENT = 256  # bytes: whole cache lines, and what CUDA's libraries want of scratch memory
 
 
 class Views:
@@ -18,6 +18,8 @@ class Views:
     Parameters
     ----------
     graph : Graph
+    alignment : int
+        Bytes on whose multiples alone arrays may begin.
 
     Attributes
     ----------
@@ -25,14 +27,14 @@ class Views:
         Nodes that have nothing to do, since their array is another's memory, or its parts are written into it.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, alignment: int = 1) -> None:
+        self.graph, self.alignment = graph, alignment
         self.free: set[str] = set()
         self._gathered: dict[tuple[str, int], int] = {}  # of a concatenation's inputs, those that are computed in place
         self._within: dict[str, tuple[str, int]] = {}  # of an array: whose memory it lies in, and from which byte on
         for node in graph.nodes.values():
             place = _place_in_input(graph, node)
-            if place is not None:
+            if place is not None and place % alignment == 0:
                 self._within[node.name] = (node.inputs[0], place)
                 self.free.add(node.name)
         for node in graph.nodes.values():
@@ -79,7 +81,7 @@ class Views:
         for n, name in enumerate(node.inputs):
             root, offset = self.root(name)
             whole = offset == 0 and graph.types[root].nbytes == graph.types[name].nbytes
-            if whole and self._own(root) and root != node.name:
+            if whole and place % self.alignment == 0 and self._own(root) and root != node.name:
                 self._within[root] = (node.name, place)
                 self._gathered[node.name, n] = place
             place += graph.types[name].nbytes
@@ -195,5 +197,5 @@ def least_bytes(blocks: Sequence[Block]) -> int:
 
 
 def rounded(nbytes: int) -> int:
-    """Bytes up to a whole number of cache lines."""
+    """Bytes up to where the next block may begin."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -20,6 +20,8 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import INPUTS, OUTPUT, elementwise, resize, rows, transpose, windows, windows_last
 from autoconv.cpu.operators.elements import ELEMENTS
 from autoconv.cpu.operators.elementwise import Strides, collapsed
+from autoconv.cuda.codegen.source import Unit
+from autoconv.device import Device
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import (
     LRN,
@@ -62,10 +64,11 @@ Operand = Ref | Scratch | Array | None
 class Call:
     """One kernel: its program, and what stands in the slots of its context.
 
-    At most `party` threads take part, all of the device unless it is given.
+    At most `party` threads take part, all of the device unless it is given. On a GPU the program is a `Unit`, or a
+    function that launches, and the operands are its arguments.
     """
 
-    program: compiler.Program
+    program: compiler.Program | Unit | Callable[..., None]
     operands: tuple[Operand, ...]
     workspace_bytes: int = 0
     party: int | None = None
@@ -112,17 +115,36 @@ def broadcast(shape: Sequence[int], to: Sequence[int]) -> Strides:
 
 
 class StepMaker:
-    """Finds kernels for the nodes of a graph, all but its convolutions.
+    """Finds kernels of a CPU for the nodes of a graph.
 
     Parameters
     ----------
     graph : Graph
     views : Views
-    device : CPU
+    device : Device
     """
 
-    def __init__(self, graph: Graph, views: Views, device: CPU) -> None:
+    def __init__(self, graph: Graph, views: Views, device: Device) -> None:
         self.graph, self.views, self.device = graph, views, device
+
+    def layer_step(self, node: Node, made: Plan, packed: Callable[[], Array]) -> Step:
+        """What runs a convolution or a fully connected layer; where its kernel wants packed filters, it is given them.
+
+        `made` is its plan.
+        """
+        kernel, by, constant = made.kernel, str(made.candidate), node.inputs[1] in self.graph.constants
+        if not isinstance(kernel, NativeKernel) or (kernel.packed_bytes and not constant):
+            return Step(node, by, function=function_of(made, self.graph.constants.get(node.inputs[1])))
+        return Step(node, by, calls_of(kernel, self._operands(node, made, packed)))
+
+    def _operands(self, node: Node, made: Plan, packed: Callable[[], Array]) -> tuple[Operand, ...]:
+        """Of a layer's kernel: input, filters, output, bias, residual and scratch memory."""
+        rest = [Ref(name) for name in node.inputs[2:]]
+        first = made.layer.bias or made.layer.quantized
+        epilogue = rest[0] if first else None, rest[-1] if made.layer.residual else None
+        constant = node.inputs[1] in self.graph.constants
+        weights = packed() if made.kernel.packed_bytes and constant else Ref(node.inputs[1])
+        return Ref(node.inputs[0]), weights, Ref(node.name), *epilogue, Scratch()
 
     def step(self, node: Node) -> Step:
         """What runs a node."""
@@ -219,9 +241,14 @@ class StepMaker:
             return [Call(found.program, operands)]
         return None
 
+    @property
+    def _instruction_set(self) -> str:
+        assert isinstance(self.device, CPU)
+        return self.device.instruction_set
+
     def _call(self, emit: Callable[..., Module], args: tuple[object, ...], node: Node) -> Call:
         """A kernel of one input."""
-        program = compiler.build(emit, self.device.instruction_set, *args)
+        program = compiler.build(emit, self._instruction_set, *args)
         return Call(program, (Ref(node.inputs[0]), None, Ref(node.name), None, None, None))
 
     def _expression(
@@ -238,7 +265,7 @@ class StepMaker:
         """A kernel that stores an expression of the first input from element `start` on, to the output from `to` on."""
         sizes, steps = collapsed(shape, [out, *strides])
         types = tuple(self.graph.types[name].dtype for name in (node.name, *inputs))
-        program = compiler.build(elementwise.emit, self.device.instruction_set, expression, sizes, steps, types)
+        program = compiler.build(elementwise.emit, self._instruction_set, expression, sizes, steps, types)
         bytes_of = [ELEMENTS[dtype].bytes for dtype in types]
         operands: list[Ref | None] = [None] * 6
         operands[OUTPUT] = Ref(node.name, bytes_of[0] * to)

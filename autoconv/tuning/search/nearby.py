@@ -1,33 +1,59 @@
-"""What nearby layers on record teach: where estimates of candidates like a layer's own were wrong."""
+"""What nearby layers on record teach: where estimates of candidates like a layer's own were wrong, and who won."""
 
 from __future__ import annotations
 
 import math
 
+from autoconv.algorithm import Candidate
 from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
+from autoconv.records.limits import ranking
+from autoconv.records.schema import Facts
 from autoconv.tuning.candidates import expected
 from autoconv.tuning.lookup import Request, credible
 from autoconv.tuning.search.search import Search
+from autoconv.tuning.search.surrogate import Surrogate
 
 MOST_LAYERS = 3
 FARTHEST = 8.0  # squared distance of extents, each by its logarithm to the base of 2
 WEIGHT = 0.5  # of a measurement on a layer of the same extents, against 1 on the layer itself
-EXTENTS = ("N", "C", "H", "W", "K")
+EXTENTS = {"N": 0.5, "C": 1.0, "H": 1.0, "W": 1.0, "K": 1.0}  # how much each counts: of more images all are alike
+FITTING = 0.3  # nearness to a winner elsewhere from which on a candidate is its like
 
 
 def recall(request: Request, search: Search) -> None:
     """Tell a search what the nearest layers on record took, less the farther they are."""
     for distance, layer in _nearest(request):
-        record = request.cache.load(layer.key(), request.device.key)
-        recorded = request.usable(record.facts()) if record is not None else {}
-        for candidate, facts in recorded.items():
+        for candidate, facts in _recorded(request, layer).items():
             algorithm = request.algorithms[candidate.algorithm]
-            if algorithm.searched and facts.timed and request.unchanged(candidate, facts):
+            if algorithm.searched and facts.timed:
                 there = Request(layer, request.device, request.cache, request.limits, None, False, None)
                 if credible(there, candidate, facts):
                     predicted = expected(algorithm, layer, request.device, candidate)
                     search.recall(candidate, predicted, facts, WEIGHT * math.exp(-distance / 4))
+
+
+def winners(request: Request) -> list[Candidate]:
+    """The candidates of a request most like those that the nearest layers on record run quickest by, the nearest first.
+
+    Fewer where there is nothing like them.
+    """
+    offered = request.candidate_set
+    times = {candidate: offered.expected[candidate].time for candidate in offered.worth_timing(request.limits)}
+    places, found = Surrogate(times), dict[Candidate, None]()
+    for _, layer in _nearest(request):
+        for best in ranking(_recorded(request, layer), request.limits)[:1]:
+            near = places.nearness(best)
+            fitting = [candidate for candidate in near if near[candidate] >= FITTING]
+            found |= dict.fromkeys(sorted(fitting, key=lambda c: (-near[c], times[c]))[:1])
+    return list(found)
+
+
+def _recorded(request: Request, layer: ConvLayer) -> dict[Candidate, Facts]:
+    """The facts of another layer on record that still count."""
+    record = request.cache.load(layer.key(), request.device.key)
+    facts = request.usable(record.facts()) if record is not None else {}
+    return {candidate: found for candidate, found in facts.items() if request.unchanged(candidate, found)}
 
 
 def _nearest(request: Request) -> list[tuple[float, ConvLayer]]:
@@ -39,8 +65,10 @@ def _nearest(request: Request) -> list[tuple[float, ConvLayer]]:
         except AutoconvError:
             continue
         if layer != request.layer and _kind(layer) == _kind(request.layer):
-            ratios = (getattr(layer, name) / getattr(request.layer, name) for name in EXTENTS)
-            distance = sum(math.log2(ratio) ** 2 for ratio in ratios)
+            distance = sum(
+                (weight * math.log2(getattr(layer, name) / getattr(request.layer, name))) ** 2
+                for name, weight in EXTENTS.items()
+            )
             if distance <= FARTHEST:
                 found.append((distance, layer))
     return sorted(found, key=lambda pair: (pair[0], pair[1].key()))[:MOST_LAYERS]

@@ -119,8 +119,10 @@ class Surrogate:
         return {c: seconds for family in self._families.values() for c, seconds in family.predictions().items()}
 
     def nearness(self, candidate: Candidate) -> dict[Candidate, float]:
-        """How near those of its family are to a candidate, from 0 to 1."""
-        family = self._families[candidate.algorithm]
+        """How near those of its family are to a candidate, from 0 to 1; there may be none."""
+        family = self._families.get(candidate.algorithm)
+        if family is None:
+            return {}
         return dict(zip(family.members, family.space.nearness(candidate).tolist(), strict=True))
 
     def spread(self, ranked: Sequence[Candidate], number: int, others: Sequence[Candidate] = ()) -> list[Candidate]:

@@ -1,0 +1,55 @@
+"""What differs from one kind of device to another where networks run: who finds kernels, and who runs them."""
+
+from __future__ import annotations
+
+from autoconv import registry
+from autoconv.cuda.device import CUDA
+from autoconv.device import Device
+from autoconv.errors import PlanError
+from autoconv.networks.graph import Graph
+from autoconv.networks.layer_list import layer_of
+from autoconv.networks.passes.epilogue import split_activations
+from autoconv.networks.passes.fusion import fuse_elementwise
+from autoconv.networks.run.cuda_instance import CudaInstance
+from autoconv.networks.run.cuda_steps import CudaStepMaker
+from autoconv.networks.run.instance import Instance, Schedule
+from autoconv.networks.run.memory import Views
+from autoconv.networks.run.steps import StepMaker
+
+
+def for_device(graph: Graph, device: Device) -> Graph:
+    """A graph after all passes, as the kernels of a device can compute it.
+
+    Activations that those of a GPU do not apply while they store become nodes of their own.
+
+    Raises
+    ------
+    PlanError
+        For a layer that no kernel of the device computes; the message names node and operator.
+    """
+    if not isinstance(device, CUDA):
+        return graph
+    found = graph.copy()
+    general = [algorithm for algorithm in registry.algorithms(device) if algorithm.takes_all]
+    split_activations(found, {name for algorithm in general for name in algorithm.activations})
+    fuse_elementwise(found)
+    found.clean()
+    for node in found.nodes.values():
+        layer = layer_of(found, node)
+        if layer is None:
+            continue
+        reasons = [algorithm.unsupported(layer) for algorithm in general]
+        if all(reasons):
+            why = "; ".join(reason for some in reasons for reason in some)
+            raise PlanError(f"{graph.name}: node {node.name!r}, {node.operator.kind}: no kernel for a GPU: {why}")
+    return found
+
+
+def step_maker(graph: Graph, views: Views, device: Device) -> StepMaker:
+    """What finds kernels for the nodes of a graph."""
+    return (CudaStepMaker if isinstance(device, CUDA) else StepMaker)(graph, views, device)
+
+
+def instance_of(schedule: Schedule, apart: bool = False) -> Instance | CudaInstance:
+    """Memory for one run at a time; with `apart`, of steps that can be timed."""
+    return (CudaInstance if isinstance(schedule.device, CUDA) else Instance)(schedule, apart)

@@ -1,0 +1,183 @@
+"""`autoconv bench`: the table, the results that are kept, the chart, and the command itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from runs import LAYER, broken, exactly, fake, place, samples, setting
+
+from autoconv import networks
+from autoconv.bench import display, race, results
+from autoconv.bench.baselines import BASELINES
+from autoconv.bench.suites import OURS, Suite
+from autoconv.cli import main
+from autoconv.errors import ConfigError
+from autoconv.networks import NamedLayer, Network
+
+__all__ = ["place"]  # a fixture
+
+pytestmark = pytest.mark.usefixtures("few_families")
+
+
+def test_the_table_has_layers_means_losses_sums_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    display.print_suite(samples())
+    text = capsys.readouterr().out
+    assert "2.00 [2.00 2.00]" in text
+    assert "slower than the best baseline: 1 of 2 layers" in text
+    assert "sum of the layers, each timed alone: autoconv 5 ms" in text
+    assert "\n  all " in text
+    assert "vendor libraries off" in text
+    assert "exact" not in text
+    assert "INCOMPLETE" not in text
+
+
+def test_the_caption_says_what_was_asked_for() -> None:
+    exact = setting("torch", constant=False, fresh=True, exact=True)
+    text = "\n".join(display.caption(Suite("Tiny", 1, exact, 0, False)))
+    for part in ("only exact algorithms", "varying, transformed in every run", "a new array in every run"):
+        assert part in text
+    gradient = "\n".join(display.caption(Suite("Tiny", 1, setting("torch", direction="wgrad"), 0, False)))
+    assert "filters" not in gradient
+    assert "ONNX" not in gradient
+
+
+def test_incomplete_stands_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    found = samples()
+    found.rows[0].failures["torch"] = "it broke"
+    display.print_suite(found)
+    assert capsys.readouterr().out.endswith("INCOMPLETE: alpha: torch: it broke\n")
+
+
+def test_json_holds_every_sample() -> None:
+    found = json.loads(json.dumps(results.to_json(samples()), allow_nan=False))
+    assert found["layers"][0]["seconds"][OURS] == [1e-3] * 6
+    assert found["layers"][0]["ratios"]["best"] == {"median": 2.0, "low": 2.0, "high": 2.0}
+    assert found["means"]["best"]["median"] == pytest.approx(1.0)
+    assert found["class_means"]["1x1"]["best"]["median"] == pytest.approx(0.5)
+    assert found["network"]["sum"]["torch"]["median"] == pytest.approx((2e-3 + 2 * 9.0) / 5e-3)
+    assert found["incomplete"] == []
+    assert list(found["baselines"]) == list(BASELINES)
+    assert found["layers"][0]["candidate"] == "numpy.gemm[tile=image]"
+
+
+def test_a_result_goes_on_where_it_ended(place: Path) -> None:
+    net, turns = networks.load("tiny.yaml"), iter([False, False, False, True])  # to tune two, and to time the first
+    entrants = {"torch": fake("torch")}
+    wanted = setting("torch", rounds=2)
+    begun = race.run_suite(net, 1, wanted, baselines=entrants, folder=place / "out", over=lambda: next(turns))
+    assert [row.name for row in begun.rows] == ["first"]
+    assert begun.incomplete[-1] == "interrupted after 1 of 2 layers"
+    (path,) = (place / "out").iterdir()
+    assert path.name == f"tiny-batch1-threads{wanted.device.threads}.json"
+
+    asked = []
+    once = fake("torch", lambda problem: asked.append(problem.layer.R) or exactly(problem))
+    ended = race.run_suite(net, 1, wanted, baselines={"torch": once}, folder=place / "out")
+    assert asked == [1]
+    assert [row.name for row in ended.rows] == ["first", "second"]
+    assert ended.rows[0].times == results.rounded(begun.rows[0].times)
+    stored = json.loads(path.read_text())
+    assert [layer["name"] for layer in stored["layers"]] == ["first", "second"]
+    assert stored["means"]["torch"]["layers"] == 2
+    with pytest.raises(ConfigError, match="rounds: expected 3 as in this run, got 2"):
+        race.run_suite(net, 1, setting("torch", rounds=3), baselines=entrants, folder=place / "out")
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match="expected a result of `autoconv bench`"):
+        race.run_suite(net, 1, wanted, baselines=entrants, folder=place / "out")
+
+
+def test_a_failure_is_measured_again(place: Path) -> None:
+    net = Network("One", "", (NamedLayer("plain", LAYER, 1, 1),))
+    for answer, failures in ((broken, {"torch": "no kernel for this"}), (exactly, {})):
+        entrants = {"torch": fake("torch", answer)}
+        found = race.run_suite(net, 1, setting("torch", rounds=2), baselines=entrants, folder=place)
+        assert found.rows[0].failures == failures
+
+
+def test_a_chart_is_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    display.chart([samples(), samples()], tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def verb(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The command, with fake baselines that are always there."""
+    for name in BASELINES:
+        monkeypatch.setitem(BASELINES, name, fake(name))
+    monkeypatch.setattr(race, "onnxruntime_network", lambda problems, outs, threads: lambda: None)
+
+    def run(*arguments: str) -> int:
+        return main(["bench", *arguments])
+
+    return run
+
+
+def test_the_command_prints_a_table_and_json(verb: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb("tiny.yaml", "--rounds", "6") == 0
+    assert "first" in capsys.readouterr().out
+    assert verb("tiny.yaml", "--batch", "1,2", "--rounds", "6", "--json", "--exact", "--layers", "second") == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert [found["batch"] for found in json.loads(captured.out)] == [1, 2]
+
+
+def test_layers_can_be_left_out(verb: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb("tiny.yaml", "--batch", "1", "--rounds", "6", "--json", "--without", "first") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in found["layers"]] == ["second"]
+    assert verb("tiny.yaml", "--without", "conv9") == 2
+    assert "Tiny has no layer 'conv9'" in capsys.readouterr().err
+    assert verb("tiny.yaml", "--without", "first,second") == 2
+    assert "--without first,second: no layer of Tiny is left" in capsys.readouterr().err
+
+
+def test_fewer_baselines_are_incomplete(verb: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb("tiny.yaml", "--rounds", "6", "--against", "torch") == 1
+    assert "INCOMPLETE: torch, channels_last did not take part" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--against", "tensorflow"], "expected some of torch,torch_cl,onnxruntime"),
+        (["--batch", "0"], "expected integers from 1"),
+        (["--rounds", "5"], "--rounds"),
+        (["--layers", "conv9"], "has no layer 'conv9'"),
+        (["nowhere"], "no such file"),
+    ],
+)
+def test_bad_usage_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_chart_in_a_missing_folder_is_refused_beforehand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: found("json" if name == "matplotlib" else name))
+    assert main(["bench", "--chart", "nowhere/out.png"]) == 2
+    assert capsys.readouterr().err == "autoconv: error: --chart nowhere/out.png: there is no folder nowhere\n"
+
+
+def test_a_chart_without_matplotlib_is_refused_beforehand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "matplotlib" else found(name))
+    assert main(["bench", "--chart", "out.png"]) == 2
+    assert "pip install 'autoconv[report]'" in capsys.readouterr().err
+
+
+def test_what_a_baseline_has_not_is_not_asked_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--direction", "wgrad", "--against", "onnxruntime"]) == 2
+    assert "expected some of torch,torch_cl with wgrad and constant filters" in capsys.readouterr().err
+    assert main(["bench", "--weights", "varying", "--against", "torch,ncnn"]) == 2
+    assert "--against ncnn: expected some of torch,torch_cl,onnxruntime,openvino with fwd" in capsys.readouterr().err

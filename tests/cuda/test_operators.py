@@ -1,0 +1,137 @@
+"""What lies between layers on a GPU: every operator's kernels on the emulator, against NumPy in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from simt.emulator import MISSING, Emulated, fenced
+
+from autoconv.bench.gpu.networks import ERROR, NOT_FINITE, OPERATORS, difference, drawn, graph_of
+from autoconv.cuda.codegen.source import GENERATED_SHAPES, Unit, file_text
+from autoconv.cuda.operators import units
+from autoconv.cuda.operators.elementwise import elementwise
+from autoconv.errors import PlanError
+from autoconv.networks.graph import Graph
+from autoconv.networks.operators import Elementwise, MatMul, Softmax, TensorType
+from autoconv.networks.reference import evaluate
+from autoconv.networks.run.cuda_steps import CudaStepMaker
+from autoconv.networks.run.memory import Views
+from autoconv.networks.run.steps import Call, Ref, Scratch
+
+emulated = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
+DEVICE = Emulated(capability=90)
+
+
+def calls_of(graph: Graph, device: Emulated) -> tuple[Call, ...]:
+    return CudaStepMaker(graph, Views(graph, device.alignment), device).step(graph.nodes["y"]).calls
+
+
+def units_of(name: str) -> list[Unit]:
+    return [call.program for call in calls_of(graph_of(name), DEVICE) if isinstance(call.program, Unit)]
+
+
+def computed(graph: Graph, inputs: dict[str, np.ndarray], device: Emulated) -> np.ndarray:
+    """What the kernels of a network's one node make of arrays, after checking that nothing else is written."""
+    arrays = {name: device.empty(t.shape, np.dtype(t.dtype)) for name, t in graph.types.items()}
+    for name, array in inputs.items():
+        arrays[name][...] = array
+    for call in calls_of(graph, device):
+        scratch = device.buffer(call.workspace_bytes)
+        found: list[Any] = [
+            arrays[one.name] if isinstance(one, Ref) else scratch if isinstance(one, Scratch) else one
+            for one in call.operands
+        ]
+        (device.load(call.program) if isinstance(call.program, Unit) else call.program)(*found)
+        assert fenced(scratch)
+    assert all(map(fenced, arrays.values()))
+    for name, array in inputs.items():
+        np.testing.assert_array_equal(arrays[name], array)
+    return np.asarray(arrays["y"])
+
+
+CASES = [(name, special) for name in OPERATORS for special in (False, True)[: 1 + (name in NOT_FINITE)]]
+
+
+@emulated
+@pytest.mark.parametrize(("name", "special"), CASES)
+def test_operators_agree_with_numpy(name: str, special: bool) -> None:
+    graph = graph_of(name)
+    inputs = drawn(graph, special)
+    assert not special or not all(np.isfinite(array).all() for array in inputs.values())
+    with np.errstate(all="ignore"):
+        expected = evaluate(graph, inputs)["y"]
+    found = computed(graph, inputs, DEVICE)
+    assert found.dtype == graph.types["y"].dtype
+    assert difference(found, expected) <= ERROR
+
+
+@emulated
+@pytest.mark.stress
+@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+@pytest.mark.parametrize("name", [name for name in OPERATORS if units_of(name)])
+def test_operators_are_clean_under_sanitizers(name: str, sanitizer: str) -> None:
+    graph = graph_of(name)
+    inputs = drawn(graph)
+    found = computed(graph, inputs, Emulated(capability=90, sanitizer=sanitizer, schedule=5))
+    assert difference(found, evaluate(graph, inputs)["y"]) <= ERROR
+
+
+@emulated
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_in_a_row_reaches_its_softmax(value: float) -> None:
+    graph = Graph("softmax")
+    graph.add_input("x0", TensorType((3, 5)))
+    graph.outputs["y"] = graph.add("y", Softmax(1), "x0")
+    x = np.arange(15, dtype=np.float32).reshape(3, 5)
+    x[1, 2] = value
+    with np.errstate(all="ignore"):
+        expected = evaluate(graph, {"x0": x})["y"]
+    assert difference(computed(graph, {"x0": x}, DEVICE), expected) <= ERROR
+
+
+def test_the_difference_sees_what_is_not_finite() -> None:
+    expected = np.array([1.0, np.nan, np.inf])
+    assert difference(np.array([1.5, np.nan, np.inf]), expected) == 0.5
+    for wrong in ([1.0, 2.0, np.inf], [np.nan, np.nan, np.inf], [1.0, np.nan, -np.inf], [1.0, np.nan]):
+        assert difference(np.array(wrong), expected) == np.inf
+
+
+def test_positions_beyond_32_bits_are_of_64() -> None:
+    small, large = (units.pool("max", n, 1, (4, 4), (2, 2), (2, 2), (2, 2), ((0, 0), (0, 0)), (1, 1), False)
+                    for n in (1 << 20, 1 << 26))  # fmt: skip
+    assert "using Offset = int;" in small.text
+    assert "using Offset = long long;" in large.text
+    strided = elementwise(0, (2, 3), [(3, 1), (1 << 30, 1)], ["int8", "int8"])
+    assert "using Offset = long long;" in strided.text
+
+
+def test_the_example_for_editors_has_what_is_generated() -> None:
+    """A name that a kernel is compiled with stands in the text that editors see in its place."""
+    example = file_text(GENERATED_SHAPES)
+    for name in OPERATORS:
+        for unit in units_of(name):
+            generated = unit.text.split(f'#line 1 "{GENERATED_SHAPES}"\n')[1].split("\n#line")[0]
+            for line in generated.splitlines():
+                word, *rest = line.split()
+                declared = rest[1] if word == "constexpr" else rest[0] if word == "using" else ""
+                assert declared in example, line
+
+
+@pytest.mark.parametrize(
+    ("operator", "types", "said"),
+    [
+        (Elementwise(("exp", 0)), [TensorType((2,), "float64")], "node 'y', exp of float64 (2,): no kernel for a GPU"),
+        (Elementwise(("add", 0, 1)), [TensorType((0, 2)), TensorType((0, 2))], "no kernel for a GPU"),
+        (Elementwise(("add", ("add", 0, ("add", 1, 2)), ("add", 3, ("add", 4, 5)))), [TensorType((2,))] * 6, "no kern"),
+        (MatMul(), [TensorType((2, 1, 3, 4)), TensorType((1, 2, 4, 3))], "MatMul of"),
+    ],
+)
+def test_what_has_no_kernel_is_named(operator: Any, types: list[TensorType], said: str) -> None:
+    graph = Graph("net")
+    names = [graph.add_input(f"x{n}", found) for n, found in enumerate(types)]
+    graph.outputs["y"] = graph.add("y", operator, *names)
+    with pytest.raises(PlanError, match="no kernel for a GPU") as raised:
+        calls_of(graph, DEVICE)
+    assert said in str(raised.value)
