@@ -33,7 +33,7 @@ def emit_pack(
     blocks: int | None = None,
     place: Callable[[Value], Value] | None = None,
 ) -> tuple[Function, int]:
-    """The task that packs one block of filters, and how many there are. Lanes without a filter hold anything.
+    """The task that packs one block of filters, and how many there are. Lanes without a filter hold 0 or another.
 
     A group has so many `blocks`, of which the last may be without filters, and `place` says where one of them goes, if
     they do not follow one another.

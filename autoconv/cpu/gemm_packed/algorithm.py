@@ -103,6 +103,7 @@ class GemmPacked(GeneratedAlgorithm):
 
         Pixels are copied to panels for every part of the filters that is a task of its own; a block of filters comes
         from memory, and then from the first cache, for every tile; sums go to and fro for every block of channels.
+        Halved, there are seven such products, whose pixels and filters are copied and read, and sums go more often.
         """
         machine, problem, blocking = device.machine, product(layer), self.blocking(layer, device, params)
         size, TK, halved = layer.accumulator.itemsize, blocking.TK, blocking.halved
