@@ -14,7 +14,7 @@ from autoconv.algorithm import Algorithm, Candidate
 from autoconv.bench.gpu.edges import EDGES, EPILOGUES, edge, edges, operands
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
-__all__ = ["ACTIVATIONS", "EDGES", "EPILOGUES", "edge", "edges", "everyday", "layers", "operands"]
+__all__ = ["ACTIVATIONS", "EDGES", "EPILOGUES", "edge", "edges", "everyday", "hopper_layer", "layers", "operands"]
 
 # By what others make of them.
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
@@ -28,6 +28,12 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "gelu": lambda y: y * special.ndtr(y),
     "gelu_tanh": lambda y: y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3))),
 }
+
+
+def hopper_layer(**fields: Any) -> ConvLayer:
+    """A small layer that Hopper's copy engine can walk through."""
+    given = {"N": 2, "C": 64, "H": 9, "W": 8, "K": 64, "R": 3, "S": 3, "padding": 1}
+    return ConvLayer(**(given | {"dtype": "float16", "layout": "NHWC"} | fields))
 
 
 @st.composite

@@ -117,14 +117,11 @@ class DeviceProcess:
             text=True,
             encoding="utf-8",
             errors="replace",  # a library may print anything while it is imported
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join(str(path) or os.curdir for path in sys.path)}
-            | self.environment,
+            env=inherited() | self.environment,
         )
         self._lines = queue.Queue()
         threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
-        kind = type(self.device)
-        self._write({"class": f"{kind.__module__}:{kind.__qualname__}", "fields": dataclasses.asdict(self.device)})  # type: ignore[call-overload]
+        self._write(opening(self.device))
 
     def _write(self, message: Message) -> None:
         assert self._process is not None
@@ -140,6 +137,17 @@ class DeviceProcess:
         lines = [line.strip() for line in self._errors.read()[-4000:].splitlines() if line.strip()]
         how = f"died of signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with status {code}"
         return how + (f": {lines[-1][:200]}" if lines and code >= 0 else "")
+
+
+def inherited() -> dict[str, str]:
+    """The environment of a process that finds the modules which this one does."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(str(path) or os.curdir for path in sys.path)}
+
+
+def opening(device: Device) -> Message:
+    """The first message to a process that calls `serve`: which device it is to work on."""
+    kind = type(device)
+    return {"class": f"{kind.__module__}:{kind.__qualname__}", "fields": dataclasses.asdict(device)}  # type: ignore[call-overload]
 
 
 def _read(pipe: Any, lines: queue.Queue[str | None]) -> None:
@@ -167,9 +175,9 @@ def serve(handle: Callable[[Device, Message, Callable[[Message], None]], None]) 
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
-    opening = json.loads(sys.stdin.readline())
-    module, _, name = opening["class"].partition(":")
-    device: Device = getattr(importlib.import_module(module), name)(**opening["fields"])
+    first = json.loads(sys.stdin.readline())
+    module, _, name = first["class"].partition(":")
+    device: Device = getattr(importlib.import_module(module), name)(**first["fields"])
     for line in sys.stdin:
         try:
             handle(device, json.loads(line), answer)

@@ -120,6 +120,45 @@ def test_it_complains(body: str, complaint: str) -> None:
         launch(body, np.zeros(128, "f"), schedule=2)
 
 
+# How far in floats, how many bytes, and whether they are wanted: by the arguments, so that one program serves all.
+BEYOND = """
+    struct Row { alignas(16) float at[4 * 64]; };
+    SHARED(Row, row);
+    const long long far = static_cast<long long>(p0[0]);
+    const bool wanted = p0[2] != 0;
+    if (p0[1] == 16)
+        copy_async16(row.at + 4 * t, p1 + far + 4 * t, wanted);
+    else
+        copy_async4(row.at + t, p1 + far + t, wanted);
+    commit_copies();
+    wait_copies<0>();
+    __syncthreads();
+    p2[blockIdx.x * 64 + t] = row.at[t];
+"""
+
+
+@pytest.mark.parametrize("sanitizer", ["", "address"])
+def test_what_copies_read_lies_in_an_array(sanitizer: str) -> None:
+    """Of 254 floats: four unwanted bytes may have any address, all others are looked at, to the last byte."""
+    x, y = np.arange(1, 255, dtype="f"), np.zeros(128, "f")
+
+    def copy(far: float, nbytes: int, wanted: bool) -> None:
+        launch(BEYOND, np.array([far, nbytes, wanted], "f"), x, y, sanitizer=sanitizer)
+
+    copy(190, 4, True)
+    np.testing.assert_array_equal(y[:64], x[190:])
+    for far in (191, 1e9, -1e9):
+        copy(far, 4, False)
+        np.testing.assert_array_equal(y, 0)
+        with pytest.raises(EmulationError, match=r"cp\.async: reads outside every array"):
+            copy(far, 4, True)
+    copy(0, 16, False)  # the last begins with two floats that are there
+    with pytest.raises(EmulationError, match=r"cp\.async: reads outside every array"):
+        copy(0, 16, True)
+    with pytest.raises(EmulationError, match="an address outside every array, wanted or not"):
+        copy(4, 16, False)
+
+
 def test_a_kernel_gets_as_many_arguments_as_it_takes() -> None:
     run = launcher(
         UNIT, ("-O1",), 0, f'{UNIT.text}\nextern "C" __global__ void test(float* p) {{ p[threadIdx.x] = 1; }}'

@@ -90,8 +90,8 @@ def build(text: str, flags: tuple[str, ...], program: bool = False) -> Path:
     else:
         export = "\n".join(
             f'extern "C" const char* launch_{name}(const unsigned* grid, const unsigned* block, size_t shared, '
-            "void** arguments, int count, unsigned schedule) { return "
-            f"simt::launch<{name}>(grid, block, shared, arguments, count, schedule); }}"
+            "void** arguments, const int64_t* sizes, int count, unsigned schedule) { return "
+            f"simt::launch<{name}>(grid, block, shared, arguments, sizes, count, schedule); }}"
             for name in kernels
         )
     source = f'#include "replay.h"\n{text}\n#line 1 "export"\n{export}\n'
@@ -108,6 +108,11 @@ def build(text: str, flags: tuple[str, ...], program: bool = False) -> Path:
                 raise EmulationError(f"g++ refuses {', '.join(kernels)}:\n{done.stderr[:4000]}")
             made.replace(target)
     return target
+
+
+def sizes_of(arrays: Sequence[Any]) -> Any:
+    """Bytes of each, as the emulator wants them; -1 for None."""
+    return (ctypes.c_int64 * len(arrays))(*(-1 if array is None else array.nbytes for array in arrays))
 
 
 def emulated(text: str, function: str, flags: tuple[str, ...]) -> Any:
@@ -158,7 +163,7 @@ def launcher(unit: Unit, flags: tuple[str, ...], schedule: int, text: str | None
         for i, place in maps:
             values[i] = place.ctypes.data
         shared = ctypes.c_size_t(unit.shared)
-        error = run(grid, block, shared, values, len(pointers), ctypes.c_uint(schedule))
+        error = run(grid, block, shared, values, sizes_of(arguments), len(pointers), ctypes.c_uint(schedule))
         if error:
             raise EmulationError(f"{unit.function}: {error.decode()}")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simt.emulator import FENCE, EmulationError, emulated
+from simt.emulator import FENCE, EmulationError, emulated, sizes_of
 
 from autoconv.cuda import device, hardware
 from autoconv.cuda.codegen import compiler
@@ -277,7 +277,7 @@ class Function:
             values = (ctypes.c_void_p * len(pointers))(*(ctypes.addressof(pointer) for pointer in pointers))
             shape = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
             shared = ctypes.c_size_t(shared_mem or STATIC_SHARED)
-            error = self.run(*shape, shared, values, len(pointers), ctypes.c_uint(1))
+            error = self.run(*shape, shared, values, sizes_of(args), len(pointers), ctypes.c_uint(1))
             if error:
                 raise EmulationError(f"{self.name}: {error.decode()}")
 

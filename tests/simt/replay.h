@@ -32,7 +32,7 @@ int replay(const char* path) {
         maps[i].word[0] = reinterpret_cast<uint64_t>(arrays[i]);
     }
     const char* error = simt::launch<kernel>(header.grid, header.block, header.shared, arguments.data(),
-                                             static_cast<int>(header.count), header.schedule);
+                                             sizes.data(), static_cast<int>(header.count), header.schedule);
     if (error) {
         std::fprintf(stderr, "%s\n", error);
         return 3;

@@ -80,7 +80,12 @@ struct Fiber {
     void* tsan;
 };
 
+struct Array {
+    const char *begin, *end;
+};
+
 inline std::vector<Fiber> fibers;
+inline std::vector<Array> arrays;  // that the kernel was given
 inline Fiber* current;
 inline void* scheduler;
 inline Index block_index, block_size, grid_size;
@@ -268,6 +273,14 @@ inline void texel(void* to, const void* texture, int x, int y) {
     memcpy(to, line + size_t(x) * seen.itemsize, seen.itemsize);
 }
 
+// Whether so many bytes all lie in one of the arrays that the kernel was given.
+UNWATCHED inline bool in_an_array(const void* pointer, int bytes) {
+    const char* const from = static_cast<const char*>(pointer);
+    return std::any_of(arrays.begin(), arrays.end(), [&](const Array& array) UNWATCHED {
+        return from >= array.begin && from <= array.end - bytes;
+    });
+}
+
 inline void land(Copy& copy) {
     if (copy.landed) return;
     copy.landed = true;
@@ -280,11 +293,10 @@ inline void land(Copy& copy) {
 inline void copy_async(void* to, const void* from, int bytes, bool wanted) {
     check_aligned(to, bytes, "cp.async to shared memory");
     check_aligned(from, bytes, "cp.async from global memory");
-#ifdef __SANITIZE_ADDRESS__
-    // Four bytes that are not wanted are an ignored source; sixteen are a source of no bytes, whose address has to be one.
-    if ((wanted || bytes > 4) && __asan_address_is_poisoned(from))
-        fail("cp.async: an address outside every array, wanted or not");
-#endif
+    // Four bytes that are not wanted are an ignored source, at any address; sixteen are a source of no bytes, whose address
+    // has to be one.
+    if (wanted && !in_an_array(from, bytes)) fail("cp.async: reads outside every array");
+    if (!wanted && bytes > 4 && !in_an_array(from, 1)) fail("cp.async: an address outside every array, wanted or not");
     if (static_cast<char*>(to) < arena || static_cast<char*>(to) + bytes > arena + shared_bytes)
         fail("cp.async: the target is not in shared memory");
     current->open.push_back({to, wanted ? from : nullptr, bytes, false});
@@ -355,15 +367,21 @@ UNWATCHED inline void run_block(unsigned seed) {
     std::fill_n(arena, std::min(shared_limit + canary_bytes, arena_bytes), '\xff');
     for (size_t i = 0; i < order.size(); i++) fibers[order[i] = static_cast<int>(i)].state = State::run;
     if (seed % 4 == 1) std::reverse(order.begin(), order.end());
+    unsigned asleep = 0;  // a bit to each warp: in every fourth schedule some stay behind for a while
     async_begin();
     tsan_release(&start_sync);
     do {
         for (bool ran = true; ran && !message[0];) {
             ran = false;
             if (seed % 4 > 1) std::shuffle(order.begin(), order.end(), random);
+            if (seed % 4 == 3 && random() % 4 == 0) asleep = static_cast<unsigned>(random());
             for (int number : order) {
                 Fiber& fiber = fibers[number];
                 if (fiber.state == State::async && async_ready(fiber)) fiber.state = State::run;
+                if (fiber.state == State::run && asleep >> number / warp_size & 1) {
+                    ran = true;  // soon
+                    continue;
+                }
                 while (fiber.state == State::run && !message[0]) {
                     resume(fiber);
                     ran = true;
@@ -412,14 +430,20 @@ struct Call<kernel> {
 // Runs `entry` on a grid: see grid.cpp.
 const char* run_grid(const unsigned* grid, const unsigned* block, size_t shared, unsigned schedule);
 
-// Runs a kernel on a grid; returns null, or what went wrong. `schedule` seeds every random choice.
+// Runs a kernel on a grid; returns null, or what went wrong. `sizes` are bytes of the arrays that the arguments are, or
+// begin with the addresses of; `schedule` seeds every random choice.
 template <auto kernel>
-const char* launch(const unsigned* grid, const unsigned* block, size_t shared, void** arguments, int count,
-                   unsigned schedule) {
+const char* launch(const unsigned* grid, const unsigned* block, size_t shared, void** arguments, const int64_t* sizes,
+                   int count, unsigned schedule) {
     message[0] = 0;
     if (count != Call<kernel>::count) {
         note("%d arguments given, the kernel takes %d", count, Call<kernel>::count);
         return message;
+    }
+    arrays.clear();
+    for (int i = 0; i < count; i++) {
+        const char* const begin = *static_cast<const char**>(arguments[i]);
+        if (begin) arrays.push_back({begin, begin + sizes[i]});
     }
     Call<kernel>::values = arguments;
     entry = Call<kernel>::enter;

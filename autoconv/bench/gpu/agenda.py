@@ -19,6 +19,9 @@ NETWORKS = ("alexnet", "vgg16", "resnet50", "googlenet")
 BATCH = 32
 FIRST = 4  # layers of each target that come before everything else of any
 RACE = 1.5  # seconds for timing the candidates of a layer
+# Whose first case a sanitizer watches before anything else: copies whose unwanted source may have any address, what the
+# tensor copy engine brings, and arrays in a workspace.
+SANITIZED = ("gemm", "gemm.hopper.bf16x6", "winograd.tensor.tf32x3")
 CEILINGS = ("copy", "float32", "tf32", "float16", "float64")
 NOMINAL = {"float32": 5e13, "float16": 5e14, "bfloat16": 5e14}, 3e12  # FLOP/s and bytes/s that order the layers
 UNUSUAL = (  # what the networks lack: grouped, one-dimensional, dilated, odd channel counts
@@ -31,7 +34,7 @@ UNUSUAL = (  # what the networks lack: grouped, one-dimensional, dilated, odd ch
 )
 
 # Guesses in seconds, until a folder holds results of its own: these then say by what factor a kind of item differs.
-SECONDS = {"machine": 5.0, "warm": 40.0, "ceiling": 2.0, "launch": 1.5, "host": 2.0, "check": 0.35}
+SECONDS = {"machine": 5.0, "warm": 40.0, "ceiling": 2.0, "launch": 1.5, "sanitize": 20.0, "host": 2.0, "check": 0.35}
 SECONDS |= {"network": 8.0, "operator": 0.5}
 SECONDS |= {"tune": 2.5, "table": 2.5}  # and what depends on the layer
 COMPILE = 0.06  # of one kernel, when all cores compile
@@ -83,12 +86,15 @@ def targets(names: Sequence[str] = NETWORKS, batch: int = BATCH) -> list[Target]
 def items(phases: Sequence[str], algorithms: Sequence[Algorithm[Any]], wanted: Sequence[Target]) -> Iterator[str]:
     """The work in the order of its value; an item is `kind/arguments`.
 
-    Whether anything runs at all comes first, whole networks included; then the longest layers of every target, for each
-    has to be stated, and long layers weigh most in a network; then every kernel's checks, those between layers first;
-    then all layers, of each target in turn, with a few candidates, and at last with all.
+    A few kernels are watched by a sanitizer first, as what is read outside of an array spoils everything after it.
+    Whether anything runs at all comes next, whole networks included; then the longest layers of every target, for
+    each has to be stated, and long layers weigh most in a network; then every kernel's checks, those between layers
+    first; then all layers, of each target in turn, with a few candidates, and at last with all.
     """
     own = [algorithm for algorithm in algorithms if algorithm.vendor is None]
     first, rest = _in_turn(wanted)
+    if "check" in phases:
+        yield from (f"sanitize/{one.name}/{one.version}" for name in SANITIZED for one in own if one.name == name)
     yield "warm"
     if "check" in phases:
         yield from (f"ceiling/{what}" for what in CEILINGS)

@@ -49,6 +49,12 @@ def _divided(params: dict[str, int], direction: str, depth: int, **fields: Any) 
     return problem | channels | fields, params | {"SPLIT": 4}
 
 
+def _points(m: int, layout: str, direction: str = "fwd", **fields: Any) -> Planned:
+    """Channels beyond one block of the transforms, and no whole number of tiles to one."""
+    problem = {"N": 1, "C": 37, "H": 9, "W": 8, "K": 35, "R": 3, "S": 3, "padding": 1}
+    return problem | {"layout": layout, "direction": direction} | fields, {"m": m, "BM": 64, "BN": 64}
+
+
 def _tiled(tile: int, direction: str, layout: str, dtype: str, **fields: Any) -> Planned:
     """Four tiles or more to an image."""
     problem = {"N": 2, "C": 4, "H": 35, "W": 37, "K": 6, "R": 3, "S": 3, "padding": ((1, 2), (2, 0)), "groups": 2}
@@ -69,6 +75,8 @@ SCALAR_TILE = {"BM": 32, "BN": 64, "BK": 16, "TM": 4, "TN": 4}
 # Layers and parameters that a family's kernels must meet and the edges do not lead to.
 PLANNED: dict[str, tuple[Planned, ...]] = {
     "gemm": (
+        # single floats of which many are outside of the image, or beyond the depth
+        _blocks(SCALAR_TILE | {"SPLIT": 1}, **FULL_EPILOGUE),
         _divided(SCALAR_TILE, "fwd", 16),
         # depths that are summed in two stretches, of one part and of each of two
         _blocks(SCALAR_TILE | {"SPLIT": 1}, N=3, C=2, H=24, W=24, K=3, R=1, S=1, padding=0, direction="wgrad"),
@@ -157,6 +165,16 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
          {"m": 2, "BM": 64, "BN": 64})
         for d, C, K in (("fwd", 64, 1), ("dgrad", 1, 64))
     ),
+    **{name: tuple(
+        (fields, params | stages)
+        for fields, params in (
+            _points(2, "NCHW", **FULL_EPILOGUE),
+            _points(4, "NHWC", R=5, S=2, padding=((1, 3), (0, 1)), bias=True),
+            _points(6, "NCHW", "dgrad", C=35, K=37),
+            _points(4, "NHWC", "dgrad", C=12, K=70, groups=2),
+            _points(2, "NCHW", C=76, K=18, H=3, groups=2, R=1, padding=0),
+        )
+    ) for name, stages in (("winograd.tensor.tf32x3", {}), ("winograd.hopper.bf16x6", {"STAGES": 3}))},
     "gemm.explicit": (  # sums wider than the output, of which there are no whole blocks
         ({"N": 2, "C": 3, "H": 5, "W": 7, "K": 5, "R": 3, "S": 2, "dtype": "float16", "direction": "wgrad"},
          {"IMAGES": 1, "MERGED": 1}),

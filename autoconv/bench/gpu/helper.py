@@ -24,6 +24,7 @@ from autoconv.bench.gpu.baselines import BASELINES, Baseline
 from autoconv.bench.gpu.cases import cases
 from autoconv.bench.gpu.edges import operands
 from autoconv.bench.gpu.networks import check_network, check_operator
+from autoconv.bench.gpu.sanitized import memcheck
 from autoconv.device import Device, Operands
 from autoconv.errors import DeviceLostError
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
@@ -48,7 +49,7 @@ class Work:
     """What a helper can do, on one device, with one folder for what is measured."""
 
     def __init__(self, device: Device, folder: Path, baselines: Mapping[str, Baseline] = BASELINES) -> None:
-        self.device, self.baselines = device, baselines
+        self.device, self.folder, self.baselines = device, folder, baselines
         self.cache = TuningCache(folder / TUNING, system=None)
         self.algorithms = {algorithm.name: algorithm for algorithm in registry.algorithms(device)}
 
@@ -60,6 +61,8 @@ class Work:
             "warm": self.warm,
             "ceiling": self.ceiling,
             "launch": self.launch,
+            "sanitize": self.sanitize,
+            "unpooled": self.unpooled,
             "host": self.host,
             "compile": self.compile,
             "network": self.network,
@@ -131,6 +134,17 @@ class Work:
         algorithm.build(layer, self.device, params)
         built = time.perf_counter() - begin
         return {"build": built} | self.check(name, version, str(number))
+
+    def sanitize(self, name: str, version: str) -> dict[str, Any]:
+        """The first case of a family in a process that compute-sanitizer watches."""
+        message = {"item": f"unpooled/{name}/{version}", "folder": str(self.folder)}
+        return memcheck(self.device, "autoconv.bench.gpu.helper", message)
+
+    def unpooled(self, name: str, version: str) -> dict[str, Any]:
+        """The first case, each array by the driver: what a pool hands out lies in what a sanitizer takes for one."""
+        if cuda := getattr(self.device.xp, "cuda", None):
+            cuda.set_allocator(None)
+        return self.launch(name, version)
 
     def host(self) -> dict[str, Any]:
         """Seconds of host time of a `Plan.run`, and of its kernel's launches alone."""

@@ -39,7 +39,7 @@ def markdown(results: Sequence[Result], wanted: Sequence[Target], left: int) -> 
     machine = _machine_of(results)
     if machine is None:
         return "\n".join(incomplete) + "\n"
-    lines = [*_machine(machine), *_ceilings(results), *_checks(results), *_model(results)]
+    lines = [*_machine(machine), *_ceilings(results), *_checks(results), *_sanitized(results), *_model(results)]
     compared = _compared(results)
     baselines = list(machine["baselines"])
     summary, details = [], []
@@ -137,6 +137,13 @@ def _checks(results: Iterable[Result]) -> Iterable[str]:
         right = len(found) - len(bad) - skipped
         yield f"- kernels against float64: {right} right, {len(bad)} not, {skipped} not for this GPU"
         yield from (f"  - {r['item']}: {r.get('candidate', '')} {r.get('layer', '')}: {r['failure']}" for r in bad)
+
+
+def _sanitized(results: Iterable[Result]) -> Iterable[str]:
+    for result in results:
+        if result["item"].startswith("sanitize/"):
+            said = result.get("failure") or result.get("skipped") or "nothing to complain of"
+            yield f"- compute-sanitizer on {result['item'].split('/')[1]}: {said}"
 
 
 def _model(results: Sequence[Result]) -> Iterable[str]:

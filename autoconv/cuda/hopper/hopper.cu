@@ -14,20 +14,14 @@ struct Stage {
     DEVICE static int row_of_eight(int lane) { return lane / 4; }
 };
 
-DEVICE void fetch_slice(Stage& stage, Barrier& barrier, const TensorMap& pixels, const TensorMap& other, Job at,
-                        int slice) {
+DEVICE void fetch_columns(Stage& stage, Barrier& barrier, const TensorMap& pixels, const TensorMap& other, Job at,
+                          int slice) {
     if constexpr (WEIGHTS) {
-        const int place = slice * BK;
 #pragma unroll
-        for (int i = 0; i < BM; i += LINE)
-            fetch_box(stage.a + i * BK, other, barrier, at.group * KG + at.row + i, place, 0);
-#pragma unroll
-        for (int i = 0; i < BN; i += LINE)
-            fetch_columns(stage.b + i * BK, pixels, barrier, at, i, place);
+        for (int i = 0; i < BN; i += LINE) fetch_tap(stage.b + i * BK, pixels, barrier, at, i, slice * BK);
     } else {
         const Depth depth = depth_of(slice);
         const int channel = depth.chunk * BK;
-        fetch_from(stage.a, pixels, barrier, at.group * CHANNELS + channel, at.row, depth.tap);
         if constexpr (!B_ACROSS) {
             fetch_box(stage.b, other, barrier, channel, depth.filter_tap, at.group * COLUMNS + at.column);
         } else {

@@ -23,23 +23,18 @@ struct Stage {
     DEVICE static int row_of_eight(int lane) { return WEIGHTS ? lane / 4 : lane / 8 + lane / 4 % 2 * 4; }
 };
 
-DEVICE void fetch_slice(Stage& stage, Barrier& barrier, const TensorMap& pixels, const TensorMap& other, Job at,
-                        int slice) {
+DEVICE void fetch_columns(Stage& stage, Barrier& barrier, const TensorMap& pixels, const TensorMap& other, Job at,
+                          int slice) {
     if constexpr (WEIGHTS) {
-        const int place = slice * BK;
-#pragma unroll
-        for (int i = 0; i < BM; i += LINE)
-            fetch_box(stage.a + i * BK, other, barrier, at.group * KG + at.row + i, place, 0);
         // each part is an array of images behind the last; what a slice has too much meets zeros of dy
 #pragma unroll
         for (int part = 0; part < PARTS; part++)
 #pragma unroll
             for (int i = 0; i < BN; i += PART_LINE)
-                fetch_columns(stage.b[part] + i * BK, pixels, barrier, at, i, place + part * PIXELS);
+                fetch_tap(stage.b[part] + i * BK, pixels, barrier, at, i, slice * BK + part * PIXELS);
     } else {
         const Depth depth = depth_of(slice);
         const int block = (depth.filter_tap * static_cast<int>(GROUPS) + at.group) * CHUNKS + depth.chunk;
-        fetch_from(stage.a, pixels, barrier, at.group * CHANNELS + depth.chunk * BK, at.row, depth.tap);
         fetch_box(stage.b, other, barrier, 0, at.column, block * PARTS);
     }
 }

@@ -91,10 +91,22 @@ DEVICE void fetch_from(void* to, const TensorMap& map, Barrier& barrier, int cha
                  row * PIXEL_STRIDE_H + PIXEL_LOW_H, image, tap % TAPS_W * TAP_STRIDE_W, tap / TAPS_W * TAP_STRIDE_H);
 }
 
-// The same for wgrad; of no tap, those of the last.
-DEVICE void fetch_columns(void* to, const TensorMap& map, Barrier& barrier, Job at, int column, int place) {
+// The same for columns of wgrad; of no tap, those of the last.
+DEVICE void fetch_tap(void* to, const TensorMap& map, Barrier& barrier, Job at, int column, int place) {
     const Columns first = columns_at(at.column + column);
     fetch_from(to, map, barrier, at.group * CG + first.channel, place, first.tap < TAPS ? first.tap : TAPS - 1);
+}
+
+// A slice of the tile's rows.
+DEVICE void fetch_rows(T* to, Barrier& barrier, const TensorMap& pixels, const TensorMap& other, Job at, int slice) {
+    if constexpr (WEIGHTS) {
+#pragma unroll
+        for (int i = 0; i < BM; i += LINE)
+            fetch_box(to + i * BK, other, barrier, at.group * KG + at.row + i, slice * BK, 0);
+    } else {
+        const Depth depth = depth_of(slice);
+        fetch_from(to, pixels, barrier, at.group * CHANNELS + depth.chunk * BK, at.row, depth.tap);
+    }
 }
 
 template <class Stage>
@@ -105,8 +117,10 @@ DEVICE void produce(Ring<Stage>& ring, const TensorMap& pixels, const TensorMap&
         for (int slice = at.first(); slice < at.last(); slice++) {
             Barrier& full = ring.full[turn.stage];
             await(ring.empty[turn.stage], turn.parity ^ 1);  // at first, "the phase before" has ended
+            Stage& to = ring.stage[turn.stage];
             arrive_expecting(full, sizeof(Stage));
-            fetch_slice(ring.stage[turn.stage], full, pixels, other, at, slice);
+            fetch_rows(to.a, full, pixels, other, at, slice);
+            fetch_columns(to, full, pixels, other, at, slice);
             turn.next();
         }
     }

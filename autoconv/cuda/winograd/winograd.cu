@@ -41,30 +41,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) winograd_filter(co
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) winograd_input(const T* x, Acc* workspace) {
     const Job mine = job(GROUPS * DEPTH);
     if (!mine.exists) return;
-    const Corner first = corner(mine.tile);
-    const Offset h0 = first.h - START_H, v0 = first.w - START_W;
-    Acc half[AH][AW];
-#pragma unroll
-    for (int i = 0; i < AH; i++) {
-        Acc pixels[AW];
-#pragma unroll
-        for (int j = 0; j < AW; j++) {
-            const bool inside = within(h0 + i, IN_H) && within(v0 + j, IN_W);
-            pixels[j] = inside ? Acc(to_float(x[in_at(first.n, mine.channel, h0 + i, v0 + j)])) : Acc(0);
-        }
-        input_w(pixels, half[i]);
-    }
     const int group = mine.channel / static_cast<int>(DEPTH);
     const Offset at = in_matrix(mine.channel % DEPTH, mine.tile, DEPTH);
-#pragma unroll
-    for (int j = 0; j < AW; j++) {
-        Acc pixels[AH], points[AH];
-#pragma unroll
-        for (int i = 0; i < AH; i++) pixels[i] = half[i][j];
-        input_h(pixels, points);
+    transform_input(x, mine.channel, mine.tile, true, [&](int j, const Acc (&points)[AH]) {
 #pragma unroll
         for (int i = 0; i < AH; i++) workspace[matrix(i * AW + j, group, DEPTH, TILES) + at] = points[i];
-    }
+    });
 }
 
 // Lines of a matrix, so many steps apart along and across the depth.

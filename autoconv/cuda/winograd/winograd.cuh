@@ -38,9 +38,36 @@ DEVICE void transform_filter(const T* w, int group, int row, int depth, Put put)
     }
 }
 
-// The outputs of a tile from its sums: `sum_of(point)`. A row of them is stored at once where it is aligned.
-template <class Sums>
-DEVICE void write_tile(Sums sum_of, int channel, Offset tile, T* out, const T* bias, const T* residual) {
+// A tile's points, column by column: `put(j, points)`. Of a tile or channel that does not exist, zeros.
+template <class Put>
+DEVICE void transform_input(const T* x, int channel, Offset tile, bool exists, Put put) {
+    const Corner first = corner(tile);
+    const Offset h0 = first.h - START_H, v0 = first.w - START_W;
+    Acc half[AH][AW];
+#pragma unroll
+    for (int i = 0; i < AH; i++) {
+        Acc pixels[AW];
+#pragma unroll
+        for (int j = 0; j < AW; j++) {
+            const bool inside = exists && within(h0 + i, IN_H) && within(v0 + j, IN_W);
+            pixels[j] = inside ? Acc(to_float(x[in_at(first.n, channel, h0 + i, v0 + j)])) : Acc(0);
+        }
+        input_w(pixels, half[i]);
+    }
+#pragma unroll
+    for (int j = 0; j < AW; j++) {
+        Acc pixels[AH], points[AH];
+#pragma unroll
+        for (int i = 0; i < AH; i++) pixels[i] = half[i][j];
+        input_h(pixels, points);
+        put(j, points);
+    }
+}
+
+// The outputs of a tile, if it exists, from its columns of sums: `read(j, points)`. A row of outputs is stored at once
+// where it is aligned.
+template <class Read>
+DEVICE void write_columns(Read read, int channel, Offset tile, bool exists, T* out, const T* bias, const T* residual) {
     constexpr bool WHOLE = !LAST && (MW == 2 || MW == 4) && OUT_W % MW == 0;
     struct alignas(WHOLE ? (MW * sizeof(T) < 16 ? MW * sizeof(T) : 16) : sizeof(T)) Run {
         T value[MW];
@@ -49,12 +76,12 @@ DEVICE void write_tile(Sums sum_of, int channel, Offset tile, T* out, const T* b
 #pragma unroll
     for (int j = 0; j < AW; j++) {
         Acc points[AH], pixels[MH];
-#pragma unroll
-        for (int i = 0; i < AH; i++) points[i] = sum_of(i * AW + j);
+        read(j, points);
         output_h(points, pixels);
 #pragma unroll
         for (int i = 0; i < MH; i++) half[i][j] = pixels[i];
     }
+    if (!exists) return;
     const Corner at = corner(tile);
 #pragma unroll
     for (int i = 0; i < MH; i++) {
@@ -71,4 +98,14 @@ DEVICE void write_tile(Sums sum_of, int channel, Offset tile, T* out, const T* b
         }
         if (WHOLE) aligned<Run>(out + out_at(at.n, channel, at.h + i, at.w)) = run;
     }
+}
+
+// The same from each of its sums: `sum_of(point)`.
+template <class Sums>
+DEVICE void write_tile(Sums sum_of, int channel, Offset tile, T* out, const T* bias, const T* residual) {
+    const auto read = [&](int j, Acc (&points)[AH]) {
+#pragma unroll
+        for (int i = 0; i < AH; i++) points[i] = sum_of(i * AW + j);
+    };
+    write_columns(read, channel, tile, true, out, bias, residual);
 }

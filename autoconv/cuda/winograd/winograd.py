@@ -73,12 +73,7 @@ class Winograd(CudaAlgorithm):
                 yield {"m": m, "BM": tile.BM, "BN": tile.BN}
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
-        reasons, missing = unit_stride(layer), no_tile(TILES, params, "BM", "BN")
-        if layer.R * layer.S == 1:
-            reasons.append("filter: expected more than one tap, got 1x1, where nothing is saved")
-        if params["m"] not in ERROR_CAPS or int(params["m"]) + max(layer.R, layer.S) - 1 > MOST_POINTS:
-            expected = f"{' or '.join(map(str, ERROR_CAPS))}, and m + taps - 1 of at most {MOST_POINTS}"
-            reasons.append(f"m={params['m']}: expected {expected}, got filters of {layer.R}x{layer.S}")
+        reasons, missing = untransformable(layer, params), no_tile(TILES, params, "BM", "BN")
         if not missing and layer.dtype == "float64":
             missing = _tile(params).no_float64()
         reasons += missing
@@ -89,15 +84,15 @@ class Winograd(CudaAlgorithm):
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
         """Filters, input, product, output: the first one packs."""
         tile = _tile(params)
-        MH, MW = _outputs(layer, params)
+        MH, MW = outputs_of(layer, params)
         text = transforms_text(layer, MH, MW)
-        blocks = 3 if params["m"] == 6 else 4
+        blocks = transform_blocks(params)
         if layer.dtype == "float64":
             tile, blocks = tile.halved(), 2
         # a thread holds the points of a tile
         constants = (*tile.constants, ("MH", MH), ("MW", MW), ("THREADS", THREADS), ("BLOCKS", blocks))
         rows, depth, tiles = extents(layer, params)
-        points = _points(layer, params)
+        points = points_of(layer, params)
 
         def unit(name: str, jobs: int) -> Unit:
             grid = (ceil_div(jobs, THREADS), 1, 1)
@@ -124,18 +119,18 @@ class Winograd(CudaAlgorithm):
 
     def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
         _, inputs, products = _sizes(layer, params)
-        points = _points(layer, params) * layer.groups
+        points = points_of(layer, params) * layer.groups
         return (ceil_div(points * inputs, 64) * 64 + points * products) * layer.accumulator.itemsize
 
     def packed_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
         filters, _, _ = _sizes(layer, params)
-        return _points(layer, params) * layer.groups * filters * layer.accumulator.itemsize
+        return points_of(layer, params) * layer.groups * filters * layer.accumulator.itemsize
 
     def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
         _, into, product, out = self.units(layer, params)
         _, depth, tiles = extents(layer, params)
         tile, wide, last = _tile(params), layer.accumulator.itemsize, layer.layout == "NHWC"
-        points = _points(layer, params)
+        points = points_of(layer, params)
         filters, inputs, sums = (points * layer.groups * size * wide for size in _sizes(layer, params))
         kept = beyond_cache(device, inputs + sums) > 0  # in memory, between the kernels
         x, y = (math.prod(shape) * layer.itemsize for shape in (layer.input_shapes[0], layer.output_shape))
@@ -165,6 +160,11 @@ class Winograd(CudaAlgorithm):
         )
 
 
+def transform_blocks(params: Params) -> int:
+    """Of THREADS to a multiprocessor: as many as leave a thread the registers for a tile's points."""
+    return 3 if params["m"] == 6 else 4
+
+
 def unit_stride(layer: ConvLayer) -> list[str]:
     """The reason against another stride."""
     if layer.stride == (1, 1):
@@ -172,24 +172,36 @@ def unit_stride(layer: ConvLayer) -> list[str]:
     return [f"stride: expected 1x1, where tiles of outputs share inputs, got {'x'.join(map(str, layer.stride))}"]
 
 
+def untransformable(layer: ConvLayer, params: Params) -> list[str]:
+    """What is against F(m x m, R x S) with the points of a tile in a thread's registers."""
+    reasons = unit_stride(layer)
+    if layer.R * layer.S == 1:
+        reasons.append("filter: expected more than one tap, got 1x1, where nothing is saved")
+    if params["m"] not in ERROR_CAPS or int(params["m"]) + max(layer.R, layer.S) - 1 > MOST_POINTS:
+        expected = f"{' or '.join(map(str, ERROR_CAPS))}, and m + taps - 1 of at most {MOST_POINTS}"
+        reasons.append(f"m={params['m']}: expected {expected}, got filters of {layer.R}x{layer.S}")
+    return reasons
+
+
 def _tile(params: Params) -> GemmTile:
     return tile_of(TILES, params, "BM", "BN")
 
 
-def _outputs(layer: ConvLayer, params: Params) -> tuple[int, int]:
+def outputs_of(layer: ConvLayer, params: Params) -> tuple[int, int]:
     """Outputs of a tile, down and across; one where there is a single tap."""
     m = int(params["m"])
     return m if layer.R > 1 else 1, m if layer.S > 1 else 1
 
 
-def _points(layer: ConvLayer, params: Params) -> int:
-    MH, MW = _outputs(layer, params)
+def points_of(layer: ConvLayer, params: Params) -> int:
+    """Points of a tile."""
+    MH, MW = outputs_of(layer, params)
     return (MH + layer.R - 1) * (MW + layer.S - 1)
 
 
 def extents(layer: ConvLayer, params: Params) -> tuple[int, int, int]:
     """Channels out and in of a group, and tiles."""
-    MH, MW = _outputs(layer, params)
+    MH, MW = outputs_of(layer, params)
     C, K = layer.C // layer.groups, layer.K // layer.groups
     rows, depth, height, width = (K, C, layer.P, layer.Q) if layer.direction == "fwd" else (C, K, layer.H, layer.W)
     return rows, depth, layer.N * ceil_div(height, MH) * ceil_div(width, MW)
