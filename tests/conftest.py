@@ -50,6 +50,7 @@ THINNED = {
     "cpu/test_depthwise_wgrad.py": 3,
     "cpu/test_fft.py": 40,
     "cpu/test_fft_matrix.py": 48,
+    "cpu/test_fused.py::test_one_kernel_computes_what_the_layers_do": 12,
     "cpu/test_gemm.py": 180,
     "cpu/test_gemm.py::test_sums_of_a_block_that_lacks_filters_have_room": 2,
     "cpu/test_gemm_packed.py": 20,
@@ -118,7 +119,7 @@ FULL_ONLY = {
     "cuda/test_gpu_bench.py::test_a_tuning_worker_that_loses_the_device_is_replaced",
     "cuda/test_gpu_bench.py::test_an_interrupted_run_goes_on_where_its_lines_end",
     "cuda/test_gpu_bench.py::test_the_command",
-    "cuda/test_host.py::test_a_candidate_without_room_is_left_out_and_the_tuning_goes_on",
+    "cuda/test_gpu_faults.py::test_a_candidate_without_room_is_left_out_and_the_tuning_goes_on",
     "networks/test_collect.py::test_a_variable_collects_for_the_whole_process",
     "pytorch/test_optimize.py::test_efficientnet",
 }

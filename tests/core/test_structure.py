@@ -35,6 +35,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"errors"},
     ),
     "autoconv.cpu": (
+        {"fused"},
         {
             "direct",
             "winograd",

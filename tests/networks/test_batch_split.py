@@ -262,6 +262,27 @@ def test_the_whole_batch_stays_unless_parts_are_likely_quicker(
     assert runs == [rounds + 1] * 3
 
 
+def test_ways_to_compute_a_part_run_more_often_and_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every first run of two is slow, and does not count."""
+    clock, runs = [0.0], [0, 0]
+
+    class Runs:
+        def __init__(self, schedule: Any) -> None:
+            self.which = schedule.which
+
+        def run(self, inputs: Any) -> None:
+            warm = runs[self.which] % 2 == 0  # the very first is of no round
+            clock[0] += (3.0, 2.0)[self.which] * (1 if warm else (1, 9)[self.which])
+            runs[self.which] += 1
+
+    monkeypatch.setattr(contest, "Instance", Runs)
+    monkeypatch.setattr(contest.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(contest, "SECONDS", 1e9)
+    schedules: Any = [SimpleNamespace(graph=chain(4), device=CPU.current(), which=n, arena_bytes=1) for n in range(2)]
+    assert contest.quickest(schedules, {"cache": TuningCache(tmp_path)}, part=True) == (1, [3.0, 2.0])
+    assert runs == [1 + 2 * contest.FEWEST_OF_PARTS] * 2
+
+
 @kernels
 def test_what_wins_a_race_runs_and_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, cache = chain(4), TuningCache(tmp_path)

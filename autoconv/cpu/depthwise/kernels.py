@@ -36,7 +36,7 @@ def _emit_task(
     whole = whole_planes(layer, blocking.threads)
     together = max(1, min(16, planes // (8 * blocking.threads)))
     functions = {
-        (rows, segment.pixels): _emit_tile(m, f"task_{rows}x{segment.pixels}", layer, tiling, rows, segment.pixels)
+        (rows, segment.pixels): emit_tile(m, f"task_{rows}x{segment.pixels}", layer, tiling, rows, segment.pixels)
         for rows in {tiling.block, tiling.height % tiling.block}
         if rows
         for segment in tiling.segments
@@ -56,7 +56,7 @@ def _emit_task(
         n, group = plane // problem.groups, plane % problem.groups
         source = x + n * problem.input.image + group * problem.input.group
         for c in range(problem.C):
-            _fill(task, tiling, source + c * problem.input.channel, top, panel + c * (tiling.rows * tiling.panel.pitch))
+            fill(task, tiling, source + c * problem.input.channel, top, panel + c * (tiling.rows * tiling.panel.pitch))
         for i in range(problem.K):
             place = n * problem.output.image + group * problem.output.group + i * problem.output.channel
             place = place + first_block * (tiling.block * tiling.width)
@@ -102,8 +102,11 @@ def _blocks(
             block(k.i64(tiling.blocks - 1), rest)
 
 
-def _fill(k: Function, tiling: DepthwiseTiling, plane: Value, top: Value, panel: Value) -> None:
-    """Copy the rows from `top` on that lie inside the image; the others are zero, or never read."""
+def fill(k: Function, tiling: DepthwiseTiling, plane: Value, top: Value, panel: Value, *, ahead: bool = True) -> None:
+    """Copy the rows from `top` on that lie inside the image; the others are zero, or never read.
+
+    What the next chunk will copy is fetched where it lies `ahead`; no processor looks beyond a page.
+    """
     axis = tiling.problem.rows
     with k.loop(0, tiling.rows) as t:
         h = top + t
@@ -111,8 +114,7 @@ def _fill(k: Function, tiling: DepthwiseTiling, plane: Value, top: Value, panel:
         with k.if_(inside):
             row, element = plane + h * tiling.problem.input.row, plane.type.to
             assert element is not None
-            # What the next chunk will copy; no processor looks ahead beyond a page.
-            for column in range(0, tiling.problem.columns.size, LINE // element.bytes):
+            for column in range(0, tiling.problem.columns.size if ahead else 0, LINE // element.bytes):
                 k.prefetch(row + (tiling.rows * tiling.problem.input.row + column))
             tiling.panel.fill(k, row, panel + t * tiling.panel.pitch)
         if not tiling.looped:
@@ -120,7 +122,7 @@ def _fill(k: Function, tiling: DepthwiseTiling, plane: Value, top: Value, panel:
                 tiling.panel.clear(k, panel + t * tiling.panel.pitch)
 
 
-def _emit_tile(m: Module, name: str, layer: ConvLayer, tiling: DepthwiseTiling, rows: int, pixels: int) -> Function:
+def emit_tile(m: Module, name: str, layer: ConvLayer, tiling: DepthwiseTiling, rows: int, pixels: int) -> Function:
     """`function(panel, filters, out, residual, bias, p)` for rows of neighbouring outputs, from position p on."""
     element = DTYPES[layer.dtype]
     wide = widened(element)

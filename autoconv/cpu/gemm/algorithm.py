@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import VECTOR_BYTES
+from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
@@ -125,7 +125,8 @@ class Gemm(GeneratedAlgorithm):
         lanes = VECTOR_BYTES[device.instruction_set] // size
         products = idle_lanes(device.instruction_set, layer, blocking) * layer.flops / (2 * lanes)
         tile = blocking.TK * blocking.NV
-        loads = products * (blocking.TK + blocking.NV) / tile + 2 * products / (C * taps)
+        ranges = math.ceil(C / blocking.BC)
+        loads = products * (blocking.TK + blocking.NV) / tile + 2 * ranges * products / (C * taps)
         multiply = machine.multiply_adds(device.instruction_set, layer.accumulator.name, lanes)
         computed = max(products / multiply, loads / machine.loads(lanes * size)) / machine.threads
         filters = size * math.prod(layer.w_shape)
@@ -136,6 +137,9 @@ class Gemm(GeneratedAlgorithm):
         pixels = math.prod(layer.input_shapes[0]) * layer.itemsize
         moved += machine.reading(pixels * math.ceil(filters / layer.groups / kept), pixels / machine.threads)
         panels = self.workspace_bytes(layer, device, params)
+        held = blocking.BC * (blocking.NV * lanes * size + LINE - size)  # a line's start and end are others' pixels
+        if not panels and held > blocking.l1_bytes:
+            moved += machine.reading(products / blocking.TK * lanes * size, held)
         if panels:
             copied = machine.transforms(lanes * size) * machine.threads
             computed += pixels / (lanes * size) / copied

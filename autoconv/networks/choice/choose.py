@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
@@ -38,12 +39,15 @@ class Planned:
         By the names of nodes in the graph before it was split.
     in_nhwc : frozenset of str
         The nodes whose arrays are in NHWC.
+    fused : dict of str to FusedBlocking
+        The nodes that one kernel computes together with those before them, and how it is cut.
     """
 
     parts: Split
     views: Views
     plans: dict[str, Plan]
     in_nhwc: frozenset[str]
+    fused: dict[str, FusedBlocking] = field(default_factory=dict)
 
 
 def planned(

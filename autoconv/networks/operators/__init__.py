@@ -4,6 +4,7 @@ from autoconv.networks.operators.base import Operator, Product, TensorType, rand
 from autoconv.networks.operators.convolution import Conv, ConvTranspose, MatMul
 from autoconv.networks.operators.elementwise import Elementwise
 from autoconv.networks.operators.foreign import Foreign
+from autoconv.networks.operators.fused import FusedConv
 from autoconv.networks.operators.pooling import LRN, Pool, Reduce, Softmax
 from autoconv.networks.operators.quantized import QuantizedConv, QuantizedMatMul, QuantizedProduct
 from autoconv.networks.operators.shapes import Concat, Pad, Reshape, Resize, Slice, Transpose
@@ -15,6 +16,7 @@ __all__ = [
     "ConvTranspose",
     "Elementwise",
     "Foreign",
+    "FusedConv",
     "MatMul",
     "Operator",
     "Pad",

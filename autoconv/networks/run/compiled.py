@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,23 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.common.text import size
+from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
 from autoconv.errors import ArrayError, ConfigError
 from autoconv.networks.choice.batch import remember, ways_to_split
-from autoconv.networks.choice.choose import Planned, planned
+from autoconv.networks.choice.choose import planned
+from autoconv.networks.choice.fused import Blockings, with_fused
 from autoconv.networks.choice.tolerance import check_error, chosen_within, expected_error, keeps_error
-from autoconv.networks.graph import Graph, Node
-from autoconv.networks.layer_list import layer_of
+from autoconv.networks.graph import Graph
 from autoconv.networks.passes import optimized
 from autoconv.networks.passes.batch_split import Images
 from autoconv.networks.run import listing, saved
 from autoconv.networks.run.contest import quickest
 from autoconv.networks.run.cuda_instance import CudaInstance
-from autoconv.networks.run.instance import Instance, Schedule
+from autoconv.networks.run.instance import Instance
 from autoconv.networks.run.listing import StepTime
-from autoconv.networks.run.runtime import for_device, instance_of, step_maker
+from autoconv.networks.run.runtime import for_device, instance_of
+from autoconv.networks.run.schedules import Packed, scheduled
 from autoconv.plans import Plan
 from autoconv.registry import resolve
 
@@ -49,6 +50,8 @@ class CompiledNetwork:
         The nodes whose arrays are in NHWC; all other arrays are as the model states them.
     images : dict of str to int
         The nodes that are computed for so many images at a time; all others are for the whole batch.
+    fused : dict of str to FusedBlocking
+        The nodes that one kernel computes together with those before them, and how it is cut.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class CompiledNetwork:
         candidates: Mapping[str, str] | None = None,
         last: Collection[str] | None = None,
         images: Images | None = None,
+        fused: Blockings | None = None,
     ) -> None:
         self._first, self.device = for_device(optimized(graph), device), device  # all in NCHW
         self._options = dict(options)
@@ -66,9 +70,10 @@ class CompiledNetwork:
         self.plans: dict[str, Plan] = {}
         self.in_nhwc: frozenset[str] = frozenset()
         self.images: dict[str, int] = {}
-        self._packed: dict[str, Array] = {}
+        self.fused: dict[str, FusedBlocking] = {}
+        self._packed: Packed = {}
         self._instances: list[Instance | CudaInstance] = []  # idle ones
-        self._compile("heuristic", candidates or {}, last, images)
+        self._compile("heuristic", candidates or {}, last, images, fused)
 
     def _compile(
         self,
@@ -76,6 +81,7 @@ class CompiledNetwork:
         candidates: Mapping[str, str],
         last: Collection[str] | None = None,
         images: Images | None = None,
+        fused: Blockings | None = None,
         **options: Any,
     ) -> None:
         """Choose layouts, parts of the batch and plans, but for what is known of them, and arrange all anew."""
@@ -86,14 +92,16 @@ class CompiledNetwork:
         before, self._packed = self._packed, {}
         try:
             ways = [images] if images is not None else ways_to_split(self._first, last, self.device, options, mode)
-            found = [
-                planned(self._first, last, way, self.device, options, candidates, "heuristic" if n else mode, prices)
-                for n, way in enumerate(ways)  # those after the first rest on what has been timed
-            ]
+            found = []
+            for n, way in enumerate(ways):
+                kind = "heuristic" if n else mode  # those after the first rest on what has been timed
+                made = planned(self._first, last, way, self.device, options, candidates, kind, prices)
+                found.append(with_fused(made, self.device, options, kind, fused))
             check_error(self._first, found[0].plans, self.device, options)
             others = (made for made in found[1:] if keeps_error(self._first, made.plans, self.device, options))
             found = [found[0], *others]
-            schedules = list(map(self._schedule_of, found))
+            keep = self._options.get("denormals") == "keep"
+            schedules = [scheduled(made, self.device, self._packed, keep) for made in found]
         except BaseException:
             self._packed = before
             raise
@@ -107,30 +115,10 @@ class CompiledNetwork:
         instance = instance_of(schedule)
         with self._lock:
             self.graph, self.plans, self._parts = made.parts.whole, made.plans, made.parts
-            self.in_nhwc, self.images = made.in_nhwc, made.parts.images
+            self.in_nhwc, self.images, self.fused = made.in_nhwc, made.parts.images, made.fused
             idle, self._schedule, self._instances = self._instances, schedule, [instance]
         for one in idle:
             one.finish()
-
-    def _schedule_of(self, made: Planned) -> Schedule:
-        """Kernels for all nodes."""
-        graph, views, steps = made.parts.graph, made.views, []
-        maker = step_maker(graph, views, self.device)
-        for node in views.computed:
-            is_layer = layer_of(graph, node) is not None
-            plan = made.plans[made.parts.origin(node.name)] if is_layer else None
-            if plan is None:
-                steps.append(maker.step(node))
-            else:
-                steps.append(maker.layer_step(node, plan, partial(self._packed_weights, graph, node, plan)))
-        return Schedule(graph, views, self.device, steps, self._options.get("denormals") == "keep")
-
-    def _packed_weights(self, graph: Graph, node: Node, made: Plan) -> Array:
-        key = f"{node.inputs[1]} {made.layer} {made.candidate}"
-        if key not in self._packed:
-            w = self.device.xp.asarray(graph.constants[node.inputs[1]])
-            self._packed[key] = made.pack(w.reshape(made.layer.w_shape)).buffer
-        return self._packed[key]
 
     def save(self, path: str | Path) -> None:
         """Write the network as it is after all passes, with its choices, so that another process need not find them.
@@ -152,7 +140,7 @@ class CompiledNetwork:
         >>> net = autoconv.load("model.autoconv")  # doctest: +SKIP
         """
         try:
-            saved.write(Path(path), self._first, self.in_nhwc, self.images, self.plans, self.device)
+            saved.write(Path(path), self._first, self.in_nhwc, self.images, self.fused, self.plans, self.device)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
 
@@ -181,7 +169,8 @@ class CompiledNetwork:
         """Time the candidates of every layer that has no facts yet, and run by the best from now on.
 
         Layers are timed in NCHW, and in NHWC where the whole may gain by that; then layouts and candidates of all are
-        chosen together. Where arrays of a batch do not stay in the caches, the network also runs in parts of it.
+        chosen together. Where arrays of a batch do not stay in the caches, the network also runs in parts of it; and
+        depthwise layers also run in one kernel with the 1x1 layers beside them. What is quicker stays.
 
         Parameters
         ----------
@@ -388,5 +377,5 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
         if batch is not None and wanted.shape[:1] != (batch,):
             raise ConfigError(f"{path}: batch={batch}: the file says {wanted.shape} of input {name!r}")
     chosen = kept.candidates if kept is not None and kept.device == found.key else None
-    known = (kept.last, kept.images) if kept is not None and chosen is not None else (None, None)
+    known = (kept.last, kept.images, kept.fused) if kept is not None and chosen is not None else (None, None, None)
     return CompiledNetwork(graph, found, {"vendors": False, **options}, chosen, *known)

@@ -14,13 +14,14 @@ from autoconv.networks.run.instance import Instance, Schedule
 from autoconv.records.cache import TuningCache
 
 FEWEST, MOST = 5, 50  # rounds
+FEWEST_OF_PARTS = 15  # which are short, so that more disturbs them
 SECONDS = 10.0  # of all rounds, past the fewest
 RESAMPLES = 200
 NEAR = 1.02  # of the quickest: then the one that needs least memory
 SURE, LIKELY, HOPELESS = 0.95, 0.75, 0.25  # parts of resampled medians: to stop at, to win in the end, to give up
 
 
-def quickest(schedules: Sequence[Schedule], options: Mapping[str, Any]) -> tuple[int, list[float]]:
+def quickest(schedules: Sequence[Schedule], options: Mapping[str, Any], part: bool = False) -> tuple[int, list[float]]:
     """Which of several ways to compute one network is the quickest: the first, unless another likely is.
 
     They run in rounds of random order, so that what disturbs the machine meets all; and their times are compared round
@@ -35,6 +36,9 @@ def quickest(schedules: Sequence[Schedule], options: Mapping[str, Any]) -> tuple
         Of graphs with the same inputs.
     options : mapping
         As for `plan`: the `cache` whose other users measure nothing meanwhile.
+    part : bool
+        Whether they are ways to compute a part of a network: then there are more rounds, and each runs once before it
+        is timed, as the part before would have used its memory.
 
     Returns
     -------
@@ -44,7 +48,7 @@ def quickest(schedules: Sequence[Schedule], options: Mapping[str, Any]) -> tuple
     inputs, draws = random_inputs(schedules[0].graph.inputs), random.Random(0)
     instances = [Instance(schedule) for schedule in schedules]
     with (options.get("cache") or TuningCache()).timing_lock(schedules[0].device.key):
-        rounds, agreeing = _raced(instances, inputs, draws)
+        rounds, agreeing = _raced(instances, inputs, draws, part)
     medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
     likely = [n for n, part in enumerate(agreeing, 1) if part >= LIKELY]
     near = [n for n in likely if medians[n] <= NEAR * min(medians[m] for m in likely)]
@@ -52,7 +56,7 @@ def quickest(schedules: Sequence[Schedule], options: Mapping[str, Any]) -> tuple
 
 
 def _raced(
-    instances: Sequence[Instance], inputs: Mapping[str, Array], draws: random.Random
+    instances: Sequence[Instance], inputs: Mapping[str, Array], draws: random.Random, part: bool
 ) -> tuple[list[list[float]], list[float]]:
     """Seconds of all in every round; and of each after the first, the part of samples in which it is quicker."""
     for instance in instances:
@@ -62,11 +66,13 @@ def _raced(
     while True:
         took = [0.0] * len(instances)
         for n in draws.sample(range(len(instances)), len(instances)):
+            if part:
+                instances[n].run(inputs)
             start = time.perf_counter()
             instances[n].run(inputs)
             took[n] = time.perf_counter() - start
         rounds.append(took)
-        if len(rounds) < FEWEST:
+        if len(rounds) < (FEWEST_OF_PARTS if part else FEWEST):
             continue
         agreeing = [_agreeing([took[n] / took[0] for took in rounds], draws) for n in range(1, len(instances))]
         late = len(rounds) >= MOST or time.perf_counter() - began > SECONDS

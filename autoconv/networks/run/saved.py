@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from autoconv.common.text import one_line
+from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
 from autoconv.errors import ConfigError
 from autoconv.networks import operators
@@ -49,6 +50,8 @@ class Saved:
         The nodes whose arrays are in NHWC.
     images : dict of str to int
         The nodes that are computed for so many images at a time.
+    fused : dict of str to FusedBlocking
+        The nodes that one kernel computes together with those before them.
     device : str
         The key of the device that all this was chosen for.
     """
@@ -57,11 +60,18 @@ class Saved:
     candidates: dict[str, str]
     last: frozenset[str]
     images: dict[str, int]
+    fused: dict[str, FusedBlocking]
     device: str
 
 
 def write(
-    path: Path, graph: Graph, last: Collection[str], images: Images, plans: Mapping[str, Plan], device: Device
+    path: Path,
+    graph: Graph,
+    last: Collection[str],
+    images: Images,
+    fused: Mapping[str, FusedBlocking],
+    plans: Mapping[str, Plan],
+    device: Device,
 ) -> None:
     """Write a file, whole or not at all."""
     arrays: dict[str, Any] = {f"c{n}": value for n, value in enumerate(graph.constants.values())}
@@ -83,6 +93,7 @@ def write(
         "outputs": graph.outputs,
         "nhwc": sorted(last),
         "images": dict(images),
+        "fused": dict(fused),
         "candidates": {name: str(made.candidate) for name, made in plans.items()},
     }
     arrays[HEADER] = np.frombuffer(json.dumps(header).encode(), np.uint8)
@@ -120,7 +131,8 @@ def read(path: Path) -> Saved:
             graph = _graph(header, archive, path)
             candidates = {str(name): str(candidate) for name, candidate in header["candidates"].items()}
             last = _last(header, graph)
-            return Saved(graph, candidates, last, _images(header, graph, last), str(header["device"]))
+            images, fused = _images(header, graph, last), _fused(header, graph)
+            return Saved(graph, candidates, last, images, fused, str(header["device"]))
     except ConfigError:
         raise
     except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, zipfile.BadZipFile) as error:
@@ -161,6 +173,14 @@ def _images(header: Any, graph: Graph, last: Collection[str]) -> dict[str, int]:
     if any(type(count) is not int for count in found.values()):
         raise ConfigError(f"{graph.name}: images: expected numbers of images, got {found}")
     split(laid_out(graph, last), found)  # or it says what cannot be
+    return found
+
+
+def _fused(header: Any, graph: Graph) -> dict[str, FusedBlocking]:
+    """As they are said to be cut; whether such layers can be fused is seen when they are."""
+    found = {str(name): FusedBlocking(*cut) for name, cut in header.get("fused", {}).items()}
+    if any(type(number) is not int for cut in found.values() for number in cut):
+        raise ConfigError(f"{graph.name}: fused: expected numbers of rows and channels, got {header['fused']}")
     return found
 
 

@@ -1,0 +1,1 @@
+"""Layers that follow each other in one kernel: what lies between them never leaves the caches of the thread."""

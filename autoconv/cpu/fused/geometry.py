@@ -1,0 +1,172 @@
+"""Which layers one kernel computes, and how their work is cut: strips of rows, and hidden channels at a time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS
+from autoconv.cpu.common.grid import register_tiles
+from autoconv.cpu.common.panel import in_lines
+from autoconv.cpu.depthwise.geometry import UNROLLED_TAPS, DepthwiseTiling, RowBlocking, tiling_of
+from autoconv.cpu.device import CPU
+from autoconv.cpu.gemm.geometry import GemmBlocking
+from autoconv.layer import ConvLayer
+
+MOST_HEIGHTS = 3  # of strips that are tried
+MOST_CHANNELS = 16, 48  # at a time, of those that are tried
+
+
+@dataclass(frozen=True)
+class FusedLayers:
+    """A depthwise layer with the 1x1 layer before it, the one after it, or both, each taking what the last computes.
+
+    Parameters
+    ----------
+    before : ConvLayer or None
+    depthwise : ConvLayer
+    after : ConvLayer or None
+    """
+
+    before: ConvLayer | None
+    depthwise: ConvLayer
+    after: ConvLayer | None
+
+    @property
+    def roles(self) -> dict[str, ConvLayer]:
+        """Those there are, in order, by what they are here."""
+        return {field.name: layer for field in fields(self) if (layer := getattr(self, field.name)) is not None}
+
+    @property
+    def layers(self) -> list[ConvLayer]:
+        """Those there are, in order."""
+        return list(self.roles.values())
+
+    def refusals(self) -> list[str]:
+        """Reasons why no kernel computes them."""
+        found, middle = [], self.depthwise
+        if len(self.layers) == 1:
+            found.append(f"{middle}: expected a 1x1 layer before or after it, got neither")
+        for layer in self.layers:
+            if (layer.direction, layer.dtype, layer.layout) != ("fwd", "float32", "NCHW") or layer.quantized:
+                found.append(f"{layer}: expected a forward layer of float32 in NCHW")
+            if layer.residual and layer is not self.layers[-1]:
+                found.append(f"{layer}: expected no residual but of the last layer")
+        if not is_depthwise(middle):
+            found.append(f"{middle}: expected one filter of at most {UNROLLED_TAPS} taps for each channel")
+        others = [layer for layer in (self.before, self.after) if layer is not None and not is_pointwise(layer)]
+        found += [f"{layer}: expected 1x1 filters, unit stride, no padding, and one group" for layer in others]
+        for first, second in zip(self.layers, self.layers[1:], strict=False):
+            if first.output_shape != second.input_shapes[0]:
+                found.append(f"{second}: expected an input {first.output_shape}, got {second.input_shapes[0]}")
+        return found
+
+
+def is_depthwise(layer: ConvLayer) -> bool:
+    """Whether every channel has one filter, whose taps can be written out."""
+    return layer.groups == layer.C == layer.K > 1 and layer.R * layer.S <= UNROLLED_TAPS
+
+
+def is_pointwise(layer: ConvLayer) -> bool:
+    """Whether each output sees the pixel that it stands on, and no other."""
+    return (layer.R, layer.S, layer.stride, layer.padding, layer.groups) == (1, 1, (1, 1), ((0, 0), (0, 0)), 1)
+
+
+class FusedBlocking(NamedTuple):
+    """How the work is cut: a task is `rows` rows of an image's output, `channels` hidden channels at a time."""
+
+    rows: int
+    channels: int
+
+    def __str__(self) -> str:
+        return f"rows={self.rows},channels={self.channels}"
+
+
+class Caches(NamedTuple):
+    """What of a device the cut depends on, besides its instruction set."""
+
+    threads: int
+    l1_bytes: int
+    l2_bytes: int
+
+    @classmethod
+    def of(cls, device: CPU) -> Caches:
+        """Those of a device."""
+        return cls(device.threads, *device.machine.caches[:2])
+
+
+class FusedTiling(NamedTuple):
+    """A task's workspace: `seen` rows of some hidden channels, the panel of one, and all after the depthwise layer.
+
+    Channels lie `seen_pitch` and `made_pitch` elements apart. Sums of the depthwise layer are made as `depthwise` says,
+    those of 1x1 layers in tiles of `gemm`.
+    """
+
+    seen: int
+    seen_pitch: int
+    made_pitch: int
+    depthwise: DepthwiseTiling
+    tile: GemmBlocking
+    before_elements: int
+    panel_elements: int
+    after_elements: int
+
+    @classmethod
+    def of(cls, instruction_set: str, layers: FusedLayers, blocking: FusedBlocking, caches: Caches) -> FusedTiling:
+        """The tiling of layers under a blocking."""
+        middle, rows = layers.depthwise, blocking.rows
+        TP, NV = _register_block(instruction_set, middle, rows)
+        cut = RowBlocking(TP, NV, False, caches.threads, caches.l1_bytes)
+        tiling = tiling_of(instruction_set, middle, cut)._replace(together=rows // TP)
+        seen = min(middle.H, tiling.rows)
+        seen_pitch, made_pitch = _pitch(seen * middle.W), _pitch(rows * middle.Q)
+        vectors, count = register_tiles(instruction_set)[0]
+        tile = GemmBlocking(count, vectors, 0, False, *caches)
+        before = blocking.channels * seen_pitch if layers.before is not None else 0
+        after = middle.C * made_pitch if layers.after is not None else 0
+        return cls(seen, seen_pitch, made_pitch, tiling, tile, before, tiling.elements, after)
+
+    @property
+    def elements(self) -> int:
+        """All of a thread's workspace."""
+        return self.before_elements + self.panel_elements + self.after_elements
+
+
+def _pitch(elements: int) -> int:
+    """Whole lines, and one more: channels a power of two apart would share few sets of a cache."""
+    return in_lines(elements) + 16
+
+
+def _register_block(instruction_set: str, layer: ConvLayer, rows: int) -> tuple[int, int]:
+    """Rows that divide those of a strip, by vectors: the most sums that three quarters of the registers hold."""
+    lanes = VECTOR_BYTES[instruction_set] // DTYPES[layer.dtype].bytes
+    room, wide = VECTOR_REGISTERS[instruction_set] * 3 // 4, math.ceil(layer.Q / lanes)
+    heights = [TP for TP in range(1, min(rows, room) + 1) if rows % TP == 0]
+    return max(((TP, min(room // TP, wide)) for TP in heights), key=lambda tile: (tile[0] * tile[1], tile[0]))
+
+
+def workspace_bytes(instruction_set: str, layers: FusedLayers, blocking: FusedBlocking, caches: Caches) -> int:
+    """Of all threads."""
+    one = FusedTiling.of(instruction_set, layers, blocking, caches).elements
+    return caches.threads * one * layers.depthwise.itemsize
+
+
+def blockings(layers: FusedLayers, device: CPU) -> list[FusedBlocking]:
+    """Ways to cut the work: the highest strips that leave a task for every thread and fit the last cache.
+
+    Which of them stay in the L2 cache beside all that passes by, only running them tells.
+    """
+    middle, caches = layers.depthwise, Caches.of(device)
+    heights: dict[int, list[FusedBlocking]] = {}
+    for strips in (1 << n for n in range(middle.P.bit_length())):
+        rows = math.ceil(middle.P / strips)
+        if middle.N * math.ceil(middle.P / rows) < device.threads or len(heights) == MOST_HEIGHTS:
+            continue
+        for most in MOST_CHANNELS if layers.before is not None else (1,):
+            channels = max(n for n in range(1, min(most, middle.C) + 1) if middle.C % n == 0)
+            blocking = FusedBlocking(rows, channels)
+            needed = workspace_bytes(device.instruction_set, layers, blocking, caches)
+            if needed <= device.machine.caches[-1] and blocking not in heights.get(rows, ()):
+                heights.setdefault(rows, []).append(blocking)
+    return [blocking for several in heights.values() for blocking in several]

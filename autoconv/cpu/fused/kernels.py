@@ -1,0 +1,141 @@
+"""The kernel of fused layers: strip by strip of rows, each by one thread, from the first input to the output."""
+
+from __future__ import annotations
+
+import math
+
+from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Value
+from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
+from autoconv.cpu.depthwise.kernels import emit_tile, fill
+from autoconv.cpu.fused.geometry import Caches, FusedBlocking, FusedLayers, FusedTiling
+from autoconv.cpu.gemm.geometry import ChannelRange, pixel_tiles
+from autoconv.cpu.gemm.tile import GemmTile, each_block, tiles_of
+from autoconv.layer import ConvLayer
+
+
+def emit(instruction_set: str, layers: FusedLayers, blocking: FusedBlocking, caches: Caches) -> Module:
+    """`run`, which takes filters as `packing.packed` lays them, and the biases of all layers one after the other."""
+    m = Module(instruction_set)
+    run = m.function("run", *RUN)
+    launch(run, run.args[0], *_Writer(m, layers, blocking, caches).task())
+    return m
+
+
+class _Writer:
+    """Writes the task: a strip of the output's rows of one image.
+
+    Some hidden channels at a time are computed for the rows that the strip sees, and each goes through the depthwise
+    layer at once. The layer after it starts when all channels are there, on the strip as one line of pixels.
+    """
+
+    def __init__(self, m: Module, layers: FusedLayers, blocking: FusedBlocking, caches: Caches) -> None:
+        self.m, self.layers, self.blocking = m, layers, blocking
+        self.tiling = FusedTiling.of(m.instruction_set, layers, blocking, caches)
+        self.element = DTYPES[layers.depthwise.dtype]
+        self.k = m.function("task", *TASK, internal=True)
+
+    def task(self) -> tuple[Function, int]:
+        """The task, and how many there are."""
+        k, layers, tiling, blocking = self.k, self.layers, self.tiling, self.blocking
+        middle, head, last = layers.depthwise, layers.layers[0], layers.layers[-1]
+        strips = -(-middle.P // blocking.rows)
+        context, index, thread = k.args
+        x, w, out, bias, residual, workspace = operands(k, context, *[self.element] * 5)
+        image, strip = index // strips, index % strips
+        first = k.min(strip * blocking.rows, middle.P - blocking.rows)  # the last strip may do some rows again
+        x = x + image * (head.C * head.H * head.W)
+        out, residual = (p + (image * (last.K * last.P * last.Q) + first * last.Q) for p in (out, residual))
+        filters: dict[str, Value] = {}
+        biases: dict[str, Value] = {}
+        weights = constants = 0
+        for role, layer in layers.roles.items():
+            filters[role], biases[role] = w + weights, bias + constants
+            weights, constants = weights + math.prod(layer.w_shape), constants + layer.K * layer.bias
+        made = k.bytes_at(workspace, thread * (tiling.elements * self.element.bytes), self.element)
+        rest = made + tiling.after_elements
+        if layers.after is None:
+            self._depthwise(x, first, filters, biases, residual, out, middle.P * middle.Q, rest)
+        else:
+            self._depthwise(x, first, filters, biases, residual, made, tiling.made_pitch, rest)
+            line = _Line(self, "after", layers.after, layers.after.K, blocking.rows * middle.Q)
+            line.multiply(made, filters["after"], out, residual, biases["after"], tiling.made_pitch, last.P * last.Q)
+        return k, middle.N * strips
+
+    def _depthwise(
+        self,
+        x: Value,
+        first: Value,
+        filters: dict[str, Value],
+        biases: dict[str, Value],
+        residual: Value,
+        out: Value,
+        out_pitch: int,
+        workspace: Value,
+    ) -> None:
+        """A strip of all hidden channels from row `first` on, to `out`: some of them at a time, as they are made."""
+        k, tiling, before, middle = self.k, self.tiling, self.layers.before, self.layers.depthwise
+        plane = middle.H * middle.W
+        seen, panel = workspace, workspace + tiling.before_elements
+        top = first * middle.stride[0] - middle.padding[0][0]
+        begin = k.max(k.min(top, middle.H - tiling.seen), 0)  # the first row that is computed; all lie in the image
+        channels = self.blocking.channels if before is not None else middle.C
+        tiles = {
+            segment.pixels: emit_tile(
+                self.m, f"rows_{segment.pixels}", middle, tiling.depthwise, tiling.depthwise.TP, segment.pixels
+            )
+            for segment in tiling.depthwise.segments
+        }
+        line = None if before is None else _Line(self, "before", before, channels, tiling.seen * middle.W)
+        with k.loop(0, middle.C, channels) as group:
+            if line is not None and before is not None:
+                w, bias = filters["before"] + group * before.C, biases["before"] + group
+                line.multiply(x + begin * middle.W, w, seen, seen, bias, plane, tiling.seen_pitch)
+            with k.loop(0, channels) as c:
+                channel = group + c
+                here = x + channel * plane if line is None else seen + (c * tiling.seen_pitch - begin * middle.W)
+                fill(k, tiling.depthwise, here, top, panel, ahead=line is None)
+                taps = filters["depthwise"] + channel * (middle.R * middle.S)
+                to, plus = out + channel * out_pitch, residual + channel * out_pitch
+                self._rows(tiles, panel, taps, to, plus, biases["depthwise"] + channel)
+
+    def _rows(
+        self, tiles: dict[int, Function], panel: Value, taps: Value, out: Value, residual: Value, bias: Value
+    ) -> None:
+        """All rows of one channel."""
+        k, tiling = self.k, self.tiling.depthwise
+        with k.loop(0, tiling.together) as block:
+            at = block * (tiling.TP * tiling.width)
+            source = panel + block * (tiling.TP * tiling.problem.rows.stride * tiling.panel.pitch)
+            for segment in tiling.segments:
+                with k.loop(segment.start, segment.start + segment.times * segment.pixels, segment.pixels) as q:
+                    here, plus = out + (at + q), residual + (at + q)
+                    k.call(tiles[segment.pixels], source + q, taps, here, plus, bias, k.i64(0))
+
+
+class _Line:
+    """A 1x1 layer on a line of pixels, by so many of its filters at a time."""
+
+    def __init__(self, writer: _Writer, name: str, layer: ConvLayer, filters: int, pixels: int) -> None:
+        self.writer, self.name, self.layer, self.filters = writer, name, layer, filters
+        m, blocking = writer.m, writer.tiling.tile
+        tiles = pixel_tiles(m.instruction_set, m.lanes(writer.element), pixels, blocking)
+        self.blocks = -(-filters // blocking.TK)
+        self.tiles = [tile._replace(blocks=min(tile.blocks, self.blocks)) for tile in tiles]
+
+    def multiply(
+        self, x: Value, w: Value, out: Value, residual: Value, bias: Value, pitch: int, out_pitch: int
+    ) -> None:
+        """Tile by tile of pixels, each by all filters; channels lie `pitch` and `out_pitch` elements apart."""
+        k, layer, TK = self.writer.k, self.layer, self.writer.tiling.tile.TK
+        one = GemmTile(TK, 1, 0, 0, 1, layer.C * TK, pitch, 0, (0,), out_pitch, False, ChannelRange(layer.C))
+        functions = tiles_of(self.writer.m, self.name, layer, self.writer.element, self.filters, self.tiles, one)
+        for start, times, pixels, _, together in self.tiles:
+            with k.loop(start, start + times * pixels, pixels) as q:
+
+                def visit(block: Value, width: int, together: int, q: Value = q, pixels: int = pixels) -> None:
+                    first = block * TK
+                    to, plus = (p + (first * out_pitch + q) for p in (out, residual))
+                    function = functions[pixels, width, together]
+                    k.call(function, x + q, w + first * layer.C, to, plus, bias + first, out)
+
+                each_block(k, self.filters, TK, k.i64(0), k.i64(self.blocks), together, visit)

@@ -1,0 +1,39 @@
+"""Filters as the kernel of fused layers reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autoconv.algorithm import Array
+from autoconv.cpu.common.grid import register_tiles
+from autoconv.cpu.fused.geometry import FusedBlocking, FusedLayers
+
+
+def packed(instruction_set: str, layers: FusedLayers, blocking: FusedBlocking, filters: Sequence[Array]) -> Array:
+    """The filters of all layers in one array: of 1x1 layers block by block of those that a register tile takes.
+
+    Parameters
+    ----------
+    instruction_set : str
+    layers : FusedLayers
+    blocking : FusedBlocking
+    filters : sequence of array
+        Of each layer, in its own shape; float32.
+
+    Returns
+    -------
+    array
+        One-dimensional, float32.
+    """
+    (_, TK), found = register_tiles(instruction_set)[0], []
+    for (role, layer), w in zip(layers.roles.items(), filters, strict=True):
+        if role == "depthwise":
+            found.append(w.reshape(-1))
+            continue
+        together = blocking.channels if role == "before" else layer.K
+        rows = w.reshape(-1, together, layer.C)
+        for group in rows:
+            found += [group[first : first + TK].T.reshape(-1) for first in range(0, together, TK)]
+    return np.ascontiguousarray(np.concatenate(found), np.float32)

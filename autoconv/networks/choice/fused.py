@@ -1,0 +1,197 @@
+"""Which layers that follow each other are computed by one kernel: those for which that was measured to be quicker.
+
+A depthwise layer and its 1x1 neighbours move more than they compute, and most of it is what one leaves for the next.
+One kernel keeps that in the caches of a thread; but it may have to compute rows twice, and it cannot choose the best
+candidate of each layer. So both ways are run, on the network's own arrays, and what was quicker is kept on record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from autoconv.common import code_hash
+from autoconv.cpu.device import CPU
+from autoconv.cpu.fused import kernels
+from autoconv.cpu.fused.geometry import Caches, FusedBlocking, blockings, workspace_bytes
+from autoconv.device import Device
+from autoconv.errors import ConfigError
+from autoconv.networks.choice.choose import Planned
+from autoconv.networks.graph import Graph
+from autoconv.networks.operators import FusedConv
+from autoconv.networks.passes.batch_split import Split
+from autoconv.networks.passes.fused_layers import Chain, chains, fused, layers_of
+from autoconv.networks.run.contest import quickest
+from autoconv.networks.run.memory import Views, arena_bytes
+from autoconv.networks.run.schedules import scheduled
+from autoconv.plans import Plan
+from autoconv.records.cache import TuningCache
+from autoconv.records.limits import Limits
+from autoconv.records.store import TextStore
+from autoconv.tuning.choice import TIMING
+
+LIMITS = tuple(field.name for field in fields(Limits))
+Blockings = Mapping[str, FusedBlocking]  # by the name of the last of the nodes that are fused
+
+
+def with_fused(
+    made: Planned, device: Device, options: Mapping[str, Any], mode: str, known: Blockings | None = None
+) -> Planned:
+    """The same, with those layers fused for which that is known to be quicker.
+
+    Parameters
+    ----------
+    made : Planned
+    device : Device
+        On a GPU nothing is fused: there is no kernel for it.
+    options : mapping
+        As for `plan`, and `memory_limit`, under which nothing is fused if more were needed. Under a `tolerance` nothing
+        is, as what a fused kernel errs is not on record.
+    mode : str
+        As for `plan`. One that times has both ways run where that is not on record.
+    known : mapping of str to FusedBlocking, optional
+        What to fuse, in place of all that.
+
+    Returns
+    -------
+    Planned
+
+    Raises
+    ------
+    ConfigError
+        When what is known cannot be.
+    """
+    if not isinstance(device, CPU):
+        return made
+    found = {chain.name: chain for chain in chains(made.parts.graph)}
+    if known is None:
+        chosen = {} if options.get("tolerance") else _chosen(made, list(found.values()), device, options, mode)
+    else:
+        chosen = {name: blocking for name in found if (blocking := known.get(made.parts.origin(name))) is not None}
+        _check(made, known, {made.parts.origin(name): found[name] for name in chosen})
+    together = _fused(made, {found[name]: blocking for name, blocking in chosen.items()})
+    limit = options.get("memory_limit")
+    return together if limit is None or _needed(together, device) <= limit else made
+
+
+def _check(made: Planned, known: Blockings, found: Mapping[str, Chain]) -> None:
+    for name, (rows, channels) in known.items():
+        where = f"{made.parts.graph.name}: fused node {name!r}"
+        if name not in found:
+            raise ConfigError(f"{where}: expected a layer that can be fused with those before it")
+        middle = found[name].layers.depthwise
+        if not 1 <= rows <= middle.P or not 1 <= channels <= middle.C or middle.C % channels:
+            raise ConfigError(
+                f"{where}: expected 1 to {middle.P} rows and a part of {middle.C} channels, got {rows} and {channels}"
+            )
+
+
+def _fused(made: Planned, chosen: Mapping[Chain, FusedBlocking]) -> Planned:
+    if not chosen:
+        return made
+    parts = replace(made.parts, graph=fused(made.parts.graph, chosen))
+    names = {made.parts.origin(chain.name): blocking for chain, blocking in chosen.items()}
+    return replace(made, parts=parts, views=Views(parts.graph), fused=names)
+
+
+def _needed(made: Planned, device: CPU) -> int:
+    """Bytes of all arrays, and of the scratch memory of nodes."""
+    caches, scratch = Caches.of(device), []
+    for node in made.views.computed:
+        name = made.parts.origin(node.name)
+        if isinstance(node.operator, FusedConv):
+            layers = layers_of(made.parts.graph, node)
+            scratch.append(workspace_bytes(device.instruction_set, layers, made.fused[name], caches))
+        else:
+            scratch.append(made.plans[name].kernel.workspace_bytes if name in made.plans else 0)
+    return arena_bytes(made.views, scratch)
+
+
+def _chosen(
+    made: Planned, found: Sequence[Chain], device: CPU, options: Mapping[str, Any], mode: str
+) -> dict[str, FusedBlocking]:
+    """What the records say, and races where they say nothing; chains of the same layers and plans are one."""
+    decided: dict[str, FusedBlocking | None] = {}
+    chosen = {}
+    store = TextStore((options.get("cache") or TuningCache()).directory)
+    try:
+        for chain in found:
+            plans = {node.name: made.plans[made.parts.origin(node.name)] for node in chain.nodes}
+            key = _key(chain, plans, device, options)
+            if key not in decided:
+                known = _recalled(store, key)
+                if known is None and mode in TIMING:
+                    known = _raced(made.parts.graph, chain, plans, device, options)
+                    layers = list(map(str, chain.layers.layers))
+                    _remember(store, key, {"version": _version(), "layers": layers, **known})
+                decided[key] = FusedBlocking(*known["blocking"]) if known is not None and known["blocking"] else None
+            if (blocking := decided[key]) is not None:
+                chosen[chain.name] = blocking
+    finally:
+        store.close()
+    return chosen
+
+
+def _raced(
+    graph: Graph, chain: Chain, plans: Mapping[str, Plan], device: CPU, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The quickest way to compute a chain on record: its blocking, or none where that is by each layer's plan."""
+    limit, caches = options.get("workspace_limit"), Caches.of(device)
+
+    def fits(blocking: FusedBlocking) -> bool:
+        return limit is None or workspace_bytes(device.instruction_set, chain.layers, blocking, caches) <= limit
+
+    alone = _alone(graph, chain)
+    apart = Planned(Split(alone, alone, {}, {}), Views(alone), dict(plans), frozenset())
+    ways = list(filter(fits, blockings(chain.layers, device)))
+    together = [_fused(apart, {chain: blocking}) for blocking in ways]
+    packed: dict[str, Any] = {}
+    best, seconds = quickest([scheduled(one, device, packed) for one in (apart, *together)], options, part=True)
+    return {"blocking": list(ways[best - 1]) if best else None, "seconds": seconds, "ways": list(map(list, ways))}
+
+
+def _alone(graph: Graph, chain: Chain) -> Graph:
+    """The nodes of a chain as a graph of their own."""
+    found, inside = Graph(chain.name), {node.name for node in chain.nodes}
+    for node in chain.nodes:
+        for name in node.inputs:
+            if name in graph.constants:
+                found.constants[name] = graph.constants[name]
+            elif name not in inside:
+                found.inputs[name] = graph.types[name]
+            found.types[name] = graph.types[name]
+        found.types[node.name], found.nodes[node.name] = graph.types[node.name], node
+    found.outputs = {chain.name: chain.name}
+    return found
+
+
+def _key(chain: Chain, plans: Mapping[str, Plan], device: CPU, options: Mapping[str, Any]) -> str:
+    """What the choice depends on: layers, what computes each of them alone, and the limits."""
+    layers = [f"{made.layer} {made.candidate}" for made in plans.values()]
+    limits = [f"{name}={options[name]}" for name in LIMITS if options.get(name) is not None]
+    what = "\n".join([*layers, *limits])
+    return f"fused|{hashlib.sha256(what.encode()).hexdigest()}|{device.key}"
+
+
+def _recalled(store: TextStore, key: str) -> dict[str, Any] | None:
+    """What won under today's kernels; what cannot be read is not known."""
+    try:
+        record = json.loads(store.get(key) or "{}")
+        if record["version"] != _version():
+            return None
+        blocking = record["blocking"]
+        return {"blocking": None if blocking is None else [int(number) for number in FusedBlocking(*blocking)]}
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
+def _remember(store: TextStore, key: str, record: dict[str, Any]) -> None:
+    store.update(key, lambda old: json.dumps(record))
+
+
+def _version() -> str:
+    """Of the code that writes these kernels."""
+    return code_hash.version(kernels.__name__)

@@ -1,0 +1,82 @@
+"""Kernels for all nodes of a graph, whose layers have plans."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from autoconv.algorithm import Array
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.device import CPU
+from autoconv.cpu.fused import kernels, packing
+from autoconv.cpu.fused.geometry import Caches, FusedBlocking, workspace_bytes
+from autoconv.device import Device
+from autoconv.networks.choice.choose import Planned
+from autoconv.networks.graph import Graph, Node
+from autoconv.networks.layer_list import layer_of
+from autoconv.networks.operators import FusedConv
+from autoconv.networks.passes.fused_layers import layers_of
+from autoconv.networks.run.instance import Schedule
+from autoconv.networks.run.runtime import step_maker
+from autoconv.networks.run.steps import Call, Operand, Ref, Scratch, Step
+from autoconv.plans import Plan
+
+Packed = dict[str, Array]  # filters as kernels read them, by what they were packed from and for
+
+
+def scheduled(made: Planned, device: Device, packed: Packed, keep_denormals: bool = False) -> Schedule:
+    """Kernels for all nodes; filters that are not packed yet are, and kept.
+
+    Parameters
+    ----------
+    made : Planned
+    device : Device
+    packed : dict of str to array
+    keep_denormals : bool
+
+    Returns
+    -------
+    Schedule
+    """
+    graph, views, steps = made.parts.graph, made.views, []
+    maker = step_maker(graph, views, device)
+    for node in views.computed:
+        origin = made.parts.origin(node.name)
+        if isinstance(node.operator, FusedConv):
+            assert isinstance(device, CPU)
+            steps.append(_fused(graph, node, node.operator, made.fused[origin], device, packed))
+        elif layer_of(graph, node) is not None:
+            plan = made.plans[origin]
+            steps.append(maker.layer_step(node, plan, partial(_weights, graph, node, plan, device, packed)))
+        else:
+            steps.append(maker.step(node))
+    return Schedule(graph, views, device, steps, keep_denormals)
+
+
+def _weights(graph: Graph, node: Node, made: Plan, device: Device, packed: Packed) -> Array:
+    key = f"{node.inputs[1]} {made.layer} {made.candidate}"
+    if key not in packed:
+        w = device.xp.asarray(graph.constants[node.inputs[1]])
+        packed[key] = made.pack(w.reshape(made.layer.w_shape)).buffer
+    return packed[key]
+
+
+def _fused(graph: Graph, node: Node, operator: FusedConv, blocking: FusedBlocking, device: CPU, packed: Packed) -> Step:
+    """What runs layers that are one node."""
+    layers, caches, instruction_set = layers_of(graph, node), Caches.of(device), device.instruction_set
+    others = operator.others(node.inputs)
+    key = f"{[names[0] for names in others]} {layers} {blocking}"
+    if key not in packed:
+        filters = [graph.constants[names[0]] for names in others]
+        biases = [
+            graph.constants[n[1]].reshape(-1) for n, layer in zip(others, layers.layers, strict=True) if layer.bias
+        ]
+        packed[key] = packing.packed(instruction_set, layers, blocking, filters)
+        packed[f"{key} biases"] = np.concatenate([*biases, np.zeros(1, np.float32)])
+    program = compiler.build(kernels.emit, instruction_set, layers, blocking, caches)
+    residual = Ref(node.inputs[-1]) if layers.layers[-1].residual else None
+    ends: tuple[Operand, ...] = packed[f"{key} biases"], residual, Scratch()
+    operands = Ref(node.inputs[0]), packed[key], Ref(node.name), *ends
+    needed = workspace_bytes(instruction_set, layers, blocking, caches)
+    return Step(node, f"fused[layers={len(layers.layers)},{blocking}]", (Call(program, operands, needed),))
