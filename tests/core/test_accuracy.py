@@ -40,6 +40,7 @@ LAYERS = {
 ROWS = (
     *(("direct", name, "") for name in ("3x3", "5x5", "15x15", "3x3, 512 channels")),
     *((family, name, "") for family in ("gemm", "gemm.packed") for name in ("1x1", "1x1, 2048 channels")),
+    *(("gemm.strassen", name, "") for name in ("1x1", "1x1, 2048 channels")),
     ("depthwise", "depthwise 3x3", ""),
     *(("winograd", "3x3", f"{m}x{m}") for m in (2, 3, 4, 5, 6, 7)),
     *(("winograd", "3x3, 512 channels", f"{m}x{m}") for m in (2, 4, 6)),

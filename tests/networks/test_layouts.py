@@ -235,7 +235,7 @@ def test_layouts_are_kept_with_a_network(tmp_path: Path) -> None:
     assert "Conv NHWC" in again.explain()
     agree(again, graph, 1e-5)
     kept = saved.read(path)
-    saved.write(path, kept.graph, ["gate", "nobody"], {}, {}, net.device)
+    saved.write(path, kept.graph, ["gate", "nobody"], {}, {}, {}, net.device)
     with pytest.raises(ConfigError, match="nhwc: expected nodes that can be in NHWC, got nobody"):
         load(path)
 

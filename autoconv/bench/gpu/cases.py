@@ -22,6 +22,9 @@ SCHEDULES = 16  # of the emulator
 CAPABILITY = 90  # times ten, of the GPU whose candidates the cases are: it has all instructions
 FULL_EPILOGUE: dict[str, Any] = {"bias": True, "residual": True, "activation": "relu"}
 
+# Of wgrad, a tile and a half: the rest would be of a tap farther than the copy engine reaches.
+FAR_TAPS: dict[str, Any] = {"N": 1, "H": 10, "W": 2, "S": 1, "dilation": (100, 1), "padding": (100, 0)}
+
 Case = tuple[ConvLayer, Params, int]  # the last is the schedule, which only the emulator has
 Planned = tuple[dict[str, Any], dict[str, int]]
 
@@ -92,6 +95,7 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         _hopper(TILES[3], 1, "float16", 1, R=1, S=2, stride=2, padding=((0, 1), (2, 0))),  # passes without taps
         _hopper(TILES[6], 3, "float16", 2, C=72, K=48, groups=3, stride=(1, 2)),
         _hopper(TILES[1], 1, "bfloat16", N=4, dilation=(1, 2), padding=((1, 0), (3, 2))),
+        _hopper(TILES[-2], 1, "bfloat16", 2, C=40, K=40, **FAR_TAPS),
     ),
     "gemm.hopper.tf32": (
         *(_hopper(tile, 2 + i % 2, "float32", C=40) for i, tile in enumerate(TILES)),
@@ -108,6 +112,8 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         _hopper(PARTS_TILES[-1], 2, "float32", 1, C=24, K=64, groups=2, stride=2),
         _hopper(PARTS_TILES[3], 1, "float32", 1, C=36, K=68, R=1, S=2, stride=2, padding=((0, 1), (2, 0))),  # no taps
         _hopper(PARTS_TILES[-1], 3, "float32", 2, C=36, K=24, groups=3, stride=(1, 2), dilation=(2, 1)),
+        _hopper(PARTS_TILES[-2], 1, "float32", 2, C=40, K=36, **FAR_TAPS),
+        _hopper(PARTS_TILES[-1], 1, "float32", 2, C=37, K=36),
     ),
     **{name: tuple(  # every tile, each way, in parts that nobody would choose for so small a layer
         ({"N": 2, "C": 36, "H": 9, "W": 8, "K": 68, "R": 3, "S": 3, "padding": 1, "layout": "NHWC",

@@ -43,10 +43,12 @@ def emit_store(
     element: Type,
     shape: tuple[int, int],
     strides: tuple[int, int, int],
+    room: int | None = None,
 ) -> Function:
     """`function(sums, out, residual, bias, channels left)`: store a tile of sums with its epilogue.
 
-    Sums lie `[TK/lanes][pixels][lanes]` in memory, pixels row by row of `shape`; `strides` are the elements between
+    Sums lie `[TK/lanes][pixels][lanes]` in memory, pixels row by row of `shape`, behind which there is `room` for so
+    many in all where that is more; `strides` are the elements between
     channels, rows and columns of the output; `out` and `residual` point at the tile's first element, `bias` at its
     first channel. One text serves all microkernels of a shape.
     """
@@ -56,7 +58,7 @@ def emit_store(
     tile, out, residual, bias, left = k.args
     pixels = shape[0] * shape[1]
     with k.loop(0, TK // lanes) as v:
-        here = tile + v * (pixels * lanes)
+        here = tile + v * ((room or pixels) * lanes)
         values = [k.load(here + n * lanes, lanes) for n in range(pixels)]
         place = v * (lanes * strides[0])
         some = lanes if c.K % TK == 0 else left - v * lanes

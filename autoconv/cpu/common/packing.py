@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from autoconv.cpu.codegen.ir import Function, Module, Type, Value, widened
 from autoconv.cpu.codegen.launch import TASK, operands
@@ -22,9 +23,22 @@ def tap_place(taps: tuple[int, ...], t: int | Value) -> int | Value:
     return t * (taps[1] - taps[0] if len(taps) > 1 else 0) + taps[0]
 
 
-def emit_pack(m: Module, n: int, c: Correlation, TK: int, element: Type, packed_at: int) -> tuple[Function, int]:
-    """The task that packs one block of filters, and how many there are. Lanes without a filter hold anything."""
-    blocks = math.ceil(c.K / TK)
+def emit_pack(
+    m: Module,
+    n: int,
+    c: Correlation,
+    TK: int,
+    element: Type,
+    packed_at: int,
+    blocks: int | None = None,
+    place: Callable[[Value], Value] | None = None,
+) -> tuple[Function, int]:
+    """The task that packs one block of filters, and how many there are. Lanes without a filter hold 0 or another.
+
+    A group has so many `blocks`, of which the last may be without filters, and `place` says where one of them goes, if
+    they do not follow one another.
+    """
+    blocks = blocks or math.ceil(c.K / TK)
     R, S = len(c.rows.taps), len(c.columns.taps)
     lanes = m.lanes(element)
     k = m.function(f"pack_{n}", *TASK, internal=True)
@@ -33,7 +47,7 @@ def emit_pack(m: Module, n: int, c: Correlation, TK: int, element: Type, packed_
     first = index % blocks * TK
     left = k.i64(c.K) - first
     w = w + index // blocks * c.filters.group + first * c.filters.k
-    packed = packed + packed_at + index * (c.C * R * S * TK)
+    packed = packed + packed_at + (place(index) if place else index * (c.C * R * S * TK))
 
     def filters(vector: Value) -> list[Value]:
         """Where the filters of a vector's lanes are; the last one again beyond it."""

@@ -13,28 +13,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import ClassVar
 
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.estimate import busiest, operands_once, side_by_side
-from autoconv.cpu.common.packing import packed_size
 from autoconv.cpu.device import CPU
 from autoconv.cpu.gemm_packed.geometry import (
+    PackedGemmBlocking,
     PlaneTiles,
     blocking_of,
+    blocks_of,
     grid_of,
-    micropanel_pitch,
+    half_or_all,
+    packed_filters,
+    panel_size,
     pixels_of,
     product,
-    rounded,
     spreads,
     thread_bytes,
 )
 from autoconv.cpu.gemm_packed.kernels import emit
 from autoconv.layer import ConvLayer
 
+ADDITIONS, ZEROS = 12, 4  # of seven products to the sums of four blocks of outputs, and what these start as
 MOST_STRIDE = 8  # of a gradient: the zeros after a pixel are written out
 
 
@@ -53,9 +57,14 @@ class GemmPacked(GeneratedAlgorithm):
     layouts = ("NCHW",)
     groupings = ("dense", "grouped")
     exact = True
+    halved: ClassVar[bool] = False
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return grid_of(layer, device)
+        return grid_of(layer, device, self.halved)
+
+    def blocking(self, layer: ConvLayer, device: CPU, params: Params) -> PackedGemmBlocking:
+        """The cut that the parameters name."""
+        return blocking_of(layer, device, params, self.halved)
 
     def unsupported(self, layer: ConvLayer) -> list[str]:
         if reasons := super().unsupported(layer):
@@ -73,7 +82,7 @@ class GemmPacked(GeneratedAlgorithm):
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         reasons = []
-        if params not in (grid := grid_of(layer, device)):
+        if params not in (grid := grid_of(layer, device, self.halved)):
             for name in ("TK", "TQ", "BC", "panels"):
                 allowed = sorted({cut[name] for cut in grid})
                 if params[name] not in allowed:
@@ -83,35 +92,38 @@ class GemmPacked(GeneratedAlgorithm):
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        blocking = blocking_of(layer, device, params)
+        blocking = self.blocking(layer, device, params)
         return device.threads * thread_bytes(product(layer), blocking, layer.accumulator.itemsize)
 
     def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return packed_size(product(layer), int(params["TK"])) * layer.accumulator.itemsize
+        return packed_filters(product(layer), self.blocking(layer, device, params)) * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
         """A tile loads a vector of filters and broadcasts a pixel for every row and column of its products.
 
         Pixels are copied to panels for every part of the filters that is a task of its own; a block of filters comes
         from memory, and then from the first cache, for every tile; sums go to and fro for every block of channels.
+        Halved, there are seven such products, whose pixels and filters are copied and read, and sums go more often.
         """
-        machine, problem, blocking = device.machine, product(layer), blocking_of(layer, device, params)
-        size, TK = layer.accumulator.itemsize, blocking.TK
+        machine, problem, blocking = device.machine, product(layer), self.blocking(layer, device, params)
+        size, TK, halved = layer.accumulator.itemsize, blocking.TK, blocking.halved
         lanes = VECTOR_BYTES[device.instruction_set] // size
-        tiles = PlaneTiles.of(problem, blocking.TQ)
-        pixels, vectors = pixels_of(problem) / tiles.tiles, TK // lanes
-        number = problem.N * problem.groups * tiles.tiles * rounded(problem.K, TK) // TK
+        tiles = PlaneTiles.of(problem, blocking.TQ, halved)
+        depth, plane = half_or_all(problem.C, halved), half_or_all(pixels_of(problem), halved)
+        blocks, images = blocks_of(problem, TK, halved), problem.N * problem.groups
+        pixels, vectors, parts = plane / tiles.tiles, TK // lanes, math.ceil(depth / blocking.BC)
+        number = images * tiles.tiles * blocks * blocking.products
         multiply = machine.multiply_adds(device.instruction_set, layer.accumulator.name, lanes)
         load = machine.loads(lanes * size)
-        sums = 2 * pixels * vectors * math.ceil(problem.C / blocking.BC) / load
-        one = problem.C * max(pixels * vectors / multiply, (pixels + vectors) / load) + sums
-        copied = problem.N * problem.groups * problem.C * pixels_of(problem) * size
+        visits = (ADDITIONS * parts + ZEROS) / blocking.products if halved else parts
+        sums = 2 * pixels * vectors * visits / load
+        one = depth * max(pixels * vectors / multiply, (pixels + vectors) / load) + sums
+        copied = images * blocking.products * depth * plane * size
         copies = copied * blocking.chunks / (lanes * size) / machine.transforms(lanes * size)
-        filters = size * packed_size(problem, TK)
-        panel = size * blocking.tiles * micropanel_pitch(problem, blocking.TQ)
+        filters = size * packed_filters(problem, blocking)
         moved = filters / machine.memory
         moved += machine.reading(filters * (problem.N * tiles.tiles - 1), size * blocking.BC * TK)
-        moved += machine.reading(copied * rounded(problem.K, TK) / TK, panel)
+        moved += machine.reading(copied * blocks, size * panel_size(problem, blocking))
         computed = (number * one + copies) / machine.threads
         fresh = machine.writing(self.workspace_bytes(layer, device, params), machine.beyond)
         tasks = math.ceil(problem.N * tiles.tiles / blocking.tiles) * blocking.chunks * problem.groups
@@ -119,4 +131,4 @@ class GemmPacked(GeneratedAlgorithm):
         return both + operands_once(layer, machine) + fresh + (machine.call or 0.0)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
-        return compiler.build(emit, device.instruction_set, layer, blocking_of(layer, device, params))
+        return compiler.build(emit, device.instruction_set, layer, self.blocking(layer, device, params))

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 
-from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, i64, ptr, widened
+from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, Var, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation
 from autoconv.cpu.common.epilogue import Epilogue, emit_store
@@ -14,8 +14,12 @@ from autoconv.cpu.common.packing import emit_pack
 from autoconv.cpu.gemm_packed.geometry import (
     PackedGemmBlocking,
     PlaneTiles,
+    block_size,
+    blocks_of,
     gathered_pitch,
+    half_or_all,
     micropanel_pitch,
+    panel_size,
     pixels_of,
     product,
     spreads,
@@ -27,24 +31,27 @@ TOGETHER = 16  # channels copied at a time, each from its own plane
 FEWEST_TO_FETCH = 2  # tiles of a panel that has the time to fetch filters
 
 
-class _TaskWriter:
+class TaskWriter:
     """Writes the task: it copies a panel's pixels, and multiplies them by its part of the filters."""
 
     def __init__(self, m: Module, layer: ConvLayer, blocking: PackedGemmBlocking) -> None:
         self.m, self.blocking = m, blocking
         self.problem = product(layer)
-        self.plane_tiles = PlaneTiles.of(self.problem, blocking.TQ)
+        self.plane_tiles = PlaneTiles.of(self.problem, blocking.TQ, blocking.halved)
         self.epilogue = Epilogue.of(layer)
         self.element = DTYPES[layer.dtype]
         self.wide = widened(self.element)
         self.lanes = m.lanes(self.element)
-        self.pitch, self.gathered_pitch = micropanel_pitch(self.problem, blocking.TQ), gathered_pitch(blocking)
+        self.pitch = micropanel_pitch(self.problem, blocking.TQ, blocking.halved)
+        self.gathered_pitch = gathered_pitch(blocking)
+        self.vectors = blocking.TK // self.lanes
         self.tile_size = blocking.TK * blocking.TQ
         self.lines = range(0, blocking.TQ, LINE // self.element.bytes)  # a pixel of a tile in each line of the cache
-        self.adds = blocking.BC < self.problem.C
+        self.depth = half_or_all(self.problem.C, blocking.halved)
+        self.adds = self.depth > blocking.BC
         self.spreads = spreads(self.problem)
         self.in_place = all((a.stride, a.count) == (1, a.size) for a in (self.problem.rows, self.problem.columns))
-        self.unroll = math.gcd(m.terms, self.problem.C)
+        self.unroll = math.gcd(m.terms, self.depth)
         tiles = self.problem.N * self.plane_tiles.tiles
         fewest = tiles // math.ceil(tiles / blocking.tiles)  # of a panel
         line = LINE // self.wide.bytes
@@ -54,15 +61,13 @@ class _TaskWriter:
         """The task, and how many there are."""
         problem, blocking, plane_tiles = self.problem, self.blocking, self.plane_tiles
         self.micros = [self._micro(length) for length in plane_tiles.lengths]
-        kept, apart = (self.wide, self.gathered_pitch) if self.spreads else (self.element, problem.output.channel)
-        shapes = [((1, length), (apart, length, 1)) for length in plane_tiles.lengths]
-        self.stores = [emit_store(self.m, problem, self.epilogue, blocking.TK, kept, *place) for place in shapes]
+        self.stores = [self._emit_store(length) for length in plane_tiles.lengths]
         self.spread = _emit_spread(self.m, problem, self.element) if self.spreads else None
         k = self.k = self.m.function("task", *TASK, internal=True)
         context, index, thread = k.args
         types = (self.element, self.wide, *[self.element] * 3)
         x, w, self.out, self.bias, self.residual, workspace = operands(k, context, *types)
-        tiles, blocks = problem.N * plane_tiles.tiles, math.ceil(problem.K / blocking.TK)
+        tiles, blocks = problem.N * plane_tiles.tiles, blocks_of(problem, blocking.TK, blocking.halved)
         panels = math.ceil(tiles / blocking.tiles)
         chunk, rest = index % blocking.chunks, index // blocking.chunks
         panel, self.group = rest % panels, rest // panels
@@ -70,15 +75,26 @@ class _TaskWriter:
         self._note(first, (panel + 1) * tiles // panels - first)
         own = workspace + thread * thread_bytes(problem, blocking, self.wide.bytes)
         self.micropanels, copied = k.bytes_at(own, LINE, self.wide), k.bytes_at(own, 0, i64)
-        self.gathered = self.micropanels + blocking.tiles * self.pitch
+        self.behind = self.micropanels + panel_size(problem, blocking)
+        self.packed = w
         with k.if_(k.load(copied).ne(rest)):
             self._copy(x + self.group * problem.input.group)
             k.store(rest, copied)
-        self.sums = k.scratch(self.wide, self.tile_size * (blocking.tiles if self.adds else 1))
+        self.sums = self._room()
         with k.loop(chunk * blocks // blocking.chunks, (chunk + 1) * blocks // blocking.chunks) as block:
-            self.filters = w + (self.group * blocks + block) * (problem.C * blocking.TK)
+            self.filters = w + (self.group * blocks + block) * block_size(problem, blocking)
             self._block(block * blocking.TK)
         return k, panels * blocking.chunks * problem.groups
+
+    def _room(self) -> Value:
+        """Where the sums lie."""
+        return self.k.scratch(self.wide, self.tile_size * (self.blocking.tiles if self.adds else 1))
+
+    def _emit_store(self, length: int, room: int | None = None) -> Function:
+        """The store of a tile of so many pixels, with room for more in the sums."""
+        kept, apart = (self.wide, self.gathered_pitch) if self.spreads else (self.element, self.problem.output.channel)
+        shape, strides = (1, length), (apart, length, 1)
+        return emit_store(self.m, self.problem, self.epilogue, self.blocking.TK, kept, shape, strides, room)
 
     def _note(self, first: Value, number: Value) -> None:
         """Write down the image, first pixel and kind of length of each of a panel's tiles, and of what follows."""
@@ -125,7 +141,7 @@ class _TaskWriter:
                 self._store(t, sums + t * size)
         if self.spread is not None:
             with k.loop(0, k.min(self.left, blocking.TK)) as c:
-                here, there = self.gathered + c * self.gathered_pitch, self.out + (self.plane + c * o.channel)
+                here, there = self.behind + c * self.gathered_pitch, self.out + (self.plane + c * o.channel)
                 k.call(self.spread, here, there, self._nth(k.i64(0)), self._nth(self.number))
 
     def _target(self, t: Value) -> Value:
@@ -140,18 +156,23 @@ class _TaskWriter:
         So do the filters of the next part, a share of them with every tile: by the first tile that multiplies them they
         would be awaited.
         """
-        k, blocking, o = self.k, self.blocking, self.problem.output
-        for n, line in itertools.product(range(blocking.TK), self.lines):
-            there = self._target(t) + (n * o.channel + line * self.problem.columns.output_stride)
-            for row in range(self.problem.rows.output_stride):
-                k.prefetch(self.out + (there + row * o.row), write=True)
-            if self.epilogue.residual:
-                k.prefetch(self.residual + there)
+        k, blocking = self.k, self.blocking
+        self._fetch_outputs(self._target(t))
         start = part * blocking.BC
         count = k.min(self.problem.C - start, blocking.BC)
         micropanel = self.micropanels + t * self.pitch + start * blocking.TQ
         filters, share = self.filters + start * blocking.TK, self._share(blocking.BC)
         self._call(self.micros, t, micropanel, filters, filters + (blocking.BC * blocking.TK + t * share), sums, count)
+
+    def _fetch_outputs(self, target: Value) -> None:
+        """Fetch what is stored, and added, where a tile's outputs of a block lie."""
+        k, o = self.k, self.problem.output
+        for n, line in itertools.product(range(self.blocking.TK), self.lines):
+            there = target + (n * o.channel + line * self.problem.columns.output_stride)
+            for row in range(self.problem.rows.output_stride):
+                k.prefetch(self.out + (there + row * o.row), write=True)
+            if self.epilogue.residual:
+                k.prefetch(self.residual + there)
 
     def _share(self, channels: int) -> int:
         """Elements of filters that are fetched while so many channels are added to a tile's sums."""
@@ -160,7 +181,7 @@ class _TaskWriter:
     def _store(self, t: Value, sums: Value) -> None:
         """A tile's sums with their epilogue; what is to be spread, to where the panel's outputs are gathered."""
         there = self._target(t)
-        target = self.gathered + (self._nth(t) - self._nth(self.k.i64(0))) if self.spreads else self.out + there
+        target = self.behind + (self._nth(t) - self._nth(self.k.i64(0))) if self.spreads else self.out + there
         residual, bias = self.residual + there, self.bias + self.group * self.problem.K + self.channel
         self._call(self.stores, t, sums, target, residual, bias, self.left)
 
@@ -205,29 +226,34 @@ class _TaskWriter:
 
         Of the filters that follow it fetches a share.
         """
-        TK, TQ = self.blocking.TK, self.blocking.TQ
         data = ptr(self.wide)
         k = self.m.function(f"micro_{length}", data, data, data, data, i64, internal=True)
         micropanel, filters, following, sums, channels = k.args
-        vectors = TK // self.lanes
-        places = [[sums + (v * length + n) * self.lanes for v in range(vectors)] for n in range(length)]
+        places = [[sums + (v * length + n) * self.lanes for v in range(self.vectors)] for n in range(length)]
         zero = k.zero(self.wide, self.lanes)
         acc = [[k.var(k.load(p, self.lanes) if self.adds else zero) for p in row] for row in places]
+        self._products(k, acc, micropanel, filters, following, channels)
+        for row, there in zip(acc, places, strict=True):
+            for a, p in zip(row, there, strict=True):
+                k.store(a.get(), p)
+        return k
+
+    def _products(
+        self, k: Function, acc: list[list[Var]], micropanel: Value, filters: Value, following: Value, channels: Value
+    ) -> None:
+        """Add the products of so many channels to sums in registers."""
+        TK, TQ = self.blocking.TK, self.blocking.TQ
         with k.loop(0, channels, self.unroll) as c:
             for n in range(self.fetched):
                 line = c // self.unroll * self.fetched + n
                 k.prefetch(following + line * (LINE // self.wide.bytes), locality=2)
             for u in range(self.unroll):
                 w = filters + (c + u) * TK
-                several = [k.load(w + v * self.lanes, self.lanes) for v in range(vectors)]
+                several = [k.load(w + v * self.lanes, self.lanes) for v in range(self.vectors)]
                 for n, row in enumerate(acc):
                     pixel = k.broadcast(micropanel + (c + u) * TQ + n, self.lanes)
                     for a, vector in zip(row, several, strict=True):
                         a.fma(pixel, vector)
-        for row, there in zip(acc, places, strict=True):
-            for a, p in zip(row, there, strict=True):
-                k.store(a.get(), p)
-        return k
 
 
 def _emit_spread(m: Module, problem: Correlation, element: Type) -> Function:
@@ -272,16 +298,20 @@ def _emit_spread(m: Module, problem: Correlation, element: Type) -> Function:
     return k
 
 
+def emit_run(m: Module, layer: ConvLayer, writer: TaskWriter) -> None:
+    """`run`: the writer's tasks, once it is noted that no thread has copied of this input."""
+    run = m.function("run", *RUN)
+    *_, workspace = operands(run, run.args[0], DTYPES[layer.dtype])
+    own = thread_bytes(writer.problem, writer.blocking, layer.accumulator.itemsize)
+    with run.loop(0, writer.blocking.threads) as thread:
+        run.store(run.i64(-1), run.bytes_at(workspace, thread * own, i64))
+    launch(run, run.args[0], *writer.task())
+
+
 def emit(instruction_set: str, layer: ConvLayer, blocking: PackedGemmBlocking) -> Module:
     """`run` and `pack`."""
     m = Module(instruction_set)
-    problem = product(layer)
-    run = m.function("run", *RUN)
-    *_, workspace = operands(run, run.args[0], DTYPES[layer.dtype])
-    own = thread_bytes(problem, blocking, layer.accumulator.itemsize)  # no thread has copied of this input
-    with run.loop(0, blocking.threads) as thread:
-        run.store(run.i64(-1), run.bytes_at(workspace, thread * own, i64))
-    launch(run, run.args[0], *_TaskWriter(m, layer, blocking).task())
+    emit_run(m, layer, TaskWriter(m, layer, blocking))
     pack = m.function("pack", *RUN)
-    launch(pack, pack.args[0], *emit_pack(m, 0, problem, blocking.TK, DTYPES[layer.dtype], 0))
+    launch(pack, pack.args[0], *emit_pack(m, 0, product(layer), blocking.TK, DTYPES[layer.dtype], 0))
     return m

@@ -261,8 +261,9 @@ DEVICE void run_block(Ring<Stage>& ring, const TensorMap& pixels, const TensorMa
             init_barrier(ring.full[i], 1);
             init_barrier(ring.empty[i], (ALTERNATE ? 1 : CONSUMERS) * WARPGROUP / 32);  // a lane of each warp
         }
+        if constexpr (ALTERNATE)
 #pragma unroll
-        for (int i = 0; i < CONSUMERS; i++) init_barrier(ring.multiplied[i], WARPGROUP / 32);
+            for (int i = 0; i < CONSUMERS; i++) init_barrier(ring.multiplied[i], WARPGROUP / 32);
         fence_barriers();
     }
     __syncthreads();
