@@ -93,7 +93,7 @@ THINNED = {
     "cuda/test_kernels.py": 96,
     "cuda/test_mutants.py": 3,
     "cuda/test_planted.py": 9,
-    "cuda/test_operators.py::test_operators_agree_with_numpy": 8,
+    "cuda/test_cuda_operators.py::test_operators_agree_with_numpy": 8,
     "cuda/test_cudnn.py": 12,
     "cuda/test_winograd_tensor.py": 3,
     "cuda/test_winograd_tensor.py::test_its_error_is_that_of_the_transforms": 5,

@@ -133,3 +133,8 @@ def test_rooms_are_not_overfull() -> None:
     tests = Path(__file__).parents[1]
     for path in tests.rglob("*.py"):
         assert path.read_text(encoding="utf-8").count("\n") <= 600, path
+
+
+def test_files_of_tests_have_different_names() -> None:
+    names = [path.name for path in Path(__file__).parents[1].rglob("test_*.py")]
+    assert len(names) == len(set(names)), "pytest imports files of tests by their names alone"
