@@ -110,6 +110,18 @@ def test_the_graph_means_the_same() -> None:
 
 
 @kernels
+def test_layers_may_share_filters_and_not_their_bias() -> None:
+    graph = blocks(2)
+    for name in ("wide", "deep", "narrow"):
+        first, second = (graph.nodes[f"{name}{n}"] for n in range(2))
+        other = graph.add_constant("b", 1.0 - graph.constants[first.inputs[2]])
+        graph.change(second.name, second.operator, second.inputs[0], first.inputs[1], other, *second.inputs[3:])
+    net = network(graph, {"narrow0": CUT, "narrow1": CUT})
+    assert len(net.fused) == 2
+    agree(net, graph, 1e-5)
+
+
+@kernels
 @pytest.mark.parametrize("images", [None, 1])
 def test_answers_are_the_same(images: int | None) -> None:
     graph = blocks(2)

@@ -118,7 +118,7 @@ def _counts(batch: int) -> list[int]:
 def _key(graph: Graph, device: Device, options: Mapping[str, Any]) -> str:
     """What the parts of a network depend on: its nodes, and the limits under which their candidates are chosen."""
     nodes = [f"{node} of {[*map(str, map(graph.types.get, node.inputs))]}" for node in graph.nodes.values()]
-    limits = [f"{name}={options[name]}" for name in LIMITS if options.get(name)]
+    limits = [f"{name}={options[name]}" for name in LIMITS if options.get(name) is not None]
     what = "\n".join([*nodes, *limits])
     return f"parts|{hashlib.sha256(what.encode()).hexdigest()}|{device.key}"
 

@@ -66,17 +66,16 @@ def _fused(graph: Graph, node: Node, operator: FusedConv, blocking: FusedBlockin
     """What runs layers that are one node."""
     layers, caches, instruction_set = layers_of(graph, node), Caches.of(device), device.instruction_set
     others = operator.others(node.inputs)
-    key = f"{[names[0] for names in others]} {layers} {blocking}"
-    if key not in packed:
-        filters = [graph.constants[names[0]] for names in others]
-        biases = [
-            graph.constants[n[1]].reshape(-1) for n, layer in zip(others, layers.layers, strict=True) if layer.bias
-        ]
-        packed[key] = packing.packed(instruction_set, layers, blocking, filters)
-        packed[f"{key} biases"] = np.concatenate([*biases, np.zeros(1, np.float32)])
+    names, plus = [n[0] for n in others], [n[1] for n, one in zip(others, layers.layers, strict=True) if one.bias]
+    weights, biases = f"{names} {layers} {blocking}", f"biases {plus}"
+    if weights not in packed:
+        packed[weights] = packing.packed(instruction_set, layers, blocking, [graph.constants[name] for name in names])
+    if biases not in packed:
+        found = [graph.constants[name].reshape(-1) for name in plus]
+        packed[biases] = np.concatenate([*found, np.zeros(1, np.float32)])
     program = compiler.build(kernels.emit, instruction_set, layers, blocking, caches)
     residual = Ref(node.inputs[-1]) if layers.layers[-1].residual else None
-    ends: tuple[Operand, ...] = packed[f"{key} biases"], residual, Scratch()
-    operands = Ref(node.inputs[0]), packed[key], Ref(node.name), *ends
+    ends: tuple[Operand, ...] = packed[biases], residual, Scratch()
+    operands = Ref(node.inputs[0]), packed[weights], Ref(node.name), *ends
     needed = workspace_bytes(instruction_set, layers, blocking, caches)
     return Step(node, f"fused[layers={len(layers.layers)},{blocking}]", (Call(program, operands, needed),))
