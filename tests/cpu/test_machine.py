@@ -320,7 +320,7 @@ def test_of_each_quantity_the_best_measurement_counts(monkeypatch: pytest.Monkey
 def _with_slow_barriers(monkeypatch: pytest.MonkeyPatch, slow: Callable[[int], bool]) -> tuple[Machine, int]:
     """A machine whose regions take 2 ms while a function of their number says so, and how often it was measured."""
     made, regions = [], 0
-    measured, wake = measuring._Session.machine, measuring.pool.wake
+    measured = measuring._Session.machine
 
     def counted(session: Any, *args: Any) -> Machine:
         made.append(session)
@@ -331,7 +331,6 @@ def _with_slow_barriers(monkeypatch: pytest.MonkeyPatch, slow: Callable[[int], b
         regions += 1
         if slow(regions):
             time.sleep(2e-3)  # as when another process has the core of a thread
-        wake(*args)
 
     monkeypatch.setattr(measuring, "ROUGH", dataclasses.replace(SMALL, patience=60.0))
     monkeypatch.setattr(measuring, "ATTEMPTS", 3)
