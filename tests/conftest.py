@@ -79,6 +79,7 @@ THINNED = {
     "cpu/test_numpy.py": 30,
     "cpu/test_operators.py": 3,
     "cpu/test_polyphase.py": 5,
+    "cpu/test_winograd_compact.py::test_edges_on_every_instruction_set": 8,
     "cpu/test_winograd.py": 14,
     "cpu/test_winograd_matrix.py": 20,
     "cpu/test_winograd_wgrad.py": 14,
