@@ -18,13 +18,15 @@ import ctypes
 import functools
 import itertools
 import json
+import math
 import os
 import re
-import signal
+import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from simt.cases import OURS, checker
@@ -36,11 +38,14 @@ from autoconv.cuda.codegen.source import GENERATED, Unit, file_text, files_of
 from autoconv.cuda.common.algorithm import CudaAlgorithm
 from autoconv.layer import ConvLayer
 
-SECONDS = 30  # of processor time, which no busy machine takes away, until a mutant counts as one that hangs
+SECONDS = 15  # of processor time that a case may take in all schedules
+PATIENCE = 4  # times what the text itself takes, until a mutant counts as one that hangs
 MANY = 30  # cases to an algorithm, of which only each STEP-th is run
 STEP = 5  # prime to the three directions and the four epilogues that the cases go through
 SANITIZED = 6  # of them under sanitizers
 CHOICE = "SIMT_MUTANT"  # the environment's name for the mutant that a program is
+
+Probe = tuple[CudaAlgorithm, ConvLayer, Params, int]  # the last is the schedule
 
 _ORDERS = re.compile(
     r"(?<=[;{})])\s*(?P<code>\w*(?:(?<!a)sync|wait|commit|fence|arrive|expect|barrier)\w*(<[^;{]*>)?\([^;{]*\));"
@@ -238,11 +243,14 @@ def _reached(units: tuple[Unit, ...]) -> set[Site]:
     return found
 
 
-def _fails(attempt: Callable[[], object]) -> bool:
-    """Whether an attempt goes wrong, in a process of its own: it may well crash or hang."""
+def _fails(attempt: Callable[[], object], seconds: float) -> bool:
+    """Whether an attempt goes wrong or takes longer, in a process of its own: it may well crash or hang.
+
+    The time is of a processor, which no busy machine takes away, and of each process that the attempt starts.
+    """
     child = os.fork()
     if child == 0:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), math.ceil(seconds) + 1))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         code = 3
         try:
@@ -258,49 +266,83 @@ def _fails(attempt: Callable[[], object]) -> bool:
     return status != 0
 
 
+def texts() -> list[CudaAlgorithm]:
+    """The first algorithm of each text."""
+    kernels = [a for a in OURS if isinstance(a, CudaAlgorithm) and a.files]
+    return list({algorithm.files: algorithm for algorithm in reversed(kernels)}.values())[::-1]
+
+
+def judged(algorithm: CudaAlgorithm) -> list[str]:
+    """The files of a text that none before it has: what another text has, this one may not need all of."""
+    before = itertools.takewhile(lambda other: other.files != algorithm.files, texts())
+    theirs = {file for other in before for file in files(*other.files)}
+    return [file for file in files(*algorithm.files) if file not in theirs]
+
+
 def relatives(algorithm: CudaAlgorithm) -> list[CudaAlgorithm]:
     """The algorithms whose kernels are the same text."""
     return [a for a in OURS if isinstance(a, CudaAlgorithm) and a.files == algorithm.files]
 
 
-def probes(algorithm: CudaAlgorithm, step: int) -> Iterator[tuple[CudaAlgorithm, ConvLayer, Params, int]]:
-    """What is planned for a text, and some of the edges, spread evenly; all of them where they are few."""
+def probes(algorithm: CudaAlgorithm, step: int) -> tuple[list[Probe], list[Probe]]:
+    """What is planned for a text; and some of the edges, spread evenly: all of them where they are few."""
+    asked, edges = [], []
     for relative in relatives(algorithm):
-        yield from ((relative, *case) for case in planned(relative))
-    for relative in relatives(algorithm):
-        found = list(edge_cases(relative))
-        yield from ((relative, *case) for case in found[:: step if len(found) > MANY else 1])
+        asked += [(relative, *case) for case in planned(relative)]
+        found = [(relative, *case) for case in edge_cases(relative)]
+        edges += found[:: step if len(found) > MANY else 1]
+    return asked, edges
 
 
 def fates(algorithm: CudaAlgorithm, step: int = STEP) -> dict[Site, str]:
-    """What caught the mutant of each site that the kernels of this text come by; "" for a survivor.
+    """What caught the mutant of each site that this text is judged by and comes by; "" for a survivor.
 
-    It is over when each site of its files was come by, and none survives.
+    It is over when each of these sites was come by, and none survives. A check decides by values, which are the
+    same in every schedule, so each case tries it in one.
     """
     found: dict[Site, str] = {}
-    reaching: dict[Site, list[Callable[[Emulated], None]]] = {}
-    own = {site for file in files(*algorithm.files) for site in sites(file)}
-    for relative, layer, params, seed in probes(algorithm, step):
-        if own <= found.keys() and all(found.values()):
-            break
-        check = checker(relative, layer, params)
-        began = time.process_time()
-        check(Mutated(schedule=seed))
-        if SCHEDULES * (time.process_time() - began) > SECONDS / 2:
-            continue  # a mutant that works would count as one that hangs
-        seeds = [(seed + i) % SCHEDULES for i in range(SCHEDULES)]
-        reached = own & set(_reached(relative.units(layer, params)))  # a kernel that it calls has a text of its own
-        for site in sorted(reached, key=lambda site: (site.file, site.start)):
-            if not found.get(site):
-                wrong = _fails(lambda: [check(Mutated(schedule=seed, site=site)) for seed in seeds])  # noqa: B023
-                found[site] = f"{layer} {params}" if wrong else ""
-                reaching.setdefault(site, []).append(check)
+    own = {site for file in judged(algorithm) for site in sites(file)}
+    for cases in probes(algorithm, step):
+        reaching: dict[Site, list[Callable[[Emulated], None]]] = {}
+        for relative, layer, params, seed in cases:
+            if own <= found.keys() and all(found.values()):
+                return found
+            check = checker(relative, layer, params)
+            began = time.process_time()
+            check(Mutated(schedule=seed))
+            seconds = SCHEDULES * (time.process_time() - began)
+            if seconds > SECONDS:
+                continue
+            seeds = [(seed + i) % SCHEDULES for i in range(SCHEDULES)]
+            reached = own & set(_reached(relative.units(layer, params)))  # a kernel that it calls has a text of its own
+            for site in sorted(reached, key=lambda site: (site.file, site.start)):
+                if not found.get(site):
+                    tried = seeds if site.forced is None else seeds[:1]
+                    wrong = _fails(partial(_try, check, site, tried), 2 + PATIENCE * seconds)
+                    found[site] = f"{layer} {params}" if wrong else ""
+                    reaching.setdefault(site, []).append(check)
+        _sanitize(reaching, found)
+    return found
+
+
+def _try(check: Callable[[Emulated], None], site: Site | None, seeds: Iterable[int], sanitizer: str = "") -> None:
+    for seed in seeds:
+        check(Mutated(schedule=seed, site=site, sanitizer=sanitizer))
+
+
+def _sanitize(reaching: dict[Site, list[Callable[[Emulated], None]]], found: dict[Site, str]) -> None:
+    """Try survivors once more, on the first cases that came by each, under a sanitizer that the text itself passes."""
+    passed: set[tuple[Callable[[Emulated], None], str]] = set()
     for site, checks in reaching.items():
         sanitizer = "thread" if site.forced is None else "address"
         for check in checks[:SANITIZED]:
-            if not found[site] and _fails(lambda: check(Mutated(sanitizer=sanitizer, site=site))):  # noqa: B023
+            if found[site]:
+                break
+            if (check, sanitizer) not in passed:
+                _try(check, None, [0], sanitizer)
+                passed.add((check, sanitizer))
+            if _fails(partial(_try, check, site, [0], sanitizer), PATIENCE * SECONDS):
                 found[site] = f"{sanitizer} sanitizer"
-    return found
 
 
 if __name__ == "__main__":
