@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 from simt.emulator import MISSING
-from simt.mutants import Site, judged, sites, texts
-
-from autoconv.cuda.common.algorithm import CudaAlgorithm
+from simt.mutants import Site, all_files, sites
 
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 
@@ -23,9 +21,9 @@ HERE = Path(__file__).parents[1]
 EQUIVALENT: dict[str, dict[str, str]] = json.loads((HERE / "mutants.json").read_text())
 
 
-def fates(name: str, *arguments: str) -> dict[Site, str]:
-    """What became of the mutants of a text, found in a process of one thread, which forks for each of them."""
-    command = [sys.executable, "-m", "simt.mutants", name, *arguments]
+def fates(file: str, *arguments: str) -> dict[Site, str]:
+    """What became of the mutants of a file, found in a process of one thread, which forks for each of them."""
+    command = [sys.executable, "-m", "simt.mutants", file, *arguments]
     paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -60,7 +58,7 @@ def test_the_list_is_of_what_there_is() -> None:
 
 def test_a_sample_of_mutants_is_caught() -> None:
     """A kernel with barriers and checks, on some of its cases."""
-    found = fates("depthwise.wgrad", "400")
+    found = fates("depthwise/wgrad.cu", "400")
     assert any(site.forced is None for site in found)
     for site, fate in found.items():
         assert fate or site.forced is not None, f"{site.name} survives"
@@ -68,10 +66,8 @@ def test_a_sample_of_mutants_is_caught() -> None:
 
 @pytest.mark.stress
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("algorithm", texts(), ids=lambda a: a.name)
-def test_every_mutant_is_caught_or_equivalent(algorithm: CudaAlgorithm) -> None:
-    found = fates(algorithm.name)
-    mine = {(file, site.name): site for file in judged(algorithm) for site in sites(file)}
-    assert not [where for where, site in mine.items() if site not in found], "no case comes by these"
-    listed = {(file, name) for file in judged(algorithm) for name in EQUIVALENT.get(file, {})}
-    assert {where for where, site in mine.items() if not found[site]} == listed
+@pytest.mark.parametrize("file", all_files())
+def test_every_mutant_is_caught_or_equivalent(file: str) -> None:
+    found = fates(file)
+    assert not [site.name for site in sites(file) if site not in found], "no case comes by these"
+    assert {site.name for site, fate in found.items() if not fate} == set(EQUIVALENT.get(file, {}))
