@@ -141,7 +141,7 @@ def epilogue_checker(layer: ConvLayer) -> Callable[[Emulated], None]:
         out, *others = (on_device(device, array) for array in (sums, bias, residual))
         device.load(epilogue_unit(layer))(out, *others)
         assert fenced(out)
-        np.testing.assert_allclose(out, wanted, rtol=1e-6)
+        assert difference(out, wanted) <= ERROR
 
     return check_on
 
