@@ -84,8 +84,16 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         # depths that are summed in two stretches, of one part and of each of two
         _blocks(SCALAR_TILE | {"SPLIT": 1}, N=3, C=2, H=24, W=24, K=3, R=1, S=1, padding=0, direction="wgrad"),
         _blocks(SCALAR_TILE | {"SPLIT": 2}, N=1, C=260, H=3, K=5, layout="NHWC", **FULL_EPILOGUE),
+        # taps that do not follow each other; and a row of them too long for a table, of the only channel
+        _blocks(SCALAR_TILE | {"SPLIT": 1}, N=1, K=3, padding=2, dilation=2),
+        _blocks(SCALAR_TILE | {"SPLIT": 1}, N=1, C=1, H=1, K=3, R=1, S=31, padding=(0, 15), direction="wgrad"),
     ),
-    "gemm.tensor": (_divided({"BM": 64, "BN": 64}, "dgrad", 32, dtype="float16"),),
+    "gemm.tensor": (
+        _divided({"BM": 64, "BN": 64}, "dgrad", 32, dtype="float16"),
+        # two rows of nine tiles, in two strips
+        ({"N": 1, "C": 8, "H": 9, "W": 8, "K": 520, "R": 1, "S": 1, "layout": "NHWC", "dtype": "float16"},
+         {"BM": 64, "BN": 64, "SPLIT": 1}),
+    ),
     "gemm.hopper": (
         *(_hopper(tile, 2 + i % 2, "float16", i % 3) for i, tile in enumerate(TILES)),
         _hopper(TILES[-1], 1, "float16", K=67, **FULL_EPILOGUE),
