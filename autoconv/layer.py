@@ -57,7 +57,8 @@ class ConvLayer:
         Whether the epilogue adds a bias (of `output_channels` values) and a residual (of the output's shape).
     activation : str, optional
         What the epilogue ends with: `y = activation(conv(x, w) + bias + residual)`, not for "wgrad": "relu", "relu6",
-        "clip:LOW:HIGH", "leaky_relu[:SLOPE]", "sigmoid", "silu", "hardsigmoid", "hardswish", "gelu" or "gelu_tanh".
+        "clip:LOW:HIGH", "leaky_relu[:SLOPE]", "sigmoid", "silu", "hardsigmoid", "hardswish", "gelu", "gelu_tanh", or
+        "prelu", whose slopes, one for each channel of the output, are an operand.
     output_dtype : "int32", "uint8", "int8" or "float32", or a NumPy dtype of that name
         Of the output of a quantised layer; by default the "int32" of its sums. Of others it is their dtype.
 
@@ -209,6 +210,11 @@ class ConvLayer:
         return self.C if self.direction == "dgrad" else self.K
 
     @property
+    def channel_values(self) -> int:
+        """How many values the epilogue takes for channels: all biases, if it adds them, then all slopes of PReLU."""
+        return self.output_channels * (self.bias + activations.has_slopes(self.activation))
+
+    @property
     def has_epilogue(self) -> bool:
         """Whether anything is done to the sums: a bias or a residual is added, or an activation applied."""
         return self.bias or self.residual or self.activation is not None
@@ -260,7 +266,7 @@ class ConvLayer:
         """Least memory traffic: every operand once."""
         inputs = [self.x_shape, self.w_shape] + [self.output_shape] * self.residual
         outputs = math.prod(self.y_shape) * self.output_numpy_dtype.itemsize
-        return self.itemsize * (sum(map(math.prod, inputs)) + self.output_channels * self.bias) + outputs
+        return self.itemsize * (sum(map(math.prod, inputs)) + self.channel_values) + outputs
 
     @property
     def arithmetic_intensity(self) -> float:

@@ -114,7 +114,7 @@ def test_series_of_float32_are_not_for_float64() -> None:
 def test_nan_stays_nan(activation: str) -> None:
     layer = edge("plain", N=1, activation=activation, bias=True)
     x, w, bias, _ = operands(layer)
-    bias[0] = np.nan
+    bias[0] = np.nan  # which makes all sums of the first channel one
     candidate = direct().all(layer, DEVICE)[0]
     y = run_guarded(direct(), layer, DEVICE, candidate, (x, w, bias, None), "after")
     assert np.isnan(y[:, 0]).all()
