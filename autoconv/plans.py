@@ -242,7 +242,7 @@ class Plan:
         if bias is not None or residual is not None or slope is not None or self._finishes:
             bias, residual = self._epilogue(bias, residual, slope)
             if out is not None and any(t is not None and device.overlap(y, t) for t in (bias, residual)):
-                raise ArrayError("out: expected memory of its own, got an array that overlaps bias or residual")
+                raise ArrayError("out: expected memory of its own, got an array that overlaps bias, residual or slope")
         if kernel.packed_bytes and not packs:
             packed = self._scratch(self._packed, kernel.packed_bytes)
             kernel.pack(b, packed)

@@ -95,6 +95,7 @@ THINNED = {
     "cuda/test_planted.py": 9,
     "cuda/test_cuda_operators.py::test_operators_agree_with_numpy": 8,
     "cuda/test_cudnn.py": 12,
+    "cuda/test_cudnn_graph.py": 12,
     "cuda/test_winograd_tensor.py": 3,
     "cuda/test_winograd_tensor.py::test_its_error_is_that_of_the_transforms": 5,
     "networks/test_batch_split.py::test_parts_agree_with_float64": 3,

@@ -32,6 +32,18 @@ def test_every_family_stores_with_every_activation(family: GeneratedAlgorithm, a
         check_guarded(family, layer, DEVICE, operands(layer), {str(c) for c in runnable[:1]})
 
 
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_family_reads_the_slopes_of_its_channels(family: GeneratedAlgorithm) -> None:
+    """They lie behind the biases, or where those would be."""
+    for layout, bias in (("NCHW", True), ("NHWC", False)):
+        for name in PROBLEMS:
+            layer = edge(name, layout=layout, activation="prelu", bias=bias)
+            runnable = (c for c in family.all(layer, DEVICE) if not family.why_not(layer, DEVICE, c.params))
+            if (candidate := next(runnable, None)) is not None:
+                check_guarded(family, layer, DEVICE, operands(layer), {str(candidate)})
+                break
+
+
 EMULATED = CPU(2, DEVICE.instruction_set, matrix_unit="emulated")
 GRADIENTS = [a for a in registry.algorithms(DEVICE) if {"dgrad"} & set(a.directions) & set(a.epilogue)]
 EVERY_GRADIENT = (
@@ -59,6 +71,17 @@ def test_every_family_ends_a_transposed_convolution(family: Any, layout: str) ->
         names, fields = ("remainders", "strided"), fields | {"C": 40, "K": 40}
     found = check_gradients(family, names, **fields)
     assert (found > 0) == (layout in family.layouts and "float32" in family.dtypes)
+
+
+@pytest.mark.parametrize("family", GRADIENTS, ids=lambda family: family.name)
+def test_slopes_of_a_transposed_convolution(family: Any) -> None:
+    names, fields = ("strided", "remainders", "depthwise", "pointwise strided", "depthwise strided"), {"bias": True}
+    if "matrix" in family.name:
+        fields |= {"C": 40, "K": 40}
+        names = ("strided", "remainders")
+    for layout in family.layouts:
+        if "float32" in family.dtypes:
+            assert any(check_gradients(family, [name], layout=layout, activation="prelu", **fields) for name in names)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
@@ -90,7 +113,7 @@ def test_most_families_are_among_those() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_other_types(dtype: str) -> None:
-    for activation in ("leaky_relu:0.25", "hardswish"):
+    for activation in ("leaky_relu:0.25", "hardswish", "prelu"):
         layer = edge("remainders", dtype=dtype, activation=activation, **WITH)
         assert check_guarded(direct(), layer, DEVICE, operands(layer), favourite(layer))
 

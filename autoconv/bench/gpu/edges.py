@@ -53,7 +53,7 @@ EDGES: dict[str, dict[str, Any]] = {
 EPILOGUES: dict[str, dict[str, Any]] = {
     "plain": {},
     "bias": {"bias": True},
-    "relu": {"activation": "relu"},
+    "prelu": {"activation": "prelu"},
     "bias residual relu": {"bias": True, "residual": True, "activation": "relu"},
 }
 

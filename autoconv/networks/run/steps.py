@@ -287,10 +287,16 @@ class StepMaker:
         source = tuple(steps[axis] for axis in operator.order)
         sizes, (out, inner) = collapsed(shape, [contiguous(shape), source])
         matrices, (columns, rows) = math.prod(sizes[:-2]), (1, *sizes)[-2:]
-        floats = self.graph.types[node.name].dtype == "float32"
-        if floats and inner[-2:] == (1, columns) and inner[:-2] == out[:-2] and len(sizes) <= 3:
-            return self._call(transpose.emit, (matrices, rows, columns), node)
-        return self._copy(node, shape, contiguous(shape), source)
+        call = None
+        if inner[-2:] == (1, columns) and inner[:-2] == out[:-2] and len(sizes) <= 3:
+            call = self._transposed_matrices(node, matrices, rows, columns)
+        return call or self._copy(node, shape, contiguous(shape), source)
+
+    def _transposed_matrices(self, node: Node, matrices: int, rows: int, columns: int) -> Call | None:
+        """A kernel that transposes matrices that follow one another; None where there is none for their type."""
+        if self.graph.types[node.name].dtype != "float32":
+            return None
+        return self._call(transpose.emit, (matrices, rows, columns), node)
 
     def _concat(self, node: Node, operator: Concat, shape: tuple[int, ...]) -> list[Call]:
         """Copies of those parts that are not computed in their place."""
