@@ -193,11 +193,8 @@ class ConvLayer:
     @property
     def input_shapes(self) -> tuple[Shape, Shape]:
         """Shapes of the two operands that `Plan.run` takes: (x, w), (dy, w) or (x, dy)."""
-        return {
-            "fwd": (self.x_shape, self.w_shape),
-            "dgrad": (self.y_shape, self.w_shape),
-            "wgrad": (self.x_shape, self.y_shape),
-        }[self.direction]
+        x, w, y = self.x_shape, self.w_shape, self.y_shape
+        return {"fwd": (x, w), "dgrad": (y, w), "wgrad": (x, y)}[self.direction]
 
     @property
     def output_shape(self) -> Shape:
@@ -348,17 +345,14 @@ class ConvLayer:
             example = "fwd-float32-NCHW-N1-C64-H56-W56-K64-R3-S3-padding1x1"
             raise LayerError(f"{str(key)[:100]!r} is not a layer key: a key reads like {example}")
         found = {name: text for name, text in match.groupdict().items() if text is not None}
-        values: dict[str, Any] = {name: int(found.pop(name)) for name in EXTENTS}
+        values: dict[str, Any] = {name: int(found.pop(name)) for name in (*EXTENTS, "groups") if name in found}
         for name in ("stride", "dilation"):
             if name in found:
                 values[name] = tuple(map(int, found.pop(name).split("x")))
         if "padding" in found:
             sides = [tuple(map(int, side.split("+"))) for side in found.pop("padding").split("x")]
             values["padding"] = tuple((side[0], side[-1]) for side in sides)
-        if "groups" in found:
-            values["groups"] = int(found.pop("groups"))
-        for name in ("bias", "residual"):
-            values[name] = found.pop(name, None) is not None
+        values |= {name: found.pop(name, None) is not None for name in ("bias", "residual")}
         layer = cls(**values, **found)  # type: ignore[arg-type]
         if layer.key() != key:
             raise LayerError(f"{key!r} is not canonical: expected {layer.key()!r}")

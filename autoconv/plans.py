@@ -4,49 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from autoconv.algorithm import Array, Candidate, Kernel
 from autoconv.common.arrays import like
 from autoconv.common.epilogue import activations
 from autoconv.common.epilogue.quantization import Quantization, operand_of
+from autoconv.common.packed_weights import PackedWeights as PackedWeights  # whose name belongs to plans
 from autoconv.common.text import duration, size
 from autoconv.device import Device
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
-    from autoconv.records.limits import Denormals, Limits
+    from autoconv.records.limits import Limits
     from autoconv.records.schema import Facts
     from autoconv.tuning.candidates import CandidateSet
 
 Source = Literal["profile", "cache", "heuristic", "user"]
 
 _OPERAND_NAMES = {"fwd": ("x", "w", "y"), "dgrad": ("dy", "w", "dx"), "wgrad": ("x", "dy", "dw")}
-
-
-@dataclass(frozen=True, eq=False)
-class PackedWeights:
-    """Filters transformed once, for one layer and candidate; `Plan.run` takes them in place of `w`.
-
-    Made by `Plan.pack`.
-
-    Parameters
-    ----------
-    binding : tuple of ConvLayer, Candidate, Device, and "flush" or "keep"
-        Where alone they can be used, and what became of denormals among them.
-    buffer : array
-        The transformed filters, as the candidate's kernel reads them, on the device.
-    """
-
-    binding: tuple[ConvLayer, Candidate, Device, Denormals]
-    buffer: Array
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the transformed filters."""
-        return int(self.buffer.nbytes)
 
 
 class Plan:

@@ -43,6 +43,8 @@ THINNED = {
     "cpu/test_denormals.py::test_families_count_denormals_as_0_or_keep_them": 12,
     "cpu/test_depthwise.py": 48,
     "cpu/test_epilogues.py::test_every_family_stores_with_every_activation": 20,
+    "cpu/test_epilogues.py::test_every_family_reads_the_slopes_of_its_channels": 3,
+    "cpu/test_epilogues.py::test_slopes_of_a_transposed_convolution": 6,
     "cpu/test_epilogues.py::test_nan_stays_nan": 3,
     "cpu/test_epilogues.py::test_every_family_ends_a_transposed_convolution": 15,
     "cpu/test_epilogues.py::test_every_kind_of_transposed_convolution_has_a_kernel_that_ends_it": 5,
