@@ -97,12 +97,15 @@ class InputStage(Stage[T], ABC):
                 mask = k.mask(k.select(inside, live, k.i64(0)), lanes)
                 k.store(k.load(source + w * c.input.column, lanes, mask=mask), target + j * lanes)
             return
+        following = blocks > 1 and not tiling.coop  # the same thread transforms the next vector of channels
         with k.loop(0, tiling.pitch, lanes) as j:
             w = j * tiling.columns.period + place
             masks = [within(k, w + q * lanes, lanes, limit) for q in range(tiling.columns.period)]
             here, there = k.launder(source + w), k.launder(target + j * lanes)
 
             def load(lane: int) -> Value:
+                if following:
+                    k.prefetch(here + (lane + lanes) * c.input.channel, locality=2)
                 return self._columns(k, here + lane * c.input.channel, masks)
 
             def store(values: Sequence[Value]) -> None:

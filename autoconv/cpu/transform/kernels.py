@@ -152,7 +152,7 @@ class TransformWriter(Stage[T], ABC):
                 channel = block * tiling.TK + vector * tiling.lanes
                 live = c.K - channel
                 with k.if_(live > 0):
-                    row_of_tiles = products + (t * (horizontal.tiles * tiling.TK) + vector * tiling.lanes)
+                    row_of_tiles = products + (t * (horizontal.tiles * tiling.m_tile) + vector * tiling.m_vector)
                     k.call(self.inverse, row_of_tiles, strip)
                     with k.loop(0, vertical.m) as i:
                         p = (row * vertical.m + i) * vertical.residues + down

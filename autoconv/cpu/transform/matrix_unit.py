@@ -83,6 +83,14 @@ class MatrixTiling(Tiling):
         return odd(self.parts * self.steps * self.rounded_tiles) * WORDS
 
     @functools.cached_property
+    def m_tile(self) -> int:
+        return self.TK
+
+    @functools.cached_property
+    def m_vector(self) -> int:
+        return self.lanes
+
+    @functools.cached_property
     def m_stride(self) -> int:
         return odd(self.rounded_tiles * self.filter_tiles) * TILE_ROWS
 

@@ -53,6 +53,38 @@ def _pairs(rows: Sequence[Row]) -> list[tuple[int, int, list[int], list[int]]]:
     return found
 
 
+def _factor(row: Row, columns: Sequence[int]) -> Fraction | None:
+    """What a half without a plain term is multiplied by in the end, so that it has one; None where that would round."""
+    if any(abs(row[c]) == 1 for c in columns):
+        return None
+    factor = row[columns[-1]]
+    quotients = [row[c] / factor for c in columns]
+    return factor if all(Fraction(float(np.float32(float(q)))) == q for q in quotients) else None
+
+
+def _mirror_images(
+    k: Function, row: Row, xs: Sequence[Value], equal: Sequence[int], opposite: Sequence[int]
+) -> tuple[Value, Value]:
+    """The sum of a row's two halves, and their difference.
+
+    A factor that all of a half shares takes no instruction: their sum is a multiply-add. What is left of the half often
+    has the other one's factors, which wait in registers.
+    """
+    odd_factor = _factor(row, opposite)
+    even_factor = None if odd_factor else _factor(row, equal)
+    even = _dot(k, [f / (even_factor or 1) for f in row], xs, equal)
+    odd = _dot(k, [f / (odd_factor or 1) for f in row], xs, opposite)
+    assert even is not None
+    assert odd is not None
+    if odd_factor:
+        factor = k.const(odd.type, _constant(odd_factor, odd))
+        return k.fma(factor, odd, even), k.fma(factor, -odd, even)
+    if even_factor:
+        factor = k.const(even.type, _constant(even_factor, even))
+        return k.fma(factor, even, odd), k.fma(factor, even, -odd)
+    return even + odd, even - odd
+
+
 def matrix_vector(k: Function, matrix: Sequence[Row], xs: Sequence[Value]) -> list[Value]:
     """The product of an exact matrix and a vector of values.
 
@@ -71,10 +103,7 @@ def matrix_vector(k: Function, matrix: Sequence[Row], xs: Sequence[Value]) -> li
     out: list[Value | None] = [None] * len(rows)
     shared = set[int]()
     for i, j, equal, opposite in _pairs(rows):
-        even, odd = _dot(k, rows[i], values, equal), _dot(k, rows[i], values, opposite)
-        assert even is not None
-        assert odd is not None
-        out[i], out[j] = even + odd, even - odd
+        out[i], out[j] = _mirror_images(k, rows[i], values, equal, opposite)
         shared |= {i, j}
     for i, row in enumerate(rows):
         if i not in shared:
