@@ -22,8 +22,13 @@ class InputStage(Stage[T], ABC):
     def transform_rows(self) -> Function:
         """`(half, v)`: every row of every tile transformed, to where the product wants its points."""
 
-    def emit(self) -> Function:
-        """`input(x, v, buffer, first, rows, group, block)`: a vector of channels of some rows of tiles, transformed."""
+    def emit(self, in_turn: bool = False) -> Function:
+        """`input(x, v, buffer, first, rows, group, block)`: a vector of channels of some rows of tiles, transformed.
+
+        Where a thread transforms one vector after the other, `in_turn`, it fetches the next one's rows meanwhile: they
+        begin too far from this one's for the processor to foresee them.
+        """
+        self.in_turn = in_turn
         tiling, real = self.tiling, ptr(self.real)
         gather = self._gather()
         transform_columns = self.transform_columns() if tiling.rows.tile > 1 else None
@@ -97,14 +102,13 @@ class InputStage(Stage[T], ABC):
                 mask = k.mask(k.select(inside, live, k.i64(0)), lanes)
                 k.store(k.load(source + w * c.input.column, lanes, mask=mask), target + j * lanes)
             return
-        following = blocks > 1 and not tiling.coop  # the same thread transforms the next vector of channels
         with k.loop(0, tiling.pitch, lanes) as j:
             w = j * tiling.columns.period + place
             masks = [within(k, w + q * lanes, lanes, limit) for q in range(tiling.columns.period)]
             here, there = k.launder(source + w), k.launder(target + j * lanes)
 
             def load(lane: int) -> Value:
-                if following:
+                if self.in_turn and blocks > 1:
                     k.prefetch(here + (lane + lanes) * c.input.channel, locality=2)
                 return self._columns(k, here + lane * c.input.channel, masks)
 

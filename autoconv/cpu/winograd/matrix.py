@@ -1,4 +1,8 @@
-"""Matrix-vector products with small exact matrices as code."""
+"""Matrix-vector products with small exact matrices as code.
+
+Large tiles have more factors than a processor has registers, and each that waits in memory is a load. So rows and
+columns that mirror each other share theirs where one is a multiple of the other.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from autoconv.cpu.codegen.ir import Function, Value, f32
+from autoconv.cpu.codegen.ir import VECTOR_REGISTERS, Function, Value, f32
 
 Row = Sequence[Fraction]
 
@@ -58,8 +62,12 @@ def _factor(row: Row, columns: Sequence[int]) -> Fraction | None:
     if any(abs(row[c]) == 1 for c in columns):
         return None
     factor = row[columns[-1]]
-    quotients = [row[c] / factor for c in columns]
-    return factor if all(Fraction(float(np.float32(float(q)))) == q for q in quotients) else None
+    return factor if all(_exact(row[c] / factor) for c in columns) else None
+
+
+def _exact(factor: Fraction) -> bool:
+    """Whether it is a float32."""
+    return Fraction(float(np.float32(float(factor)))) == factor
 
 
 def _mirror_images(
@@ -68,7 +76,7 @@ def _mirror_images(
     """The sum of a row's two halves, and their difference.
 
     A factor that all of a half shares takes no instruction: their sum is a multiply-add. What is left of the half often
-    has the other one's factors, which wait in registers.
+    has the other one's factors.
     """
     odd_factor = _factor(row, opposite)
     even_factor = None if odd_factor else _factor(row, equal)
@@ -98,6 +106,12 @@ def matrix_vector(k: Function, matrix: Sequence[Row], xs: Sequence[Value]) -> li
         values[i], values[j] = xs[i] + xs[j], xs[i] - xs[j]
         columns[i] = [f if r in equal else Fraction(0) for r, f in enumerate(transposed[i])]
         columns[j] = [f if r in opposite else Fraction(0) for r, f in enumerate(transposed[i])]
+    if len({abs(f) for column in columns for f in column} - {0, 1}) > VECTOR_REGISTERS[k.module.instruction_set]:
+        for _, j, _, _ in halves:
+            factor = next(f for f in columns[j] if f)
+            quotients = [f / factor for f in columns[j]]
+            if abs(factor) != 1 and all(map(_exact, quotients)):  # then they are often those of column i
+                values[j], columns[j] = values[j] * _constant(factor, values[j]), quotients
     rows = list(zip(*columns, strict=True))
     every = range(len(values))
     out: list[Value | None] = [None] * len(rows)
