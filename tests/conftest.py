@@ -83,6 +83,7 @@ THINNED = {
     "cpu/test_polyphase.py": 5,
     "cpu/test_winograd_compact.py::test_edges_on_every_instruction_set": 8,
     "cpu/test_winograd.py": 14,
+    "cpu/test_winograd.py::test_transforms_as_code_are_the_matrices": 3,
     "cpu/test_winograd_matrix.py": 20,
     "cpu/test_winograd_wgrad.py": 14,
     "cuda/test_cuda_direct.py": 12,
