@@ -152,8 +152,8 @@ def _tile(m: Module, name: str, layer: ConvLayer, source_type: Type, tile: GemmT
         return k
     epilogue = Epilogue.of(layer)
     for i, row in enumerate(acc):
-        b = k.load(bias + i) if epilogue.bias else None
-        bs = None if b is None else k.splat(b, lanes)
+        b = epilogue.of_channels(k.load, bias + i)
+        bs = epilogue.of_channels(lambda place: k.broadcast(place, lanes), bias + i)
         for v, a in enumerate(row):
             place = i * tile.out_pitch + v * lanes
             r = load_range(k, residual + place, lanes, 0, widths[v]) if epilogue.residual else None
