@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SUMS = 32 * 1024  # bytes of a task's sums, where they go over some channels at a time
 MOST_TILES = 256  # in a task: what is noted of each lies on the stack
-FEWEST_HALVED = 8  # pairs of tiles of a panel, even if it leaves the L2 cache: each panel reads all sums of filters
+HALVED_TILES = 8  # that a panel may have even if it leaves the L2 cache, halved: each reads all sums of filters
 SEVEN = 7  # products of sums of parts, in place of eight of the parts
 
 
@@ -164,7 +164,7 @@ def grid_of(layer: ConvLayer, device: CPU, halved: bool = False) -> list[dict[st
             if least > BC and depth > BC:
                 break
             most = min(fit, SUMS // (TK * TQ * itemsize)) if depth > BC and not halved else fit
-            most = max(most, FEWEST_HALVED) if halved else most
+            most = max(most, HALVED_TILES) if halved else most
             few = (n for n in reversed(parts(tiles, most)) if 4 * n >= min(tiles, most))
             grid += [{"TK": TK, "TQ": TQ, "BC": BC, "panels": math.ceil(tiles / together)} for together in few]
     return grid
