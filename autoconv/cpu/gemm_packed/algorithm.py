@@ -103,7 +103,8 @@ class GemmPacked(GeneratedAlgorithm):
         """A tile loads a vector of filters and broadcasts a pixel for every row and column of its products.
 
         Pixels are copied to panels for every part of the filters that is a task of its own; a block of filters comes
-        from memory, and then from the first cache, for every tile; sums go to and fro for every block of channels.
+        from memory, for every further panel from where all of them stay, and for every further tile from the first
+        cache; sums go to and fro for every block of channels.
         Halved, there are seven such products, whose pixels and filters are copied and read, and sums go more often.
         """
         machine, problem, blocking = device.machine, product(layer), self.blocking(layer, device, params)
@@ -124,11 +125,13 @@ class GemmPacked(GeneratedAlgorithm):
         copies = copied * blocking.chunks / (lanes * size) / machine.transforms(lanes * size)
         filters = size * packed_filters(problem, blocking)
         moved = filters / machine.memory
-        moved += machine.reading(filters * (problem.N * tiles.tiles - 1), size * blocking.BC * TK)
+        panels = math.ceil(problem.N * tiles.tiles / blocking.tiles)
+        moved += machine.reading(filters * (panels - 1), filters / problem.groups)
+        moved += machine.reading(filters * (problem.N * tiles.tiles - panels), size * blocking.BC * TK)
         moved += machine.reading(copied * blocks, size * panel_size(problem, blocking))
         computed = (number * one + copies) / machine.threads
         fresh = machine.writing(self.workspace_bytes(layer, device, params), machine.beyond)
-        tasks = math.ceil(problem.N * tiles.tiles / blocking.tiles) * blocking.chunks * problem.groups
+        tasks = panels * blocking.chunks * problem.groups
         both = side_by_side(computed, moved) * busiest(tasks, machine.threads)
         return both + operands_once(layer, machine) + fresh + (machine.call or 0.0)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SUMS = 32 * 1024  # bytes of a task's sums, where they go over some channels at a time
 MOST_TILES = 256  # in a task: what is noted of each lies on the stack
+HALVED_TILES = 8  # that a panel may have even if it leaves the L2 cache, halved: each reads all sums of filters
 SEVEN = 7  # products of sums of parts, in place of eight of the parts
 
 
@@ -142,7 +143,7 @@ def grid_of(layer: ConvLayer, device: CPU, halved: bool = False) -> list[dict[st
 
     Of channels at a time those whose block of filters is at least an eighth of the L1 cache, as the sums go to memory
     and back between them; a task has room for the sums of so many tiles only. Halves that have to be filled up until
-    there is more to multiply than without them are left out.
+    there is more to multiply than without them are left out; their panels may be larger than the L2 cache.
     """
     problem, itemsize = product(layer), layer.accumulator.itemsize
     m = Module(device.instruction_set)
@@ -163,6 +164,7 @@ def grid_of(layer: ConvLayer, device: CPU, halved: bool = False) -> list[dict[st
             if least > BC and depth > BC:
                 break
             most = min(fit, SUMS // (TK * TQ * itemsize)) if depth > BC and not halved else fit
+            most = max(most, HALVED_TILES) if halved else most
             few = (n for n in reversed(parts(tiles, most)) if 4 * n >= min(tiles, most))
             grid += [{"TK": TK, "TQ": TQ, "BC": BC, "panels": math.ceil(tiles / together)} for together in few]
     return grid
