@@ -190,7 +190,7 @@ def made(batch: int = 1) -> Graph:
     """A small network of every kind of operator, whose activations are not all those that kernels apply."""
     m = _Maker("made", batch, 3, 14, 12)
     add = m.graph.add
-    x = m.relu(m.conv(m.x, 8))
+    x = m.apply(("prelu", 0, 1), m.conv(m.x, 8), m.constant(8, 1, 1))
     x = add("largest", Pool(reduction="max", window=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1))), x)
     x = m.relu(m.apply(("add", 0, 1), m.conv(x, 8, gain=0.5), x))
     left = m.apply(("min", ("max", 0, 0.0), 6.0), m.conv(x, 8, groups=8))
