@@ -53,9 +53,8 @@ Check = Callable[[Emulated], None]
 Probe = tuple[str, tuple[Unit, ...], Check, int]  # what, by which kernels, what checks it, the schedule
 
 KERNELS = [algorithm for algorithm in OURS if isinstance(algorithm, CudaAlgorithm)]
-OPERATOR_FILES = [f"operators/{path.name}" for path in Path(operators.__path__[0]).glob("*.cu")]
+OPERATOR_FILES = sorted(f"operators/{path.name}" for path in Path(operators.__path__[0]).glob("*.cu"))
 EPILOGUE_FILE = "libraries/epilogue.cu"
-
 WITHOUT = (GENERATED, GENERATED_SHAPES, "codegen/ptx.cuh")  # sites: what is generated, and what emulates
 
 _ORDERS = re.compile(
