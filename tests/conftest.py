@@ -23,9 +23,9 @@ from autoconv.tuning.search import search
 
 # The same examples on every run: a failure must not depend on the day. The stress tests draw more.
 settings.register_profile(
-    "autoconv", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
+    "full", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
 )
-settings.load_profile("autoconv")
+settings.register_profile("everyday", settings.get_profile("full"), max_examples=12)
 
 HERE = Path(__file__).parent
 KERNELS = machine_code.folder()  # as it is without any fixture
@@ -195,6 +195,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("full" if config.getoption("full") else "everyday")
     if not config.getoption("avx512"):
         return
     try:

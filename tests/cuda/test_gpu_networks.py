@@ -317,8 +317,9 @@ def test_a_saved_network_keeps_its_choices(cupy: FakeCuPy, options: dict[str, An
     assert difference(on_cpu.run(**drawn(graph)), evaluate(graph, drawn(graph))["y"]) <= 1e-6
 
 
-def test_a_process_without_a_gpu_imports_nothing_of_one() -> None:
-    code = "import sys, autoconv; print([name for name in sys.modules if name.startswith('autoconv.cuda')])"
+def test_a_process_without_a_gpu_or_networks_imports_nothing_of_them() -> None:
+    rooms = ("autoconv.cuda", "autoconv.networks")
+    code = f"import sys, autoconv; print([name for name in sys.modules if name.startswith({rooms})])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
