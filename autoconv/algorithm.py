@@ -79,8 +79,9 @@ class Kernel(ABC):
             where `packed_bytes` is not 0.
         out : array of `layer.output_shape`
             Every element is written. Nothing else is, but the workspace.
-        bias : array of `layer.output_channels` values, or None
-            Given exactly when the layer has a bias; of a quantised layer, `Quantization.operand`.
+        bias : array of `layer.channel_values` values, or None
+            Given exactly when that is not 0: the biases, if the layer has them, and behind them the slopes, if it ends
+            with PReLU. Of a quantised layer, `Quantization.operand`.
         residual : array of `layer.output_shape`, or None
             Given exactly when the layer has a residual.
         workspace : array of at least `workspace_bytes` bytes

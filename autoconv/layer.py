@@ -57,7 +57,8 @@ class ConvLayer:
         Whether the epilogue adds a bias (of `output_channels` values) and a residual (of the output's shape).
     activation : str, optional
         What the epilogue ends with: `y = activation(conv(x, w) + bias + residual)`, not for "wgrad": "relu", "relu6",
-        "clip:LOW:HIGH", "leaky_relu[:SLOPE]", "sigmoid", "silu", "hardsigmoid", "hardswish", "gelu" or "gelu_tanh".
+        "clip:LOW:HIGH", "leaky_relu[:SLOPE]", "sigmoid", "silu", "hardsigmoid", "hardswish", "gelu", "gelu_tanh", or
+        "prelu", whose slopes, one for each channel of the output, are an operand.
     output_dtype : "int32", "uint8", "int8" or "float32", or a NumPy dtype of that name
         Of the output of a quantised layer; by default the "int32" of its sums. Of others it is their dtype.
 
@@ -192,11 +193,8 @@ class ConvLayer:
     @property
     def input_shapes(self) -> tuple[Shape, Shape]:
         """Shapes of the two operands that `Plan.run` takes: (x, w), (dy, w) or (x, dy)."""
-        return {
-            "fwd": (self.x_shape, self.w_shape),
-            "dgrad": (self.y_shape, self.w_shape),
-            "wgrad": (self.x_shape, self.y_shape),
-        }[self.direction]
+        x, w, y = self.x_shape, self.w_shape, self.y_shape
+        return {"fwd": (x, w), "dgrad": (y, w), "wgrad": (x, y)}[self.direction]
 
     @property
     def output_shape(self) -> Shape:
@@ -207,6 +205,11 @@ class ConvLayer:
     def output_channels(self) -> int:
         """Channels of the output, or of wgrad's the filters: as many values as a bias has."""
         return self.C if self.direction == "dgrad" else self.K
+
+    @property
+    def channel_values(self) -> int:
+        """How many values the epilogue takes for channels: all biases, if it adds them, then all slopes of PReLU."""
+        return self.output_channels * (self.bias + activations.has_slopes(self.activation))
 
     @property
     def has_epilogue(self) -> bool:
@@ -260,7 +263,7 @@ class ConvLayer:
         """Least memory traffic: every operand once."""
         inputs = [self.x_shape, self.w_shape] + [self.output_shape] * self.residual
         outputs = math.prod(self.y_shape) * self.output_numpy_dtype.itemsize
-        return self.itemsize * (sum(map(math.prod, inputs)) + self.output_channels * self.bias) + outputs
+        return self.itemsize * (sum(map(math.prod, inputs)) + self.channel_values) + outputs
 
     @property
     def arithmetic_intensity(self) -> float:
@@ -342,17 +345,14 @@ class ConvLayer:
             example = "fwd-float32-NCHW-N1-C64-H56-W56-K64-R3-S3-padding1x1"
             raise LayerError(f"{str(key)[:100]!r} is not a layer key: a key reads like {example}")
         found = {name: text for name, text in match.groupdict().items() if text is not None}
-        values: dict[str, Any] = {name: int(found.pop(name)) for name in EXTENTS}
+        values: dict[str, Any] = {name: int(found.pop(name)) for name in (*EXTENTS, "groups") if name in found}
         for name in ("stride", "dilation"):
             if name in found:
                 values[name] = tuple(map(int, found.pop(name).split("x")))
         if "padding" in found:
             sides = [tuple(map(int, side.split("+"))) for side in found.pop("padding").split("x")]
             values["padding"] = tuple((side[0], side[-1]) for side in sides)
-        if "groups" in found:
-            values["groups"] = int(found.pop("groups"))
-        for name in ("bias", "residual"):
-            values[name] = found.pop(name, None) is not None
+        values |= {name: found.pop(name, None) is not None for name in ("bias", "residual")}
         layer = cls(**values, **found)  # type: ignore[arg-type]
         if layer.key() != key:
             raise LayerError(f"{key!r} is not canonical: expected {layer.key()!r}")

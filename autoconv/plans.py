@@ -4,48 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from autoconv.algorithm import Array, Candidate, Kernel
 from autoconv.common.arrays import like
+from autoconv.common.epilogue import activations
 from autoconv.common.epilogue.quantization import Quantization, operand_of
+from autoconv.common.packed_weights import PackedWeights as PackedWeights  # whose name belongs to plans
 from autoconv.common.text import duration, size
 from autoconv.device import Device
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
-    from autoconv.records.limits import Denormals, Limits
+    from autoconv.records.limits import Limits
     from autoconv.records.schema import Facts
     from autoconv.tuning.candidates import CandidateSet
 
 Source = Literal["profile", "cache", "heuristic", "user"]
 
 _OPERAND_NAMES = {"fwd": ("x", "w", "y"), "dgrad": ("dy", "w", "dx"), "wgrad": ("x", "dy", "dw")}
-
-
-@dataclass(frozen=True, eq=False)
-class PackedWeights:
-    """Filters transformed once, for one layer and candidate; `Plan.run` takes them in place of `w`.
-
-    Made by `Plan.pack`.
-
-    Parameters
-    ----------
-    binding : tuple of ConvLayer, Candidate, Device, and "flush" or "keep"
-        Where alone they can be used, and what became of denormals among them.
-    buffer : array
-        The transformed filters, as the candidate's kernel reads them, on the device.
-    """
-
-    binding: tuple[ConvLayer, Candidate, Device, Denormals]
-    buffer: Array
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the transformed filters."""
-        return int(self.buffer.nbytes)
 
 
 class Plan:
@@ -96,7 +74,9 @@ class Plan:
         self._a_shape, self._b_shape = layer.input_shapes
         self._dtype, self._b_dtype = layer.numpy_dtype, layer.w_numpy_dtype
         self._out_shape, self._out_dtype = layer.output_shape, layer.output_numpy_dtype
-        self._finishes = layer.bias or layer.residual or layer.quantized  # whether the epilogue takes an operand
+        self._finishes = (
+            layer.channel_values > 0 or layer.residual or layer.quantized
+        )  # whether the epilogue takes an operand
         self._workspaces: dict[int, Array] = {}  # by thread, stream or capture
         self._packed: dict[int, Array] = {}
         self._pinned: list[Array] = []  # copies that graphs read
@@ -184,6 +164,7 @@ class Plan:
         bias: Array | Quantization | None = None,
         residual: Array | None = None,
         out: Array | None = None,
+        slope: Array | None = None,
     ) -> Array:
         """Compute the layer: (x, w) -> y, (dy, w) -> dx or (x, dy) -> dw.
 
@@ -203,6 +184,8 @@ class Plan:
             Exactly when the layer has one.
         out : array, optional
             Contiguous, aligned, of the output's shape and dtype, overlapping no other operand.
+        slope : array of `layer.output_channels` values, optional
+            Exactly when the layer ends with PReLU.
 
         Returns
         -------
@@ -212,7 +195,7 @@ class Plan:
         Raises
         ------
         ArrayError
-            For a wrong shape, dtype, layout or device, a bias or residual that the layer does not have (or the
+            For a wrong shape, dtype, layout or device, a bias, residual or slope that the layer does not have (or the
             lack of one that it has), and an `out` that is not contiguous, not writable, or overlaps.
 
         Examples
@@ -226,17 +209,17 @@ class Plan:
         device, kernel = self.device, self.kernel
         if device.elsewhere():
             with device.selected():
-                return self.run(x, w, bias, residual, out)
+                return self.run(x, w, bias, residual, out, slope)
         foreign = None if device.owns(x) else x
         a = self._operand(x, self._names[0], self._a_shape)
         workspace = self._scratch(self._workspaces, kernel.workspace_bytes)
         packs = type(w) is PackedWeights
         b = self._unwrap(w) if packs else self._operand(w, self._names[1], self._b_shape, self._b_dtype)
         y = device.empty(self._out_shape, self._out_dtype) if out is None else self._output(out, a, b)
-        if bias is not None or residual is not None or self._finishes:
-            bias, residual = self._epilogue(bias, residual)
+        if bias is not None or residual is not None or slope is not None or self._finishes:
+            bias, residual = self._epilogue(bias, residual, slope)
             if out is not None and any(t is not None and device.overlap(y, t) for t in (bias, residual)):
-                raise ArrayError("out: expected memory of its own, got an array that overlaps bias or residual")
+                raise ArrayError("out: expected memory of its own, got an array that overlaps bias, residual or slope")
         if kernel.packed_bytes and not packs:
             packed = self._scratch(self._packed, kernel.packed_bytes)
             kernel.pack(b, packed)
@@ -307,9 +290,7 @@ class Plan:
             return array
         fresh = device.empty(shape, dtype)
         fresh[...] = array
-        if device.stream() < 0:
-            self._pinned.append(fresh)
-        return fresh
+        return self._kept(fresh)
 
     def _output(self, out: Any, a: Array, b: Array) -> Array:
         device = self.device
@@ -327,21 +308,39 @@ class Plan:
             raise ArrayError("out: expected memory of its own, got an array that overlaps an operand")
         return y
 
-    def _epilogue(self, bias: Any, residual: Any) -> tuple[Array | None, Array | None]:
-        if self.layer.quantized:
-            if residual is None:
-                return operand_of(self.layer, bias), None
+    def _epilogue(self, bias: Any, residual: Any, slope: Any) -> tuple[Array | None, Array | None]:
+        """The operands of the epilogue as kernels take them: bias and slopes in one, and the residual."""
+        layer = self.layer
+        if layer.quantized:
+            if residual is None and slope is None:
+                return operand_of(layer, bias), None
             bias = None
-        for name, given, there in (("bias", bias, self.layer.bias), ("residual", residual, self.layer.residual)):
+        ends = ("bias", bias, layer.bias), ("residual", residual, layer.residual)
+        for name, given, there in (*ends, ("slope", slope, activations.has_slopes(layer.activation))):
             if given is None and there:
                 raise ArrayError(f"{name}: expected an array, as the layer has one ({self.layer}), got None")
             if given is not None and not there:
                 raise ArrayError(f"{name}: expected None, as the layer has none ({self.layer}), got an array")
-        if bias is not None:
-            bias = self._operand(bias, "bias", (self.layer.output_channels,))
+        given = (("bias", bias), ("slope", slope))
+        values = [self._operand(one, name, (layer.output_channels,)) for name, one in given if one is not None]
         if residual is not None:
             residual = self._operand(residual, "residual", self._out_shape)
-        return bias, residual
+        return self._joined(values), residual
+
+    def _joined(self, values: list[Array]) -> Array | None:
+        """Arrays of a value for each channel, one behind the other."""
+        if len(values) < 2:
+            return values[0] if values else None
+        fresh = self.device.empty((self.layer.channel_values,), self._dtype)
+        for n, one in enumerate(values):
+            fresh[n * len(one) : (n + 1) * len(one)] = one
+        return self._kept(fresh)
+
+    def _kept(self, fresh: Array) -> Array:
+        """An array that a run made for a kernel; one that a graph will read is kept as long as the plan."""
+        if self.device.stream() < 0:
+            self._pinned.append(fresh)
+        return fresh
 
     def _unwrap(self, weights: PackedWeights) -> Array:
         if self.layer.direction == "wgrad":

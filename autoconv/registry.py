@@ -30,6 +30,11 @@ def own(device: Device) -> list[Algorithm[Any]]:
     return [algorithm for algorithm in algorithms(device) if algorithm.vendor is None]
 
 
+def fused_activations(device: Device) -> frozenset[str]:
+    """The names of the activations that kernels of a device apply to any layer while they store."""
+    return frozenset(name for one in algorithms(device) if one.takes_all for name in one.activations)
+
+
 @functools.cache
 def _table(kind: str) -> tuple[Algorithm[Any], ...]:
     """What the families named in the table of contents offer: `FAMILIES` of the package, `ALGORITHMS` of a family."""

@@ -152,6 +152,10 @@ def networks() -> str:
     return table(["network", "processor", *titles.values()], sorted(rows))
 
 
+def _threads(number: int) -> str:
+    return f"{number} thread" + "s" * (number > 1)
+
+
 def whole(batch: int) -> str:
     """Whole networks against every runtime, the fastest in its own column; and the geometric means of those raced."""
     rows = []
@@ -162,7 +166,7 @@ def whole(batch: int) -> str:
         ratios, best = race["ratios"], race["best"]
         own = statistics.median(race["seconds"]["autoconv"])
         against = (cell(ratios.get(name)) for name in RUNTIMES)
-        place = f"{label}, {race['threads']} threads"
+        place = f"{label}, {_threads(race['threads'])}"
         rows.append([race["network"], place, duration(own), best, with_interval(ratios[best]), *against])
         found = means.setdefault((place, race["threads"]), {"best": []})
         found["best"].append(ratios[best]["median"])
@@ -185,7 +189,7 @@ def pytorch(file: str) -> str:
     for label, race in found:
         own, best = duration(statistics.median(race["seconds"]["autoconv"])), race["best"]
         against = (cell(race["ratios"].get(name)) for name in names)
-        place, ratio = f"{label}, {race['threads']} threads", with_interval(race["ratios"][best])
+        place, ratio = f"{label}, {_threads(race['threads'])}", with_interval(race["ratios"][best])
         rows.append([race["network"], str(race["batch"]), place, own, best, ratio, *against])
     mean = statistics.geometric_mean(race["ratios"][race["best"]]["median"] for _, race in found)
     rows.append([f"geometric mean of {len(found)}", "", "", "", "", f"{mean:.2f}", *[""] * len(names)])

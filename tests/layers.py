@@ -14,13 +14,17 @@ from autoconv.algorithm import Algorithm, Candidate
 from autoconv.bench.gpu.edges import EDGES, EPILOGUES, edge, edges, operands
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
-__all__ = ["ACTIVATIONS", "EDGES", "EPILOGUES", "edge", "edges", "everyday", "hopper_layer", "layers", "operands"]
+__all__ = [
+    "ACTIVATIONS", "EDGES", "EPILOGUES", "SLOPE", "edge", "edges", "everyday", "hopper_layer", "layers", "operands",
+]  # fmt: skip
 
+SLOPE = -0.3  # that of PReLU here; in layers every channel has its own
 # By what others make of them.
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "relu": lambda y: np.where(y > 0, y, 0),
     "clip:-0.5:1.5": lambda y: np.clip(y, -0.5, 1.5),
     "leaky_relu:0.25": lambda y: np.where(y > 0, y, 0.25 * y),
+    "prelu": lambda y: np.where(y > 0, y, SLOPE * y),
     "sigmoid": special.expit,
     "silu": lambda y: y * special.expit(y),
     "hardsigmoid": lambda y: np.clip(y + 3, 0, 6) / 6,

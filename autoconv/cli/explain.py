@@ -51,7 +51,7 @@ def explain(
     device = device_named(device_name)
     mode = mode or "heuristic"
     check_mode(mode, device)
-    layers = layers_meant(what, batch, direction)
+    layers = layers_meant(what, batch, direction, device)
     plans = [plan(layer, mode, device=device, **options_of_plan(limits)) for layer in layers]
     if as_json:
         print_json([_plan_json(found) for found in plans])

@@ -135,6 +135,12 @@ def _machine_lines(machine: Machine) -> list[str]:
             f"a call takes {duration(machine.call)}, all threads together {duration(machine.barrier)} more, "
             f"{duration(machine.wake)} when they slept"
         )
+    if machine.chase is not None and machine.ahead is not None:
+        through = machine.chase.last
+        lines.append(
+            f"a load from {size(through)} takes {duration(1 / machine.chase.rate(through))}; of those that wait for no "
+            f"other, {machine.ahead:.0f} at a time"
+        )
     how = "" if machine.thorough else "roughly, "
     quiet = f"while others used {machine.busy:.0%} of the processor: `autoconv info` measures again"
     return [*lines, f"{how}on {machine.when}" + (f", {quiet}" if machine.busy > BUSY else "")]

@@ -15,7 +15,7 @@ from autoconv import networks
 from autoconv.bench.statistics import FEWEST_ROUNDS
 from autoconv.errors import ConfigError, PlanError
 from autoconv.layer import DIRECTIONS, ConvLayer
-from autoconv.registry import algorithms, resolve
+from autoconv.registry import algorithms, fused_activations, resolve
 from autoconv.tuning.planner import MODES
 
 if TYPE_CHECKING:
@@ -172,12 +172,22 @@ def options_of_plan(limits: dict[str, Any]) -> dict[str, Any]:
     return limits | {"vendors": {"loaded": "loaded", "all": True, "none": False}[limits["vendors"]]}
 
 
-def jobs_of(nets: Sequence[Network], batch: tuple[int, ...] | None, direction: tuple[str, ...] | None) -> list[Job]:
-    """Every layer of the networks, at every batch size and in every direction: the file's, where none are given."""
+def jobs_of(
+    nets: Sequence[Network],
+    batch: tuple[int, ...] | None,
+    direction: tuple[str, ...] | None,
+    device: Device | None = None,
+) -> list[Job]:
+    """Every layer of the networks, at every batch size and in every direction: the file's, where none are given.
+
+    Where a device is given, they are as it computes them when networks run: without activations that are kernels of
+    their own there.
+    """
+    fused = None if device is None else fused_activations(device)
     jobs: list[Job] = []
     for net in nets:
         found = [
-            (net, named, named.at(size, way))
+            (net, named, _computed(named.at(size, way), fused))
             for named in net.layers
             for size in batch or named.batches or net.batches
             for way in direction or named.directions or ("fwd",)
@@ -187,8 +197,16 @@ def jobs_of(nets: Sequence[Network], batch: tuple[int, ...] | None, direction: t
     return jobs
 
 
-def layers_meant(what: str, batch: tuple[int, ...] | None, direction: tuple[str, ...] | None) -> list[ConvLayer]:
-    """The layers that a LAYER, NET or NET:NAME means."""
+def _computed(layer: ConvLayer, fused: frozenset[str] | None) -> ConvLayer:
+    """The layer, or without its activation where that is none of those."""
+    name = (layer.activation or "").partition(":")[0]
+    return layer if fused is None or not name or name in fused else layer.replace(activation=None)
+
+
+def layers_meant(
+    what: str, batch: tuple[int, ...] | None, direction: tuple[str, ...] | None, device: Device | None = None
+) -> list[ConvLayer]:
+    """The layers that a LAYER, NET or NET:NAME means; those of a NET as `jobs_of` has them for the device."""
     if re.match(rf"({'|'.join(DIRECTIONS)})-", what) and not Path(what).exists():
         return [ConvLayer.parse(what)]
     try:
@@ -199,4 +217,4 @@ def layers_meant(what: str, batch: tuple[int, ...] | None, direction: tuple[str,
             raise
         net = networks.load(head)
     chosen = {net.find(name).name} if name else {named.name for named in net.layers}
-    return [layer for _, named, layer in jobs_of([net], batch, direction) if named.name in chosen]
+    return [layer for _, named, layer in jobs_of([net], batch, direction, device) if named.name in chosen]

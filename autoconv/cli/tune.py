@@ -27,7 +27,6 @@ from autoconv.cli.options import (
 from autoconv.cli.output import print_json, progress_bar, say
 from autoconv.cli.tables import Row, Table
 from autoconv.common.text import one_line
-from autoconv.cpu.device import CPU
 from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
 from autoconv.networks import NamedLayer
@@ -36,6 +35,7 @@ from autoconv.records.cache import TuningCache
 from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan
 
+FAILURES = AutoconvError, OSError, MemoryError, RuntimeError  # of one layer or network, which end no others
 LEAST_BUDGET = 0.05  # seconds of timing for a layer whose turn comes when the budget is spent
 
 
@@ -71,8 +71,8 @@ def tune(
     lies between layers.
     """
     started = time.monotonic()
-    jobs = jobs_of([networks.load(net) for net in nets], batch, direction)
-    device, cache = device_named(device_name), TuningCache()
+    listed, device, cache = [networks.load(net) for net in nets], device_named(device_name), TuningCache()
+    jobs = jobs_of(listed, batch, direction, device)
     check_mode(mode, device)
     options = options_of_plan(limits) | {"device": device, "cache": cache, "isolate": isolate}
     rows: dict[tuple[str, int, str], list[Row]] = {}
@@ -90,7 +90,7 @@ def tune(
                 row = _tuned(named, layer, mode, options | {"budget": share, "progress": progress})
                 rows.setdefault((net.name, layer.N, layer.direction), []).append(row)
                 done.append(row)
-            if mode in TIMING and isinstance(device, CPU) and "fwd" in (direction or ("fwd",)):
+            if mode in TIMING and "fwd" in (direction or ("fwd",)):
                 for path, size in models:
                     left = None if budget is None else max(started + budget - time.monotonic(), LEAST_BUDGET)
                     laid.append(_laid_out(path, size, mode, options | {"budget": left}))
@@ -134,7 +134,7 @@ def _tuned(named: NamedLayer, layer: ConvLayer, mode: str, options: dict[str, An
     found, error = None, None
     try:
         found = plan(layer, mode, **options)
-    except (AutoconvError, OSError, MemoryError, RuntimeError) as failure:
+    except FAILURES as failure:
         error = one_line(failure)
     return Row(named.name, layer, named.repeat, found, error)
 
@@ -143,7 +143,7 @@ def _laid_out(path: str, batch: int | None, mode: str, options: dict[str, Any]) 
     """What came of choosing the layouts of a whole network."""
     try:
         net = load(path, batch, **{name: value for name, value in options.items() if name != "weights"}).tune(mode)
-    except AutoconvError as failure:  # its layers can be tuned, but it cannot run, or not for so many images
+    except FAILURES as failure:  # its layers can be tuned, but it cannot run, or not for so many images
         return f"{path}: layouts: {one_line(failure)}"
     return f"{net.graph.name}: {len(net.in_nhwc & net.plans.keys())} of {len(net.plans)} layers in NHWC"
 

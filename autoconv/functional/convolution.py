@@ -28,6 +28,7 @@ def conv2d(
     layout: Layout = "NCHW",
     residual: Array | None = None,
     activation: str | None = None,
+    slope: Array | None = None,
     out: Array | None = None,
     **options: Any,
 ) -> Array:
@@ -48,6 +49,8 @@ def conv2d(
         These five as for `ConvLayer`.
     residual : array of the output's shape, optional
     activation : str, optional, as for `ConvLayer`
+    slope : array of K values, optional
+        Exactly when the activation is "prelu": what negative values of each channel are multiplied by.
     out : array of the output's shape, optional
         Where the output goes; it is then also what is returned.
     **options
@@ -84,7 +87,7 @@ def conv2d(
         (arrays["x"].dtype, layout, "fwd"),
         (bias is not None, residual is not None, activation),
     )
-    y = planned(layer, options).run(arrays["x"], arrays["w"], bias, arrays["residual"], arrays["out"])
+    y = planned(layer, options).run(arrays["x"], arrays["w"], bias, arrays["residual"], arrays["out"], slope)
     return out if out is not None else like(x, back(y))
 
 

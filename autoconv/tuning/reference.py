@@ -43,7 +43,7 @@ def convolve(
     Parameters
     ----------
     a, b : arrays of `layer.input_shapes`, of any real dtype
-    bias : `layer.output_channels` values, or None
+    bias : `layer.channel_values` values, or None
     residual : array of `layer.output_shape`, or None
     xp : module
         NumPy, or CuPy for arrays on a GPU, which then computes.
@@ -79,24 +79,33 @@ def convolve(
     if weights:
         channels_first = target.reshape(layer.K, *target.shape[2:])
     out = channels_first.transpose(0, 2, 3, 1) if layer.layout == "NHWC" else channels_first
+    bias, slopes = (
+        part if part is None or layer.layout == "NHWC" else part[:, None, None]
+        for part in activations.parted(None if bias is None else wide(bias), layer.bias, layer.activation)
+    )
     if bias is not None:
-        out = out + (wide(bias) if layer.layout == "NHWC" else wide(bias)[:, None, None])
+        out = out + bias
     if residual is not None:
         out = out + wide(residual)
     found: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-    found = xp.ascontiguousarray(activations.applied(layer.activation, out))
+    found = xp.ascontiguousarray(activations.applied(layer.activation, out, slopes))
     return found
 
 
 def magnitude(
     layer: ConvLayer, a: Array, b: Array, bias: Array | None = None, residual: Array | None = None
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Sum of the terms' absolute values, `sum |a||b| + |bias| + |residual|`: what rounding errors scale with."""
+    """Sum of the terms' absolute values, `sum |a||b| + |bias| + |residual|`: what rounding errors scale with.
+
+    Slopes above 1 enlarge it.
+    """
 
     def size(array: Array | None) -> Array | None:
         return None if array is None else np.abs(np.asarray(array).astype(np.float64))
 
-    return convolve(layer.replace(activation=None), size(a), size(b), size(bias), size(residual))
+    bias, slopes = activations.parted(bias, layer.bias, layer.activation)
+    sums = convolve(layer.replace(activation=None), size(a), size(b), size(bias), size(residual))
+    return sums if slopes is None else sums * max(1.0, float(np.abs(slopes).max()))
 
 
 def error(got: Array, want: Array, magnitude: Array) -> float:

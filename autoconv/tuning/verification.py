@@ -85,7 +85,7 @@ class Verifier:
             self.a, self.b, self.bias = (device.xp.asarray(t) for t in quantized_operands(layer, rng))
         else:
             self.a, self.b = map(draw, layer.input_shapes)
-            self.bias = draw((layer.output_channels,)) if layer.bias else None
+            self.bias = draw((layer.channel_values,)) if layer.channel_values else None
         self.residual = draw(layer.output_shape) if layer.residual else None
         self._inputs = [array for array in (self.a, self.b, self.bias, self.residual) if array is not None]
         self._pristine = [array.copy() for array in self._inputs]
@@ -105,13 +105,18 @@ class Verifier:
         check_convolution(plain, a, b, out, magnitude, xp)
         if layer.quantized:
             return finished(layer, xp.rint(out), self.bias, 1 if layer.layout == "NCHW" else 3), max(magnitude, 1.0)
-        if self.bias is not None:
-            out += self.bias.astype(np.float64).reshape((-1, 1, 1) if layer.layout == "NCHW" else (-1,))
+        values = None if self.bias is None else self.bias.astype(np.float64)
+        bias, slopes = (
+            None if part is None else part.reshape((-1, 1, 1) if layer.layout == "NCHW" else (-1,))
+            for part in activations.parted(values, layer.bias, layer.activation)
+        )
+        if bias is not None:
+            out += bias
         if self.residual is not None:
             out += self.residual.astype(np.float64)
         magnitude = max(magnitude, float(np.finfo(np.float32).tiny)) + layer.bias + layer.residual
         if layer.activation is not None:
-            out = activations.applied(layer.activation, out)
+            out = activations.applied(layer.activation, out, slopes)
             magnitude = max(magnitude, float(xp.abs(out).max()))
         return out, magnitude
 

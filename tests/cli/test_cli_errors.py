@@ -29,6 +29,7 @@ BAD = {
         "'fwd,up': expected all, or some of fwd,dgrad,wgrad",
     ),
     "device": (["tune", "tiny.yaml", "--device", "gpu"], "--device gpu: expected cpu, cuda or cuda:N"),
+    "no such gpu": (["run", "net.onnx", "--device", "cuda:77"], "--device cuda:77: no CUDA device"),
     "mode": (
         ["tune", "tiny.yaml", "--mode", "fast"],
         "--mode 'fast': expected one of profile, hybrid, heuristic, cached, an algorithm (numpy.direct, ",

@@ -60,19 +60,19 @@ def device_of(family: str) -> CPU:
     return EMULATED if "matrix" in family else DEVICE
 
 
-def parameters(algorithm: Algorithm, layer: ConvLayer, tile: str) -> Mapping[str, int | str]:
+def parameters(algorithm: Algorithm, layer: ConvLayer, tile: str, long: bool = False) -> Mapping[str, int | str]:
     if tile:
         return {"m": tile, "rows": 1, "coop": 0}
     device = device_of(algorithm.name)
     able = (c.params for c in algorithm.all(layer, device) if not algorithm.why_not(layer, device, c.params))
-    return min(able, key=lambda params: int(params.get("BC", 0)))  # the shortest sums
+    return (max if long else min)(able, key=lambda params: int(params.get("BC", 0)))  # channels at a time
 
 
-def errors(family: str, layer: ConvLayer, tile: str) -> tuple[float, float]:
+def errors(family: str, layer: ConvLayer, tile: str, long: bool = False) -> tuple[float, float]:
     """The largest error and the root of the mean square, by the measure of `Algorithm.bound`; normal operands."""
     device = device_of(family)
     algorithm = next(a for a in algorithms(device) if a.name == family)
-    params = parameters(algorithm, layer, tile)
+    params = parameters(algorithm, layer, tile, long)
     assert not algorithm.why_not(layer, device, params)
     x, w = drawn(layer)
     candidate = Candidate(family, tuple(params.items()))
@@ -137,14 +137,15 @@ def one_by_one(layer: ConvLayer, x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 @pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 @pytest.mark.parametrize(
-    ("family", "R", "tile", "most"),
-    [("direct", 1, "", 0.6), ("winograd", 3, "2x2", 0.6), ("gemm", 1, "", 1.1), ("gemm.packed", 1, "", 1.1)],
+    ("family", "R", "tile"), [("direct", 1, ""), ("winograd", 3, "2x2"), ("gemm", 1, ""), ("gemm.packed", 1, "")]
 )
-def test_sums_over_many_channels_err_no_more_than_one_by_one(family: str, R: int, tile: str, most: float) -> None:
-    """And less by those that add up sums of blocks of channels; `gemm` goes on from the sum of the block before."""
-    layer = ConvLayer(N=1, C=1024, H=6, W=6, K=32, R=R, S=R, padding=R // 2)
+def test_sums_over_many_channels_err_less_than_one_by_one(family: str, R: int, tile: str) -> None:
+    """As they add up sums of some, however many channels a candidate takes at a time."""
+    layer = ConvLayer(N=1, C=1536, H=5, W=5, K=32, R=R, S=R, padding=R // 2)
     x, w = drawn(layer)
-    assert errors(family, layer, tile)[1] <= most * measured(layer, x, w, one_by_one(layer, x, w))[1]
+    long_sum = measured(layer, x, w, one_by_one(layer, x, w))[1]
+    assert errors(family, layer, tile)[1] <= 0.5 * long_sum
+    assert errors(family, layer, tile, long=True)[1] <= 0.75 * long_sum
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from layers import ACTIVATIONS
+from layers import ACTIVATIONS, SLOPE
 
 from autoconv.common.epilogue import activations, expressions
 from autoconv.errors import LayerError
@@ -13,7 +13,9 @@ from autoconv.errors import LayerError
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_they_are_what_others_make_of_them(activation: str) -> None:
     y = np.concatenate([np.linspace(-30, 30, 2001), [1e30, -1e30, 1e-30]])
-    np.testing.assert_allclose(activations.applied(activation, y), ACTIVATIONS[activation](y), rtol=1e-14, atol=1e-14)
+    np.testing.assert_allclose(
+        activations.applied(activation, y, SLOPE), ACTIVATIONS[activation](y), rtol=1e-14, atol=1e-14
+    )
 
 
 def test_all_of_them_are_tested() -> None:
@@ -23,7 +25,7 @@ def test_all_of_them_are_tested() -> None:
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_they_keep_the_type_and_nan(activation: str, dtype: type) -> None:
-    found = activations.applied(activation, np.array([np.nan, 1], dtype))
+    found = activations.applied(activation, np.array([np.nan, 1], dtype), SLOPE)
     assert found.dtype == dtype
     assert list(np.isnan(found)) == [True, False]
 

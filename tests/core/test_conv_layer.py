@@ -30,7 +30,8 @@ def test_derived_figures_count_what_the_loops_count(layer: ConvLayer) -> None:
         assert out == len(starts)
     sizes = [int(np.prod(shape)) for shape in (layer.x_shape, layer.w_shape, layer.y_shape)]
     assert layer.macs == sizes[2] * sizes[1] // layer.K
-    epilogue = int(np.prod(layer.output_shape)) * layer.residual + layer.output_channels * layer.bias
+    of_channels = layer.output_channels * (layer.bias + (layer.activation == "prelu"))
+    epilogue = int(np.prod(layer.output_shape)) * layer.residual + of_channels
     assert layer.bytes == (sum(sizes) + epilogue) * np.dtype(layer.numpy_dtype).itemsize
     assert layer.arithmetic_intensity == layer.flops / layer.bytes
 

@@ -55,6 +55,14 @@ def test_the_epilogue_and_out(quick: dict[str, object]) -> None:
     assert close(layer, out, x, w, bias, residual)
 
 
+def test_slopes(quick: dict[str, object]) -> None:
+    layer = edge("grouped", bias=True, activation="prelu")
+    x, w, values, _ = operands(layer)
+    bias, slope = values.reshape(2, -1)
+    got = autoconv.conv2d(x, w, bias, activation="prelu", slope=slope, **geometry(layer), **quick)
+    assert close(layer, got, x, w, values)
+
+
 def test_channels_last_memory_is_computed_as_it_lies(quick: dict[str, object]) -> None:
     layer = edge("grouped")
     x, w, _, _ = operands(layer)

@@ -102,6 +102,19 @@ def test_the_epilogue_is_applied(cache: TuningCache) -> None:
     assert (got > 0).any()
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_slopes_are_an_operand_of_their_own(cache: TuningCache, bias: bool) -> None:
+    made = heuristic(cache, bias=bias, residual=True, activation="prelu")
+    a, b, values, residual = operands(made.layer)
+    *first, slope = values.reshape(1 + bias, -1)
+    got = made.run(a, b, *first, residual=residual, slope=slope)
+    np.testing.assert_allclose(got, reference.convolve(made.layer, a, b, values, residual), atol=1e-4)
+    with pytest.raises(ArrayError, match="slope: expected an array, as the layer has one"):
+        made.run(a, b, *first, residual=residual)
+    with pytest.raises(ArrayError, match=r"slope: expected float32 \(6,\) .* got float32 \(1,\)"):
+        made.run(a, b, *first, residual=residual, slope=slope[:1])
+
+
 REFUSED = [
     ({"x": np.zeros((2, 4, 9, 9), np.float32)}, "x: expected float32 (2, 4, 9, 8) for the NCHW layer fwd-"),
     ({"x": np.zeros((2, 4, 9, 8))}, "got float64 (2, 4, 9, 8)"),
@@ -112,6 +125,7 @@ REFUSED = [
     ({"w": None}, "w: expected an array of NumPy, or one that speaks DLPack, got NoneType"),
     ({"bias": np.zeros(6, np.float32)}, "bias: expected None, as the layer has none"),
     ({"residual": np.zeros((2, 6, 9, 8), np.float32)}, "residual: expected None, as the layer has none"),
+    ({"slope": np.zeros(6, np.float32)}, "slope: expected None, as the layer has none"),
     ({"out": np.zeros((2, 6, 9, 9), np.float32)}, "out: expected float32 (2, 6, 9, 8) for y of the NCHW layer"),
     ({"out": np.zeros((2, 6, 8, 9), np.float32).swapaxes(2, 3)}, "out: expected a contiguous array"),
     ({"out": "there"}, "out: expected an array of NumPy, or one that speaks DLPack, got str"),
@@ -134,7 +148,7 @@ def test_a_missing_operand_read_only_and_overlapping_outputs_are_refused(cache: 
         made.run(a, b, bias)
     with pytest.raises(ArrayError, match="out: expected memory of its own, got an array that overlaps an operand"):
         made.run(a, b, bias, residual, out=a)
-    with pytest.raises(ArrayError, match="overlaps bias or residual"):
+    with pytest.raises(ArrayError, match="overlaps bias, residual or slope"):
         made.run(a, b, bias, residual, out=residual)
     out = np.zeros(made.layer.y_shape, np.float32)
     out.flags.writeable = False

@@ -41,15 +41,18 @@ def test_forward_is_scipys_correlation(name: str) -> None:
 
 @given(layer=layers(direction="fwd", dtype="float64", layout="NCHW"))
 def test_any_forward_layer_is_scipys_correlation_and_epilogue(layer: ConvLayer) -> None:
-    x, w, bias, residual = operands(layer)
+    x, w, values, residual = operands(layer)
+    of_channels = [] if values is None else list(values.reshape(-1, 1, layer.K, 1, 1))
     want = correlate(layer, x, w)
-    if bias is not None:
-        want += bias[None, :, None, None]
+    if layer.bias:
+        want += of_channels[0]
     if residual is not None:
         want += residual
-    if layer.activation is not None:
+    if layer.activation == "prelu":
+        want = np.maximum(want, 0) + of_channels[-1] * np.minimum(want, 0)
+    elif layer.activation is not None:
         want = ACTIVATIONS[layer.activation](want)
-    np.testing.assert_allclose(reference.convolve(layer, x, w, bias, residual), want, rtol=1e-12, atol=1e-11)
+    np.testing.assert_allclose(reference.convolve(layer, x, w, values, residual), want, rtol=1e-12, atol=1e-11)
 
 
 @given(layer=layers(layout="NHWC", dtype="float64"))

@@ -20,6 +20,7 @@ DEVICE = CPU.current()
 FAMILIES = [a for a in registry.algorithms(DEVICE) if isinstance(a, GeneratedAlgorithm) and "fwd" in a.directions]
 PROBLEMS = ("remainders", "pointwise", "depthwise")
 WITH = {"bias": True, "residual": True}
+TAKE_NO_SMALL_ONES = ("gemm.strassen",)  # their own tests have epilogues, too
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -30,6 +31,20 @@ def test_every_family_stores_with_every_activation(family: GeneratedAlgorithm, a
         layer = edge(name, layout=layout, activation=activation, **WITH)
         runnable = [c for c in family.all(layer, DEVICE) if not family.why_not(layer, DEVICE, c.params)]
         check_guarded(family, layer, DEVICE, operands(layer), {str(c) for c in runnable[:1]})
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_family_reads_the_slopes_of_its_channels(family: GeneratedAlgorithm) -> None:
+    """They lie behind the biases, or where those would be."""
+    found = 0
+    for layout, bias in (("NCHW", True), ("NHWC", False)):
+        for name in PROBLEMS:
+            layer = edge(name, layout=layout, activation="prelu", bias=bias)
+            runnable = (c for c in family.all(layer, DEVICE) if not family.why_not(layer, DEVICE, c.params))
+            if (candidate := next(runnable, None)) is not None:
+                found += check_guarded(family, layer, DEVICE, operands(layer), {str(candidate)})
+                break
+    assert found or "float32" not in family.dtypes or "matrix" in family.name or family.name in TAKE_NO_SMALL_ONES
 
 
 EMULATED = CPU(2, DEVICE.instruction_set, matrix_unit="emulated")
@@ -58,7 +73,18 @@ def test_every_family_ends_a_transposed_convolution(family: Any, layout: str) ->
     if "matrix" in family.name:  # whose tiles want some channels
         names, fields = ("remainders", "strided"), fields | {"C": 40, "K": 40}
     found = check_gradients(family, names, **fields)
-    assert (found > 0) == (layout in family.layouts and "float32" in family.dtypes)
+    small = layout in family.layouts and "float32" in family.dtypes and family.name not in TAKE_NO_SMALL_ONES
+    assert (found > 0) == small
+
+
+@pytest.mark.parametrize("family", GRADIENTS, ids=lambda family: family.name)
+def test_slopes_of_a_transposed_convolution(family: Any) -> None:
+    names, fields = ("strided", "pointwise", "depthwise", "pointwise strided", "depthwise strided"), {"bias": True}
+    if "matrix" in family.name:
+        names, fields = ("strided", "remainders"), fields | {"C": 40, "K": 40}
+    for layout in family.layouts:
+        if "float32" in family.dtypes and family.name not in TAKE_NO_SMALL_ONES:
+            assert any(check_gradients(family, [name], layout=layout, activation="prelu", **fields) for name in names)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
@@ -90,7 +116,7 @@ def test_most_families_are_among_those() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_other_types(dtype: str) -> None:
-    for activation in ("leaky_relu:0.25", "hardswish"):
+    for activation in ("leaky_relu:0.25", "hardswish", "prelu"):
         layer = edge("remainders", dtype=dtype, activation=activation, **WITH)
         assert check_guarded(direct(), layer, DEVICE, operands(layer), favourite(layer))
 
@@ -114,7 +140,7 @@ def test_series_of_float32_are_not_for_float64() -> None:
 def test_nan_stays_nan(activation: str) -> None:
     layer = edge("plain", N=1, activation=activation, bias=True)
     x, w, bias, _ = operands(layer)
-    bias[0] = np.nan
+    bias[0] = np.nan  # which makes all sums of the first channel one
     candidate = direct().all(layer, DEVICE)[0]
     y = run_guarded(direct(), layer, DEVICE, candidate, (x, w, bias, None), "after")
     assert np.isnan(y[:, 0]).all()

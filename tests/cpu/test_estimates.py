@@ -21,7 +21,7 @@ from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu import threads
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine.curve import Curve
-from autoconv.cpu.machine.model import Machine
+from autoconv.cpu.machine.model import CURVES, Machine
 from autoconv.layer import ConvLayer
 
 TESTS = Path(__file__).parents[1]
@@ -86,7 +86,7 @@ def test_on_a_machine_twice_as_fast_everything_takes_half_the_time(layer: ConvLa
     fast = dataclasses.replace(
         slow,
         peaks={unit: {dtype: 2 * rate for dtype, rate in types.items()} for unit, types in slow.peaks.items()},
-        **{name: doubled(getattr(slow, name)) for name in ("read_one", "read", "write", "stream", "chase")},
+        **{name: doubled(getattr(slow, name)) for name in CURVES},
         **{name: getattr(slow, name) / 2 for name in ("call", "barrier", "wake")},
         transform=2 * (slow.transform or 0),
     )

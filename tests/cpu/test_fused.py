@@ -46,6 +46,11 @@ CASES: dict[str, tuple[Any, ...]] = {
         {"bias": True, "activation": "silu"},
         {"bias": True, "residual": True, "activation": "relu"},
     ),
+    "slopes": (
+        {"activation": "prelu"},
+        {"bias": True, "activation": "prelu"},
+        {"bias": True, "residual": True, "activation": "prelu"},
+    ),
     "strided": ({"bias": True}, {"stride": 2, "H": 17, "W": 37}, {"bias": True}),
     "some biases": ({}, {"bias": True, "stride": (2, 1)}, {}),
     "none before": (None, {"bias": True}, {"residual": True}),
@@ -76,7 +81,7 @@ def check(layers: FusedLayers, blocking: FusedBlocking, device: CPU, side: str) 
         return rng.uniform(-1, 1, shape).astype(np.float32)
 
     x, filters = some(*head.x_shape), [some(*layer.w_shape) for layer in layers.layers]
-    biases = [some(layer.K) if layer.bias else None for layer in layers.layers]
+    biases = [some(layer.channel_values) if layer.channel_values else None for layer in layers.layers]
     residual = some(*last.y_shape) if last.residual else None
     rest = [array for pair in zip(filters, biases, strict=True) for array in pair if array is not None]
     names = ("stride", "padding", "dilation", "groups", "bias", "residual", "activation")

@@ -53,11 +53,11 @@ def test_every_remainder(instruction_set: str) -> None:
 
 KINDS = {
     **EPILOGUES,
-    "groups": {"C": 130, "K": 128, "groups": 2, "H": 6, "W": 5},
+    "groups": {"C": 130, "K": 128, "groups": 2, "H": 6, "W": 5, "bias": True, "activation": "prelu"},
     "stride 2": {"C": 65, "K": 63, "H": 9, "W": 14, "stride": 2},
     "stride 2x3": {"C": 65, "K": 63, "H": 9, "W": 14, "stride": (2, 3)},
     "gradient": {"C": 64, "K": 34, "direction": "dgrad"},
-    "gradient of groups": {"C": 128, "K": 68, "groups": 2, "direction": "dgrad"},
+    "gradient of groups": {"C": 128, "K": 68, "groups": 2, "direction": "dgrad", "bias": True, "activation": "prelu"},
 }
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +18,15 @@ import numpy as np
 import pytest
 import vectors
 
+from autoconv.cli.info import _machine_lines
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Module
 from autoconv.cpu.codegen.words import CHANNELS, vector_products
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine import measure as measuring
-from autoconv.cpu.machine import probes, recorded
+from autoconv.cpu.machine import passes, probes, recorded
 from autoconv.cpu.machine.curve import Curve, levels
-from autoconv.cpu.machine.model import AHEAD, BUSY, CURVES, Machine
+from autoconv.cpu.machine.model import BUSY, CURVES, LINE, Machine
 from autoconv.cpu.pool import Entry
 from autoconv.errors import CacheWarning, PlanError, RecordError
 from autoconv.paths import cache_folder
@@ -43,6 +47,7 @@ MACHINE = Machine(
     write=Curve(((1 << 15, 2e11), (1 << 26, 2e10))),
     stream=None,
     chase=None,
+    jumps=None,
     transform=1e9,
     call=1e-6,
     barrier=5e-7,
@@ -50,7 +55,10 @@ MACHINE = Machine(
     caches=(1 << 15, 1 << 19, 1 << 24),
 )
 CURVED = dataclasses.replace(
-    MACHINE, stream=MACHINE.write, chase=Curve(((1 << 14, 6e8), (1 << 20, 7e7), (1 << 26, 7e6)))
+    MACHINE,
+    stream=MACHINE.write,
+    chase=Curve(((1 << 14, 6e8), (1 << 20, 7e7), (1 << 26, 7e6))),
+    jumps=Curve(((1 << 15, 1e10), (1 << 21, 1.4e9), (1 << 27, 1.4e8))),
 )
 
 
@@ -126,6 +134,24 @@ class TestProbesOfMemory:
             self.run(instruction_set, probes.CHASE, chain, out, (1, 1, 2))
             assert out[0] == expected
 
+    def test_jumps_go_to_any_line_of_a_thread_s_range_and_to_none_beyond(self, instruction_set: str) -> None:
+        number, rounds = 128 * probes.LINE, 1 << 12
+        a = np.zeros(2 * number, np.int64)
+        a[number:] = 1 << 62
+        places = np.arange(number // probes.LINE)
+        a[places * probes.LINE] = 1 << places % 61  # in every line its first number
+        states = np.random.default_rng(0).integers(1 << 62, size=probes.JUMPS).astype(np.uint64)
+        out = np.zeros(2 * probes.JUMPS, np.int64)
+        out[: probes.JUMPS] = states
+        drawn = set()
+        for _ in range(rounds // probes.JUMPS):
+            states = states * np.uint64(probes.FACTOR_64) + np.uint64(probes.TERM_64)
+            drawn |= set(((states >> np.uint64(32)) % np.uint64(number) // np.uint64(probes.LINE)).tolist())
+        self.run(instruction_set, probes.JUMP, a, out, (1, number, rounds))
+        np.testing.assert_array_equal(out[: probes.JUMPS].view(np.uint64), states)  # where the next run goes on
+        assert out[probes.JUMPS] == np.bitwise_or.reduce(a[:number])
+        assert drawn == set(places)
+
     def test_a_transform_combines_every_point_with_every_other(self, instruction_set: str) -> None:
         lanes, n = VECTOR_BYTES[instruction_set] // 4, probes.STREAMS
         a = np.random.default_rng(0).standard_normal((3, n, lanes)).astype(np.float32)
@@ -186,13 +212,31 @@ def test_a_first_call_compiles_few_kernels(tmp_path: Path) -> None:
     assert kernels <= 2 + HYBRID_CANDIDATES + 2  # some of a smaller error
 
 
-def test_jumps_are_as_slow_as_latency_has_them() -> None:
-    nbytes = 64 * 1000
-    assert MACHINE.jumping(nbytes, 1 << 10, 1 << 11) == MACHINE.reading(nbytes, 1 << 10)  # latency was not measured
-    waited = 1000 / (AHEAD * CURVED.threads * 7e6)
-    assert CURVED.jumping(nbytes, 1 << 25, 1 << 26) == pytest.approx(waited)
+def test_jumps_are_as_slow_as_they_were_measured() -> None:
+    nbytes = LINE * 1000
+    waited = CURVED.jumping(nbytes, 1 << 25, 1 << 26)
+    assert waited == pytest.approx(1000 / 1.4e8)
     assert waited > CURVED.reading(nbytes, 1 << 25)
     assert CURVED.jumping(nbytes, 1 << 13, 1 << 14) == CURVED.reading(nbytes, 1 << 13)  # in the first cache it is short
+    assert CURVED.ahead == pytest.approx(10)  # two threads with so many lines of 7e6 a second each
+    assert MACHINE.jumping(nbytes, 1 << 25, 1 << 26) == MACHINE.reading(nbytes, 1 << 25)  # where it was not measured
+    assert MACHINE.ahead is None
+
+
+def test_info_tells_how_many_loads_there_are_at_a_time() -> None:
+    assert "a load from 64.00 MiB takes 0.143 us; of those that wait for no other, 10 at a time" in _machine_lines(
+        CURVED
+    )
+    assert not any("at a time" in line for line in _machine_lines(MACHINE))
+
+
+def test_a_first_look_tells_caches_apart_as_finely_as_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working set twice as large may be twice as slow, and half of the cache seem to be all."""
+    looked: list[int] = []
+    monkeypatch.setattr(measuring._Session, "chase", lambda self, sizes: looked.extend(sizes) or CURVED.chase)
+    measuring._Session(CPU.current().instruction_set, 1, SMALL).machine(thorough=False)
+    assert looked[-1] == SMALL.farthest
+    assert all(b < 1.6 * a for a, b in itertools.pairwise(looked))
 
 
 def test_products_of_words_are_as_fast_as_multiply_adds_where_bytes_were_not_measured() -> None:
@@ -270,7 +314,62 @@ def test_of_each_quantity_the_best_measurement_counts(monkeypatch: pytest.Monkey
     found, _ = _measured(monkeypatch, one, two)
     assert found.read.points == ((1, 9.0), (2, 7.0), (4, 3.0))
     assert (found.transform, found.call) == (1e9, 1e-6)
-    assert (found.barrier, found.wake) == (pytest.approx(1.5e-6), pytest.approx(2e-4))
+    assert (found.barrier, found.wake) == (1e-6, 1e-4)
+
+
+def _with_slow_barriers(monkeypatch: pytest.MonkeyPatch, slow: Callable[[int], bool]) -> tuple[Machine, int]:
+    """A machine whose regions take 2 ms while a function of their number says so, and how often it was measured."""
+    made, regions = [], 0
+    measured = measuring._Session.machine
+
+    def counted(session: Any, *args: Any) -> Machine:
+        made.append(session)
+        return measured(session, *args)
+
+    def region(*args: Any) -> None:
+        nonlocal regions
+        regions += 1
+        if slow(regions):
+            time.sleep(2e-3)  # as when another process has the core of a thread
+
+    monkeypatch.setattr(measuring, "ROUGH", dataclasses.replace(SMALL, patience=60.0))
+    monkeypatch.setattr(measuring, "ATTEMPTS", 3)
+    monkeypatch.setattr(measuring._Session, "machine", counted)
+    monkeypatch.setattr(measuring.pool, "wake", region)
+    return measuring.measure(CPU.current().instruction_set, 2, thorough=False), len(made)
+
+
+def test_a_barrier_that_was_slow_for_a_while_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = _with_slow_barriers(monkeypatch, lambda n: n <= 2 * measuring.REGIONS)
+    assert found.barrier is not None
+    assert found.barrier < 1e-3
+
+
+def test_a_barrier_that_stays_slow_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, passes = _with_slow_barriers(monkeypatch, lambda n: True)
+    assert found.busy > BUSY
+    assert passes == 3
+
+
+def test_waits_of_which_no_two_agree_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = [dataclasses.replace(_with_a_share(1.0), barrier=1e-6 * 3**n, wake=1e-4) for n in range(1, 4)]
+    found, made = _measured(monkeypatch, *waits)
+    assert (found.barrier, found.busy, made) == (3e-6, pytest.approx(1 - 4 / 10), 3)
+    found, made = _measured(monkeypatch, *waits, dataclasses.replace(waits[0], barrier=4e-6))
+    assert (found.barrier, found.busy, made) == (3e-6, 0.0, 4)
+    sleepy = [dataclasses.replace(_with_a_share(1.0), wake=wake) for wake in (1e-4, 4e-3)]
+    assert _measured(monkeypatch, *sleepy)[0].busy == pytest.approx(1 - 1e-4 / 4e-3)
+
+
+def test_a_wait_is_sampled_until_it_agrees_with_an_earlier_pass() -> None:
+    left, earlier = iter([5.0, 9.0, 7.0, 1.5, 1.0]), [1.0]
+    assert passes.steady(lambda: next(left), earlier) == 1.5
+    assert (earlier, next(left)) == ([1.0, 1.5], 1.0)
+    slow: list[float] = []
+    assert passes.steady(lambda: 5.0, slow) == 5.0  # of the first there is nothing to compare with
+    slow[0] = 1.0
+    assert passes.steady(lambda: 5.0, slow) == 5.0  # after a few it is given up
+    assert slow == [1.0, 5.0]
 
 
 def test_the_share_that_others_used_is_what_this_process_lacked() -> None:
@@ -347,9 +446,16 @@ def test_a_text_that_is_no_machine_is_refused(text: str) -> None:
 
 
 def test_what_others_noted_of_a_machine_may_have_gaps() -> None:
-    gaps = dict.fromkeys(("write", "stream", "chase", "transform", "call", "barrier", "wake"))
+    gaps = dict.fromkeys(("write", "stream", "chase", "jumps", "transform", "call", "barrier", "wake"))
     found = Machine.from_json(MACHINE.to_json() | gaps)
     assert found.writing(1e6, 1 << 14, past=True) == found.reading(1e6, 1 << 14) == 1e6 / 4e11
+
+
+def test_a_machine_on_record_may_lack_what_is_measured_since() -> None:
+    old = {name: value for name, value in CURVED.to_json().items() if name != "jumps"}
+    assert Machine.from_json(old) == dataclasses.replace(CURVED, jumps=None)
+    with pytest.raises(RecordError, match=r"^machine="):
+        Machine.from_json({name: value for name, value in old.items() if name != "chase"})
 
 
 def _scripted(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[bool]:
@@ -359,7 +465,7 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[bool]:
 
     def measure(instruction_set: str, threads: int, matrix_unit: str | None, *, thorough: bool) -> Machine:
         asked.append(thorough)
-        return dataclasses.replace(MACHINE, **{"threads": threads, "thorough": thorough, "peaks": peaks} | changes)
+        return dataclasses.replace(CURVED, **{"threads": threads, "thorough": thorough, "peaks": peaks} | changes)
 
     monkeypatch.setattr(measuring, "measure", measure)
     return asked
@@ -402,12 +508,14 @@ def test_a_first_look_does_not_take_the_place_of_a_survey_made_meanwhile(monkeyp
 def test_a_survey_measures_what_a_record_lacks_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     isa = CPU.current().instruction_set
     device, old = (KEY, isa, 2, "emulated"), {"float32": 2e11, "float64": 1e11}
-    asked = _scripted(monkeypatch, peaks={isa: old})
+    asked = _scripted(monkeypatch, peaks={isa: old}, jumps=None)
+    monkeypatch.setattr(measuring, "THOROUGH", SMALL)
     recorded._measured(*device, thorough=True)
     found = _as_a_new_process("survey", *device)
     assert found.peaks[isa] == old | {"int8": found.flops(isa, "int8")}
     assert found.peaks["emulated"].keys() == {"bfloat16", "int8"}
-    assert dataclasses.replace(found, peaks={}) == dataclasses.replace(MACHINE, peaks={})
+    assert found.jumps is not None
+    assert dataclasses.replace(found, peaks={}) == dataclasses.replace(CURVED, peaks={}, jumps=found.jumps)
     monkeypatch.setattr(measuring, "completed", None)  # nothing is lacking now
     assert _as_a_new_process("survey", *device) == _as_a_new_process("machine_in_force", *device) == found
     assert asked == [True]

@@ -6,50 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simt.emulator import MISSING, Emulated, fenced
+from simt.cases import DEVICE, calls_of, computed, operator_checker, units_of
+from simt.emulator import MISSING, Emulated
 
 from autoconv.bench.gpu.networks import ERROR, NOT_FINITE, OPERATORS, difference, drawn, graph_of
-from autoconv.cuda.codegen.source import GENERATED_SHAPES, Unit, file_text
+from autoconv.cuda.codegen.source import GENERATED_SHAPES, file_text
 from autoconv.cuda.operators import units
 from autoconv.cuda.operators.elementwise import elementwise
 from autoconv.errors import PlanError
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Elementwise, MatMul, Softmax, TensorType
 from autoconv.networks.reference import evaluate
-from autoconv.networks.run.cuda_steps import CudaStepMaker
-from autoconv.networks.run.memory import Views
-from autoconv.networks.run.steps import Call, Ref, Scratch
 
 emulated = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
-DEVICE = Emulated(capability=90)
-
-
-def calls_of(graph: Graph, device: Emulated) -> tuple[Call, ...]:
-    return CudaStepMaker(graph, Views(graph, device.alignment), device).step(graph.nodes["y"]).calls
-
-
-def units_of(name: str) -> list[Unit]:
-    return [call.program for call in calls_of(graph_of(name), DEVICE) if isinstance(call.program, Unit)]
-
-
-def computed(graph: Graph, inputs: dict[str, np.ndarray], device: Emulated) -> np.ndarray:
-    """What the kernels of a network's one node make of arrays, after checking that nothing else is written."""
-    arrays = {name: device.empty(t.shape, np.dtype(t.dtype)) for name, t in graph.types.items()}
-    for name, array in inputs.items():
-        arrays[name][...] = array
-    for call in calls_of(graph, device):
-        scratch = device.buffer(call.workspace_bytes)
-        found: list[Any] = [
-            arrays[one.name] if isinstance(one, Ref) else scratch if isinstance(one, Scratch) else one
-            for one in call.operands
-        ]
-        (device.load(call.program) if isinstance(call.program, Unit) else call.program)(*found)
-        assert fenced(scratch)
-    assert all(map(fenced, arrays.values()))
-    for name, array in inputs.items():
-        np.testing.assert_array_equal(arrays[name], array)
-    return np.asarray(arrays["y"])
-
 
 CASES = [(name, special) for name in OPERATORS for special in (False, True)[: 1 + (name in NOT_FINITE)]]
 
@@ -57,14 +26,9 @@ CASES = [(name, special) for name in OPERATORS for special in (False, True)[: 1 
 @emulated
 @pytest.mark.parametrize(("name", "special"), CASES)
 def test_operators_agree_with_numpy(name: str, special: bool) -> None:
-    graph = graph_of(name)
-    inputs = drawn(graph, special)
+    inputs = drawn(graph_of(name), special)
     assert not special or not all(np.isfinite(array).all() for array in inputs.values())
-    with np.errstate(all="ignore"):
-        expected = evaluate(graph, inputs)["y"]
-    found = computed(graph, inputs, DEVICE)
-    assert found.dtype == graph.types["y"].dtype
-    assert difference(found, expected) <= ERROR
+    operator_checker(name, special)(DEVICE)
 
 
 @emulated
@@ -72,10 +36,7 @@ def test_operators_agree_with_numpy(name: str, special: bool) -> None:
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])
 @pytest.mark.parametrize("name", [name for name in OPERATORS if units_of(name)])
 def test_operators_are_clean_under_sanitizers(name: str, sanitizer: str) -> None:
-    graph = graph_of(name)
-    inputs = drawn(graph)
-    found = computed(graph, inputs, Emulated(capability=90, sanitizer=sanitizer, schedule=5))
-    assert difference(found, evaluate(graph, inputs)["y"]) <= ERROR
+    operator_checker(name)(Emulated(capability=90, sanitizer=sanitizer, schedule=5))
 
 
 @emulated

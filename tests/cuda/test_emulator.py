@@ -87,7 +87,7 @@ def test_a_barrier_of_a_warp_orders_what_the_warp_writes_and_no_more() -> None:
 
 def test_address_sanitizer_sees_a_read_beyond_an_array() -> None:
     x, y = np.arange(64, dtype="f"), np.zeros(128, "f")
-    launch("p1[blockIdx.x * 64 + t] = p0[t];", x, y, sanitizer="address")
+    launch("p1[blockIdx.x * 64 + t] = p0[t];", x, y, y, sanitizer="address")  # what is given twice, too
     np.testing.assert_array_equal(y[64:], x)
     with pytest.raises(EmulationError, match="heap-buffer-overflow"):
         launch("p1[blockIdx.x * 64 + t] = p0[t + 1];", x, y, sanitizer="address")

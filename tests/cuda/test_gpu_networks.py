@@ -1,20 +1,19 @@
-"""Whole networks on a GPU, as far as NumPy and the emulator can be one: graphs, memory, streams, and every fault."""
+"""Whole networks on a GPU, as far as NumPy and the emulator can be one: graphs, memory and streams."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gpu_graphs import answer, cupy, options, scaled
 from layers import edge
 from simt import fake_cupy
-from simt.cases import only
 from simt.emulator import MISSING
-from simt.fake_cupy import FakeCuPy, forget, install, ndarray
+from simt.fake_cupy import FakeCuPy, ndarray
 from simt.libraries import NumpyBLAS
 
 import autoconv
@@ -25,17 +24,13 @@ from autoconv.bench.gpu.networks import ALIKE, OPERATORS, check_network, differe
 from autoconv.bench.gpu.report import markdown
 from autoconv.cuda import device as module
 from autoconv.cuda.device import CUDA
-from autoconv.errors import ArrayError, PlanError
+from autoconv.errors import ArrayError
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
     Concat,
     Conv,
     Elementwise,
-    Foreign,
     MatMul,
-    Pool,
-    QuantizedConv,
-    Reduce,
     Resize,
     Slice,
     TensorType,
@@ -44,37 +39,11 @@ from autoconv.networks.reference import evaluate
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.cuda_instance import CudaInstance
 from autoconv.networks.run.memory import Views
-from autoconv.records.cache import TuningCache
 from autoconv.registry import algorithms
 
+__all__ = ["cupy", "options"]  # fixtures
+
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
-
-
-@pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuPy]:
-    fake = install(FakeCuPy(), monkeypatch)
-    only(monkeypatch, "direct")
-    fake.current_stream = fake.cuda.Stream(non_blocking=True)
-    yield fake
-    forget()
-
-
-@pytest.fixture
-def options(tmp_path: Path) -> dict[str, Any]:
-    return {"vendors": False, "cache": TuningCache(tmp_path, system=None)}
-
-
-def scaled(count: int = 2) -> Graph:
-    """A network of two small kernels: a pointwise convolution, and what no kernel applies while it stores."""
-    graph = Graph("scaled")
-    x = graph.add_input("x", TensorType((1, 2, 3, 4)))
-    w = graph.add_constant("w", np.arange(2 * count, dtype=np.float32).reshape(count, 2, 1, 1))
-    graph.outputs["y"] = graph.add("y", Elementwise(("tanh", 0)), graph.add("conv", Conv(), x, w))
-    return graph
-
-
-def answer(net: CompiledNetwork, cupy: FakeCuPy, inputs: dict[str, np.ndarray]) -> Any:
-    return net.run(**{name: cupy.asarray(array) for name, array in inputs.items()})
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -200,7 +169,31 @@ def test_networks_and_operators_are_items_of_the_run_on_hardware(
     assert f"kernels against float64: {int(right)} right, {int(not right)} not" in text
 
 
-# Streams
+def test_a_file_runs_as_its_reference_says(cupy: FakeCuPy, options: dict[str, Any], tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    from networks.onnx_models import model, node
+    from onnx.reference import ReferenceEvaluator
+
+    rng = np.random.default_rng(0)
+    weights = {"w": (4, 3, 3, 3), "b": (4,), "v": (5, 8)}
+    constants = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in weights.items()}
+    nodes = [
+        node("Conv", "x w b", "conv", pads=[1, 1, 1, 1]),
+        node("Relu", "conv", "relu"),
+        node("MaxPool", "relu", "largest", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Add", "largest largest", "sum"),
+        node("Concat", "sum largest", "joined", axis=1),
+        node("GlobalAveragePool", "joined", "mean"),
+        node("Flatten", "mean", "rows"),
+        node("Gemm", "rows v", "gemm", transB=1),
+        node("Softmax", "gemm", "y", axis=1),
+    ]
+    proto = model(nodes, {"x": ("N", 3, 6, 8)}, constants)
+    onnx.save(proto, tmp_path / "net.onnx")
+    net = autoconv.load(tmp_path / "net.onnx", batch=2, device="cuda", **options)
+    x = rng.standard_normal((2, 3, 6, 8)).astype(np.float32)
+    (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
+    assert difference(net.run(cupy.asarray(x)), expected.astype(np.float64)) <= 1e-5
 
 
 def test_streams_that_run_at_once_have_memory_of_their_own(cupy: FakeCuPy, options: dict[str, Any]) -> None:
@@ -251,185 +244,8 @@ def test_another_gpu_is_selected_meanwhile(cupy: FakeCuPy, options: dict[str, An
         net.run(cupy.asarray(drawn(graph)["x"]))
 
 
-# Choice
-
-
-def test_tuning_times_layers_and_what_lies_between(cupy: FakeCuPy, options: dict[str, Any]) -> None:
-    """All take the same time on the fake: nothing is to be gained by another layout, whose conversions cost."""
-    graph = scaled()
-    net = CompiledNetwork(graph, CUDA(0), options)
-    before = net._instances[0]
-    assert net.plans["conv"].source == "heuristic"
-    net.tune(isolate=False)
-    assert net.plans["conv"].timings["direct"] > 0
-    assert net.in_nhwc == frozenset()
-    assert net._instances[0] is not before
-    assert difference(answer(net, cupy, drawn(graph)), evaluate(graph, drawn(graph))["y"]) <= 1e-6
-
-
-def test_arrays_in_nhwc_are_converted_in_between(cupy: FakeCuPy, options: dict[str, Any]) -> None:
-    graph = Graph("two layouts")
-    x = graph.add_input("x", TensorType((1, 3, 5, 7)))
-    graph.outputs["y"] = graph.add("y", Pool(reduction="max", window=(2, 2)), x)
-    net = CompiledNetwork(graph, CUDA(0), options, None, ["y"])
-    assert net.in_nhwc == {"y"}
-    assert difference(answer(net, cupy, drawn(graph)), evaluate(graph, drawn(graph))["y"]) == 0
-    assert cupy.launches == 2 * ["transpose", "pool", "transpose"]
-
-
-def test_a_batch_runs_in_parts_where_memory_is_short(cupy: FakeCuPy, options: dict[str, Any]) -> None:
-    """An image of 900 bytes ends between the places where kernels can read: the second is copied."""
-    graph = Graph("batch")
-    x = graph.add_input("x", TensorType((2, 1, 9, 25)))
-    for _ in range(2):
-        x = graph.add("pool", Pool(reduction="max", window=(2, 2), padding=((1, 0), (1, 0))), x)
-    graph.outputs["y"] = graph.add("y", Reduce("mean", (2, 3)), x)
-    whole = CompiledNetwork(graph, CUDA(0), options)
-    parts = CompiledNetwork(graph, CUDA(0), {**options, "memory_limit": whole.arena_bytes - 1})
-    assert whole.images == {}
-    assert set(parts.images.values()) == {1}
-    assert parts.arena_bytes < whole.arena_bytes
-    assert difference(answer(parts, cupy, drawn(graph)), evaluate(graph, drawn(graph))["y"]) <= 1e-6
-
-
-def test_steps_are_timed_one_by_one(cupy: FakeCuPy, options: dict[str, Any]) -> None:
-    graph = scaled()
-    net = CompiledNetwork(graph, CUDA(0), options)
-    x = cupy.asarray(drawn(graph)["x"])
-    steps = net.profile(x, repeat=3)
-    assert [(step.name, step.by, step.seconds) for step in steps] == [
-        ("conv", "direct", 0.00025),
-        ("y", "kernel", 0.00025),
-    ]
-    assert cupy.captures == 1
-    with pytest.raises(ArrayError, match="alone=True: expected False on a GPU"):
-        net.profile(x, alone=True)
-
-
-def test_a_saved_network_keeps_its_choices(cupy: FakeCuPy, options: dict[str, Any], tmp_path: Path) -> None:
-    graph = scaled()
-    net = CompiledNetwork(graph, CUDA(0), options).tune("direct")
-    net.save(tmp_path / "net.autoconv")
-    again = autoconv.load(tmp_path / "net.autoconv", device="cuda", **options)
-    assert again.plans["conv"].source == "user"
-    np.testing.assert_array_equal(answer(again, cupy, drawn(graph)), answer(net, cupy, drawn(graph)))
-    on_cpu = autoconv.load(tmp_path / "net.autoconv", batch=1)
-    assert difference(on_cpu.run(**drawn(graph)), evaluate(graph, drawn(graph))["y"]) <= 1e-6
-
-
 def test_a_process_without_a_gpu_or_networks_imports_nothing_of_them() -> None:
     rooms = ("autoconv.cuda", "autoconv.networks")
     code = f"import sys, autoconv; print([name for name in sys.modules if name.startswith({rooms})])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-# Faults
-
-
-def test_a_capture_that_fails_is_ended(
-    cupy: FakeCuPy, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load = CUDA.load
-
-    def refusing(self: CUDA, unit: Any) -> Any:
-        launch = load(self, unit)
-
-        def run(*arguments: Any) -> None:
-            if cupy.current_stream.is_capturing():
-                raise RuntimeError("not while captured")
-            launch(*arguments)
-
-        return run
-
-    monkeypatch.setattr(CUDA, "load", refusing)
-    before = cupy.current_stream
-    with pytest.raises(RuntimeError, match="not while captured"):
-        CompiledNetwork(scaled(), CUDA(0), options)
-    assert cupy.captures == 1
-    assert not cupy.capturing
-    assert cupy.current_stream is before
-
-
-def test_a_stream_that_is_captured_is_refused(cupy: FakeCuPy, options: dict[str, Any]) -> None:
-    graph = scaled()
-    net = CompiledNetwork(graph, CUDA(0), options)
-    x = cupy.asarray(drawn(graph)["x"])
-    cupy.current_stream.begin_capture()
-    with pytest.raises(PlanError, match="scaled: expected a stream that is not captured"):
-        net.run(x)
-    with pytest.raises(PlanError, match="scaled: expected a stream that is not captured"):
-        CudaInstance(net._schedule)
-    cupy.current_stream.end_capture()
-    assert difference(net.run(x), evaluate(graph, drawn(graph))["y"]) <= 1e-6
-
-
-@pytest.mark.parametrize(
-    ("array", "said"),
-    [
-        (np.zeros((1, 2, 3, 4), np.float32), "x: expected an array on GPU 0, got ndarray in host memory: cupy.asarray"),
-        ((1, 2, 3, 5), "input 'x': planned for float32 (1, 2, 3, 4), got float32 (1, 2, 3, 5)"),
-        (None, "input 'x' is missing: expected float32 (1, 2, 3, 4)"),
-    ],
-)
-def test_wrong_inputs_are_named(cupy: FakeCuPy, options: dict[str, Any], array: Any, said: str) -> None:
-    net = CompiledNetwork(scaled(), CUDA(0), options)
-    given = cupy.empty(array) if isinstance(array, tuple) else array
-    with pytest.raises(ArrayError) as raised:
-        net.run(*[] if given is None else [given])
-    assert said in str(raised.value)
-
-
-def foreign() -> Foreign:
-    return Foreign("Det", "", 0, (((1, 2, 3, 4), "float32"),), (1, 2), "float32")
-
-
-def test_nodes_without_a_kernel_are_named(cupy: FakeCuPy, options: dict[str, Any]) -> None:
-    graph = Graph("net")
-    x = graph.add_input("x", TensorType((1, 2, 3, 4)))
-    graph.outputs["y"] = graph.add("y", foreign(), x)
-    with pytest.raises(PlanError, match=r"net: node 'y', Det of float32 \(1, 2, 3, 4\): no kernel for a GPU"):
-        CompiledNetwork(graph, CUDA(0), options)
-    graph = Graph("net")
-    x = graph.add_input("x", TensorType((1, 2, 3, 4), "uint8"))
-    w = graph.add_constant("w", np.ones((2, 2, 1, 1), np.int8))
-    words = graph.add_constant("words", np.zeros(6, np.int32))
-    graph.outputs["y"] = graph.add("y", QuantizedConv(), x, w, words)
-    with pytest.raises(PlanError, match="net: node 'y', QuantizedConv: no kernel for a GPU: dtype: expected float32"):
-        CompiledNetwork(graph, CUDA(0), options)
-    assert not cupy.launches
-
-
-def test_integers_have_no_pooling_on_a_gpu(cupy: FakeCuPy, options: dict[str, Any]) -> None:
-    graph = Graph("net")
-    x = graph.add_input("x", TensorType((1, 2, 4, 4), "int8"))
-    graph.outputs["y"] = graph.add("y", Pool(reduction="max", window=(2, 2)), x)
-    with pytest.raises(PlanError, match=r"node 'y', max_pool of int8 \(1, 2, 4, 4\): no kernel for a GPU"):
-        CompiledNetwork(graph, CUDA(0), options)
-
-
-def test_a_file_runs_as_its_reference_says(cupy: FakeCuPy, options: dict[str, Any], tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
-    from networks.onnx_models import model, node
-    from onnx.reference import ReferenceEvaluator
-
-    rng = np.random.default_rng(0)
-    weights = {"w": (4, 3, 3, 3), "b": (4,), "v": (5, 8)}
-    constants = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in weights.items()}
-    nodes = [
-        node("Conv", "x w b", "conv", pads=[1, 1, 1, 1]),
-        node("Relu", "conv", "relu"),
-        node("MaxPool", "relu", "largest", kernel_shape=[2, 2], strides=[2, 2]),
-        node("Add", "largest largest", "sum"),
-        node("Concat", "sum largest", "joined", axis=1),
-        node("GlobalAveragePool", "joined", "mean"),
-        node("Flatten", "mean", "rows"),
-        node("Gemm", "rows v", "gemm", transB=1),
-        node("Softmax", "gemm", "y", axis=1),
-    ]
-    proto = model(nodes, {"x": ("N", 3, 6, 8)}, constants)
-    onnx.save(proto, tmp_path / "net.onnx")
-    net = autoconv.load(tmp_path / "net.onnx", batch=2, device="cuda", **options)
-    x = rng.standard_normal((2, 3, 6, 8)).astype(np.float32)
-    (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
-    assert difference(net.run(cupy.asarray(x)), expected.astype(np.float64)) <= 1e-5

@@ -12,23 +12,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from simt.cases import OURS
 from simt.emulator import MISSING
-from simt.mutants import Site, files, sites
-
-from autoconv.cuda.common.algorithm import CudaAlgorithm
+from simt.mutants import Site, all_files, sites
 
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 
 HERE = Path(__file__).parents[1]
 EQUIVALENT: dict[str, dict[str, str]] = json.loads((HERE / "mutants.json").read_text())
-KERNELS = [a for a in OURS if isinstance(a, CudaAlgorithm) and a.files]
-TEXTS = list({algorithm.files: algorithm for algorithm in reversed(KERNELS)}.values())[::-1]  # the first of each
 
 
-def fates(algorithm: CudaAlgorithm, *arguments: str) -> dict[Site, str]:
-    """What became of the mutants of a text, found in a process of one thread, which forks for each of them."""
-    command = [sys.executable, "-m", "simt.mutants", algorithm.name, *arguments]
+def fates(file: str, *arguments: str) -> dict[Site, str]:
+    """What became of the mutants of a file, found in a process of one thread, which forks for each of them."""
+    command = [sys.executable, "-m", "simt.mutants", file, *arguments]
     paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -63,8 +58,7 @@ def test_the_list_is_of_what_there_is() -> None:
 
 def test_a_sample_of_mutants_is_caught() -> None:
     """A kernel with barriers and checks, on some of its cases."""
-    algorithm = next(a for a in KERNELS if a.name == "depthwise.wgrad")
-    found = fates(algorithm, "400")
+    found = fates("depthwise/wgrad.cu", "400")
     assert any(site.forced is None for site in found)
     for site, fate in found.items():
         assert fate or site.forced is not None, f"{site.name} survives"
@@ -72,18 +66,8 @@ def test_a_sample_of_mutants_is_caught() -> None:
 
 @pytest.mark.stress
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("algorithm", TEXTS, ids=lambda a: a.name)
-def test_every_mutant_is_caught_or_equivalent(algorithm: CudaAlgorithm) -> None:
-    """A file that several texts have is judged by the first of them: the others may not need all that it has."""
-    found = fates(algorithm)
-    first = [file for file in files(*algorithm.files) if file not in _files_before(algorithm)]
-    for site, fate in found.items():
-        if site.file in first:
-            listed = site.name in EQUIVALENT.get(site.file, {})
-            assert bool(fate) != listed, f"{site.file}: {site.name}: {fate or 'survives'}, {listed=}"
-    unreached = [site.name for file in first for site in sites(file) if site not in found]
-    assert not unreached, f"no case comes by {unreached}"
-
-
-def _files_before(algorithm: CudaAlgorithm) -> set[str]:
-    return {file for a in TEXTS[: TEXTS.index(algorithm)] for file in files(*a.files)}
+@pytest.mark.parametrize("file", all_files())
+def test_every_mutant_is_caught_or_equivalent(file: str) -> None:
+    found = fates(file)
+    assert not [site.name for site in sites(file) if site not in found], "no case comes by these"
+    assert {site.name for site, fate in found.items() if not fate} == set(EQUIVALENT.get(file, {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,19 @@ def test_the_graph_means_the_same() -> None:
     assert set(found.constants) == set(graph.constants)
     x = {"x": filters(2, 8, 9, 10)}
     assert np.array_equal(evaluate(found, x)["y"], evaluate(graph, x)["y"])
+
+
+@kernels
+def test_slopes_of_the_layers_stand_behind_their_biases() -> None:
+    graph = blocks()
+    for name in ("wide0", "deep0"):
+        node = graph.nodes[name]
+        x, w, b = node.inputs
+        values = graph.add_constant("k", np.concatenate([graph.constants[b], filters(24)]))
+        graph.change(name, replace(node.operator, activation="prelu"), x, w, values)
+    net = network(graph, {"narrow0": CUT})
+    assert list(net.fused) == ["narrow0"]
+    agree(net, graph, 1e-5)
 
 
 @kernels

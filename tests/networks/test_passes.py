@@ -73,7 +73,27 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, np.ndarray], list[st
         [node("Gemm", "x w k", "g", transB=1), node("LeakyRelu", "g", alpha=0.3)], {"x": [3, 8]},
         {"w": drawn(5, 8), "k": drawn(5)}, ["MatMul"],
     ),
-    "a slope for every channel": ([CONV, node("PRelu", "c k")], X, W | {"k": drawn(6, 1, 1)}, ["Conv", "prelu"]),
+    "a slope for every channel": ([CONV, node("PRelu", "c k")], X, W | {"k": drawn(6, 1, 1)}, ["Conv"]),
+    "slopes behind batch norm and a sum": (
+        [CONV, BATCH_NORM, node("Add", "n r", "a"), node("PRelu", "a k")], X | {"r": [2, 6, 5, 7]},
+        W | NORM | {"k": drawn(6, 1, 1)}, ["Conv"],
+    ),
+    "slopes of a transposed convolution": (
+        [node("ConvTranspose", "x w", "c", strides=[2, 2], group=2), node("PRelu", "c k")], X,
+        {"w": drawn(4, 3, 2, 2), "k": drawn(6, 1, 1)}, ["ConvTranspose"],
+    ),
+    "slopes of a product": (
+        [node("Gemm", "x w b", "g", transB=1), node("PRelu", "g k")], {"x": [3, 4]},
+        {"w": drawn(5, 4), "b": drawn(5), "k": drawn(5)}, ["MatMul"],
+    ),
+    "one slope": ([CONV, node("PRelu", "c k")], X, W | {"k": drawn(1)}, ["Conv"]),
+    "a slope for every column": ([CONV, node("PRelu", "c k")], X, W | {"k": drawn(7)}, ["Conv", "prelu"]),
+    "computed slopes": ([CONV, node("PRelu", "c k")], X | {"k": [6, 1, 1]}, W, ["Conv", "prelu"]),
+    "slopes by a computed bias": (
+        [node("Conv", "x w k", "c"), node("PRelu", "c s")], X | {"k": [6]}, W | {"s": drawn(6, 1, 1)},
+        ["Conv", "Reshape", "prelu"],
+    ),
+    "slopes of an output, too": ([CONV, node("PRelu", "c k")], X, W | {"k": drawn(6, 1, 1)}, ["Conv", "prelu"]),
     "an expression of three inputs": (
         [node("Mul", "x a", "m"), node("Add", "m b", "n"), node("Clip", "n l h")], {"x": [2, 3], "a": [1, 3]},
         {"b": drawn(3), "l": np.float32(0), "h": np.float32(6)}, ["min"],
@@ -134,6 +154,15 @@ def test_epilogues_are_in_the_layers() -> None:
     (conv,) = optimized(translated(model(nodes, inputs, constants), "net")).nodes.values()
     assert conv.operator == Conv(padding=((1, 1), (1, 1)), residual=True, activation="relu")
     assert conv.inputs == ("x", "w", "r")
+
+
+def test_slopes_are_an_operand_of_the_layer() -> None:
+    nodes, inputs, constants, _ = CASES["slopes behind batch norm and a sum"]
+    graph = optimized(translated(model(nodes, inputs, constants), "net"))
+    (conv,) = graph.nodes.values()
+    assert conv.operator == Conv(padding=((1, 1), (1, 1)), bias=True, residual=True, activation="prelu")
+    assert conv.inputs[0::3] == ("x", "r")
+    np.testing.assert_array_equal(graph.constants[conv.inputs[2]][6:], constants["k"].reshape(-1))
 
 
 HARD = ("min", ("max", ("add", ("mul", 0, 0.16666667), 0.5), 0.0), 1.0)

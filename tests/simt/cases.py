@@ -1,4 +1,4 @@
-"""How the emulator runs the cases of `autoconv.bench.gpu.cases`, and others; how a run is checked."""
+"""How the emulator runs the cases of `autoconv.bench.gpu`, and others; how a run is checked."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 from layers import EDGES, edge, operands
 from simt.emulator import Emulated, fenced
@@ -14,7 +15,15 @@ from simt.emulator import Emulated, fenced
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Params
 from autoconv.bench.gpu.cases import SCHEDULES, Case, runnable, variants
+from autoconv.bench.gpu.networks import ERROR, difference, drawn, graph_of
+from autoconv.cuda.codegen.source import Unit
+from autoconv.cuda.libraries.algorithm import epilogue_unit
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
+from autoconv.networks.graph import Graph
+from autoconv.networks.reference import evaluate
+from autoconv.networks.run.cuda_steps import CudaStepMaker
+from autoconv.networks.run.memory import Views
+from autoconv.networks.run.steps import Call, Ref, Scratch
 from autoconv.tuning.reference import convolve, error, magnitude
 
 LARGEST_PADDING = 256  # bytes at the end of packed filters
@@ -76,6 +85,65 @@ def checker(algorithm: Algorithm, layer: ConvLayer, params: Params) -> Callable[
 
 def check(device: Emulated, algorithm: Algorithm, layer: ConvLayer, params: Params) -> None:
     checker(algorithm, layer, params)(device)
+
+
+def calls_of(graph: Graph, device: Emulated) -> tuple[Call, ...]:
+    """What a device is asked to do for a network's one node."""
+    return CudaStepMaker(graph, Views(graph, device.alignment), device).step(graph.nodes["y"]).calls
+
+
+def units_of(name: str) -> tuple[Unit, ...]:
+    """The kernels of an operator."""
+    return tuple(call.program for call in calls_of(graph_of(name), DEVICE) if isinstance(call.program, Unit))
+
+
+def computed(graph: Graph, inputs: dict[str, np.ndarray], device: Emulated) -> np.ndarray:
+    """What the kernels of a network's one node make of arrays, after checking that nothing else is written."""
+    arrays = {name: device.empty(t.shape, np.dtype(t.dtype)) for name, t in graph.types.items()}
+    for name, array in inputs.items():
+        arrays[name][...] = array
+    for call in calls_of(graph, device):
+        scratch = device.buffer(call.workspace_bytes)
+        found: list[Any] = [
+            arrays[one.name] if isinstance(one, Ref) else scratch if isinstance(one, Scratch) else one
+            for one in call.operands
+        ]
+        (device.load(call.program) if isinstance(call.program, Unit) else call.program)(*found)
+        assert fenced(scratch)
+    assert all(map(fenced, arrays.values()))
+    for name, array in inputs.items():
+        np.testing.assert_array_equal(arrays[name], array)
+    return np.asarray(arrays["y"])
+
+
+def operator_checker(name: str, not_finite: bool = False) -> Callable[[Emulated], None]:
+    """What checks an operator on a device."""
+    graph = graph_of(name)
+    inputs = drawn(graph, not_finite)
+    with np.errstate(all="ignore"):
+        expected = evaluate(graph, inputs)["y"]
+
+    def check_on(device: Emulated) -> None:
+        found = computed(graph, inputs, device)
+        assert found.dtype == graph.types["y"].dtype
+        assert difference(found, expected) <= ERROR
+
+    return check_on
+
+
+def epilogue_checker(layer: ConvLayer) -> Callable[[Emulated], None]:
+    """What checks, on a device, the kernel that ends what a library's convolution begins."""
+    _, _, bias, residual = operands(layer)
+    sums = np.random.default_rng(0).standard_normal(layer.output_shape).astype(layer.numpy_dtype)
+    wanted = np.maximum(sums + residual + (bias if layer.layout == "NHWC" else bias[:, None, None]), 0)
+
+    def check_on(device: Emulated) -> None:
+        out, *others = (on_device(device, array) for array in (sums, bias, residual))
+        device.load(epilogue_unit(layer))(out, *others)
+        assert fenced(out)
+        assert difference(out, wanted) <= ERROR
+
+    return check_on
 
 
 def pairwise(rows: Iterable[Row], values: Callable[[Row], tuple[Hashable, ...]], seed: int = 0) -> list[Row]:

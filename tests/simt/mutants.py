@@ -8,8 +8,8 @@ What is left out is found in the text, so that a new kernel is covered as it sta
 
 All mutants of a text are built at once, each behind a flag, and a process of its own runs each of them. A
 mutant is caught by a wrong answer in some schedule, a damaged fence, a complaint of the emulator, a crash,
-a hang, or a report of a sanitizer. Algorithms of one text are tried together.
-`python -m simt.mutants ALGORITHM` prints what became of each.
+a hang, or a report of a sanitizer. A file that several texts have is tried in one after the other.
+`python -m simt.mutants FILE` prints what became of each of a file.
 """
 
 from __future__ import annotations
@@ -18,29 +18,45 @@ import ctypes
 import functools
 import itertools
 import json
+import math
 import os
 import re
-import signal
+import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from simt.cases import OURS, checker
+from layers import edge
+from simt.cases import OURS, checker, epilogue_checker, operator_checker, units_of
 from simt.emulator import Emulated, EmulationError, build, launcher, sanitized
 
-from autoconv.algorithm import Params
-from autoconv.bench.gpu.cases import SCHEDULES, edge_cases, planned
-from autoconv.cuda.codegen.source import GENERATED, Unit, file_text, files_of
+from autoconv.bench.gpu.cases import FULL_EPILOGUE, SCHEDULES, Case, edge_cases, planned
+from autoconv.bench.gpu.networks import NOT_FINITE, OPERATORS
+from autoconv.cuda import operators
+from autoconv.cuda.codegen.source import GENERATED, GENERATED_SHAPES, Unit, file_text, files_of
 from autoconv.cuda.common.algorithm import CudaAlgorithm
-from autoconv.layer import ConvLayer
+from autoconv.cuda.libraries.algorithm import epilogue_unit
+from autoconv.layer import LAYOUTS
 
-SECONDS = 30  # of processor time, which no busy machine takes away, until a mutant counts as one that hangs
+SECONDS = 15  # of processor time that a case may take in all schedules
+PATIENCE = 4  # times what the text itself takes, until a mutant counts as one that hangs
 MANY = 30  # cases to an algorithm, of which only each STEP-th is run
 STEP = 5  # prime to the three directions and the four epilogues that the cases go through
 SANITIZED = 6  # of them under sanitizers
 CHOICE = "SIMT_MUTANT"  # the environment's name for the mutant that a program is
+
+Check = Callable[[Emulated], None]
+Probe = tuple[str, tuple[Unit, ...], Check, int]  # what, by which kernels, what checks it, the schedule
+
+KERNELS = [algorithm for algorithm in OURS if isinstance(algorithm, CudaAlgorithm)]
+OPERATOR_FILES = [f"operators/{path.name}" for path in Path(operators.__path__[0]).glob("*.cu")]
+EPILOGUE_FILE = "libraries/epilogue.cu"
+
+WITHOUT = (GENERATED, GENERATED_SHAPES, "codegen/ptx.cuh")  # sites: what is generated, and what emulates
 
 _ORDERS = re.compile(
     r"(?<=[;{})])\s*(?P<code>\w*(?:(?<!a)sync|wait|commit|fence|arrive|expect|barrier)\w*(<[^;{]*>)?\([^;{]*\));"
@@ -170,9 +186,9 @@ def sites(file: str) -> tuple[Site, ...]:
 
 
 def files(*names: str) -> tuple[str, ...]:
-    """All files of some kernels' texts that may have sites: `ptx.cuh` is what emulates."""
-    all_files = itertools.chain.from_iterable(map(files_of, names))
-    return tuple(name for name in dict.fromkeys(all_files) if name not in (GENERATED, "codegen/ptx.cuh"))
+    """All files of some kernels' texts that may have sites."""
+    found = itertools.chain.from_iterable(map(files_of, names))
+    return tuple(name for name in dict.fromkeys(found) if name not in WITHOUT)
 
 
 def sites_of(unit: Unit) -> tuple[Site, ...]:
@@ -238,11 +254,14 @@ def _reached(units: tuple[Unit, ...]) -> set[Site]:
     return found
 
 
-def _fails(attempt: Callable[[], object]) -> bool:
-    """Whether an attempt goes wrong, in a process of its own: it may well crash or hang."""
+def _fails(attempt: Callable[[], object], seconds: float) -> bool:
+    """Whether an attempt goes wrong or takes longer, in a process of its own: it may well crash or hang.
+
+    The time is of a processor, which no busy machine takes away, and of each process that the attempt starts.
+    """
     child = os.fork()
     if child == 0:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), math.ceil(seconds) + 1))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         code = 3
         try:
@@ -258,53 +277,90 @@ def _fails(attempt: Callable[[], object]) -> bool:
     return status != 0
 
 
-def relatives(algorithm: CudaAlgorithm) -> list[CudaAlgorithm]:
-    """The algorithms whose kernels are the same text."""
-    return [a for a in OURS if isinstance(a, CudaAlgorithm) and a.files == algorithm.files]
+def all_files() -> tuple[str, ...]:
+    """The files of all kernels that have sites, each once."""
+    own = itertools.chain.from_iterable(algorithm.files for algorithm in KERNELS)
+    return tuple(filter(sites, files(*own, *OPERATOR_FILES, EPILOGUE_FILE)))
 
 
-def probes(algorithm: CudaAlgorithm, step: int) -> Iterator[tuple[CudaAlgorithm, ConvLayer, Params, int]]:
-    """What is planned for a text, and some of the edges, spread evenly; all of them where they are few."""
-    for relative in relatives(algorithm):
-        yield from ((relative, *case) for case in planned(relative))
-    for relative in relatives(algorithm):
-        found = list(edge_cases(relative))
-        yield from ((relative, *case) for case in found[:: step if len(found) > MANY else 1])
+def probes(file: str, step: int) -> Iterator[Iterator[Probe]]:
+    """What is planned for an algorithm whose text has a file, then some of its edges; or an operator's cases.
+
+    Edges are spread evenly, or all of them where they are few.
+    """
+    for algorithm in KERNELS:
+        if file in files(*algorithm.files):
+            yield _cases(algorithm, planned(algorithm))
+            edges = list(edge_cases(algorithm))
+            yield _cases(algorithm, edges[:: step if len(edges) > MANY else 1])
+    for name in OPERATORS:
+        if any(file in files(unit.file) for unit in units_of(name)):
+            yield _operator_cases(name)
+    if file == EPILOGUE_FILE:
+        layers = [edge("remainders", layout=layout, **FULL_EPILOGUE) for layout in LAYOUTS]
+        yield (("epilogue", (epilogue_unit(layer),), epilogue_checker(layer), 0) for layer in layers)
 
 
-def fates(algorithm: CudaAlgorithm, step: int = STEP) -> dict[Site, str]:
-    """What caught the mutant of each site that the kernels of this text come by; "" for a survivor.
+def _cases(algorithm: CudaAlgorithm, cases: Iterable[Case]) -> Iterator[Probe]:
+    for layer, params, seed in cases:
+        check = checker(algorithm, layer, params)
+        yield f"{algorithm.name} {params} on {layer}", algorithm.units(layer, params), check, seed
 
-    It is over when each site of its files was come by, and none survives.
+
+def _operator_cases(name: str) -> Iterator[Probe]:
+    for not_finite in (False, True)[: 1 + (name in NOT_FINITE)]:
+        yield name, units_of(name), operator_checker(name, not_finite), 0
+
+
+def fates(file: str, step: int = STEP) -> dict[Site, str]:
+    """What caught the mutant of each site of a file that the cases come by; "" for a survivor.
+
+    It is over when each site was come by, and none survives. A check decides by values, which are the same in every
+    schedule, so each case tries it in one.
     """
     found: dict[Site, str] = {}
-    reaching: dict[Site, list[Callable[[Emulated], None]]] = {}
-    own = {site for file in files(*algorithm.files) for site in sites(file)}
-    for relative, layer, params, seed in probes(algorithm, step):
-        if own <= found.keys() and all(found.values()):
-            break
-        check = checker(relative, layer, params)
-        began = time.process_time()
-        check(Mutated(schedule=seed))
-        if SCHEDULES * (time.process_time() - began) > SECONDS / 2:
-            continue  # a mutant that works would count as one that hangs
-        seeds = [(seed + i) % SCHEDULES for i in range(SCHEDULES)]
-        reached = own & set(_reached(relative.units(layer, params)))  # a kernel that it calls has a text of its own
-        for site in sorted(reached, key=lambda site: (site.file, site.start)):
-            if not found.get(site):
-                wrong = _fails(lambda: [check(Mutated(schedule=seed, site=site)) for seed in seeds])  # noqa: B023
-                found[site] = f"{layer} {params}" if wrong else ""
-                reaching.setdefault(site, []).append(check)
-    for site, checks in reaching.items():
-        sanitizer = "thread" if site.forced is None else "address"
-        for check in checks[:SANITIZED]:
-            if not found[site] and _fails(lambda: check(Mutated(sanitizer=sanitizer, site=site))):  # noqa: B023
-                found[site] = f"{sanitizer} sanitizer"
+    own = set(sites(file))
+    for cases in probes(file, step):
+        reaching: dict[Site, list[tuple[str, Check]]] = {}
+        for name, units, check, seed in cases:
+            if own <= found.keys() and all(found.values()):
+                return found
+            began = time.process_time()
+            check(Mutated(schedule=seed))
+            seconds = SCHEDULES * (time.process_time() - began)
+            if seconds > SECONDS:
+                continue
+            seeds = [(seed + i) % SCHEDULES for i in range(SCHEDULES)]
+            for site in sorted(own & _reached(units), key=lambda site: site.start):
+                if not found.get(site):
+                    tried = seeds if site.forced is None else seeds[:1]
+                    wrong = _fails(partial(_try, check, site, tried), 2 + PATIENCE * seconds)
+                    found[site] = name if wrong else ""
+                    reaching.setdefault(site, []).append((name, check))
+        _sanitize(reaching, found)
     return found
 
 
+def _try(check: Check, site: Site | None, seeds: Iterable[int], sanitizer: str = "") -> None:
+    for seed in seeds:
+        check(Mutated(schedule=seed, site=site, sanitizer=sanitizer))
+
+
+def _sanitize(reaching: dict[Site, list[tuple[str, Check]]], found: dict[Site, str]) -> None:
+    """Try survivors once more, on the first cases that came by each, under a sanitizer that the text itself passes."""
+    passed: set[tuple[Check, str]] = set()
+    for site, cases in reaching.items():
+        sanitizer = "thread" if site.forced is None else "address"
+        for name, check in cases[:SANITIZED]:
+            if found[site]:
+                break
+            if (check, sanitizer) not in passed:
+                _try(check, None, [0], sanitizer)
+                passed.add((check, sanitizer))
+            if _fails(partial(_try, check, site, [0], sanitizer), PATIENCE * SECONDS):
+                found[site] = f"{name}, {sanitizer} sanitizer"
+
+
 if __name__ == "__main__":
-    named = next(a for a in OURS if isinstance(a, CudaAlgorithm) and a.name == sys.argv[1])
-    json.dump(
-        [[*vars(site).values(), fate] for site, fate in fates(named, *map(int, sys.argv[2:])).items()], sys.stdout
-    )
+    caught = fates(sys.argv[1], *map(int, sys.argv[2:]))
+    json.dump([[*vars(site).values(), fate] for site, fate in caught.items()], sys.stdout)

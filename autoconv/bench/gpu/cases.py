@@ -21,6 +21,7 @@ from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 SCHEDULES = 16  # of the emulator
 CAPABILITY = 90  # times ten, of the GPU whose candidates the cases are: it has all instructions
 FULL_EPILOGUE: dict[str, Any] = {"bias": True, "residual": True, "activation": "relu"}
+SLOPES: dict[str, Any] = {"bias": True, "activation": "prelu"}
 
 # Of wgrad, a tile and a half: the rest would be of a tap farther than the copy engine reaches.
 FAR_TAPS: dict[str, Any] = {"N": 1, "H": 10, "W": 2, "S": 1, "dilation": (100, 1), "padding": (100, 0)}
@@ -80,17 +81,25 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
     "gemm": (
         # single floats of which many are outside of the image, or beyond the depth
         _blocks(SCALAR_TILE | {"SPLIT": 1}, **FULL_EPILOGUE),
-        _divided(SCALAR_TILE, "fwd", 16),
+        _divided(SCALAR_TILE, "fwd", 16, **SLOPES),
         # depths that are summed in two stretches, of one part and of each of two
         _blocks(SCALAR_TILE | {"SPLIT": 1}, N=3, C=2, H=24, W=24, K=3, R=1, S=1, padding=0, direction="wgrad"),
         _blocks(SCALAR_TILE | {"SPLIT": 2}, N=1, C=260, H=3, K=5, layout="NHWC", **FULL_EPILOGUE),
+        # taps that do not follow each other; and a row of them too long for a table, of the only channel
+        _blocks(SCALAR_TILE | {"SPLIT": 1}, N=1, K=3, padding=2, dilation=2),
+        _blocks(SCALAR_TILE | {"SPLIT": 1}, N=1, C=1, H=1, K=3, R=1, S=31, padding=(0, 15), direction="wgrad"),
     ),
-    "gemm.tensor": (_divided({"BM": 64, "BN": 64}, "dgrad", 32, dtype="float16"),),
+    "gemm.tensor": (
+        _divided({"BM": 64, "BN": 64}, "dgrad", 32, dtype="float16"),
+        # two rows of nine tiles, in two strips
+        ({"N": 1, "C": 8, "H": 9, "W": 8, "K": 520, "R": 1, "S": 1, "layout": "NHWC", "dtype": "float16"},
+         {"BM": 64, "BN": 64, "SPLIT": 1}),
+    ),
     "gemm.hopper": (
         *(_hopper(tile, 2 + i % 2, "float16", i % 3) for i, tile in enumerate(TILES)),
         _hopper(TILES[-1], 1, "float16", K=67, **FULL_EPILOGUE),
         _hopper(TILES[-1], 3, "bfloat16", K=67, **FULL_EPILOGUE),
-        _hopper(TILES[5], 2, "bfloat16", C=128, groups=2, bias=True),
+        _hopper(TILES[5], 2, "bfloat16", C=128, groups=2, **SLOPES),
         _hopper(TILES[-1], 2, "bfloat16", 1, C=48, K=128, groups=2, stride=2),
         _hopper(TILES[3], 1, "float16", 1, R=1, S=2, stride=2, padding=((0, 1), (2, 0))),  # passes without taps
         _hopper(TILES[6], 3, "float16", 2, C=72, K=48, groups=3, stride=(1, 2)),
@@ -108,7 +117,7 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
     "gemm.hopper.bf16x6": (
         *(_hopper(tile, 1 + i % 2, "float32", i % 3, C=100, K=132) for i, tile in enumerate(PARTS_TILES)),
         _hopper(PARTS_TILES[-1], 1, "float32", C=36, K=67, **FULL_EPILOGUE),
-        _hopper(PARTS_TILES[-2], 3, "float32", C=64, K=72, groups=2, bias=True),
+        _hopper(PARTS_TILES[-2], 3, "float32", C=64, K=72, groups=2, **SLOPES),
         _hopper(PARTS_TILES[-1], 2, "float32", 1, C=24, K=64, groups=2, stride=2),
         _hopper(PARTS_TILES[3], 1, "float32", 1, C=36, K=68, R=1, S=2, stride=2, padding=((0, 1), (2, 0))),  # no taps
         _hopper(PARTS_TILES[-1], 3, "float32", 2, C=36, K=24, groups=3, stride=(1, 2), dilation=(2, 1)),
@@ -142,7 +151,7 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         _staged(PARTS_TILES[-1], "wgrad", "NHWC", "float32", C=7, K=9, SPLIT=2),
     ),
     "direct.tiled": (
-        _blocks(_tile(32, 7, 8, 4), bias=True),
+        _blocks(_tile(32, 7, 8, 4), **SLOPES),
         _blocks(_tile(32, 5, 8, 4, INPUT="texture"), residual=True),
         _blocks(_tile(16, 5, 8, 2), C=7, H=11, W=16, layout="NHWC", dtype="float16"),
         _blocks(_tile(8, 5, 8, 2, INPUT="texture"), C=7, H=11, W=16, layout="NHWC", dtype="bfloat16"),
@@ -175,7 +184,7 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         (fields, params | stages)
         for fields, params in (
             _points(2, "NCHW", **FULL_EPILOGUE),
-            _points(4, "NHWC", R=5, S=2, padding=((1, 3), (0, 1)), bias=True),
+            _points(4, "NHWC", R=5, S=2, padding=((1, 3), (0, 1)), **SLOPES),
             _points(6, "NCHW", "dgrad", C=35, K=37),
             _points(4, "NHWC", "dgrad", C=12, K=70, groups=2),
             _points(2, "NCHW", C=76, K=18, H=3, groups=2, R=1, padding=0),
@@ -188,7 +197,7 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
     "fft": (
         ({"N": 1, "C": 3, "H": 9, "W": 11, "K": 5, "R": 3, "S": 3}, {"tile": 0, "IMAGES": 1}),  # no whole blocks
         _tiled(16, "fwd", "NHWC", "float32", stride=2, dilation=2, **FULL_EPILOGUE),
-        _tiled(32, "fwd", "NCHW", "float64", H=70, R=5, stride=(3, 1), dilation=(2, 3), bias=True),
+        _tiled(32, "fwd", "NCHW", "float64", H=70, R=5, stride=(3, 1), dilation=(2, 3), **SLOPES),
         _tiled(16, "dgrad", "NCHW", "float16", stride=(2, 1), dilation=(1, 2)),
         _tiled(32, "dgrad", "NHWC", "float32", W=80, S=7, stride=2, dilation=(3, 2)),
         _tiled(16, "wgrad", "NHWC", "bfloat16", stride=(1, 3), dilation=2),

@@ -53,7 +53,7 @@ EDGES: dict[str, dict[str, Any]] = {
 EPILOGUES: dict[str, dict[str, Any]] = {
     "plain": {},
     "bias": {"bias": True},
-    "relu": {"activation": "relu"},
+    "prelu": {"activation": "prelu"},
     "bias residual relu": {"bias": True, "residual": True, "activation": "relu"},
 }
 
@@ -81,5 +81,5 @@ def operands(layer: ConvLayer, seed: int = 0) -> tuple[Any, Any, Any | None, Any
         return (signs * generator.uniform(0.5, 1.5, shape)).astype(layer.numpy_dtype)
 
     a, b = map(numbers, layer.input_shapes)
-    bias = numbers((layer.output_channels,)) if layer.bias else None
+    bias = numbers((layer.channel_values,)) if layer.channel_values else None
     return a, b, bias, numbers(layer.output_shape) if layer.residual else None

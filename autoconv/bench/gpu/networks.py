@@ -47,7 +47,7 @@ _ARITHMETIC = ("sub", ("mul", 0, 1), ("div", ("neg", 0), ("add", ("abs", 2), 1.5
 _ROOTS = ("add", ("sqrt", ("abs", 0)), ("pow", ("abs", 0), 1.25))
 _LOGARITHM = ("log", ("add", ("exp", ("min", 0, 2.0)), 0.5))
 _CURVES = ("add", ("erf", 0), ("add", ("tanh", 0), ("sigmoid", 0)))
-_WINDOW: dict[str, Any] = {"window": (3, 2), "stride": (2, 3), "padding": ((1, 0), (0, 1)), "dilation": (2, 1)}
+_WINDOW: dict[str, Any] = {"window": (3, 2), "stride": (2, 4), "padding": ((1, 0), (1, 1)), "dilation": (2, 1)}
 
 # An operator, and the shapes of its inputs, of float32 where nothing else is said.
 OPERATORS: Mapping[str, tuple[Operator, Sequence[tuple[int, ...] | TensorType]]] = {
@@ -129,7 +129,7 @@ def drawn(graph: Graph, not_finite: bool = False) -> dict[str, np.ndarray]:
         if np.dtype(wanted.dtype).kind == "i":
             values = rng.integers(-100, 100, wanted.shape)
         else:
-            values = rng.standard_normal(wanted.shape) if wanted.shape else np.asarray(0.05)
+            values = rng.standard_normal(wanted.shape) if wanted.shape else np.asarray(0.005)
         if not_finite:
             some = values.reshape(-1)[:: -(-values.size // len(SPECIAL))]
             some[:] = SPECIAL[: some.size]
@@ -190,7 +190,7 @@ def made(batch: int = 1) -> Graph:
     """A small network of every kind of operator, whose activations are not all those that kernels apply."""
     m = _Maker("made", batch, 3, 14, 12)
     add = m.graph.add
-    x = m.relu(m.conv(m.x, 8))
+    x = m.apply(("prelu", 0, 1), m.conv(m.x, 8), m.constant(8, 1, 1))
     x = add("largest", Pool(reduction="max", window=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1))), x)
     x = m.relu(m.apply(("add", 0, 1), m.conv(x, 8, gain=0.5), x))
     left = m.apply(("min", ("max", 0, 0.0), 6.0), m.conv(x, 8, groups=8))

@@ -10,7 +10,8 @@ import click
 import numpy as np
 
 from autoconv import networks
-from autoconv.cli.options import FAILED, OK, as_json, rounds
+from autoconv.algorithm import Array
+from autoconv.cli.options import FAILED, OK, as_json, device_named, on_device, rounds
 from autoconv.cli.options import tolerance as error
 from autoconv.cli.output import print_json, say, status
 from autoconv.common.text import duration, print_table, size
@@ -51,6 +52,7 @@ def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
 @click.command(short_help="A network from an ONNX file: where its time goes, and races.")
 @click.argument("model", metavar="MODEL")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Images at a time, where the file leaves that open.")
+@on_device
 @click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="For everybody alike. [default: all]")
 @click.option("--tune", is_flag=True, help="Time the layers that have no facts yet; else by records and estimates.")
 @click.option(
@@ -78,6 +80,7 @@ def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
 def run(
     model: str,
     batch: int | None,
+    device_name: str,
     threads: int | None,
     tune: bool,
     tolerance: float | None,
@@ -93,8 +96,8 @@ def run(
     MODEL may also be a network that `CompiledNetwork.save` wrote.
 
     With --against the whole of it is raced, interleaved, with other runtimes in processes of their own, in float32
-    and on as many threads: onnxruntime, openvino, torch, torch_cl (channels_last), torch_compiled (with freezing),
-    ncnn, mnn. Their answers are compared with ours.
+    and on as many threads of a CPU: onnxruntime, openvino, torch, torch_cl (channels_last), torch_compiled (with
+    freezing), ncnn, mnn. Their answers are compared with ours.
     """
     if against and Path(model).suffix != ".onnx":
         raise click.UsageError(f"--against: expected an ONNX file, got {model}")
@@ -102,13 +105,19 @@ def run(
         raise click.UsageError("--output: expected --against as well, whose race it keeps")
     if tolerance is not None and against:
         raise click.UsageError("--tolerance: expected without --against, which races what runs without one")
+    if device_name != "cpu":
+        for option, given in (("--threads", threads), ("--alone", alone), ("--against", against)):
+            if given:
+                raise click.UsageError(f"{option}: expected with --device cpu alone, got --device {device_name}")
     names = _installed(against) if against else ()
-    net = load(model, batch, device=CPU.current(threads), tolerance=None if tune else tolerance)
+    device = CPU.current(threads) if device_name == "cpu" else device_named(device_name)
+    net = load(model, batch, device=device, tolerance=None if tune else tolerance)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)  # or an error, before anything is timed
     if tune:
         net.tune(tolerance=tolerance)
-    inputs = random_inputs(net.graph.inputs)
+    with device.selected():
+        inputs = {name: device.asarray(array) for name, array in random_inputs(net.graph.inputs).items()}
     whole = _median_run(net, inputs, repeat)
     steps = net.profile(*inputs.values(), repeat=repeat)
     cold = sum(step.seconds for step in net.profile(*inputs.values(), repeat=repeat, alone=True)) if alone else None
@@ -163,14 +172,16 @@ def _raced(net: CompiledNetwork, model: Path, names: tuple[str, ...], rounds: in
     return race_network(model, dict(net.graph.inputs), batch, net.device, names, rounds, say=status)
 
 
-def _median_run(net: CompiledNetwork, inputs: dict[str, np.ndarray], repeat: int) -> float:
-    net.run(**inputs)
+def _median_run(net: CompiledNetwork, inputs: dict[str, Array], repeat: int) -> float:
+    """Seconds of a run, until its end."""
     taken = []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        net.run(**inputs)
-        taken.append(time.perf_counter() - start)
-    return float(np.median(taken))
+    with net.device.selected():
+        for _ in range(1 + repeat):
+            start = time.perf_counter()
+            net.run(**inputs)
+            net.device.synchronize()
+            taken.append(time.perf_counter() - start)
+    return float(np.median(taken[1:]))
 
 
 def _rows(steps: list[StepTime]) -> list[tuple[str, ...]]:

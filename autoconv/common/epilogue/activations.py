@@ -1,6 +1,7 @@
 """Activations: the functions of single elements that a layer may end with.
 
 Each has a canonical text, such as "relu", "clip:0:6" or "leaky_relu:0.01", which layers, keys and files name it by.
+That of PReLU says nothing of its slopes, one for each channel: they are an operand, like the bias.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ PLAIN: Mapping[str, Expression] = {
     "hardswish": ("mul", 0, _HARD_SIGMOID),
     "gelu": _GELU,
     "gelu_tanh": _GELU_TANH,
+    "prelu": ("prelu", 0, 1),  # input 1 is the channel's slope
 }
 WITH_NUMBERS: Mapping[str, tuple[tuple[str, ...], Callable[..., Expression]]] = {  # the numbers' names, and of them
     "clip": (("LOW", "HIGH"), lambda low, high: ("min", ("max", 0, low), high)),
@@ -87,14 +89,41 @@ def _number(value: str, text: str) -> np.float32:
     return number + np.float32(0)  # no -0
 
 
+def has_slopes(activation: str | None) -> bool:
+    """Whether an activation takes an operand: a slope for each channel."""
+    return activation == "prelu"
+
+
+def parted(values: Any, bias: bool, activation: str | None) -> tuple[Any, Any]:
+    """The biases and the slopes of an epilogue, which takes them as one operand, one after the other.
+
+    Parameters
+    ----------
+    values : array or None
+        As many values for each of them as there are channels; None where it has neither.
+    bias : bool
+        Whether it adds a bias.
+    activation : str or None
+
+    Returns
+    -------
+    bias, slopes : array of one dimension, or None
+    """
+    slopes = has_slopes(activation)
+    if values is None or not bias + slopes:
+        return None, None
+    rows = values.reshape(bias + slopes, -1)
+    return rows[0] if bias else None, rows[-1] if slopes else None
+
+
 def expression(activation: str) -> Expression:
-    """An activation by its text, as an expression of input 0."""
+    """An activation by its text, as an expression of input 0, and of the slope as input 1 where it has one."""
     name, *numbers = activation.split(":")
     found = WITH_NUMBERS[name][1](*(float(np.float32(number)) for number in numbers)) if numbers else PLAIN[name]
     return with_constants(found)
 
 
-def applied(activation: str | None, x: Any) -> Any:
-    """What an activation makes of an array, in its precision."""
+def applied(activation: str | None, x: Any, slopes: Any = None) -> Any:
+    """What an activation makes of an array, in its precision; slopes, where it has them, broadcast to the array."""
     with np.errstate(all="ignore"):  # infinities are the caller's
-        return x if activation is None else value_of(expression(activation), [x]).astype(x.dtype, copy=False)
+        return x if activation is None else value_of(expression(activation), [x, slopes]).astype(x.dtype, copy=False)

@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autoconv.common.epilogue.activations import expression
+from autoconv.common.epilogue.activations import expression, has_slopes
 from autoconv.cpu.codegen.ir import Function, Module, Type, Value, i64, ptr, widened
 from autoconv.cpu.common.correlation import Correlation
 from autoconv.cpu.common.functions import value_of
 from autoconv.cpu.common.lanes import load_range, store_range
 from autoconv.layer import ConvLayer
 
+OfChannels = tuple[Value | None, Value | None]  # bias and slope
+
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is fused into the store of sums `v`: `act(v + bias + residual)`."""
+    """What is fused into the store of sums `v`: `act(v + bias + residual)`.
+
+    A channel's slope lies `slopes` elements behind its bias, or where that would be; None where there are no slopes.
+    """
 
     bias: bool
     residual: bool
     activation: str | None
+    slopes: int | None
 
     @classmethod
     def of(cls, layer: ConvLayer) -> Epilogue:
         """A layer's."""
-        return cls(layer.bias, layer.residual, layer.activation)
+        slopes = layer.output_channels * layer.bias if has_slopes(layer.activation) else None
+        return cls(layer.bias, layer.residual, layer.activation, slopes)
 
-    def apply(self, k: Function, v: Value, bias: Value | None, residual: Value | None) -> Value:
-        """What is stored in place of sums; bias and residual are given where there are any."""
+    def of_channels(self, load: Callable[[Value], Value], bias: Value) -> OfChannels:
+        """What `apply` takes of the channels to which `bias` points: each as `load` reads it."""
+        return load(bias) if self.bias else None, None if self.slopes is None else load(bias + self.slopes)
+
+    def apply(self, k: Function, v: Value, of_channels: OfChannels, residual: Value | None) -> Value:
+        """What is stored in place of sums; the residual is given where there is one."""
+        bias, slope = of_channels
         if bias is not None:
             v = v + bias
         if residual is not None:
             v = v + residual
-        return v if self.activation is None else value_of(k, expression(self.activation), [v], v)
+        if self.activation is None:
+            return v
+        return value_of(k, expression(self.activation), [v] if slope is None else [v, slope], v)
 
 
 def emit_store(
@@ -100,7 +114,7 @@ class _StoreWriter:
     def _channels_last(self, values: Sequence[Value], left: int | Value) -> None:
         k, lanes, epilogue = self.k, values[0].type.lanes, self.epilogue
         mask = k.mask(left, lanes)
-        b = k.load(self.bias, lanes, mask=mask) if epilogue.bias else None
+        b = epilogue.of_channels(lambda place: k.load(place, lanes, mask=mask), self.bias)
         for n, v in enumerate(values):
             place = n // self.shape[1] * self.strides[1] + n % self.shape[1] * self.strides[2]
             r = k.load(self.residual + place, lanes, mask=mask) if epilogue.residual else None
@@ -110,7 +124,7 @@ class _StoreWriter:
         """Pixels first .. of one channel, lanes as pixels."""
         k, epilogue, (height, width), lanes = self.k, self.epilogue, self.shape, v.type.lanes
         last = min(first + lanes, height * width)
-        b = k.broadcast(self.bias + channel, lanes) if epilogue.bias else None
+        b = epilogue.of_channels(lambda place: k.broadcast(place, lanes), self.bias + channel)
         between, down, across = self.strides
         whole = down == width * across  # rows follow one another: the tile is one run of pixels
         length = height * width if whole else width
@@ -130,6 +144,6 @@ class _StoreWriter:
                 for n in range(low, high):
                     place = channel * between + n // width * down + n % width * across
                     r = k.load(self.residual + place) if epilogue.residual else None
-                    one = k.load(self.bias + channel) if epilogue.bias else None
+                    one = epilogue.of_channels(k.load, self.bias + channel)
                     k.store(epilogue.apply(k, k.extract(v, n - first), one, r), self.out + place)
             low = high

@@ -253,7 +253,7 @@ def _store(
 ) -> None:
     lanes = tiling.panel.lanes
     epilogue = Epilogue.of(layer)
-    b = k.broadcast(bias, lanes) if epilogue.bias else None
+    b = epilogue.of_channels(lambda place: k.broadcast(place, lanes), bias)
     for i, row in enumerate(acc):
         totals = [v for vectors in zip(*row, strict=True) for v in interleaved(k, [total.get() for total in vectors])]
         for first, total in zip(range(0, pixels, lanes), totals, strict=False):

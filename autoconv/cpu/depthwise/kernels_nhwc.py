@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Value, Var, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
@@ -91,12 +92,12 @@ class _ChannelTile:
         epilogue = Epilogue.of(self.layer)
         pitch = self.problem.columns.output_stride * self.problem.output.column
         lanes = acc[0][0].type.lanes
-        biases = [
-            load_range(k, bias + v * lanes, lanes, 0, width) if epilogue.bias else None
+        of_channels = [
+            epilogue.of_channels(partial(load_range, k, lanes=lanes, low=0, high=width), bias + v * lanes)
             for v, width in enumerate(widths)
         ]
         for i, vectors in enumerate(acc):  # pixel by pixel: past the caches, a line is best written in one go
-            for v, (width, b) in enumerate(zip(widths, biases, strict=True)):
+            for v, (width, b) in enumerate(zip(widths, of_channels, strict=True)):
                 place = i * pitch + v * lanes
                 r = load_range(k, residual + place, lanes, 0, width) if epilogue.residual else None
                 result = epilogue.apply(k, vectors[v].get(), b, r)

@@ -9,6 +9,7 @@ from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES
 from autoconv.cpu.common.correlation import Correlation
 from autoconv.cpu.common.estimate import busiest, operands_once, side_by_side
 from autoconv.cpu.common.packing import packed_size
+from autoconv.cpu.common.sums import channels_of_sum, sums_of
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct.geometry import DirectBlocking, blockings, correlations_of, padded, tile_runs
 from autoconv.cpu.direct.gradients import forward
@@ -50,7 +51,8 @@ def _correlation(layer: ConvLayer, device: CPU, c: Correlation, b: DirectBlockin
     one = max(pixels * vectors / multiply, (pixels + filters) / load)
     blocks = math.ceil(c.K / b.TK)
     steps = c.macs / (c.K * pixels) * blocks
-    sums = 2 * pixels * vectors / load * c.N * c.groups * rows * columns * blocks * math.ceil(c.C / b.BC)
+    visited = math.ceil(c.C / b.BC) * sums_of(b.BC, channels_of_sum(taps))
+    sums = 2 * pixels * vectors / load * c.N * c.groups * rows * columns * blocks * visited
     computed = (steps * one + sums) / machine.threads
     packed = size * packed_size(c, b.TK)
     visits = c.N * rows * columns

@@ -13,6 +13,7 @@ from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.common.epilogue import Epilogue, emit_store
 from autoconv.cpu.common.packing import emit_pack, packed_size, tap_place
+from autoconv.cpu.common.sums import channels_of_sum, each_sum, sums_of
 from autoconv.cpu.direct.geometry import MOST_TAPS, DirectBlocking, TileRun, correlations_of, tap_rounds, tile_runs
 from autoconv.layer import ConvLayer
 
@@ -23,9 +24,8 @@ FEWEST_TO_FETCH = 3  # tiles of a task that has the time to fetch filters
 class Microkernel:
     """Writes one microkernel: a tile of pixels times TK channels, summed over channels and taps into memory.
 
-    Where not all channels are summed at once, its sums are added to those of others when they are complete, which errs
-    less than to go on from those. Meanwhile `fetched` lines of the filters that follow are fetched in every round over
-    channels.
+    Sums of some channels are added to what those before came to. Meanwhile `fetched` lines of the filters that follow
+    are fetched in every round over channels.
     """
 
     def __init__(
@@ -46,18 +46,29 @@ class Microkernel:
         places = [[tile + (v * pixels + n) * lanes for v in range(self.vectors)] for n in range(pixels)]
         zero = k.zero(wide, lanes)
         self.sums = [[k.var(zero) for _ in row] for row in places]
-        if c.rows.taps and c.columns.taps:
-            self._sum()
-        for sums, row in zip(self.sums, places, strict=True):
-            for acc, p in zip(sums, row, strict=True):
-                k.store(acc.get() if b.BC == c.C else k.load(p, lanes) + acc.get(), p)
 
-    def _sum(self) -> None:
+        def keep(added: bool) -> None:
+            for acc, p in zip(itertools.chain(*self.sums), itertools.chain(*places), strict=True):
+                k.store(k.load(p, lanes) + acc.get() if added else acc.get(), p)
+
+        taps = len(c.rows.taps) * len(c.columns.taps)
+        each = channels_of_sum(taps, channels_together(c))
+        several = sums_of(b.BC, each) > 1
+        if several and b.BC == c.C:
+            keep(added=False)
+        with each_sum(k, self.channels, b.BC, each) as channels:
+            for acc in itertools.chain(*self.sums):
+                acc.set(zero)
+            if taps:
+                self._sum(*channels)
+            keep(added=several or b.BC < c.C)
+
+    def _sum(self, first: Value, last: Value) -> None:
         k, c = self.k, self.c
         R, S = len(c.rows.taps), len(c.columns.taps)
         unroll = channels_together(c)
         offsets = [] if self.b.packed else self._filter_offsets()
-        with k.loop(0, self.channels, unroll) as channel:
+        with k.loop(first, last, unroll) as channel:
             for n in range(self.fetched):
                 line = channel // unroll * self.fetched + n
                 k.prefetch(self.following + line * (LINE // self.element.bytes), locality=2)

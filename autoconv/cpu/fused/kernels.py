@@ -14,7 +14,7 @@ from autoconv.layer import ConvLayer
 
 
 def emit(instruction_set: str, layers: FusedLayers, blocking: FusedBlocking, caches: Caches) -> Module:
-    """`run`, which takes filters as `packing.packed` lays them, and the biases of all layers one after the other."""
+    """`run`, which takes filters as `packing.packed` lays them, and the `channel_values` of all layers."""
     m = Module(instruction_set)
     run = m.function("run", *RUN)
     launch(run, run.args[0], *_Writer(m, layers, blocking, caches).task())
@@ -50,7 +50,7 @@ class _Writer:
         weights = constants = 0
         for role, layer in layers.roles.items():
             filters[role], biases[role] = w + weights, bias + constants
-            weights, constants = weights + math.prod(layer.w_shape), constants + layer.K * layer.bias
+            weights, constants = weights + math.prod(layer.w_shape), constants + layer.channel_values
         made = k.bytes_at(workspace, thread * (tiling.elements * self.element.bytes), self.element)
         rest = made + tiling.after_elements
         if layers.after is None:

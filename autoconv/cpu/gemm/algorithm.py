@@ -20,6 +20,7 @@ from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
 from autoconv.cpu.common.grid import parts, register_tiles
 from autoconv.cpu.common.streaming import streaming_refusals
+from autoconv.cpu.common.sums import channels_of_sum, sums_of
 from autoconv.cpu.device import CPU
 from autoconv.cpu.gemm.geometry import (
     GemmBlocking,
@@ -125,8 +126,8 @@ class Gemm(GeneratedAlgorithm):
         lanes = VECTOR_BYTES[device.instruction_set] // size
         products = idle_lanes(device.instruction_set, layer, blocking) * layer.flops / (2 * lanes)
         tile = blocking.TK * blocking.NV
-        ranges = math.ceil(C / blocking.BC)
-        loads = products * (blocking.TK + blocking.NV) / tile + 2 * ranges * products / (C * taps)
+        visits = math.ceil(C / blocking.BC) * sums_of(blocking.BC, channels_of_sum(taps))
+        loads = products * (blocking.TK + blocking.NV) / tile + 2 * visits * products / (C * taps)
         multiply = machine.multiply_adds(device.instruction_set, layer.accumulator.name, lanes)
         computed = max(products / multiply, loads / machine.loads(lanes * size)) / machine.threads
         filters = size * math.prod(layer.w_shape)

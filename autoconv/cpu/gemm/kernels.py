@@ -111,7 +111,8 @@ class _InPlaceWriter:
         self.last_block = k.min(self.first_block + self.kept, blocks)
         self.w = w + group * (problem.K * problem.C)
         self.bias = bias + group * problem.K
-        self.sums = k.scratch(self.wide, self.sums_size * (self.kept if len(self.ranges) > 1 else 1))
+        together = self.kept if len(self.ranges) > 1 else max(tile.blocks for tile in self.tiles)
+        self.sums = k.scratch(self.wide, self.sums_size * together)
         # Single pixels go with the last tile of their line, whose filters are in the cache then.
         first, beyond = span * units // spans, (span + 1) * units // spans
         last = k.select(span.eq(spans - 1), k.i64(sum(tile.times for tile in self.tiles)), beyond)

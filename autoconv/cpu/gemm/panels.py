@@ -40,6 +40,8 @@ def emit_panels(
     n, group = image // problem.groups, image % problem.groups
     first_row = task.min(span * cut.rows, P - cut.rows)  # the last chunk may do some rows again
     panel = task.bytes_at(workspace, thread * (cut.elements(problem.C) * wide.bytes), wide)
+    size = max(tile.blocks * -(-tile.pixels // lanes) for tile in tiles) * lanes * blocking.TK
+    sums = task.scratch(wide, size)
     plane = x + n * problem.input.image + group * problem.input.group
     with task.loop(0, problem.C) as c:
         _fill(task, problem, cut, plane + c * problem.input.channel, first_row, panel + c * cut.pitch)
@@ -61,7 +63,7 @@ def emit_panels(
                         at = place + channel * problem.output.channel + line * Q + q
                         source = panel + line * (problem.rows.stride * cut.row.pitch) + q
                         function = functions[pixels, TK, together]
-                        task.call(function, source, filters, out + at, residual + at, bias + channel, panel)
+                        task.call(function, source, filters, out + at, residual + at, bias + channel, sums)
 
         each_block(task, problem.K, blocking.TK, first_block, last_block, together, block_at)
     if blocking.nt:

@@ -279,7 +279,7 @@ class _RowWriter:
         starts = [self.start + pixel for pixel in range(0, pixels, together)]
         places = [i * across + i // layer.Q * ((down - 1) * layer.W) for i in starts]
         zero, vectors = k.zero(sums.type.to, lanes), -(-pixels // lanes)
-        b = k.broadcast(self.bias, lanes) if epilogue.bias else None
+        b = epilogue.of_channels(lambda place: k.broadcast(place, lanes), self.bias)
 
         def put(number: int, one: Value, below: Value | int) -> None:
             """Vector `number` of the interleaved row, or of one so many elements further."""
@@ -309,7 +309,7 @@ class _RowWriter:
         (down, across), S = layer.stride, layer.S
         assert self.sums.type.to is not None
         lanes, zero, epilogue = k.module.lanes(DTYPES[layer.dtype]), k.zero(self.sums.type.to), Epilogue.of(layer)
-        b = k.load(self.bias) if epilogue.bias else None
+        b = epilogue.of_channels(k.load, self.bias)
 
         def put(one: Value, there: Value) -> None:
             r = k.load(self.residual + there) if epilogue.residual else None

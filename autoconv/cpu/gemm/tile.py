@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, Var, ptr, widened
 from autoconv.cpu.common.epilogue import Epilogue
 from autoconv.cpu.common.lanes import load_range, store_range
+from autoconv.cpu.common.sums import channels_of_sum, sums_of
 from autoconv.cpu.gemm.geometry import ChannelRange, PixelTiles, blocks_of
 from autoconv.layer import ConvLayer
 
@@ -17,7 +19,8 @@ class GemmTile(NamedTuple):
 
     Filters of blocks lie `block_pitch` elements apart, channels of the input `pitch`, rows of taps `row_pitch`, and
     `taps` are the places of the taps in a row. Channels of the output lie `out_pitch` apart. The sums are those of a
-    range of the channels: they go on from memory unless the range is the first, and back to it unless it is the last.
+    range of the channels: to them those in memory are added unless the range is the first, and they go there unless it
+    is the last. So do those of a part of it where it is long.
     """
 
     TK: int
@@ -85,11 +88,12 @@ def _tile(m: Module, name: str, layer: ConvLayer, source_type: Type, tile: GemmT
     odd_sums = sums + channels * len(widths) * lanes
     odd_places = [[odd_sums + (b * tile.odd + n) * tile.TK for n in range(tile.odd)] for b in range(tile.blocks)]
 
-    def begun(p: Value, n: int) -> Var:
-        return k.var(k.zero(wide, n) if tile.channels.begins else k.load(p, n))
+    def zeros(number: int, n: int) -> list[Var]:
+        return [k.var(k.zero(wide, n)) for _ in range(number)]
 
-    acc = [[begun(p, lanes) for p in row] for row in places]
-    singles = [[begun(p, tile.TK) for p in block] for block in odd_places]
+    acc = [zeros(len(row), lanes) for row in places]
+    singles = [zeros(len(block), tile.TK) for block in odd_places]
+    kept = list(zip(itertools.chain(*acc, *singles), itertools.chain(*places, *odd_places), strict=True))
     source, filters = k.var(x), k.var(w)
 
     def rows(count: int) -> None:
@@ -101,26 +105,55 @@ def _tile(m: Module, name: str, layer: ConvLayer, source_type: Type, tile: GemmT
         source.set(source.get() + (count * tile.pitch if tile.R == 1 else tile.row_pitch))
         filters.set(filters.get() + count * len(tile.taps) * tile.TK)
 
-    if tile.R > 1:
-        with k.loop(0, tile.channels.C):
-            with k.loop(0, tile.R):
-                rows(1)
-            source.set(source.get() + (tile.pitch - tile.R * tile.row_pitch))
+    C = tile.channels.C
+    unroll = 1 if tile.R > 1 else min(C, max(1, 4 // len(tile.taps)))
+
+    def rounds(count: int | Value) -> None:
+        """So many times `unroll` channels."""
+        with k.loop(0, count):
+            if tile.R > 1:
+                with k.loop(0, tile.R):
+                    rows(1)
+                source.set(source.get() + (tile.pitch - tile.R * tile.row_pitch))
+            else:
+                rows(unroll)
+
+    def add_kept() -> None:
+        for a, p in kept:
+            a.add(k.load(p, max(1, a.type.lanes)))
+
+    def keep() -> None:
+        for a, p in kept:
+            k.store(a.get(), p)
+
+    each = channels_of_sum(tile.R * len(tile.taps), unroll)
+    parts = sums_of(C, each)
+    if parts == 1:
+        rounds(C // unroll)
     else:
-        unroll = min(tile.channels.C, max(1, 4 // len(tile.taps)))
-        with k.loop(0, tile.channels.C // unroll):
-            rows(unroll)
-        if tile.channels.C % unroll:
-            rows(tile.channels.C % unroll)
+        if tile.channels.begins:
+            keep()
+        number = k.var(k.i64(0))
+        with k.forever() as leave_if:
+            last = number.get().eq(parts - 1)
+            rounds(k.select(last, k.i64((C - (parts - 1) * each) // unroll), k.i64(each // unroll)))
+            leave_if(last)
+            add_kept()
+            keep()
+            for a, _ in kept:
+                a.set(0)
+            number.add(1)
+    if C % unroll:
+        rows(C % unroll)
+    if not (tile.channels.begins and parts == 1):
+        add_kept()
     if not tile.channels.ends:
-        for variables, there in zip([*acc, *singles], [*places, *odd_places], strict=True):
-            for a, p in zip(variables, there, strict=True):
-                k.store(a.get(), p)
+        keep()
         return k
     epilogue = Epilogue.of(layer)
     for i, row in enumerate(acc):
-        b = k.load(bias + i) if epilogue.bias else None
-        bs = None if b is None else k.splat(b, lanes)
+        b = epilogue.of_channels(k.load, bias + i)
+        bs = epilogue.of_channels(lambda place: k.broadcast(place, lanes), bias + i)
         for v, a in enumerate(row):
             place = i * tile.out_pitch + v * lanes
             r = load_range(k, residual + place, lanes, 0, widths[v]) if epilogue.residual else None

@@ -20,6 +20,7 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.estimate import busiest, operands_once, side_by_side
+from autoconv.cpu.common.sums import channels_of_sum, sums_of
 from autoconv.cpu.device import CPU
 from autoconv.cpu.gemm_packed.geometry import (
     PackedGemmBlocking,
@@ -111,7 +112,8 @@ class GemmPacked(GeneratedAlgorithm):
         tiles = PlaneTiles.of(problem, blocking.TQ, halved)
         depth, plane = half_or_all(problem.C, halved), half_or_all(pixels_of(problem), halved)
         blocks, images = blocks_of(problem, TK, halved), problem.N * problem.groups
-        pixels, vectors, parts = plane / tiles.tiles, TK // lanes, math.ceil(depth / blocking.BC)
+        pixels, vectors = plane / tiles.tiles, TK // lanes
+        parts = math.ceil(depth / blocking.BC) * sums_of(blocking.BC, channels_of_sum(1))
         number = images * tiles.tiles * blocks * blocking.products
         multiply = machine.multiply_adds(device.instruction_set, layer.accumulator.name, lanes)
         load = machine.loads(lanes * size)

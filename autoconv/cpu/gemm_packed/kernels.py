@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, Var, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation
 from autoconv.cpu.common.epilogue import Epilogue, emit_store
 from autoconv.cpu.common.packing import emit_pack
+from autoconv.cpu.common.sums import channels_of_sum, each_sum, sums_of
 from autoconv.cpu.gemm_packed.geometry import (
     PackedGemmBlocking,
     PlaneTiles,
@@ -48,7 +50,9 @@ class TaskWriter:
         self.tile_size = blocking.TK * blocking.TQ
         self.lines = range(0, blocking.TQ, LINE // self.element.bytes)  # a pixel of a tile in each line of the cache
         self.depth = half_or_all(self.problem.C, blocking.halved)
-        self.adds = self.depth > blocking.BC
+        self.ranges = math.ceil(self.depth / blocking.BC)
+        self.sum_channels = channels_of_sum(1, m.terms)
+        self.adds = self.ranges > 1 or sums_of(blocking.BC, self.sum_channels) > 1
         self.spreads = spreads(self.problem)
         self.in_place = all((a.stride, a.count) == (1, a.size) for a in (self.problem.rows, self.problem.columns))
         self.unroll = math.gcd(m.terms, self.depth)
@@ -88,7 +92,7 @@ class TaskWriter:
 
     def _room(self) -> Value:
         """Where the sums lie."""
-        return self.k.scratch(self.wide, self.tile_size * (self.blocking.tiles if self.adds else 1))
+        return self.k.scratch(self.wide, self.tile_size * (self.blocking.tiles if self.ranges > 1 else 1))
 
     def _emit_store(self, length: int, room: int | None = None) -> Function:
         """The store of a tile of so many pixels, with room for more in the sums."""
@@ -128,14 +132,14 @@ class TaskWriter:
         k, o, blocking, sums, size = self.k, self.problem.output, self.blocking, self.sums, self.tile_size
         self.channel, self.left = channel, k.i64(self.problem.K) - channel
         self.plane = self.group * o.group + channel * o.channel
-        if not self.adds:
+        if self.ranges == 1:
             with k.loop(0, self.number) as t:
                 self._add(t, k.i64(0), sums)
                 self._store(t, sums)
         else:
             with k.loop(0, self.number * size, self.lanes) as i:
                 k.store(k.zero(self.wide, self.lanes), sums + i)
-            with k.loop(0, math.ceil(self.problem.C / blocking.BC)) as part, k.loop(0, self.number) as t:
+            with k.loop(0, self.ranges) as part, k.loop(0, self.number) as t:
                 self._add(t, part, sums + t * size)
             with k.loop(0, self.number) as t:
                 self._store(t, sums + t * size)
@@ -229,31 +233,35 @@ class TaskWriter:
         data = ptr(self.wide)
         k = self.m.function(f"micro_{length}", data, data, data, data, i64, internal=True)
         micropanel, filters, following, sums, channels = k.args
-        places = [[sums + (v * length + n) * self.lanes for v in range(self.vectors)] for n in range(length)]
-        zero = k.zero(self.wide, self.lanes)
-        acc = [[k.var(k.load(p, self.lanes) if self.adds else zero) for p in row] for row in places]
-        self._products(k, acc, micropanel, filters, following, channels)
-        for row, there in zip(acc, places, strict=True):
-            for a, p in zip(row, there, strict=True):
-                k.store(a.get(), p)
+        places = [sums + (v * length + n) * self.lanes for n in range(length) for v in range(self.vectors)]
+        if self.adds and self.ranges == 1:
+            for p in places:
+                k.store(k.zero(self.wide, self.lanes), p)
+        with self._sums(k, length, micropanel, filters, following, channels) as acc:
+            for a, p in zip(itertools.chain(*acc), places, strict=True):
+                k.store(k.load(p, self.lanes) + a.get() if self.adds else a.get(), p)
         return k
 
-    def _products(
-        self, k: Function, acc: list[list[Var]], micropanel: Value, filters: Value, following: Value, channels: Value
-    ) -> None:
-        """Add the products of so many channels to sums in registers."""
+    @contextmanager
+    def _sums(
+        self, k: Function, length: int, micropanel: Value, filters: Value, following: Value, channels: Value
+    ) -> Iterator[list[list[Var]]]:
+        """The products of a tile, pixel by pixel: sums in registers over some channels, then over the next ones."""
         TK, TQ = self.blocking.TK, self.blocking.TQ
-        with k.loop(0, channels, self.unroll) as c:
-            for n in range(self.fetched):
-                line = c // self.unroll * self.fetched + n
-                k.prefetch(following + line * (LINE // self.wide.bytes), locality=2)
-            for u in range(self.unroll):
-                w = filters + (c + u) * TK
-                several = [k.load(w + v * self.lanes, self.lanes) for v in range(self.vectors)]
-                for n, row in enumerate(acc):
-                    pixel = k.broadcast(micropanel + (c + u) * TQ + n, self.lanes)
-                    for a, vector in zip(row, several, strict=True):
-                        a.fma(pixel, vector)
+        with each_sum(k, channels, self.blocking.BC, self.sum_channels) as (start, stop):
+            acc = [[k.var(k.zero(self.wide, self.lanes)) for _ in range(self.vectors)] for _ in range(length)]
+            with k.loop(start, stop, self.unroll) as c:
+                for n in range(self.fetched):
+                    line = c // self.unroll * self.fetched + n
+                    k.prefetch(following + line * (LINE // self.wide.bytes), locality=2)
+                for u in range(self.unroll):
+                    w = filters + (c + u) * TK
+                    several = [k.load(w + v * self.lanes, self.lanes) for v in range(self.vectors)]
+                    for n, row in enumerate(acc):
+                        pixel = k.broadcast(micropanel + (c + u) * TQ + n, self.lanes)
+                        for a, vector in zip(row, several, strict=True):
+                            a.fma(pixel, vector)
+            yield acc
 
 
 def _emit_spread(m: Module, problem: Correlation, element: Type) -> Function:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, f64, i32, i64, ptr, vec, widened
+from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, Var, f64, i32, i64, ptr, vec, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.packing import emit_pack
 from autoconv.cpu.gemm_packed.geometry import (
@@ -198,19 +198,18 @@ class StrassenWriter(TaskWriter):
         data = ptr(self.wide)
         k = self.m.function(f"micro_{length}", *[data] * 5, self.wide, i64, internal=True)
         micropanel, filters, following, first, second, factor, channels = k.args
-        acc = [[k.var(k.zero(self.wide, self.lanes)) for _ in range(self.vectors)] for _ in range(length)]
-        self._products(k, acc, micropanel, filters, following, channels)
 
-        def visit(sums: Value, times: Value | None) -> None:
+        def visit(acc: list[list[Var]], sums: Value, times: Value | None) -> None:
             for n, row in enumerate(acc):
                 for v, a in enumerate(row):
                     place = sums + (v * length + n) * self.lanes
                     before = k.load(place, self.lanes)
                     k.store(before + a.get() if times is None else k.fma(a.get(), times, before), place)
 
-        visit(first, None)
-        with k.if_(factor.ne(0)):
-            visit(second, k.splat(factor, self.lanes))
+        with self._sums(k, length, micropanel, filters, following, channels) as acc:
+            visit(acc, first, None)
+            with k.if_(factor.ne(0)):
+                visit(acc, second, k.splat(factor, self.lanes))
         return k
 
 

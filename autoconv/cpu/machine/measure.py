@@ -22,8 +22,8 @@ from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS, WORDS
 from autoconv.cpu.codegen.words import CHANNELS, vector_products
 from autoconv.cpu.machine import probes
 from autoconv.cpu.machine.curve import Curve, falling, levels
-from autoconv.cpu.machine.model import Machine
-from autoconv.cpu.machine.passes import merged, settled
+from autoconv.cpu.machine.model import LINE, Machine
+from autoconv.cpu.machine.passes import merged, settled, steady
 from autoconv.cpu.threads import count_cores
 
 ATTEMPTS = 6  # measurements of a machine that never agree
@@ -34,11 +34,12 @@ TRANSFORMED = (
     16 << 10
 )  # bytes of a thread's range while the transforms are measured: they shall stay in the first cache
 MATRIX = 512  # rows of the product that stands for the peak where no kernel can be compiled
-LOADS = 1 << 14  # of a sample, at least: beside them a call takes next to nothing
+LOADS = 1 << 14  # of a sample that waits for nothing else: beside them a call takes next to nothing
 FLOATS = ("float32", "float64")
 RATE = 2e10  # bytes or so per second, from which the time of a first sample is guessed
 TILE_FLOPS = {"bfloat16": 4 * TILE_ROWS * WORDS**2, "int8": 8 * TILE_ROWS * WORDS**2}  # of a product of tiles
 ASLEEP = 0.02  # seconds after which threads have gone to sleep
+REGIONS = 25  # of which the median is one barrier
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,9 @@ class Effort:
     farthest: int
 
 
+FINEST = math.sqrt(2)  # from one working set to the next where caches are looked for
 ROUGH = Effort(largest=64 << 20, ratio=4.0, seconds=2e-4, samples=2, patience=0.5, farthest=4 << 20)
-THOROUGH = Effort(largest=256 << 20, ratio=math.sqrt(2), seconds=2e-3, samples=2, patience=8.0, farthest=64 << 20)
+THOROUGH = Effort(largest=256 << 20, ratio=FINEST, seconds=2e-3, samples=2, patience=8.0, farthest=64 << 20)
 PEAKS_ONLY = dataclasses.replace(THOROUGH, largest=SMALLEST)  # which read no memory
 
 
@@ -104,7 +106,7 @@ def measure(instruction_set: str, threads: int, matrix_unit: str | None = None, 
 
 
 def completed(machine: Machine, instruction_set: str, threads: int, matrix_unit: str | None = None) -> Machine:
-    """A machine with the peaks that its record lacks, measured now: an earlier version had not asked for them.
+    """A machine with what its record lacks, measured now: an earlier version had not asked for it.
 
     Parameters
     ----------
@@ -119,12 +121,13 @@ def completed(machine: Machine, instruction_set: str, threads: int, matrix_unit:
     """
     if not pool.available():
         return machine
-    session, found = _Session(instruction_set, threads, PEAKS_ONLY), dict(machine.peaks)
+    effort = PEAKS_ONLY if machine.jumps is not None else THOROUGH
+    session, found = _Session(instruction_set, threads, effort), dict(machine.peaks)
     if "int8" not in found[instruction_set]:
         found[instruction_set] = found[instruction_set] | {"int8": session.words()}
     if matrix_unit not in found:
         found |= session.units(matrix_unit)
-    return dataclasses.replace(machine, peaks=found)
+    return dataclasses.replace(machine, peaks=found, jumps=machine.jumps or session.jumps())
 
 
 class _Session:
@@ -145,12 +148,14 @@ class _Session:
         self.results = self.answers.view(np.float32)
         self.wall = self.used = self.alone = 0.0
         self.peaks: dict[str, float] = {}
+        self.regions: list[float] = []  # seconds, as all passes found them
+        self.wakes: list[float] = []
 
     def machine(self, thorough: bool, matrix_unit: str | None = None) -> Machine:
         """All of it, once."""
         read_one = self.curve(probes.READ, 1, self.sizes(self.effort.ratio))
         sizes = self.sizes(self.effort.ratio)
-        chase = self.chase([size for size in self.sizes(min(self.effort.ratio, 2.0)) if size <= self.effort.farthest])
+        chase = self.chase([size for size in self.sizes(FINEST) if size <= self.effort.farthest])
         several = self.threads > 1
         self.alone = max(self.alone, self.peak("float32", 1))
         self.wall = self.used = 0.0
@@ -171,6 +176,7 @@ class _Session:
             barrier=self.barrier(call) if several else call,
             wake=self.wake() if several else call,
             chase=chase,
+            jumps=self.jumps(),
             caches=levels(read_one, chase),
             busy=self.busy(),
         )
@@ -215,16 +221,30 @@ class _Session:
 
     def chase(self, sizes: list[int]) -> Curve:
         """Loads per second along a chain, in no order, through all cache lines of a working set."""
-        rng, points = np.random.default_rng(0), []
+        rng, points, rate = np.random.default_rng(0), [], RATE / LINE
         for size in sizes:
             places = 8 * rng.permutation(size // 64)
             places = np.append(places[places != 0], 0)  # from 0 through all of them and back
             chain = self.memory[:size].view(np.int64)
             chain[np.roll(places, 1)] = places
             self.answers[...] = 0
-            rounds = max(LOADS, round(self.effort.seconds / 1e-7))
-            call = self.runner(probes.CHASE, 1, 1, rounds)
-            points.append((size, rounds / self.seconds(call)))
+            loads = min(LOADS, max(LOADS // 8, round(self.effort.seconds * rate)))
+            rate = loads / self.seconds(self.runner(probes.CHASE, 1, 1, loads))
+            points.append((size, rate))
+        return falling(points)
+
+    def jumps(self) -> Curve:
+        """Lines per second to which all threads jump, each in its part of a working set."""
+        rng, points, rate = np.random.default_rng(0), [], RATE / LINE
+        states = self.answers.view(np.int64)
+        size = SMALLEST
+        while size <= min(self.effort.farthest, self.largest // self.threads):
+            self.runner(probes.READ, self.threads, size // 4, 1)()  # into the cache that holds it
+            states[...] = rng.integers(1 << 62, size=states.size)
+            loads = max(LOADS, round(self.effort.seconds * rate))
+            rate = loads / self.seconds(self.runner(probes.JUMP, self.threads, size // 8, loads))
+            points.append((size * self.threads, self.threads * rate))
+            size *= max(round(self.effort.ratio), 2)
         return falling(points)
 
     def peak(self, dtype: str, threads: int) -> float:
@@ -250,11 +270,15 @@ class _Session:
         samples = 50 * self.effort.samples
         for _ in range(samples // 10):  # the first wake the pool
             call()
+        return float(of_a_chain) * probes.ROUNDS * probes.CHAINS / min(self.watched(call, samples))
+
+    def watched(self, call: Callable[[], None], samples: int) -> list[float]:
+        """Seconds of some calls that keep all threads at work; what others used of the processor meanwhile is noted."""
         wall, used = time.perf_counter(), time.process_time()
-        best = min(_timed(call) for _ in range(samples))
+        seconds = [_timed(call) for _ in range(samples)]
         self.wall += time.perf_counter() - wall
         self.used += time.process_time() - used
-        return float(of_a_chain) * probes.ROUNDS * probes.CHAINS / best
+        return seconds
 
     def units(self, matrix_unit: str | None) -> dict[str, dict[str, float]]:
         """The peaks of a matrix unit that this process may use, on normally distributed numbers: zeros are faster."""
@@ -299,21 +323,20 @@ class _Session:
         return rounds * TRANSFORMED / VECTOR_BYTES[self.instruction_set] / best
 
     def barrier(self, call: float) -> float:
-        """Seconds by which a region of all threads takes longer than a call; the median, as it varies."""
-        samples = []
-        for _ in range(50):
-            start = time.perf_counter()
-            pool.wake(self.instruction_set, self.threads)
-            samples.append(time.perf_counter() - start)
-        return max(float(np.median(samples)) - call, 1e-8)
+        """Seconds by which a region of all threads takes longer than a call; a median, as it varies."""
+        region = functools.partial(pool.wake, self.instruction_set, self.threads)
+        region()
+        least = steady(lambda: float(np.median(self.watched(region, REGIONS))), self.regions)
+        return max(least - call, 1e-8)
 
     def wake(self) -> float:
         """Seconds of a region whose threads are asleep."""
-        samples = []
-        for _ in range(self.effort.samples - 1):
+
+        def sample() -> float:
             time.sleep(ASLEEP)
-            samples.append(_timed(lambda: pool.wake(self.instruction_set, self.threads)))
-        return float(np.median(samples))
+            return _timed(functools.partial(pool.wake, self.instruction_set, self.threads))
+
+        return steady(sample, self.wakes)
 
 
 def _without_kernels(instruction_set: str, threads: int, effort: Effort, thorough: bool) -> Machine:
@@ -344,6 +367,7 @@ def _without_kernels(instruction_set: str, threads: int, effort: Effort, thoroug
         barrier=None,
         wake=None,
         chase=None,
+        jumps=None,
         caches=levels(curve, curve),
     )
 

@@ -14,8 +14,8 @@ from autoconv.errors import RecordError
 BUSY = 0.05  # share of the processor used by others from which on a measurement is repeated, and marked
 LEVELS = 3  # of caches, before memory
 LINE = 64  # bytes that come together
-AHEAD = 10  # lines that a thread waits for at a time, about as many as any core has buffers for
-CURVES = ("read_one", "read", "write", "stream", "chase")
+CURVES = ("read_one", "read", "write", "stream", "chase", "jumps")
+LATER = {"jumps"}  # what machines on record from before it was measured lack
 SECONDS = ("call", "barrier", "wake")
 RATES = ("transform",)
 MOST = 1e18  # of anything measured
@@ -46,6 +46,9 @@ class Machine:
         Writing by all threads, through the caches and past them.
     chase : Curve or None
         Loads per second of one thread that follows a chain through a working set: one over the latency.
+    jumps : Curve or None
+        Lines per second that all threads load in no order, none of which waits for another: a working set of so many
+        bytes in all, a part of it for each.
     transform : float or None
         Vectors of a transform's axis per second and thread, read, combined and stored.
     call, barrier, wake : float or None
@@ -66,6 +69,7 @@ class Machine:
     write: Curve | None
     stream: Curve | None
     chase: Curve | None
+    jumps: Curve | None
     transform: float | None
     call: float | None
     barrier: float | None
@@ -217,7 +221,9 @@ class Machine:
         return nbytes / self.read.rate(out_of * self.threads)
 
     def jumping(self, nbytes: float, out_of: float, through: float) -> float:
-        """As `reading`, but in jumps that nothing foresees: then latency, too, bounds how fast lines come.
+        """As `reading`, but in jumps that nothing foresees: a thread waits for as many lines at a time as it can.
+
+        Where that was not measured, they come no slower than on end.
 
         Parameters
         ----------
@@ -230,8 +236,18 @@ class Machine:
         -------
         float
         """
-        waits = nbytes / LINE / (AHEAD * self.threads * self.chase.rate(through)) if self.chase is not None else 0.0
+        waits = nbytes / LINE / self.jumps.rate(through * self.threads) if self.jumps is not None else 0.0
         return max(self.reading(nbytes, out_of), waits)
+
+    @property
+    def ahead(self) -> float | None:
+        """Lines that a thread waits for at a time, in the largest working set through which a chain was followed.
+
+        None where that was not measured.
+        """
+        if self.jumps is None or self.chase is None:
+            return None
+        return self.jumps.rate(self.chase.last * self.threads) / (self.threads * self.chase.rate(self.chase.last))
 
     def writing(self, nbytes: float, into: float, past: bool = False) -> float:
         """Seconds in which all threads together write bytes, each into a working set of its own.
@@ -286,16 +302,16 @@ class Machine:
             For anything else; the message names the field, what it holds and what is expected.
         """
         names = {field.name for field in fields(cls)}
-        if not isinstance(data, dict) or set(data) != names:
+        if not isinstance(data, dict) or not names - LATER <= set(data) <= names:
             raise RecordError(f"machine={data!r:.80}: expected an object of {', '.join(sorted(names))}")
-        found = dict(data)
+        found: dict[str, Any] = {**dict.fromkeys(LATER), **data}
         _check(type(found["threads"]) is int and found["threads"] >= 1, "threads", found, "a positive integer")
         _check(isinstance(found["when"], str), "when", found, "a text")
         _check(type(found["thorough"]) is bool, "thorough", found, "true or false")
         _check(_number(found["busy"], least=0.0), "busy", found, "a number from 0")
         _check(_peaks(found["peaks"]), "peaks", found, "positive numbers by unit and type, float32 among them")
         for name in CURVES:
-            missing = found[name] is None and name in ("write", "stream", "chase")
+            missing = found[name] is None and name in ("write", "stream", "chase", "jumps")
             _check(missing or _points(found[name]), name, found, "pairs of ascending bytes and positive rates")
             found[name] = None if missing else Curve(tuple((size, float(rate)) for size, rate in found[name]))
         for name in (*RATES, *SECONDS):

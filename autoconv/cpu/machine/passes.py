@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +10,13 @@ from autoconv.cpu.machine.curve import Curve, falling, levels
 from autoconv.cpu.machine.model import BUSY, CURVES, Machine
 
 AGREED = 0.1  # the share by which a peak may fall short of another measurement's
+STEADY = 0.5  # ... and by which one wait, which varies, may exceed another
+REPEATS = 4  # further samples of a wait that do not agree with an earlier pass's
 
 
 def settled(found: Sequence[Machine]) -> bool:
     """Whether no further measurement is asked for: two agree, and one of them had the processor to itself."""
-    return disagreement(found) <= AGREED and min(machine.busy for machine in found) <= BUSY
+    return disturbance(found) <= BUSY
 
 
 def disagreement(found: Sequence[Machine]) -> float:
@@ -37,8 +38,67 @@ def disagreement(found: Sequence[Machine]) -> float:
     return max(1 - rates[-2] / rates[-1] for rates in ranked)
 
 
+def steady(sample: Callable[[], float], earlier: list[float]) -> float:
+    """A wait: the least of as many samples as it takes to agree with an earlier pass, or a few.
+
+    Parameters
+    ----------
+    sample : callable
+        Gives the seconds of a wait.
+    earlier : list of float
+        What earlier passes found; gets this one's.
+
+    Returns
+    -------
+    float
+    """
+    found = sample()
+    for _ in range(REPEATS):
+        if not earlier or found * STEADY <= min(earlier):
+            break
+        found = min(found, sample())
+    earlier.append(found)
+    return found
+
+
+def disturbance(found: Sequence[Machine]) -> float:
+    """The share of the processor that some measurements lacked, as far as they tell.
+
+    Parameters
+    ----------
+    found : sequence of Machine
+        Two at least.
+
+    Returns
+    -------
+    float
+        That of the least busy; or the share by which no two of them agree, where that is more than chance.
+    """
+    peaks, waits = disagreement(found), unsteadiness(found)
+    return max(
+        min(machine.busy for machine in found), peaks if peaks > AGREED else 0.0, waits if waits > STEADY else 0.0
+    )
+
+
+def unsteadiness(found: Sequence[Machine]) -> float:
+    """The share by which the next least wait of some measurements exceeds the least, of a region or of waking.
+
+    Parameters
+    ----------
+    found : sequence of Machine
+        Two at least.
+
+    Returns
+    -------
+    float
+    """
+    regions = sorted((machine.call or 0.0) + (machine.barrier or 0.0) for machine in found)
+    wakes = sorted(machine.wake or 0.0 for machine in found)
+    return max(1 - least / following if following else 0.0 for least, following, *_ in (regions, wakes))
+
+
 def merged(found: Sequence[Machine]) -> Machine:
-    """What some measurements say together: the best of each rate, and of waits, which vary, the median.
+    """What some measurements say together: the best of each quantity.
 
     Parameters
     ----------
@@ -55,7 +115,6 @@ def merged(found: Sequence[Machine]) -> Machine:
         return [getattr(machine, name) for machine in found]
 
     curves: dict[str, Any] = {name: _best(each(name)) for name in CURVES}
-    apart = disagreement(found)
     return replace(
         found[0],
         peaks={
@@ -64,10 +123,10 @@ def merged(found: Sequence[Machine]) -> Machine:
         },
         transform=max(each("transform")),
         call=min(each("call")),
-        barrier=statistics.median(each("barrier")),
-        wake=statistics.median(each("wake")),
+        barrier=min(each("barrier")),
+        wake=min(each("wake")),
         caches=levels(curves["read_one"], curves["chase"]),
-        busy=max(min(each("busy")), apart if apart > AGREED else 0.0),
+        busy=disturbance(found),
         **curves,
     )
 

@@ -17,9 +17,12 @@ ROUNDS = 50_000  # of multiply-adds in a run
 CHAINS = 12  # independent sums: more than a multiply-add's latency times the units that do them
 FACTOR = -1e-5  # sums shrink by it every round, and neither vanish nor overflow
 STREAMS = 8  # vectors read or written in one round of a loop; also the points of a transformed tile
-PEAK, READ, WRITE, STREAM, CHASE = "peak", "read", "write", "stream", "chase"
+PEAK, READ, WRITE, STREAM, CHASE, JUMP = "peak", "read", "write", "stream", "chase", "jump"
 TRANSFORM, NOTHING, TILES, WORDS = "transform", "nothing", "tiles", "words"
 SUMS = 4  # tiles of sums, each the product of one of two tiles by one of two others
+JUMPS = 4  # series of places that a thread jumps to in turn
+LINE = 8  # numbers of 64 bits, which come together
+FACTOR_64, TERM_64 = 6364136223846793005, 1442695040888963407  # Knuth's MMIX: every number of 64 bits comes in turn
 
 
 def emit_peak(instruction_set: str, dtype: str) -> Module:
@@ -79,13 +82,14 @@ def emit_tiles(instruction_set: str, matrix_unit: str, dtype: str) -> Module:
 
 
 def emit(instruction_set: str) -> Module:
-    """Reading, writing, following a chain, transforming, and nothing at all, each by a function of its name."""
+    """Reading, writing, following a chain, jumping, transforming, nothing at all, each by a function of its name."""
     m = Module(instruction_set)
     lanes = m.lanes(f32)
     _emit_read(m, lanes)
     _emit_write(m, WRITE, lanes, nontemporal=False)
     _emit_write(m, STREAM, lanes, nontemporal=True)
     _emit_chase(m)
+    _emit_jump(m)
     _emit_transform(m, lanes)
     _task(m, NOTHING, f32)
     _run(m, NOTHING)
@@ -134,6 +138,28 @@ def _emit_chase(m: Module) -> None:
         place.set(k.load(a + place.get()))
     k.store(place.get(), out + thread)
     _run(m, CHASE)
+
+
+def _emit_jump(m: Module) -> None:
+    """From line to line of a thread's range, in no order: nothing foresees the next, and no load waits for another.
+
+    The places are drawn by linear congruential generators (Knuth, "The Art of Computer Programming", 3.2.1), of whose
+    upper halves a range of 2**n numbers takes the lowest bits, for the loads to be what takes the time. They go on
+    where the last run ended: `out` has a state of each, and then what was seen.
+    """
+    k, thread, (a, b, out) = _task(m, JUMP, i64)
+    number = k.load(b + 1)
+    source, states = a + thread * number, out + thread * (2 * JUMPS)
+    series = [k.var(k.load(states + n)) for n in range(JUMPS)]
+    seen = k.var(k.const(i64, 0))
+    with k.loop(0, k.load(b + 2), JUMPS):
+        for state in series:
+            state.set(state.get() * FACTOR_64 + TERM_64)
+            seen.set(seen.get() | k.load(source + ((state.get() >> 32) & (number - LINE))))
+    for n, state in enumerate(series):
+        k.store(state.get(), states + n)
+    k.store(seen.get(), states + JUMPS)
+    _run(m, JUMP)
 
 
 def _emit_transform(m: Module, lanes: int) -> None:

@@ -53,7 +53,7 @@ def machine_in_force(key: str, instruction_set: str, threads: int, matrix_unit: 
 def survey(key: str, instruction_set: str, threads: int, matrix_unit: str | None = None) -> Machine:
     """The thorough model, measured now unless one of a quiet machine is on record; in force from now on.
 
-    Peaks that a record lacks, as one of an earlier version may, are measured and put there.
+    What a record lacks, as one of an earlier version may, is measured and put there.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def survey(key: str, instruction_set: str, threads: int, matrix_unit: str | None
         found = recorded(key, instruction_set, threads)
         if found is None or not found.thorough or found.busy > BUSY:
             found = _measured(key, instruction_set, threads, matrix_unit, thorough=True)
-        elif "int8" not in found.peaks[instruction_set] or matrix_unit not in (None, *found.peaks):
+        elif _lacking(found, instruction_set, matrix_unit):
             from autoconv.cpu.machine.measure import completed  # rarely needed
 
             found = completed(found, instruction_set, threads, matrix_unit)
@@ -107,6 +107,11 @@ def _measured(key: str, instruction_set: str, threads: int, matrix_unit: str | N
     found = measure(instruction_set, threads, matrix_unit, thorough=thorough)
     _put(key, found)
     return found
+
+
+def _lacking(found: Machine, instruction_set: str, matrix_unit: str | None) -> bool:
+    """Whether a version that measured less has put it on record."""
+    return "int8" not in found.peaks[instruction_set] or matrix_unit not in (None, *found.peaks) or found.jumps is None
 
 
 def _put(key: str, found: Machine) -> None:

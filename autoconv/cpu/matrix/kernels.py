@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, f32, i8, i64, ptr
@@ -191,8 +192,9 @@ class _TaskWriter:
             mask = None if self.c.K % TILE_ROWS == 0 else k.mask(left - first, lanes)
             place = q * step + first
             v = k.load(sums + q * FILTERS + first, lanes)
-            b = k.load(bias + first, lanes, mask=mask) if epilogue.bias else None
-            r = k.load(residual + place, lanes, mask=mask) if epilogue.residual else None
+            load = functools.partial(k.load, lanes=lanes, mask=mask)
+            b = epilogue.of_channels(load, bias + first)
+            r = load(residual + place) if epilogue.residual else None
             k.store(epilogue.apply(k, v, b, r), out + place, mask=mask)
 
     def _channels_first(self, k: Function, width: int) -> None:
@@ -205,7 +207,7 @@ class _TaskWriter:
             for n, v in enumerate(k.transpose(rows)):
                 with k.if_(left > first + n):
                     place = (first + n) * o.channel + q
-                    b = k.broadcast(bias + first + n, lanes) if epilogue.bias else None
+                    b = epilogue.of_channels(lambda place: k.broadcast(place, lanes), bias + first + n)
                     r = load_range(k, residual + place, lanes, 0, length) if epilogue.residual else None
                     store_range(k, epilogue.apply(k, v, b, r), out + place, 0, length)
 
@@ -222,7 +224,7 @@ class _TaskWriter:
         epilogue = Epilogue.of(self.layer)
         with k.loop(0, k.min(left, width * TILE_ROWS)) as channel, k.loop(0, self.b.columns) as q:
             place = channel * self.c.output.channel + q * step
-            b = k.load(bias + channel) if epilogue.bias else None
+            b = epilogue.of_channels(k.load, bias + channel)
             r = k.load(residual + place) if epilogue.residual else None
             k.store(epilogue.apply(k, k.load(sums + q * FILTERS + channel), b, r), out + place)
 

@@ -98,16 +98,19 @@ def blocks(N: int, rows: int, budget: int) -> Span:
 def finish(acc: Array, y: Array, bias: Array | None, residual: Array | None, activation: str | None) -> None:
     """The epilogue: store `activation(acc + bias + residual)` to `y`; the sums may lie in `y` itself, and change.
 
-    All are blocks seen as `N, groups, channels, rows, columns`; `bias` is `groups, channels, 1, 1`.
+    All are blocks seen as `N, groups, channels, rows, columns`; `bias` is `parts, groups, channels, 1, 1`, whose last
+    part are the slopes, where the activation has them.
     """
-    if bias is not None:
-        np.add(acc, bias, out=acc)
+    parts = [] if bias is None else list(bias)
+    slopes = parts.pop() if activations.has_slopes(activation) else None
+    for part in parts:
+        np.add(acc, part, out=acc)
     if residual is not None:
         np.add(acc, residual, out=acc)
     if activation == "relu":
         np.maximum(acc, 0, out=acc)
     elif activation is not None:
-        acc[...] = activations.applied(activation, acc)
+        acc[...] = activations.applied(activation, acc, slopes)
     if acc is not y:
         y[...] = acc
 
@@ -178,7 +181,7 @@ class NumpyKernel(Kernel):
         second = b if self.packed_bytes else images(b, layer) if weights else filters(b, layer)
         target = filters(out, layer) if weights else images(out, layer)
         if bias is not None:
-            bias = bias.reshape(layer.groups, -1, 1, 1)
+            bias = bias.reshape(layer.channel_values // layer.output_channels, layer.groups, -1, 1, 1)
         if residual is not None:
             residual = images(residual, layer)
         with blas_threads(self.threads), np.errstate(all="ignore"):

@@ -130,7 +130,7 @@ class NumpyDirectKernel(NumpyKernel):
             finish(
                 acc.transpose(2, 0, 1, 3, 4),
                 out[at(n, g, k, p, q)],
-                None if bias is None else bias[at(g, k)],
+                None if bias is None else bias[:, *at(g, k)],
                 None if residual is None else residual[at(n, g, k, p, q)],
                 layer.activation,
             )

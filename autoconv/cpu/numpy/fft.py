@@ -195,7 +195,7 @@ class NumpyFFTKernel(NumpyKernel):
         spectra = packed.view(self.complex).reshape(*self.frequencies, groups, channels, filters)
         flat = out.shape[0], groups * filters, *out.shape[3:]
         y, residual = out.reshape(flat), None if residual is None else residual.reshape(flat)
-        bias = None if bias is None else bias.reshape(-1, 1, 1)
+        bias = None if bias is None else bias.reshape(len(bias), -1, 1, 1)
         for n in spans(layer.N, self.at_once):
             count = n[1] - n[0]
             transformed = self._transform(scratch[inputs], source[at(n)], scratch)
@@ -210,7 +210,7 @@ class NumpyFFTKernel(NumpyKernel):
                     target = y[where]
                     sums = results[:, : target.shape[1], : target.shape[2]]
                     part = None if residual is None else residual[where]
-                    finish(sums, target, None if bias is None else bias[at(k)], part, layer.activation)
+                    finish(sums, target, None if bias is None else bias[:, *at(k)], part, layer.activation)
 
     def _wgrad(self, x: Array, dy: Array, dw: Array, scratch: dict[str, Array]) -> None:
         layer = self.layer

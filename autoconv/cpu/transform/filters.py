@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from autoconv.cpu.codegen.ir import Function, Module, Value
@@ -12,6 +14,7 @@ from autoconv.cpu.transform.stage import Stage, T
 from autoconv.layer import ConvLayer
 
 STACK = 32 * 1024  # bytes of points that wait to be written with those of the next terms
+NARROWEST = 4  # taps of a filter that are worth transposing
 STREAMED = 8 << 20  # bytes of packed filters that go past the caches: they would not stay there
 
 
@@ -47,7 +50,6 @@ class FilterStage(Stage[T], ABC):
         """The task, and how many of them there are: one for a block of filters and a vector of channels."""
         tiling, c, lanes, TK = self.tiling, self.tiling.correlation, self.tiling.lanes, self.tiling.TK
         vectors = -(-tiling.packed_depth // lanes)
-        transform = self.transform()
         k = self.function("pack_block", *TASK)
         context, index, _ = k.args
         w, _, u = operands(k, context, self.stored, self.real, self.real, self.real, self.real)[:3]
@@ -58,10 +60,9 @@ class FilterStage(Stage[T], ABC):
         u = u + (self.packed + blocks * tiling.u_size)
         live = k.min(c.K - block * TK, TK)
         rows, columns = tiling.filter_axes
-        taps = k.scratch(self.real, rows.r * columns.r * TK)
 
-        def transform_term(d: Value, points: Value) -> None:
-            """Gather the taps of a term, zeros where there are none, and transform them."""
+        def gather_singly(d: Value, taps: Value) -> None:
+            """Put the taps of a term there, zeros where there are none."""
             subfilter, channel = d // tiling.subfilter_depth, d % tiling.subfilter_depth
             with k.loop(0, rows.r) as i, k.loop(0, columns.r) as j:
                 row, row_there = _tap(rows, subfilter // columns.subfilters, i)
@@ -74,22 +75,65 @@ class FilterStage(Stage[T], ABC):
                     k.store(k.load(source + lane * c.filters.k), target + lane)
                 with k.loop(known, TK) as lane:
                     k.store(k.zero(self.real), target + lane)
+
+        def gather(d: Value, taps: Value) -> None:
+            """The same, in blocks where neighbouring taps are neighbours in memory."""
+            if not (places := self._neighbours()):
+                return gather_singly(d, taps)
+            with k.if_(live.eq(TK) & (d < c.C)):
+                self._gather_blocks(k, w + d * c.filters.c, places, taps)
+            with k.else_():
+                gather_singly(d, taps)
+            return None
+
+        self.lay_out(k, gather, u, first, k.min(first + lanes, tiling.packed_depth))
+        return k, c.groups * tiling.k_blocks * vectors
+
+    def _neighbours(self) -> list[int]:
+        """Where the taps of a term lie, if a vector of them, or of fewer lanes, is on end, in either order."""
+        tiling, filters = self.tiling, self.tiling.correlation.filters
+        down, across = (tiled.axis.taps for tiled in tiling.filter_axes)
+        places = [row * filters.r + column * filters.s for row in down for column in across]
+        steps = {b - a for a, b in itertools.pairwise(places)}
+        on_end = tiling.subfilters == 1 and len(places) >= NARROWEST and steps in ({1}, {-1})
+        return places if on_end else []
+
+    def _gather_blocks(self, k: Function, source: Value, places: Sequence[int], taps: Value) -> None:
+        """Put the taps of a term of a whole block of filters there, transposed from vectors of a filter's taps."""
+        TK, filters = self.tiling.TK, self.tiling.correlation.filters
+        count = len(places)
+        width = min(self.tiling.lanes, 1 << count.bit_length() - 1)
+        for known in range(0, count, width):
+            start = min(known, count - width)  # the last block has taps of the one before once more
+            block = places[start : start + width]
+            for first in range(0, TK, width):
+                at = source + (min(block) + first * filters.k)
+                columns = k.transpose([k.load(at + lane * filters.k, width) for lane in range(width)])
+                for n in range(known - start, width):
+                    k.store(columns[block[n] - min(block)], taps + ((start + n) * TK + first))
+
+    def lay_out(self, k: Function, gather: Callable[[Value, Value], None], u: Value, first: Value, last: Value) -> None:
+        """Transform some terms of a block of filters, and put their points to where the product wants them."""
+        tiling, TK = self.tiling, self.tiling.TK
+        rows, columns = tiling.filter_axes
+        transform, taps = self.transform(), k.scratch(self.real, rows.r * columns.r * TK)
+
+        def transform_term(d: Value, points: Value) -> None:
+            gather(d, taps)
             k.call(transform, taps, points)
 
-        last = k.min(first + lanes, tiling.packed_depth)
         if self.together == 1:
             with k.loop(first, last) as d:
                 transform_term(d, u + d * TK)
-        else:
-            points = k.scratch(self.real, tiling.points * self.apart)
-            with k.loop(first, last, self.together) as start:
-                terms = k.min(last - start, self.together)
-                with k.loop(0, terms) as n:
-                    transform_term(start + n, points + n * TK)
-                self.write(k, points, u, start, terms)
-            if self.streamed:
-                k.fence()
-        return k, c.groups * tiling.k_blocks * vectors
+            return
+        points = k.scratch(self.real, tiling.points * self.apart)
+        with k.loop(first, last, self.together) as start:
+            terms = k.min(last - start, self.together)
+            with k.loop(0, terms) as n:
+                transform_term(start + n, points + n * TK)
+            self.write(k, points, u, start, terms)
+        if self.streamed:
+            k.fence()
 
 
 def _tap(tiled: TiledAxis, subfilter: Value, number: Value) -> tuple[Value, Value]:

@@ -319,11 +319,14 @@ class Tiling(ABC):
         return rows * self.pitch * self.lanes
 
     @functools.cached_property
+    def output_size(self) -> int:
+        """Products of a chunk by a block of filters, and rows of output."""
+        return self.points * self.m_stride + self.rows.m * self.out_pitch * self.lanes
+
+    @functools.cached_property
     def scratch_size(self) -> int:
         """A thread's buffers: rows of input, raw and half transformed; or products and rows of output."""
-        inputs = self.raw_size + self.rows.tile * self.pitch * self.lanes
-        outputs = self.points * self.m_stride + self.rows.m * self.out_pitch * self.lanes
-        return max(inputs, outputs)
+        return max(self.raw_size + self.rows.tile * self.pitch * self.lanes, self.output_size)
 
     @functools.cached_property
     def u_stride(self) -> int:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from autoconv.cpu.codegen.ir import Function, Value, i32, i64, ptr
-from autoconv.cpu.common.epilogue import Epilogue
+from autoconv.cpu.common.epilogue import Epilogue, OfChannels
 from autoconv.cpu.common.lanes import every_nth, store_range
 from autoconv.cpu.transform.stage import Stage, T
 
@@ -27,7 +27,7 @@ class OutputStage(Stage[T]):
 
         if self.channels_last:
             mask = k.mask(live, lanes) if tiling.correlation.K % lanes else None
-            b = k.load(bias, lanes, mask=mask) if epilogue.bias else None
+            b = epilogue.of_channels(lambda place: k.load(place, lanes, mask=mask), bias)
             with k.loop(0, columns) as j:
                 r = k.load(residual + j * step, lanes, mask=mask) if epilogue.residual else None
                 k.store(epilogue.apply(k, k.load(source + j * lanes, lanes), b, r), y + j * step, mask=mask)
@@ -47,9 +47,12 @@ class OutputStage(Stage[T]):
                 with k.if_(live > channel):
                     store(v, at, bias + channel)
 
+        def spread_out(b: Value) -> OfChannels:
+            return epilogue.of_channels(lambda place: k.broadcast(place, lanes), b)
+
         def store_neighbours(width: int, v: Value, at: Value, b: Value) -> None:
             r = k.load(residual + at, lanes, mask=k.mask(width, lanes)) if epilogue.residual else None
-            v = epilogue.apply(k, v, k.broadcast(b, lanes) if epilogue.bias else None, r)
+            v = epilogue.apply(k, v, spread_out(b), r)
             store_range(k, v, y + at, 0, width)
 
         def store_spread(masks: Sequence[Value], v: Value, at: Value, b: Value) -> None:
@@ -57,7 +60,7 @@ class OutputStage(Stage[T]):
             if epilogue.residual:
                 vectors = [k.load(residual + p, lanes, mask=m) for p, m in zip(places, masks, strict=True)]
                 r = every_nth(k, vectors, lanes)
-            v = epilogue.apply(k, v, k.broadcast(b, lanes) if epilogue.bias else None, r)
+            v = epilogue.apply(k, v, spread_out(b), r)
             for q, (place, mask) in enumerate(zip(places, masks, strict=True)):
                 picks = [(q * lanes + lane) // step for lane in range(lanes)]
                 k.store(k.shuffle(v, v, picks), y + place, mask=mask)
@@ -66,7 +69,7 @@ class OutputStage(Stage[T]):
             for lane in range(lanes):
                 with k.if_(count > lane):
                     r = k.load(residual + (at + lane * step)) if epilogue.residual else None
-                    one = epilogue.apply(k, k.extract(v, lane), k.load(b) if epilogue.bias else None, r)
+                    one = epilogue.apply(k, k.extract(v, lane), epilogue.of_channels(k.load, b), r)
                     k.store(one, y + (at + lane * step))
 
         if step > 1:

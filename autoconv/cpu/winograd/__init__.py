@@ -4,6 +4,7 @@ from typing import Any
 
 from autoconv.algorithm import Algorithm
 from autoconv.cpu.winograd.algorithm import Winograd
+from autoconv.cpu.winograd.compact import WinogradCompact
 from autoconv.cpu.winograd.gradients import WinogradWgrad
 from autoconv.cpu.winograd.matrix_unit import (
     WinogradMatrix,
@@ -15,6 +16,7 @@ from autoconv.cpu.winograd.polyphase import WinogradPolyphase
 
 ALGORITHMS: tuple[Algorithm[Any], ...] = (
     Winograd(),
+    WinogradCompact(),
     WinogradWgrad(),
     WinogradPolyphase(),
     WinogradMatrix(),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import ClassVar
 
 from autoconv.algorithm import Params, bound_for
 from autoconv.cpu.codegen import compiler
@@ -39,9 +40,10 @@ MOST_TILES = 256  # of a chunk
 MOST_CORRELATIONS = 4  # of a strided gradient, for the sake of compile time
 
 
-def _parse(params: Params) -> tuple[tuple[int, int], int, int]:
+def outputs(params: Params) -> tuple[int, int]:
+    """Of a tile, down and across."""
     down, across = map(int, str(params["m"]).split("x"))
-    return (down, across), int(params["rows"]), int(params["coop"])
+    return down, across
 
 
 class Winograd(TransformAlgorithm[WinogradTiling]):
@@ -54,16 +56,17 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
     directions = ("fwd", "dgrad")
     groupings = ("dense", "grouped")
     spreads_nonfinite = True
+    cuts: ClassVar[tuple[str, ...]] = ("rows", "coop")  # parameters of how tiles are cut into chunks
 
     def tiling(
-        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int
+        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int, *more: int
     ) -> WinogradTiling:
         """How one correlation of a layer is cut."""
         return WinogradTiling(c, device.instruction_set, layer.accumulator.itemsize, device.threads, m, rows, coop)
 
     def tilings(self, layer: ConvLayer, device: CPU, params: Params) -> tuple[WinogradTiling, ...]:
         """How each of them is."""
-        return _tilings(self.tiling, layer, device, *_parse(params))
+        return _tilings(self.tiling, layer, device, outputs(params), *(int(params[name]) for name in self.cuts))
 
     def sizes(self, axis: CorrelationAxis) -> Sequence[int]:
         """Sizes of tiles worth trying along an axis."""
@@ -90,13 +93,13 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
                     yield {"m": f"{m[0]}x{m[1]}", "rows": rows, "coop": coop}
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        return refusals_of(_parse(params)[0], self.tilings(layer, device, params))
+        return refusals_of(outputs(params), self.tilings(layer, device, params))
 
     def counts(self, tiling: WinogradTiling, machine: Machine) -> Counts:
         return counts(tiling, machine)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
-        down, across = _parse(params)[0]
+        down, across = outputs(params)
         pairs = ((winograd_axis(c.rows, down), winograd_axis(c.columns, across)) for c in correlations(layer))
         return bound_for(layer, self.cap(itertools.chain.from_iterable(pairs)))
 
@@ -110,6 +113,6 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
 
 @functools.lru_cache(16)  # what is asked of one candidate of a grid comes together
 def _tilings(
-    cut: Callable[..., WinogradTiling], layer: ConvLayer, device: CPU, m: tuple[int, int], rows: int, coop: int
+    cut: Callable[..., WinogradTiling], layer: ConvLayer, device: CPU, m: tuple[int, int], *more: int
 ) -> tuple[WinogradTiling, ...]:
-    return tuple(cut(layer, device, c, m, rows, coop) for c in correlations(layer))
+    return tuple(cut(layer, device, c, m, *more) for c in correlations(layer))

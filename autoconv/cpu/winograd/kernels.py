@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, ptr
+from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, Var, ptr
 from autoconv.cpu.transform import kernels
 from autoconv.cpu.transform.filters import FilterStage
 from autoconv.cpu.transform.input import InputStage
@@ -21,6 +21,18 @@ from autoconv.layer import ConvLayer
 W = TypeVar("W", bound=WinogradTiling)
 MOST_TERMS = 128  # of a sum of products; at half as many, adding sums up starts to take time
 FEWEST_TO_FETCH = 4  # tiles of a register tile that has the time to fetch filters
+
+
+def each_register_tile(
+    k: Function, split: Sequence[tuple[int, int]], visit: Callable[[int, Value, Value], None]
+) -> None:
+    """`visit(size, first tile, number)` for every register tile of a chunk."""
+    first = number = 0
+    for count, size in split:
+        with k.loop(0, count) as n:
+            visit(size, n * size + first, n + number)
+        first += count * size
+        number += count
 
 
 def emit(instruction_set: str, layer: ConvLayer, tilings: tuple[WinogradTiling, ...]) -> Module:
@@ -105,14 +117,7 @@ class WinogradWriter(kernels.TransformWriter[W]):
             source, filters = v + block * (tiling.chunk_tiles * lanes), u + block * (lanes * TK)
             for n in range(lines):
                 k.prefetch(following + (block * lines + n) * line, locality=2)
-            together = math.gcd(self.m.terms, count)
-            with k.loop(0, count, together) as start:
-                for c in (start + i for i in range(together)):
-                    ws = [k.load(filters + (c * TK + n * lanes), lanes) for n in range(tiling.vectors)]
-                    for p in range(size):
-                        x = k.broadcast(source + c + p * lanes, lanes)
-                        for n in range(tiling.vectors):
-                            sums[p][n].fma(x, ws[n])
+            self.multiply(k, source, filters, sums, count)
 
         def keep(added: bool) -> None:
             for p in range(size):
@@ -142,23 +147,33 @@ class WinogradWriter(kernels.TransformWriter[W]):
             keep(added=parted)
         return k
 
+    def multiply(self, k: Function, v: Value, u: Value, sums: Sequence[Sequence[Var]], count: int) -> None:
+        """Add the products of some terms to the sums of a register tile."""
+        lanes, TK = self.tiling.lanes, self.tiling.TK
+        together = math.gcd(self.m.terms, count)
+        with k.loop(0, count, together) as start:
+            for c in (start + i for i in range(together)):
+                ws = [k.load(u + (c * TK + n * lanes), lanes) for n in range(self.tiling.vectors)]
+                for p, row in enumerate(sums):
+                    x = k.broadcast(v + c + p * lanes, lanes)
+                    for total, w in zip(row, ws, strict=True):
+                        total.fma(x, w)
+
     def product(self, rows: int, split: Sequence[tuple[int, int]]) -> Function:
         tiling = self.tiling
         k = self.function(f"product_{rows}_", *[ptr(self.real)] * 3)
         v, u, out = k.args
         size_of_point = tiling.depth * tiling.TK
         with k.loop(0, tiling.points) as point:
-            first = number = 0
-            for count, size in split:
-                with k.loop(0, count) as n:
-                    tile = n * size + first
-                    source = v + (point * tiling.v_stride + tile * tiling.lanes)
-                    target = out + (point * tiling.m_stride + tile * tiling.TK)
-                    filters = u + point * size_of_point
-                    following = filters + (n + number) * -(-size_of_point // self.register_tiles) + size_of_point
-                    k.call(self.registers[size], source, filters, following, target)
-                first += count * size
-                number += count
+
+            def multiply(size: int, tile: Value, number: Value) -> None:
+                source = v + (point * tiling.v_stride + tile * tiling.lanes)
+                target = out + (point * tiling.m_stride + tile * tiling.TK)
+                filters = u + point * size_of_point
+                following = filters + number * -(-size_of_point // self.register_tiles) + size_of_point
+                k.call(self.registers[size], source, filters, following, target)
+
+            each_register_tile(k, split, multiply)
         return k
 
     def inverse_transform(self) -> Function:

@@ -28,6 +28,7 @@ constexpr int DIRECTION = 0;
 constexpr int BIAS = 0;
 constexpr int RESIDUAL = 0;
 constexpr int RELU = 0;
+constexpr int PRELU = 0;
 constexpr int THREADS = 256;
 constexpr int BLOCKS = 2;
 constexpr int BM = 128;

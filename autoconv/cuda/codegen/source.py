@@ -136,6 +136,7 @@ def layer_constants(layer: ConvLayer) -> str:
         "BIAS": int(layer.bias),
         "RESIDUAL": int(layer.residual),
         "RELU": int(layer.activation == "relu"),
+        "PRELU": int(layer.activation == "prelu"),
     }
     return (
         types

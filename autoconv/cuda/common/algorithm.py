@@ -55,6 +55,7 @@ class Chain(Kernel):
 class CudaAlgorithm(Algorithm["CUDA"]):
     """A family whose kernels are written in CUDA C++; `files` are their paths in `autoconv.cuda`."""
 
+    activations = ("relu", "prelu")
     files: ClassVar[tuple[str, ...]]
 
     @abstractmethod

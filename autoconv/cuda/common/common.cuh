@@ -76,12 +76,19 @@ struct Rounded<bfloat16_t> {
     DEVICE static bfloat16_t from(float value) { return to_bfloat16(value); }
 };
 
-// y = activation(sum + bias + residual); a NaN passes ReLU.
-DEVICE T finished(Acc sum, const T* bias, const T* residual, int k, Offset at) {
+// Where the slopes of PReLU begin behind the biases: at once, where there are none.
+constexpr Offset SLOPES = BIAS * (DIRECTION == FWD ? K : C);
+
+// y = activation(sum + bias + residual); a NaN passes ReLU and PReLU.
+DEVICE T finished(Acc sum, const T* bias, const T* slopes, const T* residual, int k, Offset at) {
     if constexpr (BIAS) sum += to_float(bias[k]);
     if constexpr (RESIDUAL) sum += to_float(residual[at]);
     if constexpr (RELU) sum = sum < Acc(0) ? Acc(0) : sum;
+    if constexpr (PRELU) sum = sum < Acc(0) ? sum * to_float(slopes[k]) : sum;
     return Rounded<T>::from(sum);
+}
+DEVICE T finished(Acc sum, const T* bias, const T* residual, int k, Offset at) {
+    return finished(sum, bias, bias + SLOPES, residual, k, at);
 }
 
 // Where an element lies in an array, if it is there at all: so far from where its neighbours begin, which for all

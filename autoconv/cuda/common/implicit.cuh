@@ -107,12 +107,13 @@ struct Output {
     template <int COUNT>
     DEVICE void finish(const Acc (&sum)[COUNT], Offset at, int k) const {
         constexpr int BIASES = ALONG_FLAT ? COUNT : 1;
-        Run<T, BIASES> b = {};
+        Run<T, BIASES> b = {}, s = {};
         Run<T, COUNT> r = {}, y;
         if constexpr (BIAS) b = aligned<Run<T, BIASES>>(bias + k);
+        if constexpr (PRELU) s = aligned<Run<T, BIASES>>(bias + SLOPES + k);
         if constexpr (RESIDUAL) r = aligned<Run<T, COUNT>>(residual + at);
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) y.value[i] = finished(sum[i], b.value, r.value, i % BIASES, i);
+        for (int i = 0; i < COUNT; i++) y.value[i] = finished(sum[i], b.value, s.value, r.value, i % BIASES, i);
         aligned<Run<T, COUNT>>(out + at) = y;
     }
 };

@@ -176,11 +176,12 @@ DEVICE void write(const float (&v)[8], const Output& to, float* part, Offset at,
 #pragma unroll
         for (int i = 0; i < 8; i += WIDE) {
             if (i >= room) break;
-            Run<T> b = {}, r = {}, y;
+            Run<T> b = {}, s = {}, r = {}, y;
             if constexpr (BIAS) b = aligned<Run<T>>(to.bias + k + i);
+            if constexpr (PRELU) s = aligned<Run<T>>(to.bias + SLOPES + k + i);
             if constexpr (RESIDUAL) r = aligned<Run<T>>(to.residual + at + i);
 #pragma unroll
-            for (int e = 0; e < WIDE; e++) y.value[e] = finished(v[i + e], b.value, r.value, e, e);
+            for (int e = 0; e < WIDE; e++) y.value[e] = finished(v[i + e], b.value, s.value, r.value, e, e);
             aligned<Run<T>>(to.out + at + i) = y;
         }
     } else {

@@ -98,8 +98,7 @@ class Cudnn(CudnnFamily):
         fused = _native(layer, params)
         epilogue = None
         if layer.has_epilogue and not fused:
-            blocks = ceil_div(math.prod(layer.output_shape), THREADS)
-            epilogue = device.load(Unit("epilogue", "libraries/epilogue.cu", layer, (blocks, 1, 1), THREADS, 4))
+            epilogue = device.load(epilogue_unit(layer))
         algorithm, arithmetic = _numbered(layer, params)
         return CudnnKernel(
             device, layer, algorithm, arithmetic, self.workspace_bytes(layer, device, params), epilogue, fused
@@ -130,6 +129,12 @@ class CudnnAtomicTF32(CudnnTF32):
 
     name = "cudnn.atomic.tf32"
     deterministic = False
+
+
+def epilogue_unit(layer: ConvLayer) -> Unit:
+    """The kernel that ends, in place, what cuDNN begins."""
+    blocks = ceil_div(math.prod(layer.output_shape), THREADS)
+    return Unit("epilogue", "libraries/epilogue.cu", layer, (blocks, 1, 1), THREADS, 4)
 
 
 class CudnnKernel(Kernel):

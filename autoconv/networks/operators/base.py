@@ -125,7 +125,8 @@ class Operator(ABC):
 class Product(Operator):
     """An operator whose sums of products may be followed by an epilogue: `activation(sums + bias + residual)`.
 
-    Bias and residual are its last inputs, where it has them.
+    Bias and residual are its last inputs, where it has them. The slopes of PReLU stand behind the bias in one array of
+    one dimension, or in its place where there is none.
 
     Parameters
     ----------
@@ -138,19 +139,32 @@ class Product(Operator):
     residual: bool = False
     activation: str | None = None
 
-    def check_epilogue(self, inputs: Sequence[TensorType], bias_shape: tuple[int, ...], out: TensorType) -> TensorType:
+    @property
+    def values_per_channel(self) -> int:
+        """Of the input with bias and slopes; 0 where there is none."""
+        return self.bias + activations.has_slopes(self.activation)
+
+    def check_epilogue(self, inputs: Sequence[TensorType], channels: int, out: TensorType) -> TensorType:
         """The output's type, when the inputs after the first two are what the epilogue takes."""
         activations.canonical(self.activation)
-        expected = [TensorType(bias_shape, out.dtype)] * self.bias + [out] * self.residual
+        values = TensorType((self.values_per_channel * channels,), out.dtype)
+        expected = [values] * (self.values_per_channel > 0) + [out] * self.residual
         if list(inputs[2:]) != expected:
-            raise ConfigError(f"expected bias and residual {[*map(str, expected)]}, got {[*map(str, inputs[2:])]}")
+            raise ConfigError(
+                f"expected bias, slopes and residual {[*map(str, expected)]}, got {[*map(str, inputs[2:])]}"
+            )
         return out
 
     def finish(self, sums: np.ndarray, rest: Sequence[np.ndarray], bias_shape: tuple[int, ...]) -> np.ndarray:
         """The sums after the epilogue, whose bias has a shape that broadcasts."""
-        for n, array in enumerate(rest):
-            sums = sums + (array.reshape(bias_shape) if n == 0 and self.bias else array)
-        return np.asarray(activations.applied(self.activation, sums))
+        bias, slopes = activations.parted(rest[0] if self.values_per_channel else None, self.bias, self.activation)
+        if bias is not None:
+            sums = sums + bias.reshape(bias_shape)
+        if self.residual:
+            sums = sums + rest[-1]
+        return np.asarray(
+            activations.applied(self.activation, sums, None if slopes is None else slopes.reshape(bias_shape))
+        )
 
 
 def normalised_axis(axis: int, rank: int, name: str = "axis") -> int:

@@ -56,7 +56,7 @@ class Conv(Product):
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         layer = self.layer(inputs)
-        return self.check_epilogue(inputs, (layer.K,), TensorType(layer.y_shape, layer.dtype))
+        return self.check_epilogue(inputs, layer.K, TensorType(layer.y_shape, layer.dtype))
 
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
         if self.layout == "NHWC":
@@ -121,7 +121,7 @@ class ConvTranspose(Product):
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         layer = self.layer(inputs)
-        return self.check_epilogue(inputs, (layer.C,), TensorType(layer.x_shape, layer.dtype))
+        return self.check_epilogue(inputs, layer.C, TensorType(layer.x_shape, layer.dtype))
 
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
         x, w, *rest = inputs
@@ -160,7 +160,7 @@ class MatMul(Product):
             batch = np.broadcast_shapes(a[:-2], b[:-2])
         except ValueError:
             raise ConfigError(f"{a[:-2]} and {b[:-2]} do not broadcast") from None
-        return self.check_epilogue(inputs, (columns,), TensorType((*batch, a[-2], columns), inputs[0].dtype))
+        return self.check_epilogue(inputs, columns, TensorType((*batch, a[-2], columns), inputs[0].dtype))
 
     def layer(self, inputs: Sequence[TensorType]) -> ConvLayer | None:
         """The 1x1 convolution that computes it, of rows as pixels with channels last; None where there is none."""

@@ -56,4 +56,4 @@ class FusedConv(Operator):
 
 def _others(convolution: Conv) -> int:
     """How many inputs a convolution has besides its image."""
-    return 1 + convolution.bias + convolution.residual
+    return 1 + (convolution.values_per_channel > 0) + convolution.residual

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from autoconv.networks.graph import Graph
-from autoconv.networks.passes.epilogue import fuse_activation, fuse_residual
+from autoconv.networks.passes.epilogue import fuse_activation, fuse_residual, fuse_slopes
 from autoconv.networks.passes.folding import fold_padding, fold_scaling, transpose_matrices
 from autoconv.networks.passes.fusion import fuse_elementwise, inline_scalars
 from autoconv.networks.passes.identities import drop_identities
@@ -20,6 +20,7 @@ PASSES: tuple[Callable[[Graph], None], ...] = (
     fuse_residual,
     inline_scalars,
     fuse_activation,
+    fuse_slopes,
     fuse_elementwise,
     fuse_activation,  # those that were chains of nodes
 )

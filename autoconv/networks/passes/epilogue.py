@@ -10,7 +10,9 @@ import numpy as np
 from autoconv.common.epilogue import activations
 from autoconv.common.epilogue.expressions import Expression, constants, value_of
 from autoconv.networks.graph import Graph, Node
+from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import Elementwise, Product
+from autoconv.networks.passes.folding import per_channel
 
 _FAR = np.geomspace(1e-6, 1e30, 400)
 LARGEST = float(np.finfo(np.float32).max)
@@ -55,6 +57,28 @@ def fuse_activation(graph: Graph) -> None:
                 graph.change(node.name, replace(maker.operator, activation=activation), *maker.inputs)
 
 
+def fuse_slopes(graph: Graph) -> None:
+    """PReLU of a convolution with a constant slope for each channel; slopes stand behind the bias, in one array."""
+    for node in list(graph.nodes.values()):
+        if not isinstance(node.operator, Elementwise) or node.operator.dtype is not None:
+            continue
+        if node.operator.expression not in (("prelu", 0, 1), ("prelu", 1, 0)):
+            continue
+        computed, slopes = (node.inputs[n] for n in node.operator.expression[1:])
+        maker, constants = _open_product(graph, computed), graph.constants
+        if maker is None or slopes not in constants or graph.types[node.name] != graph.types[computed]:
+            continue
+        assert isinstance(maker.operator, Product)
+        x, w, *rest = maker.inputs
+        bias, residual = rest[: maker.operator.bias], rest[maker.operator.bias :]
+        values = per_channel(graph, maker, constants[slopes])
+        if values is None or layer_of(graph, maker) is None or any(name not in constants for name in bias):
+            continue
+        joined = np.concatenate([*(constants[name] for name in bias), values.astype(graph.types[node.name].dtype)])
+        named = graph.add_constant(f"{node.name}.slopes", joined)
+        graph.change(node.name, replace(maker.operator, activation="prelu"), x, w, named, *residual)
+
+
 def split_activations(graph: Graph, fused: Collection[str]) -> None:
     """Activations that no kernel applies while it stores, all but those of these names, as nodes of their own."""
     for node in list(graph.nodes.values()):
@@ -73,7 +97,7 @@ def activation_of(expression: Expression) -> str | None:
     compared, but the values at some thousands of points.
     """
     numbers = sorted({number for number in constants(expression) if abs(number) <= LARGEST})
-    texts = [*activations.PLAIN]
+    texts = [text for text in activations.PLAIN if not activations.has_slopes(text)]
     texts += [f"clip:{low!r}:{high!r}" for low in {0.0, *numbers} for high in numbers if np.float32(low) < high]
     texts += [f"leaky_relu:{number!r}" for number in numbers]
     with np.errstate(all="ignore"):

@@ -49,7 +49,7 @@ def fold_scaling(graph: Graph) -> None:
             continue
         if graph.only_user(computed) is None or graph.types[name] != graph.types[computed]:
             continue
-        values = _per_channel(graph, maker, constant)
+        values = per_channel(graph, maker, constant)
         if values is not None:
             _absorb(graph, maker, node, function, values)
 
@@ -77,7 +77,7 @@ def _constant_operand(graph: Graph, node: Node) -> tuple[str, str, np.ndarray] |
     return ("add", computed, -constant) if function == "sub" else (function, computed, constant)
 
 
-def _per_channel(graph: Graph, maker: Node, constant: np.ndarray) -> np.ndarray | None:
+def per_channel(graph: Graph, maker: Node, constant: np.ndarray) -> np.ndarray | None:
     """The constant as a vector of a value for each channel; None where it is none."""
     shape = graph.types[maker.name].shape
     axis = len(shape) - 1 if isinstance(maker.operator, MatMul) else 1

@@ -136,14 +136,8 @@ class CudaStepMaker(StepMaker):
         operands = (*map(Ref, (node.name, *inputs)), *[None] * (MOST_INPUTS - len(inputs)))
         return Call(elementwise(expression, sizes, steps, types, starts), operands)
 
-    def _transpose(self, node: Node, operator: Transpose, before: tuple[int, ...], shape: tuple[int, ...]) -> Call:
-        steps = contiguous(before)
-        source = tuple(steps[axis] for axis in operator.order)
-        sizes, (out, inner) = collapsed(shape, [contiguous(shape), source])
-        matrices, (columns, rows) = math.prod(sizes[:-2]), (1, *sizes)[-2:]
-        if inner[-2:] == (1, columns) and inner[:-2] == out[:-2] and len(sizes) <= 3:
-            return self._unit(units.transpose(matrices, rows, columns, self.graph.types[node.name].dtype), node)
-        return self._copy(node, shape, contiguous(shape), source)
+    def _transposed_matrices(self, node: Node, matrices: int, rows: int, columns: int) -> Call:
+        return self._unit(units.transpose(matrices, rows, columns, self.graph.types[node.name].dtype), node)
 
     def _product(self, node: Node, operator: MatMul) -> list[Call] | None:
         """A product of computed matrices, and the epilogue over it."""

@@ -35,7 +35,7 @@ def for_device(graph: Graph, device: Device) -> Graph:
         return graph
     found = graph.copy()
     general = [algorithm for algorithm in registry.algorithms(device) if algorithm.takes_all]
-    split_activations(found, {name for algorithm in general for name in algorithm.activations})
+    split_activations(found, registry.fused_activations(device))
     fuse_elementwise(found)
     found.clean()
     for node in found.nodes.values():

@@ -66,7 +66,8 @@ def _fused(graph: Graph, node: Node, operator: FusedConv, blocking: FusedBlockin
     """What runs layers that are one node."""
     layers, caches, instruction_set = layers_of(graph, node), Caches.of(device), device.instruction_set
     others = operator.others(node.inputs)
-    names, plus = [n[0] for n in others], [n[1] for n, one in zip(others, layers.layers, strict=True) if one.bias]
+    names = [n[0] for n in others]
+    plus = [n[1] for n, one in zip(others, layers.layers, strict=True) if one.channel_values]
     weights, biases = f"{names} {layers} {blocking}", f"biases {plus}"
     if weights not in packed:
         packed[weights] = packing.packed(instruction_set, layers, blocking, [graph.constants[name] for name in names])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.common.epilogue import activations
 from autoconv.common.epilogue.quantization import Quantization
 from autoconv.common.types import INTEGERS
 from autoconv.cpu import pool
@@ -142,7 +143,7 @@ class StepMaker:
     def _operands(self, node: Node, made: Plan, packed: Callable[[], Array]) -> tuple[Operand, ...]:
         """Of a layer's kernel: input, filters, output, bias, residual and scratch memory."""
         rest = [Ref(name) for name in node.inputs[2:]]
-        first = made.layer.bias or made.layer.quantized
+        first = made.layer.channel_values or made.layer.quantized
         epilogue = rest[0] if first else None, rest[-1] if made.layer.residual else None
         constant = node.inputs[1] in self.graph.constants
         weights = packed() if made.kernel.packed_bytes and constant else Ref(node.inputs[1])
@@ -286,10 +287,16 @@ class StepMaker:
         source = tuple(steps[axis] for axis in operator.order)
         sizes, (out, inner) = collapsed(shape, [contiguous(shape), source])
         matrices, (columns, rows) = math.prod(sizes[:-2]), (1, *sizes)[-2:]
-        floats = self.graph.types[node.name].dtype == "float32"
-        if floats and inner[-2:] == (1, columns) and inner[:-2] == out[:-2] and len(sizes) <= 3:
-            return self._call(transpose.emit, (matrices, rows, columns), node)
-        return self._copy(node, shape, contiguous(shape), source)
+        call = None
+        if inner[-2:] == (1, columns) and inner[:-2] == out[:-2] and len(sizes) <= 3:
+            call = self._transposed_matrices(node, matrices, rows, columns)
+        return call or self._copy(node, shape, contiguous(shape), source)
+
+    def _transposed_matrices(self, node: Node, matrices: int, rows: int, columns: int) -> Call | None:
+        """A kernel that transposes matrices that follow one another; None where there is none for their type."""
+        if self.graph.types[node.name].dtype != "float32":
+            return None
+        return self._call(transpose.emit, (matrices, rows, columns), node)
 
     def _concat(self, node: Node, operator: Concat, shape: tuple[int, ...]) -> list[Call]:
         """Copies of those parts that are not computed in their place."""
@@ -311,10 +318,12 @@ def function_of(made: Plan, constant: Array | None) -> Any:
 
     def run(*arrays: Array) -> Array:
         x, w, *rest = arrays
-        bias: Array | Quantization | None = rest[0] if layer.bias else None
+        bias: Array | Quantization | None
+        bias, slope = activations.parted(rest[0] if layer.channel_values else None, layer.bias, layer.activation)
         if layer.quantized:
             bias = Quantization.of_words(layer, rest[0])
         residual = rest[-1].reshape(layer.output_shape) if layer.residual else None
-        return made.run(x.reshape(a_shape), w.reshape(b_shape) if packed is None else packed, bias, residual)
+        filters = w.reshape(b_shape) if packed is None else packed
+        return made.run(x.reshape(a_shape), filters, bias, residual, slope=slope)
 
     return run

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_REGISTERS, Function, Module, Value
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation, correlations
-from autoconv.cpu.common.epilogue import Epilogue
+from autoconv.cpu.common.epilogue import Epilogue, OfChannels
 from autoconv.cpu.common.lanes import interleaved_in_turn, within
 from autoconv.cpu.common.polyphase.geometry import polyphase_axes, unit_stride_layer
 from autoconv.layer import ConvLayer
@@ -84,7 +86,7 @@ class _PassWriter:
 
     def _by_vectors(self, k: Function, row: Value, dx: Value, bias: Value, residual: Value) -> None:
         stride, lanes, W = self.columns.stride, self.m.lanes(self.element), self.layer.W
-        b = k.broadcast(bias, lanes) if self.epilogue.bias else None
+        of_channel = self.epilogue.of_channels(lambda place: k.broadcast(place, lanes), bias)
         with k.loop(0, self.columns.count, lanes) as i:
             mask = k.mask(self.columns.count - i, lanes)
             apart = self.C * self.inner.output.channel
@@ -93,20 +95,20 @@ class _PassWriter:
             for part, v in enumerate(interleaved_in_turn(k, vectors)):
                 here = w + part * lanes
                 with k.if_((here >= 0) & (here <= W - lanes)):
-                    self._store(k, v, dx + here, b, residual + here)
+                    self._store(k, v, dx + here, of_channel, residual + here)
                 with k.else_():
-                    self._store(k, v, dx + here, b, residual + here, within(k, here, lanes, k.i64(W)))
+                    self._store(k, v, dx + here, of_channel, residual + here, within(k, here, lanes, k.i64(W)))
 
     def _store(
-        self, k: Function, v: Value, dx: Value, bias: Value | None, residual: Value, mask: Value | None = None
+        self, k: Function, v: Value, dx: Value, of_channels: OfChannels, residual: Value, mask: Value | None = None
     ) -> None:
         """Store sums with their epilogue: a vector of them, or a single one."""
         r = k.load(residual, v.type.lanes, mask=mask) if self.epilogue.residual else None
-        k.store(self.epilogue.apply(k, v, bias, r), dx, mask=mask)
+        k.store(self.epilogue.apply(k, v, of_channels, r), dx, mask=mask)
 
     def _one_by_one(self, k: Function, row: Value, dx: Value, bias: Value, residual: Value) -> None:
         columns, stride = self.columns, self.columns.stride
-        bias_value = k.load(bias) if self.epilogue.bias else None
+        of_channel = self.epilogue.of_channels(k.load, bias)
         with k.loop(0, stride) as b:
             w = b + (columns.first * stride - columns.pad)
             low = (stride - 1 - w) // stride  # 1 where output 0 lies outside
@@ -114,7 +116,7 @@ class _PassWriter:
             component = row + b * (self.C * self.inner.output.channel)
             with k.loop(low, high) as i:
                 here = w + i * stride
-                self._store(k, k.load(component + i), dx + here, bias_value, residual + here)
+                self._store(k, k.load(component + i), dx + here, of_channel, residual + here)
 
     def _interleave_channels(self) -> Function:
         """A row of dx in NHWC: every pixel's channels from its component."""
@@ -135,9 +137,9 @@ class _PassWriter:
                 target = w * x.column + group * self.C
                 with k.loop(0, self.C, lanes) as c:
                     mask = None if self.C % lanes == 0 else k.mask(self.C - c, lanes)
-                    b = k.load(bias + group * self.C + c, lanes, mask=mask) if self.epilogue.bias else None
-                    v = k.load(source + c, lanes, mask=mask)
-                    self._store(k, v, dx + target + c, b, residual + target + c, mask)
+                    load = functools.partial(k.load, lanes=lanes, mask=mask)
+                    of_channels = self.epilogue.of_channels(load, bias + group * self.C + c)
+                    self._store(k, load(source + c), dx + target + c, of_channels, residual + target + c, mask)
         return k
 
 

@@ -1,0 +1,52 @@
+"""Long sums as sums of sums: all products of many channels added one after the other would err more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autoconv.cpu.codegen.ir import Function, Value
+
+SUM_TERMS = 512  # products added one after the other; at half as many, adding up their sums starts to take time
+
+
+def channels_of_sum(taps: int, multiple: int = 1) -> int:
+    """Channels whose products with so many taps are added one after the other.
+
+    Parameters
+    ----------
+    taps : int
+        Products of a channel.
+    multiple : int
+        Channels of one round of a loop, which stay together.
+
+    Returns
+    -------
+    int
+    """
+    return max(1, SUM_TERMS // max(1, taps * multiple)) * multiple
+
+
+def sums_of(channels: int, each: int) -> int:
+    """How many sums of so many channels each add up to that of all of them; the last one has what is left over.
+
+    Parameters
+    ----------
+    channels, each : int
+
+    Returns
+    -------
+    int
+    """
+    return max(1, channels // each)
+
+
+@contextmanager
+def each_sum(k: Function, channels: Value, most: int, each: int) -> Iterator[tuple[Value, Value]]:
+    """The channels, at most so many, of one such sum after the other: the first one, and the one after the last."""
+    if sums_of(most, each) == 1:
+        yield k.i64(0), channels
+        return
+    sums = k.max(channels // each, 1)
+    with k.loop(0, sums) as n:
+        yield n * each, k.select(n.eq(sums - 1), channels, (n + 1) * each)

@@ -1,0 +1,223 @@
+"""Winograd convolution that transforms its filters as it goes, from taps that are packed as they are.
+
+Transformed filters are several times the size of the filters, and where there are few tiles to multiply each with, a
+layer waits for them to come from memory. Here a thread transforms a piece of a block of filters, some terms of the sum,
+into its own cache, multiplies all tiles of a chunk with it, and goes on to the next piece.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autoconv.algorithm import Params
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, i64, ptr
+from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.cpu.device import CPU
+from autoconv.cpu.machine.model import Machine
+from autoconv.cpu.transform import kernels
+from autoconv.cpu.transform.estimate import Counts
+from autoconv.cpu.transform.geometry import odd
+from autoconv.cpu.winograd.algorithm import Winograd, outputs
+from autoconv.cpu.winograd.estimate import counts, effort
+from autoconv.cpu.winograd.geometry import WinogradTiling
+from autoconv.cpu.winograd.kernels import (
+    MOST_TERMS,
+    WinogradFilters,
+    WinogradInput,
+    WinogradWriter,
+    each_register_tile,
+)
+from autoconv.cpu.winograd.matrix import matrix_vector
+from autoconv.layer import ConvLayer
+
+FEWEST_TILES = 6  # of a chunk: with fewer, transforming a filter takes as long as all its products
+
+
+@dataclass(frozen=True)
+class CompactTiling(WinogradTiling):
+    """One correlation in tiles of m x m outputs, its filters transformed `terms` of the sum at a time."""
+
+    terms: int
+
+    @functools.cached_property
+    def packed_depth(self) -> int:
+        return self.c_blocks * self.lanes
+
+    @functools.cached_property
+    def piece(self) -> int:
+        """Terms that are transformed at a time, whole vectors of channels; the last ones may be fewer."""
+        return min(-(-self.terms // self.lanes) * self.lanes, self.packed_depth)
+
+    @functools.cached_property
+    def piece_stride(self) -> int:
+        """From point to point of a row of points of a transformed piece."""
+        return odd(self.piece * self.vectors) * self.lanes
+
+    @functools.cached_property
+    def taps(self) -> int:
+        """Taps of one term of a block of filters."""
+        rows, columns = self.filter_axes
+        return rows.r * columns.r * self.TK
+
+    @functools.cached_property
+    def u_size(self) -> int:
+        return self.packed_depth * self.taps
+
+    @functools.cached_property
+    def scratch_size(self) -> int:
+        return max(super().scratch_size, self.output_size + self.columns.tile * self.piece_stride)
+
+
+class CompactFilters(WinogradFilters[CompactTiling]):
+    """Writes taps as they are, those of a term together."""
+
+    def lay_out(self, k: Function, gather: Callable[[Value, Value], None], u: Value, first: Value, last: Value) -> None:
+        with k.loop(first, last) as d:
+            gather(d, u + d * self.tiling.taps)
+
+
+class CompactWriter(WinogradWriter[CompactTiling]):
+    """Writes the functions of one correlation: filters transformed and multiplied piece by piece, and `AT M A`."""
+
+    input_stage = WinogradInput
+    filter_stage = CompactFilters
+
+    def emit(self) -> Function:
+        self.transforms = [self.transform_of(row) for row in range(self.tiling.rows.tile)]
+        return super().emit()
+
+    def transform_of(self, number: int) -> Function:
+        """`(taps, u, terms)`: a row of the points `G w GT` of some terms, as many as stay in the first cache."""
+        tiling, lanes, TK = self.tiling, self.tiling.lanes, self.tiling.TK
+        rows, columns = tiling.rows, tiling.columns
+        k = self.function(f"transform_filters_{number}_", ptr(self.real), ptr(self.real), i64)
+        taps, u, terms = k.args
+        with k.loop(0, terms) as term:
+            for vector in range(tiling.vectors):
+                source, target = taps + term * tiling.taps + vector * lanes, u + term * TK + vector * lanes
+                row = []
+                for j in range(columns.r):
+                    xs = [k.load(source + (i * columns.r + j) * TK, lanes) for i in range(rows.r)]
+                    row += matrix_vector(k, rows.transforms.G[number : number + 1], xs)
+                for n, v in enumerate(matrix_vector(k, columns.transforms.G, row)):
+                    k.store(v, target + n * tiling.piece_stride)
+        return k
+
+    def product_of(self, size: int) -> Function:
+        """The register tile: one point of `size` tiles by a block of filters, summed over a piece's terms.
+
+        `(v, u, following, products, blocks, more)`: vectors of terms, and whether to add to what products there are.
+        It fetches its part of the next piece's taps.
+        """
+        tiling, lanes = self.tiling, self.tiling.lanes
+        k = self.function(f"product_of_{size}_", *[ptr(self.real)] * 4, i64, i64)
+        v, u, following, out, blocks, more = k.args
+        sums = [[k.var(k.zero(self.real, lanes)) for _ in range(tiling.vectors)] for _ in range(size)]
+        line = LINE // tiling.itemsize
+        with k.loop(0, blocks) as block:
+            for n in range(self.lines):
+                k.prefetch(following + (block * self.lines + n) * line, locality=2)
+            source, filters = v + block * (tiling.chunk_tiles * lanes), u + block * (lanes * tiling.TK)
+            self.multiply(k, source, filters, sums, lanes)
+        places = [[out + (p * tiling.TK + n * lanes) for n in range(tiling.vectors)] for p in range(size)]
+        with k.if_(more > 0):
+            for row, found in zip(places, sums, strict=True):
+                for place, total in zip(row, found, strict=True):
+                    k.store(k.load(place, lanes) + total.get(), place)
+        with k.else_():
+            for row, found in zip(places, sums, strict=True):
+                for place, total in zip(row, found, strict=True):
+                    k.store(total.get(), place)
+        return k
+
+    @property
+    def lines(self) -> int:
+        """Cache lines of taps that each vector of terms of a register tile fetches."""
+        tiling = self.tiling
+        return -(-tiling.lanes * tiling.taps * tiling.itemsize // (LINE * tiling.points * self.register_tiles))
+
+    def product(self, rows: int, split: Sequence[tuple[int, int]]) -> Function:
+        """All points of all tiles of a chunk by a block of filters, piece by piece; a piece lies behind the output."""
+        tiling, lanes, line = self.tiling, self.tiling.lanes, LINE // self.tiling.itemsize
+        k = self.function(f"product_{rows}_", *[ptr(self.real)] * 3)
+        v, u, out = k.args
+        piece = out + tiling.output_size
+        with k.loop(0, tiling.packed_depth, tiling.piece) as start:
+            terms = k.min(tiling.packed_depth - start, tiling.piece)
+            taps, blocks = u + start * tiling.taps, terms // lanes
+            following = taps + terms * tiling.taps
+            for row, transform in enumerate(self.transforms):
+                k.call(transform, taps, piece, terms)
+                with k.loop(0, tiling.columns.tile) as column:
+                    point = column + row * tiling.columns.tile
+                    source = v + (start * tiling.chunk_tiles + point * tiling.v_stride)
+                    filters, target = piece + column * tiling.piece_stride, out + point * tiling.m_stride
+                    share = following + point * blocks * (self.register_tiles * self.lines * line)
+                    multiply = functools.partial(self._multiply, k, source, filters, share, target, blocks, start)
+                    each_register_tile(k, split, multiply)
+        return k
+
+    def _multiply(
+        self,
+        k: Function,
+        v: Value,
+        u: Value,
+        following: Value,
+        out: Value,
+        blocks: Value,
+        more: Value,
+        size: int,
+        tile: Value,
+        number: Value,
+    ) -> None:
+        """A register tile of a point."""
+        tiling, line = self.tiling, LINE // self.tiling.itemsize
+        source, target = v + tile * tiling.lanes, out + tile * tiling.TK
+        share = following + number * blocks * (self.lines * line)
+        k.call(self.registers[size], source, u, share, target, blocks, more)
+
+
+def emit(instruction_set: str, layer: ConvLayer, tilings: tuple[CompactTiling, ...]) -> Module:
+    """`run` and `pack` for the correlations of a layer."""
+    return kernels.emit(CompactWriter, instruction_set, layer, tilings)
+
+
+class WinogradCompact(Winograd):
+    """`winograd` whose packed filters are as large as the filters, and transformed by every run.
+
+    Parameters as there, and `terms` of the sum whose filters a thread transforms at a time.
+    """
+
+    name = "winograd.compact"
+    cuts: ClassVar[tuple[str, ...]] = ("rows", "coop", "terms")
+
+    def tiling(
+        self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int, *more: int
+    ) -> CompactTiling:
+        where = device.instruction_set, layer.accumulator.itemsize, device.threads
+        return CompactTiling(c, *where, m, rows, coop, *(more or (MOST_TERMS,)))
+
+    def _grid(self, layer: ConvLayer, device: CPU) -> Iterator[Params]:
+        """Chunks of some tiles; pieces whose rows of points fit into half of the first cache."""
+        main = max(correlations(layer), key=lambda c: c.macs)
+        for params in super()._grid(layer, device):
+            tiling = self.tiling(layer, device, main, outputs(params), int(params["rows"]), int(params["coop"]))
+            if tiling.chunk_tiles < FEWEST_TILES:
+                continue
+            fitting = device.machine.caches[0] // (2 * tiling.columns.tile * tiling.TK * tiling.itemsize)
+            pieces = -(-tiling.packed_depth // min(max(fitting, tiling.lanes), MOST_TERMS))
+            yield {**params, "terms": -(-tiling.c_blocks // pieces) * tiling.lanes}
+
+    def counts(self, tiling: WinogradTiling, machine: Machine) -> Counts:
+        found = counts(tiling, machine)
+        rows, columns = tiling.filter_axes
+        down, across = columns.r * rows.tile * effort(rows.r), tiling.points * effort(columns.r)
+        terms = tiling.correlation.groups * tiling.chunks * tiling.k_blocks * tiling.vectors * tiling.depth
+        return found._replace(inverse=found.inverse + terms * (down + across))
+
+    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
+        return compiler.build(emit, device.instruction_set, layer, self.tilings(layer, device, params))
