@@ -12,6 +12,8 @@ import click
 from autoconv.cli.options import FAILED, OK, as_json, device_named
 from autoconv.cli.output import print_json, say
 from autoconv.common.text import duration, print_table
+from autoconv.errors import AutoconvError
+from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
 from autoconv.records.limits import Limits, ranking
 
@@ -86,7 +88,11 @@ def import_(paths: Sequence[Path], as_json: bool) -> int:
 def standing(record: Record) -> dict[str, Any]:
     """Who wins a record when anything is allowed, and where that comes from; plain JSON types."""
     facts = record.facts()
-    best = next(iter(ranking(facts, Limits(allow_tf32=True))), None)
+    try:
+        arrays = ConvLayer.parse(record.layer).bytes
+    except AutoconvError:  # it is of a version that knows other layers
+        arrays = 0
+    best = next(iter(ranking(facts, Limits(allow_tf32=True), arrays)), None)
     races = [race for race in record.races if best is None or (best in race.facts and race.facts[best].timed)]
     return {
         "device": record.device,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import itemgetter
 from typing import Literal
@@ -13,6 +13,7 @@ from autoconv.algorithm import Candidate
 from autoconv.records.schema import Facts
 
 LEAST_NOISE, MOST_NOISE = 0.01, 0.03
+NEGLIGIBLE = 1 / 64  # of a layer's own arrays: so little more workspace is no reason against a candidate
 
 Weights = Literal["varying", "constant"]
 Denormals = Literal["flush", "keep"]
@@ -86,12 +87,12 @@ class Limits:
         return facts.workspace + (facts.packed if self.weights == "varying" else 0)
 
 
-def ranking(facts: Mapping[Candidate, Facts], limits: Limits) -> list[Candidate]:
+def ranking(facts: Mapping[Candidate, Facts], limits: Limits, arrays: int) -> list[Candidate]:
     """The candidates that the limits allow, best first.
 
-    The fastest and all that are within the noise of it are equally fast; among those, less workspace
-    comes first, then the name, so that the order is stable. The next are ranked in the same way among
-    what is left. Everything is compared with the fastest of its group only, as "within the noise" is
+    The fastest and all that are within the noise of it are equally fast; among those, less workspace comes first, where
+    the difference matters beside the layer's own arrays, then who was faster, then the name. The next are ranked in the
+    same way among what is left. Everything is compared with the fastest of its group only, as "within the noise" is
     not transitive.
 
     Parameters
@@ -99,21 +100,51 @@ def ranking(facts: Mapping[Candidate, Facts], limits: Limits) -> list[Candidate]
     facts : mapping of Candidate to Facts
         What was measured; who has no time is left out.
     limits : Limits
+    arrays : int
+        Bytes of the layer's own arrays, as `ConvLayer.bytes` has them.
 
     Returns
     -------
     list of Candidate
     """
+    return [
+        candidate for group in equally_fast(facts, limits) for candidate in _by_workspace(group, facts, limits, arrays)
+    ]
+
+
+def equally_fast(facts: Mapping[Candidate, Facts], limits: Limits) -> Iterator[list[Candidate]]:
+    """The candidates that the limits allow in groups, the fastest first: all that are within the noise of their first.
+
+    Parameters
+    ----------
+    facts, limits
+        As for `ranking`.
+
+    Yields
+    ------
+    list of Candidate
+        In the order of their time, then of their names.
+    """
     costs = ((limits.cost(f), str(c), c) for c, f in facts.items() if f.timed and not limits.why_not(f))
     left = sorted(costs, key=itemgetter(0, 1))
-    ranked: list[Candidate] = []
     while left:
         best_cost, _, best = left[0]
         near = left[: bisect_right(left, best_cost * (1 + MOST_NOISE), key=itemgetter(0))]
         tied = [entry for entry in near if entry[0] <= best_cost * (1 + noise(facts[best], facts[entry[2]]))]
-        ranked += [c for *_, c in sorted(tied, key=lambda entry: (limits.workspace(facts[entry[2]]), entry[1]))]
+        yield [candidate for *_, candidate in tied]
         left = [entry for entry in near if entry not in tied] + left[len(near) :]
-    return ranked
+
+
+def _by_workspace(
+    group: Sequence[Candidate], facts: Mapping[Candidate, Facts], limits: Limits, arrays: int
+) -> Iterator[Candidate]:
+    """Those of a group of the least workspace, and of little more, in the group's order; then the next likewise."""
+    left = list(group)
+    while left:
+        most = min(limits.workspace(facts[candidate]) for candidate in left) + NEGLIGIBLE * arrays
+        small = [candidate for candidate in left if limits.workspace(facts[candidate]) <= most]
+        yield from small
+        left = [candidate for candidate in left if candidate not in small]
 
 
 def noise(a: Facts, b: Facts) -> float:

@@ -67,7 +67,7 @@ def choose(request: Request, mode: object) -> Choice:
 
 def _ranked(request: Request, facts: dict[Candidate, Facts]) -> tuple[dict[Candidate, Facts], list[Candidate]]:
     """The facts less those of candidates that would win and are not what they say, and the order of the rest."""
-    ranked = ranking(facts, request.limits)
+    ranked = ranking(facts, request.limits, request.layer.bytes)
     kept = dict(facts)
     while ranked and not credible(request, ranked[0], kept[ranked[0]]):
         del kept[ranked.pop(0)]
@@ -109,7 +109,7 @@ def _best_of_family(request: Request, known: Known, name: str) -> Choice:
     offered = request.family(name)
     family = {candidate for candidate in offered.candidates if candidate.algorithm == name}
     recorded = {candidate: found for candidate, found in known.facts.items() if candidate in family}
-    ranked = ranking(recorded, request.limits)
+    ranked = ranking(recorded, request.limits, request.layer.bytes)
     ranked = ranked or [candidate for candidate in offered.runnable(request.limits) if candidate in family]
     if not ranked:
         members = [candidate for candidate in offered.examples() if candidate in family]

@@ -79,7 +79,8 @@ def plan(
     layer : ConvLayer
     mode : str
         "profile": from recorded facts, and where any candidate has none, time those.
-        "hybrid": likewise, but only for the few that the estimate ranks first, and for a winner that has changed.
+        "hybrid": likewise, but only for the few that the estimate ranks first, at all and of each kind that may win,
+        and for a winner that has changed.
         "heuristic": from recorded facts if there are any, else from estimates; never time.
         "cached": from recorded facts only; a miss is an error, and so is a winner whose algorithm has changed since,
         until the layer is tuned again.

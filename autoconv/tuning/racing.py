@@ -13,7 +13,7 @@ from typing import Any
 
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.device import Device
-from autoconv.records.limits import Limits, ranking
+from autoconv.records.limits import Limits, equally_fast, ranking
 from autoconv.records.schema import STARVED, Facts, Race, Record
 from autoconv.tuning.lookup import Known, Request, known_from, look_up, on_record
 from autoconv.tuning.measurement import Event, Measurement, failed
@@ -22,7 +22,7 @@ from autoconv.tuning.search.search import Search
 from autoconv.tuning.staleness import former_winner, note, stale, starved_no_more, uncovered
 from autoconv.tuning.worker import Worker
 
-HYBRID_CANDIDATES = 4  # how many of the estimate's first the hybrid mode times, beside more exact ones and others' best
+HYBRID_CANDIDATES = 4  # of the estimate's first that mode hybrid times, beside those for which it has a reason
 
 _measuring = threading.Lock()
 
@@ -126,17 +126,18 @@ def _spent(request: Request, known: Known, algorithm: str) -> bool:
     return ended and any(candidate.algorithm == algorithm for candidate in known.facts)
 
 
-def _incumbents(facts: Mapping[Candidate, Facts]) -> list[Candidate]:
+def _incumbents(request: Request, facts: Mapping[Candidate, Facts]) -> list[Candidate]:
     """Those a newcomer has to beat: winner and runner-up, for either kind of weights."""
     both = (Limits(weights="varying"), Limits(weights="constant"))
-    return list(dict.fromkeys(candidate for limits in both for candidate in ranking(facts, limits)[:2]))
+    ranked = (ranking(facts, limits, request.layer.bytes) for limits in both)
+    return list(dict.fromkeys(candidate for first in ranked for candidate in first[:2]))
 
 
 def _recheck(request: Request, known: Known) -> Known:
     """Time the winner and the runner-up once more; all of them if the order no longer holds."""
-    before = _incumbents(known.facts)
+    before = _incumbents(request, known.facts)
     known = _race(request, known, _Left(before))
-    if _incumbents(known.facts)[:1] == before[:1]:
+    if not before or before[0] in next(equally_fast(known.facts, Limits(weights="varying")), []):
         return known
     everything = request.candidate_set.worth_timing()
     grids = {candidate.algorithm for candidate in request.candidate_set.grid()}
@@ -145,7 +146,7 @@ def _recheck(request: Request, known: Known) -> Known:
 
 def _race(request: Request, known: Known, left: _Left) -> Known:
     """Race these candidates against the incumbents, search these grids, and record the facts; what is known then."""
-    incumbents = [candidate for candidate in _incumbents(known.facts) if candidate not in left.candidates]
+    incumbents = [candidate for candidate in _incumbents(request, known.facts) if candidate not in left.candidates]
     measurement = _measurement(request)
     search = _search(request, known, left.grids)
     found: dict[Candidate, Facts] = {}

@@ -65,7 +65,7 @@ def former_winner(request: Request, record: Record | None) -> Candidate | None:
     if newest and all(request.unchanged(candidate, facts) for candidate, facts in newest.items()):
         return None
     recorded = request.usable(asked.facts())
-    best = next(iter(ranking(recorded, request.limits)), None)
+    best = next(iter(ranking(recorded, request.limits, request.layer.bytes)), None)
     if best is None or request.unchanged(best, record.facts().get(best, recorded[best])):
         return None
     return best

@@ -47,6 +47,7 @@ def test_what_is_timed_later_serves_also_who_asked_for_less(
     cache: TuningCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(racing, "HYBRID_CANDIDATES", 1)
+    monkeypatch.setattr("autoconv.tuning.candidates.RIVAL", 0.0)
     options: dict[str, Any] = {"device": FaultyCPU.having("none", "slow"), "cache": cache}
     lesser = [planner.plan(LAYER, mode, **options) for mode in ("heuristic", "hybrid")]
     assert [len(made.timings) for made in lesser] == [0, 1]
@@ -96,7 +97,8 @@ def test_each_limit_finds_its_own_winner(cache: TuningCache, limits: dict[str, A
     assert (str(made.candidate), made.timed) == (winner, 0)
 
 
-def test_hybrid_times_a_few_and_profile_then_the_rest(cache: TuningCache) -> None:
+def test_hybrid_times_a_few_and_profile_then_the_rest(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autoconv.tuning.candidates.RIVAL", 0.0)  # else the first of each kind, however many there are
     few = fresh(LAYER, "hybrid", cache=cache)
     assert few.source == "profile"
     assert few.timed == racing.HYBRID_CANDIDATES

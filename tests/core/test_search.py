@@ -312,6 +312,24 @@ def test_the_few_err_less_and_less_but_not_at_any_price() -> None:
     assert offered.few(Limits(), 1) == [near, finer]
 
 
+def test_the_few_are_of_every_kind_that_may_win() -> None:
+    one = CPU.current()
+    device = GridCPU(one.threads, one.instruction_set)
+    offered = CandidateSet(LAYER, device, registry.algorithms(device), frozenset())
+    first, far, other = cut(4, 4), cut(64, 64), Candidate("numpy.direct")
+    for slower, others in ((1.19e-3, [other]), (1.21e-3, [])):
+        offered.expected = {
+            first: Facts("1", time=1e-3),
+            cut(5, 4): Facts("1", time=1.01e-3),  # too much like the first
+            far: Facts("1", time=1.02e-3),
+            other: Facts("1", time=slower),
+        }
+        vars(offered).pop("pruned", None)
+        assert offered.few(Limits(), 1) == [first, *others]
+        assert offered.few(Limits(), 2) == [first, far, *others]
+        assert offered.few(Limits(), 3) == [first, far, other]
+
+
 def test_a_budget_ends_a_search_and_a_larger_one_goes_on(cache: TuningCache) -> None:
     short = fresh(cache, budget=0.0)
     assert any(facts.unreached for facts in short.facts.values())

@@ -47,7 +47,7 @@ def test_a_shipped_winner_is_of_today_s_version_or_said_not_to_be(tmp_path: Path
     assert records
     for record in records:
         request, facts = asked(record, cache), record.facts()
-        best = ranking(request.usable(facts), request.limits)[0]
+        best = ranking(request.usable(facts), request.limits, request.layer.bytes)[0]
         if facts[best].version == versions[best.algorithm]:
             assert choose(request, "cached").source == "cache", record.layer
         else:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -12,11 +15,14 @@ from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.algorithm import Candidate, Params
 from autoconv.cpu import pool
-from autoconv.cpu.codegen.ir import VECTOR_BYTES
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import VECTOR_BYTES, VECTOR_REGISTERS, Module, f32, ptr
 from autoconv.cpu.device import CPU
 from autoconv.cpu.transform.filters import STREAMED
 from autoconv.cpu.winograd.algorithm import Winograd
 from autoconv.cpu.winograd.geometry import LARGEST_TILE, minimal
+from autoconv.cpu.winograd.kernels import emit
+from autoconv.cpu.winograd.matrix import matrix_vector
 from autoconv.layer import ConvLayer
 from autoconv.tuning import reference
 
@@ -120,6 +126,58 @@ def test_transforms_are_exact_on_their_points() -> None:
             ]
             y = [sum(a * v for a, v in zip(A, s, strict=True)) for A in f.AT]
             assert y == [sum(w[t] * x[i + t] for t in range(r)) for i in range(m)]
+
+
+def emit_transforms(instruction_set: str, r: int) -> Module:
+    """`x -> G x, BT x, AT x` of F(m, r) for every m, a function each."""
+    m = Module(instruction_set)
+    for outputs in range(1, LARGEST_TILE + 2 - r):
+        f = minimal(outputs, r)
+        for name, matrix in (("G", f.G), ("BT", f.BT), ("AT", f.AT)):
+            k = m.function(f"{name}{outputs}", ptr(f32), ptr(f32))
+            lanes = m.lanes(f32)
+            xs = [k.load(k.args[0] + n * lanes, lanes) for n in range(len(matrix[0]))]
+            for n, value in enumerate(matrix_vector(k, matrix, xs)):
+                k.store(value, k.args[1] + n * lanes)
+    return m
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("r", [2, 3, 5])
+def test_transforms_as_code_are_the_matrices(instruction_set: str, r: int) -> None:
+    program = compiler.build(emit_transforms, instruction_set, r)
+    lanes = VECTOR_BYTES[instruction_set] // 4
+    random = np.random.default_rng(r)
+    for m in range(1, LARGEST_TILE + 2 - r):
+        f = minimal(m, r)
+        for name, matrix in (("G", f.G), ("BT", f.BT), ("AT", f.AT)):
+            exact = np.array(matrix, float)
+            x, y = (np.empty((n, lanes), np.float32) for n in exact.T.shape)
+            x[:] = random.standard_normal(x.shape)
+            function: Callable[..., None] = program.function(f"{name}{m}", ctypes.c_void_p, ctypes.c_void_p)
+            function(x.ctypes.data, y.ctypes.data)
+            assert np.all(np.abs(y - exact @ x) <= 1e-6 * (np.abs(exact) @ np.abs(x))), (name, m)
+
+
+def test_factors_of_the_largest_transforms_are_shared() -> None:
+    def factors(instruction_set: str, name: str) -> int:
+        (body,) = re.findall(rf"define [^\n]*@{name}\(.*?\n}}", str(emit_transforms(instruction_set, 3)), re.DOTALL)
+        return len({number.lstrip("-") for number in re.findall(r"-?\d\.\d+e[-+]\d+|0x\w+", body)})
+
+    assert factors("avx2", "AT7") <= VECTOR_REGISTERS["avx2"] < factors("avx512", "AT7")
+
+
+def test_threads_fetch_the_channels_that_they_transform_next() -> None:
+    def fetches(**params: str | int) -> bool:
+        text = str(
+            emit("avx2", layer, WINOGRAD.tilings(layer, device_with("avx2", 2), {"m": "4x4", "rows": 1, **params}))
+        )
+        (gather,) = re.findall(r"define [^\n]*@gather0\(.*?\n}", text, re.DOTALL)
+        return "llvm.prefetch" in gather
+
+    layer = ConvLayer(N=1, C=32, H=20, W=20, K=16, R=3, S=3)
+    assert fetches(coop=0)
+    assert not fetches(coop=1)  # another thread may do that
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])

@@ -224,7 +224,7 @@ class Work:
         request = Request(ConvLayer.parse(key), self.device, self.cache, Limits(vendors=everyone), RACE, True, None)
         entrants = self._entrants(request, mode)
         known = challenge(request, entrants)
-        ranked = ranking(known.facts, request.limits)
+        ranked = ranking(known.facts, request.limits, request.layer.bytes)
         ours = [c for c in known.facts if self.algorithms[c.algorithm].vendor is None]
         return {
             "candidate": next((str(c) for c in ranked if self.algorithms[c.algorithm].vendor is None), None),
@@ -245,7 +245,7 @@ class Work:
         offered = request.candidate_set.worth_timing(request.limits if mode == "hybrid" else None)
         if request.layer.dtype == "bfloat16":
             twin = replace(request, layer=request.layer.replace(dtype="float16"))
-            timed = ranking(look_up(twin).facts, request.limits)
+            timed = ranking(look_up(twin).facts, request.limits, request.layer.bytes)
             if seeds := [candidate for candidate in timed if candidate in offered]:
                 return self._few(seeds)
         return self._few(offered) if mode == "hybrid" else offered

@@ -84,7 +84,7 @@ class Studied:
 
     def under(self, limits: Limits) -> float | None:
         """What the best takes under other limits; None where nothing that was timed keeps to them."""
-        order = ranking(self.facts, limits)
+        order = ranking(self.facts, limits, self.layer.bytes)
         return self.limits.cost(self.facts[order[0]]) if order else None
 
 

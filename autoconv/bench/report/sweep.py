@@ -105,7 +105,7 @@ def _crossing(low: int, before: Studied, high: int, after: Studied) -> float | N
         return None
     ahead = math.log(before.seconds(before.fastest[new]) / before.seconds(before.fastest[old]))
     behind = math.log(after.seconds(after.fastest[old]) / after.seconds(after.fastest[new]))
-    if ahead < 0 or behind < 0 or ahead + behind == 0:  # within the noise the smaller workspace wins
+    if ahead < 0 or behind < 0 or ahead + behind == 0:  # within the noise a smaller workspace wins
         return None
     return low * math.pow(high / low, ahead / (ahead + behind))
 

@@ -279,7 +279,7 @@ class FourierWriter(kernels.TransformWriter[F]):
                     store()
 
         with k.loop(0, tiling.columns.tiles) as t:
-            source, target = products + t * tiling.TK, strip + t * (tiling.columns.m * lanes)
+            source, target = products + t * tiling.m_tile, strip + t * (tiling.columns.m * lanes)
             if each is not None:
                 with k.loop(1, T // 2) as f:
                     points, line = source + (f - 1) * (n * step), half + f * row

@@ -11,7 +11,7 @@ from autoconv.cpu.machine.model import BUSY, CURVES, Machine
 
 AGREED = 0.1  # the share by which a peak may fall short of another measurement's
 STEADY = 0.5  # ... and by which one wait, which varies, may exceed another
-REPEATS = 4  # further samples of a wait that do not agree with an earlier pass's
+REPEATS = 2  # further samples of a wait that do not agree with an earlier pass's
 
 
 def settled(found: Sequence[Machine]) -> bool:

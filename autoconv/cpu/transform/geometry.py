@@ -280,7 +280,8 @@ class Tiling(ABC):
         """Tiles of a chunk."""
         return self.chunk * self.columns.tiles
 
-    # Memory: V[point][c block][tile][lane], M[point][tile][filter], U[group][k block][point][c][filter].
+    # Memory: V[point][c block][tile][lane], M[point][vector][tile][lane], U[group][k block][point][c][filter]. The
+    # inverse transform takes a vector of filters at a time: the lines it reads hold two tiles of it, not the next one.
 
     @functools.cached_property
     def v_tile(self) -> int:
@@ -296,6 +297,16 @@ class Tiling(ABC):
     def v_size(self) -> int:
         """The transformed input of a chunk."""
         return self.points * self.v_stride
+
+    @functools.cached_property
+    def m_tile(self) -> int:
+        """From tile to tile of the products."""
+        return self.lanes
+
+    @functools.cached_property
+    def m_vector(self) -> int:
+        """From vector to vector of filters of the products."""
+        return self.chunk_tiles * self.lanes
 
     @functools.cached_property
     def m_stride(self) -> int:

@@ -22,8 +22,13 @@ class InputStage(Stage[T], ABC):
     def transform_rows(self) -> Function:
         """`(half, v)`: every row of every tile transformed, to where the product wants its points."""
 
-    def emit(self) -> Function:
-        """`input(x, v, buffer, first, rows, group, block)`: a vector of channels of some rows of tiles, transformed."""
+    def emit(self, in_turn: bool = False) -> Function:
+        """`input(x, v, buffer, first, rows, group, block)`: a vector of channels of some rows of tiles, transformed.
+
+        Where a thread transforms one vector after the other, `in_turn`, it fetches the next one's rows meanwhile: they
+        begin too far from this one's for the processor to foresee them.
+        """
+        self.in_turn = in_turn
         tiling, real = self.tiling, ptr(self.real)
         gather = self._gather()
         transform_columns = self.transform_columns() if tiling.rows.tile > 1 else None
@@ -103,6 +108,8 @@ class InputStage(Stage[T], ABC):
             here, there = k.launder(source + w), k.launder(target + j * lanes)
 
             def load(lane: int) -> Value:
+                if self.in_turn and blocks > 1:
+                    k.prefetch(here + (lane + lanes) * c.input.channel, locality=2)
                 return self._columns(k, here + lane * c.input.channel, masks)
 
             def store(values: Sequence[Value]) -> None:

@@ -34,7 +34,7 @@ class TransformWriter(Stage[T], ABC):
     def emit(self) -> Function:
         """What runs this correlation, given the context."""
         tiling, stage = self.tiling, (self.m, self.layer, self.tiling, self.number)
-        self.input = self.input_stage(*stage).emit()
+        self.input = self.input_stage(*stage).emit(in_turn=not tiling.coop and tiling.c_blocks > 1)
         row_counts = sorted(rows for _, rows in tiling.chunk_sizes)
         splits = [self.split(rows * tiling.columns.tiles) for rows in row_counts]
         sizes = sorted({size for split in splits for _, size in split})
@@ -152,7 +152,7 @@ class TransformWriter(Stage[T], ABC):
                 channel = block * tiling.TK + vector * tiling.lanes
                 live = c.K - channel
                 with k.if_(live > 0):
-                    row_of_tiles = products + (t * (horizontal.tiles * tiling.TK) + vector * tiling.lanes)
+                    row_of_tiles = products + (t * (horizontal.tiles * tiling.m_tile) + vector * tiling.m_vector)
                     k.call(self.inverse, row_of_tiles, strip)
                     with k.loop(0, vertical.m) as i:
                         p = (row * vertical.m + i) * vertical.residues + down

@@ -83,6 +83,14 @@ class MatrixTiling(Tiling):
         return odd(self.parts * self.steps * self.rounded_tiles) * WORDS
 
     @functools.cached_property
+    def m_tile(self) -> int:
+        return self.TK
+
+    @functools.cached_property
+    def m_vector(self) -> int:
+        return self.lanes
+
+    @functools.cached_property
     def m_stride(self) -> int:
         return odd(self.rounded_tiles * self.filter_tiles) * TILE_ROWS
 
@@ -97,9 +105,9 @@ M = TypeVar("M", bound=MatrixTiling)
 class MatrixInput(InputStage[M]):
     """Writes the transformed input in parts."""
 
-    def emit(self) -> Function:
+    def emit(self, in_turn: bool = False) -> Function:
         """The same; what the last vector of channels leaves of a line is cleared, as the product reads it."""
-        transform = super().emit()
+        transform = super().emit(in_turn)
         tiling = self.tiling
         filled = tiling.c_blocks * tiling.lanes % DEPTH
         if not filled:

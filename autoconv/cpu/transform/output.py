@@ -44,7 +44,10 @@ class OutputStage(Stage[T]):
                 k.prefetch(y + (at + below), write=True)
                 if epilogue.residual:
                     k.prefetch(residual + (at + below))
-                with k.if_(live > channel):
+                if tiling.correlation.K % lanes:
+                    with k.if_(live > channel):
+                        store(v, at, bias + channel)
+                else:
                     store(v, at, bias + channel)
 
         def spread_out(b: Value) -> OfChannels:

@@ -123,7 +123,7 @@ class CompactWriter(WinogradWriter[CompactTiling]):
                 k.prefetch(following + (block * self.lines + n) * line, locality=2)
             source, filters = v + block * (tiling.chunk_tiles * lanes), u + block * (lanes * tiling.TK)
             self.multiply(k, source, filters, sums, lanes)
-        places = [[out + (p * tiling.TK + n * lanes) for n in range(tiling.vectors)] for p in range(size)]
+        places = [[out + (p * tiling.m_tile + n * tiling.m_vector) for n in range(tiling.vectors)] for p in range(size)]
         with k.if_(more > 0):
             for row, found in zip(places, sums, strict=True):
                 for place, total in zip(row, found, strict=True):
@@ -176,7 +176,7 @@ class CompactWriter(WinogradWriter[CompactTiling]):
     ) -> None:
         """A register tile of a point."""
         tiling, line = self.tiling, LINE // self.tiling.itemsize
-        source, target = v + tile * tiling.lanes, out + tile * tiling.TK
+        source, target = v + tile * tiling.lanes, out + tile * tiling.m_tile
         share = following + number * blocks * (self.lines * line)
         k.call(self.registers[size], source, u, share, target, blocks, more)
 

@@ -122,7 +122,7 @@ class WinogradWriter(kernels.TransformWriter[W]):
         def keep(added: bool) -> None:
             for p in range(size):
                 for n in range(tiling.vectors):
-                    place = out + (p * TK + n * lanes)
+                    place = out + (p * tiling.m_tile + n * tiling.m_vector)
                     found = sums[p][n].get()
                     k.store(k.load(place, lanes) + found if added else found, place)
 
@@ -168,7 +168,7 @@ class WinogradWriter(kernels.TransformWriter[W]):
 
             def multiply(size: int, tile: Value, number: Value) -> None:
                 source = v + (point * tiling.v_stride + tile * tiling.lanes)
-                target = out + (point * tiling.m_stride + tile * tiling.TK)
+                target = out + (point * tiling.m_stride + tile * tiling.m_tile)
                 filters = u + point * size_of_point
                 following = filters + number * -(-size_of_point // self.register_tiles) + size_of_point
                 k.call(self.registers[size], source, filters, following, target)
@@ -184,7 +184,7 @@ class WinogradWriter(kernels.TransformWriter[W]):
         half = k.scratch(self.real, rows.m * columns.tile * lanes)
         with k.loop(0, columns.tiles) as t:
             with k.loop(0, columns.tile) as j:
-                source = products + (t * tiling.TK + j * tiling.m_stride)
+                source = products + (t * tiling.m_tile + j * tiling.m_stride)
                 xs = [k.load(source + i * (columns.tile * tiling.m_stride), lanes) for i in range(rows.tile)]
                 values = matrix_vector(k, rows.transforms.AT, xs) if rows.tile > 1 else xs
                 for n, value in enumerate(values):

@@ -42,7 +42,7 @@ def winners(request: Request) -> list[Candidate]:
     times = {candidate: offered.expected[candidate].time for candidate in offered.worth_timing(request.limits)}
     places, found = Surrogate(times), dict[Candidate, None]()
     for _, layer in _nearest(request):
-        for best in ranking(_recorded(request, layer), request.limits)[:1]:
+        for best in ranking(_recorded(request, layer), request.limits, layer.bytes)[:1]:
             near = places.nearness(best)
             fitting = [candidate for candidate in near if near[candidate] >= FITTING]
             found |= dict.fromkeys(sorted(fitting, key=lambda c: (-near[c], times[c]))[:1])
