@@ -158,6 +158,9 @@ FULL_ONLY = {
     "cuda/test_gpu_bench.py::test_the_command",
     "cuda/test_gpu_faults.py::test_a_candidate_without_room_is_left_out_and_the_tuning_goes_on",
     "cuda/test_gpu_networks.py::test_a_network_of_everything_agrees_with_the_cpu",
+    "cuda/test_hopper.py::test_the_kernel_is_right_on_every_schedule",
+    "cuda/test_hopper.py::test_thread_sanitizer_names_the_race",
+    "cuda/test_kernels.py::test_an_infinite_filter_stays_in_its_channel",
     "networks/test_collect.py::test_a_variable_collects_for_the_whole_process",
     "pytorch/test_optimize.py::test_efficientnet",
 }
