@@ -23,95 +23,110 @@ from autoconv.tuning.search import search
 
 # The same examples on every run: a failure must not depend on the day. The stress tests draw more.
 settings.register_profile(
-    "autoconv", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
+    "full", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
 )
-settings.load_profile("autoconv")
+settings.register_profile("everyday", settings.get_profile("full"), max_examples=12)
 
 HERE = Path(__file__).parent
 KERNELS = machine_code.folder()  # as it is without any fixture
 
-# Of how many cases of a file (or of one test) the everyday suite takes one, so that it ends within three minutes on two
-# cores. Which one is drawn from its name: the same on every day, and no pattern of the parameters. `--full` takes all.
+# Of how many cases of each test of a file (or of one test) the everyday suite takes one, so that it ends within three
+# minutes on two cores; of every test at least one. Which one is drawn from its name: the same on every day, and no
+# pattern of the parameters. `--full` takes all.
 THINNED = {
+    "bench/test_bench.py::test_a_suite_against_fake_baselines": 3,
     "cli/test_cli.py::test_a_stream_that_is_closed_is_no_error": 3,
     "core/test_capabilities.py::test_a_generated_kernel_runs_every_kind_of_layer": 32,
     "core/test_capabilities.py::test_a_sample_of_what_is_declared_on_cuda_runs": 6,
-    "core/test_functional.py": 32,
+    "core/test_capabilities.py::test_what_is_declared_runs": 4,
+    "core/test_capabilities.py::test_what_is_not_declared_is_refused_with_a_reason": 3,
+    "core/test_functional.py": 34,
+    "core/test_quantized.py::test_filters_of_either_type_and_any_zero_point": 4,
+    "core/test_reference.py::test_forward_is_scipys_correlation": 4,
     "core/test_registry.py": 8,
+    "core/test_registry.py::test_contract": 35,
+    "core/test_verification.py::test_the_oracle_is_accepted_and_any_wrong_element_of_it_is_not": 3,
+    "core/test_winograd_math.py::test_exact_for_every_pair_of_unit_vectors": 4,
     "core/test_worker.py": 4,
-    "cpu/test_cpu_direct.py": 24,
+    "cpu/test_cpu_direct.py": 36,
     "cpu/test_denormals.py::test_families_count_denormals_as_0_or_keep_them": 12,
-    "cpu/test_depthwise.py": 48,
-    "cpu/test_epilogues.py::test_every_family_stores_with_every_activation": 20,
-    "cpu/test_epilogues.py::test_every_family_reads_the_slopes_of_its_channels": 3,
-    "cpu/test_epilogues.py::test_slopes_of_a_transposed_convolution": 6,
-    "cpu/test_epilogues.py::test_nan_stays_nan": 3,
-    "cpu/test_epilogues.py::test_every_family_ends_a_transposed_convolution": 15,
-    "cpu/test_epilogues.py::test_every_kind_of_transposed_convolution_has_a_kernel_that_ends_it": 5,
-    "cpu/test_epilogues.py::test_transposed_convolutions_of_other_types": 6,
+    "cpu/test_depthwise.py": 72,
     "cpu/test_depthwise_wgrad.py": 3,
+    "cpu/test_epilogues.py::test_every_family_ends_a_transposed_convolution": 26,
+    "cpu/test_epilogues.py::test_every_family_reads_the_slopes_of_its_channels": 3,
+    "cpu/test_epilogues.py::test_every_family_stores_with_every_activation": 40,
+    "cpu/test_epilogues.py::test_every_kind_of_transposed_convolution_has_a_kernel_that_ends_it": 5,
+    "cpu/test_epilogues.py::test_nan_stays_nan": 3,
+    "cpu/test_epilogues.py::test_slopes_of_a_transposed_convolution": 6,
+    "cpu/test_epilogues.py::test_transposed_convolutions_of_other_types": 12,
+    "cpu/test_estimates.py::test_nothing_else_is_asked_of_the_processor": 2,
+    "cpu/test_estimates.py::test_on_a_machine_twice_as_fast_everything_takes_half_the_time": 3,
     "cpu/test_fft.py": 40,
-    "cpu/test_fft_matrix.py": 48,
+    "cpu/test_fft_matrix.py": 72,
     "cpu/test_fused.py::test_one_kernel_computes_what_the_layers_do": 12,
     "cpu/test_gemm.py": 180,
     "cpu/test_gemm.py::test_sums_of_a_block_that_lacks_filters_have_room": 2,
-    "cpu/test_gemm_packed.py": 20,
-    "cpu/test_gemm_polyphase.py": 16,
-    "cpu/test_gemm_strassen.py::test_every_remainder": 5,
+    "cpu/test_gemm_packed.py": 24,
+    "cpu/test_gemm_polyphase.py": 24,
+    "cpu/test_gemm_strassen.py::test_kinds_of_layers": 54,
     "cpu/test_gemm_strassen.py::test_parts_of_everything": 3,
-    "cpu/test_gemm_strassen.py::test_kinds_of_layers": 24,
-    "cpu/test_int8.py::test_every_way_gives_what_the_definition_says": 80,
-    "cpu/test_int8_depthwise.py::test_every_way_gives_what_the_definition_says": 60,
-    "cpu/test_int8_depthwise.py::test_several_filters_of_a_channel": 3,
+    "cpu/test_int8.py::test_every_way_gives_what_the_definition_says": 160,
     "cpu/test_int8.py::test_numpy_gives_what_the_definition_says": 16,
-    "cpu/test_matrix.py::test_forward": 110,
-    "cpu/test_matrix.py::test_six_products_err_no_more_than_sums_in_float32": 40,
-    "cpu/test_matrix.py::test_gradient_of_the_input": 30,
+    "cpu/test_int8_depthwise.py::test_every_way_gives_what_the_definition_says": 100,
+    "cpu/test_int8_depthwise.py::test_several_filters_of_a_channel": 3,
+    "cpu/test_many_threads.py": 20,
+    "cpu/test_many_threads.py::test_the_longest_thread_has_little_more_than_its_share": 70,
+    "cpu/test_matrix.py": 12,
     "cpu/test_matrix.py::test_a_strided_gradient_by_polyphase_components": 3,
     "cpu/test_matrix.py::test_epilogues": 14,
+    "cpu/test_matrix.py::test_forward": 270,
     "cpu/test_matrix.py::test_gradient_of_the_filters": 60,
+    "cpu/test_matrix.py::test_gradient_of_the_input": 60,
     "cpu/test_matrix.py::test_strips_of_a_gradient_are_added": 15,
-    "cpu/test_matrix.py::test_strips_and_blocks_of_channels": 12,
-    "cpu/test_matrix.py::test_three_products_of_float32_keep_their_bound": 5,
-    "cpu/test_matrix.py::test_what_is_not_finite_stays_so_and_spoils_nothing_else": 5,
-    "cpu/test_matrix_dot.py::test_layers": 10,
+    "cpu/test_matrix.py::test_three_products_of_float32_keep_their_bound": 15,
+    "cpu/test_matrix.py::test_what_is_not_finite_stays_so_and_spoils_nothing_else": 10,
+    "cpu/test_matrix_dot.py": 8,
     "cpu/test_matrix_dot.py::test_epilogues": 8,
-    "cpu/test_many_threads.py": 20,
-    "cpu/test_many_threads.py::test_the_longest_thread_has_little_more_than_its_share": 40,
-    "cpu/test_numpy.py": 30,
-    "cpu/test_operators.py": 3,
-    "cpu/test_polyphase.py": 5,
-    "cpu/test_winograd_compact.py::test_edges_on_every_instruction_set": 8,
-    "cpu/test_winograd.py": 14,
+    "cpu/test_matrix_dot.py::test_layers": 20,
+    "cpu/test_numpy.py": 48,
+    "cpu/test_operators.py": 6,
+    "cpu/test_polyphase.py": 8,
+    "cpu/test_winograd.py": 36,
     "cpu/test_winograd.py::test_transforms_as_code_are_the_matrices": 3,
-    "cpu/test_winograd_matrix.py": 20,
-    "cpu/test_winograd_wgrad.py": 14,
+    "cpu/test_winograd_compact.py::test_edges_on_every_instruction_set": 8,
+    "cpu/test_winograd_matrix.py": 48,
+    "cpu/test_winograd_wgrad.py": 36,
+    "cuda/test_cuda_device.py::test_contract": 3,
     "cuda/test_cuda_direct.py": 12,
+    "cuda/test_cuda_operators.py::test_operators_agree_with_numpy": 8,
+    "cuda/test_cudnn.py": 12,
+    "cuda/test_cudnn_graph.py": 12,
     "cuda/test_emulator.py": 16,
     "cuda/test_fill.py": 4,
-    "cuda/test_gpu_networks.py::test_a_network_of_everything_agrees_with_the_cpu": 1000,
     "cuda/test_gate.py": 24,
     "cuda/test_hopper.py": 10,
-    "cuda/test_hopper_split.py": 6,
+    "cuda/test_hopper_split.py": 16,
     "cuda/test_hopper_units.py": 8,
     "cuda/test_kernels.py": 96,
     "cuda/test_mutants.py": 3,
     "cuda/test_planted.py": 9,
-    "cuda/test_cuda_operators.py::test_operators_agree_with_numpy": 8,
-    "cuda/test_cudnn.py": 12,
-    "cuda/test_cudnn_graph.py": 12,
-    "cuda/test_winograd_tensor.py": 3,
+    "cuda/test_winograd_tensor.py": 6,
+    "cuda/test_winograd_tensor.py::test_every_schedule_is_right": 16,
     "cuda/test_winograd_tensor.py::test_its_error_is_that_of_the_transforms": 5,
     "networks/test_batch_split.py::test_parts_agree_with_float64": 3,
+    "networks/test_layers.py::test_a_bad_file_gives_one_line_with_its_place": 3,
     "networks/test_onnx_nodes.py": 10,
     "networks/test_onnx_reader.py::test_the_networks_that_come_with_onnx_answer_what_is_stored": 25,
     "networks/test_passes.py::test_every_pass_keeps_the_answer_of_a_network": 7,
+    "networks/test_quantized_networks.py::test_the_tests_of_the_standard": 2,
+    "networks/test_quantized_nodes.py::test_the_reference_of_the_standard": 3,
     "pytorch/test_conv2d.py::test_answers_and_gradients_are_those_of_pytorch": 5,
     "pytorch/test_quantized_conv2d.py": 4,
     "pytorch/test_reader.py::test_a_model_and_its_graph_agree_in_float64": 8,
 }
 
-# Tests of whole runs that take seconds; the everyday suite has cheaper ones of the same modules.
+# Tests that take seconds by the case, as they compile many kernels or run a whole command; the everyday suite has
+# cheaper ones of the same modules.
 FULL_ONLY = {
     "bench/test_report.py::test_a_browser_shows_every_figure_in_light_and_dark_wide_and_narrow",
     "bench/test_report.py::test_pictures_are_written_in_light_and_dark_and_what_is_missing_is_named",
@@ -120,6 +135,20 @@ FULL_ONLY = {
     "cli/test_cli.py::test_a_reader_that_goes_away_is_no_error",
     "cli/test_cli.py::test_piped_output_has_no_colours_and_cuts_nothing",
     "cpu/test_cpu_direct.py::test_gradients_of_enormous_strides_are_left_to_others",
+    "cpu/test_cpu_direct.py::test_sums_go_over_channels_whose_filters_fit_the_first_cache",
+    "cpu/test_depthwise.py::test_stores_past_the_caches",
+    "cpu/test_depthwise.py::test_types_and_epilogues",
+    "cpu/test_depthwise_wgrad.py::test_types_and_several_blocks",
+    "cpu/test_fft_matrix.py::test_sizes_of_tiles",
+    "cpu/test_gemm.py::test_every_remainder",
+    "cpu/test_gemm.py::test_sums_in_parts",
+    "cpu/test_gemm.py::test_types_epilogues_groups_and_gradients",
+    "cpu/test_gemm_packed.py::test_every_remainder",
+    "cpu/test_gemm_packed.py::test_parts_of_everything",
+    "cpu/test_gemm_packed.py::test_types_epilogues_groups_strides_and_gradients",
+    "cpu/test_gemm_strassen.py::test_every_remainder",
+    "cpu/test_matrix.py::test_six_products_err_no_more_than_sums_in_float32",
+    "cpu/test_matrix.py::test_strips_and_blocks_of_channels",
     "core/test_planner.py::test_faulty_candidates_never_win_and_are_not_tried_again",
     "core/test_search.py::test_a_search_in_a_worker_is_the_same",
     "cuda/test_gpu_bench.py::test_a_fault_of_one_kernel_is_a_line_and_the_rest_goes_on",
@@ -128,6 +157,10 @@ FULL_ONLY = {
     "cuda/test_gpu_bench.py::test_an_interrupted_run_goes_on_where_its_lines_end",
     "cuda/test_gpu_bench.py::test_the_command",
     "cuda/test_gpu_faults.py::test_a_candidate_without_room_is_left_out_and_the_tuning_goes_on",
+    "cuda/test_gpu_networks.py::test_a_network_of_everything_agrees_with_the_cpu",
+    "cuda/test_hopper.py::test_the_kernel_is_right_on_every_schedule",
+    "cuda/test_hopper.py::test_thread_sanitizer_names_the_race",
+    "cuda/test_kernels.py::test_an_infinite_filter_stays_in_its_channel",
     "networks/test_collect.py::test_a_variable_collects_for_the_whole_process",
     "pytorch/test_optimize.py::test_efficientnet",
 }
@@ -200,6 +233,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("full" if config.getoption("full") else "everyday")
     if not config.getoption("avx512"):
         return
     try:
@@ -215,13 +249,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(patch.undo)
 
 
+@pytest.hookimpl(trylast=True)  # of what is asked for by marks and words
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("avx512"):
         items[:] = [item for item in items if item.path.name not in NO_KERNELS]
     if not config.getoption("full"):
-        kept = [item for item in items if _everyday(item)]
-        config.hook.pytest_deselected(items=list(set(items).difference(kept)))
-        items[:] = kept
+        kept = _everyday(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
     if config.getoption("avx512"):
         import bochs
 
@@ -230,11 +265,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.xfail(reason="so does the emulator, not the kernel"))
 
 
-def _everyday(item: pytest.Item) -> bool:
-    """Whether the everyday suite runs it: one in so many of the cases that a parametrised test has."""
-    path = item.path.relative_to(HERE).as_posix() if item.path.is_relative_to(HERE) else ""
-    test = f"{path}::{getattr(item, 'originalname', '')}"
-    if test in FULL_ONLY:
-        return False
-    of = THINNED.get(test, THINNED.get(path, 1))
-    return not hasattr(item, "callspec") or zlib.crc32(item.name.encode()) % of == 0
+def _everyday(items: list[pytest.Item]) -> set[pytest.Item]:
+    """What the everyday suite runs: one in so many of the cases that a parametrised test has, and at least one."""
+    cases: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        path = item.path.relative_to(HERE).as_posix() if item.path.is_relative_to(HERE) else ""
+        test = f"{path}::{getattr(item, 'originalname', '')}"
+        if test not in FULL_ONLY:
+            cases.setdefault((test, item.nodeid.partition("[")[0]), []).append(item)
+    kept: set[pytest.Item] = set()
+    for (test, _), found in cases.items():
+        of = THINNED.get(test, THINNED.get(test.partition("::")[0], 1))
+        kept.update(sorted(found, key=lambda item: zlib.crc32(item.name.encode()))[: max(1, len(found) // of)])
+    return kept

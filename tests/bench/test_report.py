@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from browser import MISSING, Browser
-from hypothesis import given, settings
+from hypothesis import given
 from layers import layers
 from made_up import TORCH, WINNER, facts_of, modelled, remember
 
@@ -52,7 +52,6 @@ def test_padding_counts_on_all_four_sides() -> None:
 
 
 @given(layer=layers())
-@settings(max_examples=100)
 def test_the_product_of_im2col_has_the_multiply_adds_of_the_layer(layer: ConvLayer) -> None:
     assert layer.groups * math.prod(product_extents(layer)) == layer.macs
     assert gemm_multiply_adds(layer, CPU.current()) >= layer.macs

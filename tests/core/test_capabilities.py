@@ -62,10 +62,11 @@ def declared(family: Algorithm[Any], cell: Cell) -> bool:
 
 
 def runnable(kind: str, family: Algorithm[Any], cell: Cell, **epilogue: Any) -> Iterator[tuple[ConvLayer, Candidate]]:
+    """One after the other, as a grid takes long to list whole, and the first of them is often enough."""
     for layer in layers_of(cell, **epilogue):
-        for candidate in family.all(layer, DEVICES[kind]):
-            if not family.why_not(layer, DEVICES[kind], candidate.params):
-                yield layer, candidate
+        for params in () if family.unsupported(layer) else family.candidates(layer, DEVICES[kind]):
+            if not family.why_not(layer, DEVICES[kind], params):
+                yield layer, Candidate(family.name, tuple(params.items()))
 
 
 def text(cell: Cell) -> str:

@@ -1,7 +1,8 @@
-"""Every code block of the README and of the documentation runs, and what they say of the command holds."""
+"""Every example of the README, the documentation and the docstrings runs, and what is said of the command holds."""
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import re
 import shlex
@@ -122,6 +123,24 @@ def test_the_algorithm_of_the_example_is_verified_and_timed(tmp_path: Path, monk
     assert other.reasons["product"] == ["R=3, S=3: expected 1x1 filters", "stride, padding: expected 1 and 0"]
     fused = autoconv.plan(layer.replace(bias=True), "heuristic", cache=cache)
     assert fused.reasons["product"] == ["epilogue: expected none, got bias, residual or activation"]
+
+
+PACKAGE = Path(autoconv.__file__).parent
+WITH_EXAMPLES = [
+    ".".join(("autoconv", *path.relative_to(PACKAGE).with_suffix("").parts))
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if re.search(r"^ *>>> ", path.read_text(encoding="utf-8"), re.MULTILINE)
+]
+
+
+@pytest.mark.usefixtures("families")
+@pytest.mark.parametrize("module", WITH_EXAMPLES)
+def test_the_examples_of_docstrings_run(module: str) -> None:
+    if module.startswith("autoconv.torch."):
+        pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
+    found = doctest.testmod(importlib.import_module(module))
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 def test_the_yaml_examples_are_networks(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from autoconv.errors import PlanError, RecordError
 
 # undocumented, unknown, or in another order; no type; no returns, no yields; no docstring
 CODES = {"PR01", "PR02", "PR03", "RT01", "YD01", "GL08"}
-CLASSES = {name: value for name, value in vars(autoconv).items() if name in autoconv.__all__ and inspect.isclass(value)}
+CLASSES = {name: value for name in autoconv.__all__ if inspect.isclass(value := getattr(autoconv, name))}
 ERRORS = {name: value for name, value in vars(errors).items() if inspect.isclass(value)}
 MADE_ELSEWHERE = {"autoconv.CompiledNetwork", "autoconv.Plan"}  # by a function: nobody calls the class itself
 

@@ -16,7 +16,8 @@ TESTS = ("tests/core/test_registry.py", "tests/core/test_capabilities.py")
 
 def test_one_file_and_one_word(tmp_path: Path) -> None:
     for folder in ("autoconv", "tests", "configs", "cache"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        # with its bytecode, but for what another process is writing
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.pyc.*"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (source,) = re.findall(r'^```python\n("""autoconv/cpu/product\.py.*?)^```$', PAGE.read_text(), re.M | re.DOTALL)
     (tmp_path / "autoconv" / "cpu" / "product.py").write_text(source)

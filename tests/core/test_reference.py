@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from layers import ACTIVATIONS, EDGES, edge, layers, operands
 
 from autoconv.layer import ConvLayer
@@ -39,7 +39,6 @@ def test_forward_is_scipys_correlation(name: str) -> None:
     np.testing.assert_allclose(reference.convolve(layer, x, w), correlate(layer, x, w), rtol=1e-12, atol=1e-11)
 
 
-@settings(max_examples=60)
 @given(layer=layers(direction="fwd", dtype="float64", layout="NCHW"))
 def test_any_forward_layer_is_scipys_correlation_and_epilogue(layer: ConvLayer) -> None:
     x, w, values, residual = operands(layer)
@@ -56,7 +55,6 @@ def test_any_forward_layer_is_scipys_correlation_and_epilogue(layer: ConvLayer) 
     np.testing.assert_allclose(reference.convolve(layer, x, w, values, residual), want, rtol=1e-12, atol=1e-11)
 
 
-@settings(max_examples=60)
 @given(layer=layers(layout="NHWC", dtype="float64"))
 def test_layouts_are_transposes(layer: ConvLayer) -> None:
     a, b, bias, residual = operands(layer)
@@ -65,7 +63,6 @@ def test_layouts_are_transposes(layer: ConvLayer) -> None:
     np.testing.assert_array_equal(got.transpose(0, 2, 3, 1), reference.convolve(layer, a, b, bias, residual))
 
 
-@settings(max_examples=60)
 @given(layer=layers(direction="fwd", dtype="float64", bias=False, residual=False, activation=None))
 def test_gradients_are_finite_differences(layer: ConvLayer) -> None:
     """Of `sum(y * dy)`, which is linear in x and in w, along a random direction: exact at any step."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from guards import run_guarded
-from hypothesis import given, settings
+from hypothesis import given
 from layers import EDGES, EPILOGUES, edge, layers, operands
 from vectors import INSTRUCTION_SETS, device_with
 
@@ -180,7 +180,6 @@ def test_every_reason_is_given() -> None:
     assert all("spectra" in against for (against,) in named)
 
 
-@settings(max_examples=25, deadline=None)
 @given(layers(dtype="float32"))
 def test_any_layer(layer: ConvLayer) -> None:
     for params in itertools.islice(chosen(layer), 1):

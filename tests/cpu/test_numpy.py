@@ -143,7 +143,6 @@ def test_epilogues(name: str, epilogue: str) -> None:
     check(edge(name, **EPILOGUES[epilogue]), algorithms=OTHERS)
 
 
-@settings(max_examples=15)
 @given(layer=layers(), seed=st.integers(0, 2**32 - 1), device=st.sampled_from([DEVICE, SMALL]))
 def test_any_layer(layer: ConvLayer, seed: int, device: CPU) -> None:
     check(layer, seed, device)

@@ -244,7 +244,8 @@ def test_another_gpu_is_selected_meanwhile(cupy: FakeCuPy, options: dict[str, An
         net.run(cupy.asarray(drawn(graph)["x"]))
 
 
-def test_a_process_without_a_gpu_imports_nothing_of_one() -> None:
-    code = "import sys, autoconv; print([name for name in sys.modules if name.startswith('autoconv.cuda')])"
+def test_a_process_without_a_gpu_or_networks_imports_nothing_of_them() -> None:
+    rooms = ("autoconv.cuda", "autoconv.networks")
+    code = f"import sys, autoconv; print([name for name in sys.modules if name.startswith({rooms})])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -36,10 +36,10 @@ PLANTED = {
 
 
 @needs_compiler
+@pytest.mark.parametrize("schedule", range(16))
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_the_kernel_is_right_on_every_schedule(direction: str) -> None:
-    for schedule in range(16):
-        check(Emulated(capability=CAPABILITY, schedule=schedule), SPLIT, DEEP.replace(direction=direction), PARAMS)
+def test_the_kernel_is_right_on_every_schedule(direction: str, schedule: int) -> None:
+    check(Emulated(capability=CAPABILITY, schedule=schedule), SPLIT, DEEP.replace(direction=direction), PARAMS)
 
 
 @needs_compiler

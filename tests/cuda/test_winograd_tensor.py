@@ -64,12 +64,10 @@ def test_its_error_is_that_of_the_transforms(family: str, m: int) -> None:
 @needs_compiler
 @families
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_every_schedule_is_right(family: str, layout: str) -> None:
+@pytest.mark.parametrize("schedule", range(SCHEDULES))
+def test_every_schedule_is_right(family: str, layout: str, schedule: int) -> None:
     algorithm, tile = FAMILIES[family]
-    for schedule in range(SCHEDULES):
-        check(
-            Emulated(capability=CAPABILITY, schedule=schedule), algorithm, SMALL.replace(layout=layout), {"m": 2} | tile
-        )
+    check(Emulated(capability=CAPABILITY, schedule=schedule), algorithm, SMALL.replace(layout=layout), {"m": 2} | tile)
 
 
 @needs_compiler

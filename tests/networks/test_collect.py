@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from layers import layers as conv_layers
 
@@ -86,7 +86,6 @@ def test_nothing_is_written_where_nothing_is_missing(tmp_path: Path) -> None:
 
 
 @given(st.lists(conv_layers(), min_size=1, max_size=6))
-@settings(max_examples=30)
 def test_every_layer_can_be_read_back(layers: list[ConvLayer]) -> None:
     net = yaml_reader.network(text_of(layers, "some").encode(), "some.yaml", "")
     assert set(layers) == {layer for *_, layer in jobs_of([net], None, None)}

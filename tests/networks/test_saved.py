@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,17 @@ from autoconv.networks.run import saved
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 
 
+@functools.cache
+def whole() -> bytes:
+    """A saved network."""
+    with tempfile.TemporaryDirectory() as folder:
+        compiled(small(1)).save(Path(folder) / "net.autoconv")
+        return (Path(folder) / "net.autoconv").read_bytes()
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    compiled(small(1)).save(tmp_path / "net.autoconv")
+    (tmp_path / "net.autoconv").write_bytes(whole())
     return tmp_path / "net.autoconv"
 
 
@@ -65,12 +75,11 @@ def test_what_is_not_of_today_is_found_anew(path: Path, change: str) -> None:
 
 
 def test_a_damaged_file_is_one_line(path: Path) -> None:
-    whole = path.read_bytes()
-    for cut in range(5, len(whole), max(1, len(whole) // 23)):
-        path.write_bytes(whole[:cut])
+    for cut in range(5, len(whole()), max(1, len(whole()) // 23)):
+        path.write_bytes(whole()[:cut])
         with pytest.raises(ConfigError, match="not a saved network, or damaged"):
             autoconv.load(path)
-    path.write_bytes(whole[:3])
+    path.write_bytes(whole()[:3])
     with pytest.raises(ConfigError):
         autoconv.load(path)
 

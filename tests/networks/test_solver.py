@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autoconv.networks.choice import solver
@@ -33,7 +33,6 @@ def drawn(seed: int, variables: int, density: float) -> tuple[list[np.ndarray], 
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 7), st.sampled_from([0.2, 0.5, 1.0]))
-@settings(max_examples=60, deadline=None)
 def test_no_choice_costs_less(seed: int, variables: int, density: float) -> None:
     costs, edges = drawn(seed, variables, density)
     every = itertools.product(*(range(len(cost)) for cost in costs))

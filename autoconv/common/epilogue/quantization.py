@@ -39,6 +39,7 @@ class Quantization:
 
     Examples
     --------
+    >>> from autoconv import ConvLayer, plan
     >>> layer = ConvLayer(N=1, C=2, H=3, W=3, K=1, R=3, S=3, dtype="uint8", output_dtype="int8")
     >>> x, w = np.full(layer.x_shape, 130, np.uint8), np.ones(layer.w_shape, np.int8)
     >>> meaning = Quantization(scale=0.25, x_zero_point=128, y_zero_point=1)

@@ -23,7 +23,7 @@ def parts(total: int, most: int | None = None) -> list[int]:
     """Sizes of nearly equal parts of a number, the smallest first: up to `most`, or all of it, in steps.
 
     >>> parts(13)
-    [1, 2, 3, 4, 7, 13]
+    [1, 2, 3, 4, 5, 7, 13]
     """
     return sorted({-(-total // -(-total // size)) for size in steps(max(1, min(total, most or total)))})
 
