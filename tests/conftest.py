@@ -147,7 +147,6 @@ FULL_ONLY = {
     "cpu/test_gemm_packed.py::test_parts_of_everything",
     "cpu/test_gemm_packed.py::test_types_epilogues_groups_strides_and_gradients",
     "cpu/test_gemm_strassen.py::test_every_remainder",
-    "cpu/test_matrix.py::test_six_products_err_no_more_than_sums_in_float32",
     "cpu/test_matrix.py::test_strips_and_blocks_of_channels",
     "core/test_planner.py::test_faulty_candidates_never_win_and_are_not_tried_again",
     "core/test_search.py::test_a_search_in_a_worker_is_the_same",
