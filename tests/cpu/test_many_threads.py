@@ -17,11 +17,9 @@ from autoconv.cpu.codegen import launch
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm, party
 from autoconv.cpu.device import CPU
 from autoconv.cpu.fft import algorithm as fft
-from autoconv.cpu.fft import estimate as fft_estimate
 from autoconv.cpu.machine.curve import Curve
 from autoconv.cpu.transform.estimate import sides
 from autoconv.cpu.winograd import algorithm as winograd
-from autoconv.cpu.winograd import estimate as winograd_estimate
 from autoconv.registry import algorithms
 from autoconv.tuning.candidates import CandidateSet
 
@@ -106,12 +104,6 @@ def dealt(tasks, seconds, threads):
     return max(free)
 
 
-TRANSFORMS = {
-    "winograd": (winograd.Winograd().tilings, winograd_estimate.counts),
-    "fft": (fft.TiledFFT().tilings, fft_estimate.counts),
-}
-
-
 @pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("name", LAYERS)
@@ -128,9 +120,8 @@ def test_the_longest_thread_has_little_more_than_its_share(name, threads):
     party = family.party(layer, device, candidate.params)
     of_regions = [seconds * party]
     if len(regions) > 1:
-        tilings, counts = TRANSFORMS[family.name]
-        (tiling,) = tilings(layer, device, candidate.params)
-        of_sides = sides(tiling, device.machine, counts(tiling, device.machine))
+        (tiling,) = family.tilings(layer, device, candidate.params)
+        of_sides = sides(tiling, device.machine, family.counts(tiling, device.machine))
         of_regions = [of_sides[n % 2] * threads * tasks / sum(regions[n % 2 :: 2]) for n, tasks in enumerate(regions)]
     share = sum(of_regions) / party
     longest = sum(dealt(*region, party) for region in zip(regions, of_regions, strict=True))
