@@ -35,6 +35,9 @@ from autoconv.cpu.winograd.matrix import matrix_vector
 from autoconv.layer import ConvLayer
 
 FEWEST_TILES = 6  # of a chunk: with fewer, transforming a filter takes as long as all its products
+MOST_TILES = (
+    48  # of all: with more, filters that are transformed beforehand take a small part of a run, however they change
+)
 
 
 @dataclass(frozen=True)
@@ -87,24 +90,27 @@ class CompactWriter(WinogradWriter[CompactTiling]):
     filter_stage = CompactFilters
 
     def emit(self) -> Function:
-        self.transforms = [self.transform_of(row) for row in range(self.tiling.rows.tile)]
+        self.transform = self.transform_filters()
         return super().emit()
 
-    def transform_of(self, number: int) -> Function:
-        """`(taps, u, terms)`: a row of the points `G w GT` of some terms, as many as stay in the first cache."""
+    def transform_filters(self) -> Function:
+        """`(taps, u, terms, number)`: a row of the points `G w GT` of some terms, so that they stay in the first cache."""
         tiling, lanes, TK = self.tiling, self.tiling.lanes, self.tiling.TK
         rows, columns = tiling.rows, tiling.columns
-        k = self.function(f"transform_filters_{number}_", ptr(self.real), ptr(self.real), i64)
-        taps, u, terms = k.args
-        with k.loop(0, terms) as term:
-            for vector in range(tiling.vectors):
-                source, target = taps + term * tiling.taps + vector * lanes, u + term * TK + vector * lanes
-                row = []
-                for j in range(columns.r):
-                    xs = [k.load(source + (i * columns.r + j) * TK, lanes) for i in range(rows.r)]
-                    row += matrix_vector(k, rows.transforms.G[number : number + 1], xs)
-                for n, v in enumerate(matrix_vector(k, columns.transforms.G, row)):
-                    k.store(v, target + n * tiling.piece_stride)
+        k = self.function("transform_filters", ptr(self.real), ptr(self.real), i64, i64)
+        taps, u, terms, number = k.args
+        factors = self.m.table(k, self.real, [float(f) for row in rows.transforms.G for f in row]) + number * rows.r
+        row = [k.broadcast(factors + i, lanes) for i in range(rows.r)]
+        with k.loop(0, terms) as term, k.loop(0, TK, lanes) as first:
+            source, target = taps + (term * tiling.taps + first), u + (term * TK + first)
+            half = []
+            for j in range(columns.r):
+                total = k.load(source + j * TK, lanes) * row[0]
+                for i in range(1, rows.r):
+                    total = k.fma(k.load(source + (i * columns.r + j) * TK, lanes), row[i], total)
+                half.append(total)
+            for n, v in enumerate(matrix_vector(k, columns.transforms.G, half)):
+                k.store(v, target + n * tiling.piece_stride)
         return k
 
     def product_of(self, size: int) -> Function:
@@ -150,8 +156,8 @@ class CompactWriter(WinogradWriter[CompactTiling]):
             terms = k.min(tiling.packed_depth - start, tiling.piece)
             taps, blocks = u + start * tiling.taps, terms // lanes
             following = taps + terms * tiling.taps
-            for row, transform in enumerate(self.transforms):
-                k.call(transform, taps, piece, terms)
+            with k.loop(0, tiling.rows.tile) as row:
+                k.call(self.transform, taps, piece, terms, row)
                 with k.loop(0, tiling.columns.tile) as column:
                     point = column + row * tiling.columns.tile
                     source = v + (start * tiling.chunk_tiles + point * tiling.v_stride)
@@ -202,11 +208,11 @@ class WinogradCompact(Winograd):
         return CompactTiling(c, *where, m, rows, coop, *(more or (MOST_TERMS,)))
 
     def _grid(self, layer: ConvLayer, device: CPU) -> Iterator[Params]:
-        """Chunks of some tiles; pieces whose rows of points fit into half of the first cache."""
+        """Chunks of some tiles of few; pieces whose rows of points fit into half of the first cache."""
         main = max(correlations(layer), key=lambda c: c.macs)
         for params in super()._grid(layer, device):
             tiling = self.tiling(layer, device, main, outputs(params), int(params["rows"]), int(params["coop"]))
-            if tiling.chunk_tiles < FEWEST_TILES:
+            if tiling.chunk_tiles < FEWEST_TILES or tiling.tile_rows * tiling.columns.tiles > MOST_TILES:
                 continue
             fitting = device.machine.caches[0] // (2 * tiling.columns.tile * tiling.TK * tiling.itemsize)
             pieces = -(-tiling.packed_depth // min(max(fitting, tiling.lanes), MOST_TERMS))
