@@ -94,7 +94,7 @@ class CompactWriter(WinogradWriter[CompactTiling]):
         return super().emit()
 
     def transform_filters(self) -> Function:
-        """`(taps, u, terms, number)`: a row of the points `G w GT` of some terms, so that they stay in the first cache."""
+        """`(taps, u, terms, number)`: a row of the points `G w GT` of some terms, which the first cache holds."""
         tiling, lanes, TK = self.tiling, self.tiling.lanes, self.tiling.TK
         rows, columns = tiling.rows, tiling.columns
         k = self.function("transform_filters", ptr(self.real), ptr(self.real), i64, i64)
