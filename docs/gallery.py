@@ -24,7 +24,7 @@ from autoconv.registry import this_device
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "pages" / "why-this-one.md"
-COLUMNS = 128  # of the terminal that the command believes to write to: no candidate is folded
+COLUMNS = 130  # of the terminal that the command believes to write to: no candidate is folded
 LAYERS = {
     "winograd": ConvLayer(N=1, C=128, H=28, W=28, K=128, R=3, S=3, padding=1),
     "pointwise": ConvLayer(N=1, C=256, H=28, W=28, K=128, R=1, S=1),

@@ -95,7 +95,8 @@ def print_table(
     totals : bool
         Whether the last row is set off by a line.
     spare : sequence of str
-        Columns that a narrow terminal does without, the first of them first, before figures are folded.
+        Columns that a narrow terminal does without, the first of them first, before figures are folded; and the first
+        also where it leaves room for all the others unfolded.
     """
     from rich import box
     from rich.console import Console
@@ -110,8 +111,10 @@ def print_table(
     rows, left_out = list(rows), []
     shown = {column: [row[place] for row in rows] for place, column in enumerate(columns)}
     for column in spare:
-        if _least_width(shown) > console.width:
-            del shown[column]
+        others = {name: cells for name, cells in shown.items() if name != column}
+        unfolds = column == spare[0] and _whole_width(others) <= console.width < _whole_width(shown)
+        if unfolds or _least_width(shown) > console.width:
+            shown = others
             left_out.append(column.removeprefix(">"))
     fits = _least_width(shown) <= console.width
     for column, cells in shown.items():
@@ -133,6 +136,11 @@ def print_table(
 
 def _width(column: str, cells: Sequence[str]) -> int:
     return max(map(len, [column.removeprefix(">"), *cells]))
+
+
+def _whole_width(table: dict[str, list[str]]) -> int:
+    """Characters that a table needs in which nothing is folded."""
+    return 1 + sum(3 + _width(column, cells) for column, cells in table.items())
 
 
 def _least_width(table: dict[str, list[str]]) -> int:

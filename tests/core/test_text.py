@@ -60,7 +60,8 @@ def test_the_nearest_name_is_found_in_whatever_case() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "lacking"), [(60, ["rival", "shape", "rate"]), (80, ["rival", "shape"]), (100, ["rival"]), (200, [])]
+    ("columns", "lacking"),
+    [(60, ["rival", "shape", "rate"]), (80, ["rival", "shape"]), (100, ["rival"]), (130, ["rival"]), (200, [])],
 )
 def test_a_narrow_terminal_shows_fewer_columns_and_every_figure(
     columns: int, lacking: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -79,3 +80,4 @@ def test_a_narrow_terminal_shows_fewer_columns_and_every_figure(
         assert (cell in "\n".join(table)) == (column not in lacking)
     assert all(cell in "\n".join(table) for cell in ("1.29 ms", "heuristic, though"))
     assert last.strip() == (f"a wider terminal has room for: {', '.join(lacking)}" if lacking else "")
+    assert (name in "\n".join(table)) == (columns >= 130)
