@@ -78,6 +78,10 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         return () if self.unsupported(layer) else self._grid(layer, device)
 
+    def worth_listing(self, tiling: WinogradTiling) -> bool:
+        """Whether candidates that cut a layer into such tiles are any use, however tiles are cut into chunks."""
+        return True
+
     def _grid(self, layer: ConvLayer, device: CPU) -> Iterator[Params]:
         """Sizes by chunks of up to `MOST_TILES` tiles, of each thread's own or in batches that the LLC holds."""
         main = max(correlations(layer), key=lambda c: c.macs)
@@ -86,6 +90,8 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
             if square and m[0] > m[1]:
                 continue
             one = self.tiling(layer, device, main, m, 1, 0)
+            if not self.worth_listing(one):
+                continue
             for rows in parts(one.tile_rows, MOST_TILES // one.columns.tiles):
                 tiling = self.tiling(layer, device, main, m, rows, 0)
                 most = device.machine.caches[2] // (tiling.v_size * tiling.itemsize)

@@ -35,9 +35,7 @@ from autoconv.cpu.winograd.matrix import matrix_vector
 from autoconv.layer import ConvLayer
 
 FEWEST_TILES = 6  # of a chunk: with fewer, transforming a filter takes as long as all its products
-MOST_TILES = (
-    48  # of all: with more, filters that are transformed beforehand take a small part of a run, however they change
-)
+MOST_TILES = 48  # of all: with more, transforming filters beforehand takes little beside the products
 
 
 @dataclass(frozen=True)
@@ -129,15 +127,10 @@ class CompactWriter(WinogradWriter[CompactTiling]):
                 k.prefetch(following + (block * self.lines + n) * line, locality=2)
             source, filters = v + block * (tiling.chunk_tiles * lanes), u + block * (lanes * tiling.TK)
             self.multiply(k, source, filters, sums, lanes)
-        places = [[out + (p * tiling.m_tile + n * tiling.m_vector) for n in range(tiling.vectors)] for p in range(size)]
         with k.if_(more > 0):
-            for row, found in zip(places, sums, strict=True):
-                for place, total in zip(row, found, strict=True):
-                    k.store(k.load(place, lanes) + total.get(), place)
+            self.keep_sums(k, sums, out, added=True)
         with k.else_():
-            for row, found in zip(places, sums, strict=True):
-                for place, total in zip(row, found, strict=True):
-                    k.store(total.get(), place)
+            self.keep_sums(k, sums, out, added=False)
         return k
 
     @property
@@ -163,28 +156,14 @@ class CompactWriter(WinogradWriter[CompactTiling]):
                     source = v + (start * tiling.chunk_tiles + point * tiling.v_stride)
                     filters, target = piece + column * tiling.piece_stride, out + point * tiling.m_stride
                     share = following + point * blocks * (self.register_tiles * self.lines * line)
-                    multiply = functools.partial(self._multiply, k, source, filters, share, target, blocks, start)
+
+                    def multiply(size: int, tile: Value, number: Value) -> None:
+                        following = share + number * blocks * (self.lines * line)
+                        places = source + tile * lanes, filters, following, target + tile * tiling.m_tile
+                        k.call(self.registers[size], *places, blocks, start)
+
                     each_register_tile(k, split, multiply)
         return k
-
-    def _multiply(
-        self,
-        k: Function,
-        v: Value,
-        u: Value,
-        following: Value,
-        out: Value,
-        blocks: Value,
-        more: Value,
-        size: int,
-        tile: Value,
-        number: Value,
-    ) -> None:
-        """A register tile of a point."""
-        tiling, line = self.tiling, LINE // self.tiling.itemsize
-        source, target = v + tile * tiling.lanes, out + tile * tiling.m_tile
-        share = following + number * blocks * (self.lines * line)
-        k.call(self.registers[size], source, u, share, target, blocks, more)
 
 
 def emit(instruction_set: str, layer: ConvLayer, tilings: tuple[CompactTiling, ...]) -> Module:
@@ -207,12 +186,15 @@ class WinogradCompact(Winograd):
         where = device.instruction_set, layer.accumulator.itemsize, device.threads
         return CompactTiling(c, *where, m, rows, coop, *(more or (MOST_TERMS,)))
 
+    def worth_listing(self, tiling: WinogradTiling) -> bool:
+        return tiling.tile_rows * tiling.columns.tiles <= MOST_TILES
+
     def _grid(self, layer: ConvLayer, device: CPU) -> Iterator[Params]:
         """Chunks of some tiles of few; pieces whose rows of points fit into half of the first cache."""
         main = max(correlations(layer), key=lambda c: c.macs)
         for params in super()._grid(layer, device):
             tiling = self.tiling(layer, device, main, outputs(params), int(params["rows"]), int(params["coop"]))
-            if tiling.chunk_tiles < FEWEST_TILES or tiling.tile_rows * tiling.columns.tiles > MOST_TILES:
+            if tiling.chunk_tiles < FEWEST_TILES:
                 continue
             fitting = device.machine.caches[0] // (2 * tiling.columns.tile * tiling.TK * tiling.itemsize)
             pieces = -(-tiling.packed_depth // min(max(fitting, tiling.lanes), MOST_TERMS))

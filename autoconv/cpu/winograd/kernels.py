@@ -119,23 +119,16 @@ class WinogradWriter(kernels.TransformWriter[W]):
                 k.prefetch(following + (block * lines + n) * line, locality=2)
             self.multiply(k, source, filters, sums, count)
 
-        def keep(added: bool) -> None:
-            for p in range(size):
-                for n in range(tiling.vectors):
-                    place = out + (p * tiling.m_tile + n * tiling.m_vector)
-                    found = sums[p][n].get()
-                    k.store(k.load(place, lanes) + found if added else found, place)
-
         whole, rest = divmod(tiling.depth, lanes)
         blocks = MOST_TERMS // lanes
         parted = whole > blocks
         if parted:
             nothing = k.zero(self.real, lanes)
-            keep(added=False)
+            self.keep_sums(k, sums, out, added=False)
             with k.loop(0, whole, blocks) as start:
                 with k.loop(start, k.min(start + blocks, whole)) as block:
                     terms(block, lanes)
-                keep(added=True)
+                self.keep_sums(k, sums, out, added=True)
                 for var in itertools.chain.from_iterable(sums):
                     var.set(nothing)
         elif whole:
@@ -144,7 +137,7 @@ class WinogradWriter(kernels.TransformWriter[W]):
         if rest:
             terms(k.i64(whole), rest)
         if rest or not parted:
-            keep(added=parted)
+            self.keep_sums(k, sums, out, added=parted)
         return k
 
     def multiply(self, k: Function, v: Value, u: Value, sums: Sequence[Sequence[Var]], count: int) -> None:
@@ -158,6 +151,14 @@ class WinogradWriter(kernels.TransformWriter[W]):
                     x = k.broadcast(v + c + p * lanes, lanes)
                     for total, w in zip(row, ws, strict=True):
                         total.fma(x, w)
+
+    def keep_sums(self, k: Function, sums: Sequence[Sequence[Var]], out: Value, added: bool) -> None:
+        """Store the sums of a register tile, or what they make with the products that are there."""
+        tiling, lanes = self.tiling, self.tiling.lanes
+        for p, row in enumerate(sums):
+            for n, total in enumerate(row):
+                place = out + (p * tiling.m_tile + n * tiling.m_vector)
+                k.store(k.load(place, lanes) + total.get() if added else total.get(), place)
 
     def product(self, rows: int, split: Sequence[tuple[int, int]]) -> Function:
         tiling = self.tiling
