@@ -58,7 +58,7 @@ class ConvLayer:
     activation : str, optional
         What the epilogue ends with: `y = activation(conv(x, w) + bias + residual)`, not for "wgrad": "relu", "relu6",
         "clip:LOW:HIGH", "leaky_relu[:SLOPE]", "sigmoid", "silu", "hardsigmoid", "hardswish", "gelu", "gelu_tanh", or
-        "prelu", whose slopes, one for each channel of the output, are an operand.
+        "prelu", whose slopes, one for each channel of the output, are an operand. Numbers are kept in float32.
     output_dtype : "int32", "uint8", "int8" or "float32", or a NumPy dtype of that name
         Of the output of a quantised layer; by default the "int32" of its sums. Of others it is their dtype.
 

@@ -24,10 +24,7 @@ MOST_TERMS = (2**31 - 1) // (LARGEST_FACTORS[0] * LARGEST_FACTORS[1])  # of a su
 
 def dtype_name(value: object) -> str:
     """The name of an array's type, given as that or as what NumPy knows by it."""
-    try:
-        name = value if isinstance(value, str) else np.dtype(value).name  # type: ignore[call-overload]
-    except TypeError:
-        name = repr(value)
+    name = _spelled(value)
     allowed = (*DTYPES, *INTEGERS)
     if name not in allowed:
         raise LayerError(f"dtype={name!r}: expected one of {', '.join(allowed)}")
@@ -37,10 +34,20 @@ def dtype_name(value: object) -> str:
 def output_name(value: object, dtype: str) -> str:
     """The name of the output's type: that of the inputs unless those are quantised, when there is a choice."""
     if dtype in DTYPES:
-        if value not in (None, dtype):
+        if value is not None and _spelled(value) != dtype:
             raise LayerError(f"output_dtype={value!r}: expected {dtype!r}, as the inputs are")
         return dtype
-    name = "int32" if value is None else value if isinstance(value, str) else np.dtype(value).name  # type: ignore[call-overload]
+    name = "int32" if value is None else _spelled(value)
     if name not in OUTPUTS:
         raise LayerError(f"output_dtype={name!r}: expected one of {', '.join(OUTPUTS)} for {dtype}")
     return cast(str, name)
+
+
+def _spelled(value: object) -> str:
+    """The name of a type, given as that or as what NumPy knows by it; of anything else, how Python writes it."""
+    if isinstance(value, str) or value is None:  # which NumPy takes for float64
+        return str(value)
+    try:
+        return np.dtype(value).name  # type: ignore[call-overload, no-any-return]
+    except (TypeError, ValueError):
+        return repr(value)

@@ -338,15 +338,16 @@ def _agree(name: str, given: tuple[int, int, int], layer: ConvLayer) -> None:
 
 def _layer(extents: Any, geometry: Any, kind: Any, epilogue: Any) -> ConvLayer:
     try:
-        return _remembered_layer(extents, geometry, kind, epilogue)
+        return _remembered_layer(extents, *geometry, kind, epilogue)
     except TypeError:  # an unhashable spelling, such as a list
-        return _remembered_layer.__wrapped__(extents, geometry, kind, epilogue)
+        return _remembered_layer.__wrapped__(extents, *geometry, kind, epilogue)
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
-def _remembered_layer(extents: Any, geometry: Any, kind: Any, epilogue: Any) -> ConvLayer:
+@functools.lru_cache(maxsize=REMEMBERED, typed=True)  # 1.0 and True are equal to 1, but refused
+def _remembered_layer(
+    extents: Any, stride: Any, padding: Any, dilation: Any, groups: Any, kind: Any, epilogue: Any
+) -> ConvLayer:
     N, C, H, W, K, R, S = extents
-    stride, padding, dilation, groups = geometry
     dtype, layout, direction = kind
     bias, residual, activation = epilogue
     return ConvLayer(

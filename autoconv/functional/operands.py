@@ -36,10 +36,15 @@ def arrays_of(layout: Any, options: dict[str, Any], **given: Any) -> tuple[dict[
         if array.ndim != 4:
             raise ArrayError(f"{name} has shape {tuple(array.shape)}: expected four dimensions ({layout})")
     first = arrays["x"] if arrays["x"] is not None else arrays["dy"]
-    if layout == "NCHW" and not first.flags.c_contiguous and first.transpose(_TO_LAST).flags.c_contiguous:
+    if layout == "NCHW" and _channels_last(first) and (arrays["out"] is None or _channels_last(arrays["out"])):
         last = {name: None if array is None else array.transpose(_TO_LAST) for name, array in arrays.items()}
         return last, "NHWC", lambda result: result.transpose(_TO_FIRST)
     return arrays, layout, lambda result: result
+
+
+def _channels_last(array: Any) -> bool:
+    """Whether an array of shape N, C, H, W lies in memory as N, H, W, C, and not as its shape says."""
+    return bool(not array.flags.c_contiguous and array.transpose(_TO_LAST).flags.c_contiguous)
 
 
 def extents_of(array: Any, layout: str) -> tuple[int, int, int, int]:
@@ -49,9 +54,9 @@ def extents_of(array: Any, layout: str) -> tuple[int, int, int, int]:
 
 
 def number_of(groups: Any) -> int:
-    """Groups as an integer; 1 for what is none."""
+    """Groups as an integer of at least 1; 1 for what is none."""
     try:
-        return operator.index(groups)
+        return max(operator.index(groups), 1)
     except TypeError:
         return 1  # the layer refuses it by name
 

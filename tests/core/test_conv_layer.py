@@ -50,6 +50,7 @@ def test_equal_layers_are_equal_however_they_were_spelled() -> None:
         ConvLayer(**{n: np.int64(v) for n, v in BASE.items()}, stride=(2, 2), padding=(1, 1)),
         ConvLayer(**BASE, stride=[2, 2], padding=((1, 1), (1, 1)), dtype=np.float32, bias=np.bool_(False)),
         ConvLayer(**BASE, stride=np.array([2, 2]), padding=[[1, 1], [1, 1]], dtype=np.dtype("f4")),
+        ConvLayer(**BASE, stride=2, padding=1, dtype="float32", output_dtype=np.float32),
     ]
     assert len(set(spellings)) == 1
     assert len({layer.key() for layer in spellings}) == 1
@@ -86,6 +87,9 @@ def test_same_keeps_the_size_divided_by_the_stride(extent: int, taps: int, strid
         ({"dtype": "int16"}, "dtype='int16': expected one of float32, float64, float16, bfloat16, uint8, int8"),
         ({"dtype": np.int64}, "dtype='int64': expected one of"),
         ({"dtype": object()}, "dtype="),
+        ({"dtype": None}, "dtype='None': expected one of float32"),
+        ({"output_dtype": np.int8}, "expected 'float32', as the inputs are"),
+        ({"dtype": "int8", "output_dtype": [1]}, "output_dtype='[1]': expected one of int32, uint8"),
         ({"layout": "CHWN"}, "layout='CHWN': expected one of 'NCHW', 'NHWC'"),
         ({"direction": "forward"}, "direction='forward': expected one of 'fwd', 'dgrad', 'wgrad'"),
         ({"activation": "swish"}, "activation='swish': expected one of None, 'relu'"),

@@ -72,6 +72,9 @@ def test_channels_last_memory_is_computed_as_it_lies(quick: dict[str, object]) -
     assert got.shape == want.shape
     assert got.transpose(0, 2, 3, 1).flags.c_contiguous
     np.testing.assert_allclose(got, want, atol=1e-4)
+    for out in (np.empty_like(want), np.empty_like(got)):  # in either order
+        assert autoconv.conv2d(last, w, out=out, **geometry(layer), **quick) is out
+        np.testing.assert_allclose(out, want, atol=1e-4)
 
 
 @pytest.mark.parametrize("stride", [1, 2, (3, 1)])
@@ -172,6 +175,12 @@ def test_what_does_not_fit_is_refused(quick: dict[str, object]) -> None:
             autoconv.conv_transpose2d(dy, w, **({name: 1.5} | quick))  # type: ignore[arg-type]
     with pytest.raises(LayerError, match="stride=0: expected 1"):
         autoconv.conv_transpose2d(dy, w, stride=0, **quick)
+    with pytest.raises(LayerError, match="groups=-1: expected 1"):
+        autoconv.conv_transpose2d(dy, w, groups=-1, **quick)
+    autoconv.conv2d(x, w, groups=1, padding=1, **quick)
+    for name, value in (("groups", 1.0), ("padding", True)):  # equal to what has been seen, but no integers
+        with pytest.raises(LayerError, match=f"{name}={value}: expected an integer"):
+            autoconv.conv2d(x, w, **({"groups": 1, "padding": 1, name: value} | quick))
     with pytest.raises(ArrayError, match="x: expected an array of NumPy, or one that speaks DLPack, got NoneType"):
         autoconv.conv2d(None, w, **quick)
     with pytest.raises(ArrayError, match="w: expected an array of NumPy, or one that speaks DLPack, got NoneType"):
