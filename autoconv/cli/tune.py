@@ -44,7 +44,12 @@ LEAST_BUDGET = 0.05  # seconds of timing for a layer whose turn comes when the b
 @batches
 @directions
 @on_device
-@click.option("--budget", type=seconds, metavar="TIME", help="For timing all layers together, such as 60s.")
+@click.option(
+    "--budget",
+    type=seconds,
+    metavar="TIME",
+    help="For timing all layers together, such as 60s; compiling them may take longer.",
+)
 @click.option(
     "--mode",
     default="profile",
@@ -119,6 +124,8 @@ def tune(
             click.echo(line)
         click.echo(f"on {device.name}; peak: {_rates(peaks)}")
         click.echo(_summary(len(done), len(jobs), timed, len(failed), seconds))
+        if budget is not None and (cut_short := sum(map(_cut_short, done))):
+            click.echo(f"not finished within the budget: {cut_short} of {len(done)} layers; a larger one goes on there")
     for row in failed:
         say("error", f"{row.name}: {row.error}")
     if interrupted:
@@ -137,6 +144,11 @@ def _tuned(named: NamedLayer, layer: ConvLayer, mode: str, options: dict[str, An
     except FAILURES as failure:
         error = one_line(failure)
     return Row(named.name, layer, named.repeat, found, error)
+
+
+def _cut_short(row: Row) -> bool:
+    """Whether the budget ended before every candidate's turn."""
+    return row.plan is not None and any(f.unreached and not f.starved for f in row.plan.facts.values())
 
 
 def _laid_out(path: str, batch: int | None, mode: str, options: dict[str, Any]) -> str:

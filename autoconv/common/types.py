@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -28,7 +28,7 @@ def dtype_name(value: object) -> str:
     allowed = (*DTYPES, *INTEGERS)
     if name not in allowed:
         raise LayerError(f"dtype={name!r}: expected one of {', '.join(allowed)}")
-    return cast(str, name)
+    return name
 
 
 def output_name(value: object, dtype: str) -> str:
@@ -40,7 +40,7 @@ def output_name(value: object, dtype: str) -> str:
     name = "int32" if value is None else _spelled(value)
     if name not in OUTPUTS:
         raise LayerError(f"output_dtype={name!r}: expected one of {', '.join(OUTPUTS)} for {dtype}")
-    return cast(str, name)
+    return name
 
 
 def _spelled(value: object) -> str:

@@ -152,6 +152,8 @@ def _race(request: Request, known: Known, left: _Left) -> Known:
     found: dict[Candidate, Facts] = {}
     reached, block = True, [*left.candidates, *incumbents]
     block += [candidate for candidate in search.next() if candidate not in block]
+    if left.grids:  # a budget may end before everyone's turn
+        block = _best_first(request, block, incumbents)
     while block:
         refused, entrants = _admitted(request, block)
         block_facts = refused | measurement.enter(entrants)
@@ -172,6 +174,13 @@ def _race(request: Request, known: Known, left: _Left) -> Known:
     )
     request.cache.add(request.layer.key(), request.device.key, race)
     return known_from(request, on_record(request), known.timed + sum(facts.failure is None for facts in found.values()))
+
+
+def _best_first(request: Request, block: Sequence[Candidate], incumbents: Sequence[Candidate]) -> list[Candidate]:
+    """Incumbents, then what grids have by its estimates, and the rest, which is seldom the quickest, by its own."""
+    offered = request.candidate_set
+    costs = {candidate: request.limits.cost(facts) for candidate, facts in offered.expected.items()}
+    return sorted(block, key=lambda c: (c not in incumbents, not offered.searched(c), costs.get(c, 0.0)))
 
 
 def _measurement(request: Request) -> Measurement | Worker:

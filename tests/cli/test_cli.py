@@ -120,6 +120,16 @@ def test_budget_is_shared_among_the_layers_left(monkeypatch: pytest.MonkeyPatch)
     assert budgets == [5.0, 2.0]
 
 
+def test_a_budget_that_was_too_small_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verb, "LEAST_BUDGET", 1e-9)
+    for budget, told in (("0.1ms", True), ("600s", False)):
+        forget_plans()
+        assert main(["tune", "tiny.yaml", "--budget", budget, "--no-isolate"]) == 0
+        assert ("not finished within the budget: 2 of 2 layers" in capsys.readouterr().out) == told
+
+
 def test_ctrl_c_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     real = planner.plan
 

@@ -233,6 +233,17 @@ def test_a_part_of_a_grid_is_timed_once_and_then_nothing(cache: TuningCache, mon
         assert (fresh(cache, mode).timed, fresh(cache, mode).source) == (0, "cache")
 
 
+def test_what_is_likely_to_win_has_its_turn_first(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget may be spent by then."""
+    monkeypatch.setattr(Grid, "estimate", lambda self, layer, device, params: 1e-9 * params["BM"])
+    Scripted.blocks.clear()
+    fresh(cache)
+    *grid, last = Scripted.blocks[0]
+    assert last == Candidate("numpy.direct")
+    assert [c.params["BM"] for c in grid] == sorted(c.params["BM"] for c in grid)
+    assert len(grid) > 1
+
+
 def test_a_grid_that_changed_is_searched_again_against_the_incumbents(cache: TuningCache) -> None:
     fresh(cache)
     again = fresh(cache, version="2")
