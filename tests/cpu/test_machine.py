@@ -19,6 +19,7 @@ import pytest
 import vectors
 
 from autoconv.cli.info import _machine_lines
+from autoconv.cpu import device as cpu_device
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Module
 from autoconv.cpu.codegen.words import CHANNELS, vector_products
@@ -210,6 +211,14 @@ def test_a_first_call_compiles_few_kernels(tmp_path: Path) -> None:
     kernels = emitters.pop("runs")  # which pool.wake is one of, and the reference in float64
     assert emitters == {"stop": 1, "nothing": 1, "peak": 2, "words": 1}
     assert kernels <= 2 + HYBRID_CANDIDATES + 2  # some of a smaller error
+
+
+def test_what_empties_the_caches_is_filled_aside_and_once() -> None:
+    filled = cpu_device._sweeper(1 << 20)
+    assert filled() is filled()
+    assert cpu_device._sweeper(1 << 20)() is filled()
+    assert filled().nbytes == 1 << 20
+    assert filled().min() == filled().max() == 1  # pages that were never written to would all be one page
 
 
 def test_jumps_are_as_slow_as_they_were_measured() -> None:

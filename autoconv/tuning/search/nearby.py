@@ -38,10 +38,12 @@ def winners(request: Request) -> list[Candidate]:
 
     Fewer where there is nothing like them.
     """
-    offered = request.candidate_set
+    if not (nearest := _nearest(request)):
+        return []
+    offered, found = request.candidate_set, dict[Candidate, None]()
     times = {candidate: offered.expected[candidate].time for candidate in offered.worth_timing(request.limits)}
-    places, found = Surrogate(times), dict[Candidate, None]()
-    for _, layer in _nearest(request):
+    places = Surrogate(times)
+    for _, layer in nearest:
         for best in ranking(_recorded(request, layer), request.limits, layer.bytes)[:1]:
             near = places.nearness(best)
             fitting = [candidate for candidate in near if near[candidate] >= FITTING]
