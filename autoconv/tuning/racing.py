@@ -52,18 +52,19 @@ def complete(request: Request, known: Known, mode: str) -> Known:
     Known
         With the number of candidates timed.
     """
-    if not _left(request, known, mode) and not stale(request, known.record):
+    left = _left(request, known, mode)
+    if not left and not stale(request, known.record):
         _note_what_is_covered(request, known)
         return known
     if request.progress is not None:
         request.progress(Event("wait", request.layer, None, 0, 0))
     with _measuring, request.cache.timing_lock(request.device.key):
-        known = look_up(request)  # another process may have been quicker
-        if stale(request, known.record) and known.facts:
-            known = _recheck(request, known)
-        if left := _left(request, known, mode):
-            known = _race(request, known, left)
-    return known
+        now = look_up(request)  # another process may have been quicker
+        if stale(request, now.record) and now.facts:
+            now = _recheck(request, now)
+        if now.record != known.record:
+            left = _left(request, now, mode)
+        return _race(request, now, left) if left else now
 
 
 def challenge(request: Request, candidates: Sequence[Candidate]) -> Known:
@@ -110,7 +111,7 @@ def _left(request: Request, known: Known, mode: str) -> _Left:
             asked = [*winners(request), *asked]
     asked += starved_no_more(request, known)
     if (former := former_winner(request, known.record)) is not None:
-        asked.append(former)
+        asked = [former, *asked]
     new = [candidate for candidate in dict.fromkeys(asked) if _unknown(request, known, candidate)]
     return _Left(new, grids, preparing)
 

@@ -74,7 +74,7 @@ class Effort:
 
 
 FINEST = math.sqrt(2)  # from one working set to the next where caches are looked for
-ROUGH = Effort(largest=64 << 20, ratio=4.0, seconds=2e-4, samples=1, bursts=40, patience=0.5, farthest=4 << 20)
+ROUGH = Effort(largest=64 << 20, ratio=4.0, seconds=2e-4, samples=1, bursts=40, patience=0.4, farthest=4 << 20)
 THOROUGH = Effort(largest=256 << 20, ratio=FINEST, seconds=2e-3, samples=2, bursts=100, patience=8.0, farthest=64 << 20)
 PEAKS_ONLY = dataclasses.replace(THOROUGH, largest=SMALLEST)  # which read no memory
 

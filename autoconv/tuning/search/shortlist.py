@@ -19,13 +19,13 @@ from autoconv.algorithm import Candidate
 from autoconv.tuning.search.surrogate import Space
 
 # Standard deviations of the logarithm of measured to estimated seconds: of what a family has in common, of what those
-# have that are near each other, and of what each has of its own. They are between those found, of 27 layers, on a Zen 3
-# and on a Xeon with AVX-512.
+# have that are near each other, and of what each has of its own. They lie between those found, of 27 layers, on two
+# processors of different vectors (`docs/pages/how-it-chooses.md`).
 OF_FAMILY, OF_NEAR, OF_ONE = 0.14, 0.10, 0.085
 GAIN = 0.006  # the share by which one more has to make the best quicker
 FEWEST = 2  # on any list, as the first may fail
 MOST_DRAWN = 96  # of the least estimates
-WORLDS = 256
+WORLDS = 1024
 
 
 def shortlist(estimates: Mapping[Candidate, float], most: int) -> list[Candidate]:
