@@ -15,6 +15,7 @@ from vectors import INSTRUCTION_SETS, modelled
 from autoconv.algorithm import Algorithm, Candidate, Params
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import X86
 from autoconv.cpu.device import CPU
 from autoconv.cpu.fft.algorithm import TiledFFT
 from autoconv.cpu.fft.matrix_unit import FourierMatrix, FourierMatrixX3, emit
@@ -92,7 +93,7 @@ def test_a_filter_whose_spectra_fill_the_stack_is_refused() -> None:
     assert any(not X6.why_not(layer, device_of(), c.params) for c in X6.all(layer, device_of()))
 
 
-@pytest.mark.skipif(not compiler._x86, reason="instructions of x86")
+@pytest.mark.skipif(not X86, reason="instructions of x86")
 @pytest.mark.parametrize(("algorithm", "products"), [(X6, 6), (X3, 3)])
 def test_the_code_for_amx(algorithm: FourierMatrix, products: int) -> None:
     layer = ConvLayer(N=1, C=64, H=24, W=24, K=64, R=5, S=5, padding=2)

@@ -16,8 +16,7 @@ from autoconv import plan
 from autoconv.algorithm import Candidate
 from autoconv.common.epilogue.quantization import Quantization
 from autoconv.cpu import pool
-from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import VECTOR_BYTES
+from autoconv.cpu.codegen.ir import VECTOR_BYTES, X86
 from autoconv.cpu.codegen.words import vector_products
 from autoconv.cpu.device import CPU
 from autoconv.cpu.int8.algorithm import Int8
@@ -137,7 +136,7 @@ def test_who_is_refused_and_why() -> None:
     assert DEPTHWISE.why_not(dense, device, {}) == ["channels: expected depthwise, got dense"]
 
 
-@pytest.mark.skipif(not compiler._x86, reason="instructions of x86")
+@pytest.mark.skipif(not X86, reason="instructions of x86")
 @pytest.mark.parametrize(("processor", "instruction_set", "product", "wanted"), INSTRUCTIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_product_is_one_instruction_of_registers(

@@ -18,6 +18,7 @@ from autoconv.algorithm import Algorithm, Candidate
 from autoconv.common.split_products import SPLIT_PRODUCTS
 from autoconv.cpu import permission, pool
 from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import X86
 from autoconv.cpu.common.tiles.products import DEPTH
 from autoconv.cpu.device import CPU
 from autoconv.cpu.matrix import ALGORITHMS, gradients_kernels, kernels
@@ -273,7 +274,7 @@ def assembly(layer: ConvLayer) -> tuple[str, str]:
     return ir, str(target.emit_assembly(llvm.parse_assembly(ir)))
 
 
-@pytest.mark.skipif(not compiler._x86, reason="instructions of x86")
+@pytest.mark.skipif(not X86, reason="instructions of x86")
 @pytest.mark.parametrize("direction", ["fwd", "wgrad"])
 @pytest.mark.parametrize(("dtype", "products"), [("bfloat16", 1), ("float16", 3), ("float32", 6)])
 def test_the_code_for_amx(dtype: str, products: int, direction: str) -> None:

@@ -15,7 +15,7 @@ from vectors import INSTRUCTION_SETS, modelled
 
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import Module, f32, i32, ptr
+from autoconv.cpu.codegen.ir import X86, Module, f32, i32, ptr
 from autoconv.cpu.device import CPU
 from autoconv.cpu.matrix.algorithm import blockings_of
 from autoconv.cpu.matrix.dot import FEATURE, INSTRUCTION, PLAIN, MatrixDot, add_pairs, emit, product_of
@@ -78,7 +78,7 @@ def test_a_pair_is_added_in_two_steps_the_odd_one_first() -> None:
     assert (sums[:8] == 1).all()
 
 
-@pytest.mark.skipif(not compiler._x86, reason="instructions of x86")
+@pytest.mark.skipif(not X86, reason="instructions of x86")
 @pytest.mark.parametrize("processor", ["cooperlake", "sapphirerapids", "znver4"])
 def test_the_code_for_avx512_bf16(processor: str) -> None:
     device = CPU(threads=2, instruction_set="avx512", matrix_unit="emulated", model=modelled("avx512", 2).text)

@@ -13,7 +13,7 @@ from vectors import INSTRUCTION_SETS
 
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import Module, f32, i8, i64, ptr
+from autoconv.cpu.codegen.ir import X86, Module, f32, i8, i64, ptr
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 AMX = "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16,+amx-tile,+amx-bf16,+amx-int8"
@@ -91,7 +91,7 @@ def assembly(module: Module) -> str:
     return str(target.emit_assembly(parsed))
 
 
-@pytest.mark.skipif(not compiler._x86, reason="instructions of x86")
+@pytest.mark.skipif(not X86, reason="instructions of x86")
 def test_each_operation_is_one_instruction() -> None:
     text = assembly(emit("avx512", "amx"))
     found = re.findall(r"ldtilecfg|tilezero|tileloadd|tdpbf16ps|tilestored|tilerelease", text)

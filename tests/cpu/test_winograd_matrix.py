@@ -15,6 +15,7 @@ from vectors import INSTRUCTION_SETS, modelled
 from autoconv.algorithm import Algorithm, Candidate, Params
 from autoconv.cpu import permission, pool
 from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import X86
 from autoconv.cpu.device import CPU
 from autoconv.cpu.winograd.algorithm import Winograd
 from autoconv.cpu.winograd.matrix_unit import (
@@ -159,7 +160,7 @@ def test_precision_fades_where_parts_of_numbers_are_subnormal() -> None:
         assert np.abs(got - want).max() <= bound * magnitude.max() + allowed
 
 
-@pytest.mark.skipif(not compiler._x86, reason="instructions of x86")
+@pytest.mark.skipif(not X86, reason="instructions of x86")
 @pytest.mark.parametrize(("algorithm", "products"), [(X6, 6), (X3, 3)])
 def test_the_code_for_amx(algorithm: WinogradMatrix, products: int) -> None:
     layer = ConvLayer(N=2, C=64, H=28, W=28, K=64, R=3, S=3, padding=1)

@@ -30,7 +30,7 @@ import platform
 import sys
 from collections.abc import Callable
 
-from autoconv.cpu.codegen.ir import Function, Module, Value, i1, i8, i32, i64, ptr
+from autoconv.cpu.codegen.ir import X86, Function, Module, Value, i1, i8, i32, i64, ptr
 from autoconv.cpu.codegen.launch import (
     CONTEXT,
     LAUNCH,
@@ -96,7 +96,7 @@ def _yield(k: Function) -> None:
 
 def _ticks(k: Function) -> Value:
     """The processor's clock; 0 where a program may not read it."""
-    return k.intrinsic(i64, "llvm.readcyclecounter") if k.module.x86 else k.const(i64, 0)
+    return k.intrinsic(i64, "llvm.readcyclecounter") if X86 else k.const(i64, 0)
 
 
 def futex_number() -> int | None:
