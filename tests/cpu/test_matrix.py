@@ -19,11 +19,12 @@ from autoconv.common.split_products import SPLIT_PRODUCTS
 from autoconv.cpu import permission, pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import X86
+from autoconv.cpu.common.correlation import flat_correlations
 from autoconv.cpu.common.tiles.products import DEPTH
 from autoconv.cpu.device import CPU
 from autoconv.cpu.matrix import ALGORITHMS, gradients_kernels, kernels
 from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3, blockings_of
-from autoconv.cpu.matrix.geometry import Panel, blocking, correlations_of
+from autoconv.cpu.matrix.geometry import Panel, blocking
 from autoconv.cpu.matrix.gradients import MatrixWgrad, MatrixX3Wgrad
 from autoconv.cpu.matrix.gradients_geometry import wgrad_cut
 from autoconv.cpu.matrix.polyphase import MatrixPolyphase, MatrixX3Polyphase
@@ -148,10 +149,10 @@ def test_a_strided_gradient_by_polyphase_components(algorithm: Algorithm[Any], l
 
 def test_rows_share_their_padding() -> None:
     """Outputs of a row and the next lie one column of padding apart, not two."""
-    (c,) = correlations_of(ConvLayer(N=1, C=32, H=8, W=14, K=32, R=3, S=3, padding=1))
+    (c,) = flat_correlations(ConvLayer(N=1, C=32, H=8, W=14, K=32, R=3, S=3, padding=1))
     panel = Panel(c, blocking(c, 1, 1024, 32, 1))
     assert (panel.pitch, panel.tiles) == (15, -(-(7 * 15 + 14) // 16))
-    (flat,) = correlations_of(ConvLayer(N=1, C=32, H=7, W=7, K=32, R=1, S=1))
+    (flat,) = flat_correlations(ConvLayer(N=1, C=32, H=7, W=7, K=32, R=1, S=1))
     assert Panel(flat, blocking(flat, 1, 1024, 32, 1)).tiles == 4
 
 
