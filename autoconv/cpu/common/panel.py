@@ -99,3 +99,8 @@ def segments_of(pixels: int, lanes: int, vectors: int, odd: int) -> list[Segment
 def in_lines(elements: int) -> int:
     """The least number of elements, of four bytes or eight, that are whole cache lines and hold so many."""
     return -(-elements // 16) * 16
+
+
+def pitch_of(elements: int) -> int:
+    """Elements from one run of so many to the next: lines and one more, as a power of two apart they would share sets."""
+    return in_lines(elements) + 16

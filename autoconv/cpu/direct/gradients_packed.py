@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, i8, i32, i64, ptr, widened
+from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, i8, i32, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation, FilterStrides, Strides
 from autoconv.cpu.common.lanes import load_range
@@ -38,7 +38,7 @@ class PackedWgradBlocking:
     def thread_bytes(self, layer: ConvLayer) -> int:
         """Workspace of one thread."""
         c = forward(layer)
-        return -(-(self.sums(c) + self.panel(c)) * layer.accumulator.itemsize // 64) * 64
+        return -(-(self.sums(c) + self.panel(c)) * layer.accumulator.itemsize // LINE) * LINE
 
 
 PANEL_BYTES = 128 << 10  # half of a small L2 cache

@@ -65,8 +65,8 @@ class FilterStage(Stage[T], ABC):
             """Put the taps of a term there, zeros where there are none."""
             subfilter, channel = d // tiling.subfilter_depth, d % tiling.subfilter_depth
             with k.loop(0, rows.r) as i, k.loop(0, columns.r) as j:
-                row, row_there = _tap(rows, subfilter // columns.subfilters, i)
-                column, column_there = _tap(columns, subfilter % columns.subfilters, j)
+                row, row_there = filter_tap(rows, subfilter // columns.subfilters, i)
+                column, column_there = filter_tap(columns, subfilter % columns.subfilters, j)
                 there = row_there & column_there & (channel < c.C)
                 source = w + (channel * c.filters.c + row * c.filters.r + column * c.filters.s)
                 known = k.select(there, live, k.i64(0))
@@ -136,7 +136,7 @@ class FilterStage(Stage[T], ABC):
             k.fence()
 
 
-def _tap(tiled: TiledAxis, subfilter: Value, number: Value) -> tuple[Value, Value]:
+def filter_tap(tiled: TiledAxis, subfilter: Value, number: Value) -> tuple[Value, Value]:
     """Which row or column of the filter a subfilter's tap is, and whether there is one."""
     taps, components = tiled.axis.taps, tiled.components
     place = subfilter // components * (tiled.r * components) + subfilter % components + number * components
