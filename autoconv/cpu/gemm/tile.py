@@ -17,24 +17,24 @@ from autoconv.layer import ConvLayer
 class GemmTile(NamedTuple):
     """One register tile: `blocks` blocks of `TK` channels of `pixels` pixels, `odd` of them single ones.
 
-    Filters of blocks lie `block_pitch` elements apart, channels of the input `pitch`, rows of taps `row_pitch`, and
+    Filters of blocks lie `block_pitch` elements apart, channels of the input `pitch`, `R` rows of taps `row_pitch`, and
     `taps` are the places of the taps in a row. Channels of the output lie `out_pitch` apart. The sums are those of a
     range of the channels: to them those in memory are added unless the range is the first, and they go there unless it
     is the last. So do those of a part of it where it is long.
     """
 
     TK: int
-    blocks: int
-    pixels: int
-    odd: int
-    R: int
-    block_pitch: int
-    pitch: int
-    row_pitch: int
-    taps: tuple[int, ...]
-    out_pitch: int
-    nt: bool
     channels: ChannelRange
+    pitch: int
+    out_pitch: int = 0
+    block_pitch: int = 0
+    R: int = 1
+    row_pitch: int = 0
+    taps: tuple[int, ...] = (0,)
+    nt: bool = False
+    blocks: int = 1
+    pixels: int = 0
+    odd: int = 0
 
 
 def tiles_of(
