@@ -102,5 +102,5 @@ def in_lines(elements: int) -> int:
 
 
 def pitch_of(elements: int) -> int:
-    """Elements from one run of so many to the next: lines and one more, as a power of two apart they would share sets."""
+    """Elements from one run of so many to the next: not a power of two, which would share few sets of a cache."""
     return in_lines(elements) + 16
