@@ -27,6 +27,11 @@ class CorrelationAxis:
     output_start: int = 0
     output_stride: int = 1
 
+    @property
+    def tap_step(self) -> int:
+        """Rows or columns of the filter from one tap to the next."""
+        return self.taps[1] - self.taps[0] if len(self.taps) > 1 else 0
+
     def sees(self, position: int, tap: int) -> bool:
         """Whether the tap falls inside the input."""
         return 0 <= self.stride * position + self.offset + self.dilation * tap < self.size

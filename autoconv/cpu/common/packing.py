@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from autoconv.cpu.codegen.ir import Function, Module, Type, Value, widened
 from autoconv.cpu.codegen.launch import TASK, operands
-from autoconv.cpu.common.correlation import Correlation
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.common.lanes import load_range
 
 
@@ -16,11 +16,9 @@ def packed_size(c: Correlation, TK: int) -> int:
     return c.groups * math.ceil(c.K / TK) * TK * c.C * len(c.rows.taps) * len(c.columns.taps)
 
 
-def tap_place(taps: tuple[int, ...], t: int | Value) -> int | Value:
-    """The filter row or column of a tap: an arithmetic progression."""
-    if isinstance(t, int):
-        return taps[t]
-    return t * (taps[1] - taps[0] if len(taps) > 1 else 0) + taps[0]
+def tap_place(axis: CorrelationAxis, t: int | Value) -> int | Value:
+    """The filter row or column of a tap."""
+    return axis.taps[t] if isinstance(t, int) else t * axis.tap_step + axis.taps[0]
 
 
 def emit_pack(
@@ -68,7 +66,7 @@ def emit_pack(
             block(length // lanes * lanes, length % lanes)
 
     def taps(r: Value, s: Value) -> Value:
-        return k.i64(tap_place(c.rows.taps, r) * c.filters.r + tap_place(c.columns.taps, s) * c.filters.s)
+        return k.i64(tap_place(c.rows, r) * c.filters.r + tap_place(c.columns, s) * c.filters.s)
 
     whole = c.rows.taps == tuple(range(R)) and c.columns.taps == tuple(range(S))
     if whole and c.filters[1:4] == (R * S, S, 1):  # channels and taps as they shall be: only lanes to the inside

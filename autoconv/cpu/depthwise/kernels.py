@@ -9,7 +9,7 @@ from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, Var, 
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation
 from autoconv.cpu.common.epilogue import Epilogue
-from autoconv.cpu.common.lanes import interleaved, load_range, store_range
+from autoconv.cpu.common.lanes import interleaved, load_range, overlap, store_range
 from autoconv.cpu.common.streaming import stream
 from autoconv.cpu.depthwise.geometry import DepthwiseTiling, RowBlocking, tiling_of, whole_planes, workspace_bytes
 from autoconv.layer import ConvLayer
@@ -197,9 +197,7 @@ class _TileSums:
             TP, taps = len(acc), len(rows.taps)
             if not (TP and taps):
                 continue
-            top = p * rows.stride + rows.offset
-            low = k.max(rows.dilation - 1 - top, 0) // rows.dilation
-            high = k.max(rows.dilation - 1 + rows.size - top, 0) // rows.dilation
+            low, high = overlap(k, p * rows.stride + rows.offset, rows.dilation, rows.size, taps + TP - 1)
             for c in range(tiling.problem.C):
                 for u in range(TP - 1):
                     with k.if_(k.select(low <= u, high, k.i64(0)) > u):
@@ -225,8 +223,7 @@ class _TileSums:
     ) -> None:
         """A row of the panel through all taps of a row."""
         rows, columns, strides = problem.rows, problem.columns, problem.filters
-        down = (rows.taps[-1] - rows.taps[0]) // max(1, len(rows.taps) - 1) * strides.r
-        along = (columns.taps[-1] - columns.taps[0]) // max(1, len(columns.taps) - 1) * strides.s
+        down, along = rows.tap_step * strides.r, columns.tap_step * strides.s
         taps = self._tap(c, rows.taps[0], columns.taps[0]) + u * down
         count = len(columns.taps)
         if columns.stride > 1:  # neighbouring taps lie in different components

@@ -140,7 +140,7 @@ def emit_filters(
         return v if c.C % DEPTH == 0 else k.select(channel < c.C, v, k.zero(DTYPES["float32"], lanes))
 
     with k.loop(0, blocks) as block, k.loop(0, R) as r, k.loop(0, S) as s:
-        at = k.i64(tap_place(c.rows.taps, r) * c.filters.r + tap_place(c.columns.taps, s) * c.filters.s)
+        at = k.i64(tap_place(c.rows, r) * c.filters.r + tap_place(c.columns, s) * c.filters.s)
         step = ((block * R + r) * S + s) * parts
         with k.loop(0, WORDS) as pair:
             channel = block * DEPTH + pair * 2

@@ -140,5 +140,4 @@ def filter_tap(tiled: TiledAxis, subfilter: Value, number: Value) -> tuple[Value
     """Which row or column of the filter a subfilter's tap is, and whether there is one."""
     taps, components = tiled.axis.taps, tiled.components
     place = subfilter // components * (tiled.r * components) + subfilter % components + number * components
-    step = taps[1] - taps[0] if len(taps) > 1 else 0
-    return place * step + taps[0], place < len(taps)
+    return place * tiled.axis.tap_step + taps[0], place < len(taps)
