@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import re
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from assembly import assembly, functions_of
 from guards import run_guarded
 from layers import EDGES, EPILOGUES, edge, operands
 from vectors import INSTRUCTION_SETS, modelled
 
 from autoconv.algorithm import Algorithm, Candidate, Params
 from autoconv.cpu import pool
-from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import X86
 from autoconv.cpu.device import CPU
 from autoconv.cpu.fft.algorithm import TiledFFT
@@ -98,11 +97,8 @@ def test_a_filter_whose_spectra_fill_the_stack_is_refused() -> None:
 def test_the_code_for_amx(algorithm: FourierMatrix, products: int) -> None:
     layer = ConvLayer(N=1, C=64, H=24, W=24, K=64, R=5, S=5, padding=2)
     device = CPU(threads=2, instruction_set="avx512", matrix_unit="amx")
-    ir = str(emit("avx512", layer, algorithm.tilings(layer, device, {"tile": "8x8", "rows": 6, "coop": 0})))
-    compiler._llvm()
-    target = llvm.Target.from_default_triple().create_target_machine(cpu="sapphirerapids", opt=3, jit=True)
-    text = str(target.emit_assembly(llvm.parse_assembly(ir)))
-    functions = dict(re.findall(r"^(\w+):\n(.*?)^\.?Lfunc_end", text, re.MULTILINE | re.DOTALL))
+    tilings = algorithm.tilings(layer, device, {"tile": "8x8", "rows": 6, "coop": 0})
+    functions = functions_of(assembly(emit("avx512", layer, tilings), "sapphirerapids"))
     assert functions["product_of_32_0"].count("tdpbf16ps") == 4 * products
     assert functions["transform_rows0"].count("vcvtneps2bf16") % (3 * {3: 2, 6: 3}[products]) == 0
 

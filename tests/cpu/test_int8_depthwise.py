@@ -8,8 +8,9 @@ from typing import Any
 import integers
 import numpy as np
 import pytest
+from assembly import assembly, functions_of
 from guards import run_guarded, some
-from integers import INSTRUCTIONS, assembly, check, device_for
+from integers import INSTRUCTIONS, check, device_for
 from vectors import INSTRUCTION_SETS
 
 from autoconv import plan
@@ -146,7 +147,7 @@ def test_each_product_is_one_instruction_of_registers(
     most = DEPTHWISE.all(layer, device_for(instruction_set, "plain"))[0].params["TP"]
     panel = DepthwisePanel(layer, product, int(most), 2, VECTOR_BYTES[instruction_set] // 4, 2)
     text = assembly(emit(instruction_set, panel), processor)
-    functions = dict(re.findall(r"^(\w+):\n(.*?)^\.?Lfunc_end", text, re.MULTILINE | re.DOTALL))
+    functions = functions_of(text)
     loop = re.search(r"^(\.L\w+):\n(.*?)\tj\w+\s+\1\n", functions["tile"], re.MULTILINE | re.DOTALL)
     assert loop
     assert len(re.findall(wanted, loop[2])) == panel.shared * panel.together

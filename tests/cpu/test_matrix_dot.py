@@ -6,9 +6,9 @@ import ctypes
 import os
 import re
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from assembly import assembly, functions_of
 from guards import check_guarded
 from layers import EPILOGUES, edge, operands
 from vectors import INSTRUCTION_SETS, modelled
@@ -84,10 +84,8 @@ def test_the_code_for_avx512_bf16(processor: str) -> None:
     device = CPU(threads=2, instruction_set="avx512", matrix_unit="emulated", model=modelled("avx512", 2).text)
     params = DOT.all(WHOLE, device)[0].params
     module = emit("avx512", INSTRUCTION, WHOLE, blockings_of(WHOLE, device, params))
-    compiler._llvm()
-    target = llvm.Target.from_default_triple().create_target_machine(cpu=processor, opt=3, jit=True)
-    text = str(target.emit_assembly(compiler._cleaned(module, target)))
-    functions = dict(re.findall(r"^(\w+):\n(.*?)^\.?Lfunc_end", text, re.MULTILINE | re.DOTALL))
+    text = assembly(module, processor)
+    functions = functions_of(text)
     (block,) = (body for name, body in functions.items() if name.startswith("dot_2x2"))
     assert block.count("vdpbf16ps") == 16  # of a step: eight pixels by two vectors of filters
     assert "ymm" not in block

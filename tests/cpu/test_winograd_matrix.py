@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import re
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from assembly import assembly, functions_of
 from guards import run_guarded
 from layers import EDGES, EPILOGUES, edge, operands
 from vectors import INSTRUCTION_SETS, modelled
 
 from autoconv.algorithm import Algorithm, Candidate, Params
 from autoconv.cpu import permission, pool
-from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import X86
 from autoconv.cpu.device import CPU
 from autoconv.cpu.winograd.algorithm import Winograd
@@ -165,11 +164,7 @@ def test_precision_fades_where_parts_of_numbers_are_subnormal() -> None:
 def test_the_code_for_amx(algorithm: WinogradMatrix, products: int) -> None:
     layer = ConvLayer(N=2, C=64, H=28, W=28, K=64, R=3, S=3, padding=1)
     tilings = algorithm.tilings(layer, AMX, {"m": "4x4", "rows": 7, "coop": 0})
-    ir = str(emit("avx512", layer, tilings))
-    compiler._llvm()
-    target = llvm.Target.from_default_triple().create_target_machine(cpu="sapphirerapids", opt=3, jit=True)
-    text = str(target.emit_assembly(llvm.parse_assembly(ir)))
-    functions = dict(re.findall(r"^(\w+):\n(.*?)^\.?Lfunc_end", text, re.MULTILINE | re.DOTALL))
+    functions = functions_of(assembly(emit("avx512", layer, tilings), "sapphirerapids"))
     assert functions["product_of_32_0"].count("tdpbf16ps") == 4 * products
     assert functions["product_of_32_0"].count("tileloadd") == {3: 8, 6: 14}[products]
     outer = re.findall(r"ldtilecfg|tilerelease|call|ret[q\n]", functions["product_7_0"])

@@ -1,7 +1,7 @@
 """Lanes of vectors: parts of a vector in memory, what falls inside an image, interleaving and its inverse.
 
-The last two are written twice: by concatenating the vectors first, which shuffles vectors wider than a register, and by taking
-one vector after the other. The kernels were measured with the one that each uses.
+The last two are written twice: by concatenating the vectors first, which shuffles vectors wider than a register, and
+by taking one vector after the other. The kernels were measured with the one that each uses.
 """
 
 from __future__ import annotations
