@@ -291,7 +291,7 @@ def emit(instruction_set: str, layer: ConvLayer, blockings: tuple[DirectBlocking
         task, count = _emit_task(m, n, c, epilogue, b, element, packed_at)
         launch(run, run.args[0], task, count)
         if pack is not None and packed_size(c, b.TK):
-            task, count = emit_pack(m, n, c, b.TK, element, packed_at)
+            task, count = emit_pack(m, c, b.TK, element, packed_at)
             launch(pack, pack.args[0], task, count)
             packed_at += packed_size(c, b.TK)
     return m

@@ -6,12 +6,11 @@ from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, i8, i32, i64,
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.tiles import TILE_ROWS
 from autoconv.cpu.codegen.words import add_products
+from autoconv.cpu.common.tiles.products import LEFT, RIGHT, sums_of
 from autoconv.cpu.int8.geometry import WORD, Panel
 from autoconv.cpu.int8.packing import emit_filters, emit_panel
 from autoconv.cpu.int8.store import OUTPUTS, emit_store
 from autoconv.cpu.int8.words import repeated, shift_of
-
-SUMS, LEFT, RIGHT = 0, 4, 6  # the first tile of each kind
 
 
 def emit_block(m: Module, panel: Panel) -> Function:
@@ -42,7 +41,7 @@ def emit_tiles(m: Module, panel: Panel, side: int) -> Function:
     TK = panel.cut.TK
     k = m.function("tiles", ptr(i8), ptr(i32), ptr(i32), internal=True)
     x, w, out = k.args
-    pairs = {(p, f): SUMS + 2 * p + f for p in range(side) for f in range(2)}
+    pairs = sums_of((side, 2))
     for tile in pairs.values():
         k.tile_zero(tile)
     skips = m.table(k, i64, panel.taps)

@@ -246,6 +246,6 @@ def emit(
             run.store(run.i64(-1), run.bytes_at(workspace, thread * writer.panel.thread_bytes, i64))
         launch(run, run.args[0], writer.k, strips(c, b) * b.chunks)
         if size := packed_bytes(c, b.products):
-            launch(pack, pack.args[0], *emit_filters(m, n, layer, c, b.products, packed_at))
+            launch(pack, pack.args[0], *emit_filters(m, layer, c, b.products, packed_at))
             packed_at += size
     return m

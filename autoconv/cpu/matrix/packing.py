@@ -107,9 +107,7 @@ def _channels_last(k: Function, panel: Panel) -> None:
             _clear(k, line, panel, parts)
 
 
-def emit_filters(
-    m: Module, n: int, layer: ConvLayer, c: Correlation, products: int, packed_at: int
-) -> tuple[Function, int]:
+def emit_filters(m: Module, layer: ConvLayer, c: Correlation, products: int, packed_at: int) -> tuple[Function, int]:
     """The task that packs a tile of filters, and how many there are.
 
     Row i of a tile holds channels 2i and 2i + 1 of 16 filters. Channels that do not exist are zero; of filters that do
@@ -119,7 +117,7 @@ def emit_filters(
     lanes, parts = m.lanes(DTYPES["float32"]), parts_of(products)
     R, S = len(c.rows.taps), len(c.columns.taps)
     tiles = filter_tiles(c)
-    k = m.function(f"pack_{n}", *TASK, internal=True)
+    k = m.function(f"pack_{len(m.functions)}", *TASK, internal=True)
     context, index, _ = k.args
     w, _, packed = operands(k, context, element, element, i8, element, element)[:3]
     group, tile = index // tiles, index % tiles
