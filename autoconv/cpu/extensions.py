@@ -57,7 +57,7 @@ def saved() -> int:
 
 
 def not_enabled() -> list[str]:
-    """The extensions that this processor has and the system does not enable; none where the processor is no x86.
+    """The extensions that this processor has and the system does not enable; none where it is not an x86.
 
     Returns
     -------

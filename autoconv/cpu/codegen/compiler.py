@@ -92,7 +92,7 @@ def _target(instruction_set: str) -> Any:
 
 
 def _cleaned(module: Module, target: Any) -> Any:
-    """As LLVM's module. Kernels are written as they shall run: variables go to registers, the rest is cleaning."""
+    """As LLVM's module. Kernels are written as they should run: variables go to registers, the rest is cleaning."""
     llvm = _llvm()
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()

@@ -54,7 +54,7 @@ def emit_pack(
         return k.i64(tap_place(c.rows, r) * c.filters.r + tap_place(c.columns, s) * c.filters.s)
 
     whole = c.rows.taps == tuple(range(R)) and c.columns.taps == tuple(range(S))
-    if whole and c.filters[1:4] == (R * S, S, 1):  # channels and taps as they shall be: only lanes to the inside
+    if whole and c.filters[1:4] == (R * S, S, 1):  # channels and taps lie as they should: only lanes move inwards
         with k.loop(0, TK, lanes) as v:
             store_transposed(k, filters(v), packed + v, c.C * R * S, TK)
     elif c.filters.c == 1:

@@ -134,5 +134,5 @@ def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
 
 
 def _copies(layer: ConvLayer, params: Params) -> bool:
-    """Whether a gradient of the filters is summed with channels as lanes, which the input has not as neighbours."""
+    """Whether a gradient of the filters is summed with channels as lanes, which are no neighbours in the input."""
     return layer.direction == "wgrad" and layer.layout == "NCHW" and params["lanes"] != "pixels"

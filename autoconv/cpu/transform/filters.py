@@ -40,7 +40,7 @@ class FilterStage(Stage[T], ABC):
         """`(taps, u)`: the points of one block of filters for one channel, `apart` elements from one to the next."""
 
     def write(self, k: Function, points: Value, u: Value, start: Value, terms: Value) -> None:
-        """Put the points of some terms, `apart` elements from one to the next, to where the product wants them."""
+        """Write the points of some terms, `apart` elements from one to the next, where the product wants them."""
         tiling, TK = self.tiling, self.tiling.TK
         with k.loop(0, tiling.points) as point, k.loop(0, terms * TK, tiling.lanes) as i:
             v = k.load(points + point * self.apart + i, tiling.lanes)
@@ -113,7 +113,7 @@ class FilterStage(Stage[T], ABC):
                     k.store(columns[block[n] - min(block)], taps + ((start + n) * TK + first))
 
     def lay_out(self, k: Function, gather: Callable[[Value, Value], None], u: Value, first: Value, last: Value) -> None:
-        """Transform some terms of a block of filters, and put their points to where the product wants them."""
+        """Transform some terms of a block of filters, and put their points where the product wants them."""
         tiling, TK = self.tiling, self.tiling.TK
         rows, columns = tiling.filter_axes
         transform, taps = self.transform(), k.scratch(self.real, rows.r * columns.r * TK)

@@ -264,7 +264,7 @@ class Tiling(ABC):
 
     @functools.cached_property
     def sections(self) -> int:
-        """Parts of a batch's chunk, each a task for every vector of channels: as few as threads finish together by.
+        """Parts of a batch's chunk, each a task for every vector of channels: as few as end together.
 
         Where they never do, as many as bring them nearest to it.
         """
