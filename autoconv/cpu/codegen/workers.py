@@ -17,8 +17,8 @@ A caller may bring the threads of an OpenMP runtime, which runs other things bef
 beside the workers, would keep processors from them. They do what the workers would, then, and those sleep on.
 
 A worker whose processor another process wants, too, loses it when the system thinks fit: within a task, for whose end
-all others then wait for milliseconds. So between two tasks it leaves the region and offers the processor by itself, once in
-a fraction of the time that systems leave a thread alone. Where nobody wants it, it is back at once.
+all others then wait for milliseconds. So between two tasks it leaves the region and offers the processor by itself,
+once in a fraction of the time that systems leave a thread alone. Where nobody wants it, it is back at once.
 
 Sleeping and waking follow Drepper, "Futexes are tricky" (2011).
 """
