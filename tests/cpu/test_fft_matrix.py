@@ -8,11 +8,11 @@ import re
 import numpy as np
 import pytest
 from assembly import assembly, functions_of
-from guards import run_guarded
-from layers import EDGES, EPILOGUES, edge, operands
+from guards import check_candidate, run_guarded
+from layers import EDGES, EPILOGUES, edge
 from vectors import INSTRUCTION_SETS, modelled
 
-from autoconv.algorithm import Algorithm, Candidate, Params
+from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu import pool
 from autoconv.cpu.codegen.ir import X86
 from autoconv.cpu.device import CPU
@@ -34,15 +34,6 @@ def device_of(instruction_set: str = "avx2") -> CPU:
     return CPU(threads=2, instruction_set=instruction_set, matrix_unit="emulated", model=model)
 
 
-def run(algorithm: Algorithm[CPU], layer: ConvLayer, params: Params, device: CPU, side: str = "after") -> None:
-    """Computes between guards and holds the answer against the oracle."""
-    assert algorithm.why_not(layer, device, params) == []
-    values = operands(layer)
-    got = run_guarded(algorithm, layer, device, Candidate(algorithm.name, tuple(params.items())), values, side)
-    error = reference.error(got, reference.convolve(layer, *values), reference.magnitude(layer, *values))
-    assert error <= algorithm.bound(layer, params), f"{params} on {layer}"
-
-
 FITTING = [name for name in EDGES if not X6.why_not(edge(name), device_of(), PARAMS)]
 
 
@@ -53,7 +44,7 @@ def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None
     for algorithm, layout, direction, coop in ((X6, "NCHW", "fwd", 0), (X3, "NHWC", "dgrad", 2)):
         layer = edge(name, layout=layout, direction=direction)
         if not algorithm.why_not(layer, device, params := PARAMS | {"coop": coop}):
-            run(algorithm, layer, params, device, "after" if layout == "NCHW" else "before")
+            check_candidate(algorithm, layer, params, device, "after" if layout == "NCHW" else "before")
 
 
 @pytest.mark.parametrize("tile", ["6x6", "8x20", "20x16", "24x24"])
@@ -61,13 +52,15 @@ def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None
 def test_sizes_of_tiles(tile: str, layout: str) -> None:
     layer = ConvLayer(N=1, C=40, H=21, W=23, K=33, R=5, S=5, padding=2, layout=layout)
     for algorithm in (X6, X3):
-        run(algorithm, layer, {"tile": tile, "rows": 3, "coop": 0}, device_of())
+        check_candidate(algorithm, layer, {"tile": tile, "rows": 3, "coop": 0}, device_of())
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_types_and_epilogues(epilogue: str) -> None:
     for layout in ("NCHW", "NHWC"):
-        run(X3, edge("remainders", dtype="float16", layout=layout, **EPILOGUES[epilogue]), PARAMS, device_of())
+        check_candidate(
+            X3, edge("remainders", dtype="float16", layout=layout, **EPILOGUES[epilogue]), PARAMS, device_of()
+        )
 
 
 def test_six_products_err_no_more_than_float32_does() -> None:

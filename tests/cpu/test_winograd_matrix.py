@@ -8,11 +8,11 @@ import re
 import numpy as np
 import pytest
 from assembly import assembly, functions_of
-from guards import run_guarded
+from guards import check_candidate, run_guarded
 from layers import EDGES, EPILOGUES, edge, operands
 from vectors import INSTRUCTION_SETS, modelled
 
-from autoconv.algorithm import Algorithm, Candidate, Params
+from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu import permission, pool
 from autoconv.cpu.codegen.ir import X86
 from autoconv.cpu.device import CPU
@@ -40,16 +40,6 @@ def device_of(instruction_set: str = "avx2") -> CPU:
     return CPU(threads=2, instruction_set=instruction_set, matrix_unit="emulated")
 
 
-def run(algorithm: Algorithm[CPU], layer: ConvLayer, params: Params, device: CPU, side: str = "after") -> float:
-    """Computes between guards and holds the answer against the oracle; the error."""
-    assert algorithm.why_not(layer, device, params) == []
-    values = operands(layer)
-    got = run_guarded(algorithm, layer, device, Candidate(algorithm.name, tuple(params.items())), values, side)
-    error = reference.error(got, reference.convolve(layer, *values), reference.magnitude(layer, *values))
-    assert error <= algorithm.bound(layer, params), f"{params} on {layer}"
-    return error
-
-
 FITTING = [name for name in EDGES if not X6.why_not(edge(name), device_of(), {"m": "2x2", "rows": 2, "coop": 0})]
 
 
@@ -61,7 +51,7 @@ def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None
         layer = edge(name, layout=layout, direction=direction)
         params = {"m": "2x2", "rows": 2, "coop": coop}
         if not X6.why_not(layer, device, params):
-            run(X6, layer, params, device, "after" if layout == "NCHW" else "before")
+            check_candidate(X6, layer, params, device, "after" if layout == "NCHW" else "before")
 
 
 @pytest.mark.parametrize("C", [16, 23, 33, 48, 64, 91])
@@ -70,23 +60,23 @@ def test_channels_that_fill_lines_and_tiles_or_do_not(C: int, K: int) -> None:
     """What a line has beyond the last channel is cleared: the workspace holds NaN before."""
     layer = ConvLayer(N=1, C=C, H=9, W=11, K=K, R=3, S=3, padding=1)
     for algorithm in (X6, X3):
-        run(algorithm, layer, {"m": "2x4", "rows": 2, "coop": 0}, device_of())
+        check_candidate(algorithm, layer, {"m": "2x4", "rows": 2, "coop": 0}, device_of())
 
 
 @pytest.mark.parametrize("m", ["3x3", "4x4", "5x5", "6x6", "7x7", "4x7"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_sizes_of_tiles(m: str, layout: str) -> None:
     layer = ConvLayer(N=1, C=40, H=17, W=19, K=20, R=3, S=3, padding=1, layout=layout)
-    run(X6, layer, {"m": m, "rows": 1, "coop": 0}, device_of())
+    check_candidate(X6, layer, {"m": m, "rows": 1, "coop": 0}, device_of())
     if max(map(int, m.split("x"))) <= 4:
-        run(X3, layer, {"m": m, "rows": 1, "coop": 0}, device_of())
+        check_candidate(X3, layer, {"m": m, "rows": 1, "coop": 0}, device_of())
 
 
 @pytest.mark.parametrize(("rows", "coop"), [(1, 0), (3, 0), (100, 0), (1, 1), (2, 3), (3, 100)])
 def test_schedules(rows: int, coop: int) -> None:
     """Chunks of one tile of the unit and of several, the last one of another size."""
     for name in ("many images", "grouped"):
-        run(X6, edge(name), {"m": "2x2", "rows": rows, "coop": coop}, device_of())
+        check_candidate(X6, edge(name), {"m": "2x2", "rows": rows, "coop": coop}, device_of())
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
@@ -94,7 +84,7 @@ def test_schedules(rows: int, coop: int) -> None:
 def test_types_and_epilogues(dtype: str, epilogue: str) -> None:
     for layout in ("NCHW", "NHWC"):
         layer = edge("remainders", C=24, dtype=dtype, layout=layout, **EPILOGUES[epilogue])
-        run(X3, layer, {"m": "4x4", "rows": 2, "coop": 0}, device_of())
+        check_candidate(X3, layer, {"m": "4x4", "rows": 2, "coop": 0}, device_of())
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -104,7 +94,7 @@ def test_types_and_epilogues(dtype: str, epilogue: str) -> None:
 def test_a_strided_gradient_by_polyphase_components(algorithm: Algorithm[CPU], layout: str) -> None:
     fields = {"R": 4, "S": 4, "stride": 2, "padding": 1, "layout": layout, "direction": "dgrad"}
     layer = ConvLayer(N=1, C=20, H=12, W=14, K=24, **fields)
-    run(algorithm, layer, {"m": "2x2", "rows": 1, "coop": 0}, device_of())
+    check_candidate(algorithm, layer, {"m": "2x2", "rows": 1, "coop": 0}, device_of())
 
 
 @pytest.mark.parametrize(("m", "least", "most"), [("2x2", 1e-7, 4e-6), ("3x3", 2e-7, 8e-6), ("4x4", 5e-7, 1.5e-5)])
