@@ -21,7 +21,8 @@ from autoconv import ConvLayer, TuningCache, networks, plan, registry
 from autoconv.cli.options import jobs_of
 from autoconv.errors import CacheWarning, ConfigError
 from autoconv.networks import yaml_reader
-from autoconv.networks.collect import VARIABLE, text_of
+from autoconv.networks.collect import VARIABLE, network_of
+from autoconv.networks.yaml_writer import text_of
 
 LAYER = ConvLayer(N=1, C=2, H=6, W=5, K=3, R=3, S=3, padding=1)
 
@@ -87,7 +88,7 @@ def test_nothing_is_written_where_nothing_is_missing(tmp_path: Path) -> None:
 
 @given(st.lists(conv_layers(), min_size=1, max_size=6))
 def test_every_layer_can_be_read_back(layers: list[ConvLayer]) -> None:
-    net = yaml_reader.network(text_of(layers, "some").encode(), "some.yaml", "")
+    net = yaml_reader.network(text_of(network_of(layers, "some")).encode(), "some.yaml", "")
     assert set(layers) == {layer for *_, layer in jobs_of([net], None, None)}
 
 
