@@ -83,6 +83,11 @@ def test_a_kernel_of_several_passes_runs_within_the_single_call(caches: tuple[in
 
 
 @kernels
+def test_denormals_are_kept_where_tuning_is_asked_to() -> None:
+    assert compiled(small(1)).tune("direct", denormals="keep")._schedule.keep_denormals
+
+
+@kernels
 def test_every_step_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     net = compiled(small(1))
     x = drawn(net.graph)

@@ -108,6 +108,14 @@ def test_what_a_file_says_is_checked(path: Path, changes: dict[str, Any], messag
         autoconv.load(path)
 
 
+def test_a_saved_network_is_a_file_as_others_are(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    (tmp_path / "link").symlink_to("target")
+    compiled(small(1)).save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").stat().st_mode == (tmp_path / "other").stat().st_mode, "who may read it"
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     net = compiled(small(1))
     with pytest.raises(ConfigError, match="cannot be written: No such file"):
