@@ -14,7 +14,6 @@ As such sums err, that is not the choice: it is run against the whole batch, and
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -115,8 +114,7 @@ def _what(graph: Graph, options: Mapping[str, Any]) -> str:
 
 def _version(device: Device) -> str:
     """Of all of ours that computes layers on a device."""
-    versions = [f"{algorithm.name} {algorithm.version}" for algorithm in registry.own(device)]
-    return hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
+    return registry.code_of(registry.algorithms(device))
 
 
 class _Segments:
