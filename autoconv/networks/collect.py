@@ -92,6 +92,8 @@ class Collection:
         """Remember the layer of a plan, if no record sufficed for it."""
         if made.source == "heuristic" or made.timed:
             with self._lock:
+                if not self._layers:
+                    self.check()  # here, of the collection of a whole process
                 self._layers[made.layer] = None
 
     def write(self) -> None:
@@ -164,16 +166,7 @@ def network_of(layers: list[ConvLayer], name: str) -> Network:
     return Network(name, "layers that a program used and had no record for", tuple(found))
 
 
-class _FromEnvironment(Collection):
-    """The collection of a whole process, whose place is checked when it first has something to keep."""
-
-    def note(self, made: Plan) -> None:
-        if not self._layers:
-            self.check()
-        super().note(made)
-
-
 if os.environ.get(VARIABLE):
-    _of_this_process = _FromEnvironment(os.environ[VARIABLE])
+    _of_this_process = Collection(os.environ[VARIABLE])
     planner.watch(_of_this_process.note)
     atexit.register(_of_this_process.write)

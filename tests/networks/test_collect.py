@@ -21,7 +21,7 @@ from autoconv import ConvLayer, TuningCache, networks, plan, registry
 from autoconv.cli.options import jobs_of
 from autoconv.errors import CacheWarning, ConfigError
 from autoconv.networks import yaml_reader
-from autoconv.networks.collect import VARIABLE, network_of
+from autoconv.networks.collect import VARIABLE, Collection, network_of
 from autoconv.networks.yaml_writer import text_of
 
 LAYER = ConvLayer(N=1, C=2, H=6, W=5, K=3, R=3, S=3, padding=1)
@@ -114,6 +114,13 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(tmp_path
     }.items():
         with pytest.raises(ConfigError, match=message), autoconv.collect(tmp_path / name):
             raise AssertionError("not reached")
+
+
+def test_a_place_is_of_no_interest_before_there_is_something_to_keep(tmp_path: Path) -> None:
+    collection = Collection(tmp_path / "none" / "untuned.yaml")
+    collection.note(plan(LAYER, "numpy.direct"))
+    with pytest.raises(ConfigError, match="there is no folder"):
+        collection.note(plan(LAYER, "heuristic"))
 
 
 PROGRAM = """

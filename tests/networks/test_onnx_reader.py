@@ -75,6 +75,10 @@ def test_a_network_has_fewer_nodes_after_the_passes() -> None:
             r"node 'b' \(ConstantOfShape\): expected at most 2047 MiB of constants",
         ),
         (model([node("MaxPool", "x", kernel_shape=[9, 9])], {"x": [1, 1, 4, 4]}), "a window of 9 is larger"),
+        (
+            model([node("Resize", "x - c", axes=[7])], {"x": [1, 1, 4, 4]}, {"c": np.ones(1, np.float32)}),
+            r"axes=\(7,\): expected different ones from -4 to 3",
+        ),
         (model([node("MaxPool", "x")], {"x": [1, 1, 4, 4]}), "the attribute 'kernel_shape' is missing"),
     ],
 )  # fmt: skip

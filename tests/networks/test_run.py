@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from autoconv.networks.operators import (
 )
 from autoconv.networks.reference import evaluate
 from autoconv.networks.run.compiled import CompiledNetwork
-from autoconv.networks.run.memory import ALIGNMENT, Block, Views, arranged, least_bytes, rounded
+from autoconv.networks.run.memory import ALIGNMENT, Block, Views, arranged, rounded
 
 kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 
@@ -196,6 +197,12 @@ def test_an_expression_overwrites_what_nobody_needs() -> None:
     views = Views(compiled(graph).graph)
     assert views.root("c.tanh") == views.root("c.silu") == ("again", 0)
     assert views.root("e")[0] != "d"
+
+
+def least_bytes(blocks: Sequence[Block]) -> int:
+    """Bytes that are needed at once at most: no arena is smaller."""
+    steps = range(max((block.last for block in blocks), default=-1) + 1)
+    return max((sum(rounded(b.nbytes) for b in blocks if b.first <= n <= b.last) for n in steps), default=0)
 
 
 @kernels
