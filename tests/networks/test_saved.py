@@ -84,6 +84,16 @@ def test_a_damaged_file_is_one_line(path: Path) -> None:
         autoconv.load(path)
 
 
+@pytest.mark.parametrize("flag", [1, 64])
+def test_an_archive_that_wants_a_password_is_no_network(path: Path, flag: int) -> None:
+    """Which a single wrong bit says; Python's reader of archives has an error of its own for each such bit."""
+    data = bytearray(whole())
+    data[data.index(b"PK\x01\x02") + 8] |= flag
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="not a saved network, or damaged"):
+        autoconv.load(path)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -140,6 +140,8 @@ def _split(call: Call) -> list[str]:
     sizes = call.integers(1, "split")
     if sizes is None:
         parts = call.attribute("num_outputs", len(call.outputs))
+        if parts != len(call.outputs):
+            call.fail(f"num_outputs={parts}: expected {len(call.outputs)}, as it has")
         each = -(-shape[axis] // parts)
         sizes = tuple(min(each, shape[axis] - n * each) for n in range(parts))
     if sum(sizes) != shape[axis] or len(sizes) != len(call.outputs) or min(sizes) < 1:
