@@ -11,6 +11,7 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 
+from autoconv.cpu.codegen.ir import LINE
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.fft.dft import factors
 from autoconv.cpu.transform.geometry import TiledAxis, Tiling
@@ -176,4 +177,4 @@ class FourierTiling(Tiling):
         return max(inputs, outputs)
 
     def workspace_bytes(self) -> int:
-        return -(-super().workspace_bytes() // 64) * 64  # whole cache lines
+        return -(-super().workspace_bytes() // LINE) * LINE
