@@ -123,7 +123,7 @@ def test_budget_is_shared_among_the_layers_left(monkeypatch: pytest.MonkeyPatch)
 def test_a_budget_that_was_too_small_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(verb, "LEAST_BUDGET", 1e-9)
+    monkeypatch.setattr(options, "LEAST_BUDGET", 1e-9)
     for budget, told in (("0.1ms", True), ("600s", False)):
         forget_plans()
         assert main(["tune", "tiny.yaml", "--budget", budget, "--no-isolate"]) == 0
