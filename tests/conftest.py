@@ -206,6 +206,7 @@ def any_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """A model on record stands for this machine, and nothing empties its caches: no time is asserted anywhere."""
     if request.path.name != "test_machine_measure.py":
         monkeypatch.setattr(measure, "measure", _as_on_record)
+        monkeypatch.setattr(CPU, "prepare", lambda *args: None)
         monkeypatch.setattr(CPU, "_sweep", lambda self: None)
 
 

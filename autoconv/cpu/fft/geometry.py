@@ -34,6 +34,7 @@ class CircularAxis(TiledAxis):
         return self.length - self.m + 1
 
 
+@functools.lru_cache(1024)  # asked of every candidate of a grid
 def circular(axis: CorrelationAxis, length: int, pairs: bool = False) -> CircularAxis | None:
     """The axis in tiles of a length, or None where its taps are too many; `pairs` asks for tiles an even step apart."""
     one = TiledAxis(axis, 1)
