@@ -11,7 +11,7 @@ from autoconv.common.arrays import like
 from autoconv.common.epilogue import activations
 from autoconv.common.epilogue.quantization import Quantization, operand_of
 from autoconv.common.packed_weights import PackedWeights as PackedWeights  # whose name belongs to plans
-from autoconv.common.text import duration, size
+from autoconv.common.text import count, duration, size
 from autoconv.device import Device
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer
@@ -367,7 +367,7 @@ class Plan:
             f"  {layer.flops / 1e9:.3f} GFLOP, {layer.bytes / 1e6:.2f} MB, {layer.arithmetic_intensity:.1f} FLOP/B",
             f"  on {self.device.name}",
             f"  {self.candidate}, from {self.source}"
-            + (f" ({self.timed} candidates timed)" if self.timed else " (nothing timed)"),
+            + (f" ({count(self.timed, 'candidate')} timed)" if self.timed else " (nothing timed)"),
         ]
         rank = {candidate: place for place, candidate in enumerate(self._ranking)}
         timed = {candidate: facts for candidate, facts in self._facts.items() if facts.failure is None}

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from autoconv.common.text import count
+
 if TYPE_CHECKING:
     from autoconv.tuning.measurement import Event
 
@@ -26,7 +28,7 @@ def say(kind: str, message: str) -> None:
 
 def say_interrupted(done: int, total: int) -> None:
     """That some layers are left, of those that are timed one after the other."""
-    say("error", f"interrupted: {done} of {total} layers are done and kept; the same command goes on from there")
+    say("error", f"interrupted: {done} of {count(total, 'layer')} done, and kept; the same command goes on from there")
 
 
 def status(line: str) -> None:

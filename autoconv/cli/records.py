@@ -11,7 +11,7 @@ import click
 
 from autoconv.cli.options import FAILED, OK, as_json, device_named
 from autoconv.cli.output import print_json, say
-from autoconv.common.text import duration, print_table
+from autoconv.common.text import count, duration, print_table
 from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
@@ -58,11 +58,11 @@ def export(path: Path, device_key: str | None, as_json: bool) -> int:
     if device_key is not None and device_key not in known:
         others = f": expected one of {', '.join(sorted(known))}" if known else ", nor for any other"
         raise click.UsageError(f"--device {device_key}: nothing is on record for this device{others}")
-    count = cache.export(path, device_key)
+    written = cache.export(path, device_key)
     if as_json:
-        print_json({"path": str(path), "records": count})
+        print_json({"path": str(path), "records": written})
     else:
-        click.echo(f"{count} records written to {path}")
+        click.echo(f"{count(written, 'record')} written to {path}")
     return OK
 
 

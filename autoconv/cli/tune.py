@@ -28,7 +28,7 @@ from autoconv.cli.options import (
 )
 from autoconv.cli.output import print_json, progress_bar, say, say_interrupted
 from autoconv.cli.tables import Row, Table
-from autoconv.common.text import one_line
+from autoconv.common.text import count, one_line
 from autoconv.layer import ConvLayer
 from autoconv.networks import NamedLayer
 from autoconv.networks.run.compiled import load
@@ -121,7 +121,9 @@ def tune(
         click.echo(f"on {device.name}; peak: {_rates(peaks)}")
         click.echo(_summary(len(done), len(jobs), timed, len(failed), seconds))
         if budget is not None and (cut_short := sum(map(_cut_short, done))):
-            click.echo(f"not finished within the budget: {cut_short} of {len(done)} layers; a larger one goes on there")
+            click.echo(
+                f"not finished within the budget: {cut_short} of {count(len(done), 'layer')}; a larger one goes on there"
+            )
     for row in failed:
         say("error", f"{row.name}: {row.error}")
     if interrupted:
@@ -156,8 +158,8 @@ def _laid_out(path: str, batch: int | None, mode: str, options: dict[str, Any]) 
 
 
 def _summary(done: int, total: int, timed: int, failed: int, seconds: float) -> str:
-    layers = f"{done} layers" if done == total else f"{done} of {total} layers"
-    work = f"{timed} candidates timed" if timed else "nothing timed"
+    layers = count(done, "layer") if done == total else f"{done} of {count(total, 'layer')}"
+    work = f"{count(timed, 'candidate')} timed" if timed else "nothing timed"
     return f"{layers}, {work}" + (f", {failed} failed" if failed else "") + f", in {seconds:.1f} s"
 
 

@@ -37,6 +37,15 @@ def size(nbytes: int) -> str:
     return f"{nbytes / 2**10:.1f} KiB" if nbytes >= 1 << 10 else f"{nbytes} B"
 
 
+def count(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> count(1, "layer"), count(27, "layer")
+    ('1 layer', '27 layers')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def shape(layer: ConvLayer) -> str:
     """A layer in a few characters: input, filters, and what is not at its default.
 

@@ -142,7 +142,7 @@ def test_ctrl_c_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert main(["tune", "tiny.yaml", "--no-isolate"]) == 130
     captured = capsys.readouterr()
     assert "first" in captured.out
-    assert "interrupted: 1 of 2 layers are done and kept" in captured.err
+    assert "interrupted: 1 of 2 layers done, and kept" in captured.err
     monkeypatch.setattr(verb, "plan", real)
     forget_plans()
     rows = tuned(capsys=capsys)["tables"][0]["layers"]

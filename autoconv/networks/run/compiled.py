@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autoconv.algorithm import Array
-from autoconv.common.text import size
+from autoconv.common.text import count, size
 from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
 from autoconv.errors import ArrayError, ConfigError
@@ -313,7 +313,7 @@ class CompiledNetwork:
         error = expected_error(self._first, made.plans, self.device)
         return "\n".join(
             [
-                f"{self.graph.name}: {len(listed)} steps, {len(foreign)} of them not by a kernel of ours, "
+                f"{self.graph.name}: {count(len(listed), 'step')}, {len(foreign)} of them not by a kernel of ours, "
                 f"in {schedule.segments} calls",
                 f"  {arrays} of arrays and scratch memory, {weights} of weights; an error of {error:.1e} expected",
                 *listing.table(listed, made.parts.whole),
