@@ -12,12 +12,15 @@
 // alone, the small products first, and the slices are added by rounding additions.
 
 #include "../common/operands.cuh"
+#include "../common/split.cuh"
 
 constexpr bool PIXEL_ROWS = DIRECTION != WGRAD;  // rows are the pixels' lines, or else the flat operand's
 constexpr Offset ROWS = PIXEL_ROWS ? PIXEL_LINES : FLAT_LINES, COLUMNS = PIXEL_ROWS ? FLAT_LINES : PIXEL_LINES;
 constexpr int SLICES = static_cast<int>((DEPTH + BK - 1) / BK);
 constexpr int TILES_M = static_cast<int>((ROWS + BM - 1) / BM), TILES_N = static_cast<int>((COLUMNS + BN - 1) / BN);
 constexpr bool A_BY_ROWS = DIRECTION != WGRAD, B_BY_ROWS = DIRECTION == FWD;
+// Products in parts take every register: what the last block would need to sum a divided depth would go to local memory.
+constexpr bool SUMMED_APART = SPLIT > 1 && PRODUCTS > 1;
 
 constexpr int COPY = 16 / sizeof(T);                    // values that travel at once
 constexpr int STEP = 2 * COPY;                          // depth of a load of fragments, of 32 bytes
@@ -225,8 +228,9 @@ DEVICE void gather(float (&v)[COUNT], int lane) {
 }
 
 // The warp's part of the tile, from this row and column on.
-DEVICE void write_tile(const float (&sum)[FM][FN][4], int group, Offset row0, Offset column0, const Output& to) {
-    constexpr int COUNT = together(SPLIT > 1 ? 4 : COPY), GATHERED = COUNT > 2 ? COUNT : 2, FRAGMENTS = GATHERED / 2;
+template <class To>
+DEVICE void write_tile(const float (&sum)[FM][FN][4], int group, Offset row0, Offset column0, const To& to) {
+    constexpr int COUNT = together(COPY), GATHERED = COUNT > 2 ? COUNT : 2, FRAGMENTS = GATHERED / 2;
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int i = 0; i < FM * 2; i++) {
@@ -255,10 +259,9 @@ DEVICE void write_tile(const float (&sum)[FM][FN][4], int group, Offset row0, Of
 
 DEVICE int next_stage(int stage) { return stage == STAGES - 1 ? 0 : stage + 1; }
 
-// A block computes one tile of one group, over one SPLIT-th of the depth; with SPLIT > 1 the parts go to
-// `partial[split]`, each in the order of the output.
+// A block computes one tile of one group, over one SPLIT-th of the depth.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-tensor(const T* a, const T* b, T* out, const T* bias, const T* residual, float* partial) {
+tensor(const T* a, const T* b, T* out, const T* bias, const T* residual, float* parts, unsigned* tickets) {
     SHARED_DYNAMIC(Stages, stages);
     const int group = static_cast<int>(blockIdx.z) / SPLIT, part = static_cast<int>(blockIdx.z) % SPLIT;
     const TileAt tile = tile_at<TILES_M, TILES_N>(static_cast<int>(blockIdx.x));
@@ -294,11 +297,24 @@ tensor(const T* a, const T* b, T* out, const T* bias, const T* residual, float* 
         stage = next_stage(stage);
     }
     // nothing is on its way now: what was fetched beyond the last slice are empty groups
-    write_tile(sum, group, row0 + row, column0 + column,
-               {out, bias, residual, partial + (SPLIT > 1 ? part * TOTAL : 0)});
+    if constexpr (SPLIT == 1) {
+        write_tile(sum, group, row0 + row, column0 + column, Output{out, bias, residual});
+    } else if constexpr (SUMMED_APART) {
+        write_tile(sum, group, row0 + row, column0 + column, WaitingPart{parts + part * TOTAL});
+    } else {  // what is wanted now is found again, and took no registers meanwhile
+        const Share my = share();
+        const int x = launder(static_cast<int>(blockIdx.x));
+        const TileAt at = tile_at<TILES_M, TILES_N>(x);
+        const long long index = my.group * (TILES_M * TILES_N) + x;
+        const Team<FM * FN * 4, THREADS> team = {launder(threadIdx.x), 0, parts + index * (SPLIT * BM * BN),
+                                                 tickets + index * TICKETS};
+        if (team.complete(flat<FM * FN * 4>(sum), my.part))
+            write_tile(sum, my.group, Offset(at.row) * BM + row, Offset(at.column) * BN + column,
+                       Output{out, bias, residual});
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-tensor_sum(const float* partial, T* out, const T* bias, const T* residual) {
-    sum_parts(partial, {out, bias, residual, nullptr});
+tensor_sum(const float* parts, T* out, const T* bias, const T* residual) {
+    sum_parts(parts, {out, bias, residual});
 }
