@@ -19,8 +19,6 @@ constexpr Offset ROWS = PIXEL_ROWS ? PIXEL_LINES : FLAT_LINES, COLUMNS = PIXEL_R
 constexpr int SLICES = static_cast<int>((DEPTH + BK - 1) / BK);
 constexpr int TILES_M = static_cast<int>((ROWS + BM - 1) / BM), TILES_N = static_cast<int>((COLUMNS + BN - 1) / BN);
 constexpr bool A_BY_ROWS = DIRECTION != WGRAD, B_BY_ROWS = DIRECTION == FWD;
-// Products in parts take every register: what the last block would need to sum a divided depth would go to local memory.
-constexpr bool SUMMED_APART = SPLIT > 1 && PRODUCTS > 1;
 
 constexpr int COPY = 16 / sizeof(T);                    // values that travel at once
 constexpr int STEP = 2 * COPY;                          // depth of a load of fragments, of 32 bytes
@@ -227,11 +225,12 @@ DEVICE void gather(float (&v)[COUNT], int lane) {
     }
 }
 
-// The warp's part of the tile, from this row and column on.
-template <class To>
-DEVICE void write_tile(const float (&sum)[FM][FN][4], int group, Offset row0, Offset column0, const To& to) {
+// A thread's part of the tile.
+DEVICE void write_tile(const float (&sum)[FM][FN][4], int thread, int group, TileAt tile, const Output& to) {
     constexpr int COUNT = together(COPY), GATHERED = COUNT > 2 ? COUNT : 2, FRAGMENTS = GATHERED / 2;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int lane = thread % 32, warp = thread / 32;
+    const Offset row0 = Offset(tile.row) * BM + warp / WARPS_N * WM;
+    const Offset column0 = Offset(tile.column) * BN + warp % WARPS_N * WN;
 #pragma unroll
     for (int i = 0; i < FM * 2; i++) {
         const Offset row = row0 + i * 8 + lane / 4;
@@ -256,8 +255,6 @@ DEVICE void write_tile(const float (&sum)[FM][FN][4], int group, Offset row0, Of
         }
     }
 }
-
-DEVICE int next_stage(int stage) { return stage == STAGES - 1 ? 0 : stage + 1; }
 
 // A block computes one tile of one group, over one SPLIT-th of the depth.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -284,37 +281,23 @@ tensor(const T* a, const T* b, T* out, const T* bias, const T* residual, float* 
     float sum[FM][FN][4] = {};
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) fetch(first + i, i);
-    int stage = 0, before = STAGES - 1;
+    int stage = 0;
     for (int slice = first; slice < last; slice++) {
         wait_copies<STAGES - 2>();
         __syncthreads();  // the slice is there for all, and the stage before it is free
-        fetch(slice + STAGES - 1, before);
+        fetch(slice + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
         if constexpr (PRODUCTS > 1)
             multiply_stage_in_parts(sum, stages.at[stage], row, column);
         else
             multiply_stage(sum, stages.at[stage], row, column);
-        before = stage;
-        stage = next_stage(stage);
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
-    // nothing is on its way now: what was fetched beyond the last slice are empty groups
-    if constexpr (SPLIT == 1) {
-        write_tile(sum, group, row0 + row, column0 + column, Output{out, bias, residual});
-    } else if constexpr (SUMMED_APART) {
-        write_tile(sum, group, row0 + row, column0 + column, WaitingPart{parts + part * TOTAL});
-    } else {  // what is wanted now is found again, and took no registers meanwhile
-        const Share my = share();
-        const int x = launder(static_cast<int>(blockIdx.x));
-        const TileAt at = tile_at<TILES_M, TILES_N>(x);
-        const long long index = my.group * (TILES_M * TILES_N) + x;
-        const Team<FM * FN * 4, THREADS> team = {launder(threadIdx.x), 0, parts + index * (SPLIT * BM * BN),
-                                                 tickets + index * TICKETS};
-        if (team.complete(flat<FM * FN * 4>(sum), my.part))
-            write_tile(sum, my.group, Offset(at.row) * BM + row, Offset(at.column) * BN + column,
-                       Output{out, bias, residual});
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-tensor_sum(const float* parts, T* out, const T* bias, const T* residual) {
-    sum_parts(parts, {out, bias, residual});
+    // Nothing is on its way now: what was fetched beyond the last slice are empty groups. What is wanted from here on is
+    // found again, and took no registers meanwhile.
+    const Share my = share();
+    const int x = launder(static_cast<int>(blockIdx.x)), thread = launder(static_cast<int>(threadIdx.x));
+    const long long index = my.group * (TILES_M * TILES_N) + x;
+    const Team<FM * FN * 4, THREADS> team = {thread, 0, parts + index * (SPLIT * BM * BN), tickets + index * TICKETS};
+    if (team.complete(flat<FM * FN * 4>(sum), my.part))
+        write_tile(sum, thread, my.group, tile_at<TILES_M, TILES_N>(x), {out, bias, residual});
 }

@@ -175,9 +175,6 @@ class TensorSplit(Tensor):
     exact = False
     tiles = tuple(tile._replace(blocks=min(tile.blocks, 2)) for tile in TILES)  # parts take registers
 
-    def summed_apart(self, layer: ConvLayer, params: Params) -> bool:
-        return int(params["SPLIT"]) > 1  # the registers are full
-
     def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
         return split_products.forbidden() or super().refusals(layer, device, params)
 
