@@ -64,7 +64,8 @@ struct Feed {
         for (int i = 0; i < COUNT; i++) {
             const auto along = operand.along(depth, BY_ROWS ? first() : line(i));
             const Position start = operand.meet(across[BY_ROWS ? i : 0], along);
-            copy_async16(&slice.place(line(i), first()), from + (start.exists ? start.begin + start.at : 0), start.exists);
+            const auto at = static_cast<Offset>(start.begin + start.at);
+            copy_async16(&slice.place(line(i), first()), from + (start.exists ? at : 0), start.exists);
         }
     }
 };
