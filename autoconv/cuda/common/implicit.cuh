@@ -104,35 +104,3 @@ struct Output {
         aligned<Run<T, COUNT>>(out + at) = y;
     }
 };
-
-// A part of a divided depth that a kernel of its own sums: it waits in the order of the output.
-struct WaitingPart {
-    Acc* waiting;
-
-    template <int COUNT>
-    DEVICE void write(const Acc (&sum)[COUNT], Offset at, int) const {
-        Run<Acc, COUNT> run;
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) run.value[i] = sum[i];
-        aligned<Run<Acc, COUNT>>(waiting + at) = run;
-    }
-};
-
-// The sum of such parts, always in the same order: four elements to a thread, neighbours if they are together.
-DEVICE void sum_parts(const Acc* parts, const Output& to) {
-    constexpr int COUNT = together(4);
-#pragma unroll
-    for (int i = 0; i < 4 / COUNT; i++) {
-        const long long at = ((blockIdx.x * (4ll / COUNT) + i) * THREADS + threadIdx.x) * COUNT;
-        if (at >= TOTAL) return;
-        Acc sum[COUNT] = {};
-#pragma unroll 4
-        for (int part = 0; part < SPLIT; part++) {
-            const auto more = aligned<Run<Acc, COUNT>>(parts + part * TOTAL + at);
-#pragma unroll
-            for (int e = 0; e < COUNT; e++) sum[e] += more.value[e];
-        }
-        const Offset position = static_cast<Offset>(at);
-        to.write(sum, position, static_cast<int>(LAYOUT == NHWC ? position % K : position / LINE % K));
-    }
-}

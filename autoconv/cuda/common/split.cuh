@@ -13,7 +13,7 @@ struct Share {
     int group, part;
 };
 DEVICE Share share() {
-    const int z = launder(static_cast<int>(blockIdx.z));
+    const int z = block_z_again();
     if constexpr (GROUPS == 1) return {0, z};
     return {z / SPLIT, z % SPLIT};
 }

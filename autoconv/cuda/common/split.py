@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from autoconv.algorithm import Kernel, Params
 from autoconv.cuda.codegen.occupancy import WARP
 from autoconv.cuda.codegen.source import Constant, Unit
-from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, Launch, Tickets, ceil_div
-from autoconv.cuda.common.model import MEMORY_CLOCKS, Demand, streaming
+from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, Tickets, ceil_div
+from autoconv.cuda.common.model import MEMORY_CLOCKS, Demand
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -53,10 +52,6 @@ class SplitProduct(CudaAlgorithm):
     def parts(self, layer: ConvLayer, params: Params) -> Parts:
         """What waits, of the launch that leaves the most."""
 
-    def summed_apart(self, layer: ConvLayer, params: Params) -> bool:
-        """Whether a kernel of its own, the last unit, sums the parts, which then wait in the order of the output."""
-        return False
-
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
         split = params["SPLIT"]
         return [] if split in range(1, MOST_PARTS + 1) else [f"SPLIT={split}: expected 1 to {MOST_PARTS}"]
@@ -67,14 +62,12 @@ class SplitProduct(CudaAlgorithm):
     def scratch_bytes(self, layer: ConvLayer, params: Params) -> int:
         """Where the parts wait."""
         split, parts = int(params["SPLIT"]), self.parts(layer, params)
-        if self.summed_apart(layer, params):
-            return split * math.prod(layer.output_shape) * layer.accumulator.itemsize
         return split * parts.tiles * parts.sums * layer.accumulator.itemsize if split > 1 else 0
 
     def tickets(self, layer: ConvLayer, device: CUDA, params: Params) -> Tickets | None:
         """The counters of a kernel; none where no block sums parts."""
         split, parts = int(params["SPLIT"]), self.parts(layer, params)
-        if split == 1 or self.summed_apart(layer, params):
+        if split == 1:
             return None
         groups = ceil_div(split, fan_in(split))
         return Tickets(device, parts.tiles * parts.teams * (groups + 1 if groups > 1 else 1))
@@ -82,10 +75,7 @@ class SplitProduct(CudaAlgorithm):
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
         launches = self.load(device, self.units(layer, params))
         workspace = self.workspace_bytes(layer, device, params)
-        steps: list[tuple[Launch, tuple[str, ...]]] = [(launch, PRODUCT) for launch in launches]
-        if self.summed_apart(layer, params):
-            steps[-1] = launches[-1], ("workspace", "out", "bias", "residual")
-        return Chain(steps, workspace, tickets=self.tickets(layer, device, params))
+        return Chain([(launch, PRODUCT) for launch in launches], workspace, tickets=self.tickets(layer, device, params))
 
     def sum_demands(self, unit: Unit, layer: ConvLayer, parts: Parts, params: Params) -> list[Demand]:
         """Of the blocks that come last, while the others have ended: of each group of parts, and of all groups.
@@ -107,16 +97,6 @@ class SplitProduct(CudaAlgorithm):
                     )
                 )  # fmt: skip
         return found
-
-    def total(self, product: Unit, layer: ConvLayer, function: str) -> Unit:
-        """The unit that sums the parts of such a product: four elements to a thread."""
-        blocks = ceil_div(math.prod(layer.output_shape), 4 * product.threads)
-        return replace(product, function=function, grid=(blocks, 1, 1), shared=0, dynamic=0)
-
-    def total_demand(self, total: Unit, layer: ConvLayer, params: Params) -> Demand:
-        """Of that unit; what it moves from and to memory is counted with the product."""
-        moved = math.prod(layer.output_shape) * layer.itemsize + self.scratch_bytes(layer, params)
-        return replace(streaming(total, moved), memory=0.0)
 
 
 PRODUCT = ("a", "b", "out", "bias", "residual", "workspace", "tickets")  # the arguments of a product's kernel

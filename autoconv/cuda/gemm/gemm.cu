@@ -134,8 +134,23 @@ gemm(const T* a, const T* b, T* out, const T* bias, const T* residual, Acc* part
     } while (STRETCHES > 1 && slice < last);
 }
 
-// Of parts in stretches.
+// The sum of parts in stretches, always in the same order: four elements to a thread, neighbours if they are together.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 gemm_sum(const Acc* parts, T* out, const T* bias, const T* residual) {
-    sum_parts(parts, {out, bias, residual});
+    const Output to = {out, bias, residual};
+    constexpr int COUNT = together(4);
+#pragma unroll
+    for (int i = 0; i < 4 / COUNT; i++) {
+        const long long at = ((blockIdx.x * (4ll / COUNT) + i) * THREADS + threadIdx.x) * COUNT;
+        if (at >= TOTAL) return;
+        Acc sum[COUNT] = {};
+#pragma unroll 4
+        for (int part = 0; part < SPLIT; part++) {
+            const auto more = aligned<Run<Acc, COUNT>>(parts + part * TOTAL + at);
+#pragma unroll
+            for (int e = 0; e < COUNT; e++) sum[e] += more.value[e];
+        }
+        const Offset position = static_cast<Offset>(at);
+        to.write(sum, position, static_cast<int>(LAYOUT == NHWC ? position % K : position / LINE % K));
+    }
 }

@@ -151,11 +151,12 @@ DEVICE void load_parts(Parts& d, Slice<EXTENT, BY_ROWS>& slice, int row, int eig
     }
 }
 
-// part += a b, of one part each, for the 16 columns of b.
-DEVICE void multiply_parts(float (&part)[2][4], const unsigned (&a)[4], const unsigned (&b)[4]) {
+// part[j] += a b[j], of one part each
+DEVICE void multiply_parts(float (&part)[FN][4], const unsigned (&a)[4], const Parts (&b)[FN / 2], int of_b) {
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-        const unsigned pair[2] = {b[j * 2], b[j * 2 + 1]};
+    for (int j = 0; j < FN; j++) {
+        const unsigned* of = b[j / 2].part[of_b];
+        const unsigned pair[2] = {of[j % 2 * 2], of[j % 2 * 2 + 1]};
         multiply(PartType{}, part[j], a, pair);
     }
 }
@@ -170,21 +171,19 @@ DEVICE void multiply_stage_in_parts(float (&sum)[FM][FN][4], Stage& stage, int r
 #pragma unroll
     for (int i = 0; i < FM; i++) {
         Parts a[STEPS];
+        float part[FN][4] = {};
 #pragma unroll
         for (int step = 0; step < STEPS; step++) load_parts<true>(a[step], stage.a, row, 2 * i, step * PART_STEP);
 #pragma unroll
-        for (int j = 0; j < FN; j += 2) {  // few columns at a time: what a slice sums takes registers beside the sums
-            float part[2][4] = {};
+        for (int smaller = PARTS - 1; smaller >= 0; smaller--)  // the products that are about as small as that part
 #pragma unroll
-            for (int smaller = PARTS - 1; smaller >= 0; smaller--)  // the products that are about as small as that part
+            for (int step = 0; step < STEPS; step++)
 #pragma unroll
-                for (int step = 0; step < STEPS; step++)
+                for (int p = 0; p <= smaller; p++) multiply_parts(part, a[step].part[p], b[step], smaller - p);
 #pragma unroll
-                    for (int p = 0; p <= smaller; p++)
-                        multiply_parts(part, a[step].part[p], b[step][j / 2].part[smaller - p]);
+        for (int j = 0; j < FN; j++)
 #pragma unroll
-            for (int e = 0; e < 8; e++) sum[i][j + e / 4][e % 4] += part[e / 4][e % 4];
-        }
+            for (int e = 0; e < 4; e++) sum[i][j][e] += part[j][e];
     }
 }
 
@@ -297,7 +296,7 @@ tensor(const T* a, const T* b, T* out, const T* bias, const T* residual, float* 
     // Nothing is on its way now: what was fetched beyond the last slice are empty groups. What is wanted from here on is
     // found again, and took no registers meanwhile.
     const Share my = share();
-    const int x = launder(static_cast<int>(blockIdx.x)), thread = launder(static_cast<int>(threadIdx.x));
+    const int x = block_x_again(), thread = thread_again();
     const long long index = my.group * (TILES_M * TILES_N) + x;
     const Team<FM * FN * 4, THREADS> team = {thread, 0, parts + index * (SPLIT * BM * BN), tickets + index * TICKETS};
     if (team.complete(flat<FM * FN * 4>(sum), my.part))

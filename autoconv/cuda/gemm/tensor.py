@@ -102,19 +102,12 @@ class Tensor(SplitProduct):
             _slice_bytes(layer, tile.BM, BK, layer.direction != "wgrad")
             + _slice_bytes(layer, tile.BN, BK, layer.direction == "fwd")
         )
-        product = Unit(
-            "tensor",
-            *self.files,
-            layer,
-            (ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN), 1, layer.groups * split),
-            tile.threads,
-            tile.blocks,
-            shared,
-            shared,
-            constants,
-            capability=80,
+        grid = (ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN), 1, layer.groups * split)
+        return (
+            Unit(
+                "tensor", *self.files, layer, grid, tile.threads, tile.blocks, shared, shared, constants, capability=80
+            ),
         )
-        return (product, self.total(product, layer, "tensor_sum")) if self.summed_apart(layer, params) else (product,)
 
     def parts(self, layer: ConvLayer, params: Params) -> Parts:
         tile, (rows, columns, _) = tile_of(self.tiles, params, "BM", "BN"), extents(layer)
@@ -122,7 +115,7 @@ class Tensor(SplitProduct):
         return Parts(tiles, sums, sums // tile.threads)
 
     def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
-        tile, BK, (unit, *total) = tile_of(self.tiles, params, "BM", "BN"), _depth(layer), self.units(layer, params)
+        tile, BK, (unit,) = tile_of(self.tiles, params, "BM", "BN"), _depth(layer), self.units(layer, params)
         left = layer.itemsize if params["SPLIT"] == 1 else layer.accumulator.itemsize  # bytes of a sum, finished or not
         slices = ceil_div(ceil_div(extents(layer)[2], BK), int(params["SPLIT"]))
         warps, sums = tile.threads / 32, tile.BM * tile.BN
@@ -138,8 +131,6 @@ class Tensor(SplitProduct):
             delay=2.0 * MEMORY_CLOCKS + sums / 32,
             memory=layer.bytes + beyond_cache(device, self.scratch_bytes(layer, params)),
         )
-        if total:
-            return [product, self.total_demand(total[0], layer, params)]
         return [product, *self.sum_demands(unit, layer, self.parts(layer, params), params)]
 
     def slice_slots(self, layer: ConvLayer, params: Params) -> float:
