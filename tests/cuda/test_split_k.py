@@ -38,6 +38,12 @@ TENSOR: Case = (
     ConvLayer(N=1, C=96, H=3, W=3, K=72, R=1, S=1, layout="NHWC", dtype="float16", bias=True),
     {"BM": 64, "BN": 64, "SPLIT": 3},
 )
+TF32X3: Case = (
+    "gemm.tensor.tf32x3",
+    TENSOR[1].replace(C=64, dtype="float32", direction="dgrad", bias=False),
+    {"BM": 64, "BN": 64, "SPLIT": 4},
+)
+BF16X6: Case = ("gemm.tensor.bf16x6", TF32X3[1].replace(direction="wgrad", H=9), {"BM": 64, "BN": 128, "SPLIT": 9})
 HOPPER: Case = (  # both warpgroups have a part of each tile
     "gemm.hopper",
     hopper_layer(N=1, C=136, K=72, H=9, R=1, padding=0),
@@ -54,8 +60,8 @@ DEPTHWISE: Case = (
     ConvLayer(N=1, C=6, H=40, W=40, K=6, R=2, S=3, groups=6, direction="wgrad"),
     {"SPLIT": 10},
 )
-CASES = {"gemm": GROUPED, "tensor": TENSOR, "hopper": HOPPER, "in turn": IN_TURN, "in parts": IN_PARTS,
-         "depthwise": DEPTHWISE}  # fmt: skip
+CASES = {"gemm": GROUPED, "tensor": TENSOR, "tf32x3": TF32X3, "bf16x6": BF16X6, "hopper": HOPPER, "in turn": IN_TURN,
+         "in parts": IN_PARTS, "depthwise": DEPTHWISE}  # fmt: skip
 
 PLANTED: dict[str, Fault] = {
     "a ticket before all have left their sums": ("sync_some<THREADS_TOGETHER>(barrier);", ";"),
