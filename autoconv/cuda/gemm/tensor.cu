@@ -34,7 +34,8 @@ struct Slice {
     static constexpr int PAD = BY_ROWS ? 0 : 8;
     static_assert(!BY_ROWS || LENGTH == 4 * COPY, "two lines to the 128 bytes of all banks");
     static constexpr int EIGHT_ROWS = 8 * (BY_ROWS ? LENGTH : 1);  // from a value to the one eight rows on
-    alignas(16) T at[LINES][LENGTH + PAD];
+    static constexpr int PITCH = LENGTH + PAD;
+    alignas(16) T at[LINES][PITCH];
 
     DEVICE T& place(int line, int along) { return at[line][BY_ROWS ? along ^ line / 2 % 4 * COPY : along]; }
     DEVICE T& value(int row, int depth) { return BY_ROWS ? place(row, depth) : place(depth, row); }
@@ -78,26 +79,37 @@ struct Stages {
     Stage at[STAGES];
 };
 
-// Fragments of 16 rows (or two times 8 columns), `eights` times 8 from `row`, and STEP of depth.
+// 32-bit values cannot be transposed on the way to registers: each lane reads its own.
+template <bool BY_ROWS>
+constexpr bool ONE_BY_ONE = sizeof(T) == 4 && !BY_ROWS;
+
+// What a warp's fragments begin with: a row (or a column), or where in a slice the lane's first value lies.
+template <class Slice, bool BY_ROWS>
+DEVICE int fragments_from(int row, int lane) {
+    return ONE_BY_ONE<BY_ROWS> ? launder(lane % 4 * Slice::PITCH + row + lane / 4) : row;
+}
+
+// Fragments of 16 rows (or two times 8 columns), `eights` times 8 from there, and STEP of depth.
 template <bool A, int EXTENT, bool BY_ROWS>
-DEVICE void load_fragments(unsigned (&d)[4], Slice<EXTENT, BY_ROWS>& slice, int row, int eights, int depth) {
-    constexpr int EIGHT_ROWS = Slice<EXTENT, BY_ROWS>::EIGHT_ROWS;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    if constexpr (sizeof(T) == 2 || BY_ROWS) {
+DEVICE void load_fragments(unsigned (&d)[4], Slice<EXTENT, BY_ROWS>& slice, int from, int eights, int depth) {
+    constexpr int EIGHT_ROWS = Slice<EXTENT, BY_ROWS>::EIGHT_ROWS, PITCH = Slice<EXTENT, BY_ROWS>::PITCH;
+    if constexpr (!ONE_BY_ONE<BY_ROWS>) {
+        const int lane = static_cast<int>(threadIdx.x) % 32;
         // the four matrices of 8 rows of 16 bytes go rows first for a, depth first for b
         const int second = lane / 8 % 2, fourth = lane / 16;
-        T* line = &slice.value(row + (A ? second : fourth) * 8 + (BY_ROWS ? lane % 8 : 0),
+        T* line = &slice.value(from + (A ? second : fourth) * 8 + (BY_ROWS ? lane % 8 : 0),
                                depth + (A ? fourth : second) * COPY + (BY_ROWS ? 0 : lane % 8));
         if constexpr (BY_ROWS)
             load_matrices(d, line + eights * EIGHT_ROWS);
         else
             load_matrices_transposed(d, line + eights * EIGHT_ROWS);
-    } else {  // 32-bit values cannot be transposed on the way: each lane reads its own
+    } else {
+        const T* value = &slice.at[depth][0] + from;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int second = i % 2, fourth = i / 2;
-            const T* value = &slice.value(row + lane / 4, depth + lane % 4 + (A ? fourth : second) * 4);
-            d[i] = float_bits(to_float(value[(eights + (A ? second : fourth)) * EIGHT_ROWS]));
+            const int further = (A ? fourth : second) * 4 * PITCH + (eights + (A ? second : fourth)) * EIGHT_ROWS;
+            d[i] = float_bits(to_float(value[further]));
         }
     }
     if constexpr (sizeof(T) == 4 && PRODUCTS == 1) {
@@ -278,7 +290,9 @@ tensor(const T* a, const T* b, T* out, const T* bias, const T* residual, float* 
         commit_copies();  // an empty group, too, so that the count of groups tells the slice
     };
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int row = warp / WARPS_N * WM, column = warp % WARPS_N * WN;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int row = fragments_from<decltype(Stage::a), A_BY_ROWS>(warp / WARPS_N * WM, lane);
+    const int column = fragments_from<decltype(Stage::b), B_BY_ROWS>(warp % WARPS_N * WN, lane);
     float sum[FM][FN][4] = {};
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) fetch(first + i, i);
