@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from platformdirs import user_cache_dir
 
@@ -57,7 +60,21 @@ def temporary_folder() -> Path:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file as a whole or not at all: what was there stays until all of it can take its place.
+    """Write a file as a whole or not at all, as `written_whole` does.
+
+    Raises
+    ------
+    OSError
+        When it cannot be written; it names the path given.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with written_whole(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to be written as a whole or not at all: what was there stays until all of it can take its place.
 
     A link stays one; nothing takes the place of a device or a pipe, which is written to.
 
@@ -66,14 +83,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
     OSError
         When it cannot be written; it names the path given.
     """
-    data = content.encode() if isinstance(content, str) else content
     target = path.resolve()
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary = target.with_name(f".{target.name}.{threading.get_native_id()}")  # of no other thread or process
     try:
         if path.exists() and not path.is_file():
-            path.write_bytes(data)
+            with path.open("wb") as file:
+                yield file
         else:
-            temporary.write_bytes(data)
+            with temporary.open("wb") as file:
+                yield file
             temporary.replace(target)
     except OSError as error:
         error.filename, error.filename2 = str(path), None  # not the temporary file

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import re
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
@@ -28,6 +30,12 @@ def algorithms(device: Device) -> tuple[Algorithm[Any], ...]:
 def own(device: Device) -> list[Algorithm[Any]]:
     """Those of a device's algorithms that are ours, and no other library's."""
     return [algorithm for algorithm in algorithms(device) if algorithm.vendor is None]
+
+
+def code_of(algorithms: Iterable[Algorithm[Any]]) -> str:
+    """What changes with any kernel of ours among some algorithms."""
+    versions = "".join(f"{one.name} {one.version}\n" for one in algorithms if one.vendor is None)
+    return hashlib.sha256(versions.encode()).hexdigest()[:12]
 
 
 def fused_activations(device: Device) -> frozenset[str]:

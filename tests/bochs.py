@@ -150,9 +150,9 @@ def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
         start = pool.program().address("start")
         return processor.call(start, _address(words), self._address, self._mode, 1, *arrays, *missing)
 
-    def function(self: compiler.Program, name: str, *types: Any, returns: Any = None) -> Callable[..., Any]:
+    def function(self: compiler.Program, name: str, *types: Any) -> Callable[..., Any]:
         if self not in emulated:
-            return native_function(self, name, *types, returns=returns)
+            return native_function(self, name, *types)
         return lambda *args: processor.call(self.address(name), *args)
 
     patch.setattr(device, "host_instruction_set", lambda: "avx512")

@@ -171,7 +171,15 @@ SHORT_SEARCH = {"SEEDS": 3, "BLOCK": 2, "MOST": 4, "MOST_EXACT": 3, "STEPS": 1}
 FEW_FAMILIES = ("direct", "gemm", "numpy")
 
 # Nothing of theirs is worth emulating, or it runs in processes of its own, which are not emulated.
-NO_KERNELS = ("test_cpu_device.py", "test_estimates.py", "test_machine.py", "test_permission.py")
+NO_KERNELS = (
+    "test_cpu_device.py",
+    "test_estimates.py",
+    "test_machine.py",
+    "test_machine_measure.py",
+    "test_machine_probes.py",
+    "test_machine_recorded.py",
+    "test_permission.py",
+)
 
 collect_ignore = ["bochs.py"]  # no tests, and what it imports is only there for --avx512
 
@@ -197,8 +205,9 @@ def short_search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture(autouse=True)
 def any_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model on record stands for this machine, and nothing empties its caches: no time is asserted anywhere."""
-    if request.path.name != "test_machine.py":
+    if request.path.name != "test_machine_measure.py":
         monkeypatch.setattr(measure, "measure", _as_on_record)
+        monkeypatch.setattr(CPU, "prepare", lambda *args: None)
         monkeypatch.setattr(CPU, "_sweep", lambda self: None)
 
 

@@ -10,8 +10,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
+from layers import operands
 
-from autoconv.algorithm import Algorithm, Candidate
+from autoconv.algorithm import Algorithm, Candidate, Params
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 from autoconv.tuning import reference
@@ -87,3 +88,16 @@ def check_guarded(
             bound = algorithm.bound(layer, candidate.params)
             assert error <= bound, f"{candidate} on {layer}, {device.name}: error {error:.2e}, allowed {bound:.2e}"
     return len(runnable)
+
+
+def check_candidate(
+    algorithm: Algorithm, layer: ConvLayer, params: Params, device: CPU | None = None, side: str = "after"
+) -> float:
+    """Check one candidate, which can run, against the oracle, guards on one side; its error."""
+    device = device or CPU.current()
+    assert algorithm.why_not(layer, device, params) == []
+    arrays = operands(layer)
+    got = run_guarded(algorithm, layer, device, Candidate(algorithm.name, tuple(params.items())), arrays, side)
+    error = reference.error(got, reference.convolve(layer, *arrays), reference.magnitude(layer, *arrays))
+    assert error <= algorithm.bound(layer, params), f"{params} on {layer}"
+    return error

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 from guards import run_guarded
 
 from autoconv.algorithm import Candidate
 from autoconv.common.epilogue.quantization import Quantization
-from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import Module
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 
@@ -59,16 +56,6 @@ INSTRUCTIONS = [
     ("alderlake", "avx2", "vpdpbusd", r"\{vex\}\s+vpdpbusd.*%ymm"),
     ("haswell", "avx2", "pmaddwd", r"vpmaddwd.*%ymm"),
 ]
-
-
-def assembly(module: Module, processor: str) -> str:
-    """The assembly of a kernel for a processor that need not be this one."""
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    target = llvm.Target.from_triple("x86_64-unknown-linux-gnu")
-    machine = target.create_target_machine(cpu=processor, opt=3)
-    text: str = machine.emit_assembly(compiler._cleaned(module, machine))
-    return text
 
 
 def drawn(layer: ConvLayer, seed: int = 0) -> tuple[Array, Array]:

@@ -9,7 +9,6 @@ missed.
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import click
 
 from autoconv import networks, registry
 from autoconv.algorithm import Candidate
+from autoconv.bench import lines
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
 from autoconv.records.schema import Facts
@@ -36,10 +36,7 @@ def whole_grid(layer: ConvLayer, device: Device) -> list[Candidate]:
 
 def read(path: Path) -> dict[Candidate, Facts]:
     """What is timed of a grid: a file of one candidate a line."""
-    if not path.is_file():
-        return {}
-    lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
-    return {Candidate.parse(line["candidate"]): Facts.from_json(line["facts"]) for line in lines}
+    return {Candidate.parse(line["candidate"]): Facts.from_json(line["facts"]) for line in lines.read(path)}
 
 
 def extend(path: Path, layer: ConvLayer, device: Device, seconds: float) -> list[Candidate]:
@@ -65,11 +62,11 @@ def extend(path: Path, layer: ConvLayer, device: Device, seconds: float) -> list
     worker = Worker(device).begin(layer)
     try:
         worker.enter(best)  # so that those far behind are dropped as soon as they were before
-        while left and time.monotonic() - begun < seconds:
-            block, left = left[:TOGETHER], left[TOGETHER:]
-            with path.open("a", encoding="utf-8") as file:
+        with lines.adding(path) as add:
+            while left and time.monotonic() - begun < seconds:
+                block, left = left[:TOGETHER], left[TOGETHER:]
                 for candidate, facts in worker.enter(block).items():
-                    file.write(json.dumps({"candidate": str(candidate), "facts": facts.to_json()}) + "\n")
+                    add({"candidate": str(candidate), "facts": facts.to_json()})
     finally:
         worker.close()
     return left

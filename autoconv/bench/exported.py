@@ -196,8 +196,7 @@ def exported_network(name: str, problems: Mapping[str, Problem], threads: int) -
     share : float
         How much of a run is convolutions, their epilogues and changes of layout, as its profile says.
     """
-    constants = {f"{copy}.w": problem.b for copy, problem in problems.items()}
-    constants |= {f"{copy}.bias": p.bias for copy, p in problems.items() if p.bias is not None}
+    constants = dict(item for copy, problem in problems.items() for item in problem.operands(copy)[1].items())
     model = exported_model(name, {copy: problem.layer for copy, problem in problems.items()}, constants)
     image = {"image": next(iter(problems.values())).a}
     with tempfile.TemporaryDirectory() as folder:

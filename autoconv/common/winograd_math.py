@@ -60,16 +60,6 @@ class Transforms:
         AT, G, BT = (np.array(matrix, dtype=float).astype(dtype) for matrix in (self.AT, self.G, self.BT))
         return AT, G, BT
 
-    @property
-    def amplification(self) -> float:
-        """How much larger than the direct sum's the terms of one output get in one dimension, at worst.
-
-        `max_i sum_j |AT_ij| (sum |G_j|) (sum |BT_j|) / r`: rounding errors grow by at most this factor
-        (its square in two dimensions), typically by far less. Any scaling of the rows leaves it alone.
-        """
-        AT, G, BT = (np.abs(matrix) for matrix in self.arrays())
-        return float((AT @ (G.sum(1) * BT.sum(1))).max() / self.r)
-
 
 def _product(roots: Sequence[Fraction]) -> list[Fraction]:
     """Coefficients of prod (z - root), lowest first."""

@@ -12,14 +12,14 @@ import platform
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autoconv.algorithm import Array
+from autoconv.algorithm import Algorithm, Array, Params
 from autoconv.cpu import allocator, permission
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.machine.recorded import machine_in_force, survey
@@ -29,6 +29,8 @@ from autoconv.errors import ArrayError, PlanError
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from autoconv.layer import ConvLayer
 
 
 INSTRUCTION_SETS = ("avx512", "avx2", "generic")  # of vectors
@@ -334,6 +336,11 @@ class CPU(Device):
 
         return Stopwatch(cold=cold, hot=hot)
 
+    def prepare(self, layer: ConvLayer, candidates: Sequence[tuple[Algorithm[Any], Params]]) -> None:
+        """Begin to fill the memory that pushes filters out of the caches, while candidates are compiled."""
+        del layer, candidates
+        _sweeper(2 * self.machine.beyond)
+
     def settle(self, *warm: Array) -> None:
         """Leave the machine as a layer in a network finds it: threads awake, and nothing but some arrays in cache.
 
@@ -353,7 +360,7 @@ class CPU(Device):
             pool.wake(self.instruction_set, self.threads)
 
     def _sweep(self) -> None:
-        _sweeper(2 * self.machine.beyond).sum()
+        _sweeper(2 * self.machine.beyond)().sum()
 
     def peak_flops(self, dtype: str) -> float:
         """Multiply-adds on registers, of all threads; 16-bit types are computed with in float32."""
@@ -365,5 +372,14 @@ class CPU(Device):
 
 
 @functools.cache
-def _sweeper(nbytes: int) -> Array:
-    return np.ones(nbytes // 8, np.int64)
+def _sweeper(nbytes: int) -> Callable[[], Array]:
+    """What gives memory of a size that is filled: memory never touched comes slowly, and would not be read."""
+    memory = np.empty(nbytes // 8, np.int64)
+    filling = threading.Thread(target=memory.fill, args=(1,))
+    filling.start()
+
+    def filled() -> Array:
+        filling.join()
+        return memory
+
+    return filled

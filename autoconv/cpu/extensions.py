@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import Function, Module, i32, ptr
+from autoconv.cpu.codegen.ir import X86, Function, Module, i32, ptr
 
 # What the system has to save, as bits of XCR0, and where CPUID has the extension: a register (of eax, ebx, ecx, edx) of
 # leaf 7, and a bit (Intel, "Software Developer's Manual", volume 1, sections 13.3 and 14.3; volume 2, CPUID).
@@ -57,14 +57,14 @@ def saved() -> int:
 
 
 def not_enabled() -> list[str]:
-    """The extensions that this processor has and the system does not enable; none where the processor is no x86.
+    """The extensions that this processor has and the system does not enable; none where it is not an x86.
 
     Returns
     -------
     list of str
         Of "avx2", "avx512" and "amx".
     """
-    if not Module("generic").x86:
+    if not X86:
         return []
     leaf, kept = cpuid(7), saved()
     return [name for name, (bits, at, bit) in EXTENSIONS.items() if leaf[at] >> bit & 1 and kept & bits != bits]

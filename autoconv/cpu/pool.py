@@ -142,7 +142,7 @@ def borrow(runtime: ctypes.CDLL | None) -> None:
     Raises
     ------
     AttributeError
-        When it has not.
+        When it has neither.
     """
     global _runtime
     wanted = ("GOMP_parallel", "omp_get_thread_num")

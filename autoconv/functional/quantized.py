@@ -11,7 +11,7 @@ from autoconv.common.arrays import like
 from autoconv.common.epilogue.quantization import MOST, Quantization, finished, positive
 from autoconv.common.types import INTEGERS
 from autoconv.errors import ArrayError, LayerError
-from autoconv.functional.operands import Padding, arrays_of, extents_of, number_of, planned
+from autoconv.functional.operands import Padding, arrays_of, extents_of, planned
 from autoconv.layer import ConvLayer, Layout, Pair
 
 
@@ -92,7 +92,7 @@ def conv2d_quantized(
     K, _, R, S = extents_of(arrays["w"], layout)
     layer = ConvLayer(
         N=N, C=C, H=H, W=W, K=K, R=R, S=S, stride=stride, padding=padding, dilation=dilation,
-        groups=number_of(groups), dtype=arrays["x"].dtype, layout=layout, activation=activation,
+        groups=groups, dtype=arrays["x"].dtype, layout=layout, activation=activation,
         output_dtype=output_dtype,
     )  # fmt: skip
     filters, zero = _signed(arrays["w"], w_zero_point, layer)

@@ -8,22 +8,19 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from autoconv.errors import CacheWarning, ConfigError
 from autoconv.layer import ConvLayer
 from autoconv.networks import yaml_reader
+from autoconv.networks.layers import NamedLayer, Network
+from autoconv.networks.yaml_writer import text_of
 from autoconv.paths import temporary_folder, write_whole
 from autoconv.plans import Plan
 from autoconv.records.files import file_name
 from autoconv.tuning import planner
 
 VARIABLE = "AUTOCONV_COLLECT"
-APART = ("N", "direction")  # of a layer, what the list has as `batch` and `direction`
 
 
 @contextmanager
@@ -95,6 +92,8 @@ class Collection:
         """Remember the layer of a plan, if no record sufficed for it."""
         if made.source == "heuristic" or made.timed:
             with self._lock:
+                if not self._layers:
+                    self.check()  # here, of the collection of a whole process
                 self._layers[made.layer] = None
 
     def write(self) -> None:
@@ -131,7 +130,7 @@ class Collection:
     def _fitting(self, layers: list[ConvLayer]) -> str:
         """The list of as many layers, from the first, as a file may hold; a warning says how many it may not."""
         kept = layers = list(dict.fromkeys(layers))
-        while len(text := text_of(kept, self.path.stem)) > yaml_reader.LARGEST_FILE:
+        while len(text := text_of(network_of(kept, self.path.stem))) > yaml_reader.LARGEST_FILE:
             kept = kept[: len(kept) * 9 // 10]
         if len(kept) < len(layers):
             left = f"{len(layers) - len(kept)} of {len(layers)} layers are left out"
@@ -139,8 +138,8 @@ class Collection:
         return text
 
 
-def text_of(layers: list[ConvLayer], name: str) -> str:
-    """A layer list of these layers, each with its own batch sizes and directions.
+def network_of(layers: list[ConvLayer], name: str) -> Network:
+    """These layers as a network, each with its own batch sizes and directions.
 
     Parameters
     ----------
@@ -150,58 +149,24 @@ def text_of(layers: list[ConvLayer], name: str) -> str:
 
     Returns
     -------
-    str
-        What `autoconv.networks.load` reads.
+    Network
     """
     alike: dict[tuple[ConvLayer, bool], dict[str, list[int]]] = {}
     for layer in dict.fromkeys(layers):
         ends = layer.direction == "dgrad" and layer.has_epilogue  # of a transposed convolution: an entry of its own
         ways = alike.setdefault((layer.replace(N=1, direction="fwd"), ends), {})
         ways.setdefault(layer.direction, []).append(layer.N)
-    lines: list[str] = []
+    found: list[NamedLayer] = []
     for (layer, _), ways in alike.items():
         groups: dict[tuple[int, ...], list[str]] = {}
         for way, sizes in ways.items():
             groups.setdefault(tuple(sorted(sizes)), []).append(way)
-        for together, directions in groups.items():
-            entry = {
-                "name": f"layer{len(lines) + 1}",
-                **_settings(layer),
-                "batch": list(together),
-                "direction": directions,
-            }
-            line = yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=1 << 16)
-            lines.append(f"  - {line.strip()}\n")
-    head = yaml.safe_dump({"name": name, "source": "layers that a program used and had no record for"}, sort_keys=False)
-    return f"{head}layers:\n{''.join(lines)}"
-
-
-def _settings(layer: ConvLayer) -> dict[str, Any]:
-    """The arguments that make the layer, less those at their defaults, of which a layer has pairs."""
-    given = {field.name: (getattr(layer, field.name), field.default) for field in fields(layer)}
-    given["output_dtype"] = layer.output_dtype, "int32" if layer.quantized else layer.dtype
-    return {
-        name: _plain(value)
-        for name, (value, default) in given.items()
-        if name not in APART and value not in (default, (default,) * 2, ((default,) * 2,) * 2)
-    }
-
-
-def _plain(value: Any) -> Any:
-    """Lists for tuples, as YAML has them."""
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
-class _FromEnvironment(Collection):
-    """The collection of a whole process, whose place is checked when it first has something to keep."""
-
-    def note(self, made: Plan) -> None:
-        if not self._layers:
-            self.check()
-        super().note(made)
+        for place, (batches, directions) in enumerate(groups.items(), len(found) + 1):
+            found.append(NamedLayer(f"layer{place}", layer, 1, place, batches, tuple(directions)))
+    return Network(name, "layers that a program used and had no record for", tuple(found))
 
 
 if os.environ.get(VARIABLE):
-    _of_this_process = _FromEnvironment(os.environ[VARIABLE])
+    _of_this_process = Collection(os.environ[VARIABLE])
     planner.watch(_of_this_process.note)
     atexit.register(_of_this_process.write)

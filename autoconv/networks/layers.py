@@ -76,7 +76,7 @@ class Network:
 
     Examples
     --------
-    >>> from autoconv.network import load
+    >>> from autoconv.networks import load
     >>> alexnet = load("alexnet")
     >>> alexnet.name, len(alexnet.layers), alexnet.macs
     ('AlexNet', 5, 665784864)

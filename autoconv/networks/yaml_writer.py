@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from autoconv.common.types import output_name
 from autoconv.layer import ConvLayer
 from autoconv.networks.layers import NamedLayer, Network
 from autoconv.networks.yaml_reader import SETTINGS
@@ -34,10 +35,12 @@ def _settings(named: NamedLayer) -> dict[str, Any]:
     """A layer's keys, but for those that the reader would put there itself."""
     layer = named.layer
     found: dict[str, Any] = {"name": named.name}
-    defaults = {field.name: field.default for field in dataclasses.fields(ConvLayer)} | {"W": layer.H, "S": layer.R}
+    defaults = {field.name: field.default for field in dataclasses.fields(ConvLayer)}
+    defaults |= {"W": layer.H, "S": layer.R, "output_dtype": output_name(None, layer.dtype)}
     for key in SETTINGS:
         if (value := getattr(layer, key)) != defaults[key]:
             found[key] = _short(value)
+    found |= {"batch": list(named.batches)} if named.batches else {}
     found |= {"direction": list(named.directions)} if named.directions else {}
     return found | ({"repeat": named.repeat} if named.repeat > 1 else {})
 

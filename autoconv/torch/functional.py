@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from autoconv.common import arguments
 from autoconv.errors import ArrayError
 from autoconv.torch import operators
 
@@ -83,15 +84,11 @@ def conv2d(
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         input, weight, bias = (None if t is None else t.to(dtype) for t in (input, weight, bias))  # noqa: A001
-    stride, dilation = _pair(stride), _pair(dilation)
+    stride, dilation = arguments.pair(stride, "stride", 1), arguments.pair(dilation, "dilation", 1)
     sides = _sides(padding, stride, dilation, (weight.shape[2], weight.shape[3]))
     images = input if input.dim() == 4 else input[None]
     y = operators.conv2d(images, weight, bias, stride, sides, dilation, groups, mode, exact, vendors)
     return y if input.dim() == 4 else y[0]
-
-
-def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
 def _sides(
@@ -107,5 +104,5 @@ def _sides(
         return rows // 2, rows - rows // 2, columns // 2, columns - columns // 2
     if isinstance(padding, str):
         raise ArrayError(f"padding={padding!r}: expected integers, 'same' or 'valid'")
-    height, width = _pair(padding)
+    height, width = arguments.pair(padding, "padding", 0)
     return height, height, width, width

@@ -68,7 +68,7 @@ class OptimizedModule(torch.nn.Module):
         arrays, name = [], self.network.graph.name
         for leaf, constant in zip(leaves, self._inputs, strict=True):
             if constant is not None:
-                if leaf != constant[0]:
+                if isinstance(leaf, torch.Tensor) or leaf != constant[0]:
                     raise ArrayError(f"{name}: expected {constant[0]!r} as in the example, got {leaf!r}")
                 continue
             if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu":

@@ -13,9 +13,8 @@ from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
 from autoconv.records.limits import Limits
 from autoconv.records.schema import Facts
-from autoconv.tuning.search.surrogate import Surrogate, kind
+from autoconv.tuning.search.shortlist import shortlist
 
-RIVAL = 1.2  # times the least estimate: within it estimates do not tell which of two kinds of candidates is quicker
 FINER = 1.5  # times the least estimate: no more is paid for a smaller error
 PRUNE_FACTOR = 12.0  # times the least estimate; estimates are within a factor of 3 or so of the truth
 
@@ -124,22 +123,15 @@ class CandidateSet:
         return [candidate for candidate in self.worth_timing() if self.searched(candidate)]
 
     def few(self, limits: Limits, number: int) -> list[Candidate]:
-        """The first of those worth timing under these limits, of a grid one of those that are alike, and of every kind.
+        """Those worth timing under these limits among which the best is expected, at most so many.
 
-        Estimates of a kind err together, so the first of each other kind that may win comes after them. Then comes the
-        first that may err less than those before, and so on: a network may need its layers more exact. One that is far
-        behind is not worth it: who needs it asks for exact algorithms.
+        Then comes the first that may err less than those before, and so on: a network may need its layers more exact.
+        One that is far behind is not worth it: who needs it asks for exact algorithms.
         """
         ranked = self.worth_timing(limits)
         costs = {candidate: limits.cost(self.expected[candidate]) for candidate in ranked}
         least = min(costs.values(), default=0.0)
-        surrogate = Surrogate({candidate: self.expected[candidate].time for candidate in ranked})
-        chosen = surrogate.spread(ranked, number)
-        kinds = {kind(candidate) for candidate in chosen}
-        for candidate in ranked:
-            if costs[candidate] <= RIVAL * least and kind(candidate) not in kinds:
-                chosen.append(candidate)
-                kinds.add(kind(candidate))
+        chosen = shortlist(costs, number)
         near = [candidate for candidate in ranked if costs[candidate] <= FINER * least]
         while chosen:
             least = min(self.expected[candidate].error for candidate in chosen)

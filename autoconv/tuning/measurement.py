@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from autoconv.layer import ConvLayer
 from autoconv.records.schema import STARVED, Facts
 from autoconv.tuning.race import Contestant, Heat, Timing
 from autoconv.tuning.verification import Verifier, WrongResultError
+
+FEWEST_READY = 2  # candidates that are prepared, however long that takes: one alone is no choice
 
 Stage = Literal["wait", "verify", "race", "done"]
 
@@ -55,6 +58,9 @@ class Measurement:
     layer, device
     budget : float, optional
         Seconds for the race. Verification is not cut short: an unverified candidate may not win.
+    preparing : float, optional
+        Seconds of building and verifying after which no further candidate is begun, once two are ready; those left are
+        unreached.
     progress : callable, optional
         Called with an `Event` before each step.
     aside : bool
@@ -72,10 +78,11 @@ class Measurement:
         device: Device,
         *,
         budget: float | None = None,
+        preparing: float | None = None,
         progress: Progress | None = None,
         aside: bool = False,
     ) -> None:
-        self._layer, self._device, self._aside = layer, device, aside
+        self._layer, self._device, self._aside, self._preparing = layer, device, aside, preparing
         self._tell = progress or (lambda event: None)
         self._algorithms = {algorithm.name: algorithm for algorithm in registry.algorithms(device)}
         self._failures: dict[Candidate, Facts] = {}
@@ -110,9 +117,13 @@ class Measurement:
         device.prepare(self._layer, pairs)
         fit = self._fit(candidates)
         builds = [functools.partial(algorithm.build, self._layer, device, params) for algorithm, params in pairs]
+        ready, start = len(self._contestants) + FEWEST_READY, time.perf_counter()
         with compiled_aside(builds, device.facts["threads"]) if self._aside else nullcontext():
             for done, candidate in enumerate(fit, len(self._contestants)):
-                algorithm = self._algorithms[candidate.algorithm]
+                algorithm, spent = self._algorithms[candidate.algorithm], time.perf_counter() - start
+                if self._preparing is not None and spent >= self._preparing and len(self._contestants) >= ready:
+                    self._failures[candidate] = failed(algorithm, f"unreached: to prepare others took {spent:.2g} s")
+                    continue
                 self._tell(Event("verify", self._layer, candidate, done, total))
                 try:
                     contestant = _contestant(candidate, algorithm, self._verifier, self._workspace)

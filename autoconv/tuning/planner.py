@@ -79,8 +79,8 @@ def plan(
     layer : ConvLayer
     mode : str
         "profile": from recorded facts, and where any candidate has none, time those.
-        "hybrid": likewise, but only for the few that the estimate ranks first, at all and of each kind that may win,
-        and for a winner that has changed.
+        "hybrid": likewise, but only for the few among which estimates let expect the best, and for a winner that has
+        changed.
         "heuristic": from recorded facts if there are any, else from estimates; never time.
         "cached": from recorded facts only; a miss is an error, and so is a winner whose algorithm has changed since,
         until the layer is tuned again.
@@ -107,7 +107,8 @@ def plan(
         float32) may count as 0, which costs nothing; or are kept, at which many processors are slow. Times are those
         of normal numbers in either case.
     budget : float, optional
-        Seconds the timing may take; compilation and verification come on top.
+        Seconds the timing may take; compilation and verification come on top. In mode "hybrid", no further candidate
+        is begun once these have taken twice as long, and two are ready.
     cache : TuningCache, optional
         Where facts are kept; the user's own unless given.
     isolate : bool

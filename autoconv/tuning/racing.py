@@ -22,7 +22,8 @@ from autoconv.tuning.search.search import Search
 from autoconv.tuning.staleness import former_winner, note, stale, starved_no_more, uncovered
 from autoconv.tuning.worker import Worker
 
-HYBRID_CANDIDATES = 4  # of the estimate's first that mode hybrid times, beside those for which it has a reason
+PREPARING = 2.0  # times its budget that mode hybrid may take to build and verify candidates
+HYBRID_CANDIDATES = 6  # that mode hybrid times at most, beside those for which it has another reason
 
 _measuring = threading.Lock()
 
@@ -51,18 +52,19 @@ def complete(request: Request, known: Known, mode: str) -> Known:
     Known
         With the number of candidates timed.
     """
-    if not _left(request, known, mode) and not stale(request, known.record):
+    left = _left(request, known, mode)
+    if not left and not stale(request, known.record):
         _note_what_is_covered(request, known)
         return known
     if request.progress is not None:
         request.progress(Event("wait", request.layer, None, 0, 0))
     with _measuring, request.cache.timing_lock(request.device.key):
-        known = look_up(request)  # another process may have been quicker
-        if stale(request, known.record) and known.facts:
-            known = _recheck(request, known)
-        if left := _left(request, known, mode):
-            known = _race(request, known, left)
-    return known
+        now = look_up(request)  # another process may have been quicker
+        if stale(request, now.record) and now.facts:
+            now = _recheck(request, now)
+        if now.record != known.record:
+            left = _left(request, now, mode)
+        return _race(request, now, left) if left else now
 
 
 def challenge(request: Request, candidates: Sequence[Candidate]) -> Known:
@@ -82,10 +84,14 @@ def challenge(request: Request, candidates: Sequence[Candidate]) -> Known:
 
 @dataclass(frozen=True)
 class _Left:
-    """What is left to do: candidates to time in any case, and algorithms whose grids are to be searched."""
+    """What is left to do: candidates to time, algorithms whose grids are to be searched, and what may be spent on that.
+
+    The candidates are all timed unless there is a limit on the seconds in which they are prepared, the best first.
+    """
 
     candidates: list[Candidate]
     grids: set[str] = field(default_factory=set)
+    preparing: float | None = None
 
     def __bool__(self) -> bool:
         return bool(self.candidates or self.grids)
@@ -93,19 +99,21 @@ class _Left:
 
 def _left(request: Request, known: Known, mode: str) -> _Left:
     """What the mode asks of the candidate set, and the former winner, be it only to record that it is no more."""
-    offered, grids = request.candidate_set, set()
+    offered, grids, preparing = request.candidate_set, set(), None
     if mode == "profile":
         asked = [candidate for candidate in offered.worth_timing() if not offered.searched(candidate)]
         grids = uncovered(request, known.record) & {c.algorithm for c in offered.grid()}
         grids = {name for name in grids if not _spent(request, known, name)}
     else:
         asked = offered.few(request.limits, HYBRID_CANDIDATES)
+        preparing = None if request.budget is None else PREPARING * request.budget
         if not known.facts:  # else more layers on record would have it timed again and again
             asked = [*winners(request), *asked]
     asked += starved_no_more(request, known)
     if (former := former_winner(request, known.record)) is not None:
-        asked.append(former)
-    return _Left([candidate for candidate in dict.fromkeys(asked) if _unknown(request, known, candidate)], grids)
+        asked = [former, *asked]
+    new = [candidate for candidate in dict.fromkeys(asked) if _unknown(request, known, candidate)]
+    return _Left(new, grids, preparing)
 
 
 def _unknown(request: Request, known: Known, candidate: Candidate) -> bool:
@@ -147,10 +155,10 @@ def _recheck(request: Request, known: Known) -> Known:
 def _race(request: Request, known: Known, left: _Left) -> Known:
     """Race these candidates against the incumbents, search these grids, and record the facts; what is known then."""
     incumbents = [candidate for candidate in _incumbents(request, known.facts) if candidate not in left.candidates]
-    measurement = _measurement(request)
+    measurement = _measurement(request, left.preparing)
     search = _search(request, known, left.grids)
     found: dict[Candidate, Facts] = {}
-    reached, block = True, [*left.candidates, *incumbents]
+    reached, block = True, [*incumbents, *left.candidates]  # who compares with what is on record comes first
     block += [candidate for candidate in search.next() if candidate not in block]
     while block:
         refused, entrants = _admitted(request, block)
@@ -174,11 +182,11 @@ def _race(request: Request, known: Known, left: _Left) -> Known:
     return known_from(request, on_record(request), known.timed + sum(facts.failure is None for facts in found.values()))
 
 
-def _measurement(request: Request) -> Measurement | Worker:
-    layer, device = request.layer, request.device
+def _measurement(request: Request, preparing: float | None) -> Measurement | Worker:
+    layer, device, budget, progress = request.layer, request.device, request.budget, request.progress
     if request.isolate:
-        return _worker(device).begin(layer, budget=request.budget, progress=request.progress)
-    return Measurement(layer, device, budget=request.budget, progress=request.progress)
+        return _worker(device).begin(layer, budget=budget, preparing=preparing, progress=progress)
+    return Measurement(layer, device, budget=budget, preparing=preparing, progress=progress)
 
 
 def _search(request: Request, known: Known, grids: set[str]) -> Search:

@@ -203,12 +203,19 @@ class Worker:
         self._algorithms = {algorithm.name: algorithm for algorithm in registry.algorithms(device)}
         self._begun = False
 
-    def begin(self, layer: ConvLayer, *, budget: float | None = None, progress: Progress | None = None) -> Self:
+    def begin(
+        self,
+        layer: ConvLayer,
+        *,
+        budget: float | None = None,
+        preparing: float | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
         """Turn to a layer.
 
         Parameters
         ----------
-        layer, budget, progress
+        layer, budget, preparing, progress
             As for `Measurement`. The budget is also the patience with one step.
 
         Returns
@@ -216,7 +223,8 @@ class Worker:
         Worker
             Itself, of which `enter` and `finish` are asked next.
         """
-        self._layer, self._budget, self._progress = layer, budget, progress
+        self._layer, self._progress = layer, progress
+        self._limits = {"budget": budget, "preparing": preparing}
         self._patience = PATIENCE if budget is None else max(budget, LEAST_PATIENCE)
         self._entered: list[Candidate] = []
         self._failures: dict[Candidate, Facts] = {}
@@ -290,7 +298,7 @@ class Worker:
         while True:
             try:
                 if not self._begun:
-                    self._ask({"layer": self._layer.key(), "budget": self._budget})
+                    self._ask({"layer": self._layer.key()} | self._limits)
                     self._begun = True
                     self._ask({"enter": list(map(str, self._entered))})
                 return self._ask({"finish": True} if candidates is None else {"enter": list(map(str, candidates))})
@@ -364,7 +372,9 @@ class _Answers:
         if "layer" in request:
             self._measurement = None  # what the last one held is free
             layer, aside = ConvLayer.parse(request["layer"]), isinstance(device, CPU)
-            self._measurement = Measurement(layer, device, budget=request["budget"], progress=progress, aside=aside)
+            self._measurement = Measurement(
+                layer, device, budget=request["budget"], preparing=request["preparing"], progress=progress, aside=aside
+            )
             return {}
         assert self._measurement is not None
         if "enter" in request:

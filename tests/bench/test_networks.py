@@ -155,7 +155,8 @@ class Contestant:
         if self.name == "openvino":
             raise PlanError("it cannot")
         wrong = 0.5 if self.name == "torch" else 1e-6 * (self.name == "mnn")
-        return [np.array([1.0 + wrong, 2.0])], {
+        second = np.array([np.nan if self.name == "torch_cl" else 1.0])
+        return [np.array([1.0 + wrong, 2.0]), second], {
             "seconds": 0.5,
             "memory": 7,
             **({"arena_bytes": 3} if self.name == OURS else {}),
@@ -177,9 +178,10 @@ def test_who_fails_is_named_and_the_others_go_on(path: Path, monkeypatch: pytest
     assert found.failures == {
         "openvino": "it cannot",
         "torch": "its answer differs from ours by 2.5e-01 of the largest value",
+        "torch_cl": "its answer differs from ours by nan of the largest value",
         "ncnn": "it fell over",
     }
-    assert set(found.times) == {OURS, "onnxruntime", "torch_cl", "torch_compiled", "mnn"}
+    assert set(found.times) == {OURS, "onnxruntime", "torch_compiled", "mnn"}
     assert found.errors["mnn"] == pytest.approx(5e-7)
     assert found.best != OURS
     row = found.to_json()

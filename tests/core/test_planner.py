@@ -47,7 +47,6 @@ def test_what_is_timed_later_serves_also_who_asked_for_less(
     cache: TuningCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(racing, "HYBRID_CANDIDATES", 1)
-    monkeypatch.setattr("autoconv.tuning.candidates.RIVAL", 0.0)
     options: dict[str, Any] = {"device": FaultyCPU.having("none", "slow"), "cache": cache}
     lesser = [planner.plan(LAYER, mode, **options) for mode in ("heuristic", "hybrid")]
     assert [len(made.timings) for made in lesser] == [0, 1]
@@ -98,13 +97,13 @@ def test_each_limit_finds_its_own_winner(cache: TuningCache, limits: dict[str, A
 
 
 def test_hybrid_times_a_few_and_profile_then_the_rest(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoconv.tuning.candidates.RIVAL", 0.0)  # else the first of each kind, however many there are
+    monkeypatch.setattr(racing, "HYBRID_CANDIDATES", 2)
     few = fresh(LAYER, "hybrid", cache=cache)
     assert few.source == "profile"
-    assert few.timed == racing.HYBRID_CANDIDATES
+    assert few.timed == 2
     assert fresh(LAYER, "hybrid", cache=cache).timed == 0
     everything = fresh(LAYER, cache=cache)
-    assert everything.timed >= len(everything.facts) - racing.HYBRID_CANDIDATES
+    assert everything.timed >= len(everything.facts) - 2
     assert fresh(LAYER, "hybrid", cache=cache).timed == 0  # more effort serves a request for less
 
 

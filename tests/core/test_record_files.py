@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from races import DEVICE, LAYER, OTHER, race
 from autoconv import registry
 from autoconv.cpu.device import CPU
 from autoconv.errors import RecordError
-from autoconv.paths import shipped
+from autoconv.paths import shipped, written_whole
 from autoconv.records.cache import ImportReport, TuningCache
 from autoconv.records.files import LARGEST_FILE, file_name
 from autoconv.records.schema import Race, Record
@@ -52,6 +53,22 @@ def test_an_export_that_fails_leaves_the_old_file(
     with pytest.raises(OSError, match="no"):
         cache.export(target)
     assert [path.read_text() for path in target.parent.iterdir()] == ["old"]
+
+
+def test_threads_that_write_one_file_at_once_leave_a_whole_one(tmp_path: Path) -> None:
+    path, both_write = tmp_path / "file", threading.Barrier(2, timeout=60)
+
+    def write(letter: bytes) -> None:
+        with written_whole(path) as file:
+            file.write(letter)
+            file.flush()
+            both_write.wait()
+            file.write(letter * 9)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(write, (b"a", b"b")))
+    assert path.read_bytes() in (b"a" * 10, b"b" * 10)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_export_that_cannot_be_written_names_its_file(cache: TuningCache, tmp_path: Path) -> None:

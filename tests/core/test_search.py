@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from autoconv import forget_plans, registry
@@ -28,7 +29,8 @@ from autoconv.tuning import lookup, racing
 from autoconv.tuning.candidates import CandidateSet
 from autoconv.tuning.planner import plan
 from autoconv.tuning.search.search import MOST, Search
-from autoconv.tuning.search.surrogate import Surrogate
+from autoconv.tuning.search.shortlist import shortlist
+from autoconv.tuning.search.surrogate import Space, Surrogate
 
 LAYER = ConvLayer(N=1, C=3, H=6, W=6, K=4, R=3, S=3)
 SIZES = steps(64)
@@ -174,8 +176,10 @@ class Scripted:
 
     def __init__(self, layer: ConvLayer, device: Device, *, budget: float | None, **options: Any) -> None:
         self.layer, self.device, self.budget, self.found = layer, device, budget, dict[Candidate, Facts]()
+        self.options.append(options)
 
     blocks: ClassVar[list[list[Candidate]]] = []
+    options: ClassVar[list[dict[str, Any]]] = []
 
     def enter(self, candidates: list[Candidate]) -> dict[Candidate, Facts]:
         self.blocks.append(candidates)
@@ -285,6 +289,15 @@ def test_hybrid_times_what_won_on_a_nearby_layer_and_no_more_when_others_come(ca
     assert fresh(cache, "hybrid").timed == 0
 
 
+def test_who_won_before_its_algorithm_changed_is_timed_first(cache: TuningCache) -> None:
+    """On a layer nearby, and on the layer itself: there after the incumbents, who compare with what is on record."""
+    winner = fresh(cache).candidate
+    for layer, place in ((LAYER.replace(N=8), 0), (LAYER, 1)):
+        Scripted.blocks.clear()
+        few = fresh(cache, "hybrid", version="2", layer=layer)
+        assert Scripted.blocks[0][place] == winner == few.candidate
+
+
 def test_a_winner_elsewhere_that_limits_refuse_or_a_grid_lacks_has_its_like_timed_or_none(
     cache: TuningCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,22 +325,38 @@ def test_the_few_err_less_and_less_but_not_at_any_price() -> None:
     assert offered.few(Limits(), 1) == [near, finer]
 
 
-def test_the_few_are_of_every_kind_that_may_win() -> None:
-    one = CPU.current()
-    device = GridCPU(one.threads, one.instruction_set)
-    offered = CandidateSet(LAYER, device, registry.algorithms(device), frozenset())
-    first, far, other = cut(4, 4), cut(64, 64), Candidate("numpy.direct")
-    for slower, others in ((1.19e-3, [other]), (1.21e-3, [])):
-        offered.expected = {
-            first: Facts("1", time=1e-3),
-            cut(5, 4): Facts("1", time=1.01e-3),  # too much like the first
-            far: Facts("1", time=1.02e-3),
-            other: Facts("1", time=slower),
-        }
-        vars(offered).pop("pruned", None)
-        assert offered.few(Limits(), 1) == [first, *others]
-        assert offered.few(Limits(), 2) == [first, far, *others]
-        assert offered.few(Limits(), 3) == [first, far, other]
+def test_a_shortlist_begins_with_the_least_estimate_and_goes_on_with_those_that_err_otherwise() -> None:
+    first, like, far, other = cut(4, 4), cut(5, 4), cut(64, 64), Candidate("numpy.direct")
+    estimates = {like: 1.01e-3, far: 1.02e-3, other: 1.02e-3, first: 1e-3}
+    assert shortlist(estimates, 4) == [first, other, far, like]
+    assert shortlist(estimates, 2) == [first, other]
+    assert shortlist(estimates, 0) == shortlist({}, 4) == []
+
+
+def test_a_shortlist_ends_where_one_more_would_hardly_help() -> None:
+    first, other = cut(4, 4), Candidate("numpy.direct")
+    third = Candidate("numpy.gemm")
+    lists = [shortlist({first: 1e-3, other: 1e-3, third: factor * 1e-3}, 4) for factor in (1.1, 1.3, 1.7, 9.0)]
+    assert lists == [[first, other, third]] * 2 + [[first, other]] * 2
+    assert shortlist({first: 1e-3, other: 9e-3}, 4) == [first, other]  # the first may fail
+    assert len(shortlist({cut(n, n): 1e-3 for n in range(1, 200)}, 500)) < 30  # all alike
+    many = {Candidate(f"family{n}"): 1e-3 for n in range(12)}
+    assert len(shortlist(many, 8)) == 8  # all of them strangers
+
+
+def test_functions_over_candidates_agree_as_far_as_these_are_near() -> None:
+    candidates = [cut(4, 4), cut(5, 4), cut(8, 4), cut(64, 64)]
+    space = Space(candidates)
+    found = space.functions(np.random.default_rng(1), 20000)
+    assert np.corrcoef(found)[0] == pytest.approx(space.nearness(candidates[0]), abs=0.03)
+    assert found.mean(1) == pytest.approx(0, abs=0.03)
+    assert found.std(1) == pytest.approx(1, abs=0.03)
+
+
+def test_only_hybrid_with_a_budget_has_no_more_prepared_than_it_has_time_for(cache: TuningCache) -> None:
+    for mode, budget, layer in (("hybrid", 0.5, LAYER), ("hybrid", None, LAYER.replace(N=2)), ("profile", 0.5, LAYER)):
+        fresh(cache, mode, layer=layer, budget=budget)
+    assert [one["preparing"] for one in Scripted.options[-3:]] == [0.5 * racing.PREPARING, None, None]
 
 
 def test_a_budget_ends_a_search_and_a_larger_one_goes_on(cache: TuningCache) -> None:

@@ -118,7 +118,6 @@ def test_a_former_winner_that_has_ceased_to_take_the_layer_is_asked_about_once(c
 
 def test_hybrid_times_also_the_former_winner(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(racing, "HYBRID_CANDIDATES", 1)
-    monkeypatch.setattr("autoconv.tuning.candidates.RIVAL", 0.0)  # the others are as quick by estimates
     rigged(cache, none=Facts("1", time=0.5), slow=Facts("1", time=0.1))
     changed = FaultyCPU.having("none", "slow", "unsteady", version="2")
     made = fresh(LAYER, "hybrid", device=changed, cache=cache)

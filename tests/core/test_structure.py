@@ -77,7 +77,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"race", "display"},
         {"results", "exported", "bound"},
         {"suites"},
-        {"statistics"},
+        {"statistics", "lines"},
         {"baselines"},
     ),
 }

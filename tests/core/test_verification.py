@@ -12,7 +12,7 @@ from faulty import FAULTS, Faulty, FaultyCPU
 from autoconv.algorithm import Candidate
 from autoconv.layer import ConvLayer
 from autoconv.tuning import reference
-from autoconv.tuning.measurement import measure
+from autoconv.tuning.measurement import Measurement, measure
 from autoconv.tuning.verification import Verifier, WrongResultError, check_convolution
 
 LAYER = ConvLayer(N=2, C=4, H=9, W=8, K=6, R=3, S=2, padding=((1, 0), (1, 1)), stride=(2, 1), groups=2, bias=True)
@@ -43,6 +43,19 @@ def test_a_candidate_that_gives_other_bits_is_not_deterministic() -> None:
     facts = measure(LAYER, device, [Candidate("faulty.unsteady"), Candidate("faulty.none")])
     assert not facts[Candidate("faulty.unsteady")].deterministic
     assert facts[Candidate("faulty.none")].deterministic
+
+
+def test_no_more_are_prepared_when_time_is_up_but_two_that_work_in_any_case() -> None:
+    candidates = [Candidate(f"faulty.{fault}") for fault in ("none", "raises", "slow", "unsteady")]
+    device = FaultyCPU.having("none", "raises", "slow", "unsteady")
+    for seconds, late in ((0.0, ["unsteady"]), (60.0, []), (None, [])):
+        measurement = Measurement(LAYER, device, preparing=seconds)
+        entered = measurement.enter(candidates)
+        facts = measurement.finish()
+        assert {str(c) for c, found in facts.items() if found.unreached} == {f"faulty.{fault}" for fault in late}
+        assert facts.keys() == entered.keys() == set(candidates)
+        assert all(found.timed for c, found in facts.items() if str(c)[7:] not in ("raises", *late))
+        assert all("to prepare others took 0." in str(found.failure) for found in facts.values() if found.unreached)
 
 
 def test_one_wrong_element_in_a_million_is_found() -> None:

@@ -40,6 +40,16 @@ def test_good_candidates_come_back_with_their_facts() -> None:
     assert {event.stage for event in events} == {"verify", "race", "done"}
 
 
+def test_a_worker_prepares_no_more_when_time_is_up() -> None:
+    worker = isolate.Worker(FaultyCPU.having("none", "slow"))
+    try:
+        candidates = [Candidate("numpy.direct"), Candidate("faulty.none"), Candidate("faulty.slow")]
+        facts = worker.begin(LAYER, preparing=0.0).enter(candidates)
+    finally:
+        worker.close()
+    assert [facts[candidate].unreached for candidate in candidates] == [False, False, True]
+
+
 def test_crashes_are_recorded_and_the_rest_goes_on() -> None:
     reasons = {
         "dies": "died of signal 11 (SIGSEGV) (being verified)",
@@ -126,9 +136,9 @@ def test_a_process_answers_says_how_it_ended_and_begins_again() -> None:
     process = isolate.DeviceProcess(FaultyCPU.having("exits"), "autoconv.tuning.worker")
     try:
         for _ in range(2):
-            process.send({"layer": "nonsense", "budget": None})
+            process.send({"layer": "nonsense", "budget": None, "preparing": None})
             assert process.receive(1.0)["error"].startswith("LayerError: ")
-            process.send({"layer": LAYER.key(), "budget": None})
+            process.send({"layer": LAYER.key(), "budget": None, "preparing": None})
             assert process.receive(1.0) == {"facts": {}}
             process.send({"enter": ["faulty.exits"]})
             assert process.receive(1.0)["stage"] == "verify"

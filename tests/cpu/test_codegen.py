@@ -1,5 +1,6 @@
 """The kernel language: every construct, on every instruction set this processor has."""
 
+import ast
 import ctypes
 import os
 import subprocess
@@ -15,6 +16,7 @@ from autoconv.common import code_hash, machine_code
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, Module, bf16, f16, f32, f64, i8, i32, i64, ptr, vec, widened
+from autoconv.tuning.racing import HYBRID_CANDIDATES
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 sets = pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -342,3 +344,28 @@ def test_an_unsupported_processor_is_told_once(monkeypatch):
         assert "no such target" in pool.unavailable()
     finally:
         forget()
+
+
+FIRST = """if True:
+    import collections
+    import numpy as np
+    import autoconv
+    from autoconv.cpu.codegen import compiler
+    emitters, compiled = collections.Counter(), compiler._compiled
+    def count(module):
+        emitters.update({"runs" if "run" in (names := [f.name for f in module.functions]) else names[-1]})
+        return compiled(module)
+    compiler._compiled = count
+    autoconv.conv2d(np.ones((1, 16, 8, 8), np.float32), np.ones((8, 16, 3, 3), np.float32), padding=1)
+    print(dict(emitters))
+"""
+
+
+def test_a_first_call_compiles_few_kernels(tmp_path: Path) -> None:
+    """Most of its time goes by while they are compiled: of the pool, of the machine's first look, and of the layer."""
+    environment = os.environ | {"AUTOCONV_CACHE_DIR": str(tmp_path), "AUTOCONV_KERNEL_DIR": str(tmp_path / "kernels")}
+    done = subprocess.run([sys.executable, "-c", FIRST], env=environment, capture_output=True, text=True, check=True)
+    emitters = ast.literal_eval(done.stdout)
+    kernels = emitters.pop("runs")  # which pool.wake is one of, and the reference in float64
+    assert emitters == {"stop": 1, "nothing": 1, "peak": 2, "words": 1}
+    assert kernels <= 2 + HYBRID_CANDIDATES + 2  # some of a smaller error

@@ -13,7 +13,7 @@ from vectors import INSTRUCTION_SETS
 from autoconv import ArrayError, ConvLayer, PlanError, TuningCache, conv2d, plan
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler, launch
-from autoconv.cpu.codegen.ir import Module, f16, i32, ptr
+from autoconv.cpu.codegen.ir import X86, Module, f16, i32, ptr
 from autoconv.cpu.codegen.workers import BUSY, FLUSH, KEEP
 from autoconv.cpu.device import CPU
 from autoconv.cpu.pool import Entry
@@ -22,7 +22,7 @@ from autoconv.tuning import reference
 
 pytestmark = [
     pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor"),
-    pytest.mark.skipif(not Module("generic").x86, reason="only x86's float mode is set"),
+    pytest.mark.skipif(not X86, reason="only x86's float mode is set"),
 ]
 
 CONTROL = 0xFFC0  # of MXCSR; the bits below report what happened

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from guards import run_guarded
+from guards import check_candidate, run_guarded
 from hypothesis import given
 from layers import EDGES, EPILOGUES, edge, layers, operands
 from vectors import INSTRUCTION_SETS, device_with
 
-from autoconv.algorithm import Candidate, Params
+from autoconv.algorithm import Params
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, Module, ptr
@@ -23,7 +24,6 @@ from autoconv.cpu.fft.algorithm import TiledFFT
 from autoconv.cpu.fft.dft import FourierTransform, factors, get, put
 from autoconv.cpu.fft.geometry import circular
 from autoconv.layer import ConvLayer
-from autoconv.tuning import reference
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
@@ -63,13 +63,7 @@ def test_transforms_of_every_length(n: int, dtype: str) -> None:
         assert error < 8 * np.finfo(dtype).eps
 
 
-def run(layer: ConvLayer, params: Params, device: CPU = DEVICE, side: str = "after") -> None:
-    """Computes between guards and holds the answer against the oracle."""
-    assert ALGORITHM.why_not(layer, device, params) == []
-    values = operands(layer)
-    got = run_guarded(ALGORITHM, layer, device, Candidate("fft", tuple(params.items())), values, side)
-    error = reference.error(got, reference.convolve(layer, *values), reference.magnitude(layer, *values))
-    assert error <= ALGORITHM.bound(layer, params), f"{params} on {layer}"
+run = functools.partial(check_candidate, ALGORITHM)
 
 
 def chosen(layer: ConvLayer, device: CPU = DEVICE) -> Iterator[Params]:

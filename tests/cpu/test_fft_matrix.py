@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
-from guards import run_guarded
-from layers import EDGES, EPILOGUES, edge, operands
+from assembly import assembly, functions_of
+from guards import check_candidate, run_guarded
+from layers import EDGES, EPILOGUES, edge
 from vectors import INSTRUCTION_SETS, modelled
 
-from autoconv.algorithm import Algorithm, Candidate, Params
+from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu import pool
-from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import X86
 from autoconv.cpu.device import CPU
 from autoconv.cpu.fft.algorithm import TiledFFT
 from autoconv.cpu.fft.matrix_unit import FourierMatrix, FourierMatrixX3, emit
@@ -34,15 +34,6 @@ def device_of(instruction_set: str = "avx2") -> CPU:
     return CPU(threads=2, instruction_set=instruction_set, matrix_unit="emulated", model=model)
 
 
-def run(algorithm: Algorithm[CPU], layer: ConvLayer, params: Params, device: CPU, side: str = "after") -> None:
-    """Computes between guards and holds the answer against the oracle."""
-    assert algorithm.why_not(layer, device, params) == []
-    values = operands(layer)
-    got = run_guarded(algorithm, layer, device, Candidate(algorithm.name, tuple(params.items())), values, side)
-    error = reference.error(got, reference.convolve(layer, *values), reference.magnitude(layer, *values))
-    assert error <= algorithm.bound(layer, params), f"{params} on {layer}"
-
-
 FITTING = [name for name in EDGES if not X6.why_not(edge(name), device_of(), PARAMS)]
 
 
@@ -53,7 +44,7 @@ def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None
     for algorithm, layout, direction, coop in ((X6, "NCHW", "fwd", 0), (X3, "NHWC", "dgrad", 2)):
         layer = edge(name, layout=layout, direction=direction)
         if not algorithm.why_not(layer, device, params := PARAMS | {"coop": coop}):
-            run(algorithm, layer, params, device, "after" if layout == "NCHW" else "before")
+            check_candidate(algorithm, layer, params, device, "after" if layout == "NCHW" else "before")
 
 
 @pytest.mark.parametrize("tile", ["6x6", "8x20", "20x16", "24x24"])
@@ -61,13 +52,15 @@ def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None
 def test_sizes_of_tiles(tile: str, layout: str) -> None:
     layer = ConvLayer(N=1, C=40, H=21, W=23, K=33, R=5, S=5, padding=2, layout=layout)
     for algorithm in (X6, X3):
-        run(algorithm, layer, {"tile": tile, "rows": 3, "coop": 0}, device_of())
+        check_candidate(algorithm, layer, {"tile": tile, "rows": 3, "coop": 0}, device_of())
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_types_and_epilogues(epilogue: str) -> None:
     for layout in ("NCHW", "NHWC"):
-        run(X3, edge("remainders", dtype="float16", layout=layout, **EPILOGUES[epilogue]), PARAMS, device_of())
+        check_candidate(
+            X3, edge("remainders", dtype="float16", layout=layout, **EPILOGUES[epilogue]), PARAMS, device_of()
+        )
 
 
 def test_six_products_err_no_more_than_float32_does() -> None:
@@ -92,16 +85,13 @@ def test_a_filter_whose_spectra_fill_the_stack_is_refused() -> None:
     assert any(not X6.why_not(layer, device_of(), c.params) for c in X6.all(layer, device_of()))
 
 
-@pytest.mark.skipif(not compiler._x86, reason="instructions of x86")
+@pytest.mark.skipif(not X86, reason="instructions of x86")
 @pytest.mark.parametrize(("algorithm", "products"), [(X6, 6), (X3, 3)])
 def test_the_code_for_amx(algorithm: FourierMatrix, products: int) -> None:
     layer = ConvLayer(N=1, C=64, H=24, W=24, K=64, R=5, S=5, padding=2)
     device = CPU(threads=2, instruction_set="avx512", matrix_unit="amx")
-    ir = str(emit("avx512", layer, algorithm.tilings(layer, device, {"tile": "8x8", "rows": 6, "coop": 0})))
-    compiler._llvm()
-    target = llvm.Target.from_default_triple().create_target_machine(cpu="sapphirerapids", opt=3, jit=True)
-    text = str(target.emit_assembly(llvm.parse_assembly(ir)))
-    functions = dict(re.findall(r"^(\w+):\n(.*?)^\.?Lfunc_end", text, re.MULTILINE | re.DOTALL))
+    tilings = algorithm.tilings(layer, device, {"tile": "8x8", "rows": 6, "coop": 0})
+    functions = functions_of(assembly(emit("avx512", layer, tilings), "sapphirerapids"))
     assert functions["product_of_32_0"].count("tdpbf16ps") == 4 * products
     assert functions["transform_rows0"].count("vcvtneps2bf16") % (3 * {3: 2, 6: 3}[products]) == 0
 

@@ -10,8 +10,9 @@ from typing import Any
 import integers
 import numpy as np
 import pytest
+from assembly import assembly
 from guards import run_guarded, some
-from integers import INSTRUCTIONS, assembly, check, device_for
+from integers import INSTRUCTIONS, check, device_for
 from vectors import INSTRUCTION_SETS
 
 from autoconv.algorithm import Candidate

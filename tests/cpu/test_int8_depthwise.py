@@ -8,16 +8,16 @@ from typing import Any
 import integers
 import numpy as np
 import pytest
+from assembly import assembly, functions_of
 from guards import run_guarded, some
-from integers import INSTRUCTIONS, assembly, check, device_for
+from integers import INSTRUCTIONS, check, device_for
 from vectors import INSTRUCTION_SETS
 
 from autoconv import plan
 from autoconv.algorithm import Candidate
 from autoconv.common.epilogue.quantization import Quantization
 from autoconv.cpu import pool
-from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import VECTOR_BYTES
+from autoconv.cpu.codegen.ir import VECTOR_BYTES, X86
 from autoconv.cpu.codegen.words import vector_products
 from autoconv.cpu.device import CPU
 from autoconv.cpu.int8.algorithm import Int8
@@ -137,7 +137,7 @@ def test_who_is_refused_and_why() -> None:
     assert DEPTHWISE.why_not(dense, device, {}) == ["channels: expected depthwise, got dense"]
 
 
-@pytest.mark.skipif(not compiler._x86, reason="instructions of x86")
+@pytest.mark.skipif(not X86, reason="instructions of x86")
 @pytest.mark.parametrize(("processor", "instruction_set", "product", "wanted"), INSTRUCTIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_product_is_one_instruction_of_registers(
@@ -147,7 +147,7 @@ def test_each_product_is_one_instruction_of_registers(
     most = DEPTHWISE.all(layer, device_for(instruction_set, "plain"))[0].params["TP"]
     panel = DepthwisePanel(layer, product, int(most), 2, VECTOR_BYTES[instruction_set] // 4, 2)
     text = assembly(emit(instruction_set, panel), processor)
-    functions = dict(re.findall(r"^(\w+):\n(.*?)^\.?Lfunc_end", text, re.MULTILINE | re.DOTALL))
+    functions = functions_of(text)
     loop = re.search(r"^(\.L\w+):\n(.*?)\tj\w+\s+\1\n", functions["tile"], re.MULTILINE | re.DOTALL)
     assert loop
     assert len(re.findall(wanted, loop[2])) == panel.shared * panel.together

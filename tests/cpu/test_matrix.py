@@ -6,9 +6,9 @@ import os
 import re
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from assembly import assembly, functions_of
 from guards import check_guarded, run_guarded
 from layers import EPILOGUES, operands
 from vectors import INSTRUCTION_SETS
@@ -17,12 +17,13 @@ from autoconv import networks, registry
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.common.split_products import SPLIT_PRODUCTS
 from autoconv.cpu import permission, pool
-from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import X86, Module
+from autoconv.cpu.common.correlation import flat_correlations
 from autoconv.cpu.common.tiles.products import DEPTH
 from autoconv.cpu.device import CPU
 from autoconv.cpu.matrix import ALGORITHMS, gradients_kernels, kernels
 from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3, blockings_of
-from autoconv.cpu.matrix.geometry import Panel, blocking, correlations_of
+from autoconv.cpu.matrix.geometry import Panel, blocking
 from autoconv.cpu.matrix.gradients import MatrixWgrad, MatrixX3Wgrad
 from autoconv.cpu.matrix.gradients_geometry import wgrad_cut
 from autoconv.cpu.matrix.polyphase import MatrixPolyphase, MatrixX3Polyphase
@@ -147,10 +148,10 @@ def test_a_strided_gradient_by_polyphase_components(algorithm: Algorithm[Any], l
 
 def test_rows_share_their_padding() -> None:
     """Outputs of a row and the next lie one column of padding apart, not two."""
-    (c,) = correlations_of(ConvLayer(N=1, C=32, H=8, W=14, K=32, R=3, S=3, padding=1))
+    (c,) = flat_correlations(ConvLayer(N=1, C=32, H=8, W=14, K=32, R=3, S=3, padding=1))
     panel = Panel(c, blocking(c, 1, 1024, 32, 1))
     assert (panel.pitch, panel.tiles) == (15, -(-(7 * 15 + 14) // 16))
-    (flat,) = correlations_of(ConvLayer(N=1, C=32, H=7, W=7, K=32, R=1, S=1))
+    (flat,) = flat_correlations(ConvLayer(N=1, C=32, H=7, W=7, K=32, R=1, S=1))
     assert Panel(flat, blocking(flat, 1, 1024, 32, 1)).tiles == 4
 
 
@@ -260,26 +261,23 @@ def test_precision_fades_where_parts_of_numbers_are_subnormal() -> None:
         assert reference.error(got, want, magnitude) <= bound, exponent
 
 
-def assembly(layer: ConvLayer) -> tuple[str, str]:
-    """The IR of the first candidate's kernel for AMX, and what a processor that has it would run."""
+def for_amx(layer: ConvLayer) -> Module:
+    """The first candidate's kernel."""
     device = CPU(threads=2, instruction_set="avx512", matrix_unit="amx")
     if layer.direction == "wgrad":
         cut = wgrad_cut(layer, MATRIX.products[layer.dtype], 1024, device.threads)
-        ir = str(gradients_kernels.emit("avx512", "amx", layer, cut))
-    else:
-        ir = str(kernels.emit("avx512", "amx", layer, blockings_of(layer, device, MATRIX.all(layer, device)[0].params)))
-    compiler._llvm()
-    target = llvm.Target.from_default_triple().create_target_machine(cpu="sapphirerapids", opt=3, jit=True)
-    return ir, str(target.emit_assembly(llvm.parse_assembly(ir)))
+        return gradients_kernels.emit("avx512", "amx", layer, cut)
+    return kernels.emit("avx512", "amx", layer, blockings_of(layer, device, MATRIX.all(layer, device)[0].params))
 
 
-@pytest.mark.skipif(not compiler._x86, reason="instructions of x86")
+@pytest.mark.skipif(not X86, reason="instructions of x86")
 @pytest.mark.parametrize("direction", ["fwd", "wgrad"])
 @pytest.mark.parametrize(("dtype", "products"), [("bfloat16", 1), ("float16", 3), ("float32", 6)])
 def test_the_code_for_amx(dtype: str, products: int, direction: str) -> None:
     layer = layer_of("whole tiles", dtype=dtype, direction=direction)
-    ir, text = assembly(layer)
-    functions = dict(re.findall(r"^(\w+):\n(.*?)^\.?Lfunc_end", text, re.MULTILINE | re.DOTALL))
+    module = for_amx(layer)
+    text = assembly(module, "sapphirerapids")
+    functions = functions_of(text)
     (block,) = (body for name, body in functions.items() if name.startswith("block_2x2"))
     assert block.count("tdpbf16ps") == 4 * products  # each step of the loop, nothing unrolled
     loads = {1: 4, 3: 8, 6: 14}[products]
@@ -294,7 +292,7 @@ def test_the_code_for_amx(dtype: str, products: int, direction: str) -> None:
     if dtype != "bfloat16":
         assert "vcvtneps2bf16" in text
     assert "__trunc" not in text  # no function for what is an instruction
-    assert ir.count("llvm.x86.ldtilecfg(ptr @") == len(tasks)
+    assert str(module).count("llvm.x86.ldtilecfg(ptr @") == len(tasks)
 
 
 def test_estimates_count_products_and_what_is_moved() -> None:

@@ -6,16 +6,16 @@ import ctypes
 import os
 import re
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from assembly import assembly, functions_of
 from guards import check_guarded
 from layers import EPILOGUES, edge, operands
 from vectors import INSTRUCTION_SETS, modelled
 
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import Module, f32, i32, ptr
+from autoconv.cpu.codegen.ir import X86, Module, f32, i32, ptr
 from autoconv.cpu.device import CPU
 from autoconv.cpu.matrix.algorithm import blockings_of
 from autoconv.cpu.matrix.dot import FEATURE, INSTRUCTION, PLAIN, MatrixDot, add_pairs, emit, product_of
@@ -78,16 +78,14 @@ def test_a_pair_is_added_in_two_steps_the_odd_one_first() -> None:
     assert (sums[:8] == 1).all()
 
 
-@pytest.mark.skipif(not compiler._x86, reason="instructions of x86")
+@pytest.mark.skipif(not X86, reason="instructions of x86")
 @pytest.mark.parametrize("processor", ["cooperlake", "sapphirerapids", "znver4"])
 def test_the_code_for_avx512_bf16(processor: str) -> None:
     device = CPU(threads=2, instruction_set="avx512", matrix_unit="emulated", model=modelled("avx512", 2).text)
     params = DOT.all(WHOLE, device)[0].params
     module = emit("avx512", INSTRUCTION, WHOLE, blockings_of(WHOLE, device, params))
-    compiler._llvm()
-    target = llvm.Target.from_default_triple().create_target_machine(cpu=processor, opt=3, jit=True)
-    text = str(target.emit_assembly(compiler._cleaned(module, target)))
-    functions = dict(re.findall(r"^(\w+):\n(.*?)^\.?Lfunc_end", text, re.MULTILINE | re.DOTALL))
+    text = assembly(module, processor)
+    functions = functions_of(text)
     (block,) = (body for name, body in functions.items() if name.startswith("dot_2x2"))
     assert block.count("vdpbf16ps") == 16  # of a step: eight pixels by two vectors of filters
     assert "ymm" not in block

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guards import run_guarded
-from layers import EDGES, edge, operands
+from guards import check_candidate
+from layers import EDGES, edge
 from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import pool
@@ -18,7 +18,6 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.direct.polyphase import DirectPolyphase
 from autoconv.cpu.winograd.polyphase import WinogradPolyphase
 from autoconv.layer import ConvLayer
-from autoconv.tuning import reference
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
@@ -31,10 +30,7 @@ def check(algorithm: Polyphase, layer: ConvLayer, device: CPU = DEVICE, side: st
     candidate = next(able, None)
     if candidate is None:
         return False
-    arrays = operands(layer)
-    got = run_guarded(algorithm, layer, device, candidate, arrays, side)
-    error = reference.error(got, reference.convolve(layer, *arrays), reference.magnitude(layer, *arrays))
-    assert error <= algorithm.bound(layer, candidate.params), f"{candidate} on {layer}"
+    check_candidate(algorithm, layer, candidate.params, device, side)
     return True
 
 

@@ -9,7 +9,7 @@ from autoconv import PlanError
 from autoconv.cli import info
 from autoconv.cpu import extensions, pool, threads
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import Module
+from autoconv.cpu.codegen.ir import X86
 from autoconv.cpu.device import CPU
 from autoconv.cpu.threads import count_threads
 
@@ -143,7 +143,7 @@ def test_the_environment_has_the_last_word(computer, monkeypatch):
 
 
 @pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
-@pytest.mark.skipif(not Module("generic").x86, reason="CPUID is x86's")
+@pytest.mark.skipif(not X86, reason="CPUID is x86's")
 class TestExtensions:
     def test_what_is_used_is_there_and_enabled(self):
         features, saved, leaf = compiler.host_features(), extensions.saved(), extensions.cpuid(7)

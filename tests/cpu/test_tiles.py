@@ -5,18 +5,17 @@ from __future__ import annotations
 import ctypes
 import re
 
-import llvmlite.binding as llvm
 import ml_dtypes
 import numpy as np
 import pytest
+from assembly import assembly
 from vectors import INSTRUCTION_SETS
 
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import Module, f32, i8, i64, ptr
+from autoconv.cpu.codegen.ir import X86, Module, f32, i8, i64, ptr
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
-AMX = "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16,+amx-tile,+amx-bf16,+amx-int8"
 
 
 def emit(instruction_set: str, matrix_unit: str) -> Module:
@@ -82,18 +81,9 @@ def test_values_that_are_not_finite_stay_so_and_spread_along_rows_and_columns_on
     assert (np.delete(np.delete(got, 3, 0), 2, 1) == 32).all()
 
 
-def assembly(module: Module) -> str:
-    """Of a processor with tiles, whatever this one is."""
-    compiler._llvm()
-    target = llvm.Target.from_default_triple().create_target_machine(cpu="sapphirerapids", features=AMX, opt=3)
-    parsed = llvm.parse_assembly(str(module))
-    parsed.verify()
-    return str(target.emit_assembly(parsed))
-
-
-@pytest.mark.skipif(not compiler._x86, reason="instructions of x86")
+@pytest.mark.skipif(not X86, reason="instructions of x86")
 def test_each_operation_is_one_instruction() -> None:
-    text = assembly(emit("avx512", "amx"))
+    text = assembly(emit("avx512", "amx"), "sapphirerapids")
     found = re.findall(r"ldtilecfg|tilezero|tileloadd|tdpbf16ps|tilestored|tilerelease", text)
     want = ["ldtilecfg", "tilezero", *["tileloadd"] * 3, *["tdpbf16ps", "tilestored"] * 2, "tilerelease"]
     assert found == want

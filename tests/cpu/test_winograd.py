@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from guards import run_guarded
+from guards import check_candidate, run_guarded
 from layers import EDGES, EPILOGUES, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
@@ -24,20 +25,13 @@ from autoconv.cpu.winograd.geometry import LARGEST_TILE, minimal
 from autoconv.cpu.winograd.kernels import emit
 from autoconv.cpu.winograd.matrix import matrix_vector
 from autoconv.layer import ConvLayer
-from autoconv.tuning import reference
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
 WINOGRAD = Winograd()
 
 
-def run(layer: ConvLayer, params: Params, device: CPU = DEVICE, side: str = "after") -> None:
-    """Computes between guards and holds the answer against the oracle."""
-    assert WINOGRAD.why_not(layer, device, params) == []
-    values = operands(layer)
-    got = run_guarded(WINOGRAD, layer, device, Candidate("winograd", tuple(params.items())), values, side)
-    error = reference.error(got, reference.convolve(layer, *values), reference.magnitude(layer, *values))
-    assert error <= WINOGRAD.bound(layer, params), f"{params} on {layer}"
+run = functools.partial(check_candidate, WINOGRAD)
 
 
 FITTING = [name for name in EDGES if not WINOGRAD.why_not(edge(name), DEVICE, {"m": "2x2", "rows": 2, "coop": 0})]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
-from guards import run_guarded
-from layers import EDGES, edge, operands
+from guards import check_candidate
+from layers import EDGES, edge
 from vectors import INSTRUCTION_SETS, device_with
 
-from autoconv.algorithm import Candidate, Params
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.cpu.winograd.algorithm import Winograd
 from autoconv.cpu.winograd.compact import FEWEST_TILES, WinogradCompact
-from autoconv.layer import ConvLayer
-from autoconv.tuning import reference
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
@@ -23,13 +22,7 @@ FITTING = [name for name in EDGES if not COMPACT.why_not(edge(name), DEVICE, PAR
 DEEP = {"C": 40, "K": 24, "N": 1}  # several pieces of at most 16 terms, the last one smaller
 
 
-def run(layer: ConvLayer, params: Params, device: CPU = DEVICE, side: str = "after") -> None:
-    """Computes between guards and holds the answer against the oracle."""
-    assert COMPACT.why_not(layer, device, params) == []
-    values = operands(layer)
-    got = run_guarded(COMPACT, layer, device, Candidate(COMPACT.name, tuple(params.items())), values, side)
-    error = reference.error(got, reference.convolve(layer, *values), reference.magnitude(layer, *values))
-    assert error <= COMPACT.bound(layer, params), f"{params} on {layer}"
+run = functools.partial(check_candidate, COMPACT)
 
 
 def test_fits_what_winograd_fits() -> None:

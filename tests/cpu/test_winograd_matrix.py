@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
-from guards import run_guarded
+from assembly import assembly, functions_of
+from guards import check_candidate, run_guarded
 from layers import EDGES, EPILOGUES, edge, operands
 from vectors import INSTRUCTION_SETS, modelled
 
-from autoconv.algorithm import Algorithm, Candidate, Params
+from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu import permission, pool
-from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import X86
 from autoconv.cpu.device import CPU
 from autoconv.cpu.winograd.algorithm import Winograd
 from autoconv.cpu.winograd.matrix_unit import (
@@ -40,16 +40,6 @@ def device_of(instruction_set: str = "avx2") -> CPU:
     return CPU(threads=2, instruction_set=instruction_set, matrix_unit="emulated")
 
 
-def run(algorithm: Algorithm[CPU], layer: ConvLayer, params: Params, device: CPU, side: str = "after") -> float:
-    """Computes between guards and holds the answer against the oracle; the error."""
-    assert algorithm.why_not(layer, device, params) == []
-    values = operands(layer)
-    got = run_guarded(algorithm, layer, device, Candidate(algorithm.name, tuple(params.items())), values, side)
-    error = reference.error(got, reference.convolve(layer, *values), reference.magnitude(layer, *values))
-    assert error <= algorithm.bound(layer, params), f"{params} on {layer}"
-    return error
-
-
 FITTING = [name for name in EDGES if not X6.why_not(edge(name), device_of(), {"m": "2x2", "rows": 2, "coop": 0})]
 
 
@@ -61,7 +51,7 @@ def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None
         layer = edge(name, layout=layout, direction=direction)
         params = {"m": "2x2", "rows": 2, "coop": coop}
         if not X6.why_not(layer, device, params):
-            run(X6, layer, params, device, "after" if layout == "NCHW" else "before")
+            check_candidate(X6, layer, params, device, "after" if layout == "NCHW" else "before")
 
 
 @pytest.mark.parametrize("C", [16, 23, 33, 48, 64, 91])
@@ -70,23 +60,23 @@ def test_channels_that_fill_lines_and_tiles_or_do_not(C: int, K: int) -> None:
     """What a line has beyond the last channel is cleared: the workspace holds NaN before."""
     layer = ConvLayer(N=1, C=C, H=9, W=11, K=K, R=3, S=3, padding=1)
     for algorithm in (X6, X3):
-        run(algorithm, layer, {"m": "2x4", "rows": 2, "coop": 0}, device_of())
+        check_candidate(algorithm, layer, {"m": "2x4", "rows": 2, "coop": 0}, device_of())
 
 
 @pytest.mark.parametrize("m", ["3x3", "4x4", "5x5", "6x6", "7x7", "4x7"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_sizes_of_tiles(m: str, layout: str) -> None:
     layer = ConvLayer(N=1, C=40, H=17, W=19, K=20, R=3, S=3, padding=1, layout=layout)
-    run(X6, layer, {"m": m, "rows": 1, "coop": 0}, device_of())
+    check_candidate(X6, layer, {"m": m, "rows": 1, "coop": 0}, device_of())
     if max(map(int, m.split("x"))) <= 4:
-        run(X3, layer, {"m": m, "rows": 1, "coop": 0}, device_of())
+        check_candidate(X3, layer, {"m": m, "rows": 1, "coop": 0}, device_of())
 
 
 @pytest.mark.parametrize(("rows", "coop"), [(1, 0), (3, 0), (100, 0), (1, 1), (2, 3), (3, 100)])
 def test_schedules(rows: int, coop: int) -> None:
     """Chunks of one tile of the unit and of several, the last one of another size."""
     for name in ("many images", "grouped"):
-        run(X6, edge(name), {"m": "2x2", "rows": rows, "coop": coop}, device_of())
+        check_candidate(X6, edge(name), {"m": "2x2", "rows": rows, "coop": coop}, device_of())
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
@@ -94,7 +84,7 @@ def test_schedules(rows: int, coop: int) -> None:
 def test_types_and_epilogues(dtype: str, epilogue: str) -> None:
     for layout in ("NCHW", "NHWC"):
         layer = edge("remainders", C=24, dtype=dtype, layout=layout, **EPILOGUES[epilogue])
-        run(X3, layer, {"m": "4x4", "rows": 2, "coop": 0}, device_of())
+        check_candidate(X3, layer, {"m": "4x4", "rows": 2, "coop": 0}, device_of())
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -104,7 +94,7 @@ def test_types_and_epilogues(dtype: str, epilogue: str) -> None:
 def test_a_strided_gradient_by_polyphase_components(algorithm: Algorithm[CPU], layout: str) -> None:
     fields = {"R": 4, "S": 4, "stride": 2, "padding": 1, "layout": layout, "direction": "dgrad"}
     layer = ConvLayer(N=1, C=20, H=12, W=14, K=24, **fields)
-    run(algorithm, layer, {"m": "2x2", "rows": 1, "coop": 0}, device_of())
+    check_candidate(algorithm, layer, {"m": "2x2", "rows": 1, "coop": 0}, device_of())
 
 
 @pytest.mark.parametrize(("m", "least", "most"), [("2x2", 1e-7, 4e-6), ("3x3", 2e-7, 8e-6), ("4x4", 5e-7, 1.5e-5)])
@@ -159,16 +149,12 @@ def test_precision_fades_where_parts_of_numbers_are_subnormal() -> None:
         assert np.abs(got - want).max() <= bound * magnitude.max() + allowed
 
 
-@pytest.mark.skipif(not compiler._x86, reason="instructions of x86")
+@pytest.mark.skipif(not X86, reason="instructions of x86")
 @pytest.mark.parametrize(("algorithm", "products"), [(X6, 6), (X3, 3)])
 def test_the_code_for_amx(algorithm: WinogradMatrix, products: int) -> None:
     layer = ConvLayer(N=2, C=64, H=28, W=28, K=64, R=3, S=3, padding=1)
     tilings = algorithm.tilings(layer, AMX, {"m": "4x4", "rows": 7, "coop": 0})
-    ir = str(emit("avx512", layer, tilings))
-    compiler._llvm()
-    target = llvm.Target.from_default_triple().create_target_machine(cpu="sapphirerapids", opt=3, jit=True)
-    text = str(target.emit_assembly(llvm.parse_assembly(ir)))
-    functions = dict(re.findall(r"^(\w+):\n(.*?)^\.?Lfunc_end", text, re.MULTILINE | re.DOTALL))
+    functions = functions_of(assembly(emit("avx512", layer, tilings), "sapphirerapids"))
     assert functions["product_of_32_0"].count("tdpbf16ps") == 4 * products
     assert functions["product_of_32_0"].count("tileloadd") == {3: 8, 6: 14}[products]
     outer = re.findall(r"ldtilecfg|tilerelease|call|ret[q\n]", functions["product_7_0"])

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
-from guards import run_guarded
+from guards import check_candidate
 from layers import EDGES, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
-from autoconv.algorithm import Candidate, Params
+from autoconv.algorithm import Params
 from autoconv.cpu import pool
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.device import CPU
 from autoconv.cpu.winograd.gradients import WinogradWgrad, tiling_of
-from autoconv.layer import ConvLayer
-from autoconv.tuning import reference
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
@@ -24,13 +23,7 @@ ALGORITHM = WinogradWgrad()
 SMALL: Params = {"m": "2x2", "rows": 2, "slices": 2}
 
 
-def check(layer: ConvLayer, params: Params, device: CPU = DEVICE, side: str = "after") -> None:
-    """Computes between guard pages and holds the answer against the oracle."""
-    assert ALGORITHM.why_not(layer, device, params) == []
-    arrays = operands(layer)
-    got = run_guarded(ALGORITHM, layer, device, Candidate(ALGORITHM.name, tuple(params.items())), arrays, side)
-    error = reference.error(got, reference.convolve(layer, *arrays), reference.magnitude(layer, *arrays))
-    assert error <= ALGORITHM.bound(layer, params), f"{params} on {layer}"
+run = functools.partial(check_candidate, ALGORITHM)
 
 
 FITTING = [name for name in EDGES if not ALGORITHM.why_not(edge(name, direction="wgrad"), DEVICE, SMALL)]
@@ -45,13 +38,13 @@ def test_most_edges_fit() -> None:
 def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None:
     device = device_with(instruction_set, 2)
     for layout, side in (("NCHW", "after"), ("NHWC", "before"))[: 2 if instruction_set == INSTRUCTION_SETS[0] else 1]:
-        check(edge(name, direction="wgrad", layout=layout), SMALL, device, side)
+        run(edge(name, direction="wgrad", layout=layout), SMALL, device, side)
 
 
 @pytest.mark.parametrize("m", ["3x3", "4x4", "5x5", "6x6", "7x7", "4x7", "7x2"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_sizes_of_tiles(m: str, layout: str) -> None:
-    check(edge("remainders", layout=layout, direction="wgrad"), {"m": m, "rows": 1, "slices": 1})
+    run(edge("remainders", layout=layout, direction="wgrad"), {"m": m, "rows": 1, "slices": 1})
 
 
 @pytest.mark.parametrize(("rows", "slices"), [(1, 1), (3, 2), (100, 1), (1, 7)])
@@ -59,7 +52,7 @@ def test_the_answer_does_not_depend_on_the_threads(rows: int, slices: int) -> No
     for name in ("many images", "many channels", "grouped"):
         layer = edge(name, direction="wgrad")
         params: Params = {"m": "2x2", "rows": rows, "slices": slices}
-        check(layer, params)
+        run(layer, params)
         a, b, _, _ = operands(layer)
         found = []
         for threads in (1, 2, 5):
@@ -74,14 +67,14 @@ def test_the_answer_does_not_depend_on_the_threads(rows: int, slices: int) -> No
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_types(dtype: str, layout: str) -> None:
     for name in ("remainders", "stem"):
-        check(edge(name, dtype=dtype, layout=layout, direction="wgrad"), SMALL)
+        run(edge(name, dtype=dtype, layout=layout, direction="wgrad"), SMALL)
 
 
 @pytest.mark.parametrize("channels", [17, 40, 48, 80])
 def test_blocks_of_one_two_and_three_vectors(channels: int) -> None:
     layer = edge("plain", direction="wgrad", C=channels, K=70)
     assert tiling_of(layer, DEVICE, SMALL).filter_blocks >= 2
-    check(layer, SMALL)
+    run(layer, SMALL)
 
 
 def test_every_reason_is_given() -> None:

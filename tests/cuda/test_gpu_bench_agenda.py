@@ -9,11 +9,11 @@ import pytest
 from bench_gpus import LAYER, WANTED, Narrow
 from simt.emulator import MISSING
 
-from autoconv.bench.gpu import RESULTS, code_of, preview
+from autoconv.bench.gpu import RESULTS, preview
 from autoconv.bench.gpu.agenda import FIRST, compared_after, items, targets, timetable
 from autoconv.bench.gpu.cases import NOMINAL
 from autoconv.cli import main
-from autoconv.registry import algorithms
+from autoconv.registry import algorithms, code_of
 
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 

@@ -159,7 +159,7 @@ def test_networks_and_operators_are_items_of_the_run_on_hardware(
     names = [f"network/{networks_version()}/scaled/1", f"operator/{networks_version()}/constant"]
     assert names[1] in work
     if not right:
-        monkeypatch.setattr(networks, "_host", lambda array: np.asarray(array) + 0.5)
+        monkeypatch.setattr(networks, "host", lambda array: np.asarray(array) + 0.5)
     done = [Work(CUDA(0), tmp_path, {}).do(item) for item in names]
     results = [{"item": item} | found for item, found in zip(names, done, strict=True)]
     assert ["failure" in result for result in results] == [not right] * 2

@@ -21,7 +21,8 @@ from autoconv import ConvLayer, TuningCache, networks, plan, registry
 from autoconv.cli.options import jobs_of
 from autoconv.errors import CacheWarning, ConfigError
 from autoconv.networks import yaml_reader
-from autoconv.networks.collect import VARIABLE, text_of
+from autoconv.networks.collect import VARIABLE, Collection, network_of
+from autoconv.networks.yaml_writer import text_of
 
 LAYER = ConvLayer(N=1, C=2, H=6, W=5, K=3, R=3, S=3, padding=1)
 
@@ -87,7 +88,7 @@ def test_nothing_is_written_where_nothing_is_missing(tmp_path: Path) -> None:
 
 @given(st.lists(conv_layers(), min_size=1, max_size=6))
 def test_every_layer_can_be_read_back(layers: list[ConvLayer]) -> None:
-    net = yaml_reader.network(text_of(layers, "some").encode(), "some.yaml", "")
+    net = yaml_reader.network(text_of(network_of(layers, "some")).encode(), "some.yaml", "")
     assert set(layers) == {layer for *_, layer in jobs_of([net], None, None)}
 
 
@@ -113,6 +114,13 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(tmp_path
     }.items():
         with pytest.raises(ConfigError, match=message), autoconv.collect(tmp_path / name):
             raise AssertionError("not reached")
+
+
+def test_a_place_is_of_no_interest_before_there_is_something_to_keep(tmp_path: Path) -> None:
+    collection = Collection(tmp_path / "none" / "untuned.yaml")
+    collection.note(plan(LAYER, "numpy.direct"))
+    with pytest.raises(ConfigError, match="there is no folder"):
+        collection.note(plan(LAYER, "heuristic"))
 
 
 PROGRAM = """

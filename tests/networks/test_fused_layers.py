@@ -188,6 +188,17 @@ def test_what_was_quicker_is_recalled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @kernels
+@pytest.mark.parametrize("cut", [[0, 8], [10, 8], [4, 5], [4, 8.0], [4], "48", 4])
+def test_a_record_by_which_nothing_can_be_cut_counts_for_nothing(cut: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, device, options = blocks(batch=2), CPU.current(), {"vendors": False}
+    made = planned(graph, (), {}, device, options, {}, "heuristic")
+    monkeypatch.setattr(choice.Kept, "get", lambda self, what: {"blocking": cut})
+    assert with_fused(made, device, options, "heuristic").fused == {}
+    monkeypatch.setattr(choice.Kept, "get", lambda self, what: {"blocking": [4, 8]})
+    assert set(with_fused(made, device, options, "heuristic").fused.values()) == {(4, 8)}
+
+
+@kernels
 def test_only_what_fits_the_limit_is_raced(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, device, raced = blocks(batch=8), CPU.current(), []
 

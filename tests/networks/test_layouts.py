@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Concat, Conv, Elementwise, Pad, Pool, Reduce, Resize, TensorType, Transpose
 from autoconv.networks.passes import optimized
 from autoconv.networks.reference import evaluate
-from autoconv.networks.run import saved
+from autoconv.networks.run import listing, saved
 from autoconv.networks.run.compiled import CompiledNetwork, load
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts
@@ -235,9 +236,25 @@ def test_layouts_are_kept_with_a_network(tmp_path: Path) -> None:
     assert "Conv NHWC" in again.explain()
     agree(again, graph, 1e-5)
     kept = saved.read(path)
-    saved.write(path, kept.graph, ["gate", "nobody"], {}, {}, {}, net.device)
+    saved.write(path, kept.graph, replace(net._made, in_nhwc=frozenset({"gate", "nobody"})), net.device)
     with pytest.raises(ConfigError, match="nhwc: expected nodes that can be in NHWC, got nobody"):
         load(path)
+
+
+@kernels
+def test_what_is_explained_is_one_choice_whatever_is_chosen_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = CompiledNetwork(mixed(), CPU.current(), {"vendors": False}, None, ["a", "b"])
+    expected, lines = net.explain(), listing.lines
+
+    def lines_and_another_choice(*given: Any) -> list[listing.Line]:
+        found = lines(*given)
+        net._compile("heuristic", {}, ())
+        return found
+
+    monkeypatch.setattr(listing, "lines", lines_and_another_choice)
+    assert net.explain() == expected
+    monkeypatch.undo()
+    assert "NHWC" not in net.explain()
 
 
 @kernels

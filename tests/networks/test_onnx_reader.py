@@ -27,6 +27,7 @@ CONVOLUTIONS = {
     "squeezenet": 26, "vgg19": 16, "zfnet512": 5,
 }  # fmt: skip
 RELU = [node("Relu", "x")]
+OP_OF_BYTES = onnx.NodeProto.FromString(node("Relu", "x").SerializeToString().replace(b"Relu", b"Rel\xff"))
 
 
 @pytest.mark.parametrize("name", NINE)
@@ -75,6 +76,12 @@ def test_a_network_has_fewer_nodes_after_the_passes() -> None:
             r"node 'b' \(ConstantOfShape\): expected at most 2047 MiB of constants",
         ),
         (model([node("MaxPool", "x", kernel_shape=[9, 9])], {"x": [1, 1, 4, 4]}), "a window of 9 is larger"),
+        (
+            model([node("Resize", "x - c", axes=[7])], {"x": [1, 1, 4, 4]}, {"c": np.ones(1, np.float32)}),
+            r"axes=\(7,\): expected different ones from -4 to 3",
+        ),
+        (model([node("Split", "x", axis=1, num_outputs=1 << 40)], {"x": [1, 4]}), "num_outputs=1[0-9]*: expected 1"),
+        (model([OP_OF_BYTES], {"x": [2]}), "no such operator here: expected one of"),
         (model([node("MaxPool", "x")], {"x": [1, 1, 4, 4]}), "the attribute 'kernel_shape' is missing"),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from autoconv.networks.operators import (
 )
 from autoconv.networks.reference import evaluate
 from autoconv.networks.run.compiled import CompiledNetwork
-from autoconv.networks.run.memory import ALIGNMENT, Block, Views, arranged, least_bytes, rounded
+from autoconv.networks.run.memory import ALIGNMENT, Block, Views, arranged, rounded
 
 kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 
@@ -80,6 +81,11 @@ def test_a_kernel_of_several_passes_runs_within_the_single_call(caches: tuple[in
     assert (len(net._schedule.steps), net.foreign, net._schedule.segments) == (2, [], 1)
     assert len(net._schedule.calls) == 1 + 2 * (1 if caches is None else 3)
     agree(net, graph, 1e-5)
+
+
+@kernels
+def test_denormals_are_kept_where_tuning_is_asked_to() -> None:
+    assert compiled(small(1)).tune("direct", denormals="keep")._schedule.keep_denormals
 
 
 @kernels
@@ -191,6 +197,12 @@ def test_an_expression_overwrites_what_nobody_needs() -> None:
     views = Views(compiled(graph).graph)
     assert views.root("c.tanh") == views.root("c.silu") == ("again", 0)
     assert views.root("e")[0] != "d"
+
+
+def least_bytes(blocks: Sequence[Block]) -> int:
+    """Bytes that are needed at once at most: no arena is smaller."""
+    steps = range(max((block.last for block in blocks), default=-1) + 1)
+    return max((sum(rounded(b.nbytes) for b in blocks if b.first <= n <= b.last) for n in steps), default=0)
 
 
 @kernels

@@ -84,6 +84,16 @@ def test_a_damaged_file_is_one_line(path: Path) -> None:
         autoconv.load(path)
 
 
+@pytest.mark.parametrize("flag", [1, 64])
+def test_an_archive_that_wants_a_password_is_no_network(path: Path, flag: int) -> None:
+    """Which a single wrong bit says; Python's reader of archives has an error of its own for each such bit."""
+    data = bytearray(whole())
+    data[data.index(b"PK\x01\x02") + 8] |= flag
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="not a saved network, or damaged"):
+        autoconv.load(path)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -106,6 +116,14 @@ def test_what_a_file_says_is_checked(path: Path, changes: dict[str, Any], messag
     changed(path, **changes)
     with pytest.raises(ConfigError, match=message):
         autoconv.load(path)
+
+
+def test_a_saved_network_is_a_file_as_others_are(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    (tmp_path / "link").symlink_to("target")
+    compiled(small(1)).save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").stat().st_mode == (tmp_path / "other").stat().st_mode, "who may read it"
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -196,6 +196,10 @@ def test_what_is_no_convolution_is_refused() -> None:
         conv2d(x, w, padding="twice")
     with pytest.raises(autoconv.LayerError, match="stride"):
         conv2d(x, w, stride=0, **OURS)
+    with pytest.raises(autoconv.LayerError, match=r"dilation=\(1, 1, 1\): expected one integer or a pair"):
+        conv2d(x, w, dilation=(1, 1, 1), **OURS)
+    with pytest.raises(autoconv.LayerError, match=r"padding=\[1\]: expected one integer or a pair"):
+        conv2d(x, w, padding=[1], **OURS)
     with pytest.raises(autoconv.ArrayError, match="w: expected float32"):
         conv2d(x, w.double(), **OURS)
     with pytest.raises(autoconv.ArrayError, match="bias: expected float32"):

@@ -133,6 +133,8 @@ def test_other_inputs_are_refused(fast: Any) -> None:
 def test_numbers_of_the_example_are_constant() -> None:
     fast = autoconv.torch.optimize(seeded(Small()), (torch.zeros(1, 3, 10, 10), 3.0), mode="heuristic")
     fast(torch.zeros(1, 3, 10, 10), 3.0)
+    with pytest.raises(autoconv.ArrayError, match=r"expected 3.0 as in the example, got tensor"):
+        fast(torch.zeros(1, 3, 10, 10), torch.zeros(2))
     with pytest.raises(autoconv.ArrayError, match=r"expected 3.0 as in the example, got 4.0"):
         fast(torch.zeros(1, 3, 10, 10), 4.0)
 

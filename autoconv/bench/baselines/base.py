@@ -53,6 +53,16 @@ class Problem:
             normal(layer.output_shape) if layer.residual else None,
         )
 
+    def operands(self, name: str, constant: bool = True) -> tuple[dict[str, Array], dict[str, Array]]:
+        """As `onnx_model` calls them: the inputs of the model, and its constants, the filters among them or not."""
+        inputs, constants = {"x": self.a, "residual": self.residual}, {"bias": self.bias}
+        (constants if constant else inputs)["w"] = self.b
+        first, second = (
+            {f"{name}.{part}": array for part, array in found.items() if array is not None}
+            for found in (inputs, constants)
+        )
+        return first, second
+
 
 class Prepared(NamedTuple):
     """A layer as a contestant runs it, and how to read what a run returns.
@@ -70,7 +80,7 @@ class Prepared(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Baseline:
+class Library:
     """A library to measure against.
 
     Parameters
@@ -81,6 +91,28 @@ class Baseline:
         What people call it.
     packages : tuple of str
         What has to be installed; the first is the library.
+    """
+
+    name: str
+    label: str
+    packages: tuple[str, ...]
+
+    @property
+    def version(self) -> str:
+        """Of the library."""
+        return release(self.packages[0])
+
+    def missing(self) -> list[str]:
+        """The packages it lacks."""
+        return [package for package in self.packages if not installed(package)]
+
+
+@dataclass(frozen=True)
+class Baseline(Library):
+    """A library's convolution.
+
+    Parameters
+    ----------
     prepare : callable
         `prepare(problem, device, constant, fresh)` gives it a layer: `constant` says whether filters may be
         transformed beforehand, `fresh` whether the output is a new array every time. It raises PlanError where the
@@ -95,24 +127,12 @@ class Baseline:
         Whether it can be given an output array.
     """
 
-    name: str
-    label: str
-    packages: tuple[str, ...]
     prepare: Callable[[Problem, CPU, bool, bool], Prepared]
     directions: tuple[str, ...] = ("fwd",)
     varying: bool = True
     tensors: str = ""
     reuses: bool = False
 
-    @property
-    def version(self) -> str:
-        """Of the library."""
-        return release(self.packages[0])
-
     def takes(self, direction: str, constant: bool) -> bool:
         """Whether it can be compared in this direction, and with filters that are constant or not."""
         return direction in self.directions and (constant or self.varying)
-
-    def missing(self) -> list[str]:
-        """The packages it lacks."""
-        return [package for package in self.packages if not installed(package)]

@@ -21,11 +21,7 @@ def _prepare(problem: Problem, device: CPU, constant: bool, fresh: bool) -> Prep
         import MNN.expr
 
         first, own = MNN.expr.NCHW, MNN.expr.NC4HW4
-        inputs, constants = {"conv.x": problem.a}, {"conv.w": problem.b}
-        if problem.bias is not None:
-            constants["conv.bias"] = problem.bias
-        if problem.residual is not None:
-            inputs["conv.residual"] = problem.residual
+        inputs, constants = problem.operands("conv")
         module = converted(onnx_model({"conv": problem.layer}, constants), [*inputs], ["conv.y"], device.threads)
         variables = [MNN.expr.convert(MNN.expr.const(x, list(x.shape), first), own) for x in inputs.values()]
     return Prepared(lambda: module.forward(variables)[0], lambda y: MNN.expr.convert(y, first).read())

@@ -7,16 +7,13 @@ next one gets a new helper. The same command goes on where the lines end, on ano
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from autoconv import registry
-from autoconv.algorithm import Algorithm
+from autoconv.bench import lines
 from autoconv.bench.gpu.agenda import Target, announced, items, timetable
 from autoconv.bench.gpu.cases import NOMINAL
 from autoconv.device import Device
@@ -53,26 +50,8 @@ class Helper(DeviceProcess):
 
 
 def read(folder: Path) -> list[Result]:
-    """The results so far; a last line that was cut short is not one."""
-    try:
-        text = (folder / RESULTS).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    found = []
-    for line in text.splitlines():
-        try:
-            result = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(result, dict) and isinstance(result.get("item"), str):
-            found.append(result)
-    return found
-
-
-def code_of(algorithms: Sequence[Algorithm[Any]]) -> str:
-    """What changes with any kernel of ours."""
-    versions = "".join(f"{one.name} {one.version}\n" for one in algorithms if one.vendor is None)
-    return hashlib.sha256(versions.encode()).hexdigest()[:12]
+    """The results so far."""
+    return [one for one in lines.read(folder / RESULTS) if isinstance(one, dict) and isinstance(one.get("item"), str)]
 
 
 def settled(results: Sequence[Result], code: str) -> set[str]:
@@ -100,11 +79,9 @@ def run(
     start = clock()
     folder.mkdir(parents=True, exist_ok=True)
     results, algorithms = read(folder), registry.algorithms(device)
-    code = code_of(algorithms)
+    code = registry.code_of(algorithms)
     helper = Helper(device, folder)
-    with (folder / RESULTS).open("a", encoding="utf-8") as file:
-        if file.tell() and not (folder / RESULTS).read_bytes().endswith(b"\n"):
-            file.write("\n")  # after a line that was cut short
+    with lines.adding(folder / RESULTS) as add:
 
         def do(item: str, patience: float) -> Result:
             say(item)
@@ -113,9 +90,7 @@ def run(
             if patience < PATIENCE and OVERRAN in result.get("failure", ""):
                 return result  # the budget ended before the item did, which is still to be done
             result["seconds"] = round(clock() - began, 3)
-            file.write(json.dumps(result) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+            add(result)
             results.append(result)
             return result
 
@@ -139,6 +114,6 @@ def run(
 def preview(folder: Path, phases: Sequence[str], budget: float, wanted: Sequence[Target]) -> list[str]:
     """What `run` would do, as lines: each item, when it should be done, and what is compared within the budget."""
     algorithms, results = registry.algorithms(NOMINAL), read(folder)
-    done = settled(results, code_of(algorithms))
+    done = settled(results, registry.code_of(algorithms))
     work = ["machine", *(item for item in items(phases, algorithms, wanted) if item not in done)]
     return announced(timetable(work, algorithms, results), wanted, results, budget)

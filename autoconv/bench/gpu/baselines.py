@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,7 @@ class Baseline:
 
         with torch.inference_mode():
             x, w = tensor(a), tensor(b)
-            nbytes = a.nbytes + b.nbytes + layer.numpy_dtype.itemsize * _elements(layer.output_shape)
+            nbytes = a.nbytes + b.nbytes + layer.numpy_dtype.itemsize * math.prod(layer.output_shape)
             sets = operand_sets(nbytes, int(device.facts["l2_bytes"]))
             copies: list[tuple[Any, Any]] = [(x, w), *((x.clone(), w.clone()) for _ in range(sets - 1))]
             launches = max(sets, LEAST_LAUNCHES)
@@ -91,13 +92,6 @@ class Baseline:
             answer = torch_convolution(layer, *copies[0], bias=None, residual=None)
         ours = answer.permute(0, 2, 3, 1) if layer.layout == "NHWC" else answer
         return sample, device.adopt(ours.contiguous(), "torch's answer")
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
 
 
 BASELINES = {"torch, NCHW": Baseline(channels_last=False), "torch, channels_last": Baseline(channels_last=True)}

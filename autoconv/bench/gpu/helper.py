@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import platform
-import random
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +21,10 @@ from autoconv.bench.gpu.agenda import RACE
 from autoconv.bench.gpu.baselines import BASELINES, Baseline
 from autoconv.bench.gpu.cases import cases
 from autoconv.bench.gpu.edges import operands
-from autoconv.bench.gpu.networks import check_network, check_operator
+from autoconv.bench.gpu.networks import check_network, check_operator, host, judged
 from autoconv.bench.gpu.sanitized import memcheck
+from autoconv.bench.race import interleaved
+from autoconv.common.text import one_line
 from autoconv.device import Device, Operands
 from autoconv.errors import DeviceLostError
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
@@ -205,10 +205,8 @@ class Work:
         for what, fenced in (("output", out), ("workspace", workspace), ("packed filters", packed)):
             if not fenced.intact():
                 return found | {"failure": f"wrote outside its {what}"}
-        error = reference.error(_host(out.array), reference.convolve(layer, *given), reference.magnitude(layer, *given))
-        bound = algorithm.bound(layer, params)
-        found |= {"error": error if math.isfinite(error) else "not finite", "bound": bound}
-        return found if error <= bound else found | {"failure": f"error {error:.1e}, allowed {bound:.1e}"}
+        error = reference.error(host(out.array), reference.convolve(layer, *given), reference.magnitude(layer, *given))
+        return found | judged(error, algorithm.bound(layer, params))
 
     def network(self, version: str, name: str, batch: str) -> dict[str, Any]:
         """A whole network as a graph, against the CPU's answers."""
@@ -277,14 +275,14 @@ class Work:
             try:
                 samples[name], answers[name] = baseline.prepare(layer, device, a, b)
             except Exception as failure:  # whatever a baseline does, ours are measured
-                found["failures"][name] = " ".join(str(failure).split())[:300] or type(failure).__name__
-        want = _host(answers[OURS]).astype(np.float64)
+                found["failures"][name] = one_line(failure, 300)
+        want = host(answers[OURS]).astype(np.float64)
         for name, answer in answers.items():
-            difference = float(np.abs(_host(answer).astype(np.float64) - want).max() / np.abs(want).max())
+            difference = float(np.abs(host(answer).astype(np.float64) - want).max() / np.abs(want).max())
             if not difference <= AGREEMENT[layer.dtype]:
                 found["failures"][name] = f"its answer differs by {difference:.1e} of the largest value"
                 del samples[name]
-        return found | {"times": _interleaved(samples)}
+        return found | {"times": interleaved(samples, ROUNDS)}
 
     def _on_device(self, array: Any) -> Array:
         copy = self.device.empty(array.shape, array.dtype)
@@ -302,21 +300,6 @@ def _runner(made: Plan) -> Callable[[Operands], None]:
         made.run(o.a, o.b, out=o.out)
 
     return run
-
-
-def _interleaved(samples: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Seconds of everyone in every round, in an order drawn anew each time."""
-    order, shuffle = list(samples), random.Random(0).shuffle
-    times: dict[str, list[float]] = {name: [] for name in samples}
-    for _ in range(ROUNDS):
-        shuffle(order)
-        for name in order:
-            times[name].append(samples[name]())
-    return times
-
-
-def _host(array: Any) -> Any:
-    return array.get() if hasattr(array, "get") else np.asarray(array)
 
 
 def commit() -> str:

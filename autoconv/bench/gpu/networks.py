@@ -236,8 +236,8 @@ def check_operator(name: str, device: Device, options: Mapping[str, Any]) -> dic
         with np.errstate(all="ignore"):
             expected = evaluate(graph, inputs)["y"]
         found = net.run(**{name: device.asarray(array) for name, array in inputs.items()})
-        errors.append(difference(_host(found), expected))
-    return _judged(max(errors), ERROR)
+        errors.append(difference(host(found), expected))
+    return judged(max(errors), ERROR)
 
 
 def check_network(name: str, batch: int, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,19 +250,21 @@ def check_network(name: str, batch: int, device: Device, options: Mapping[str, A
         inputs = {name: factor * array for name, array in drawn(graph).items()}
         found = _by_name(graph, net.run(**{name: device.asarray(array) for name, array in inputs.items()}))
         expected = _by_name(graph, on_cpu.run(**inputs))
-        errors += [difference(_host(found[output]), expected[output].astype(np.float64)) for output in expected]
+        errors += [difference(host(found[output]), expected[output].astype(np.float64)) for output in expected]
     made = {name: str(plan.candidate) for name, plan in net.plans.items()}
-    return _judged(max(errors), ALIKE) | {"candidates": made}
+    return judged(max(errors), ALIKE) | {"candidates": made}
 
 
 def _by_name(graph: Graph, found: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {next(iter(graph.outputs)): found}
 
 
-def _judged(error: float, bound: float) -> dict[str, Any]:
+def judged(error: float, bound: float) -> dict[str, Any]:
+    """An error and its bound as a result, which is a failure where it is larger."""
     found: dict[str, Any] = {"error": error if math.isfinite(error) else "not finite", "bound": bound}
     return found if error <= bound else found | {"failure": f"error {error:.1e}, allowed {bound:.1e}"}
 
 
-def _host(array: Any) -> Any:
+def host(array: Any) -> Any:
+    """An array as one of NumPy's."""
     return array.get() if hasattr(array, "get") else np.asarray(array)

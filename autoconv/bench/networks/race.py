@@ -158,22 +158,15 @@ def race_network(
                 process = contestants[contestant] = RuntimeProcess(contestant, device)
                 try:
                     outputs, facts = process.load(path, folder)
+                    found.loading[contestant], found.memory[contestant] = facts.pop("seconds"), facts.pop("memory")
+                    found.facts |= facts
+                    if contestant == OURS:
+                        want = outputs
+                    elif want is not None:
+                        found.errors[contestant] = _difference(outputs, want)
                 except (PlanError, NoAnswerError) as failure:
                     found.failures[contestant] = one_line(failure, 200)
-                    process.close()
-                    del contestants[contestant]
-                    continue
-                found.loading[contestant], found.memory[contestant] = facts.pop("seconds"), facts.pop("memory")
-                found.facts |= facts
-                want = outputs if contestant == OURS else want
-                if want is not None and contestant != OURS:
-                    error = max(map(disagreement, outputs, want)) if len(outputs) == len(want) else float("inf")
-                    if not error <= AGREEMENT:
-                        found.failures[contestant] = f"its answer differs from ours by {error:.1e} of the largest value"
-                        process.close()
-                        del contestants[contestant]
-                        continue
-                    found.errors[contestant] = error
+                    contestants.pop(contestant).close()
             say(f"timing {found.network}")
             times = interleaved({name: partial(_sample, found, contestants[name]) for name in contestants}, rounds)
             found.times = {name: samples for name, samples in times.items() if name not in found.failures}
@@ -181,6 +174,14 @@ def race_network(
             for process in contestants.values():
                 process.close()
     return found
+
+
+def _difference(outputs: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> float:
+    """By how much answers differ from ours; a PlanError where that is too much."""
+    error = float(np.max([*map(disagreement, outputs, want)])) if len(outputs) == len(want) else math.inf
+    if not error <= AGREEMENT:  # a NaN anywhere is one here
+        raise PlanError(f"its answer differs from ours by {error:.1e} of the largest value")
+    return error
 
 
 def _sample(found: NetworkRace, process: RuntimeProcess) -> float:

@@ -14,13 +14,13 @@ import numpy as np
 from autoconv.algorithm import Array
 from autoconv.bench.baselines import mnn, ncnn, openvino
 from autoconv.bench.baselines import torch as pytorch
+from autoconv.bench.baselines.base import Library
 from autoconv.bench.networks.models import fixed
 from autoconv.bench.networks.torch_module import torch_module
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.networks import onnx_reader
 from autoconv.networks.run.compiled import load
-from autoconv.vendors.base import installed, release
 from autoconv.vendors.onnxruntime import bound_arrays, model_session
 
 OURS = "autoconv"
@@ -46,34 +46,16 @@ class Loaded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Runtime:
+class Runtime(Library):
     """Something that runs a network from an ONNX file of static shapes.
 
     Parameters
     ----------
-    name : str
-        What options and results call it.
-    label : str
-        What people call it.
-    packages : tuple of str
-        What has to be installed; the first is the library.
     load : callable
         `load(path, inputs, device)` reads the file. It raises PlanError where the library cannot run the network.
     """
 
-    name: str
-    label: str
-    packages: tuple[str, ...]
     load: Callable[[Path, Inputs, CPU], Loaded]
-
-    @property
-    def version(self) -> str:
-        """Of the library."""
-        return release(self.packages[0])
-
-    def missing(self) -> list[str]:
-        """The packages it lacks."""
-        return [package for package in self.packages if not installed(package)]
 
 
 def _ours(path: Path, inputs: Inputs, device: CPU) -> Loaded:

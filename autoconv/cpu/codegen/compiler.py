@@ -13,7 +13,6 @@ import functools
 import hashlib
 import inspect
 import os
-import platform
 import threading
 import uuid
 import weakref
@@ -22,9 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from autoconv.common import code_hash, machine_code
-from autoconv.cpu.codegen.ir import Module
-
-_x86 = platform.machine().lower() in ("x86_64", "amd64")
+from autoconv.cpu.codegen.ir import X86, Module
 
 
 class Program:
@@ -41,9 +38,9 @@ class Program:
         """Where a function starts."""
         return int(self._code[name])
 
-    def function(self, name: str, *types: Any, returns: Any = None) -> Callable[..., Any]:
+    def function(self, name: str, *types: Any) -> Callable[..., Any]:
         """The function, to be called from Python without the GIL; `types` are those of ctypes."""
-        function: Callable[..., Any] = ctypes.CFUNCTYPE(returns, *types)(self.address(name))
+        function: Callable[..., Any] = ctypes.CFUNCTYPE(None, *types)(self.address(name))
         function.program = self  # type: ignore[attr-defined]  # the code must outlive the function
         return function
 
@@ -78,7 +75,7 @@ def _features(instruction_set: str) -> tuple[str, str]:
 
     It may lack some of the set: then LLVM splits the vectors, and calls functions for what is no instruction.
     """
-    if instruction_set == "generic" and _x86:
+    if instruction_set == "generic" and X86:
         return "x86-64", ""
     host = host_features()
     if instruction_set == "avx2":
@@ -95,7 +92,7 @@ def _target(instruction_set: str) -> Any:
 
 
 def _cleaned(module: Module, target: Any) -> Any:
-    """As LLVM's module. Kernels are written as they shall run: variables go to registers, the rest is cleaning."""
+    """As LLVM's module. Kernels are written as they should run: variables go to registers, the rest is cleaning."""
     llvm = _llvm()
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()

@@ -39,7 +39,6 @@ returns; `launch` says how a kernel's work is spread over threads. The language 
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 
 from autoconv.cpu.codegen.arithmetic import Var
@@ -47,6 +46,7 @@ from autoconv.cpu.codegen.memory import LINE
 from autoconv.cpu.codegen.tiles import Tiles
 from autoconv.cpu.codegen.values import (
     DTYPES,
+    X86,
     Number,
     Type,
     Value,
@@ -70,6 +70,7 @@ __all__ = [  # what a kernel imports
     "LINE",
     "VECTOR_BYTES",
     "VECTOR_REGISTERS",
+    "X86",
     "Function",
     "Module",
     "Number",
@@ -90,7 +91,6 @@ __all__ = [  # what a kernel imports
     "widened",
 ]
 
-
 VECTOR_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
 VECTOR_REGISTERS = {"avx512": 32, "avx2": 16, "generic": 16}
 TERMS = {"avx512": 1, "avx2": 4, "generic": 2}  # that one round of a loop adds to a register tile's sums
@@ -103,10 +103,9 @@ class Function(Tiles):
 class Module:
     """Functions compiled together for one instruction set, and for a matrix unit where they use `tiles`."""
 
-    def __init__(self, instruction_set: str, x86: bool | None = None, matrix_unit: str | None = None) -> None:
+    def __init__(self, instruction_set: str, matrix_unit: str | None = None) -> None:
         self.instruction_set = instruction_set
         self.matrix_unit = matrix_unit
-        self.x86 = platform.machine().lower() in ("x86_64", "amd64") if x86 is None else x86
         self.functions: list[Function] = []
         self._declarations: dict[str, None] = {}
         self._tables: list[str] = []

@@ -19,7 +19,8 @@ not depend on each other, and the answer must not depend on who ran them.
 No more threads take part in a region than it has tasks, or than the run was given.
 
 Where every thread is to take part exactly once (`launch_team`), the function gets the context, its thread's number, and
-the number of threads. No kernel does that: who waits for every thread waits for the one whose processor a stranger has.
+the number of threads. Only waking them does that: who waits for every thread waits for the one whose processor another
+process has.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoconv.cpu.codegen.control import Control
-from autoconv.cpu.codegen.values import Type, Value, bf16, f16, f32, i1, i8, i16, i32, ptr, vec, widened
+from autoconv.cpu.codegen.values import X86, Type, Value, bf16, f16, f32, i1, i8, i16, i32, ptr, vec, widened
 
 LINE = 64  # bytes of a cache's line
 
@@ -11,9 +11,9 @@ LINE = 64  # bytes of a cache's line
 class Memory(Control):
     """Memory; of a scalar behind a mask it takes a branch."""
 
-    def scratch(self, element: Type, count: int, align: int = LINE) -> Value:
-        """An array on the stack, uninitialised; keep it to a few KiB."""
-        return self.value(ptr(element), self.alloca(element, count, align))
+    def scratch(self, element: Type, count: int) -> Value:
+        """An array on the stack, on a cache line and uninitialised; keep it to a few KiB."""
+        return self.value(ptr(element), self.alloca(element, count, LINE))
 
     def bytes_at(self, p: Value, offset: int | Value, element: Type) -> Value:
         """A pointer `offset` bytes further on, to elements of a type."""
@@ -49,9 +49,7 @@ class Memory(Control):
             return self.bits(self.zext(v, vec(i32, lanes)) << 16, vec(f32, lanes))
         return self._from_half(v) if element == f16 else v
 
-    def store(
-        self, v: Value, p: Value, *, mask: Value | None = None, align: int = 0, nontemporal: bool = False
-    ) -> None:
+    def store(self, v: Value, p: Value, *, mask: Value | None = None, nontemporal: bool = False) -> None:
         """Store all lanes; past the caches when `nontemporal`, which wants whole aligned vectors.
 
         Other threads see non-temporal stores only after a `fence`.
@@ -66,7 +64,7 @@ class Memory(Control):
             v = self.to_bfloat(v)
         elif element == f16:
             v = self._to_half(v)
-        align = align or (v.type.bytes * v.type.lanes if nontemporal else element.bytes)
+        align = v.type.bytes * v.type.lanes if nontemporal else element.bytes
         if mask is not None:
             if element.bytes < 4 and self.module.instruction_set == "avx512":
                 # Where LLVM 22 finds that a mask has a single lane, it stores that alone, in the width it had before it
@@ -88,14 +86,14 @@ class Memory(Control):
 
     def fence(self) -> None:
         """Make non-temporal stores visible to other threads; once, at the end of a task that did some."""
-        if self.module.x86:
+        if X86:
             self.intrinsic(None, "llvm.x86.sse.sfence")
         else:
             self.lines.append("fence release")
 
     def float_mode(self) -> Value:
         """The word by which this thread rounds, counts denormals and traps: x86's MXCSR; 0 elsewhere."""
-        if not self.module.x86:
+        if not X86:
             return self.const(i32, 0)
         word = self.scratch(i32, 1)
         self.intrinsic(None, "llvm.x86.sse.stmxcsr", word)
@@ -103,7 +101,7 @@ class Memory(Control):
 
     def set_float_mode(self, mode: Value) -> None:
         """Have this thread compute by such a word from here on."""
-        if self.module.x86:
+        if X86:
             word = self.scratch(i32, 1)
             self.store(mode, word)
             self.intrinsic(None, "llvm.x86.sse.ldmxcsr", word)
@@ -178,5 +176,5 @@ class Memory(Control):
 
     def pause(self) -> None:
         """Tell the processor that this loop spins."""
-        if self.module.x86:
+        if X86:
             self.intrinsic(None, "llvm.x86.sse2.pause")

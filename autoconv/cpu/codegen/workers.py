@@ -16,9 +16,9 @@ nearest, no traps, and denormals as the run wants them. The caller's mode is put
 A caller may bring the threads of an OpenMP runtime, which runs other things before and after: its threads, spinning
 beside the workers, would keep processors from them. They do what the workers would, then, and those sleep on.
 
-A worker whose processor a stranger wants, too, loses it when the system thinks fit: within a task, for whose end all
-others then wait for milliseconds. So between two tasks it leaves the region and offers the processor by itself, once in
-a fraction of the time that systems leave a thread alone. Where nobody wants it, it is back at once.
+A worker whose processor another process wants, too, loses it when the system thinks fit: within a task, for whose end
+all others then wait for milliseconds. So between two tasks it leaves the region and offers the processor by itself,
+once in a fraction of the time that systems leave a thread alone. Where nobody wants it, it is back at once.
 
 Sleeping and waking follow Drepper, "Futexes are tricky" (2011).
 """
@@ -30,7 +30,7 @@ import platform
 import sys
 from collections.abc import Callable
 
-from autoconv.cpu.codegen.ir import Function, Module, Value, i1, i8, i32, i64, ptr
+from autoconv.cpu.codegen.ir import X86, Function, Module, Value, i1, i8, i32, i64, ptr
 from autoconv.cpu.codegen.launch import (
     CONTEXT,
     LAUNCH,
@@ -96,7 +96,7 @@ def _yield(k: Function) -> None:
 
 def _ticks(k: Function) -> Value:
     """The processor's clock; 0 where a program may not read it."""
-    return k.intrinsic(i64, "llvm.readcyclecounter") if k.module.x86 else k.const(i64, 0)
+    return k.intrinsic(i64, "llvm.readcyclecounter") if X86 else k.const(i64, 0)
 
 
 def futex_number() -> int | None:

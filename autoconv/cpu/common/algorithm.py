@@ -20,8 +20,8 @@ from autoconv.layer import ConvLayer
 def party(layer: ConvLayer, device: CPU) -> int:
     """How many threads take part in a layer: as many as it has work for, as each of them has to come and to be awaited.
 
-    With t of T threads the work takes as long as one thread has for it, over t, and meeting takes (t - 1) / (T - 1) of
-    what it takes all: least at one t. The work is that of the direct sum, or of moving the operands if that is longer.
+    With t of T threads, the work takes 1/t of the time that one thread takes, and meeting (t - 1) / (T - 1) of what it
+    takes all: their sum is least at some t. The work is the direct sum, or moving the operands if that takes longer.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class NativeCall:
     ----------
     program : Program
     takes : sequence of (int, int) or None
-        For each of its own operands, which of the kernel's it is, and from which byte on; None for one it has not.
+        For each of its own operands, which of the kernel's it is, and from which byte on; None for one it lacks.
     party : int, optional
         How many threads take part at most; all of the device unless it is given.
     """

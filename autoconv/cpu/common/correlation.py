@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from autoconv.layer import ConvLayer
@@ -25,6 +26,11 @@ class CorrelationAxis:
     taps: tuple[int, ...]
     output_start: int = 0
     output_stride: int = 1
+
+    @property
+    def tap_step(self) -> int:
+        """Rows or columns of the filter from one tap to the next."""
+        return self.taps[1] - self.taps[0] if len(self.taps) > 1 else 0
 
     def sees(self, position: int, tap: int) -> bool:
         """Whether the tap falls inside the input."""
@@ -147,6 +153,25 @@ def correlations(layer: ConvLayer) -> tuple[Correlation, ...]:
         for r in axes[0]
         for s in axes[1]
     )
+
+
+def correlation_count(layer: ConvLayer) -> int:
+    """How many those are, counted without making them."""
+    return math.prod(map(min, layer.stride, (layer.H, layer.W))) if layer.direction == "dgrad" else 1
+
+
+@functools.lru_cache(256)
+def flat_correlations(layer: ConvLayer) -> tuple[Correlation, ...]:
+    """The correlations of a layer; of those that see each pixel once, in place, all rows are a single long one."""
+    return tuple(map(_flattened, correlations(layer)))
+
+
+def _flattened(c: Correlation) -> Correlation:
+    h, w = c.rows, c.columns
+    plain = all(a.taps == (0,) and (a.size, a.stride, a.offset, a.output_stride) == (a.count, 1, 0, 1) for a in (h, w))
+    if not plain or any(t.row != w.size * t.column for t in (c.input, c.output)):
+        return c
+    return replace(c, rows=replace(h, size=1, count=1), columns=replace(w, size=h.size * w.size, count=h.size * w.size))
 
 
 def _gradient_axis(

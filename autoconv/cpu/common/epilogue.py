@@ -61,10 +61,9 @@ def emit_store(
 ) -> Function:
     """`function(sums, out, residual, bias, channels left)`: store a tile of sums with its epilogue.
 
-    Sums lie `[TK/lanes][pixels][lanes]` in memory, pixels row by row of `shape`, behind which there is `room` for so
-    many in all where that is more; `strides` are the elements between
-    channels, rows and columns of the output; `out` and `residual` point at the tile's first element, `bias` at its
-    first channel. One text serves all microkernels of a shape.
+    Sums lie `[TK/lanes][pixels][lanes]` in memory, pixels row by row of `shape`, with `room` for so many where that is
+    more; `strides` are the elements between channels, rows and columns of the output; `out` and `residual` point at the
+    tile's first element, `bias` at its first channel. One text serves all microkernels of a shape.
     """
     sums, lanes = widened(element), m.lanes(element)
     data = ptr(element)

@@ -43,7 +43,7 @@ def busiest(tasks: int, threads: int) -> float:
 
 
 def meeting(machine: Machine, party: int) -> float:
-    """Seconds in which so many of the threads come together and wait for one another: as many times as there are more.
+    """Seconds in which so many of the threads come together and wait for one another: as many for each but the first.
 
     Parameters
     ----------

@@ -122,7 +122,7 @@ FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "prelu": lambda k, x, slope: k.select(x < 0.0, x * slope, x),
 }
 
-FLOAT32_SERIES = frozenset({"exp", "erf", "tanh", "sigmoid"})  # which are no more exact in float64
+FLOAT32_SERIES = frozenset({"exp", "erf", "tanh", "sigmoid"})  # which are no more exact than that in float64
 
 
 def value_of(k: Function, expression: Any, inputs: Sequence[Value], like: Value) -> Value:

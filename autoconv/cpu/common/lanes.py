@@ -1,7 +1,7 @@
-"""Lanes of vectors: parts of a vector in memory, masks, interleaving and its inverse.
+"""Lanes of vectors: parts of a vector in memory, what falls inside an image, interleaving and its inverse.
 
-Both are written twice: by concatenating the vectors first, which shuffles vectors wider than a register, and by taking
-one vector after the other. The kernels were measured with the one that each uses.
+The last two are written twice: by concatenating the vectors first, which shuffles vectors wider than a register, and
+by taking one vector after the other. The kernels were measured with the one that each uses.
 """
 
 from __future__ import annotations
@@ -49,6 +49,30 @@ def within(k: Function, first: Value, lanes: int, limit: Value) -> Value:
         return (first >= 0) & (first < limit)
     place = k.iota(i32, lanes) + k.splat(k.cast(first, i32), lanes)
     return (place >= 0) & (place < k.splat(k.cast(limit, i32), lanes))
+
+
+def store_transposed(k: Function, rows: Sequence[Value], p: Value, length: int, apart: int) -> None:
+    """Store `length` elements of as many rows as a vector has lanes, column by column so far apart."""
+    lanes = len(rows)
+
+    def block(start: int | Value, width: int) -> None:
+        vectors = [load_range(k, row + start, lanes, 0, width) for row in rows]
+        for n, v in enumerate(k.transpose(vectors)[:width]):
+            k.store(v, p + start * apart + n * apart)
+
+    whole = length // lanes * lanes
+    if whole:
+        with k.loop(0, whole, lanes) as start:
+            block(start, lanes)
+    if whole < length:
+        block(whole, length - whole)
+
+
+def overlap(k: Function, start: Value, step: int, size: int, count: int) -> tuple[Value, Value]:
+    """Of n from 0 to count - 1, the first with `0 <= start + n * step < size`, and the one after the last."""
+    low = k.max(step - 1 - start, 0) // step
+    high = k.max(step - 1 + size - start, 0) // step
+    return low, k.min(high, count)
 
 
 def every_nth(k: Function, vectors: Sequence[Value], lanes: int) -> Value:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from autoconv.cpu.codegen.ir import Function, Module, Type, Value, widened
 from autoconv.cpu.codegen.launch import TASK, operands
-from autoconv.cpu.common.correlation import Correlation
-from autoconv.cpu.common.lanes import load_range
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
+from autoconv.cpu.common.lanes import store_transposed
 
 
 def packed_size(c: Correlation, TK: int) -> int:
@@ -16,16 +16,13 @@ def packed_size(c: Correlation, TK: int) -> int:
     return c.groups * math.ceil(c.K / TK) * TK * c.C * len(c.rows.taps) * len(c.columns.taps)
 
 
-def tap_place(taps: tuple[int, ...], t: int | Value) -> int | Value:
-    """The filter row or column of a tap: an arithmetic progression."""
-    if isinstance(t, int):
-        return taps[t]
-    return t * (taps[1] - taps[0] if len(taps) > 1 else 0) + taps[0]
+def tap_place(axis: CorrelationAxis, t: int | Value) -> int | Value:
+    """The filter row or column of a tap."""
+    return axis.taps[t] if isinstance(t, int) else t * axis.tap_step + axis.taps[0]
 
 
 def emit_pack(
     m: Module,
-    n: int,
     c: Correlation,
     TK: int,
     element: Type,
@@ -41,7 +38,7 @@ def emit_pack(
     blocks = blocks or math.ceil(c.K / TK)
     R, S = len(c.rows.taps), len(c.columns.taps)
     lanes = m.lanes(element)
-    k = m.function(f"pack_{n}", *TASK, internal=True)
+    k = m.function(f"pack_{len(m.functions)}", *TASK, internal=True)
     ctx, index, _ = k.args
     w, _, packed = operands(k, ctx, element, element, widened(element), element, element)[:3]
     first = index % blocks * TK
@@ -53,32 +50,19 @@ def emit_pack(
         """Where the filters of a vector's lanes are; the last one again beyond it."""
         return [w + k.min(vector + lane, left - 1) * c.filters.k for lane in range(lanes)]
 
-    def run(rows: list[Value], offset: int | Value, place: Value, length: int, stride: int) -> None:
-        """Transpose `length` contiguous elements of every filter to `stride` elements apart."""
-
-        def block(start: int | Value, width: int) -> None:
-            vectors = [load_range(k, row + offset + start, lanes, 0, width) for row in rows]
-            for i, v in enumerate(k.transpose(vectors)[:width]):
-                k.store(v, place + start * stride + i * stride)
-
-        if length >= lanes:
-            with k.loop(0, length // lanes * lanes, lanes) as start:
-                block(start, lanes)
-        if length % lanes:
-            block(length // lanes * lanes, length % lanes)
-
     def taps(r: Value, s: Value) -> Value:
-        return k.i64(tap_place(c.rows.taps, r) * c.filters.r + tap_place(c.columns.taps, s) * c.filters.s)
+        return k.i64(tap_place(c.rows, r) * c.filters.r + tap_place(c.columns, s) * c.filters.s)
 
     whole = c.rows.taps == tuple(range(R)) and c.columns.taps == tuple(range(S))
-    if whole and c.filters[1:4] == (R * S, S, 1):  # channels and taps as they shall be: only lanes to the inside
+    if whole and c.filters[1:4] == (R * S, S, 1):  # channels and taps lie as they should: only lanes move inwards
         with k.loop(0, TK, lanes) as v:
-            run(filters(v), 0, packed + v, c.C * R * S, TK)
+            store_transposed(k, filters(v), packed + v, c.C * R * S, TK)
     elif c.filters.c == 1:
         with k.loop(0, TK, lanes) as v:
             rows = filters(v)
             with k.loop(0, R) as r, k.loop(0, S) as s:
-                run(rows, taps(r, s), packed + (r * S + s) * TK + v, c.C, R * S * TK)
+                at = taps(r, s)
+                store_transposed(k, [row + at for row in rows], packed + (r * S + s) * TK + v, c.C, R * S * TK)
     else:
         with k.loop(0, c.C) as channel, k.loop(0, R) as r, k.loop(0, S) as s:
             here = w + channel * c.filters.c + taps(r, s)

@@ -50,6 +50,7 @@ class PanelRow:
 
     def fill(self, k: Function, row: Value, out: Value) -> None:
         """Copy one row of the image, whose first element is `row`, to a row of the panel."""
+        assert out.type.to is not None
         axis, lanes = self.columns, self.lanes
         for j in range(-(-(axis.count + self._reach) // lanes)):
             vectors = []
@@ -57,7 +58,7 @@ class PanelRow:
                 column = axis.offset + (j * axis.stride + part) * lanes
                 low, high = max(0, -column), min(lanes, axis.size - column)
                 if low >= high:
-                    vectors.append(k.zero(out.type.to, lanes) if out.type.to else row)
+                    vectors.append(k.zero(out.type.to, lanes))
                 else:
                     vectors.append(k.load(row + column, lanes, mask=k.mask(high, lanes, low)))
             for residue in self._residues:
@@ -99,3 +100,8 @@ def segments_of(pixels: int, lanes: int, vectors: int, odd: int) -> list[Segment
 def in_lines(elements: int) -> int:
     """The least number of elements, of four bytes or eight, that are whole cache lines and hold so many."""
     return -(-elements // 16) * 16
+
+
+def pitch_of(elements: int) -> int:
+    """Elements from one run of so many to the next: not a power of two, which would share few sets of a cache."""
+    return in_lines(elements) + 16

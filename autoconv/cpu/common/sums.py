@@ -7,7 +7,9 @@ from contextlib import contextmanager
 
 from autoconv.cpu.codegen.ir import Function, Value
 
-SUM_TERMS = 512  # products added one after the other; at half as many, adding up their sums starts to take time
+# Products added one after the other; at half as many, adding up their sums starts to take time.
+SUM_TERMS = 512
+WINOGRAD_TERMS = 128  # of the points of tiles, whose errors the inverse transform makes larger
 
 
 def channels_of_sum(taps: int, multiple: int = 1) -> int:

@@ -20,6 +20,7 @@ from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.common.estimate import operands_once, side_by_side
 from autoconv.cpu.common.panel import in_lines
 from autoconv.cpu.depthwise.geometry import DepthwiseTiling, RowBlocking
+from autoconv.cpu.depthwise.kernels import fill
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 
@@ -36,7 +37,8 @@ def _tiling(layer: ConvLayer, device: CPU, TP: int) -> DepthwiseTiling:
     blocking = RowBlocking(TP, 1, False, device.threads, device.machine.caches[0])
     forward = correlations(layer.replace(direction="fwd"))
     tiling = DepthwiseTiling.of(forward, lanes, wide.bytes, blocking)
-    return tiling._replace(TP=TP, blocks=-(-layer.P // TP), together=max(1, tiling.together * tiling.TP // TP))
+    together = max(1, tiling.together * tiling.TP // TP)
+    return tiling._replace(looped=False, TP=TP, blocks=-(-layer.P // TP), together=together)
 
 
 def _slices(layer: ConvLayer, device: CPU) -> int:
@@ -85,7 +87,7 @@ class _WgradWriter:
             sums = {(r, s): k.var(k.zero(wide, lanes)) for r in chosen for s in range(layer.S)}
             images = slice_ * layer.N // self.slices, (slice_ + 1) * layer.N // self.slices
             with k.loop(*images) as n, k.loop(0, layer.P, rows) as p:
-                self._fill(k, x + n * c.input.image, p * c.rows.stride + c.rows.offset, panel)
+                fill(k, tiling, x + n * c.input.image, p * c.rows.stride + c.rows.offset, panel, ahead=False)
                 self._add_rows(k, sums, panel, dy + n * c.output.image + p * layer.Q, k.min(layer.P - p, rows))
             for (r, s), total in sums.items():
                 tap = r * layer.S + s
@@ -97,16 +99,6 @@ class _WgradWriter:
         """The slices' gradients, behind the threads' panels."""
         wide = widened(DTYPES[self.layer.dtype])
         return k.bytes_at(workspace, self.threads * self.tiling.elements * wide.bytes, wide)
-
-    def _fill(self, k: Function, plane: Value, top: Value, panel: Value) -> None:
-        """Copy the rows from `top` on; those outside the image are zero."""
-        axis, pitch = self.tiling.problem.rows, self.tiling.panel.pitch
-        with k.loop(0, self.tiling.rows) as t:
-            h = top + t
-            with k.if_(k.select(h >= 0, h, k.i64(axis.size)) < axis.size):
-                self.tiling.panel.fill(k, plane + h * self.tiling.problem.input.row, panel + t * pitch)
-            with k.else_():
-                self.tiling.panel.clear(k, panel + t * pitch)
 
     def _add_rows(self, k: Function, sums: dict[tuple[int, int], Var], panel: Value, dy: Value, count: Value) -> None:
         """So many rows of dy: whole blocks, and then one by one."""

@@ -9,7 +9,7 @@ from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, Var, 
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation
 from autoconv.cpu.common.epilogue import Epilogue
-from autoconv.cpu.common.lanes import interleaved, load_range, store_range
+from autoconv.cpu.common.lanes import interleaved, load_range, overlap, store_range
 from autoconv.cpu.common.streaming import stream
 from autoconv.cpu.depthwise.geometry import DepthwiseTiling, RowBlocking, tiling_of, whole_planes, workspace_bytes
 from autoconv.layer import ConvLayer
@@ -63,7 +63,7 @@ def _emit_task(
             filters = w + group * problem.filters.group + i * problem.filters.k
             pointers = filters, out + place, residual + place, bias + group * problem.K + i
             stage = task.bytes_at(panel, tiling.elements * wide.bytes, element) if blocking.nt else None
-            _blocks(task, tiling, functions, panel, pointers, first_block, last_block, stage)
+            _blocks(task, tiling, functions, panel, pointers, (first_block, last_block), stage)
     if blocking.nt:
         task.fence()
     return task, -(-planes // together) * parts
@@ -74,13 +74,12 @@ def _blocks(
     tiling: DepthwiseTiling,
     functions: Mapping[tuple[int, int], Function],
     panel: Value,
-    pointers: tuple[Value, ...],
-    first: Value,
-    last: Value,
+    pointers: tuple[Value, Value, Value, Value],
+    span: tuple[Value, Value],
     stage: Value | None,
 ) -> None:
-    """Row blocks first .. last - 1 of one plane; filters, output, residual and bias are those of row block first."""
-    filters, out, residual, bias = pointers
+    """A span of row blocks of one plane, whose first one's filters, output, residual and bias the pointers are."""
+    (filters, out, residual, bias), (first, last) = pointers, span
 
     def block(number: Value, rows: int) -> None:
         at = (number - first) * (tiling.block * tiling.width)
@@ -138,7 +137,15 @@ def emit_tile(m: Module, name: str, layer: ConvLayer, tiling: DepthwiseTiling, r
         sums.run_loops(p)
     else:
         sums.run_unrolled()
-    _store(k, layer, tiling, acc, pixels, out, residual, bias)
+    epilogue = Epilogue.of(layer)
+    b = epilogue.of_channels(lambda place: k.broadcast(place, lanes), bias)
+    for i, row in enumerate(acc):
+        totals = [v for vectors in zip(*row, strict=True) for v in interleaved(k, [total.get() for total in vectors])]
+        for first, total in zip(range(0, pixels, lanes), totals, strict=False):
+            width = min(lanes, pixels - first)
+            place = i * tiling.width + first
+            r = load_range(k, residual + place, lanes, 0, width) if epilogue.residual else None
+            store_range(k, epilogue.apply(k, total, b, r), out + place, 0, width)
     return k
 
 
@@ -190,9 +197,7 @@ class _TileSums:
             TP, taps = len(acc), len(rows.taps)
             if not (TP and taps):
                 continue
-            top = p * rows.stride + rows.offset
-            low = k.max(rows.dilation - 1 - top, 0) // rows.dilation
-            high = k.max(rows.dilation - 1 + rows.size - top, 0) // rows.dilation
+            low, high = overlap(k, p * rows.stride + rows.offset, rows.dilation, rows.size, taps + TP - 1)
             for c in range(tiling.problem.C):
                 for u in range(TP - 1):
                     with k.if_(k.select(low <= u, high, k.i64(0)) > u):
@@ -218,8 +223,7 @@ class _TileSums:
     ) -> None:
         """A row of the panel through all taps of a row."""
         rows, columns, strides = problem.rows, problem.columns, problem.filters
-        down = (rows.taps[-1] - rows.taps[0]) // max(1, len(rows.taps) - 1) * strides.r
-        along = (columns.taps[-1] - columns.taps[0]) // max(1, len(columns.taps) - 1) * strides.s
+        down, along = rows.tap_step * strides.r, columns.tap_step * strides.s
         taps = self._tap(c, rows.taps[0], columns.taps[0]) + u * down
         count = len(columns.taps)
         if columns.stride > 1:  # neighbouring taps lie in different components
@@ -239,25 +243,3 @@ class _TileSums:
             several(tap, unrolled)
         if count % unrolled:
             several(count // unrolled * unrolled, count % unrolled)
-
-
-def _store(
-    k: Function,
-    layer: ConvLayer,
-    tiling: DepthwiseTiling,
-    acc: Sequence[Sequence[Sequence[Var]]],
-    pixels: int,
-    out: Value,
-    residual: Value,
-    bias: Value,
-) -> None:
-    lanes = tiling.panel.lanes
-    epilogue = Epilogue.of(layer)
-    b = epilogue.of_channels(lambda place: k.broadcast(place, lanes), bias)
-    for i, row in enumerate(acc):
-        totals = [v for vectors in zip(*row, strict=True) for v in interleaved(k, [total.get() for total in vectors])]
-        for first, total in zip(range(0, pixels, lanes), totals, strict=False):
-            width = min(lanes, pixels - first)
-            place = i * tiling.width + first
-            r = load_range(k, residual + place, lanes, 0, width) if epilogue.residual else None
-            store_range(k, epilogue.apply(k, total, b, r), out + place, 0, width)

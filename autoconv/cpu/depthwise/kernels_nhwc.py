@@ -10,7 +10,7 @@ from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Value, Var, i64, p
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.common.epilogue import Epilogue
-from autoconv.cpu.common.lanes import load_range, store_range
+from autoconv.cpu.common.lanes import load_range, overlap, store_range
 from autoconv.cpu.common.streaming import launch_streaming
 from autoconv.cpu.depthwise.geometry import ChannelBlocking, column_segments
 from autoconv.layer import ConvLayer
@@ -77,10 +77,9 @@ class _ChannelTile:
                 for i in range(self.pixels):
                     if seen[i]:
                         meetings.setdefault(i * columns.stride + s * columns.dilation, []).append((i, columns.taps[s]))
-            down = (rows.taps[-1] - rows.taps[0]) // max(1, len(rows.taps) - 1) * filters.r
             with k.loop(low, high) as r:
                 row = x + r * (rows.dilation * self.problem.input.row)
-                taps = w + (r * down + rows.taps[0] * filters.r) * self.layer.C
+                taps = w + (r * (rows.tap_step * filters.r) + rows.taps[0] * filters.r) * self.layer.C
                 for column in sorted(meetings):
                     _add(k, acc, widths, row + column * self.problem.input.column, taps, meetings[column], self.layer.C)
         self._store(k, acc, widths, out, residual, bias)
@@ -137,8 +136,7 @@ def _emit_task(
     x, w, out, bias, residual, _ = operands(task, context, element, wide, element, element, element)
     n, p = index // rows.count, index % rows.count
     top = p * rows.stride + rows.offset
-    low = task.max(rows.dilation - 1 - top, 0) // rows.dilation
-    high = task.min(task.max(rows.dilation - 1 + rows.size - top, 0) // rows.dilation, len(rows.taps))
+    low, high = overlap(task, top, rows.dilation, rows.size, len(rows.taps))
     x = x + n * problem.input.image + top * problem.input.row + columns.offset * problem.input.column
     place = n * problem.output.image + (p * rows.output_stride + rows.output_start) * problem.output.row
     place = place + columns.output_start * problem.output.column

@@ -16,6 +16,7 @@ from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, Module
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
+from autoconv.cpu.common.correlation import correlation_count, flat_correlations
 from autoconv.cpu.common.grid import parts, register_tiles, steps
 from autoconv.cpu.common.packing import packed_size
 from autoconv.cpu.device import CPU
@@ -24,8 +25,6 @@ from autoconv.cpu.direct.geometry import (
     BUFFER,
     blocking,
     blockings,
-    correlation_count,
-    correlations_of,
     even_columns,
     sums_bytes,
     unrolled,
@@ -77,7 +76,7 @@ class Direct(GeneratedAlgorithm):
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         if layer.direction == "wgrad":
             return []
-        C, BC = max(c.C for c in correlations_of(layer)), int(params["BC"])
+        C, BC = max(c.C for c in flat_correlations(layer)), int(params["BC"])
         if BC < 1 or (BC < C and BC % MULTIPLE):
             return [f"BC={BC}: expected {C}, or fewer channels in multiples of {MULTIPLE}"]
         if (count := unrolled(layer, device, params)) > MOST_UNROLLED:
@@ -94,7 +93,7 @@ class Direct(GeneratedAlgorithm):
     def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
         if params.get("filters") != "packed":
             return 0
-        size = sum(packed_size(c, int(params["TK"])) for c in correlations_of(layer))
+        size = sum(packed_size(c, int(params["TK"])) for c in flat_correlations(layer))
         return size * layer.accumulator.itemsize
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
@@ -116,7 +115,7 @@ def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
 
     At last tiles of a single pixel, which are unrolled the least.
     """
-    c = max(correlations_of(layer), key=lambda c: c.macs)
+    c = max(flat_correlations(layer), key=lambda c: c.macs)
     lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
     needed = math.ceil(c.K / lanes)
     tiles = [(vectors, pixels) for vectors, pixels in register_tiles(device.instruction_set) if vectors <= needed]
@@ -135,5 +134,5 @@ def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
 
 
 def _copies(layer: ConvLayer, params: Params) -> bool:
-    """Whether a gradient of the filters is summed with channels as lanes, which the input has not as neighbours."""
+    """Whether a gradient of the filters is summed with channels as lanes, which are no neighbours in the input."""
     return layer.direction == "wgrad" and layer.layout == "NCHW" and params["lanes"] != "pixels"

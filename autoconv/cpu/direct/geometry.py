@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen.ir import DTYPES, Module
-from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, flat_correlations
 from autoconv.cpu.common.packing import packed_size
 from autoconv.layer import ConvLayer
 
@@ -68,21 +68,6 @@ def tile_runs(axis: CorrelationAxis, length: int) -> list[TileRun]:
     return runs
 
 
-def flattened(c: Correlation) -> Correlation:
-    """A 1x1 correlation as one on a single long row."""
-    h, w = c.rows, c.columns
-    plain = all(a.taps == (0,) and (a.size, a.stride, a.offset, a.output_stride) == (a.count, 1, 0, 1) for a in (h, w))
-    if not plain or any(t.row != w.size * t.column for t in (c.input, c.output)):
-        return c
-    return replace(c, rows=replace(h, size=1, count=1), columns=replace(w, size=h.size * w.size, count=h.size * w.size))
-
-
-@functools.lru_cache(256)
-def correlations_of(layer: ConvLayer) -> tuple[Correlation, ...]:
-    """The correlations of a layer, flat where they can be."""
-    return tuple(flattened(c) for c in correlations(layer))
-
-
 def tap_rounds(taps: int, most: int) -> list[tuple[int, int]]:
     """Loops over so many taps: how many each is over, and how many of them in one round, which comes out even."""
     together = next(n for n in range(most, 0, -1) if taps % n == 0)
@@ -108,7 +93,7 @@ def unrolled(layer: ConvLayer, device: CPU, params: Params) -> int:
     """The multiply-adds that the program of these parameters is unrolled to."""
     lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
     vectors = int(params["TK"]) // lanes
-    return vectors * sum(_unrolled(device.instruction_set, c, blocking(c, params)) for c in correlations_of(layer))
+    return vectors * sum(_unrolled(device.instruction_set, c, blocking(c, params)) for c in flat_correlations(layer))
 
 
 def blocking(c: Correlation, params: Params) -> DirectBlocking:
@@ -124,7 +109,7 @@ def blockings(layer: ConvLayer, device: CPU, params: Params) -> tuple[DirectBloc
     from beyond that cache anyway, and only sums limit a task.
     """
     chosen = []
-    for c in correlations_of(layer):
+    for c in flat_correlations(layer):
         b = blocking(c, params)
         positions = sum(run.tiles for run in tile_runs(c.rows, b.TP))
         row_bytes = layer.itemsize * c.C * c.columns.size
@@ -152,13 +137,6 @@ def _for_all_threads(rows: int, positions: int, others: int, threads: int) -> in
 def sums_bytes(layer: ConvLayer, c: Correlation, b: DirectBlocking) -> int:
     """The sums of one row of tiles."""
     return sum(run.tiles for run in tile_runs(c.columns, b.TQ)) * b.TP * b.TQ * b.TK * layer.accumulator.itemsize
-
-
-def correlation_count(layer: ConvLayer) -> int:
-    """Correlations that the layer falls into, counted without making them."""
-    if layer.direction != "dgrad":
-        return 1
-    return min(layer.stride[0], layer.H) * min(layer.stride[1], layer.W)
 
 
 def even_columns(c: Correlation, pixels: int) -> int:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, i32, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
-from autoconv.cpu.direct.geometry import flattened
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, flat_correlations
+from autoconv.cpu.common.lanes import overlap
 from autoconv.layer import ConvLayer
 
 
@@ -36,15 +36,13 @@ class WgradBlocking:
 
 def forward(layer: ConvLayer) -> Correlation:
     """The forward correlation whose filters have the gradient that is computed, on one long row where it is 1x1."""
-    return flattened(correlations(layer.replace(direction="fwd"))[0])
+    return flat_correlations(layer.replace(direction="fwd"))[0]
 
 
 def tap_range(k: Function, axis: CorrelationAxis, tap: Value) -> tuple[Value, Value, Value]:
     """Outputs low .. high - 1 see an input through a tap; and the input that output 0 meets, maybe outside."""
     offset = tap * axis.dilation + axis.offset
-    low = (k.max(0 - offset, 0) + (axis.stride - 1)) // axis.stride
-    high = k.min((k.max(axis.size - offset, 0) + (axis.stride - 1)) // axis.stride, axis.count)
-    return low, high, offset
+    return *overlap(k, offset, axis.stride, axis.size, axis.count), offset
 
 
 class WgradTile:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, i8, i32, i64, ptr, widened
+from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, i8, i32, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation, FilterStrides, Strides
-from autoconv.cpu.common.lanes import load_range
+from autoconv.cpu.common.lanes import store_transposed
 from autoconv.cpu.direct.gradients import WgradTile, forward, tap_range, tile_sizes
 from autoconv.layer import ConvLayer
 
@@ -38,7 +38,7 @@ class PackedWgradBlocking:
     def thread_bytes(self, layer: ConvLayer) -> int:
         """Workspace of one thread."""
         c = forward(layer)
-        return -(-(self.sums(c) + self.panel(c)) * layer.accumulator.itemsize // 64) * 64
+        return -(-(self.sums(c) + self.panel(c)) * layer.accumulator.itemsize // LINE) * LINE
 
 
 PANEL_BYTES = 128 << 10  # half of a small L2 cache
@@ -61,21 +61,9 @@ def _emit_pack(m: Module, c: Correlation, element: Type, BC: int) -> Function:
     lanes = m.lanes(element)
     k = m.function("pack_row", ptr(element), ptr(widened(element)), i64, internal=True)
     x, panel, left = k.args
-    W = c.columns.size
-
-    def block(channels: list[Value], panel: Value, width: int) -> None:
-        rows = [load_range(k, row, lanes, 0, width) for row in channels]
-        for column, v in enumerate(k.transpose(rows)[:width]):
-            k.store(v, panel + column * BC)
-
     with k.loop(0, BC, lanes) as first:
         channels = [x + k.min(first + lane, left - 1) * c.input.channel for lane in range(lanes)]
-        if lanes <= W:
-            with k.loop(0, W // lanes * lanes, lanes) as w:
-                block([row + w for row in channels], panel + first + w * BC, lanes)
-        if W % lanes:
-            done = W // lanes * lanes
-            block([row + done for row in channels], panel + first + done * BC, W % lanes)
+        store_transposed(k, channels, panel + first, c.columns.size, BC)
     return k
 
 

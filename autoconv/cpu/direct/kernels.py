@@ -10,11 +10,12 @@ from typing import Any
 
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, flat_correlations
 from autoconv.cpu.common.epilogue import Epilogue, emit_store
+from autoconv.cpu.common.lanes import overlap
 from autoconv.cpu.common.packing import emit_pack, packed_size, tap_place
 from autoconv.cpu.common.sums import channels_of_sum, each_sum, sums_of
-from autoconv.cpu.direct.geometry import MOST_TAPS, DirectBlocking, TileRun, correlations_of, tap_rounds, tile_runs
+from autoconv.cpu.direct.geometry import MOST_TAPS, DirectBlocking, TileRun, tap_rounds, tile_runs
 from autoconv.layer import ConvLayer
 
 AHEAD = 4  # channels
@@ -147,7 +148,7 @@ class Microkernel:
             w = w + (r * len(column.taps) + s) * self.b.TK
             vectors = [k.load(w + v * self.lanes, self.lanes) for v in range(self.vectors)]
         else:
-            w = w + tap_place(row.taps, r) * c.filters.r + tap_place(column.taps, s) * c.filters.s
+            w = w + tap_place(row, r) * c.filters.r + tap_place(column, s) * c.filters.s
             vectors = [self._gathered(w, offsets[v * self.lanes : (v + 1) * self.lanes]) for v in range(self.vectors)]
         for n, sums in enumerate(self.sums):
             p, q = divmod(n, self.columns.length)
@@ -178,10 +179,7 @@ def channels_together(c: Correlation) -> int:
 
 def _tap_range(k: Function, axis: CorrelationAxis, position: Value) -> tuple[Value, Value]:
     """First tap inside the input, and the one after the last, of one output position."""
-    base = position * axis.stride + axis.offset
-    low = (k.max(0 - base, 0) + (axis.dilation - 1)) // axis.dilation
-    high = (k.max(axis.size - base, 0) + (axis.dilation - 1)) // axis.dilation
-    return low, k.min(high, len(axis.taps))
+    return overlap(k, position * axis.stride + axis.offset, axis.dilation, axis.size, len(axis.taps))
 
 
 def _emit_task(
@@ -289,11 +287,11 @@ def emit(instruction_set: str, layer: ConvLayer, blockings: tuple[DirectBlocking
     run = m.function("run", *RUN)
     pack = m.function("pack", *RUN) if blockings[0].packed else None
     packed_at = 0
-    for n, (c, b) in enumerate(zip(correlations_of(layer), blockings, strict=True)):
+    for n, (c, b) in enumerate(zip(flat_correlations(layer), blockings, strict=True)):
         task, count = _emit_task(m, n, c, epilogue, b, element, packed_at)
         launch(run, run.args[0], task, count)
         if pack is not None and packed_size(c, b.TK):
-            task, count = emit_pack(m, n, c, b.TK, element, packed_at)
+            task, count = emit_pack(m, c, b.TK, element, packed_at)
             launch(pack, pack.args[0], task, count)
             packed_at += packed_size(c, b.TK)
     return m

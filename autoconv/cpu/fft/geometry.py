@@ -11,6 +11,7 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 
+from autoconv.cpu.codegen.ir import LINE
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.fft.dft import factors
 from autoconv.cpu.transform.geometry import TiledAxis, Tiling
@@ -33,6 +34,7 @@ class CircularAxis(TiledAxis):
         return self.length - self.m + 1
 
 
+@functools.lru_cache(1024)  # asked of every candidate of a grid
 def circular(axis: CorrelationAxis, length: int, pairs: bool = False) -> CircularAxis | None:
     """The axis in tiles of a length, or None where its taps are too many; `pairs` asks for tiles an even step apart."""
     one = TiledAxis(axis, 1)
@@ -176,4 +178,4 @@ class FourierTiling(Tiling):
         return max(inputs, outputs)
 
     def workspace_bytes(self) -> int:
-        return -(-super().workspace_bytes() // 64) * 64  # whole cache lines
+        return -(-super().workspace_bytes() // LINE) * LINE

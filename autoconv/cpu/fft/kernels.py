@@ -244,14 +244,10 @@ class FourierWriter(kernels.TransformWriter[F]):
         k = self.function(f"product_{rows}_", *[ptr(self.real)] * 3)
         v, u, out = k.args
         with k.loop(0, tiling.frequencies) as f:
-            first = 0
-            for count, size in split:
-                with k.loop(0, count) as n:
-                    tile = n * size + first
-                    source = v + (f * (tiling.planes * tiling.v_stride) + tile * tiling.lanes)
-                    target = out + (f * (2 * tiling.m_stride) + tile * tiling.lanes)
-                    k.call(self.registers[size], source, u + f * (2 * tiling.depth * tiling.lanes), target)
-                first += count * size
+            for size, tile, _ in kernels.each_register_tile(k, split):
+                source = v + (f * (tiling.planes * tiling.v_stride) + tile * tiling.lanes)
+                target = out + (f * (2 * tiling.m_stride) + tile * tiling.lanes)
+                k.call(self.registers[size], source, u + f * (2 * tiling.depth * tiling.lanes), target)
         return k
 
     def product_at(self, k: Function, p: Value) -> Complex:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS
 from autoconv.cpu.common.grid import register_tiles
-from autoconv.cpu.common.panel import in_lines
+from autoconv.cpu.common.panel import pitch_of
 from autoconv.cpu.depthwise.geometry import UNROLLED_TAPS, DepthwiseTiling, RowBlocking, tiling_of
 from autoconv.cpu.device import CPU
 from autoconv.cpu.gemm.geometry import GemmBlocking
@@ -120,7 +120,7 @@ class FusedTiling(NamedTuple):
         cut = RowBlocking(TP, NV, False, caches.threads, caches.l1_bytes)
         tiling = tiling_of(instruction_set, middle, cut)._replace(together=rows // TP)
         seen = min(middle.H, tiling.rows)
-        seen_pitch, made_pitch = _pitch(seen * middle.W), _pitch(rows * middle.Q)
+        seen_pitch, made_pitch = pitch_of(seen * middle.W), pitch_of(rows * middle.Q)
         vectors, count = register_tiles(instruction_set)[0]
         tile = GemmBlocking(count, vectors, 0, False, *caches)
         before = blocking.channels * seen_pitch if layers.before is not None else 0
@@ -131,11 +131,6 @@ class FusedTiling(NamedTuple):
     def elements(self) -> int:
         """All of a thread's workspace."""
         return self.before_elements + self.panel_elements + self.after_elements
-
-
-def _pitch(elements: int) -> int:
-    """Whole lines, and one more: channels a power of two apart would share few sets of a cache."""
-    return in_lines(elements) + 16
 
 
 def _register_block(instruction_set: str, layer: ConvLayer, rows: int) -> tuple[int, int]:

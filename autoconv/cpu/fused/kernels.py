@@ -33,6 +33,8 @@ class _Writer:
         self.tiling = FusedTiling.of(m.instruction_set, layers, blocking, caches)
         self.element = DTYPES[layers.depthwise.dtype]
         self.k = m.function("task", *TASK, internal=True)
+        self.filters: dict[str, Value] = {}
+        self.biases: dict[str, Value] = {}
 
     def task(self) -> tuple[Function, int]:
         """The task, and how many there are."""
@@ -45,33 +47,21 @@ class _Writer:
         first = k.min(strip * blocking.rows, middle.P - blocking.rows)  # the last strip may do some rows again
         x = x + image * (head.C * head.H * head.W)
         out, residual = (p + (image * (last.K * last.P * last.Q) + first * last.Q) for p in (out, residual))
-        filters: dict[str, Value] = {}
-        biases: dict[str, Value] = {}
         weights = constants = 0
         for role, layer in layers.roles.items():
-            filters[role], biases[role] = w + weights, bias + constants
+            self.filters[role], self.biases[role] = w + weights, bias + constants
             weights, constants = weights + math.prod(layer.w_shape), constants + layer.channel_values
         made = k.bytes_at(workspace, thread * (tiling.elements * self.element.bytes), self.element)
         rest = made + tiling.after_elements
-        if layers.after is None:
-            self._depthwise(x, first, filters, biases, residual, out, middle.P * middle.Q, rest)
-        else:
-            self._depthwise(x, first, filters, biases, residual, made, tiling.made_pitch, rest)
+        target, pitch = (out, middle.P * middle.Q) if layers.after is None else (made, tiling.made_pitch)
+        self._depthwise(x, first, residual, target, pitch, rest)
+        if layers.after is not None:
+            w, bias = self.filters["after"], self.biases["after"]
             line = _Line(self, "after", layers.after, layers.after.K, blocking.rows * middle.Q)
-            line.multiply(made, filters["after"], out, residual, biases["after"], tiling.made_pitch, last.P * last.Q)
+            line.multiply(made, w, out, residual, bias, pitch, last.P * last.Q)
         return k, middle.N * strips
 
-    def _depthwise(
-        self,
-        x: Value,
-        first: Value,
-        filters: dict[str, Value],
-        biases: dict[str, Value],
-        residual: Value,
-        out: Value,
-        out_pitch: int,
-        workspace: Value,
-    ) -> None:
+    def _depthwise(self, x: Value, first: Value, residual: Value, out: Value, out_pitch: int, workspace: Value) -> None:
         """A strip of all hidden channels from row `first` on, to `out`: some of them at a time, as they are made."""
         k, tiling, before, middle = self.k, self.tiling, self.layers.before, self.layers.depthwise
         plane = middle.H * middle.W
@@ -88,15 +78,15 @@ class _Writer:
         line = None if before is None else _Line(self, "before", before, channels, tiling.seen * middle.W)
         with k.loop(0, middle.C, channels) as group:
             if line is not None and before is not None:
-                w, bias = filters["before"] + group * before.C, biases["before"] + group
+                w, bias = self.filters["before"] + group * before.C, self.biases["before"] + group
                 line.multiply(x + begin * middle.W, w, seen, seen, bias, plane, tiling.seen_pitch)
             with k.loop(0, channels) as c:
                 channel = group + c
                 here = x + channel * plane if line is None else seen + (c * tiling.seen_pitch - begin * middle.W)
                 fill(k, tiling.depthwise, here, top, panel, ahead=line is None)
-                taps = filters["depthwise"] + channel * (middle.R * middle.S)
+                taps = self.filters["depthwise"] + channel * (middle.R * middle.S)
                 to, plus = out + channel * out_pitch, residual + channel * out_pitch
-                self._rows(tiles, panel, taps, to, plus, biases["depthwise"] + channel)
+                self._rows(tiles, panel, taps, to, plus, self.biases["depthwise"] + channel)
 
     def _rows(
         self, tiles: dict[int, Function], panel: Value, taps: Value, out: Value, residual: Value, bias: Value
@@ -127,7 +117,7 @@ class _Line:
     ) -> None:
         """Tile by tile of pixels, each by all filters; channels lie `pitch` and `out_pitch` elements apart."""
         k, layer, TK = self.writer.k, self.layer, self.writer.tiling.tile.TK
-        one = GemmTile(TK, 1, 0, 0, 1, layer.C * TK, pitch, 0, (0,), out_pitch, False, ChannelRange(layer.C))
+        one = GemmTile(TK, ChannelRange(layer.C), pitch, out_pitch, layer.C * TK)
         functions = tiles_of(self.writer.m, self.name, layer, self.writer.element, self.filters, self.tiles, one)
         for start, times, pixels, _, together in self.tiles:
             with k.loop(start, start + times * pixels, pixels) as q:

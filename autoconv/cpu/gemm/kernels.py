@@ -87,8 +87,7 @@ class _InPlaceWriter:
         block_pitch = problem.C * blocking.TK
         self.functions = {}
         for n, channels in enumerate(dict.fromkeys(self.ranges)):
-            pitches = block_pitch, i.channel, 0, (0,), o.channel
-            tile = GemmTile(blocking.TK, 1, 0, 0, 1, *pitches, blocking.nt, channels)
+            tile = GemmTile(blocking.TK, channels, i.channel, o.channel, block_pitch, nt=blocking.nt)
             self.functions[channels] = tiles_of(m, f"{name}_{n}", layer, self.element, problem.K, self.tiles, tile)
         self.k = m.function(name, *TASK, internal=True)
 

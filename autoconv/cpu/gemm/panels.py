@@ -25,8 +25,8 @@ def emit_panels(
     row_pitch = problem.rows.dilation * cut.row.pitch
     whole = ChannelRange(problem.C)
     block_pitch = problem.C * R * S * blocking.TK
-    pitches = cut.pitch, row_pitch, taps, problem.output.channel
-    tile = GemmTile(blocking.TK, 1, 0, 0, R, block_pitch, *pitches, blocking.nt, whole)
+    pitches = cut.pitch, problem.output.channel, block_pitch
+    tile = GemmTile(blocking.TK, whole, *pitches, R, row_pitch, taps, blocking.nt)
     kept, chunks, tiles = chunks_of(problem, blocking, wide.bytes, problem.K, tiles)
     functions = tiles_of(m, name, layer, wide, problem.K, tiles, tile)
     blocks = -(-problem.K // blocking.TK)

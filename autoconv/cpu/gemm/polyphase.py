@@ -141,7 +141,7 @@ class _ProductWriter:
         self.sums_size = blocking.TK * self.pitch
         self.functions = {}
         for n, channels in enumerate(dict.fromkeys(self.ranges)):
-            tile = GemmTile(blocking.TK, 1, 0, 0, 1, 0, self.pitch, 0, (0,), 0, False, channels)
+            tile = GemmTile(blocking.TK, channels, self.pitch)
             widths = {self._rounded(tile.pixels) for tile in self.tiles}
             whole = [PixelTiles(0, 1, width, 0, 1) for width in sorted(widths)]
             self.functions[channels] = tiles_of(m, f"tile_{n}", layer, self.wide, self.problem.K, whole, tile)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, Var, ptr, widened
+from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, ptr, widened
 from autoconv.cpu.common.epilogue import Epilogue
 from autoconv.cpu.common.lanes import load_range, store_range
 from autoconv.cpu.common.sums import channels_of_sum, sums_of
@@ -17,24 +17,24 @@ from autoconv.layer import ConvLayer
 class GemmTile(NamedTuple):
     """One register tile: `blocks` blocks of `TK` channels of `pixels` pixels, `odd` of them single ones.
 
-    Filters of blocks lie `block_pitch` elements apart, channels of the input `pitch`, rows of taps `row_pitch`, and
+    Filters of blocks lie `block_pitch` elements apart, channels of the input `pitch`, `R` rows of taps `row_pitch`, and
     `taps` are the places of the taps in a row. Channels of the output lie `out_pitch` apart. The sums are those of a
     range of the channels: to them those in memory are added unless the range is the first, and they go there unless it
     is the last. So do those of a part of it where it is long.
     """
 
     TK: int
-    blocks: int
-    pixels: int
-    odd: int
-    R: int
-    block_pitch: int
-    pitch: int
-    row_pitch: int
-    taps: tuple[int, ...]
-    out_pitch: int
-    nt: bool
     channels: ChannelRange
+    pitch: int
+    out_pitch: int = 0
+    block_pitch: int = 0
+    R: int = 1
+    row_pitch: int = 0
+    taps: tuple[int, ...] = (0,)
+    nt: bool = False
+    blocks: int = 1
+    pixels: int = 0
+    odd: int = 0
 
 
 def tiles_of(
@@ -48,8 +48,8 @@ def tiles_of(
             for blocks in sorted({1, of_pixels.blocks if whole and of_pixels.blocks <= count else 1}):
                 odd = of_pixels.odd if whole else 0
                 one = tile._replace(TK=TK, blocks=blocks, pixels=of_pixels.pixels, odd=odd)
-                function = _tile(m, f"{name}_{one.pixels}x{TK * blocks}", layer, source, one)
-                functions[one.pixels, TK, blocks] = function
+                writer = _TileWriter(m, f"{name}_{one.pixels}x{TK * blocks}", layer, source, one)
+                functions[one.pixels, TK, blocks] = writer.emit()
     return functions
 
 
@@ -74,122 +74,129 @@ def each_block(
             visit(k.i64(K // TK), K % TK, 1)
 
 
-def _tile(m: Module, name: str, layer: ConvLayer, source_type: Type, tile: GemmTile) -> Function:
-    """`function(x, w, out, residual, bias, sums)`, each pointing at the tile's first element."""
-    element = DTYPES[layer.dtype]
-    wide = widened(element)
-    lanes = m.lanes(element)
-    k = m.function(name, ptr(source_type), ptr(wide), *[ptr(element)] * 3, ptr(wide), internal=True)
-    x, w, out, residual, bias, sums = k.args
-    together = tile.pixels - tile.odd
-    widths = [min(lanes, together - first) for first in range(0, together, lanes)]
-    channels = tile.blocks * tile.TK
-    places = [[sums + (i * len(widths) + v) * lanes for v in range(len(widths))] for i in range(channels)]
-    odd_sums = sums + channels * len(widths) * lanes
-    odd_places = [[odd_sums + (b * tile.odd + n) * tile.TK for n in range(tile.odd)] for b in range(tile.blocks)]
+class _TileWriter:
+    """Writes `function(x, w, out, residual, bias, sums)` for one tile, each pointing at the tile's first element."""
 
-    def zeros(number: int, n: int) -> list[Var]:
-        return [k.var(k.zero(wide, n)) for _ in range(number)]
+    def __init__(self, m: Module, name: str, layer: ConvLayer, source: Type, tile: GemmTile) -> None:
+        self.layer, self.tile = layer, tile
+        element = DTYPES[layer.dtype]
+        wide = widened(element)
+        lanes = self.lanes = m.lanes(element)
+        k = self.k = m.function(name, ptr(source), ptr(wide), *[ptr(element)] * 3, ptr(wide), internal=True)
+        x, w, *_, sums = k.args
+        together = tile.pixels - tile.odd
+        self.widths = [min(lanes, together - first) for first in range(0, together, lanes)]
+        vectors, channels = len(self.widths), tile.blocks * tile.TK
+        places = [[sums + (i * vectors + v) * lanes for v in range(vectors)] for i in range(channels)]
+        odd_sums = sums + channels * vectors * lanes
+        odd_places = [[odd_sums + (b * tile.odd + n) * tile.TK for n in range(tile.odd)] for b in range(tile.blocks)]
+        self.acc = [[k.var(k.zero(wide, lanes)) for _ in row] for row in places]
+        self.singles = [[k.var(k.zero(wide, tile.TK)) for _ in block] for block in odd_places]
+        every = itertools.chain(*self.acc, *self.singles), itertools.chain(*places, *odd_places)
+        self.kept = list(zip(*every, strict=True))
+        self.source, self.filters = k.var(x), k.var(w)
 
-    acc = [zeros(len(row), lanes) for row in places]
-    singles = [zeros(len(block), tile.TK) for block in odd_places]
-    kept = list(zip(itertools.chain(*acc, *singles), itertools.chain(*places, *odd_places), strict=True))
-    source, filters = k.var(x), k.var(w)
+    def emit(self) -> Function:
+        """The sums of a range of channels, kept in memory or stored."""
+        tile = self.tile
+        C, begins = tile.channels.C, tile.channels.begins
+        self.unroll = 1 if tile.R > 1 else min(C, max(1, 4 // len(tile.taps)))
+        each = channels_of_sum(tile.R * len(tile.taps), self.unroll)
+        parts = sums_of(C, each)
+        if parts == 1:
+            self._rounds(C // self.unroll)
+        else:
+            if begins:
+                self._keep()
+            self._sum_of_parts(parts, each)
+        if C % self.unroll:
+            self._rows(C % self.unroll)
+        if not (begins and parts == 1):
+            self._add_kept()
+        if tile.channels.ends:
+            self._store()
+        else:
+            self._keep()
+        return self.k
 
-    def rows(count: int) -> None:
-        """The next rows of taps, `count` channels' single ones or one of several."""
-        for c in range(count):
-            for n, tap in enumerate(tile.taps):
-                f = filters.get() + (c * len(tile.taps) + n) * tile.TK
-                _multiply(k, tile, acc, singles, widths, source.get() + (c * tile.pitch + tap), f)
-        source.set(source.get() + (count * tile.pitch if tile.R == 1 else tile.row_pitch))
-        filters.set(filters.get() + count * len(tile.taps) * tile.TK)
-
-    C = tile.channels.C
-    unroll = 1 if tile.R > 1 else min(C, max(1, 4 // len(tile.taps)))
-
-    def rounds(count: int | Value) -> None:
-        """So many times `unroll` channels."""
-        with k.loop(0, count):
-            if tile.R > 1:
-                with k.loop(0, tile.R):
-                    rows(1)
-                source.set(source.get() + (tile.pitch - tile.R * tile.row_pitch))
-            else:
-                rows(unroll)
-
-    def add_kept() -> None:
-        for a, p in kept:
-            a.add(k.load(p, max(1, a.type.lanes)))
-
-    def keep() -> None:
-        for a, p in kept:
-            k.store(a.get(), p)
-
-    each = channels_of_sum(tile.R * len(tile.taps), unroll)
-    parts = sums_of(C, each)
-    if parts == 1:
-        rounds(C // unroll)
-    else:
-        if tile.channels.begins:
-            keep()
+    def _sum_of_parts(self, parts: int, each: int) -> None:
+        """Sums of so many channels each, of which the last stays in registers."""
+        k, C = self.k, self.tile.channels.C
         number = k.var(k.i64(0))
         with k.forever() as leave_if:
             last = number.get().eq(parts - 1)
-            rounds(k.select(last, k.i64((C - (parts - 1) * each) // unroll), k.i64(each // unroll)))
+            self._rounds(k.select(last, k.i64((C - (parts - 1) * each) // self.unroll), k.i64(each // self.unroll)))
             leave_if(last)
-            add_kept()
-            keep()
-            for a, _ in kept:
+            self._add_kept()
+            self._keep()
+            for a, _ in self.kept:
                 a.set(0)
             number.add(1)
-    if C % unroll:
-        rows(C % unroll)
-    if not (tile.channels.begins and parts == 1):
-        add_kept()
-    if not tile.channels.ends:
-        keep()
-        return k
-    epilogue = Epilogue.of(layer)
-    for i, row in enumerate(acc):
-        b = epilogue.of_channels(k.load, bias + i)
-        bs = epilogue.of_channels(lambda place: k.broadcast(place, lanes), bias + i)
-        for v, a in enumerate(row):
-            place = i * tile.out_pitch + v * lanes
-            r = load_range(k, residual + place, lanes, 0, widths[v]) if epilogue.residual else None
-            result = epilogue.apply(k, a.get(), bs, r)
-            if tile.nt:
-                k.store(result, out + place, nontemporal=True)
+
+    def _rounds(self, count: int | Value) -> None:
+        """So many times `unroll` channels."""
+        k, tile, source = self.k, self.tile, self.source
+        with k.loop(0, count):
+            if tile.R > 1:
+                with k.loop(0, tile.R):
+                    self._rows(1)
+                source.set(source.get() + (tile.pitch - tile.R * tile.row_pitch))
             else:
-                store_range(k, result, out + place, 0, widths[v])
-        for n, single in enumerate(singles[i // tile.TK]):
-            place = i * tile.out_pitch + tile.pixels - tile.odd + n
-            r = k.load(residual + place) if epilogue.residual else None
-            one = k.extract(single.get(), i % tile.TK) if tile.TK > 1 else single.get()
-            k.store(epilogue.apply(k, one, b, r), out + place)
-    return k
+                self._rows(self.unroll)
 
+    def _rows(self, count: int) -> None:
+        """The next rows of taps, `count` channels' single ones or one of several."""
+        tile, source, filters = self.tile, self.source, self.filters
+        for c in range(count):
+            for n, tap in enumerate(tile.taps):
+                f = filters.get() + (c * len(tile.taps) + n) * tile.TK
+                self._multiply(source.get() + (c * tile.pitch + tap), f)
+        source.set(source.get() + (count * tile.pitch if tile.R == 1 else tile.row_pitch))
+        filters.set(filters.get() + count * len(tile.taps) * tile.TK)
 
-def _multiply(
-    k: Function,
-    tile: GemmTile,
-    acc: Sequence[Sequence[Var]],
-    singles: Sequence[Sequence[Var]],
-    widths: Sequence[int],
-    p: Value,
-    f: Value,
-) -> None:
-    """One tap of one channel: outer product of pixels and filters."""
-    lanes = k.module.lanes(p.type.to) if p.type.to else 0
-    pixels = [load_range(k, p + v * lanes, lanes, 0, width) for v, width in enumerate(widths)]
-    if pixels:
-        for i, row in enumerate(acc):
-            block, channel = divmod(i, tile.TK)
-            one = k.broadcast(f + (block * tile.block_pitch + channel), lanes)
-            for a, v in zip(row, pixels, strict=True):
-                a.fma(v, one)
-    odd = [k.broadcast(p + sum(widths) + n, tile.TK) for n in range(tile.odd)]
-    for block, row in enumerate(singles if odd else ()):
-        several = k.load(f + block * tile.block_pitch, tile.TK)
-        for single, pixel in zip(row, odd, strict=True):
-            single.fma(several, pixel)
+    def _multiply(self, p: Value, f: Value) -> None:
+        """One tap of one channel: outer product of pixels and filters."""
+        k, tile, lanes = self.k, self.tile, self.lanes
+        pixels = [load_range(k, p + v * lanes, lanes, 0, width) for v, width in enumerate(self.widths)]
+        if pixels:
+            for i, row in enumerate(self.acc):
+                block, channel = divmod(i, tile.TK)
+                one = k.broadcast(f + (block * tile.block_pitch + channel), lanes)
+                for a, v in zip(row, pixels, strict=True):
+                    a.fma(v, one)
+        odd = [k.broadcast(p + sum(self.widths) + n, tile.TK) for n in range(tile.odd)]
+        for block, row in enumerate(self.singles if odd else ()):
+            several = k.load(f + block * tile.block_pitch, tile.TK)
+            for single, pixel in zip(row, odd, strict=True):
+                single.fma(several, pixel)
+
+    def _add_kept(self) -> None:
+        """Add what is in memory to the sums."""
+        for a, p in self.kept:
+            a.add(self.k.load(p, max(1, a.type.lanes)))
+
+    def _keep(self) -> None:
+        """Write the sums to memory."""
+        for a, p in self.kept:
+            self.k.store(a.get(), p)
+
+    def _store(self) -> None:
+        """Write the outputs, with the epilogue."""
+        k, tile, lanes, epilogue = self.k, self.tile, self.lanes, Epilogue.of(self.layer)
+        _, _, out, residual, bias, _ = k.args
+        for i, row in enumerate(self.acc):
+            b = epilogue.of_channels(k.load, bias + i)
+            bs = epilogue.of_channels(lambda place: k.broadcast(place, lanes), bias + i)
+            for v, (a, width) in enumerate(zip(row, self.widths, strict=True)):
+                place = i * tile.out_pitch + v * lanes
+                r = load_range(k, residual + place, lanes, 0, width) if epilogue.residual else None
+                result = epilogue.apply(k, a.get(), bs, r)
+                if tile.nt:
+                    k.store(result, out + place, nontemporal=True)
+                else:
+                    store_range(k, result, out + place, 0, width)
+            for n, single in enumerate(self.singles[i // tile.TK]):
+                place = i * tile.out_pitch + tile.pixels - tile.odd + n
+                r = k.load(residual + place) if epilogue.residual else None
+                one = k.extract(single.get(), i % tile.TK) if tile.TK > 1 else single.get()
+                k.store(epilogue.apply(k, one, b, r), out + place)

@@ -15,6 +15,7 @@ from autoconv.algorithm import Params
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Module
 from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.common.grid import parts, register_tiles
+from autoconv.cpu.common.panel import pitch_of
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -107,14 +108,9 @@ def spreads(problem: Correlation) -> bool:
     return (problem.rows.output_stride, problem.columns.output_stride) != (1, 1)
 
 
-def _pitch(elements: int) -> int:
-    """Elements from one line of so many to the next: not a power of two, which would share few sets of a cache."""
-    return -(-elements // 16) * 16 + 16
-
-
 def micropanel_pitch(problem: Correlation, TQ: int, halved: bool = False) -> int:
     """Elements from one tile's copied pixels to the next one's."""
-    return _pitch(half_or_all(problem.C, halved) * TQ)
+    return pitch_of(half_or_all(problem.C, halved) * TQ)
 
 
 def panel_size(problem: Correlation, blocking: PackedGemmBlocking) -> int:
@@ -124,7 +120,7 @@ def panel_size(problem: Correlation, blocking: PackedGemmBlocking) -> int:
 
 def gathered_pitch(blocking: PackedGemmBlocking) -> int:
     """Elements from one channel's outputs to the next one's, where a panel's are gathered."""
-    return _pitch(blocking.tiles * blocking.TQ)
+    return pitch_of(blocking.tiles * blocking.TQ)
 
 
 def thread_bytes(problem: Correlation, blocking: PackedGemmBlocking, itemsize: int) -> int:

@@ -321,5 +321,5 @@ def emit(instruction_set: str, layer: ConvLayer, blocking: PackedGemmBlocking) -
     m = Module(instruction_set)
     emit_run(m, layer, TaskWriter(m, layer, blocking))
     pack = m.function("pack", *RUN)
-    launch(pack, pack.args[0], *emit_pack(m, 0, product(layer), blocking.TK, DTYPES[layer.dtype], 0))
+    launch(pack, pack.args[0], *emit_pack(m, product(layer), blocking.TK, DTYPES[layer.dtype], 0))
     return m

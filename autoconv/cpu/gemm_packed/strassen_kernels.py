@@ -288,7 +288,7 @@ def emit(instruction_set: str, layer: ConvLayer, blocking: PackedGemmBlocking) -
         return pair + block // pairs * (2 * _depth(layer) * TK)
 
     pack = m.function("pack", *RUN)
-    launch(pack, pack.args[0], *emit_pack(m, 0, problem, TK, DTYPES[layer.dtype], 0, 2 * pairs, place))
+    launch(pack, pack.args[0], *emit_pack(m, problem, TK, DTYPES[layer.dtype], 0, 2 * pairs, place))
     launch(pack, pack.args[0], *_emit_scales(m, layer, blocking))
     launch(pack, pack.args[0], *_emit_sums(m, layer, blocking))
     return m

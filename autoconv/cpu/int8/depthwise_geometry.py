@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from autoconv.cpu.codegen.ir import LINE
 from autoconv.cpu.codegen.words import CHANNELS
+from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.int8.geometry import WORD
 from autoconv.layer import ConvLayer
 
@@ -33,6 +34,11 @@ class DepthwisePanel:
     NV: int
     lanes: int
     threads: int
+
+    @functools.cached_property
+    def correlation(self) -> Correlation:
+        """The layer's."""
+        return correlations(self.layer)[0]
 
     @functools.cached_property
     def channels_last(self) -> bool:

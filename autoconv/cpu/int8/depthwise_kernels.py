@@ -9,7 +9,6 @@ from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.words import add_products
 from autoconv.cpu.common.lanes import deinterleaved, store_range
 from autoconv.cpu.int8.depthwise_geometry import DepthwisePanel
-from autoconv.cpu.int8.packing import image_strides
 from autoconv.cpu.int8.store import OUTPUTS, finished, narrowed
 from autoconv.cpu.int8.words import joined, repeated, shift_of, widened
 
@@ -39,8 +38,7 @@ def emit_fill(m: Module, panel: DepthwisePanel, inside: bool) -> Function:
     `out` is the first word of the panel's first column; where not all rows are `inside` the image, the others count as
     the zero point.
     """
-    layer, lanes = panel.layer, panel.lanes
-    _, _, row_step, column_step = image_strides(layer, layer.C, layer.H, layer.W)
+    layer, lanes, strides = panel.layer, panel.lanes, panel.correlation.input
     name = "fill_inside" if inside else "fill_border"
     k = m.function(name, ptr(i8), i64, i64, i64, ptr(i32), i8, internal=True)
     x, first, channel, vectors, out, zero = k.args
@@ -60,7 +58,7 @@ def emit_fill(m: Module, panel: DepthwisePanel, inside: bool) -> Function:
             row = first + (word * panel.rows + n) * layer.dilation[0]
             exists = (row >= 0) & (row < layer.H)
             seen = row if inside else k.max(k.min(row, layer.H - 1), 0)
-            places.append((x + seen * row_step, exists))
+            places.append((x + seen * strides.row, exists))
         target = out if panel.components > 1 else out + word * panel.pitch
         target = target + before * panel.across
         if panel.channels_last:
@@ -68,10 +66,10 @@ def emit_fill(m: Module, panel: DepthwisePanel, inside: bool) -> Function:
                 c = k.min(channel + v * lanes, layer.C - panel.width)
                 here = target + column * panel.across + v * lanes
                 if panel.width == lanes:
-                    copy(places, column * column_step + c, here, lanes)
+                    copy(places, column * strides.column + c, here, lanes)
                 else:
                     with k.loop(0, panel.width) as lane:
-                        copy(places, column * column_step + lane, here + lane, 1)
+                        copy(places, column * strides.column + lane, here + lane, 1)
         elif columns >= lanes:
             with k.loop(0, columns, lanes) as start:
                 column = k.min(start, columns - lanes)  # the last ones are some of those before again
@@ -113,12 +111,12 @@ def emit_tile(m: Module, panel: DepthwisePanel) -> Function:
             for row, tap in zip(sums, taps, strict=True):
                 row[i].set(add_products(k, panel.product, row[i].get(), v, tap))
     offset, scale = in_lanes(meanings), in_lanes(k.bits(meanings + count, ptr(f32)))
-    _, _, down, along = image_strides(layer, layer.K, layer.P, layer.Q)
+    strides = panel.correlation.output
     for t, row in enumerate(sums):
         with k.if_(left > t):
             for i, total in enumerate(row):
                 v = narrowed(k, layer, finished(k, layer, total.get() + offset, scale, zero))
-                place = t * down + i * (along if panel.channels_last else lanes)
+                place = t * strides.row + i * (strides.column if panel.channels_last else lanes)
                 store_range(k, v, out + place, 0, panel.width)
     return k
 
@@ -190,9 +188,8 @@ class _TaskWriter:
 
     def _row(self, vector: Value, v: Value, number: Value) -> None:
         """A set's outputs by a vector of filters, the unit's number v."""
-        k, panel, layer = self.k, self.panel, self.panel.layer
-        _, channel, down, along = image_strides(layer, layer.K, layer.P, layer.Q)
-        out = self.out + self._channel(vector) * channel + number * (panel.shared * down)
+        k, panel, layer, strides = self.k, self.panel, self.panel.layer, self.panel.correlation.output
+        out = self.out + self._channel(vector) * strides.channel + number * (panel.shared * strides.row)
         words = self.words + (panel.pitch if panel.components > 1 else 0)
         if panel.channels_last:
             words = words + v * panel.lanes
@@ -201,7 +198,7 @@ class _TaskWriter:
             q = k.min(n, layer.Q - panel.advance)
             here = words + q * (panel.step if panel.channels_last else 1)
             meanings = self.meanings + v * (2 * panel.filter_lanes)
-            k.call(self.tile, here, filters, meanings, out + q * along, self.zero_out, left)
+            k.call(self.tile, here, filters, meanings, out + q * strides.column, self.zero_out, left)
 
 
 def emit_filters(m: Module, panel: DepthwisePanel) -> Function:

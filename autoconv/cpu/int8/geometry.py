@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES, VECTOR_REGISTERS
 from autoconv.cpu.codegen.tiles import TILE_ROWS, WORDS
 from autoconv.cpu.codegen.words import CHANNELS
+from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.layer import ConvLayer
 
 WORD = 4  # bytes
@@ -48,6 +49,11 @@ class Panel:
     def tiles(self) -> bool:
         """Whether words are multiplied by tiles."""
         return self.cut.product == "tdpbusd"
+
+    @functools.cached_property
+    def correlation(self) -> Correlation:
+        """The layer's."""
+        return correlations(self.layer)[0]
 
     @functools.cached_property
     def C(self) -> int:

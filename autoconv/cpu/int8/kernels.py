@@ -6,12 +6,11 @@ from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, i8, i32, i64,
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.tiles import TILE_ROWS
 from autoconv.cpu.codegen.words import add_products
+from autoconv.cpu.common.tiles.products import LEFT, RIGHT, sums_of
 from autoconv.cpu.int8.geometry import WORD, Panel
-from autoconv.cpu.int8.packing import emit_filters, emit_panel, image_strides
+from autoconv.cpu.int8.packing import emit_filters, emit_panel
 from autoconv.cpu.int8.store import OUTPUTS, emit_store
 from autoconv.cpu.int8.words import repeated, shift_of
-
-SUMS, LEFT, RIGHT = 0, 4, 6  # the first tile of each kind
 
 
 def emit_block(m: Module, panel: Panel) -> Function:
@@ -42,7 +41,7 @@ def emit_tiles(m: Module, panel: Panel, side: int) -> Function:
     TK = panel.cut.TK
     k = m.function("tiles", ptr(i8), ptr(i32), ptr(i32), internal=True)
     x, w, out = k.args
-    pairs = {(p, f): SUMS + 2 * p + f for p in range(side) for f in range(2)}
+    pairs = sums_of((side, 2))
     for tile in pairs.values():
         k.tile_zero(tile)
     skips = m.table(k, i64, panel.taps)
@@ -65,7 +64,7 @@ class _TaskWriter:
 
     def __init__(self, m: Module, panel: Panel) -> None:
         self.m, self.panel = m, panel
-        layer, cut = panel.layer, panel.cut
+        layer, cut, i, o = panel.layer, panel.cut, panel.correlation.input, panel.correlation.output
         element = OUTPUTS[layer.output_dtype]
         fill, self.store = emit_panel(m, panel), emit_store(m, panel, element)
         self.multiply = emit_tiles(m, panel, min(panel.side, 2)) if panel.tiles else emit_block(m, panel)
@@ -85,12 +84,10 @@ class _TaskWriter:
         zero = k.load(self.bias + 2 * layer.K) + shift_of(layer.dtype, cut.product)
         held = k.bits(own, ptr(i64))
         with k.if_(k.load(held).ne(strip)):
-            image_step, channel_step, _, _ = image_strides(layer, layer.C, layer.H, layer.W)
-            start = x + image * image_step + group * (panel.C * channel_step)
+            start = x + image * i.image + group * i.group
             k.call(fill, start, first, self.lines, repeated(zero, cut.product))
             k.store(strip, held)
-        image_step, self.channel, self.row, _ = image_strides(layer, layer.K, layer.P, layer.Q)
-        self.out = out + image * image_step + group * (panel.K * self.channel) + first * self.row
+        self.out = out + image * o.image + group * o.group + first * o.row
         self.w = w + group * (panel.filter_blocks * panel.filter_words * cut.TK)
         begin, end = (side * panel.filter_blocks // cut.chunks for side in (chunk, chunk + 1))
         with k.loop(begin, end) as block:
@@ -100,10 +97,10 @@ class _TaskWriter:
 
     def _filters(self, block: Value, channel: Value, left: Value, zero: Value) -> None:
         """The strip by a block of filters, of which so many are left, the first one being `channel`."""
-        k, panel, cut = self.k, self.panel, self.panel.cut
+        k, panel, cut, o = self.k, self.panel, self.panel.cut, self.panel.correlation.output
         filters = self.w + block * (panel.filter_words * cut.TK)
         self._meanings(filters + (panel.filter_words - 1) * cut.TK, channel, left, zero)
-        out = self.out + block * (cut.TK * self.channel)
+        out = self.out + block * (cut.TK * o.channel)
         zero_out = k.load(self.bias + (2 * panel.layer.K + 1))
         if panel.tiles:
             together = min(panel.side, 2) * TILE_ROWS
@@ -115,7 +112,7 @@ class _TaskWriter:
                 k.call(self.multiply, self.lines, self.starts + first, filters, self.sums + first * cut.TK)
         with k.loop(0, panel.stored[0]) as row:
             sums = self.sums + row * (panel.numbers * cut.TK)
-            k.call(self.store, sums, self.finish, out + row * self.row, left, zero_out)
+            k.call(self.store, sums, self.finish, out + row * o.row, left, zero_out)
 
     def _meanings(self, totals: Value, channel: Value, left: Value, zero: Value) -> None:
         """What is added to a block's sums, and their scales, to where `store` reads them."""

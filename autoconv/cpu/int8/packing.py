@@ -9,20 +9,11 @@ from autoconv.cpu.codegen.launch import TASK, operands
 from autoconv.cpu.codegen.words import CHANNELS
 from autoconv.cpu.int8.geometry import WORD, Panel
 from autoconv.cpu.int8.words import joined, whole_words, widened
-from autoconv.layer import ConvLayer
-
-
-def image_strides(layer: ConvLayer, channels: int, height: int, width: int) -> tuple[int, int, int, int]:
-    """Elements from one image, channel, row and column to the next."""
-    if layer.layout == "NCHW":
-        return channels * height * width, height * width, width, 1
-    return channels * height * width, 1, width * channels, channels
 
 
 def emit_panel(m: Module, panel: Panel) -> Function:
     """`fill(x, first row of outputs, panel, padding)`, x being the first channel of a group; `padding` is a word."""
-    layer, line = panel.layer, panel.line
-    row_step = image_strides(layer, layer.C, layer.H, layer.W)[2]
+    layer, line, row_step = panel.layer, panel.line, panel.correlation.input.row
     (top, _), (left, _) = layer.padding
     before = min(left, panel.pitch)  # places of padding
     there = panel.pitch if panel.flat else min(layer.W, panel.pitch - before)  # and of the image
@@ -55,7 +46,7 @@ def emit_panel(m: Module, panel: Panel) -> Function:
 def emit_row(m: Module, panel: Panel, count: int) -> Function:
     """`row(x, out)`: so many neighbouring pixels."""
     layer, lanes, product = panel.layer, panel.cut.lanes, panel.cut.product
-    _, channel_step, _, column_step = image_strides(layer, layer.C, layer.H, layer.W)
+    channel_step, column_step = panel.correlation.input.channel, panel.correlation.input.column
     channels = CHANNELS[product]
     k = m.function("row", ptr(i8), ptr(i8), internal=True)
     x, out = k.args
@@ -102,28 +93,26 @@ def emit_row(m: Module, panel: Panel, count: int) -> Function:
 def emit_filters(m: Module, panel: Panel) -> tuple[Function, int]:
     """The task that packs a block of filters, and how many there are; channels and filters that do not exist are 0."""
     layer, TK, channels = panel.layer, panel.cut.TK, CHANNELS[panel.cut.product]
-    strides = (panel.C * layer.R * layer.S, layer.R * layer.S, 1)  # of filters, channels and taps
-    if layer.layout == "NHWC":
-        strides = (panel.C * layer.R * layer.S, 1, panel.C)
+    strides = panel.correlation.filters
     k = m.function("pack_block", *TASK, internal=True)
     context, index, _ = k.args
     w, _, packed = operands(k, context, i8, i8, i32, i32, i32)[:3]
     group, first = index // panel.filter_blocks, index % panel.filter_blocks * TK
     packed = packed + index * (panel.filter_words * TK)
-    w = w + (group * panel.K) * strides[0]
+    w = w + (group * panel.K) * strides.k
 
     def byte(start: Value, channel: Value, exists: Callable[[Value], Value]) -> Value:
-        number = k.cast(k.load(start + k.min(channel, panel.C - 1) * strides[1]), i32)
+        number = k.cast(k.load(start + k.min(channel, panel.C - 1) * strides.c), i32)
         return k.select(exists(channel), number, k.const(i32, 0))
 
     with k.loop(0, TK) as f:
         missing = first + f >= panel.K
-        here = w + k.min(first + f, panel.K - 1) * strides[0]
+        here = w + k.min(first + f, panel.K - 1) * strides.k
         total = k.var(k.const(i32, 0))
         with k.loop(0, panel.blocks) as block, k.loop(0, len(panel.taps)) as tap, k.loop(0, panel.depth) as word:
             channel = (block * panel.depth + word) * channels
             limit = k.select(missing, k.i64(0), k.i64(panel.C))
-            numbers = [byte(here + tap * strides[2], channel + n, lambda c: c < limit) for n in range(channels)]
+            numbers = [byte(here + tap * strides.s, channel + n, lambda c: c < limit) for n in range(channels)]
             for number in numbers:
                 total.add(number)
             at = (block * len(panel.taps) + tap) * panel.depth + word

@@ -6,12 +6,12 @@ import numpy as np
 
 from autoconv.common.types import INTEGERS
 from autoconv.cpu.codegen.ir import Function, Module, Type, Value, f32, i8, i32, i64, ptr, vec
+from autoconv.cpu.common.functions import MAGIC, MAGIC_BITS
 from autoconv.cpu.common.lanes import store_range
 from autoconv.cpu.int8.geometry import Panel
 from autoconv.layer import ConvLayer
 
 OUTPUTS: dict[str, Type] = {"int32": i32, "float32": f32, "uint8": i8, "int8": i8}
-ROUNDING = 1.5 * 2.0**23  # added to a smaller float32, it leaves the nearest integer in the last bits of the sum
 
 
 def emit_store(m: Module, panel: Panel, element: Type) -> Function:
@@ -35,8 +35,8 @@ def finished(k: Function, layer: ConvLayer, v: Value, scale: Value, zero: Value)
     for bound, lower in ((limits.min, True), (limits.max, False)):
         limit = k.splat(k.cast(bound - zero, f32), lanes)
         scaled = k.select(scaled < limit if lower else scaled > limit, limit, scaled)
-    bits = k.bits(scaled + ROUNDING, v.type)
-    return bits + k.splat(zero - int(np.float32(ROUNDING).view(np.int32)), lanes)
+    bits = k.bits(scaled + MAGIC, v.type)
+    return bits + k.splat(zero - MAGIC_BITS, lanes)
 
 
 def narrowed(k: Function, layer: ConvLayer, v: Value) -> Value:

@@ -55,7 +55,9 @@ class Effort:
     seconds : float
         Least time of a sample.
     samples : int
-        Of each quantity; the quickest counts.
+        Of each quantity in each measurement; the quickest counts.
+    bursts : int
+        Samples of a peak, which take a tenth of a millisecond each.
     patience : float
         Seconds after which the machine is not measured again, whether or not measurements agree.
     farthest : int
@@ -66,13 +68,14 @@ class Effort:
     ratio: float
     seconds: float
     samples: int
+    bursts: int
     patience: float
     farthest: int
 
 
 FINEST = math.sqrt(2)  # from one working set to the next where caches are looked for
-ROUGH = Effort(largest=64 << 20, ratio=4.0, seconds=2e-4, samples=2, patience=0.5, farthest=4 << 20)
-THOROUGH = Effort(largest=256 << 20, ratio=FINEST, seconds=2e-3, samples=2, patience=8.0, farthest=64 << 20)
+ROUGH = Effort(largest=64 << 20, ratio=4.0, seconds=2e-4, samples=1, bursts=40, patience=0.4, farthest=4 << 20)
+THOROUGH = Effort(largest=256 << 20, ratio=FINEST, seconds=2e-3, samples=2, bursts=100, patience=8.0, farthest=64 << 20)
 PEAKS_ONLY = dataclasses.replace(THOROUGH, largest=SMALLEST)  # which read no memory
 
 
@@ -267,10 +270,9 @@ class _Session:
 
         What others used of the processor meanwhile is noted.
         """
-        samples = 50 * self.effort.samples
-        for _ in range(samples // 10):  # the first wake the pool
+        for _ in range(self.effort.bursts // 10):  # the first wake the pool
             call()
-        return float(of_a_chain) * probes.ROUNDS * probes.CHAINS / min(self.watched(call, samples))
+        return float(of_a_chain) * probes.ROUNDS * probes.CHAINS / min(self.watched(call, self.effort.bursts))
 
     def watched(self, call: Callable[[], None], samples: int) -> list[float]:
         """Seconds of some calls that keep all threads at work; what others used of the processor meanwhile is noted."""

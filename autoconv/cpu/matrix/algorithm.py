@@ -15,6 +15,7 @@ from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.codegen.tiles import TILE_ROWS
+from autoconv.cpu.common.correlation import flat_correlations
 from autoconv.cpu.common.estimate import operands_once, side_by_side
 from autoconv.cpu.common.tiles.algorithm import X3_BOUND, TileAlgorithm, without_unit
 from autoconv.cpu.common.tiles.products import DEPTH, FILTERS
@@ -23,7 +24,6 @@ from autoconv.cpu.matrix.geometry import (
     MatrixBlocking,
     Panel,
     blocking,
-    correlations_of,
     filter_tiles,
     packed_bytes,
     strips,
@@ -57,7 +57,7 @@ class Matrix(TileAlgorithm):
 
     def grid(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         """Strips and blocks of channels."""
-        c = max(correlations_of(layer), key=lambda c: c.macs)
+        c = max(flat_correlations(layer), key=lambda c: c.macs)
         products = self.products[layer.dtype]
         blocks = sorted({BC for BC in CHANNELS if BC < c.C} | {c.C}, reverse=True)
         found: dict[MatrixBlocking, Params] = {}
@@ -74,17 +74,19 @@ class Matrix(TileAlgorithm):
             reasons.append(f"products={products}: expected {needed} for {layer.dtype}")
         if int(strip) < TILE_ROWS:
             reasons.append(f"strip={strip}: expected at least the {TILE_ROWS} outputs of a tile")
-        channels = max(c.C for c in correlations_of(layer))
+        channels = max(c.C for c in flat_correlations(layer))
         if not 0 < int(BC) <= channels or (int(BC) % DEPTH and int(BC) != channels):
             reasons.append(f"BC={BC}: expected all {channels} channels, or some multiple of {DEPTH} of them")
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        panels = (Panel(c, b) for c, b in zip(correlations_of(layer), blockings_of(layer, device, params), strict=True))
+        panels = (
+            Panel(c, b) for c, b in zip(flat_correlations(layer), blockings_of(layer, device, params), strict=True)
+        )
         return device.threads * max(panel.thread_bytes for panel in panels)
 
     def packed_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
-        return sum(packed_bytes(c, int(params["products"])) for c in correlations_of(layer))
+        return sum(packed_bytes(c, int(params["products"])) for c in flat_correlations(layer))
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
         """The products of whole tiles, and the packing of each strip by each thread that needs it.
@@ -96,7 +98,7 @@ class Matrix(TileAlgorithm):
         rate, vector = self.rate(device), VECTOR_BYTES[device.instruction_set]
         seconds = machine.call or 0.0
         filters = self.packed_bytes(layer, device, params)
-        for c, b in zip(correlations_of(layer), blockings_of(layer, device, params), strict=True):
+        for c, b in zip(flat_correlations(layer), blockings_of(layer, device, params), strict=True):
             panel, number = Panel(c, b), strips(c, b)
             blocks = math.ceil(c.K / FILTERS)
             steps = panel.tiles * filter_tiles(c) * panel.blocks * len(panel.taps)
@@ -132,4 +134,4 @@ class MatrixX3(Matrix):
 def blockings_of(layer: ConvLayer, device: CPU, params: Params) -> tuple[MatrixBlocking, ...]:
     """How each correlation of a layer is cut."""
     products, strip, BC = (int(params[name]) for name in ("products", "strip", "BC"))
-    return tuple(blocking(c, products, strip, BC, device.threads) for c in correlations_of(layer))
+    return tuple(blocking(c, products, strip, BC, device.threads) for c in flat_correlations(layer))

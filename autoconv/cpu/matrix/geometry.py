@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 
 from autoconv.cpu.codegen.ir import LINE
 from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS
-from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.common.tiles.products import DEPTH, FILTERS, parts_of
-from autoconv.layer import ConvLayer
 
 
 @dataclass(frozen=True)
@@ -169,23 +168,6 @@ def packed_bytes(c: Correlation, products: int) -> int:
     """Of the packed filters: `[groups][K/32][C/32][taps][part]` of one tile or two."""
     taps = len(c.rows.taps) * len(c.columns.taps)
     return c.groups * filter_tiles(c) * math.ceil(c.C / DEPTH) * taps * parts_of(products) * TILE_BYTES
-
-
-@functools.lru_cache(256)
-def correlations_of(layer: ConvLayer) -> tuple[Correlation, ...]:
-    """The correlations of a layer; of those that see each pixel once, in place, all rows are a single long one."""
-    return tuple(_flattened(c) for c in correlations(layer))
-
-
-def _flattened(c: Correlation) -> Correlation:
-    rows, columns = c.rows, c.columns
-    plain = all(
-        (len(a.taps), a.size, a.stride, a.offset, a.output_stride) == (1, a.count, 1, 0, 1) for a in (rows, columns)
-    )
-    if not plain or any(t.row != columns.size * t.column for t in (c.input, c.output)):
-        return c
-    pixels = rows.size * columns.size
-    return replace(c, rows=replace(rows, size=1, count=1), columns=replace(columns, size=pixels, count=pixels))
 
 
 def blocking(c: Correlation, products: int, strip: int, BC: int, threads: int) -> MatrixBlocking:

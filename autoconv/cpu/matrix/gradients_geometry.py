@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from autoconv.cpu.codegen.ir import LINE
 from autoconv.cpu.codegen.tiles import TILE_ROWS
-from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, flat_correlations
 from autoconv.cpu.common.tiles.products import DEPTH, parts_of
-from autoconv.cpu.matrix.geometry import MatrixBlocking, Panel, PanelAxis, blocking, correlations_of
+from autoconv.cpu.matrix.geometry import MatrixBlocking, Panel, PanelAxis, blocking
 from autoconv.layer import ConvLayer
 
 
@@ -133,7 +133,7 @@ class WgradCut:
 
 def wgrad_cut(layer: ConvLayer, products: int, strip: int, threads: int) -> WgradCut:
     """Strips of about so many outputs; blocks as large as leave every thread several."""
-    (c,) = correlations_of(layer.replace(direction="fwd"))
+    (c,) = flat_correlations(layer.replace(direction="fwd"))
     b = replace(blocking(c, products, strip, c.C, threads), chunks=1)
     filters, channels = WgradCut(c, b, 1, 1).tiles
     side = 8

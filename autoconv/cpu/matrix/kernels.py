@@ -8,7 +8,7 @@ from collections.abc import Callable
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, f32, i8, i64, ptr
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS
-from autoconv.cpu.common.correlation import Correlation
+from autoconv.cpu.common.correlation import Correlation, flat_correlations
 from autoconv.cpu.common.epilogue import Epilogue
 from autoconv.cpu.common.lanes import load_range, store_range
 from autoconv.cpu.common.tiles.products import (
@@ -24,7 +24,6 @@ from autoconv.cpu.common.tiles.products import (
 from autoconv.cpu.matrix.geometry import (
     MatrixBlocking,
     Panel,
-    correlations_of,
     filter_tiles,
     packed_bytes,
     strips,
@@ -241,12 +240,12 @@ def emit(
     run, pack = m.function("run", *RUN), m.function("pack", *RUN)
     *_, workspace = operands(run, run.args[0], DTYPES[layer.dtype])
     packed_at = 0
-    for n, (c, b) in enumerate(zip(correlations_of(layer), blockings, strict=True)):
+    for n, (c, b) in enumerate(zip(flat_correlations(layer), blockings, strict=True)):
         writer = _TaskWriter(m, n, layer, c, b, packed_at, block)
         with run.loop(0, b.threads) as thread:  # no thread holds a strip of this input
             run.store(run.i64(-1), run.bytes_at(workspace, thread * writer.panel.thread_bytes, i64))
         launch(run, run.args[0], writer.k, strips(c, b) * b.chunks)
         if size := packed_bytes(c, b.products):
-            launch(pack, pack.args[0], *emit_filters(m, n, layer, c, b.products, packed_at))
+            launch(pack, pack.args[0], *emit_filters(m, layer, c, b.products, packed_at))
             packed_at += size
     return m

@@ -107,9 +107,7 @@ def _channels_last(k: Function, panel: Panel) -> None:
             _clear(k, line, panel, parts)
 
 
-def emit_filters(
-    m: Module, n: int, layer: ConvLayer, c: Correlation, products: int, packed_at: int
-) -> tuple[Function, int]:
+def emit_filters(m: Module, layer: ConvLayer, c: Correlation, products: int, packed_at: int) -> tuple[Function, int]:
     """The task that packs a tile of filters, and how many there are.
 
     Row i of a tile holds channels 2i and 2i + 1 of 16 filters. Channels that do not exist are zero; of filters that do
@@ -119,7 +117,7 @@ def emit_filters(
     lanes, parts = m.lanes(DTYPES["float32"]), parts_of(products)
     R, S = len(c.rows.taps), len(c.columns.taps)
     tiles = filter_tiles(c)
-    k = m.function(f"pack_{n}", *TASK, internal=True)
+    k = m.function(f"pack_{len(m.functions)}", *TASK, internal=True)
     context, index, _ = k.args
     w, _, packed = operands(k, context, element, element, i8, element, element)[:3]
     group, tile = index // tiles, index % tiles
@@ -140,7 +138,7 @@ def emit_filters(
         return v if c.C % DEPTH == 0 else k.select(channel < c.C, v, k.zero(DTYPES["float32"], lanes))
 
     with k.loop(0, blocks) as block, k.loop(0, R) as r, k.loop(0, S) as s:
-        at = k.i64(tap_place(c.rows.taps, r) * c.filters.r + tap_place(c.columns.taps, s) * c.filters.s)
+        at = k.i64(tap_place(c.rows, r) * c.filters.r + tap_place(c.columns, s) * c.filters.s)
         step = ((block * R + r) * S + s) * parts
         with k.loop(0, WORDS) as pair:
             channel = block * DEPTH + pair * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,9 +39,6 @@ class NumpyInteger(NumpyDirect):
     dtypes = tuple(INTEGERS)
     stands_in_for = "int8"
     kernel: ClassVar[Any] = NumpyIntegerKernel
-
-    def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return ({},)
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
         copies = 8.0 * (layer.bytes + 3 * layer.N * layer.K * layer.P * layer.Q)

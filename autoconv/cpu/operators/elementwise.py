@@ -13,7 +13,7 @@ from autoconv.cpu.codegen.ir import VECTOR_BYTES, Function, Module, Value, f32, 
 from autoconv.cpu.codegen.launch import RUN, TASK, launch
 from autoconv.cpu.common.functions import value_of
 from autoconv.cpu.operators import INPUTS, OUTPUT, TASK_ELEMENTS
-from autoconv.cpu.operators.elements import ELEMENTS, floats, stored
+from autoconv.cpu.operators.elements import ELEMENTS, each_vector, floats, stored
 
 Strides = tuple[int, ...]
 
@@ -76,21 +76,13 @@ def emit(
             left = left // outer[axis]
         out, *sources = [p + at for p, at in zip(arrays, places, strict=True)]
         same = {n: k.load(p) for n, p in enumerate(sources) if strides[n + 1][-1] == 0}
-
-        def store(i: Value, count: int, out: Value = out, sources: Sequence[Value] = sources, same: Any = same) -> None:
+        for i, count in each_vector(k, first, last, lanes):
             values = []
             for n, p in enumerate(sources):
                 v = k.splat(same[n], count) if n in same else _gathered(k, p, i, count, strides[n + 1][-1])
                 values.append(v if copied else floats(k, v, types[n + 1]))
             y = values[0] if copied else stored(k, value_of(k, expression, values, k.zero(f32, count)), types[0])
             k.store(y, out + i * step)
-
-        whole = (last - first) // lanes * lanes + first
-        with k.loop(first, whole, lanes) as i:
-            store(i, lanes)
-        if lanes > 1:
-            with k.loop(whole, last) as i:
-                store(i, 1)
     run = m.function("run", *RUN)
     launch(run, run.args[0], k, -(-rows // together) * parts)
     return m

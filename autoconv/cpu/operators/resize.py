@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from autoconv.cpu.codegen.ir import Module, Value, f32, i64
+from autoconv.cpu.codegen.ir import Module, f32, i64
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.operators import TASK_ELEMENTS
+from autoconv.cpu.operators.elements import each_vector
 
 
 def emit(instruction_set: str, outer: int, old: int, new: int, inner: int, taps: int) -> Module:
@@ -20,20 +21,12 @@ def emit(instruction_set: str, outer: int, old: int, new: int, inner: int, taps:
     together = max(1, TASK_ELEMENTS // inner)
     with k.loop(index * together, k.min((index + 1) * together, outer * new)) as row:
         source, place = x + row // new * (old * inner), row % new * taps
-
-        def store(i: Value, count: int, source: Value = source, place: Value = place, row: Value = row) -> None:
+        for i, count in each_vector(k, 0, inner, lanes):
             total = k.zero(f32, count)
             for tap in range(taps):
                 at = source + k.load(places + place + tap) * inner
                 total = k.fma(k.load(at + i, count), k.splat(k.load(weights + place + tap), count), total)
             k.store(total, out + row * inner + i)
-
-        whole = inner // lanes * lanes
-        with k.loop(0, whole, lanes) as i:
-            store(i, lanes)
-        if whole < inner:
-            with k.loop(whole, inner) as i:
-                store(i, 1)
     run = m.function("run", *RUN)
     launch(run, run.args[0], k, -(-outer * new // together))
     return m

@@ -3,58 +3,59 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from autoconv.cpu.codegen.ir import Function, Module, Value, f32
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.functions import FUNCTIONS, divide, exp, sqrt
 from autoconv.cpu.operators import TASK_ELEMENTS
+from autoconv.cpu.operators.elements import each_vector, joined, neutral
 
 CHAINS = 4  # sums that do not wait for each other
 
 
-def _each_row(m: Module, rows: int, length: int) -> tuple[Function, Value, Value, Value]:
-    """A task that will go over some rows; it, operands a and out, and its number."""
+@contextmanager
+def _each_row(m: Module, rows: int, length: int) -> Iterator[tuple[Function, Value, Value, Value]]:
+    """A task that goes over some rows; it, where a row of operand a begins, operand out, and the row's number."""
     k = m.function("task", *TASK, internal=True)
     context, index, _ = k.args
     x, _, out = operands(k, context, f32)[:3]
     together = max(1, TASK_ELEMENTS // length)
     run = m.function("run", *RUN)
     launch(run, run.args[0], k, -(-rows // together))
-    return k, x, out, index
+    with k.loop(index * together, k.min((index + 1) * together, rows)) as row:
+        yield k, x + row * length, out, row
 
 
 def _folded(k: Function, x: Value, length: int, reduction: str) -> Value:
     """The sum, or the largest, of a row's elements."""
     full = k.module.lanes(f32)
     lanes = full if length >= full else 1
-    join = FUNCTIONS["max" if reduction == "max" else "add"]
-    start = float("-inf") if reduction == "max" else 0.0
     step = lanes * (CHAINS if length >= CHAINS * lanes else 1)
-    totals = [k.var(k.const(k.zero(f32, lanes).type, start)) for _ in range(step // lanes)]
+    totals = [k.var(k.const(k.zero(f32, lanes).type, neutral(reduction))) for _ in range(step // lanes)]
     whole = length // step * step
     with k.loop(0, whole, step) as i:
         for n, total in enumerate(totals):
-            total.set(join(k, total.get(), k.load(x + i + n * lanes, lanes)))
+            total.set(joined(k, reduction, total.get(), k.load(x + i + n * lanes, lanes)))
     v = totals[0].get()
     for total in totals[1:]:
-        v = join(k, v, total.get())
+        v = joined(k, reduction, v, total.get())
     while v.type.lanes > 2:
         half = v.type.lanes // 2
-        v = join(k, k.shuffle(v, v, range(half)), k.shuffle(v, v, range(half, 2 * half)))
-    last = k.var(join(k, k.extract(v, 0), k.extract(v, 1)) if v.type.lanes else v)
+        v = joined(k, reduction, k.shuffle(v, v, range(half)), k.shuffle(v, v, range(half, 2 * half)))
+    last = k.var(joined(k, reduction, k.extract(v, 0), k.extract(v, 1)) if v.type.lanes else v)
     if whole < length:
         with k.loop(whole, length) as i:
-            last.set(join(k, last.get(), k.load(x + i)))
+            last.set(joined(k, reduction, last.get(), k.load(x + i)))
     return last.get()
 
 
 def emit_reduction(instruction_set: str, reduction: str, rows: int, length: int) -> Module:
     """`run` that makes one element of every row of a: its mean, sum or largest."""
     m = Module(instruction_set)
-    k, x, out, index = _each_row(m, rows, length)
-    together = max(1, TASK_ELEMENTS // length)
-    with k.loop(index * together, k.min((index + 1) * together, rows)) as row:
-        total = _folded(k, x + row * length, length, reduction)
+    with _each_row(m, rows, length) as (k, x, out, row):
+        total = _folded(k, x, length, reduction)
         k.store(total * (1 / length) if reduction == "mean" else total, out + row)
     return m
 
@@ -62,27 +63,16 @@ def emit_reduction(instruction_set: str, reduction: str, rows: int, length: int)
 def emit_softmax(instruction_set: str, rows: int, length: int) -> Module:
     """`run` that stores `exp(x - largest) / sum` of every row."""
     m = Module(instruction_set)
-    k, x, out, index = _each_row(m, rows, length)
-    together = max(1, TASK_ELEMENTS // length)
-    with k.loop(index * together, k.min((index + 1) * together, rows)) as row:
-        source, target = x + row * length, out + row * length
-        largest = _folded(k, source, length, "max")
-        _stored(k, length, lambda i, n: exp(k, k.load(source + i, n) - k.splat(largest, n)), target)
+    lanes = m.lanes(f32)
+    with _each_row(m, rows, length) as (k, x, out, row):
+        target = out + row * length
+        largest = _folded(k, x, length, "max")
+        for i, n in each_vector(k, 0, length, lanes):
+            k.store(exp(k, k.load(x + i, n) - k.splat(largest, n)), target + i)
         factor = divide(k, k.const(f32, 1.0), _folded(k, target, length, "sum"))
-        _stored(k, length, lambda i, n: k.load(target + i, n) * k.splat(factor, n), target)
+        for i, n in each_vector(k, 0, length, lanes):
+            k.store(k.load(target + i, n) * k.splat(factor, n), target + i)
     return m
-
-
-def _stored(k: Function, length: int, value: object, target: Value) -> None:
-    lanes = k.module.lanes(f32)
-    whole = length // lanes * lanes
-    assert callable(value)
-    if whole:
-        with k.loop(0, whole, lanes) as i:
-            k.store(value(i, lanes), target + i)
-    if whole < length:
-        with k.loop(whole, length) as i:
-            k.store(value(i, 1), target + i)
 
 
 def emit_lrn(
@@ -133,11 +123,8 @@ def emit_lrn(
             with k.loop(whole_windows, channels) as c:
                 channel(c, enters=False)
 
-    whole = (last - first) // lanes * lanes + first
-    with k.loop(first, whole, lanes) as i:
-        pixel(i, lanes)
-    with k.loop(whole, last) as i:
-        pixel(i, 1)
+    for i, count in each_vector(k, first, last, lanes):
+        pixel(i, count)
     run = m.function("run", *RUN)
     launch(run, run.args[0], k, images * chunks)
     return m

@@ -37,7 +37,7 @@ def emit(instruction_set: str, matrices: int, rows: int, columns: int) -> Module
         )
 
     def each(first: Value, last: Value, size: int, extent: int, visit: Callable[[Value], None]) -> None:
-        """Visit blocks of such a size; the last begins earlier, where it would end behind the others' end."""
+        """Visit blocks of such a size; the last begins earlier where it would reach beyond the end."""
         with k.loop(first, last - (size - 1), size) as place:
             visit(place)
         if extent % size:

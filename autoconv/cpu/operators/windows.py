@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from autoconv.cpu.codegen.ir import Function, Module, Value, f32
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.lanes import every_nth
+from autoconv.cpu.common.lanes import every_nth, overlap
 from autoconv.cpu.operators import TASK_ELEMENTS
-from autoconv.cpu.operators.elements import ELEMENTS, floats, stored
+from autoconv.cpu.operators.elements import ELEMENTS, floats, joined, neutral, stored
 
 Pair = tuple[int, int]
 LARGEST_ROW = 1 << 14  # bytes of scratch memory on the stack
@@ -86,9 +86,8 @@ class _PlaneWriter:
             with k.if_(whole):
                 self._gather(x + top * pool.size[1], None, pool.window[0])
             with k.else_():
-                before = (-k.min(top, 0) + (pool.dilation[0] - 1)) // pool.dilation[0]  # taps above the image
-                inside = (k.max(height - top, 0) + (pool.dilation[0] - 1)) // pool.dilation[0]
-                self._gather(x + top * pool.size[1], before, k.min(inside, pool.window[0]))
+                taps = overlap(k, top, pool.dilation[0], height, pool.window[0])
+                self._gather(x + top * pool.size[1], *taps)
             self._columns(p, out + p * pool.out[1])
 
     def _gather(self, x: Value, first: Value | None, last: int | Value) -> None:
@@ -145,15 +144,3 @@ class _PlaneWriter:
                 vector(q, None)
         if whole < width:
             vector(k.i64(whole), k.mask(width - whole, lanes))
-
-
-def neutral(reduction: str) -> float:
-    """What changes nothing when it is joined."""
-    return float("-inf") if reduction == "max" else 0.0
-
-
-def joined(k: Function, reduction: str, a: Value, b: Value) -> Value:
-    """The sum of two values, or the larger; what is no number stays."""
-    if reduction == "mean":
-        return a + b
-    return k.select(b.ne(b), b, k.select(a < b, b, a))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from autoconv.cpu.codegen.ir import Function, Module, Value, f32
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
+from autoconv.cpu.common.lanes import overlap
 from autoconv.cpu.operators import TASK_ELEMENTS
-from autoconv.cpu.operators.windows import PoolShape, joined, neutral
+from autoconv.cpu.operators.elements import joined, neutral
+from autoconv.cpu.operators.windows import PoolShape
 
 VECTORS = 4  # of channels at a time
 
@@ -59,10 +61,8 @@ class _Window:
     def _inside(self, axis: int, at: Value) -> tuple[Value, Value, Value]:
         """Where the window begins, and the first tap inside the image and the one behind the last."""
         k, pool = self.k, self.pool
-        start, step = at * pool.stride[axis] - pool.padding[axis][0], pool.dilation[axis]
-        before = (k.max(-start, 0) + (step - 1)) // step
-        inside = (k.max(k.i64(pool.size[axis]) - start, 0) + (step - 1)) // step
-        return start, before, k.min(inside, pool.window[axis])
+        start = at * pool.stride[axis] - pool.padding[axis][0]
+        return start, *overlap(k, start, pool.dilation[axis], pool.size[axis], pool.window[axis])
 
     def write(self, source: Value, target: Value, vectors: int, lanes: int) -> None:
         """So many vectors of channels of the output."""

@@ -40,7 +40,7 @@ class FilterStage(Stage[T], ABC):
         """`(taps, u)`: the points of one block of filters for one channel, `apart` elements from one to the next."""
 
     def write(self, k: Function, points: Value, u: Value, start: Value, terms: Value) -> None:
-        """Put the points of some terms, `apart` elements from one to the next, to where the product wants them."""
+        """Write the points of some terms, `apart` elements from one to the next, where the product wants them."""
         tiling, TK = self.tiling, self.tiling.TK
         with k.loop(0, tiling.points) as point, k.loop(0, terms * TK, tiling.lanes) as i:
             v = k.load(points + point * self.apart + i, tiling.lanes)
@@ -65,8 +65,8 @@ class FilterStage(Stage[T], ABC):
             """Put the taps of a term there, zeros where there are none."""
             subfilter, channel = d // tiling.subfilter_depth, d % tiling.subfilter_depth
             with k.loop(0, rows.r) as i, k.loop(0, columns.r) as j:
-                row, row_there = _tap(rows, subfilter // columns.subfilters, i)
-                column, column_there = _tap(columns, subfilter % columns.subfilters, j)
+                row, row_there = filter_tap(rows, subfilter // columns.subfilters, i)
+                column, column_there = filter_tap(columns, subfilter % columns.subfilters, j)
                 there = row_there & column_there & (channel < c.C)
                 source = w + (channel * c.filters.c + row * c.filters.r + column * c.filters.s)
                 known = k.select(there, live, k.i64(0))
@@ -113,7 +113,7 @@ class FilterStage(Stage[T], ABC):
                     k.store(columns[block[n] - min(block)], taps + ((start + n) * TK + first))
 
     def lay_out(self, k: Function, gather: Callable[[Value, Value], None], u: Value, first: Value, last: Value) -> None:
-        """Transform some terms of a block of filters, and put their points to where the product wants them."""
+        """Transform some terms of a block of filters, and put their points where the product wants them."""
         tiling, TK = self.tiling, self.tiling.TK
         rows, columns = tiling.filter_axes
         transform, taps = self.transform(), k.scratch(self.real, rows.r * columns.r * TK)
@@ -136,9 +136,8 @@ class FilterStage(Stage[T], ABC):
             k.fence()
 
 
-def _tap(tiled: TiledAxis, subfilter: Value, number: Value) -> tuple[Value, Value]:
+def filter_tap(tiled: TiledAxis, subfilter: Value, number: Value) -> tuple[Value, Value]:
     """Which row or column of the filter a subfilter's tap is, and whether there is one."""
     taps, components = tiled.axis.taps, tiled.components
     place = subfilter // components * (tiled.r * components) + subfilter % components + number * components
-    step = taps[1] - taps[0] if len(taps) > 1 else 0
-    return place * step + taps[0], place < len(taps)
+    return place * tiled.axis.tap_step + taps[0], place < len(taps)

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from autoconv.cpu.codegen.ir import VECTOR_BYTES, Value
-from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlation_count, correlations
 from autoconv.cpu.common.estimate import busiest
 from autoconv.layer import ConvLayer
 
@@ -101,8 +101,7 @@ def unfit(layer: ConvLayer, most: int) -> list[str]:
     It may fall into `most` correlations, for the sake of compile time: each has kernels of its own.
     """
     stride = "x".join(map(str, layer.stride))
-    number = math.prod(map(min, layer.stride, (layer.H, layer.W))) if layer.direction == "dgrad" else 1
-    if number > most:
+    if (number := correlation_count(layer)) > most:
         return [f"stride {stride}: expected at most {most} correlations, got {number}"]
     axes = [axis for c in correlations(layer) for axis in (c.rows, c.columns)]
     if not all(axis.taps for axis in axes):
@@ -265,7 +264,7 @@ class Tiling(ABC):
 
     @functools.cached_property
     def sections(self) -> int:
-        """Parts of a batch's chunk, each a task for every vector of channels: as few as threads finish together by.
+        """Parts of a batch's chunk, each a task for every vector of channels: as few as end together.
 
         Where they never do, as many as bring them nearest to it.
         """

@@ -8,7 +8,7 @@ product over channels; the products are transformed back and stored with the fus
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from autoconv.cpu.codegen.ir import Function, Module, Value, i64, ptr
@@ -19,6 +19,16 @@ from autoconv.cpu.transform.input import InputStage
 from autoconv.cpu.transform.output import OutputStage
 from autoconv.cpu.transform.stage import Stage, T
 from autoconv.layer import ConvLayer
+
+
+def each_register_tile(k: Function, split: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Value, Value]]:
+    """The size, the first tile and the number of every register tile of a chunk."""
+    first = number = 0
+    for count, size in split:
+        with k.loop(0, count) as n:
+            yield size, n * size + first, n + number
+        first += count * size
+        number += count
 
 
 class TransformWriter(Stage[T], ABC):

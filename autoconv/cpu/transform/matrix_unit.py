@@ -21,7 +21,7 @@ from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.transform.filters import FilterStage
 from autoconv.cpu.transform.geometry import Tiling, odd
 from autoconv.cpu.transform.input import InputStage
-from autoconv.cpu.transform.kernels import TransformWriter
+from autoconv.cpu.transform.kernels import TransformWriter, each_register_tile
 
 MOST_TILES = 2 * TILE_ROWS  # of the image, and filters, that a product multiplies
 
@@ -189,14 +189,10 @@ class MatrixWriter(TransformWriter[M]):
         v, u, out = k.args
         k.configure_tiles()
         with k.loop(0, tiling.points) as point:
-            first = 0
-            for count, size in split:
-                with k.loop(0, count) as n:
-                    tile = n * size + first
-                    source = v + (point * tiling.v_stride + tile * tiling.v_tile)
-                    target = out + (point * tiling.m_stride + tile * tiling.TK)
-                    k.call(self.registers[size], source, u + point * tiling.u_stride, target)
-                first += count * size
+            for size, tile, _ in each_register_tile(k, split):
+                source = v + (point * tiling.v_stride + tile * tiling.v_tile)
+                target = out + (point * tiling.m_stride + tile * tiling.TK)
+                k.call(self.registers[size], source, u + point * tiling.u_stride, target)
         k.release_tiles()
         return k
 

@@ -92,7 +92,7 @@ class OutputStage(Stage[T]):
         return k
 
     def _masks(self, k: Function, columns: Value, step: int) -> list[Value]:
-        """Where outputs `step` apart lie in vectors that follow one another; empty where masks are no gain."""
+        """Where outputs `step` apart lie in vectors that follow one another; empty where masks gain nothing."""
         lanes = self.tiling.lanes
         if self.m.instruction_set != "avx512" or step > WIDEST_SPREAD:
             return []

@@ -16,6 +16,7 @@ from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, i64, ptr
 from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.cpu.common.sums import WINOGRAD_TERMS
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.transform import kernels
@@ -24,13 +25,7 @@ from autoconv.cpu.transform.geometry import odd
 from autoconv.cpu.winograd.algorithm import Winograd, outputs
 from autoconv.cpu.winograd.estimate import counts, effort
 from autoconv.cpu.winograd.geometry import WinogradTiling
-from autoconv.cpu.winograd.kernels import (
-    MOST_TERMS,
-    WinogradFilters,
-    WinogradInput,
-    WinogradWriter,
-    each_register_tile,
-)
+from autoconv.cpu.winograd.kernels import WinogradFilters, WinogradInput, WinogradWriter
 from autoconv.cpu.winograd.matrix import matrix_vector
 from autoconv.layer import ConvLayer
 
@@ -156,13 +151,10 @@ class CompactWriter(WinogradWriter[CompactTiling]):
                     source = v + (start * tiling.chunk_tiles + point * tiling.v_stride)
                     filters, target = piece + column * tiling.piece_stride, out + point * tiling.m_stride
                     share = following + point * blocks * (self.register_tiles * self.lines * line)
-
-                    def multiply(size: int, tile: Value, number: Value) -> None:
-                        following = share + number * blocks * (self.lines * line)
-                        places = source + tile * lanes, filters, following, target + tile * tiling.m_tile
+                    for size, tile, number in kernels.each_register_tile(k, split):
+                        ahead = share + number * blocks * (self.lines * line)
+                        places = source + tile * lanes, filters, ahead, target + tile * tiling.m_tile
                         k.call(self.registers[size], *places, blocks, start)
-
-                    each_register_tile(k, split, multiply)
         return k
 
 
@@ -184,7 +176,7 @@ class WinogradCompact(Winograd):
         self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int, *more: int
     ) -> CompactTiling:
         where = device.instruction_set, layer.accumulator.itemsize, device.threads
-        return CompactTiling(c, *where, m, rows, coop, *(more or (MOST_TERMS,)))
+        return CompactTiling(c, *where, m, rows, coop, *(more or (WINOGRAD_TERMS,)))
 
     def worth_listing(self, tiling: WinogradTiling) -> bool:
         return tiling.tile_rows * tiling.columns.tiles <= MOST_TILES
@@ -197,7 +189,7 @@ class WinogradCompact(Winograd):
             if tiling.chunk_tiles < FEWEST_TILES:
                 continue
             fitting = device.machine.caches[0] // (2 * tiling.columns.tile * tiling.TK * tiling.itemsize)
-            pieces = -(-tiling.packed_depth // min(max(fitting, tiling.lanes), MOST_TERMS))
+            pieces = -(-tiling.packed_depth // min(max(fitting, tiling.lanes), WINOGRAD_TERMS))
             yield {**params, "terms": -(-tiling.c_blocks // pieces) * tiling.lanes}
 
     def counts(self, tiling: WinogradTiling, machine: Machine) -> Counts:

@@ -17,6 +17,7 @@ from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.common.grid import parts, steps
 from autoconv.cpu.device import CPU
 from autoconv.cpu.transform.geometry import unfit
+from autoconv.cpu.winograd.algorithm import MOST_TILES, outputs
 from autoconv.cpu.winograd.estimate import wgrad_seconds
 from autoconv.cpu.winograd.geometry import (
     WinogradTiling,
@@ -29,8 +30,6 @@ from autoconv.cpu.winograd.geometry import (
 from autoconv.cpu.winograd.gradients_geometry import WgradTiling
 from autoconv.cpu.winograd.gradients_kernels import emit
 from autoconv.layer import ConvLayer
-
-MOST_TILES = 256  # of a chunk
 
 
 def _forward(layer: ConvLayer) -> Correlation:
@@ -48,14 +47,9 @@ def _tiling(layer: ConvLayer, device: CPU, m: tuple[int, int], rows: int, slices
     return WgradTiling(forward, slices, sections)
 
 
-def _parse(params: Params) -> tuple[tuple[int, int], int, int]:
-    down, across = map(int, str(params["m"]).split("x"))
-    return (down, across), int(params["rows"]), int(params["slices"])
-
-
 def tiling_of(layer: ConvLayer, device: CPU, params: Params) -> WgradTiling:
     """How a layer is cut."""
-    return _tiling(layer, device, *_parse(params))
+    return _tiling(layer, device, outputs(params), int(params["rows"]), int(params["slices"]))
 
 
 def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
@@ -94,7 +88,7 @@ class WinogradWgrad(GeneratedAlgorithm):
         return wgrad_seconds(tiling_of(layer, device, params), device.machine)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
-        c, (down, across) = _forward(layer), _parse(params)[0]
+        c, (down, across) = _forward(layer), outputs(params)
         axes = winograd_axis(c.rows, down), winograd_axis(c.columns, across)
         return bound_for(layer, cap(axes))  # of the forward pass, whose errors are no smaller
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from autoconv.cpu.common.panel import in_lines
 from autoconv.cpu.transform.geometry import HEADER, split_evenly
 from autoconv.cpu.winograd.geometry import WinogradTiling
 
@@ -132,4 +133,4 @@ class WgradTiling:
     def workspace_bytes(self) -> int:
         """Scratch memory of a run."""
         elements = sum(self.elements) + self.forward.threads * self.thread_size
-        return HEADER + self.forward.itemsize * -(-elements // 16) * 16
+        return HEADER + self.forward.itemsize * in_lines(elements)

@@ -15,7 +15,8 @@ from fractions import Fraction
 from autoconv.cpu.codegen.ir import Function, Module, Value, i64, ptr
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.lanes import every_nth, store_range, within
-from autoconv.cpu.transform.geometry import HEADER, TiledAxis
+from autoconv.cpu.transform.filters import filter_tap
+from autoconv.cpu.transform.geometry import HEADER
 from autoconv.cpu.winograd.gradients_geometry import WgradTiling
 from autoconv.cpu.winograd.kernels import WinogradInput
 from autoconv.cpu.winograd.matrix import matrix_vector
@@ -308,14 +309,8 @@ class _Gradient:
         with k.loop(0, k.max(k.min(forward.depth - channel, lanes), 0)) as lane:
             subfilter, c = (channel + lane) // forward.subfilter_depth, (channel + lane) % forward.subfilter_depth
             with k.if_(c < forward.correlation.C), k.loop(0, rows.r) as i, k.loop(0, columns.r) as j:
-                r = _tap(rows, subfilter // columns.subfilters, i)
-                s = _tap(columns, subfilter % columns.subfilters, j)
-                with k.if_((r < len(rows.axis.taps)) & (s < len(columns.axis.taps))):
+                r, row_there = filter_tap(rows, subfilter // columns.subfilters, i)
+                s, column_there = filter_tap(columns, subfilter % columns.subfilters, j)
+                with k.if_(row_there & column_there):
                     one = k.load(total + (i * columns.r + j) * lanes + lane)
                     k.store(one, dw + c * w.c + r * w.r + s * w.s)
-
-
-def _tap(tiled: TiledAxis, subfilter: Value, number: Value) -> Value:
-    """The filter's row or column that a subfilter's tap is; beyond the filter where a subfilter has fewer."""
-    block, component = subfilter // tiled.components, subfilter % tiled.components
-    return (block * tiled.r + number) * tiled.components + component

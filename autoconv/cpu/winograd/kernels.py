@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, Var, ptr
+from autoconv.cpu.common.sums import WINOGRAD_TERMS
 from autoconv.cpu.transform import kernels
 from autoconv.cpu.transform.filters import FilterStage
 from autoconv.cpu.transform.input import InputStage
@@ -19,20 +20,7 @@ from autoconv.cpu.winograd.matrix import matrix_vector
 from autoconv.layer import ConvLayer
 
 W = TypeVar("W", bound=WinogradTiling)
-MOST_TERMS = 128  # of a sum of products; at half as many, adding sums up starts to take time
 FEWEST_TO_FETCH = 4  # tiles of a register tile that has the time to fetch filters
-
-
-def each_register_tile(
-    k: Function, split: Sequence[tuple[int, int]], visit: Callable[[int, Value, Value], None]
-) -> None:
-    """`visit(size, first tile, number)` for every register tile of a chunk."""
-    first = number = 0
-    for count, size in split:
-        with k.loop(0, count) as n:
-            visit(size, n * size + first, n + number)
-        first += count * size
-        number += count
 
 
 def emit(instruction_set: str, layer: ConvLayer, tilings: tuple[WinogradTiling, ...]) -> Module:
@@ -120,7 +108,7 @@ class WinogradWriter(kernels.TransformWriter[W]):
             self.multiply(k, source, filters, sums, count)
 
         whole, rest = divmod(tiling.depth, lanes)
-        blocks = MOST_TERMS // lanes
+        blocks = WINOGRAD_TERMS // lanes
         parted = whole > blocks
         if parted:
             nothing = k.zero(self.real, lanes)
@@ -166,15 +154,12 @@ class WinogradWriter(kernels.TransformWriter[W]):
         v, u, out = k.args
         size_of_point = tiling.depth * tiling.TK
         with k.loop(0, tiling.points) as point:
-
-            def multiply(size: int, tile: Value, number: Value) -> None:
+            for size, tile, number in kernels.each_register_tile(k, split):
                 source = v + (point * tiling.v_stride + tile * tiling.lanes)
                 target = out + (point * tiling.m_stride + tile * tiling.m_tile)
                 filters = u + point * size_of_point
                 following = filters + number * -(-size_of_point // self.register_tiles) + size_of_point
                 k.call(self.registers[size], source, filters, following, target)
-
-            each_register_tile(k, split, multiply)
         return k
 
     def inverse_transform(self) -> Function:

@@ -117,7 +117,6 @@ class WinogradMatrixPolyphase(Polyphase):
 
     name = "winograd.matrix.polyphase"
     dtypes = WinogradMatrix.dtypes
-    groupings = ("dense", "grouped")
     keeps_denormals = False
     inner = WinogradMatrix()
 
@@ -127,6 +126,5 @@ class WinogradMatrixX3Polyphase(Polyphase):
 
     name = "winograd.matrix.x3.polyphase"
     dtypes = WinogradMatrixX3.dtypes
-    groupings = ("dense", "grouped")
     keeps_denormals = False
     inner = WinogradMatrixX3()

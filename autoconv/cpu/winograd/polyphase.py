@@ -8,5 +8,4 @@ class WinogradPolyphase(Polyphase):
     """The polyphase components of dx by `winograd`."""
 
     name = "winograd.polyphase"
-    groupings = ("dense", "grouped")
     inner = Winograd()

@@ -14,12 +14,9 @@ As such sums err, that is not the choice: it is run against the whole batch, and
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import fields
 from typing import Any
 
 from autoconv import registry
@@ -29,6 +26,7 @@ from autoconv.errors import ConfigError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.candidate import best_in_network, cost
 from autoconv.networks.choice.choose import of_layers
+from autoconv.networks.choice.kept import Kept, told
 from autoconv.networks.choice.layouts import laid_out
 from autoconv.networks.choice.times import OperatorTimes
 from autoconv.networks.graph import Graph
@@ -37,15 +35,12 @@ from autoconv.networks.operators import Concat
 from autoconv.networks.passes.batch_split import Images, at_a_time, batch_of, divisors, for_images, split
 from autoconv.networks.run.memory import Views, arena_bytes
 from autoconv.records.cache import TuningCache
-from autoconv.records.limits import Limits
-from autoconv.records.store import TextStore
 from autoconv.tuning.candidates import least_estimate
 from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan
 
 WORTH = 0.99  # of the whole batch's time: what is not expected to take less is not run
 MOST_PARTS = 16
-LIMITS = ("memory_limit", *(field.name for field in fields(Limits)))
 
 
 def ways_to_split(
@@ -74,13 +69,12 @@ def ways_to_split(
     found = laid_out(graph, last)
     if batch_of(found) == 1 or not isinstance(device, CPU):
         return [{}]
-    cache = options.get("cache") or TuningCache()
-    known = _recalled(found, device, options, cache)
+    known = _recalled(found, device, options)
     if known is not None:
         return [known]
     if mode not in TIMING or arena_bytes(Views(found)) <= device.machine.caches[1] * device.machine.threads:
         return [{}]  # or nothing is to be gained
-    with OperatorTimes(device, cache, measure=True) as between:
+    with OperatorTimes(device, options.get("cache") or TuningCache(), measure=True) as between:
         images = _Segments(found, device, options, mode, between).least()
     alone = at_a_time(found, _counts(batch_of(found))[0])
     return [{}, *([images] if images not in ({}, alone) else []), *([alone] if alone else [])]
@@ -88,26 +82,23 @@ def ways_to_split(
 
 def remember(graph: Graph, images: Images, seconds: list[float], device: Device, options: Mapping[str, Any]) -> None:
     """Keep in which parts a network in its layouts was quickest, and the times of all that were raced."""
-    record = {"version": _version(device), "images": dict(images), "seconds": seconds, "graph": graph.name}
-    store = TextStore((options.get("cache") or TuningCache()).directory)
-    try:
-        store.update(_key(graph, device, options), lambda old: json.dumps(record))
-    finally:
-        store.close()
+    with _kept(device, options) as kept:
+        kept.keep(_what(graph, options), images=dict(images), seconds=seconds, graph=graph.name)
 
 
-def _recalled(graph: Graph, device: CPU, options: Mapping[str, Any], cache: TuningCache) -> dict[str, int] | None:
-    """The parts in which a network won, under today's kernels; what cannot be read is not known."""
-    store = TextStore(cache.directory)
-    try:
-        record = json.loads(store.get(_key(graph, device, options)) or "{}")
-        images = {str(name): int(count) for name, count in record["images"].items()}
-        split(graph, images)
-        return images if record["version"] == _version(device) else None
-    except (AttributeError, ConfigError, LookupError, TypeError, ValueError):
-        return None
-    finally:
-        store.close()
+def _recalled(graph: Graph, device: CPU, options: Mapping[str, Any]) -> dict[str, int] | None:
+    """The parts in which a network won, under today's kernels; what cannot be is not known."""
+    with _kept(device, options) as kept:
+        try:
+            images = {str(name): int(count) for name, count in kept.get(_what(graph, options))["images"].items()}
+            split(graph, images)
+        except (AttributeError, ConfigError, LookupError, TypeError, ValueError):
+            return None
+        return images
+
+
+def _kept(device: Device, options: Mapping[str, Any]) -> Kept:
+    return Kept(options.get("cache") or TuningCache(), device, "parts", _version(device))
 
 
 def _counts(batch: int) -> list[int]:
@@ -115,18 +106,15 @@ def _counts(batch: int) -> list[int]:
     return [count for count in divisors(batch) if batch // count <= MOST_PARTS]
 
 
-def _key(graph: Graph, device: Device, options: Mapping[str, Any]) -> str:
+def _what(graph: Graph, options: Mapping[str, Any]) -> str:
     """What the parts of a network depend on: its nodes, and the limits under which their candidates are chosen."""
     nodes = [f"{node} of {[*map(str, map(graph.types.get, node.inputs))]}" for node in graph.nodes.values()]
-    limits = [f"{name}={options[name]}" for name in LIMITS if options.get(name) is not None]
-    what = "\n".join([*nodes, *limits])
-    return f"parts|{hashlib.sha256(what.encode()).hexdigest()}|{device.key}"
+    return "\n".join([*nodes, *told(options, "memory_limit")])
 
 
 def _version(device: Device) -> str:
     """Of all of ours that computes layers on a device."""
-    versions = [f"{algorithm.name} {algorithm.version}" for algorithm in registry.own(device)]
-    return hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
+    return registry.code_of(registry.algorithms(device))
 
 
 class _Segments:

@@ -7,10 +7,9 @@ candidate of each layer. So both ways are run, on the network's own arrays, and 
 
 from __future__ import annotations
 
-import hashlib
-import json
+import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from autoconv.common import code_hash
@@ -20,6 +19,7 @@ from autoconv.cpu.fused.geometry import Caches, FusedBlocking, blockings, worksp
 from autoconv.device import Device
 from autoconv.errors import ConfigError
 from autoconv.networks.choice.choose import Planned
+from autoconv.networks.choice.kept import Kept, told
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import FusedConv
 from autoconv.networks.passes.batch_split import Split
@@ -29,11 +29,8 @@ from autoconv.networks.run.memory import Views, arena_bytes
 from autoconv.networks.run.schedules import scheduled
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
-from autoconv.records.limits import Limits
-from autoconv.records.store import TextStore
 from autoconv.tuning.choice import TIMING
 
-LIMITS = tuple(field.name for field in fields(Limits))
 Blockings = Mapping[str, FusedBlocking]  # by the name of the last of the nodes that are fused
 
 
@@ -78,15 +75,19 @@ def with_fused(
 
 
 def _check(made: Planned, known: Blockings, found: Mapping[str, Chain]) -> None:
-    for name, (rows, channels) in known.items():
+    for name, blocking in known.items():
         where = f"{made.parts.graph.name}: fused node {name!r}"
         if name not in found:
             raise ConfigError(f"{where}: expected a layer that can be fused with those before it")
-        middle = found[name].layers.depthwise
-        if not 1 <= rows <= middle.P or not 1 <= channels <= middle.C or middle.C % channels:
-            raise ConfigError(
-                f"{where}: expected 1 to {middle.P} rows and a part of {middle.C} channels, got {rows} and {channels}"
-            )
+        if not _cuts(blocking, found[name]):
+            middle, got = found[name].layers.depthwise, f"{blocking.rows} and {blocking.channels}"
+            raise ConfigError(f"{where}: expected 1 to {middle.P} rows and a part of {middle.C} channels, got {got}")
+
+
+def _cuts(blocking: FusedBlocking, chain: Chain) -> bool:
+    """Whether the work of a chain can be cut so."""
+    (rows, channels), middle = blocking, chain.layers.depthwise
+    return 1 <= rows <= middle.P and 1 <= channels <= middle.C and middle.C % channels == 0
 
 
 def _fused(made: Planned, chosen: Mapping[Chain, FusedBlocking]) -> Planned:
@@ -116,22 +117,19 @@ def _chosen(
     """What the records say, and races where they say nothing; chains of the same layers and plans are one."""
     decided: dict[str, FusedBlocking | None] = {}
     chosen = {}
-    store = TextStore((options.get("cache") or TuningCache()).directory)
-    try:
+    with Kept(options.get("cache") or TuningCache(), device, "fused", _version()) as kept:
         for chain in found:
             plans = {node.name: made.plans[made.parts.origin(node.name)] for node in chain.nodes}
-            key = _key(chain, plans, device, options)
-            if key not in decided:
-                known = _recalled(store, key)
-                if known is None and mode in TIMING:
+            # What the choice depends on: layers, what computes each of them alone, and the limits.
+            what = "\n".join([*(f"{each.layer} {each.candidate}" for each in plans.values()), *told(options)])
+            if what not in decided:
+                known = _recalled(kept, what, chain)
+                if not known and mode in TIMING:
                     known = _raced(made.parts.graph, chain, plans, device, options)
-                    layers = list(map(str, chain.layers.layers))
-                    _remember(store, key, {"version": _version(), "layers": layers, **known})
-                decided[key] = FusedBlocking(*known["blocking"]) if known is not None and known["blocking"] else None
-            if (blocking := decided[key]) is not None:
+                    kept.keep(what, layers=list(map(str, chain.layers.layers)), **known)
+                decided[what] = FusedBlocking(*known["blocking"]) if known.get("blocking") else None
+            if (blocking := decided[what]) is not None:
                 chosen[chain.name] = blocking
-    finally:
-        store.close()
     return chosen
 
 
@@ -168,30 +166,16 @@ def _alone(graph: Graph, chain: Chain) -> Graph:
     return found
 
 
-def _key(chain: Chain, plans: Mapping[str, Plan], device: CPU, options: Mapping[str, Any]) -> str:
-    """What the choice depends on: layers, what computes each of them alone, and the limits."""
-    layers = [f"{made.layer} {made.candidate}" for made in plans.values()]
-    limits = [f"{name}={options[name]}" for name in LIMITS if options.get(name) is not None]
-    what = "\n".join([*layers, *limits])
-    return f"fused|{hashlib.sha256(what.encode()).hexdigest()}|{device.key}"
-
-
-def _recalled(store: TextStore, key: str) -> dict[str, Any] | None:
-    """What won under today's kernels; what cannot be read is not known."""
-    try:
-        record = json.loads(store.get(key) or "{}")
-        if record["version"] != _version():
-            return None
-        blocking = record["blocking"]
-        return {"blocking": None if blocking is None else [int(number) for number in FusedBlocking(*blocking)]}
-    except (LookupError, TypeError, ValueError):
-        return None
-
-
-def _remember(store: TextStore, key: str, record: dict[str, Any]) -> None:
-    store.update(key, lambda old: json.dumps(record))
-
-
 def _version() -> str:
     """Of the code that writes these kernels."""
     return code_hash.version(kernels.__name__)
+
+
+def _recalled(kept: Kept, what: str, chain: Chain) -> dict[str, Any]:
+    """What won under today's kernels; nothing where that is not known, or where the chain cannot be cut so."""
+    try:
+        record = kept.get(what)
+        cut = record["blocking"]
+        return record if cut is None or _cuts(FusedBlocking(*map(operator.index, cut)), chain) else {}
+    except (LookupError, TypeError):
+        return {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -11,13 +9,13 @@ from types import TracebackType
 
 from autoconv.common import code_hash
 from autoconv.device import Device
+from autoconv.networks.choice.kept import Kept
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Operator, TensorType, random_inputs
 from autoconv.networks.run.instance import Schedule
 from autoconv.networks.run.memory import Views
 from autoconv.networks.run.runtime import instance_of, step_maker
 from autoconv.records.cache import TuningCache
-from autoconv.records.store import TextStore
 
 WARM_UP, SAMPLES = 3, 15
 TOGETHER = 8  # runs in one call, as kernels of a network follow each other
@@ -40,14 +38,16 @@ class OperatorTimes:
 
     def __init__(self, device: Device, cache: TuningCache, measure: bool) -> None:
         self._device, self._cache, self._measure = device, cache, measure
-        self._store = TextStore(cache.directory)
+        # Of the code that writes a device's kernels, all of them.
+        version = code_hash.version(f"autoconv.{device.kind}.operators.elementwise")
+        self._kept = Kept(cache, device, "operator", version)
         self._known: dict[str, float] = {}
 
     def __enter__(self) -> OperatorTimes:
         return self
 
     def __exit__(self, *raised: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._store.close()
+        self._kept.__exit__(*raised)
 
     def seconds(self, operator: Operator, inputs: Sequence[TensorType]) -> float:
         """The time on record, or measured now; infinite where it is not known.
@@ -63,31 +63,22 @@ class OperatorTimes:
         """
         what = f"{operator} of {', '.join(map(str, inputs))}"
         if what not in self._known:
-            key = f"operator|{hashlib.sha256(what.encode()).hexdigest()}|{self._device.key}"
-            found = self._recorded(key)
+            found = self._recorded(what)
             if math.isinf(found) and self._measure:
                 with self._cache.timing_lock(self._device.key):
                     samples = _samples(operator, inputs, self._device)
                 found = statistics.median(samples)
-                version = _version(self._device)
-                record = {"operator": what[:200], "version": version, "seconds": found, "samples": len(samples)}
-                self._store.update(key, lambda old: json.dumps(record))
+                self._kept.keep(what, operator=what[:200], seconds=found, samples=len(samples))
             self._known[what] = found
         return self._known[what]
 
-    def _recorded(self, key: str) -> float:
-        """The time on record, if today's code took it; what cannot be read is not known."""
+    def _recorded(self, what: str) -> float:
+        """The time on record, if today's code took it; what is none is not known."""
         try:
-            record = json.loads(self._store.get(key) or "{}")
-            seconds = float(record["seconds"]) if record["version"] == _version(self._device) else math.inf
+            seconds = float(self._kept.get(what)["seconds"])
         except (LookupError, TypeError, ValueError):
             return math.inf
         return seconds if seconds > 0 else math.inf
-
-
-def _version(device: Device) -> str:
-    """Of the code that writes a device's kernels, all of them."""
-    return code_hash.version(f"autoconv.{device.kind}.operators.elementwise")
 
 
 def _samples(operator: Operator, inputs: Sequence[TensorType], device: Device) -> list[float]:

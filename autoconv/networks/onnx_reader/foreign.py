@@ -22,7 +22,7 @@ def is_standard(proto: Any, opset: int) -> bool:
 
     try:
         onnx.defs.get_schema(proto.op_type, opset, "")
-    except onnx.defs.SchemaError:
+    except (onnx.defs.SchemaError, TypeError):  # TypeError: a name that is no text
         return False
     return not any(attribute.HasField("g") or attribute.graphs for attribute in proto.attribute)
 

@@ -35,7 +35,9 @@ def resize(call: Call) -> str:
         call.attribute("nearest_mode", "round_prefer_floor"),
     )
     given = call.attribute("axes")
-    axes = list(range(len(shape))) if given is None else [axis % len(shape) for axis in given]
+    axes = call.axes(given, len(shape))
+    if given is not None:
+        axes = tuple(axis % len(shape) for axis in given)  # in the order in which sizes are
     sizes, scales = list(shape), [1.0] * len(shape)
     if call.has(2) and call.constant(2, "scales").size:
         values = call.constant(2, "scales").reshape(-1)

@@ -140,6 +140,8 @@ def _split(call: Call) -> list[str]:
     sizes = call.integers(1, "split")
     if sizes is None:
         parts = call.attribute("num_outputs", len(call.outputs))
+        if parts != len(call.outputs):
+            call.fail(f"num_outputs={parts}: expected {len(call.outputs)}, as it has")
         each = -(-shape[axis] // parts)
         sizes = tuple(min(each, shape[axis] - n * each) for n in range(parts))
     if sum(sizes) != shape[axis] or len(sizes) != len(call.outputs) or min(sizes) < 1:
@@ -171,16 +173,16 @@ def _slice(call: Call) -> str:
 def _pad(call: Call) -> str:
     rank = len(call.type().shape)
     pads = call.integers(1, "pads")
-    axes = call.axes(call.integers(3, "axes"), rank) if call.has(3) else tuple(range(rank))
+    given = call.integers(3, "axes")
+    axes = call.axes(given, rank)
     if pads is None or len(pads) != 2 * len(axes):
         call.fail(f"pads={pads}: expected {2 * len(axes)} integers")
     value = float(call.constant(2, "constant_value").item()) if call.has(2) else float(call.attribute("value", 0.0))
     mode = call.attribute("mode", "constant")
     if mode not in ("constant", "reflect", "edge", "wrap"):
         call.fail(f"mode={mode!r}: expected constant, reflect, edge or wrap")
-    given = call.integers(3, "axes") if call.has(3) else axes
     before, after = [0] * rank, [0] * rank
-    for n, axis in enumerate(given or ()):
+    for n, axis in enumerate(axes if given is None else given):
         before[axis % rank], after[axis % rank] = pads[n], pads[n + len(axes)]
     return call.pad(call.value(0), before, after, mode, value)
 

@@ -15,14 +15,14 @@ from autoconv.networks.operators.pooling import Pool, Reduce, overhang_of
 class Window:
     """The attributes of a window in two dimensions, and the images it moves over."""
 
-    def __init__(self, call: Call, window: tuple[int, ...], transposed: bool = False) -> None:
+    def __init__(self, call: Call, window: tuple[int, ...]) -> None:
         self.call = call
         shape = call.type().shape
         rank = len(shape) - 2
         if rank not in (1, 2):
             call.fail(f"expected images of one or two dimensions (N, C, [H,] W), got {shape}")
         given = call.attribute("kernel_shape")
-        if given is not None and len(window) == rank and transposed is not None and tuple(given) != tuple(window):
+        if given is not None and len(window) == rank and tuple(given) != tuple(window):
             call.fail(f"kernel_shape={tuple(given)}: expected {window}, from the filters")
         self.narrow = rank == 1
         self.size = self._pair("kernel_shape", tuple(window))
@@ -62,8 +62,8 @@ class Window:
         return ((0, 0), sides[0]) if self.narrow else (sides[0], sides[1])
 
     def split(self, totals: list[int]) -> Sides:
-        """Padding of so much in all, on both sides alike; what is odd goes where `auto_pad` says."""
-        lower = self.call.attribute("auto_pad") == "SAME_LOWER"
+        """Padding of so much in all, on both sides alike; what is odd goes before, but for `auto_pad`'s SAME_UPPER."""
+        lower = self.call.attribute("auto_pad") != "SAME_UPPER"
         (a, b), (c, d) = ((t - t // 2, t // 2) if lower else (t // 2, t - t // 2) for t in totals)
         return (a, b), (c, d)
 
@@ -115,10 +115,7 @@ def _conv_transpose(call: Call) -> str:
         totals = [all_ - wanted for all_, wanted in zip(least, shape, strict=True)]
         # Where the output is wanted larger than the sums reach, the rest is rows without any.
         extra = tuple(over + max(-total, 0) for over, total in zip(extra, totals, strict=True))
-        (a, b), (c, d) = window.split([max(total, 0) for total in totals])
-        padding = ((a, b), (c, d)) if auto == "SAME_UPPER" else ((b, a), (d, c))
-        if auto == "SAME_LOWER":
-            padding = ((a, b), (c, d))
+        padding = window.split([max(total, 0) for total in totals])
     conv = ConvTranspose(
         stride=window.stride,
         padding=padding,

@@ -39,7 +39,6 @@ def fold_scaling(graph: Graph) -> None:
     """A constant factor or summand for each channel goes into the filters and the bias of what comes before."""
     for name in list(graph.nodes):
         node = graph.nodes[name]
-        maker = graph.nodes.get(node.inputs[0])
         parsed = _constant_operand(graph, node)
         if parsed is None:
             continue

@@ -15,7 +15,7 @@ from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
 from autoconv.errors import ArrayError, ConfigError
 from autoconv.networks.choice.batch import remember, ways_to_split
-from autoconv.networks.choice.choose import planned
+from autoconv.networks.choice.choose import Planned, planned
 from autoconv.networks.choice.fused import Blockings, with_fused
 from autoconv.networks.choice.tolerance import check_error, chosen_within, expected_error, keeps_error
 from autoconv.networks.graph import Graph
@@ -23,7 +23,7 @@ from autoconv.networks.passes import optimized
 from autoconv.networks.passes.batch_split import Images
 from autoconv.networks.run import listing, saved
 from autoconv.networks.run.contest import quickest
-from autoconv.networks.run.instance import Instance
+from autoconv.networks.run.instance import Instance, Schedule
 from autoconv.networks.run.listing import StepTime
 from autoconv.networks.run.runtime import for_device, instance_of
 from autoconv.networks.run.schedules import Packed, scheduled
@@ -73,7 +73,6 @@ class CompiledNetwork:
         self.in_nhwc: frozenset[str] = frozenset()
         self.images: dict[str, int] = {}
         self.fused: dict[str, FusedBlocking] = {}
-        self._packed: Packed = {}
         self._instances: list[Instance | CudaInstance] = []  # idle ones
         self._compile("heuristic", candidates or {}, last, images, fused)
 
@@ -91,32 +90,26 @@ class CompiledNetwork:
         prices: Mapping[str, float] = {}
         if last is None:
             last, prices = chosen_within(self._first, self.device, options, mode)
-        before, self._packed = self._packed, {}
-        try:
-            ways = [images] if images is not None else ways_to_split(self._first, last, self.device, options, mode)
-            found = []
-            for n, way in enumerate(ways):
-                kind = "heuristic" if n else mode  # those after the first rest on what has been timed
-                made = planned(self._first, last, way, self.device, options, candidates, kind, prices)
-                found.append(with_fused(made, self.device, options, kind, fused))
-            check_error(self._first, found[0].plans, self.device, options)
-            others = (made for made in found[1:] if keeps_error(self._first, made.plans, self.device, options))
-            found = [found[0], *others]
-            keep = self._options.get("denormals") == "keep"
-            schedules = [scheduled(made, self.device, self._packed, keep) for made in found]
-        except BaseException:
-            self._packed = before
-            raise
+        ways = [images] if images is not None else ways_to_split(self._first, last, self.device, options, mode)
+        found = []
+        for n, way in enumerate(ways):
+            kind = "heuristic" if n else mode  # those after the first rest on what has been timed
+            made = planned(self._first, last, way, self.device, options, candidates, kind, prices)
+            found.append(with_fused(made, self.device, options, kind, fused))
+        check_error(self._first, found[0].plans, self.device, options)
+        others = (made for made in found[1:] if keeps_error(self._first, made.plans, self.device, options))
+        found = [found[0], *others]
+        packed: Packed = {}
+        keep = options.get("denormals") == "keep"
+        schedules = [scheduled(made, self.device, packed, keep) for made in found]
         best = 0
         if len(found) > 1:
             best, seconds = quickest(schedules, options)
             remember(found[best].parts.whole, found[best].parts.images, seconds, self.device, options)
         made, schedule = found[best], schedules[best]
-        used = {id(operand) for call in schedule.calls for operand in call.operands}
-        self._packed = {key: filters for key, filters in self._packed.items() if id(filters) in used}
         instance = instance_of(schedule)
         with self._lock:
-            self.graph, self.plans, self._parts = made.parts.whole, made.plans, made.parts
+            self._made, self.graph, self.plans = made, made.parts.whole, made.plans
             self.in_nhwc, self.images, self.fused = made.in_nhwc, made.parts.images, made.fused
             idle, self._schedule, self._instances = self._instances, schedule, [instance]
         for one in idle:
@@ -142,7 +135,7 @@ class CompiledNetwork:
         >>> net = autoconv.load("model.autoconv")  # doctest: +SKIP
         """
         try:
-            saved.write(Path(path), self._first, self.in_nhwc, self.images, self.fused, self.plans, self.device)
+            saved.write(Path(path), self._first, self._made, self.device)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
 
@@ -164,8 +157,7 @@ class CompiledNetwork:
     @property
     def foreign(self) -> list[str]:
         """The nodes that no kernel of ours computes."""
-        steps = [step for step in self._schedule.steps if step.function is not None]
-        return list(dict.fromkeys(self._parts.origin(step.node.name) for step in steps))
+        return _foreign(*self._running())
 
     def tune(self, mode: str = "profile", **options: Any) -> CompiledNetwork:
         """Time the candidates of every layer that has no facts yet, and run by the best from now on.
@@ -293,18 +285,19 @@ class CompiledNetwork:
         if type(repeat) is not int or repeat < 1:
             raise ArrayError(f"repeat={repeat!r}: expected an integer of at least 1")
         inputs = self._inputs(arrays, named)
-        with self._lock:
-            schedule, listed, layers = self._schedule, self._lines(), self.plans
+        made, schedule = self._running()
         instance, runs = instance_of(schedule, apart=True), []
         instance.run(inputs)
         for _ in range(repeat):
             seconds: list[float] = []
             instance.run(inputs, seconds, alone)
             runs.append(seconds)
-        return listing.times(listed, np.median(runs, axis=0).tolist(), layers)
+        return listing.times(listing.lines(made, schedule.steps), np.median(runs, axis=0).tolist(), made.plans)
 
-    def _lines(self) -> list[listing.Line]:
-        return listing.lines(self._parts, self._schedule.steps, self.in_nhwc)
+    def _running(self) -> tuple[Planned, Schedule]:
+        """What was chosen, and the steps of that very choice, which `tune` may replace at any time."""
+        with self._lock:
+            return self._made, self._schedule
 
     def explain(self) -> str:
         """What runs every node, and in how much memory.
@@ -314,19 +307,27 @@ class CompiledNetwork:
         str
             Lines to print.
         """
-        listed = self._lines()
+        made, schedule = self._running()
+        listed, foreign = listing.lines(made, schedule.steps), _foreign(made, schedule)
+        arrays, weights = size(schedule.arena_bytes), size(schedule.weight_bytes)
+        error = expected_error(self._first, made.plans, self.device)
         return "\n".join(
             [
-                f"{self.graph.name}: {len(listed)} steps, {len(self.foreign)} of them not by a kernel of ours, "
-                f"in {self._schedule.segments} calls",
-                f"  {size(self.arena_bytes)} of arrays and scratch memory, {size(self.weight_bytes)} of weights; "
-                f"an error of {self.error:.1e} expected",
-                *listing.table(listed, self.graph),
+                f"{self.graph.name}: {len(listed)} steps, {len(foreign)} of them not by a kernel of ours, "
+                f"in {schedule.segments} calls",
+                f"  {arrays} of arrays and scratch memory, {weights} of weights; an error of {error:.1e} expected",
+                *listing.table(listed, made.parts.whole),
             ]
         )
 
     def __repr__(self) -> str:
         return f"<CompiledNetwork {self.graph.name} on {self.device.name}>"
+
+
+def _foreign(made: Planned, schedule: Schedule) -> list[str]:
+    """The nodes that functions compute, in the graph that was split."""
+    steps = [step for step in schedule.steps if step.function is not None]
+    return list(dict.fromkeys(made.parts.origin(step.node.name) for step in steps))
 
 
 def load(path: str | Path, batch: int | None = None, *, device: Any = None, **options: Any) -> CompiledNetwork:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from autoconv.networks.choice.choose import Planned
 from autoconv.networks.graph import Graph
-from autoconv.networks.passes.batch_split import Split, batch_of
+from autoconv.networks.passes.batch_split import batch_of
 from autoconv.networks.run.steps import Step
 
 
@@ -46,14 +47,15 @@ class Line:
     places: tuple[int, ...]
 
 
-def lines(parts: Split, steps: Sequence[Step], in_nhwc: Collection[str]) -> list[Line]:
+def lines(made: Planned, steps: Sequence[Step]) -> list[Line]:
     """The steps by nodes of the graph that was split, in the order of their first parts."""
+    parts = made.parts
     places: dict[str, list[int]] = {}
     for n, step in enumerate(steps):
         places.setdefault(parts.origin(step.node.name), []).append(n)
     batch, found = batch_of(parts.whole), []
     for name, of in places.items():
-        operator = parts.whole.nodes[name].operator.kind + " NHWC" * (name in in_nhwc)
+        operator = parts.whole.nodes[name].operator.kind + " NHWC" * (name in made.in_nhwc)
         if name in parts.images:
             operator += f" in {batch // parts.images[name]} parts"
         found.append(Line(name, operator, steps[of[0]].by, tuple(of)))

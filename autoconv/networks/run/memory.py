@@ -190,12 +190,6 @@ def arena_bytes(views: Views, scratch: Sequence[int] = ()) -> int:
     return arranged(blocks(views, scratch))[1]
 
 
-def least_bytes(blocks: Sequence[Block]) -> int:
-    """Bytes that are needed at once at most: no arena is smaller."""
-    steps = range(max((block.last for block in blocks), default=-1) + 1)
-    return max((sum(rounded(b.nbytes) for b in blocks if b.first <= n <= b.last) for n in steps), default=0)
-
-
 def rounded(nbytes: int) -> int:
     """Bytes up to where the next block may begin."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -7,11 +7,7 @@ are made of, and reading them takes longer than packing on all threads (ResNet-5
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
-import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -24,11 +20,12 @@ from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
 from autoconv.errors import ConfigError
 from autoconv.networks import operators
+from autoconv.networks.choice.choose import Planned
 from autoconv.networks.choice.layouts import channels_last, laid_out
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Operator, TensorType
-from autoconv.networks.passes.batch_split import Images, split
-from autoconv.plans import Plan
+from autoconv.networks.passes.batch_split import split
+from autoconv.paths import written_whole
 
 FORMAT = 1
 HEADER = "network"
@@ -64,16 +61,8 @@ class Saved:
     device: str
 
 
-def write(
-    path: Path,
-    graph: Graph,
-    last: Collection[str],
-    images: Images,
-    fused: Mapping[str, FusedBlocking],
-    plans: Mapping[str, Plan],
-    device: Device,
-) -> None:
-    """Write a file, whole or not at all."""
+def write(path: Path, graph: Graph, made: Planned, device: Device) -> None:
+    """Write a graph after all passes, and how it runs on a device: a file, whole or not at all."""
     arrays: dict[str, Any] = {f"c{n}": value for n, value in enumerate(graph.constants.values())}
     header = {
         "format": FORMAT,
@@ -91,21 +80,14 @@ def write(
             for node in graph.nodes.values()
         ],
         "outputs": graph.outputs,
-        "nhwc": sorted(last),
-        "images": dict(images),
-        "fused": dict(fused),
-        "candidates": {name: str(made.candidate) for name, made in plans.items()},
+        "nhwc": sorted(made.in_nhwc),
+        "images": made.parts.images,
+        "fused": made.fused,
+        "candidates": {name: str(plan.candidate) for name, plan in made.plans.items()},
     }
     arrays[HEADER] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez(file, **arrays)
-        Path(temporary).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
+    with written_whole(path) as file:
+        np.savez(file, **arrays)
 
 
 def is_saved(path: Path) -> bool:
@@ -135,7 +117,7 @@ def read(path: Path) -> Saved:
             return Saved(graph, candidates, last, images, fused, str(header["device"]))
     except ConfigError:
         raise
-    except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # whatever the archive's reader, NumPy's or JSON's makes of it
         raise ConfigError(f"{path}: not a saved network, or damaged: {one_line(error)}") from None
 
 

@@ -36,13 +36,15 @@ def recall(request: Request, search: Search) -> None:
 def winners(request: Request) -> list[Candidate]:
     """The candidates of a request most like those that the nearest layers on record run quickest by, the nearest first.
 
-    Fewer where there is nothing like them.
+    Fewer where there is nothing like them. Who won when its algorithm was another is still worth a try.
     """
-    offered = request.candidate_set
+    if not (nearest := _nearest(request)):
+        return []
+    offered, found = request.candidate_set, dict[Candidate, None]()
     times = {candidate: offered.expected[candidate].time for candidate in offered.worth_timing(request.limits)}
-    places, found = Surrogate(times), dict[Candidate, None]()
-    for _, layer in _nearest(request):
-        for best in ranking(_recorded(request, layer), request.limits, layer.bytes)[:1]:
+    places = Surrogate(times)
+    for _, layer in nearest:
+        for best in ranking(_usable(request, layer), request.limits, layer.bytes)[:1]:
             near = places.nearness(best)
             fitting = [candidate for candidate in near if near[candidate] >= FITTING]
             found |= dict.fromkeys(sorted(fitting, key=lambda c: (-near[c], times[c]))[:1])
@@ -51,9 +53,14 @@ def winners(request: Request) -> list[Candidate]:
 
 def _recorded(request: Request, layer: ConvLayer) -> dict[Candidate, Facts]:
     """The facts of another layer on record that still count."""
-    record = request.cache.load(layer.key(), request.device.key)
-    facts = request.usable(record.facts()) if record is not None else {}
+    facts = _usable(request, layer)
     return {candidate: found for candidate, found in facts.items() if request.unchanged(candidate, found)}
+
+
+def _usable(request: Request, layer: ConvLayer) -> dict[Candidate, Facts]:
+    """The facts of another layer on record, be they of other versions of algorithms that there are today."""
+    record = request.cache.load(layer.key(), request.device.key)
+    return request.usable(record.facts()) if record is not None else {}
 
 
 def _nearest(request: Request) -> list[tuple[float, ConvLayer]]:

@@ -20,6 +20,7 @@ from autoconv.algorithm import Candidate
 PRIOR = 0.3  # the weight of a family's mean ratio, against 1 for a measurement of the candidate itself
 EXTENT = 1.5  # a tile's extents decide more than other numbers: points, errors and register tiles follow from them
 APART = 2.0  # between words, and between 0 ("none") and any number: as far as a number four times as large
+WAVES = 4  # of a random function
 ALIKE = 0.5  # nearness of two candidates of which one is enough at a time
 _TILE = re.compile(r"\d+(x\d+)+")
 
@@ -71,6 +72,18 @@ class Space:
         if [name for name, _ in candidate.items] != self._names:
             return np.zeros(len(self._points))
         return np.exp(-((self._points - self._point(candidate)) ** 2).sum(1))
+
+    def functions(self, rng: np.random.Generator, number: int) -> Any:
+        """Random functions over the candidates, of mean 0 and variance 1; two are correlated as far as they are near.
+
+        Sums of a few random waves (Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", 2007).
+        """
+        found = np.zeros((len(self._points), number))
+        for _ in range(WAVES):
+            slopes = math.sqrt(2) * rng.standard_normal((self._points.shape[1], number))
+            phases = rng.uniform(0, 2 * math.pi, number)
+            found += np.cos(np.einsum("pd,dn->pn", self._points, slopes) + phases)  # BLAS would leave threads spinning
+        return math.sqrt(2 / WAVES) * found
 
 
 class Surrogate:

@@ -43,7 +43,7 @@ def emit_begin(k: Function, sums: dict[int, Value], pitch: int, add: Value) -> N
 def emit_step(
     k: Function, products: Products, tiles: tuple[int, int], left: Place, right: Place, pitches: tuple[int, int]
 ) -> None:
-    """The products of parts in their order, each loading what the one before has not."""
+    """The products of parts in their order, each loading what the one before has not loaded."""
     held: tuple[int | None, int | None] = None, None
     for i, j in products:
         for tile in range(tiles[0] if i != held[0] else 0):

@@ -1,0 +1,33 @@
+"""Results line by line: what was cut short costs its own line, and no other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from autoconv.algorithm import Candidate
+from autoconv.bench import exhaustive, lines
+from autoconv.records.schema import Facts
+
+
+def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    assert lines.read(path) == []
+    for _ in range(2):
+        with lines.adding(path) as add:
+            add({"a": 1})
+            assert lines.read(path)[-1] == {"a": 1}, "at once"
+        path.write_bytes(path.read_bytes()[:-4])
+    assert lines.read(path) == []
+    with lines.adding(path) as add:
+        add(2)
+        add(3)
+    assert path.read_bytes().splitlines() == [b'{"a":', b'{"a":', b"2", b"3"]
+    assert lines.read(path) == [2, 3]
+
+
+def test_a_grid_that_was_cut_short_goes_on(tmp_path: Path) -> None:
+    facts = Facts(version="1", failure="no").to_json()
+    path = tmp_path / "grid.jsonl"
+    path.write_text(json.dumps({"candidate": "direct", "facts": facts}) + '\n{"candidate": "gem')
+    assert list(exhaustive.read(path)) == [Candidate("direct")]

@@ -1,0 +1,103 @@
+"""The machine on record: what is measured when, and what is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from machines import CURVED, MACHINE, SMALL
+
+from autoconv.cpu.device import CPU
+from autoconv.cpu.machine import measure as measuring
+from autoconv.cpu.machine import recorded
+from autoconv.cpu.machine.model import BUSY, Machine
+from autoconv.errors import CacheWarning
+from autoconv.paths import cache_folder
+from autoconv.records.cache import TuningCache
+from autoconv.records.store import TextStore
+
+KEY = "cpu-of-a-test"
+
+
+def _scripted(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[bool]:
+    """Measurements that take no time; the list tells which were thorough."""
+    asked: list[bool] = []
+    peaks = {"avx2": MACHINE.peaks["avx2"] | {"int8": 3e11}}
+
+    def measure(instruction_set: str, threads: int, matrix_unit: str | None, *, thorough: bool) -> Machine:
+        asked.append(thorough)
+        return dataclasses.replace(CURVED, **{"threads": threads, "thorough": thorough, "peaks": peaks} | changes)
+
+    monkeypatch.setattr(measuring, "measure", measure)
+    return asked
+
+
+def _as_a_new_process(name: str, *args: Any) -> Machine:
+    recorded._in_force.clear()
+    return getattr(recorded, name)(*args)  # type: ignore[no-any-return]
+
+
+def test_the_first_look_is_kept_until_a_survey_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _scripted(monkeypatch)
+    device = KEY, "avx2", 2
+    assert not _as_a_new_process("machine_in_force", *device).thorough
+    assert not _as_a_new_process("machine_in_force", *device).thorough
+    assert asked == [False]
+    assert recorded.survey(*device).thorough
+    assert recorded.machine_in_force(*device).thorough
+    assert _as_a_new_process("machine_in_force", *device).thorough
+    assert _as_a_new_process("survey", *device).thorough
+    assert asked == [False, True]
+    assert list(TuningCache(system=None).records()) == []
+
+
+def test_what_was_measured_while_busy_is_measured_again_by_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _scripted(monkeypatch, busy=2 * BUSY)
+    device = KEY, "avx2", 2
+    for name in ("machine_in_force", "machine_in_force", "survey", "machine_in_force", "survey"):
+        _as_a_new_process(name, *device)
+    assert asked == [False, False, True, True]  # a thorough one stands in until there is a better one
+
+
+def test_a_first_look_does_not_take_the_place_of_a_survey_made_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    _scripted(monkeypatch)
+    recorded.survey(KEY, "avx2", 2)
+    recorded._measured(KEY, "avx2", 2, None, thorough=False)
+    assert _as_a_new_process("machine_in_force", KEY, "avx2", 2).thorough
+
+
+def test_a_survey_measures_what_a_record_lacks_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    isa = CPU.current().instruction_set
+    device, old = (KEY, isa, 2, "emulated"), {"float32": 2e11, "float64": 1e11}
+    asked = _scripted(monkeypatch, peaks={isa: old}, jumps=None)
+    monkeypatch.setattr(measuring, "THOROUGH", SMALL)
+    recorded._measured(*device, thorough=True)
+    found = _as_a_new_process("survey", *device)
+    assert found.peaks[isa] == old | {"int8": found.flops(isa, "int8")}
+    assert found.peaks["emulated"].keys() == {"bfloat16", "int8"}
+    assert found.jumps is not None
+    assert dataclasses.replace(found, peaks={}) == dataclasses.replace(CURVED, peaks={}, jumps=found.jumps)
+    monkeypatch.setattr(measuring, "completed", None)  # nothing is lacking now
+    assert _as_a_new_process("survey", *device) == _as_a_new_process("machine_in_force", *device) == found
+    assert asked == [True]
+
+
+@pytest.mark.parametrize("text", ["nonsense", MACHINE.text.replace("200000000000.0", "-1")])
+def test_a_damaged_record_is_reported_and_replaced(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _scripted(monkeypatch)
+    store = TextStore(cache_folder())
+    store.update(f"machine|{KEY}", lambda old: text)
+    store.close()
+    with pytest.warns(CacheWarning, match="the record of this machine is ignored: machine"):
+        recorded.machine_in_force(KEY, "avx2", 2)
+    _as_a_new_process("machine_in_force", KEY, "avx2", 2)
+    assert asked == [False]
+
+
+def test_a_record_of_other_threads_or_vectors_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    _scripted(monkeypatch)
+    recorded.survey(KEY, "avx2", 2)
+    assert recorded.recorded(KEY, "avx2", 2) is not None
+    assert recorded.recorded(KEY, "avx2", 3) is None
+    assert recorded.recorded(KEY, "avx512", 2) is None
