@@ -45,23 +45,6 @@ DEVICE int launder(int value) {
     return value;
 }
 
-// Where a thread or a block is, read anew: what was read before, the compiler may forget meanwhile.
-DEVICE int thread_again() {
-    int x;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-    return x;
-}
-DEVICE int block_x_again() {
-    int x;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
-    return x;
-}
-DEVICE int block_z_again() {
-    int z;
-    asm volatile("mov.u32 %0, %%ctaid.z;" : "=r"(z));
-    return z;
-}
-
 // The same pointer to global memory, found here for all who ask for it, and not anew with what each of them adds.
 template <class Value>
 DEVICE const Value* settled(const Value* pointer) {
@@ -207,9 +190,6 @@ DEVICE half_t to_half(float value) {
 }
 
 DEVICE int launder(int value) { return value; }
-DEVICE int thread_again() { return static_cast<int>(threadIdx.x); }
-DEVICE int block_x_again() { return static_cast<int>(blockIdx.x); }
-DEVICE int block_z_again() { return static_cast<int>(blockIdx.z); }
 template <class Value>
 DEVICE const Value* settled(const Value* pointer) {
     return pointer;

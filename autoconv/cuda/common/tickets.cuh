@@ -1,9 +1,26 @@
-// What blocks need to tell each other, in PTX and in C++ for the emulator of the tests: barriers of some threads, fences,
-// and tickets.
+// What blocks need to tell each other, in PTX and in C++ for the emulator of the tests: where they are, barriers of some
+// threads, fences, and tickets.
 #pragma once
 #include "common.cuh"
 
 #ifndef SIMT
+// Where a thread or a block is, read anew: what was read before, the compiler may forget meanwhile.
+DEVICE int thread_again() {
+    int x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+DEVICE int block_x_again() {
+    int x;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+    return x;
+}
+DEVICE int block_z_again() {
+    int z;
+    asm volatile("mov.u32 %0, %%ctaid.z;" : "=r"(z));
+    return z;
+}
+
 // A barrier of so many threads, in whole warps, by its number: 0 is that of `__syncthreads`. And one that tells whether
 // any of them says so.
 template <int threads>
@@ -36,6 +53,9 @@ DEVICE unsigned take_ticket(unsigned* ticket, unsigned last) {
 }
 
 #else  // the emulator
+DEVICE int thread_again() { return static_cast<int>(threadIdx.x); }
+DEVICE int block_x_again() { return static_cast<int>(blockIdx.x); }
+DEVICE int block_z_again() { return static_cast<int>(blockIdx.z); }
 template <int threads>
 DEVICE void sync_some(int barrier) {
     simt::meet(barrier, threads, false);
