@@ -14,7 +14,7 @@ from autoconv.cpu.device import CPU, INSTRUCTION_SETS
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.threads import count_threads
 
-__all__ = ["INSTRUCTION_SETS", "MACHINES", "device_with", "machine_named", "modelled"]
+__all__ = ["INSTRUCTION_SETS", "MACHINES", "device_with", "machine_named", "modelled", "tile_device"]
 
 FOLDER = Path(__file__).parent / "cpu" / "machines"
 MACHINES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -36,3 +36,8 @@ def device_with(instruction_set: str, threads: int | None = None, caches: tuple[
     """This processor as one with an instruction set, which it may lack; the rest of it is the same everywhere."""
     number = threads or count_threads().threads
     return CPU(number, instruction_set, model=modelled(instruction_set, number, caches).text)
+
+
+def tile_device(instruction_set: str = "avx2") -> CPU:
+    """This processor as one with an instruction set and a matrix unit, which is emulated."""
+    return CPU(2, instruction_set, matrix_unit="emulated", model=modelled(instruction_set, 2).text)

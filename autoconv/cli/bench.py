@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,6 +31,7 @@ from autoconv.cli.output import print_json, status
 from autoconv.cpu.device import CPU, LEVELS
 from autoconv.errors import PlanError
 from autoconv.layer import DIRECTIONS
+from autoconv.paths import write_whole
 
 if TYPE_CHECKING:
     from autoconv.bench.gpu.agenda import Target
@@ -188,21 +189,11 @@ def bench(
     with TuningCache().timing_lock(device.key):
         device.survey()
     done: list[Suite] = []
+    timing: dict[str, Any] = {"folder": folder, "over": lambda: time.monotonic() > end, "say": status}
     for (net, whole), layers in zip(nets, chosen, strict=True):
         for size in batch or net.batches:
             if not (done and done[-1].interrupted):
-                done.append(
-                    run_suite(
-                        net,
-                        size,
-                        setting,
-                        names=layers,
-                        network=whole,
-                        folder=folder,
-                        over=lambda: time.monotonic() > end,
-                        say=status,
-                    )
-                )
+                done.append(run_suite(net, size, setting, names=layers, network=whole, **timing))
                 if not as_json:
                     print_suite(done[-1])
     if as_json:
@@ -224,7 +215,7 @@ def _on_gpu(
 
     results, left = gpu.run(device_named(device_name), folder, phases, budget, wanted, say=status)
     text = markdown(results, wanted, left)
-    (folder / "table.md").write_text(text, encoding="utf-8")
+    write_whole(folder / "table.md", text)
     if exporting:
         (folder / "cache").mkdir(exist_ok=True)
         TuningCache(folder / TUNING, system=None).export(folder / "cache")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import click
 
 from autoconv import networks
 from autoconv.bench.statistics import FEWEST_ROUNDS
-from autoconv.errors import ConfigError, PlanError
+from autoconv.errors import AutoconvError, ConfigError, PlanError
 from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.registry import algorithms, fused_activations, resolve
 from autoconv.tuning.planner import MODES
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     Job = tuple[Network, NamedLayer, ConvLayer]
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+FAILURES = AutoconvError, OSError, MemoryError, RuntimeError  # of one layer or network, which end no others
+LEAST_BUDGET = 0.05  # seconds of timing for a layer whose turn comes when the budget is spent
 
 SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 BYTES = {"": 1.0, "B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
@@ -165,6 +168,11 @@ def check_mode(mode: str, device: Device) -> None:
             f"--mode {mode!r}: expected one of {', '.join(MODES)}, an algorithm ({', '.join(known)}) or one of its "
             "candidates, as explain lists them"
         )
+
+
+def share(end: float | None, jobs: int) -> float | None:
+    """Seconds for the next of so many jobs, all of which are to be done at a time of the clock; None for no limit."""
+    return None if end is None else max((end - time.monotonic()) / jobs, LEAST_BUDGET)
 
 
 def options_of_plan(limits: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,11 @@ def say(kind: str, message: str) -> None:
     click.echo(f"autoconv: {kind}: {message}", err=True)
 
 
+def say_interrupted(done: int, total: int) -> None:
+    """That some layers are left, of those that are timed one after the other."""
+    say("error", f"interrupted: {done} of {total} layers are done and kept; the same command goes on from there")
+
+
 def status(line: str) -> None:
     """What is going on, on one line of standard error that the next overwrites; only on a terminal."""
     if sys.stderr.isatty():

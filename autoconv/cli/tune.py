@@ -11,6 +11,7 @@ import click
 from autoconv import networks
 from autoconv.cli.options import (
     FAILED,
+    FAILURES,
     INTERRUPTED,
     OK,
     as_json,
@@ -22,21 +23,18 @@ from autoconv.cli.options import (
     on_device,
     options_of_plan,
     seconds,
+    share,
     with_limits,
 )
-from autoconv.cli.output import print_json, progress_bar, say
+from autoconv.cli.output import print_json, progress_bar, say, say_interrupted
 from autoconv.cli.tables import Row, Table
 from autoconv.common.text import one_line
-from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
 from autoconv.networks import NamedLayer
 from autoconv.networks.run.compiled import load
 from autoconv.records.cache import TuningCache
 from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan
-
-FAILURES = AutoconvError, OSError, MemoryError, RuntimeError  # of one layer or network, which end no others
-LEAST_BUDGET = 0.05  # seconds of timing for a layer whose turn comes when the budget is spent
 
 
 @click.command(short_help="Time what has no facts yet, and show who wins.")
@@ -71,6 +69,7 @@ def tune(
     lies between layers.
     """
     started = time.monotonic()
+    end = None if budget is None else started + budget
     listed, device, cache = [networks.load(net) for net in nets], device_named(device_name), TuningCache()
     jobs = jobs_of(listed, batch, direction, device)
     check_mode(mode, device)
@@ -84,16 +83,13 @@ def tune(
                 with cache.timing_lock(device.key):
                     device.survey()
             for place, (net, named, layer) in enumerate(jobs):
-                left = None if budget is None else started + budget - time.monotonic()
-                share = None if left is None else max(left / (len(jobs) - place), LEAST_BUDGET)
-                progress = begin(place, f"{net.name} {named.name}")
-                row = _tuned(named, layer, mode, options | {"budget": share, "progress": progress})
+                timing = {"budget": share(end, len(jobs) - place), "progress": begin(place, f"{net.name} {named.name}")}
+                row = _tuned(named, layer, mode, options | timing)
                 rows.setdefault((net.name, layer.N, layer.direction), []).append(row)
                 done.append(row)
             if mode in TIMING and "fwd" in (direction or ("fwd",)):
                 for path, size in models:
-                    left = None if budget is None else max(started + budget - time.monotonic(), LEAST_BUDGET)
-                    laid.append(_laid_out(path, size, mode, options | {"budget": left}))
+                    laid.append(_laid_out(path, size, mode, options | {"budget": share(end, 1)}))
         except KeyboardInterrupt:
             interrupted = True
     peaks = {dtype: device.measured_peak(dtype) for dtype in {row.layer.dtype for row in done}}
@@ -122,8 +118,7 @@ def tune(
     for row in failed:
         say("error", f"{row.name}: {row.error}")
     if interrupted:
-        kept = f"{len(done)} of {len(jobs)} layers are done and kept"
-        say("error", f"interrupted: {kept}; the same command goes on from there")
+        say_interrupted(len(done), len(jobs))
         return INTERRUPTED
     lost = bool(timed) and not cache.persistent  # of which a warning has told
     return FAILED if failed or lost else OK

@@ -26,15 +26,18 @@ def compiled_aside(builds: Sequence[Callable[[], object]], processes: int) -> It
     processes : int
         How many compile at once, the caller among them.
     """
-    helpers = []
-    for place in range(min(processes - 1, len(builds) - 1) if hasattr(os, "fork") else 0):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, here parked ones of our own
-            helper = os.fork()
-        if not helper:
-            _build_and_exit(builds[::-1][place :: processes - 1])
-        helpers.append(helper)
+    helpers: list[int] = []
     try:
+        for place in range(min(processes - 1, len(builds) - 1) if hasattr(os, "fork") else 0):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, here parked ones of ours
+                try:
+                    helper = os.fork()
+                except OSError:  # there may be no more processes: the caller builds what is left
+                    break
+            if not helper:
+                _build_and_exit(builds[::-1][place :: processes - 1])
+            helpers.append(helper)
         yield
     finally:
         for helper in helpers:

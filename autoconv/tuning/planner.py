@@ -108,7 +108,7 @@ def plan(
         of normal numbers in either case.
     budget : float, optional
         Seconds the timing may take; compilation and verification come on top. In mode "hybrid", no further candidate
-        is begun once these have taken twice as long, and two are ready.
+        is begun once these have taken 2.5 times as long, and two are ready.
     cache : TuningCache, optional
         Where facts are kept; the user's own unless given.
     isolate : bool

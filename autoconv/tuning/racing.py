@@ -22,7 +22,7 @@ from autoconv.tuning.search.search import Search
 from autoconv.tuning.staleness import former_winner, note, stale, starved_no_more, uncovered
 from autoconv.tuning.worker import Worker
 
-PREPARING = 2.0  # times its budget that mode hybrid may take to build and verify candidates
+PREPARING = 2.5  # times its budget that mode hybrid may take to build and verify candidates
 HYBRID_CANDIDATES = 6  # that mode hybrid times at most, beside those for which it has another reason
 
 _measuring = threading.Lock()

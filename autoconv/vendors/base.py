@@ -9,7 +9,6 @@ accurate. What a library allocates inside is not known, and not part of `workspa
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import importlib.util
 import math
 from abc import abstractmethod
@@ -31,9 +30,11 @@ def installed(package: str) -> bool:
 @functools.cache
 def release(package: str) -> str:
     """The version of a package that is not imported for it, or "absent"."""
+    from importlib import metadata  # rarely needed, and slow to import
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return "absent"
 
 

@@ -27,8 +27,8 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    def model(name: str, seed: int = 0) -> tuple[Any, int]:
-        torch.manual_seed(seed)
+    def model(name: str) -> tuple[Any, int]:
+        torch.manual_seed(0)
         layers = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout()
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10)), 12
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -102,18 +103,16 @@ def test_bad_input_gives_one_line_and_exit_code_2(case: str, capsys: pytest.Capt
 
 
 def test_a_list_that_cannot_be_written_whole_leaves_the_old_one(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (place / "old.yaml").write_text("old")
-
-    def full(path: Path, data: bytes) -> None:
-        with path.open("wb") as file:
-            file.write(data[:10])
-        raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    assert main(["layers", "tiny.yaml", "-o", "old.yaml"]) == 2
-    assert capsys.readouterr().err == "autoconv: error: old.yaml: No space left on device\n"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        assert main(["layers", "tiny.yaml", "-o", "old.yaml"]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert capsys.readouterr().err == "autoconv: error: old.yaml: File too large\n"
     assert (place / "old.yaml").read_text() == "old"
     assert sorted(path.name for path in place.iterdir()) == ["old.yaml", "tiny.yaml"]
 

@@ -395,3 +395,20 @@ def test_processes_aside_compile_from_the_end_and_are_gone_after(tmp_path: Path)
         os.kill(helper, 0)
     with compiled_aside(builds[:1], 2):  # who has nothing to share forks nothing
         pass
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes can be forked")
+def test_where_no_more_processes_can_be_made_the_others_do_and_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, fork = list[int](), os.fork
+
+    def fork_once() -> int:
+        if made:
+            raise BlockingIOError("Resource temporarily unavailable")
+        made.append(fork())
+        return made[0]
+
+    monkeypatch.setattr(os, "fork", fork_once)
+    with compiled_aside([lambda: None] * 4, 3):
+        assert len(made) == 1
+    with pytest.raises(ChildProcessError):
+        os.waitpid(made[0], 0)

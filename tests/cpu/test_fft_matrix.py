@@ -10,7 +10,7 @@ import pytest
 from assembly import assembly, functions_of
 from guards import check_candidate, run_guarded
 from layers import EDGES, EPILOGUES, edge
-from vectors import INSTRUCTION_SETS, modelled
+from vectors import INSTRUCTION_SETS, tile_device
 
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu import pool
@@ -29,18 +29,13 @@ X6, X3 = FourierMatrix(), FourierMatrixX3()
 PARAMS = {"tile": "12x12", "rows": 2, "coop": 0}
 
 
-def device_of(instruction_set: str = "avx2") -> CPU:
-    model = modelled(instruction_set, 2).text
-    return CPU(threads=2, instruction_set=instruction_set, matrix_unit="emulated", model=model)
-
-
-FITTING = [name for name in EDGES if not X6.why_not(edge(name), device_of(), PARAMS)]
+FITTING = [name for name in EDGES if not X6.why_not(edge(name), tile_device(), PARAMS)]
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("name", FITTING)
 def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None:
-    device = device_of(instruction_set)
+    device = tile_device(instruction_set)
     for algorithm, layout, direction, coop in ((X6, "NCHW", "fwd", 0), (X3, "NHWC", "dgrad", 2)):
         layer = edge(name, layout=layout, direction=direction)
         if not algorithm.why_not(layer, device, params := PARAMS | {"coop": coop}):
@@ -52,14 +47,14 @@ def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None
 def test_sizes_of_tiles(tile: str, layout: str) -> None:
     layer = ConvLayer(N=1, C=40, H=21, W=23, K=33, R=5, S=5, padding=2, layout=layout)
     for algorithm in (X6, X3):
-        check_candidate(algorithm, layer, {"tile": tile, "rows": 3, "coop": 0}, device_of())
+        check_candidate(algorithm, layer, {"tile": tile, "rows": 3, "coop": 0}, tile_device())
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_types_and_epilogues(epilogue: str) -> None:
     for layout in ("NCHW", "NHWC"):
         check_candidate(
-            X3, edge("remainders", dtype="float16", layout=layout, **EPILOGUES[epilogue]), PARAMS, device_of()
+            X3, edge("remainders", dtype="float16", layout=layout, **EPILOGUES[epilogue]), PARAMS, tile_device()
         )
 
 
@@ -71,7 +66,7 @@ def test_six_products_err_no_more_than_float32_does() -> None:
 
     def error(algorithm: Algorithm[CPU]) -> float:
         candidate = Candidate(algorithm.name, (("tile", "24x24"), ("rows", 1), ("coop", 0)))
-        got = run_guarded(algorithm, layer, device_of(), candidate, (x, w, None, None), "after")
+        got = run_guarded(algorithm, layer, tile_device(), candidate, (x, w, None, None), "after")
         return reference.error(got, want, magnitude)
 
     assert error(X6) <= error(TiledFFT())
@@ -80,9 +75,9 @@ def test_six_products_err_no_more_than_float32_does() -> None:
 
 def test_a_filter_whose_spectra_fill_the_stack_is_refused() -> None:
     layer = ConvLayer(N=1, C=64, H=70, W=70, K=32, R=15, S=15, padding=7)
-    (reason,) = X6.why_not(layer, device_of(), {"tile": "40x40", "rows": 1, "coop": 0})
+    (reason,) = X6.why_not(layer, tile_device(), {"tile": "40x40", "rows": 1, "coop": 0})
     assert re.fullmatch(r"stack for a filter: expected at most 256 KiB, got \d+", reason)
-    assert any(not X6.why_not(layer, device_of(), c.params) for c in X6.all(layer, device_of()))
+    assert any(not X6.why_not(layer, tile_device(), c.params) for c in X6.all(layer, tile_device()))
 
 
 @pytest.mark.skipif(not X86, reason="instructions of x86")
@@ -98,5 +93,7 @@ def test_the_code_for_amx(algorithm: FourierMatrix, products: int) -> None:
 
 def test_estimates_count_products() -> None:
     layer, params = ConvLayer(N=8, C=64, H=28, W=28, K=64, R=5, S=5, padding=2), PARAMS | {"rows": 4}
-    assert X3.estimate(layer, device_of(), params) < X6.estimate(layer, device_of(), params)
-    assert 1.4 < X6.estimate(layer.replace(K=128), device_of(), params) / X6.estimate(layer, device_of(), params) < 2.3
+    assert X3.estimate(layer, tile_device(), params) < X6.estimate(layer, tile_device(), params)
+    assert (
+        1.4 < X6.estimate(layer.replace(K=128), tile_device(), params) / X6.estimate(layer, tile_device(), params) < 2.3
+    )

@@ -11,7 +11,7 @@ import pytest
 from assembly import assembly, functions_of
 from guards import check_guarded, run_guarded
 from layers import EPILOGUES, operands
-from vectors import INSTRUCTION_SETS
+from vectors import INSTRUCTION_SETS, tile_device
 
 from autoconv import networks, registry
 from autoconv.algorithm import Algorithm, Candidate
@@ -63,17 +63,13 @@ def layer_of(name: str, **fields: Any) -> ConvLayer:
     return ConvLayer(**(WHOLE | LAYERS[name] | fields))
 
 
-def device_of(instruction_set: str = "avx2") -> CPU:
-    return CPU(threads=2, instruction_set=instruction_set, matrix_unit="emulated")
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_forward(instruction_set: str, name: str, dtype: str, layout: str) -> None:
     layer = layer_of(name, dtype=dtype, layout=layout)
-    assert check_guarded(MATRIX, layer, device_of(instruction_set), operands(layer))
+    assert check_guarded(MATRIX, layer, tile_device(instruction_set), operands(layer))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -81,7 +77,7 @@ def test_forward(instruction_set: str, name: str, dtype: str, layout: str) -> No
 @pytest.mark.parametrize("name", DGRADS)
 def test_gradient_of_the_input(name: str, dtype: str, layout: str) -> None:
     layer = layer_of(name, dtype=dtype, layout=layout, direction="dgrad")
-    assert check_guarded(MATRIX, layer, device_of(), operands(layer))
+    assert check_guarded(MATRIX, layer, tile_device(), operands(layer))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -89,13 +85,13 @@ def test_gradient_of_the_input(name: str, dtype: str, layout: str) -> None:
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_epilogues(epilogue: str, dtype: str, layout: str) -> None:
     layer = layer_of("remainders", dtype=dtype, layout=layout, **EPILOGUES[epilogue])
-    assert check_guarded(MATRIX, layer, device_of(), operands(layer))
+    assert check_guarded(MATRIX, layer, tile_device(), operands(layer))
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_three_products_of_float32_keep_their_bound(name: str) -> None:
     layer = layer_of(name)
-    assert check_guarded(X3, layer, device_of(), operands(layer))
+    assert check_guarded(X3, layer, tile_device(), operands(layer))
 
 
 @pytest.mark.parametrize("strip", [16, 32, 48, 96])
@@ -105,8 +101,8 @@ def test_strips_and_blocks_of_channels(strip: int, BC: int) -> None:
     for fields in ({"N": 5, "H": 3, "W": 3}, {"H": 7, "W": 9}, {"N": 1, "H": 2, "W": 71}, {"H": 5, "R": 1, "S": 1}):
         layer = ConvLayer(**(WHOLE | {"C": 130, "K": 90} | fields))
         candidate = Candidate("matrix", (("products", 6), ("strip", strip), ("BC", BC)))
-        assert not MATRIX.why_not(layer, device_of(), candidate.params)
-        got = run_guarded(MATRIX, layer, device_of(), candidate, operands(layer), "after")
+        assert not MATRIX.why_not(layer, tile_device(), candidate.params)
+        got = run_guarded(MATRIX, layer, tile_device(), candidate, operands(layer), "after")
         want, magnitude = (f(layer, *operands(layer)) for f in (reference.convolve, reference.magnitude))
         assert reference.error(got, want, magnitude) <= MATRIX.bound(layer, candidate.params)
 
@@ -116,7 +112,7 @@ def test_strips_and_blocks_of_channels(strip: int, BC: int) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradient_of_the_filters(name: str, dtype: str, layout: str) -> None:
     layer = layer_of(name, dtype=dtype, layout=layout, direction="wgrad")
-    assert check_guarded(WGRAD, layer, device_of(), operands(layer))
+    assert check_guarded(WGRAD, layer, tile_device(), operands(layer))
 
 
 @pytest.mark.parametrize("strip", [32, 64, 100])
@@ -131,10 +127,10 @@ def test_strips_of_a_gradient_are_added(algorithm: Algorithm[Any], layout: str, 
         {"N": 3, "H": 5, "R": 1, "S": 1},
     ):
         layer = ConvLayer(**(WHOLE | {"C": 50, "K": 35, "layout": layout, "direction": "wgrad"} | fields))
-        products = algorithm.all(layer, device_of())[0].params["products"]
+        products = algorithm.all(layer, tile_device())[0].params["products"]
         candidate = Candidate(algorithm.name, (("products", products), ("strip", strip)))
-        assert not algorithm.why_not(layer, device_of(), candidate.params)
-        got = run_guarded(algorithm, layer, device_of(), candidate, operands(layer), "after")
+        assert not algorithm.why_not(layer, tile_device(), candidate.params)
+        got = run_guarded(algorithm, layer, tile_device(), candidate, operands(layer), "after")
         want, magnitude = (f(layer, *operands(layer)) for f in (reference.convolve, reference.magnitude))
         assert reference.error(got, want, magnitude) <= algorithm.bound(layer, candidate.params)
 
@@ -143,7 +139,7 @@ def test_strips_of_a_gradient_are_added(algorithm: Algorithm[Any], layout: str, 
 @pytest.mark.parametrize("algorithm", [MatrixPolyphase(), MatrixX3Polyphase()], ids=lambda a: a.name)
 def test_a_strided_gradient_by_polyphase_components(algorithm: Algorithm[Any], layout: str) -> None:
     layer = layer_of("stride 2", layout=layout, direction="dgrad")
-    assert check_guarded(algorithm, layer, device_of(), operands(layer))
+    assert check_guarded(algorithm, layer, tile_device(), operands(layer))
 
 
 def test_rows_share_their_padding() -> None:
@@ -192,7 +188,7 @@ def test_six_products_err_no_more_than_sums_in_float32(name: str) -> None:
 
     def error(algorithm: Algorithm[Any]) -> float:
         got = run_guarded(
-            algorithm, layer, device_of(), algorithm.all(layer, device_of())[0], (x, w, None, None), "after"
+            algorithm, layer, tile_device(), algorithm.all(layer, tile_device())[0], (x, w, None, None), "after"
         )
         return reference.error(got, want, magnitude)
 
@@ -225,9 +221,9 @@ def test_what_is_not_finite_stays_so_and_spoils_nothing_else(
     spoilt = x.copy()
     place = (1, 5, 4, 3) if layout == "NCHW" else (1, 4, 3, 5)
     spoilt[place] = number
-    candidate = algorithm.all(layer, device_of())[0]
+    candidate = algorithm.all(layer, tile_device())[0]
     clean, got = (
-        run_guarded(algorithm, layer, device_of(), candidate, (a, w, None, None), "after") for a in (x, spoilt)
+        run_guarded(algorithm, layer, tile_device(), candidate, (a, w, None, None), "after") for a in (x, spoilt)
     )
     seen = np.zeros(layer.y_shape, bool)
     if layout == "NCHW":
@@ -244,8 +240,8 @@ def test_finite_numbers_near_the_largest_stay_finite() -> None:
     x[0, 3] = np.finfo(np.float32).max
     want = reference.convolve(layer, x, w)
     for algorithm in (MATRIX, X3):
-        candidate = algorithm.all(layer, device_of())[0]
-        got = run_guarded(algorithm, layer, device_of(), candidate, (x, w, None, None), "after")
+        candidate = algorithm.all(layer, tile_device())[0]
+        got = run_guarded(algorithm, layer, tile_device(), candidate, (x, w, None, None), "after")
         np.testing.assert_allclose(got, want, rtol=1e-5 if algorithm is X3 else 2e-7)
 
 
@@ -256,8 +252,8 @@ def test_precision_fades_where_parts_of_numbers_are_subnormal() -> None:
     for exponent, bound in ((-60, 2e-6), (-100, 2e-6), (-118, 2e-3)):
         small = np.ldexp(x, exponent)
         want, magnitude = reference.convolve(layer, small, w), reference.magnitude(layer, small, w)
-        candidate = MATRIX.all(layer, device_of())[0]
-        got = run_guarded(MATRIX, layer, device_of(), candidate, (small, w, None, None), "after")
+        candidate = MATRIX.all(layer, tile_device())[0]
+        got = run_guarded(MATRIX, layer, tile_device(), candidate, (small, w, None, None), "after")
         assert reference.error(got, want, magnitude) <= bound, exponent
 
 
@@ -297,7 +293,7 @@ def test_the_code_for_amx(dtype: str, products: int, direction: str) -> None:
 
 def test_estimates_count_products_and_what_is_moved() -> None:
     """Twice the filters or images cost about twice; six products more than three; a larger output, more."""
-    device = device_of()
+    device = tile_device()
 
     def estimated(algorithm: Algorithm[Any], **fields: Any) -> float:
         layer = layer_of("whole tiles", **({"N": 8, "H": 32, "W": 32} | fields))
@@ -317,14 +313,14 @@ def test_without_a_matrix_unit_there_are_no_candidates() -> None:
     for algorithm in FAMILIES:
         layer = layer_of("stride 2", direction=algorithm.directions[-1])
         assert not algorithm.all(layer, device)
-        params = algorithm.all(layer, device_of())[0].params
+        params = algorithm.all(layer, tile_device())[0].params
         reasons = algorithm.why_not(layer, device, params)
         assert reasons == ["matrix_unit=None: expected a processor with a matrix unit (AMX)"]
 
 
 def test_who_is_refused_and_why() -> None:
     layer, params = layer_of("remainders"), {"products": 6, "strip": 128, "BC": 35}
-    assert MATRIX.why_not(layer, device_of(), params) == []
+    assert MATRIX.why_not(layer, tile_device(), params) == []
     for changed, reason in (
         ({"products": 3}, "products=3: expected 6 for float32"),
         ({"strip": 15}, "strip=15: expected at least the 16 outputs of a tile"),
@@ -332,24 +328,24 @@ def test_who_is_refused_and_why() -> None:
         ({"BC": 64}, "BC=64: expected all 35 channels"),
         ({"BC": 0}, "BC=0: expected all 35 channels"),
     ):
-        (found,) = MATRIX.why_not(layer, device_of(), params | changed)
+        (found,) = MATRIX.why_not(layer, tile_device(), params | changed)
         assert reason in found
 
 
 def test_who_wants_no_products_that_err_more_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three parts, that is; six err no more than sums in float32, and are offered all the same."""
     layers = {way: layer_of("whole tiles", direction=way, stride=1 + (way == "dgrad")) for way in DIRECTIONS}
-    families = [a for a in registry.algorithms(device_of()) if "matrix" in a.name and "float32" in a.dtypes]
+    families = [a for a in registry.algorithms(tile_device()) if "matrix" in a.name and "float32" in a.dtypes]
     assert {"matrix", "matrix.x3", "matrix.x3.wgrad", "matrix.x3.polyphase", "winograd.matrix"} < {
         a.name for a in families
     }
     for family in families:
         layer = layers[family.directions[0]]
-        params = family.all(layer, device_of())[0].params
-        assert family.why_not(layer, device_of(), params) == []
+        params = family.all(layer, tile_device())[0].params
+        assert family.why_not(layer, tile_device(), params) == []
         with monkeypatch.context() as patch:
             patch.setenv(SPLIT_PRODUCTS, "0")
-            reasons = family.why_not(layer, device_of(), params)
+            reasons = family.why_not(layer, tile_device(), params)
         forbidden = [f"{SPLIT_PRODUCTS}=0: expected no products of parts that err more than sums in float32"]
         assert reasons == (forbidden if "x3" in family.name else [])
 

@@ -11,7 +11,7 @@ import pytest
 from assembly import assembly, functions_of
 from guards import check_guarded
 from layers import EPILOGUES, edge, operands
-from vectors import INSTRUCTION_SETS, modelled
+from vectors import INSTRUCTION_SETS, modelled, tile_device
 
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
@@ -38,23 +38,18 @@ LAYERS = {
 }
 
 
-def device_of(instruction_set: str = "avx2") -> CPU:
-    model = modelled(instruction_set, 2).text
-    return CPU(threads=2, instruction_set=instruction_set, matrix_unit="emulated", model=model)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers(name: str, instruction_set: str, layout: str) -> None:
     layer = LAYERS[name].replace(layout=layout)
-    assert check_guarded(DOT, layer, device_of(instruction_set), operands(layer))
+    assert check_guarded(DOT, layer, tile_device(instruction_set), operands(layer))
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_epilogues(epilogue: str) -> None:
     layer = edge("remainders", dtype="bfloat16", **EPILOGUES[epilogue])
-    assert check_guarded(DOT, layer, device_of(), operands(layer))
+    assert check_guarded(DOT, layer, tile_device(), operands(layer))
 
 
 def emit_pairs(instruction_set: str) -> Module:
@@ -94,7 +89,7 @@ def test_the_code_for_avx512_bf16(processor: str) -> None:
 
 
 def test_who_offers_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, vectors = device_of(), {isa: CPU(2, isa, model=modelled(isa, 2).text) for isa in ("avx512", "avx2")}
+    plain, vectors = tile_device(), {isa: CPU(2, isa, model=modelled(isa, 2).text) for isa in ("avx512", "avx2")}
     tiles = CPU(2, "avx512", matrix_unit="amx", model=modelled("avx512", 2).text)
     for has in (True, False):
         monkeypatch.setattr(compiler, "host_features", lambda has=has: {FEATURE: has})

@@ -10,7 +10,7 @@ import pytest
 from assembly import assembly, functions_of
 from guards import check_candidate, run_guarded
 from layers import EDGES, EPILOGUES, edge, operands
-from vectors import INSTRUCTION_SETS, modelled
+from vectors import INSTRUCTION_SETS, modelled, tile_device
 
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu import permission, pool
@@ -36,17 +36,13 @@ X6, X3 = WinogradMatrix(), WinogradMatrixX3()
 AMX = CPU(threads=2, instruction_set="avx512", matrix_unit="amx")
 
 
-def device_of(instruction_set: str = "avx2") -> CPU:
-    return CPU(threads=2, instruction_set=instruction_set, matrix_unit="emulated")
-
-
-FITTING = [name for name in EDGES if not X6.why_not(edge(name), device_of(), {"m": "2x2", "rows": 2, "coop": 0})]
+FITTING = [name for name in EDGES if not X6.why_not(edge(name), tile_device(), {"m": "2x2", "rows": 2, "coop": 0})]
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("name", FITTING)
 def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None:
-    device = device_of(instruction_set)
+    device = tile_device(instruction_set)
     for layout, direction, coop in (("NCHW", "fwd", 0), ("NHWC", "dgrad", 2)):
         layer = edge(name, layout=layout, direction=direction)
         params = {"m": "2x2", "rows": 2, "coop": coop}
@@ -60,23 +56,23 @@ def test_channels_that_fill_lines_and_tiles_or_do_not(C: int, K: int) -> None:
     """What a line has beyond the last channel is cleared: the workspace holds NaN before."""
     layer = ConvLayer(N=1, C=C, H=9, W=11, K=K, R=3, S=3, padding=1)
     for algorithm in (X6, X3):
-        check_candidate(algorithm, layer, {"m": "2x4", "rows": 2, "coop": 0}, device_of())
+        check_candidate(algorithm, layer, {"m": "2x4", "rows": 2, "coop": 0}, tile_device())
 
 
 @pytest.mark.parametrize("m", ["3x3", "4x4", "5x5", "6x6", "7x7", "4x7"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_sizes_of_tiles(m: str, layout: str) -> None:
     layer = ConvLayer(N=1, C=40, H=17, W=19, K=20, R=3, S=3, padding=1, layout=layout)
-    check_candidate(X6, layer, {"m": m, "rows": 1, "coop": 0}, device_of())
+    check_candidate(X6, layer, {"m": m, "rows": 1, "coop": 0}, tile_device())
     if max(map(int, m.split("x"))) <= 4:
-        check_candidate(X3, layer, {"m": m, "rows": 1, "coop": 0}, device_of())
+        check_candidate(X3, layer, {"m": m, "rows": 1, "coop": 0}, tile_device())
 
 
 @pytest.mark.parametrize(("rows", "coop"), [(1, 0), (3, 0), (100, 0), (1, 1), (2, 3), (3, 100)])
 def test_schedules(rows: int, coop: int) -> None:
     """Chunks of one tile of the unit and of several, the last one of another size."""
     for name in ("many images", "grouped"):
-        check_candidate(X6, edge(name), {"m": "2x2", "rows": rows, "coop": coop}, device_of())
+        check_candidate(X6, edge(name), {"m": "2x2", "rows": rows, "coop": coop}, tile_device())
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
@@ -84,7 +80,7 @@ def test_schedules(rows: int, coop: int) -> None:
 def test_types_and_epilogues(dtype: str, epilogue: str) -> None:
     for layout in ("NCHW", "NHWC"):
         layer = edge("remainders", C=24, dtype=dtype, layout=layout, **EPILOGUES[epilogue])
-        check_candidate(X3, layer, {"m": "4x4", "rows": 2, "coop": 0}, device_of())
+        check_candidate(X3, layer, {"m": "4x4", "rows": 2, "coop": 0}, tile_device())
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -94,7 +90,7 @@ def test_types_and_epilogues(dtype: str, epilogue: str) -> None:
 def test_a_strided_gradient_by_polyphase_components(algorithm: Algorithm[CPU], layout: str) -> None:
     fields = {"R": 4, "S": 4, "stride": 2, "padding": 1, "layout": layout, "direction": "dgrad"}
     layer = ConvLayer(N=1, C=20, H=12, W=14, K=24, **fields)
-    check_candidate(algorithm, layer, {"m": "2x2", "rows": 1, "coop": 0}, device_of())
+    check_candidate(algorithm, layer, {"m": "2x2", "rows": 1, "coop": 0}, tile_device())
 
 
 @pytest.mark.parametrize(("m", "least", "most"), [("2x2", 1e-7, 4e-6), ("3x3", 2e-7, 8e-6), ("4x4", 5e-7, 1.5e-5)])
@@ -107,7 +103,7 @@ def test_six_products_err_no_more_than_float32_does(m: str, least: float, most: 
 
     def error(algorithm: Algorithm[CPU]) -> float:
         candidate = Candidate(algorithm.name, (("m", m), ("rows", 3), ("coop", 0)))
-        got = run_guarded(algorithm, layer, device_of(), candidate, (x, w, None, None), "after")
+        got = run_guarded(algorithm, layer, tile_device(), candidate, (x, w, None, None), "after")
         return reference.error(got, want, magnitude)
 
     assert error(X6) <= error(Winograd())
@@ -124,13 +120,13 @@ def test_what_is_not_finite_stays_so_within_its_tiles(algorithm: Algorithm[CPU])
         spoilt = x.copy()
         spoilt[1, 5, 4, 3] = value
         clean, got = (
-            run_guarded(algorithm, layer, device_of(), candidate, (a, w, None, None), "after") for a in (x, spoilt)
+            run_guarded(algorithm, layer, tile_device(), candidate, (a, w, None, None), "after") for a in (x, spoilt)
         )
         assert not np.isfinite(got[1, :, 3:6, 2:5]).any()
         np.testing.assert_array_equal(got[0], clean[0])
     big = np.zeros_like(x)
     big[0, 3, 4, 4] = 2.0**125
-    got = run_guarded(algorithm, layer, device_of(), candidate, (big, w, None, None), "after")
+    got = run_guarded(algorithm, layer, tile_device(), candidate, (big, w, None, None), "after")
     want, magnitude = reference.convolve(layer, big, w), reference.magnitude(layer, big, w)
     assert reference.error(got, want, magnitude) < 4e-5  # of one term
 
@@ -143,7 +139,7 @@ def test_precision_fades_where_parts_of_numbers_are_subnormal() -> None:
     for exponent, bound in ((-60, 4e-6), (-100, 4e-6), (-118, 2e-3)):
         small = np.ldexp(x, exponent)
         want, magnitude = reference.convolve(layer, small, w), reference.magnitude(layer, small, w)
-        got = run_guarded(X6, layer, device_of(), candidate, (small, w, None, None), "after")
+        got = run_guarded(X6, layer, tile_device(), candidate, (small, w, None, None), "after")
         assert reference.error(got, want, magnitude) <= bound, exponent
         allowed = X6.absolute_bound(layer, candidate.params, float(np.abs(w).max()))
         assert np.abs(got - want).max() <= bound * magnitude.max() + allowed
@@ -167,12 +163,12 @@ def test_the_code_for_amx(algorithm: WinogradMatrix, products: int) -> None:
 
 def test_who_is_refused_and_why() -> None:
     layer, params = ConvLayer(N=1, C=32, H=8, W=8, K=8, R=3, S=3), {"m": "2x2", "rows": 1, "coop": 0}
-    assert X3.why_not(layer, device_of(), params) == []
-    (few,) = X3.why_not(layer.replace(C=15), device_of(), params)
+    assert X3.why_not(layer, tile_device(), params) == []
+    (few,) = X3.why_not(layer.replace(C=15), tile_device(), params)
     assert few == "channels of a group: expected sums of at least 16 terms, got 15"
-    (large,) = X3.why_not(layer, device_of(), params | {"m": "2x5"})
+    (large,) = X3.why_not(layer, tile_device(), params | {"m": "2x5"})
     assert large == "m=2x5: expected at most 4 outputs and 6 points of a tile, as there are three products of parts"
-    assert all(c.params["m"] in {"2x2", "2x3", "2x4", "3x3", "3x4", "4x4"} for c in X3.all(layer, device_of()))
+    assert all(c.params["m"] in {"2x2", "2x3", "2x4", "3x3", "3x4", "4x4"} for c in X3.all(layer, tile_device()))
     (no_unit,) = X6.why_not(layer, CPU(threads=2, instruction_set="avx2"), params)
     assert no_unit == "matrix_unit=None: expected a processor with a matrix unit (AMX)"
     assert X6.all(layer, CPU(threads=2, instruction_set="avx2")) == []

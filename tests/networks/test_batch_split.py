@@ -210,6 +210,18 @@ def test_the_quickest_parts_are_chosen_from_what_is_timed(
     assert ways_to_split(chain(8), (), device, options, "profile") == [{}, dict.fromkeys(names, 1)]
 
 
+def test_where_a_layer_has_no_time_nothing_is_chosen_from_times(
+    timed: list[ConvLayer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(layer: ConvLayer, mode: str, **options: Any) -> Any:
+        raise PlanError("every candidate crashed")
+
+    monkeypatch.setattr(batch, "plan", fails)
+    monkeypatch.setattr(batch, "arena_bytes", lambda views: 1 << 40)
+    ways = ways_to_split(chain(8), (), CPU.current(), {"cache": TuningCache(tmp_path)}, "profile")
+    assert ways == [{}, dict.fromkeys(["c0", "c1", "c2"], 1)]
+
+
 def test_what_won_is_known_until_kernels_change(
     timed: list[ConvLayer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

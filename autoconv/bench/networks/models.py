@@ -44,12 +44,12 @@ def light(name: str) -> Any:
     return onnx.load(light_folder() / f"light_{name}.onnx")
 
 
-def randomised(network: Any, seed: int = 0) -> Any:
+def randomised(network: Any) -> Any:
     """The network with weights drawn at random: filters scaled by their fan-in, batch normalisation near identity."""
     import onnx
     from onnx import numpy_helper
 
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     takers: dict[str, tuple[Any, int]] = {}
     for taker in network.graph.node:
         for place, name in enumerate(taker.input):
@@ -117,14 +117,13 @@ def opened(network: Any) -> Any:
     return found
 
 
-def pytorch_model(name: str, seed: int = 0) -> tuple[Any, int]:
+def pytorch_model(name: str) -> tuple[Any, int]:
     """A model of PyTorch's with weights drawn at random, and the extent of its images.
 
     Parameters
     ----------
     name : str
         A model of torchvision's, or "unet".
-    seed : int
 
     Returns
     -------
@@ -133,7 +132,7 @@ def pytorch_model(name: str, seed: int = 0) -> tuple[Any, int]:
     """
     import torch
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     if name == "unet":
         model, size = unet(), 256
     else:
@@ -149,12 +148,12 @@ def pytorch_model(name: str, seed: int = 0) -> tuple[Any, int]:
     return model, size
 
 
-def exported(name: str, seed: int = 0) -> Any:
+def exported(name: str) -> Any:
     """A network of PyTorch's as ONNX, for one image."""
     import onnx
     import torch
 
-    model, size = pytorch_model(name, seed)
+    model, size = pytorch_model(name)
     target = io.BytesIO()
     torch.onnx.export(
         model.eval(), (torch.zeros(1, 3, size, size),), target, dynamo=False, opset_version=17, input_names=["image"]
@@ -194,14 +193,12 @@ def unet(width: int = 32, depth: int = 4) -> Any:
     return UNet()
 
 
-def network(name: str, seed: int = 0) -> Any:
+def network(name: str) -> Any:
     """One of `NAMES`, of any batch.
 
     Parameters
     ----------
     name : str
-    seed : int
-        Of its weights.
 
     Returns
     -------
@@ -214,7 +211,7 @@ def network(name: str, seed: int = 0) -> Any:
     """
     if name not in NAMES:
         raise ValueError(f"network {name!r}: expected one of {', '.join(NAMES)}")
-    return opened(randomised(light(name), seed) if name in LIGHT else exported(name, seed))
+    return opened(randomised(light(name)) if name in LIGHT else exported(name))
 
 
 def fixed(model: Any, batch: int) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from autoconv.common.epilogue import activations
 from autoconv.common.epilogue.expressions import Expression, constant_of, substituted
 from autoconv.errors import PlanError
 from autoconv.networks.graph import Graph, Node
@@ -25,7 +26,6 @@ from autoconv.networks.operators import (
     Softmax,
     Transpose,
 )
-from autoconv.networks.operators.activations import GELU, HARD_SWISH, SILU, hard_sigmoid
 from autoconv.networks.passes.folding import fold_padding, fold_scaling, transpose_matrices
 from autoconv.networks.passes.fusion import fuse_elementwise, inline_scalars
 from autoconv.networks.passes.identities import drop_identities
@@ -37,15 +37,7 @@ if TYPE_CHECKING:
 # functions into one place, where `_Writer` finds those for which PyTorch has one function.
 FOLDED = (drop_identities, fold_padding, transpose_matrices, fold_scaling, inline_scalars, fuse_elementwise)
 BINARY = {"add": "add", "sub": "sub", "mul": "mul", "div": "div", "max": "maximum", "min": "minimum", "pow": "pow"}
-ACTIVATIONS = {
-    name: Elementwise(expression).expression
-    for name, expression in {
-        "silu": SILU,
-        "gelu": GELU,
-        "hardswish": HARD_SWISH,
-        "hardsigmoid": hard_sigmoid(),
-    }.items()
-}
+ACTIVATIONS = {name: activations.expression(name) for name in ("silu", "gelu", "hardswish", "hardsigmoid")}
 UNARY = ("neg", "abs", "sqrt", "exp", "log", "erf", "tanh", "sigmoid", "relu")
 
 

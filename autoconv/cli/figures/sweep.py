@@ -12,6 +12,7 @@ import click
 from autoconv.cli.figures.places import check_places, page_to, pictures_to
 from autoconv.cli.options import (
     FAILED,
+    FAILURES,
     INTERRUPTED,
     OK,
     as_json,
@@ -20,13 +21,13 @@ from autoconv.cli.options import (
     numbers,
     options_of_plan,
     seconds,
+    share,
     some_of,
     with_limits,
 )
-from autoconv.cli.output import print_json, progress_bar, say
+from autoconv.cli.output import print_json, progress_bar, say, say_interrupted
 from autoconv.common.text import duration, one_line, print_table
 from autoconv.cpu.device import CPU
-from autoconv.errors import AutoconvError
 from autoconv.layer import DIRECTIONS
 from autoconv.paths import write_whole
 from autoconv.records.cache import TuningCache
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from autoconv.bench.report.sweep import Sweep
 
 EXTENTS = tuple("NCKRH")
-LEAST_BUDGET = 0.05  # seconds of timing for a layer whose turn comes when the budget is spent
 
 
 @click.command(short_help="A layer as one extent grows: who takes over where.")
@@ -97,12 +97,11 @@ def sweep(
                 with cache.timing_lock(device.key):
                     device.survey()
             for place, ((extent, value), each) in enumerate(zip(jobs, layers, strict=True)):
-                left = None if end is None else max((end - time.monotonic()) / (len(jobs) - place), LEAST_BUDGET)
-                progress = begin(place, f"{extent}={value}")
+                left, progress = share(end, len(jobs) - place), begin(place, f"{extent}={value}")
                 try:
                     timing = {"mode": mode, "budget": left, "progress": progress}
                     done.append((extent, value, studied(f"{extent}={value}", 1, each, device, cache, options | timing)))
-                except (AutoconvError, OSError, MemoryError, RuntimeError) as error:
+                except FAILURES as error:
                     failed.append(f"{extent}={value}: {one_line(error)}")
         except KeyboardInterrupt:
             interrupted = True
@@ -120,10 +119,7 @@ def sweep(
     for line in failed:
         say("error", line)
     if interrupted:
-        say(
-            "error",
-            f"interrupted: {len(done)} of {len(jobs)} layers are done and kept; the same command goes on from there",
-        )
+        say_interrupted(len(done), len(jobs))
         return INTERRUPTED
     return FAILED if failed else OK
 

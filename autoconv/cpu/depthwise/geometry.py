@@ -148,11 +148,6 @@ def workspace_bytes(instruction_set: str, layer: ConvLayer, blocking: RowBlockin
     return (tiling.elements + tiling.output_elements * blocking.nt) * widened(DTYPES[layer.dtype]).bytes
 
 
-def whole_planes(layer: ConvLayer, threads: int) -> bool:
-    """Whether tasks are of whole planes, which are read from front to back."""
-    return layer.N * layer.groups >= 8 * threads
-
-
 def packed_elements(layer: ConvLayer) -> int:
     """In NHWC: filters as `R, S, C`, for one filter per channel."""
     return layer.R * layer.S * layer.C

@@ -11,7 +11,7 @@ from autoconv.cpu.common.correlation import Correlation
 from autoconv.cpu.common.epilogue import Epilogue
 from autoconv.cpu.common.lanes import interleaved, load_range, overlap, store_range
 from autoconv.cpu.common.streaming import stream
-from autoconv.cpu.depthwise.geometry import DepthwiseTiling, RowBlocking, tiling_of, whole_planes, workspace_bytes
+from autoconv.cpu.depthwise.geometry import DepthwiseTiling, RowBlocking, tiling_of, workspace_bytes
 from autoconv.layer import ConvLayer
 
 
@@ -33,7 +33,7 @@ def _emit_task(
     problem = tiling.problem
     planes = problem.N * problem.groups
     chunks = -(-tiling.blocks // tiling.together)
-    whole = whole_planes(layer, blocking.threads)
+    whole = planes >= 8 * blocking.threads  # tasks of whole planes, which are read from front to back
     together = max(1, min(16, planes // (8 * blocking.threads)))
     functions = {
         (rows, segment.pixels): emit_tile(m, f"task_{rows}x{segment.pixels}", layer, tiling, rows, segment.pixels)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
@@ -182,101 +181,121 @@ def _tap_range(k: Function, axis: CorrelationAxis, position: Value) -> tuple[Val
     return overlap(k, position * axis.stride + axis.offset, axis.dilation, axis.size, len(axis.taps))
 
 
-def _emit_task(
-    m: Module, n: int, c: Correlation, epilogue: Epilogue, b: DirectBlocking, element: Type, packed_at: int
-) -> tuple[Function, int]:
-    """The task of one correlation, and how many there are."""
-    blocks = math.ceil(c.K / b.TK)
-    row_runs, column_runs = tile_runs(c.rows, b.TP), tile_runs(c.columns, b.TQ)
-    kinds = {(r.kind, s.kind): (r, s) for r in row_runs for s in column_runs}
-    shapes = {(r.length, s.length) for r in row_runs for s in column_runs}
-    o = c.output
-    strides = (o.channel, o.row * c.rows.output_stride, o.column * c.columns.output_stride)
-    stores = {shape: emit_store(m, c, epilogue, b.TK, element, shape, strides) for shape in sorted(shapes)}
-    positions = sum(r.tiles for r in row_runs)
-    chunks = math.ceil(positions / b.rows)
-    adds = b.BC < c.C
-    tiles = sum(s.tiles for s in column_runs)
-    of_block = b.BC * len(c.rows.taps) * len(c.columns.taps) * b.TK  # elements of a block of channels' filters
-    rounds, fewest = math.ceil(b.BC / channels_together(c)), positions // chunks * tiles
-    line = LINE // element.bytes
-    worth = b.packed and adds and fewest >= FEWEST_TO_FETCH and element == widened(element)
-    fetched = math.ceil(of_block / (line * rounds * fewest)) if worth else 0
-    micros = {kind: Microkernel(m, c, b, element, r, s, fetched).k for kind, (r, s) in kinds.items()}
-    k = m.function(f"task_{n}", *TASK, internal=True)
-    ctx, index, _ = k.args
-    sums = widened(element)
-    a, w, out, bias, residual, _ = operands(k, ctx, element, sums if b.packed else element, element, element, element)
+class _Tile(NamedTuple):
+    """A tile of a task: of which runs, from which output row and column on, and its number."""
 
-    if b.filters_outside:
-        block, rest = index // (c.N * c.groups * chunks), index % (c.N * c.groups * chunks)
-    else:
-        block, rest = index % blocks, index // blocks
-    chunk, image = rest % chunks, rest // chunks
-    group, image = image % c.groups, image // c.groups
-    first = block * b.TK
-    left = k.i64(c.K) - first
-    a = a + image * c.input.image + group * c.input.group
-    place = image * c.output.image + group * c.output.group + first * c.output.channel
-    place = place + (c.rows.output_start * c.output.row + c.columns.output_start * c.output.column)
-    out, residual = out + place, residual + place
-    bias = bias + group * c.K + first
-    if b.packed:
-        w = w + packed_at + (group * blocks + block) * (packed_size(c, b.TK) // c.groups // blocks)
-    else:
-        w = w + group * c.filters.group + first * c.filters.k
+    rows: TileRun
+    columns: TileRun
+    row: Value
+    column: Value
+    number: Value
 
-    tile_size = b.TK * b.TP * b.TQ
-    buffer = k.scratch(sums, b.rows * tiles * tile_size if adds else tile_size)
-    zero = k.i64(0)
-    start, end = chunk * positions // chunks, (chunk + 1) * positions // chunks
 
-    def each(visit: Callable[[TileRun, TileRun, Value, Value, Value], None]) -> None:
-        """Visit the tiles of a task: their kinds, first output row and column, and number."""
-        begin = 0
-        for r in row_runs:  # rows of tiles begin .. begin + r.tiles - 1 are of this run
+class _TaskWriter:
+    """Writes the task of one correlation: some rows of an image's tiles by a block of filters."""
+
+    def __init__(
+        self, m: Module, n: int, c: Correlation, epilogue: Epilogue, b: DirectBlocking, element: Type, packed_at: int
+    ) -> None:
+        self.c, self.b, self.element, self.packed_at = c, b, element, packed_at
+        self.row_runs, self.column_runs = tile_runs(c.rows, b.TP), tile_runs(c.columns, b.TQ)
+        kinds = {(r.kind, s.kind): (r, s) for r in self.row_runs for s in self.column_runs}
+        shapes = {(r.length, s.length) for r in self.row_runs for s in self.column_runs}
+        o = c.output
+        strides = (o.channel, o.row * c.rows.output_stride, o.column * c.columns.output_stride)
+        self.stores = {shape: emit_store(m, c, epilogue, b.TK, element, shape, strides) for shape in sorted(shapes)}
+        self.positions, self.tiles = (sum(run.tiles for run in runs) for runs in (self.row_runs, self.column_runs))
+        self.chunks, self.blocks = math.ceil(self.positions / b.rows), math.ceil(c.K / b.TK)
+        self.adds = b.BC < c.C
+        self.tile_size = b.TK * b.TP * b.TQ
+        self.of_block = b.BC * len(c.rows.taps) * len(c.columns.taps) * b.TK  # elements of a block of channels' filters
+        rounds, fewest = math.ceil(b.BC / channels_together(c)), self.positions // self.chunks * self.tiles
+        line = LINE // element.bytes
+        worth = b.packed and self.adds and fewest >= FEWEST_TO_FETCH and element == widened(element)
+        fetched = math.ceil(self.of_block / (line * rounds * fewest)) if worth else 0
+        self.share = rounds * fetched * line
+        self.micros = {kind: Microkernel(m, c, b, element, r, s, fetched).k for kind, (r, s) in kinds.items()}
+        self.k = m.function(f"task_{n}", *TASK, internal=True)
+
+    def task(self) -> tuple[Function, int]:
+        """The task, and how many there are."""
+        k, c, b, element, chunks, blocks = self.k, self.c, self.b, self.element, self.chunks, self.blocks
+        context, index, _ = k.args
+        sums = widened(element)
+        types = element, sums if b.packed else element, element, element, element
+        a, w, out, bias, residual, _ = operands(k, context, *types)
+        if b.filters_outside:
+            block, rest = index // (c.N * c.groups * chunks), index % (c.N * c.groups * chunks)
+        else:
+            block, rest = index % blocks, index // blocks
+        chunk, image = rest % chunks, rest // chunks
+        group, image = image % c.groups, image // c.groups
+        first = block * b.TK
+        self.left = k.i64(c.K) - first
+        self.a = a + image * c.input.image + group * c.input.group
+        place = image * c.output.image + group * c.output.group + first * c.output.channel
+        place = place + (c.rows.output_start * c.output.row + c.columns.output_start * c.output.column)
+        self.out, self.residual = out + place, residual + place
+        self.bias = bias + group * c.K + first
+        if b.packed:
+            self.w = w + self.packed_at + (group * blocks + block) * (packed_size(c, b.TK) // c.groups // blocks)
+        else:
+            self.w = w + group * c.filters.group + first * c.filters.k
+        held = b.rows * self.tiles * self.tile_size if self.adds else self.tile_size
+        self.sums = k.scratch(sums, held)
+        self.zero = k.i64(0)
+        self.span = chunk * self.positions // chunks, (chunk + 1) * self.positions // chunks
+        if self.adds:
+            lanes = k.module.lanes(element)
+            with k.loop(0, held, lanes) as i:
+                k.store(k.zero(sums, lanes), self.sums + i)
+            with k.loop(0, math.ceil(c.C / b.BC)) as block:
+                for tile in self._tiles():
+                    self._add(block, tile)
+            for tile in self._tiles():
+                self._store(tile)
+        else:
+            for tile in self._tiles():
+                self._add(self.zero, tile)
+                self._store(tile)
+        return k, blocks * c.N * c.groups * chunks
+
+    def _tiles(self) -> Iterator[_Tile]:
+        """All tiles of the task."""
+        k, (start, end), begin = self.k, self.span, 0
+        for r in self.row_runs:  # rows of tiles begin .. begin + r.tiles - 1 are of this run
             low, high = k.max(start, begin), k.min(end, begin + r.tiles)
             with k.loop(low, high) as i:
                 before = 0
-                for s in column_runs:
+                for s in self.column_runs:
                     with k.loop(0, s.tiles) as j:
-                        number = (i - start) * tiles + j + before
-                        visit(r, s, (i - begin) * r.length + r.start, j * s.length + s.start, number)
+                        number = (i - start) * self.tiles + j + before
+                        yield _Tile(r, s, (i - begin) * r.length + r.start, j * s.length + s.start, number)
                     before += s.tiles
             begin += r.tiles
 
-    def sums_of(number: Value) -> Value:
-        return buffer + number * tile_size if adds else buffer
+    def _sums_of(self, tile: _Tile) -> Value:
+        return self.sums + tile.number * self.tile_size if self.adds else self.sums
 
-    def add(block: Value, r: TileRun, s: TileRun, row: Value, column: Value, number: Value) -> None:
+    def _add(self, block: Value, tile: _Tile) -> None:
         """Sum a block of channels."""
-        rows = _tap_range(k, c.rows, row) if r.pattern is None else (zero, zero)
-        columns = _tap_range(k, c.columns, column) if s.pattern is None else (zero, zero)
-        here = a + row * (c.rows.stride * c.input.row) + column * (c.columns.stride * c.input.column)
-        here = here + block * (b.BC * c.input.channel)
-        filters = w + block * of_block if adds else w
-        following = filters + (number * (rounds * fetched * line) + of_block)
+        k, c, b, i = self.k, self.c, self.b, self.c.input
+        rows = _tap_range(k, c.rows, tile.row) if tile.rows.pattern is None else (self.zero, self.zero)
+        columns = _tap_range(k, c.columns, tile.column) if tile.columns.pattern is None else (self.zero, self.zero)
+        here = self.a + tile.row * (c.rows.stride * i.row) + tile.column * (c.columns.stride * i.column)
+        here = here + block * (b.BC * i.channel)
+        filters = self.w + block * self.of_block if self.adds else self.w
+        following = filters + (tile.number * self.share + self.of_block)
         channels = k.min(c.C - block * b.BC, b.BC)
-        k.call(micros[r.kind, s.kind], here, filters, following, sums_of(number), channels, left, *rows, *columns, 1)
+        micro = self.micros[tile.rows.kind, tile.columns.kind]
+        k.call(micro, here, filters, following, self._sums_of(tile), channels, self.left, *rows, *columns, 1)
 
-    def store(r: TileRun, s: TileRun, row: Value, column: Value, number: Value) -> None:
-        there = row * (c.rows.output_stride * c.output.row) + column * (c.columns.output_stride * c.output.column)
-        k.call(stores[r.length, s.length], sums_of(number), out + there, residual + there, bias, left)
-
-    def add_and_store(*tile: Any) -> None:
-        add(zero, *tile)
-        store(*tile)
-
-    if adds:
-        lanes = m.lanes(element)
-        with k.loop(0, b.rows * tiles * tile_size, lanes) as i:
-            k.store(k.zero(sums, lanes), buffer + i)
-        with k.loop(0, math.ceil(c.C / b.BC)) as block:
-            each(functools.partial(add, block))
-        each(store)
-    else:
-        each(add_and_store)
-    return k, blocks * c.N * c.groups * chunks
+    def _store(self, tile: _Tile) -> None:
+        """Store what has been summed."""
+        c, o = self.c, self.c.output
+        there = tile.row * (c.rows.output_stride * o.row) + tile.column * (c.columns.output_stride * o.column)
+        store = self.stores[tile.rows.length, tile.columns.length]
+        self.k.call(store, self._sums_of(tile), self.out + there, self.residual + there, self.bias, self.left)
 
 
 def emit(instruction_set: str, layer: ConvLayer, blockings: tuple[DirectBlocking, ...]) -> Module:
@@ -288,10 +307,8 @@ def emit(instruction_set: str, layer: ConvLayer, blockings: tuple[DirectBlocking
     pack = m.function("pack", *RUN) if blockings[0].packed else None
     packed_at = 0
     for n, (c, b) in enumerate(zip(flat_correlations(layer), blockings, strict=True)):
-        task, count = _emit_task(m, n, c, epilogue, b, element, packed_at)
-        launch(run, run.args[0], task, count)
+        launch(run, run.args[0], *_TaskWriter(m, n, c, epilogue, b, element, packed_at).task())
         if pack is not None and packed_size(c, b.TK):
-            task, count = emit_pack(m, c, b.TK, element, packed_at)
-            launch(pack, pack.args[0], task, count)
+            launch(pack, pack.args[0], *emit_pack(m, c, b.TK, element, packed_at))
             packed_at += packed_size(c, b.TK)
     return m

@@ -159,6 +159,8 @@ class _Segments:
         """The best path through the nodes, its seconds, and those of the whole batch."""
         names = list(self._graph.nodes)
         costs = [{count: cost for count in self._parts if (cost := self._seconds(n, count)) < math.inf} for n in names]
+        if any(self._batch not in found for found in costs):
+            return {}, math.inf, 0.0  # a layer that has no time
         whole = sum(found[self._batch] for found in costs)
         best: dict[int, float] = dict(costs[0])
         before: list[dict[int, int]] = [{}]

@@ -26,7 +26,7 @@ LOWERINGS: dict[str, Lowering] = {
 }
 
 
-def exported(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
+def exported(model: Any, args: Sequence[Any]) -> Any:
     """A model as a program of ATen operators without side effects; those that are known here stay whole.
 
     Parameters
@@ -34,8 +34,6 @@ def exported(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None =
     model : torch.nn.Module
     args : sequence
         Example inputs.
-    kwargs : mapping, optional
-        More of them, by name.
 
     Returns
     -------
@@ -53,7 +51,7 @@ def exported(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None =
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, of its own code
         try:
             with torch.no_grad():
-                return torch.export.export(model, tuple(args), dict(kwargs or {})).run_decompositions(table)
+                return torch.export.export(model, tuple(args)).run_decompositions(table)
         except Exception as error:  # of any kind: the model's own code runs, too
             raise ConfigError(f"{type(model).__name__}: torch.export cannot trace it: {one_line(error)}") from error
 
