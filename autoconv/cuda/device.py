@@ -170,6 +170,13 @@ class CUDA(Device):
                 return self.xp.empty(shape, dtype)
         return self.xp.empty(shape, dtype)
 
+    def zeros(self, nbytes: int) -> Array:
+        """Bytes of zeros, which are there already for whatever is launched from now on, on any stream, or captured."""
+        with self.selected(), self.xp.cuda.Stream(non_blocking=True) as stream:
+            array = self.xp.zeros(nbytes, "uint8")
+            stream.synchronize()
+        return array
+
     def selected(self) -> AbstractContextManager[object]:
         """CuPy's own context."""
         return self.xp.cuda.Device(self.index)  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ from autoconv.cuda.codegen.source import Unit
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 
 LEVELS = (("-O0",), ("-O1",), ("-O2",), ("-O3",), ("-O1", "-mf16c"), ("-O2", "-mavx2", "-mfma", "-mf16c"))
-UNIT = Unit("test", "common/common.cuh", edge("one"), grid=(2, 1, 1), threads=64, blocks=1, shared=4096)
+UNIT = Unit("test", "common/tickets.cuh", edge("one"), grid=(2, 1, 1), threads=64, blocks=1, shared=4096)
 
 
 def launch(
@@ -99,6 +99,11 @@ def test_address_sanitizer_sees_a_read_beyond_an_array() -> None:
         ("if (t < 32) __syncthreads();", "32 threads wait at a barrier, 32 have returned"),
         ("if (t < 7)\n__syncthreads();\nelse\n__syncthreads();", "two barriers"),
         ("if (t != 5) shuffle_xor(1.0f, 1);", "a warp's threads do not meet"),
+        ("if (t < 32) sync_some<64>(2);", "barrier 2: not all of its threads meet"),
+        (
+            "if (t == 0) { fence_device(); take_ticket(reinterpret_cast<unsigned*>(p0), 5); fence_device(); }",
+            "a ticket is left at 2, and the next launch wants it at 0",
+        ),
         ("struct Big { float at[2000]; }; SHARED(Big, big); big.at[t] = 0;", "8000 bytes asked for, 4096 allowed"),
         ("struct Row { float at[64]; }; SHARED(Row, row); row.at[t + 1] = 0;", "written beyond its 256 bytes"),
         ("p0[t] = aligned<Bits128>(p0 + 1).word[0];", "not a multiple of 16"),
@@ -118,6 +123,53 @@ def test_address_sanitizer_sees_a_read_beyond_an_array() -> None:
 def test_it_complains(body: str, complaint: str) -> None:
     with pytest.raises(EmulationError, match=complaint):
         launch(body, np.zeros(128, "f"), schedule=2)
+
+
+# Both blocks leave their number and take a ticket; the second one to come looks for the other's.
+LEAVE = """
+    unsigned* const ticket = reinterpret_cast<unsigned*>(p1);
+    struct Row { float at[64]; };
+    SHARED(Row, row);
+    publish(p0 + blockIdx.x * 64 + t, float(blockIdx.x + 1));
+    %s
+    bool last = false;
+    if (t == 0) {
+        %s
+        last = take_ticket(ticket, 1) == 1;
+        %s
+    }
+    if (any_of<64>(3, last)) p2[t] = p0[(1 - blockIdx.x) * 64 + t];
+"""
+ORDERED = "sync_some<64>(3);", "fence_device();", "fence_device();"
+
+
+def test_blocks_find_what_others_stored_behind_fences_and_tickets() -> None:
+    firsts = set()
+    for schedule in range(16):
+        p0, ticket, found = np.full(128, np.nan, "f"), np.zeros(1, "u4"), np.zeros(64, "f")
+        launch(LEAVE % ORDERED, p0, ticket, found, schedule=schedule)
+        assert found[0] in (1, 2)
+        assert (found == found[0]).all()
+        assert not ticket.any()
+        firsts.add(found[0])
+    assert firsts == {1, 2}
+
+
+def test_what_no_fence_knows_of_is_not_there() -> None:
+    p0, ticket, found = np.full(128, np.nan, "f"), np.zeros(1, "u4"), np.zeros(64, "f")
+    launch(LEAVE % ("", *ORDERED[1:]), p0, ticket, found, schedule=0)
+    assert np.isnan(found).any()
+    assert not np.isnan(p0).any()  # when the kernel has ended
+
+
+@pytest.mark.parametrize(
+    ("left_out", "complaint"),
+    [(1, "and no fence is before it"), (2, "and no fence is behind it")],
+)
+def test_a_ticket_has_fences_on_both_sides(left_out: int, complaint: str) -> None:
+    arrays = np.zeros(128, "f"), np.zeros(1, "u4"), np.zeros(64, "f")
+    with pytest.raises(EmulationError, match=complaint):
+        launch(LEAVE % tuple("" if i == left_out else code for i, code in enumerate(ORDERED)), *arrays)
 
 
 # How far in floats, how many bytes, and whether they are wanted: by the arguments, so that one program serves all.

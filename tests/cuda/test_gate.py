@@ -90,6 +90,11 @@ def tile(candidate: Candidate) -> Candidate:
     return Candidate(candidate.algorithm, kept)
 
 
+def divided(candidate: Candidate) -> bool:
+    """Whether its kernel sums parts of the depth, too."""
+    return candidate.params.get("SPLIT", 1) > 1
+
+
 def budget_name(layer: ConvLayer, candidate: Candidate, unit: Unit) -> str:
     wide = "/float64" if layer.dtype == "float64" else ""
     return f"{tile(candidate)}/{unit.function}{wide}"
@@ -205,27 +210,27 @@ def _compiler() -> None:
 
 @pytest.mark.parametrize("algorithm", OURS, ids=lambda a: a.name)
 def test_a_sample_of_configurations_keeps_its_budget(algorithm: Algorithm) -> None:
-    """One layer to each configuration, on each architecture in turn."""
-    seen: set[str] = set()
+    """One layer to each configuration, its depth whole and divided, on each architecture in turn."""
+    seen: set[tuple[str, bool]] = set()
     for layer, candidate in configurations(algorithm):
         assert isinstance(algorithm, CudaAlgorithm)
         units = algorithm.units(layer, candidate.params)
         if not units:
             continue
-        name = budget_name(layer, candidate, units[-1])
-        if name in seen:
+        kind = budget_name(layer, candidate, units[-1]), divided(candidate)
+        if kind in seen:
             continue
         able = [c for c in CAPABILITIES if not algorithm.why_not(layer, Emulated(capability=c), candidate.params)]
         hold(algorithm, layer, candidate, able[len(seen) % len(able)])
-        seen.add(name)
+        seen.add(kind)
     assert seen
 
 
 def meeting(case: tuple[ConvLayer, Candidate]) -> tuple[Hashable, ...]:
-    """What a configuration is made of: a kind of layer, a direction, a dtype, a layout, and a tile."""
+    """What a configuration is made of: a kind of layer, a direction, a dtype, a layout, a tile, and a whole depth."""
     layer, candidate = case
     kind = layer.N, layer.C, layer.H, layer.K, layer.R, layer.stride, layer.groups
-    return kind, layer.direction, layer.dtype, layer.layout, tile(candidate)
+    return kind, layer.direction, layer.dtype, layer.layout, tile(candidate), divided(candidate)
 
 
 @pytest.mark.stress

@@ -59,7 +59,7 @@ OVER_TAPS = {
 PLANTED: dict[str, dict[str, Fault]] = {
     "stretches": {
         "a stretch forgets those before it": ("if (!first) before", "if (false) before"),
-        "a stretch is kept for nobody": ("if (last)\n", "if (true)\n"),
+        "a stretch is kept for nobody": ("if (SPLIT == 1 && last)\n", "if (true)\n"),
         "the first stretch adds what was there": ("if (!first) before", "before"),
         "stretches share slices": ("if constexpr (STRETCHES > 1) __syncthreads();", ""),
         "single floats are not waited for": ("commit_copies();\n        wait_copies<0>();", "commit_copies();"),

@@ -258,6 +258,11 @@ class Emulated(NominalGPU):
         start = FENCE + -(raw.ctypes.data + FENCE) % 512  # as CuPy's memory pool aligns
         return raw[start : start + nbytes].view(dtype).reshape(shape)
 
+    def zeros(self, nbytes: int) -> Any:
+        array = self.empty((nbytes,), np.uint8)
+        array[...] = 0
+        return array
+
     def selected(self) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
 

@@ -209,6 +209,12 @@ class FakeCuPy:
         array.gpu = self.current
         return array
 
+    def zeros(self, shape: Any, dtype: Any = np.float64) -> ndarray:
+        assert not self.current_stream.is_capturing(), "a graph would put zeros there each time"
+        fresh = self.empty(shape, dtype)
+        fresh[...] = 0
+        return fresh
+
     def empty_like(self, array: ndarray) -> ndarray:
         return self.empty(array.shape, array.dtype)
 

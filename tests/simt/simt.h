@@ -56,7 +56,7 @@ struct Index {
     unsigned x, y, z;
 };
 
-enum class State { run, barrier, warp, async, done };
+enum class State { run, barrier, warp, meeting, async, done };
 
 struct Copy {  // an asynchronous copy of 4, 8 or 16 bytes; without a source, of zeros
     void* to;
@@ -76,6 +76,8 @@ struct Fiber {
     void* operand;
     std::vector<Copy> open;                // copies not yet committed to a group
     std::deque<std::vector<Copy>> groups;  // the oldest first
+    bool fenced;      // what it knows of is in the GPU's memory, and what it learnt from tickets is there for it
+    bool ticketed;    // since the last fence
     void* asan;
     void* tsan;
 };
@@ -84,8 +86,29 @@ struct Array {
     const char *begin, *end;
 };
 
+struct Store {  // for other blocks, not yet in the GPU's memory
+    char* to;
+    char from[16];
+    int bytes;
+    int thread;  // of the block that runs, or none
+    bool known;  // to other threads of the block, by a barrier
+};
+constexpr int most_stores = 1 << 16, most_tickets = 1 << 14;
+
+struct Meeting {  // a barrier of some threads
+    int waiting;
+    bool any, result;
+    char sync[2];
+    unsigned round;
+};
+constexpr int most_meetings = 16;  // of a block, in hardware
+
 inline std::vector<Fiber> fibers;
 inline std::vector<Array> arrays;  // that the kernel was given
+inline Store stores[most_stores];
+inline const unsigned* tickets[most_tickets];  // that were taken
+inline int stores_count, tickets_count;
+inline Meeting meetings[most_meetings];
 inline Fiber* current;
 inline void* scheduler;
 inline Index block_index, block_size, grid_size;
@@ -323,12 +346,90 @@ inline void land_some() {
 }
 #endif
 
+// ---- between blocks. They run one after the other, in an order that the seed says; but what one stores for others
+// comes to the GPU's memory only by a fence of a thread that knows of it, by chance, or when the kernel has ended.
+
+UNWATCHED inline void land(const Store& store) { memcpy(store.to, store.from, store.bytes); }
+
+UNWATCHED inline void publish(void* to, const void* from, int bytes) {
+    if (!in_an_array(to, bytes)) fail("a store outside every array");
+    if (stores_count == most_stores) fail("more than %d stores for other blocks", most_stores);
+    Store& store = stores[stores_count++];
+    store = {static_cast<char*>(to), {}, bytes, current->number, false};
+    memcpy(store.from, from, bytes);
+#ifndef __SANITIZE_THREAD__
+    if (chance()) land(store);
+#endif
+}
+
+// Those that are known to a thread, or, of thread -1, all.
+UNWATCHED inline void land_stores(int thread) {
+    int left = 0;
+    for (int i = 0; i < stores_count; i++) {
+        if (thread < 0 || stores[i].known || stores[i].thread == thread)
+            land(stores[i]);
+        else
+            stores[left++] = stores[i];
+    }
+    stores_count = left;
+}
+
+UNWATCHED inline void fence_device() {
+    land_stores(current->number);
+    current->fenced = true;
+    current->ticketed = false;
+}
+
+UNWATCHED inline unsigned take_ticket(unsigned* ticket, unsigned last) {
+    if (!in_an_array(ticket, sizeof *ticket)) fail("a ticket outside every array");
+    if (!current->fenced) fail("a ticket is taken, and no fence is before it");
+    if (tickets_count == most_tickets) fail("more than %d tickets", most_tickets);
+    current->fenced = false;
+    current->ticketed = true;
+    tickets[tickets_count++] = ticket;
+    const unsigned number = *ticket;
+    *ticket = number >= last ? 0 : number + 1;
+    return number;
+}
+
+// A barrier of `count` threads, and whether any of them brings true.
+UNWATCHED inline bool meet(int barrier, int count, bool mine) {
+    if (barrier < 0 || barrier >= most_meetings || count % warp_size) fail("barrier %d of %d threads", barrier, count);
+    if (current->ticketed) fail("a ticket was taken, and no fence is behind it");
+    current->fenced = false;  // it learns of what the others have stored
+    Meeting& here = meetings[barrier];
+    char* const object = &here.sync[here.round & 1];
+    tsan_release(object);
+    here.any |= mine;
+    current->site = &here;
+    current->line = barrier;
+    current->state = State::meeting;
+    if (++here.waiting < count) {
+        yield();
+    } else {
+        const auto meets = [&](const Fiber& fiber) UNWATCHED {
+            return fiber.state == State::meeting && fiber.site == &here;
+        };
+        for (int i = 0; i < stores_count; i++)
+            stores[i].known |= stores[i].thread >= 0 && meets(fibers[stores[i].thread]);
+        for (Fiber& fiber : fibers)
+            if (meets(fiber)) fiber.state = State::run;
+        here.result = here.any;
+        here.any = false;
+        here.waiting = 0;
+        here.round++;
+    }
+    tsan_acquire(object);
+    return here.result;
+}
+
 UNWATCHED inline void prepare(Fiber& fiber, int number) {
     fiber.number = number;
     fiber.thread = {number % block_size.x, number / block_size.x % block_size.y,
                     number / (block_size.x * block_size.y)};
     fiber.open.clear();
     fiber.groups.clear();
+    fiber.fenced = fiber.ticketed = false;
     fiber.asan = nullptr;
     if (!fiber.stack) fiber.stack = static_cast<char*>(std::aligned_alloc(4096, stack_bytes));
 #ifdef __SANITIZE_THREAD__
@@ -348,6 +449,7 @@ UNWATCHED inline bool open_barrier() {
     for (Fiber& fiber : fibers) {
         done += fiber.state == State::done;
         if (fiber.state == State::warp) note("line %d: a warp's threads do not meet", fiber.line);
+        if (fiber.state == State::meeting) note("barrier %d: not all of its threads meet", fiber.line);
         if (fiber.state == State::async) note("thread %d waits for what nothing will bring about", fiber.number);
         if (fiber.state != State::barrier) continue;
         waiting++;
@@ -357,7 +459,8 @@ UNWATCHED inline bool open_barrier() {
     if (other) note("threads wait at two barriers, lines %d and %d", line, other);
     if (done) note("line %d: %zu threads wait at a barrier, %zu have returned", line, waiting, done);
     phase++;
-    for (Fiber& fiber : fibers) fiber.state = State::run;
+    for (int i = 0; i < stores_count; i++) stores[i].known |= stores[i].thread >= 0;
+    for (Fiber& fiber : fibers) fiber.state = State::run, fiber.fenced = false;
     return true;
 }
 
@@ -365,6 +468,7 @@ UNWATCHED inline void run_block(unsigned seed) {
     std::vector<int> order(fibers.size());
     shared_bytes = 0;
     std::fill_n(arena, std::min(shared_limit + canary_bytes, arena_bytes), '\xff');
+    for (Meeting& meeting : meetings) meeting.waiting = 0, meeting.any = false;
     for (size_t i = 0; i < order.size(); i++) fibers[order[i] = static_cast<int>(i)].state = State::run;
     if (seed % 4 == 1) std::reverse(order.begin(), order.end());
     unsigned asleep = 0;  // a bit to each warp: in every fourth schedule some stay behind for a while
@@ -395,6 +499,7 @@ UNWATCHED inline void run_block(unsigned seed) {
     } while (!message[0] && (async_step(true) || open_barrier()));
     async_end();
     tsan_acquire(&end_sync);
+    for (int i = 0; i < stores_count; i++) stores[i].thread = -1, stores[i].known = false;
     for (Fiber& fiber : fibers) {
         for (auto& group : fiber.groups)
             for (Copy& copy : group)

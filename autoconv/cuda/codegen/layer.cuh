@@ -39,4 +39,5 @@ constexpr int TN = 8;
 constexpr int PRODUCT_THREADS = 256;
 constexpr int PRODUCT_BLOCKS = 2;
 constexpr int SPLIT = 1;
+constexpr int FAN_IN = 1;
 constexpr int STRETCHES = 1;

@@ -20,10 +20,36 @@ PART_ALIGNMENT = 256  # bytes, of each part of a workspace
 TileT = TypeVar("TileT")
 
 
+class Tickets:
+    """Counters that are zero whenever a kernel begins, as each of its launches leaves them.
+
+    Runs that may overlap have workspaces of their own, and so they get tickets of their own: those that belong to where
+    their workspace lies. They are zeros before the first launch, also where that is captured, and stay where they are,
+    since graphs hold their address.
+
+    Parameters
+    ----------
+    device : CUDA
+    count : int
+    """
+
+    def __init__(self, device: CUDA, count: int) -> None:
+        self._device, self._count = device, count
+        self._of: dict[int, Array] = {}  # by the workspace's address
+
+    def beside(self, workspace: Array) -> Array:
+        """Those of runs in this workspace."""
+        address = self._device.address(workspace)
+        found = self._of.get(address)
+        if found is None:
+            found = self._of[address] = self._device.zeros(4 * self._count)
+        return found
+
+
 class Chain(Kernel):
     """Kernels launched one after the other on the current stream.
 
-    Each of `steps` is a launch and the names of its arguments among `a b out bias residual workspace`;
+    Each of `steps` is a launch and the names of its arguments among `a b out bias residual workspace tickets`;
     `packing`, where there is one, is launched on the filters and the buffer for the packed ones.
     """
 
@@ -33,10 +59,11 @@ class Chain(Kernel):
         workspace_bytes: int = 0,
         packing: Launch | None = None,
         packed_bytes: int = 0,
+        tickets: Tickets | None = None,
     ) -> None:
-        order = ("a", "b", "out", "bias", "residual", "workspace")
+        order = ("a", "b", "out", "bias", "residual", "workspace", "tickets")
         self._steps = [(launch, tuple(map(order.index, names))) for launch, names in steps]
-        self._packing = packing
+        self._packing, self._tickets = packing, tickets
         self.workspace_bytes = workspace_bytes
         self.packed_bytes = packed_bytes
 
@@ -47,7 +74,8 @@ class Chain(Kernel):
             self._packing(w, packed)
 
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
-        arguments = (a, b, out, bias, residual, workspace)
+        tickets = self._tickets.beside(workspace) if self._tickets else None
+        arguments = (a, b, out, bias, residual, workspace, tickets)
         for launch, indices in self._steps:
             launch(*[arguments[i] for i in indices])
 

@@ -89,23 +89,10 @@ DEVICE Offset output_at(int group, Offset pixel, Offset flat) {
 struct Output {
     T* out;
     const T *bias, *residual;
-    Acc* partial;  // with SPLIT > 1, where this part goes: in the order of the output
 
-    // Neighbours, the first of filter k: finished, or as a part.
+    // Neighbours, the first of filter k.
     template <int COUNT>
     DEVICE void write(const Acc (&sum)[COUNT], Offset at, int k) const {
-        if constexpr (SPLIT > 1) {
-            Run<Acc, COUNT> run;
-#pragma unroll
-            for (int i = 0; i < COUNT; i++) run.value[i] = sum[i];
-            aligned<Run<Acc, COUNT>>(partial + at) = run;
-        } else {
-            finish(sum, at, k);
-        }
-    }
-
-    template <int COUNT>
-    DEVICE void finish(const Acc (&sum)[COUNT], Offset at, int k) const {
         constexpr int BIASES = ALONG_FLAT ? COUNT : 1;
         Run<T, BIASES> b = {}, s = {};
         Run<T, COUNT> r = {}, y;
@@ -117,22 +104,3 @@ struct Output {
         aligned<Run<T, COUNT>>(out + at) = y;
     }
 };
-
-// The sum of the parts, always in the same order: four elements to a thread, neighbours if they are together.
-DEVICE void sum_parts(const Acc* partial, const Output& to) {
-    constexpr int COUNT = together(4);
-#pragma unroll
-    for (int i = 0; i < 4 / COUNT; i++) {
-        const long long at = ((blockIdx.x * (4ll / COUNT) + i) * THREADS + threadIdx.x) * COUNT;
-        if (at >= TOTAL) return;
-        Acc sum[COUNT] = {};
-#pragma unroll 4
-        for (int part = 0; part < SPLIT; part++) {
-            const auto more = aligned<Run<Acc, COUNT>>(partial + part * TOTAL + at);
-#pragma unroll
-            for (int e = 0; e < COUNT; e++) sum[e] += more.value[e];
-        }
-        const Offset position = static_cast<Offset>(at);
-        to.finish(sum, position, static_cast<int>(LAYOUT == NHWC ? position % K : position / LINE % K));
-    }
-}

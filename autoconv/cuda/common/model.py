@@ -52,6 +52,8 @@ class Demand:
         Clocks in which a block, were it alone, would do nothing else: the first slice on its way, the way out.
     memory : float
         Bytes from and to memory.
+    launches : float
+        1; or 0 of what blocks of the launch before still do when the others have ended.
     """
 
     blocks: int
@@ -65,6 +67,7 @@ class Demand:
     cached: float = 0.0
     delay: float = MEMORY_CLOCKS
     memory: float = 0.0
+    launches: float = 1
 
     def together(self, capability: int) -> int:
         """Blocks that a multiprocessor really holds."""
@@ -168,5 +171,5 @@ def seconds(device: CUDA, demands: list[Demand]) -> float:
         clocks = rounds * max(alone, one.clocks(held, rate, l2))
         if last:
             clocks += max(alone, one.clocks(last, rate, l2))
-        total += max((clocks + one.delay) / clock, one.memory / bandwidth) + LAUNCH_SECONDS
+        total += max((clocks + one.delay) / clock, one.memory / bandwidth) + one.launches * LAUNCH_SECONDS
     return total

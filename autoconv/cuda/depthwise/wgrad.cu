@@ -1,11 +1,13 @@
 // The gradient of depthwise filters: every tap is a sum over all places of the output, of which there are many, and there
 // are few taps. A block sums one row of a filter (NCHW), or of 32 neighbouring filters (NHWC), over one SPLIT-th of the
-// places; with SPLIT > 1 the parts go to `partial[split]`, each in the order of the output.
+// places.
 
 #include "../common/implicit.cuh"
+#include "../common/split.cuh"
 
 constexpr bool LAST = LAYOUT == NHWC;  // channels are neighbours: a lane has one to itself; else it has a place
 constexpr int WARPS = THREADS / 32, FILTERS = LAST ? 32 : 1, AT_ONCE = LAST ? WARPS : THREADS;  // of a block; places
+constexpr int SUMS = S * FILTERS, COUNT = ceil_div(SUMS, THREADS);  // of a block, and to a thread
 constexpr Offset PLACES = N * P * Q, SLICES = (PLACES + AT_ONCE - 1) / AT_ONCE;
 constexpr Offset EACH = (SLICES + SPLIT - 1) / SPLIT * AT_ONCE;
 
@@ -14,7 +16,8 @@ struct Sums {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-depthwise_wgrad(const T* x, const T* dy, T* dw, const T* bias, const T* residual, Acc* partial) {
+depthwise_wgrad(const T* x, const T* dy, T* dw, const T* bias, const T* residual, Acc* parts,
+                unsigned* tickets) {
     SHARED(Sums, sums);
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     const int r = static_cast<int>(blockIdx.y), part = static_cast<int>(blockIdx.z);
@@ -43,18 +46,23 @@ depthwise_wgrad(const T* x, const T* dy, T* dw, const T* bias, const T* residual
         sums.at[warp][s][lane] = sum[s];
     }
     __syncthreads();
-    const Output to = {dw, bias, residual, partial + (SPLIT > 1 ? part * TOTAL : 0)};
-    for (int i = threadIdx.x; i < S * FILTERS; i += THREADS) {
-        const int s = i / FILTERS, column = i % FILTERS;
-        const int filter = static_cast<int>(blockIdx.x) * FILTERS + column;
-        if (filter >= K) continue;
-        Acc total[1] = {};
-        for (int each = 0; each < WARPS; each++) total[0] += sums.at[each][s][column];
-        to.write(total, w_at(filter, 0, r, s), filter);
+    Acc total[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const int at = i * THREADS + static_cast<int>(threadIdx.x);
+        total[i] = 0;
+        for (int each = 0; each < WARPS && at < SUMS; each++) total[i] += sums.at[each][at / FILTERS][at % FILTERS];
     }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-depthwise_sum(const Acc* partial, T* dw, const T* bias, const T* residual) {
-    sum_parts(partial, {dw, bias, residual, nullptr});
+    const int tile = static_cast<int>(blockIdx.x * gridDim.y + blockIdx.y);
+    const Team<COUNT, THREADS> team = {static_cast<int>(threadIdx.x), 0, parts + tile * (SPLIT * COUNT * THREADS),
+                                       tickets + tile * TICKETS};
+    if (!team.complete(total, part)) return;
+    const Output to = {dw, bias, residual};
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const int at = i * THREADS + static_cast<int>(threadIdx.x);
+        const int filter = static_cast<int>(blockIdx.x) * FILTERS + at % FILTERS;
+        const Acc one[1] = {total[i]};
+        if (at < SUMS && filter < K) to.write(one, w_at(filter, 0, r, at / FILTERS), filter);
+    }
 }

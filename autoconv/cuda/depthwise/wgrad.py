@@ -10,7 +10,7 @@ from autoconv.cuda.codegen.occupancy import WARP
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import ceil_div
 from autoconv.cuda.common.model import MEMORY_CLOCKS, Demand, beyond_cache, demand
-from autoconv.cuda.common.split import SplitProduct, splits, sum_demand, summing
+from autoconv.cuda.common.split import Parts, SplitProduct, split_constants, splits
 from autoconv.cuda.depthwise.depthwise import LOAD_SLOTS, THREADS, too_many_taps
 from autoconv.layer import ConvLayer
 
@@ -22,7 +22,7 @@ LEAST_SLICES = 16  # of places, to a part
 
 
 class DepthwiseWgrad(SplitProduct):
-    """One row of taps to a block, summed over a part of the places, and the parts in a kernel of their own.
+    """One row of taps to a block, summed over a part of the places, and the parts by the last block to come.
 
     The kernels are those of the definition: every tap is the sum of dy times what it met of x, over all places. There
     are so few taps that without SPLIT most of a GPU would be idle.
@@ -43,28 +43,28 @@ class DepthwiseWgrad(SplitProduct):
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
         split = int(params["SPLIT"])
         shared = THREADS * layer.S * layer.accumulator.itemsize
-        grid, constants = (_blocks(layer) // layer.R, layer.R, split), (("SPLIT", split),)
-        product = Unit("depthwise_wgrad", *self.files, layer, grid, THREADS, BLOCKS, shared, constants=constants)
-        if split == 1:
-            return (product,)
-        return product, Unit(
-            "depthwise_sum", *self.files, layer, summing(layer, THREADS), THREADS, BLOCKS, constants=constants
-        )
+        grid, constants = (_blocks(layer) // layer.R, layer.R, split), split_constants(params)
+        return (Unit("depthwise_wgrad", *self.files, layer, grid, THREADS, BLOCKS, shared, constants=constants),)
+
+    def parts(self, layer: ConvLayer, params: Params) -> Parts:
+        sums = layer.S * (1 if layer.layout == "NCHW" else WARP)
+        each = ceil_div(sums, THREADS)
+        return Parts(_blocks(layer), each * THREADS, each)
 
     def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
-        units, scratch = self.units(layer, params), self.workspace_bytes(layer, device, params)
+        (unit,) = self.units(layer, params)
         slices = ceil_div(_slices(layer), int(params["SPLIT"]))
         read = THREADS * (layer.S + 1) * layer.itemsize  # of a slice, by all threads
         product = demand(
-            units[0],
+            unit,
             THREADS / WARP * (slices * (layer.S * (1 + LOAD_SLOTS) + 20) + 100),
             products=float(slices * THREADS * layer.S),
             pipe=layer.accumulator.name,
             cached=slices * read / 2.0,
             delay=MEMORY_CLOCKS * (2.0 + slices / 4),
-            memory=layer.bytes + beyond_cache(device, scratch),
+            memory=layer.bytes + beyond_cache(device, self.scratch_bytes(layer, params)),
         )
-        return [product, *(sum_demand(unit, layer, scratch) for unit in units[1:])]
+        return [product, *self.sum_demands(unit, layer, self.parts(layer, params), params)]
 
 
 def _blocks(layer: ConvLayer) -> int:

@@ -6,6 +6,7 @@
 
 #include "../common/operands.cuh"
 #include "../common/gemm_tile.cuh"
+#include "../common/split.cuh"
 
 constexpr Offset ROWS = FLAT_LINES, COLUMNS = PIXEL_LINES;
 constexpr int SLICES = static_cast<int>((DEPTH + BK - 1) / BK);
@@ -31,10 +32,13 @@ struct Strip {
 static_assert(sizeof(Strip) * (PRODUCT_THREADS / 32) <= sizeof(Slices), "strips take the place of slices");
 
 // Of the block's depth, a share that is summed in one go: a long sum of rounding additions drifts, so that each stretch
-// begins at zero and is then added to those before it, which wait in memory.
+// begins at zero and is then added to those before it, which wait in memory. Parts in stretches stay there, in the
+// order of the output, for `gemm_sum`: to be summed by the last block they would have to come back to registers, and
+// the loop has none to spare.
 constexpr int EACH = ceil_div(SLICES, SPLIT), STRETCH = ceil_div(EACH, STRETCHES);
 struct Stretch {
     bool first, last;
+    Acc* waiting;  // where this part does
 
     template <int COUNT>
     DEVICE void write(const Acc (&sum)[COUNT], Offset at, int k, const Output& to) const {
@@ -42,13 +46,13 @@ struct Stretch {
             to.write(sum, at, k);
         } else {
             Run<Acc, COUNT> before = {}, all;
-            if (!first) before = aligned<Run<Acc, COUNT>>(to.partial + at);
+            if (!first) before = aligned<Run<Acc, COUNT>>(waiting + at);
 #pragma unroll
             for (int i = 0; i < COUNT; i++) all.value[i] = before.value[i] + sum[i];
-            if (last)
+            if (SPLIT == 1 && last)
                 to.write(all.value, at, k);
             else
-                aligned<Run<Acc, COUNT>>(to.partial + at) = all;
+                aligned<Run<Acc, COUNT>>(waiting + at) = all;
         }
     }
 };
@@ -98,15 +102,13 @@ DEVICE void write_tile(const Acc (&sum)[TM][TN], Slices& slices, int group, Offs
     }
 }
 
-// A block computes one tile of one group, over one SPLIT-th of the depth; with SPLIT > 1 the parts go to
-// `partial[split]`, each in the order of the output.
+// A block computes one tile of one group, over one SPLIT-th of the depth.
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, PRODUCT_BLOCKS)
-gemm(const T* a, const T* b, T* out, const T* bias, const T* residual, Acc* partial) {
+gemm(const T* a, const T* b, T* out, const T* bias, const T* residual, Acc* parts, unsigned* tickets) {
     SHARED(Slices, slices);
     const int group = static_cast<int>(blockIdx.z) / SPLIT, part = static_cast<int>(blockIdx.z) % SPLIT;
     const Offset row0 = Offset(blockIdx.y) * BM, column0 = Offset(blockIdx.x) * BN;
     const int first = part * EACH, last = first + EACH < SLICES ? first + EACH : SLICES;
-    const Output to = {out, bias, residual, partial + (SPLIT > 1 ? part * TOTAL : 0)};
     int slice = first;
     do {
         const int end = slice + STRETCH < last ? slice + STRETCH : last;
@@ -114,13 +116,41 @@ gemm(const T* a, const T* b, T* out, const T* bias, const T* residual, Acc* part
         if (slice < end)  // else this part has no slices
             multiply_tile<A_ALONG_K, A_RUN, B_ALONG_K, B_RUN, (STRETCH > 1)>(sum, slices, slice, end, b, a, Flat{group},
                                                                              row0, Pixels{group}, column0);
-        write_tile(sum, slices, group, row0, column0, to, {slice == first, end >= last});
+        if constexpr (SPLIT > 1 && STRETCHES == 1) {
+            const Share my = share();
+            const long long row = my.group * gridDim.y + blockIdx.y;
+            const long long tile = launder(static_cast<int>(row * gridDim.x + blockIdx.x));
+            const Team<TM * TN, PRODUCT_THREADS> team = {launder(threadIdx.x), 0, parts + tile * (SPLIT * BM * BN),
+                                                         tickets + tile * TICKETS};
+            if (team.complete(flat<TM * TN>(sum), my.part))
+                write_tile(sum, slices, my.group, Offset(launder(blockIdx.y)) * BM, Offset(launder(blockIdx.x)) * BN,
+                           {out, bias, residual}, {true, true, nullptr});
+        } else {
+            write_tile(sum, slices, group, row0, column0, {out, bias, residual},
+                       {slice == first, end >= last, parts + part * TOTAL});
+        }
         slice = end;
         if constexpr (STRETCHES > 1) __syncthreads();  // nobody reads slices any more, nor strips in their place
     } while (STRETCHES > 1 && slice < last);
 }
 
+// The sum of parts in stretches, always in the same order: four elements to a thread, neighbours if they are together.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-gemm_sum(const Acc* partial, T* out, const T* bias, const T* residual) {
-    sum_parts(partial, {out, bias, residual, nullptr});
+gemm_sum(const Acc* parts, T* out, const T* bias, const T* residual) {
+    const Output to = {out, bias, residual};
+    constexpr int COUNT = together(4);
+#pragma unroll
+    for (int i = 0; i < 4 / COUNT; i++) {
+        const long long at = ((blockIdx.x * (4ll / COUNT) + i) * THREADS + threadIdx.x) * COUNT;
+        if (at >= TOTAL) return;
+        Acc sum[COUNT] = {};
+#pragma unroll 4
+        for (int part = 0; part < SPLIT; part++) {
+            const auto more = aligned<Run<Acc, COUNT>>(parts + part * TOTAL + at);
+#pragma unroll
+            for (int e = 0; e < COUNT; e++) sum[e] += more.value[e];
+        }
+        const Offset position = static_cast<Offset>(at);
+        to.write(sum, position, static_cast<int>(LAYOUT == NHWC ? position % K : position / LINE % K));
+    }
 }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autoconv.algorithm import Params
+from autoconv.algorithm import Kernel, Params
 from autoconv.cuda.codegen.source import Unit
-from autoconv.cuda.common.algorithm import ceil_div, no_tile, tile_of
+from autoconv.cuda.common.algorithm import Chain, Launch, ceil_div, no_tile, tile_of
 from autoconv.cuda.common.gemm_tile import Fetch, GemmTile, single
-from autoconv.cuda.common.model import Demand, beyond_cache
-from autoconv.cuda.common.split import SplitProduct, splits, sum_demand, summing
+from autoconv.cuda.common.model import Demand, beyond_cache, streaming
+from autoconv.cuda.common.split import PRODUCT, Parts, SplitProduct, split_constants, splits
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -74,31 +75,48 @@ class Gemm(SplitProduct):
         shared = tile.shared(layer.accumulator.itemsize)
         if layer.dtype == "float64":
             tile = tile.halved()
-        constants = (*tile.constants, ("SPLIT", split), ("STRETCHES", _stretches(layer, params)))
+        constants = (*tile.constants, *split_constants(params), ("STRETCHES", _stretches(layer, params)))
         product = Unit("gemm", *self.files, layer, grid, tile.threads, tile.blocks, shared, constants=constants)
-        if split == 1:
+        if not _summed_apart(layer, params):
             return (product,)
-        return product, Unit(
-            "gemm_sum", *self.files, layer, summing(layer, tile.threads), tile.threads, tile.blocks, constants=constants
+        blocks = ceil_div(math.prod(layer.output_shape), 4 * product.threads)
+        return product, replace(product, function="gemm_sum", grid=(blocks, 1, 1), shared=0)
+
+    def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
+        if not _summed_apart(layer, params):
+            return super().build(layer, device, params)
+        product, total = self.load(device, self.units(layer, params))
+        summing = ("workspace", "out", "bias", "residual")
+        steps: list[tuple[Launch, tuple[str, ...]]] = [(product, PRODUCT), (total, summing)]
+        return Chain(steps, self.workspace_bytes(layer, device, params))
+
+    def parts(self, layer: ConvLayer, params: Params) -> Parts:
+        tile, (rows, columns, _) = _tile(params), extents(layer)
+        return Parts(
+            ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) * layer.groups, tile.BM * tile.BN, tile.TM * tile.TN
         )
 
-    def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
-        kept = math.prod(layer.output_shape) * layer.accumulator.itemsize if _stretches(layer, params) > 1 else 0
-        return max(kept, super().workspace_bytes(layer, device, params))
+    def scratch_bytes(self, layer: ConvLayer, params: Params) -> int:
+        if _stretches(layer, params) == 1:
+            return super().scratch_bytes(layer, params)
+        return int(params["SPLIT"]) * math.prod(layer.output_shape) * layer.accumulator.itemsize
 
     def slice_slots(self, layer: ConvLayer, params: Params) -> float:
         """Instructions of a warp to a slice of the depth, as its machine code has them."""
         return _tile(params).slice_slots(*_fetches(layer), layer.accumulator.itemsize)
 
     def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
-        tile, units = _tile(params), self.units(layer, params)
-        scratch = super().workspace_bytes(layer, device, params)
+        tile, (unit, *total) = _tile(params), self.units(layer, params)
         slices = ceil_div(ceil_div(extents(layer)[2], tile.BK), int(params["SPLIT"]))
         cached = tile.BK * (tile.BM + tile.BN * fresh_share(layer, tile.BN)) * layer.itemsize
-        memory = layer.bytes + beyond_cache(device, scratch)
+        divided = int(params["SPLIT"]) > 1
+        memory = layer.bytes + beyond_cache(device, divided * self.scratch_bytes(layer, params))
         sums = _stretches(layer, params)
-        product = tile.demand(units[0], slices, _fetches(layer), layer.accumulator.itemsize, cached, memory, sums)
-        return [product, *(sum_demand(unit, layer, scratch) for unit in units[1:])]
+        product = tile.demand(unit, slices, _fetches(layer), layer.accumulator.itemsize, cached, memory, sums)
+        if not total:
+            return [product, *self.sum_demands(unit, layer, self.parts(layer, params), params)]
+        moved = math.prod(layer.output_shape) * layer.itemsize + self.scratch_bytes(layer, params)
+        return [product, replace(streaming(total[0], moved), memory=0.0)]  # counted with the product
 
 
 def fresh_share(layer: ConvLayer, columns: int) -> float:
@@ -145,6 +163,11 @@ def _stretches(layer: ConvLayer, params: Params) -> int:
     BK = int(params["BK"])
     slices = ceil_div(ceil_div(extents(layer)[2], BK), int(params["SPLIT"]))
     return ceil_div(slices * BK, LONGEST_SUM)
+
+
+def _summed_apart(layer: ConvLayer, params: Params) -> bool:
+    """Whether the parts are in stretches, and a kernel of its own sums them."""
+    return int(params["SPLIT"]) > 1 and _stretches(layer, params) > 1
 
 
 def _tile(params: Params) -> GemmTile:

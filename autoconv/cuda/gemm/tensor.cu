@@ -12,6 +12,7 @@
 // alone, the small products first, and the slices are added by rounding additions.
 
 #include "../common/operands.cuh"
+#include "../common/split.cuh"
 
 constexpr bool PIXEL_ROWS = DIRECTION != WGRAD;  // rows are the pixels' lines, or else the flat operand's
 constexpr Offset ROWS = PIXEL_ROWS ? PIXEL_LINES : FLAT_LINES, COLUMNS = PIXEL_ROWS ? FLAT_LINES : PIXEL_LINES;
@@ -33,7 +34,8 @@ struct Slice {
     static constexpr int PAD = BY_ROWS ? 0 : 8;
     static_assert(!BY_ROWS || LENGTH == 4 * COPY, "two lines to the 128 bytes of all banks");
     static constexpr int EIGHT_ROWS = 8 * (BY_ROWS ? LENGTH : 1);  // from a value to the one eight rows on
-    alignas(16) T at[LINES][LENGTH + PAD];
+    static constexpr int PITCH = LENGTH + PAD;
+    alignas(16) T at[LINES][PITCH];
 
     DEVICE T& place(int line, int along) { return at[line][BY_ROWS ? along ^ line / 2 % 4 * COPY : along]; }
     DEVICE T& value(int row, int depth) { return BY_ROWS ? place(row, depth) : place(depth, row); }
@@ -63,7 +65,8 @@ struct Feed {
         for (int i = 0; i < COUNT; i++) {
             const auto along = operand.along(depth, BY_ROWS ? first() : line(i));
             const Position start = operand.meet(across[BY_ROWS ? i : 0], along);
-            copy_async16(&slice.place(line(i), first()), from + (start.exists ? start.begin + start.at : 0), start.exists);
+            const auto at = static_cast<Offset>(start.begin + start.at);
+            copy_async16(&slice.place(line(i), first()), from + (start.exists ? at : 0), start.exists);
         }
     }
 };
@@ -76,26 +79,37 @@ struct Stages {
     Stage at[STAGES];
 };
 
-// Fragments of 16 rows (or two times 8 columns), `eights` times 8 from `row`, and STEP of depth.
+// 32-bit values cannot be transposed on the way to registers: each lane reads its own.
+template <bool BY_ROWS>
+constexpr bool ONE_BY_ONE = sizeof(T) == 4 && !BY_ROWS;
+
+// What a warp's fragments begin with: a row (or a column), or where in a slice the lane's first value lies.
+template <class Slice, bool BY_ROWS>
+DEVICE int fragments_from(int row, int lane) {
+    return ONE_BY_ONE<BY_ROWS> ? launder(lane % 4 * Slice::PITCH + row + lane / 4) : row;
+}
+
+// Fragments of 16 rows (or two times 8 columns), `eights` times 8 from there, and STEP of depth.
 template <bool A, int EXTENT, bool BY_ROWS>
-DEVICE void load_fragments(unsigned (&d)[4], Slice<EXTENT, BY_ROWS>& slice, int row, int eights, int depth) {
-    constexpr int EIGHT_ROWS = Slice<EXTENT, BY_ROWS>::EIGHT_ROWS;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    if constexpr (sizeof(T) == 2 || BY_ROWS) {
+DEVICE void load_fragments(unsigned (&d)[4], Slice<EXTENT, BY_ROWS>& slice, int from, int eights, int depth) {
+    constexpr int EIGHT_ROWS = Slice<EXTENT, BY_ROWS>::EIGHT_ROWS, PITCH = Slice<EXTENT, BY_ROWS>::PITCH;
+    if constexpr (!ONE_BY_ONE<BY_ROWS>) {
+        const int lane = static_cast<int>(threadIdx.x) % 32;
         // the four matrices of 8 rows of 16 bytes go rows first for a, depth first for b
         const int second = lane / 8 % 2, fourth = lane / 16;
-        T* line = &slice.value(row + (A ? second : fourth) * 8 + (BY_ROWS ? lane % 8 : 0),
+        T* line = &slice.value(from + (A ? second : fourth) * 8 + (BY_ROWS ? lane % 8 : 0),
                                depth + (A ? fourth : second) * COPY + (BY_ROWS ? 0 : lane % 8));
         if constexpr (BY_ROWS)
             load_matrices(d, line + eights * EIGHT_ROWS);
         else
             load_matrices_transposed(d, line + eights * EIGHT_ROWS);
-    } else {  // 32-bit values cannot be transposed on the way: each lane reads its own
+    } else {
+        const T* value = &slice.at[depth][0] + from;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int second = i % 2, fourth = i / 2;
-            const T* value = &slice.value(row + lane / 4, depth + lane % 4 + (A ? fourth : second) * 4);
-            d[i] = float_bits(to_float(value[(eights + (A ? second : fourth)) * EIGHT_ROWS]));
+            const int further = (A ? fourth : second) * 4 * PITCH + (eights + (A ? second : fourth)) * EIGHT_ROWS;
+            d[i] = float_bits(to_float(value[further]));
         }
     }
     if constexpr (sizeof(T) == 4 && PRODUCTS == 1) {
@@ -224,10 +238,12 @@ DEVICE void gather(float (&v)[COUNT], int lane) {
     }
 }
 
-// The warp's part of the tile, from this row and column on.
-DEVICE void write_tile(const float (&sum)[FM][FN][4], int group, Offset row0, Offset column0, const Output& to) {
-    constexpr int COUNT = together(SPLIT > 1 ? 4 : COPY), GATHERED = COUNT > 2 ? COUNT : 2, FRAGMENTS = GATHERED / 2;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+// A thread's part of the tile.
+DEVICE void write_tile(const float (&sum)[FM][FN][4], int thread, int group, TileAt tile, const Output& to) {
+    constexpr int COUNT = together(COPY), GATHERED = COUNT > 2 ? COUNT : 2, FRAGMENTS = GATHERED / 2;
+    const int lane = thread % 32, warp = thread / 32;
+    const Offset row0 = Offset(tile.row) * BM + warp / WARPS_N * WM;
+    const Offset column0 = Offset(tile.column) * BN + warp % WARPS_N * WN;
 #pragma unroll
     for (int i = 0; i < FM * 2; i++) {
         const Offset row = row0 + i * 8 + lane / 4;
@@ -253,12 +269,9 @@ DEVICE void write_tile(const float (&sum)[FM][FN][4], int group, Offset row0, Of
     }
 }
 
-DEVICE int next_stage(int stage) { return stage == STAGES - 1 ? 0 : stage + 1; }
-
-// A block computes one tile of one group, over one SPLIT-th of the depth; with SPLIT > 1 the parts go to
-// `partial[split]`, each in the order of the output.
+// A block computes one tile of one group, over one SPLIT-th of the depth.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-tensor(const T* a, const T* b, T* out, const T* bias, const T* residual, float* partial) {
+tensor(const T* a, const T* b, T* out, const T* bias, const T* residual, float* parts, unsigned* tickets) {
     SHARED_DYNAMIC(Stages, stages);
     const int group = static_cast<int>(blockIdx.z) / SPLIT, part = static_cast<int>(blockIdx.z) % SPLIT;
     const TileAt tile = tile_at<TILES_M, TILES_N>(static_cast<int>(blockIdx.x));
@@ -277,28 +290,29 @@ tensor(const T* a, const T* b, T* out, const T* bias, const T* residual, float* 
         commit_copies();  // an empty group, too, so that the count of groups tells the slice
     };
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int row = warp / WARPS_N * WM, column = warp % WARPS_N * WN;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int row = fragments_from<decltype(Stage::a), A_BY_ROWS>(warp / WARPS_N * WM, lane);
+    const int column = fragments_from<decltype(Stage::b), B_BY_ROWS>(warp % WARPS_N * WN, lane);
     float sum[FM][FN][4] = {};
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) fetch(first + i, i);
-    int stage = 0, before = STAGES - 1;
+    int stage = 0;
     for (int slice = first; slice < last; slice++) {
         wait_copies<STAGES - 2>();
         __syncthreads();  // the slice is there for all, and the stage before it is free
-        fetch(slice + STAGES - 1, before);
+        fetch(slice + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
         if constexpr (PRODUCTS > 1)
             multiply_stage_in_parts(sum, stages.at[stage], row, column);
         else
             multiply_stage(sum, stages.at[stage], row, column);
-        before = stage;
-        stage = next_stage(stage);
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
-    // nothing is on its way now: what was fetched beyond the last slice are empty groups
-    write_tile(sum, group, row0 + row, column0 + column,
-               {out, bias, residual, partial + (SPLIT > 1 ? part * TOTAL : 0)});
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-tensor_sum(const float* partial, T* out, const T* bias, const T* residual) {
-    sum_parts(partial, {out, bias, residual, nullptr});
+    // Nothing is on its way now: what was fetched beyond the last slice are empty groups. What is wanted from here on is
+    // found again, and took no registers meanwhile.
+    const Share my = share();
+    const int x = block_x_again(), thread = thread_again();
+    const long long index = my.group * (TILES_M * TILES_N) + x;
+    const Team<FM * FN * 4, THREADS> team = {thread, 0, parts + index * (SPLIT * BM * BN), tickets + index * TICKETS};
+    if (team.complete(flat<FM * FN * 4>(sum), my.part))
+        write_tile(sum, thread, my.group, tile_at<TILES_M, TILES_N>(x), {out, bias, residual});
 }

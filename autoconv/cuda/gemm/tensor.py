@@ -10,7 +10,7 @@ from autoconv.common import split_products
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import TF32, ceil_div, no_tile, tile_of
 from autoconv.cuda.common.model import MEMORY_CLOCKS, Demand, beyond_cache, demand
-from autoconv.cuda.common.split import SplitProduct, splits, sum_demand, summing
+from autoconv.cuda.common.split import Parts, SplitProduct, split_constants, splits
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -96,50 +96,42 @@ class Tensor(SplitProduct):
         tile, split, BK = tile_of(self.tiles, params, "BM", "BN"), int(params["SPLIT"]), _depth(layer)
         rows, columns, _ = extents(layer)
         names = ("BM", "BN", "WARPS_M", "WARPS_N", "STAGES")
-        constants = (*((name, int(getattr(tile, name))) for name in names), ("BK", BK), ("SPLIT", split))
+        constants = (*((name, int(getattr(tile, name))) for name in names), ("BK", BK), *split_constants(params))
         constants += (("PRODUCTS", self.products),)
         shared = tile.STAGES * (
             _slice_bytes(layer, tile.BM, BK, layer.direction != "wgrad")
             + _slice_bytes(layer, tile.BN, BK, layer.direction == "fwd")
         )
-        product = Unit(
-            "tensor",
-            *self.files,
-            layer,
-            (ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN), 1, layer.groups * split),
-            tile.threads,
-            tile.blocks,
-            shared,
-            shared,
-            constants,
-            capability=80,
+        grid = (ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN), 1, layer.groups * split)
+        return (
+            Unit(
+                "tensor", *self.files, layer, grid, tile.threads, tile.blocks, shared, shared, constants, capability=80
+            ),
         )
-        if split == 1:
-            return (product,)
-        blocks = summing(layer, tile.threads)
-        total = Unit(
-            "tensor_sum", *self.files, layer, blocks, tile.threads, tile.blocks, constants=constants, capability=80
-        )
-        return product, total
+
+    def parts(self, layer: ConvLayer, params: Params) -> Parts:
+        tile, (rows, columns, _) = tile_of(self.tiles, params, "BM", "BN"), extents(layer)
+        tiles, sums = ceil_div(rows, tile.BM) * ceil_div(columns, tile.BN) * layer.groups, tile.BM * tile.BN
+        return Parts(tiles, sums, sums // tile.threads)
 
     def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
-        tile, BK, units = tile_of(self.tiles, params, "BM", "BN"), _depth(layer), self.units(layer, params)
-        scratch = self.workspace_bytes(layer, device, params)
+        tile, BK, (unit,) = tile_of(self.tiles, params, "BM", "BN"), _depth(layer), self.units(layer, params)
+        left = layer.itemsize if params["SPLIT"] == 1 else layer.accumulator.itemsize  # bytes of a sum, finished or not
         slices = ceil_div(ceil_div(extents(layer)[2], BK), int(params["SPLIT"]))
         warps, sums = tile.threads / 32, tile.BM * tile.BN
         fed = BK * (tile.BM + tile.BN) * layer.itemsize
         fragments = BK * layer.itemsize / 32 * (tile.BM / tile.WARPS_M + tile.BN / tile.WARPS_N) / 16
         product = demand(
-            units[0],
+            unit,
             warps * (slices * self.slice_slots(layer, params) + 4 * sums / tile.threads),
             products=slices * sums * BK * self.products,
             pipe=self.pipe,
             shared=slices * (fed + warps * fragments * FRAGMENT_BYTES),
-            cached=slices * fed + sums * layer.itemsize,
+            cached=slices * fed + sums * left,
             delay=2.0 * MEMORY_CLOCKS + sums / 32,
-            memory=layer.bytes + beyond_cache(device, scratch),
+            memory=layer.bytes + beyond_cache(device, self.scratch_bytes(layer, params)),
         )
-        return [product, *(sum_demand(unit, layer, scratch) for unit in units[1:])]
+        return [product, *self.sum_demands(unit, layer, self.parts(layer, params), params)]
 
     def slice_slots(self, layer: ConvLayer, params: Params) -> float:
         """Instructions of a warp to a slice of the depth, as its machine code has them."""

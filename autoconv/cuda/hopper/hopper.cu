@@ -65,9 +65,9 @@ DEVICE void multiply_slices(float (&sum)[FM][BN / 2], Ring<Stage>& ring, Turn& t
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 hopper(const GRID_CONSTANT TensorMap pixels, const GRID_CONSTANT TensorMap other, T* out, const T* bias,
-       const T* residual, float* partial) {
+       const T* residual, Acc* parts, unsigned* tickets) {
     SHARED_DYNAMIC(Ring<Stage>, ring);
-    run_block(ring, pixels, other, {out, bias, residual, partial});
+    run_block(ring, pixels, other, {out, bias, residual}, {parts, tickets});
 }
 
 // Filters by the channels of x, of a group's: for dgrad in tf32.

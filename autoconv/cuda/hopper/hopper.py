@@ -14,7 +14,7 @@ from autoconv.cuda.codegen.source import Constant, Unit
 from autoconv.cuda.codegen.tensor_map import LINE, OFFSETS, STRIDE_UNIT, TensorMap
 from autoconv.cuda.common.algorithm import TF32, Chain, ceil_div, no_tile, tile_of
 from autoconv.cuda.common.model import MEMORY_CLOCKS, Demand, beyond_cache, demand
-from autoconv.cuda.common.split import MOST_PARTS, SplitProduct, splits, sum_demand, whole
+from autoconv.cuda.common.split import MOST_PARTS, PRODUCT, Parts, SplitProduct, split_constants, splits, whole
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ WARPGROUP = 128
 PRODUCER_REGISTERS = 40
 BARRIER = 8  # bytes
 WIDTH = 64  # channels of one tap that come at once, in wgrad
-OPERANDS, SUMMED = ("a", "b", "out", "bias", "residual", "workspace"), ("workspace", "out", "bias", "residual")
 SLICE_SLOTS, WRITE_SLOTS = 40, 8  # instructions of a warp to a slice, and to 32 elements on their way out
 
 
@@ -245,7 +244,7 @@ class Hopper(SplitProduct):
         shape: tuple[Constant, ...] = tuple(
             (name, int(getattr(tile, name))) for name in ("BM", "BN", "CONSUMERS", "STAGES", "ALTERNATE")
         )
-        shape += (("SPLIT", split), ("PRODUCER_REGISTERS", PRODUCER_REGISTERS))
+        shape += (*split_constants(params), ("PRODUCER_REGISTERS", PRODUCER_REGISTERS))
         shape += (("CONSUMER_REGISTERS", tile.consumer_registers),)
         products = [
             Unit(
@@ -264,13 +263,17 @@ class Hopper(SplitProduct):
             )
             for one in passes(layer)
         ]
-        others = [("hopper_sum", math.prod(layer.output_shape))] if split > 1 else []
-        others += self.preparing(layer)
         beside = replace(products[0], shared=0, dynamic=0, persistent=False, maps=())
         return *products, *(
             replace(beside, function=function, grid=(ceil_div(threads, tile.threads), 1, 1))
-            for function, threads in others
+            for function, threads in self.preparing(layer)
         )
+
+    def parts(self, layer: ConvLayer, params: Params) -> Parts:
+        tile = self.tile(params)
+        most = max(_tiles(layer, one, tile) for one in passes(layer))  # one after the other
+        sums, teams = tile.BM * tile.BN, 1 if tile.ALTERNATE else tile.CONSUMERS
+        return Parts(most, sums, sums // teams // WARPGROUP, teams)
 
     def preparing(self, layer: ConvLayer) -> list[tuple[str, int]]:
         """A kernel of the text that puts filters, or wgrad's pixels, in the order wanted, and its threads; or none."""
@@ -279,18 +282,17 @@ class Hopper(SplitProduct):
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
         launches = self.load(device, self.units(layer, params))
         packing = launches.pop() if self.preparing(layer) else None
-        products = [(launch, OPERANDS) for launch in launches[: len(passes(layer))]]
-        sums = [(launch, SUMMED) for launch in launches[len(products) :]]
-        workspace = self.workspace_bytes(layer, device, params)
-        return Chain([*products, *sums], workspace, packing, self.packed_bytes(layer, device, params))
+        products = [(launch, PRODUCT) for launch in launches]
+        workspace, packed = self.workspace_bytes(layer, device, params), self.packed_bytes(layer, device, params)
+        return Chain(products, workspace, packing, packed, self.tickets(layer, device, params))
 
     def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
         tile, split, units = self.tile(params), int(params["SPLIT"]), self.units(layer, params)
-        scratch, BK = SplitProduct.workspace_bytes(self, layer, device, params), _depth(layer)
-        sums = tile.BM * tile.BN
-        once = layer.bytes + beyond_cache(device, scratch)
-        found = []
-        for one, unit in zip(passes(layer), units, strict=False):
+        BK, sums, all_passes = _depth(layer), tile.BM * tile.BN, passes(layer)
+        left = layer.itemsize if split == 1 else layer.accumulator.itemsize  # bytes of a sum, finished or not
+        once = layer.bytes + beyond_cache(device, self.scratch_bytes(layer, params))
+        found: list[Demand] = []
+        for one, unit in zip(all_passes, units, strict=False):
             slices = ceil_div(_slices(layer, one), split)
             way_out = WRITE_SLOTS * sums / WARP
             found.append(
@@ -300,13 +302,14 @@ class Hopper(SplitProduct):
                     products=slices * sums * BK * self.products,
                     pipe="wgmma.tf32" if self.tf32 else "wgmma",
                     shared=slices * (tile.stage + self.read(tile)),
-                    cached=slices * tile.stage + sums * layer.itemsize,
+                    cached=slices * tile.stage + sums * left,
                     delay=2.0 * MEMORY_CLOCKS + (0 if tile.ALTERNATE else way_out / 4),
-                    memory=once / len(passes(layer)),
+                    memory=once / len(all_passes),
                 )
             )
-        sums_of_parts = units[len(found) : len(found) + (split > 1)]
-        return [*found, *(sum_demand(unit, layer, scratch) for unit in sums_of_parts)]
+            parts = self.parts(layer, params)._replace(tiles=_tiles(layer, one, tile))
+            found += self.sum_demands(unit, layer, parts, params)
+        return found
 
     def slice_slots(self, layer: ConvLayer, tile: HopperTile) -> float:
         """Instructions of a block to a slice of the depth."""

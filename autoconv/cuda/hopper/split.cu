@@ -126,9 +126,9 @@ DEVICE void multiply_slices(float (&sum)[FM][BN / 2], Ring<Stage>& ring, Turn& t
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 split(const GRID_CONSTANT TensorMap pixels, const GRID_CONSTANT TensorMap other, T* out, const T* bias,
-      const T* residual, float* partial) {
+      const T* residual, Acc* parts, unsigned* tickets) {
     SHARED_DYNAMIC(Ring<Stage>, ring);
-    run_block(ring, pixels, other, {out, bias, residual, partial});
+    run_block(ring, pixels, other, {out, bias, residual}, {parts, tickets});
 }
 
 // A number to each part, one array of so many after the other.

@@ -10,8 +10,8 @@ from autoconv.common import split_products
 from autoconv.cuda.codegen.tensor_map import LINE, STRIDE_UNIT, TensorMap
 from autoconv.cuda.common.algorithm import Chain, Launch, aligned, ceil_div
 from autoconv.cuda.common.model import Demand, streaming
-from autoconv.cuda.common.split import SplitProduct
-from autoconv.cuda.hopper.hopper import OPERANDS, SUMMED, Hopper, HopperTile, Pass, other_map, pixel_map
+from autoconv.cuda.common.split import PRODUCT
+from autoconv.cuda.hopper.hopper import Hopper, HopperTile, Pass, other_map, pixel_map
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class HopperBF16x6(Hopper):
         return 0 if layer.direction == "wgrad" else columns * blocks * LINE // 2
 
     def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
-        return _sums_bytes(self, layer, device, params) + _pixels_bytes(layer)
+        return self._pixels_start(layer, params) + _pixels_bytes(layer)
 
     def slice_slots(self, layer: ConvLayer, tile: HopperTile) -> float:
         steps = STEPS * tile.BM / 64 * (STEP_SLOTS[layer.direction] + COLUMN_SLOTS * tile.BN / 64)
@@ -109,8 +109,8 @@ class HopperBF16x6(Hopper):
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
         if layer.direction != "wgrad":
             return super().build(layer, device, params)
-        product, *sums, split = self.load(device, self.units(layer, params))
-        start = _sums_bytes(self, layer, device, params)
+        product, split = self.load(device, self.units(layer, params))
+        start = self._pixels_start(layer, params)
 
         def take_apart(x: Any, workspace: Any) -> None:
             split(x, workspace[start:])
@@ -119,8 +119,13 @@ class HopperBF16x6(Hopper):
             product(workspace[start:], *others)
 
         steps: list[tuple[Launch, tuple[str, ...]]] = [(take_apart, ("a", "workspace"))]
-        steps += [(multiply, ("workspace", *OPERANDS[1:])), *((launch, SUMMED) for launch in sums)]
-        return Chain(steps, self.workspace_bytes(layer, device, params))
+        steps += [(multiply, ("workspace", *PRODUCT[1:]))]
+        tickets = self.tickets(layer, device, params)
+        return Chain(steps, self.workspace_bytes(layer, device, params), tickets=tickets)
+
+    def _pixels_start(self, layer: ConvLayer, params: Params) -> int:
+        """Where the pixels' parts begin in the workspace: behind those of the sums."""
+        return aligned(self.scratch_bytes(layer, params))
 
 
 def _filters(layer: ConvLayer) -> tuple[int, int]:
@@ -139,8 +144,3 @@ def _in_parts(layer: ConvLayer) -> ConvLayer:
 
 def _pixels_bytes(layer: ConvLayer) -> int:
     return 2 * math.prod(_in_parts(layer).x_shape) if layer.direction == "wgrad" else 0
-
-
-def _sums_bytes(algorithm: SplitProduct, layer: ConvLayer, device: CUDA, params: Params) -> int:
-    """Where the pixels' parts begin in the workspace: behind those of the sums."""
-    return aligned(SplitProduct.workspace_bytes(algorithm, layer, device, params))

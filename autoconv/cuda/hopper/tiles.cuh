@@ -11,6 +11,7 @@
 // With a stride, dgrad is a pass for each remainder of (h, w): only some taps meet it, and they do so as an
 // unstrided convolution of dy does. PIXEL_* and TAP_* below are of a pass.
 #pragma once
+#include "../common/split.cuh"
 #include "hopper.cuh"
 
 constexpr bool WEIGHTS = DIRECTION == WGRAD;
@@ -33,8 +34,7 @@ constexpr int EACH = ceil_div(SLICES, SPLIT);
 constexpr int TILES_M = ceil_div(ROWS, BM), TILES_N = ceil_div(WEIGHTS ? TAPS * PER_TAP * WIDTH : COLUMNS, BN);
 constexpr int TILES = TILES_M * TILES_N;
 constexpr int WORK = TILES * GROUPS * SPLIT;
-constexpr long long OUTPUTS[] = {(long long)N * P * Q * K, (long long)N * H * W * C, (long long)K * R * S * CG};
-constexpr long long TOTAL = OUTPUTS[DIRECTION];
+constexpr int TEAMS = ALTERNATE ? 1 : CONSUMERS;        // warpgroups to a tile: each sums its own part of it
 
 template <class Stage>
 struct Ring {
@@ -154,24 +154,17 @@ struct alignas(16) Run {
 struct Output {
     T* out;
     const T *bias, *residual;
-    float* partial;  // with SPLIT > 1, where the parts go
+};
+// With SPLIT > 1, where parts of the depth wait, and the tickets.
+struct Scratch {
+    Acc* parts;
+    unsigned* tickets;
 };
 
 // Eight neighbouring sums, from this column of the group's on; `room` of them exist, or none where it is negative.
-DEVICE void write(const float (&v)[8], const Output& to, float* part, Offset at, int k, int room) {
+DEVICE void write(const float (&v)[8], const Output& to, Offset at, int k, int room) {
     constexpr int LAST = DIRECTION == FWD ? KG : CG;
-    if constexpr (SPLIT > 1) {
-#pragma unroll
-        for (int i = 0; i < 8; i += 4) {
-            if (LAST % 4 == 0) {
-                if (i < room) aligned<Run<float>>(part + at + i) = {v[i], v[i + 1], v[i + 2], v[i + 3]};
-            } else {
-#pragma unroll
-                for (int e = i; e < i + 4; e++)
-                    if (e < room) part[at + e] = v[e];
-            }
-        }
-    } else if constexpr (LAST % (16 / sizeof(T)) == 0) {
+    if constexpr (LAST % (16 / sizeof(T)) == 0) {
         constexpr int WIDE = 16 / sizeof(T);
 #pragma unroll
         for (int i = 0; i < 8; i += WIDE) {
@@ -203,7 +196,6 @@ DEVICE Offset row_at(Job at, int row) {
 
 // The warpgroup's part of the tile, from this row on; of each eight rows, four lanes together have the `of_eight`-th.
 DEVICE void write_tile(float (&sum)[FM][BN / 2], Job at, int row, int of_eight, const Output& to) {
-    float* part = to.partial + (SPLIT > 1 ? at.part * TOTAL : 0);
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
 #pragma unroll
     for (int i = 0; i < FM; i++)
@@ -225,7 +217,7 @@ DEVICE void write_tile(float (&sum)[FM][BN / 2], Job at, int row, int of_eight, 
                     x = first.channel + x % WIDTH;
                     tap = Offset(first.tap) * CG;
                 }
-                if (y < ROWS) write(v, to, part, start + tap + x, at.group * KG + x, COLUMNS - x);
+                if (y < ROWS) write(v, to, start + tap + x, at.group * KG + x, COLUMNS - x);
             }
         }
 }
@@ -233,8 +225,8 @@ DEVICE void write_tile(float (&sum)[FM][BN / 2], Job at, int row, int of_eight, 
 // The tiles of a warpgroup that multiplies. Where they alternate, each begins when the one before is done with its
 // slices: earlier it would take their stages for its own.
 template <class Stage>
-DEVICE void consume(Ring<Stage>& ring, int warpgroup, const Output& to) {
-    constexpr int TOGETHER = ALTERNATE ? CONSUMERS : 1;
+DEVICE void consume(Ring<Stage>& ring, int warpgroup, const Output& to, const Scratch& scratch) {
+    constexpr int TOGETHER = ALTERNATE ? CONSUMERS : 1, SUMS = FM * BN / 2;
     const int lane = static_cast<int>(threadIdx.x) % 32, row = ALTERNATE ? 0 : warpgroup * WM;
     Turn turn;
     int tile = 0;
@@ -249,13 +241,18 @@ DEVICE void consume(Ring<Stage>& ring, int warpgroup, const Output& to) {
             await(ring.multiplied[(tile - 1) % TOGETHER], (tile - 1) / TOGETHER & 1);
         multiply_slices(sum, ring, turn, at, row);
         if (ALTERNATE && lane == 0) arrive(ring.multiplied[warpgroup]);
-        write_tile(sum, at, row, Stage::row_of_eight(lane), to);
+        const int mine = index % (TILES * static_cast<int>(GROUPS)) * TEAMS + (ALTERNATE ? 0 : warpgroup);
+        const Team<SUMS, WARPGROUP> team = {static_cast<int>(threadIdx.x) % WARPGROUP, 1 + warpgroup,
+                                            scratch.parts + static_cast<long long>(mine) * (SPLIT * WM * BN),
+                                            scratch.tickets + static_cast<long long>(mine) * TICKETS};
+        if (team.complete(flat<SUMS>(sum), at.part)) write_tile(sum, at, row, Stage::row_of_eight(lane), to);
     }
 }
 
 // A block: the warpgroups that multiply, and the one that fetches.
 template <class Stage>
-DEVICE void run_block(Ring<Stage>& ring, const TensorMap& pixels, const TensorMap& other, const Output& to) {
+DEVICE void run_block(Ring<Stage>& ring, const TensorMap& pixels, const TensorMap& other, const Output& to,
+                      const Scratch& scratch) {
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < STAGES; i++) {
@@ -277,17 +274,6 @@ DEVICE void run_block(Ring<Stage>& ring, const TensorMap& pixels, const TensorMa
         }
     } else {
         more_registers<CONSUMER_REGISTERS>();
-        consume(ring, static_cast<int>(threadIdx.x) / WARPGROUP, to);
+        consume(ring, static_cast<int>(threadIdx.x) / WARPGROUP, to, scratch);
     }
-}
-
-// The sum of the parts, always in the same order.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-hopper_sum(const float* partial, T* out, const T* bias, const T* residual) {
-    const long long index = (long long)blockIdx.x * THREADS + threadIdx.x;
-    if (index >= TOTAL) return;
-    float sum = 0;
-#pragma unroll 4
-    for (int part = 0; part < SPLIT; part++) sum += partial[part * TOTAL + index];
-    out[index] = finished(sum, bias, residual, static_cast<int>(index % K), static_cast<Offset>(index));
 }
