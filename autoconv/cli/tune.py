@@ -121,9 +121,8 @@ def tune(
         click.echo(f"on {device.name}; peak: {_rates(peaks)}")
         click.echo(_summary(len(done), len(jobs), timed, len(failed), seconds))
         if budget is not None and (cut_short := sum(map(_cut_short, done))):
-            click.echo(
-                f"not finished within the budget: {cut_short} of {count(len(done), 'layer')}; a larger one goes on there"
-            )
+            left = f"{cut_short} of {count(len(done), 'layer')}"
+            click.echo(f"not finished within the budget: {left}; a larger one goes on there")
     for row in failed:
         say("error", f"{row.name}: {row.error}")
     if interrupted:
