@@ -39,7 +39,7 @@ def device_of(threads):
         "threads": threads,
         "peaks": {unit: {name: rate * factor for name, rate in of.items()} for unit, of in machine.peaks.items()},
         "barrier": machine.barrier / (machine.threads - 1) * max(threads - 1, 1),
-        **{name: grown(getattr(machine, name)) for name in ("read", "write", "stream")},
+        **{name: grown(getattr(machine, name)) for name in ("read", "write", "stream", "jumps")},
     }
     return CPU(threads, "avx2", model=dataclasses.replace(machine, **changes).text)
 
