@@ -110,7 +110,8 @@ def dealt(tasks, seconds, threads):
 def test_the_longest_thread_has_little_more_than_its_share(name, threads):
     """Tasks of the winner are dealt to its party as the pool does it; those of a region are alike, being cut evenly.
 
-    The seconds of a region are its side's of a pipeline of transforms, or the whole estimate.
+    The seconds of a region are its side's of a pipeline of transforms, or the whole estimate. Where the longest thread
+    has more, the estimate has counted that, and expects none quicker of those that are dealt more evenly.
     """
     device, layer = device_of(threads), LAYERS[name]
     candidate, seconds = forecast_winner(name, threads)
@@ -125,7 +126,7 @@ def test_the_longest_thread_has_little_more_than_its_share(name, threads):
         of_regions = [of_sides[n % 2] * threads * tasks / sum(regions[n % 2 :: 2]) for n, tasks in enumerate(regions)]
     share = sum(of_regions) / party
     longest = sum(dealt(*region, party) for region in zip(regions, of_regions, strict=True))
-    assert longest <= 1.15 * share or share < 50e-6
+    assert longest <= max(1.15 * share, seconds) or share < 50e-6
 
 
 GEOMETRIES = {
