@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,19 @@ def test_an_archive_carries_the_folder_in_parts(tmp_path: Path) -> None:
     assert pack(folder, archive, 40_000) == parts[:1]
     assert [path.name for path in sorted(archive.parent.iterdir())] == ["state.tgz.000"]
     assert not unpack(tmp_path / "none", tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("../out", tarfile.REGTYPE), ("/out", tarfile.REGTYPE), ("a", tarfile.SYMTYPE)]
+)
+def test_nothing_is_written_outside_of_the_folder(name: str, kind: bytes, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "state.tgz.000", "w:gz") as tar:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = kind, "/out"
+        tar.addfile(member, io.BytesIO())
+    with pytest.raises(ArchiveError, match=f"expected files and folders below one, got '{name}'"):
+        unpack(tmp_path / "state.tgz", tmp_path / "there")
+    assert not list((tmp_path / "there").iterdir())
 
 
 def test_the_command_carries_its_folder(

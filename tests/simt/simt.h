@@ -356,7 +356,8 @@ UNWATCHED inline void publish(void* to, const void* from, int bytes) {
     if (stores_count == most_stores) fail("more than %d stores for other blocks", most_stores);
     Store& store = stores[stores_count++];
     store = {static_cast<char*>(to), {}, bytes, current->number, false};
-    memcpy(store.from, from, bytes);
+    volatile char* kept = store.from;  // no call of memcpy, which a sanitizer watches whoever calls it
+    for (int i = 0; i < bytes; i++) kept[i] = static_cast<const char*>(from)[i];
 #ifndef __SANITIZE_THREAD__
     if (chance()) land(store);
 #endif

@@ -13,8 +13,12 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from autoconv.errors import AutoconvError
+
+# Python has it from 3.11.4 on; without, what `unpack` checks itself has to suffice.
+SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 
 class ArchiveError(AutoconvError, RuntimeError):
@@ -67,7 +71,7 @@ def unpack(archive: Path, folder: Path) -> bool:
     Raises
     ------
     ArchiveError
-        When a part is missing or damaged; the folder is as it was.
+        When a part is missing or damaged, or holds what is no file or folder inside; the folder is as it was.
     """
     parts = list(_existing(archive))
     if not parts:
@@ -78,14 +82,21 @@ def unpack(archive: Path, folder: Path) -> bool:
             try:
                 with tarfile.open(fileobj=file, mode="r|gz") as tar:
                     if extracting:
-                        tar.extractall(folder, filter="data")
+                        tar.extractall(folder, **SAFELY)
                     else:
-                        for _ in tar:
-                            pass
+                        for member in tar:
+                            _check(archive, member)
             except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
                 names = f"{parts[0].name} to {parts[-1].name}"
                 raise ArchiveError(f"{archive}: expected a whole archive in {names}: {error}") from None
     return True
+
+
+def _check(archive: Path, member: tarfile.TarInfo) -> None:
+    """Refuse what `pack` never writes: links and devices, and what lies outside of the folder."""
+    name = Path(member.name)
+    if name.is_absolute() or ".." in name.parts or not (member.isfile() or member.isdir()):
+        raise ArchiveError(f"{archive}: expected files and folders below one, got {member.name!r}")
 
 
 def _part(archive: Path, number: int) -> Path:
