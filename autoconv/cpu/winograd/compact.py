@@ -118,10 +118,8 @@ class CompactWriter(WinogradWriter[CompactTiling]):
         sums = [[k.var(k.zero(self.real, lanes)) for _ in range(tiling.vectors)] for _ in range(size)]
         line = LINE // tiling.itemsize
         with k.loop(0, blocks) as block:
-            for n in range(self.lines):
-                k.prefetch(following + (block * self.lines + n) * line, locality=2)
             source, filters = v + block * (tiling.chunk_tiles * lanes), u + block * (lanes * tiling.TK)
-            self.multiply(k, source, filters, sums, lanes)
+            self.multiply(k, source, filters, sums, lanes, (following + block * (self.lines * line), self.lines))
         with k.if_(more > 0):
             self.keep_sums(k, sums, out, added=True)
         with k.else_():

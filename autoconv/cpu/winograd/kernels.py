@@ -103,9 +103,7 @@ class WinogradWriter(kernels.TransformWriter[W]):
 
         def terms(block: Value, count: int) -> None:
             source, filters = v + block * (tiling.chunk_tiles * lanes), u + block * (lanes * TK)
-            for n in range(lines):
-                k.prefetch(following + (block * lines + n) * line, locality=2)
-            self.multiply(k, source, filters, sums, count)
+            self.multiply(k, source, filters, sums, count, (following + block * (lines * line), lines))
 
         whole, rest = divmod(tiling.depth, lanes)
         blocks = WINOGRAD_TERMS // lanes
@@ -128,13 +126,34 @@ class WinogradWriter(kernels.TransformWriter[W]):
             self.keep_sums(k, sums, out, added=parted)
         return k
 
-    def multiply(self, k: Function, v: Value, u: Value, sums: Sequence[Sequence[Var]], count: int) -> None:
-        """Add the products of some terms to the sums of a register tile."""
-        lanes, TK = self.tiling.lanes, self.tiling.TK
+    def multiply(
+        self,
+        k: Function,
+        v: Value,
+        u: Value,
+        sums: Sequence[Sequence[Var]],
+        count: int,
+        following: tuple[Value, int],
+    ) -> None:
+        """Add the products of some terms, at most a vector of them, to the sums of a register tile.
+
+        Meanwhile as many lines of what follows as are given with it are fetched into L2; and into L1 what the next
+        vector of terms reads, as L2's latency is longer than the processor looks ahead past so many multiply-adds.
+        Every term brings a little of it: so many lines at a time would keep loads waiting.
+        """
+        tiling, lanes, TK, line = self.tiling, self.tiling.lanes, self.tiling.TK, LINE // self.tiling.itemsize
         together = math.gcd(self.m.terms, count)
+        fetched = [(*following, 2)]
+        if len(sums) >= FEWEST_TO_FETCH:
+            fetched.append((u + lanes * TK, lanes * TK // line, 3))
+            fetched.append((v + tiling.chunk_tiles * lanes, -(-len(sums) * lanes // line), 3))
         with k.loop(0, count, together) as start:
+            for first, lines, level in fetched:
+                each = -(-lines * together // lanes)
+                for n in range(each):
+                    k.prefetch(first + (start // together * each + n) * line, locality=level)
             for c in (start + i for i in range(together)):
-                ws = [k.load(u + (c * TK + n * lanes), lanes) for n in range(self.tiling.vectors)]
+                ws = [k.load(u + (c * TK + n * lanes), lanes) for n in range(tiling.vectors)]
                 for p, row in enumerate(sums):
                     x = k.broadcast(v + c + p * lanes, lanes)
                     for total, w in zip(row, ws, strict=True):
