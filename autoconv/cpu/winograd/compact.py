@@ -191,11 +191,32 @@ class WinogradCompact(Winograd):
             yield {**params, "terms": -(-tiling.c_blocks // pieces) * tiling.lanes}
 
     def counts(self, tiling: WinogradTiling, machine: Machine) -> Counts:
+        assert isinstance(tiling, CompactTiling)
         found = counts(tiling, machine)
         rows, columns = tiling.filter_axes
         down, across = columns.r * rows.tile * effort(rows.r), tiling.points * effort(columns.r)
-        terms = tiling.correlation.groups * tiling.chunks * tiling.k_blocks * tiling.vectors * tiling.depth
-        return found._replace(inverse=found.inverse + terms * (down + across))
+        blocks = tiling.correlation.groups * tiling.chunks * tiling.k_blocks
+        terms = blocks * tiling.vectors * tiling.depth
+        moved = blocks * tiling.itemsize * self._moved(tiling, machine)
+        return found._replace(
+            inverse=found.inverse + terms * (down + across), computed=found.computed + moved * machine.threads
+        )
+
+    def _moved(self, tiling: CompactTiling, machine: Machine) -> float:
+        """Seconds in which all threads move an element of each of what they make of a block of filters.
+
+        Every row of points reads the taps of a piece and writes the piece, which the products read; every piece adds to
+        what the products came to.
+        """
+        piece = tiling.itemsize * tiling.piece * tiling.TK * tiling.columns.tile
+        taps = tiling.itemsize * tiling.piece * tiling.taps
+        transformed = tiling.points * tiling.packed_depth * tiling.TK
+        read = machine.reading(tiling.rows.tile * tiling.packed_depth * tiling.taps, taps + piece)
+        written = machine.writing(transformed, taps + piece)
+        products = tiling.points * tiling.m_stride
+        sums = -(-tiling.packed_depth // tiling.piece) * products
+        home = tiling.itemsize * products + piece
+        return read + written + machine.reading(sums, home) + machine.writing(sums, home)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, self.tilings(layer, device, params))
