@@ -111,7 +111,11 @@ def grid() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("name", "typical", "worst", "four", "worst_of_four"),
-    [("epyc-zen3", 1.07, 1.4, 1.02, 1.35), ("xeon-avx512", 1.07, 1.4, 1.03, 1.2)],
+    [
+        ("epyc-zen3", 1.07, 1.4, 1.02, 1.35),
+        ("xeon-avx512", 1.07, 1.4, 1.03, 1.2),
+        ("xeon-emerald", 1.25, 1.9, 1.08, 1.5),
+    ],
 )
 def test_the_least_estimate_is_near_the_quickest(
     name: str, typical: float, worst: float, four: float, worst_of_four: float

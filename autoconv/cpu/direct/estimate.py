@@ -53,7 +53,16 @@ def _correlation(layer: ConvLayer, device: CPU, c: Correlation, b: DirectBlockin
     steps = c.macs / (c.K * pixels) * blocks
     visited = math.ceil(c.C / b.BC) * sums_of(b.BC, channels_of_sum(taps))
     sums = 2 * pixels * vectors / load * c.N * c.groups * rows * columns * blocks * visited
-    computed = (steps * one + sums) / machine.threads
+    stored = (
+        c.N
+        * c.groups
+        * rows
+        * columns
+        * blocks
+        * _stores(layer, b, pixels * vectors)
+        / machine.transforms(lanes * size)
+    )
+    computed = (steps * one + sums + stored) / machine.threads
     packed = size * packed_size(c, b.TK)
     visits = c.N * rows * columns
     moved = packed / machine.memory + machine.reading(packed * (visits - 1), size * b.BC * taps * b.TK)
@@ -62,6 +71,11 @@ def _correlation(layer: ConvLayer, device: CPU, c: Correlation, b: DirectBlockin
     moved += machine.reading(seen, task)
     tasks = c.N * c.groups * blocks * math.ceil(rows / b.rows)
     return side_by_side(computed, moved) * busiest(tasks, machine.threads) + (machine.barrier or 0.0)
+
+
+def _stores(layer: ConvLayer, b: DirectBlocking, vectors: float) -> float:
+    """What it takes to store a tile, in vectors of the machine's probe: of filters, or of a filter's row each."""
+    return vectors if layer.layout == "NHWC" else vectors + b.TK * b.TP
 
 
 def _tile_bytes(layer: ConvLayer, c: Correlation, b: DirectBlocking) -> float:
