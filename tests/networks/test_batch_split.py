@@ -138,7 +138,8 @@ def test_arrays_between_parts_are_those_of_some_images() -> None:
     image = 8 * 16 * 16 * 4
     assert whole.arena_bytes >= 16 * image
     assert parts.arena_bytes <= 2 * image + max(made.kernel.workspace_bytes for made in parts.plans.values())
-    assert parts.weight_bytes <= whole.weight_bytes * 1.5  # all parts read the same filters
+    # All eight parts read the same filters, which a plan of one image may pad to a longer vector.
+    assert parts.weight_bytes <= whole.weight_bytes * 2
     assert "in 1 calls" in parts.explain()
 
 
