@@ -26,6 +26,7 @@ from autoconv.cpu.codegen import compiler, launch, workers
 from autoconv.cpu.codegen.ir import Module
 
 PROCESSOR = "tigerlake"  # what is emulated, as LLVM calls it: all of AVX-512 but half precision and bfloat16
+LACKING = ("avx512fp16", "avx512bf16", "avxvnni")  # what this processor may have, and the emulated one does not
 # Bochs rounds subnormal halves that lie between two others away from zero, until its version 3.0.
 WRONG_THERE = "test_narrow_types_widen_and_round_like_numpy[float16-avx512]"
 
@@ -126,12 +127,15 @@ def _segment(selector: int, attributes: int) -> Any:
 
 def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
     """From now on this processor has AVX-512: its kernels are compiled for the emulated one, and run there."""
-    features, build = compiler._features, compiler.build
+    features, host_features, build = compiler._features, compiler.host_features, compiler.build
     native, native_function = pool.Entry.__call__, compiler.Program.function
     emulated: set[compiler.Program] = set()  # and kept: what the emulator has read as code must stay that code
 
     def features_there(instruction_set: str) -> tuple[str, str]:
         return (PROCESSOR, "") if instruction_set == "avx512" else features(instruction_set)
+
+    def extensions_there() -> dict[str, bool]:
+        return {name: on and name not in LACKING for name, on in host_features().items()}
 
     def build_for_there(emit: Callable[..., Module], instruction_set: str, *args: object) -> compiler.Program:
         program = build(emit, instruction_set, *args)
@@ -158,6 +162,7 @@ def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
     patch.setattr(device, "host_instruction_set", lambda: "avx512")
     patch.setattr(device, "host_level", lambda: "avx512")
     patch.setattr(compiler, "_features", features_there)
+    patch.setattr(compiler, "host_features", extensions_there)
     patch.setattr(compiler, "build", build_for_there)
     patch.setattr(compiler.Program, "function", function)
     patch.setattr(pool.Entry, "__call__", run)
