@@ -52,16 +52,9 @@ def _correlation(layer: ConvLayer, device: CPU, c: Correlation, b: DirectBlockin
     blocks = math.ceil(c.K / b.TK)
     steps = c.macs / (c.K * pixels) * blocks
     visited = math.ceil(c.C / b.BC) * sums_of(b.BC, channels_of_sum(taps))
-    sums = 2 * pixels * vectors / load * c.N * c.groups * rows * columns * blocks * visited
-    stored = (
-        c.N
-        * c.groups
-        * rows
-        * columns
-        * blocks
-        * _stores(layer, b, pixels * vectors)
-        / machine.transforms(lanes * size)
-    )
+    tiles = c.N * c.groups * rows * columns * blocks
+    sums = tiles * visited * 2 * pixels * vectors / load
+    stored = tiles * _stores(layer, b, pixels * vectors) / machine.transforms(lanes * size)
     computed = (steps * one + sums + stored) / machine.threads
     packed = size * packed_size(c, b.TK)
     visits = c.N * rows * columns
@@ -74,7 +67,10 @@ def _correlation(layer: ConvLayer, device: CPU, c: Correlation, b: DirectBlockin
 
 
 def _stores(layer: ConvLayer, b: DirectBlocking, vectors: float) -> float:
-    """What it takes to store a tile, in vectors of the machine's probe: of filters, or of a filter's row each."""
+    """What it takes to store a tile's vectors of filters, in those of the machine's probe.
+
+    In NCHW they are transposed, and every filter stores each of its rows by itself.
+    """
     return vectors if layer.layout == "NHWC" else vectors + b.TK * b.TP
 
 

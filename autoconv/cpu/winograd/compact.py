@@ -197,26 +197,25 @@ class WinogradCompact(Winograd):
         down, across = columns.r * rows.tile * effort(rows.r), tiling.points * effort(columns.r)
         blocks = tiling.correlation.groups * tiling.chunks * tiling.k_blocks
         terms = blocks * tiling.vectors * tiling.depth
-        moved = blocks * tiling.itemsize * self._moved(tiling, machine)
+        moved = blocks * self._moved(tiling, machine)
         return found._replace(
             inverse=found.inverse + terms * (down + across), computed=found.computed + moved * machine.threads
         )
 
     def _moved(self, tiling: CompactTiling, machine: Machine) -> float:
-        """Seconds in which all threads move an element of each of what they make of a block of filters.
+        """Seconds in which all threads together move what the products with a block of filters make on their way.
 
-        Every row of points reads the taps of a piece and writes the piece, which the products read; every piece adds to
-        what the products came to.
+        For every row of points the taps of a piece are read and its points written; every piece adds to what the
+        products came to.
         """
-        piece = tiling.itemsize * tiling.piece * tiling.TK * tiling.columns.tile
-        taps = tiling.itemsize * tiling.piece * tiling.taps
-        transformed = tiling.points * tiling.packed_depth * tiling.TK
-        read = machine.reading(tiling.rows.tile * tiling.packed_depth * tiling.taps, taps + piece)
-        written = machine.writing(transformed, taps + piece)
-        products = tiling.points * tiling.m_stride
-        sums = -(-tiling.packed_depth // tiling.piece) * products
-        home = tiling.itemsize * products + piece
-        return read + written + machine.reading(sums, home) + machine.writing(sums, home)
+        size, depth = tiling.itemsize, tiling.packed_depth
+        taps, points = size * depth * tiling.taps, size * depth * tiling.points * tiling.TK
+        products = size * tiling.points * tiling.m_stride
+        pieces = -(-depth // tiling.piece)
+        piece = size * tiling.piece * (tiling.taps + tiling.columns.tile * tiling.TK)  # its taps, and a row of points
+        transformed = machine.reading(tiling.rows.tile * taps, piece) + machine.writing(points, piece)
+        home = products + piece
+        return transformed + machine.reading(pieces * products, home) + machine.writing(pieces * products, home)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, self.tilings(layer, device, params))

@@ -137,9 +137,8 @@ class WinogradWriter(kernels.TransformWriter[W]):
     ) -> None:
         """Add the products of some terms, at most a vector of them, to the sums of a register tile.
 
-        Meanwhile as many lines of what follows as are given with it are fetched into L2; and into L1 what the next
-        vector of terms reads, as L2's latency is longer than the processor looks ahead past so many multiply-adds.
-        Every term brings a little of it: so many lines at a time would keep loads waiting.
+        Meanwhile as many lines of what follows as are given with it are fetched into L2, and what the next vector of
+        terms reads into L1: a little with every round of terms, so that loads do not wait behind many lines at once.
         """
         tiling, lanes, TK, line = self.tiling, self.tiling.lanes, self.tiling.TK, LINE // self.tiling.itemsize
         together = math.gcd(self.m.terms, count)
