@@ -26,8 +26,11 @@ const char* run_grid(const unsigned* grid, const unsigned* block, size_t shared,
         block_index = {static_cast<unsigned>(b % grid[0]), static_cast<unsigned>(b / grid[0] % grid[1]),
                        static_cast<unsigned>(b / grid[0] / grid[1])};
         run_block(schedule);
+        remember_late();
     }
     land_stores(-1);
+    for (const Late& byte : late) *byte.to = byte.value;
+    late.clear();
     for (int i = 0; i < tickets_count; i++)
         if (*tickets[i]) note("a ticket is left at %u, and the next launch wants it at 0", *tickets[i]);
 #ifdef __SANITIZE_THREAD__

@@ -95,6 +95,11 @@ struct Store {  // for other blocks, not yet in the GPU's memory
 };
 constexpr int most_stores = 1 << 16, most_tickets = 1 << 14;
 
+struct Late {  // a byte that a block wrote when it had a ticket that was not the last
+    char* to;
+    char value;
+};
+
 struct Meeting {  // a barrier of some threads
     int waiting;
     bool any, result;
@@ -108,6 +113,8 @@ inline std::vector<Array> arrays;  // that the kernel was given
 inline Store stores[most_stores];
 inline const unsigned* tickets[most_tickets];  // that were taken
 inline int stores_count, tickets_count;
+inline std::vector<std::vector<char>> before;  // the arrays when the block took a ticket that was not the last, if it did
+inline std::vector<Late> late;
 inline Meeting meetings[most_meetings];
 inline Fiber* current;
 inline void* scheduler;
@@ -390,7 +397,27 @@ UNWATCHED inline unsigned take_ticket(unsigned* ticket, unsigned last) {
     tickets[tickets_count++] = ticket;
     const unsigned number = *ticket;
     *ticket = number >= last ? 0 : number + 1;
+#ifndef __SANITIZE_THREAD__
+    if (number < last && before.empty())
+        for (const Array& array : arrays) before.emplace_back(array.begin, array.end);
+#endif
     return number;
+}
+
+// What a block still writes then may come after all that others do: it is written again when the kernel has ended.
+UNWATCHED inline void remember_late() {
+    const auto is_ticket = [](const char* place) {
+        return std::any_of(tickets, tickets + tickets_count, [&](const unsigned* ticket) {
+            const char* const first = reinterpret_cast<const char*>(ticket);
+            return place >= first && place < first + sizeof *ticket;
+        });
+    };
+    for (size_t i = 0; i < before.size(); i++)
+        for (size_t at = 0; at < before[i].size(); at++) {
+            char* const place = const_cast<char*>(arrays[i].begin) + at;
+            if (*place != before[i][at] && !is_ticket(place)) late.push_back({place, *place});
+        }
+    before.clear();
 }
 
 // A barrier of `count` threads, and whether any of them brings true.

@@ -85,6 +85,8 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         # depths that are summed in two stretches, of one part and of each of two
         _blocks(SCALAR_TILE | {"SPLIT": 1}, N=3, C=2, H=24, W=24, K=3, R=1, S=1, padding=0, direction="wgrad"),
         _blocks(SCALAR_TILE | {"SPLIT": 2}, N=1, C=260, H=3, K=5, layout="NHWC", **FULL_EPILOGUE),
+        # two tiles of eleven parts, which are summed in groups of four, the last of three
+        _blocks(SCALAR_TILE | {"SPLIT": 11}, N=1, C=176, H=3, W=3, K=35, R=1, S=1, padding=0, **FULL_EPILOGUE),
         # taps that do not follow each other; and a row of them too long for a table, of the only channel
         _blocks(SCALAR_TILE | {"SPLIT": 1}, N=1, K=3, padding=2, dilation=2),
         _blocks(SCALAR_TILE | {"SPLIT": 1}, N=1, C=1, H=1, K=3, R=1, S=31, padding=(0, 15), direction="wgrad"),

@@ -115,14 +115,15 @@ struct Pieces {
     const Acc *row, *column;  // of the first one, where the half that is read has them
 };
 
-// Over half of a slice: of more, too much would be read ahead for the registers. Blackwell's compiler wants less,
-// and so does each where a single slice leaves no loop around it.
+// Over half of a slice: of more, too much would be read ahead for the registers. Blackwell's compiler wants less, and so
+// does each where a single slice leaves no loop around it, where values of 16 bits wait in registers to be widened, and
+// where the pixels of a strided wgrad take many to be found.
 #if __CUDA_ARCH__ >= 1000
 template <bool LOOPS>
 constexpr int AHEAD = 2;
 #else
 template <bool LOOPS>
-constexpr int AHEAD = LOOPS ? BK / 2 : 2;
+constexpr int AHEAD = !LOOPS || sizeof(T) == 2 ? 2 : DIRECTION == WGRAD && STRIDE_W > 1 ? BK / 4 : BK / 2;
 #endif
 template <bool LOOPS>
 DEVICE void multiply_slice(Acc (&sum)[TM][TN], Pieces pieces, int first) {

@@ -52,21 +52,23 @@ struct Feed {
     const T* from;
     decltype(Operand{}.across(0)) across[LINES];
 
-    DEVICE static int first() { return static_cast<int>(threadIdx.x % COPIES * COPY); }
-    DEVICE static int line(int i) { return static_cast<int>(threadIdx.x / COPIES) + i * LINE_STEP; }
+    DEVICE static int first(int thread) { return thread % COPIES * COPY; }
+    DEVICE static int line(int thread, int i) { return thread / COPIES + i * LINE_STEP; }
 
     DEVICE Feed(Operand of, const T* array, Offset start) : operand(of), from(array) {
 #pragma unroll
-        for (int i = 0; i < LINES; i++) across[i] = operand.across(start + (BY_ROWS ? line(i) : first()));
+        for (int i = 0; i < LINES; i++)
+            across[i] = operand.across(start + (BY_ROWS ? line(threadIdx.x, i) : first(threadIdx.x)));
     }
 
     DEVICE void fetch(Target& slice, Offset depth) const {
+        const int thread = PRODUCTS > 1 ? launder(threadIdx.x) : threadIdx.x;  // parts leave no registers for places
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            const auto along = operand.along(depth, BY_ROWS ? first() : line(i));
+            const auto along = operand.along(depth, BY_ROWS ? first(thread) : line(thread, i));
             const Position start = operand.meet(across[BY_ROWS ? i : 0], along);
             const auto at = static_cast<Offset>(start.begin + start.at);
-            copy_async16(&slice.place(line(i), first()), from + (start.exists ? at : 0), start.exists);
+            copy_async16(&slice.place(line(thread, i), first(thread)), from + (start.exists ? at : 0), start.exists);
         }
     }
 };
@@ -241,11 +243,11 @@ DEVICE void gather(float (&v)[COUNT], int lane) {
 // A thread's part of the tile.
 DEVICE void write_tile(const float (&sum)[FM][FN][4], int thread, int group, TileAt tile, const Output& to) {
     constexpr int COUNT = together(COPY), GATHERED = COUNT > 2 ? COUNT : 2, FRAGMENTS = GATHERED / 2;
-    const int lane = thread % 32, warp = thread / 32;
-    const Offset row0 = Offset(tile.row) * BM + warp / WARPS_N * WM;
-    const Offset column0 = Offset(tile.column) * BN + warp % WARPS_N * WN;
 #pragma unroll
     for (int i = 0; i < FM * 2; i++) {
+        const int here = launder(thread), lane = here % 32, warp = here / 32;  // places are found when they are needed
+        const Offset row0 = Offset(tile.row) * BM + warp / WARPS_N * WM;
+        const Offset column0 = Offset(tile.column) * BN + warp % WARPS_N * WN;
         const Offset row = row0 + i * 8 + lane / 4;
 #pragma unroll
         for (int j = 0; j < FN; j += FRAGMENTS) {
@@ -302,7 +304,7 @@ tensor(const T* a, const T* b, T* out, const T* bias, const T* residual, float* 
         __syncthreads();  // the slice is there for all, and the stage before it is free
         fetch(slice + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
         if constexpr (PRODUCTS > 1)
-            multiply_stage_in_parts(sum, stages.at[stage], row, column);
+            multiply_stage_in_parts(sum, stages.at[stage], launder(row), launder(column));  // as in `fetch`
         else
             multiply_stage(sum, stages.at[stage], row, column);
         stage = stage == STAGES - 1 ? 0 : stage + 1;
