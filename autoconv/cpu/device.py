@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 
 INSTRUCTION_SETS = ("avx512", "avx2", "generic")  # of vectors
+NETWORK_BYTES = (
+    64 << 20
+)  # read by a network in a run; of those on the benchmarks page half have less than 50 MB of filters
 LEVELS = ("amx", *INSTRUCTION_SETS)  # what a processor can be held to: "amx" is AVX-512 and a matrix unit
 MATRIX_UNITS = ("amx", "emulated")
 FEATURES = {  # beside vectors, what kernels may use: LLVM's names, and those in keys
@@ -322,7 +325,7 @@ class CPU(Device):
         """Nothing to wait for: kernels return when they are done."""
 
     def stopwatch(self, launch: Callable[[Operands], None], operands: Operands) -> Stopwatch:
-        """Wall-clock samples; for `cold`, the filters are pushed out of the caches first."""
+        """Wall-clock samples; for `cold`, as much is read first as a network reads between two runs of a layer."""
         clock = time.perf_counter
 
         def hot() -> float:
@@ -339,7 +342,7 @@ class CPU(Device):
     def prepare(self, layer: ConvLayer, candidates: Sequence[tuple[Algorithm[Any], Params]]) -> None:
         """Begin to fill the memory that pushes filters out of the caches, while candidates are compiled."""
         del layer, candidates
-        _sweeper(2 * self.machine.beyond)
+        _sweeper(self._elsewhere)
 
     def settle(self, *warm: Array) -> None:
         """Leave the machine as a layer in a network finds it: threads awake, and nothing but some arrays in cache.
@@ -359,8 +362,13 @@ class CPU(Device):
             pool.wake(self.instruction_set, self.threads)
             pool.wake(self.instruction_set, self.threads)
 
+    @property
+    def _elsewhere(self) -> int:
+        """Bytes that other layers read between two runs of one, or that no cache keeps."""
+        return min(2 * self.machine.beyond, NETWORK_BYTES)
+
     def _sweep(self) -> None:
-        _sweeper(2 * self.machine.beyond)().sum()
+        _sweeper(self._elsewhere)().sum()
 
     def peak_flops(self, dtype: str) -> float:
         """Multiply-adds on registers, of all threads; 16-bit types are computed with in float32."""

@@ -41,6 +41,14 @@ struct Slice {
     DEVICE T& value(int row, int depth) { return BY_ROWS ? place(row, depth) : place(depth, row); }
 };
 
+// Whether a thread finds its places in every slice, and keeps no registers for them, where the parts of numbers take so
+// many. Older GPUs' compiler has enough of both only if it is left alone.
+#if __CUDA_ARCH__ >= 1000
+constexpr bool PLACES_ANEW = PRODUCTS > 1;
+#else
+constexpr bool PLACES_ANEW = false;
+#endif
+
 // What a thread copies of an operand: always the same place in a line, COUNT lines apart by LINE_STEP.
 template <int EXTENT, bool BY_ROWS, class Operand>
 struct Feed {
@@ -52,8 +60,8 @@ struct Feed {
     const T* from;
     decltype(Operand{}.across(0)) across[LINES];
 
-    DEVICE static int first(int thread) { return thread % COPIES * COPY; }
-    DEVICE static int line(int thread, int i) { return thread / COPIES + i * LINE_STEP; }
+    DEVICE static int first(unsigned thread) { return static_cast<int>(thread % COPIES * COPY); }
+    DEVICE static int line(unsigned thread, int i) { return static_cast<int>(thread / COPIES) + i * LINE_STEP; }
 
     DEVICE Feed(Operand of, const T* array, Offset start) : operand(of), from(array) {
 #pragma unroll
@@ -62,7 +70,7 @@ struct Feed {
     }
 
     DEVICE void fetch(Target& slice, Offset depth) const {
-        const int thread = PRODUCTS > 1 ? launder(threadIdx.x) : threadIdx.x;  // parts leave no registers for places
+        const unsigned thread = PLACES_ANEW ? launder(threadIdx.x) : threadIdx.x;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             const auto along = operand.along(depth, BY_ROWS ? first(thread) : line(thread, i));
@@ -245,7 +253,8 @@ DEVICE void write_tile(const float (&sum)[FM][FN][4], int thread, int group, Til
     constexpr int COUNT = together(COPY), GATHERED = COUNT > 2 ? COUNT : 2, FRAGMENTS = GATHERED / 2;
 #pragma unroll
     for (int i = 0; i < FM * 2; i++) {
-        const int here = launder(thread), lane = here % 32, warp = here / 32;  // places are found when they are needed
+        const int here = COUNT == 1 ? launder(thread) : thread;  // of single values, not all places are found at once
+        const int lane = here % 32, warp = here / 32;
         const Offset row0 = Offset(tile.row) * BM + warp / WARPS_N * WM;
         const Offset column0 = Offset(tile.column) * BN + warp % WARPS_N * WN;
         const Offset row = row0 + i * 8 + lane / 4;
@@ -304,7 +313,8 @@ tensor(const T* a, const T* b, T* out, const T* bias, const T* residual, float* 
         __syncthreads();  // the slice is there for all, and the stage before it is free
         fetch(slice + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
         if constexpr (PRODUCTS > 1)
-            multiply_stage_in_parts(sum, stages.at[stage], launder(row), launder(column));  // as in `fetch`
+            multiply_stage_in_parts(sum, stages.at[stage], PLACES_ANEW ? launder(row) : row,
+                                    PLACES_ANEW ? launder(column) : column);
         else
             multiply_stage(sum, stages.at[stage], row, column);
         stage = stage == STAGES - 1 ? 0 : stage + 1;
