@@ -281,18 +281,19 @@ class CPU(Device):
         return np
 
     def owns(self, array: object) -> bool:
-        """Whether it is a NumPy array."""
-        return isinstance(array, np.ndarray)
+        """Whether it is a NumPy array without a mask, which kernels would pass over."""
+        return isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
 
     def adopt(self, array: object, name: str) -> Array:
         """Anything on the CPU that speaks DLPack, as a NumPy array."""
+        kind = type(array).__name__
+        if isinstance(array, np.ma.MaskedArray):
+            raise ArrayError(f"{name}: expected an array without a mask (array.filled() gives one), got {kind}")
         if not hasattr(array, "__dlpack__"):
-            kind = type(array).__name__
             raise ArrayError(f"{name}: expected an array of NumPy, or one that speaks DLPack, got {kind}")
         try:
             return np.from_dlpack(array)
         except (BufferError, RuntimeError, TypeError, ValueError) as failure:
-            kind = type(array).__name__
             raise ArrayError(f"{name}: expected an array that can be read on the CPU, got {kind}: {failure}") from None
 
     def ready(self, array: Array) -> bool:

@@ -59,6 +59,8 @@ def load(path_or_name: str | Path) -> Network:
     >>> [named.name for named in load("cifar10").layers]
     ['conv1', 'conv2', 'conv3']
     """
+    if not isinstance(path_or_name, str | Path):
+        raise ConfigError(f"path_or_name={path_or_name!r}: expected a network's name or a path, as str or Path")
     path = Path(path_or_name)
     if path.suffix == ".onnx":
         return layer_list(optimized(onnx_reader.read(path, batch=1)))

@@ -121,6 +121,10 @@ REFUSED = [
     ({"x": np.zeros((2, 9, 8, 4), np.float32)}, "got float32 (2, 9, 8, 4)"),
     ({"x": np.zeros((2, 4, 9, 8), ">f4")}, "x: expected float32 (2, 4, 9, 8) for the NCHW layer"),
     ({"x": [[1.0]]}, "x: expected an array of NumPy, or one that speaks DLPack, got list"),
+    (
+        {"x": np.ma.masked_array(np.zeros((2, 4, 9, 8), np.float32))},
+        "x: expected an array without a mask (array.filled() gives one), got MaskedArray",
+    ),
     ({"w": np.zeros((6, 4, 3, 3), ml_dtypes.bfloat16)}, "got bfloat16 (6, 4, 3, 3)"),
     ({"w": None}, "w: expected an array of NumPy, or one that speaks DLPack, got NoneType"),
     ({"bias": np.zeros(6, np.float32)}, "bias: expected None, as the layer has none"),

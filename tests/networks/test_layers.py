@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -290,6 +291,12 @@ def test_a_path_with_a_null_byte_is_refused() -> None:
 def test_a_path_that_is_too_long_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="cannot be read: File name too long"):
         networks.load(name)
+
+
+@pytest.mark.parametrize("given", [3, None, b"alexnet"])
+def test_what_is_no_path_is_named(given: Any) -> None:
+    with pytest.raises(ConfigError, match=f"path_or_name={given!r}: expected a network's name or a path"):
+        networks.load(given)
 
 
 def test_unknown_layer_name_names_the_nearest() -> None:

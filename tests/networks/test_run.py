@@ -305,6 +305,8 @@ def test_networks_are_loaded_from_onnx_files(tmp_path: Path) -> None:
     for batch in (0, "two", True):
         with pytest.raises(ConfigError, match=r"batch=.*: expected an integer of at least 1"):
             autoconv.load(path, batch=batch)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"path=3: expected a file's path, as str or Path"):
+        autoconv.load(3)  # type: ignore[arg-type]
 
 
 def test_random_inputs_are_of_their_types() -> None:

@@ -371,6 +371,8 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
     from autoconv.networks import onnx_reader
 
     found = resolve(device)
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"path={path!r}: expected a file's path, as str or Path")
     if batch is not None and (type(batch) is not int or batch < 1):
         raise ConfigError(f"batch={batch!r}: expected an integer of at least 1")
     kept = saved.read(Path(path)) if saved.is_saved(Path(path)) else None
