@@ -143,7 +143,7 @@ def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
             emulated.add(program)
         return program
 
-    words = mmap.mmap(-1, workers.BYTES)  # a pool of one thread, which does every task itself
+    words = mmap.mmap(-1, workers.words_bytes(1))  # a pool of one thread, which does every task itself
     (ctypes.c_int64 * 2).from_buffer(words, workers.SETTINGS)[:] = 1, 1
 
     def run(self: pool.Entry, a: Array, b: Array, out: Array, *others: Array | None) -> None:

@@ -24,7 +24,6 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.launch import OPERANDS
 from autoconv.cpu.codegen.workers import (
     ALLOWED,
-    BYTES,
     CLOSED,
     FLUSH,
     KEEP,
@@ -39,6 +38,7 @@ from autoconv.cpu.codegen.workers import (
     emit,
     emit_wake,
     futex_number,
+    words_bytes,
 )
 
 
@@ -85,7 +85,7 @@ class _Pool:
     """Shared words and the workers that watch them."""
 
     def __init__(self, threads: int) -> None:
-        self._words = mmap.mmap(-1, BYTES)
+        self._words = mmap.mmap(-1, words_bytes(threads))
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._words))
         settings = (ctypes.c_int64 * 2).from_buffer(self._words, SETTINGS)
         crowded = threads > len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else False

@@ -106,6 +106,20 @@ def test_only_a_party_takes_part_and_no_more_threads_than_there_are_tasks(party,
     assert seen <= set(range(min(party, n_tasks, 8)))
 
 
+@pytest.mark.skipif(count_threads().threads < 2, reason="threads take turns on one processor")
+def test_each_thread_does_its_own_half():
+    """The same tasks in every run, but for what it takes from a thread that another process keeps from its own."""
+    n_tasks = 301
+    entry = Entry(compiler.build(emit, "generic", n_tasks), "party", 2)
+    own = np.arange(n_tasks) >= n_tasks // 2
+    shares = []
+    while not shares or (max(shares) < 0.9 and len(shares) < 2000):
+        out = np.full(n_tasks, -1.0)
+        entry(out, None, out)
+        shares.append(np.mean(out == own))
+    assert max(shares) >= 0.9
+
+
 @pytest.mark.skipif(futex_number() is None, reason="nobody sleeps here")
 @pytest.mark.parametrize(("party", "woken"), [(1, 0), (2, 1), (3, 3), (4, 3), (5, 7), (8, 7)])
 def test_workers_that_are_not_asked_sleep_on(party, woken):

@@ -13,8 +13,9 @@ call from Python:
     launch(run, context, another, n)                # the next region
 
 A task gets the context, its own number in 0 .. n_tasks - 1, and the number of the thread it runs on, in
-0 .. threads - 1, for a part of the workspace of its own. Threads take the next number when they are free; so tasks must
-not depend on each other, and the answer must not depend on who ran them.
+0 .. threads - 1, for a part of the workspace of its own. Each thread has a share of neighbouring numbers, takes them in
+order, and then what is left of the others'; so tasks must not depend on each other, and the answer must not depend on
+who ran them.
 
 No more threads take part in a region than it has tasks, or than the run was given.
 

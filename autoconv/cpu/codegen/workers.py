@@ -30,7 +30,7 @@ import platform
 import sys
 from collections.abc import Callable
 
-from autoconv.cpu.codegen.ir import X86, Function, Module, Value, i1, i8, i32, i64, ptr
+from autoconv.cpu.codegen.ir import LINE, X86, Function, Module, Value, i1, i8, i32, i64, ptr
 from autoconv.cpu.codegen.launch import (
     CONTEXT,
     LAUNCH,
@@ -50,8 +50,8 @@ from autoconv.cpu.codegen.launch import (
 # The pool's words, each on a cache line of its own; in bytes from its start.
 STATE = 0  # i64: number of the region in the high half; in the low half, threads inside, its party, and CLOSED
 NUMBER = 4  # the high half, which sleepers watch (x86-64 and AArch64 Linux are little-endian)
-NEXT = 64  # i64: the next task
-JOB = 128  # i64 each: function, context, number of tasks or TEAM, party
+REGIONS = 64  # i64: regions so far whose tasks were dealt out
+JOB = 128  # i64 each: function, context, number of tasks or TEAM, party, number of the region
 SLEEPERS = 192  # i32: threads asleep, or about to be
 BUSY = 256  # i32: whether a caller is using the pool
 DONE = 320  # i64: threads of a team that have taken part
@@ -61,12 +61,15 @@ PLACES = 448  # i32 each: workers listed, and the processor that they keep off
 MASK = 128  # bytes of a set of processors, as the C library has it
 ALLOWED, ELSEWHERE = 512, 512 + MASK  # sets: the processors of this process, and those without the caller's
 LIST = ELSEWHERE + MASK  # i32 each: the workers' thread numbers
-BYTES = LIST + 4 * 8 * MASK
+SHARES = (
+    LIST + 4 * 8 * MASK
+)  # of each thread, on a line of its own; i64: a region's number, and how much was taken in it
 
 # A region's party are the threads that may enter: numbers below it. With STATE it is read in one piece.
 INSIDE = (1 << 16) - 1
 PARTY_SHIFT, MOST_PARTY = 16, (1 << 15) - 1
 CLOSED = 1 << 31
+NUMBERS = (1 << 31) - 1  # of tasks, and of regions before they begin anew
 EVERYONE = 0xFFFF_FFFF  # as a set of sleepers
 # Float modes of a run, as x86's MXCSR has them: no traps, rounding to nearest; and both bits that count denormals as 0.
 KEEP = 0x1F80
@@ -97,6 +100,11 @@ def _yield(k: Function) -> None:
 def _ticks(k: Function) -> Value:
     """The processor's clock; 0 where a program may not read it."""
     return k.intrinsic(i64, "llvm.readcyclecounter") if X86 else k.const(i64, 0)
+
+
+def words_bytes(threads: int) -> int:
+    """What the words of a pool of so many threads take."""
+    return SHARES + LINE * threads
 
 
 def futex_number() -> int | None:
@@ -165,7 +173,9 @@ def _keep_off(k: Function, pool: Value) -> None:
 def _emit_take_part(m: Module) -> Function:
     """Do tasks until there are none left, or this thread's part of a team's work.
 
-    The last argument is when to leave in any case.
+    Every thread of the party has a share of neighbouring tasks. It does its own, the same ones every time, so that what
+    they read and wrote is still in its caches; and then what others have left of theirs. The last argument is when to
+    leave in any case.
     """
     k = m.function("take_part", ptr(i8), i64, i64, internal=True)
     pool, thread, until = k.args
@@ -176,11 +186,20 @@ def _emit_take_part(m: Module) -> Function:
         threads = k.load(k.bytes_at(pool, SETTINGS, i64))
         k.call_address(function, TEAM_TASK, context, thread, threads)
         k.atomic("add", k.bytes_at(pool, DONE, i64), 1)
-    with k.else_(), k.forever() as leave_if:
-        leave_if(_ticks(k) > until)
-        index = k.atomic("add", k.bytes_at(pool, NEXT, i64), 1)
-        leave_if(index >= n)
-        k.call_address(function, TASK, context, index, thread)
+    with k.else_():
+        party, region = k.load(job + 3), k.load(job + 4)
+        with k.loop(0, party) as further:
+            whose = (thread + further) % party
+            first = whose * n // party
+            share = (whose + 1) * n // party - first
+            place = k.bytes_at(pool + whose * LINE, SHARES, i64)
+            with k.forever() as leave_if:
+                leave_if(_ticks(k) > until)
+                before = k.atomic_load(place)
+                taken = k.select((before >> 32).eq(region), before & NUMBERS, k.i64(0))
+                leave_if(taken >= share)
+                with k.if_(k.compare_exchange(place, before, (region << 32) + taken + 1)):
+                    k.call_address(function, TASK, context, first + taken, thread)
     return k
 
 
@@ -261,8 +280,11 @@ def _emit_launch(m: Module, futex: int | None, team: bool) -> None:
         k.store(k.bits(function, i64), job)
         k.store(k.bits(context, i64), job + 1)
         k.store(k.i64(-1) if team else n, job + 2)
-        k.atomic_store(0, k.bytes_at(pool, NEXT, i64))
         k.store(party, job + 3)
+        regions = k.bytes_at(pool, REGIONS, i64)
+        region = (k.load(regions) + 1) & NUMBERS
+        k.store(region, regions)
+        k.store(region, job + 4)
         runtime = k.load(k.bytes_at(pool, RUNTIME, i64))
         with k.if_(runtime.ne(0)):
             mode = k.load(context + MODE)
