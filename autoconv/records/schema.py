@@ -36,15 +36,15 @@ class Facts:
     failure : str or None
         Why it could not take part, in one line. "unreached: ..." says that its turn never came.
     time : float
-        Median run with cold filters, already packed, and a warm input; inf where there is none.
+        The quickest run with cold filters, already packed, and a warm input; inf where there is none.
     hot : float or None
-        Median run with everything as the last run left it.
+        The quickest run with everything as the last run left it.
     pack : float
         Packing the filters.
     spread : float
         Half the interquartile range of `time`'s samples, relative to their median.
     samples : int
-        How many samples `time` is the median of.
+        How many samples `time` is the least of.
     workspace, packed : int
         Scratch of a run with packed filters, and the packed filters themselves.
     error : float

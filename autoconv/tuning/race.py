@@ -83,11 +83,11 @@ class Timing:
     Attributes
     ----------
     time, hot, pack : float
-        Medians in seconds; `hot` is None where it was not taken.
+        The least of the samples, in seconds; `hot` is None where it was not taken.
     spread : float
         Half the interquartile range of `time`'s samples over their median.
     samples : int
-        Of `time`.
+        Of which `time` is the least.
     dropped_by : Candidate or None
         The rival against which it cannot win under any limits, where that ended its timing early.
     """
@@ -183,13 +183,13 @@ class _Standing:
 
     @property
     def time(self) -> float:
-        if self.long and len(self.cold) < FEWEST:  # whatever disturbs makes slower, and there is no median yet
+        if self.long and len(self.cold) < FEWEST:  # of so few even the warm-up counts
             return min([self.warm, *self.cold])
-        return statistics.median(self.cold) if self.cold else self.warm
+        return min(self.cold, default=self.warm)
 
     @property
     def cost(self) -> float:
-        return self.time + (statistics.median(self.pack) if self.pack else 0.0)
+        return self.time + min(self.pack, default=0.0)
 
     @property
     def settled(self) -> bool:
@@ -207,6 +207,9 @@ class Heat:
     in rounds, in an order that is shuffled anew for every round, so that a drifting clock favours nobody. Those that
     can no longer win retire. In the end, those left go on in rounds until all of these have settled, or `MOST` or their
     fair share of time is reached.
+
+    The least sample is a contestant's time: whatever disturbs makes slower. What other processes do lasts for seconds;
+    by medians, one that retired in a quiet second could be taken for quicker than all who raced on.
 
     Where a budget is too small for two runs of everyone, all are warmed up first, and that counts. Then the quickest
     are run again, two of them in any case: one run is no reason to prefer either.
@@ -376,8 +379,8 @@ class Heat:
             return entry.failure
         return Timing(
             time=entry.time,
-            hot=statistics.median(entry.hot) if entry.hot else None,
-            pack=statistics.median(entry.pack) if entry.pack else 0.0,
+            hot=min(entry.hot, default=None),
+            pack=min(entry.pack, default=0.0),
             spread=spread(entry.cold),
             samples=len(entry.cold),
             dropped_by=self.rival(entry, TWICE) if len(entry.cold) < FEWEST else None,
