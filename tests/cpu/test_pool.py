@@ -111,7 +111,7 @@ def test_each_thread_does_its_own_half():
     """The same tasks in every run, but for what it takes from a thread that another process keeps from its own."""
     n_tasks = 301
     entry = Entry(compiler.build(emit, "generic", n_tasks), "party", 2)
-    own = np.arange(n_tasks) >= n_tasks // 2
+    own = np.arange(n_tasks) > n_tasks // 2
     shares = []
     while not shares or (max(shares) < 0.9 and len(shares) < 2000):
         out = np.full(n_tasks, -1.0)

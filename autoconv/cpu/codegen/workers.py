@@ -188,10 +188,12 @@ def _emit_take_part(m: Module) -> Function:
         k.atomic("add", k.bytes_at(pool, DONE, i64), 1)
     with k.else_():
         party, region = k.load(job + 3), k.load(job + 4)
+        each, larger = n // party, n % party  # the first shares have a task more
         with k.loop(0, party) as further:
-            whose = (thread + further) % party
-            first = whose * n // party
-            share = (whose + 1) * n // party - first
+            whose = thread + further
+            whose = k.select(whose < party, whose, whose - party)
+            first = whose * each + k.min(whose, larger)
+            share = each + k.select(whose < larger, k.i64(1), k.i64(0))
             place = k.bytes_at(pool + whose * LINE, SHARES, i64)
             with k.forever() as leave_if:
                 leave_if(_ticks(k) > until)
