@@ -129,7 +129,9 @@ def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
     """From now on this processor has AVX-512: its kernels are compiled for the emulated one, and run there."""
     features, host_features, build = compiler._features, compiler.host_features, compiler.build
     native, native_function = pool.Entry.__call__, compiler.Program.function
-    emulated: set[compiler.Program] = set()  # and kept: what the emulator has read as code must stay that code
+    # Both are kept: what the emulator has read as code must stay that code.
+    emulated: set[compiler.Program] = set()
+    launchers: set[compiler.Program] = set()  # the pool's, which tests may replace
 
     def features_there(instruction_set: str) -> tuple[str, str]:
         return (PROCESSOR, "") if instruction_set == "avx512" else features(instruction_set)
@@ -151,7 +153,8 @@ def install(patch: pytest.MonkeyPatch, processor: Processor) -> None:
             return native(self, a, b, out, *others)
         arrays = [0 if array is None else id(array) for array in (a, b, out, *others)]
         missing = [0] * (launch.OPERANDS - len(arrays))
-        start = pool.program().address("start")
+        launchers.add(launcher := pool.program())
+        start = launcher.address("start")
         return processor.call(start, _address(words), self._address, self._mode, 1, *arrays, *missing)
 
     def function(self: compiler.Program, name: str, *types: Any) -> Callable[..., Any]:
