@@ -26,6 +26,7 @@ from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.memory import Views, arena_bytes
 from autoconv.records.schema import Facts
 
+NUMPY = "numpy.gemm[tile=image]"
 SIZES = (0, 1 << 12, 1 << 16, 1 << 20)  # of scratch memory that candidates take, the best the most
 
 
@@ -109,6 +110,23 @@ def test_a_named_candidate_that_does_not_fit_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(choose, "plan", lambda *arguments, **options: made)
     with pytest.raises(PlanError, match=r"node 'c0' by gemm\[BM=8\]: expected at most 4864 bytes .* got 1048576"):
         scratch(chain([4, 64, 4]), memory_limit=(64 << 10) + 5100)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_numpy_is_for_what_nothing_else_computes(read: bool) -> None:
+    """Its BLAS's threads spin on after it, beside the layers that follow."""
+    layer = ConvLayer(N=1, C=8, H=1, W=1, K=64, R=1, S=1)
+
+    def best(**timings: float) -> str:
+        times = {NUMPY if name == "numpy" else name: seconds for name, seconds in timings.items()}
+        facts = {name: Facts("", time=seconds, samples=9, error=1e-7) for name, seconds in times.items()}
+        ranking = sorted(times, key=times.__getitem__)
+        made: Any = SimpleNamespace(layer=layer, candidate=ranking[0], ranking=ranking, timings=times, facts=facts)
+        return best_in_network(made, CPU.current(), read=read)
+
+    assert best(numpy=1e-4, direct=2e-4, gemm=3e-4) == "direct"
+    assert best(numpy=1e-4) == NUMPY
+    assert best(numpy=2e-4, gemm=1e-4) == "gemm"
 
 
 @pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")

@@ -203,6 +203,7 @@ class NumpyAlgorithm(Algorithm[CPU]):
 
     epilogue = ("fwd", "dgrad")
     activations = activations.NAMES
+    pool = "blas"
     kernel: ClassVar[Any]
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:

@@ -1,13 +1,14 @@
 """The candidate that a layer takes in a network, where it costs others what it does not cost the layer alone.
 
 One that stores its output past the caches has whoever reads it next wait; one that errs takes of the error that the
-whole may have.
+whole may have; one that runs on another library's threads leaves them spinning beside whatever follows.
 """
 
 from __future__ import annotations
 
 import math
 
+from autoconv import registry
 from autoconv.algorithm import Candidate
 from autoconv.cpu.device import CPU
 from autoconv.device import Device
@@ -24,7 +25,9 @@ def best_in_network(made: Plan, device: Device, price: float = 0.0, read: bool =
 
     A layer alone is timed without anybody reading its output. What it stored past the caches has to be fetched from
     memory, where it would else lie in the caches as far as it fits: that difference is added to what was measured.
-    Among those within the noise of the fastest, one that errs clearly less is better.
+    The threads of NumPy's BLAS spin for a tenth of a second after its work, and take a processor from all that follows:
+    NumPy is for layers that nothing else computes. Among those within the noise of the fastest, one that errs clearly
+    less is better.
 
     Parameters
     ----------
@@ -48,9 +51,13 @@ def best_in_network(made: Plan, device: Device, price: float = 0.0, read: bool =
     def error(name: str) -> float:
         return error_by(made, name, device)
 
+    foreign = {algorithm.name for algorithm in registry.own(device) if algorithm.pool}
     timed = [name for name in made.ranking if name in made.timings]
-    if not timed or not (read or price):
+    timed = [name for name in timed if Candidate.parse(name).algorithm not in foreign] or timed
+    if not timed:
         return str(made.candidate)
+    if not (read or price):
+        return str(made.candidate) if str(made.candidate) in timed else timed[0]
     fastest, facts = min(timed, key=seconds), made.facts
     if price:  # what it errs is counted
         return fastest
