@@ -203,7 +203,6 @@ class NumpyAlgorithm(Algorithm[CPU]):
 
     epilogue = ("fwd", "dgrad")
     activations = activations.NAMES
-    pool = "blas"
     kernel: ClassVar[Any]
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:

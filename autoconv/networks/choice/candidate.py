@@ -1,7 +1,7 @@
 """The candidate that a layer takes in a network, where it costs others what it does not cost the layer alone.
 
 One that stores its output past the caches has whoever reads it next wait; one that errs takes of the error that the
-whole may have; one that runs on another library's threads leaves them spinning beside whatever follows.
+whole may have; NumPy leaves its threads spinning beside whatever follows.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from autoconv import registry
 from autoconv.algorithm import Candidate
 from autoconv.cpu.device import CPU
+from autoconv.cpu.numpy.common import NumpyAlgorithm
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.errors import error_by
@@ -51,9 +52,9 @@ def best_in_network(made: Plan, device: Device, price: float = 0.0, read: bool =
     def error(name: str) -> float:
         return error_by(made, name, device)
 
-    foreign = {algorithm.name for algorithm in registry.own(device) if algorithm.pool}
+    numpy = {algorithm.name for algorithm in registry.own(device) if isinstance(algorithm, NumpyAlgorithm)}
     timed = [name for name in made.ranking if name in made.timings]
-    timed = [name for name in timed if Candidate.parse(name).algorithm not in foreign] or timed
+    timed = [name for name in timed if Candidate.parse(name).algorithm not in numpy] or timed
     if not timed:
         return str(made.candidate)
     if not (read or price):
