@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 PROCESSORS = {
     "zen3": "Zen 3, AVX2",
     "emerald": "Emerald Rapids, AVX-512",
+    "zen5": "Zen 5, AVX-512",
     "xeon": "Xeon, AVX-512",
     "zen4": "Zen 4, AVX-512",
 }
@@ -197,13 +198,16 @@ def pytorch(file: str) -> str:
     found = [(label, race) for label, race in races(file) if race["best"]]
     names = [name for name in RUNTIMES if any(name in race["ratios"] for _, race in found)]
     rows = []
+    means: dict[str, list[float]] = {}
     for label, race in found:
         own, best = duration(statistics.median(race["seconds"]["autoconv"])), race["best"]
         against = (cell(race["ratios"].get(name)) for name in names)
         place, ratio = f"{label}, {_threads(race['threads'])}", with_interval(race["ratios"][best])
         rows.append([race["network"], str(race["batch"]), place, own, best, ratio, *against])
-    mean = statistics.geometric_mean(race["ratios"][race["best"]]["median"] for _, race in found)
-    rows.append([f"geometric mean of {len(found)}", "", "", "", "", f"{mean:.2f}", *[""] * len(names)])
+        means.setdefault(place, []).append(race["ratios"][best]["median"])
+    for place, ratios in means.items():
+        mean = f"{statistics.geometric_mean(ratios):.2f}"
+        rows.append([f"geometric mean of {len(ratios)}", "", place, "", "", mean, *[""] * len(names)])
     return table(["model", "batch", "processor", "autoconv", "best", "over autoconv", *names], rows)
 
 

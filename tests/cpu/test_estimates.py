@@ -115,6 +115,7 @@ def grid() -> list[dict[str, Any]]:
         ("epyc-zen3", 1.07, 1.4, 1.02, 1.35),
         ("xeon-avx512", 1.07, 1.4, 1.03, 1.2),
         ("xeon-emerald", 1.25, 1.9, 1.08, 1.5),
+        ("epyc-zen5", 1.17, 1.9, 1.06, 1.25),
     ],
 )
 def test_the_least_estimate_is_near_the_quickest(

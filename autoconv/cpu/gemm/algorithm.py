@@ -118,8 +118,9 @@ class Gemm(GeneratedAlgorithm):
         """A tile loads a vector of pixels and broadcasts a filter for every column and row of its products.
 
         Filters come from memory, and then from the L2 cache, for every tile; pixels once for every part of the filters
-        that this cache holds. Stores past the caches gain nothing where planes lie whole pages apart: their lines get
-        in each other's way.
+        that this cache holds. Those of a range of channels come from the first cache where it holds them, and the next
+        ones that are fetched meanwhile; a range's sums are loaded before it, and stored after. Stores past the caches
+        gain nothing where planes lie whole pages apart: their lines get in each other's way.
         """
         machine, blocking = device.machine, blocking_of(device, params)
         C, taps, size = layer.C // layer.groups, layer.R * layer.S, layer.accumulator.itemsize
@@ -127,9 +128,10 @@ class Gemm(GeneratedAlgorithm):
         products = idle_lanes(device.instruction_set, layer, blocking) * layer.flops / (2 * lanes)
         tile = blocking.TK * blocking.NV
         visits = math.ceil(C / blocking.BC) * sums_of(blocking.BC, channels_of_sum(taps))
-        loads = products * (blocking.TK + blocking.NV) / tile + 2 * visits * products / (C * taps)
+        loads, sums = products * (blocking.TK + blocking.NV) / tile, 2 * visits * products / (C * taps)
         multiply = machine.multiply_adds(device.instruction_set, layer.accumulator.name, lanes)
-        computed = max(products / multiply, loads / machine.loads(lanes * size)) / machine.threads
+        load = machine.loads(lanes * size)
+        computed = (max(products / multiply, loads / load) + sums / load) / machine.threads
         filters = size * math.prod(layer.w_shape)
         kept = min(filters / layer.groups, device.machine.caches[1] / 2)
         tiles = math.ceil(line_pixels(layer) / (blocking.NV * lanes)) * math.prod(layer.output_shape[2:])
@@ -138,8 +140,8 @@ class Gemm(GeneratedAlgorithm):
         pixels = math.prod(layer.input_shapes[0]) * layer.itemsize
         moved += machine.reading(pixels * math.ceil(filters / layer.groups / kept), pixels / machine.threads)
         panels = self.workspace_bytes(layer, device, params)
-        held = blocking.BC * (blocking.NV * lanes * size + LINE - size)  # a line's start and end are others' pixels
-        if not panels and held > blocking.l1_bytes:
+        held = 2 * blocking.BC * (blocking.NV * lanes * size + LINE - size)  # a line's start and end are others' pixels
+        if held > blocking.l1_bytes:
             moved += machine.reading(products / blocking.TK * lanes * size, held)
         if panels:
             copied = machine.transforms(lanes * size) * machine.threads
