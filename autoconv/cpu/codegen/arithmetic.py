@@ -127,10 +127,14 @@ class Arithmetic(Body):
         if isinstance(n, Value):
             limit = self.cast(self.max(self.min(n, lanes), 0), i32)
             return self.iota(i32, lanes) < self.splat(limit, lanes) if lanes > 1 else limit > 0
-        if n >= lanes and not first:
+        return self.mask_of([first <= i < n for i in range(lanes)])
+
+    def mask_of(self, chosen: Sequence[bool]) -> Value | None:
+        """Some lanes, for loads and stores; None (no mask) for all of them."""
+        if all(chosen):
             return None
-        lane = ", ".join(f"i1 {'true' if first <= i < n else 'false'}" for i in range(lanes))
-        return self.value(vec(i1, lanes), f"<{lane}>" if lanes > 1 else lane.removeprefix("i1 "))
+        lane = ", ".join(f"i1 {'true' if one else 'false'}" for one in chosen)
+        return self.value(vec(i1, len(chosen)), f"<{lane}>" if len(chosen) > 1 else lane.removeprefix("i1 "))
 
     def sum(self, v: Value) -> Value:
         """The sum of all lanes, by halves."""

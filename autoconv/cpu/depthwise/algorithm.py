@@ -18,7 +18,7 @@ from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
 from autoconv.cpu.common.grid import steps
 from autoconv.cpu.common.streaming import streaming_refusals
 from autoconv.cpu.depthwise import kernels, kernels_nhwc
-from autoconv.cpu.depthwise.geometry import ChannelBlocking, RowBlocking, packed_elements, workspace_bytes
+from autoconv.cpu.depthwise.geometry import ChannelBlocking, RowBlocking, packed_elements, tiling_of, workspace_bytes
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 
@@ -103,9 +103,9 @@ class Depthwise(GeneratedAlgorithm):
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
         """A block loads every row (or column) that it sees once for each tap across, and a filter's taps once.
 
-        Lanes beyond the last column, or channel, hold nothing. Rows of pixels are first copied to a panel with zeros
-        around them. Layers whose planes lie whole pages apart gain nothing by stores past the caches: their lines get
-        in each other's way.
+        Lanes beyond the last column, or channel, hold nothing. Rows of pixels are first copied to panels with zeros
+        around them, in whole vectors. Layers whose planes lie whole pages apart gain nothing by stores past the caches:
+        their lines get in each other's way.
         """
         machine, size = device.machine, layer.accumulator.itemsize
         lanes = VECTOR_BYTES[device.instruction_set] // size
@@ -120,7 +120,9 @@ class Depthwise(GeneratedAlgorithm):
         multiply = machine.multiply_adds(device.instruction_set, layer.accumulator.name, lanes)
         computed = max(products / multiply, loads / machine.loads(lanes * size)) / machine.threads
         if layer.layout == "NCHW":
-            copied = math.prod(layer.input_shapes[0]) / lanes
+            tiling = tiling_of(device.instruction_set, layer, _row_blocking(device, params))
+            chunks = math.ceil(tiling.blocks / tiling.together)
+            copied = math.prod(layer.input_shapes[0][:2]) * chunks * tiling.rows * tiling.panel.pitch / lanes
             computed += copied / machine.transforms(lanes * size) / machine.threads
         gains = params["nt"] and (layer.layout == "NHWC" or height * width * layer.itemsize % PAGE)
         return side_by_side(computed, operands_once(layer, machine, past=bool(gains))) + (machine.call or 0.0)
