@@ -24,6 +24,7 @@ from autoconv.tuning.worker import Worker
 
 PREPARING = 2.5  # times its budget that mode hybrid may take to build and verify candidates
 HYBRID_CANDIDATES = 6  # that mode hybrid times at most, beside those for which it has another reason
+FAR = 3.0  # times the least estimate: who takes longer on record may wait; estimates are seldom as wrong
 
 _measuring = threading.Lock()
 
@@ -158,10 +159,13 @@ def _race(request: Request, known: Known, left: _Left) -> Known:
     measurement = _measurement(request, left.preparing)
     search = _search(request, known, left.grids)
     found: dict[Candidate, Facts] = {}
-    reached, block = True, [*incumbents, *left.candidates]  # who compares with what is on record comes first
+    late = _far_behind(request, known, incumbents)  # as where what was quicker has changed since
+    early = [candidate for candidate in incumbents if candidate not in late]
+    reached, block = True, [*early, *left.candidates]  # who compares with what is on record comes first
     block += [candidate for candidate in search.next() if candidate not in block]
     if left.grids:  # a budget may end before everyone's turn
-        block = _best_first(request, block, incumbents)
+        block = _best_first(request, block, early)
+    block += late
     while block:
         refused, entrants = _admitted(request, block)
         block_facts = refused | measurement.enter(entrants)
@@ -182,6 +186,13 @@ def _race(request: Request, known: Known, left: _Left) -> Known:
     )
     request.cache.add(request.layer.key(), request.device.key, race)
     return known_from(request, on_record(request), known.timed + sum(facts.failure is None for facts in found.values()))
+
+
+def _far_behind(request: Request, known: Known, incumbents: Sequence[Candidate]) -> list[Candidate]:
+    """Those that take several times as long as others are expected to: a budget is to reach the others first."""
+    cost, expected = request.limits.cost, request.candidate_set.expected
+    least = min((cost(facts) for facts in expected.values()), default=0.0)
+    return [candidate for candidate in incumbents if cost(known.facts[candidate]) > FAR * least]
 
 
 def _best_first(request: Request, block: Sequence[Candidate], incumbents: Sequence[Candidate]) -> list[Candidate]:

@@ -301,12 +301,13 @@ def test_hybrid_times_what_won_on_a_nearby_layer_and_no_more_when_others_come(ca
 
 
 def test_who_won_before_its_algorithm_changed_is_timed_first(cache: TuningCache) -> None:
-    """On a layer nearby, and on the layer itself: there after the incumbents, who compare with what is on record."""
+    """On a layer nearby, and on the layer itself: there before an incumbent that is far behind."""
     winner = fresh(cache).candidate
-    for layer, place in ((LAYER.replace(N=8), 0), (LAYER, 1)):
+    for layer in (LAYER.replace(N=8), LAYER):
         Scripted.blocks.clear()
         few = fresh(cache, "hybrid", version="2", layer=layer)
-        assert Scripted.blocks[0][place] == winner == few.candidate
+        assert Scripted.blocks[0][0] == winner == few.candidate
+    assert str(Scripted.blocks[0][-1]) == "numpy.direct"
 
 
 def test_a_winner_elsewhere_that_limits_refuse_or_a_grid_lacks_has_its_like_timed_or_none(

@@ -59,6 +59,19 @@ def test_a_changed_algorithm_races_against_the_incumbents_alone(cache: TuningCac
     assert fresh(LAYER, device=changed, cache=cache).timed == 0
 
 
+@pytest.mark.parametrize(("far", "place"), [(3.0, -1), (1e9, 0)])
+def test_an_incumbent_far_behind_what_is_expected_has_its_turn_last(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch, far: float, place: int
+) -> None:
+    """Where all that was quicker has changed, a budget would be spent on what was never the best."""
+    rigged(cache, none=Facts("1", time=0.1))  # and numpy.direct, which takes a second
+    raced: list[list[str]] = []
+    monkeypatch.setattr(racing, "Measurement", pretended(lambda c: Facts("2", time=1.0), raced))
+    monkeypatch.setattr(racing, "FAR", far)
+    fresh(LAYER, "hybrid", device=FaultyCPU.having("none", version="2"), cache=cache, budget=1.0)
+    assert raced[0][place] == "numpy.direct"
+
+
 def test_a_new_algorithm_races_against_the_best_two(cache: TuningCache) -> None:
     fresh(LAYER, device=FaultyCPU.having("none", "unsteady", "slow"), cache=cache)
     made = fresh(LAYER, device=FaultyCPU.having("none", "unsteady", "slow", "raises"), cache=cache)
