@@ -15,7 +15,8 @@ from autoconv.bench.gpu.edges import EDGES, EPILOGUES, edge, edges, operands
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
 __all__ = [
-    "ACTIVATIONS", "EDGES", "EPILOGUES", "SLOPE", "edge", "edges", "everyday", "hopper_layer", "layers", "operands",
+    "ACTIVATIONS", "EDGES", "EPILOGUES", "SLOPE", "depthwise", "edge", "edges", "everyday", "hopper_layer", "layers",
+    "operands",
 ]  # fmt: skip
 
 SLOPE = -0.3  # that of PReLU here; in layers every channel has its own
@@ -32,6 +33,12 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "gelu": lambda y: y * special.ndtr(y),
     "gelu_tanh": lambda y: y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3))),
 }
+
+
+def depthwise(**fields: Any) -> ConvLayer:
+    """A small depthwise layer, with a filter for every channel unless there are said to be more."""
+    given = {"N": 2, "C": 5, "H": 11, "W": 9, "R": 3, "S": 3, "padding": 1} | fields
+    return ConvLayer(**({"K": given["C"], "groups": given["C"]} | given))
 
 
 def hopper_layer(**fields: Any) -> ConvLayer:

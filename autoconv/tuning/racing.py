@@ -165,7 +165,7 @@ def _race(request: Request, known: Known, left: _Left) -> Known:
     block += [candidate for candidate in search.next() if candidate not in block]
     if left.grids:  # a budget may end before everyone's turn
         block = _best_first(request, block, early)
-    block += late
+    block += [candidate for candidate in late if candidate not in block]
     while block:
         refused, entrants = _admitted(request, block)
         block_facts = refused | measurement.enter(entrants)

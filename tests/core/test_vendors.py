@@ -149,7 +149,9 @@ def test_torch_keeps_the_users_thread_count_and_takes_read_only_arrays() -> None
 
 
 @pytest.mark.parametrize("weights", ["constant", "varying"])
-@pytest.mark.parametrize("epilogue", [name for name in EPILOGUES if "prelu" not in name])
+@pytest.mark.parametrize(
+    "epilogue", [n for n, e in EPILOGUES.items() if e.get("activation", "relu") in Onnxruntime.activations]
+)
 def test_onnxruntime_with_every_epilogue_and_padding(epilogue: str, weights: str) -> None:
     layer = edge("asymmetric", **EPILOGUES[epilogue])
     kernel = built(Onnxruntime(), layer, weights=weights)

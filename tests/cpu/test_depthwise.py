@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from guards import check_guarded, some
-from layers import EPILOGUES, edge, operands
+from layers import EPILOGUES, depthwise, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import pool
@@ -23,11 +23,6 @@ pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="guard pages are POSIX"),
 ]
 DEPTHWISE = Depthwise()
-
-
-def depthwise(**fields: Any) -> ConvLayer:
-    fields = {"N": 2, "C": 5, "H": 11, "W": 9, "R": 3, "S": 3, "padding": 1} | fields
-    return ConvLayer(**({"K": fields["C"], "groups": fields["C"]} | fields))
 
 
 PROBLEMS: dict[str, dict[str, Any]] = {

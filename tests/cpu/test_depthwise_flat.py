@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from guards import check_guarded
-from layers import EPILOGUES, edge, operands
+from layers import EPILOGUES, depthwise, edge, operands
 from vectors import INSTRUCTION_SETS, device_with, machine_named
 
 from autoconv.cpu import pool
@@ -23,9 +23,8 @@ pytestmark = [
 FLAT = DepthwiseFlat()
 
 
-def depthwise(**fields: Any) -> ConvLayer:
-    fields = {"N": 2, "C": 5, "H": 7, "W": 7, "R": 3, "S": 3, "padding": 1} | fields
-    return ConvLayer(**({"K": fields["C"], "groups": fields["C"]} | fields))
+def small(**fields: Any) -> ConvLayer:
+    return depthwise(**({"H": 7, "W": 7} | fields))
 
 
 PROBLEMS: dict[str, dict[str, Any]] = {
@@ -46,7 +45,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_problems(instruction_set: str, name: str, direction: str) -> None:
-    layer, device = depthwise(**PROBLEMS[name], direction=direction), device_with(instruction_set, 2)
+    layer, device = small(**PROBLEMS[name], direction=direction), device_with(instruction_set, 2)
     if direction == "dgrad" and name == "multiplier":
         assert FLAT.why_not(layer, device, {}) == ["dgrad: expected one filter for each channel, got 3"]
     else:
@@ -57,20 +56,20 @@ def test_problems(instruction_set: str, name: str, direction: str) -> None:
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_types_and_epilogues(instruction_set: str, dtype: str) -> None:
     for epilogue in EPILOGUES.values():
-        layer = depthwise(dtype=dtype, **epilogue)
+        layer = small(dtype=dtype, **epilogue)
         assert check_guarded(FLAT, layer, device_with(instruction_set, 1), operands(layer))
 
 
 def test_what_it_refuses() -> None:
     device = CPU.current()
     for layer, reason in (
-        (depthwise(stride=2), "stride: expected 1x1, got 2x2"),
-        (depthwise(padding=0), "columns: expected as many of the output as of the input, got 5 and 7"),
-        (depthwise(layout="NHWC"), "layout: expected NCHW, got NHWC"),
+        (small(stride=2), "stride: expected 1x1, got 2x2"),
+        (small(padding=0), "columns: expected as many of the output as of the input, got 5 and 7"),
+        (small(layout="NHWC"), "layout: expected NCHW, got NHWC"),
         (edge("plain"), "channels: expected depthwise, got dense"),
     ):
         assert reason in FLAT.why_not(layer, device, {})
-    (reason,) = FLAT.why_not(depthwise(H=112, W=112), device, {})
+    (reason,) = FLAT.why_not(small(H=112, W=112), device, {})
     assert reason.startswith("vectors of a plane by taps: expected at most 512, written out, got ")
 
 
@@ -78,6 +77,6 @@ def test_it_is_expected_to_gain_where_rows_are_short() -> None:
     machine = machine_named("epyc-zen5")
     device = CPU(machine.threads, "avx512", model=machine.text)
     for extent, taps, gains in ((7, 3, True), (7, 5, True), (14, 5, False), (28, 3, False)):
-        layer = depthwise(N=1, C=512, H=extent, W=extent, R=taps, S=taps, padding=taps // 2)
+        layer = small(N=1, C=512, H=extent, W=extent, R=taps, S=taps, padding=taps // 2)
         rows = min(Depthwise().estimate(layer, device, params) for params in Depthwise().candidates(layer, device))
         assert (FLAT.estimate(layer, device, {}) < rows) is gains

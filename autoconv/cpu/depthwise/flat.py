@@ -21,12 +21,11 @@ from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.common.epilogue import Epilogue
 from autoconv.cpu.common.estimate import operands_once, side_by_side
 from autoconv.cpu.common.lanes import load_range, store_range
+from autoconv.cpu.depthwise.geometry import planes_of_task
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 
 MOST_PRODUCTS = 512  # vectors of a plane by taps, which are all written out
-MOST_TOGETHER = 16  # planes of a task
-TASKS = 8  # of a thread, if there are planes enough
 
 
 class DepthwiseFlat(GeneratedAlgorithm):
@@ -93,7 +92,7 @@ def emit(instruction_set: str, layer: ConvLayer, threads: int) -> Module:
     m = Module(instruction_set)
     (problem,) = correlations(layer)
     planes = problem.N * problem.groups * problem.K
-    together = max(1, min(MOST_TOGETHER, planes // (TASKS * threads)))
+    together = planes_of_task(planes, threads)
     element = DTYPES[layer.dtype]
     k = m.function("task", *TASK, internal=True)
     context, index, _ = k.args

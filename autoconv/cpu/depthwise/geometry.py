@@ -12,6 +12,8 @@ from autoconv.cpu.common.panel import PanelRow, Segment, in_lines, segments_of
 from autoconv.layer import ConvLayer
 
 UNROLLED_TAPS = 25  # larger filters run in loops
+TASKS = 8  # of whole planes for every thread, if there are planes enough
+MOST_PLANES = 16  # of a task
 
 
 class RowBlocking(NamedTuple):
@@ -146,6 +148,11 @@ def workspace_bytes(instruction_set: str, layer: ConvLayer, blocking: RowBlockin
     """Every thread's own workspace: a panel, and the output on its way past the caches."""
     tiling = tiling_of(instruction_set, layer, blocking)
     return (tiling.elements + tiling.output_elements * blocking.nt) * widened(DTYPES[layer.dtype]).bytes
+
+
+def planes_of_task(planes: int, threads: int) -> int:
+    """Planes that a task computes, where tasks are of whole planes."""
+    return max(1, min(MOST_PLANES, planes // (TASKS * threads)))
 
 
 def packed_elements(layer: ConvLayer) -> int:

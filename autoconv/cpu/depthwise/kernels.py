@@ -11,7 +11,14 @@ from autoconv.cpu.common.correlation import Correlation
 from autoconv.cpu.common.epilogue import Epilogue
 from autoconv.cpu.common.lanes import interleaved, load_range, overlap, store_range
 from autoconv.cpu.common.streaming import stream
-from autoconv.cpu.depthwise.geometry import DepthwiseTiling, RowBlocking, tiling_of, workspace_bytes
+from autoconv.cpu.depthwise.geometry import (
+    TASKS,
+    DepthwiseTiling,
+    RowBlocking,
+    planes_of_task,
+    tiling_of,
+    workspace_bytes,
+)
 from autoconv.layer import ConvLayer
 
 
@@ -33,8 +40,8 @@ def _emit_task(
     problem = tiling.problem
     planes = problem.N * problem.groups
     chunks = -(-tiling.blocks // tiling.together)
-    whole = planes >= 8 * blocking.threads  # tasks of whole planes, which are read from front to back
-    together = max(1, min(16, planes // (8 * blocking.threads)))
+    whole = planes >= TASKS * blocking.threads  # tasks of whole planes, which are read from front to back
+    together = planes_of_task(planes, blocking.threads)
     functions = {
         (rows, segment.pixels): emit_tile(m, f"task_{rows}x{segment.pixels}", layer, tiling, rows, segment.pixels)
         for rows in {tiling.block, tiling.height % tiling.block}
