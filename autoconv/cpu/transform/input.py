@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from autoconv.cpu.codegen.ir import Function, Value, i1, i64, ptr, vec
+from autoconv.cpu.codegen.ir import LINE, Function, Value, i1, i64, ptr, vec
 from autoconv.cpu.common.lanes import every_nth, within
 from autoconv.cpu.transform.geometry import TiledAxis
 from autoconv.cpu.transform.stage import Stage, T
@@ -102,29 +102,94 @@ class InputStage(Stage[T], ABC):
                 mask = k.mask(k.select(inside, live, k.i64(0)), lanes)
                 k.store(k.load(source + w * c.input.column, lanes, mask=mask), target + j * lanes)
             return
+        if self._neighbours():
+            self._gather_neighbours(k, source, target, live, (h >= 0) & (h < tiling.rows.axis.size))
+            return
         with k.loop(0, tiling.pitch, lanes) as j:
             w = j * tiling.columns.period + place
             masks = [within(k, w + q * lanes, lanes, limit) for q in range(tiling.columns.period)]
             here, there = k.launder(source + w), k.launder(target + j * lanes)
+            self._each_channel(k, live, lambda channels: self._transpose(k, here, there, channels, masks))
 
-            def load(lane: int) -> Value:
-                if self.in_turn and blocks > 1:
-                    k.prefetch(here + (lane + lanes) * c.input.channel, locality=2)
-                return self._columns(k, here + lane * c.input.channel, masks)
+    def _neighbours(self) -> bool:
+        """Whether the columns of a row are neighbours in the image from a known place on, and fill a vector there."""
+        columns = self.tiling.columns
+        first, last = self._inside()
+        return columns.period == columns.subfilters == 1 and last - first >= self.tiling.lanes
 
-            def store(values: Sequence[Value]) -> None:
-                for lane, v in enumerate(k.transpose(values)):
-                    k.store(v, there + lane * lanes)
+    def _inside(self) -> tuple[int, int]:
+        """The first column that the image has, of a row of neighbours, and the one after the last."""
+        columns = self.tiling.columns
+        return max(0, columns.axis.offset), min(columns.axis.size, columns.axis.offset + columns.span)
 
-            with k.if_(live.eq(lanes)):
-                if c.C // lanes:
-                    store([load(lane) for lane in range(lanes)])
-            with k.else_():
-                rest, zero = c.C % lanes, k.zero(self.real, lanes)
-                if rest:
-                    store([load(lane) if lane < rest else zero for lane in range(lanes)])
+    def _gather_neighbours(self, k: Function, source: Value, target: Value, live: Value, inside: Value) -> None:
+        """A row of neighbouring columns: whole vectors from where the image's own begin, and zeros beside them.
 
-    def _columns(self, k: Function, source: Value, masks: Sequence[Value]) -> Value:
+        The image's rows often begin on a cache line. Vectors of it, unlike those of the padded row, cross none then.
+        """
+        tiling, lanes = self.tiling, self.tiling.lanes
+        offset, span = tiling.columns.axis.offset, tiling.columns.span
+        first, last = self._inside()
+
+        def clear(start: int, end: int) -> None:
+            if start < end:
+                with k.loop(start, end) as j:
+                    k.store(k.zero(self.real, lanes), target + j * lanes)
+
+        def all_columns(channels: int) -> None:
+            def transpose(column: Value | int, fetch: bool) -> None:
+                here, there = k.launder(source + column), k.launder(target + (column - offset) * lanes)
+                self._transpose(k, here, there, channels, fetch=fetch)
+
+            vectors = max(1, LINE // (lanes * self.stored.bytes))  # of a cache line
+            rest = (last - first) % (vectors * lanes)
+            if first < last - rest:
+                with k.loop(first, last - rest, vectors * lanes) as column:
+                    for n in range(vectors):
+                        transpose(column + n * lanes, fetch=n == 0)
+            for start in range(last - rest, last, lanes):
+                transpose(min(start, last - lanes), fetch=start == last - rest)  # some of the last vector once more
+
+        with k.if_(inside):
+            clear(0, first - offset)
+            self._each_channel(k, live, all_columns)
+            clear(last - offset, span)
+        with k.else_():
+            clear(0, span)
+
+    def _each_channel(self, k: Function, live: Value, gather: Callable[[int], None]) -> None:
+        """`gather` a vector of channels, all of them or as many as the last one has."""
+        lanes, rest = self.tiling.lanes, self.tiling.correlation.C % self.tiling.lanes
+        with k.if_(live.eq(lanes)):
+            if self.tiling.correlation.C // lanes:
+                gather(lanes)
+        with k.else_():
+            if rest:
+                gather(rest)
+
+    def _transpose(
+        self,
+        k: Function,
+        here: Value,
+        there: Value,
+        channels: int,
+        masks: Sequence[Value | None] = (None,),
+        fetch: bool = True,
+    ) -> None:
+        """A vector of columns of some channels, channel by channel, to channels in lanes, column by column."""
+        lanes, apart = self.tiling.lanes, self.tiling.correlation.input.channel
+
+        def load(lane: int) -> Value:
+            if fetch and self.in_turn and channels == lanes and self.tiling.c_blocks > 1:
+                k.prefetch(here + (lane + lanes) * apart, locality=2)
+            return self._columns(k, here + lane * apart, masks)
+
+        zero = k.zero(self.real, lanes)
+        values = [load(lane) if lane < channels else zero for lane in range(lanes)]
+        for lane, v in enumerate(k.transpose(values)):
+            k.store(v, there + lane * lanes)
+
+    def _columns(self, k: Function, source: Value, masks: Sequence[Value | None]) -> Value:
         """As many columns as lanes, as far apart as there are masks."""
         lanes = self.tiling.lanes
         vectors = [k.load(source + q * lanes, lanes, mask=mask) for q, mask in enumerate(masks)]
