@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,6 +59,15 @@ def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_sizes_of_tiles(m: str, layout: str) -> None:
     run(edge("remainders", layout=layout), {"m": m, "rows": 1, "coop": 0})
+
+
+@pytest.mark.parametrize("padding", [0, 1, ((1, 0), (0, 3)), 4])
+@pytest.mark.parametrize("W", [7, 8, 9, 17, 32, 47])
+def test_rows_of_any_width(W: int, padding: Any) -> None:
+    """Whole vectors of the image's own columns, what is left of them, and zeros beside them."""
+    for dtype, direction in (("float32", "fwd"), ("float32", "dgrad"), ("bfloat16", "fwd")):
+        layer = edge("plain", C=19, H=6, W=W, padding=padding, dtype=dtype, direction=direction)
+        run(layer, {"m": "2x3", "rows": 1, "coop": 0})
 
 
 @pytest.mark.parametrize(("rows", "coop"), [(1, 0), (3, 0), (100, 0), (1, 1), (2, 3), (3, 100)])
