@@ -92,7 +92,8 @@ class InputStage(Stage[T], ABC):
             _place(k, *which) for which in zip((tiling.rows, tiling.columns), residues, subfilters, strict=True)
         )
         h = row * tiling.rows.period + h
-        limit = k.select((h >= 0) & (h < tiling.rows.axis.size), k.i64(tiling.columns.axis.size), k.i64(0))
+        row_inside = (h >= 0) & (h < tiling.rows.axis.size)
+        limit = k.select(row_inside, k.i64(tiling.columns.axis.size), k.i64(0))
         source = x + (h * c.input.row + channels * (lanes * c.input.channel))
         live = k.min(c.C - channels * lanes, lanes)
         if self.channels_last:
@@ -103,7 +104,7 @@ class InputStage(Stage[T], ABC):
                 k.store(k.load(source + w * c.input.column, lanes, mask=mask), target + j * lanes)
             return
         if self._neighbours():
-            self._gather_neighbours(k, source, target, live, (h >= 0) & (h < tiling.rows.axis.size))
+            self._gather_neighbours(k, source, target, live, row_inside)
             return
         with k.loop(0, tiling.pitch, lanes) as j:
             w = j * tiling.columns.period + place
@@ -176,11 +177,15 @@ class InputStage(Stage[T], ABC):
         masks: Sequence[Value | None] = (None,),
         fetch: bool = True,
     ) -> None:
-        """A vector of columns of some channels, channel by channel, to channels in lanes, column by column."""
+        """A vector of columns of some channels, channel by channel, to channels in lanes, column by column.
+
+        If that is asked for, and a thread transforms the next channels next, their lines are fetched meanwhile.
+        """
         lanes, apart = self.tiling.lanes, self.tiling.correlation.input.channel
+        fetch = fetch and self.in_turn and channels == lanes < self.tiling.correlation.C
 
         def load(lane: int) -> Value:
-            if fetch and self.in_turn and channels == lanes and self.tiling.c_blocks > 1:
+            if fetch:
                 k.prefetch(here + (lane + lanes) * apart, locality=2)
             return self._columns(k, here + lane * apart, masks)
 
