@@ -75,6 +75,18 @@ def test_without_onnx_runtime_the_reference_runs_it(monkeypatch: pytest.MonkeyPa
         network("a scalar for each")
 
 
+def test_what_onnx_runtime_does_not_know_the_reference_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(operator.importlib.util, "find_spec", lambda name: find("numpy"))  # as if all were installed
+    monkeypatch.setattr(operator, "_session", lambda model: None)
+    net = network("a scalar for each")
+    assert "onnx.reference" in net.explain()
+    np.testing.assert_allclose(net.run(X), np.linalg.det(X), rtol=1e-5)
+    missing(monkeypatch, "onnx")
+    with pytest.raises(ConfigError, match="got ONNX Runtime alone, which does not run it"):
+        network("a scalar for each")
+
+
 def test_constants_alone_are_computed_when_the_file_is_read() -> None:
     nodes = [node("Det", "k", "d"), node("Mul", "x d")]
     graph = translated(model(nodes, {"x": [2, 3, 3]}, {"k": 2 * np.eye(3, dtype=np.float32)}), "net")

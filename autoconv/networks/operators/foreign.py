@@ -55,32 +55,43 @@ class Foreign(Operator):
 
     @property
     def by(self) -> str:
-        """What runs it."""
-        for package, name in (("onnxruntime", "ONNX Runtime"), ("onnx", "onnx.reference")):
-            if importlib.util.find_spec(package) is not None:
-                return name
-        raise ConfigError(f"{self.operator}: no kernel here: expected onnxruntime or onnx to be installed, got neither")
+        """What runs it: ONNX Runtime, unless it is not installed or knows no such version of the operator."""
+        installed = [package for package in ("onnxruntime", "onnx") if importlib.util.find_spec(package) is not None]
+        if "onnxruntime" in installed and _session(self.model) is not None:
+            return "ONNX Runtime"
+        if "onnx" in installed:
+            return "onnx.reference"
+        got = "ONNX Runtime alone, which does not run it" if installed else "neither"
+        raise ConfigError(f"{self.operator}: no kernel here: expected onnxruntime or onnx to be installed, got {got}")
 
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
         typed = all(a.dtype.name == dtype for a, (_, dtype) in zip(inputs, self.takes, strict=True))
-        runtime = typed and self.by == "ONNX Runtime"  # which takes no other types; the reference does
-        return np.asarray(_runner(self.model, runtime)(inputs)[self.output])
+        # ONNX Runtime takes no other types; the reference does.
+        run = _session(self.model) if typed and self.by == "ONNX Runtime" else None
+        return np.asarray((run or _reference(self.model))(inputs)[self.output])
 
 
 @functools.lru_cache(maxsize=256)
-def _runner(model: str, runtime: bool) -> Runner:
-    """What runs a model, made once for all its runs."""
-    data = base64.b64decode(model)
-    if runtime:
-        import onnxruntime
+def _session(model: str) -> Runner | None:
+    """ONNX Runtime's way to run a model, made once for all its runs; None where it does not take the model."""
+    import onnxruntime
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, NotImplemented
 
-        session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-        names = [found.name for found in session.get_inputs()]
-        return lambda arrays: session.run(None, dict(zip(names, map(np.ascontiguousarray, arrays), strict=True)))
+    try:
+        session = onnxruntime.InferenceSession(base64.b64decode(model), providers=["CPUExecutionProvider"])
+    except (Fail, InvalidGraph, NotImplemented):
+        return None
+    names = [found.name for found in session.get_inputs()]
+    return lambda arrays: session.run(None, dict(zip(names, map(np.ascontiguousarray, arrays), strict=True)))
+
+
+@functools.lru_cache(maxsize=256)
+def _reference(model: str) -> Runner:
+    """The reference's."""
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    evaluator = ReferenceEvaluator(onnx.load_from_string(data))
+    evaluator = ReferenceEvaluator(onnx.load_from_string(base64.b64decode(model)))
 
     def run(arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         found: Any = evaluator.run(None, dict(zip(evaluator.input_names, arrays, strict=True)))
