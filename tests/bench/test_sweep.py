@@ -86,6 +86,7 @@ def test_the_command_times_what_has_no_record_and_draws(
     numpy_alone: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["sweep", LAYER.key(), "--extent", "K", "--values", "4,2", "--weights", "constant"]
+    command += ["--vendors", "none"]
     assert main([*command, "--mode", "cached"]) == 1
     assert capsys.readouterr().err.count("nothing recorded for") == 2
     assert main([*command, "--no-isolate", "--budget", "0.2s", "--json"]) == 0

@@ -77,7 +77,7 @@ BAD = {
         "R=3 with dilation 1 spans 3, more than the padded H of 1: the output is empty",
     ),
     "sweep without times": (
-        ["sweep", "tiny.yaml:first", "--extent", "N", "--values", "3", "--mode", "heuristic"],
+        ["sweep", "tiny.yaml:first", "--extent", "N", "--values", "3", "--mode", "heuristic", "--vendors", "none"],
         "N=3: mode='heuristic': no time of numpy.",
     ),
     "bench layer": (["bench", "tiny.yaml", "--layers", "third"], "Tiny has no layer 'third': expected one of first"),

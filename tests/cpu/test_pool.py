@@ -26,6 +26,17 @@ from autoconv.cpu.threads import count_threads
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 
 
+@pytest.fixture(autouse=True)
+def own_workers(monkeypatch):
+    """Kernels run on the pool's workers, even after a test that shares PyTorch's threads, as it does for good."""
+    monkeypatch.setattr(pool, "_runtime", pool._runtime)
+    pool.borrow(None)
+    yield
+    monkeypatch.undo()
+    for one in pool._pools.values():
+        one.borrow(pool._runtime)
+
+
 def emit(instruction_set, n_tasks):
     """`run`: out[i] += a[i], twice, the second phase from the end; `team`: out[thread] += 1, threads."""
     m = Module(instruction_set)
