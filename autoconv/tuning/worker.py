@@ -99,7 +99,8 @@ class DeviceProcess:
     def close(self) -> None:
         """End the process, whatever it is doing."""
         if self._process is not None:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):  # with those that it has forked, which hold its pipes
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout, self._errors):
                 with contextlib.suppress(OSError):
@@ -118,6 +119,7 @@ class DeviceProcess:
             encoding="utf-8",
             errors="replace",  # a library may print anything while it is imported
             env=inherited() | self.environment,
+            start_new_session=True,
         )
         self._lines = queue.Queue()
         threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()

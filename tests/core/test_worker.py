@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import select
+import time
+import warnings
 from pathlib import Path
 
 import pytest
 from faulty import EmptyCPU, FaultyCPU, patient_but_with_hangs
 
 from autoconv.algorithm import Candidate
+from autoconv.common import aside
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.tuning import worker as isolate
@@ -130,6 +135,36 @@ def test_a_worker_that_cannot_begin_says_why() -> None:
             worker.measure(LAYER, [])
     finally:
         worker.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nobody is forked here")
+def test_a_death_is_noticed_while_forked_processes_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share what the worker writes its answers to, which would not end before they do."""
+    read, write = os.pipe()
+    monkeypatch.setattr(aside, "LONGEST", 30)
+    builds = [lambda: time.sleep(20)] * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with aside.compiled_aside(builds, 2):
+            os.close(write)
+            assert select.select([read], [], [], 10)[0] == [read]
+            assert os.read(read, 1) == b""
+    os.close(read)
+
+
+def test_whoever_a_process_has_forked_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "forking.py").write_text(
+        "import os, time\nif not os.fork():\n    time.sleep(30)\nprint('{\"forked\": 1}', flush=True)\ntime.sleep(30)\n"
+    )
+    monkeypatch.undo()  # it is not to be patient
+    monkeypatch.syspath_prepend(tmp_path)
+    process = isolate.DeviceProcess(FaultyCPU.having("none"), "forking")
+    begin = time.monotonic()
+    process.send({})
+    assert process.receive(isolate.PATIENCE) == {"forked": 1}
+    with pytest.raises(isolate.NoAnswerError, match=r"no sign of life for 0\.1 s"):
+        process.receive(0.1)
+    assert time.monotonic() - begin < 20
 
 
 def test_a_process_answers_says_how_it_ended_and_begins_again() -> None:
