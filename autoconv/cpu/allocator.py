@@ -9,22 +9,26 @@ from collections import OrderedDict
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.cpu import cgroup
 
 ALIGNMENT = 64  # a cache line, and the widest vector
 PAGE = 4096
 LARGE_PAGE = 2 << 20
+SLAB = 4 * LARGE_PAGE
 
 
 class Allocator:
     """Memory that arrays gave back, for the next of the same size.
 
-    Fresh memory costs a page fault for every page first touched, which takes longer than many a layer; a large
-    page costs little more than a small one, so whatever fills half of one is a whole number of them.
+    Fresh memory costs a page fault for every page first touched, which takes longer than many a layer, and reading
+    what lies in more pages than the processor remembers waits for every one of them to be looked up. A large page costs
+    little more than a small one: what fills half of one is a whole number of them, and the rest shares them.
     What is kept is bounded to a sixteenth of the machine's memory.
     """
 
     def __init__(self) -> None:
         self._free: OrderedDict[int, list[Array]] = OrderedDict()  # by size, that of the last given back last
+        self._rests: list[Array] = []  # of slabs, which nobody has had yet
         self._most = available // 16 if (available := physical_memory()) else 256 << 20
 
     @property
@@ -39,8 +43,23 @@ class Allocator:
         try:
             raw = self._free[size].pop()
         except (KeyError, IndexError):
-            raw = _fresh(size, ALIGNMENT if page == PAGE else page)
+            raw = self._piece(size) if page == PAGE else _fresh(size, page)
         return np.asarray(_Lease(self, raw, nbytes))
+
+    def _piece(self, size: int) -> Array:
+        """Part of a slab of large pages: a line from the one before, so that not all begin in one set of a cache.
+
+        Taking a rest off the list and putting back what is left of it are single operations: threads at the same time
+        have slabs of their own.
+        """
+        try:
+            rest = self._rests.pop()
+        except IndexError:
+            rest = _fresh(SLAB, LARGE_PAGE)
+        if rest.size < size:
+            rest = _fresh(SLAB, LARGE_PAGE)
+        self._rests.append(rest[size + ALIGNMENT :])
+        return rest[:size]
 
     def give(self, raw: Array) -> None:
         """Keep memory for later, in place of what was given back longest ago if need be.
@@ -82,11 +101,13 @@ def _fresh(size: int, alignment: int) -> Array:
 
 
 def physical_memory() -> int:
-    """Bytes of memory that the machine has; 0 where that is not known."""
+    """Bytes of memory that the machine has, or its part that this process may use; 0 where that is not known."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return 0
+    limit = cgroup.memory()[0]
+    return there if limit is None else min(there, limit)
 
 
 take = Allocator().take  # what every array of this process shares

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autoconv.algorithm import Algorithm, Array, Params
-from autoconv.cpu import allocator, permission
+from autoconv.cpu import allocator, cgroup, permission
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.machine.recorded import machine_in_force, survey
 from autoconv.cpu.threads import MOST_THREADS, count_threads
@@ -306,12 +306,14 @@ class CPU(Device):
         return bool(array.flags.writeable)
 
     def memory_available(self) -> int:
-        """What the system says is available; a lot where it does not say."""
+        """What the system says is available to this process; a lot where it does not say."""
+        left = cgroup.memory()[1]
         try:
             lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-            return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+            free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
         except (OSError, StopIteration):
-            return 1 << 40
+            free = 1 << 40
+        return free if left is None else min(free, left)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An uninitialised array that starts on a cache line, in memory used before if there is any."""

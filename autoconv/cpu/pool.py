@@ -93,12 +93,15 @@ class _Pool:
         (ctypes.c_int64 * 1).from_buffer(self._words, STATE)[0] = CLOSED
         self.borrow(_runtime)
         work = program().function("work", ctypes.c_void_p, ctypes.c_int64)
-        self._workers = [
-            threading.Thread(target=work, args=(self.address, n), name=f"autoconv-{n}", daemon=True)
-            for n in range(1, threads)
-        ]
-        for worker in self._workers:
-            worker.start()
+        self._workers: list[threading.Thread] = []
+        try:
+            for n in range(1, threads):
+                worker = threading.Thread(target=work, args=(self.address, n), name=f"autoconv-{n}", daemon=True)
+                worker.start()
+                self._workers.append(worker)
+        except RuntimeError:
+            self.stop()  # those who are there watch the words, which go with this object
+            raise
         if hasattr(os, "sched_getaffinity") and not crowded:
             self._list(os.sched_getaffinity(0))
 
@@ -157,8 +160,18 @@ def _pool(threads: int) -> _Pool:
     """The pool of so many threads, started where there is none; of one where threads cannot be parked."""
     with _lock:
         if threads not in _pools:
-            _pools[threads] = _Pool(threads if os.name == "posix" else 1)
+            _pools[threads] = _started(threads if os.name == "posix" else 1)
         return _pools[threads]
+
+
+def _started(threads: int) -> _Pool:
+    """A pool of so many threads, or of as many as the system grants: whoever is there does all tasks."""
+    while True:
+        try:
+            return _Pool(threads)
+        except RuntimeError as error:
+            warnings.warn(f"{threads} threads: {error}: kernels run on {threads // 2}", RuntimeWarning, stacklevel=4)
+            threads //= 2
 
 
 @atexit.register

@@ -12,10 +12,10 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from autoconv.cpu import cgroup
 from autoconv.errors import PlanError
 
 MOST_THREADS = 1024
-PROCESS = Path("/proc/self")
 PROCESSORS = Path("/sys/devices/system/cpu")
 
 
@@ -68,16 +68,8 @@ def _allowed() -> set[int]:
 
 def _core(processor: int) -> str:
     """The hyper-threads of a processor's core; the processor alone where the system does not say."""
-    text = _read(PROCESSORS / f"cpu{processor}" / "topology" / "thread_siblings_list")
+    text = cgroup.read(PROCESSORS / f"cpu{processor}" / "topology" / "thread_siblings_list")
     return text or str(processor)
-
-
-def _read(file: Path) -> str:
-    """A small file of the system's, without the end of its last line; empty where there is none."""
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").rstrip("\n")
-    except OSError:
-        return ""
 
 
 def _quota() -> float | None:
@@ -87,39 +79,11 @@ def _quota() -> float | None:
     and "CFS Bandwidth Control", in the documentation of the Linux kernel).
     """
     quotas = []
-    for version, group in _groups():
+    for version, group in cgroup.folders("cpu"):
         if version == 2:
-            quota, _, period = _read(group / "cpu.max").partition(" ")
+            quota, _, period = cgroup.read(group / "cpu.max").partition(" ")
         else:
-            quota, period = (_read(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+            quota, period = (cgroup.read(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
         if quota.isdecimal() and period.isdecimal() and int(period) > 0:  # not "max" or -1, which are none
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
-
-
-def _groups() -> list[tuple[int, Path]]:
-    """The folders of this process's control groups that may have a quota, ancestors included, and their version."""
-    paths = {}  # of a version's group, below where the hierarchy is mounted
-    for line in _read(PROCESS / "cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            paths[2] = path
-        elif "cpu" in controllers.split(","):
-            paths[1] = path
-    found = []
-    for line in _read(PROCESS / "mountinfo").splitlines():
-        mounted, _, kind = line.partition(" - ")
-        fields, words = mounted.split(), kind.split()
-        if len(fields) < 5 or len(words) < 3 or words[0] not in ("cgroup", "cgroup2"):
-            continue
-        version = 2 if words[0] == "cgroup2" else 1
-        if version not in paths or (version == 1 and "cpu" not in words[2].split(",")):
-            continue
-        root, top = fields[3], Path(fields[4])
-        below = paths[version].removeprefix("" if root == "/" else root).strip("/")
-        group = top / below
-        if ".." in group.parts or not group.is_dir():  # of another name space: what is mounted here is the group itself
-            group = top
-        found += [(version, folder) for folder in (group, *group.parents) if folder.is_relative_to(top)]
-    return found

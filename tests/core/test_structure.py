@@ -55,6 +55,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"machine"},
         {"pool"},
         {"allocator", "codegen", "permission", "threads"},
+        {"cgroup"},
     ),
     "autoconv.cuda": (
         {"direct", "winograd", "fft", "depthwise", "operators"},

@@ -3,8 +3,11 @@
 import ast
 import ctypes
 import os
+import signal
 import subprocess
 import sys
+import threading
+import warnings
 from pathlib import Path
 
 import ml_dtypes
@@ -369,3 +372,27 @@ def test_a_first_call_compiles_few_kernels(tmp_path: Path) -> None:
     kernels = emitters.pop("runs")  # which pool.wake is one of, and the reference in float64
     assert emitters == {"stop": 1, "nothing": 1, "peak": 2, "words": 1}
     assert kernels <= 2 + HYBRID_CANDIDATES + 2  # some of a smaller error
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_compiles_though_another_thread_was_about_to():
+    held, release = threading.Event(), threading.Event()
+
+    def compile_for_long():
+        with compiler._lock:
+            held.set()
+            release.wait(60)
+
+    thread = threading.Thread(target=compile_for_long)
+    thread.start()
+    held.wait()
+    threading.Timer(0.2, release.set).start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on: this process has threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        with compiler._lock:
+            os._exit(0)
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0

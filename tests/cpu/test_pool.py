@@ -182,6 +182,37 @@ def check_team(threads):
     assert not out[threads:].any()
 
 
+@pytest.mark.parametrize("granted", [0, 1, 2])
+def test_as_many_threads_as_the_system_grants(granted, monkeypatch):
+    """In a process of its own, as the pool of so many threads stays."""
+    code = f"""
+        import threading, warnings
+        import numpy as np
+        import autoconv
+        from autoconv.cpu.device import CPU
+        started, start = [], threading.Thread.start
+        def grudging(thread):
+            if thread.name.startswith("autoconv-"):
+                if sum(other.is_alive() for other in started) >= {granted}:
+                    raise RuntimeError("can't start new thread")
+                started.append(thread)
+            start(thread)
+        threading.Thread.start = grudging
+        layer = autoconv.ConvLayer(N=1, C=8, H=9, W=9, K=8, R=3, S=3)
+        x, w = np.ones(layer.x_shape, np.float32), np.ones(layer.w_shape, np.float32)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            y = autoconv.plan(layer, "direct", device=CPU.current(4), vendors=False).run(x, w)
+        assert (y == 72).all()
+        print([str(warning.message) for warning in caught])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "4 threads: can't start new thread: kernels run on 2" in done.stdout
+    assert ("2 threads: can't start new thread: kernels run on 1" in done.stdout) == (granted < 1)
+
+
 def test_many_callers_at_once():
     failures = []
 

@@ -7,7 +7,7 @@ import pytest
 
 from autoconv import PlanError
 from autoconv.cli import info
-from autoconv.cpu import extensions, pool, threads
+from autoconv.cpu import allocator, cgroup, extensions, pool, threads
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import X86
 from autoconv.cpu.device import CPU
@@ -24,7 +24,7 @@ class Computer:
         self.mounts, self.groups = [], []
         (folder / "proc").mkdir()
         monkeypatch.delenv("AUTOCONV_NUM_THREADS", raising=False)
-        monkeypatch.setattr(threads, "PROCESS", folder / "proc")
+        monkeypatch.setattr(cgroup, "PROCESS", folder / "proc")
         monkeypatch.setattr(threads, "PROCESSORS", folder / "cpu")
         self.of(4)
 
@@ -172,3 +172,25 @@ def test_info_says_how_many_threads_and_why(computer):
     where = computer.version2()
     computer.write(f"{where}/cpu.max", "50000 100000")
     assert "1 thread: a quota of 0.5 processors' time (one for each of 4 cores without it)" in info._decisions()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_is_what_the_least_group_has_left(computer, version):
+    limit, used, idle = (
+        ("memory.max", "memory.current", "inactive_file")
+        if version == 2
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    )
+    everything = CPU.current().memory_available()
+    line, kind, options = ("0:", "cgroup2", "rw") if version == 2 else ("3:memory", "cgroup", "rw,memory")
+    where = computer.mount(line, kind, options, group="/user/job")
+    computer.write(f"{where}/user/job/{limit}", "max" if version == 2 else str((1 << 63) - 4096))
+    computer.write(f"{where}/user/job/{used}", str(1 << 20))
+    assert cgroup.memory()[0] in (None, (1 << 63) - 4096)
+    assert CPU.current().memory_available() > everything // 2
+    computer.write(f"{where}/user/{limit}", str(64 << 20))
+    computer.write(f"{where}/user/{used}", str(40 << 20))
+    assert cgroup.memory() == (64 << 20, 24 << 20)
+    computer.write(f"{where}/user/memory.stat", f"anon 5\n{idle} {8 << 20}")
+    assert CPU.current().memory_available() == 32 << 20
+    assert allocator.physical_memory() == 64 << 20

@@ -122,6 +122,8 @@ def _toolchain() -> str:
 
 
 _lock = threading.RLock()
+if hasattr(os, "register_at_fork"):  # LLVM, whose own lock is held while this one is, goes on in the child
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _programs: weakref.WeakValueDictionary[bytes, Program] = weakref.WeakValueDictionary()
 
 
