@@ -109,7 +109,7 @@ class TuningCache:
             self._loaded[key] = text, both
         return self._loaded[key][1]
 
-    def add(self, layer_key: str, device_key: str, race: Race) -> Record:
+    def add(self, layer_key: str, device_key: str, race: Race, *, newest: bool = True) -> Record:
         """Remember one more race.
 
         Parameters
@@ -118,6 +118,8 @@ class TuningCache:
             As for `load`.
         race : Race
             One with the id of a known race takes its place.
+        newest : bool
+            Whether one of a new id is the newest, or older than all that are known.
 
         Returns
         -------
@@ -134,7 +136,7 @@ class TuningCache:
 
         def with_race(text: str | None) -> str:
             own = self._parsed(text, layer_key, device_key)
-            return text_of(own.with_race(race) if own else new)
+            return text_of(own.with_race(race, newest=newest) if own else new)
 
         self._store.update(_key(layer_key, device_key), with_race)
         return self.load(layer_key, device_key) or new

@@ -233,9 +233,11 @@ class Record:
                     found[candidate] = facts
         return found
 
-    def with_race(self, race: Race) -> Record:
-        """This record with one more race, the newest."""
-        return self._with([*(r for r in self.races if r.id != race.id), race])
+    def with_race(self, race: Race, *, newest: bool = True) -> Record:
+        """This record with one more race, the newest or the oldest; one with the id of a known race takes its place."""
+        if race.id in {known.id for known in self.races}:
+            return self._with([race if known.id == race.id else known for known in self.races])
+        return self._with([*self.races, race] if newest else [race, *self.races])
 
     def over(self, older: Record) -> Record:
         """This record's races, taken as newer than all of another's."""

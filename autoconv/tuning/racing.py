@@ -255,7 +255,7 @@ def _note_what_is_covered(request: Request, known: Known) -> None:
         return
     newest = known.record.races[-1]
     covering = replace(newest, covers=note(done, known.record))
-    request.cache.add(request.layer.key(), request.device.key, covering)
+    request.cache.add(request.layer.key(), request.device.key, covering, newest=False)  # others may have run meanwhile
 
 
 @functools.cache

@@ -255,6 +255,20 @@ def test_a_race_that_joins_others_is_kept() -> None:
     assert known(joined).keys() == {"a", "b", "c"}
 
 
+def test_a_race_that_is_known_keeps_its_place() -> None:
+    both = record(race(1, a=1.0, b=2.0), race(2, c=1.0, d=3.0))
+    noted = both.with_race(replace(both.races[0], covers="0123abcd"))
+    assert [int(r.id, 16) for r in noted.races] == [1, 2]
+    assert [r.covers for r in noted.races] == ["0123abcd", ""]
+
+
+def test_an_older_race_says_less_than_those_that_are_known() -> None:
+    newer = record(race(2, a=2.0, b=1.0))
+    assert newer.with_race(race(1, a=1.0, b=2.0), newest=False) == newer
+    joined = newer.with_race(race(1, a=1.0, c=2.0), newest=False)
+    assert [int(r.id, 16) for r in joined.races] == [1, 2]
+
+
 def test_races_are_bounded_and_the_oldest_go() -> None:
     many = record()
     for number in range(MAX_RACES + 3):
