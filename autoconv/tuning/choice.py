@@ -12,6 +12,7 @@ from autoconv.errors import PlanError, RecordError
 from autoconv.plans import Source
 from autoconv.records.limits import ranking
 from autoconv.records.schema import Facts
+from autoconv.tuning.candidates import expected
 from autoconv.tuning.lookup import Known, Request, credible, look_up
 from autoconv.tuning.racing import complete
 from autoconv.tuning.staleness import former_winner, suffices
@@ -102,6 +103,10 @@ def _named(request: Request, known: Known, mode: str) -> Choice:
             _refuse_name(request, mode)
         if reasons := offered.against(candidate):
             raise PlanError(f"{candidate} cannot run {request.layer}: {'; '.join(reasons)}")
+        facts = expected(request.algorithms[candidate.algorithm], request.layer, request.device, candidate)
+    if reasons := request.limits.why_not(facts):
+        limits = f"{request.limits}: {'; '.join(reasons)}"
+        raise PlanError(f"{candidate} is not allowed for {request.layer} under {limits}")
     return Choice(candidate, "user", known.facts, [candidate])
 
 

@@ -7,6 +7,7 @@ is none).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -309,6 +310,12 @@ def _made(request: Request, mode: object) -> Plan:
 
 
 def _restored(layer: ConvLayer, device: Device, candidate: str, limits: Limits) -> Plan:
-    """The plan that another process pickled."""
+    """The plan that another process pickled.
+
+    Where its error was measured it was within the tolerance; here nothing may be known of it but a bound.
+    """
     options: dict[str, Any] = {field.name: getattr(limits, field.name) for field in fields(limits)}
-    return plan(layer, candidate, device=device, **(options | {"vendors": bool(limits.vendors)}))
+    options |= {"device": device, "vendors": bool(limits.vendors)}
+    with contextlib.suppress(PlanError):
+        return plan(layer, candidate, **options)
+    return plan(layer, candidate, **(options | {"tolerance": None}))

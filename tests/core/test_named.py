@@ -9,6 +9,7 @@ import pytest
 
 from autoconv import forget_plans
 from autoconv.cpu.device import CPU
+from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts, Race
@@ -18,6 +19,19 @@ from autoconv.tuning.candidates import CandidateSet
 from autoconv.tuning.planner import plan
 
 LAYER = ConvLayer(N=1, C=4, H=10, W=9, K=6, R=3, S=3, padding=1)
+
+
+def test_limits_hold_for_a_named_candidate_too(tmp_path: Path) -> None:
+    cache, device = TuningCache(tmp_path, system=None), CPU.current()
+    gemm = next(a for a in algorithms(device) if a.name == "numpy.gemm")
+    candidate = gemm.all(LAYER, device)[0]
+    size = gemm.workspace_bytes(LAYER, device, candidate.params)
+    options: dict[str, Any] = {"device": device, "cache": cache, "weights": "constant"}
+    assert plan(LAYER, str(candidate), workspace_limit=size, **options).workspace_bytes == size
+    with pytest.raises(PlanError, match=f"is not allowed for .* it needs {size} bytes of workspace; the limit is 0"):
+        plan(LAYER, str(candidate), workspace_limit=0, **options)
+    with pytest.raises(PlanError, match=r"over the tolerance of 1\.0e-30"):
+        plan(LAYER, str(candidate), tolerance=1e-30, **options)
 
 
 def test_a_named_candidate_is_looked_for_in_its_own_family_alone_and_on_record_not_at_all(

@@ -5,16 +5,20 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from layers import operands
 
+from autoconv.cpu.device import CPU
+from autoconv.cpu.numpy.gemm import NumpyGemm
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
+from autoconv.records.schema import Facts, Race
 from autoconv.tuning import reference
 from autoconv.tuning.planner import plan
 
@@ -50,7 +54,7 @@ class ForeignLibrary:
 
 
 def test_copies_and_pickles_compute_the_same() -> None:
-    made = plan(LAYER, "direct", weights="constant", workspace_limit=10**9)
+    made = plan(LAYER, "direct", weights="constant", workspace_limit=10**9, vendors=False)
     x, w, _, _ = operands(LAYER)
     packed = made.pack(w)
     assert copy.copy(made) is copy.deepcopy(made) is made
@@ -58,6 +62,16 @@ def test_copies_and_pickles_compute_the_same() -> None:
     assert (other.layer, other.device, other.candidate) == (made.layer, made.device, made.candidate)
     assert (other.limits, other.source, other.timed) == (made.limits, "user", 0)
     np.testing.assert_array_equal(other.run(x, weights), made.run(x, packed))
+
+
+def test_a_pickle_outlives_the_records_of_its_error(tmp_path: Path) -> None:
+    cache = TuningCache(tmp_path, system=None)
+    bound = plan(LAYER, "numpy.gemm", vendors=False)
+    facts = Facts(NumpyGemm().version, time=1.0, samples=9, error=1e-12)
+    race = Race("1" * 32, "2026-01-01T00:00:00+00:00", CPU.current().versions, False, None, {bound.candidate: facts})
+    cache.add(LAYER.key(), CPU.current().key, race)
+    made = plan(LAYER, str(bound.candidate), vendors=False, tolerance=1e-11, cache=cache)
+    assert pickle.loads(pickle.dumps(made)).candidate == made.candidate
 
 
 @pytest.mark.parametrize("direction", ["fwd", "dgrad", "wgrad"])
