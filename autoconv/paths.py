@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import stat
 import tempfile
-import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -54,9 +55,28 @@ def cache_folder(named: Path | str | None = None) -> Path:
 
 
 def temporary_folder() -> Path:
-    """A folder of the user's own among the temporary files."""
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    return Path(tempfile.gettempdir()) / f"autoconv-{user}"
+    """A folder among the temporary files into which this user alone can write, made where there is none.
+
+    All processes of a user have the same, unless another user was there first.
+
+    Raises
+    ------
+    OSError
+        When there are no temporary files.
+    """
+    if not hasattr(os, "getuid"):
+        return Path(tempfile.gettempdir()) / "autoconv"
+    folder = Path(tempfile.gettempdir()) / f"autoconv-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return folder if own else _new_folder()
+
+
+@functools.cache
+def _new_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="autoconv-"))
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -84,13 +104,13 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         When it cannot be written; it names the path given.
     """
     target = path.resolve()
-    temporary = target.with_name(f".{target.name}.{threading.get_native_id()}")  # of no other thread or process
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
     try:
         if path.exists() and not path.is_file():
             with path.open("wb") as file:
                 yield file
         else:
-            with temporary.open("wb") as file:
+            with temporary.open("xb") as file:
                 yield file
             temporary.replace(target)
     except OSError as error:

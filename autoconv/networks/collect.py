@@ -104,7 +104,6 @@ class Collection:
             if not self._layers:
                 return
             try:
-                temporary_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
                 with FileLock(temporary_folder() / file_name(str(self.path), ".lock")):
                     write_whole(self.path, self._fitting([*self._there(), *self._layers]))
             except OSError as error:

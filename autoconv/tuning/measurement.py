@@ -161,8 +161,14 @@ class Measurement:
                 needs[candidate] = algorithm.workspace_bytes(self._layer, self._device, candidate.params)
             except Exception as failure:  # a library that it needs may be missing
                 self._failures[candidate] = failed(algorithm, _failure(failure))
-        if (most := max(needs.values(), default=0)) > self._room:
-            self._workspace, self._room = self._device.buffer(most), most
+        for candidate in sorted(needs, key=needs.__getitem__, reverse=True):
+            if (most := needs[candidate]) <= self._room:
+                break
+            try:
+                self._workspace, self._room = self._device.buffer(most), most
+            except MemoryError as failure:
+                self._failures[candidate] = failed(self._algorithms[candidate.algorithm], _failure(failure))
+                del needs[candidate]
         return list(needs)
 
     def _on_event(self, candidate: Candidate, finished: int, total: int) -> None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from autoconv.algorithm import Algorithm, Candidate
+from autoconv.common import split_products
 from autoconv.records.limits import ranking
 from autoconv.records.schema import LONGEST, Record
 from autoconv.tuning.candidates import PRUNE_FACTOR
@@ -44,7 +45,7 @@ def uncovered(request: Request, record: Record | None) -> set[str]:
     races = record.races if record is not None else ()
     noted = {digest for race in races for digest in race.covers.split()}
     usable = (a for a in request.offered if a.vendor is None or a.vendor in request.vendors)
-    return {a.name for a in usable if _digest(a.name, a.version) not in noted}
+    return {a.name for a in usable if _digest(a) not in noted}
 
 
 def stale(request: Request, record: Record | None) -> bool:
@@ -84,11 +85,15 @@ def note(algorithms: Iterable[Algorithm[Any]], record: Record | None = None) -> 
     The oldest go where all would be too long.
     """
     older = [digest for race in reversed(record.races if record else ()) for digest in race.covers.split()]
-    digests = list(dict.fromkeys([*(_digest(a.name, a.version) for a in algorithms), *older]))
+    digests = list(dict.fromkeys([*(_digest(a) for a in algorithms), *older]))
     return " ".join(digests[: (LONGEST + 1) // (DIGITS + 1)])
 
 
-@functools.cache
-def _digest(name: str, version: str) -> str:
+def _digest(algorithm: Algorithm[Any]) -> str:
     """What decides which of an algorithm's candidates are worth timing."""
-    return hashlib.sha256(f"{PRUNE_FACTOR} {name}={version}".encode()).hexdigest()[:DIGITS]
+    return _hash(f"{PRUNE_FACTOR} {algorithm.name}={algorithm.version}", *split_products.forbidden())
+
+
+@functools.cache
+def _hash(*texts: str) -> str:
+    return hashlib.sha256(" ".join(texts).encode()).hexdigest()[:DIGITS]

@@ -87,10 +87,12 @@ class Verifier:
             self.a, self.b = map(draw, layer.input_shapes)
             self.bias = draw((layer.channel_values,)) if layer.channel_values else None
         self.residual = draw(layer.output_shape) if layer.residual else None
-        self._inputs = [array for array in (self.a, self.b, self.bias, self.residual) if array is not None]
-        self._pristine = [array.copy() for array in self._inputs]
+        operands = {"a": self.a, "b": self.b, "bias": self.bias, "residual": self.residual}
+        self._inputs = {name: array for name, array in operands.items() if array is not None}
+        self._pristine = {name: array.copy() for name, array in self._inputs.items()}
         self._out = Fenced.allocate(device, layer.output_shape, layer.output_numpy_dtype)
-        self.copies: dict[int, list[Array]] = {id(array): [] for array in (*self._inputs, self.out)}  # to time with
+        timed = (*self._inputs.values(), self.out)
+        self.copies: dict[int, list[Array]] = {id(array): [] for array in timed}
         self.reference, self.magnitude = self._reference()
         self._difference = device.empty(layer.output_shape, np.float64)
 
@@ -152,9 +154,9 @@ class Verifier:
                 raise WrongResultError("wrote outside its output")
             if not scratch.intact():
                 raise WrongResultError(f"wrote outside its workspace of {kernel.workspace_bytes} bytes")
-            for name, now, before in zip(("a", "b", "bias", "residual"), self._inputs, self._pristine, strict=False):
-                if not _same_bits(now, before):
-                    now[...] = before  # the next candidate deserves the right ones
+            for name, now in self._inputs.items():
+                if not _same_bits(now, self._pristine[name]):
+                    now[...] = self._pristine[name]  # the next candidate deserves the right ones
                     raise WrongResultError(f"wrote to its input {name}")
             if first is None:
                 first = out.array.copy()

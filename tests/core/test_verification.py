@@ -38,6 +38,32 @@ def test_a_fault_is_recorded_with_its_reason_and_the_rest_goes_on(fault: str) ->
     assert facts[Candidate("faulty.none")].error <= 2e-6
 
 
+def test_a_written_residual_is_named_where_there_is_no_bias() -> None:
+    layer, device = LAYER.replace(bias=False, residual=True), FaultyCPU.having("none")
+    kernel = Faulty("none").build(layer, device, {})
+    kernel._fault = lambda kernel, a, out, workspace: verifier.residual.fill(1.0)  # type: ignore[attr-defined]
+    verifier = Verifier(layer, device)
+    with pytest.raises(WrongResultError, match="wrote to its input residual"):
+        verifier.check(kernel, verifier.b)
+
+
+def test_a_workspace_for_which_there_is_no_memory_costs_its_candidate_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = FaultyCPU.buffer
+
+    def scarce(self: FaultyCPU, nbytes: int) -> Any:
+        if nbytes > 1 << 20:
+            raise MemoryError(f"no {nbytes} bytes")
+        return buffer(self, nbytes)
+
+    device = FaultyCPU.having("none")
+    measurement = Measurement(LAYER, device)
+    monkeypatch.setattr(FaultyCPU, "buffer", scarce)
+    monkeypatch.setattr(Faulty, "workspace_bytes", lambda *_: 1 << 30)
+    facts = measurement.enter([Candidate("faulty.none"), Candidate("numpy.direct")])
+    assert facts[Candidate("faulty.none")].starved
+    assert measurement.finish()[Candidate("numpy.direct")].timed
+
+
 def test_a_candidate_that_gives_other_bits_is_not_deterministic() -> None:
     device = FaultyCPU.having("unsteady", "none")
     facts = measure(LAYER, device, [Candidate("faulty.unsteady"), Candidate("faulty.none")])

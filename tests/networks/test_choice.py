@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,12 +19,14 @@ from autoconv.layer import ConvLayer
 from autoconv.networks.choice import choose
 from autoconv.networks.choice.candidate import best_in_network
 from autoconv.networks.choice.choose import plans_for
+from autoconv.networks.choice.kept import Kept
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Conv, TensorType
 from autoconv.networks.passes import optimized
 from autoconv.networks.passes.batch_split import split
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.memory import Views, arena_bytes
+from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts
 
 NUMPY = "numpy.gemm[tile=image]"
@@ -159,3 +162,16 @@ def test_a_network_under_a_limit_answers_the_same() -> None:
         net = CompiledNetwork(graph, CPU.current(), {"vendors": False, "memory_limit": limit})
         assert net.arena_bytes <= limit
         agree(net, graph, 1e-5)
+
+
+def test_facts_of_another_compiler_do_not_count(tmp_path: Path) -> None:
+    cache = TuningCache(tmp_path, system=None)
+
+    def kept(llvmlite: str) -> Kept:
+        device: Any = SimpleNamespace(key="cpu", versions={"llvmlite": llvmlite})
+        return Kept(cache, device, "operator", "code")
+
+    with kept("0.49.0") as older, kept("0.50.0") as newer:
+        older.keep("relu", seconds=2.0)
+        assert older.get("relu")["seconds"] == 2.0
+        assert newer.get("relu") == {}

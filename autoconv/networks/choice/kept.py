@@ -16,7 +16,7 @@ from autoconv.records.store import TextStore
 
 
 class Kept:
-    """Facts by the text of what they are of, which count as long as the code that was measured is today's.
+    """Facts by the text of what they are of, which count as long as the code and the compiler measured are today's.
 
     Parameters
     ----------
@@ -31,7 +31,9 @@ class Kept:
     """
 
     def __init__(self, cache: TuningCache, device: Device, kind: str, version: str) -> None:
-        self._store, self._device, self._kind, self._version = TextStore(cache.directory), device, kind, version
+        self._store, self._device, self._kind = TextStore(cache.directory), device, kind
+        software = " ".join(f"{name}={number}" for name, number in sorted(device.versions.items()))
+        self._version = f"{version} {software}"
 
     def __enter__(self) -> Kept:
         return self

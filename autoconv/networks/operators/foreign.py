@@ -75,11 +75,11 @@ class Foreign(Operator):
 def _session(model: str) -> Runner | None:
     """ONNX Runtime's way to run a model, made once for all its runs; None where it does not take the model."""
     import onnxruntime
-    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, NotImplemented
+    from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
     try:
         session = onnxruntime.InferenceSession(base64.b64decode(model), providers=["CPUExecutionProvider"])
-    except (Fail, InvalidGraph, NotImplemented):
+    except (errors.Fail, errors.InvalidGraph, errors.NotImplemented):
         return None
     names = [found.name for found in session.get_inputs()]
     return lambda arrays: session.run(None, dict(zip(names, map(np.ascontiguousarray, arrays), strict=True)))

@@ -1,0 +1,44 @@
+"""How files are written, and where: whole or not at all, and where nobody else can write."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from autoconv import paths
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "list.yaml"
+    paths.write_whole(path, "old")
+
+    def fail() -> None:
+        with paths.written_whole(path) as file:
+            file.write(b"new")
+            raise ValueError("half of it")
+
+    with pytest.raises(ValueError, match="half of it"):
+        fail()
+    assert path.read_text() == "old"
+    paths.write_whole(path, "new")
+    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("list.yaml", "new")]
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders belong to nobody here")
+def test_temporary_files_lie_where_nobody_else_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    paths._new_folder.cache_clear()
+    own = paths.temporary_folder()
+    assert own == paths.temporary_folder() == tmp_path / f"autoconv-{os.getuid()}"
+    assert own.stat().st_mode & 0o777 == 0o700
+    own.chmod(0o777)
+    other = paths.temporary_folder()
+    assert other == paths.temporary_folder() != own
+    own.rmdir()
+    own.symlink_to(tmp_path / "elsewhere")
+    assert paths.temporary_folder() == other
+    assert not (tmp_path / "elsewhere").exists()
+    paths._new_folder.cache_clear()
