@@ -67,7 +67,9 @@ def test_copies_and_pickles_compute_the_same() -> None:
 def test_a_pickle_outlives_the_records_of_its_error(tmp_path: Path) -> None:
     cache = TuningCache(tmp_path, system=None)
     bound = plan(LAYER, "numpy.gemm", vendors=False)
-    facts = Facts(NumpyGemm().version, time=1.0, samples=9, error=1e-12)
+    packed = NumpyGemm().packed_bytes(LAYER, CPU.current(), bound.candidate.params)
+    sizes = {"workspace": bound.workspace_bytes, "packed": packed}
+    facts = Facts(NumpyGemm().version, time=1.0, samples=9, error=1e-12, **sizes)
     race = Race("1" * 32, "2026-01-01T00:00:00+00:00", CPU.current().versions, False, None, {bound.candidate: facts})
     cache.add(LAYER.key(), CPU.current().key, race)
     made = plan(LAYER, str(bound.candidate), vendors=False, tolerance=1e-11, cache=cache)
