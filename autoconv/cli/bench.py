@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from autoconv import networks
 from autoconv.bench.baselines import BASELINES, restrict
@@ -40,6 +41,11 @@ if TYPE_CHECKING:
 DEFAULT_SUITE = "mixed27"
 GPU_BUDGET = 540.0  # seconds
 PHASES = ("check", "tune", "table")  # of the run on a GPU
+OF_GPU = ("phases", "exporting", "dry_run", "archive", "part_mib")
+OF_CPU = (
+    *("against", "rounds", "weights", "direction", "exact", "fresh"),
+    *("threads", "isa", "names", "without", "chart", "as_json"),
+)
 
 
 @click.command(short_help="Our kernels against other libraries, layer by layer.")
@@ -136,6 +142,7 @@ def bench(
     kind too, with --archive. table.md sums them up.
     """
     if device_name != "cpu":
+        _refuse(OF_CPU, "--device cpu")
         if folder is None:
             raise click.UsageError(f"--device {device_name}: expected -o DIRECTORY as well, where the results are kept")
         if batch is not None and len(batch) > 1:
@@ -155,9 +162,7 @@ def bench(
             return OK
         with nullcontext() if archive is None else carried(archive, folder, part_mib << 20):
             return _on_gpu(device_name, folder, phases, budget, wanted, exporting)
-    given = {"--phase": phases, "--export": exporting, "--dry-run": dry_run, "--archive": archive}
-    if for_gpus := [option for option, value in given.items() if value]:
-        raise click.UsageError(f"{', '.join(for_gpus)}: expected --device cuda as well")
+    _refuse(OF_GPU, "--device cuda as well")
     from autoconv.bench.display import PICTURES, print_suite
     from autoconv.bench.display import chart as draw
     from autoconv.bench.race import run_suite
@@ -203,6 +208,14 @@ def bench(
     if any(suite.interrupted for suite in done):
         return INTERRUPTED
     return FAILED if any(suite.incomplete for suite in done) else OK
+
+
+def _refuse(names: Sequence[str], expected: str) -> None:
+    """Refuse options of the other kind of device where any is given."""
+    context = click.get_current_context()
+    options = {option.name: option.opts[-1] for option in context.command.params}
+    if given := [options[name] for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]:
+        raise click.UsageError(f"{', '.join(given)}: expected {expected}")
 
 
 def _on_gpu(

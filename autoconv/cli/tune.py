@@ -93,8 +93,8 @@ def tune(
                 rows.setdefault((net.name, layer.N, layer.direction), []).append(row)
                 done.append(row)
             if mode in TIMING and "fwd" in (direction or ("fwd",)):
-                for path, size in models:
-                    laid.append(_laid_out(path, size, mode, options | {"budget": share(end, 1)}))
+                for place, (path, size) in enumerate(models):
+                    laid.append(_laid_out(path, size, mode, share(end, len(models) - place), options))
         except KeyboardInterrupt:
             interrupted = True
     peaks = {dtype: device.measured_peak(dtype) for dtype in {row.layer.dtype for row in done}}
@@ -147,10 +147,11 @@ def _cut_short(row: Row) -> bool:
     return row.plan is not None and any(f.unreached and not f.starved for f in row.plan.facts.values())
 
 
-def _laid_out(path: str, batch: int | None, mode: str, options: dict[str, Any]) -> str:
-    """What came of choosing the layouts of a whole network."""
+def _laid_out(path: str, batch: int | None, mode: str, budget: float | None, options: dict[str, Any]) -> str:
+    """What came of choosing the layouts of a whole network, for whose layers there is so much time together."""
     try:
-        net = load(path, batch, **{name: value for name, value in options.items() if name != "weights"}).tune(mode)
+        net = load(path, batch, **{name: value for name, value in options.items() if name != "weights"})
+        net.tune(mode, budget=None if budget is None else budget / max(1, len(net.plans)))
     except FAILURES as failure:  # its layers can be tuned, but it cannot run, or not for so many images
         return f"{path}: layouts: {one_line(failure)}"
     return f"{net.graph.name}: {len(net.in_nhwc & net.plans.keys())} of {len(net.plans)} layers in NHWC"

@@ -83,6 +83,11 @@ BAD = {
     "bench layer": (["bench", "tiny.yaml", "--layers", "third"], "Tiny has no layer 'third': expected one of first"),
     "bench dry-run": (["bench", "tiny.yaml", "--dry-run"], "--dry-run: expected --device cuda as well"),
     "bench phase": (["bench", "--phase", "tune", "--export"], "--phase, --export: expected --device cuda as well"),
+    "bench part": (["bench", "tiny.yaml", "--part", "48"], "--part: expected --device cuda as well"),
+    "bench on a GPU": (
+        ["bench", "--device", "cuda", "-o", "results", "--threads", "2", "--exact"],
+        "--exact, --threads: expected --device cpu",
+    ),
     "bench chart": (["bench", "tiny.yaml", "--chart", "x.txt"], "--chart x.txt: expected a name that ends in .png, "),
     "bench folder": (["bench", "tiny.yaml", "-o", "tiny.yaml/results"], "tiny.yaml/results: Not a directory"),
     "run": (["run", "tiny.yaml"], "tiny.yaml: not an ONNX file, or truncated"),
