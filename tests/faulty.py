@@ -7,7 +7,7 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +23,7 @@ from autoconv.device import Device
 from autoconv.layer import ConvLayer
 from autoconv.records.schema import Facts
 from autoconv.tuning import worker as isolate
+from autoconv.tuning.measurement import Measurement
 
 SIZE = 64  # bytes of workspace
 
@@ -163,3 +164,10 @@ def pretended(facts: Callable[[Candidate], Facts], raced: list[list[str]] | None
             return self.found
 
     return Pretended
+
+
+def measure(layer: ConvLayer, device: Device, candidates: Sequence[Candidate]) -> dict[Candidate, Facts]:
+    """The facts of candidates that are all measured at once."""
+    measurement = Measurement(layer, device)
+    measurement.enter(candidates)
+    return measurement.finish()

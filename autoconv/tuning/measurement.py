@@ -188,37 +188,6 @@ class Measurement:
         return facts
 
 
-def measure(
-    layer: ConvLayer,
-    device: Device,
-    candidates: Sequence[Candidate],
-    *,
-    budget: float | None = None,
-    progress: Progress | None = None,
-) -> dict[Candidate, Facts]:
-    """The facts of candidates that are all measured at once.
-
-    Parameters
-    ----------
-    layer, device, budget, progress
-        As for `Measurement`.
-    candidates : sequence of Candidate
-        Those whose `why_not` is empty.
-
-    Returns
-    -------
-    dict of Candidate to Facts
-
-    Raises
-    ------
-    DeviceLostError, PlanError
-        As for `Measurement`.
-    """
-    measurement = Measurement(layer, device, budget=budget, progress=progress)
-    measurement.enter(candidates)
-    return measurement.finish()
-
-
 def _failure(failure: Exception) -> str:
     """Why a candidate could not take part; too little memory says nothing of it, and it is tried again."""
     return f"{STARVED}: {_reason(failure)}" if isinstance(failure, MemoryError) else _reason(failure)

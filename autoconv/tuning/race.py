@@ -125,39 +125,6 @@ def wait_until_idle(sleep: Callable[[float], None] = time.sleep, busy: Callable[
             return
 
 
-def race(
-    contestants: Sequence[Contestant],
-    *,
-    budget: float | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-    sleep: Callable[[float], None] = time.sleep,
-    busy: Callable[[], float] = time.process_time,
-    on_event: OnEvent | None = None,
-) -> dict[Candidate, Timing | str]:
-    """Time contestants against each other: a `Heat` that all of them enter at once.
-
-    Parameters
-    ----------
-    contestants : sequence of Contestant
-    budget : float, optional
-        Seconds on `clock`. What was not probed by then is unreached; the rest stands as it is.
-    clock, sleep : callable
-        Of the wall.
-    busy : callable
-        Processor time of this process, in seconds.
-    on_event : callable, optional
-        Called as `on_event(candidate, finished, total)` before each contestant's turn.
-
-    Returns
-    -------
-    dict of Candidate to Timing or str
-        For every contestant its timing, or the reason why there is none.
-    """
-    heat = Heat(budget, clock=clock, sleep=sleep, busy=busy, on_event=on_event)
-    heat.enter(contestants)
-    return heat.finish()
-
-
 @dataclass(eq=False)
 class _Standing:
     """How a contestant stands so far."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, pairwise, repeat
 from typing import Any
 
 import pytest
+from scripted import Machine, timing
 
-from autoconv.algorithm import Candidate
 from autoconv.tuning.race import (
     FAIR_SHARE,
     FEWEST,
@@ -17,78 +16,10 @@ from autoconv.tuning.race import (
     LONGEST_SPIN,
     MOST,
     STEADY,
-    Contestant,
     Timing,
-    race,
     spread,
     wait_until_idle,
 )
-
-
-class Machine:
-    """A clock that only runs advance, and a log of what ran."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.spinning = 0.0
-        self.log: list[tuple[str, str]] = []
-
-    def clock(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.log.append(("", "sleep"))
-        self.now += seconds
-
-    def busy(self) -> float:
-        """Of threads that spin until `spinning`."""
-        return min(self.now, self.spinning)
-
-    def runs(self, name: str, kind: str, script: Iterable[float | Exception]) -> Callable[[], float]:
-        seconds: Iterator[float | Exception] = iter(script)
-
-        def run() -> float:
-            self.log.append((name, kind))
-            value = next(seconds)
-            if isinstance(value, Exception):
-                raise value
-            self.now += max(value, 0.0)
-            return value
-
-        return run
-
-    def contestant(
-        self, name: str, cold: float | Iterable[Any], hot: Any = None, pack: Any = None, **changes: Any
-    ) -> Contestant:
-        def script(value: Any) -> Iterable[Any]:
-            return repeat(value) if isinstance(value, int | float) else value
-
-        # The first hot run is the warm-up.
-        warm = cold if isinstance(cold, int | float) else 1e-3
-        hot = repeat(warm) if hot is None else script(hot)
-        packed = None if pack is None else self.runs(name, "pack", script(pack))
-        entrant = Contestant(
-            Candidate(name), self.runs(name, "cold", script(cold)), self.runs(name, "hot", hot), packed
-        )
-        return replace(entrant, **changes)
-
-    def race(self, *contestants: Contestant, **options: Any) -> dict[str, Timing | str]:
-        found = race(contestants, clock=self.clock, sleep=self.sleep, busy=self.busy, **options)
-        return {str(candidate): result for candidate, result in found.items()}
-
-    def samples(self, name: str, kind: str = "cold") -> int:
-        return self.log.count((name, kind))
-
-
-@pytest.fixture
-def machine() -> Machine:
-    return Machine()
-
-
-def timing(result: Timing | str) -> Timing:
-    assert isinstance(result, Timing)
-    return result
-
 
 # --- what is reported -----------------------------------------------------------------------------------------
 
@@ -191,96 +122,6 @@ def test_slow_and_far_behind_one_that_comes_later_is_not_run_again(machine: Mach
 def test_twenty_candidates_take_two_or_three_seconds(machine: Machine) -> None:
     machine.race(*(machine.contestant(f"c{i}", 0.008 * 1.15**i, pack=0.001) for i in range(20)))
     assert machine.now < 3
-
-
-# --- dropping early -------------------------------------------------------------------------------------------
-
-FASTEST = Candidate("fast")
-FAST = {"workspace": 4, "packed": 2, "error": 1e-7}
-SLOW = {"workspace": 4, "packed": 2, "error": 1e-7}
-
-
-def against(machine: Machine, slow: float = 3e-3, pack: float | None = None, **changes: Any) -> Timing:
-    """The timing of a slow contestant that may be better in something, against a fast one."""
-    fast = machine.contestant("fast", 1e-3, **FAST)
-    return timing(machine.race(fast, machine.contestant("slow", slow, pack=pack, **SLOW | changes))["slow"])
-
-
-def test_no_better_in_anything_and_half_as_fast_is_dropped(machine: Machine) -> None:
-    found = against(machine)
-    assert (found.dropped_by, found.samples) == (FASTEST, 2)
-
-
-def test_four_times_slower_is_dropped_at_once(machine: Machine) -> None:
-    found = against(machine, slow=4e-3)
-    assert (found.dropped_by, found.samples, found.time) == (FASTEST, 1, 4e-3)
-    assert found.hot is None
-
-
-def test_a_long_warm_up_that_is_clearly_slower_is_not_even_probed(machine: Machine) -> None:
-    found = against(machine, slow=0.5)
-    assert (found.dropped_by, found.samples, found.time) == (FASTEST, 0, 0.5)
-    assert machine.samples("slow") == 0
-
-
-def test_less_than_twice_as_slow_is_not_dropped(machine: Machine) -> None:
-    found = against(machine, slow=1.99e-3)
-    assert (found.dropped_by, found.samples) == (None, FEWEST)
-
-
-@pytest.mark.parametrize(
-    ("changes", "rival"),
-    [
-        ({"workspace": 3}, {}),
-        ({"packed": 1}, {}),
-        ({"error": 0.5e-7}, {}),
-        ({}, {"deterministic": False}),
-        ({}, {"tf32": True}),
-        ({}, {"vendor": "torch"}),
-        ({"vendor": "onnxruntime"}, {"vendor": "torch"}),
-    ],
-)
-def test_better_in_anything_is_not_dropped(machine: Machine, changes: dict[str, Any], rival: dict[str, Any]) -> None:
-    fast = machine.contestant("fast", 1e-3, **FAST | rival)
-    slow = machine.contestant("slow", 9e-3, **SLOW | changes)
-    found = timing(machine.race(fast, slow)["slow"])
-    assert (found.dropped_by, found.samples) == (None, FEWEST)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"workspace": 5}, {"packed": 3}, {"error": 2e-7}, {"deterministic": False}, {"tf32": True}, {"vendor": "torch"}],
-)
-def test_worse_in_anything_is_dropped(machine: Machine, changes: dict[str, Any]) -> None:
-    assert against(machine, **changes).dropped_by == FASTEST
-
-
-def test_less_workspace_but_more_with_the_packed_filters_is_no_rival(machine: Machine) -> None:
-    fast = machine.contestant("fast", 1e-3, workspace=0, packed=9)
-    slow = machine.contestant("slow", 9e-3, workspace=4)
-    assert timing(machine.race(fast, slow)["slow"]).dropped_by is None
-
-
-def test_a_rival_must_be_twice_as_fast_with_packing_too(machine: Machine) -> None:
-    fast = machine.contestant("fast", 1e-3, pack=1e-3)
-    assert timing(machine.race(fast, machine.contestant("slow", 3e-3))["slow"]).dropped_by is None
-    fast = machine.contestant("fast", 1e-3, pack=0.5e-3)
-    assert timing(machine.race(fast, machine.contestant("slow", 3e-3))["slow"]).dropped_by == FASTEST
-
-
-def test_a_rival_that_fails_later_releases_whom_it_dropped(machine: Machine) -> None:
-    fast = machine.contestant("fast", [1e-3, ValueError("no")])
-    found = machine.race(fast, machine.contestant("slow", 3e-3))
-    assert found["fast"] == "ValueError: no"
-    assert timing(found["slow"]).dropped_by is None
-    assert timing(found["slow"]).samples >= STEADY
-
-
-def test_a_first_sample_that_was_unlucky_is_taken_back(machine: Machine) -> None:
-    unlucky = machine.contestant("unlucky", chain([3e-3], repeat(0.5e-3)))
-    found = timing(machine.race(machine.contestant("fast", 1e-3), unlucky)["unlucky"])
-    assert found.time == 0.5e-3
-    assert found.dropped_by is None
 
 
 # --- order, pools, failures, budget ---------------------------------------------------------------------------

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 
 from autoconv import forget_plans, registry
 from autoconv.algorithm import Algorithm, Candidate, Kernel, Params
-from autoconv.common.aside import compiled_aside
 from autoconv.cpu.common.grid import parts, register_tiles, steps
 from autoconv.cpu.device import CPU
 from autoconv.cpu.numpy.direct import NumpyDirect
@@ -29,8 +26,7 @@ from autoconv.tuning import lookup, racing
 from autoconv.tuning.candidates import CandidateSet
 from autoconv.tuning.planner import plan
 from autoconv.tuning.search.search import MOST, Search
-from autoconv.tuning.search.shortlist import shortlist
-from autoconv.tuning.search.surrogate import Space, Surrogate
+from autoconv.tuning.search.surrogate import Surrogate
 
 LAYER = ConvLayer(N=1, C=3, H=6, W=6, K=4, R=3, S=3)
 SIZES = steps(64)
@@ -337,34 +333,6 @@ def test_the_few_err_less_and_less_but_not_at_any_price() -> None:
     assert offered.few(Limits(), 1) == [near, finer]
 
 
-def test_a_shortlist_begins_with_the_least_estimate_and_goes_on_with_those_that_err_otherwise() -> None:
-    first, like, far, other = cut(4, 4), cut(5, 4), cut(64, 64), Candidate("numpy.direct")
-    estimates = {like: 1.01e-3, far: 1.02e-3, other: 1.02e-3, first: 1e-3}
-    assert shortlist(estimates, 4) == [first, other, far, like]
-    assert shortlist(estimates, 2) == [first, other]
-    assert shortlist(estimates, 0) == shortlist({}, 4) == []
-
-
-def test_a_shortlist_ends_where_one_more_would_hardly_help() -> None:
-    first, other = cut(4, 4), Candidate("numpy.direct")
-    third = Candidate("numpy.gemm")
-    lists = [shortlist({first: 1e-3, other: 1e-3, third: factor * 1e-3}, 4) for factor in (1.1, 1.3, 1.7, 9.0)]
-    assert lists == [[first, other, third]] * 2 + [[first, other]] * 2
-    assert shortlist({first: 1e-3, other: 9e-3}, 4) == [first, other]  # the first may fail
-    assert len(shortlist({cut(n, n): 1e-3 for n in range(1, 200)}, 500)) < 30  # all alike
-    many = {Candidate(f"family{n}"): 1e-3 for n in range(12)}
-    assert len(shortlist(many, 8)) == 8  # all of them strangers
-
-
-def test_functions_over_candidates_agree_as_far_as_these_are_near() -> None:
-    candidates = [cut(4, 4), cut(5, 4), cut(8, 4), cut(64, 64)]
-    space = Space(candidates)
-    found = space.functions(np.random.default_rng(1), 20000)
-    assert np.corrcoef(found)[0] == pytest.approx(space.nearness(candidates[0]), abs=0.03)
-    assert found.mean(1) == pytest.approx(0, abs=0.03)
-    assert found.std(1) == pytest.approx(1, abs=0.03)
-
-
 def test_only_hybrid_with_a_budget_has_no_more_prepared_than_it_has_time_for(cache: TuningCache) -> None:
     for mode, budget, layer in (("hybrid", 0.5, LAYER), ("hybrid", None, LAYER.replace(N=2)), ("profile", 0.5, LAYER)):
         fresh(cache, mode, layer=layer, budget=budget)
@@ -389,38 +357,3 @@ def test_a_search_in_a_worker_is_the_same(cache: TuningCache) -> None:
 
 
 # --- compiling aside -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes can be forked")
-def test_processes_aside_compile_from_the_end_and_are_gone_after(tmp_path: Path) -> None:
-    def build(number: int) -> None:
-        (tmp_path / f"{number}-{os.getpid()}").touch()
-        if number == 4:
-            raise ValueError("what one process cannot build, the other meets")
-
-    builds = [lambda n=n: build(n) for n in range(6)]
-    with compiled_aside(builds, 2):
-        while len(list(tmp_path.iterdir())) < 6:
-            pass
-    (helper,) = {int(path.name.partition("-")[2]) for path in tmp_path.iterdir()}
-    with pytest.raises(ProcessLookupError):
-        os.kill(helper, 0)
-    with compiled_aside(builds[:1], 2):  # who has nothing to share forks nothing
-        pass
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes can be forked")
-def test_where_no_more_processes_can_be_made_the_others_do_and_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, fork = list[int](), os.fork
-
-    def fork_once() -> int:
-        if made:
-            raise BlockingIOError("Resource temporarily unavailable")
-        made.append(fork())
-        return made[0]
-
-    monkeypatch.setattr(os, "fork", fork_once)
-    with compiled_aside([lambda: None] * 4, 3):
-        assert len(made) == 1
-    with pytest.raises(ChildProcessError):
-        os.waitpid(made[0], 0)

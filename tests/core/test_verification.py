@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import FAULTS, Faulty, FaultyCPU
+from faulty import FAULTS, Faulty, FaultyCPU, measure
 
 from autoconv.algorithm import Candidate
 from autoconv.layer import ConvLayer
 from autoconv.tuning import reference
-from autoconv.tuning.measurement import Measurement, measure
+from autoconv.tuning.measurement import Measurement
 from autoconv.tuning.verification import Verifier, WrongResultError, check_convolution
 
 LAYER = ConvLayer(N=2, C=4, H=9, W=8, K=6, R=3, S=2, padding=((1, 0), (1, 1)), stride=(2, 1), groups=2, bias=True)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import select
 import time
-import warnings
 from pathlib import Path
 
 import pytest
 from faulty import EmptyCPU, FaultyCPU, patient_but_with_hangs
 
 from autoconv.algorithm import Candidate
-from autoconv.common import aside
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.tuning import worker as isolate
@@ -135,21 +131,6 @@ def test_a_worker_that_cannot_begin_says_why() -> None:
             worker.measure(LAYER, [])
     finally:
         worker.close()
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nobody is forked here")
-def test_a_death_is_noticed_while_forked_processes_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They share what the worker writes its answers to, which would not end before they do."""
-    read, write = os.pipe()
-    monkeypatch.setattr(aside, "LONGEST", 30)
-    builds = [lambda: time.sleep(20)] * 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        with aside.compiled_aside(builds, 2):
-            os.close(write)
-            assert select.select([read], [], [], 10)[0] == [read]
-            assert os.read(read, 1) == b""
-    os.close(read)
 
 
 def test_whoever_a_process_has_forked_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

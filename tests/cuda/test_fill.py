@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from simt.emulator import Emulated
 
-from autoconv import network
+from autoconv import networks
 from autoconv.algorithm import Algorithm
 from autoconv.cuda.depthwise.wgrad import DepthwiseWgrad
 from autoconv.cuda.gemm.gemm import Gemm
@@ -34,7 +34,7 @@ DEVICE = H200(capability=90)
 @cache
 def layers(batch: int, direction: str) -> tuple[ConvLayer, ...]:
     """Those of all networks, each once."""
-    found = (named.at(batch, direction) for config in CONFIGS for named in network.load(config).layers)
+    found = (named.at(batch, direction) for config in CONFIGS for named in networks.load(config).layers)
     return tuple(dict.fromkeys(layer.replace(bias=False, residual=False, activation=None) for layer in found))
 
 

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import pytest
+from faulty import measure
 from hosts import LAYER, cache, cupy
 from layers import edge
 from simt.cases import named, only
@@ -23,7 +24,6 @@ from autoconv.cuda.libraries.cublas_cufft import LibraryError
 from autoconv.errors import DeviceLostError, PlanError
 from autoconv.records.cache import TuningCache
 from autoconv.registry import resolve
-from autoconv.tuning.measurement import measure
 from autoconv.tuning.planner import plan
 
 __all__ = ["cache", "cupy"]  # fixtures
