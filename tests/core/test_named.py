@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autoconv import forget_plans
+from autoconv.algorithm import Candidate
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
@@ -19,6 +20,26 @@ from autoconv.tuning.candidates import CandidateSet
 from autoconv.tuning.planner import plan
 
 LAYER = ConvLayer(N=1, C=4, H=10, W=9, K=6, R=3, S=3, padding=1)
+
+
+@pytest.mark.parametrize("name", [f"TK={TK},TP=1,TQ={TQ},BC=4,filters=packed" for TK, TQ in ((100, 2), (8, 10**9))])
+@pytest.mark.parametrize("mode", ["heuristic", "itself"])
+def test_a_record_of_what_no_grid_lists_is_not_believed(tmp_path: Path, name: str, mode: str) -> None:
+    """A file of records may come from anywhere; code is not generated for whatever it says."""
+    cache, device = TuningCache(tmp_path, system=None), CPU(2, "generic")
+    direct = next(a for a in algorithms(device) if a.name == "direct")
+    bogus = Candidate.parse(f"direct[{name}]")
+    sizes = {
+        "workspace": direct.workspace_bytes(LAYER, device, bogus.params),
+        "packed": direct.packed_bytes(LAYER, device, bogus.params),
+    }
+    facts = {bogus: Facts(direct.version, time=1e-9, samples=9, **sizes)}
+    cache.add(LAYER.key(), device.key, Race("3" * 32, "2026-01-02T00:00:00+00:00", device.versions, False, None, facts))
+    if mode == "itself":
+        with pytest.raises(PlanError, match="expected a candidate of direct"):
+            plan(LAYER, str(bogus), device=device, cache=cache)
+    else:
+        assert plan(LAYER, mode, device=device, cache=cache).candidate != bogus
 
 
 def test_limits_hold_for_a_named_candidate_too(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ their pixels sees.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator
@@ -71,11 +72,16 @@ class Direct(GeneratedAlgorithm):
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         if layer.direction == "wgrad":
             return wgrad_candidates(layer, device.instruction_set)
-        return (params for params in _grid(layer, device) if not self.refusals(layer, device, params))
+        return (params for params in _grid(layer, device) if not self._too_much(layer, device, params))
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        if layer.direction == "wgrad":
-            return []
+        if frozenset(params.items()) in _listed(layer, device):
+            return [] if layer.direction == "wgrad" else self._too_much(layer, device, params)
+        given = ",".join(f"{name}={value}" for name, value in params.items())
+        return [f"{given}: expected parameters among those that are listed for such a layer"]
+
+    def _too_much(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
+        """What is against parameters of the grid."""
         C, BC = max(c.C for c in flat_correlations(layer)), int(params["BC"])
         if BC < 1 or (BC < C and BC % MULTIPLE):
             return [f"BC={BC}: expected {C}, or fewer channels in multiples of {MULTIPLE}"]
@@ -108,6 +114,14 @@ class Direct(GeneratedAlgorithm):
             return compiler.build(emit_wgrad_packed, device.instruction_set, layer, packed)
         in_place = wgrad_blocking(layer, device.threads, TK, BC)
         return compiler.build(emit_wgrad, device.instruction_set, layer, in_place)
+
+
+@functools.lru_cache(16)  # what is asked of one candidate of a layer is asked of all
+def _listed(layer: ConvLayer, device: CPU) -> set[frozenset[tuple[str, int | str]]]:
+    """All parameters there are, be they too much or not: code is generated for no others."""
+    wgrad = layer.direction == "wgrad"
+    found = wgrad_candidates(layer, device.instruction_set) if wgrad else _grid(layer, device)
+    return {frozenset(params.items()) for params in found}
 
 
 def _grid(layer: ConvLayer, device: CPU) -> Iterator[Params]:
