@@ -48,6 +48,7 @@ FAULTS: dict[str, Callable[[FaultyKernel, Array, Array, Array], None]] = {
     "unsteady": lambda kernel, a, out, workspace: out.__imul__(np.float32(1 + 1e-7 * (kernel.calls % 2))),
     "raises": lambda kernel, a, out, workspace: (_ for _ in ()).throw(ValueError("no such thing")),
     "dies": lambda kernel, a, out, workspace: os.kill(os.getpid(), signal.SIGSEGV),
+    "killed": lambda kernel, a, out, workspace: os.kill(os.getpid(), signal.SIGKILL),
     "dies_later": lambda kernel, a, out, workspace: kernel.calls > 2 and os.kill(os.getpid(), signal.SIGABRT),
     "hangs": lambda kernel, a, out, workspace: time.sleep(1000),
     "slow": lambda kernel, a, out, workspace: time.sleep(0.02),

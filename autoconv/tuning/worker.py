@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Self, cast
 
@@ -29,11 +30,12 @@ from autoconv.cpu.device import CPU
 from autoconv.device import Device
 from autoconv.errors import DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
-from autoconv.records.schema import Facts
+from autoconv.records.schema import STARVED, Facts
 from autoconv.tuning.measurement import Event, Measurement, Progress, failed
 
 PATIENCE = 60.0  # seconds for one step (build and verify, or one round of timing) where no budget is given
 LEAST_PATIENCE = 5.0  # however small the budget: compiling takes time; to begin, it has all of `PATIENCE`
+OVERSLEPT = 0.2  # seconds by which a wait is longer only when this process was stopped: then the other was, too
 OVERRAN = "overran"  # how a failure begins of one that was waited for in vain
 LOST = 70  # exit status of a process whose device is lost
 
@@ -41,7 +43,17 @@ Message = dict[str, Any]
 
 
 class NoAnswerError(Exception):
-    """A process died, or gave no sign of life for as long as it was waited for; it has been ended."""
+    """A process died, or gave no sign of life for as long as it was waited for; it has been ended.
+
+    Attributes
+    ----------
+    killed : bool
+        Whether the system ended it, which does so for want of memory: no process sends itself SIGKILL.
+    """
+
+    def __init__(self, reason: str, *, killed: bool = False) -> None:
+        super().__init__(reason)
+        self.killed = killed
 
 
 class DeviceProcess:
@@ -85,15 +97,20 @@ class DeviceProcess:
         NoAnswerError
             When the process died, or sent nothing in that time. It is ended then, and the next `send` starts another.
         """
-        try:
-            line = self._lines.get(timeout=patience)
-        except queue.Empty:
-            self.close()
-            raise NoAnswerError(f"{OVERRAN}: no sign of life for {patience:g} s") from None
+        while True:
+            begin = time.monotonic()
+            try:
+                line = self._lines.get(timeout=patience)
+                break
+            except queue.Empty:
+                if time.monotonic() - begin < patience + OVERSLEPT:
+                    self.close()
+                    raise NoAnswerError(f"{OVERRAN}: no sign of life for {patience:g} s") from None
         if line is None:
-            reason = self._last_words()
+            assert self._process is not None
+            reason, killed = self._last_words(), self._process.wait() == -signal.SIGKILL
             self.close()
-            raise NoAnswerError(reason)
+            raise NoAnswerError(reason, killed=killed)
         return dict(json.loads(line))
 
     def close(self) -> None:
@@ -276,22 +293,7 @@ class Worker:
         budget: float | None = None,
         progress: Progress | None = None,
     ) -> dict[Candidate, Facts]:
-        """As the function of this name in `autoconv.tuning.measurement`.
-
-        Parameters
-        ----------
-        layer, candidates, budget, progress
-            As for that.
-
-        Returns
-        -------
-        dict of Candidate to Facts
-
-        Raises
-        ------
-        PlanError
-            As for `enter`.
-        """
+        """The facts of candidates that are all measured at once: by `begin`, `enter` and `finish`, as described there."""
         self.begin(layer, budget=budget, progress=progress).enter(candidates)
         return self.finish()
 
@@ -307,8 +309,9 @@ class Worker:
             except NoAnswerError as failure:
                 self._begun = False
                 culprit = _blamed(self._doing, failure)
+                reason = f"{STARVED}: the worker {failure}" if failure.killed else str(failure)
                 self._failures[culprit] = failed(
-                    self._algorithms[culprit.algorithm], f"{failure} ({_during(self._doing)})"
+                    self._algorithms[culprit.algorithm], f"{reason} ({_during(self._doing)})"
                 )
                 for some in (self._entered, candidates or []):
                     if culprit in some:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from faulty import EmptyCPU, FaultyCPU, patient_but_with_hangs
@@ -55,6 +56,7 @@ def test_crashes_are_recorded_and_the_rest_goes_on() -> None:
     reasons = {
         "dies": "died of signal 11 (SIGSEGV) (being verified)",
         "dies_later": "died of signal 6 (SIGABRT) (being timed)",
+        "killed": "unreached, no memory: the worker died of signal 9 (SIGKILL) (being verified)",
         "exits": "exited with status 3",
         "raises": "ValueError: no such thing",
     }
@@ -131,6 +133,26 @@ def test_a_worker_that_cannot_begin_says_why() -> None:
             worker.measure(LAYER, [])
     finally:
         worker.close()
+
+
+def test_a_wait_through_which_everybody_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped(SimpleNamespace):
+        """A clock that leaps by a minute during the first wait."""
+
+        def monotonic(self) -> float:
+            self.asked += 1
+            return 60.0 * (self.asked > 1)
+
+    monkeypatch.undo()  # it is not to be patient
+    process = isolate.DeviceProcess(FaultyCPU.having("none"), "autoconv.tuning.worker")
+    process.send({"layer": LAYER.key(), "budget": None, "preparing": None})
+    monkeypatch.setattr(isolate, "time", clock := Stopped(asked=0))
+    try:
+        with pytest.raises(isolate.NoAnswerError, match="no sign of life for 0 s"):
+            process.receive(0.0)
+        assert clock.asked == 4
+    finally:
+        process.close()
 
 
 def test_whoever_a_process_has_forked_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
