@@ -78,6 +78,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit is quiet
         return FAILED
+    except MemoryError as error:
+        say("error", f"out of memory: {one_line(error)}")
+        return FAILED
     except (AutoconvError, OSError) as error:
         say("error", one_line(error))
         return FAILED if isinstance(error, PlanError) else USAGE

@@ -54,8 +54,10 @@ def load(key: bytes) -> bytes | None:
     if descriptor is None:
         return None
     try:
-        with os.fdopen(os.open(key.hex(), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor), "rb") as file:
-            text = file.read() if _private(os.fstat(file.fileno())) else b""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe is not waited for
+        with os.fdopen(os.open(key.hex(), flags, dir_fd=descriptor), "rb") as file:
+            found = os.fstat(file.fileno())
+            text = file.read() if _private(found) and stat.S_ISREG(found.st_mode) else b""
     except OSError:
         return None
     finally:

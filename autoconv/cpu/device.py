@@ -291,6 +291,8 @@ class CPU(Device):
             raise ArrayError(f"{name}: expected an array without a mask (array.filled() gives one), got {kind}")
         if not hasattr(array, "__dlpack__"):
             raise ArrayError(f"{name}: expected an array of NumPy, or one that speaks DLPack, got {kind}")
+        if callable(is_negative := getattr(array, "is_neg", None)) and is_negative():
+            array = array.resolve_neg()  # type: ignore[attr-defined]  # PyTorch exports such views without their sign
         try:
             return np.from_dlpack(array)
         except (BufferError, RuntimeError, TypeError, ValueError) as failure:

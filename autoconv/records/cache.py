@@ -246,10 +246,9 @@ class TuningCache:
             try:
                 record = Record.from_json(data)
                 _check_dates(record)
+                counts[self._merge(record)] += 1
             except RecordError as error:
                 refused.append(f"{path}: record {number}: {error}")
-                continue
-            counts[self._merge(record)] += 1
         return ImportReport(**counts, refused=tuple(refused))
 
     @contextmanager

@@ -14,7 +14,7 @@ from autoconv.paths import write_whole
 from autoconv.records.schema import SCHEMA, Record
 
 KIND = "autoconv-records"
-LARGEST_FILE = 1 << 26  # bytes
+LARGEST_FILE = 1 << 28  # bytes: of 20,000 layers and more
 
 _OTHERS = re.compile("[^A-Za-z0-9]+")
 

@@ -120,3 +120,11 @@ def test_what_could_not_be_kept_leaves_nothing_behind(monkeypatch: pytest.Monkey
     with pytest.warns(RuntimeWarning, match="No space left on device"):
         save(KEY, CODE)
     assert list(folder().iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_in_its_place_is_no_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(tmp_path))
+    key = bytes(range(32))
+    os.mkfifo(tmp_path / key.hex(), 0o600)
+    assert machine_code.load(key) is None

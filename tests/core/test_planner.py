@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts, Race
-from autoconv.tuning import planner, racing
+from autoconv.tuning import candidates, planner, racing
 from autoconv.tuning.measurement import Event
 
 pytestmark = pytest.mark.usefixtures("few_families")
@@ -318,3 +319,31 @@ def test_what_stands_in_for_a_better_one_is_not_timed_but_can_be_named(cache: Tu
     assert str(fresh(LAYER, "numpy.direct", device=device, cache=cache).candidate) == "numpy.direct"
     alone = fresh(LAYER, device=FaultyCPU.having("none"), cache=cache)
     assert "numpy.direct" in alone.facts
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_plans_though_another_thread_was_planning(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11 holds a lock of the class while a `cached_property` is computed."""
+    begun, release, test = threading.Event(), threading.Event(), threading.current_thread()
+    expected = candidates.expected
+
+    def slow(*arguments: Any) -> Any:
+        if threading.current_thread() is not test:
+            begun.set()
+            release.wait(60)
+        return expected(*arguments)
+
+    monkeypatch.setattr(candidates, "expected", slow)
+    thread = threading.Thread(target=planner.plan, args=(LAYER, "heuristic"), kwargs={"cache": cache})
+    thread.start()
+    assert begun.wait(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on: this process has threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        planner.plan(LAYER.replace(N=2), "heuristic", cache=cache)
+        os._exit(0)
+    release.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0

@@ -219,3 +219,10 @@ def test_scales_whose_product_is_no_normal_number_are_refused() -> None:
     for scale in (1e-30, 1e30):
         with pytest.raises(ArrayError, match=r"scale\[0\]=.*expected a positive normal number"):
             conv2d_quantized(x, w, x_scale=scale, w_scale=scale, output_dtype="float32")
+
+
+def test_what_becomes_of_an_array_later_changes_nothing() -> None:
+    bias, scale = np.zeros(LAYER.K, np.int32), np.full(LAYER.K, 0.5, np.float32)
+    meaning = Quantization(scale=scale, bias=bias)
+    bias[:], scale[:] = 1000, 9.0
+    assert (meaning.operand(LAYER) == Quantization(scale=0.5, bias=[0] * LAYER.K).operand(LAYER)).all()

@@ -158,7 +158,7 @@ def test_missing_and_enormous_files_are_refused(cache: TuningCache, tmp_path: Pa
         cache.import_(tmp_path)
     with (tmp_path / "large.json").open("wb") as file:
         file.truncate(LARGEST_FILE + 1)
-    with pytest.raises(RecordError, match="expected at most 64 MiB, got a larger file"):
+    with pytest.raises(RecordError, match="expected at most 256 MiB, got a larger file"):
         cache.import_(tmp_path / "large.json")
 
 

@@ -21,7 +21,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"cli"},
         {"bench"},
         {"torch"},
-        {"functional", "network"},
+        {"functional"},
         {"networks"},
         {"tuning"},
         {"registry"},

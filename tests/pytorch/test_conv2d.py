@@ -206,3 +206,9 @@ def test_what_is_no_convolution_is_refused() -> None:
         conv2d(x, w, b[:2], **OURS)
     with pytest.raises(autoconv.PlanError, match="sideways"):
         conv2d(x, w, mode="sideways")
+
+
+def test_a_view_that_is_negated_lazily_keeps_its_sign() -> None:
+    x, w = torch.randn(1, 2, 5, 5, dtype=torch.complex64).conj().imag, torch.randn(3, 2, 3, 3)
+    assert x.is_neg()
+    torch.testing.assert_close(autoconv.conv2d(x, w, mode="heuristic"), torch.conv2d(x, w), rtol=1e-4, atol=1e-5)

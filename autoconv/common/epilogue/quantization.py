@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,8 @@ class Quantization:
     ----------
     scale : float or array of K floats
         All positive, and neither subnormal nor infinite in float32: of QLinearConv, `x_scale * w_scale / y_scale`; of
-        an output of float32, `x_scale * w_scale`; an output of int32 has none, and 1 stands for that.
+        an output of float32, `x_scale * w_scale`; an output of int32 has none, and 1 stands for that. Arrays are
+        copied, here and as the bias.
     x_zero_point, y_zero_point : int
         What stands for 0 in the input and in the output, in their types' ranges; of int32 and float32, 0.
     bias : array of K integers, optional
@@ -52,6 +54,10 @@ class Quantization:
     y_zero_point: int = 0
     bias: Any = None
     _operands: dict[ConvLayer, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "bias"):
+            object.__setattr__(self, name, copy.copy(getattr(self, name)))
 
     def operand(self, layer: ConvLayer) -> Any:
         """What a kernel of the layer takes in the place of a bias.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 from autoconv.algorithm import Candidate
@@ -63,15 +64,21 @@ def _usable(request: Request, layer: ConvLayer) -> dict[Candidate, Facts]:
     return request.usable(record.facts()) if record is not None else {}
 
 
+@functools.lru_cache(1 << 16)
+def _parsed(key: str) -> ConvLayer | None:
+    """The layer of a key, once for all requests; None where there is none."""
+    try:
+        return ConvLayer.parse(key)
+    except AutoconvError:
+        return None
+
+
 def _nearest(request: Request) -> list[tuple[float, ConvLayer]]:
     """The nearest layers that differ in extents alone, with their distances."""
     found = []
     for key in request.cache.layers(request.device.key):
-        try:
-            layer = ConvLayer.parse(key)
-        except AutoconvError:
-            continue
-        if layer != request.layer and _kind(layer) == _kind(request.layer):
+        layer = _parsed(key)
+        if layer not in (None, request.layer) and _kind(layer) == _kind(request.layer):
             distance = sum(
                 (weight * math.log2(getattr(layer, name) / getattr(request.layer, name))) ** 2
                 for name, weight in EXTENTS.items()
