@@ -41,7 +41,7 @@ def constant_of(operator: Operator, arrays: Sequence[np.ndarray], found: TensorT
     """What an operator makes of constants, rounded once from float64 to the type that it has."""
     with np.errstate(all="ignore"):
         value = operator.evaluate(*map(_wide, arrays)).astype(found.dtype)
-    return np.ascontiguousarray(value.reshape(found.shape))
+    return np.asarray(value.reshape(found.shape), order="C")  # which leaves a scalar one
 
 
 def _wide(array: np.ndarray) -> np.ndarray:

@@ -228,3 +228,36 @@ def test_types_of_arrays_that_are_no_numbers_are_refused() -> None:
     made.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.UNDEFINED, [2]))
     with pytest.raises(ConfigError, match="input 'x': expected an array of numbers"):
         translated(made, "net")
+
+
+def test_scalars_that_constants_make_are_scalars() -> None:
+    """As of a shape that PyTorch exports: x.view(x.size(0), 2 * x.size(1), -1)."""
+    nodes = [
+        node("Shape", "x", "s"), node("Gather", "s zero", "n"), node("Gather", "s one", "c"),
+        node("Mul", "c two", "c2"), node("Unsqueeze", "n axes", "nu"), node("Unsqueeze", "c2 axes", "cu"),
+        node("Concat", "nu cu rest", "shape", axis=0), node("Reshape", "x shape"),
+    ]  # fmt: skip
+    constants = {"zero": 0, "one": 1, "two": 2, "axes": [0], "rest": [-1]}
+    made = model(nodes, {"x": [2, 4, 6, 6]}, {name: np.array(value) for name, value in constants.items()})
+    assert translated(made, "net").types["y"].shape == (2, 8, 18)
+    made = model([node("Add", "one two"), node("Relu", "x", "z")], {"x": [2]}, {"one": X1, "two": X1}, ("y", "z"))
+    assert translated(made, "net").types["y"].shape == ()
+
+
+X1 = np.float32(1.5)
+
+
+def test_an_output_that_is_left_out_makes_no_input_that_is() -> None:
+    nodes = [
+        helper.make_node("Clip", ["x", "", "high"], ["b"]),
+        helper.make_node("MaxPool", ["b"], ["a", ""], kernel_shape=[2, 2]),
+        helper.make_node("Relu", ["a"], ["y"]),
+    ]
+    made = model(nodes, {"x": [1, 4, 6, 6]}, {"high": np.float32(0.5)})
+    assert [n.operator.kind for n in translated(made, "net").nodes.values()][1:2] == ["max_pool"]
+
+
+def test_text_is_no_type_to_cast_to() -> None:
+    made = model([node("Cast", "k", to=8), node("Relu", "x", "z")], {"x": [2]}, {"k": np.float32([1])}, ("y", "z"))
+    with pytest.raises(ConfigError, match=r"\(Cast\): to=8: expected the number of a type of real numbers"):
+        translated(made, "net")

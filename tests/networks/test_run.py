@@ -24,6 +24,7 @@ from autoconv.cpu.operators import sequence
 from autoconv.errors import ArrayError, ConfigError, PlanError
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
+    Concat,
     Conv,
     ConvTranspose,
     Elementwise,
@@ -206,6 +207,24 @@ def least_bytes(blocks: Sequence[Block]) -> int:
 
 
 @kernels
+@pytest.mark.parametrize("reader", ["an output", "a later node", "an earlier node", "nobody"])
+def test_a_concatenation_whose_parts_are_needed_is_not_overwritten(reader: str) -> None:
+    graph = Graph("test")
+    x = graph.add_input("x", TensorType((1, 4, 6, 6)))
+    a = graph.add("a", Pool(reduction="max", window=(2, 2)), x)
+    b = graph.add("b", Pool(reduction="mean", window=(2, 2)), x)
+    if reader == "an earlier node":
+        graph.outputs["z"] = graph.add("z", Elementwise(("neg", 0)), a)
+    c = graph.add("c", Concat(1), a, b)
+    graph.outputs["y"] = graph.add("y", Elementwise(("sigmoid", 0)), c)
+    if reader == "an output":
+        graph.outputs["z"] = a
+    elif reader == "a later node":
+        graph.outputs["z"] = graph.add("z", Concat(1), "y", graph.add("n", Elementwise(("neg", 0)), a))
+    assert (Views(graph).root("y")[0] == "c") == (reader == "nobody")
+    agree(compiled(graph), graph, 1e-6)
+
+
 def test_no_more_memory_than_is_needed_at_once() -> None:
     net = compiled(small(1))
     schedule = net._schedule

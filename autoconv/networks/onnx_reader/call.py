@@ -13,6 +13,8 @@ from autoconv.networks.translation import Translation
 
 Lowering = Callable[["Call"], "str | list[str] | None"]  # gives the outputs in the graph; None for a foreign operator
 
+NO_REAL_NUMBERS = "cOSU"  # NumPy's kinds: complex ones, and text
+
 
 class Call(Translation):
     """A node of an ONNX file.

@@ -12,7 +12,7 @@ from autoconv.common.text import one_line
 from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph, ordered
 from autoconv.networks.onnx_reader import arithmetic, microsoft, quantized, shapes, windows
-from autoconv.networks.onnx_reader.call import Call, Lowering
+from autoconv.networks.onnx_reader.call import NO_REAL_NUMBERS, Call, Lowering
 from autoconv.networks.onnx_reader.foreign import foreign, is_standard
 from autoconv.networks.onnx_reader.model import load_model
 from autoconv.networks.operators.base import TensorType
@@ -27,7 +27,6 @@ LOWERINGS: dict[str, Lowering] = {
 OLDEST = 7  # opset
 DOMAINS = ("", "ai.onnx")  # of the standard
 OTHERS = {microsoft.DOMAIN: microsoft.LOWERINGS}
-NO_REAL_NUMBERS = "cOSU"  # NumPy's kinds: complex ones, and text
 
 
 def read(path: str | Path, batch: int | None = None, input_shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
@@ -146,7 +145,8 @@ class _Reader:
             for output in node.output:
                 if output and (output in makers or output in self.values):
                     raise self.fail(f"node {node.name or output!r} ({node.op_type}): {output!r} is already computed")
-                makers[output] = n
+                if output:  # one that is left out is no array
+                    makers[output] = n
             if not any(node.output):
                 raise self.fail(f"node {node.name or n!r} ({node.op_type}): it has no output")
         labels = [next(filter(None, node.output)) for node in proto.node]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from autoconv.common.types import INTEGERS, SUMS
-from autoconv.networks.onnx_reader.call import Call, Lowering
+from autoconv.networks.onnx_reader.call import NO_REAL_NUMBERS, Call, Lowering
 from autoconv.networks.onnx_reader.resize import resize, upsample
 from autoconv.networks.operators.base import TensorType
 from autoconv.networks.operators.elementwise import Elementwise
@@ -28,7 +28,10 @@ def _dropout(call: Call) -> list[str]:
 def _cast(call: Call) -> str | None:
     from onnx import helper
 
-    dtype = helper.tensor_dtype_to_np_dtype(call.required("to"))
+    number = call.required("to")
+    dtype = helper.tensor_dtype_to_np_dtype(number)
+    if dtype.kind in NO_REAL_NUMBERS:
+        call.fail(f"to={number}: expected the number of a type of real numbers")
     name = call.value(0)
     if name in call.graph.constants:
         return call.add_constant(call.graph.constants[name].astype(dtype))

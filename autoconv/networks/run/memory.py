@@ -68,9 +68,15 @@ class Views:
         """An expression of an array that nobody needs afterwards is stored over it."""
         for name in node.inputs:
             same = self.graph.types[name] == self.graph.types[node.name]
-            if same and self._own(name) and self.graph.only_user(name) is node:
+            if same and self._own(name) and self.graph.only_user(name) is node and not self._seen_elsewhere(name):
                 self._within[node.name] = (name, 0)
                 return
+
+    def _seen_elsewhere(self, name: str) -> bool:
+        """Whether what lies in an array's memory, as parts of a concatenation do, is needed but for computing it."""
+        inside = {name, *(value for value in self._within if self.root(value)[0] == name)}
+        others = {value for node in self.graph.nodes.values() if node.name not in inside for value in node.inputs}
+        return not (inside - {name}).isdisjoint({*others, *self.graph.outputs.values()})
 
     def _gather(self, node: Node) -> None:
         """Arrays that are contiguous parts of a concatenation are computed where they belong."""
