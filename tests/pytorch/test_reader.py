@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,17 @@ class Applied(nn.Module):
         return self.function(*arrays)
 
 
+class Scaled(nn.Module):
+    """By what a scalar makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Any) -> Any:
+        return x * torch.sigmoid(self.a)
+
+
 def shuffled(x: Any) -> Any:
     return x.view(2, 2, 2, 7, 6).transpose(1, 2).reshape(x.shape)
 
@@ -67,6 +79,15 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "adaptive, one": (lambda: nn.AdaptiveAvgPool2d(1), IMAGES),
     "adaptive max": (lambda: nn.AdaptiveMaxPool2d((1, 1)), IMAGES),
     "upsample nearest": (lambda: nn.Upsample(scale_factor=(2, 3)), IMAGES),
+    **{
+        f"upsample nearest, {old} to {given}": (functools.partial(nn.Upsample, **given), (1, 1, 1, old))
+        for old, given in (
+            (14, {"size": (1, 18)}), (2, {"scale_factor": 1.1}), (4, {"scale_factor": 2.1}), (14, {"scale_factor": 2}),
+            (29, {"size": (3, 7)}), (5, {"size": (1, 5)}),
+        )
+    },
+    "softplus": (lambda: nn.Softplus(beta=2.5, threshold=30), IMAGES),
+    "a scalar parameter": (lambda: Scaled(), IMAGES),
     "upsample linear": (lambda: nn.Upsample(size=(9, 13), mode="bilinear"), IMAGES),
     "upsample aligned": (lambda: nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), IMAGES),
     "upsample cubic": (lambda: nn.Upsample(scale_factor=1.5, mode="bicubic"), IMAGES),

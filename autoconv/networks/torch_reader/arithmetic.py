@@ -54,6 +54,16 @@ def _gelu(call: Call) -> str:
     return call.elements(activations.GELU_TANH if call["approximate"] == "tanh" else activations.GELU, "self")
 
 
+def _softplus(call: Call) -> str:
+    """log(1 + exp(beta x)) / beta, which PyTorch takes for x above a threshold."""
+    beta, threshold = call.number("beta"), call.number("threshold")
+    if beta <= 0 or threshold < LINEAR:
+        call.fail(f"expected a positive beta and a threshold of at least {LINEAR:g}, got {beta:g} and {threshold:g}")
+    if beta == 1:
+        return call.elements(SOFTPLUS, "self")
+    return call.apply(("div", 0, beta), call.apply(SOFTPLUS, call.elements(("mul", 0, beta), "self")))
+
+
 def _power(call: Call) -> str:
     exponent = call.number("exponent")
     expressions = {1: 0, 2: ("mul", 0, 0), 0.5: ("sqrt", 0), -1: ("div", 1.0, 0)}
@@ -85,6 +95,7 @@ def _transposed(call: Call) -> str:
     return call.add(Transpose(tuple(reversed(range(rank)))), x) if rank > 1 else x
 
 
+LINEAR = 16.0  # from here on log(1 + exp(x)) is x in float32
 SOFTPLUS: Expression = ("add", ("max", 0, 0.0), ("log", ("add", 1.0, ("exp", ("neg", ("abs", 0))))))
 
 LOWERINGS: dict[str, Lowering] = {
@@ -100,6 +111,7 @@ LOWERINGS: dict[str, Lowering] = {
     "aten::prelu": _prelu,
     "aten::elu": _elu,
     "aten::gelu": _gelu,
+    "aten::softplus": _softplus,
     "aten::pow.Tensor_Scalar": _power,
     "aten::add.Tensor": functools.partial(_sum, "add"),
     "aten::add.Scalar": functools.partial(_sum, "add"),
@@ -111,7 +123,7 @@ LOWERINGS: dict[str, Lowering] = {
     **{f"aten::{name}": functools.partial(_function, expression) for name, expression in {
         "relu": ("relu", 0), "relu6": activations.clip(0.0, 6.0), "silu": activations.SILU,
         "hardswish": activations.HARD_SWISH, "hardsigmoid": activations.hard_sigmoid(),
-        "softplus": SOFTPLUS, "mish": ("mul", 0, ("tanh", SOFTPLUS)),
+        "mish": ("mul", 0, ("tanh", SOFTPLUS)),
         "sigmoid": ("sigmoid", 0), "tanh": ("tanh", 0), "exp": ("exp", 0), "log": ("log", 0), "sqrt": ("sqrt", 0),
         "rsqrt": ("div", 1.0, ("sqrt", 0)), "reciprocal": ("div", 1.0, 0), "erf": ("erf", 0), "abs": ("abs", 0),
         "neg": ("neg", 0), "square": ("mul", 0, 0)}.items()},

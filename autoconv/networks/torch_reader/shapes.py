@@ -6,6 +6,8 @@ import functools
 import math
 from typing import Literal
 
+import numpy as np
+
 from autoconv.networks.operators.sampling import Sampler
 from autoconv.networks.operators.shapes import Concat, Resize, Transpose
 from autoconv.networks.torch_reader.call import Call, Lowering
@@ -108,13 +110,31 @@ def _pad(mode: Literal["constant", "reflect", "edge", "wrap"], argument: str, ca
     return call.pad(x, before, after, mode, call.number("value") if call.has("value") else 0.0)
 
 
+def _upsample_nearest(call: Call) -> str:
+    """By PyTorch's own arithmetic: floor of output's number times old size over new, in float32, but for simple cases.
+
+    Source: `nearest_idx` in its UpSample.h.
+    """
+    x, shape = call.value("input"), call.shape("input")
+    factors = call["scale_factors"] if call.has("scale_factors") else None
+    sizes = [math.floor(e * f) for e, f in zip(shape[2:], factors, strict=True)] if factors else call["output_size"]
+    for n, (old, new) in enumerate(zip(shape[2:], sizes, strict=True)):
+        scale = np.float32(1 / factors[n]) if factors else np.float32(old) / np.float32(new)
+        seen = np.minimum(np.floor(np.arange(new, dtype=np.float32) * scale).astype(int), old - 1)
+        if new == 2 * old:
+            seen = np.arange(new) // 2
+        if new != old:
+            x = call.add(Resize(2 + n, tuple((int(i),) for i in seen), ((1.0,),) * new), x)
+    return x
+
+
 def _upsample(mode: str, call: Call) -> str:
     shape = call.shape("input")[2:]
     aligned = bool(call["align_corners"]) if call.has("align_corners") else False
     factors = call["scale_factors"] if call.has("scale_factors") else None
     sizes = call["output_size"] if factors is None else [math.floor(e * f) for e, f in zip(shape, factors, strict=True)]
     scales = [new / old for old, new in zip(shape, sizes, strict=True)] if factors is None or aligned else factors
-    coordinate = "asymmetric" if mode == "nearest" else "align_corners" if aligned else "half_pixel"
+    coordinate = "align_corners" if aligned else "half_pixel"
     return call.resample(Sampler(mode=mode, coordinate=coordinate), sizes, scales)
 
 
@@ -138,7 +158,7 @@ LOWERINGS: dict[str, Lowering] = {
     "aten::constant_pad_nd": functools.partial(_pad, "constant", "pad"),
     **{f"aten::reflection_pad{n}d": functools.partial(_pad, "reflect", "padding") for n in (1, 2)},
     **{f"aten::replication_pad{n}d": functools.partial(_pad, "edge", "padding") for n in (1, 2)},
-    "aten::upsample_nearest2d.vec": functools.partial(_upsample, "nearest"),
+    "aten::upsample_nearest2d.vec": _upsample_nearest,
     "aten::upsample_bilinear2d.vec": functools.partial(_upsample, "linear"),
     "aten::upsample_bicubic2d.vec": functools.partial(_upsample, "cubic"),
 }
