@@ -1,15 +1,70 @@
-"""Locks in the child of a fork, where the threads that may have held them are not."""
+"""Forked processes: compiling ahead in some, while this one verifies what is compiled already; and their locks."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import signal
 import sys
 import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+LONGEST = 60  # seconds after which such a process ends in any case: whoever waits for its kernels may be gone
+
+
+@contextlib.contextmanager
+def compiled_aside(builds: Sequence[Callable[[], object]], processes: int) -> Iterator[None]:
+    """Build from the end of a list, while the caller builds from its start.
+
+    What a forked process compiles is found by the caller in the folder of compiled kernels; where they meet, one kernel
+    may be compiled twice. At the end of the context the processes are ended. Threads would not do, as llvmlite calls
+    LLVM behind one lock; and a fork is safe only where no other thread holds a lock, as in the tuning worker.
+
+    Parameters
+    ----------
+    builds : sequence of callable
+        What compiles; what they raise is left for the caller to meet.
+    processes : int
+        How many compile at once, the caller among them.
+    """
+    helpers: list[int] = []
+    try:
+        for place in range(min(processes - 1, len(builds) - 1) if hasattr(os, "fork") else 0):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, here parked ones of ours
+                try:
+                    helper = os.fork()
+                except OSError:  # there may be no more processes: the caller builds what is left
+                    break
+            if not helper:
+                _build_and_exit(builds[::-1][place :: processes - 1])
+            helpers.append(helper)
+        yield
+    finally:
+        for helper in helpers:
+            os.kill(helper, signal.SIGKILL)
+            os.waitpid(helper, 0)
+
+
+def _build_and_exit(builds: Sequence[Callable[[], object]]) -> None:
+    signal.alarm(LONGEST)
+    for entry in list(Path("/dev/fd").iterdir()):  # whoever reads what the caller writes is to see it end
+        if int(entry.name) > 2:
+            with contextlib.suppress(OSError):  # that of the folder itself is closed
+                os.close(int(entry.name))
+    try:
+        for build in builds:
+            with contextlib.suppress(Exception):
+                build()
+    finally:
+        os._exit(0)
 
 
 def _renew_properties() -> None:
-    """Give every `functools.cached_property` of ours a new lock.
+    """Give every `functools.cached_property` of ours a new lock, as a thread that the child lacks may hold it.
 
     Until Python 3.12 all objects of a class share one, which is held while a value is computed: a list of candidates
     takes a good part of a plan's time.
@@ -22,7 +77,5 @@ def _renew_properties() -> None:
                         value.lock = threading.RLock()  # type: ignore[attr-defined]
 
 
-def watch() -> None:
-    """Do so in every child from now on, where it is needed."""
-    if hasattr(os, "register_at_fork") and sys.version_info < (3, 12):
-        os.register_at_fork(after_in_child=_renew_properties)
+if hasattr(os, "register_at_fork") and sys.version_info < (3, 12):
+    os.register_at_fork(after_in_child=_renew_properties)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate, Kernel
-from autoconv.common.aside import compiled_aside
+from autoconv.common.forks import compiled_aside
 from autoconv.device import Device, Operands
 from autoconv.errors import DeviceLostError, PlanError
 from autoconv.layer import ConvLayer

@@ -20,7 +20,6 @@ import numpy as np
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Kernel
-from autoconv.common import forks
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
@@ -53,7 +52,6 @@ def _renew_lock() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
-forks.watch()
 
 
 def plan(

@@ -293,7 +293,7 @@ class Worker:
         budget: float | None = None,
         progress: Progress | None = None,
     ) -> dict[Candidate, Facts]:
-        """The facts of candidates that are all measured at once: by `begin`, `enter` and `finish`, as described there."""
+        """The facts of candidates that are all measured at once, by `begin`, `enter` and `finish`, which see."""
         self.begin(layer, budget=budget, progress=progress).enter(candidates)
         return self.finish()
 

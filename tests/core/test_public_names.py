@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import autoconv
-from autoconv import errors, network, networks
+from autoconv import errors
 from autoconv.records.cache import TuningCache
 
 NAMES = {
@@ -55,7 +55,5 @@ def test_the_errors_are_these() -> None:
     assert {name for name in vars(errors) if name.endswith(("Error", "Warning"))} == ERRORS
 
 
-def test_networks_are_loaded_by_either_name() -> None:
-    assert network.load is networks.load
-    assert network.names() == networks.names()
+def test_the_cache_of_records_is_at_the_top() -> None:
     assert autoconv.TuningCache is TuningCache

@@ -354,6 +354,3 @@ def test_a_search_in_a_worker_is_the_same(cache: TuningCache) -> None:
     made = plan(layer, cache=cache, isolate=True, vendors=False, device=CPU.current(2))
     assert made.timed >= 6
     assert {facts.failure for facts in made.facts.values()} == {None}
-
-
-# --- compiling aside -------------------------------------------------------------------------------------------

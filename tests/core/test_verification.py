@@ -95,7 +95,7 @@ def test_one_wrong_element_in_a_million_is_found() -> None:
 
 
 def test_every_fault_is_tested_somewhere() -> None:
-    elsewhere = {"none", "unsteady", "dies", "dies_later", "hangs", "slow", "exits"}
+    elsewhere = {"none", "unsteady", "dies", "dies_later", "killed", "hangs", "slow", "exits"}
     assert set(FAULTS) == set(REASONS) | elsewhere
 
 

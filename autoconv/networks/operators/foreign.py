@@ -55,9 +55,10 @@ class Foreign(Operator):
 
     @property
     def by(self) -> str:
-        """What runs it: ONNX Runtime, unless it is not installed or knows no such version of the operator."""
+        """What runs it: ONNX Runtime, unless it is not installed, or has no such operator or type."""
         installed = [package for package in ("onnxruntime", "onnx") if importlib.util.find_spec(package) is not None]
-        if "onnxruntime" in installed and _session(self.model) is not None:
+        own = all(np.dtype(dtype).kind != "V" for dtype in (self.dtype, *(dtype for _, dtype in self.takes)))
+        if "onnxruntime" in installed and own and _session(self.model) is not None:  # in Python it has NumPy's types
             return "ONNX Runtime"
         if "onnx" in installed:
             return "onnx.reference"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from autoconv.common import aside
-from autoconv.common.aside import compiled_aside
+from autoconv.common import forks
+from autoconv.common.forks import compiled_aside
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes can be forked")
@@ -53,11 +53,11 @@ def test_where_no_more_processes_can_be_made_the_others_do_and_none_is_left(monk
 def test_a_death_is_noticed_while_forked_processes_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """They share what the worker writes its answers to, which would not end before they do."""
     read, write = os.pipe()
-    monkeypatch.setattr(aside, "LONGEST", 30)
+    monkeypatch.setattr(forks, "LONGEST", 30)
     builds = [lambda: time.sleep(20)] * 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        with aside.compiled_aside(builds, 2):
+        with forks.compiled_aside(builds, 2):
             os.close(write)
             assert select.select([read], [], [], 10)[0] == [read]
             assert os.read(read, 1) == b""
