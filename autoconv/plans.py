@@ -380,9 +380,10 @@ class Plan:
         for candidate in sorted(timed, key=lambda c: (rank.get(c, len(rank)), timed[c].time, str(c))):
             facts = timed[candidate]
             against = self._reasons.get(candidate) or limits.why_not(facts)
+            spread = f"{facts.spread:.1%}" if facts.samples > 1 else "-"
             lines.append(
                 f"{'>' if candidate == self.candidate else ' '} {candidate!s:<{width}} {duration(facts.time):>9} "
-                f"{duration(facts.pack):>9} {layer.flops / facts.time / 1e9:>8.1f} {facts.spread:>7.1%} "
+                f"{duration(facts.pack):>9} {layer.flops / facts.time / 1e9:>8.1f} {spread:>7} "
                 f"{facts.error:>8.1e} {size(limits.workspace(facts)):>10}"
                 + (f"  out: {'; '.join(against)}" if against else "")
             )

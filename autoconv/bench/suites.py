@@ -208,7 +208,8 @@ class Suite:
             held = " ".join(f"{name}={value}" for name, value in setting.restrictions.items())
             reasons.append(f"torch is not at its default settings ({held}), and the others have no such settings")
         if self.interrupted or len(self.rows) < self.layers:
-            reasons.append(f"interrupted after {len(self.rows)} of {self.layers} layers")
+            why = "interrupted" if self.interrupted else "ended"
+            reasons.append(f"{why} after {len(self.rows)} of {self.layers} layers")
         return reasons
 
     @property

@@ -31,10 +31,12 @@ ENVIRONMENT = (
     "AUTOCONV_COLLECT",
     "AUTOCONV_NUM_THREADS",
     "AUTOCONV_ISA",
+    "AUTOCONV_SPLIT_PRODUCTS",
 )
 OPTIONAL = {
+    "onnx": "networks from ONNX files; pip install 'autoconv[onnx]'",
+    "torch": "PyTorch's models; pip install 'autoconv[torch]'",
     "onnxruntime": "a library to compare with; pip install 'autoconv[bench]'",
-    "torch": "a library to compare with; pip install 'autoconv[bench]'",
     "matplotlib": "draws charts; pip install 'autoconv[report]'",
 }
 

@@ -194,7 +194,7 @@ class TuningCache:
         return pairs
 
     def export(self, path: Path | str, device: str | None = None) -> int:
-        """Write the records, or those of one device, as JSON, one record per line.
+        """Write the user's own records, or those of one device, as JSON, one record per line; none that were shipped.
 
         Parameters
         ----------
@@ -215,7 +215,7 @@ class TuningCache:
             When a file cannot be written.
         """
         path = Path(path)
-        records = [record for record in self.records() if device in (None, record.device)]
+        records = [record for record in self.records() if device in (None, record.device) and self.is_own(record)]
         if path.is_dir():
             for key in dict.fromkeys(record.device for record in records):
                 write(path / file_name(key), [record for record in records if record.device == key])

@@ -80,7 +80,7 @@ def plan(
     layer : ConvLayer
     mode : str
         "profile": from recorded facts, and where any candidate has none, time those.
-        "hybrid": likewise, but only for the few among which estimates let expect the best, and for a winner that has
+        "hybrid": likewise, but only for the few that the estimates make most promising, and for a winner that has
         changed.
         "heuristic": from recorded facts if there are any, else from estimates; never time.
         "cached": from recorded facts only; a miss is an error, and so is a winner whose algorithm has changed since,

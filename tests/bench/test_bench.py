@@ -105,7 +105,7 @@ def test_whatever_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         "MNN did not take part: onnx not installed",
         "layer: torch: it broke",
         "torch is not at its default settings (ONEDNN_MAX_CPU_ISA=AVX2), and the others have no such settings",
-        "interrupted after 1 of 2 layers",
+        "ended after 1 of 2 layers",
     ]
 
 

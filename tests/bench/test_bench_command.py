@@ -70,7 +70,7 @@ def test_a_result_goes_on_where_it_ended(place: Path) -> None:
     wanted = setting("torch", rounds=2)
     begun = race.run_suite(net, 1, wanted, baselines=entrants, folder=place / "out", over=lambda: next(turns))
     assert [row.name for row in begun.rows] == ["first"]
-    assert begun.incomplete[-1] == "interrupted after 1 of 2 layers"
+    assert begun.incomplete[-1] == "ended after 1 of 2 layers"
     (path,) = (place / "out").iterdir()
     assert path.name == f"tiny-batch1-threads{wanted.device.threads}.json"
 

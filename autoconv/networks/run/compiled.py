@@ -313,8 +313,9 @@ class CompiledNetwork:
         error = expected_error(self._first, made.plans, self.device)
         return "\n".join(
             [
-                f"{self.graph.name}: {count(len(listed), 'step')}, {len(foreign)} of them not by a kernel of ours, "
-                f"in {schedule.segments} calls",
+                f"{self.graph.name}: {count(len(listed), 'step')}, "
+                + (f"{len(foreign)} of them not by a kernel of ours" if foreign else "all by kernels of ours")
+                + f", in {count(schedule.segments, 'call')}",
                 f"  {arrays} of arrays and scratch memory, {weights} of weights; an error of {error:.1e} expected",
                 *listing.table(listed, made.parts.whole),
             ]
