@@ -125,7 +125,7 @@ def test_a_network_is_one_call_on_bytes() -> None:
     net, long = compiled(model_of(NODES, CONSTANTS)), [part for given in NODES for part in spelled_out(given)]
     (wanted,) = ReferenceEvaluator(model_of(long, CONSTANTS)).run(None, X)
     np.testing.assert_array_equal(net.run(**X), wanted)
-    assert "in 1 calls" in net.explain()
+    assert "in 1 call\n" in net.explain()
     kinds = [n.operator.kind for n in net.graph.nodes.values()]
     assert [kind for kind in kinds if kind.startswith("Quantized")] == ["QuantizedConv", "QuantizedMatMul"]
     # Sums, functions and what brings arrays to one scale are single kernels from bytes to bytes.

@@ -182,7 +182,7 @@ def test_a_network_between_quantize_and_dequantize() -> None:
     products = ["QuantizedConv", "QuantizedConv", "quantize", "max_pool", "Reshape", "QuantizedMatMul"]
     assert kinds == ["quantize", *products, "dequantize"]  # the residual sum is one kernel of bytes
     assert net.foreign == []
-    assert "in 1 calls" in net.explain()
+    assert "in 1 call\n" in net.explain()
     assert [net.graph.types[n].dtype for n in net.graph.nodes][:-1] == ["uint8"] * 7
 
 
@@ -192,7 +192,7 @@ def test_a_network_of_quantised_operators(second: str) -> None:
     net, y = answers(model_of(nodes, X, constants), X)
     assert len(np.unique(y)) > 10
     assert net.foreign == []
-    assert "in 1 calls" in net.explain()
+    assert "in 1 call\n" in net.explain()
     assert sum(isinstance(n.operator, QuantizedProduct) for n in net.graph.nodes.values()) == 3
 
 
