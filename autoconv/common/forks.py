@@ -50,17 +50,23 @@ def compiled_aside(builds: Sequence[Callable[[], object]], processes: int) -> It
 
 
 def _build_and_exit(builds: Sequence[Callable[[], object]]) -> None:
-    signal.alarm(LONGEST)
-    for entry in list(Path("/dev/fd").iterdir()):  # whoever reads what the caller writes is to see it end
-        if int(entry.name) > 2:
-            with contextlib.suppress(OSError):  # that of the folder itself is closed
-                os.close(int(entry.name))
     try:
+        signal.alarm(LONGEST)
+        _close_all()
         for build in builds:
             with contextlib.suppress(Exception):
                 build()
     finally:
         os._exit(0)
+
+
+def _close_all() -> None:
+    """Close what the caller has open, so that whoever reads what it writes sees that end."""
+    folder = Path("/dev/fd")
+    for entry in list(folder.iterdir()) if folder.is_dir() else ():
+        if int(entry.name) > 2:
+            with contextlib.suppress(OSError):  # that of the folder itself is closed
+                os.close(int(entry.name))
 
 
 def _renew_properties() -> None:

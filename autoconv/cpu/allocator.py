@@ -14,7 +14,7 @@ from autoconv.cpu import cgroup
 ALIGNMENT = 64  # a cache line, and the widest vector
 PAGE = 4096
 LARGE_PAGE = 2 << 20
-SLAB = 4 * LARGE_PAGE
+SLAB = 4 * LARGE_PAGE  # bytes that small arrays share; pages that nobody has touched take no memory
 
 
 class Allocator:

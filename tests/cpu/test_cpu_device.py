@@ -229,3 +229,20 @@ def test_what_empties_the_caches_is_filled_aside_and_once() -> None:
     assert module._sweeper(1 << 20)() is filled()
     assert filled().nbytes == 1 << 20
     assert filled().min() == filled().max() == 1  # pages that were never written to would all be one page
+
+
+def test_small_arrays_share_slabs_and_nothing_else() -> None:
+    memory = allocator.Allocator()
+    sizes = [100, 5000, 4096, 700_000, 900_000, 64] * 12
+    arrays = [memory.take(size) for size in sizes]
+    starts = [array.__array_interface__["data"][0] for array in arrays]
+    for n, array in enumerate(arrays):
+        array[:] = n
+    assert all(
+        (array == n).all() and array.size == size for n, (array, size) in enumerate(zip(arrays, sizes, strict=True))
+    )
+    assert all(start % allocator.ALIGNMENT == 0 for start in starts)
+    assert len({start % allocator.PAGE for start in starts}) > 8  # or all would begin in one set of a cache
+    del array, arrays
+    again = [memory.take(size).__array_interface__["data"][0] for size in sizes[:6]]
+    assert set(again) <= set(starts)
