@@ -16,6 +16,7 @@ from layers import EDGES, EPILOGUES, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.algorithm import Candidate, Params
+from autoconv.common.winograd_math import Transforms
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES, VECTOR_REGISTERS, Module, f32, ptr
@@ -132,13 +133,17 @@ def test_transforms_are_exact_on_their_points() -> None:
             assert y == [sum(w[t] * x[i + t] for t in range(r)) for i in range(m)]
 
 
-def emit_transforms(instruction_set: str, r: int) -> Module:
-    """`x -> G x, BT x, AT x` of F(m, r) for every m, a function each."""
+def every_tile(r: int) -> list[Transforms]:
+    """F(m, r) for every m."""
+    return [minimal(m, r) for m in range(1, LARGEST_TILE + 2 - r)]
+
+
+def emit_transforms(instruction_set: str, *tiles: Transforms) -> Module:
+    """`x -> G x, BT x, AT x` of each F(m, r), a function each."""
     m = Module(instruction_set)
-    for outputs in range(1, LARGEST_TILE + 2 - r):
-        f = minimal(outputs, r)
+    for f in tiles:
         for name, matrix in (("G", f.G), ("BT", f.BT), ("AT", f.AT)):
-            k = m.function(f"{name}{outputs}", ptr(f32), ptr(f32))
+            k = m.function(f"{name}{f.m}", ptr(f32), ptr(f32))
             lanes = m.lanes(f32)
             xs = [k.load(k.args[0] + n * lanes, lanes) for n in range(len(matrix[0]))]
             for n, value in enumerate(matrix_vector(k, matrix, xs)):
@@ -149,23 +154,23 @@ def emit_transforms(instruction_set: str, r: int) -> Module:
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("r", [2, 3, 5])
 def test_transforms_as_code_are_the_matrices(instruction_set: str, r: int) -> None:
-    program = compiler.build(emit_transforms, instruction_set, r)
+    program = compiler.build(emit_transforms, instruction_set, *every_tile(r))
     lanes = VECTOR_BYTES[instruction_set] // 4
     random = np.random.default_rng(r)
-    for m in range(1, LARGEST_TILE + 2 - r):
-        f = minimal(m, r)
+    for f in every_tile(r):
         for name, matrix in (("G", f.G), ("BT", f.BT), ("AT", f.AT)):
             exact = np.array(matrix, float)
             x, y = (np.empty((n, lanes), np.float32) for n in exact.T.shape)
             x[:] = random.standard_normal(x.shape)
-            function: Callable[..., None] = program.function(f"{name}{m}", ctypes.c_void_p, ctypes.c_void_p)
+            function: Callable[..., None] = program.function(f"{name}{f.m}", ctypes.c_void_p, ctypes.c_void_p)
             function(x.ctypes.data, y.ctypes.data)
-            assert np.all(np.abs(y - exact @ x) <= 1e-6 * (np.abs(exact) @ np.abs(x))), (name, m)
+            assert np.all(np.abs(y - exact @ x) <= 1e-6 * (np.abs(exact) @ np.abs(x))), (name, f.m)
 
 
 def test_factors_of_the_largest_transforms_are_shared() -> None:
     def factors(instruction_set: str, name: str) -> int:
-        (body,) = re.findall(rf"define [^\n]*@{name}\(.*?\n}}", str(emit_transforms(instruction_set, 3)), re.DOTALL)
+        text = str(emit_transforms(instruction_set, *every_tile(3)))
+        (body,) = re.findall(rf"define [^\n]*@{name}\(.*?\n}}", text, re.DOTALL)
         return len({number.lstrip("-") for number in re.findall(r"-?\d\.\d+e[-+]\d+|0x\w+", body)})
 
     assert factors("avx2", "AT7") <= VECTOR_REGISTERS["avx2"] < factors("avx512", "AT7")

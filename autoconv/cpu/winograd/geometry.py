@@ -20,19 +20,20 @@ from autoconv.cpu.transform.geometry import TiledAxis, Tiling
 from autoconv.layer import ConvLayer
 
 # Points by size of tile. In pairs of sign, so that transforms share half their work; of those, the ones with the
-# smallest measured float32 errors whose products are short binary fractions. (On the choice of points: Barabasz,
-# Anderson, Soodhalter and Gregg, "Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural
-# Networks", 2020.)
+# smallest measured float32 errors whose products are short binary fractions. What counts is the output of a tile that
+# errs most, mostly at a corner, where `sum_p AT[o, p]^2 |BT[p]|^2 |G[p]|^2` is largest. (On the choice of points:
+# Barabasz, Anderson, Soodhalter and Gregg, "Error Analysis and Improving the Accuracy of Winograd Convolution for Deep
+# Neural Networks", 2020.)
 _POINTS = {
     1: "",
     2: "0",
     3: "1 -1",
     4: "0 1 -1",
     5: "1/2 -1/2 5/4 -5/4",
-    6: "0 3/4 -3/4 3/2 -3/2",
-    7: "1/4 -1/4 1 -1 2 -2",
+    6: "0 11/16 -11/16 23/16 -23/16",
+    7: "5/16 -5/16 7/8 -7/8 13/8 -13/8",
     8: "0 1/2 -1/2 1 -1 2 -2",
-    9: "1/4 -1/4 5/8 -5/8 5/4 -5/4 2 -2",
+    9: "1/4 -1/4 11/16 -11/16 9/8 -9/8 2 -2",
 }
 LARGEST_TILE = max(_POINTS)
 # Tiles by vectors of the product's register tile, when filters fill one vector and when they fill two.
