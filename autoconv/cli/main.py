@@ -19,7 +19,7 @@ from autoconv.cli.info import info
 from autoconv.cli.networks.compare import compare
 from autoconv.cli.networks.run import layers, run
 from autoconv.cli.options import FAILED, INTERRUPTED, OK, USAGE
-from autoconv.cli.output import say
+from autoconv.cli.output import failure_line, say
 from autoconv.cli.records import export, import_, show
 from autoconv.cli.tune import tune
 from autoconv.common.text import one_line
@@ -82,6 +82,6 @@ def main(args: Sequence[str] | None = None) -> int:
         say("error", f"out of memory: {one_line(error)}")
         return FAILED
     except (AutoconvError, OSError) as error:
-        say("error", one_line(error))
+        say("error", failure_line(error))
         return FAILED if isinstance(error, PlanError) else USAGE
     return int(code or OK)

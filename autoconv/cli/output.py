@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,10 +11,28 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autoconv.common.text import count
+from autoconv.common.text import count, one_line
 
 if TYPE_CHECKING:
     from autoconv.tuning.measurement import Event
+
+# The library's arguments that are options of the command as well, where a message gives one in the way of a call. In
+# brackets stand the parameters of a candidate, which are none.
+ARGUMENTS = (
+    *("batch", "budget", "denormals", "deterministic", "exact", "isolate"),
+    *("mode", "tolerance", "vendors", "weights", "workspace_limit"),
+)
+_GIVEN = re.compile(rf"(?<![^\s(])({'|'.join(ARGUMENTS)})=(?:'([^']*)'|([^\s,:;)]*))")
+
+
+def failure_line(failure: BaseException | str) -> str:
+    """What the library, or an exception of it, says: on one line, with options in the place of arguments."""
+    return _GIVEN.sub(_option, one_line(failure))
+
+
+def _option(given: re.Match[str]) -> str:
+    name, value = "--" + given[1].replace("_", "-"), given[2] or given[3]
+    return name if value in ("True", "...") else f"{name} {value}"
 
 
 def print_json(document: object) -> None:

@@ -26,9 +26,9 @@ from autoconv.cli.options import (
     share,
     with_limits,
 )
-from autoconv.cli.output import print_json, progress_bar, say, say_interrupted
+from autoconv.cli.output import failure_line, print_json, progress_bar, say, say_interrupted
 from autoconv.cli.tables import Row, Table
-from autoconv.common.text import count, one_line
+from autoconv.common.text import count
 from autoconv.layer import ConvLayer
 from autoconv.networks import NamedLayer
 from autoconv.networks.run.compiled import load
@@ -138,7 +138,7 @@ def _tuned(named: NamedLayer, layer: ConvLayer, mode: str, options: dict[str, An
     try:
         found = plan(layer, mode, **options)
     except FAILURES as failure:
-        error = one_line(failure)
+        error = failure_line(failure)
     return Row(named.name, layer, named.repeat, found, error)
 
 
@@ -153,7 +153,7 @@ def _laid_out(path: str, batch: int | None, mode: str, budget: float | None, opt
         net = load(path, batch, **{name: value for name, value in options.items() if name != "weights"})
         net.tune(mode, budget=None if budget is None else budget / max(1, len(net.plans)))
     except FAILURES as failure:  # its layers can be tuned, but it cannot run, or not for so many images
-        return f"{path}: layouts: {one_line(failure)}"
+        return f"{path}: layouts: {failure_line(failure)}"
     return f"{net.graph.name}: {len(net.in_nhwc & net.plans.keys())} of {len(net.plans)} layers in NHWC"
 
 

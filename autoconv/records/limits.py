@@ -57,7 +57,7 @@ class Limits:
         """Those that are set, as in a call."""
         plain = [f for f in fields(self) if f.name != "vendors" and getattr(self, f.name) != f.default]
         named = [f"{f.name}={getattr(self, f.name)!r}" for f in plain]
-        named += [f"vendors={','.join(sorted(self.vendors))}"] if self.vendors else []
+        named += [f"with {' and '.join(sorted(self.vendors))}"] if self.vendors else []
         return ", ".join(named) or "no limits"
 
     def why_not(self, facts: Facts) -> list[str]:

@@ -144,7 +144,7 @@ class CandidateSet:
     def _vendor_reasons(self, algorithm: Algorithm[Any]) -> list[str]:
         if algorithm.vendor is None or self.vendors is None or algorithm.vendor in self.vendors:
             return []
-        return [f"{algorithm.vendor} is not among the vendors allowed (installed, loaded: see vendors=)"]
+        return [f"{algorithm.vendor} is not among the libraries that the option vendors allows"]
 
     @functools.cached_property
     def pruned(self) -> dict[Candidate, list[str]]:

@@ -128,13 +128,14 @@ def _refuse_name(request: Request, mode: str) -> NoReturn:
     name = mode.partition("[")[0]
     left_out = {a.name: a for a in registry.algorithms(request.device) if a.name not in request.algorithms}
     if name in left_out:
-        why, other = (
-            ("exact=True leaves {} out, as it does more to a sum than reorder it", "exact=False")
+        given, why = (
+            ("exact=True", "does more to a sum than reorder it")
             if request.limits.exact and not left_out[name].exact
-            else ("denormals='keep' leaves {} out, as it counts them as 0", "denormals='flush'")
+            else ("denormals='keep'", "counts them as 0")
         )
         raise PlanError(
-            f"mode={mode!r}: {why.format(name)}; expected one of {', '.join(request.algorithms)}, or {other}"
+            f"mode={mode!r}: {given} leaves {name} out, as it {why}; "
+            f"expected one of {', '.join(request.algorithms)}, or no {given}"
         )
     if name not in request.algorithms:
         raise PlanError(

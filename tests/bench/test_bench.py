@@ -232,7 +232,7 @@ def test_an_interruption_keeps_what_is_done() -> None:
 def test_plans_are_tuned_without_vendors_and_kept() -> None:
     first = tuned(LAYER, setting())
     assert first.source == "profile"
-    assert "not among the vendors allowed" in first.reasons["torch[format=nchw]"][0]
+    assert "not among the libraries that the option vendors allows" in first.reasons["torch[format=nchw]"][0]
     forget_plans()
     again = tuned(LAYER, setting())
     assert (again.source, again.timed, again.candidate) == ("cache", 0, first.candidate)

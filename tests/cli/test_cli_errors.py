@@ -9,6 +9,8 @@ import pytest
 from commands import run
 
 from autoconv.cli import main
+from autoconv.cli.main import cli
+from autoconv.cli.output import ARGUMENTS, failure_line
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -56,7 +58,11 @@ BAD = {
         "Tiny has no layer 'frist': did you mean 'first'? Expected one of first, second",
     ),
     "net of a name": (["explain", "nope.yaml:first"], "nope.yaml: no such file"),
-    "no such candidate": (["explain", "tiny.yaml", "--mode", "numpy.gemm[x=1]"], "mode='numpy.gemm[x=1]'"),
+    "no such candidate": (["explain", "tiny.yaml", "--mode", "numpy.gemm[x=1]"], "--mode numpy.gemm[x=1]: expected"),
+    "limits": (
+        ["explain", "tiny.yaml", "--mode", "numpy.gemm", "--workspace-limit", "0", "--deterministic"],
+        "under --workspace-limit 0, --deterministic: numpy.gemm[",
+    ),
     "import missing": (["import", "nope.json"], "nope.json: cannot be read: No such file"),
     "import foreign": (["import", "tiny.yaml"], "tiny.yaml: expected JSON"),
     "export": (["export", "nowhere/x.json"], "nowhere/x.json: No such file or directory"),
@@ -78,7 +84,7 @@ BAD = {
     ),
     "sweep without times": (
         ["sweep", "tiny.yaml:first", "--extent", "N", "--values", "3", "--mode", "heuristic", "--vendors", "none"],
-        "N=3: mode='heuristic': no time of numpy.",
+        "N=3: --mode heuristic: no time of numpy.",
     ),
     "bench layer": (["bench", "tiny.yaml", "--layers", "third"], "Tiny has no layer 'third': expected one of first"),
     "bench dry-run": (["bench", "tiny.yaml", "--dry-run"], "--dry-run: expected --device cuda as well"),
@@ -92,7 +98,7 @@ BAD = {
     "bench folder": (["bench", "tiny.yaml", "-o", "tiny.yaml/results"], "tiny.yaml/results: Not a directory"),
     "run": (["run", "tiny.yaml"], "tiny.yaml: not an ONNX file, or truncated"),
 }
-FAILED = {"no such candidate", "sweep without times"}
+FAILED = {"no such candidate", "limits", "sweep without times"}
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -105,6 +111,18 @@ def test_bad_input_gives_one_line_and_exit_code_2(case: str, capsys: pytest.Capt
     assert captured.err.count("\n") == 1
     assert message in captured.err
     assert {path.name for path in Path().iterdir()} <= {"tiny.yaml", "cache"}  # nothing was written
+
+
+def test_messages_name_options_and_not_arguments() -> None:
+    options = {name for verb in cli.commands.values() for option in verb.params for name in option.opts}
+    assert {"--" + name.replace("_", "-") for name in ARGUMENTS} <= options
+    for message, told in {
+        "net: batch=3: the file says 1": "net: --batch 3: the file says 1",
+        "expected a number: give batch=...": "expected a number: give --batch",
+        "mode='gemm[TK=4,NV=3]': exact=True leaves it out": "--mode gemm[TK=4,NV=3]: --exact leaves it out",
+        "torch[weights=constant]: no times=3": "torch[weights=constant]: no times=3",  # a parameter of a candidate
+    }.items():
+        assert failure_line(message) == told
 
 
 def test_a_list_that_cannot_be_written_whole_leaves_the_old_one(

@@ -60,7 +60,7 @@ def test_every_reason_is_given_at_once() -> None:
 def test_limits_are_told_as_they_are_set() -> None:
     assert str(Limits()) == str(Limits(vendors=frozenset())) == "no limits"
     limits = Limits(workspace_limit=0, tolerance=0.0, weights="constant", vendors=frozenset({"torch", "onnxruntime"}))
-    assert str(limits) == "workspace_limit=0, tolerance=0.0, weights='constant', vendors=onnxruntime,torch"
+    assert str(limits) == "workspace_limit=0, tolerance=0.0, weights='constant', with onnxruntime and torch"
 
 
 def test_a_failure_is_the_only_reason() -> None:

@@ -10,7 +10,7 @@ import click
 from autoconv import networks
 from autoconv.cli.figures.places import check_places, page_to, pictures_to
 from autoconv.cli.options import FAILED, OK, options_of_plan, with_limits
-from autoconv.cli.output import say
+from autoconv.cli.output import failure_line, say
 from autoconv.layer import DIRECTIONS
 from autoconv.paths import write_whole
 from autoconv.records.cache import TuningCache
@@ -46,7 +46,7 @@ def report(net: str, batch: int | None, direction: str, page: Path | None, pictu
     if pictures is not None:
         write_pictures(charts(study), pictures)
     for name, why in study.missing.items():
-        say("warning", f"{name} is left out: {why}")
+        say("warning", f"{name} is left out: {failure_line(why)}")
     written = ", ".join(str(place) for place in (page, pictures) if place is not None)
     click.echo(
         f"{study.network}, batch {size}, {direction}: {len(study.layers)} of {len(found.layers)} layers: {written}"

@@ -25,8 +25,8 @@ from autoconv.cli.options import (
     some_of,
     with_limits,
 )
-from autoconv.cli.output import print_json, progress_bar, say, say_interrupted
-from autoconv.common.text import duration, one_line, print_table
+from autoconv.cli.output import failure_line, print_json, progress_bar, say, say_interrupted
+from autoconv.common.text import duration, print_table
 from autoconv.cpu.device import CPU
 from autoconv.layer import DIRECTIONS
 from autoconv.paths import write_whole
@@ -102,7 +102,7 @@ def sweep(
                     timing = {"mode": mode, "budget": left, "progress": progress}
                     done.append((extent, value, studied(f"{extent}={value}", 1, each, device, cache, options | timing)))
                 except FAILURES as error:
-                    failed.append(f"{extent}={value}: {one_line(error)}")
+                    failed.append(f"{extent}={value}: {failure_line(error)}")
         except KeyboardInterrupt:
             interrupted = True
     grouped = itertools.groupby(done, key=lambda point: point[0])

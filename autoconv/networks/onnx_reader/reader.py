@@ -111,10 +111,10 @@ class _Reader:
     def _input_type(self, info: Any, batch: int | None, given: dict[str, Sequence[int]]) -> TensorType:
         from onnx import helper
 
-        what = f"input {info.name!r}"
+        what, shapes = f"input {info.name!r}", f"input_shapes={{{info.name!r}: ...}} to autoconv.load"
         ranked = info.type.HasField("tensor_type") and info.type.tensor_type.HasField("shape")
         if not ranked and info.name not in given:
-            raise self.fail(f"{what}: expected an array of a known rank: give input_shapes={{{info.name!r}: ...}}")
+            raise self.fail(f"{what}: expected an array of a known rank: give {shapes}")
         try:
             found_type = helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
         except (KeyError, TypeError, ValueError):
@@ -134,7 +134,7 @@ class _Reader:
                 extent = batch or 0
                 if n or not extent:
                     name = dim.dim_param or "open"
-                    hint = "batch=..." if not n else f"input_shapes={{{info.name!r}: ...}}"
+                    hint = "batch=..." if not n else shapes
                     raise self.fail(f"{what}: dimension {n} is {name!r}: expected a number: give {hint}")
             found.append(int(extent))
         return TensorType(tuple(found), dtype)
