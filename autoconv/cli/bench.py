@@ -73,7 +73,12 @@ OF_CPU = (
 @click.option("--isa", type=click.Choice(LEVELS), help="Vector instructions that autoconv and PyTorch may use.")
 @click.option("--layers", "names", type=words, metavar="NAME,...", help="Only these layers. [default: all]")
 @click.option("--without", type=words, metavar="NAME,...", help="All but these layers.")
-@click.option("--chart", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw a chart, as PNG.")
+@click.option(
+    "--chart",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Draw a chart: .png, .svg or .pdf, as the name ends. [without an ending: PNG]",
+)
 @click.option("--device", "device_name", metavar="NAME", default="cpu", help="cpu, or cuda or cuda:N: see above.")
 @click.option("--budget", type=seconds, metavar="TIME", help="Time to spend. [default: no limit; GPU: 540s]")
 @click.option(
