@@ -135,7 +135,8 @@ class Plan:
             else:
                 found[candidate] = offered.pruned.get(candidate, [f"not timed; estimated: {duration(expected.time)}"])
         for family, times in grids.items():
-            found[family] = [f"{len(times)} more of its grid, not timed; estimated: {duration(min(times))} and more"]
+            untold = f"{count(len(times), 'choice')} of parameters not timed"
+            found[family] = [f"{untold}; estimated: {duration(min(times))} or more"]
         return found
 
     @functools.cached_property
@@ -155,6 +156,11 @@ class Plan:
         """Seconds of every timed candidate, packing included where weights vary, by its name, the fastest first."""
         timed = {name: self.limits.cost(facts) for name, facts in self.facts.items() if facts.failure is None}
         return dict(sorted(timed.items(), key=lambda item: item[1]))
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a budget ended before every candidate's turn; a larger one goes on with the others."""
+        return any(facts.unreached and not facts.starved for facts in self._facts.values())
 
     def run(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,13 @@ def _option(given: re.Match[str]) -> str:
 def print_json(document: object) -> None:
     """One JSON document on standard output."""
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def print_cut_short(cut_short: Sequence[bool]) -> None:
+    """For how many of the layers that are done, if any, the budget was too small."""
+    if any(cut_short):
+        left = f"{sum(cut_short)} of {count(len(cut_short), 'layer')}"
+        click.echo(f"not finished within the budget: {left}; a larger one goes on there")
 
 
 def say(kind: str, message: str) -> None:

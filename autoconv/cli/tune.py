@@ -26,7 +26,7 @@ from autoconv.cli.options import (
     share,
     with_limits,
 )
-from autoconv.cli.output import failure_line, print_json, progress_bar, say, say_interrupted
+from autoconv.cli.output import failure_line, print_cut_short, print_json, progress_bar, say, say_interrupted
 from autoconv.cli.tables import Row, Table
 from autoconv.common.text import count
 from autoconv.layer import ConvLayer
@@ -120,9 +120,8 @@ def tune(
             click.echo(line)
         click.echo(f"on {device.name}; peak: {_rates(peaks)}")
         click.echo(_summary(len(done), len(jobs), timed, len(failed), seconds))
-        if budget is not None and (cut_short := sum(map(_cut_short, done))):
-            left = f"{cut_short} of {count(len(done), 'layer')}"
-            click.echo(f"not finished within the budget: {left}; a larger one goes on there")
+        if budget is not None:
+            print_cut_short([row.plan.cut_short for row in done if row.plan])
     for row in failed:
         say("error", f"{row.name}: {row.error}")
     if interrupted:
@@ -140,11 +139,6 @@ def _tuned(named: NamedLayer, layer: ConvLayer, mode: str, options: dict[str, An
     except FAILURES as failure:
         error = failure_line(failure)
     return Row(named.name, layer, named.repeat, found, error)
-
-
-def _cut_short(row: Row) -> bool:
-    """Whether the budget ended before every candidate's turn."""
-    return row.plan is not None and any(f.unreached and not f.starved for f in row.plan.facts.values())
 
 
 def _laid_out(path: str, batch: int | None, mode: str, budget: float | None, options: dict[str, Any]) -> str:

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 import autoconv.cpu
-from autoconv import CPU, ConvLayer, registry
+from autoconv import CPU, ConvLayer, forget_plans, registry
 from autoconv.algorithm import Candidate
 from autoconv.bench.report.study import Studied
 from autoconv.bench.report.sweep import Sweep, values_of, varied
-from autoconv.cli import main
+from autoconv.cli import main, options
 from autoconv.errors import LayerError
+from autoconv.plans import Plan
 from autoconv.records.limits import Limits
 from autoconv.records.schema import Facts
 
@@ -97,8 +98,28 @@ def test_the_command_times_what_has_no_record_and_draws(
         assert min(point["seconds"].values()) > 0
         assert {name.partition(".")[0] for name in point["seconds"]} == {"numpy"}
     assert main([*command, "--mode", "cached", "-o", str(tmp_path / "sweep.html")]) == 0
-    assert "as K grows" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "as K grows" in told
+    assert f"written: {tmp_path / 'sweep.html'}\n" in told
+    assert "budget" not in told
     assert "As K grows: filters" in (tmp_path / "sweep.html").read_text(encoding="utf-8")
+
+
+def test_the_command_tells_of_a_budget_that_was_too_small(
+    numpy_alone: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(options, "LEAST_BUDGET", 1e-9)
+    command = ["sweep", LAYER.key(), "--extent", "K", "--values", "2,4", "--no-isolate", "--budget"]
+    assert main([*command, "0.1ms"]) == 1
+    assert "on record: expected a larger budget\n" in capsys.readouterr().err
+    forget_plans()
+    assert main([*command, "600s"]) == 0
+    assert "within the budget" not in capsys.readouterr().out
+    monkeypatch.setattr(Plan, "cut_short", property(lambda made: made.layer.K == 4))
+    assert main([*command, "600s"]) == 0
+    out = capsys.readouterr().out
+    assert "not finished within the budget: 1 of 2 layers; a larger one goes on there\n" in out
+    assert "written" not in out
 
 
 @pytest.mark.parametrize(

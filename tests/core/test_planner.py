@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import signal
 import threading
 import warnings
@@ -300,6 +301,13 @@ def test_explain_lists_every_candidate(cache: TuningCache) -> None:
         assert name in text
     assert f"> {made.candidate}" in text
     assert str(LAYER) in text
+
+
+def test_explain_counts_the_choices_of_parameters_that_were_not_timed(cache: TuningCache) -> None:
+    made = planner.plan(LAYER, "heuristic", cache=cache)
+    (reason,) = made.reasons["direct"]
+    assert re.fullmatch(r"\d+ choices of parameters not timed; estimated: \S+ [mu]s or more", reason)
+    assert re.search(rf"  direct +{reason}\n", made.explain())
 
 
 class DirectCPU(CPU):

@@ -17,6 +17,7 @@ from autoconv.records.cache import TuningCache
 from autoconv.records.limits import Limits, ranking
 from autoconv.records.schema import Facts
 from autoconv.registry import algorithms
+from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan
 
 PLAIN_GEMM = "numpy.gemm"  # im2col and NumPy's matrix product
@@ -45,6 +46,8 @@ class Studied:
         Of those timed, other libraries among them.
     ranking : tuple of Candidate
         Those that the limits allow, best first.
+    cut_short : bool
+        Whether a budget ended before every candidate's turn.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Studied:
     winner: Candidate
     facts: Mapping[Candidate, Facts]
     ranking: tuple[Candidate, ...]
+    cut_short: bool = False
 
     def seconds(self, candidate: Candidate) -> float:
         """What a candidate takes, with packing where filters vary."""
@@ -248,12 +252,11 @@ def studied(
     chosen = plan(layer, device=device, cache=cache, **options)
     facts = {Candidate.parse(text): found for text, found in chosen.facts.items() if found.timed}
     if chosen.candidate not in facts:
-        raise PlanError(
-            f"mode={options['mode']!r}: no time of {chosen.candidate} is on record: expected a mode that times"
-        )
+        needed = "a larger budget" if options["mode"] in TIMING and chosen.cut_short else "a mode that times"
+        raise PlanError(f"mode={options['mode']!r}: no time of {chosen.candidate} is on record: expected {needed}")
     record = cache.load(layer.key(), device.key)
     if record is not None:
         known = record.facts().items()
         facts |= {candidate: found for candidate, found in known if found.timed and found.vendor is not None}
     ranked = tuple(map(Candidate.parse, chosen.ranking))
-    return Studied(name, layer, repeat, device, chosen.limits, chosen.candidate, facts, ranked)
+    return Studied(name, layer, repeat, device, chosen.limits, chosen.candidate, facts, ranked, chosen.cut_short)

@@ -25,7 +25,7 @@ from autoconv.cli.options import (
     some_of,
     with_limits,
 )
-from autoconv.cli.output import failure_line, print_json, progress_bar, say, say_interrupted
+from autoconv.cli.output import failure_line, print_cut_short, print_json, progress_bar, say, say_interrupted
 from autoconv.common.text import duration, print_table
 from autoconv.cpu.device import CPU
 from autoconv.layer import DIRECTIONS
@@ -112,10 +112,15 @@ def sweep(
     else:
         for found in sweeps:
             _print(found)
+        if budget is not None:
+            print_cut_short([studied.cut_short for *_, studied in done])
     if sweeps and page is not None:
         write_whole(page, drawing.report(layer, sweeps))
     if sweeps and pictures is not None:
         write_pictures(drawing.charts(sweeps), pictures)
+    written = [str(place) for place in (page, pictures) if sweeps and place is not None]
+    if written and not as_json:
+        click.echo(f"written: {', '.join(written)}")
     for line in failed:
         say("error", line)
     if interrupted:
