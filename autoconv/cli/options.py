@@ -125,9 +125,9 @@ LIMITS = (
     click.option("--tolerance", type=tolerance, metavar="ERROR", help="Largest measured error, such as 1e-6."),
     click.option(
         "--vendors",
-        type=click.Choice(["loaded", "all", "none"]),
-        default="loaded",
-        help="Other libraries as candidates: those loaded, all installed, none. [default: loaded]",
+        type=click.Choice(["none", "all"]),
+        default="none",
+        help="Other libraries as candidates: none, or all that are installed. [default: none]",
     ),
 )
 
@@ -177,7 +177,7 @@ def share(end: float | None, jobs: int) -> float | None:
 
 def options_of_plan(limits: dict[str, Any]) -> dict[str, Any]:
     """The limits as `autoconv.plan` takes them."""
-    return limits | {"vendors": {"loaded": "loaded", "all": True, "none": False}[limits["vendors"]]}
+    return limits | {"vendors": limits["vendors"] == "all"}
 
 
 def jobs_of(
