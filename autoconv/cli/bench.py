@@ -26,6 +26,7 @@ from autoconv.cli.options import (
     rounds,
     seconds,
     some_of,
+    threads,
     words,
 )
 from autoconv.cli.output import print_json, status
@@ -67,9 +68,7 @@ OF_CPU = (
 @click.option("--direction", type=click.Choice(DIRECTIONS), default="fwd", help="[default: fwd]")
 @click.option("--exact", is_flag=True, help="autoconv: only algorithms that do no more to a sum than reorder it.")
 @click.option("--fresh", is_flag=True, help="A new output in every run, for autoconv and for the baselines.")
-@click.option(
-    "--threads", type=click.IntRange(1, 1024), metavar="N", help="For autoconv and the baselines alike. [default: all]"
-)
+@threads
 @click.option("--isa", type=click.Choice(LEVELS), help="Vector instructions that autoconv and PyTorch may use.")
 @click.option("--layers", "names", type=words, metavar="NAME,...", help="Only these layers. [default: all]")
 @click.option("--without", type=words, metavar="NAME,...", help="All but these layers.")

@@ -16,6 +16,7 @@ from autoconv.cli.options import (
     layers_meant,
     on_device,
     options_of_plan,
+    threads,
     with_limits,
 )
 from autoconv.cli.output import print_json
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 @batches
 @directions
 @on_device
+@threads
 @click.option("--mode", help="As for tune. [default: what is on record, else estimates; nothing is timed]")
 @with_limits
 @as_json
@@ -38,6 +40,7 @@ def explain(
     batch: tuple[int, ...] | None,
     direction: tuple[str, ...] | None,
     device_name: str,
+    threads: int | None,
     mode: str | None,
     as_json: bool,
     **limits: Any,
@@ -48,7 +51,7 @@ def explain(
 
     fwd-float32-NCHW-N1-C64-H56-W56-K64-R3-S3-padding1x1
     """
-    device = device_named(device_name)
+    device = device_named(device_name, threads)
     mode = mode or "heuristic"
     check_mode(mode, device)
     layers = layers_meant(what, batch, direction, device)

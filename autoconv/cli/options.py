@@ -14,6 +14,7 @@ import click
 
 from autoconv import networks
 from autoconv.bench.statistics import FEWEST_ROUNDS
+from autoconv.cpu.device import CPU
 from autoconv.errors import AutoconvError, ConfigError, PlanError
 from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.registry import algorithms, fused_activations, resolve
@@ -107,6 +108,9 @@ rounds = click.option(
     default=9,
     help="How often each contestant runs. [default: 9]",
 )
+threads = click.option(
+    "--threads", type=click.IntRange(1, 1024), metavar="N", help="Threads of a CPU, for everybody alike. [default: all]"
+)
 LIMITS = (
     click.option(
         "--weights",
@@ -115,6 +119,7 @@ LIMITS = (
         help="constant: filters are transformed once, so that this is not counted. [default: varying]",
     ),
     click.option("--workspace-limit", type=_bytes, metavar="SIZE", help="Most scratch memory, such as 64MB."),
+    click.option("--exact", is_flag=True, help="Only algorithms that do no more to a sum than reorder it."),
     click.option("--deterministic", is_flag=True, help="Only what gives the same bits every time."),
     click.option(
         "--denormals",
@@ -150,12 +155,14 @@ def check_place(option: str, place: Path | None) -> None:
         raise click.UsageError(f"{option} {place}: no permission to write there")
 
 
-def device_named(name: str) -> Device:
-    """The device that `--device` means; a usage error where there is none such."""
+def device_named(name: str, threads: int | None = None) -> Device:
+    """The device that `--device` and `--threads` mean; a usage error where there is none such."""
     if re.fullmatch(r"cpu|cuda(:\d{1,4})?", name) is None:
         raise click.UsageError(f"--device {name}: expected cpu, cuda or cuda:N")
+    if threads is not None and name != "cpu":
+        raise click.UsageError(f"--threads: expected with --device cpu alone, got --device {name}")
     try:
-        return resolve(name)
+        return resolve(name) if threads is None else CPU.current(threads)
     except PlanError as error:  # no such GPU; or AUTOCONV_NUM_THREADS or AUTOCONV_ISA, which speak for themselves
         raise click.UsageError(str(error) if name == "cpu" else f"--device {name}: {error}") from None
 

@@ -24,6 +24,7 @@ from autoconv.cli.options import (
     options_of_plan,
     seconds,
     share,
+    threads,
     with_limits,
 )
 from autoconv.cli.output import failure_line, print_cut_short, print_json, progress_bar, say, say_interrupted
@@ -42,6 +43,7 @@ from autoconv.tuning.planner import plan
 @batches
 @directions
 @on_device
+@threads
 @click.option(
     "--budget",
     type=seconds,
@@ -61,6 +63,7 @@ def tune(
     batch: tuple[int, ...] | None,
     direction: tuple[str, ...] | None,
     device_name: str,
+    threads: int | None,
     budget: float | None,
     mode: str,
     isolate: bool,
@@ -75,7 +78,7 @@ def tune(
     """
     started = time.monotonic()
     end = None if budget is None else started + budget
-    listed, device, cache = [networks.load(net) for net in nets], device_named(device_name), TuningCache()
+    listed, device, cache = [networks.load(net) for net in nets], device_named(device_name, threads), TuningCache()
     jobs = jobs_of(listed, batch, direction, device)
     check_mode(mode, device)
     options = options_of_plan(limits) | {"device": device, "cache": cache, "isolate": isolate}

@@ -87,11 +87,12 @@ def test_the_command_times_what_has_no_record_and_draws(
     numpy_alone: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["sweep", LAYER.key(), "--extent", "K", "--values", "4,2", "--weights", "constant"]
-    command += ["--vendors", "none"]
+    command += ["--vendors", "none", "--threads", "1"]
     assert main([*command, "--mode", "cached"]) == 1
     assert capsys.readouterr().err.count("nothing recorded for") == 2
     assert main([*command, "--no-isolate", "--budget", "0.2s", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert found["device"] == CPU.current(1).key
     assert [point["value"] for point in found["sweeps"][0]["points"]] == [2, 4]
     for point in found["sweeps"][0]["points"]:
         assert ConvLayer.parse(point["layer"]) == LAYER.replace(K=point["value"])

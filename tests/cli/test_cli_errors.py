@@ -33,6 +33,10 @@ BAD = {
     ),
     "device": (["tune", "tiny.yaml", "--device", "gpu"], "--device gpu: expected cpu, cuda or cuda:N"),
     "no such gpu": (["run", "net.onnx", "--device", "cuda:77"], "--device cuda:77: no CUDA device"),
+    "threads on a GPU": (
+        ["tune", "tiny.yaml", "--device", "cuda", "--threads", "2"],
+        "--threads: expected with --device cpu alone, got --device cuda",
+    ),
     "mode": (
         ["tune", "tiny.yaml", "--mode", "fast"],
         "--mode 'fast': expected one of profile, hybrid, heuristic, cached, an algorithm (numpy.direct, ",

@@ -9,7 +9,7 @@ import click
 
 from autoconv import networks
 from autoconv.cli.figures.places import check_places, page_to, pictures_to
-from autoconv.cli.options import FAILED, OK, options_of_plan, with_limits
+from autoconv.cli.options import FAILED, OK, options_of_plan, threads, with_limits
 from autoconv.cli.output import failure_line, say
 from autoconv.layer import DIRECTIONS
 from autoconv.paths import write_whole
@@ -20,10 +20,19 @@ from autoconv.records.cache import TuningCache
 @click.argument("net", metavar="NET")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Batch size. [default: the file's first]")
 @click.option("--direction", type=click.Choice(DIRECTIONS), default="fwd", help="[default: fwd]")
+@threads
 @with_limits
 @page_to
 @pictures_to
-def report(net: str, batch: int | None, direction: str, page: Path | None, pictures: Path | None, **limits: Any) -> int:
+def report(
+    net: str,
+    batch: int | None,
+    direction: str,
+    threads: int | None,
+    page: Path | None,
+    pictures: Path | None,
+    **limits: Any,
+) -> int:
     """Draw what is on record of a network's layers: one page that needs nothing else, or pictures.
 
     Time by algorithm, where the time goes, operation counts, the roofline with every candidate, error and
@@ -40,7 +49,7 @@ def report(net: str, batch: int | None, direction: str, page: Path | None, pictu
 
     found = networks.load(net)
     size = batch or found.batches[0]
-    study = gather(found, size, direction, CPU.current(), TuningCache(), options_of_plan(limits))
+    study = gather(found, size, direction, CPU.current(threads), TuningCache(), options_of_plan(limits))
     if page is not None:
         write_whole(page, drawn(study))
     if pictures is not None:

@@ -23,6 +23,7 @@ from autoconv.cli.options import (
     seconds,
     share,
     some_of,
+    threads,
     with_limits,
 )
 from autoconv.cli.output import failure_line, print_cut_short, print_json, progress_bar, say, say_interrupted
@@ -49,6 +50,7 @@ EXTENTS = tuple("NCKRH")
 @click.option("--direction", type=click.Choice(DIRECTIONS), default="fwd", help="Of a layer of NET. [default: fwd]")
 @click.option("--budget", type=seconds, metavar="TIME", help="For timing all layers together, such as 60s.")
 @click.option("--mode", default="profile", help="As for tune; cached times nothing. [default: profile]")
+@threads
 @with_limits
 @click.option("--isolate/--no-isolate", default=True, help="Whether a worker process does the timing. [default: yes]")
 @page_to
@@ -59,6 +61,7 @@ def sweep(
     extents: tuple[str, ...] | None,
     values: tuple[int, ...] | None,
     direction: str,
+    threads: int | None,
     budget: float | None,
     mode: str,
     isolate: bool,
@@ -83,7 +86,7 @@ def sweep(
     meant = layers_meant(what, None, (direction,))
     if len(meant) != 1:
         raise click.UsageError(f"{what}: expected one layer, a key or NET:NAME, got {len(meant)}")
-    layer, device, cache = meant[0], CPU.current(), TuningCache()
+    layer, device, cache = meant[0], CPU.current(threads), TuningCache()
     check_mode(mode, device)
     jobs = [(e, v) for e in extents or EXTENTS for v in sorted(values or drawing.values_of(layer, e))]
     layers = [drawing.varied(layer, extent, value) for extent, value in jobs]

@@ -10,7 +10,7 @@ from autoconv import networks
 from autoconv.bench import strategies
 from autoconv.bench.baselines import BASELINES
 from autoconv.bench.strategies import CHOOSING, Comparison
-from autoconv.cli.options import FAILED, OK, as_json, rounds, seconds, some_of
+from autoconv.cli.options import FAILED, OK, as_json, rounds, seconds, some_of, threads
 from autoconv.cli.output import print_json, say, status
 from autoconv.common.text import duration, print_table, size
 from autoconv.cpu.device import CPU
@@ -27,7 +27,7 @@ from autoconv.cpu.device import CPU
     metavar="BASELINE,...",
     help=f"Some of {','.join(BASELINES)}. [default: all that are installed]",
 )
-@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="For everybody alike. [default: all]")
+@threads
 @rounds
 @click.option("--budget", type=seconds, metavar="TIME", help="For timing the candidates of one layer, such as 2s.")
 @click.option("--isolate/--no-isolate", default=True, help="Whether a worker process does the tuning. [default: yes]")

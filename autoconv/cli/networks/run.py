@@ -11,7 +11,7 @@ import numpy as np
 
 from autoconv import networks
 from autoconv.algorithm import Array
-from autoconv.cli.options import FAILED, OK, as_json, device_named, on_device, rounds
+from autoconv.cli.options import FAILED, OK, as_json, device_named, on_device, rounds, threads
 from autoconv.cli.options import tolerance as error
 from autoconv.cli.output import print_json, say, status
 from autoconv.common.text import duration, print_table, size
@@ -53,7 +53,7 @@ def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
 @click.argument("model", metavar="MODEL")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Images at a time, where the file leaves that open.")
 @on_device
-@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="For everybody alike. [default: all]")
+@threads
 @click.option("--tune", is_flag=True, help="Time the layers that have no facts yet; else by records and estimates.")
 @click.option(
     "--tolerance",
@@ -106,11 +106,11 @@ def run(
     if tolerance is not None and against:
         raise click.UsageError("--tolerance: expected without --against, which races what runs without one")
     if device_name != "cpu":
-        for option, given in (("--threads", threads), ("--alone", alone), ("--against", against)):
+        for option, given in (("--alone", alone), ("--against", against)):
             if given:
                 raise click.UsageError(f"{option}: expected with --device cpu alone, got --device {device_name}")
     names = _installed(against) if against else ()
-    device = CPU.current(threads) if device_name == "cpu" else device_named(device_name)
+    device = device_named(device_name, threads)
     net = load(model, batch, device=device, tolerance=None if tune else tolerance)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)  # or an error, before anything is timed
