@@ -74,8 +74,7 @@ class Plan:
         self._a_shape, self._b_shape = layer.input_shapes
         self._dtype, self._b_dtype = layer.numpy_dtype, layer.w_numpy_dtype
         self._out_shape, self._out_dtype = layer.output_shape, layer.output_numpy_dtype
-        # Whether the epilogue takes an operand.
-        self._finishes = layer.channel_values > 0 or layer.residual or layer.quantized
+        self._finishes = layer.channel_values > 0 or layer.residual or layer.quantized  # takes operands of an epilogue
         self._workspaces: dict[int, Array] = {}  # by thread, stream or capture
         self._packed: dict[int, Array] = {}
         self._pinned: list[Array] = []  # copies that graphs read

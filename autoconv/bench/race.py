@@ -30,6 +30,7 @@ from autoconv.bench.suites import EXPORTED, OURS, Row, Samples, Setting, Suite
 from autoconv.common.candidate import Candidate
 from autoconv.common.text import one_line, size
 from autoconv.errors import AutoconvError, PlanError
+from autoconv.registry import algorithms
 from autoconv.tuning.planner import plan
 from autoconv.tuning.race import wait_until_idle
 
@@ -165,6 +166,11 @@ def planned(layer: ConvLayer, setting: Setting, progress: Progress | None = None
     )
 
 
+def _version(made: Plan) -> str:
+    """That of the code of a plan's algorithm."""
+    return next(a.version for a in algorithms(made.device) if a.name == made.candidate.algorithm)
+
+
 def run_suite(
     net: Network,
     batch: int,
@@ -234,6 +240,7 @@ def run_suite(
                 begun, others = time.perf_counter(), cpu_seconds_of_others()
                 if row.name in plans:
                     row.candidate = str(plans[row.name].candidate)
+                    row.version = _version(plans[row.name])
                     facts = plans[row.name].facts.get(row.candidate)
                     row.recorded = facts.time if facts else None
                     measured(row, plans[row.name].from_records(), setting, baselines)  # whose workspace goes with it

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from autoconv import __version__
 from autoconv.bench.baselines import BASELINES
 from autoconv.bench.statistics import Ratio, interval, ratios
 from autoconv.bench.suites import CLASSES, OURS, Row, Suite, class_of
@@ -47,6 +48,7 @@ def to_json(suite: Suite) -> dict[str, Any]:
 
     return {
         **header(suite),
+        "autoconv": __version__,
         "date": datetime.now(UTC).date().isoformat(),
         "incomplete": suite.incomplete,
         "notes": suite.remarks,
@@ -57,6 +59,7 @@ def to_json(suite: Suite) -> dict[str, Any]:
                 "repeat": row.repeat,
                 "class": class_of(row.layer),
                 "candidate": row.candidate,
+                "version": row.version,
                 "best": row.best,
                 "ratios": {name: plain(interval(rounds) if (rounds := row.against(name)) else None) for name in names},
                 "seconds": rounded(row.times),
@@ -143,7 +146,7 @@ def restore(suite: Suite, jobs: list[Row], folder: Path) -> None:
             if layer and layer["layer"] == row.layer.key() and not layer["failures"]:
                 row.candidate, row.times = layer["candidate"], layer["seconds"]
                 row.unable, row.errors, row.busy = layer["unable"], layer["errors"], layer["busy"]
-                row.recorded = layer.get("recorded")
+                row.recorded, row.version = layer.get("recorded"), layer.get("version")
         suite.whole, suite.share = stored["in_sequence"], stored["share"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ConfigError):

@@ -78,7 +78,8 @@ class Row:
     `unable` has the baselines that cannot compute the layer; `failures` has what went wrong. `errors` has the largest
     difference of every baseline's answer to ours, relative to the largest value.
     `busy` is the share of a core that other processes used meanwhile; `bound` the seconds that our candidate takes at
-    least on the measured machine; `recorded` those that it took when it was tuned, its filters cold.
+    least on the measured machine; `recorded` those that it took when it was tuned, its filters cold. `version` is that
+    of the candidate's code; None in results of before it was kept.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Row:
     busy: float = 0.0
     bound: float | None = None
     recorded: float | None = None
+    version: str | None = None
 
     @property
     def over_bound(self) -> float | None:

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from runs import LAYER, broken, exactly, fake, place, samples, setting
 
-from autoconv import networks
+import autoconv
+from autoconv import networks, registry
 from autoconv.bench import display, race, results
 from autoconv.bench.baselines import BASELINES
-from autoconv.bench.suites import OURS, Suite
+from autoconv.bench.suites import OURS, Row, Suite
 from autoconv.cli import main
+from autoconv.common.candidate import Candidate
 from autoconv.errors import ConfigError
 from autoconv.networks import NamedLayer, Network
 
@@ -64,6 +66,11 @@ def test_json_holds_every_sample() -> None:
     assert found["layers"][0]["candidate"] == "numpy.gemm[tile=image]"
 
 
+def algorithm(row: Row) -> str:
+    assert row.candidate is not None
+    return Candidate.parse(row.candidate).algorithm
+
+
 def test_a_result_goes_on_where_it_ended(place: Path) -> None:
     net, turns = networks.load("tiny.yaml"), iter([False, False, False, True])  # to tune two, and to time the first
     entrants = {"torch": fake("torch")}
@@ -74,12 +81,19 @@ def test_a_result_goes_on_where_it_ended(place: Path) -> None:
     (path,) = (place / "out").iterdir()
     assert path.name == f"tiny-batch1-threads{wanted.device.threads}.json"
 
+    older = json.loads(path.read_text())
+    assert older.pop("autoconv") == autoconv.__version__
+    versions = {a.name: a.version for a in registry.algorithms(wanted.device)}
+    assert older["layers"][0].pop("version") == begun.rows[0].version == versions[algorithm(begun.rows[0])]
+    path.write_text(json.dumps(older))  # as it was before it said of which code it is
+
     asked = []
     once = fake("torch", lambda problem: asked.append(problem.layer.R) or exactly(problem))
     ended = race.run_suite(net, 1, wanted, baselines={"torch": once}, folder=place / "out")
     assert asked == [1]
     assert [row.name for row in ended.rows] == ["first", "second"]
     assert ended.rows[0].times == results.rounded(begun.rows[0].times)
+    assert [row.version for row in ended.rows] == [None, versions[algorithm(ended.rows[1])]]
     stored = json.loads(path.read_text())
     assert [layer["name"] for layer in stored["layers"]] == ["first", "second"]
     assert stored["means"]["torch"]["layers"] == 2
