@@ -204,8 +204,9 @@ def _tell(found: Plan) -> None:
 def forget_plans() -> None:
     """Forget the plans that this process keeps in memory, and the cache that is opened for it.
 
-    The next call of `plan` reads the records again: after another process has tuned, say, or `AUTOCONV_CACHE_DIR` names
-    another folder. What is on record stays, and so do plans that somebody holds.
+    The next call of `plan` reads the records again: after another process has tuned, say, or somebody has deleted them.
+    What is on record stays, and so do plans that somebody holds, those of networks among them. Where
+    `AUTOCONV_CACHE_DIR` names another folder, `plan` looks there by itself.
 
     Examples
     --------

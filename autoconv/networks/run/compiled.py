@@ -199,7 +199,8 @@ class CompiledNetwork:
         Parameters
         ----------
         *arrays : array
-            The inputs, in the order of the file; of their shapes, and float32.
+            The inputs, in the order of the file; of the shapes and types that `graph.inputs` says. As for a plan, what
+            speaks DLPack is taken too.
         **named : array
             Inputs by name, in place of those.
 
