@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from browser import MISSING, Browser
 from hypothesis import given
+from hypothesis import strategies as st
 from layers import layers
 from made_up import TORCH, WINNER, facts_of, modelled, remember
 
@@ -28,7 +29,7 @@ from autoconv.bench.report.counts import (
     padded_input,
     product_extents,
 )
-from autoconv.bench.report.style import DARK, FAMILIES, LIGHT, MARKERS
+from autoconv.bench.report.style import DARK, FAMILIES, LIGHT, MARKERS, Pen, plain
 from autoconv.cli import main
 from autoconv.errors import PlanError
 
@@ -200,6 +201,33 @@ def contrast(a: str, b: str) -> float:
     return (bright + 0.05) / (dark + 0.05)
 
 
+@drawn
+def test_pages_have_a_micro_sign(page: Path) -> None:
+    assert re.findall(r"\d us\b", page.read_text(encoding="utf-8")) == []
+
+
+@drawn
+@given(low=st.floats(1e-9, 1e9), factor=st.floats(1.02, 1e12), narrow=st.booleans())
+def test_a_logarithmic_axis_has_a_few_ticks_however_much_it_shows(low: float, factor: float, narrow: bool) -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    axes.set(xscale="log", xlim=(low, low * factor))
+    Pen(LIGHT, narrow).ticks(axes.xaxis, plain)
+    seen = [place for place in axes.get_xticks() if low <= place <= low * factor]
+    assert 3 <= len(seen) <= 7
+    assert axes.get_xlim() == pytest.approx((low, low * factor))
+
+
+def test_names_on_figures_say_nothing_twice() -> None:
+    pen = Pen(LIGHT, narrow=False)
+    assert report_layers.short("/features/features.2/conv/conv.0/conv.0.2/Clip_output_0 ×2", pen) == (
+        "features.2/conv.0.2/Clip ×2"
+    )
+    assert report_layers.short("conv3", pen) == "conv3"
+    assert report_layers.short("a" * 40, Pen(LIGHT, narrow=True)) == "…" + "a" * 19
+
+
 def test_colours_can_be_read_and_told_apart_in_both_schemes() -> None:
     for palette in (LIGHT, DARK):
         assert min(contrast(palette.paper, shade) for shade in (palette.ink, palette.muted, palette.accent)) >= 4.5
@@ -223,7 +251,7 @@ def test_a_browser_shows_every_figure_in_light_and_dark_wide_and_narrow(page: Pa
                 assert figure["visible"] == ["narrow" if width < 600 else "wide"], figure["name"]
                 assert figure["inks"] == [rgb(palette.ink)], figure["name"]
                 assert figure["height"] > 100
-                assert figure["smallest"] >= 9, figure["name"]
+                assert figure["smallest"] >= 11, figure["name"]
                 assert figure["outside"] == [], figure["name"]
             loaded = [p["request"]["url"] for method, p in browser.events if method == "Network.requestWillBeSent"]
             assert loaded == [page.as_uri()]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from autoconv.bench.bound import multiplications
 from autoconv.bench.report.counts import gemm_multiply_adds, input_over_filters, multiply_adds_per_byte
 from autoconv.bench.report.study import PLAIN_GEMM, Studied, Study, exact_algorithms, family_of
-from autoconv.bench.report.style import Chart, Pen
+from autoconv.bench.report.style import Chart, Pen, plain, span, times
 from autoconv.common.candidate import Candidate
-from autoconv.common.text import duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ def charts(study: Study) -> list[Chart]:
             "From a plain GEMM to the peak",
             "Operations of the direct sum per second. Plain GEMM is im2col and "
             "NumPy's matrix product; a library is the fastest on record; exact is our fastest that only reorders "
-            "sums; the winner may need fewer operations than are counted, and so pass the peak (line).",
+            "sums; the winner (ring) may need fewer operations than are counted, and so pass the peak (line).",
             _gap,
         ),
         chart(
@@ -87,26 +87,14 @@ def rows(axes: Axes, study: Study, pen: Pen, *, names: bool = True) -> range:
 
 
 def short(name: str, pen: Pen) -> str:
-    """As much of a name's end as there is room for beside a figure."""
-    most = 18 if pen.narrow else 32
+    """As much of a name's end as there is room for beside a figure, without what PyTorch's ONNX files repeat in it.
+
+    These say "/features/features.2/conv/conv.0/conv.0.2/Clip_output_0" of "features.2/conv.0.2/Clip".
+    """
+    parts = name.replace("_output_0", "").split("/")
+    kept = [part for part, after in itertools.pairwise([*parts, ""]) if part and not f"{after}.".startswith(f"{part}.")]
+    most, name = 20 if pen.narrow else 32, "/".join(kept)
     return name if len(name) <= most else f"…{name[1 - most :]}"
-
-
-def in_time(axes: Axes) -> None:
-    """Name the ticks of a logarithmic axis of seconds."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis = axes.xaxis
-    axes.set_xscale("log")
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 30 else (1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda seconds, _: duration(seconds).replace("us", "µs")))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def times(value: float) -> str:
-    """A factor, as people write it."""
-    return f"{value:.2g}×" if value < 10 else f"{value:.0f}×"
 
 
 def _time(study: Study, figure: Figure, pen: Pen) -> None:
@@ -115,13 +103,11 @@ def _time(study: Study, figure: Figure, pen: Pen) -> None:
         seconds = [studied.seconds(candidate) for candidate in studied.fastest.values()]
         axes.plot([min(seconds), max(seconds)], [place, place], color=pen.palette.grid, linewidth=1.4, zorder=1)
         for candidate in reversed(studied.fastest.values()):
-            family = family_of(candidate)
-            (mark,) = axes.plot(
-                studied.seconds(candidate), place, pen.marker(family), color=pen.colour(family), markersize=5.5
-            )
-            pen.tip(mark, f"{studied.name}: {candidate}, {duration(studied.seconds(candidate))}")
-        axes.plot(studied.best, place, "o", markersize=10, markerfacecolor="none", color=pen.palette.ink, zorder=4)
-    in_time(axes)
+            (mark,) = axes.plot(studied.seconds(candidate), place, **pen.mark(family_of(candidate)))
+            pen.tip(mark, f"{studied.name}: {candidate}, {span(studied.seconds(candidate))}")
+        axes.plot(studied.best, place, zorder=4, **pen.ring)
+    axes.set(xscale="log", xlabel="time of one run")
+    pen.ticks(axes.xaxis, span)
     pen.legend(figure, study.families)
 
 
@@ -131,10 +117,10 @@ def _share(study: Study, figure: Figure, pen: Pen) -> None:
     for place, studied, part in zip(rows(axes, study, pen), study.layers, parts, strict=True):
         family = family_of(studied.winner)
         (bar,) = axes.barh(place, 100 * part, height=0.68, color=pen.colour(family))
-        pen.tip(bar, f"{studied.title}: {studied.winner}, {duration(studied.repeat * studied.best)}")
-        text = f"{duration(studied.repeat * studied.best)}" + ("" if pen.narrow else f"  {studied.winner.algorithm}")
+        pen.tip(bar, f"{studied.title}: {studied.winner}, {span(studied.repeat * studied.best)}")
+        text = span(studied.repeat * studied.best) + ("" if pen.narrow else f"  {studied.winner.algorithm}")
         axes.annotate(
-            text.replace("us", "µs"),
+            text,
             (100 * part, place),
             xytext=(4, 0),
             textcoords="offset points",
@@ -149,23 +135,25 @@ def _share(study: Study, figure: Figure, pen: Pen) -> None:
 
 
 def _gap(study: Study, figure: Figure, pen: Pen) -> None:
+    from matplotlib.lines import Line2D
+
     (axes,) = pen.panels(figure, 1)
     exact = exact_algorithms(study.device)
-    kinds: dict[str, tuple[str, str, Callable[[Studied], Candidate | None]]] = {
-        "plain GEMM": ("X", pen.colour("numpy"), lambda s: s.fastest_of(lambda c: c.algorithm == PLAIN_GEMM)),
-        "library": ("h", pen.colour("torch"), lambda s: s.fastest_of(lambda c: s.facts[c].vendor is not None)),
-        "exact": ("o", pen.colour("direct"), lambda s: s.fastest_of(lambda c: c.algorithm in exact)),
-        "winner": ("^", pen.colour("winograd"), lambda s: s.winner),
+    kinds: dict[str, tuple[dict[str, Any], Callable[[Studied], Candidate | None]]] = {
+        "plain GEMM": (pen.mark("numpy"), lambda s: s.fastest_of(lambda c: c.algorithm == PLAIN_GEMM)),
+        "library": (pen.mark("torch"), lambda s: s.fastest_of(lambda c: s.facts[c].vendor is not None)),
+        "exact": (pen.mark("direct"), lambda s: s.fastest_of(lambda c: c.algorithm in exact)),
+        "winner": (pen.ring, lambda s: s.winner),
     }
-    present = []
+    present = set()
     for place, studied in zip(rows(axes, study, pen), study.layers, strict=True):
         rates = []
-        for name, (marker, colour, which) in kinds.items():
+        for name, (look, which) in kinds.items():
             if (candidate := which(studied)) is None:
                 continue
-            present.append(name)
+            present.add(name)
             rates.append(studied.layer.flops / studied.seconds(candidate) / 1e9)
-            (mark,) = axes.plot(rates[-1], place, marker, color=colour, markersize=6, zorder=3)
+            (mark,) = axes.plot(rates[-1], place, clip_on=False, zorder=3, **look)
             pen.tip(mark, f"{studied.name}, {name}: {candidate}, {rates[-1]:.0f} GFLOP/s")
         axes.plot([min(rates), max(rates)], [place, place], color=pen.palette.grid, linewidth=1.4, zorder=1)
     axes.axvline(study.peak / 1e9, color=pen.palette.accent, linewidth=1.2)
@@ -180,15 +168,7 @@ def _gap(study: Study, figure: Figure, pen: Pen) -> None:
     )
     axes.set_xlim(0, None)
     axes.set_xlabel("GFLOP/s")
-    _kinds(figure, pen, [(name, *kinds[name][:2]) for name in kinds if name in present])
-
-
-def _kinds(figure: Figure, pen: Pen, kinds: Sequence[tuple[str, str, str]]) -> None:
-    """A legend of other things than families: name, marker, colour."""
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], marker=m, color=c, linestyle="", markersize=6, label=name) for name, m, c in kinds]
-    pen.legend(figure, (), handles)
+    pen.legend(figure, (), [Line2D([], [], label=name, **look) for name, (look, _) in kinds.items() if name in present])
 
 
 def operations(studied: Studied) -> dict[str, float]:
@@ -204,8 +184,6 @@ def operations(studied: Studied) -> dict[str, float]:
 
 
 def _operations(study: Study, figure: Figure, pen: Pen) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
     (axes,) = pen.panels(figure, 1)
     present: dict[str, None] = {}
     for place, studied in zip(rows(axes, study, pen), study.layers, strict=True):
@@ -215,27 +193,26 @@ def _operations(study: Study, figure: Figure, pen: Pen) -> None:
         )
         for family, factor in found.items():
             present[family] = None
-            (mark,) = axes.plot(factor, place, pen.marker(family), color=pen.colour(family), markersize=6)
+            (mark,) = axes.plot(factor, place, **pen.mark(family))
             pen.tip(mark, f"{studied.name}, {family}: {factor * studied.layer.macs / 1e6:.1f} million multiply-adds")
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda factor, _: times(factor)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("multiply-adds, the direct sum's being 1")
+    axes.set(xscale="log", xlabel="times those of the direct sum")
+    pen.ticks(axes.xaxis, times)
     pen.legend(figure, list(present))
 
 
 def _shapes(study: Study, figure: Figure, pen: Pen) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
     left, right = pen.panels(figure, 2)
     for axes, measure, title, name in (
         (left, input_over_filters, "input over filters", "direct"),
         (right, multiply_adds_per_byte, "multiply-adds per byte", "winograd"),
     ):
-        base = 1.0 if axes is left else 0.0
-        for place, studied in zip(rows(axes, study, pen, names=pen.narrow or axes is left), study.layers, strict=True):
-            value = measure(studied.layer)
-            start = base or 0.1
+        values = [measure(studied.layer) for studied in study.layers]
+        start = 1.0 if axes is left else min(0.1, *(value / 2 for value in values))
+        low, high = min(start, *values), max(start, *values)
+        room = max(high / low, 10.0) ** (0.4 if pen.narrow else 0.25)  # for the numbers beside the bars
+        axes.set(xscale="log", xlim=(low / room if low < start else low, high * room), title=title)
+        lines = rows(axes, study, pen, names=pen.narrow or axes is left)
+        for place, studied, value in zip(lines, study.layers, values, strict=True):
             (bar,) = axes.barh(place, value - start, left=start, height=0.6, color=pen.colour(name))
             pen.tip(bar, f"{studied.name}: {value:.3g}")
             axes.annotate(
@@ -248,11 +225,6 @@ def _shapes(study: Study, figure: Figure, pen: Pen) -> None:
                 fontsize=8,
                 color=pen.palette.muted,
             )
-        axes.set_xscale("log")
-        values = [measure(studied.layer) for studied in study.layers]
-        axes.set_xlim(min(values) / 4 if base else 0.1, max(*values, 1.0) * 6)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_title(title)
-        if base:
+        pen.ticks(axes.xaxis, plain)
+        if axes is left:
             axes.axvline(1, color=pen.palette.muted, linewidth=0.9)

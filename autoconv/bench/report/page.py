@@ -9,8 +9,8 @@ from string import Template
 
 from autoconv.bench.report import layers, tradeoffs
 from autoconv.bench.report.study import Study
-from autoconv.bench.report.style import DARK, LIGHT, Chart, Palette, svg
-from autoconv.common.text import duration, shape, size
+from autoconv.bench.report.style import DARK, LIGHT, Chart, Palette, span, svg
+from autoconv.common.text import shape, size
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -43,7 +43,7 @@ def report(study: Study) -> str:
     """
     plain = study.plain_gemm
     facts = {
-        "all layers": _units(duration(study.seconds)),
+        "all layers": span(study.seconds),
         "of the peak": f"{study.flops / study.seconds / study.peak:.0%}",
         "plain GEMM takes": f"{plain / study.seconds:.1f}×" if plain else "-",
         "operations": f"{study.flops / 1e9:.2f} GFLOP",
@@ -61,7 +61,7 @@ def report(study: Study) -> str:
             studied.title,
             shape(studied.layer),
             str(studied.winner),
-            _units(duration(studied.best)),
+            span(studied.best),
             f"{studied.repeat * studied.best / study.seconds:.1%}",
             f"{studied.layer.flops / studied.best / 1e9:.0f}",
             size(studied.limits.workspace(studied.facts[studied.winner])),
@@ -139,8 +139,3 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _colours(palette: Palette) -> str:
     return " ".join(f"--{name}: {colour};" for name, colour in palette.variables.items())
-
-
-def _units(text: str) -> str:
-    """A duration with a micro sign, where the encoding is known to have one."""
-    return text.replace("us", "µs")

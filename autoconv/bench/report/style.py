@@ -11,16 +11,28 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoconv.common.text import duration
 from autoconv.paths import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-WIDE, NARROW = 9.6, 3.6  # inches: a page, and a phone that nobody has to zoom
-MARKERS = {"direct": "o", "gemm": "s", "winograd": "^", "fft": "D", "depthwise": "v", "matrix": "P", "numpy": "X"}
-FAMILIES = (*MARKERS, "torch", "onnxruntime")  # each has its colour on every figure; others share the last
-OTHERS = "h"  # the marker of libraries, and of families that came later
+WIDE, NARROW = 8.8, 3.2  # inches: a page, and a phone that nobody has to zoom
+MARKERS = {
+    "direct": "o",
+    "gemm": "s",
+    "winograd": "^",
+    "fft": "D",
+    "depthwise": "v",
+    "matrix": "P",
+    "numpy": "X",
+    "torch": "<",
+    "onnxruntime": ">",
+}
+FAMILIES = tuple(MARKERS)  # each has its colour and its marker on every figure; others share the last
+OTHERS = "h"
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,7 @@ LIGHT = Palette(
         "#bb3f77",
         "#15859a",
         "#76828f",
-        "#a8432f",
+        "#7b4f35",
         "#3f4c9b",
         "#7d6a35",
     ),
@@ -74,7 +86,7 @@ DARK = Palette(
         "#ef86b5",
         "#57cbdd",
         "#9ba7b3",
-        "#ef8d78",
+        "#d9b8a2",
         "#96a3f0",
         "#cdb671",
     ),
@@ -135,9 +147,15 @@ class Pen:
         place = FAMILIES.index(family) if family in FAMILIES else len(FAMILIES)
         return self.palette.families[place]
 
-    def marker(self, family: str) -> str:
-        """A family's own: nobody has to tell colours apart."""
-        return MARKERS.get(family, OTHERS)
+    def mark(self, family: str) -> dict[str, Any]:
+        """How a family is marked: nobody has to tell colours apart."""
+        look = {"marker": MARKERS.get(family, OTHERS), "color": self.colour(family)}
+        return look | {"markersize": 6, "markeredgewidth": 0, "linestyle": ""}
+
+    @property
+    def ring(self) -> dict[str, Any]:
+        """How a winner is marked, around whatever mark it has."""
+        return {"marker": "o", "color": self.palette.ink, "markersize": 9, "markerfacecolor": "none", "linestyle": ""}
 
     def tip(self, mark: Any, text: str) -> None:
         """Let a mark say something to a pointer that rests on it."""
@@ -150,15 +168,24 @@ class Pen:
         found: Any = figure.subplots(rows, columns, squeeze=False)
         return list(found.flat)
 
+    def ticks(self, axis: Axis, text: Callable[[float], str]) -> None:
+        """A few ticks at round numbers on a logarithmic axis, whether it shows many decades or a part of one."""
+        from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+        low, high = axis.get_view_interval()
+        decades, finer = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0)), MaxNLocator(4)
+        for locator in (*(LogLocator(subs=subs, numticks=4 if self.narrow else 7) for subs in decades), finer):
+            places = [place for place in locator.tick_values(low, high) if low <= place <= high]
+            if len(places) >= 3:
+                break
+        axis.set_minor_locator(NullLocator())
+        axis.set_ticks(places, [text(place) for place in places])
+
     def legend(self, figure: Figure, families: Sequence[str], more: Sequence[Any] = ()) -> None:
         """The families' marks above everything."""
         from matplotlib.lines import Line2D
 
-        handles = [
-            Line2D([], [], color=self.colour(f), marker=self.marker(f), linestyle="", markersize=6, label=f)
-            for f in families
-        ]
-        handles += list(more)
+        handles = [*(Line2D([], [], label=family, **self.mark(family)) for family in families), *more]
         long = max(len(str(handle.get_label())) for handle in handles) > 12
         figure.legend(
             handles=handles,
@@ -239,6 +266,21 @@ def write_pictures(charts: Sequence[Chart], folder: Path) -> None:
                 out = io.BytesIO()
                 figure.savefig(out, format="png", dpi=150)
             write_whole(folder / f"{chart.name}{ending}.png", out.getvalue())
+
+
+def span(seconds: float) -> str:
+    """A duration with a micro sign, which a page and a picture have whatever a terminal has."""
+    return duration(seconds).replace("us", "µs")
+
+
+def plain(value: float) -> str:
+    """A number in as few characters as say it."""
+    return f"{value:g}".replace("e-0", "e-")
+
+
+def times(value: float) -> str:
+    """A factor, as people write it."""
+    return f"{value:.3g}×" if value < 1000 else f"{value:.0f}×"
 
 
 @contextmanager

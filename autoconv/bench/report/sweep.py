@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoconv.bench.report.page import page
 from autoconv.bench.report.study import Studied, family_of
-from autoconv.bench.report.style import Chart, Pen
-from autoconv.common.text import duration
+from autoconv.bench.report.style import Chart, Pen, span
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -221,18 +220,13 @@ def _draw(sweep: Sweep, figure: Figure, pen: Pen) -> None:
         style = STYLES[drawn.get(family, 0) % len(STYLES)]
         drawn[family] = drawn.get(family, 0) + 1
         rates = [(value, layers[value].flops / seconds / 1e9) for value, seconds in sweep.curve(algorithm)]
-        look: dict[str, Any] = {
-            "color": pen.colour(family),
-            "marker": pen.marker(family),
-            "linestyle": style,
-            "markersize": 4.5,
-        }
+        look = pen.mark(family) | {"linestyle": style, "markersize": 5}
         axes.plot(*zip(*rates, strict=True), linewidth=1.5, **look)
         handles.append(Line2D([], [], label=algorithm, **look))
     for value, studied in sweep.points:
         rate = studied.layer.flops / studied.best / 1e9
-        (mark,) = axes.plot(value, rate, "o", markersize=9, markerfacecolor="none", color=pen.palette.ink, zorder=4)
-        pen.tip(mark, f"{sweep.extent}={value}: {studied.winner}, {duration(studied.best)}, {rate:.0f} GFLOP/s")
+        (mark,) = axes.plot(value, rate, zorder=4, **pen.ring)
+        pen.tip(mark, f"{sweep.extent}={value}: {studied.winner}, {span(studied.best)}, {rate:.0f} GFLOP/s")
     for takeover in sweep.takeovers:
         axes.axvline(
             takeover.at or math.sqrt(takeover.low * takeover.high),
@@ -277,7 +271,7 @@ def report(layer: ConvLayer, sweeps: Sequence[Sweep]) -> str:
         (
             f"{extent} = {value}",
             str(studied.winner),
-            duration(studied.best),
+            span(studied.best),
             f"{studied.layer.flops / studied.best / 1e9:.0f}",
         )
         for extent, value, studied in every

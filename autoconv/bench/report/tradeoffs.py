@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from autoconv.bench.report.layers import times
 from autoconv.bench.report.study import Studied, Study, family_of
-from autoconv.bench.report.style import Chart, Pen
+from autoconv.bench.report.style import Chart, Pen, plain, times
 from autoconv.common.candidate import Candidate
 from autoconv.common.text import size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 STEPS = 48  # limits that are tried, between the smallest and the largest that make a difference
@@ -41,7 +39,7 @@ def charts(study: Study) -> list[Chart]:
             "Error against time",
             "First every candidate, its measured error (the largest, relative to the sum of "
             "absolute products) and its time over that of its layer's winner. Then what all layers take together "
-            "under a tolerance.",
+            "under a tolerance, from where every layer has a candidate that keeps to it.",
             lambda pen: 6.4 if pen.narrow else 3.7,
             functools.partial(_error, study),
         ),
@@ -50,7 +48,7 @@ def charts(study: Study) -> list[Chart]:
             "Workspace against time",
             "First every candidate, its scratch memory and its time over that of its "
             "layer's winner. Then what all layers take together under a limit of workspace, the best choice at every "
-            "limit.",
+            "limit, from where every layer has one.",
             lambda pen: 6.4 if pen.narrow else 3.7,
             functools.partial(_workspace, study),
         ),
@@ -69,18 +67,11 @@ def _roofline(study: Study, figure: Figure, pen: Pen) -> None:
             for studied, candidate, _ in study.every()
             if family_of(candidate) == family
         ]
-        axes.plot(
-            *zip(*marks, strict=True),
-            pen.marker(family),
-            color=pen.colour(family),
-            markersize=4,
-            alpha=0.45,
-            markeredgewidth=0,
-        )
+        axes.plot(*zip(*marks, strict=True), **_one_of_many(pen, family))
         fastest, slowest = max([fastest, *(y for _, y in marks)]), min([slowest, *(y for _, y in marks)])
     for studied, intensity in zip(study.layers, intensities, strict=True):
         rate = studied.layer.flops / studied.best / 1e9
-        (mark,) = axes.plot(intensity, rate, "o", markersize=9, markerfacecolor="none", color=palette.ink, zorder=4)
+        (mark,) = axes.plot(intensity, rate, zorder=4, **pen.ring)
         pen.tip(mark, f"{studied.name}: {studied.winner}, {rate:.0f} GFLOP/s at {intensity:.1f} FLOP per byte")
     roof = [axes.axhline(study.peak / 1e9, color=palette.accent, label=f"peak, {study.peak / 1e9:.0f} GFLOP/s")]
     rates = {
@@ -88,7 +79,7 @@ def _roofline(study: Study, figure: Figure, pen: Pen) -> None:
         "L3": machine.read.rate(machine.caches[2] // 2),
         "memory": machine.memory,
     }
-    for (level, rate), style in zip(rates.items(), (":", "--", "-"), strict=True):
+    for (level, rate), style in zip(rates.items(), (":", "--", "-."), strict=True):
         ridge = study.peak / rate
         if ridge > low:
             label = f"{level}, {rate / 1e9:.0f} GB/s"
@@ -98,40 +89,28 @@ def _roofline(study: Study, figure: Figure, pen: Pen) -> None:
     axes.set_ylim(slowest / 1.5, max(fastest, study.peak / 1e9) * 1.6)
     axes.set_xlabel("operations for every byte of operands")
     axes.set_ylabel("GFLOP/s")
-    _plain_ticks(axes)
+    for axis in (axes.xaxis, axes.yaxis):
+        pen.ticks(axis, plain)
     axes.grid()
     pen.legend(figure, study.families, roof)
 
 
-def _plain_ticks(axes: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    for axis in (axes.xaxis, axes.yaxis):
-        low, high = axis.get_view_interval()
-        axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 100 else (1.0, 2.0, 5.0)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(NullFormatter())
+def _one_of_many(pen: Pen, family: str) -> dict[str, Any]:
+    """How a candidate is marked where others may lie under it."""
+    return pen.mark(family) | {"markersize": 4.5, "alpha": 0.65}
 
 
 def _error(study: Study, figure: Figure, pen: Pen) -> None:
     left, right = pen.panels(figure, 2)
     _candidates(study, left, pen, lambda s, c: max(s.facts[c].error, LEAST_ERROR))
     left.set(yscale="log", ylabel="error", title="every candidate")
-    _powers(left.yaxis)
+    pen.ticks(left.yaxis, plain)
     errors = [max(facts.error, LEAST_ERROR) for _, _, facts in study.every()]
-    _under(study, right, pen, _between(min(errors), max(errors)), "tolerance")
-    right.set(xscale="log", xlabel="tolerance", title="all layers under a tolerance")
-    _powers(right.xaxis)
+    low, high = min(errors), max(errors)
+    _under(study, right, pen, _between(low, high), "tolerance")
+    right.set(xscale="log", xlim=(low, 1.1 * high), xlabel="tolerance", title="all layers under a tolerance")
+    pen.ticks(right.xaxis, plain)
     pen.legend(figure, study.families)
-
-
-def _powers(axis: Axis) -> None:
-    """Ticks at powers of ten."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis.set_major_locator(LogLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-")))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def _workspace(study: Study, figure: Figure, pen: Pen) -> None:
@@ -148,7 +127,7 @@ def _workspace(study: Study, figure: Figure, pen: Pen) -> None:
         axes.set(**{f"{which}scale": "log"})
         axis = axes.yaxis if which == "y" else axes.xaxis
         ticks = [LEAST_WORKSPACE, *(1 << n for n in range(12, 31, 4) if 1 << n <= 2 * most)]
-        axis.set_ticks(ticks)
+        axis.set_ticks(ticks[::2] if pen.narrow and which == "x" else ticks)
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(_bytes))
     pen.legend(figure, study.families)
@@ -165,26 +144,15 @@ def _between(low: float, high: float) -> list[float]:
 
 def _candidates(study: Study, axes: Axes, pen: Pen, measure: Callable[[Studied, Candidate], float]) -> None:
     """A mark for every candidate, at its time over that of its layer's winner."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     for family in reversed(study.families):
         marks = [
             (studied.seconds(candidate) / studied.best, measure(studied, candidate))
             for studied, candidate, _ in study.every()
             if family_of(candidate) == family
         ]
-        axes.plot(
-            *zip(*marks, strict=True),
-            pen.marker(family),
-            color=pen.colour(family),
-            markersize=4.5,
-            alpha=0.6,
-            markeredgewidth=0,
-        )
+        axes.plot(*zip(*marks, strict=True), **_one_of_many(pen, family))
     axes.set(xscale="log", xlabel="time over that of the layer's winner")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: times(value)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    pen.ticks(axes.xaxis, times)
     axes.grid()
 
 
@@ -199,7 +167,8 @@ def _under(study: Study, axes: Axes, pen: Pen, limits: list[float], name: str) -
     if kept:
         axes.plot(*zip(*kept, strict=True), drawstyle="steps-post", color=pen.palette.accent, linewidth=1.6)
     axes.axhline(1, color=pen.palette.muted, linewidth=0.9)
-    axes.set_ylim(0, None)
+    more = max([0.1, *(factor - 1 for _, factor in kept)])  # not so little that noise would look like much
+    axes.set_ylim(1 - 0.05 * more, 1 + 1.05 * more)
     axes.set_ylabel("time over that without a limit")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: times(value) if value else "0"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: times(value)))
     axes.grid()
