@@ -14,6 +14,15 @@ PIPED_WIDTH = 1000  # characters: nothing is cut where nobody sees the edge
 FOLDED = 18  # characters to which a narrow terminal folds a column of names
 
 
+def digits(value: float) -> str:
+    """Three significant digits, and all that a large number has before the point.
+
+    >>> digits(1.2344), digits(999.7), digits(43210.9)
+    ('1.23', '1000', '43211')
+    """
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
+
+
 def duration(seconds: float) -> str:
     """Three significant digits and a unit, in ASCII.
 
@@ -22,8 +31,20 @@ def duration(seconds: float) -> str:
     """
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
-            return f"{seconds / size:.3g} {unit}" if seconds < 1000 * size else f"{seconds / size:.0f} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+            return f"{digits(seconds / size)} {unit}"
+    return f"{digits(seconds * 1e6)} us"
+
+
+def operations(flops: float) -> str:
+    """Operations in the largest unit that leaves at least one.
+
+    >>> operations(1.334e9), operations(2.5e6), operations(1200)
+    ('1.33 GFLOP', '2.5 MFLOP', '0.0012 MFLOP')
+    """
+    for unit, size in (("TFLOP", 1e12), ("GFLOP", 1e9)):
+        if flops >= size:
+            return f"{digits(flops / size)} {unit}"
+    return f"{digits(flops / 1e6)} MFLOP"
 
 
 def size(nbytes: int) -> str:

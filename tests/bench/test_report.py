@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,20 @@ def contrast(a: str, b: str) -> float:
 
 
 @drawn
+def test_long_names_in_the_table_may_break_where_a_part_ends(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert "a$long$name/<wbr>of/<wbr>channels/<wbr>each/<wbr>alone" in text
+    assert re.search(r"<td>[a-z.]+\[<wbr>\w+=\w+,<wbr>", text)
+
+
+def test_a_roofline_that_was_measured_on_a_busy_machine_is_remarked_upon() -> None:
+    device = modelled()
+    assert pages.remarks(device) == []
+    (remark,) = pages.remarks(replace(device, model=replace(device.machine, busy=0.123).text))
+    assert remark.startswith("Others used 12% of the processor while the peak and the bandwidths were measured")
+
+
+@drawn
 def test_pages_have_a_micro_sign(page: Path) -> None:
     assert re.findall(r"\d us\b", page.read_text(encoding="utf-8")) == []
 
@@ -245,6 +260,7 @@ def test_a_browser_shows_every_figure_in_light_and_dark_wide_and_narrow(page: Pa
             browser.open(page.as_uri(), width, 844, scheme)
             assert browser.value("document.documentElement.scrollWidth") <= width
             assert browser.value("getComputedStyle(document.body).backgroundColor") == rgb(palette.paper)
+            assert width < 600 or browser.value(SPARE) >= 0
             shown = browser.value(SHOWN)
             assert [figure["name"] for figure in shown] == FIGURES
             for figure in shown:
@@ -265,6 +281,8 @@ def rgb(colour: str) -> str:
     return f"rgb({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))})"
 
 
+# Pixels that the table leaves free, or below 0 those that have to be scrolled.
+SPARE = "(s => s.clientWidth - s.scrollWidth)(document.querySelector('.scroll'))"
 # Of every figure: which drawing is shown, the ink of its ticks, its least letters, and texts that stick out of it.
 SHOWN = """
 [...document.querySelectorAll('figure')].map(figure => {

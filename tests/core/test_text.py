@@ -18,12 +18,28 @@ from autoconv.layer import ConvLayer
         (7.93e-4, "793 us"),
         (0.0012344, "1.23 ms"),
         (0.9994, "999 ms"),
+        (0.9997, "1000 ms"),
+        (9.997e-4, "1000 us"),
         (12.34, "12.3 s"),
         (4321, "4321 s"),
     ],
 )
 def test_durations_have_three_digits_and_a_unit(seconds: float, expected: str) -> None:
     assert text.duration(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("flops", "expected"),
+    [
+        (1200, "0.0012 MFLOP"),
+        (9.5e6, "9.5 MFLOP"),
+        (1.334e9, "1.33 GFLOP"),
+        (9.998e11, "1000 GFLOP"),
+        (2e12, "2 TFLOP"),
+    ],
+)
+def test_operations_have_a_unit_that_fits(flops: float, expected: str) -> None:
+    assert text.operations(flops) == expected
 
 
 def test_shapes_show_what_is_not_at_its_default() -> None:

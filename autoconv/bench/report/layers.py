@@ -12,6 +12,7 @@ from autoconv.bench.report.counts import gemm_multiply_adds, input_over_filters,
 from autoconv.bench.report.study import PLAIN_GEMM, Studied, Study, exact_algorithms, family_of
 from autoconv.bench.report.style import Chart, Pen, plain, span, times
 from autoconv.common.candidate import Candidate
+from autoconv.common.text import digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,8 +45,8 @@ def charts(study: Study) -> list[Chart]:
         chart(
             "time",
             "Time of each layer, by algorithm",
-            "One run of the fastest candidate of each algorithm; the ring is the "
-            "winner. The further apart the marks of a line, the more there is to choose.",
+            "One run of the fastest candidate of each algorithm; the ring is the winner: of those within the noise "
+            "one with little workspace. The further apart the marks of a line, the more there is to choose.",
             _time,
         ),
         chart(
@@ -154,7 +155,7 @@ def _gap(study: Study, figure: Figure, pen: Pen) -> None:
             present.add(name)
             rates.append(studied.layer.flops / studied.seconds(candidate) / 1e9)
             (mark,) = axes.plot(rates[-1], place, clip_on=False, zorder=3, **look)
-            pen.tip(mark, f"{studied.name}, {name}: {candidate}, {rates[-1]:.0f} GFLOP/s")
+            pen.tip(mark, f"{studied.name}, {name}: {candidate}, {digits(rates[-1])} GFLOP/s")
         axes.plot([min(rates), max(rates)], [place, place], color=pen.palette.grid, linewidth=1.4, zorder=1)
     axes.axvline(study.peak / 1e9, color=pen.palette.accent, linewidth=1.2)
     axes.annotate(
@@ -216,7 +217,7 @@ def _shapes(study: Study, figure: Figure, pen: Pen) -> None:
             (bar,) = axes.barh(place, value - start, left=start, height=0.6, color=pen.colour(name))
             pen.tip(bar, f"{studied.name}: {value:.3g}")
             axes.annotate(
-                f"{value:.3g}" if value < 1000 else f"{value:.0f}",
+                digits(value),
                 (value, place),
                 xytext=(4 if value >= start else -4, 0),
                 textcoords="offset points",

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from string import Template
 
 from autoconv.bench.report import layers, tradeoffs
-from autoconv.bench.report.study import Study
-from autoconv.bench.report.style import DARK, LIGHT, Chart, Palette, span, svg
-from autoconv.common.text import shape, size
+from autoconv.bench.report.study import Studied, Study
+from autoconv.bench.report.style import DARK, LIGHT, Chart, Palette, span, svg, times
+from autoconv.common.text import digits, operations, shape, size
+from autoconv.cpu.device import CPU
+from autoconv.cpu.machine.model import BUSY
 
 TEMPLATE = Path(__file__).with_name("page.html")
+
+
+@dataclass(frozen=True)
+class Table:
+    """The figures of a page as numbers.
+
+    Attributes
+    ----------
+    caption : str
+        What the columns say.
+    head : sequence of str
+        Their names; `>` before one aligns the column to the right.
+    rows : sequence of sequences of str
+        One cell for each column.
+    """
+
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def charts(study: Study) -> list[Chart]:
@@ -41,37 +64,67 @@ def report(study: Study) -> str:
     str
         HTML.
     """
-    plain = study.plain_gemm
     facts = {
         "all layers": span(study.seconds),
         "of the peak": f"{study.flops / study.seconds / study.peak:.0%}",
-        "plain GEMM takes": f"{plain / study.seconds:.1f}×" if plain else "-",
-        "operations": f"{study.flops / 1e9:.2f} GFLOP",
+        "operations": operations(study.flops),
         "layers": str(sum(studied.repeat for studied in study.layers)),
         "candidates timed": str(sum(len(studied.facts) for studied in study.layers)),
     }
+    if study.plain_gemm is not None:
+        facts["plain GEMM takes"] = times(study.plain_gemm / study.seconds)
     about = [
         f"{study.device.name}; batch {study.batch}, {study.direction}, {study.limits.weights} filters; measured until "
         f"{study.when[:10]}"
     ]
-    notes = [f"Not among these figures: {name}: {why}" for name, why in study.missing.items()]
-    head = ("layer", "shape", "winner", ">time", ">share", ">GFLOP/s", ">workspace", "runner-up")
-    rows = [
-        (
-            studied.title,
-            shape(studied.layer),
-            str(studied.winner),
-            span(studied.best),
-            f"{studied.repeat * studied.best / study.seconds:.1%}",
-            f"{studied.layer.flops / studied.best / 1e9:.0f}",
-            size(studied.limits.workspace(studied.facts[studied.winner])),
-            str(next((c for c in studied.ranking if c != studied.winner), "-")),
-        )
-        for studied in study.layers
-    ]
-    return page(
-        study.network, [study.source, *about] if study.source else about, facts, charts(study), notes, head, rows
+    notes = remarks(study.device)
+    notes += [f"Not among these figures: {name}: {why}" for name, why in study.missing.items()]
+    table = Table(
+        "The time of one run; the share of all layers, as often as the network has them; operations of the direct sum "
+        "per second; scratch memory; and how many times as long the second best takes. A shape is input, filters, "
+        "s for stride, d for dilation and g for groups.",
+        ("layer", ">time", ">share", "winner", "runner-up", "shape", ">GFLOP/s", ">workspace"),
+        [
+            (
+                studied.title,
+                span(studied.best),
+                f"{studied.repeat * studied.best / study.seconds:.1%}",
+                str(studied.winner),
+                _second(studied),
+                shape(studied.layer),
+                digits(studied.layer.flops / studied.best / 1e9),
+                size(studied.limits.workspace(studied.facts[studied.winner])),
+            )
+            for studied in study.layers
+        ],
     )
+    return page(study.network, [study.source, *about] if study.source else about, facts, charts(study), notes, table)
+
+
+def _second(studied: Studied) -> str:
+    """The best after the winner, and how many times as long it takes."""
+    found = next((candidate for candidate in studied.ranking if candidate != studied.winner), None)
+    return "-" if found is None else f"{found} {studied.seconds(found) / studied.best:.2f}×"
+
+
+def remarks(device: CPU) -> list[str]:
+    """What a reader has to know of the machine.
+
+    Parameters
+    ----------
+    device : CPU
+
+    Returns
+    -------
+    list of str
+    """
+    busy = device.machine.busy
+    if busy <= BUSY:
+        return []
+    return [
+        f"Others used {busy:.0%} of the processor while the peak and the bandwidths were measured, which may be higher "
+        "than is said here: autoconv info measures them again."
+    ]
 
 
 def page(
@@ -80,8 +133,7 @@ def page(
     facts: Mapping[str, str],
     figures: Sequence[Chart],
     notes: Sequence[str],
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    table: Table,
 ) -> str:
     """A page.
 
@@ -95,10 +147,7 @@ def page(
     figures : sequence of Chart
     notes : sequence of str
         What a reader has to know, before the figures.
-    head : sequence of str
-        The columns of the table; `>` before one aligns it to the right.
-    rows : sequence of sequences of str
-        One cell for each column.
+    table : Table
 
     Returns
     -------
@@ -115,7 +164,7 @@ def page(
         *(f'<p class="note">{escape(note)}</p>' for note in notes),
         *map(_figure, figures),
         '<h2 id="table">All in a table</h2>',
-        _table(head, rows),
+        _table(table),
     ]
     template = Template(TEMPLATE.read_text(encoding="utf-8"))
     return template.substitute(title=escape(title), light=_colours(LIGHT), dark=_colours(DARK), body="\n".join(parts))
@@ -129,12 +178,22 @@ def _figure(chart: Chart) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    kinds = [' class="figure"' if name.startswith(">") else "" for name in head]
-    titles = "".join(f"<th{kind}>{escape(name.removeprefix('>'))}</th>" for name, kind in zip(head, kinds, strict=True))
-    lines = ("".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)) for row in rows)
-    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="scroll"><table>\n<tr>{titles}</tr>\n{body}\n</table></div>'
+def _table(table: Table) -> str:
+    kinds = [' class="figure"' if name.startswith(">") else "" for name in table.head]
+    named = zip(table.head, kinds, strict=True)
+    titles = "".join(f'<th scope="col"{kind}>{escape(name.removeprefix(">"))}</th>' for name, kind in named)
+    cells = (zip(row, kinds, strict=True) for row in table.rows)
+    body = "\n".join("<tr>" + "".join(f"<td{kind}>{_cell(text)}</td>" for text, kind in row) + "</tr>" for row in cells)
+    return (
+        f'<p class="muted">{escape(table.caption)}</p>\n'
+        '<div class="scroll" role="region" aria-labelledby="table" tabindex="0"><table>\n'
+        f"<thead><tr>{titles}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>"
+    )
+
+
+def _cell(text: str) -> str:
+    """A cell whose long names may break where a part of them ends."""
+    return re.sub(r"(?<=[\[,/])(?=.)", "<wbr>", escape(text))
 
 
 def _colours(palette: Palette) -> str:

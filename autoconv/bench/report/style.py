@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoconv.common.text import duration
+from autoconv.common.text import digits, duration
 from autoconv.paths import write_whole
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ def plain(value: float) -> str:
 
 def times(value: float) -> str:
     """A factor, as people write it."""
-    return f"{value:.3g}×" if value < 1000 else f"{value:.0f}×"
+    return f"{digits(value)}×"
 
 
 @contextmanager

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autoconv.bench.report.page import page
+from autoconv.bench.report.page import Table, page, remarks
 from autoconv.bench.report.study import Studied, family_of
 from autoconv.bench.report.style import Chart, Pen, span
+from autoconv.common.text import digits
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -192,8 +193,9 @@ def charts(sweeps: Sequence[Sweep]) -> list[Chart]:
         Chart(
             f"sweep-{sweep.extent}",
             f"As {sweep.extent} grows: {EXTENTS[sweep.extent]}",
-            "Operations of the direct sum per second, by the fastest candidate of each algorithm; the rings are "
-            f"winners, the line is the measured peak. {_story(sweep)}.",
+            "Operations of the direct sum per second, by the fastest candidate of each algorithm. The rings are "
+            "winners: of those within the noise one with little workspace. The level line is the measured peak, "
+            f"the dashed ones are where another algorithm takes over. {_story(sweep)}.",
             lambda pen: 5.0 if pen.narrow else 4.6,
             functools.partial(_draw, sweep),
         )
@@ -226,7 +228,7 @@ def _draw(sweep: Sweep, figure: Figure, pen: Pen) -> None:
     for value, studied in sweep.points:
         rate = studied.layer.flops / studied.best / 1e9
         (mark,) = axes.plot(value, rate, zorder=4, **pen.ring)
-        pen.tip(mark, f"{sweep.extent}={value}: {studied.winner}, {span(studied.best)}, {rate:.0f} GFLOP/s")
+        pen.tip(mark, f"{sweep.extent}={value}: {studied.winner}, {span(studied.best)}, {digits(rate)} GFLOP/s")
     for takeover in sweep.takeovers:
         axes.axvline(
             takeover.at or math.sqrt(takeover.low * takeover.high),
@@ -240,7 +242,7 @@ def _draw(sweep: Sweep, figure: Figure, pen: Pen) -> None:
     axes.set_xticks(list(layers), [str(value) for value in layers])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(0, None)
-    axes.set(xlabel=sweep.extent, ylabel="GFLOP/s")
+    axes.set(xlabel=f"{sweep.extent}, {EXTENTS[sweep.extent]}", ylabel="GFLOP/s")
     axes.grid(axis="y")
     pen.legend(figure, (), handles)
 
@@ -269,12 +271,17 @@ def report(layer: ConvLayer, sweeps: Sequence[Sweep]) -> str:
     }
     rows = [
         (
-            f"{extent} = {value}",
+            f"{extent}={value}",
             str(studied.winner),
             span(studied.best),
-            f"{studied.layer.flops / studied.best / 1e9:.0f}",
+            digits(studied.layer.flops / studied.best / 1e9),
         )
         for extent, value, studied in every
     ]
-    head = ("extent", "winner", ">time", ">GFLOP/s")
-    return page("One extent at a time", [str(layer), f"on {device.name}"], facts, charts(sweeps), (), head, rows)
+    table = Table(
+        "The time of one run, and operations of the direct sum per second.",
+        ("extent", "winner", ">time", ">GFLOP/s"),
+        rows,
+    )
+    about = [str(layer), f"on {device.name}"]
+    return page("One extent at a time", about, facts, charts(sweeps), remarks(device), table)

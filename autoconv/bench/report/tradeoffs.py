@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from autoconv.bench.report.study import Studied, Study, family_of
 from autoconv.bench.report.style import Chart, Pen, plain, times
 from autoconv.common.candidate import Candidate
-from autoconv.common.text import size
+from autoconv.common.text import digits, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,7 +72,7 @@ def _roofline(study: Study, figure: Figure, pen: Pen) -> None:
     for studied, intensity in zip(study.layers, intensities, strict=True):
         rate = studied.layer.flops / studied.best / 1e9
         (mark,) = axes.plot(intensity, rate, zorder=4, **pen.ring)
-        pen.tip(mark, f"{studied.name}: {studied.winner}, {rate:.0f} GFLOP/s at {intensity:.1f} FLOP per byte")
+        pen.tip(mark, f"{studied.name}: {studied.winner}, {digits(rate)} GFLOP/s at {intensity:.1f} FLOP per byte")
     roof = [axes.axhline(study.peak / 1e9, color=palette.accent, label=f"peak, {study.peak / 1e9:.0f} GFLOP/s")]
     rates = {
         "L2": machine.read.rate(machine.threads * machine.caches[1] // 2),
