@@ -210,7 +210,7 @@ def _shapes(study: Study, figure: Figure, pen: Pen) -> None:
         values = [measure(studied.layer) for studied in study.layers]
         start = 1.0 if axes is left else min(0.1, *(value / 2 for value in values))
         low, high = min(start, *values), max(start, *values)
-        room = max(high / low, 10.0) ** (0.4 if pen.narrow else 0.25)  # for the numbers beside the bars
+        room = max(high / low, 10.0) ** (0.5 if pen.narrow else 0.25)  # for the numbers beside the bars
         axes.set(xscale="log", xlim=(low / room if low < start else low, high * room), title=title)
         lines = rows(axes, study, pen, names=pen.narrow or axes is left)
         for place, studied, value in zip(lines, study.layers, values, strict=True):

@@ -12,7 +12,7 @@ from string import Template
 from autoconv.bench.report import layers, tradeoffs
 from autoconv.bench.report.study import Studied, Study
 from autoconv.bench.report.style import DARK, LIGHT, Chart, Palette, span, svg, times
-from autoconv.common.text import digits, operations, shape, size
+from autoconv.common.text import count, digits, operations, shape, size
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine.model import BUSY
 
@@ -77,8 +77,10 @@ def report(study: Study) -> str:
         f"{study.device.name}; batch {study.batch}, {study.direction}, {study.limits.weights} filters; measured until "
         f"{study.when[:10]}"
     ]
-    notes = remarks(study.device)
-    notes += [f"Not among these figures: {name}: {why}" for name, why in study.missing.items()]
+    notes: dict[str, list[str]] = {remark: [] for remark in remarks(study.device)}
+    if study.missing:
+        missing = f"Not among these figures: {count(len(study.missing), 'layer')}"
+        notes[missing] = [f"{name}: {why}" for name, why in study.missing.items()]
     table = Table(
         "The time of one run; the share of all layers, as often as the network has them; operations of the direct sum "
         "per second; scratch memory; and how many times as long the second best takes. A shape is input, filters, "
@@ -132,7 +134,7 @@ def page(
     about: Sequence[str],
     facts: Mapping[str, str],
     figures: Sequence[Chart],
-    notes: Sequence[str],
+    notes: Mapping[str, Sequence[str]],
     table: Table,
 ) -> str:
     """A page.
@@ -145,8 +147,8 @@ def page(
     facts : mapping of str to str
         Figures in large print, by what they are.
     figures : sequence of Chart
-    notes : sequence of str
-        What a reader has to know, before the figures.
+    notes : mapping of str to sequence of str
+        What a reader has to know, before the figures; and what unfolds under it.
     table : Table
 
     Returns
@@ -161,13 +163,20 @@ def page(
         "<dl>" + "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts.items()),
         "</dl>",
         f'<nav aria-label="Figures">{links}<a href="#table">All in a table</a></nav></header>',
-        *(f'<p class="note">{escape(note)}</p>' for note in notes),
+        *(_note(note, more) for note, more in notes.items()),
         *map(_figure, figures),
         '<h2 id="table">All in a table</h2>',
         _table(table),
     ]
     template = Template(TEMPLATE.read_text(encoding="utf-8"))
     return template.substitute(title=escape(title), light=_colours(LIGHT), dark=_colours(DARK), body="\n".join(parts))
+
+
+def _note(note: str, more: Sequence[str]) -> str:
+    if not more:
+        return f'<p class="note">{escape(note)}</p>'
+    lines = "".join(f"<li>{escape(line)}</li>" for line in more)
+    return f'<details class="note"><summary>{escape(note)}</summary><ul>{lines}</ul></details>'
 
 
 def _figure(chart: Chart) -> str:

@@ -72,7 +72,7 @@ class Studied:
     @property
     def title(self) -> str:
         """Its name, and how often the network has it."""
-        return f"{self.name} ×{self.repeat}" if self.repeat > 1 else self.name
+        return f"{self.name}\N{NO-BREAK SPACE}×{self.repeat}" if self.repeat > 1 else self.name
 
     @functools.cached_property
     def fastest(self) -> dict[str, Candidate]:

@@ -173,7 +173,7 @@ class Pen:
         from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
         low, high = axis.get_view_interval()
-        decades, finer = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0)), MaxNLocator(4)
+        decades, finer = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0)), MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=3)
         for locator in (*(LogLocator(subs=subs, numticks=4 if self.narrow else 7) for subs in decades), finer):
             places = [place for place in locator.tick_values(low, high) if low <= place <= high]
             if len(places) >= 3:
@@ -262,10 +262,23 @@ def write_pictures(charts: Sequence[Chart], folder: Path) -> None:
         for palette, ending in ((LIGHT, ""), (DARK, "-dark")):
             with _styled(palette):
                 figure = _drawn(chart, Pen(palette, narrow=False))
-                figure.suptitle(chart.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+                _entitle(figure, chart.title)
                 out = io.BytesIO()
                 figure.savefig(out, format="png", dpi=150)
             write_whole(folder / f"{chart.name}{ending}.png", out.getvalue())
+
+
+def _entitle(figure: Figure, title: str) -> None:
+    """Put a title above a legend, which a title of the figure would lie upon."""
+    from matplotlib.font_manager import FontProperties
+
+    font = FontProperties(size=12, weight="bold")
+    figure.set_figheight(figure.get_figheight() + 0.3)
+    for legend in figure.legends:
+        legend.set_title(title, font)
+        legend.set_alignment("left")
+    if not figure.legends:
+        figure.suptitle(title, x=0.01, ha="left", fontproperties=font)
 
 
 def span(seconds: float) -> str:
@@ -275,7 +288,7 @@ def span(seconds: float) -> str:
 
 def plain(value: float) -> str:
     """A number in as few characters as say it."""
-    return f"{value:g}".replace("e-0", "e-")
+    return f"{value:g}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def times(value: float) -> str:

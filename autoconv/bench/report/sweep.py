@@ -284,4 +284,4 @@ def report(layer: ConvLayer, sweeps: Sequence[Sweep]) -> str:
         rows,
     )
     about = [str(layer), f"on {device.name}"]
-    return page("One extent at a time", about, facts, charts(sweeps), remarks(device), table)
+    return page("One extent at a time", about, facts, charts(sweeps), dict.fromkeys(remarks(device), ()), table)
