@@ -39,7 +39,7 @@ def charts(study: Study) -> list[Chart]:
         chart(
             "share",
             "Where the time goes",
-            "Every layer by its winner, as often as the network has it, in the network's order.",
+            "Every layer by its winner, whose mark ends the bar, as often as the network has it, and in its order.",
             _share,
         ),
         chart(
@@ -117,13 +117,14 @@ def _share(study: Study, figure: Figure, pen: Pen) -> None:
     parts = [studied.repeat * studied.best / study.seconds for studied in study.layers]
     for place, studied, part in zip(rows(axes, study, pen), study.layers, parts, strict=True):
         family = family_of(studied.winner)
-        (bar,) = axes.barh(place, 100 * part, height=0.68, color=pen.colour(family))
+        (bar,) = axes.barh(place, 100 * part, height=0.2, color=pen.colour(family))
+        axes.plot(100 * part, place, **pen.mark(family))
         pen.tip(bar, f"{studied.title}: {studied.winner}, {span(studied.repeat * studied.best)}")
         text = span(studied.repeat * studied.best) + ("" if pen.narrow else f"  {studied.winner.algorithm}")
         axes.annotate(
             text,
             (100 * part, place),
-            xytext=(4, 0),
+            xytext=(7, 0),
             textcoords="offset points",
             va="center",
             fontsize=8,
