@@ -361,6 +361,7 @@ def test_pictures_are_written_in_light_and_dark_and_what_is_missing_is_named(
     assert pictures == sorted(f"{name}{end}.png" for name in FIGURES[5:6] for end in ("", "-dark"))
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "<dt>layers on record</dt>" in text
     assert "<summary>Not among these figures: 1 layer</summary><ul><li>unknown: nothing recorded" in text
 
 

@@ -65,7 +65,7 @@ def report(study: Study) -> str:
         HTML.
     """
     facts = {
-        "all layers": span(study.seconds),
+        "layers on record" if study.missing else "all layers": span(study.seconds),
         "of the peak": f"{study.flops / study.seconds / study.peak:.0%}",
         "operations": operations(study.flops),
         "layers": str(sum(studied.repeat for studied in study.layers)),

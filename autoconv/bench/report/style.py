@@ -178,6 +178,8 @@ class Pen:
             places = [place for place in locator.tick_values(low, high) if low <= place <= high]
             if len(places) >= 3:
                 break
+        if self.narrow and locator is finer and len(places) > 4:
+            places = places[::2]
         axis.set_minor_locator(NullLocator())
         axis.set_ticks(places, [text(place) for place in places])
 

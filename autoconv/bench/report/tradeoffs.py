@@ -106,9 +106,9 @@ def _error(study: Study, figure: Figure, pen: Pen) -> None:
     left.set(yscale="log", ylabel="error", title="every candidate")
     pen.ticks(left.yaxis, plain)
     errors = [max(facts.error, LEAST_ERROR) for _, _, facts in study.every()]
-    low, high = min(errors), max(errors)
+    low, high = min(errors), 2 * max(errors)  # past what makes a difference, so that a line is seen
     _under(study, right, pen, _between(low, high), "tolerance")
-    right.set(xscale="log", xlim=(low, 1.1 * high), xlabel="tolerance", title="all layers under a tolerance")
+    right.set(xscale="log", xlim=(low, high), xlabel="tolerance", title="all layers under a tolerance")
     pen.ticks(right.xaxis, plain)
     pen.legend(figure, study.families)
 
@@ -120,7 +120,7 @@ def _workspace(study: Study, figure: Figure, pen: Pen) -> None:
     _candidates(study, left, pen, lambda s, c: max(s.limits.workspace(s.facts[c]), LEAST_WORKSPACE))
     left.set(ylabel="workspace", title="every candidate")
     most = max(study.limits.workspace(facts) for _, _, facts in study.every())
-    limits = [0.0, *_between(LEAST_WORKSPACE, max(most, 2 * LEAST_WORKSPACE))]
+    limits = [0.0, *_between(LEAST_WORKSPACE, 2 * max(most, LEAST_WORKSPACE))]
     _under(study, right, pen, limits, "workspace_limit")
     right.set(xlabel="workspace limit", title="all layers under a limit")
     for axes, which in ((left, "y"), (right, "x")):
