@@ -15,6 +15,7 @@ import click
 from autoconv import __version__, networks, registry
 from autoconv.cli.options import OK, as_json, device_named, on_device
 from autoconv.cli.output import print_json
+from autoconv.common import machine_code
 from autoconv.common.text import duration, size
 from autoconv.cpu.device import CPU
 from autoconv.cpu.extensions import not_enabled
@@ -85,6 +86,8 @@ def information(device: Device, cache: TuningCache) -> dict[str, Any]:
             "records": len(records),
             "of_this_device": records.count(device.key),
             "shipped": str(cache.system),
+            "kernels": str(machine_code.folder()),
+            "kernels_bytes": machine_code.used(),
         },
         "networks": networks.names(),
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
@@ -115,6 +118,7 @@ def print_information(found: dict[str, Any]) -> None:
         ("versions", ", ".join(f"{name} {number}" for name, number in found["versions"].items())),
         ("cache", cache["directory"] + ("" if cache["persistent"] else "; cannot be written: nothing will be kept")),
         ("", f"{cache['records']} records, {cache['of_this_device']} of this device; shipped: {cache['shipped']}"),
+        ("", f"{size(cache['kernels_bytes'])} of compiled kernels: {cache['kernels']}"),
         ("networks", ", ".join(found["networks"])),
         *(("environment", f"{name}={value}") for name, value in found["environment"].items()),
         *(("missing", f"{name}: {how}") for name, how in found["missing"].items()),

@@ -1,4 +1,8 @@
-"""Machine code kept on disk: in a folder only its owner can write, every file checked before use."""
+"""Machine code kept on disk: in a folder only its owner can write, every file checked before use.
+
+The folder is bounded: what an upgrade leaves behind, nothing asks for again, and it goes when there is too much. A
+file's time of writing tells when it was last of use. Whoever finds a file gone compiles anew, so nobody is asked first.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,20 @@ import contextlib
 import functools
 import hashlib
 import os
+import re
 import stat
+import time
 import uuid
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from autoconv.paths import cache_folder
 
+LARGEST = 1 << 30  # bytes of the folder
+DAY = 86400  # seconds for which a file's time is not written anew, however often it is of use
 _SUM = hashlib.sha256().digest_size
+_OURS = re.compile(r"[0-9a-f]{64}|[0-9a-f]{32}\.new")  # kernels, and what a process that was killed left half-written
 _USABLE = os.name == "posix"  # elsewhere there is no cheap way to see who could write
 
 
@@ -58,6 +68,9 @@ def load(key: bytes) -> bytes | None:
         with os.fdopen(os.open(key.hex(), flags, dir_fd=descriptor), "rb") as file:
             found = os.fstat(file.fileno())
             text = file.read() if _private(found) and stat.S_ISREG(found.st_mode) else b""
+            if text and found.st_mtime < time.time() - DAY:
+                with contextlib.suppress(OSError):  # it can be read in any case
+                    os.utime(file.fileno())
     except OSError:
         return None
     finally:
@@ -76,9 +89,38 @@ def save(key: bytes, text: bytes) -> None:
         with os.fdopen(os.open(new, flags, 0o600, dir_fd=descriptor), "wb") as file:
             file.write(hashlib.sha256(key + text).digest() + text)
         os.replace(new, key.hex(), src_dir_fd=descriptor, dst_dir_fd=descriptor)
+        if key.hex().endswith("000"):  # one kernel in 4096: to look at all of them takes up to seconds
+            _trim(descriptor)
     except OSError as error:
         _warn(f"{folder()}: {error.strerror}")
     finally:
         with contextlib.suppress(OSError):  # it is there no more, but after a failure
             os.unlink(new, dir_fd=descriptor)
         os.close(descriptor)
+
+
+def used() -> int:
+    """Bytes of all that is kept; 0 where nothing can be."""
+    try:
+        return sum(found.st_size for _, found in _kept(folder()))
+    except OSError:
+        return 0
+
+
+def _kept(where: int | Path) -> Iterator[tuple[str, os.stat_result]]:
+    """The names of our files in the folder, and what the system notes of them; others are nobody's here."""
+    with os.scandir(where) as entries:
+        for entry in entries:
+            if _OURS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                    yield entry.name, entry.stat(follow_symlinks=False)
+
+
+def _trim(descriptor: int) -> None:
+    """Remove what has been of no use for longest, until the rest is within the limit."""
+    total = 0
+    for name, found in sorted(_kept(descriptor), key=lambda one: one[1].st_mtime, reverse=True):
+        total += found.st_size
+        if total > LARGEST:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=descriptor)

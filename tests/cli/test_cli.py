@@ -20,6 +20,7 @@ from autoconv import networks, registry
 from autoconv.cli import main, options, output
 from autoconv.cli import tune as verb
 from autoconv.cli.main import cli
+from autoconv.common import machine_code
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
@@ -269,6 +270,7 @@ def test_info_names_the_device_the_cache_and_what_is_missing(
     assert main(["info"]) == 0
     text = capsys.readouterr().out
     assert str(place / "cache") in text
+    assert f"of compiled kernels: {machine_code.folder()}" in text
     assert re.search(r"missing +GPU: CuPy is not importable .*: pip install 'autoconv\[cuda13\]'", text)
     assert main(["info", "--device", "cuda"]) == 2
     assert "--device cuda: no CUDA device: CuPy is not importable" in capsys.readouterr().err
@@ -277,6 +279,7 @@ def test_info_names_the_device_the_cache_and_what_is_missing(
     assert found["device"]["peak_gflops"]["float32"] > 0
     assert "numpy.direct" in found["algorithms"]
     assert found["cache"]["persistent"] is True
+    assert found["cache"]["kernels_bytes"] > 0
 
 
 def test_info_keeps_to_the_width_of_a_terminal(

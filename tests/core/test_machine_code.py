@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,60 @@ def test_a_pipe_in_its_place_is_no_kernel(monkeypatch: pytest.MonkeyPatch, tmp_p
     key = bytes(range(32))
     os.mkfifo(tmp_path / key.hex(), 0o600)
     assert machine_code.load(key) is None
+
+
+def named(number: int, last: str = "001") -> bytes:
+    return bytes.fromhex(f"{number:061x}{last}")
+
+
+def kept() -> set[str]:
+    return {path.name for path in folder().iterdir()}
+
+
+def test_what_was_of_no_use_for_longest_goes_when_there_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(6):
+        save(named(number), CODE)
+        os.utime(folder() / named(number).hex(), times=(0, time.time() - (10 - number) * machine_code.DAY))
+    assert load(named(0)) == CODE  # the oldest is of use again
+    left = folder() / f"{0:032x}.new"  # half of a kernel, by a process that was killed
+    strange = folder() / "notes.txt"  # nobody's here
+    for path in (left, strange):
+        path.write_bytes(bytes(100))
+        os.utime(path, times=(0, 0))
+    one = (folder() / named(0).hex()).stat().st_size
+    assert machine_code.used() == 6 * one + 100
+    monkeypatch.setattr(machine_code, "LARGEST", 4 * one)
+    save(named(6), CODE)
+    assert len(kept()) == 9  # not every kernel has the folder looked over
+    save(named(7, "000"), CODE)
+    assert kept() == {named(7, "000").hex(), *(named(number).hex() for number in (0, 5, 6)), strange.name}
+    assert machine_code.used() == 4 * one
+    strange.unlink()
+
+
+def test_the_time_of_use_is_noted_once_a_day() -> None:
+    save(KEY, CODE)
+    file, hour = folder() / KEY.hex(), 3600
+    for ago, noted in ((hour, False), (machine_code.DAY + hour, True)):
+        os.utime(file, times=(0, before := time.time() // 1 - ago))
+        assert load(KEY) == CODE
+        assert (file.stat().st_mtime > before) is noted
+
+
+def test_what_another_process_removes_meanwhile_is_nobodys_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        save(named(number), CODE)
+    unlink = os.unlink
+
+    def removed_by_both(name: str, dir_fd: int) -> None:
+        unlink(name, dir_fd=dir_fd)
+        unlink(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", removed_by_both)
+    monkeypatch.setattr(machine_code, "LARGEST", 0)
+    save(KEY, CODE)
+    assert kept() == set()
+
+
+def test_nothing_is_used_where_there_is_no_folder() -> None:
+    assert machine_code.used() == 0
