@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -109,4 +111,46 @@ def test_constants_alone_are_computed_when_the_file_is_read() -> None:
 def test_what_nobody_can_run_is_named(made: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         translated(model([made], {"x": [2, 3, 3]}), "net.onnx")
+    assert "\n" not in str(caught.value)
+
+
+def of_another() -> str:
+    """The model of another node."""
+    (found,) = (n.operator for n in network("the second output").graph.nodes.values())
+    assert isinstance(found, Foreign)
+    return found.model
+
+
+@pytest.mark.parametrize("packages", [["onnxruntime"], []])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": base64.b64encode(b"junk").decode()}, "expected an ONNX model of this node: "),
+        ({"model": ""}, "expected a model of these inputs, got one of none"),
+        ({"model": 3}, "argument should be a bytes-like object"),
+        ({"model": of_another}, r"which gives int64 \(2, 3, 2\), got 0: float32 \(2,\)"),
+        ({"output": 1}, r"expected an output of its model, which gives float32 \(2,\), got 1: float32 \(2,\)"),
+        ({"output": "0"}, "got '0': "),
+        ({"takes": []}, "expected none"),
+        ({"shape": [200_000_000_000]}, r"got 0: float32 \(200000000000,\)"),
+        ({"shape": ["two"]}, "got 0: float32"),
+        ({"dtype": "float64"}, r"got 0: float64 \(2,\)"),
+        ({"dtype": "object"}, r"got 0: object \(2,\)"),
+    ],
+)
+def test_a_damaged_node_is_refused_when_the_file_is_read(
+    change: dict[str, Any], message: str, packages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "net.autoconv"
+    network("a scalar for each").save(path)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    header = json.loads(arrays["network"].tobytes())
+    header["nodes"][0][2] |= {name: value() if callable(value) else value for name, value in change.items()}
+    arrays["network"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+    missing(monkeypatch, *packages)
+    with pytest.raises(ConfigError, match=message) as caught:
+        autoconv.load(path)
     assert "\n" not in str(caught.value)

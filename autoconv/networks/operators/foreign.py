@@ -11,10 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from autoconv.common.text import one_line
 from autoconv.errors import ConfigError
 from autoconv.networks.operators.base import Operator, TensorType
 
-Runner = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
+_NAMES = {"float": "float32", "double": "float64"}  # of types in ONNX Runtime, where they are not NumPy's
+
+
+@dataclass(frozen=True)
+class Runner:
+    """What runs a model; and of which arrays, as the model itself says."""
+
+    run: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
+    takes: list[TensorType]
+    gives: list[TensorType]
 
 
 @dataclass(frozen=True)
@@ -50,52 +60,89 @@ class Foreign(Operator):
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         expected = [TensorType(shape, dtype) for shape, dtype in self.takes]
         if list(inputs) != expected:
-            raise ConfigError(f"expected {', '.join(map(str, expected))}")
-        return TensorType(self.shape, self.dtype)
+            raise ConfigError(f"expected {_listed(expected)}")
+        (_, runner), stated = self._runner, TensorType(self.shape, self.dtype)
+        if runner.takes != expected:
+            raise ConfigError(f"expected a model of these inputs, got one of {_listed(runner.takes)}")
+        if type(self.output) is not int or stated not in runner.gives[self.output :][:1]:
+            raise ConfigError(
+                f"expected an output of its model, which gives {_listed(runner.gives)}, got {self.output!r}: {stated}"
+            )
+        return stated
 
     @property
     def by(self) -> str:
         """What runs it: ONNX Runtime, unless it is not installed, or has no such operator or type."""
+        return self._runner[0]
+
+    @property
+    def _runner(self) -> tuple[str, Runner]:
         installed = [package for package in ("onnxruntime", "onnx") if importlib.util.find_spec(package) is not None]
         own = all(np.dtype(dtype).kind != "V" for dtype in (self.dtype, *(dtype for _, dtype in self.takes)))
-        if "onnxruntime" in installed and own and _session(self.model) is not None:  # in Python it has NumPy's types
-            return "ONNX Runtime"
+        if "onnxruntime" in installed and own:  # in Python it has NumPy's types
+            session = _session(self.model)
+            if session is not None:
+                return "ONNX Runtime", session
         if "onnx" in installed:
-            return "onnx.reference"
+            return "onnx.reference", _reference(self.model)
         got = "ONNX Runtime alone, which does not run it" if installed else "neither"
         raise ConfigError(f"{self.operator}: no kernel here: expected onnxruntime or onnx to be installed, got {got}")
 
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
         typed = all(a.dtype.name == dtype for a, (_, dtype) in zip(inputs, self.takes, strict=True))
         # ONNX Runtime takes no other types; the reference does.
-        run = _session(self.model) if typed and self.by == "ONNX Runtime" else None
-        return np.asarray((run or _reference(self.model))(inputs)[self.output])
+        runner = self._runner[1] if typed else _reference(self.model)
+        return np.asarray(runner.run(inputs)[self.output])
+
+
+def _listed(types: Sequence[TensorType]) -> str:
+    return ", ".join(map(str, types)) or "none"
 
 
 @functools.lru_cache(maxsize=256)
 def _session(model: str) -> Runner | None:
-    """ONNX Runtime's way to run a model, made once for all its runs; None where it does not take the model."""
+    """ONNX Runtime, with the model made ready once for all its runs; None where it does not take it."""
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
+    refusals = errors.Fail, errors.InvalidArgument, errors.InvalidGraph, errors.InvalidProtobuf, errors.NotImplemented
     try:
         session = onnxruntime.InferenceSession(base64.b64decode(model), providers=["CPUExecutionProvider"])
-    except (errors.Fail, errors.InvalidGraph, errors.NotImplemented):
+    except refusals:
         return None
-    names = [found.name for found in session.get_inputs()]
-    return lambda arrays: session.run(None, dict(zip(names, map(np.ascontiguousarray, arrays), strict=True)))
+    inputs = session.get_inputs()
+    names = [found.name for found in inputs]
+
+    def type_of(found: Any) -> TensorType:
+        name = found.type.removeprefix("tensor(").removesuffix(")")
+        return TensorType(tuple(found.shape), _NAMES.get(name, name))
+
+    return Runner(
+        lambda arrays: session.run(None, dict(zip(names, map(np.ascontiguousarray, arrays), strict=True))),
+        [*map(type_of, inputs)],
+        [*map(type_of, session.get_outputs())],
+    )
 
 
 @functools.lru_cache(maxsize=256)
 def _reference(model: str) -> Runner:
-    """The reference's."""
+    """The reference."""
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    evaluator = ReferenceEvaluator(onnx.load_from_string(base64.b64decode(model)))
+    try:
+        read = onnx.load_from_string(base64.b64decode(model))
+        evaluator = ReferenceEvaluator(read)
+    except Exception as error:  # of the package, for what is no model
+        raise ConfigError(f"expected an ONNX model of this node: {one_line(error)}") from None
 
     def run(arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         found: Any = evaluator.run(None, dict(zip(evaluator.input_names, arrays, strict=True)))
         return list(found)
 
-    return run
+    def type_of(info: Any) -> TensorType:
+        tensor = info.type.tensor_type
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        return TensorType(tuple(int(dim.dim_value) for dim in tensor.shape.dim), dtype.name)
+
+    return Runner(run, [*map(type_of, read.graph.input)], [*map(type_of, read.graph.output)])
