@@ -171,6 +171,15 @@ class Device(ABC):
         return bool(self.xp.may_share_memory(a, b))
 
     @abstractmethod
+    def memory(self) -> int:
+        """Bytes of all memory that this process may have there, as far as is known.
+
+        Returns
+        -------
+        int
+        """
+
+    @abstractmethod
     def memory_available(self) -> int:
         """Bytes that can still be allocated, as far as is known.
 

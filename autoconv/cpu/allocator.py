@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from autoconv.cpu import cgroup
 ALIGNMENT = 64  # a cache line, and the widest vector
 PAGE = 4096
 LARGE_PAGE = 2 << 20
+UNKNOWN = 1 << 40  # bytes of memory where the system does not say: a lot
 SLAB = 4 * LARGE_PAGE  # bytes that small arrays share; pages that nobody has touched take no memory
 
 
@@ -108,6 +110,17 @@ def physical_memory() -> int:
         return 0
     limit = cgroup.memory()[0]
     return there if limit is None else min(there, limit)
+
+
+def available_memory() -> int:
+    """Bytes of it that are free, or that the system could take back; a lot where it does not say."""
+    left = cgroup.memory()[1]
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        free = UNKNOWN
+    return free if left is None else min(free, left)
 
 
 take = Allocator().take  # what every array of this process shares

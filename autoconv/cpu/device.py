@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autoconv.algorithm import Algorithm, Array, Params
-from autoconv.cpu import allocator, cgroup, permission
+from autoconv.cpu import allocator, permission
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.machine.recorded import machine_in_force, survey
 from autoconv.cpu.threads import MOST_THREADS, count_threads
@@ -45,6 +45,9 @@ FEATURES = {  # beside vectors, what kernels may use: LLVM's names, and those in
     "generic": {},
 }
 AMX_FEATURES = ("avx512bf16", "avx512vnni", "amx-tile", "amx-bf16", "amx-int8")  # those of any processor that has tiles
+
+
+_memory = functools.cache(allocator.physical_memory)  # to ask the system takes a millisecond
 
 
 @functools.cache
@@ -307,15 +310,13 @@ class CPU(Device):
         """NumPy's own flag."""
         return bool(array.flags.writeable)
 
+    def memory(self) -> int:
+        """What the machine has, or its part for this process; a lot where the system does not say."""
+        return _memory() or allocator.UNKNOWN
+
     def memory_available(self) -> int:
         """What the system says is available to this process; a lot where it does not say."""
-        left = cgroup.memory()[1]
-        try:
-            lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-            free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
-        except (OSError, StopIteration):
-            free = 1 << 40
-        return free if left is None else min(free, left)
+        return allocator.available_memory()
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An uninitialised array that starts on a cache line, in memory used before if there is any."""

@@ -156,6 +156,10 @@ class CUDA(Device):
         first, second = self.address(a), self.address(b)
         return bool(first < second + b.nbytes and second < first + a.nbytes)
 
+    def memory(self) -> int:
+        """What the GPU has."""
+        return int(self.facts["memory_bytes"])
+
     def memory_available(self) -> int:
         """What the driver has free, and what CuPy's pool keeps for later."""
         with self.selected():

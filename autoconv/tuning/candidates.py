@@ -8,8 +8,9 @@ from typing import Any
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
+from autoconv.common.text import size
 from autoconv.device import Device
-from autoconv.errors import AutoconvError
+from autoconv.errors import AutoconvError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.limits import Limits
 from autoconv.records.schema import Facts
@@ -37,6 +38,11 @@ class CandidateSet:
         All of them; an algorithm that has none for the layer stands there by its bare name.
     reasons : dict of Candidate to list of str
         Why some cannot run.
+
+    Raises
+    ------
+    PlanError
+        When the layer's arrays are larger than the device's memory, be it for one image.
     """
 
     def __init__(
@@ -46,6 +52,11 @@ class CandidateSet:
         algorithms: Sequence[Algorithm[Any]],
         vendors: frozenset[str] | None,
     ) -> None:
+        # To list what could run may take minutes. A network runs larger layers for some images at a time.
+        if (need := layer.replace(N=1).bytes) > (there := device.memory()):
+            raise PlanError(
+                f"{layer}: the arrays of one image take {size(need)}, and {device.name} has {size(there)} of memory"
+            )
         self.layer, self.device, self.vendors = layer, device, vendors
         self.algorithms = {algorithm.name: algorithm for algorithm in algorithms}
         self.candidates: list[Candidate] = []

@@ -284,6 +284,15 @@ def test_a_candidate_too_large_for_memory_is_left_out_until_there_is_more(
     assert fresh(LAYER, mode, device=device, cache=cache).source == "cache"
 
 
+def test_a_layer_that_no_memory_could_hold_is_refused_at_once(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PlanError, match=r"H400000000-.*: the arrays of one image take .* MiB, and .* of memory"):
+        planner.plan(LAYER.replace(H=400_000_000), "heuristic", cache=cache)
+    monkeypatch.setattr(CPU, "memory", lambda self: LAYER.replace(N=1).bytes)
+    assert planner.plan(LAYER.replace(N=8), "heuristic", cache=cache)  # a network may run it in parts
+
+
 def test_without_a_writable_folder_only_persistence_is_lost(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     cache = TuningCache(tmp_path / "file", system=None)

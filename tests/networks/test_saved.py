@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import compiled, drawn, small
+from graphs import compiled, drawn, graph_of, small
 
 import autoconv
 from autoconv.cpu import pool
+from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError
+from autoconv.networks.operators import Pad, Slice
 from autoconv.networks.run import saved
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
@@ -106,6 +108,8 @@ def test_an_archive_that_wants_a_password_is_no_network(path: Path, flag: int) -
         ({"nodes": [["y", "Elementwise", {"expression": ["add", 0, 1]}, ["x"]]]}, "expected a function of"),
         ({"outputs": {"y": "nowhere"}}, "expected outputs that are computed"),
         ({"inputs": [["x", [1, 4, 12, -10], "float32"]]}, "expected extents of at least 1"),
+        ({"inputs": [["x", [1, 4, 12, 400_000_000], "float32"]]}, "array 'x': float32 .* takes 73242.19 MiB, and"),
+        ({"inputs": [["x", [400_000_000, 4, 12, 10], "float32"]]}, "array 'x': .* takes 732421.88 MiB, and"),
         ({"images": {"up": 1}}, "node 'up': cannot be computed for 1 of 1 images"),
         ({"images": {"up": "1"}}, "images: expected numbers of images, got {'up': '1'}"),
         ({"images": [3]}, "not a saved network, or damaged"),
@@ -116,6 +120,23 @@ def test_what_a_file_says_is_checked(path: Path, changes: dict[str, Any], messag
     changed(path, **changes)
     with pytest.raises(ConfigError, match=message):
         autoconv.load(path)
+
+
+def test_memory_has_to_hold_one_image_of_what_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all of what comes and goes; the rest may be computed in parts."""
+    graph = graph_of(Pad((0, 0, 0, 0), (0, 0, 32, 32), "edge"), (16, 1, 2, 2))
+    graph.outputs = {"z": graph.add("z", Slice((0, 0, 0, 0), (16, 1, 3, 1), (1, 1, 1, 1)), "y")}
+    image = graph.types["y"].nbytes // 16
+    monkeypatch.setattr(CPU, "memory", lambda self: image)
+    compiled(graph)
+    monkeypatch.setattr(CPU, "memory", lambda self: image - 1)
+    with pytest.raises(ConfigError, match=r"test: array 'y': .* takes 4.5 KiB for one image, and .* of memory"):
+        compiled(graph)
+    monkeypatch.setattr(CPU, "memory", lambda self: 255)
+    with pytest.raises(ConfigError, match=r"test: array 'x0': .* takes 256 B, and .* has 255 B of memory"):
+        compiled(graph)
+    with pytest.raises(ConfigError, match=r"test: array 'x0': .* takes "):  # more bytes than 64 bits can count
+        compiled(graph_of(graph.nodes["y"].operator, (2**31, 1, 2**31, 2**31)))
 
 
 def test_a_saved_network_is_a_file_as_others_are(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ class Emulated(NominalGPU):
         return bool(array.flags.writeable)
 
     def memory_available(self) -> int:
-        return int(self.facts["memory_bytes"])
+        return self.memory()
 
     def measured_peak(self, dtype: str) -> float:
         return self.peak_flops(dtype)

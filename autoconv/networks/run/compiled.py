@@ -25,6 +25,7 @@ from autoconv.networks.run import listing, saved
 from autoconv.networks.run.contest import quickest
 from autoconv.networks.run.instance import Instance, Schedule
 from autoconv.networks.run.listing import StepTime
+from autoconv.networks.run.memory import check_fits
 from autoconv.networks.run.runtime import for_device, instance_of
 from autoconv.networks.run.schedules import Packed, scheduled
 from autoconv.plans import Plan
@@ -67,6 +68,7 @@ class CompiledNetwork:
         fused: Blockings | None = None,
     ) -> None:
         self._first, self.device = for_device(optimized(graph), device), device  # all in NCHW
+        check_fits(self._first, device)
         self._options = dict(options)
         self._lock = threading.Lock()
         self.plans: dict[str, Plan] = {}
@@ -361,7 +363,8 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
     Raises
     ------
     ConfigError
-        When the file cannot be read, or has what is not known here; the message names file, node and operator.
+        When the file cannot be read, or has what is not known here, or arrays that are larger than the memory; the
+        message names file, node and operator.
     PlanError
         As `plan` does, and for a node that the kernels of a GPU do not compute.
 

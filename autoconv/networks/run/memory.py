@@ -1,4 +1,4 @@
-"""Where the arrays of a graph lie: which share memory, and how long each lives."""
+"""Where the arrays of a graph lie: which share memory, how long each lives, and whether there is memory for them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autoconv.common.text import size
+from autoconv.device import Device
+from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import Concat, Elementwise, Reshape, Slice
 
@@ -199,3 +202,15 @@ def arena_bytes(views: Views, scratch: Sequence[int] = ()) -> int:
 def rounded(nbytes: int) -> int:
     """Bytes up to where the next block may begin."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def check_fits(graph: Graph, device: Device) -> None:
+    """Refuse what no memory could hold, which to plan may take minutes; nodes need hold no more than one image."""
+    there, whole = device.memory(), {*graph.inputs, *graph.outputs.values()}
+    for name, found in graph.types.items():
+        need = found.nbytes if name in whole else found.nbytes // max(1, *found.shape[:1])
+        if need > there:
+            takes = f"takes {size(need)}{'' if name in whole else ' for one image'}"
+            raise ConfigError(
+                f"{graph.name}: array {name!r}: {found} {takes}, and {device.name} has {size(there)} of memory"
+            )
