@@ -20,6 +20,7 @@ import numpy as np
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Kernel
+from autoconv.common import split_products
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
@@ -128,7 +129,8 @@ def plan(
     Raises
     ------
     PlanError
-        For an unknown mode, candidate, device or option, when no candidate satisfies the limits, in mode
+        For an unknown mode, candidate, device, option or value in the environment, when no candidate satisfies the
+        limits, in mode
         "cached" when records do not suffice; and, as DeviceLostError, when a candidate left a GPU unusable.
 
     Examples
@@ -143,7 +145,7 @@ def plan(
     cache = cache or _default_cache(os.environ.get("AUTOCONV_CACHE_DIR"))
     allowed = _allowed_vendors(device, vendors)
     limits = workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed, exact, denormals
-    key = layer, mode, device, limits, budget, cache
+    key = layer, mode, device, limits, budget, cache, split_products.allowed()
     if (found := _remembered(key)) is not None:
         if _watchers:
             _tell(found)

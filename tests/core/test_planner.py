@@ -18,8 +18,10 @@ from planning import LAYER, fresh, rigged
 
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
+from autoconv.common.split_products import SPLIT_PRODUCTS
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
+from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts, Race
 from autoconv.tuning import candidates, planner, racing
@@ -282,6 +284,21 @@ def test_a_candidate_too_large_for_memory_is_left_out_until_there_is_more(
     assert (later.source, later.timed) == ("profile", 2)  # it, and whom it has to beat
     assert later.facts["faulty.none"].timed
     assert fresh(LAYER, mode, device=device, cache=cache).source == "cache"
+
+
+def test_plans_in_memory_follow_the_environment(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> Plan:
+        return planner.plan(LAYER, "heuristic", cache=cache, build=False)
+
+    monkeypatch.delenv(SPLIT_PRODUCTS, raising=False)
+    first = made()
+    monkeypatch.setenv(SPLIT_PRODUCTS, "0")
+    assert made() is made() is not first
+    monkeypatch.setenv(SPLIT_PRODUCTS, "1")
+    assert made() is first
+    monkeypatch.setenv(SPLIT_PRODUCTS, "no")
+    with pytest.raises(PlanError, match=f"{SPLIT_PRODUCTS}='no': expected 0 or 1"):
+        made()
 
 
 def test_a_layer_that_no_memory_could_hold_is_refused_at_once(
