@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -69,6 +70,30 @@ def _close_all() -> None:
                 os.close(int(entry.name))
 
 
+_renewed: weakref.WeakKeyDictionary[object, dict[str, Callable[[], object]]] = weakref.WeakKeyDictionary()
+
+
+def renew_in_children(owner: object, name: str, make: Callable[[], object] = threading.Lock) -> None:
+    """Have every forked child find a lock free: a thread that the child lacks may hold it.
+
+    Parameters
+    ----------
+    owner : object
+        Whose lock it is: a module, or anything else.
+    name : str
+        The attribute's.
+    make : callable
+        What makes a new one.
+    """
+    _renewed.setdefault(owner, {})[name] = make
+
+
+def _renew_locks() -> None:
+    for owner, locks in list(_renewed.items()):
+        for name, make in locks.items():
+            setattr(owner, name, make())
+
+
 def _renew_properties() -> None:
     """Give every `functools.cached_property` of ours a new lock, as a thread that the child lacks may hold it.
 
@@ -83,5 +108,7 @@ def _renew_properties() -> None:
                         value.lock = threading.RLock()  # type: ignore[attr-defined]
 
 
-if hasattr(os, "register_at_fork") and sys.version_info < (3, 12):
-    os.register_at_fork(after_in_child=_renew_properties)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
+    if sys.version_info < (3, 12):
+        os.register_at_fork(after_in_child=_renew_properties)

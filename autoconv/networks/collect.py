@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from autoconv.common.forks import renew_in_children
 from autoconv.errors import CacheWarning, ConfigError
 from autoconv.layer import ConvLayer
 from autoconv.networks import yaml_reader
@@ -81,6 +82,7 @@ class Collection:
         self._given = path
         self._layers: dict[ConvLayer, None] = {}  # in the order in which they were asked for
         self._lock = threading.Lock()
+        renew_in_children(self, "_lock")
 
     def check(self) -> None:
         """Refuse a place that could not be written to, before anything is lost."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import numpy as np
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Kernel
 from autoconv.common import split_products
+from autoconv.common.forks import renew_in_children
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
@@ -43,16 +45,8 @@ T = TypeVar("T", int, float)
 
 _plans: OrderedDict[object, Plan] = OrderedDict()  # by what they were asked for with
 _lock = threading.Lock()
+renew_in_children(sys.modules[__name__], "_lock")
 _watchers: tuple[Callable[[Plan], None], ...] = ()  # who is told of every plan that is asked for
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.Lock()  # a thread that the child lacks may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def plan(

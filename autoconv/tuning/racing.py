@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
+import sys
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from autoconv.algorithm import Algorithm, Candidate
+from autoconv.common.forks import renew_in_children
 from autoconv.device import Device
 from autoconv.records.limits import Limits, equally_fast, ranking
 from autoconv.records.schema import STARVED, Facts, Race, Record
@@ -27,15 +28,7 @@ HYBRID_CANDIDATES = 6  # that mode hybrid times at most, beside those for which 
 FAR = 3.0  # times the least estimate: who takes longer on record may wait; estimates are seldom as wrong
 
 _measuring = threading.Lock()
-
-
-def _renew_lock() -> None:
-    global _measuring
-    _measuring = threading.Lock()  # a thread that the child lacks may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+renew_in_children(sys.modules[__name__], "_measuring")
 
 
 def complete(request: Request, known: Known, mode: str) -> Known:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import sys
 import threading
 
+from autoconv.common.forks import renew_in_children
 from autoconv.cpu.machine.model import BUSY, Machine
 from autoconv.errors import RecordError
 from autoconv.paths import cache_folder
@@ -12,15 +13,7 @@ from autoconv.records.store import TextStore
 
 _in_force: dict[str, Machine] = {}  # by the device's key: a process keeps to what it found first, or measured
 _lock = threading.RLock()
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.RLock()  # a thread that the child lacks may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+renew_in_children(sys.modules[__name__], "_lock", threading.RLock)
 
 
 def machine_in_force(key: str, instruction_set: str, threads: int, matrix_unit: str | None = None) -> Machine:

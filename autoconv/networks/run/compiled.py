@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.common.forks import renew_in_children
 from autoconv.common.text import count, size
 from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
@@ -71,6 +72,7 @@ class CompiledNetwork:
         check_fits(self._first, device)
         self._options = dict(options)
         self._lock = threading.Lock()
+        renew_in_children(self, "_lock")
         self.plans: dict[str, Plan] = {}
         self.in_nhwc: frozenset[str] = frozenset()
         self.images: dict[str, int] = {}
