@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import stat
@@ -77,6 +78,20 @@ def temporary_folder() -> Path:
 @functools.cache
 def _new_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="autoconv-"))
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder of this user alone where there is none; those above it are made as any others.
+
+    Raises
+    ------
+    OSError
+        When it cannot be made, as where a file has its name.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, "expected a folder, got a file", str(folder)) from None
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

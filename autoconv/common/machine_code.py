@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from autoconv.paths import cache_folder
+from autoconv.paths import cache_folder, make_private
 
 LARGEST = 1 << 30  # bytes of the folder
 DAY = 86400  # seconds for which a file's time is not written anew, however often it is of use
@@ -46,7 +46,7 @@ def _open() -> int | None:
     """A descriptor of the folder, so that what was checked is what is read and written; None with one warning."""
     path = folder()
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         _warn(f"{path}: {error.strerror}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autoconv.errors import PlanError, RecordError
-from autoconv.paths import cache_folder, shipped, temporary_folder
+from autoconv.paths import cache_folder, make_private, shipped, temporary_folder
 from autoconv.records.files import check_regular, file_name, parsed, read, text_of, write
 from autoconv.records.schema import SCHEMA, Race, Record
 from autoconv.records.store import TextStore
@@ -279,7 +279,7 @@ class TuningCache:
         name = file_name(f"{device_key}@{platform.node()}", ".lock")
         for folder in (self.directory, temporary_folder()):
             try:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private(folder)
                 lock = FileLock(folder / name, is_singleton=True)
                 lock.acquire(timeout=-1 if timeout is None else timeout)
                 break

@@ -21,6 +21,7 @@ import diskcache
 from diskcache.core import DBNAME, ENOVAL, METADATA, MODE_RAW
 
 from autoconv.errors import CacheWarning, RecordError
+from autoconv.paths import make_private
 
 LARGEST = 1 << 23  # bytes of one row
 LONGEST = LARGEST // 4 - 1024  # characters of one value
@@ -297,7 +298,7 @@ class TextStore:
         return self._repaired()
 
     def _connect(self) -> _Database:
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self.directory)
         self._regular(*_FILES)
         with _strange_is_broken():
             return _Database(str(self.directory), timeout=PATIENCE, disk=_TextDisk, **_SETTINGS)
@@ -327,7 +328,7 @@ class TextStore:
     def _degrade(self, error: Exception) -> None:
         self._memory = self._memory or self._readable() or self._settled()
         cause = _unavailable(error) or error
-        reason = str(cause)[:200] or type(cause).__name__
+        reason = (getattr(cause, "strerror", None) or str(cause))[:200] or type(cause).__name__
         self.report(f"{self.directory}: {reason}: tuning is remembered by this process only")
 
 

@@ -111,6 +111,9 @@ def test_a_folder_that_cannot_be_made_costs_only_persistence(tmp_path: Path, mon
     with pytest.warns(RuntimeWarning, match="not kept on disk"):
         save(KEY, CODE)
     assert load(KEY) is None
+    monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(tmp_path / "file"))
+    with pytest.warns(RuntimeWarning, match="file: expected a folder, got a file: compiled kernels"):
+        assert load(KEY) is None
 
 
 def test_what_could_not_be_kept_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -122,6 +123,18 @@ def test_a_folder_that_cannot_be_costs_persistence_only(tmp_path: Path) -> None:
     assert not cache.persistent
     with cache.timing_lock(DEVICE):
         pass
+
+
+@pytest.mark.parametrize(
+    ("below", "reason"), [("", "expected a folder, got a file"), ("cache", os.strerror(errno.ENOTDIR))]
+)
+def test_a_file_in_place_of_the_folder_is_called_one(tmp_path: Path, below: str, reason: str) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / below
+    with pytest.warns(CacheWarning) as caught:
+        assert not TuningCache(folder, system=None).persistent
+    (warning,) = caught
+    assert str(warning.message) == f"{folder}: {reason}: tuning is remembered by this process only"
 
 
 def test_where_the_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
