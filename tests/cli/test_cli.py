@@ -169,6 +169,22 @@ def test_ctrl_c_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert [row["from"] for row in rows] == ["cached", "new"]
 
 
+@pytest.mark.parametrize("start", ["runpy.run_module('autoconv', run_name='__main__')", "import autoconv.cli"])
+def test_an_interrupt_while_the_command_is_imported_ends_it_quietly(start: str) -> None:
+    """By `python -m autoconv`, or as it is installed."""
+    code = f"""if True:
+        import runpy, sys
+        class Interrupted:
+            def find_spec(self, name, path, target=None):
+                if name == "autoconv.cli.tune":
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Interrupted())
+        {start}
+    """
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_an_interrupt_ends_the_process_and_its_worker_without_a_traceback(place: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "autoconv", "tune", "vgg16", "--batch", "64"],
