@@ -26,6 +26,7 @@ from autoconv.cpu.codegen.workers import (
     ALLOWED,
     CLOSED,
     FLUSH,
+    GIVEN,
     KEEP,
     LIST,
     MASK,
@@ -109,8 +110,8 @@ class _Pool:
         """Let callers place the workers, where the processors' numbers fit into a set."""
         if max(allowed) >= 8 * MASK:
             return
-        mask = sum(1 << n for n in allowed)
-        self._words[ALLOWED : ALLOWED + MASK] = mask.to_bytes(MASK, sys.byteorder)
+        mask = sum(1 << n for n in allowed).to_bytes(MASK, sys.byteorder)
+        self._words[ALLOWED : ALLOWED + MASK] = self._words[GIVEN : GIVEN + MASK] = mask  # as threads inherit it
         threads = (ctypes.c_int32 * len(self._workers)).from_buffer(self._words, LIST)
         threads[:] = [worker.native_id or 0 for worker in self._workers]
         places = (ctypes.c_int32 * 2).from_buffer(self._words, PLACES)

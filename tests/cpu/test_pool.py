@@ -261,6 +261,26 @@ def test_woken_workers_keep_off_the_callers_processor():
         os.sched_setaffinity(0, allowed)
 
 
+@pytest.mark.skipif(futex_number() is None or count_threads().threads < 2, reason="places no workers here")
+def test_a_worker_that_somebody_else_has_placed_stays_there(monkeypatch):
+    monkeypatch.setattr(pool, "_pools", {})  # one whose workers nobody has placed yet
+    allowed = os.sched_getaffinity(0)
+    first, second = sorted(allowed)[:2]
+    try:
+        check(20, 2, 1)
+        (worker,) = pool._pools[2]._workers
+        for caller, own in ((second, first), (first, second), (second, second), (first, first)):
+            os.sched_setaffinity(worker.native_id, {own})
+            os.sched_setaffinity(0, {caller})
+            fall_asleep(2)
+            check(20, 2, 1)
+            assert os.sched_getaffinity(worker.native_id) == {own}
+            assert os.sched_getaffinity(0) == {caller}
+    finally:
+        os.sched_setaffinity(0, allowed)
+        pool._pools[2].stop()
+
+
 @pytest.fixture
 def openmp():
     """Kernels run on the threads of an OpenMP runtime."""

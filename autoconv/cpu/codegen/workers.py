@@ -8,7 +8,7 @@ leave; what is launched after that runs on the caller alone.
 
 Linux likes to wake a sleeper on the processor of the one who wakes it, which is the one processor that is
 sure to be busy: there the worker would wait for milliseconds while the caller does all the work. So workers
-are kept off the processor that the caller was on when it last had to wake them.
+are kept off the processor that the caller was on when it last had to wake them, unless somebody else placed them.
 
 Every thread computes in the float mode of the run that it takes part in, which is never the caller's: rounding to
 nearest, no traps, and denormals as the run wants them. The caller's mode is put back before Python goes on.
@@ -59,8 +59,9 @@ SETTINGS = 384  # i64 each: threads, turns of a spinning wait; i32: whether to l
 RUNTIME = SETTINGS + 24  # i64 each: OpenMP's functions that run a team, and tell a thread's number; 0 for none
 PLACES = 448  # i32 each: workers listed, and the processor that they keep off
 MASK = 128  # bytes of a set of processors, as the C library has it
-ALLOWED, ELSEWHERE = 512, 512 + MASK  # sets: the processors of this process, and those without the caller's
-LIST = ELSEWHERE + MASK  # i32 each: the workers' thread numbers
+# Sets: the processors of this process, those without the caller's, those that workers were given last, and a worker's.
+ALLOWED, ELSEWHERE, GIVEN, FOUND = range(512, 512 + 4 * MASK, MASK)
+LIST = FOUND + MASK  # i32 each: the workers' thread numbers; 0 for one that is not ours to place
 SHARES = (
     LIST + 4 * 8 * MASK
 )  # of each thread, on a line of its own; i64: a region's number, and how much was taken in it
@@ -153,7 +154,10 @@ def _wake(k: Function, pool: Value, groups: Value, futex: int | None) -> None:
 
 
 def _keep_off(k: Function, pool: Value) -> None:
-    """Let the workers run on every processor but the caller's; nothing to do unless that changed."""
+    """Let the workers run on every processor but the caller's; nothing to do unless that changed.
+
+    One that somebody else has placed, as a program may that keeps to fewer processors from now on, stays there.
+    """
     places = k.bytes_at(pool, PLACES, i32)
     workers = k.zext(k.load(places), i64)
     with k.if_(workers > 0):
@@ -161,13 +165,22 @@ def _keep_off(k: Function, pool: Value) -> None:
         with k.if_(here.ne(k.load(places + 1))):
             k.store(here, places + 1)
             word, bit = here >> 6, k.i64(1) << k.zext(here & 63, i64)
-            allowed, elsewhere = k.bytes_at(pool, ALLOWED, i64), k.bytes_at(pool, ELSEWHERE, i64)
+            allowed, elsewhere, given, found = (k.bytes_at(pool, n, i64) for n in (ALLOWED, ELSEWHERE, GIVEN, FOUND))
+            elsewhere_8, given_8, found_8 = (k.bits(one, ptr(i8)) for one in (elsewhere, given, found))
             with k.loop(0, MASK // 8) as n:
                 mine = k.select(k.cast(n, i32).eq(word), bit, k.i64(0))
                 k.store(k.load(allowed + n) & (mine ^ -1), elsewhere + n)
             with k.loop(0, workers) as n:
-                thread = k.load(k.bytes_at(pool, LIST, i32) + n)
-                k.intrinsic(i32, "sched_setaffinity", thread, k.i64(MASK), k.bits(elsewhere, ptr(i8)))
+                listed = k.bytes_at(pool, LIST, i32) + n
+                thread = k.load(listed)
+                with k.if_(thread.ne(0)):
+                    k.intrinsic(i32, "sched_getaffinity", thread, k.i64(MASK), found_8)
+                    with k.if_(k.intrinsic(i32, "memcmp", found_8, given_8, k.i64(MASK)).eq(0)):
+                        k.intrinsic(i32, "sched_setaffinity", thread, k.i64(MASK), elsewhere_8)
+                    with k.else_():
+                        k.store(k.const(i32, 0), listed)
+            with k.loop(0, MASK // 8) as n:
+                k.store(k.load(elsewhere + n), given + n)
 
 
 def _emit_take_part(m: Module) -> Function:
