@@ -14,6 +14,7 @@ import click
 
 from autoconv import networks
 from autoconv.bench.statistics import FEWEST_ROUNDS
+from autoconv.common import split_products
 from autoconv.cpu.device import CPU
 from autoconv.errors import AutoconvError, ConfigError, PlanError
 from autoconv.layer import DIRECTIONS, ConvLayer
@@ -162,8 +163,9 @@ def device_named(name: str, threads: int | None = None) -> Device:
     if threads is not None and name != "cpu":
         raise click.UsageError(f"--threads: expected with --device cpu alone, got --device {name}")
     try:
+        split_products.allowed()  # or it is refused here, once, and not for every layer
         return resolve(name) if threads is None else CPU.current(threads)
-    except PlanError as error:  # no such GPU; or AUTOCONV_NUM_THREADS or AUTOCONV_ISA, which speak for themselves
+    except PlanError as error:  # no such GPU; or what the environment says, which speaks for itself
         raise click.UsageError(str(error) if name == "cpu" else f"--device {name}: {error}") from None
 
 

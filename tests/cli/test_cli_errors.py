@@ -152,7 +152,7 @@ def test_a_bad_file_names_file_line_and_layer(place: Path, capsys: pytest.Captur
     )
 
 
-@pytest.mark.parametrize("variable", ["AUTOCONV_NUM_THREADS", "AUTOCONV_ISA"])
+@pytest.mark.parametrize("variable", ["AUTOCONV_NUM_THREADS", "AUTOCONV_ISA", "AUTOCONV_SPLIT_PRODUCTS"])
 def test_a_bad_environment_is_bad_usage(
     variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
