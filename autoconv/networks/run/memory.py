@@ -208,7 +208,7 @@ def check_fits(graph: Graph, device: Device) -> None:
     """Refuse what no memory could hold, which to plan may take minutes; nodes need hold no more than one image."""
     there, whole = device.memory(), {*graph.inputs, *graph.outputs.values()}
     for name, found in graph.types.items():
-        need = found.nbytes if name in whole else found.nbytes // max(1, *found.shape[:1])
+        need = found.nbytes if name in whole else found.nbytes // max((1, *found.shape[:1]))
         if need > there:
             takes = f"takes {size(need)}{'' if name in whole else ' for one image'}"
             raise ConfigError(
