@@ -134,7 +134,10 @@ def test_without_the_library_it_says_where_to_get_it(absent: None, tmp_path: Pat
     assert CUDNN[0].version == "absent"
     assert not CUDNN[0].installed()
     made = plan(layer, "heuristic", device=DEVICE, cache=TuningCache(tmp_path, system=None), vendors=True)
-    assert "cudnn is not among the vendors allowed" in made.reasons["cudnn[ALGO=gemm,MATH=fma]"][0]
+    assert (
+        "cudnn is not among the libraries that the option vendors allows"
+        in made.reasons["cudnn[ALGO=gemm,MATH=fma]"][0]
+    )
     (reason,) = GRAPH[0].why_not(layer, DEVICE, GRAPH[0].all(layer, DEVICE)[0].params)
     assert reason.startswith("no libcudnn.so.9")
 
@@ -150,7 +153,7 @@ def test_a_vendor_that_is_not_wanted_is_not_loaded(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(cudnn, "installed", lambda: True)
     made = plan(edge("remainders"), "heuristic", device=DEVICE, cache=TuningCache(tmp_path, system=None), vendors=False)
     assert made.reasons["cudnn[ALGO=gemm,MATH=fma]"]
-    assert "not among the vendors allowed" in made.reasons["cudnn.graph"][0]
+    assert "not among the libraries that the option vendors allows" in made.reasons["cudnn.graph"][0]
     assert made.candidate.algorithm != "cudnn"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,7 @@ from autoconv.bench.gpu.networks import difference, drawn
 from autoconv.cuda.device import CUDA
 from autoconv.errors import ArrayError, PlanError
 from autoconv.networks.graph import Graph
-from autoconv.networks.operators import (
-    Foreign,
-    Pool,
-    QuantizedConv,
-    TensorType,
-)
+from autoconv.networks.operators import Operator, Pool, QuantizedConv, TensorType
 from autoconv.networks.reference import evaluate
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.cuda_instance import CudaInstance
@@ -82,14 +79,21 @@ def test_wrong_inputs_are_named(cupy: FakeCuPy, options: dict[str, Any], array: 
     assert said in str(raised.value)
 
 
-def foreign() -> Foreign:
-    return Foreign("Det", "", 0, (((1, 2, 3, 4), "float32"),), (1, 2), "float32")
+@dataclass(frozen=True)
+class Det(Operator):
+    """Determinants, which no kernel for a GPU computes."""
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        return TensorType(inputs[0].shape[:-2])
+
+    def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
+        return np.asarray(np.linalg.det(inputs[0]))
 
 
 def test_nodes_without_a_kernel_are_named(cupy: FakeCuPy, options: dict[str, Any]) -> None:
     graph = Graph("net")
     x = graph.add_input("x", TensorType((1, 2, 3, 4)))
-    graph.outputs["y"] = graph.add("y", foreign(), x)
+    graph.outputs["y"] = graph.add("y", Det(), x)
     with pytest.raises(PlanError, match=r"net: node 'y', Det of float32 \(1, 2, 3, 4\): no kernel for a GPU"):
         CompiledNetwork(graph, CUDA(0), options)
     graph = Graph("net")
