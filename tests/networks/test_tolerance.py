@@ -178,17 +178,34 @@ def test_an_error_has_its_price_once_for_all_parts_of_a_batch(monkeypatch: pytes
         assert plans["c0"].candidate == wanted
 
 
-def test_of_those_as_fast_the_clearly_more_exact_runs() -> None:
-    layer = ConvLayer(N=1, C=4, H=7, W=7, K=8, R=1, S=1)
+@pytest.mark.parametrize("seed", range(10))
+def test_without_a_limit_little_time_is_given_for_less_error(
+    seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(seed)
+    widths = [8, 16, 24, 32, 40]
+    facts = {
+        K: {f"winograd[m={m}]": (float(rng.uniform(1, 1.2)), 1e-7 * float(rng.uniform(1, 40))) for m in range(1, 5)}
+        for K in widths
+    }
+    Pretended(monkeypatch, facts)
+    graph = chain(widths)
+    plans = within(graph, tmp_path)
+    fastest = {f"c{n}": min(facts[K].values()) for n, K in enumerate(widths)}
+    least = sum(time for time, _ in fastest.values())
+    most = combined({name: error for name, (_, error) in fastest.items()}, sensitivities(graph))
+    time = sum(made.timings[made.candidate] for made in plans.values())
+    error = combined({name: made.facts[made.candidate].error for name, made in plans.items()}, sensitivities(graph))
+    assert time <= least * (1 + tolerance.SPARED * (1 - (error / most) ** 2)) * (1 + 1e-9)
+    assert error < most
 
-    def best(time: float, error: float) -> str:
-        facts = {"a": Facts("", time=1.0, samples=9, error=1e-6), "b": Facts("", time=time, samples=9, error=error)}
-        timings = {name: known.time for name, known in facts.items()}
-        made: Any = SimpleNamespace(layer=layer, candidate="a", ranking=["a", "b"], timings=timings, facts=facts)
-        return best_in_network(made, CPU.current())
 
-    assert best(1.009, 4e-7) == "b"
-    assert best(1.009, 9e-7) == best(1.02, 4e-7) == "a"
+def test_where_a_layer_has_no_facts_the_others_are_the_fastest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    both = {"winograd[m=7]": (1.0, 1e-5), "winograd[m=2]": (1.001, 1e-7)}
+    Pretended(monkeypatch, {8: both, 16: both})
+    assert within(chain([8, 16]), tmp_path)["c0"].candidate == "winograd[m=2]"
+    Pretended(monkeypatch, {8: both, 16: {}})
+    assert within(chain([8, 16]), tmp_path)["c0"].candidate == "winograd[m=7]"
 
 
 def test_what_nobody_timed_runs_by_exact_algorithms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

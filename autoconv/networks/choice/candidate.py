@@ -16,9 +16,6 @@ from autoconv.device import Device
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.errors import error_by
 from autoconv.plans import Plan
-from autoconv.records.limits import noise
-
-CLEARLY = 2.0  # times as exact
 
 
 def best_in_network(made: Plan, device: Device, price: float = 0.0, read: bool = True) -> str:
@@ -27,8 +24,7 @@ def best_in_network(made: Plan, device: Device, price: float = 0.0, read: bool =
     A layer alone is timed without anybody reading its output. What it stored past the caches has to be fetched from
     memory, where it would else lie in the caches as far as it fits: that difference is added to what was measured.
     The threads of NumPy's BLAS spin for a tenth of a second after its work, and take a processor from all that follows:
-    NumPy is for layers that nothing else computes. Among those within the noise of the fastest, one that errs clearly
-    less is better.
+    NumPy is for layers that nothing else computes.
 
     Parameters
     ----------
@@ -45,13 +41,6 @@ def best_in_network(made: Plan, device: Device, price: float = 0.0, read: bool =
     str
         The plan's own candidate where nothing was measured.
     """
-
-    def seconds(name: str) -> float:
-        return cost(made, device, name, price, read)
-
-    def error(name: str) -> float:
-        return error_by(made, name, device)
-
     numpy = {algorithm.name for algorithm in registry.own(device) if isinstance(algorithm, NumpyAlgorithm)}
     timed = [name for name in made.ranking if name in made.timings]
     timed = [name for name in timed if Candidate.parse(name).algorithm not in numpy] or timed
@@ -59,11 +48,7 @@ def best_in_network(made: Plan, device: Device, price: float = 0.0, read: bool =
         return str(made.candidate)
     if not (read or price):
         return str(made.candidate) if str(made.candidate) in timed else timed[0]
-    fastest, facts = min(timed, key=seconds), made.facts
-    if price:  # what it errs is counted
-        return fastest
-    as_fast = (n for n in timed if seconds(n) <= seconds(fastest) * (1 + noise(facts[n], facts[fastest])))
-    return min((n for n in as_fast if error(n) <= error(fastest) / CLEARLY), key=error, default=fastest)
+    return min(timed, key=lambda name: cost(made, device, name, price, read))
 
 
 def cost(made: Plan, device: Device, candidate: str, price: float = 0.0, read: bool = True) -> float:

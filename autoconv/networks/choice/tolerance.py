@@ -5,6 +5,9 @@ is solved by a price (Everett, "Generalized Lagrange multiplier method for solvi
 resources", 1963): at a price in seconds for the square of an error, layouts and candidates are chosen exactly, and
 whatever is chosen is the fastest that errs no more than it does. The price is the least, by bisection, at which the
 limit is kept; what a choice between two neighbouring prices might still gain (the duality gap) is given away.
+
+Without a limit, error has a small price all the same: the fastest choice is mostly one of many that are as fast but for
+the noise of their times, and that err several times more or less.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from autoconv.tuning.planner import plan
 
 STEPS = 10  # of the bisection, which then knows the price to a part in 250
 GROWTH = 16.0  # of the price, until it is high enough
+SPARED = 0.05  # of the least time: what all the error of the fastest choice is worth where there is no limit
 
 
 class Together(NamedTuple):
@@ -71,9 +75,11 @@ def chosen_within(graph: Graph, device: Device, options: Mapping[str, Any], mode
         For a tolerance that is no number of at least 0, or below what the most exact candidates come to.
     """
     tolerance = _tolerance(options)
-    if tolerance is None or mode not in MODES:
-        return Together(arrays_in_nhwc(graph, device, options, mode), {})
     search = _Search(graph, device, options, mode)
+    if mode not in MODES:
+        return search.chosen(0.0)
+    if tolerance is None:
+        return search.spared()
     free, error = search.at(0.0)
     if error <= tolerance:
         return free
@@ -149,14 +155,22 @@ class _Search:
 
     def at(self, price: float) -> tuple[Together, float]:
         """What is chosen at a price of the square of the network's error, and that error."""
+        found = self.chosen(price)
+        return found, self.error(found)
+
+    def chosen(self, price: float) -> Together:
+        """What is chosen at such a price."""
         prices = {name: price * weight for name, weight in self.weights.items()} if price else {}
-        last = arrays_in_nhwc(self.graph, self.device, self.options, self.mode, prices)
+        return Together(arrays_in_nhwc(self.graph, self.device, self.options, self.mode, prices), prices)
+
+    def error(self, found: Together) -> float:
+        """Of a choice."""
         errors = {}
         for name in self.weights:
-            made = self._plan(name, prices.get(name, 0.0), name in last)
-            best = best_in_network(made, self.device, prices.get(name, 0.0), read=self._read(name))
-            errors[name] = error_by(made, best, self.device)
-        return Together(last, prices), combined(errors, self.weights)
+            price = found.prices.get(name, 0.0)
+            made = self._plan(name, price, name in found.last)
+            errors[name] = error_by(made, best_in_network(made, self.device, price, read=self._read(name)), self.device)
+        return combined(errors, self.weights)
 
     def all_recorded(self) -> bool:
         """Whether something is on record of every layer."""
@@ -182,9 +196,8 @@ class _Search:
 
     def within(self, limit: float) -> Together:
         """What takes the least time within a limit that can be kept."""
-        self.mode = "heuristic" if self.mode in TIMING else self.mode  # all that is to be timed has been
-        total = sum(min(made.timings.values(), default=0.0) for made in map(self._plan, self.weights))
-        price = (total or 1.0) / max(limit, 1e-30) ** 2 / GROWTH**2
+        self._timed()
+        price = (self._least_seconds() or 1.0) / max(limit, 1e-30) ** 2 / GROWTH**2
         found, error = self.at(price)
         while error > limit * (1 + 1e-9) and not math.isinf(price):
             price *= GROWTH
@@ -198,6 +211,25 @@ class _Search:
             else:
                 below = middle
         return found
+
+    def spared(self) -> Together:
+        """What errs less than the fastest choice, and is slower by at most the part to spare.
+
+        That bound follows from the price: what it makes worth choosing costs no more than all of the error would.
+        """
+        fastest = self.chosen(0.0)
+        recorded = self.all_recorded()
+        self._timed()
+        error = self.error(fastest) if recorded else 0.0
+        return self.chosen(SPARED * self._least_seconds() / error**2) if error else fastest
+
+    def _timed(self) -> None:
+        """From now on nothing is timed: all that is to be has been."""
+        self.mode = "heuristic" if self.mode in TIMING else self.mode
+
+    def _least_seconds(self) -> float:
+        """Of all layers, each by its fastest candidate on record."""
+        return sum(min(made.timings.values(), default=0.0) for made in map(self._plan, self.weights))
 
     def _plan(self, name: str, price: float = 0.0, last: bool = False) -> Plan:
         node = self.graph.nodes[name]
