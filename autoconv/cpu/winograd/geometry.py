@@ -20,10 +20,10 @@ from autoconv.cpu.transform.geometry import TiledAxis, Tiling
 from autoconv.layer import ConvLayer
 
 # Points by size of tile. In pairs of sign, so that transforms share half their work; of those, the ones with the
-# smallest measured float32 errors whose products are short binary fractions. What counts is the output of a tile that
-# errs most, mostly at a corner, where `sum_p AT[o, p]^2 |BT[p]|^2 |G[p]|^2` is largest. (On the choice of points:
-# Barabasz, Anderson, Soodhalter and Gregg, "Error Analysis and Improving the Accuracy of Winograd Convolution for Deep
-# Neural Networks", 2020.)
+# smallest measured float32 errors whose products are short binary fractions: small on average, and for the outputs of a
+# tile that err most, at its corners. Those of output o follow `sum_p AT[o, p]^2 |BT[p]|^2 |G[p]|^2`. (On the choice of
+# points: Barabasz, Anderson, Soodhalter and Gregg, "Error Analysis and Improving the Accuracy of Winograd Convolution
+# for Deep Neural Networks", 2020.)
 _POINTS = {
     1: "",
     2: "0",

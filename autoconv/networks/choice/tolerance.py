@@ -6,8 +6,8 @@ resources", 1963): at a price in seconds for the square of an error, layouts and
 whatever is chosen is the fastest that errs no more than it does. The price is the least, by bisection, at which the
 limit is kept; what a choice between two neighbouring prices might still gain (the duality gap) is given away.
 
-Without a limit, error has a small price all the same: the fastest choice is mostly one of many that are as fast but for
-the noise of their times, and that err several times more or less.
+Without a limit, error has a small price all the same: of choices that are nearly as fast as the fastest, some err
+several times less.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Together(NamedTuple):
 
 def chosen_within(graph: Graph, device: Device, options: Mapping[str, Any], mode: str) -> Together:
     """The layouts, and the prices of error, at which a network takes the least time within its tolerance.
+
+    Without a tolerance, error costs at most `SPARED` of the time, where something is on record of every layer.
 
     Parameters
     ----------
@@ -196,7 +198,7 @@ class _Search:
 
     def within(self, limit: float) -> Together:
         """What takes the least time within a limit that can be kept."""
-        self._timed()
+        self._time_no_more()
         price = (self._least_seconds() or 1.0) / max(limit, 1e-30) ** 2 / GROWTH**2
         found, error = self.at(price)
         while error > limit * (1 + 1e-9) and not math.isinf(price):
@@ -219,12 +221,12 @@ class _Search:
         """
         fastest = self.chosen(0.0)
         recorded = self.all_recorded()
-        self._timed()
+        self._time_no_more()
         error = self.error(fastest) if recorded else 0.0
         return self.chosen(SPARED * self._least_seconds() / error**2) if error else fastest
 
-    def _timed(self) -> None:
-        """From now on nothing is timed: all that is to be has been."""
+    def _time_no_more(self) -> None:
+        """From now on choose from records alone: all that is to be timed has been."""
         self.mode = "heuristic" if self.mode in TIMING else self.mode
 
     def _least_seconds(self) -> float:
