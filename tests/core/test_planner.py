@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty import SIZE, FaultyCPU, patient_but_with_hangs
+from forked import exit_code, forks
 from planning import LAYER, fresh, rigged
 
 from autoconv import registry
@@ -241,19 +242,10 @@ def test_a_larger_budget_is_spent_though_a_plan_is_in_memory(cache: TuningCache)
     assert planner.plan(LAYER, device=device, cache=cache).timed == 3
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@forks
 def test_a_child_forked_while_another_thread_plans_can_plan(cache: TuningCache) -> None:
     with racing._measuring, planner._lock:
-        child = os.fork()
-        if child == 0:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(60)
-            try:
-                os._exit(planner.plan(LAYER, device=FaultyCPU.having("none"), cache=cache).timed)
-            finally:
-                os._exit(99)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        assert exit_code(lambda: planner.plan(LAYER, device=FaultyCPU.having("none"), cache=cache).timed) == 2
 
 
 def test_who_has_to_wait_for_another_to_finish_timing_is_told(cache: TuningCache) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import exit_code, forks
 from hypothesis import given
 from hypothesis import strategies as st
 from layers import layers as conv_layers
@@ -153,20 +153,15 @@ def test_the_order_of_a_list_of_networks_is_by_batch_then_direction() -> None:
     assert np.all([named.at(layer.N, layer.direction) == layer for _, named, layer in jobs])
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nobody is forked here")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@forks
 def test_a_child_forked_while_another_thread_notes_a_layer_can_write(tmp_path: Path) -> None:
     collection = Collection(tmp_path / "untuned.yaml")
     collection.note(plan(LAYER, "heuristic", cache=TuningCache(tmp_path / "cache", system=None)))
+
+    def write() -> int:
+        collection.write()
+        return 0
+
     with collection._lock:
-        child = os.fork()
-        if child == 0:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(60)
-            try:
-                collection.write()
-                os._exit(0)
-            finally:
-                os._exit(99)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert exit_code(write) == 0
     assert listed(tmp_path / "untuned.yaml") == [LAYER]

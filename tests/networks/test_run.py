@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import signal
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from forked import exit_code, forks
 from graphs import agree, compiled, drawn, filters, graph_of, small
 from hypothesis import given
 from hypothesis import strategies as st
@@ -345,20 +344,10 @@ def test_random_inputs_are_of_their_types() -> None:
 
 
 @kernels
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nobody is forked here")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@forks
 def test_a_child_forked_while_another_thread_takes_an_instance_can_run() -> None:
     net = compiled(small(1))
     x = drawn(net.graph)
     expected = net.run(**x)
     with net._lock:
-        child = os.fork()
-        if child == 0:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(60)
-            try:
-                same = [np.array_equal(y, expected[name]) for name, y in net.run(**x).items()]
-                os._exit(0 if all(same) else 1)
-            finally:
-                os._exit(99)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert exit_code(lambda: sum(np.array_equal(y, expected[name]) for name, y in net.run(**x).items())) == 2
