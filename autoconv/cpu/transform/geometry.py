@@ -21,6 +21,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from autoconv.cpu.codegen.ir import VECTOR_BYTES, Value
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlation_count, correlations
@@ -144,6 +145,8 @@ class Tiling(ABC):
     m: tuple[int, int]
     chunk_rows: int
     coop: int
+
+    ahead: ClassVar[bool] = False  # whether images are fetched while products are computed
 
     # What a family decides.
 

@@ -66,7 +66,10 @@ class TransformWriter(Stage[T], ABC):
 
     @abstractmethod
     def product(self, rows: int, split: Sequence[tuple[int, int]]) -> Function:
-        """`(v, u, products)`: all points of all tiles of a chunk by a block of filters, in register tiles."""
+        """`(v, u, products)`: all points of all tiles of a chunk by a block of filters, in register tiles.
+
+        Where images are fetched ahead, also `(x, y, first, block)`: the first row of tiles, and the block's number.
+        """
 
     @abstractmethod
     def inverse_transform(self) -> Function:
@@ -92,7 +95,7 @@ class TransformWriter(Stage[T], ABC):
         with k.loop(0, tiling.c_blocks) as block:
             k.call(self.input, x, v, scratch, first, rows, group, block)
         with k.loop(0, tiling.k_blocks) as block:
-            k.call(self.output, v, u, scratch, y, bias, residual, first, rows, group, block)
+            k.call(self.output, v, u, scratch, y, bias, residual, first, rows, group, block, x)
         run = self.function("independent", CONTEXT)
         launch(run, run.args[0], k, tiling.tasks)
         return run
@@ -123,7 +126,7 @@ class TransformWriter(Stage[T], ABC):
                 v = v + skipped * (tiling.columns.tiles * tiling.v_tile)
                 k.call(self.input, x, v, scratch, first + skipped, some, group, block)
             else:
-                k.call(self.output, v, u, scratch, y, bias, residual, first, rows, group, block)
+                k.call(self.output, v, u, scratch, y, bias, residual, first, rows, group, block, x)
             tasks.append(k)
         k = self.function("cooperative", CONTEXT)
         workspace = self.operands(k)[-1]
@@ -139,16 +142,17 @@ class TransformWriter(Stage[T], ABC):
     def _output(self) -> Function:
         """Multiply a chunk by a block of filters, transform back and store."""
         tiling, c, real, stored = self.tiling, self.tiling.correlation, ptr(self.real), ptr(self.stored)
-        k = self.function("output", real, real, real, stored, stored, stored, i64, i64, i64, i64)
-        v, u, products, y, bias, residual, first, rows, group, block = k.args
+        k = self.function("output", real, real, real, stored, stored, stored, i64, i64, i64, i64, stored)
+        v, u, products, y, bias, residual, first, rows, group, block, x = k.args
+        images = [x, y, first, block] if tiling.ahead else []
         u = u + (self.packed + (group * tiling.k_blocks + block) * tiling.u_size)
         if len(self.products) == 1:
-            k.call(self.products[tiling.chunk], v, u, products)
+            k.call(self.products[tiling.chunk], v, u, products, *images)
         else:
             with k.if_(rows.eq(tiling.chunk)):
-                k.call(self.products[tiling.chunk], v, u, products)
+                k.call(self.products[tiling.chunk], v, u, products, *images)
             with k.else_():
-                k.call(self.products[tiling.chunk - 1], v, u, products)
+                k.call(self.products[tiling.chunk - 1], v, u, products, *images)
         strip = products + tiling.points * tiling.m_stride
         vertical, horizontal = tiling.rows, tiling.columns
         with k.loop(0, rows) as t:

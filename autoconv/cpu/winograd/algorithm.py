@@ -20,11 +20,13 @@ from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correl
 from autoconv.cpu.common.grid import batches, parts
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine.model import Machine
+from autoconv.cpu.transform.ahead import worth_fetching
 from autoconv.cpu.transform.algorithm import TransformAlgorithm
 from autoconv.cpu.transform.estimate import Counts
 from autoconv.cpu.transform.geometry import unfit
 from autoconv.cpu.winograd.estimate import counts
 from autoconv.cpu.winograd.geometry import (
+    StreamedTiling,
     WinogradAxis,
     WinogradTiling,
     cap,
@@ -62,7 +64,9 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
         self, layer: ConvLayer, device: CPU, c: Correlation, m: tuple[int, int], rows: int, coop: int, *more: int
     ) -> WinogradTiling:
         """How one correlation of a layer is cut."""
-        return WinogradTiling(c, device.instruction_set, layer.accumulator.itemsize, device.threads, m, rows, coop)
+        how = c, device.instruction_set, layer.accumulator.itemsize, device.threads, m, rows, coop
+        tiling = WinogradTiling(*how)
+        return StreamedTiling(*how) if worth_fetching(layer, tiling, device.machine) else tiling
 
     def tilings(self, layer: ConvLayer, device: CPU, params: Params) -> tuple[WinogradTiling, ...]:
         """How each of them is."""

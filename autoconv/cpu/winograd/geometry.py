@@ -13,6 +13,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
 from autoconv.common.winograd_math import Transforms, transforms
 from autoconv.cpu.common.correlation import CorrelationAxis
@@ -92,6 +93,13 @@ class WinogradTiling(Tiling):
     @functools.cached_property
     def most_tiles(self) -> int:
         return _REGISTER_TILES[self.instruction_set][self.vectors]
+
+
+@dataclass(frozen=True)
+class StreamedTiling(WinogradTiling):
+    """One whose images only memory holds."""
+
+    ahead: ClassVar[bool] = True
 
 
 def sizes(axis: CorrelationAxis) -> range:

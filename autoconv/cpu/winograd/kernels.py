@@ -10,9 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
-from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, Var, ptr
+from autoconv.cpu.codegen.ir import LINE, Function, Module, Type, Value, Var, i64, ptr
 from autoconv.cpu.common.sums import WINOGRAD_TERMS
 from autoconv.cpu.transform import kernels
+from autoconv.cpu.transform.ahead import fetch_part, input_region, new_input, output, output_region
 from autoconv.cpu.transform.filters import FilterStage
 from autoconv.cpu.transform.input import InputStage
 from autoconv.cpu.winograd.geometry import WinogradTiling
@@ -168,17 +169,38 @@ class WinogradWriter(kernels.TransformWriter[W]):
 
     def product(self, rows: int, split: Sequence[tuple[int, int]]) -> Function:
         tiling = self.tiling
-        k = self.function(f"product_{rows}_", *[ptr(self.real)] * 3)
-        v, u, out = k.args
-        size_of_point = tiling.depth * tiling.TK
+        types: list[Type] = [ptr(self.stored), ptr(self.stored), i64, i64] if tiling.ahead else []
+        k = self.function(f"product_{rows}_", *[ptr(self.real)] * 3, *types)
+        v, u, out, *images = k.args
+        size_of_point, tiles = tiling.depth * tiling.TK, sum(count for count, _ in split)
         with k.loop(0, tiling.points) as point:
             for size, tile, number in kernels.each_register_tile(k, split):
                 source = v + (point * tiling.v_stride + tile * tiling.lanes)
                 target = out + (point * tiling.m_stride + tile * tiling.m_tile)
                 filters = u + point * size_of_point
                 following = filters + number * -(-size_of_point // self.register_tiles) + size_of_point
+                if tiling.ahead:
+                    self.fetch_images(k, images, rows, point * tiles + number, tiling.points * tiles)
                 k.call(self.registers[size], source, filters, following, target)
         return k
+
+    def fetch_images(self, k: Function, images: Sequence[Value], rows: int, number: Value, numbers: int) -> None:
+        """One of so many register tiles' part of the output to come, and of the input of a thread's next chunk.
+
+        Every block of filters takes its share of the latter.
+        """
+        tiling, last, line = self.tiling, self.channels_last, LINE // self.stored.bytes
+        x, y, first, block = images
+        each = max(1, numbers // rows)  # parts of a row of tiles
+        row = number // each
+        with k.if_(row < rows):
+            start = output(tiling, y, first + row, block)
+            fetch_part(k, start, output_region(tiling, last), number % each, each, line, write=True)
+        number, each = block * numbers + number, max(1, tiling.k_blocks * numbers // rows)
+        row = number // each + rows * (tiling.batch or 1)
+        with k.if_((number // each < rows) & (first + row < tiling.tile_rows)):
+            start = new_input(tiling, x, first + row)
+            fetch_part(k, start, input_region(tiling, last), number % each, each, line, write=False)
 
     def inverse_transform(self) -> Function:
         tiling, lanes = self.tiling, self.tiling.lanes
