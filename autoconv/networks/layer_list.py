@@ -41,7 +41,8 @@ def layer_list(graph: Graph) -> Network:
         NamedLayer(name, layer.replace(direction="fwd"), count[layer], place, (), _own(layer))
         for layer, (name, place) in first.items()
     )
-    return Network(Path(graph.name).stem, graph.name, layers, tuple(batches) or (1,))
+    file = Path(graph.name)
+    return Network(file.stem, file.name, layers, tuple(batches) or (1,))
 
 
 def _own(layer: ConvLayer) -> tuple[str, ...]:

@@ -192,7 +192,7 @@ class FourierWriter(kernels.TransformWriter[F]):
         scratch = k.bytes_at(workspace, HEADER, self.real) + thread * tiling.thread_size
         v = scratch + tiling.scratch_size
         k.call(self.input, x, v + -block * (tiling.chunk_tiles * tiling.lanes), scratch, first, rows, 0, block)
-        k.call(self.output, v, u, scratch, y, bias, residual, first, rows, 0, block)
+        k.call(self.output, v, u, scratch, x, y, bias, residual, first, rows, 0, block)
         run = self.function("independent", CONTEXT)
         launch(run, run.args[0], k, tiling.tasks)
         return run

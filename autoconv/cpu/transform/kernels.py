@@ -95,7 +95,7 @@ class TransformWriter(Stage[T], ABC):
         with k.loop(0, tiling.c_blocks) as block:
             k.call(self.input, x, v, scratch, first, rows, group, block)
         with k.loop(0, tiling.k_blocks) as block:
-            k.call(self.output, v, u, scratch, y, bias, residual, first, rows, group, block, x)
+            k.call(self.output, v, u, scratch, x, y, bias, residual, first, rows, group, block)
         run = self.function("independent", CONTEXT)
         launch(run, run.args[0], k, tiling.tasks)
         return run
@@ -126,7 +126,7 @@ class TransformWriter(Stage[T], ABC):
                 v = v + skipped * (tiling.columns.tiles * tiling.v_tile)
                 k.call(self.input, x, v, scratch, first + skipped, some, group, block)
             else:
-                k.call(self.output, v, u, scratch, y, bias, residual, first, rows, group, block, x)
+                k.call(self.output, v, u, scratch, x, y, bias, residual, first, rows, group, block)
             tasks.append(k)
         k = self.function("cooperative", CONTEXT)
         workspace = self.operands(k)[-1]
@@ -142,8 +142,8 @@ class TransformWriter(Stage[T], ABC):
     def _output(self) -> Function:
         """Multiply a chunk by a block of filters, transform back and store."""
         tiling, c, real, stored = self.tiling, self.tiling.correlation, ptr(self.real), ptr(self.stored)
-        k = self.function("output", real, real, real, stored, stored, stored, i64, i64, i64, i64, stored)
-        v, u, products, y, bias, residual, first, rows, group, block, x = k.args
+        k = self.function("output", real, real, real, stored, stored, stored, stored, i64, i64, i64, i64)
+        v, u, products, x, y, bias, residual, first, rows, group, block = k.args
         images = [x, y, first, block] if tiling.ahead else []
         u = u + (self.packed + (group * tiling.k_blocks + block) * tiling.u_size)
         if len(self.products) == 1:
