@@ -110,6 +110,12 @@ def test_sizes_of_tiles(tile: str, layout: str) -> None:
     run(edge("remainders", layout=layout), {"tile": tile, "rows": 1, "coop": 0})
 
 
+def test_channels_that_are_not_summed() -> None:
+    """They have a schedule and products of their own."""
+    for threads in (1, 2):
+        run(edge("depthwise"), {"tile": "6x6", "rows": 2, "coop": 0}, CPU.current(threads=threads))
+
+
 @pytest.mark.parametrize(("rows", "coop"), [(1, 0), (3, 0), (100, 0), (1, 1), (2, 3), (3, 100)])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_schedules(rows: int, coop: int, threads: int) -> None:
