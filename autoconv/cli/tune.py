@@ -125,6 +125,11 @@ def tune(
         click.echo(_summary(len(done), len(jobs), timed, len(failed), seconds))
         if budget is not None:
             print_cut_short([row.plan.cut_short for row in done if row.plan])
+    for row in done:
+        if row.plan and row.plan.failures:
+            (candidate, why), *others = row.plan.failures.items()
+            more = f", and {len(others)} more, as explain says" if others else ""
+            say("warning", f"{row.name}: {candidate} failed: {failure_line(why)}{more}")
     for row in failed:
         say("error", f"{row.name}: {row.error}")
     if interrupted:

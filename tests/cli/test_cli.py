@@ -183,7 +183,9 @@ def test_a_candidate_that_crashes_is_a_reason_and_not_the_end(
     monkeypatch.syspath_prepend(tests)
     monkeypatch.setattr(options, "resolve", lambda name: FaultyCPU.having("dies"))
     assert main(["tune", "tiny.yaml", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["tables"][0]["layers"][0]["winner"] == "numpy.direct"
+    said = capsys.readouterr()
+    assert json.loads(said.out)["tables"][0]["layers"][0]["winner"] == "numpy.direct"
+    assert re.search(r"^autoconv: warning: first: faulty.dies failed: died of signal 11.*$", said.err, re.M)
     assert main(["explain", "tiny.yaml:first"]) == 0
     assert re.search(r"faulty.dies +died of signal 11", capsys.readouterr().out)
 
