@@ -157,12 +157,6 @@ class Plan:
         return dict(sorted(timed.items(), key=lambda item: item[1]))
 
     @property
-    def failures(self) -> dict[str, str]:
-        """Why candidates failed whose turn came, by name: their kernels could not be built, or gave a wrong answer."""
-        failed = {name: facts.failure for name, facts in self.facts.items() if not facts.unreached}
-        return {name: failure for name, failure in failed.items() if failure is not None}
-
-    @property
     def cut_short(self) -> bool:
         """Whether a budget ended before every candidate's turn; a larger one goes on with the others."""
         return any(facts.unreached and not facts.starved for facts in self._facts.values())

@@ -125,11 +125,7 @@ def tune(
         click.echo(_summary(len(done), len(jobs), timed, len(failed), seconds))
         if budget is not None:
             print_cut_short([row.plan.cut_short for row in done if row.plan])
-    for row in done:
-        if row.plan and row.plan.failures:
-            (candidate, why), *others = row.plan.failures.items()
-            more = f", and {len(others)} more, as explain says" if others else ""
-            say("warning", f"{row.name}: {candidate} failed: {failure_line(why)}{more}")
+    _warn(done)
     for row in failed:
         say("error", f"{row.name}: {row.error}")
     if interrupted:
@@ -157,6 +153,17 @@ def _laid_out(path: str, batch: int | None, mode: str, budget: float | None, opt
     except FAILURES as failure:  # its layers can be tuned, but it cannot run, or not for so many images
         return f"{path}: layouts: {failure_line(failure)}"
     return f"{net.graph.name}: {len(net.in_nhwc & net.plans.keys())} of {len(net.plans)} layers in NHWC"
+
+
+def _warn(done: Sequence[Row]) -> None:
+    """Of candidates that failed: their kernels could not be built, crashed, or gave a wrong answer."""
+    for row in done:
+        facts = row.plan.facts if row.plan else {}
+        failures = [(name, each.failure) for name, each in facts.items() if each.failure and not each.unreached]
+        if failures:
+            (name, why), *others = failures
+            more = f", and {len(others)} more, as explain says" if others else ""
+            say("warning", f"{row.name}: {name} failed: {failure_line(why)}{more}")
 
 
 def _summary(done: int, total: int, timed: int, failed: int, seconds: float) -> str:
