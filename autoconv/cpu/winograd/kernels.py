@@ -145,7 +145,7 @@ class WinogradWriter(kernels.TransformWriter[W]):
         together = math.gcd(self.m.terms, count)
         fetched = [(*following, 2)]
         if len(sums) >= FEWEST_TO_FETCH:
-            if TK > line:  # a line a term comes as fast by itself, and a fetch more takes a load's place
+            if line < TK:  # a line a term comes as fast by itself, and a fetch more takes a load's place
                 fetched.append((u + lanes * TK, lanes * TK // line, 3))
             fetched.append((v + tiling.chunk_tiles * lanes, -(-len(sums) * lanes // line), 3))
         with k.loop(0, count, together) as start:
@@ -213,9 +213,9 @@ class WinogradWriter(kernels.TransformWriter[W]):
             with k.loop(0, columns.tile) as j:
                 source = products + (t * tiling.m_tile + j * tiling.m_stride)
                 below = columns.tile * tiling.m_stride
-                for i in range(rows.tile):  # more streams than a processor foresees, out of L2
-                    k.prefetch(source + (i * below + 2 * tiling.m_tile))
-                xs = [k.load(source + i * below, lanes) for i in range(rows.tile)]
+                for point in range(rows.tile):  # more streams than a processor foresees, out of L2
+                    k.prefetch(source + (point * below + 2 * tiling.m_tile))
+                xs = [k.load(source + point * below, lanes) for point in range(rows.tile)]
                 values = matrix_vector(k, rows.transforms.AT, xs) if rows.tile > 1 else xs
                 for n, value in enumerate(values):
                     k.store(value, half + (j * lanes + n * (columns.tile * lanes)))
