@@ -22,6 +22,7 @@ from autoconv.layer import ConvLayer
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 WINOGRAD = Winograd()
+START: Any = 0
 SMALL = (256, 512, 1024)  # caches that no image fits into
 LAYERS = {
     "plain": ConvLayer(N=3, C=20, H=17, W=19, K=37, R=3, S=3, padding=1),
@@ -35,9 +36,6 @@ LAYERS = {
 def tilings(layer: ConvLayer) -> Any:
     device = device_with(INSTRUCTION_SETS[0], 2, SMALL)
     return WINOGRAD.tilings(layer, device, {"m": "3x3", "rows": 2, "coop": 0})
-
-
-START: Any = 0
 
 
 def numbers(stop: int) -> Any:
