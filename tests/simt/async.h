@@ -162,6 +162,8 @@ UNWATCHED inline void fetch(void* to, const void* map, const void* barrier, Posi
     if (fresh.to % (8 * line))
         fail("the copy engine: a tile at byte %u of shared memory, not a multiple of %u", fresh.to, 8 * line);
     if (fresh.to + lines * line > shared_bytes) fail("the copy engine: a tile beyond shared memory");
+    if (im2col && from.at[0] * static_cast<int>(m.itemsize) % 16)  // an H100: illegal instruction
+        fail("the copy engine: pixels from channel %d on, at no multiple of 16 bytes", from.at[0]);
     if (offset.w < 0 || offset.w > 255 || offset.h < 0 || offset.h > 255) fail("the copy engine: an offset beyond 255");
     if (!fresh.phases->visible) fail("the copy engine: the barrier's initialisation was not fenced");
     if (fetches_count + 1 == most_fetches) fail("more than %d copies under way", most_fetches - 1);

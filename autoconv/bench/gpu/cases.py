@@ -122,7 +122,7 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         _hopper(PARTS_TILES[-2], 3, "float32", C=64, K=72, groups=2, **SLOPES),
         _hopper(PARTS_TILES[-1], 2, "float32", 1, C=24, K=64, groups=2, stride=2),
         _hopper(PARTS_TILES[3], 1, "float32", 1, C=36, K=68, R=1, S=2, stride=2, padding=((0, 1), (2, 0))),  # no taps
-        _hopper(PARTS_TILES[-1], 3, "float32", 2, C=36, K=24, groups=3, stride=(1, 2), dilation=(2, 1)),
+        _hopper(PARTS_TILES[-1], 3, "float32", 2, C=24, K=24, groups=3, stride=(1, 2), dilation=(2, 1)),
         _hopper(PARTS_TILES[-2], 1, "float32", 2, C=40, K=36, **FAR_TAPS),
         _hopper(PARTS_TILES[-1], 1, "float32", 2, C=37, K=36),
     ),

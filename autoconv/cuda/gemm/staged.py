@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 FILE = "gemm/staged.cu"
 THREADS, BLOCKS = 256, 4
-SIDE = 32  # of the square that a block takes
+AREA = 1024  # elements that a block takes
+MOST_DEEP = 32  # channels of them
 RUN = 16  # bytes that travel at once
 
 
@@ -64,16 +65,19 @@ class Move:
 
     def unit(self, layer: ConvLayer) -> Unit:
         """The kernel that does it."""
-        blocks = self.images[1] * ceil_div(self.places, SIDE) * ceil_div(self.channels[1], SIDE)
+        deep = min(MOST_DEEP, 1 << (self.channels[1] - 1).bit_length())
+        long = AREA // deep
+        blocks = self.images[1] * ceil_div(self.places, long) * ceil_div(self.channels[1], deep)
         constants = (
             ("FROM_IMAGES", self.images[0]),
             ("FROM_CHANNELS", self.channels[0]),
             ("TO_CHANNELS", self.channels[1]),
+            ("DEEP", deep),
             ("PLACES", self.places),
             ("FROM_FIRST", int(self.first[0])),
             ("TO_FIRST", int(self.first[1])),
         )
-        shared = SIDE * (SIDE + 1) * layer.itemsize
+        shared = (AREA + MOST_DEEP) * layer.itemsize  # a row of each channel, a little apart
         return Unit("stage", FILE, layer, (blocks, 1, 1), THREADS, BLOCKS, shared, constants=constants)
 
 

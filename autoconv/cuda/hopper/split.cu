@@ -131,39 +131,54 @@ split(const GRID_CONSTANT TensorMap pixels, const GRID_CONSTANT TensorMap other,
     run_block(ring, pixels, other, {out, bias, residual}, {parts, tickets});
 }
 
-// A number to each part, one array of so many after the other.
-DEVICE void put_parts(bfloat16_t* to, Offset distance, float value) {
+// Neighbouring numbers of one part, which travel at once.
+template <int LENGTH>
+struct alignas(LENGTH * sizeof(bfloat16_t)) Some {
+    bfloat16_t value[LENGTH];
+};
+
+// So many numbers to each part, one array of parts behind the other.
+template <int LENGTH>
+DEVICE void put_parts(bfloat16_t* to, Offset distance, float (&values)[LENGTH]) {
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
-        const bfloat16_t part = to_bfloat16(value);
-        to[p * distance] = part;
-        value -= to_float(part);
+        Some<LENGTH> some;
+#pragma unroll
+        for (int i = 0; i < LENGTH; i++) {
+            some.value[i] = to_bfloat16(values[i]);
+            values[i] -= to_float(some.value[i]);
+        }
+        aligned<Some<LENGTH>>(to + p * distance) = some;
     }
 }
 
-// Filters for fwd and dgrad: to each tap, group and BK of the depth, the parts of all columns in lines of BK.
+// Filters for fwd and dgrad: to each tap, group and BK of the depth, the parts of all columns in lines of BK. A thread has
+// eight of a line, half of a step: of a filter that lies along the depth, four pairs of neighbours.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 split_filters(const T* w, bfloat16_t* to) {
-    const Offset index = Offset(blockIdx.x) * THREADS + threadIdx.x;
+    constexpr int EIGHT = 8;
+    const Offset index = (Offset(blockIdx.x) * THREADS + threadIdx.x) * EIGHT;
     constexpr Offset PART = COLUMNS * BK;
     const Offset line = index % PART, block = index / PART;
     if (block >= GROUPS * R * S * CHUNKS) return;
     const int place = static_cast<int>(line % BK), column = static_cast<int>(line / BK);
-    const int depth = static_cast<int>(block % CHUNKS) * BK + place / STEP * STEP + held(place % STEP);
+    const int depth0 = static_cast<int>(block % CHUNKS) * BK + place / STEP * STEP;
     const int tap = static_cast<int>(block / CHUNKS / GROUPS), group = static_cast<int>(block / CHUNKS % GROUPS);
-    const int k = group * KG + (DIRECTION == FWD ? column : depth), c = DIRECTION == FWD ? depth : column;
-    const bool there = depth < CHANNELS;
-    put_parts(to + block * (PARTS * PART) + line, PART,
-              there ? w[w_at(k, c, tap / static_cast<int>(S), tap % static_cast<int>(S))] : 0.f);
+    const Offset r = tap / static_cast<int>(S), s = tap % static_cast<int>(S);
+    float values[EIGHT];
+#pragma unroll
+    for (int i = 0; i < EIGHT; i++) {
+        const int depth = depth0 + held(place % STEP + i);
+        const int k = group * KG + (DIRECTION == FWD ? column : depth), c = DIRECTION == FWD ? depth : column;
+        values[i] = depth < CHANNELS ? w[w_at(k, c, r, s)] : 0.f;
+    }
+    put_parts(to + block * (PARTS * PART) + line, PART, values);
 }
 
 // The pixels of wgrad: all of each part, channels in whole runs of sixteen bytes.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 split_pixels(const T* x, bfloat16_t* to) {
     constexpr Offset LENGTH = (C + 7) / 8 * 8, ALL = N * H * W * LENGTH;
-    struct alignas(8) Four {
-        bfloat16_t value[4];
-    } four[PARTS];
     const Offset at = (Offset(blockIdx.x) * THREADS + threadIdx.x) * 4;
     if (at >= ALL) return;
     const Offset c = at % LENGTH;
@@ -176,8 +191,5 @@ split_pixels(const T* x, bfloat16_t* to) {
         for (int i = 0; i < 4; i++)
             if (c + i < C) v[i] = to_float(from[i]);
     }
-#pragma unroll
-    for (int i = 0; i < 4; i++) put_parts(&four[0].value[i], 4, v[i]);
-#pragma unroll
-    for (int p = 0; p < PARTS; p++) aligned<Four>(to + p * ALL + at) = four[p];
+    put_parts(to + at, ALL, v);
 }

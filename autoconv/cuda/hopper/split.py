@@ -17,12 +17,13 @@ from autoconv.layer import ConvLayer
 if TYPE_CHECKING:
     from autoconv.cuda.device import CUDA
 
-PARTS = 3
+PARTS, PART_BYTES = 3, 2
 BK = LINE // 4  # of the depth, in float32
 # Instructions of a warp, as its machine code has them: for 64 rows of its warpgroup to a step of the depth, and to each
 # 64 columns of a step; to a slice besides.
 STEP_SLOTS, COLUMN_SLOTS, SLICE_SLOTS = {"fwd": 54, "dgrad": 54, "wgrad": 93}, 32, 55
 STEPS = 2  # to a slice
+FILTER_RUN = STRIDE_UNIT // PART_BYTES  # of a part's depth, that a thread packs
 
 
 class PartsTile(HopperTile):
@@ -70,6 +71,10 @@ class HopperBF16x6(Hopper):
         pixels = PARTS * layer.N * layer.P * layer.Q
         if layer.direction == "wgrad" and pixels >= 2**31:
             reasons.append(f"pixels: expected fewer than 2**31 in {PARTS} parts, got {pixels}")
+        # where a group's parts begin, the copy engine has to be able to
+        run, channels = STRIDE_UNIT // PART_BYTES, layer.C // layer.groups
+        if layer.direction == "wgrad" and layer.groups > 1 and channels % run:
+            reasons.append(f"C/groups={channels}: expected a multiple of {run}")
         return reasons
 
     def maps(self, layer: ConvLayer, one: Pass, tile: HopperTile) -> tuple[TensorMap, TensorMap]:
@@ -83,7 +88,7 @@ class HopperBF16x6(Hopper):
         if layer.direction == "wgrad":
             return [("split_pixels", _pixels_bytes(layer) // 2 // PARTS // 4)]
         columns, blocks = _filters(layer)
-        return [("split_filters", columns * BK * blocks // PARTS)]
+        return [("split_filters", columns * BK * blocks // PARTS // FILTER_RUN)]
 
     def packed_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
         columns, blocks = _filters(layer)
@@ -137,7 +142,7 @@ def _filters(layer: ConvLayer) -> tuple[int, int]:
 
 def _in_parts(layer: ConvLayer) -> ConvLayer:
     """The layer whose images are the parts of another one's, channels in whole runs of sixteen bytes."""
-    run = STRIDE_UNIT // 2
+    run = STRIDE_UNIT // PART_BYTES
     C = ceil_div(layer.C, run) * run
     return layer.replace(N=PARTS * layer.N, C=C, dtype="bfloat16", groups=1)
 

@@ -64,13 +64,20 @@ DEVICE void transform_input(const T* x, int channel, Offset tile, bool exists, P
     }
 }
 
-// The outputs of a tile, if it exists, from its columns of sums: `read(j, points)`. A row of outputs is stored at once
-// where it is aligned.
+// Neighbouring outputs of a row that are stored at once: as many as a store takes, of which each row of tiles, and of the
+// array, has a whole number. A run is within the array or outside of it, and begins where such stores may.
+DEVICE constexpr int stored_at_once(int most) {
+    int run = 1;
+    while (2 * run <= most && MW % (2 * run) == 0 && OUT_W % (2 * run) == 0) run *= 2;
+    return run;
+}
+
+// The outputs of a tile, if it exists, from its columns of sums: `read(j, points)`.
 template <class Read>
 DEVICE void write_columns(Read read, int channel, Offset tile, bool exists, T* out, const T* bias, const T* residual) {
-    constexpr bool WHOLE = !LAST && (MW == 2 || MW == 4) && OUT_W % MW == 0;
-    struct alignas(WHOLE ? (MW * sizeof(T) < 16 ? MW * sizeof(T) : 16) : sizeof(T)) Run {
-        T value[MW];
+    constexpr int RUN = LAST ? 1 : stored_at_once(16 / sizeof(T));
+    struct alignas(RUN * sizeof(T)) Run {
+        T value[RUN];
     };
     Acc half[MH][AW];
 #pragma unroll
@@ -88,15 +95,15 @@ DEVICE void write_columns(Read read, int channel, Offset tile, bool exists, T* o
         Acc pixels[MW];
         output_w(half[i], pixels);
         if (at.h + i >= OUT_H) continue;
-        Run run;
 #pragma unroll
-        for (int j = 0; j < MW; j++) {
-            if (!WHOLE && at.w + j >= OUT_W) continue;
+        for (int j = 0; j < MW; j += RUN) {
+            if (at.w + j >= OUT_W) continue;
             const Offset place = out_at(at.n, channel, at.h + i, at.w + j);
-            run.value[j] = finished(pixels[j], bias, residual, channel, place);
-            if (!WHOLE) out[place] = run.value[j];
+            Run run;
+#pragma unroll
+            for (int e = 0; e < RUN; e++) run.value[e] = finished(pixels[j + e], bias, residual, channel, place + e);
+            aligned<Run>(out + place) = run;
         }
-        if (WHOLE) aligned<Run>(out + out_at(at.n, channel, at.h + i, at.w)) = run;
     }
 }
 
