@@ -34,10 +34,10 @@ PLANTED = {
     "one place for all columns": ("columns.at[j % 2][i][to.row]", "columns.at[0][i][to.row]"),
     "columns come back as they went": ("[i][to.row][to.lane]", "[i][from.row][from.lane]"),
     "channels of the next group for zeros": (
-        "group < GROUPS && depth < DEPTH && from.tile",
+        "group < GROUPS && depth < CHANNELS && from.tile",
         "group < GROUPS && from.tile",
     ),
-    "points in another order": ("line[(long long)(i * AW + j) * LINE_IN]", "line[(long long)(j * AH + i) * LINE_IN]"),
+    "points in another order": ("line[(long long)(i * AW + j) * LINE]", "line[(long long)(j * AH + i) * LINE]"),
 }
 
 

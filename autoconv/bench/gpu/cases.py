@@ -59,6 +59,12 @@ def _points(m: int, layout: str, direction: str = "fwd", **fields: Any) -> Plann
     return problem | {"layout": layout, "direction": direction} | fields, {"m": m, "BM": 64, "BN": 64}
 
 
+def _gradients(m: int, layout: str, SPLIT: int, **fields: Any) -> Planned:
+    """The same for the gradient of filters, the sum over tiles in parts."""
+    fields, params = _points(m, layout, **fields)
+    return fields, params | {"SPLIT": SPLIT}
+
+
 def _tiled(tile: int, direction: str, layout: str, dtype: str, **fields: Any) -> Planned:
     """Four tiles or more to an image."""
     problem = {"N": 2, "C": 4, "H": 35, "W": 37, "K": 6, "R": 3, "S": 3, "padding": ((1, 2), (2, 0)), "groups": 2}
@@ -192,6 +198,17 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
             _points(2, "NCHW", C=76, K=18, H=3, groups=2, R=1, padding=0),
         )
     ) for name, stages in (("winograd.tensor.tf32x3", {}), ("winograd.hopper.bf16x6", {"STAGES": 3}))},
+    **{name: tuple(
+        (fields | {"direction": "wgrad"}, params | stages)
+        for fields, params in (
+            _gradients(2, "NCHW", 1),
+            _gradients(4, "NHWC", 2, R=5, S=2, padding=((1, 3), (0, 1))),
+            _gradients(6, "NCHW", 1, C=35, K=37),
+            _gradients(4, "NHWC", 1, C=12, K=70, groups=2),
+            _gradients(4, "NCHW", 1, N=3, H=12),
+            _gradients(2, "NCHW", 1, C=76, K=18, H=3, groups=2, R=1, padding=0),
+        )
+    ) for name, stages in (("winograd.tensor.tf32x3.wgrad", {}), ("winograd.hopper.bf16x6.wgrad", {"STAGES": 3}))},
     "gemm.explicit": (  # sums wider than the output, of which there are no whole blocks
         ({"N": 2, "C": 3, "H": 5, "W": 7, "K": 5, "R": 3, "S": 2, "dtype": "float16", "direction": "wgrad"},
          {"IMAGES": 1, "MERGED": 1}),

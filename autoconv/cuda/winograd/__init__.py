@@ -5,6 +5,7 @@ from typing import Any
 from autoconv.algorithm import Algorithm
 from autoconv.cuda.winograd.fused import WinogradFused
 from autoconv.cuda.winograd.tensor import WinogradHopper, WinogradTF32x3
+from autoconv.cuda.winograd.wgrad import WinogradHopperWgrad, WinogradTF32x3Wgrad
 from autoconv.cuda.winograd.winograd import Winograd
 
 ALGORITHMS: tuple[Algorithm[Any], ...] = (
@@ -12,4 +13,6 @@ ALGORITHMS: tuple[Algorithm[Any], ...] = (
     WinogradFused(),
     WinogradTF32x3(),
     WinogradHopper(),
+    WinogradTF32x3Wgrad(),
+    WinogradHopperWgrad(),
 )

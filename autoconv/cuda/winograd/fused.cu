@@ -8,7 +8,7 @@
 // memory. Of each BM the place 32 a + 4 b + c holds row 8 (4 a + c) + b: what a thread reads at once lies together,
 // and so do the eight rows that a warp has in one register, for stores with channels last.
 
-#include "winograd.cuh"
+#include "filtered.cuh"
 
 constexpr int WARPS = FUSED_THREADS / 32, EACH = POINTS / WARPS, TM = BM / 8, TN = BN / 4;
 constexpr int SLICES = ceil_div(static_cast<int>(DEPTH), BC), ROW_BLOCKS = ceil_div(static_cast<int>(ROWS), BM);

@@ -3,7 +3,7 @@
 // order of the arrays: with channels last, channels are neighbours there too.
 
 #include "../common/gemm_tile.cuh"
-#include "winograd.cuh"
+#include "filtered.cuh"
 
 constexpr long long V_SIZE = ((long long)POINTS * GROUPS * DEPTH * TILES + 63) / 64 * 64;
 

@@ -41,8 +41,12 @@ def _function(name: str, matrix: Matrix) -> str:
 
 
 def transforms_text(layer: ConvLayer, MH: int, MW: int) -> str:
-    """The one-dimensional transforms of F(MH x MW, R x S), as `winograd.cuh` calls them."""
-    down, across = transforms(MH, layer.R), transforms(MW, layer.S)
+    """The one-dimensional transforms of F(MH x MW, R x S), as `winograd.cuh` calls them.
+
+    For wgrad those of F(R x S, MH x MW): the gradients of outputs are what a tile of inputs is correlated with.
+    """
+    extents = ((MH, layer.R), (MW, layer.S))
+    down, across = (transforms(r, m) if layer.direction == "wgrad" else transforms(m, r) for m, r in extents)
     return "".join(
         _function(f"{name}_{axis}", getattr(t, matrix))
         for name, matrix in (("filter", "G"), ("input", "BT"), ("output", "AT"))
@@ -188,7 +192,7 @@ def _tile(params: Params) -> GemmTile:
 
 
 def outputs_of(layer: ConvLayer, params: Params) -> tuple[int, int]:
-    """Outputs of a tile, down and across; one where there is a single tap."""
+    """Outputs of a tile (for wgrad, gradients of outputs), down and across; one where there is a single tap."""
     m = int(params["m"])
     return m if layer.R > 1 else 1, m if layer.S > 1 else 1
 
@@ -203,7 +207,7 @@ def extents(layer: ConvLayer, params: Params) -> tuple[int, int, int]:
     """Channels out and in of a group, and tiles."""
     MH, MW = outputs_of(layer, params)
     C, K = layer.C // layer.groups, layer.K // layer.groups
-    rows, depth, height, width = (K, C, layer.P, layer.Q) if layer.direction == "fwd" else (C, K, layer.H, layer.W)
+    rows, depth, height, width = (C, K, layer.H, layer.W) if layer.direction == "dgrad" else (K, C, layer.P, layer.Q)
     return rows, depth, layer.N * ceil_div(height, MH) * ceil_div(width, MW)
 
 
