@@ -179,4 +179,5 @@ def kinds(algorithm: Algorithm) -> list[tuple[ConvLayer, Params]]:
             if params := runnable(algorithm, layer):
                 found.append((layer, params[-1]))
                 break
-    return found or [(edge("depthwise"), runnable(algorithm, edge("depthwise"))[-1])]
+    others = edge("depthwise"), edge("pointwise")
+    return found or [(layer, params[-1]) for layer in others if (params := runnable(algorithm, layer))]

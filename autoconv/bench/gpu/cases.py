@@ -37,6 +37,13 @@ def _hopper(tile: HopperTile, SPLIT: int, dtype: str, direction: int = 0, **fiel
     return problem | {"dtype": dtype, "direction": DIRECTIONS[direction]} | fields, params
 
 
+def _pixels(tile: HopperTile, SPLIT: int, direction: int = 0, **fields: Any) -> Planned:
+    """A layer of one tap in NCHW, whose channels and pixels are no whole lines."""
+    problem = {"N": 3, "C": 100, "H": 9, "W": 8, "K": 132, "R": 1, "S": 1, "dtype": "float32"}
+    params = {"BM": tile.BM, "BN": tile.BN, "STAGES": tile.STAGES, "SPLIT": SPLIT}
+    return problem | {"direction": DIRECTIONS[direction]} | fields, params
+
+
 def _staged(
     tile: HopperTile | TensorTile, direction: str, layout: str, dtype: str, SPLIT: int = 1, **fields: Any
 ) -> Planned:
@@ -131,6 +138,13 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         _hopper(PARTS_TILES[-1], 3, "float32", 2, C=24, K=24, groups=3, stride=(1, 2), dilation=(2, 1)),
         _hopper(PARTS_TILES[-2], 1, "float32", 2, C=40, K=36, **FAR_TAPS),
         _hopper(PARTS_TILES[-1], 1, "float32", 2, C=37, K=36),
+    ),
+    "gemm.hopper.bf16x6.pointwise": (  # pixels of an image in whole runs, in part of one, and hardly any
+        *(_pixels(tile, 1 + i % 2, i % 2) for i, tile in enumerate(PARTS_TILES)),
+        _pixels(PARTS_TILES[-1], 1, H=6, W=6, K=67, **FULL_EPILOGUE),
+        _pixels(PARTS_TILES[-2], 3, C=132, H=8, W=16, K=72, **SLOPES),
+        _pixels(PARTS_TILES[3], 2, 1, N=5, C=67, H=2, W=2),
+        _pixels(PARTS_TILES[1], 1, N=1, C=5, H=14, W=14, K=129, **FULL_EPILOGUE),
     ),
     **{name: tuple(  # every tile, each way, in parts that nobody would choose for so small a layer
         ({"N": 2, "C": 36, "H": 9, "W": 8, "K": 68, "R": 3, "S": 3, "padding": 1, "layout": "NHWC",

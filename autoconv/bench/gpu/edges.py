@@ -19,7 +19,7 @@ EDGES: dict[str, dict[str, Any]] = {
     "plain": _problem(N=2, C=8, H=12, W=12, K=16, R=3, S=3, padding=1),
     "remainders": _problem(N=3, C=5, H=13, W=11, K=7, R=3, S=3, padding=1),
     "valid": _problem(N=1, C=3, H=9, W=14, K=4, R=3, S=3),
-    "pointwise": _problem(N=2, C=17, H=7, W=5, K=19, R=1, S=1),
+    "pointwise": _problem(N=2, C=17, H=7, W=12, K=19, R=1, S=1),
     "pointwise strided": _problem(N=2, C=6, H=9, W=8, K=4, R=1, S=1, stride=2),
     "pointwise padded": _problem(N=1, C=3, H=4, W=4, K=5, R=1, S=1, padding=1),
     "fully connected": _problem(N=4, C=6, H=5, W=5, K=10, R=5, S=5),

@@ -4,6 +4,12 @@ from typing import Any
 
 from autoconv.algorithm import Algorithm
 from autoconv.cuda.hopper.hopper import Hopper, HopperTF32
+from autoconv.cuda.hopper.pointwise import HopperBF16x6Pointwise
 from autoconv.cuda.hopper.split import HopperBF16x6
 
-ALGORITHMS: tuple[Algorithm[Any], ...] = (Hopper(), HopperTF32(), HopperBF16x6())
+ALGORITHMS: tuple[Algorithm[Any], ...] = (
+    Hopper(),
+    HopperTF32(),
+    HopperBF16x6(),
+    HopperBF16x6Pointwise(),
+)

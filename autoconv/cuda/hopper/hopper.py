@@ -180,9 +180,14 @@ class Hopper(SplitProduct):
     tiles: ClassVar[tuple[HopperTile, ...]] = TILES
     function: ClassVar[str] = "hopper"  # of the text, which computes products
     products: ClassVar[int] = 1  # of tensor cores, to a product
+    pointwise: ClassVar[bool] = False  # whether pixels are those of NCHW, met by filters of one tap
+
+    def passes(self, layer: ConvLayer) -> list[Pass]:
+        """Every pass: one, but for dgrad with a stride."""
+        return passes(layer)
 
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
-        all_passes = passes(layer)
+        all_passes = self.passes(layer)
         rows, columns = _sides(layer, all_passes[0])
         for tile in self.tiles:
             # a tile of which half or more would be empty has a smaller sibling, down to 64 by 64
@@ -208,7 +213,7 @@ class Hopper(SplitProduct):
             for name, number in channels.items():
                 if layer.groups > 1 and number // layer.groups % unit:
                     reasons.append(f"{name}/groups={number // layer.groups}: expected a multiple of {unit}")
-        all_passes = passes(layer)
+        all_passes = self.passes(layer)
         if len(all_passes) > MOST_PASSES:
             stride = "x".join(map(str, layer.stride))
             expected = f"at most {MOST_PASSES} passes in dgrad, one to each component"
@@ -245,7 +250,7 @@ class Hopper(SplitProduct):
             (name, int(getattr(tile, name))) for name in ("BM", "BN", "CONSUMERS", "STAGES", "ALTERNATE")
         )
         shape += (*split_constants(params), ("PRODUCER_REGISTERS", PRODUCER_REGISTERS))
-        shape += (("CONSUMER_REGISTERS", tile.consumer_registers),)
+        shape += (("CONSUMER_REGISTERS", tile.consumer_registers), ("POINTWISE", int(self.pointwise)))
         products = [
             Unit(
                 self.function,
@@ -261,7 +266,7 @@ class Hopper(SplitProduct):
                 persistent=True,
                 maps=self.maps(layer, one, tile),
             )
-            for one in passes(layer)
+            for one in self.passes(layer)
         ]
         beside = replace(products[0], shared=0, dynamic=0, persistent=False, maps=())
         return *products, *(
@@ -271,7 +276,7 @@ class Hopper(SplitProduct):
 
     def parts(self, layer: ConvLayer, params: Params) -> Parts:
         tile = self.tile(params)
-        most = max(_tiles(layer, one, tile) for one in passes(layer))  # one after the other
+        most = max(_tiles(layer, one, tile) for one in self.passes(layer))  # one after the other
         sums, teams = tile.BM * tile.BN, 1 if tile.ALTERNATE else tile.CONSUMERS
         return Parts(most, sums, sums // teams // WARPGROUP, teams)
 
@@ -288,7 +293,7 @@ class Hopper(SplitProduct):
 
     def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
         tile, split, units = self.tile(params), int(params["SPLIT"]), self.units(layer, params)
-        BK, sums, all_passes = _depth(layer), tile.BM * tile.BN, passes(layer)
+        BK, sums, all_passes = _depth(layer), tile.BM * tile.BN, self.passes(layer)
         left = layer.itemsize if split == 1 else layer.accumulator.itemsize  # bytes of a sum, finished or not
         once = layer.bytes + beyond_cache(device, self.scratch_bytes(layer, params))
         found: list[Demand] = []

@@ -20,7 +20,7 @@ struct Stage {
 
     // Which row of eight a lane's fragments are of. Where a row is a line, the eight lanes that read together have half of
     // two of them: of two that are four apart, for which the swizzle has other banks.
-    DEVICE static int row_of_eight(int lane) { return WEIGHTS ? lane / 4 : lane / 8 + lane / 4 % 2 * 4; }
+    DEVICE static int row_of_eight(int lane) { return ROWS_ACROSS ? lane / 4 : lane / 8 + lane / 4 % 2 * 4; }
 };
 
 DEVICE void fetch_columns(Stage& stage, Barrier& barrier, const TensorMap& pixels, const TensorMap& other, Job at,
@@ -40,8 +40,8 @@ DEVICE void fetch_columns(Stage& stage, Barrier& barrier, const TensorMap& pixel
 }
 
 // The depth may have any order that both operands share. That of a step is such that the four numbers which a lane
-// reads at once, neighbours in memory, are its two pairs of a fragment.
-DEVICE int held(int depth) { return depth % 8 / 2 * 4 + depth / 8 * 2 + depth % 2; }
+// reads at once, neighbours in memory, are its two pairs of a fragment; where it reads them one by one, it is their own.
+DEVICE int held(int depth) { return ROWS_ACROSS ? depth : depth % 8 / 2 * 4 + depth / 8 * 2 + depth % 2; }
 
 // Sixteen rows and STEP of depth to a warp: v[4 half + e] is of the lane's row of that eight, and its e-th depth.
 DEVICE void load_rows(float (&v)[8], const Stage& stage, int row, int depth) {
@@ -50,13 +50,13 @@ DEVICE void load_rows(float (&v)[8], const Stage& stage, int row, int depth) {
     const int first = row + warp * 16 + of_eight;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if constexpr (WEIGHTS) {
-            const int filter = first + half * 8;
+        if constexpr (ROWS_ACROSS) {
+            const int mine = first + half * 8;
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int pixel = depth + lane % 4 * 2 + e / 2 * 8 + e % 2;
-                const int chunk = filter % LINE / 4 ^ pixel % 8;
-                v[4 * half + e] = stage.a[filter / LINE * (LINE * BK) + pixel * LINE + chunk * 4 + filter % 4];
+                const int line = depth + lane % 4 * 2 + e / 2 * 8 + e % 2;
+                const int chunk = mine % LINE / 4 ^ line % 8;
+                v[4 * half + e] = stage.a[mine / LINE * (LINE * BK) + line * LINE + chunk * 4 + mine % 4];
             }
         } else {
             const int chunk = (depth / 4 + lane % 4) ^ of_eight;

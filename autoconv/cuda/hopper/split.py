@@ -98,7 +98,8 @@ class HopperBF16x6(Hopper):
         return self._pixels_start(layer, params) + _pixels_bytes(layer)
 
     def slice_slots(self, layer: ConvLayer, tile: HopperTile) -> float:
-        steps = STEPS * tile.BM / 64 * (STEP_SLOTS[layer.direction] + COLUMN_SLOTS * tile.BN / 64)
+        rows = STEP_SLOTS["wgrad" if self.pointwise else layer.direction]  # which are read one by one
+        steps = STEPS * tile.BM / 64 * (rows + COLUMN_SLOTS * tile.BN / 64)
         return 4 * (steps + SLICE_SLOTS * tile.CONSUMERS)  # of the four warps of a warpgroup
 
     def read(self, tile: HopperTile) -> float:

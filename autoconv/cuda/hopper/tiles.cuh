@@ -1,4 +1,4 @@
-// What implicit GEMMs by Hopper's own means share, NHWC. The copy engine walks through the pixels of x (or of dy) as a
+// What implicit GEMMs by Hopper's own means share, NHWC; and NCHW, where filters have one tap. The copy engine walks through the pixels of x (or of dy) as a
 // filter tap does and brings zeros where there are none.
 //   fwd    y[(n,p,q), k]   = sum over (r,s,c)  of  x[(n,p,q) at (r,s), c]   w[k, (r,s), c]
 //   dgrad dx[(n,h,w), c]   = sum over (r,s,k)  of dy[(n,h,w) at (r,s), k]   w[k, (r,s), c]
@@ -15,6 +15,7 @@
 #include "hopper.cuh"
 
 constexpr bool WEIGHTS = DIRECTION == WGRAD;
+constexpr bool ROWS_ACROSS = WEIGHTS || POINTWISE;  // a line of shared memory has rows of the product, not depth
 constexpr int LINE = LINE_BYTES / sizeof(T);  // values to a line
 constexpr int BK = LINE;
 constexpr int WARPGROUP = 128;
@@ -23,6 +24,7 @@ static_assert(THREADS == (CONSUMERS + 1) * WARPGROUP && WM % 64 == 0 && BN % 64 
 
 constexpr int PIXELS = static_cast<int>(N) * PIXEL_ROWS * PIXEL_COLUMNS;
 constexpr int TAPS = TAPS_H * TAPS_W;
+constexpr int RUNS = PIXEL_COLUMNS / LINE;  // of an image of NCHW: pixels that come at once, of one image each
 constexpr int CHANNELS = DIRECTION == DGRAD ? KG : CG;  // of one group, in the array of pixels
 constexpr int ROWS = WEIGHTS ? KG : PIXELS;
 constexpr int COLUMNS = DIRECTION == FWD ? KG : CG;     // of one group; of one tap, for wgrad
@@ -103,6 +105,12 @@ DEVICE void fetch_rows(T* to, Barrier& barrier, const TensorMap& pixels, const T
 #pragma unroll
         for (int i = 0; i < BM; i += LINE)
             fetch_box(to + i * BK, other, barrier, at.group * KG + at.row + i, slice * BK, 0);
+    } else if constexpr (POINTWISE) {
+#pragma unroll
+        for (int i = 0; i < BM; i += LINE) {
+            const int run = (at.row + i) / LINE;
+            fetch_box(to + i * BK, pixels, barrier, run % RUNS * LINE, slice * BK, run / RUNS);
+        }
     } else {
         const Depth depth = depth_of(slice);
         fetch_from(to, pixels, barrier, at.group * CHANNELS + depth.chunk * BK, at.row, depth.tap);
@@ -194,6 +202,51 @@ DEVICE Offset row_at(Job at, int row) {
     return x_at(image, at.group * CG, h, v);
 }
 
+// Four lanes, four apart, hold one pixel each of four columns; each gets the four pixels of a column.
+DEVICE void turn(float (&v)[4], int lane) {
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2) {
+        const bool high = lane / 4 & bit;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & bit) continue;
+            const float other = shuffle_xor(high ? v[i] : v[i | bit], 4 * bit);
+            v[i] = high ? other : v[i];
+            v[i | bit] = high ? v[i | bit] : other;
+        }
+    }
+}
+
+// The same part of a tile whose rows are pixels of NCHW: four neighbours of an image travel at once.
+DEVICE void write_pixels(float (&sum)[FM][BN / 2], Job at, int row, const Output& to) {
+    struct alignas(4 * sizeof(T)) Four {
+        T value[4];
+    };
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
+    constexpr Offset PLACES = DIRECTION == FWD ? P * Q : H * W;
+#pragma unroll
+    for (int i = 0; i < FM; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int pixel = at.row + row + i * 64 + warp * 16 + half * 8 + lane / 16 * 4;
+            const int image = pixel / PIXEL_COLUMNS, place = pixel % PIXEL_COLUMNS;
+#pragma unroll
+            for (int j = 0; j < BN / 16; j++) {
+                float v[4];
+#pragma unroll
+                for (int e = 0; e < 4; e++) v[e] = sum[i][(2 * j + e / 2) * 4 + half * 2 + e % 2];
+                turn(v, lane);
+                const int mine = lane / 4 % 4, k = at.column + (2 * j + mine / 2) * 8 + lane % 4 * 2 + mine % 2;
+                if (image >= N || place >= PLACES || k >= COLUMNS) continue;
+                const Offset start = DIRECTION == FWD ? y_at(image, k, 0, place) : x_at(image, k, 0, place);
+                Four four;
+#pragma unroll
+                for (int e = 0; e < 4; e++) four.value[e] = finished(v[e], to.bias, to.residual, k, start + e);
+                aligned<Four>(to.out + start) = four;
+            }
+        }
+}
+
 // The warpgroup's part of the tile, from this row on; of each eight rows, four lanes together have the `of_eight`-th.
 DEVICE void write_tile(float (&sum)[FM][BN / 2], Job at, int row, int of_eight, const Output& to) {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
@@ -245,7 +298,11 @@ DEVICE void consume(Ring<Stage>& ring, int warpgroup, const Output& to, const Sc
         const Team<SUMS, WARPGROUP> team = {static_cast<int>(threadIdx.x) % WARPGROUP, 1 + warpgroup,
                                             scratch.parts + static_cast<long long>(mine) * (SPLIT * WM * BN),
                                             scratch.tickets + static_cast<long long>(mine) * TICKETS};
-        if (team.complete(flat<SUMS>(sum), at.part)) write_tile(sum, at, row, Stage::row_of_eight(lane), to);
+        if (!team.complete(flat<SUMS>(sum), at.part)) continue;
+        if constexpr (POINTWISE)
+            write_pixels(sum, at, row, to);
+        else
+            write_tile(sum, at, row, Stage::row_of_eight(lane), to);
     }
 }
 

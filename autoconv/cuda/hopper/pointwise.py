@@ -1,0 +1,50 @@
+"""Filters of one tap in NCHW, by Hopper's own means: no array has to be copied in another order."""
+
+from __future__ import annotations
+
+from autoconv.algorithm import Params
+from autoconv.cuda.codegen.tensor_map import LINE, STRIDE_UNIT, TensorMap
+from autoconv.cuda.common.algorithm import ceil_div
+from autoconv.cuda.hopper.hopper import HopperTile, Pass, pass_axes
+from autoconv.cuda.hopper.split import BK, HopperBF16x6
+from autoconv.layer import ConvLayer
+
+RUN = LINE // 4  # pixels, in float32
+
+
+class HopperBF16x6Pointwise(HopperBF16x6):
+    """`gemm.hopper.bf16x6` on NCHW: y = w x for each image, whose pixels are neighbours in memory.
+
+    The copy engine brings runs of 32 pixels of one image, a line to each channel; lanes take from these what they
+    multiply, number by number. Parts and products: as in `gemm.hopper.bf16x6`, which names their sources.
+    """
+
+    name = "gemm.hopper.bf16x6.pointwise"
+    layouts = ("NCHW",)
+    directions = ("fwd", "dgrad")
+    groupings = ("dense",)
+    pointwise = True
+
+    def passes(self, layer: ConvLayer) -> list[Pass]:
+        runs = ceil_div(layer.H * layer.W, RUN) * RUN
+        rows, columns = (pass_axes(layer, i)[0] for i in (0, 1))
+        return [(rows._replace(pixels=1), columns._replace(pixels=runs))]
+
+    def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
+        reasons, unit = [], STRIDE_UNIT // layer.itemsize
+        for name, given, expected in (
+            ("filter", (layer.R, layer.S), (1, 1)),
+            ("stride", layer.stride, (1, 1)),
+            ("padding", tuple(map(sum, layer.padding)), (0, 0)),
+        ):
+            if given != expected:
+                reasons.append(f"{name}: expected {'x'.join(map(str, expected))}, got {'x'.join(map(str, given))}")
+        if layer.H * layer.W % unit:
+            reasons.append(f"pixels of an image: expected a multiple of {unit}, got {layer.H * layer.W}")
+        return reasons or super().unfit(layer, params)
+
+    def maps(self, layer: ConvLayer, one: Pass, tile: HopperTile) -> tuple[TensorMap, TensorMap]:
+        _, filters = super().maps(layer, one, tile)
+        channels, pixels = layer.C if layer.direction == "fwd" else layer.K, layer.H * layer.W
+        line = pixels * layer.itemsize
+        return TensorMap(layer.dtype, (pixels, channels, layer.N), (line, channels * line), (RUN, BK, 1)), filters
