@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from layers import edge, operands
-from simt.cases import DEVICE, OURS, candidate_cases, check, checker, kinds, pairwise, run
+from simt.cases import DEVICE, OURS, POINTWISE, candidate_cases, check, checker, kinds, pairwise, run
 from simt.emulator import MISSING
 
 from autoconv.algorithm import Algorithm, Params
@@ -100,7 +100,7 @@ def test_a_nan_reaches_what_it_should(algorithm: Algorithm) -> None:
     """Exact kernels spoil the outputs whose receptive field holds it and no other; ReLU passes it on."""
     layers = [*variants("plain", activation="relu"), edge("depthwise", activation="relu")]
     layers += [edge("depthwise", direction="wgrad"), edge("plain", dtype="float16", activation="relu")]
-    layers += [edge("plain", direction="wgrad"), edge("pointwise", activation="relu")]
+    layers += [edge("plain", direction="wgrad"), edge("pointwise", activation="relu"), POINTWISE]
     layer = next(layer for layer in layers if runnable(algorithm, layer))
     a, b, *_ = operands(layer)
     a[0, 1, 3, 4] = np.nan

@@ -30,11 +30,11 @@ SMALL = ConvLayer(N=2, C=11, H=7, W=6, K=13, R=3, S=3, padding=1, direction="wgr
 DEEP = ConvLayer(N=8, C=8, H=24, W=24, K=8, R=3, S=3, padding=1, direction="wgrad")
 PLANTED = {
     "gradients beyond the edge": ("first.w + j < Q;", "true;"),
-    "filters of the next group for zeros": ("put_points<static_cast<int>(ROWS), ROWS_PADDED>", "put_points<ROWS_PADDED, ROWS_PADDED>"),
+    "filters of the next group for zeros": ("<static_cast<int>(ROWS), ROWS_PADDED>", "<ROWS_PADDED, ROWS_PADDED>"),
     "a filter that is none": ("|| row >= ROWS", ""),
     "points in another order": ("M[(i * AW + j) * ALL + at]", "M[(j * AH + i) * ALL + at]"),
     "rows of taps for columns": ("depth, r, s)] = taps[s]", "depth, s, r)] = taps[s]"),
-}  # fmt: skip
+}
 
 
 @needs_compiler

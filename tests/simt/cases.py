@@ -28,6 +28,8 @@ from autoconv.tuning.reference import convolve, error, magnitude
 
 LARGEST_PADDING = 256  # bytes at the end of packed filters
 DEVICE = Emulated(capability=90)
+# Of which every line begins at a multiple of sixteen bytes, in NCHW.
+POINTWISE = ConvLayer(N=2, C=8, H=6, W=12, K=16, R=1, S=1, dtype="float16")
 OURS = tuple(algorithm for algorithm in registry.algorithms(DEVICE) if algorithm.vendor is None)
 
 Row = TypeVar("Row")
@@ -179,5 +181,5 @@ def kinds(algorithm: Algorithm) -> list[tuple[ConvLayer, Params]]:
             if params := runnable(algorithm, layer):
                 found.append((layer, params[-1]))
                 break
-    others = edge("depthwise"), edge("pointwise")
+    others = edge("depthwise"), edge("pointwise"), POINTWISE
     return found or [(layer, params[-1]) for layer in others if (params := runnable(algorithm, layer))]

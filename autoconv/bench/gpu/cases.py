@@ -37,9 +37,9 @@ def _hopper(tile: HopperTile, SPLIT: int, dtype: str, direction: int = 0, **fiel
     return problem | {"dtype": dtype, "direction": DIRECTIONS[direction]} | fields, params
 
 
-def _pixels(tile: HopperTile, SPLIT: int, direction: int = 0, **fields: Any) -> Planned:
+def _pixels(tile: HopperTile, SPLIT: int, dtype: str, direction: int = 0, **fields: Any) -> Planned:
     """A layer of one tap in NCHW, whose channels and pixels are no whole lines."""
-    problem = {"N": 3, "C": 100, "H": 9, "W": 8, "K": 132, "R": 1, "S": 1, "dtype": "float32"}
+    problem = {"N": 3, "C": 104, "H": 9, "W": 8, "K": 136, "R": 1, "S": 1, "dtype": dtype}
     params = {"BM": tile.BM, "BN": tile.BN, "STAGES": tile.STAGES, "SPLIT": SPLIT}
     return problem | {"direction": DIRECTIONS[direction]} | fields, params
 
@@ -140,11 +140,17 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         _hopper(PARTS_TILES[-1], 1, "float32", 2, C=37, K=36),
     ),
     "gemm.hopper.bf16x6.pointwise": (  # pixels of an image in whole runs, in part of one, and hardly any
-        *(_pixels(tile, 1 + i % 2, i % 2) for i, tile in enumerate(PARTS_TILES)),
-        _pixels(PARTS_TILES[-1], 1, H=6, W=6, K=67, **FULL_EPILOGUE),
-        _pixels(PARTS_TILES[-2], 3, C=132, H=8, W=16, K=72, **SLOPES),
-        _pixels(PARTS_TILES[3], 2, 1, N=5, C=67, H=2, W=2),
-        _pixels(PARTS_TILES[1], 1, N=1, C=5, H=14, W=14, K=129, **FULL_EPILOGUE),
+        *(_pixels(tile, 1 + i % 2, "float32", i % 2) for i, tile in enumerate(PARTS_TILES)),
+        _pixels(PARTS_TILES[-1], 1, "float32", H=6, W=6, K=67, **FULL_EPILOGUE),
+        _pixels(PARTS_TILES[-2], 3, "float32", C=132, H=8, W=16, K=72, **SLOPES),
+        _pixels(PARTS_TILES[3], 2, "float32", 1, N=5, C=67, H=2, W=2),
+        _pixels(PARTS_TILES[1], 1, "float32", N=1, C=5, H=14, W=14, K=129, **FULL_EPILOGUE),
+    ),
+    "gemm.hopper.pointwise": (
+        *(_pixels(tile, 1 + i % 2, "float16", i % 2) for i, tile in enumerate(TILES)),
+        _pixels(TILES[-1], 1, "bfloat16", H=6, W=12, K=67, **FULL_EPILOGUE),
+        _pixels(TILES[-2], 3, "float16", C=200, H=8, W=16, K=72, **SLOPES),
+        _pixels(TILES[3], 2, "bfloat16", 1, N=5, C=72, H=2, W=4),
     ),
     **{name: tuple(  # every tile, each way, in parts that nobody would choose for so small a layer
         ({"N": 2, "C": 36, "H": 9, "W": 8, "K": 68, "R": 3, "S": 3, "padding": 1, "layout": "NHWC",

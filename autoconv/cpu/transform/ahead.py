@@ -15,8 +15,8 @@ from autoconv.cpu.transform.estimate import rates
 from autoconv.cpu.transform.geometry import Tiling
 from autoconv.layer import ConvLayer
 
-# Of the products' time, that moving the images has to take: fetching them costs a few hundredths of it, and hides only a
-# part of what moving them takes.
+# Of the products' time, that moving the images has to take: fetching them costs a few hundredths of it, and hides only
+# a part of what moving them takes.
 SHARE = 0.1
 
 

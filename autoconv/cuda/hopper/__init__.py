@@ -4,12 +4,13 @@ from typing import Any
 
 from autoconv.algorithm import Algorithm
 from autoconv.cuda.hopper.hopper import Hopper, HopperTF32
-from autoconv.cuda.hopper.pointwise import HopperBF16x6Pointwise
+from autoconv.cuda.hopper.pointwise import HopperBF16x6Pointwise, HopperPointwise
 from autoconv.cuda.hopper.split import HopperBF16x6
 
 ALGORITHMS: tuple[Algorithm[Any], ...] = (
     Hopper(),
     HopperTF32(),
+    HopperPointwise(),
     HopperBF16x6(),
     HopperBF16x6Pointwise(),
 )

@@ -3,7 +3,7 @@
 // w[c, (r,s), k].
 #include "tiles.cuh"
 
-constexpr bool A_ACROSS = DIRECTION == WGRAD, B_ACROSS = WEIGHTS || (DIRECTION == DGRAD && sizeof(T) == 2);
+constexpr bool A_ACROSS = ROWS_ACROSS, B_ACROSS = WEIGHTS || (DIRECTION == DGRAD && sizeof(T) == 2);
 constexpr int STEP = 32 / sizeof(T);  // depth of one matrix instruction
 static_assert(!B_ACROSS || LINE == WIDTH, "lines across the depth are of 16-bit values");
 

@@ -176,7 +176,7 @@ class Hopper(SplitProduct):
     files = ("hopper/hopper.cu",)
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     layouts = ("NHWC",)
-    groupings = ("dense", "grouped")  # the copy engine wants 16 bytes of channels to a group
+    groupings: ClassVar[tuple[str, ...]] = ("dense", "grouped")  # the copy engine wants 16 bytes of channels to a group
     tiles: ClassVar[tuple[HopperTile, ...]] = TILES
     function: ClassVar[str] = "hopper"  # of the text, which computes products
     products: ClassVar[int] = 1  # of tensor cores, to a product

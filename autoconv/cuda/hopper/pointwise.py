@@ -5,30 +5,27 @@ from __future__ import annotations
 from autoconv.algorithm import Params
 from autoconv.cuda.codegen.tensor_map import LINE, STRIDE_UNIT, TensorMap
 from autoconv.cuda.common.algorithm import ceil_div
-from autoconv.cuda.hopper.hopper import HopperTile, Pass, pass_axes
-from autoconv.cuda.hopper.split import BK, HopperBF16x6
+from autoconv.cuda.hopper.hopper import Hopper, HopperTile, Pass, pass_axes
+from autoconv.cuda.hopper.split import HopperBF16x6
 from autoconv.layer import ConvLayer
 
-RUN = LINE // 4  # pixels, in float32
 
+class HopperPointwise(Hopper):
+    """`gemm.hopper` on NCHW: y = w x for each image, whose pixels are neighbours in memory.
 
-class HopperBF16x6Pointwise(HopperBF16x6):
-    """`gemm.hopper.bf16x6` on NCHW: y = w x for each image, whose pixels are neighbours in memory.
-
-    The copy engine brings runs of 32 pixels of one image, a line to each channel; lanes take from these what they
-    multiply, number by number. Parts and products: as in `gemm.hopper.bf16x6`, which names their sources.
+    The copy engine brings runs of pixels of one image, a line to each channel, which the tensor cores read across.
     """
 
-    name = "gemm.hopper.bf16x6.pointwise"
+    name = "gemm.hopper.pointwise"
     layouts = ("NCHW",)
     directions = ("fwd", "dgrad")
     groupings = ("dense",)
     pointwise = True
 
     def passes(self, layer: ConvLayer) -> list[Pass]:
-        runs = ceil_div(layer.H * layer.W, RUN) * RUN
+        run = LINE // layer.itemsize
         rows, columns = (pass_axes(layer, i)[0] for i in (0, 1))
-        return [(rows._replace(pixels=1), columns._replace(pixels=runs))]
+        return [(rows._replace(pixels=1), columns._replace(pixels=ceil_div(layer.H * layer.W, run) * run))]
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
         reasons, unit = [], STRIDE_UNIT // layer.itemsize
@@ -46,5 +43,14 @@ class HopperBF16x6Pointwise(HopperBF16x6):
     def maps(self, layer: ConvLayer, one: Pass, tile: HopperTile) -> tuple[TensorMap, TensorMap]:
         _, filters = super().maps(layer, one, tile)
         channels, pixels = layer.C if layer.direction == "fwd" else layer.K, layer.H * layer.W
-        line = pixels * layer.itemsize
-        return TensorMap(layer.dtype, (pixels, channels, layer.N), (line, channels * line), (RUN, BK, 1)), filters
+        line, box = pixels * layer.itemsize, LINE // layer.itemsize
+        return TensorMap(layer.dtype, (pixels, channels, layer.N), (line, channels * line), (box, box, 1)), filters
+
+
+class HopperBF16x6Pointwise(HopperPointwise, HopperBF16x6):
+    """`gemm.hopper.bf16x6` likewise; lanes take from the lines what they multiply, number by number.
+
+    Parts and products: as in `gemm.hopper.bf16x6`, which names their sources.
+    """
+
+    name = "gemm.hopper.bf16x6.pointwise"

@@ -71,7 +71,7 @@ class WinogradWgrad(CudaAlgorithm):
         for m in ERROR_CAPS:
             if not untransformable(layer, {"m": m}):
                 for tile in self.inner.candidates(_product(layer, m), device):
-                    yield {"m": m} | tile
+                    yield {"m": m, **tile}
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
         return untransformable(layer, params) or self.inner.unfit(*_inner(layer, params))
@@ -130,7 +130,9 @@ class WinogradWgrad(CudaAlgorithm):
         ]
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
-        most = max(outputs + taps for outputs, taps in zip(outputs_of(layer, params), (layer.R, layer.S), strict=True)) - 1
+        most = (
+            max(outputs + taps for outputs, taps in zip(outputs_of(layer, params), (layer.R, layer.S), strict=True)) - 1
+        )
         return bound_for(layer, next(cap for points, cap in ERRORS.items() if most <= points))
 
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
