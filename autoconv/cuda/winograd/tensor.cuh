@@ -54,8 +54,13 @@ DEVICE void put_points(Acc* V, Transform transform) {
     });
 }
 
-DEVICE void put_input_points(const T* x, Acc* V) {
-    put_points<static_cast<int>(DEPTH), DEPTH_PADDED>(V, [&](int channel, Offset tile, bool exists, auto put) {
+struct InputPoints {  // NVRTC takes lambdas with parameters of any type for functions of the host
+    const T* x;
+    template <class Put>
+    DEVICE void operator()(int channel, Offset tile, bool exists, Put put) const {
         transform_input(x, channel, tile, exists, put);
-    });
+    }
+};
+DEVICE void put_input_points(const T* x, Acc* V) {
+    put_points<static_cast<int>(DEPTH), DEPTH_PADDED>(V, InputPoints{x});
 }

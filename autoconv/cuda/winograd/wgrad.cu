@@ -30,12 +30,18 @@ DEVICE void transform_gradient(const T* dy, int channel, Offset tile, bool exist
     }
 }
 
+struct GradientPoints {
+    const T* dy;
+    template <class Put>
+    DEVICE void operator()(int channel, Offset tile, bool exists, Put put) const {
+        transform_gradient(dy, channel, tile, exists, put);
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) input_points(const T* x, Acc* V) { put_input_points(x, V); }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradient_points(const T* dy, Acc* D) {
-    put_points<static_cast<int>(ROWS), ROWS_PADDED>(D, [&](int channel, Offset tile, bool exists, auto put) {
-        transform_gradient(dy, channel, tile, exists, put);
-    });
+    put_points<static_cast<int>(ROWS), ROWS_PADDED>(D, GradientPoints{dy});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) filter_sums(const Acc* M, T* dw) {
