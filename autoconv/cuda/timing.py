@@ -40,19 +40,26 @@ def replayer(
             launch(copies[i % sets])
 
     graph = capture(stream, launch_all, lambda: launch(operands))
-    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    return _Replay(cupy, graph, stream, launches, (copies, launch))
 
-    def sample() -> float:
-        with stream:
-            graph.launch(stream)
-            start.record(stream)
+
+class _Replay:
+    """Takes a sample with each call; holds what a graph has only the addresses of."""
+
+    def __init__(self, cupy: ModuleType, graph: Any, stream: Any, launches: int, held: object) -> None:
+        self._cupy, self._graph, self._stream, self._launches, self._held = cupy, graph, stream, launches, held
+        self._start, self._stop = cupy.cuda.Event(), cupy.cuda.Event()
+
+    def __call__(self) -> float:
+        with self._stream:
+            self._graph.launch(self._stream)
+            self._start.record(self._stream)
             for _ in range(REPLAYS):
-                graph.launch(stream)
-            stop.record(stream)
-        stop.synchronize()
-        return float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / (REPLAYS * launches)
-
-    return sample
+                self._graph.launch(self._stream)
+            self._stop.record(self._stream)
+        self._stop.synchronize()
+        seconds = float(self._cupy.cuda.get_elapsed_time(self._start, self._stop)) / 1e3
+        return seconds / (REPLAYS * self._launches)
 
 
 def capture(stream: Any, launch: Callable[[], None], first: Callable[[], None] | None = None) -> Any:
