@@ -4,10 +4,9 @@
 // that wgrad has as columns by a kernel before. Tensor cores cut off what they add, always towards zero, so a long sum
 // in them would drift: they sum STEP products of each kind alone, the small ones first, and these sums are added by
 // rounding additions, while the other warpgroups' products are under way.
+#include "parts.cuh"
 #include "tiles.cuh"
 
-constexpr int PARTS = 3;
-constexpr int STEP = 16;  // depth of one matrix instruction
 constexpr bool B_ACROSS = WEIGHTS;
 constexpr int PART_LINE_BYTES = WEIGHTS ? LINE_BYTES : BK * int(sizeof(bfloat16_t));
 constexpr int PART_LINE = PART_LINE_BYTES / int(sizeof(bfloat16_t));
@@ -39,9 +38,8 @@ DEVICE void fetch_columns(Stage& stage, Barrier& barrier, const TensorMap& pixel
     }
 }
 
-// The depth may have any order that both operands share. That of a step is such that the four numbers which a lane
-// reads at once, neighbours in memory, are its two pairs of a fragment; where it reads them one by one, it is their own.
-DEVICE int held(int depth) { return ROWS_ACROSS ? depth : depth % 8 / 2 * 4 + depth / 8 * 2 + depth % 2; }
+// Where a lane reads what it multiplies one by one, the order of a step is its own.
+DEVICE int held(int place) { return ROWS_ACROSS ? place : depth_at(place); }
 
 // Sixteen rows and STEP of depth to a warp: v[4 half + e] is of the lane's row of that eight, and its e-th depth.
 DEVICE void load_rows(float (&v)[8], const Stage& stage, int row, int depth) {
@@ -129,27 +127,6 @@ split(const GRID_CONSTANT TensorMap pixels, const GRID_CONSTANT TensorMap other,
       const T* residual, Acc* parts, unsigned* tickets) {
     SHARED_DYNAMIC(Ring<Stage>, ring);
     run_block(ring, pixels, other, {out, bias, residual}, {parts, tickets});
-}
-
-// Neighbouring numbers of one part, which travel at once.
-template <int LENGTH>
-struct alignas(LENGTH * sizeof(bfloat16_t)) Some {
-    bfloat16_t value[LENGTH];
-};
-
-// So many numbers to each part, one array of parts behind the other.
-template <int LENGTH>
-DEVICE void put_parts(bfloat16_t* to, Offset distance, float (&values)[LENGTH]) {
-#pragma unroll
-    for (int p = 0; p < PARTS; p++) {
-        Some<LENGTH> some;
-#pragma unroll
-        for (int i = 0; i < LENGTH; i++) {
-            some.value[i] = to_bfloat16(values[i]);
-            values[i] -= to_float(some.value[i]);
-        }
-        aligned<Some<LENGTH>>(to + p * distance) = some;
-    }
 }
 
 // Filters for fwd and dgrad: to each tap, group and BK of the depth, the parts of all columns in lines of BK. A thread has

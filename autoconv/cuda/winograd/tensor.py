@@ -61,6 +61,7 @@ class WinogradTensor(CudaAlgorithm):
     dilated = False
     spreads_nonfinite = True
     depth_unit: ClassVar[int]  # channels of a group: those of the product are a multiple
+    packing: ClassVar[str] = "filter_points"  # the kernel that transforms filters
 
     @property
     @abstractmethod
@@ -103,7 +104,7 @@ class WinogradTensor(CudaAlgorithm):
 
         filters, tiles = math.prod(product.w_shape) // points, ceil_div(product.W, across)
         return (
-            unit("filter_points", ceil_div(filters, THREADS)),
+            unit(self.packing, ceil_div(filters, THREADS)),
             unit("input_points", ceil_div(product.C // points, SIDE) * tiles, shared),
             unit("output_tiles", ceil_div(product.K // points, SIDE) * tiles, shared),
         )
@@ -121,7 +122,7 @@ class WinogradTensor(CudaAlgorithm):
 
     def packed_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
         _, _, filters = self.parts(layer, params)
-        return aligned(self.inner.packed_bytes(self.product(layer, params), device, _tile(params))) + filters
+        return self.inner.packed_bytes(self.product(layer, params), device, _tile(params)) or filters
 
     def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
         _, into, out = self.transforms(layer, params)
@@ -151,15 +152,12 @@ class WinogradTensorKernel(Kernel):
     def __init__(self, algorithm: WinogradTensor, layer: ConvLayer, device: CUDA, params: Params) -> None:
         self._filters, self._input, self._output = algorithm.load(device, algorithm.transforms(layer, params))
         self._inner = algorithm.inner.build(algorithm.product(layer, params), device, _tile(params))
-        self._points = aligned(self._inner.packed_bytes)  # where filters begin that are not packed further
         self._sums, _, _ = algorithm.parts(layer, params)  # where they begin in the workspace
         self.workspace_bytes = algorithm.workspace_bytes(layer, device, params)
         self.packed_bytes = algorithm.packed_bytes(layer, device, params)
 
     def pack(self, w: Array, packed: Array) -> None:
-        self._filters(w, packed[self._points :])
-        if self._points:
-            self._inner.pack(packed[self._points :], packed[: self._points])
+        self._filters(w, packed)
 
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:
         inputs, sums = workspace, workspace[self._sums :]
@@ -177,9 +175,10 @@ class WinogradTF32x3(WinogradTensor):
 
 
 class WinogradHopper(WinogradTensor):
-    """Its products by `gemm.hopper.bf16x6`."""
+    """Its products by `gemm.hopper.bf16x6`, for which filters are transformed and taken apart at once."""
 
     name = "winograd.hopper.bf16x6"
+    packing = "filter_parts"
     inner = HopperBF16x6()
     depth_unit = LINE // 4
 
