@@ -114,6 +114,8 @@ THINNED = {
     "cuda/test_winograd_tensor.py": 6,
     "cuda/test_winograd_tensor.py::test_every_schedule_is_right": 16,
     "cuda/test_winograd_tensor.py::test_its_error_is_that_of_the_transforms": 5,
+    "cuda/test_winograd_wgrad.py::test_every_schedule_is_right": 16,
+    "cuda/test_winograd_wgrad.py::test_its_error_is_that_of_the_transforms": 3,
     "networks/test_batch_split.py::test_parts_agree_with_float64": 3,
     "networks/test_layers.py::test_a_bad_file_gives_one_line_with_its_place": 3,
     "networks/test_onnx_nodes.py": 10,

@@ -82,6 +82,14 @@ def test_the_product_is_the_gradient_of_one_tap(family: str) -> None:
 
 
 @families
+@pytest.mark.parametrize("m", [-1, 0, 3, 99])
+def test_an_unknown_tile_is_refused_with_a_reason(family: str, m: int) -> None:
+    algorithm, tile = FAMILIES[family]
+    (reason,) = algorithm.why_not(SMALL, Emulated(capability=CAPABILITY), {"m": m, "SPLIT": 1} | tile)
+    assert reason.startswith(f"m={m}: expected 2 or 4 or 6")
+
+
+@families
 def test_the_bound_is_of_the_points(family: str) -> None:
     """Of 2 and 5 taps, gradients of 4 x 4 outputs have up to eight points along an axis."""
     algorithm, _ = FAMILIES[family]

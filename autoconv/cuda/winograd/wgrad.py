@@ -77,8 +77,11 @@ class WinogradWgrad(CudaAlgorithm):
         return untransformable(layer, params) or self.inner.unfit(*_inner(layer, params))
 
     def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
+        found = super().refusals(layer, device, params)
+        if found:  # also of an `m` that makes no tiles
+            return found
         product, tile = _inner(layer, params)
-        return super().refusals(layer, device, params) or self.inner.refusals(product, device, tile)
+        return self.inner.refusals(product, device, tile)
 
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
         """Inputs, gradients, filters; and those of the product."""
