@@ -19,11 +19,12 @@ PAGE = Path(__file__).parent / "pages" / "predicted.md"
 Prediction = tuple[float, str]  # seconds, and the algorithm
 INTRODUCTION = """# Predicted on GPUs
 
-**Predicted, not measured: no GPU has run these kernels yet.** For every layer of the targets of
-`autoconv bench --device cuda`, the candidate of ours that is estimated to be the quickest, and its time, with the
-figures of the GPUs' data sheets: highest clock, memory bandwidth, size of the L2. The same estimates rank candidates
-before anything is timed; [On a GPU](gpu.md#the-model) says what they count. TF32 is off, other libraries are left out.
-The first run on hardware puts what it measures beside it. `python docs/predictions.py` writes this page.
+**Predicted, not measured** (for what an H100 took, see [Measured on a GPU](measured.md)). For every layer of the
+targets of `autoconv bench --device cuda`, the candidate of ours that is estimated to be the quickest, and its time,
+with the figures of the GPUs' data sheets: highest clock, memory bandwidth, size of the L2. The same estimates rank
+candidates before anything is timed; [On a GPU](gpu.md#the-model) says what they count. TF32 is off, other libraries
+are left out. The first run on hardware puts what it measures beside it. `python docs/predictions.py` writes this
+page.
 """
 
 

@@ -18,7 +18,7 @@ from autoconv.layer import ConvLayer
 NETWORKS = ("alexnet", "vgg16", "resnet50", "googlenet")
 BATCH = 32
 FIRST = 4  # layers of each target that come before everything else of any
-RACE = 1.5  # seconds for timing the candidates of a layer
+RACE = 0.5  # seconds for timing the candidates of a layer: a sample takes some milliseconds
 # Whose first case a sanitizer watches before anything else: copies whose unwanted source may have any address, what the
 # tensor copy engine brings, and arrays in a workspace.
 SANITIZED = ("gemm", "gemm.hopper.bf16x6", "winograd.tensor.tf32x3")

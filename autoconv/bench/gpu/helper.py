@@ -40,7 +40,7 @@ from autoconv.tuning.worker import Message, serve
 
 OURS, WITH_VENDORS = "autoconv", "autoconv with vendors"
 TUNING = "tuning"  # folder of the tuning cache
-FEW = 4  # candidates of ours, and as many of vendors', that hybrid times
+FEW = 4  # candidates of ours that hybrid times
 ROUNDS = 15
 AGREEMENT = {"float32": 1e-3, "float64": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}  # of the largest value
 
@@ -236,7 +236,7 @@ class Work:
         }
 
     def _entrants(self, request: Request, mode: str) -> list[Candidate]:
-        """All, as a record to be shipped wants it; or for "hybrid" those few of ours and of vendors' that rank first.
+        """All, as a record to be shipped wants it; or for "hybrid" few of ours, and one of each algorithm of vendors.
 
         In bfloat16 what was fast in float16 is, the instructions being as fast: only those few are timed, where known.
         """
@@ -249,8 +249,12 @@ class Work:
         return self._few(offered) if mode == "hybrid" else offered
 
     def _few(self, ranked: Sequence[Candidate]) -> list[Candidate]:
-        theirs = [candidate for candidate in ranked if self.algorithms[candidate.algorithm].vendor is not None]
-        return [candidate for candidate in ranked if candidate not in theirs][:FEW] + theirs[:FEW]
+        theirs: dict[str, Candidate] = {}  # the first of each: their libraries rank them, and some take seconds or hang
+        for candidate in ranked:
+            if self.algorithms[candidate.algorithm].vendor is not None:
+                theirs.setdefault(candidate.algorithm, candidate)
+        ours = [candidate for candidate in ranked if self.algorithms[candidate.algorithm].vendor is None]
+        return [*ours[:FEW], *theirs.values()]
 
     def table(self, mode: str, key: str) -> dict[str, Any]:
         """Ours, vendors off and on, against the baselines: seconds of interleaved rounds."""

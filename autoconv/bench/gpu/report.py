@@ -94,7 +94,10 @@ def _ratios(row: Result, ours: str, theirs: str) -> list[float] | None:
 
 
 def _mean(found: Sequence[list[float] | None]) -> str:
-    return str(geometric_mean(found) or "-")
+    """Of the layers for which there are both, and of how many that is where some lack one."""
+    known = [rounds for rounds in found if rounds is not None]
+    text = str(geometric_mean(known) or "-")
+    return text if len(known) in (0, len(found)) else f"{text}, {len(known)} layers"
 
 
 def _cell(rounds: list[float] | None) -> str:

@@ -349,7 +349,7 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
         Images at a time, where the file leaves that open; else it has to be the file's.
     device : Device or str, optional
         The CPU, or one of fewer threads; or a GPU, "cuda" or "cuda:1". There all kernels are one CUDA graph, which is
-        launched on CuPy's current stream; arrays are CuPy's. No GPU has run this yet.
+        launched on CuPy's current stream; arrays are CuPy's.
     **options
         As for `plan`: `workspace_limit`, `deterministic`, `vendors` (False unless given), `exact`, `cache`,
         `denormals`. And `input_shapes`: whole shapes of inputs by name, in place of what the file says;

@@ -1,0 +1,42 @@
+"""The page "Measured on a GPU": what `autoconv bench --device cuda` found on hardware.
+
+`python docs/measured.py` writes it from what is kept in `docs/results`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autoconv.bench.gpu import read
+from autoconv.bench.gpu.agenda import targets
+from autoconv.bench.gpu.report import markdown
+
+DOCS = Path(__file__).parent
+PAGE, RESULTS = DOCS / "pages" / "measured.md", DOCS / "results" / "h100"
+INTRODUCTION = """# Measured on a GPU
+
+What a run of fifteen minutes on one GPU found, in the terms of [the command](gpu.md#measure-on-a-gpu): all layers of
+AlexNet, VGG-16, ResNet-50 and GoogLeNet forward in float32, and of every other target as many as there was time for,
+evenly from the longest to the shortest. The other side is cuDNN as PyTorch autotunes it (`cudnn.benchmark`), in both
+of its memory formats; above 60 GFLOP to a layer of float32, only in NCHW, where its search in the other takes
+longest. Arrays in NCHW are compared with PyTorch's in `channels_last` too, which were put in that order beforehand:
+for float16 that says what the order costs, not what a kernel for NCHW could do. Filters are transformed in every run,
+on either side.
+
+What PyTorch answers is held to ours, within 1e-3 of the largest value in float32. Where it differs by more, as in
+three gradients of 5x5 filters, it has no time here: cuDNN's own Winograd for such filters errs by 2e-4 to 1.3e-3 of
+the sum of magnitudes, and its search looks at time alone. The tuner refuses it ("wrong result"); ours err by at most
+1.0e-6 there.
+
+`python docs/measured.py` writes this page.
+"""
+
+
+def page() -> str:
+    """All of it."""
+    found = markdown(read(RESULTS), targets(), 0)
+    return INTRODUCTION + "\n" + found.replace("# ", "## ", 1).replace("\nINCOMPLETE", "\n- INCOMPLETE")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
