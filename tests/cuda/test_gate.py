@@ -34,6 +34,7 @@ from autoconv.cuda.gemm.gemm import Gemm
 from autoconv.cuda.gemm.tensor import Tensor
 from autoconv.cuda.hardware import RATES
 from autoconv.cuda.hopper.hopper import CAPABILITY, HopperTile
+from autoconv.cuda.hopper.pointwise import HopperBF16x6Pointwise
 from autoconv.cuda.hopper.split import TILES as SPLIT_TILES
 from autoconv.cuda.hopper.split import HopperBF16x6
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
@@ -329,14 +330,28 @@ def test_main_loops_spend_their_issue_slots_on_products(name: str, direction: st
 def test_loops_of_products_in_parts_leave_the_tensor_cores_busy(tile: HopperTile, direction: str, most: float) -> None:
     """What splits rows and adds sums takes so much of the products' clocks, at most, and is what the model says."""
     layer = ConvLayer(**(LAYERS["3x3"] | {"C": 128, "K": 128}), direction=direction, layout="NHWC")
+    hold_loop_of_parts(HopperBF16x6(), layer, tile, most)
+
+
+@pytest.mark.parametrize("direction", HopperBF16x6Pointwise.directions)
+@pytest.mark.parametrize("tile", SPLIT_TILES[:4], ids=lambda tile: f"{tile.BM}x{tile.BN}")
+def test_loops_across_pixels_leave_the_tensor_cores_busy(tile: HopperTile, direction: str) -> None:
+    """Lanes read numbers one by one, as in wgrad, and store and add what is there four at a time."""
+    layer = ConvLayer(**LAYERS["1x1"] | {"residual": direction == "fwd"}, direction=direction)
+    product = hold_loop_of_parts(HopperBF16x6Pointwise(), layer, tile, 0.8)
+    assert set(re.findall(r"(?:STG|LDG)\.E(?:\.\w+)*", machine_code(product, CAPABILITY))) <= {"STG.E.128", "LDG.E.128"}
+
+
+def hold_loop_of_parts(algorithm: HopperBF16x6, layer: ConvLayer, tile: HopperTile, most: float) -> Unit:
     params = {"BM": tile.BM, "BN": tile.BN, "STAGES": tile.STAGES, "SPLIT": 1}
-    product = HopperBF16x6().units(layer, params)[0]
+    product = algorithm.units(layer, params)[0]
     loop = min((one for one, _ in loops(product, CAPABILITY) if "HGMMA" in one), key=len)  # a slice, not a tile
-    assert loop.count("HGMMA") == HopperBF16x6.products * 2 * tile.BM // 64 // tile.CONSUMERS
-    slots = HopperBF16x6().slice_slots(layer, tile) / 4  # of a scheduler
+    assert loop.count("HGMMA") == algorithm.products * 2 * tile.BM // 64 // tile.CONSUMERS
+    slots = algorithm.slice_slots(layer, tile) / 4  # of a scheduler
     assert slots / tile.CONSUMERS == pytest.approx(len(loop), rel=0.06)
-    clocks = HopperBF16x6.products * tile.BM * tile.BN * 32 / RATES[CAPABILITY][2]
+    clocks = algorithm.products * tile.BM * tile.BN * 32 / RATES[CAPABILITY][2]
     assert slots <= most * clocks
+    return product
 
 
 def test_every_budget_is_of_a_kernel() -> None:

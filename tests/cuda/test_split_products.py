@@ -18,6 +18,7 @@ from autoconv.cuda.gemm import gemm
 from autoconv.cuda.gemm.gemm import Gemm
 from autoconv.cuda.gemm.tensor import TensorBF16x6, TensorTF32, TensorTF32x3
 from autoconv.cuda.hopper.hopper import HopperTF32
+from autoconv.cuda.hopper.pointwise import HopperBF16x6Pointwise
 from autoconv.cuda.hopper.split import HopperBF16x6
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
@@ -28,17 +29,22 @@ from autoconv.tuning.reference import convolve, error, magnitude
 pytestmark = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
 
 # Bits, and one, of their first parts.
-FAMILIES: dict[CudaAlgorithm, int] = {TensorTF32x3(): 12, TensorBF16x6(): 9, HopperBF16x6(): 9}
+POINTWISE = HopperBF16x6Pointwise()
+FAMILIES: dict[CudaAlgorithm, int] = {TensorTF32x3(): 12, TensorBF16x6(): 9, HopperBF16x6(): 9, POINTWISE: 9}
 families = pytest.mark.parametrize("split", FAMILIES, ids=lambda one: one.name)
 PARAMS: dict[str, int] = {"BM": 64, "BN": 64, "SPLIT": 1}
-STAGES = {HopperBF16x6: 3, HopperTF32: 4}  # of such a tile
+STAGES = {HopperBF16x6: 3, HopperBF16x6Pointwise: 3, HopperTF32: 4}  # of such a tile
 DEPTH = 4608
 DEEP = {
     "fwd": {"N": 1, "C": 512, "H": 3, "W": 3, "K": 8, "R": 3, "S": 3, "padding": 1},
     "dgrad": {"N": 1, "C": 8, "H": 3, "W": 3, "K": 512, "R": 3, "S": 3, "padding": 1},
     "wgrad": {"N": 32, "C": 8, "H": 12, "W": 12, "K": 8, "R": 1, "S": 1},
 }
-SMALL = ConvLayer(N=1, C=16, H=1, W=8, K=8, R=1, S=1, layout="NHWC")
+DEEP_OF_ONE_TAP = {
+    "fwd": {"N": 1, "C": DEPTH, "H": 3, "W": 4, "K": 8, "R": 1, "S": 1},
+    "dgrad": {"N": 1, "C": 8, "H": 3, "W": 4, "K": DEPTH, "R": 1, "S": 1},
+}
+SMALL = ConvLayer(N=1, C=16, H=1, W=8, K=8, R=1, S=1)
 
 
 def params(algorithm: CudaAlgorithm) -> Params:
@@ -46,9 +52,16 @@ def params(algorithm: CudaAlgorithm) -> Params:
     return PARAMS | ({"STAGES": stages} if stages else {})
 
 
-def deep(direction: str) -> tuple[ConvLayer, Any, Any]:
+def layout(algorithm: CudaAlgorithm) -> str:
+    return "NCHW" if algorithm is POINTWISE else "NHWC"
+
+
+def deep(direction: str, algorithm: CudaAlgorithm | None = None) -> tuple[ConvLayer, Any, Any]:
     """A layer of 4608 products to an output, and positive numbers for it: what is cut off of sums all adds up."""
-    layer = ConvLayer(**DEEP[direction], layout="NHWC", direction=direction)  # type: ignore[arg-type]
+    if algorithm is POINTWISE:
+        layer = ConvLayer(**DEEP_OF_ONE_TAP[direction], direction=direction)  # type: ignore[arg-type]
+    else:
+        layer = ConvLayer(**DEEP[direction], layout="NHWC", direction=direction)  # type: ignore[arg-type]
     generator = np.random.default_rng(0)
     a, b = (generator.uniform(1, 2, shape).astype(np.float32) for shape in layer.input_shapes)
     return layer, a, b
@@ -59,11 +72,17 @@ def found(algorithm: Any, layer: ConvLayer, a: Any, b: Any, given: Params | None
     return error(out, convolve(layer, a, b), magnitude(layer, a, b))
 
 
-@families
-@pytest.mark.parametrize("direction", ["fwd", *(pytest.param(d, marks=pytest.mark.stress) for d in ("dgrad", "wgrad"))])
+@pytest.mark.parametrize(
+    ("split", "direction"),
+    [
+        pytest.param(one, d, marks=() if d == "fwd" else pytest.mark.stress, id=f"{d}-{one.name}")
+        for one in FAMILIES
+        for d in one.directions
+    ],
+)
 def test_a_deep_sum_of_one_sign_is_as_exact_as_float32(split: CudaAlgorithm, direction: str) -> None:
     """On tensor cores that cut off: half of what is allowed, where one long sum drifts off by fifty times that."""
-    layer, a, b = deep(direction)
+    layer, a, b = deep(direction, split)
     assert found(split, layer, a, b) <= split.bound(layer, params(split)) / 2
 
 
@@ -91,21 +110,27 @@ def test_a_deep_sum_left_to_tensor_cores_drifts(rounded: CudaAlgorithm, directio
     assert found(rounded, layer, a, b) > 20 * next(iter(FAMILIES)).bound(layer, PARAMS)
 
 
-def on_a_line(values: list[float], weight: float = 1.0) -> tuple[Any, Any]:
-    """Pixels whose first channels are these numbers, the others 1, and filters of one weight."""
-    x = np.ones(SMALL.x_shape, np.float32)
-    x[0, 0, : len(values), 0] = values
-    return x, np.full(SMALL.w_shape, weight, np.float32)
+def first(array: Any, split: CudaAlgorithm) -> Any:
+    """Of the first line of pixels, their first channels."""
+    return array[0, 0, 0] if layout(split) == "NCHW" else array[0, 0, :, 0]
+
+
+def on_a_line(split: CudaAlgorithm, values: list[float], weight: float = 1.0) -> tuple[ConvLayer, Any, Any]:
+    """A layer, pixels whose first channels are these numbers, the others 1, and filters of one weight."""
+    layer = SMALL.replace(layout=layout(split))
+    x = np.ones(layer.x_shape, np.float32)
+    first(x, split)[: len(values)] = values
+    return layer, x, np.full(layer.w_shape, weight, np.float32)
 
 
 def products(split: CudaAlgorithm, values: list[float], weight: float = 1.0) -> tuple[Any, Any]:
     """What comes out, and what should: of one filter, at the pixels of these numbers."""
-    x, w = on_a_line(values, weight)
+    layer, x, w = on_a_line(split, values, weight)
     with np.errstate(all="ignore"):
-        want = convolve(SMALL, x, w)
-    out = run(replace(DEVICE, schedule=3), split, SMALL, params(split), (x, w, None, None))
-    assert np.isfinite(out[0, 0, len(values) :]).all()  # nobody else's sums are touched
-    return out[0, 0, : len(values), 0], want[0, 0, : len(values), 0]
+        want = first(convolve(layer, x, w), split)
+    out = first(run(replace(DEVICE, schedule=3), split, layer, params(split), (x, w, None, None)), split)
+    assert np.isfinite(out[len(values) :]).all()  # nobody else's sums are touched
+    return out[: len(values)], want[: len(values)]
 
 
 @families
@@ -130,26 +155,26 @@ def test_numbers_next_to_the_largest_count_as_infinite(split: CudaAlgorithm) -> 
 @families
 @pytest.mark.parametrize("power", [-100, -113])
 def test_small_numbers_are_split_like_others(split: CudaAlgorithm, power: int) -> None:
-    x, w = on_a_line([1 + 2.0**-23, 1 / 3, 0.7])
+    layer, x, w = on_a_line(split, [1 + 2.0**-23, 1 / 3, 0.7])
     x *= np.float32(2.0**power)
-    out = run(DEVICE, split, SMALL, params(split), (x, w, None, None))
-    assert error(out, convolve(SMALL, x, w), magnitude(SMALL, x, w)) <= split.bound(SMALL, params(split))
+    assert found(split, layer, x, w) <= split.bound(layer, params(split))
 
 
 @families
 def test_no_product_that_counts_is_missing(split: CudaAlgorithm) -> None:
     """Of numbers whose three parts have one sign, the least of six products of them is 6e-6 of the whole."""
     value = 1 + 2.0**-8 * (1 - 2.0**-6) + 2.0**-17 * 0.75
-    x, w = (np.full(shape, value, np.float32) for shape in SMALL.input_shapes)
-    out = run(DEVICE, split, SMALL, params(split), (x, w, None, None))
-    np.testing.assert_allclose(out, convolve(SMALL, x, w), rtol=2.0**-20)
+    layer = SMALL.replace(layout=layout(split))
+    x, w = (np.full(shape, value, np.float32) for shape in layer.input_shapes)
+    out = run(DEVICE, split, layer, params(split), (x, w, None, None))
+    np.testing.assert_allclose(out, convolve(layer, x, w), rtol=2.0**-20)
 
 
 @families
 def test_who_wants_no_split_products_gets_none(
     split: CudaAlgorithm, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer = ConvLayer(N=1, C=8, H=4, W=4, K=8, R=1, S=1, layout="NHWC")
+    layer = ConvLayer(N=1, C=8, H=4, W=4, K=8, R=1, S=1, layout=layout(split))
     cache = TuningCache(tmp_path)
     assert plan(layer, split.name, device=DEVICE, cache=cache).candidate.algorithm == split.name
     with pytest.raises(PlanError, match=f"exact=True leaves {split.name} out"):
