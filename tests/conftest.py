@@ -105,6 +105,7 @@ THINNED = {
     "cuda/test_fill.py": 4,
     "cuda/test_gate.py": 24,
     "cuda/test_hopper.py": 10,
+    "cuda/test_hopper_pointwise.py": 6,
     "cuda/test_hopper_split.py": 16,
     "cuda/test_hopper_units.py": 8,
     "cuda/test_kernels.py": 96,

@@ -57,7 +57,7 @@ BEYOND: dict[str, Fault] = {
 OF_PARTS: dict[str, Fault] = {
     "no swizzle": ("mine % LINE / 4 ^ line % 8", "mine % LINE / 4"),
     "lanes read the first run alone": ("mine / LINE * (LINE * BK) + ", ""),
-    "the filters' depth as for rows along it": ("return ROWS_ACROSS ? depth :", "return"),
+    "the filters' depth as for rows along it": ("ROWS_ACROSS ? place : depth_at", "depth_at"),
 }
 
 
