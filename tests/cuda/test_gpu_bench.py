@@ -75,6 +75,18 @@ def test_every_phase_runs_is_kept_and_is_not_done_twice(short: Any, tmp_path: Pa
     assert [r["item"] for r in again[len(results) :]] == ["machine"]
 
 
+def test_what_times_nothing_is_done_side_by_side(short: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "SIDE_BY_SIDE", 2)
+    begun: list[Helper] = []
+    monkeypatch.setattr(bench, "Helper", lambda *given: begun.append(Helper(*given)) or begun[-1])
+    results, left = short(Narrow(capability=80), tmp_path)
+    assert left == 0
+    assert [r for r in results if "failure" in r] == []
+    assert len(begun) == 2  # for the two checks of the only kernel
+    assert sorted(r["item"][-2:] for r in results if r["item"].startswith("check/")) == ["/0", "/1"]
+    assert read(tmp_path) == results
+
+
 def test_an_interrupted_run_goes_on_where_its_lines_end(short: Any, tmp_path: Path) -> None:
     device = Narrow(capability=80)
     results, left = short(device, tmp_path, budget=0.0)

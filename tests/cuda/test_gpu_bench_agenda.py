@@ -49,7 +49,7 @@ def test_a_dry_run_says_what_is_left_and_learns_from_what_was_done(
     lines = preview(tmp_path, ("tune", "table"), 60, WANTED)
     whole = [f"tune/hybrid/{LAYER.key()}", f"table/hybrid/{LAYER.key()}"]
     assert [line.split()[1] for line in lines[:4]] == ["machine", "warm", *whole]
-    assert lines[-2] == "small: figures after   0:50; 1 of 1 layers within the budget"
+    assert lines[-2] == "small: figures after   0:47; 1 of 1 layers within the budget"
     seconds = {"warm": 1.0, f"table/hybrid/{LAYER.replace(N=2).key()}": 1.0, whole[0]: 400.0}
     (tmp_path / RESULTS).write_text("".join(f'{{"item": "{i}", "seconds": {s}}}\n' for i, s in seconds.items()))
     lines = preview(tmp_path, ("tune", "table"), 60, WANTED)

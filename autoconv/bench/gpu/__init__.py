@@ -1,14 +1,19 @@
 """Everything that needs a GPU, in one command that may be interrupted: `autoconv bench --device cuda`.
 
 The work is a list of items, the most valuable first (`agenda`); each is done by a helper process and its result is one
-line of JSON in `results.jsonl`. An item whose helper dies, hangs, or loses the device is a line too, and the
-next one gets a new helper. The same command goes on where the lines end, on another machine too (`archive`).
+line of JSON in `results.jsonl`. What times nothing is done side by side, by several helpers. An item whose helper dies,
+hangs, or loses the device is a line too, and the next one gets a new helper. The same command goes on where the lines
+end, on another machine too (`archive`).
 """
 
 from __future__ import annotations
 
+import itertools
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,8 @@ RESULTS = "results.jsonl"
 CACHES = {"AUTOCONV_KERNEL_DIR": "kernels", "CUPY_CACHE_DIR": "cupy"}  # of compiled kernels: ours, and CuPy's own
 PATIENCE = 180.0  # seconds without a sign of life from a helper
 GRACE = 15.0  # seconds that an item may still take when the budget is spent
+UNTIMED = ("sanitize", "launch", "network", "operator", "check")  # items that may run beside others
+SIDE_BY_SIDE = max(1, min(12, (os.cpu_count() or 1) - 2))  # helpers, each with some hundred MiB of the GPU's memory
 
 Result = dict[str, Any]
 Say = Callable[[str], None]
@@ -80,35 +87,57 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     results, algorithms = read(folder), registry.algorithms(device)
     code = registry.code_of(algorithms)
-    helper = Helper(device, folder)
+    helpers, lock = [Helper(device, folder)], threading.Lock()
     with lines.adding(folder / RESULTS) as add:
 
-        def do(item: str, patience: float) -> Result:
+        def do(item: str, patience: float, helper: Helper) -> Result:
             say(item)
             began = clock()
             result: Result = {"item": item, "code": code} | helper.ask(item, patience)
             if patience < PATIENCE and OVERRAN in result.get("failure", ""):
                 return result  # the budget ended before the item did, which is still to be done
             result["seconds"] = round(clock() - began, 3)
-            add(result)
-            results.append(result)
+            with lock:
+                add(result)
+                results.append(result)
             return result
+
+        def lane(helper: Helper, block: list[str], finished: set[str]) -> None:
+            while (seconds := budget - (clock() - start)) > 0:
+                with lock:
+                    if not block:
+                        return
+                    item = block.pop(0)
+                if "seconds" in do(item, min(PATIENCE, seconds + GRACE), helper):
+                    finished.add(item)
 
         try:
             before = [r["key"] for r in results if r["item"] == "machine" and "key" in r]
-            machine = do("machine", PATIENCE)
+            machine = do("machine", PATIENCE, helpers[0])
             if "failure" in machine:
                 raise PlanError(f"the device does not answer: {machine['failure']}")
             if before and machine["key"] != before[0]:
                 raise PlanError(f"{folder} holds results of {before[0]}, this is {machine['key']}: use another folder")
             done = settled(results, code)
             left = [item for item in items(phases, algorithms, wanted) if item not in done]
-            while left and (seconds := budget - (clock() - start)) > 0:
-                if do(left[0], min(PATIENCE, seconds + GRACE)) in results:
-                    del left[0]
+            while left and budget > clock() - start:
+                block, finished = _together(left), set[str]()
+                helpers += [Helper(device, folder) for _ in range(min(SIDE_BY_SIDE, len(block)) - len(helpers))]
+                with ThreadPoolExecutor(len(helpers)) as pool:
+                    list(pool.map(lane, helpers, itertools.repeat(block), itertools.repeat(finished)))
+                left = [item for item in left if item not in finished]
+                for helper in helpers[1:]:  # what is timed has the device for itself
+                    helper.close()
+                del helpers[1:]
         finally:
-            helper.close()
+            for helper in helpers:
+                helper.close()
     return results, len(left)
+
+
+def _together(left: Sequence[str]) -> list[str]:
+    """The next item, or all of the next that may run at once."""
+    return list(itertools.takewhile(lambda item: item.partition("/")[0] in UNTIMED, left)) or [left[0]]
 
 
 def preview(folder: Path, phases: Sequence[str], budget: float, wanted: Sequence[Target]) -> list[str]:

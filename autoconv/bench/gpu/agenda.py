@@ -33,10 +33,11 @@ UNUSUAL = (  # what the networks lack: grouped, one-dimensional, dilated, odd ch
     "fwd-float32-NCHW-N8-C128-H56-W56-K128-R31-S31-padding15x15-groups128",
 )
 
-# Guesses in seconds, until a folder holds results of its own: these then say by what factor a kind of item differs.
-SECONDS = {"machine": 5.0, "warm": 40.0, "ceiling": 2.0, "launch": 1.5, "sanitize": 20.0, "host": 2.0, "check": 0.35}
-SECONDS |= {"network": 8.0, "operator": 0.5}
-SECONDS |= {"tune": 2.5, "table": 2.5}  # and what depends on the layer
+# Seconds, until a folder holds results of its own: these then say by what factor a kind of item differs. They are those
+# of an H100 beside 16 processors; "warm" and "launch" are guesses.
+SECONDS = {"machine": 6.5, "warm": 40.0, "ceiling": 0.2, "launch": 0.5, "sanitize": 10.0, "host": 0.2, "check": 0.05}
+SECONDS |= {"network": 10.0, "operator": 0.2}
+SECONDS |= {"tune": 0.2, "table": 0.4}  # and what depends on the layer
 COMPILE = 0.06  # of one kernel, when all cores compile
 REFERENCE = 5e11  # FLOP/s of the float64 reference of a layer
 RUNS = 1500  # of a layer while its candidates are verified and timed, and compared: samples, replays, launches
