@@ -13,6 +13,7 @@ import pytest
 from races import DEVICE, LAYER, OTHER, race
 
 from autoconv import registry
+from autoconv.bench.gpu.cases import NOMINAL
 from autoconv.cpu.device import CPU
 from autoconv.errors import RecordError
 from autoconv.paths import shipped, written_whole
@@ -175,6 +176,6 @@ def test_records_that_come_along_are_whole_and_know_todays_names(path: Path, tmp
     report = cache.import_(path)
     assert report.taken
     assert not report.refused
-    names = {algorithm.name for algorithm in registry.algorithms(CPU.current())}
+    names = {one.name for device in (CPU.current(), NOMINAL) for one in registry.algorithms(device)}
     for record in cache.records():
         assert {candidate.algorithm for candidate in record.facts()} <= names

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from autoconv import registry
+from autoconv.bench.gpu.cases import NOMINAL
+from autoconv.bench.gpu.predicted import DatasheetGPU
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
@@ -29,20 +31,35 @@ class Elsewhere(CPU):
         return self.recorded
 
 
+@dataclass(frozen=True)
+class ElsewhereGPU(DatasheetGPU):
+    """The GPU that a record is of."""
+
+    recorded: str = ""
+
+    @property
+    def key(self) -> str:
+        return self.recorded
+
+
 def shipped(tmp_path: Path) -> list[Record]:
     return list(TuningCache(tmp_path).records())
 
 
 def asked(record: Record, cache: TuningCache) -> Request:
-    """What is asked on the processor of the record, with no other library."""
+    """What is asked on the processor or GPU of the record, with no other library."""
+    limits = Limits(vendors=frozenset())
+    if record.device.startswith("cuda-"):
+        (capability,) = (int(part[2:]) for part in record.device.split("-") if part[:2] == "sm")
+        gpu = ElsewhereGPU(capability=capability, recorded=record.device)
+        return Request(ConvLayer.parse(record.layer), gpu, cache, limits, None, False, None)
     (instruction_set,) = (part for part in record.device.split("-") if part in ("avx512", "avx2", "generic"))
     device = Elsewhere(int(record.device.rpartition("threads")[2]), instruction_set, record.device)
-    limits = Limits(vendors=frozenset())
     return Request(ConvLayer.parse(record.layer), device, cache, limits, None, False, None)
 
 
 def test_a_shipped_winner_is_of_today_s_version_or_said_not_to_be(tmp_path: Path) -> None:
-    versions = {algorithm.name: algorithm.version for algorithm in registry.algorithms(CPU.current())}
+    versions = {one.name: one.version for device in (CPU.current(), NOMINAL) for one in registry.algorithms(device)}
     cache, records = TuningCache(tmp_path), shipped(tmp_path)
     assert records
     for record in records:

@@ -82,10 +82,10 @@ PLANTED: dict[str, dict[str, Fault]] = {
     "taps in parts": OVER_TAPS | {"each part is the first": ("slice * BK + part * PIXELS", "slice * BK + 0 * PIXELS")},
     "staged": {
         "a square is read before it is whole": (
-            "__syncthreads();\n#pragma unroll\n    for (int i = 0; i < SIDE;",
-            "#pragma unroll\n    for (int i = 0; i < SIDE;",
+            "__syncthreads();\n#pragma unroll\n    for (int i = 0; i < AREA",
+            "#pragma unroll\n    for (int i = 0; i < AREA",
         ),
-        "places for channels": ("square.at[down][across] = there", "square.at[across][down] = there"),
+        "places for channels": ("at[mine.channel][mine.place] = there", "at[mine.place % DEEP][mine.channel] = there"),
     },
 }
 
