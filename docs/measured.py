@@ -26,7 +26,7 @@ on either side.
 In float32 most of ours that win multiply on tensor cores, each product as six of bfloat16 parts or three of tf32, which
 `exact=True` leaves out. They err less than what they are compared with: products of parts by at most 9e-8 of the sum
 of magnitudes, where cuDNN's in float32 err by up to 3.4e-7; Winograd for 3x3 filters by 1.7e-6, where cuDNN's does by
-up to 3.5e-6. TF32, which errs a thousand times more, is off on both sides.
+up to 3.5e-6. TF32 is off on both sides.
 
 What PyTorch answers is held to ours, within 1e-3 of the largest value in float32. Where it differs by more, as in
 three gradients of 5x5 filters, it has no time here: cuDNN's own Winograd for such filters errs by 2e-4 to 1.3e-3 of
