@@ -33,9 +33,14 @@ class Elsewhere(CPU):
 
 @dataclass(frozen=True)
 class ElsewhereGPU(DatasheetGPU):
-    """The GPU that a record is of."""
+    """The GPU that a record is of, with what there was beside it."""
 
     recorded: str = ""
+    beside: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return dict(self.beside)
 
     @property
     def key(self) -> str:
@@ -51,7 +56,8 @@ def asked(record: Record, cache: TuningCache) -> Request:
     limits = Limits(vendors=frozenset())
     if record.device.startswith("cuda-"):
         (capability,) = (int(part[2:]) for part in record.device.split("-") if part[:2] == "sm")
-        gpu = ElsewhereGPU(capability=capability, recorded=record.device)
+        beside = tuple(record.races[-1].versions.items())
+        gpu = ElsewhereGPU(capability=capability, recorded=record.device, beside=beside)
         return Request(ConvLayer.parse(record.layer), gpu, cache, limits, None, False, None)
     (instruction_set,) = (part for part in record.device.split("-") if part in ("avx512", "avx2", "generic"))
     device = Elsewhere(int(record.device.rpartition("threads")[2]), instruction_set, record.device)
