@@ -124,10 +124,11 @@ def _summary(suite: Suite) -> list[str]:
 
 def totals(suite: Suite) -> dict[str, dict[str, str]]:
     """A network's sums over its layers, repeats weighted, and its runs in sequence."""
+    shares = " and ".join(f"{share:.0%}" for share in suite.shares.values())
     titles = {
         "sum": "sum of the layers, each timed alone",
         "sequence": "all layers in sequence, in one graph of ONNX Runtime",
-        "exported": f"and the convolutions ({suite.share:.0%} of the time) of the network as exported",
+        "exported": f"and the convolutions of the network as exported ({shares} of its time)",
     }
     return {titles[what]: _against(times) for what, times in suite.compared.items()}
 

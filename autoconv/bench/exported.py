@@ -1,4 +1,4 @@
-"""Networks as their users export them, for ONNX Runtime: every convolution works on what the one before has computed.
+"""Networks as their users export them: every convolution works on what the one before has computed.
 
 Pooling and concatenation are there as well, since a library may keep its own layout between convolutions only where
 these keep it too. Local normalisation, ReLU6 and classifiers are left out: no layer list has them.
@@ -14,10 +14,13 @@ from typing import Any
 
 from autoconv.algorithm import Array
 from autoconv.bench.baselines.base import Problem
+from autoconv.bench.suites import OURS, Setting
 from autoconv.layer import ConvLayer
+from autoconv.networks.run.compiled import load
 from autoconv.vendors.onnxruntime import bound_arrays, model_session, onnx_model
 
-OTHERS = ("MaxPool", "Concat")  # operators that are no part of a convolution; epilogues and changes of layout are
+# Operators that are no part of a convolution, by either library's names; epilogues and changes of layout are.
+OTHERS = ("MaxPool", "max_pool", "Concat")
 PROFILED = 5  # runs
 
 
@@ -180,41 +183,62 @@ def exported_model(name: str, layers: Mapping[str, ConvLayer], constants: Mappin
     return bytes(onnx.shape_inference.infer_shapes(model, strict_mode=True).SerializeToString())
 
 
-def exported_network(name: str, problems: Mapping[str, Problem], threads: int) -> tuple[Callable[[], Any], float]:
-    """A network in ONNX Runtime.
+def exported_networks(
+    name: str, problems: Mapping[str, Problem], setting: Setting
+) -> dict[str, tuple[Callable[[], Any], float]]:
+    """A network in ONNX Runtime, and in autoconv, which tunes it as a whole first.
 
     Parameters
     ----------
     name : str
         Of `NETWORKS`.
     problems : mapping of str to Problem
-    threads : int
+    setting : Setting
 
     Returns
     -------
-    run : callable
-    share : float
-        How much of a run is convolutions, their epilogues and changes of layout, as its profile says.
+    dict
+        By contestant, a run and how much of it is convolutions, their epilogues and changes of layout, as a profile of
+        each node says.
     """
     constants = dict(item for copy, problem in problems.items() for item in problem.operands(copy)[1].items())
     model = exported_model(name, {copy: problem.layer for copy, problem in problems.items()}, constants)
-    image = {"image": next(iter(problems.values())).a}
+    image = next(iter(problems.values())).a
+    return {OURS: _in_autoconv(model, image, setting), "onnxruntime": _in_onnxruntime(model, image, setting)}
+
+
+def _in_autoconv(model: bytes, image: Array, setting: Setting) -> tuple[Callable[[], Any], float]:
     with tempfile.TemporaryDirectory() as folder:
-        profiled = model_session(model, threads, str(Path(folder, "profile")))
+        path = Path(folder, "network.onnx")
+        path.write_bytes(model)
+        net = load(path, device=setting.device, exact=setting.exact)
+    net.tune("hybrid", isolate=setting.isolate)
+    spent = [(step.operator.split()[0], step.seconds) for step in net.profile(image, repeat=PROFILED)]
+    return lambda: net.run(image), convolution_share(spent)
+
+
+def _in_onnxruntime(model: bytes, image: Array, setting: Setting) -> tuple[Callable[[], Any], float]:
+    arrays = {"image": image}
+    with tempfile.TemporaryDirectory() as folder:
+        profiled = model_session(model, setting.device.threads, str(Path(folder, "profile")))
         for _ in range(PROFILED):
-            profiled.run(None, image)
-        share = convolution_share(json.loads(Path(profiled.end_profiling()).read_text(encoding="utf-8")))
-    session = model_session(model, threads)
-    binding = bound_arrays(session, image, {})
+            profiled.run(None, arrays)
+        events = json.loads(Path(profiled.end_profiling()).read_text(encoding="utf-8"))
+    session = model_session(model, setting.device.threads)
+    binding = bound_arrays(session, arrays, {})
     binding.bind_output(session.get_outputs()[0].name)
-    return lambda: session.run_with_iobinding(binding), share
+    return lambda: session.run_with_iobinding(binding), convolution_share(spent_in_onnxruntime(events))
 
 
-def convolution_share(events: list[dict[str, Any]]) -> float:
-    """What part of the operators' time a profile says is not spent in `OTHERS`."""
-    spent: list[tuple[bool, float]] = [
-        (event["args"]["op_name"] in OTHERS, event["dur"])
+def spent_in_onnxruntime(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
+    """The operators of a profile, and what each took."""
+    return [
+        (event["args"]["op_name"], event["dur"])
         for event in events
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
     ]
-    return 1 - sum(dur for other, dur in spent if other) / sum(dur for _, dur in spent)
+
+
+def convolution_share(spent: list[tuple[str, float]]) -> float:
+    """What part of the operators' time is not spent in `OTHERS`."""
+    return 1 - sum(time for operator, time in spent if operator in OTHERS) / sum(time for _, time in spent)

@@ -24,9 +24,9 @@ import numpy as np
 from autoconv.bench.baselines import BASELINES, Baseline, Prepared, Problem
 from autoconv.bench.baselines.onnxruntime import onnxruntime_network
 from autoconv.bench.bound import least_seconds
-from autoconv.bench.exported import NETWORKS, exported_network
+from autoconv.bench.exported import NETWORKS, exported_networks
 from autoconv.bench.results import keep, restore
-from autoconv.bench.suites import EXPORTED, OURS, Row, Samples, Setting, Suite
+from autoconv.bench.suites import OURS, Row, Samples, Setting, Suite, as_exported
 from autoconv.common.candidate import Candidate
 from autoconv.common.text import one_line, size
 from autoconv.errors import AutoconvError, PlanError
@@ -263,9 +263,9 @@ def run_suite(
 def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
     """Race all our plans, one after the other, with ONNX Runtime.
 
-    Once with a single graph of the same convolutions side by side, each on its own input, as ours are; and where the
-    network is one of `NETWORKS`, with that as its users export it. A layer that repeats has filters of its own every
-    time, as in the network; inputs and outputs of one shape share their memory.
+    Once with a single graph of the same convolutions side by side, each on its own input, as ours are. And where the
+    network is one of `NETWORKS`, both run that as its users export it. A layer that repeats has filters of its own
+    every time, as in the network; inputs and outputs of one shape share their memory.
     """
     setting, device = suite.setting, suite.setting.device
     copies = [(row, f"{row.name}.{i}") for row in suite.rows for i in range(row.repeat)]
@@ -298,5 +298,6 @@ def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
 
     runs = {OURS: sequence, "onnxruntime": onnxruntime_network(problems, outs, device.threads)}
     if suite.name in NETWORKS:
-        runs[EXPORTED], suite.share = exported_network(suite.name, problems, device.threads)
+        for name, (run, share) in exported_networks(suite.name, problems, setting).items():
+            runs[as_exported(name)], suite.shares[name] = run, share
     suite.whole = race(runs, setting.rounds)

@@ -80,7 +80,7 @@ def to_json(suite: Suite) -> dict[str, Any]:
         },
         "in_sequence": rounded(suite.whole),
         "sequence_over": {what: round(ratio, 3) for what, ratio in suite.waiting.items()},
-        "share": round(suite.share, 3),
+        "shares": {name: round(share, 3) for name, share in suite.shares.items()},
     }
 
 
@@ -147,7 +147,7 @@ def restore(suite: Suite, jobs: list[Row], folder: Path) -> None:
                 row.candidate, row.times = layer["candidate"], layer["seconds"]
                 row.unable, row.errors, row.busy = layer["unable"], layer["errors"], layer["busy"]
                 row.recorded, row.version = layer.get("recorded"), layer.get("version")
-        suite.whole, suite.share = stored["in_sequence"], stored["share"]
+        suite.whole, suite.shares = stored["in_sequence"], stored["shares"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise

@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     from autoconv.layer import ConvLayer
 
 OURS = "autoconv"
-EXPORTED = "onnxruntime, as exported"  # the network, in which one convolution reads what another has written
 CLASSES = ("3x3 stride 1", "5x5, stems, dilated", "1x1", "depthwise 3x3", "others")
 
 BUSY = 0.1  # of one core, used by other processes, is too much for a quiet measurement
 
 Samples = list[float]  # seconds, one per round
+
+
+def as_exported(contestant: str) -> str:
+    """What a contestant's runs of the network are called in which one convolution reads what another has written."""
+    return f"{contestant}, as exported"
 
 
 def class_of(layer: ConvLayer) -> str:
@@ -123,7 +127,8 @@ class Row:
 class Suite:
     """The rows of one list of layers at one batch size.
 
-    `whole` has the runs of all layers in sequence, and `share` is how much of the network as exported is convolutions.
+    `whole` has the runs of all layers in sequence, and `shares` is how much of the network as exported is convolutions,
+    by contestant.
     """
 
     name: str
@@ -133,7 +138,7 @@ class Suite:
     network: bool
     rows: list[Row] = field(default_factory=list)
     whole: dict[str, Samples] = field(default_factory=dict)
-    share: float = 1.0
+    shares: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
 
@@ -174,11 +179,12 @@ class Suite:
             return {}
         found = {
             "sum": {name: total for name in (OURS, *self.setting.baselines) if (total := self.total(name))},
-            "sequence": {name: samples for name, samples in self.whole.items() if name != EXPORTED},
+            "sequence": {name: self.whole[name] for name in (OURS, "onnxruntime") if name in self.whole},
+            "exported": {
+                name: [share * seconds for seconds in self.whole[as_exported(name)]]
+                for name, share in self.shares.items()
+            },
         }
-        if EXPORTED in self.whole:
-            convolutions = [self.share * seconds for seconds in self.whole[EXPORTED]]
-            found["exported"] = {OURS: self.whole[OURS], "onnxruntime": convolutions}
         return {what: times for what, times in found.items() if OURS in times}
 
     @property

@@ -19,7 +19,7 @@ from runs import LAYER, broken, complete, exactly, fake, place, row, setting, su
 from autoconv import networks, registry
 from autoconv.bench import display, race
 from autoconv.bench.baselines import BASELINES, Problem, base
-from autoconv.bench.suites import CLASSES, EXPORTED, OURS, Row, Suite, class_of
+from autoconv.bench.suites import CLASSES, OURS, Row, Suite, as_exported, class_of
 from autoconv.errors import PlanError
 from autoconv.networks import NamedLayer, Network
 from autoconv.tuning.planner import forget_plans
@@ -290,9 +290,12 @@ def test_the_whole_network_is_measured_with_every_repeat(place: Path, monkeypatc
 
 def test_a_network_as_exported_counts_by_its_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     found = suite(row(ours=[1.0] * 6, **complete()))
-    found.whole = {OURS: [1.0] * 6, "onnxruntime": [3.0] * 6, EXPORTED: [2.0] * 6}
-    found.share = 0.75
-    assert display.totals(found)["and the convolutions (75% of the time) of the network as exported"] == {
+    exported = {as_exported(OURS): [2.0] * 6, as_exported("onnxruntime"): [4.0] * 6}
+    found.whole = {OURS: [1.0] * 6, "onnxruntime": [3.0] * 6, **exported}
+    found.shares = {OURS: 0.5, "onnxruntime": 0.75}
+    texts = display.totals(found)
+    assert texts["and the convolutions of the network as exported (50% and 75% of its time)"] == {
         OURS: "1 s",
-        "onnxruntime": "1.5 s (1.50 [1.50 1.50])",
+        "onnxruntime": "3 s (3.00 [3.00 3.00])",
     }
+    assert texts["all layers in sequence, in one graph of ONNX Runtime"]["onnxruntime"] == "3 s (3.00 [3.00 3.00])"

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from autoconv import networks
-from autoconv.bench.exported import NETWORKS, convolution_share, exported_model
+import numpy as np
+import pytest
+from runs import exactly, place, setting
+
+from autoconv import ConvLayer, networks
+from autoconv.bench.baselines import Problem
+from autoconv.bench.exported import (
+    NETWORKS,
+    convolution_share,
+    exported_model,
+    exported_networks,
+    spent_in_onnxruntime,
+)
+from autoconv.bench.suites import OURS
+from autoconv.cpu.device import CPU
+
+__all__ = ["place"]
 
 LAST = {
     "AlexNet": ("alexnet", 256, 13),
@@ -46,4 +61,20 @@ def test_the_share_of_convolutions_leaves_out_pooling() -> None:
         {"cat": "Node", "name": "b_kernel_time", "dur": 65, "args": {"op_name": "Conv"}},
         {"cat": "Node", "name": "c_kernel_time", "dur": 10, "args": {"op_name": "ReorderOutput"}},
     ]
-    assert convolution_share(events) == pytest.approx(0.75)
+    assert convolution_share(spent_in_onnxruntime(events)) == pytest.approx(0.75)
+
+
+@pytest.mark.usefixtures("place")
+def test_both_run_the_network_as_it_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnx", reason="NOT CHECKED: onnx is not installed")
+    pytest.importorskip("onnxruntime", reason="NOT CHECKED: onnxruntime is not installed")
+    monkeypatch.setitem(NETWORKS, "tiny", lambda graph, x: graph.pool(graph.convs(x, "a", "b"), 2, 2))
+    layers = {"a.0": ConvLayer(N=1, C=3, H=8, W=8, K=16, R=3, S=3, padding=1)}
+    layers["b.0"] = layers["a.0"].replace(C=16, bias=True, activation="relu")
+    problems = {name: Problem.draw(layer, CPU.current(), seed) for seed, (name, layer) in enumerate(layers.items())}
+    found = exported_networks("tiny", problems, setting())
+    assert set(found) == {OURS, "onnxruntime"}
+    assert all(0 < share < 1 for _, share in found.values()), "pooling takes some time in either"
+    y = exactly(replace(problems["b.0"], a=exactly(problems["a.0"])))
+    np.testing.assert_allclose(found[OURS][0](), y.reshape(1, 16, 4, 2, 4, 2).max((3, 5)), rtol=1e-4, atol=1e-5)
+    assert found["onnxruntime"][0]() is None, "its answer is in an array of its own"

@@ -7,12 +7,14 @@ Nine come with the package onnx, four are PyTorch's (three of torchvision's, and
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
+
+from autoconv.paths import write_whole
 
 LIGHT = (
     "bvlc_alexnet",
@@ -240,12 +242,15 @@ def fixed(model: Any, batch: int) -> Any:
     return onnx.shape_inference.infer_shapes(found)
 
 
-def main(folder: str, *names: str) -> None:
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice(NAMES))
+def main(folder: Path, names: tuple[str, ...]) -> None:
     """Write networks into a folder, all of them unless some are named."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name in names or NAMES:
-        Path(folder, f"{name}.onnx").write_bytes(network(name).SerializeToString())
+        write_whole(folder / f"{name}.onnx", network(name).SerializeToString())
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
