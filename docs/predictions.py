@@ -23,8 +23,7 @@ INTRODUCTION = """# Predicted on GPUs
 targets of `autoconv bench --device cuda`, the candidate of ours that is estimated to be the quickest, and its time,
 with the figures of the GPUs' data sheets: highest clock, memory bandwidth, size of the L2. The same estimates rank
 candidates before anything is timed; [On a GPU](gpu.md#the-model) says what they count. TF32 is off, other libraries
-are left out. The first run on hardware puts what it measures beside it. `python docs/predictions.py` writes this
-page.
+are left out. `python docs/predictions.py` writes this page.
 """
 
 

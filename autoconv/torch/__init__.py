@@ -1,6 +1,6 @@
 """For users of PyTorch: a convolution with gradients, a module of it, and whole models made faster.
 
-This is the only way in by which autoconv imports `torch`, which is an extra.
+`torch` is an extra. Nothing else imports it, unless it is to be timed as a vendor or compared with.
 """
 
 from autoconv.torch.functional import conv2d

@@ -31,6 +31,7 @@ from autoconv.networks.operators import (
     Elementwise,
     MatMul,
     Pool,
+    Reduce,
     TensorType,
     random_inputs,
 )
@@ -199,6 +200,22 @@ def test_an_expression_overwrites_what_nobody_needs() -> None:
     views = Views(compiled(graph).graph)
     assert views.root("c.tanh") == views.root("c.silu") == ("again", 0)
     assert views.root("e")[0] != "d"
+
+
+@kernels
+@pytest.mark.parametrize("needed", ["before", "afterwards", "as an output"])
+def test_an_expression_overwrites_what_was_needed_before_alone(needed: str) -> None:
+    graph = Graph("squeeze and excitation")
+    x = graph.add_input("x", TensorType((2, 4, 6, 6)))
+    a = graph.add("a", Elementwise(("tanh", 0)), x)
+    mean = graph.add("mean", Reduce("mean", (2, 3)), a)
+    graph.outputs["y"] = graph.add("y", Elementwise(("mul", 0, ("sigmoid", 1))), a, mean)
+    if needed == "afterwards":
+        graph.outputs["z"] = graph.add("z", Elementwise(("neg", 0)), a)
+    elif needed == "as an output":
+        graph.outputs["z"] = a
+    assert (Views(graph).root("y") == ("a", 0)) == (needed == "before")
+    agree(compiled(graph), graph, 1e-6)
 
 
 def least_bytes(blocks: Sequence[Block]) -> int:

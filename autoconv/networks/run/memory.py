@@ -71,7 +71,7 @@ class Views:
         """An expression of an array that nobody needs afterwards is stored over it."""
         for name in node.inputs:
             same = self.graph.types[name] == self.graph.types[node.name]
-            if same and self._own(name) and self.graph.only_user(name) is node and not self._seen_elsewhere(name):
+            if same and self._own(name) and self.graph.last_user(name) is node and not self._seen_elsewhere(name):
                 self._within[node.name] = (name, 0)
                 return
 
