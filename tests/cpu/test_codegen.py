@@ -87,6 +87,14 @@ def test_constants_in_memory_are_rounded_to_their_type(instruction_set, name):
     assert got.tolist() == np.array([0.1, 2.0, -3.5, 1e30], name).tolist()
 
 
+def test_equal_constants_are_in_memory_once():
+    m = Module("generic")
+    k = m.function("read", ptr(f32))
+    first, again, other = (m.table(k, element, [1, 2]).text for element in (f32, f32, f64))
+    assert first == again != other
+    assert str(m).count("internal constant") == 2
+
+
 @sets
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_narrow_types_widen_and_round_like_numpy(instruction_set, name):

@@ -108,7 +108,7 @@ class Module:
         self.matrix_unit = matrix_unit
         self.functions: list[Function] = []
         self._declarations: dict[str, None] = {}
-        self._tables: list[str] = []
+        self._tables: dict[str, str] = {}  # names by content
 
     def lanes(self, element: Type) -> int:
         """Lanes of one register for computing with elements of a type."""
@@ -133,11 +133,10 @@ class Module:
         self._declarations[line] = None
 
     def table(self, k: Function, element: Type, values: Sequence[Number]) -> Value:
-        """Constants in memory, as a pointer of the function that reads them."""
-        name = f"@table{len(self._tables)}"
+        """Constants in memory, as a pointer of the function that reads them; equal ones are there once."""
         numbers = ", ".join(f"{element} {digits(element, value)}" for value in values)
-        self._tables.append(f"{name} = internal constant [{len(values)} x {element}] [{numbers}], align {LINE}")
-        return k.value(ptr(element), name)
+        content = f"internal constant [{len(values)} x {element}] [{numbers}], align {LINE}"
+        return k.value(ptr(element), self._tables.setdefault(content, f"@table{len(self._tables)}"))
 
     def function(self, name: str, *types: Type, internal: bool = False) -> Function:
         """A new function; its arguments are its `args`."""
@@ -153,4 +152,13 @@ class Module:
         widths = f'"min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}"'
         attributes = f"attributes #0 = {{ noinline nounwind {widths} }}"
         body = [str(f) for f in self.functions]
-        return "\n".join([*self._tables, *body, *self._declarations, attributes, "!0 = !{i32 1}", ""])
+        return "\n".join(
+            [
+                *(f"{name} = {content}" for content, name in self._tables.items()),
+                *body,
+                *self._declarations,
+                attributes,
+                "!0 = !{i32 1}",
+                "",
+            ]
+        )

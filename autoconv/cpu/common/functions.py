@@ -1,8 +1,9 @@
 """Functions of vectors: what an expression is made of. The series are those of float32.
 
-`exp` reduces its argument by multiples of ln 2 in two parts (Cody and Waite, "Software manual for the elementary
-functions", 1980, chapter 6) and takes the Taylor series of the rest; `erf` is formula 7.1.26 of Abramowitz and Stegun
-(1964), with the Taylor series near 0.
+`exp` reduces its argument by multiples of ln 2 / 8 in two parts (Cody and Waite, "Software manual for the elementary
+functions", 1980, chapter 6); the eight powers are a table, whose elements one instruction picks (Tang, "Table-driven
+implementation of the exponential function in IEEE floating-point arithmetic", 1989), and the rest has a short series.
+`erf` is formula 7.1.26 of Abramowitz and Stegun (1964), with the Taylor series near 0.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autoconv.cpu.codegen.ir import Function, Value, i32, vec
+from autoconv.cpu.codegen.ir import Function, Value, f32, i32, i64, vec
 
 MAGIC = 1.5 * 2.0**23  # added to a small float, it leaves the nearest integer in the lowest bits
 MAGIC_BITS = 0x4B400000
 WHOLE = 2.0**23  # from here on all numbers of float32 are whole
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
+TABLE_BITS = 3
+POWERS = 1 << TABLE_BITS  # of two, from 1 to 2, that a table has: as many as lanes of AVX2
+REST = math.log(2) / (2 * POWERS)  # of the argument, at most
+# The Taylor series to the fourth power, which is within a**4 / 96 replaced by a**2 times the second (Lanczos, 1956).
+SERIES = (1.0, 1.0, 1 / 2 + REST**2 / 24, 1 / 6)
 
 
 def polynomial(k: Function, x: Value, coefficients: Sequence[float]) -> Value:
@@ -29,14 +35,46 @@ def polynomial(k: Function, x: Value, coefficients: Sequence[float]) -> Value:
 
 def exp(k: Function, x: Value) -> Value:
     """The exponential; 0 below the smallest normal number, infinity above the largest."""
-    x = k.select(x < -87.0, k.const(x.type, -87.0), x)
-    x = k.select(x > 89.0, k.const(x.type, 89.0), x)
-    shifted = k.fma(x, k.const(x.type, 1 / math.log(2)), k.const(x.type, MAGIC))
+    return _half_exp(k, x, 1.0) * 2.0
+
+
+def _half_exp(k: Function, x: Value, times: float) -> Value:
+    """Half of `exp(times * x)`, which is finite wherever that is; `times` is a power of two, or minus one.
+
+    The lowest bits of `n = round(8 / ln 2 * times * x)` say which power of the table it is, the others what is added to
+    its exponent; those of `MAGIC` are shifted out.
+    """
+    low, high = sorted((-126 * math.log(2) / times, 89.0 / times))
+    x = k.select(x < low, k.const(x.type, low), x)
+    x = k.select(x > high, k.const(x.type, high), x)
+    shifted = k.fma(x, k.const(x.type, times * POWERS / math.log(2)), k.const(x.type, MAGIC))
     n = shifted - MAGIC
-    r = k.fma(n, k.const(x.type, -LN2_HIGH), x)
-    r = k.fma(n, k.const(x.type, -LN2_LOW), r)
-    power = k.bits((k.bits(shifted, vec(i32, x.type.lanes or 1)) - (MAGIC_BITS - 126)) << 23, x.type)  # half of 2**n
-    return polynomial(k, r, [1 / math.factorial(i) for i in range(8)]) * power * 2.0
+    r = k.fma(n, k.const(x.type, -LN2_HIGH / (times * POWERS)), x)
+    r = k.fma(n, k.const(x.type, -LN2_LOW / (times * POWERS)), r)
+    series = polynomial(k, r, [c * times**i for i, c in enumerate(SERIES)])
+    bits = k.bits(shifted, vec(i32, x.type.lanes or 1))
+    exponent = (bits << (23 - TABLE_BITS)) & -(1 << 23)
+    power = k.bits(_power(k, bits), bits.type) + exponent
+    return series * k.bits(power, x.type)
+
+
+def _power(k: Function, index: Value) -> Value:
+    """Half of `2**(i / 8)`, by the lowest bits of an index."""
+    lanes = index.type.lanes or 1
+    table = k.module.table(k, f32, [2 ** (i / POWERS - 1) for i in range(POWERS)])
+    if k.module.instruction_set == "generic" or lanes == 1:
+        found = k.zero(f32, lanes)
+        for lane in range(lanes):
+            one = k.load(table + k.cast((k.extract(index, lane) if lanes > 1 else index) & (POWERS - 1), i64))
+            found = k.insert(found, one, lane) if lanes > 1 else one
+        return found
+    powers = k.load(table, POWERS)
+    if lanes > POWERS:
+        all_twice = k.shuffle(powers, powers, range(lanes))
+        return k.intrinsic(all_twice.type, "llvm.x86.avx512.permvar.sf.512", all_twice, index)
+    wide = k.shuffle(index, index, [min(lane, lanes - 1) for lane in range(POWERS)])
+    found = k.intrinsic(powers.type, "llvm.x86.avx2.permps", powers, wide)
+    return k.shuffle(found, found, range(lanes))
 
 
 def _one(k: Function, x: Value) -> Value:
@@ -53,8 +91,13 @@ def sqrt(k: Function, x: Value) -> Value:
     return k.intrinsic(x.type, f"llvm.sqrt.{x.type.suffix}", x)
 
 
+def _over_sigmoid(k: Function, x: Value) -> Value:
+    """One over the logistic function, `1 + exp(-x)`."""
+    return k.fma(_half_exp(k, x, -1.0), k.const(x.type, 2.0), _one(k, x))
+
+
 def _sigmoid(k: Function, x: Value) -> Value:
-    return divide(k, _one(k, x), exp(k, -x) + 1.0)
+    return divide(k, _one(k, x), _over_sigmoid(k, x))
 
 
 def _abs(k: Function, x: Value) -> Value:
@@ -62,7 +105,7 @@ def _abs(k: Function, x: Value) -> Value:
 
 
 def _tanh(k: Function, x: Value) -> Value:
-    far = _one(k, x) - divide(k, k.const(x.type, 2.0), exp(k, x * 2.0) + 1.0)
+    far = _one(k, x) - divide(k, _one(k, x), _half_exp(k, x, 2.0) + 0.5)
     near = x * polynomial(k, x * x, [1.0, -1 / 3, 2 / 15, -17 / 315, 62 / 2835])
     return k.select(_abs(k, x) < 0.25, near, far)
 
@@ -71,7 +114,7 @@ def _erf(k: Function, x: Value) -> Value:
     size = _abs(k, x)
     t = divide(k, _one(k, x), k.fma(size, k.const(x.type, 0.3275911), _one(k, x)))
     sums = t * polynomial(k, t, [0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429])
-    far = _one(k, x) - sums * exp(k, -(x * x))
+    far = k.fma(sums * -2.0, _half_exp(k, x * x, -1.0), _one(k, x))
     far = k.select(x < 0.0, -far, far)
     terms = [2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 1)) for n in range(8)]
     return k.select(size < 0.5, x * polynomial(k, x * x, terms), far)
@@ -135,6 +178,8 @@ def value_of(k: Function, expression: Any, inputs: Sequence[Value], like: Value)
         if part not in known:
             if part[0] == "constant":
                 known[part] = k.const(like.type, part[1])
+            elif part[0] == "mul" and isinstance(part[2], tuple) and part[2][0] == "sigmoid":
+                known[part] = divide(k, value(part[1]), _over_sigmoid(k, value(part[2][1])))
             else:
                 known[part] = FUNCTIONS[part[0]](k, *(value(p) for p in part[1:]))
         return known[part]
