@@ -337,15 +337,21 @@ def _agree(name: str, given: tuple[int, int, int], layer: ConvLayer) -> None:
 
 
 def _layer(extents: Any, geometry: Any, kind: Any, epilogue: Any) -> ConvLayer:
+    types = _types(geometry)  # 1.0 and True are equal to 1, but refused
     try:
-        return _remembered_layer(extents, *geometry, kind, epilogue)
+        return _remembered_layer(extents, *geometry, kind, epilogue, types)
     except TypeError:  # an unhashable spelling, such as a list
-        return _remembered_layer.__wrapped__(extents, *geometry, kind, epilogue)
+        return _remembered_layer.__wrapped__(extents, *geometry, kind, epilogue, types)
 
 
-@functools.lru_cache(maxsize=REMEMBERED, typed=True)  # 1.0 and True are equal to 1, but refused
+def _types(value: Any) -> Any:
+    """The types of what tuples are made of."""
+    return tuple(map(_types, value)) if type(value) is tuple else type(value)
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
 def _remembered_layer(
-    extents: Any, stride: Any, padding: Any, dilation: Any, groups: Any, kind: Any, epilogue: Any
+    extents: Any, stride: Any, padding: Any, dilation: Any, groups: Any, kind: Any, epilogue: Any, types: Any
 ) -> ConvLayer:
     N, C, H, W, K, R, S = extents
     dtype, layout, direction = kind

@@ -57,7 +57,9 @@ class Graph:
         return name
 
     def add_input(self, name: str, type: TensorType) -> str:  # noqa: A002
-        """An array that every run is given."""
+        """An array that every run is given, under this very name."""
+        if name in self.types:
+            raise ConfigError(f"{self.name}: input {name!r}: expected a name of its own")
         self.inputs[name] = self.types[name] = type
         return name
 

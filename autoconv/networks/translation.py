@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, NoReturn
 
 import numpy as np
@@ -12,6 +13,7 @@ from autoconv.common.epilogue.expressions import Expression
 from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators.base import Operator, TensorType
+from autoconv.networks.operators.convolution import ConvTranspose
 from autoconv.networks.operators.elementwise import Elementwise
 from autoconv.networks.operators.sampling import Sampler
 from autoconv.networks.operators.shapes import Pad, Reshape, Slice
@@ -107,6 +109,18 @@ class Translation:
             name = self.add(Slice(starts, counts, (1,) * len(shape)), name)
             before, after = ([max(n, 0) for n in sides] for sides in (before, after))
         return self.add(Pad(tuple(before), tuple(after), mode, value), name)
+
+    def conv_transpose(self, operator: ConvTranspose, x: str, w: str) -> str:
+        """A transposed convolution; what it adds to the output beyond a layer's sums are rows and columns of zeros."""
+        if all(extra < step for extra, step in zip(operator.extra_size, operator.stride, strict=True)):
+            return self.add(operator, x, w)
+        cut = [min(extra, last) for extra, (_, last) in zip(operator.extra_size, operator.padding, strict=True)]
+        (top, bottom), (left, right) = operator.padding
+        extra = [n - less for n, less in zip(operator.extra_size, cut, strict=True)]
+        down, across = (min(n, step - 1) for n, step in zip(extra, operator.stride, strict=True))
+        padding = ((top, bottom - cut[0]), (left, right - cut[1]))
+        y = self.add(replace(operator, padding=padding, extra_size=(down, across)), x, w)
+        return self.pad(y, (0, 0, 0, 0), (0, 0, extra[0] - down, extra[1] - across))
 
     def resize(self, name: str, sampler: Sampler, sizes: Sequence[int], scales: Sequence[float]) -> str:
         """An array of other extents, axis after axis."""

@@ -181,6 +181,10 @@ def test_what_does_not_fit_is_refused(quick: dict[str, object]) -> None:
     for name, value in (("groups", 1.0), ("padding", True)):  # equal to what has been seen, but no integers
         with pytest.raises(LayerError, match=f"{name}={value}: expected an integer"):
             autoconv.conv2d(x, w, **({"groups": 1, "padding": 1, name: value} | quick))
+    autoconv.conv2d(x, w, stride=(1, 1), padding=((1, 1), (1, 1)), **quick)
+    for name, value in (("stride", (1.0, 1)), ("padding", ((1, True), (1, 1)))):
+        with pytest.raises(LayerError, match=f"{name}.*: expected an integer"):
+            autoconv.conv2d(x, w, **({"stride": (1, 1), "padding": ((1, 1), (1, 1)), name: value} | quick))
     with pytest.raises(ArrayError, match="x: expected an array of NumPy, or one that speaks DLPack, got NoneType"):
         autoconv.conv2d(None, w, **quick)
     with pytest.raises(ArrayError, match="w: expected an array of NumPy, or one that speaks DLPack, got NoneType"):

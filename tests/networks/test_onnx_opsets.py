@@ -76,9 +76,34 @@ CASES: dict[str, tuple[int, int, Any, dict[str, np.ndarray], np.ndarray]] = {
                            X.reshape(2, 3, 2, 2, 3, 2).max(axis=(3, 5))),
     "averages": (7, NEWEST, node("AveragePool", "x", kernel_shape=[2, 2], strides=[2, 2]), {},
                  X.reshape(2, 3, 2, 2, 3, 2).mean(axis=(3, 5))),
+    "one of an axis": (7, NEWEST, node("Gather", "x i", axis=2), constants(i=np.int64(-1)), X[:, :, -1]),
+    "some of an axis": (7, NEWEST, node("Gather", "x i", axis=3), constants(i=int64(4, 0, 4)), X[..., [4, 0, 4]]),
     "slopes": (7, NEWEST, node("PRelu", "x k"), constants(k=np.array([[[2.0]], [[3.0]], [[4.0]]], np.float32)),
                np.where(X < 0, X * np.array([2, 3, 4]).reshape(3, 1, 1), X)),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("extent", "scale", "places"),
+    [(9, 1 / 3, [0, 3, 6]), (10, 0.7, [0, 1, 2, 4, 5, 7, 8]), (20, 0.1, [0, 10]),
+     (10, 1.2, [0, 0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9])],
+)  # fmt: skip
+def test_scales_are_float32_as_in_onnx_runtime(extent: int, scale: float, places: list[int]) -> None:
+    how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    made = model([node("Resize", "x - s", **how)], {"x": [1, extent]}, constants(s=np.float32([1, scale])))
+    graph = translated(made, "resize")
+    np.testing.assert_array_equal(evaluate(graph, {"x": np.arange(extent)[None]})["y"], [places])
+
+
+def test_bounds_may_be_computed() -> None:
+    mean = node("ReduceMean", "x", "m", keepdims=0)
+    for inputs, expected in (
+        ("x m", X.clip(X.mean())),
+        ("x - m", X.clip(None, X.mean())),
+        ("x l m", X.clip(-0.5, X.mean())),
+    ):
+        graph = translated(model([mean, node("Clip", inputs)], {"x": X.shape}, BOUNDS), "clip")
+        np.testing.assert_allclose(evaluate(graph, {"x": X})["y"], expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)

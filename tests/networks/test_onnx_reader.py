@@ -27,6 +27,9 @@ CONVOLUTIONS = {
     "squeezenet": 26, "vgg19": 16, "zfnet512": 5,
 }  # fmt: skip
 RELU = [node("Relu", "x")]
+REFERRING = node("LeakyRelu", "x", alpha=0.1)
+REFERRING.attribute[0].ClearField("f")
+REFERRING.attribute[0].ref_attr_name = "slope"
 OP_OF_BYTES = onnx.NodeProto.FromString(node("Relu", "x").SerializeToString().replace(b"Relu", b"Rel\xff"))
 
 
@@ -82,6 +85,9 @@ def test_a_network_has_fewer_nodes_after_the_passes() -> None:
         ),
         (model([node("Split", "x", axis=1, num_outputs=1 << 40)], {"x": [1, 4]}), "num_outputs=1[0-9]*: expected 1"),
         (model([OP_OF_BYTES], {"x": [2]}), "no such operator here: expected one of"),
+        (model([REFERRING], {"x": [2]}), r"node 'y' \(LeakyRelu\): .*attribute"),
+        (model([node("Gather", "x c")], {"x": [2, 3]}, {"c": np.int64(2)}), "indices: expected them within 2"),
+        (model([node("MatMul", "x c")], {"x": [2, 2]}, {"c": np.ones((2, 2))}), "of one type, got float32 and float64"),
         (model([node("MaxPool", "x")], {"x": [1, 1, 4, 4]}), "the attribute 'kernel_shape' is missing"),
     ],
 )  # fmt: skip

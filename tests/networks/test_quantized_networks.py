@@ -266,6 +266,20 @@ LEFT: dict[str, tuple[Nodes, Constants, list[str]]] = {
         ],
         {"from": np.array([0, 1, 0, 1]), "to": np.array([1, 4, 3, 4])}, ["Transpose", "Slice", "Concat"],
     ),
+    "a bias of one scale": (
+        [
+            *CONV[:2], node("DequantizeLinear", "b t", "bd"), node("Conv", "xd wd bd", "c"),
+            node("QuantizeLinear", "c h k"),
+        ],
+        {"b": RNG.integers(-900, 900, 4, np.int32)}, ["QuantizedConv"],
+    ),
+    "a matrix of one scale that is turned": (
+        [
+            *CONV[:2], node("Transpose", "wd", "wt", perm=[1, 0]), node("MatMul", "xd wt", "c"),
+            node("QuantizeLinear", "c h k"),
+        ],
+        {"w": drawn("int8", 4, 5)}, ["QuantizedMatMul"],
+    ),
     "a sum of int32": (
         [node("ConvInteger", "x w z", "c"), node("Cast", "c", "f", to=1), node("Mul", "f s")], {},
         ["QuantizedConv", "dequantize"],

@@ -30,6 +30,7 @@ from autoconv.networks.operators import (
     ConvTranspose,
     Elementwise,
     MatMul,
+    Pad,
     Pool,
     Reduce,
     TensorType,
@@ -218,6 +219,30 @@ def test_an_expression_overwrites_what_was_needed_before_alone(needed: str) -> N
     agree(compiled(graph), graph, 1e-6)
 
 
+@kernels
+@pytest.mark.parametrize("value", [5, -3, 2**24 + 1, 2**31 - 1])
+def test_whole_numbers_are_padded_with_what_they_are_told(value: int) -> None:
+    graph = Graph("padded")
+    x = graph.add_input("x", TensorType((3, 5), "int32"))
+    graph.outputs["y"] = graph.add("y", Pad((1, 0), (0, 2), value=value), x)
+    given = np.arange(-7, 8, dtype=np.int32).reshape(3, 5)
+    expected = np.pad(given, ((1, 0), (0, 2)), constant_values=value)
+    np.testing.assert_array_equal(CompiledNetwork(graph, CPU.current(), {}).run(given), expected)
+
+
+@kernels
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_products_of_whole_numbers_with_a_constant(dtype: str) -> None:
+    graph = Graph("products")
+    x = graph.add_input("x", TensorType((3, 5), dtype))
+    b = np.arange(10, dtype=dtype).reshape(5, 2)
+    graph.outputs["y"] = graph.add("y", MatMul(), x, graph.add_constant("b", b))
+    given = np.arange(15, dtype=dtype).reshape(3, 5)
+    found = CompiledNetwork(graph, CPU.current(), {}).run(given)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, given @ b)
+
+
 def least_bytes(blocks: Sequence[Block]) -> int:
     """Bytes that are needed at once at most: no arena is smaller."""
     steps = range(max((block.last for block in blocks), default=-1) + 1)
@@ -339,6 +364,8 @@ def test_networks_are_loaded_from_onnx_files(tmp_path: Path) -> None:
     onnx.save(model([node("Relu", "x")], {"x": [2, 3]}), path)
     with pytest.raises(ConfigError, match=r"batch=5: the file says \(2, 3\) of input 'x'"):
         autoconv.load(path, batch=5)
+    onnx.save(model([node("Mul", "x z")], {"x": ["N", 3], "z": [3]}), path)
+    assert autoconv.load(path, batch=5).graph.types["y"].shape == (5, 3)
     for batch in (0, "two", True):
         with pytest.raises(ConfigError, match=r"batch=.*: expected an integer of at least 1"):
             autoconv.load(path, batch=batch)  # type: ignore[arg-type]

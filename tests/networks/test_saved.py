@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import compiled, drawn, graph_of, small
+from graphs import compiled, drawn, filters, graph_of, small
 
 import autoconv
+from autoconv.common.types import DTYPES
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError
-from autoconv.networks.operators import Pad, Slice
+from autoconv.networks.graph import Graph
+from autoconv.networks.operators import Conv, Pad, Slice, TensorType
 from autoconv.networks.run import saved
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
@@ -84,6 +86,17 @@ def test_a_damaged_file_is_one_line(path: Path) -> None:
     path.write_bytes(whole()[:3])
     with pytest.raises(ConfigError):
         autoconv.load(path)
+
+
+def test_constants_of_bfloat16_come_back(tmp_path: Path) -> None:
+    graph = Graph("bfloat16")
+    x = graph.add_input("x", TensorType((1, 4, 6, 6), "bfloat16"))
+    w = graph.add_constant("w", filters(8, 4, 3, 3).astype(DTYPES["bfloat16"]))
+    graph.outputs["y"] = graph.add("y", Conv(padding=((1, 1), (1, 1))), x, w)
+    net = compiled(graph)
+    net.save(tmp_path / "net.autoconv")
+    given = np.ones((1, 4, 6, 6), DTYPES["bfloat16"])
+    np.testing.assert_array_equal(autoconv.load(tmp_path / "net.autoconv").run(given), net.run(given))
 
 
 @pytest.mark.parametrize("flag", [1, 64])

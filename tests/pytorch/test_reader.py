@@ -61,6 +61,8 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "conv2d reflect": (lambda: nn.Conv2d(4, 6, 3, padding=2, padding_mode="reflect"), IMAGES),
     "conv2d replicate": (lambda: nn.Conv2d(4, 6, 3, padding=2, padding_mode="replicate"), IMAGES),
     "transpose 1d": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2), (2, 4, 9)),
+    "transpose, more than the sums reach": (
+        lambda: nn.ConvTranspose2d(4, 6, (3, 2), padding=(1, 0), dilation=(4, 2), output_padding=(3, 1)), IMAGES),
     "transpose": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2), IMAGES),
     "ours": (lambda: autoconv.torch.Conv2d(4, 6, 3, padding=1), IMAGES),
     "batch norm": (lambda: nn.BatchNorm2d(4), IMAGES),
@@ -132,6 +134,22 @@ def test_a_model_and_its_graph_agree_in_float64(name: str) -> None:
         (y,) = evaluate(found, {next(iter(found.inputs)): x.numpy()}).values()
         assert y.shape == expected.shape
         assert np.abs(y - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+def test_a_parameter_may_have_the_name_of_an_input() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor([3.0]))
+
+        def forward(self, x: Any, scale: Any) -> Any:
+            return x * self.scale + scale
+
+    x, scale = numbers((2, 4)), numbers((4,))
+    graph = translated(exported(Both(), (x, scale)), "both")
+    assert list(graph.inputs) == ["x", "scale"]
+    (y,) = evaluate(optimized(graph), {"x": x.numpy(), "scale": scale.numpy()}).values()
+    np.testing.assert_allclose(y, x.numpy() * 3 + scale.numpy(), rtol=1e-6)
 
 
 def test_every_lowering_is_an_operator_of_pytorch() -> None:

@@ -24,11 +24,13 @@ def floats(k: Function, v: Value, dtype: str) -> Value:
 
 
 def stored(k: Function, v: Value, dtype: str) -> Value:
-    """Floats as they are stored; whole numbers, as integers held to the range of their type (NaN as the least)."""
+    """Floats as they are stored; whole numbers, as bytes held to the range of their type (NaN as the least)."""
+    lanes = v.type.lanes or 1
+    if dtype == "int32":
+        return k.cast(v, vec(i32, lanes))
     if dtype not in INTEGERS:
         return v
     limits = np.iinfo(INTEGERS[dtype])
-    lanes = v.type.lanes or 1
     low, high = (k.const(v.type, float(limit)) for limit in (limits.min, limits.max))
     v = k.select(v >= low, v, low)
     v = k.select(v <= high, v, high)

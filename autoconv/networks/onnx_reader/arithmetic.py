@@ -39,6 +39,12 @@ def _unary(function: str, call: Call) -> str:
 
 def _clip(call: Call) -> str:
     bounds: list[float | None] = [call.attribute("min"), call.attribute("max")]
+    given = [n for n in (1, 2) if call.has(n)]
+    if not all(call.value(n) in call.graph.constants for n in given):
+        expression: Expression = 0
+        for place, n in enumerate(given, 1):
+            expression = (("max", "min")[n - 1], expression, place)
+        return _applied(call, expression, call.value(0), *map(call.value, given))
     for n in (1, 2):
         if call.has(n):
             bounds[n - 1] = float(call.constant(n, ("min", "max")[n - 1]).item())

@@ -169,7 +169,10 @@ class _Reader:
         for value in node.input:
             if value and value not in self.values:
                 raise self.fail(f"{what}: its input {value!r} is computed by no node")
-        call = Call(self.graph, node, self.opset, [self.values[value] if value else "" for value in node.input])
+        try:
+            call = Call(self.graph, node, self.opset, [self.values[value] if value else "" for value in node.input])
+        except ValueError as error:  # of the package onnx, about an attribute
+            raise self.fail(f"{what}: {one_line(error)}") from None
         call.name = label
         if not node.input and node.op_type != "Constant":
             call.fail("it has no inputs")

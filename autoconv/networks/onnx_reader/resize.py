@@ -1,8 +1,15 @@
-"""ONNX's Resize and Upsample in terms of ours."""
+"""ONNX's Resize and Upsample in terms of ours.
+
+Scales are float32, and so are extents and coordinates that come from them, as in ONNX Runtime and PyTorch: 0.7 of ten
+elements are seven, while 10 times the float32 next to 0.7 is less.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Any
+
+import numpy as np
 
 from autoconv.networks.onnx_reader.call import Call
 from autoconv.networks.operators.sampling import COORDINATES, KERNELS, NEAREST, Sampler
@@ -38,20 +45,21 @@ def resize(call: Call) -> str:
     axes = call.axes(given, len(shape))
     if given is not None:
         axes = tuple(axis % len(shape) for axis in given)  # in the order in which sizes are
-    sizes, scales = list(shape), [1.0] * len(shape)
+    sizes = list(shape)
+    scales: list[Any] = [1.0] * len(shape)
     if call.has(2) and call.constant(2, "scales").size:
         values = call.constant(2, "scales").reshape(-1)
         if len(values) != len(axes):
             call.fail(f"scales: expected {len(axes)}, got {len(values)}")
         for axis, scale in zip(axes, values, strict=True):
-            scales[axis] = float(scale)
-            sizes[axis] = math.floor(shape[axis] * float(scale))
+            scales[axis] = np.float32(scale)
+            sizes[axis] = math.floor(shape[axis] * np.float32(scale))
         return call.resize(call.value(0), sampler, sizes, scales)
     wanted = call.integers(3, "sizes")
     if wanted is None or len(wanted) != len(axes):
         call.fail(f"expected scales or {len(axes)} sizes, got {wanted}")
     policy = call.attribute("keep_aspect_ratio_policy", "stretch")
-    ratios = [size / shape[axis] for axis, size in zip(axes, wanted, strict=True)]
+    ratios: list[Any] = [np.float32(size) / np.float32(shape[axis]) for axis, size in zip(axes, wanted, strict=True)]
     if policy != "stretch":
         ratios = [min(ratios) if policy == "not_larger" else max(ratios)] * len(axes)
         wanted = tuple(math.floor(shape[axis] * ratios[0] + 0.5) for axis in axes)
@@ -66,7 +74,7 @@ def upsample(call: Call) -> str:
     values = call.constant(1, "scales").reshape(-1) if call.has(1) else call.attribute("scales")
     if values is None or len(values) != len(shape):
         call.fail(f"scales: expected {len(shape)}, got {values}")
-    scales = [float(scale) for scale in values]
+    scales: list[Any] = [np.float32(scale) for scale in values]
     mode = call.attribute("mode", "nearest")
     sampler = _sampler(call, mode.removeprefix("bi") if mode == "bilinear" else mode, "asymmetric", "floor")
     return call.resize(call.value(0), sampler, [math.floor(e * s) for e, s in zip(shape, scales, strict=True)], scales)

@@ -71,9 +71,20 @@ def _shape(call: Call) -> str:
     return call.add_constant(np.array(shape[call.attribute("start", 0) : call.attribute("end", len(shape))], np.int64))
 
 
-def _gather(call: Call) -> str:
-    data, indices = (call.constant(n, what) for n, what in enumerate(("data", "indices")))
-    axis = call.axis(0, data.ndim)
+def _gather(call: Call) -> str | None:
+    name, chosen = call.value(0), call.value(1)
+    axis, shape = call.axis(0, len(call.shape_of(name))), call.shape_of(name)
+    if chosen not in call.graph.constants:
+        return None
+    data, indices = call.graph.constants.get(name), call.graph.constants[chosen]
+    if data is None and indices.ndim == 0:
+        index = int(indices)
+        if not -shape[axis] <= index < shape[axis]:
+            call.fail(f"indices: expected them within {shape[axis]}")
+        one = call.slice_axis(name, axis, index % shape[axis], 1)
+        return call.reshape(one, (*shape[:axis], *shape[axis + 1 :]))
+    if data is None:
+        return None
     try:
         return call.add_constant(np.asarray(np.take(data, indices, axis=axis)))
     except IndexError:

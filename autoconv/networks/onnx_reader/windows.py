@@ -123,7 +123,7 @@ def _conv_transpose(call: Call) -> str:
         groups=call.attribute("group", 1),
         extra_size=extra,
     )
-    return window.back(_with_bias(call, call.add(conv, window.x, window.wide(call.value(1)))))
+    return window.back(_with_bias(call, call.conv_transpose(conv, window.x, window.wide(call.value(1)))))
 
 
 def _pool(reduction: Literal["max", "mean"], call: Call) -> str:

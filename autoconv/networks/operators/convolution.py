@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autoconv.common.types import DTYPES
 from autoconv.errors import ConfigError
 from autoconv.layer import ConvLayer, Layout, Pair, Sides
 from autoconv.networks.operators.base import (
@@ -153,6 +154,8 @@ class MatMul(Product):
         a, b = inputs[0].shape, inputs[1].shape
         if len(a) < 2 or len(b) < 2:
             raise ConfigError(f"expected matrices, got {a} and {b}")
+        if inputs[0].dtype != inputs[1].dtype:
+            raise ConfigError(f"expected matrices of one type, got {inputs[0].dtype} and {inputs[1].dtype}")
         depth, columns = (b[-1], b[-2]) if self.transposed else (b[-2], b[-1])
         if a[-1] != depth:
             raise ConfigError(f"expected b of {a[-1]} rows, got {depth}")
@@ -165,7 +168,7 @@ class MatMul(Product):
     def layer(self, inputs: Sequence[TensorType]) -> ConvLayer | None:
         """The 1x1 convolution that computes it, of rows as pixels with channels last; None where there is none."""
         a, b = inputs[0], inputs[1]
-        if len(b.shape) != 2 or not self.transposed:
+        if len(b.shape) != 2 or not self.transposed or a.dtype not in DTYPES:
             return None
         return ConvLayer(
             N=1, C=a.shape[-1], H=1, W=int(np.prod(a.shape[:-1])), K=b.shape[0], R=1, S=1, dtype=a.dtype,

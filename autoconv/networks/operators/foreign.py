@@ -75,7 +75,7 @@ class Foreign(Operator):
         """What runs it: ONNX Runtime, unless it is not installed, or has no such operator or type."""
         return self._runner[0]
 
-    @property
+    @functools.cached_property
     def _runner(self) -> tuple[str, Runner]:
         installed = [package for package in ("onnxruntime", "onnx") if importlib.util.find_spec(package) is not None]
         own = all(np.dtype(dtype).kind != "V" for dtype in (self.dtype, *(dtype for _, dtype in self.takes)))

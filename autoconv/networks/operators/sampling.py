@@ -73,11 +73,11 @@ class Sampler:
     a: float = -0.75
 
     def resize(self, axis: int, old: int, new: int, scale: float) -> Resize:
-        """From one extent to another, of which the scale is the ratio, or nearly."""
+        """From one extent to another, of which the scale is the ratio, or nearly; coordinates are of its precision."""
         indices: list[tuple[int, ...]] = []
         weights: list[tuple[float, ...]] = []
         for i in range(new):
-            x = COORDINATES[self.coordinate](i, scale, old, new)
+            x = float(COORDINATES[self.coordinate](i, scale, old, new))
             if self.mode == "nearest":
                 indices.append((min(max(NEAREST[self.nearest](x), 0), old - 1),))
                 weights.append((1.0,))

@@ -91,8 +91,14 @@ def _move(graph: Graph, node: Node) -> None:
     if first is None or not all(f is not None and _alike(graph, first, f) for f in found):
         return
     arrays = [f.array for f in found if f is not None]
-    if len({graph.types[name].dtype for name in arrays}) == 1:
-        moved = graph.add(f"{node.name}.integers", operator, *arrays)
+    if len({graph.types[array].dtype for array in arrays}) == 1:
+        name = f"{node.name}.integers"
+        if all(array in graph.constants for array in arrays):
+            found_type = operator.infer([graph.types[array] for array in arrays])
+            values = [graph.constants[array] for array in arrays]
+            moved = graph.add_constant(name, constant_of(operator, values, found_type))
+        else:
+            moved = graph.add(name, operator, *arrays)
         graph.change(node.name, DEQUANTIZE, moved, first.scale, first.zero)
 
 

@@ -387,9 +387,9 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
     if kept is not None and shapes is not None:
         raise ConfigError(f"{path}: input_shapes: expected None for a saved network, whose shapes are known")
     graph = onnx_reader.read(path, batch, shapes) if kept is None else kept.graph
-    for name, wanted in graph.inputs.items():
-        if batch is not None and wanted.shape[:1] != (batch,):
-            raise ConfigError(f"{path}: batch={batch}: the file says {wanted.shape} of input {name!r}")
+    if batch is not None and not any(wanted.shape[:1] == (batch,) for wanted in graph.inputs.values()):
+        told = ", ".join(f"{wanted.shape} of input {name!r}" for name, wanted in graph.inputs.items())
+        raise ConfigError(f"{path}: batch={batch}: the file says {told or 'that there are no inputs'}")
     chosen = kept.candidates if kept is not None and kept.device == found.key else None
     known = (kept.last, kept.images, kept.fused) if kept is not None and chosen is not None else (None, None, None)
     return CompiledNetwork(graph, found, {"vendors": False, **options}, chosen, *known)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from autoconv.common.text import one_line
+from autoconv.common.types import DTYPES
 from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
 from autoconv.errors import ConfigError
@@ -131,7 +132,10 @@ def _graph(header: Any, archive: Any, path: Path) -> Graph:
         graph.add_input(str(name), TensorType(tuple(shape), np.dtype(dtype).name))
     for n, name in enumerate(header["constants"]):
         value = archive[f"c{n}"]
-        if value.dtype.kind not in "iubfV" or graph.add_constant(str(name), value) != name:
+        if value.dtype == "V2":  # NumPy's files do not keep the name
+            value = value.view(DTYPES["bfloat16"])
+        known = value.dtype.kind in "iubf" or value.dtype == DTYPES["bfloat16"]
+        if not known or graph.add_constant(str(name), value) != name:
             raise ConfigError(f"{graph.name}: constant {name!r}: expected numbers under a name of their own")
     for name, kind, values, inputs in header["nodes"]:
         operator = OPERATORS[kind](**{key: _tuples(value) for key, value in values.items()})

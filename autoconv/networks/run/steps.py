@@ -188,6 +188,8 @@ class StepMaker:
         if isinstance(operator, Concat):
             return self._concat(node, operator, shape)
         if isinstance(operator, Pad) and operator.mode == "constant":
+            if self.graph.types[node.name].dtype == "int32" and float(np.float32(operator.value)) != operator.value:
+                return None  # kernels compute in float32
             fill = self._expression(("constant", operator.value), shape, contiguous(shape), node, [], [])
             start = sum(a * b for a, b in zip(contiguous(shape), operator.before, strict=True))
             return [fill, self._copy(node, before, contiguous(shape), contiguous(before), to=start)]

@@ -98,7 +98,8 @@ class _Reader:
     def inputs(self) -> None:
         """What the program is given: arrays of the user's, and constants."""
         fakes = {node.name: node.meta.get("val") for node in self.program.graph.nodes if node.op == "placeholder"}
-        for spec in self.program.graph_signature.input_specs:
+        specs = self.program.graph_signature.input_specs
+        for spec in sorted(specs, key=lambda spec: spec.kind is not InputKind.USER_INPUT):  # which keep their names
             name = spec.arg.name
             if isinstance(spec.arg, ConstantArgument):
                 self.values[name] = spec.arg.value

@@ -65,7 +65,7 @@ def _convolution(rank: int | None, call: Call) -> str:
         "groups": call["groups"],
     }
     if call.has("output_padding") and (call["transposed"] if call.has("transposed") else True):
-        y = call.add(ConvTranspose(**geometry, extra_size=_wide(call, "output_padding", rank, 0)), x, w)
+        y = call.conv_transpose(ConvTranspose(**geometry, extra_size=_wide(call, "output_padding", rank, 0)), x, w)
     else:
         y = call.add(Conv(**geometry), x, w)
     return back(call.with_bias(y, call.value("bias")) if call.has("bias") else y)
