@@ -153,6 +153,22 @@ def layers(batch: int) -> str:
     return table(["layer", *titles], rows)
 
 
+def bounds() -> str:
+    """By class, over the layers that have a bound, the ratio to the fastest baseline, and what it were at the bound."""
+    found = columns(SUITE, against_all)
+    rows = []
+    for of in (None, *CLASSES):
+        cells = []
+        for _, result in found:
+            able = [layer for layer in result["layers"] if layer["bound"] and of in (None, layer["class"])]
+            ratios = [layer["ratios"]["best"]["median"] for layer in able]
+            over = [statistics.median(layer["seconds"]["autoconv"]) / layer["bound"] for layer in able]
+            reached = statistics.geometric_mean(ratios)
+            cells.append(f"{reached:.2f} of {reached * statistics.geometric_mean(over):.2f} ({len(able)})")
+        rows.append([of or "all layers", *cells])
+    return table(["reached, of what the bound allows", *(title for title, _ in found)], rows)
+
+
 def networks() -> str:
     """Sums of the layers and runs in sequence, against ONNX Runtime."""
     titles = {"sum": "sum of the layers", "sequence": "in sequence", "exported": "in sequence, chained as exported"}
@@ -219,6 +235,7 @@ TABLES = {
     "means": lambda: means(lambda result: True),
     "means-of-all": lambda: means(against_all),
     "baselines": baselines,
+    "bounds": bounds,
     "layers-1": lambda: layers(1),
     "layers-8": lambda: layers(8),
     "networks": networks,
