@@ -41,17 +41,12 @@ if TYPE_CHECKING:
     from autoconv.tuning.measurement import Progress
 
 SLOT = 0.075  # seconds of one contestant in one round
-LONG = 0.3  # seconds of a run that needs no warm-up: what it warms takes far less
 AGREEMENT = 1e-2  # of the largest output: what differs by more is another answer, however inaccurate the arithmetic
 
 
 def sample(run: Callable[[], Any], clock: Callable[[], float]) -> float:
     """Median seconds of as many runs as fill the slot, after one that wakes the threads."""
-    start = clock()
     run()
-    first = clock() - start
-    if first >= LONG:
-        return first
     taken: list[float] = []
     begin = clock()
     while len(taken) < 2 or clock() - begin < SLOT:

@@ -89,10 +89,13 @@ def _mat(array: Array) -> Any:
 
 
 def _output(net: Any, inputs: dict[str, Any]) -> Any:
+    import ncnn
+
     extractor = net.create_extractor()
     for name, mat in inputs.items():
         extractor.input(name, mat)
-    failed, y = extractor.extract("y", AS_IT_IS)
+    y = ncnn.Mat()
+    failed = extractor.extract("y", y, AS_IT_IS)  # without an array to extract into, it copies
     if failed:
         raise RuntimeError(f"ncnn failed with {failed}")
     return y

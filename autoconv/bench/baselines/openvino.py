@@ -19,11 +19,16 @@ def _prepare(problem: Problem, device: CPU, constant: bool, fresh: bool) -> Prep
 
     # Its kernels compute in channels_last, so that tensors in that format are used as they are. Those that vary from
     # run to run, the filters among them if they do, are the model's inputs.
-    inputs = [np.ascontiguousarray(problem.a.transpose(CHANNELS_LAST))]
+    def channels_last(array: Array) -> Array:
+        found = device.empty(tuple(array.shape[axis] for axis in CHANNELS_LAST), np.float32)
+        found[...] = array.transpose(CHANNELS_LAST)
+        return found
+
+    inputs = [channels_last(problem.a)]
     if not constant:
         inputs.append(problem.b)
     if problem.residual is not None:
-        inputs.append(np.ascontiguousarray(problem.residual.transpose(CHANNELS_LAST)))
+        inputs.append(channels_last(problem.residual))
     request = core().compile_model(_model(problem, constant), "CPU", settings(device.threads)).create_infer_request()
     tensors = [openvino.Tensor(array, shared_memory=True) for array in inputs]
     for place, tensor in enumerate(tensors):
@@ -38,7 +43,7 @@ def _prepare(problem: Problem, device: CPU, constant: bool, fresh: bool) -> Prep
 
     def run(_kept: object = tensors) -> Array:  # the request itself does not keep their memory
         out = bind(np.empty(shape, np.float32)) if once is None else once
-        request.infer()
+        request.infer(share_outputs=True)  # or it copies them
         return out
 
     return Prepared(run, lambda y: y.transpose(CHANNELS_FIRST))

@@ -86,7 +86,7 @@ def _openvino(path: Path, inputs: Inputs, device: CPU) -> Loaded:
         request.set_tensor(name, tensor)
 
     def run(_kept: object = (tensors, inputs)) -> None:  # the request itself does not keep their memory
-        request.infer()
+        request.infer(share_outputs=True)  # or it copies them
 
     return Loaded(run, lambda _: [np.array(request.get_tensor(output).data) for output in compiled.outputs])
 
@@ -152,7 +152,8 @@ def _ncnn(path: Path, inputs: Inputs, device: CPU) -> Loaded:
         extractor.input(given, image)
         found = []
         for name in names:
-            failed, y = extractor.extract(name)
+            y = library.Mat()
+            failed = extractor.extract(name, y)  # without an array to extract into, it copies
             if failed:
                 raise RuntimeError(f"ncnn failed with {failed}")
             found.append(y)
