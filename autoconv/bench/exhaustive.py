@@ -35,8 +35,10 @@ def whole_grid(layer: ConvLayer, device: Device) -> list[Candidate]:
 
 
 def read(path: Path) -> dict[Candidate, Facts]:
-    """What is timed of a grid: a file of one candidate a line."""
-    return {Candidate.parse(line["candidate"]): Facts.from_json(line["facts"]) for line in lines.read(path)}
+    """What is timed of a grid by today's code: a file of one candidate a line."""
+    found = {Candidate.parse(line["candidate"]): Facts.from_json(line["facts"]) for line in lines.read(path)}
+    versions = {algorithm.name: algorithm.version for algorithm in registry.algorithms(registry.this_device())}
+    return {one: facts for one, facts in found.items() if facts.version == versions.get(one.algorithm)}
 
 
 def extend(path: Path, layer: ConvLayer, device: Device, seconds: float) -> list[Candidate]:
@@ -96,7 +98,7 @@ def main(layers: Sequence[str], batch: int, output: Path, seconds: float) -> Non
     for name in layers:
         net, _, one = name.partition(":")
         layer = networks.load(net).find(one).layer.replace(N=batch)
-        path = output / f"{layer.key()}.jsonl"
+        path = output / f"{device.key}-{layer.key()}.jsonl"
         left = extend(path, layer, device, end - time.monotonic())
         if left:
             click.echo(f"{name}: {len(left)} candidates are left; the same command goes on from there")

@@ -7,16 +7,18 @@ these keep it too. Local normalisation, ReLU6 and classifiers are left out: no l
 from __future__ import annotations
 
 import json
+import statistics
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from autoconv.algorithm import Array
-from autoconv.bench.baselines.base import Problem
+from autoconv.bench.baselines.base import Prepared, Problem
 from autoconv.bench.suites import OURS, Setting
 from autoconv.layer import ConvLayer
 from autoconv.networks.run.compiled import load
+from autoconv.tuning.race import wait_until_idle
 from autoconv.vendors.onnxruntime import bound_arrays, model_session, onnx_model
 
 # Operators that are no part of a convolution, by either library's names; epilogues and changes of layout are.
@@ -185,7 +187,7 @@ def exported_model(name: str, layers: Mapping[str, ConvLayer], constants: Mappin
 
 def exported_networks(
     name: str, problems: Mapping[str, Problem], setting: Setting
-) -> dict[str, tuple[Callable[[], Any], float]]:
+) -> dict[str, tuple[Prepared, float]]:
     """A network in ONNX Runtime, and in autoconv, which tunes it as a whole first.
 
     Parameters
@@ -207,36 +209,38 @@ def exported_networks(
     return {OURS: _in_autoconv(model, image, setting), "onnxruntime": _in_onnxruntime(model, image, setting)}
 
 
-def _in_autoconv(model: bytes, image: Array, setting: Setting) -> tuple[Callable[[], Any], float]:
+def _in_autoconv(model: bytes, image: Array, setting: Setting) -> tuple[Prepared, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "network.onnx")
         path.write_bytes(model)
         net = load(path, device=setting.device, exact=setting.exact)
     net.tune("hybrid", isolate=setting.isolate)
     spent = [(step.operator.split()[0], step.seconds) for step in net.profile(image, repeat=PROFILED)]
-    return lambda: net.run(image), convolution_share(spent)
+    return Prepared(lambda: net.run(image)), convolution_share(spent)
 
 
-def _in_onnxruntime(model: bytes, image: Array, setting: Setting) -> tuple[Callable[[], Any], float]:
+def _in_onnxruntime(model: bytes, image: Array, setting: Setting) -> tuple[Prepared, float]:
     arrays = {"image": image}
     with tempfile.TemporaryDirectory() as folder:
         profiled = model_session(model, setting.device.threads, str(Path(folder, "profile")))
-        for _ in range(PROFILED):
+        wait_until_idle()
+        for _ in range(1 + PROFILED):
             profiled.run(None, arrays)
         events = json.loads(Path(profiled.end_profiling()).read_text(encoding="utf-8"))
     session = model_session(model, setting.device.threads)
     binding = bound_arrays(session, arrays, {})
     binding.bind_output(session.get_outputs()[0].name)
-    return lambda: session.run_with_iobinding(binding), convolution_share(spent_in_onnxruntime(events))
+    prepared = Prepared(lambda: session.run_with_iobinding(binding), lambda _: binding.get_outputs()[0].numpy())
+    return prepared, convolution_share(spent_in_onnxruntime(events))
 
 
 def spent_in_onnxruntime(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
-    """The operators of a profile, and what each took."""
-    return [
-        (event["args"]["op_name"], event["dur"])
-        for event in events
-        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
-    ]
+    """The operators of a profile, and the median of what each node took after its first run."""
+    spent: dict[tuple[str, str], list[float]] = {}
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            spent.setdefault((event["args"]["op_name"], event["name"]), []).append(event["dur"])
+    return [(operator, statistics.median(times[1:] or times)) for (operator, _), times in spent.items()]
 
 
 def convolution_share(spent: list[tuple[str, float]]) -> float:

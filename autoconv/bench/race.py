@@ -41,15 +41,16 @@ if TYPE_CHECKING:
     from autoconv.tuning.measurement import Progress
 
 SLOT = 0.075  # seconds of one contestant in one round
+LONG = 0.3  # seconds of a run of which one is enough in a round
 AGREEMENT = 1e-2  # of the largest output: what differs by more is another answer, however inaccurate the arithmetic
 
 
 def sample(run: Callable[[], Any], clock: Callable[[], float]) -> float:
-    """Median seconds of as many runs as fill the slot, after one that wakes the threads."""
+    """Median seconds of as many runs as fill the slot, after one that wakes the threads and fills the caches."""
     run()
     taken: list[float] = []
     begin = clock()
-    while len(taken) < 2 or clock() - begin < SLOT:
+    while not taken or clock() - begin < SLOT or (len(taken) < 2 and taken[0] < LONG):
         start = clock()
         run()
         taken.append(clock() - start)
@@ -120,6 +121,19 @@ def disagreement(got: Any, want: Any) -> float:
 def measured(row: Row, made: Plan, setting: Setting, baselines: Mapping[str, Baseline]) -> None:
     """Race our plan with the baselines on one layer; what a contestant raises is its own failure."""
     problem, constant, fresh = Problem.draw(row.layer, setting.device), setting.constant, setting.fresh
+
+    def guarded(name: str, run: Callable[[], Any]) -> Callable[[], Any]:
+        """A run that is the contestant's own failure where it raises what its first did not."""
+
+        def once() -> Any:
+            try:
+                return run()
+            except Exception as failure:
+                row.failures[name] = one_line(failure, 200)
+                return None
+
+        return once
+
     runs: dict[str, Callable[[], Any]] = {}
     answer = found = None
     first = ""  # who gave the answer that the others are compared with
@@ -142,9 +156,9 @@ def measured(row: Row, made: Plan, setting: Setting, baselines: Mapping[str, Bas
             continue
         else:
             row.errors[name] = error
-        runs[name] = prepared.run
+        runs[name] = guarded(name, prepared.run)
     del answer, found
-    row.times = race(runs, setting.rounds)
+    row.times = {name: times for name, times in race(runs, setting.rounds).items() if name not in row.failures}
 
 
 def planned(layer: ConvLayer, setting: Setting, progress: Progress | None = None) -> Plan:
@@ -209,11 +223,14 @@ def run_suite(
         When the network has no layer of one of `names`, or the folder has the result of another setting.
     """
     chosen = net.layers if names is None else tuple(map(net.find, names))
-    suite = Suite(net.name, batch, setting, len(chosen), network and names is None)
+    some = () if names is None else tuple(named.name for named in chosen)
+    suite = Suite(net.name, batch, setting, len(chosen), network and names is None, names=some)
     plans: dict[str, Plan] = {}
     jobs = [Row(named.name, named.at(batch, setting.direction), named.repeat) for named in chosen]
     if folder is not None:
         restore(suite, jobs, folder)
+    if any(not row.times for row in jobs) or (net.name in NETWORKS and as_exported(OURS) not in suite.whole):
+        suite.whole, suite.shares = {}, {}  # those of other rows, or of a part of the contestants
     sequence = suite.network and setting.direction == "fwd" and setting.constant and "onnxruntime" in setting.baselines
     sequence = sequence and not suite.whole
     try:
@@ -244,14 +261,17 @@ def run_suite(
                 row.bound = least_seconds(row.layer, setting.device, Candidate.parse(row.candidate))
             suite.rows.append(row)
             if folder is not None:
-                keep(suite, folder)
+                keep(suite, folder, jobs)
         if sequence and len(plans) == len(suite.rows) == suite.layers and not over():
             say(f"timing {net.name} as a whole")
-            in_sequence(suite, plans)
+            try:
+                in_sequence(suite, plans)
+            except Exception as failure:  # of whichever library: the layers have their times
+                suite.notes.append(f"the layers were not timed in sequence: {one_line(failure, 200)}")
     except KeyboardInterrupt:
         suite.interrupted = True
     if folder is not None:
-        keep(suite, folder)
+        keep(suite, folder, jobs)
     return suite
 
 
@@ -293,6 +313,10 @@ def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
 
     runs = {OURS: sequence, "onnxruntime": onnxruntime_network(problems, outs, device.threads)}
     if suite.name in NETWORKS:
-        for name, (run, share) in exported_networks(suite.name, problems, setting).items():
-            runs[as_exported(name)], suite.shares[name] = run, share
+        found = exported_networks(suite.name, problems, setting)
+        first, second = (prepared.read(prepared.run()) for prepared, _ in found.values())
+        if not (error := disagreement(first, second)) <= AGREEMENT:
+            raise ValueError(f"as exported, answers differ by {error:.1e} of the largest value")
+        runs |= {as_exported(name): prepared.run for name, (prepared, _) in found.items()}
+        suite.shares = {name: share for name, (_, share) in found.items()}
     suite.whole = race(runs, setting.rounds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from autoconv import __version__
 from autoconv.bench.baselines import BASELINES
 from autoconv.bench.statistics import Ratio, interval, ratios
 from autoconv.bench.suites import CLASSES, OURS, Row, Suite, class_of
+from autoconv.common.candidate import Candidate
 from autoconv.errors import ConfigError
 from autoconv.paths import write_whole
+from autoconv.registry import algorithms
 
 DIGITS = 5  # of a time: its last one is far below the noise
 
@@ -97,14 +100,16 @@ def file_name(suite: Suite) -> str:
         "exact" if setting.exact else "",
         "" if setting.constant else "varying",
         "fresh" if setting.fresh else "",
+        *suite.names,
     ]
     title = "-".join("".join(letter if letter.isalnum() else " " for letter in suite.name.lower()).split())
     return "-".join([title, f"batch{suite.batch}", f"threads{setting.device.threads}", *filter(None, told)]) + ".json"
 
 
-def keep(suite: Suite, folder: Path) -> None:
-    """Write the result, in the place of an older one; an interruption leaves either."""
-    write(folder / file_name(suite), to_json(suite))
+def keep(suite: Suite, folder: Path, jobs: list[Row]) -> None:
+    """Write the result, in the place of an older one, with what that had of layers whose turn is yet to come."""
+    rows = [row for row in jobs if row.times or any(row is done for done in suite.rows)]
+    write(folder / file_name(suite), to_json(replace(suite, rows=rows)))
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
@@ -127,6 +132,8 @@ def _text(result: dict[str, Any]) -> str:
 def restore(suite: Suite, jobs: list[Row], folder: Path) -> None:
     """Fill the rows of layers, and the runs in sequence, that an earlier run of the same command has measured.
 
+    Layers are measured anew whose candidate was that of other code.
+
     Raises
     ------
     ConfigError
@@ -141,8 +148,11 @@ def restore(suite: Suite, jobs: list[Row], folder: Path) -> None:
         for name, expected in header(suite).items():
             if stored[name] != expected:
                 raise ConfigError(f"{path}: {name}: expected {expected!r} as in this run, got {stored[name]!r}")
+        versions = {algorithm.name: algorithm.version for algorithm in algorithms(suite.setting.device)}
         for row in jobs:
             layer = layers.get(row.name)
+            if layer and (version := layer.get("version")) is not None:
+                layer = layer if versions.get(Candidate.parse(layer["candidate"]).algorithm) == version else None
             if layer and layer["layer"] == row.layer.key() and not layer["failures"]:
                 row.candidate, row.times = layer["candidate"], layer["seconds"]
                 row.unable, row.errors, row.busy = layer["unable"], layer["errors"], layer["busy"]

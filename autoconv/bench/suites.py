@@ -125,7 +125,7 @@ class Row:
 
 @dataclass
 class Suite:
-    """The rows of one list of layers at one batch size.
+    """The rows of one list of layers at one batch size, or of the layers `names` of it.
 
     `whole` has the runs of all layers in sequence, and `shares` is how much of the network as exported is convolutions,
     by contestant.
@@ -141,6 +141,7 @@ class Suite:
     shares: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
+    names: tuple[str, ...] = ()
 
     @property
     def remarks(self) -> list[str]:

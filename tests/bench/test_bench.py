@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from runs import LAYER, broken, complete, exactly, fake, place, row, setting, su
 
 from autoconv import networks, registry
 from autoconv.bench import display, race
-from autoconv.bench.baselines import BASELINES, Problem, base
+from autoconv.bench.baselines import BASELINES, Prepared, Problem, base
 from autoconv.bench.suites import CLASSES, OURS, Row, Suite, as_exported, class_of
 from autoconv.errors import PlanError
 from autoconv.networks import NamedLayer, Network
@@ -156,7 +157,7 @@ def test_a_sample_is_the_median_of_a_slot_without_the_first_run() -> None:
         assert clock.log.count("a") == 1 + 4  # 10 + 20 + 30 + 20 ms are the first to fill 75
         clock.log.clear()
         assert race.sample(clock.work("long", 0.4), clock) == pytest.approx(0.4)
-        assert clock.log == ["long"]
+        assert clock.log == ["long"] * 2, "it is warmed, as all others are"
     finally:
         gc.enable()
 
@@ -212,6 +213,31 @@ def test_a_layer_on_which_everybody_fails_is_named(monkeypatch: pytest.MonkeyPat
     found = race.run_suite(net, 1, setting("torch"), network=False, baselines={"torch": fake("torch", broken)})
     assert found.rows[0].times == {}
     assert found.rows[0].failures == {OURS: "too large", "torch": "no kernel for this"}
+
+
+@pytest.mark.usefixtures("place")
+def test_who_fails_later_fails_alone() -> None:
+    def later(problem: Problem) -> Any:
+        answers = iter([exactly(problem)])
+        return lambda: next(answers)  # and no more
+
+    def prepare(problem: Problem, *_: Any) -> Prepared:
+        return Prepared(later(problem))
+
+    net = Network("One", "", (NamedLayer("plain", LAYER, 1, 1),))
+    failing = replace(fake("torch"), prepared=prepare)
+    entrants = {"torch": failing, "ncnn": fake("ncnn")}
+    found = race.run_suite(net, 1, setting("torch", "ncnn", rounds=2), network=False, baselines=entrants)
+    assert set(found.rows[0].times) == {OURS, "ncnn"}
+    assert set(found.rows[0].failures) == {"torch"}
+
+
+@pytest.mark.usefixtures("place")
+def test_baselines_are_not_given_every_activation() -> None:
+    net = Network("One", "", (NamedLayer("plain", LAYER.replace(activation="silu"), 1, 1),))
+    found = race.run_suite(net, 1, setting("torch"), network=False, baselines={"torch": fake("torch")})
+    assert set(found.rows[0].times) == {OURS}
+    assert found.left_out == ["plain: torch: activation='silu': baselines are given None or 'relu'"]
 
 
 @pytest.mark.usefixtures("place")

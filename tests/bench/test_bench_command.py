@@ -6,6 +6,7 @@ import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import LAYER, broken, exactly, fake, place, samples, setting
@@ -102,6 +103,38 @@ def test_a_result_goes_on_where_it_ended(place: Path) -> None:
     path.write_text("[]")
     with pytest.raises(ConfigError, match="expected a result of `autoconv bench`"):
         race.run_suite(net, 1, wanted, baselines=entrants, folder=place / "out")
+
+
+def test_an_interruption_loses_nothing_of_an_earlier_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, wanted, entrants = networks.load("tiny.yaml"), setting("torch", rounds=2), {"torch": fake("torch")}
+    race.run_suite(net, 1, wanted, baselines=entrants, folder=place / "out")
+    (path,) = (place / "out").iterdir()
+    stored = json.loads(path.read_text())
+    stored["layers"][0]["failures"] = {"torch": "no memory"}  # so that it is measured again
+    path.write_text(json.dumps(stored))
+
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(race, "measured", interrupt)
+    assert race.run_suite(net, 1, wanted, baselines=entrants, folder=place / "out").interrupted
+    assert [layer["name"] for layer in json.loads(path.read_text())["layers"]] == ["second"]
+    some = race.run_suite(net, 1, wanted, names=["second"], baselines=entrants, folder=place / "out")
+    assert len(some.rows) == 0, "interrupted before"
+    assert {found.name for found in (place / "out").iterdir()} == {path.name, f"{path.stem}-second.json"}
+
+
+def test_what_other_code_has_done_is_measured_again(place: Path) -> None:
+    net, wanted, entrants = networks.load("tiny.yaml"), setting("torch", rounds=2), {"torch": fake("torch")}
+    race.run_suite(net, 1, wanted, baselines=entrants, folder=place / "out")
+    (path,) = (place / "out").iterdir()
+    stored = json.loads(path.read_text())
+    stored["layers"][1]["version"] = "of other code"
+    path.write_text(json.dumps(stored))
+    asked = []
+    once = fake("torch", lambda problem: asked.append(problem.layer.R) or exactly(problem))
+    race.run_suite(net, 1, wanted, baselines={"torch": once}, folder=place / "out")
+    assert asked == [1]
 
 
 def test_a_failure_is_measured_again(place: Path) -> None:

@@ -76,5 +76,7 @@ def test_both_run_the_network_as_it_is_exported(monkeypatch: pytest.MonkeyPatch)
     assert set(found) == {OURS, "onnxruntime"}
     assert all(0 < share < 1 for _, share in found.values()), "pooling takes some time in either"
     y = exactly(replace(problems["b.0"], a=exactly(problems["a.0"])))
-    np.testing.assert_allclose(found[OURS][0](), y.reshape(1, 16, 4, 2, 4, 2).max((3, 5)), rtol=1e-4, atol=1e-5)
-    assert found["onnxruntime"][0]() is None, "its answer is in an array of its own"
+    for prepared, _ in found.values():
+        np.testing.assert_allclose(
+            prepared.read(prepared.run()), y.reshape(1, 16, 4, 2, 4, 2).max((3, 5)), rtol=1e-4, atol=1e-5
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from autoconv import registry
 from autoconv.algorithm import Candidate
 from autoconv.bench import exhaustive, lines
 from autoconv.records.schema import Facts
@@ -27,7 +28,10 @@ def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path) -> None:
 
 
 def test_a_grid_that_was_cut_short_goes_on(tmp_path: Path) -> None:
-    facts = Facts(version="1", failure="no").to_json()
+    device = registry.this_device()
+    direct = next(a for a in registry.algorithms(device) if a.name == "numpy.direct")
+    facts = [Facts(version=version, failure="no").to_json() for version in ("of other code", direct.version)]
+    written = [{"candidate": str(Candidate("numpy.direct", (("n", n),))), "facts": f} for n, f in enumerate(facts)]
     path = tmp_path / "grid.jsonl"
-    path.write_text(json.dumps({"candidate": "direct", "facts": facts}) + '\n{"candidate": "gem')
-    assert list(exhaustive.read(path)) == [Candidate("direct")]
+    path.write_text("\n".join(map(json.dumps, written)) + '\n{"candidate": "gem')
+    assert list(exhaustive.read(path)) == [Candidate("numpy.direct", (("n", 1),))]

@@ -44,6 +44,17 @@ def test_contestants_take_the_same_steps() -> None:
     assert losses[0][2] < losses[0][0]
 
 
+def test_who_fails_or_errs_is_named() -> None:
+    def broken() -> Any:
+        raise RuntimeError("no compiler\nhere")
+
+    runs = {"autoconv": lambda: np.ones(3), "torch": lambda: np.full(3, 1.1), "torch_cl": lambda: np.ones(3)}
+    found = pytorch.raced(runs | {"torch_compiled": broken}, "small", 2, CPU.current(1), 2)
+    assert set(found.times) == {"autoconv", "torch_cl"}
+    assert found.failures["torch"].startswith("its answer differs by 1.0e-01")
+    assert found.failures["torch_compiled"] == "no compiler here"
+
+
 def test_a_race_is_kept(tmp_path: Path) -> None:
     runs = pytorch.inference("small", 2)
     assert list(runs) == ["autoconv", "torch", "torch_cl", "torch_compiled"]

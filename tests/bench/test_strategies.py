@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot ta
 LIST = """
 layers:
   - {name: plain, C: 8, H: 10, K: 8, R: 3, padding: 1, bias: true, activation: relu, repeat: 2}
-  - {name: separate, C: 8, H: 10, K: 8, R: 3, padding: 1, groups: 8, stride: 2}
+  - {name: separate, C: 8, H: 10, K: 8, R: 3, padding: 1, groups: 8, stride: 2, activation: silu}
 """
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.cpu.device import CPU
-from autoconv.errors import LayerError
+from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.vendors.base import installed, release
 
@@ -32,9 +32,7 @@ class Problem:
 
     @classmethod
     def draw(cls, layer: ConvLayer, device: CPU, seed: int = 0) -> Problem:
-        """Operands from a seed; for a layer that no baseline could be given, an error."""
-        if layer.activation not in (None, "relu"):
-            raise LayerError(f"activation={layer.activation!r}: baselines are measured with None or 'relu'")
+        """Operands from a seed."""
         generator = np.random.default_rng(seed)
 
         def normal(shape: tuple[int, ...], scale: float = 1.0) -> Array:
@@ -49,7 +47,7 @@ class Problem:
             layer,
             normal(a),
             normal(b, 1 / math.sqrt(terms)),
-            normal((layer.output_channels,)) if layer.bias else None,
+            normal((layer.channel_values,)) if layer.channel_values else None,
             normal(layer.output_shape) if layer.residual else None,
         )
 
@@ -113,10 +111,8 @@ class Baseline(Library):
 
     Parameters
     ----------
-    prepare : callable
-        `prepare(problem, device, constant, fresh)` gives it a layer: `constant` says whether filters may be
-        transformed beforehand, `fresh` whether the output is a new array every time. It raises PlanError where the
-        library cannot compute the layer.
+    prepared : callable
+        As `prepare`, for what any of them is given.
     directions : tuple of str
         What it can compute.
     varying : bool
@@ -127,11 +123,36 @@ class Baseline(Library):
         Whether it can be given an output array.
     """
 
-    prepare: Callable[[Problem, CPU, bool, bool], Prepared]
+    prepared: Callable[[Problem, CPU, bool, bool], Prepared]
     directions: tuple[str, ...] = ("fwd",)
     varying: bool = True
     tensors: str = ""
     reuses: bool = False
+
+    def prepare(self, problem: Problem, device: CPU, constant: bool, fresh: bool) -> Prepared:
+        """A layer as the library runs it.
+
+        Parameters
+        ----------
+        problem : Problem
+        device : CPU
+        constant : bool
+            Whether filters may be transformed beforehand.
+        fresh : bool
+            Whether the output is a new array every time.
+
+        Returns
+        -------
+        Prepared
+
+        Raises
+        ------
+        PlanError
+            Where the library cannot compute the layer.
+        """
+        if problem.layer.activation not in (None, "relu"):
+            raise PlanError(f"activation={problem.layer.activation!r}: baselines are given None or 'relu'")
+        return self.prepared(problem, device, constant, fresh)
 
     def takes(self, direction: str, constant: bool) -> bool:
         """Whether it can be compared in this direction, and with filters that are constant or not."""

@@ -13,10 +13,12 @@ from typing import Any
 import click
 import numpy as np
 
+from autoconv.bench.baselines.torch import pin
 from autoconv.bench.networks.models import pytorch_model
 from autoconv.bench.networks.race import NetworkRace, keep
 from autoconv.bench.networks.runtimes import OURS
-from autoconv.bench.race import disagreement, race
+from autoconv.bench.race import AGREEMENT, disagreement, race
+from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
 
 FILES = {"training": "training.json", "inference": "inference.json"}  # of a folder of results
@@ -129,9 +131,18 @@ def raced(runs: Runs, name: str, batch: int, device: CPU, rounds: int) -> Networ
     NetworkRace
     """
     found = NetworkRace(name, batch, device, rounds)
-    answers = {contestant: np.asarray(run()) for contestant, run in runs.items()}
-    found.errors = {other: disagreement(answers[other], answers[OURS]) for other in runs if other != OURS}
-    found.times = race(runs, rounds)
+    pin(device.threads)
+    answers: dict[str, np.ndarray] = {}
+    for contestant, run in runs.items():
+        try:
+            answers[contestant] = np.array([np.asarray(run()) for _ in range(2)])  # of training, a step further
+        except Exception as failure:  # whatever one of them does, the others go on
+            found.failures[contestant] = one_line(failure, 200)
+    for contestant in [name for name in answers if name != OURS and OURS in answers]:
+        error = found.errors[contestant] = disagreement(answers[contestant], answers[OURS])
+        if not error <= AGREEMENT:
+            found.failures[contestant] = f"its answer differs by {error:.1e} of the largest value"
+    found.times = race({name: runs[name] for name in answers if name not in found.failures}, rounds)
     return found
 
 
@@ -150,6 +161,8 @@ def main(what: str, name: str, batch: int, rounds: int, output: Path | None) -> 
     for contestant, seconds in found.seconds.items():
         ratio = found.against(contestant) if contestant != OURS else None
         click.echo(f"{contestant:<15} {1e3 * seconds:8.1f} ms  {ratio or ''}")
+    for contestant, why in found.failures.items():
+        click.echo(f"{contestant}: {why}", err=True)
     if output:
         keep(found, output, FILES[what])
 

@@ -176,7 +176,7 @@ class Pen:
         decades, finer = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0)), MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=3)
         for locator in (*(LogLocator(subs=subs, numticks=4 if self.narrow else 7) for subs in decades), finer):
             places = [place for place in locator.tick_values(low, high) if low <= place <= high]
-            if len(places) >= 3:
+            if 3 <= len(places) <= 7:
                 break
         if self.narrow and locator is finer and len(places) > 4:
             places = places[::2]
