@@ -54,7 +54,7 @@ def show(device_name: str | None, every: bool, as_json: bool) -> int:
 def export(path: Path, device_key: str | None, as_json: bool) -> int:
     """Write the records to FILE as JSON, to share them; into a folder, one file per device."""
     cache = TuningCache()
-    known = {record.device for record in cache.records()}
+    known = {record.device for record in cache.records() if cache.is_own(record)}
     if device_key is not None and device_key not in known:
         others = f": expected one of {', '.join(sorted(known))}" if known else ", nor for any other"
         raise click.UsageError(f"--device {device_key}: nothing is on record for this device{others}")

@@ -37,7 +37,7 @@ def truth(value: object, name: str) -> bool:
 
 def pair(value: object, name: str, least: int) -> Pair:
     """A pair (height, width) of integers; one that stands for both."""
-    if isinstance(value, list | tuple | np.ndarray):
+    if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
         if len(value) != 2:
             raise LayerError(
                 f"{name}={value!r}: expected one integer or a pair (height, width), got {len(value)} values"
@@ -63,7 +63,7 @@ def sides(padding: Any, extents: Pair, spans: Pair, strides: Pair) -> tuple[Pair
         found = []
         for extent, span, stride in zip(extents, spans, strides, strict=True):
             total = max((math.ceil(extent / stride) - 1) * stride + span - extent, 0)
-            found.append((total // 2, total - total // 2))
+            found.append((total // 2, integer(total - total // 2, "padding", 0)))
         return found[0], found[1]
     if isinstance(padding, list | tuple):
         if len(padding) != 2:

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +124,10 @@ def _scipy_version() -> str:
     return found[2] if found else "unknown"
 
 
+def _opened(kind: type[CPU], values: dict[str, Any]) -> CPU:
+    return kind(**values)
+
+
 @dataclass(frozen=True)
 class CPU(Device):
     """The processor this process runs on.
@@ -168,8 +172,11 @@ class CPU(Device):
     def _check_model(self, given: Machine) -> None:
         if given.threads != self.threads:
             raise PlanError(f"model: expected one measured with {self.threads} threads, got one with {given.threads}")
-        if self.instruction_set not in given.peaks:
+        if "float32" not in given.peaks.get(self.instruction_set, {}):
             raise PlanError(f"model: expected one that knows {self.instruction_set}, got {', '.join(given.peaks)}")
+
+    def __reduce__(self) -> tuple[Any, ...]:  # its key and versions are found anew, maybe on another machine
+        return _opened, (type(self), {field.name: getattr(self, field.name) for field in fields(self)})
 
     @classmethod
     def current(cls, threads: int | None = None, instruction_set: str | None = None) -> CPU:

@@ -127,10 +127,11 @@ def _signed(w: Array, zero_point: Any, layer: ConvLayer) -> tuple[Array, np.ndar
     limits = np.iinfo(w.dtype)
     if zero.dtype.kind not in "iu" or zero.shape not in ((), (1,), (layer.K,)):
         raise ArrayError(f"w_zero_point: expected one integer or K={layer.K}, got {zero.dtype} of shape {zero.shape}")
-    zero = np.broadcast_to(zero.reshape(-1), (layer.K,)).astype(np.int32)
+    zero = np.broadcast_to(zero.reshape(-1), (layer.K,))
     if (outside := (zero < limits.min) | (zero > limits.max)).any():
         at = int(outside.argmax())
         raise ArrayError(f"w_zero_point[{at}]={zero[at]}: expected {limits.min} to {limits.max}, as w is {w.dtype}")
+    zero = zero.astype(np.int32)
     return (w, zero) if w.dtype == np.int8 else ((w ^ 128).view(np.int8), zero - 128)
 
 

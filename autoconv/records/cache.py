@@ -277,8 +277,9 @@ class TuningCache:
 
         # A folder may be shared by machines of a kind, which do not disturb each other.
         name = file_name(f"{device_key}@{platform.node()}", ".lock")
-        for folder in (self.directory, temporary_folder()):
+        for own in (True, False):
             try:
+                folder = self.directory if own else temporary_folder()
                 make_private(folder)
                 lock = FileLock(folder / name, is_singleton=True)
                 lock.acquire(timeout=-1 if timeout is None else timeout)

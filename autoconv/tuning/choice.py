@@ -114,13 +114,12 @@ def _best_of_family(request: Request, known: Known, name: str) -> Choice:
     offered = request.family(name)
     family = {candidate for candidate in offered.candidates if candidate.algorithm == name}
     recorded = {candidate: found for candidate, found in known.facts.items() if candidate in family}
-    ranked = ranking(recorded, request.limits, request.layer.bytes)
-    ranked = ranked or [candidate for candidate in offered.runnable(request.limits) if candidate in family]
+    recorded, ranked = _ranked(request, recorded)
+    failed = {c: [str(found.failure)] for c, found in recorded.items() if not found.timed and not found.unreached}
+    ranked = ranked or [c for c in offered.runnable(request.limits) if c in family and c not in failed]
     if not ranked:
-        members = [candidate for candidate in offered.examples() if candidate in family]
-        raise PlanError(
-            f"no candidate of {name!r} can run {request.layer} under {request.limits}:\n" + _listed(request, members)
-        )
+        listed = _listed(request, [c for c in offered.examples() if c in family], failed)
+        raise PlanError(f"no candidate of {name!r} can run {request.layer} under {request.limits}:\n{listed}")
     return Choice(ranked[0], "user", known.facts, ranked)
 
 

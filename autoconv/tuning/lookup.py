@@ -18,6 +18,9 @@ from autoconv.records.schema import Facts, Record
 from autoconv.tuning.candidates import CandidateSet
 from autoconv.tuning.measurement import Progress
 
+# What an algorithm may make of parameters that are none of its own, in a record of any origin; or without its library.
+DISCREDITED = (ArithmeticError, LookupError, TypeError, ValueError, AutoconvError)
+
 
 @dataclass(frozen=True, eq=False)
 class Request:
@@ -65,8 +68,11 @@ class Request:
     def fits(self, candidate: Candidate) -> bool:
         """Whether there is memory for a candidate now; half of what is free is left to the operands, and to others."""
         algorithm, params = self.algorithms[candidate.algorithm], candidate.params
-        need = algorithm.workspace_bytes(self.layer, self.device, params)
-        need += algorithm.packed_bytes(self.layer, self.device, params)
+        try:
+            need = algorithm.workspace_bytes(self.layer, self.device, params)
+            need += algorithm.packed_bytes(self.layer, self.device, params)
+        except DISCREDITED:
+            return False
         return need <= self.device.memory_available() // 2
 
     def unchanged(self, candidate: Candidate, facts: Facts) -> bool:
@@ -131,5 +137,5 @@ def credible(request: Request, candidate: Candidate, facts: Facts) -> bool:
             and algorithm.workspace_bytes(request.layer, request.device, params) == facts.workspace
             and algorithm.packed_bytes(request.layer, request.device, params) == facts.packed
         )
-    except (ArithmeticError, LookupError, TypeError, ValueError, AutoconvError):  # or a library that is not there
+    except DISCREDITED:
         return False

@@ -27,8 +27,8 @@ PREPARING = 2.5  # times its budget that mode hybrid may take to build and verif
 HYBRID_CANDIDATES = 6  # that mode hybrid times at most, beside those for which it has another reason
 FAR = 3.0  # times the least estimate: who takes longer on record may wait; estimates are seldom as wrong
 
-_measuring = threading.Lock()
-renew_in_children(sys.modules[__name__], "_measuring")
+_measuring = threading.RLock()  # as `progress` may plan, too
+renew_in_children(sys.modules[__name__], "_measuring", threading.RLock)
 
 
 def complete(request: Request, known: Known, mode: str) -> Known:
@@ -52,7 +52,7 @@ def complete(request: Request, known: Known, mode: str) -> Known:
         return known
     if request.progress is not None:
         request.progress(Event("wait", request.layer, None, 0, 0))
-    with _measuring, request.cache.timing_lock(request.device.key):
+    with request.cache.timing_lock(request.device.key), _measuring:  # in this order: a caller may hold the first
         now = look_up(request)  # another process may have been quicker
         if stale(request, now.record) and now.facts:
             now = _recheck(request, now)
@@ -70,7 +70,7 @@ def challenge(request: Request, candidates: Sequence[Candidate]) -> Known:
     candidates : sequence of Candidate
         Of its candidate set.
     """
-    with _measuring, request.cache.timing_lock(request.device.key):
+    with request.cache.timing_lock(request.device.key), _measuring:  # in this order: a caller may hold the first
         known = look_up(request)
         new = [candidate for candidate in candidates if _unknown(request, known, candidate)]
         return _race(request, known, _Left(new)) if new else known

@@ -74,13 +74,14 @@ class DeviceProcess:
     def __init__(self, device: Device, module: str, environment: Mapping[str, str] | None = None) -> None:
         self.device, self.module, self.environment = device, module, dict(environment or {})
         self._process: subprocess.Popen[str] | None = None
+        self._owner = os.getpid()  # a child that was forked leaves its parent's process alone
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._errors: Any = None
         atexit.register(self.close)
 
     def send(self, message: Message) -> None:
         """Send a message, to a new process where there is none. One that dies of it is noticed by `receive`."""
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
             self._start()
         self._write(message)
 
@@ -115,6 +116,8 @@ class DeviceProcess:
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
+        if self._process is not None and self._owner != os.getpid():
+            self._process = None
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):  # with those that it has forked, which hold its pipes
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -126,6 +129,7 @@ class DeviceProcess:
 
     def _start(self) -> None:
         self.close()
+        self._owner = os.getpid()
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", self.module],  # -P: what lies in the working directory is none of its modules
@@ -310,6 +314,8 @@ class Worker:
                 self._begun = False
                 culprit = _blamed(self._doing, failure)
                 reason = f"{STARVED}: the worker {failure}" if failure.killed else str(failure)
+                if reason.startswith(OVERRAN) and self._patience < PATIENCE:  # of a small budget
+                    reason = f"unreached: {reason}"
                 self._failures[culprit] = failed(
                     self._algorithms[culprit.algorithm], f"{reason} ({_during(self._doing)})"
                 )

@@ -81,6 +81,7 @@ def test_same_keeps_the_size_divided_by_the_stride(extent: int, taps: int, strid
         ({"dilation": (1, -1)}, "dilation[1]=-1: expected 1"),
         ({"padding": -1}, "padding=-1: expected 0"),
         ({"padding": "full"}, "padding='full': expected one of 'same', 'valid'"),
+        ({"padding": "same", "R": 5, "dilation": 2**31 - 1}, "padding=4294967294: expected 0 to 2147483647"),
         ({"padding": ((1, 2), 3, 4)}, "'same' or 'valid', got 3 values"),
         ({"groups": 4}, "groups=4: it must divide C=6"),
         ({"C": 8, "groups": 4}, "groups=4: it must divide K=9"),

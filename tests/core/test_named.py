@@ -42,6 +42,36 @@ def test_a_record_of_what_no_grid_lists_is_not_believed(tmp_path: Path, name: st
         assert plan(LAYER, mode, device=device, cache=cache).candidate != bogus
 
 
+def test_the_best_of_a_family_is_what_it_says_and_has_not_failed(tmp_path: Path) -> None:
+    cache, device = TuningCache(tmp_path, system=None), CPU.current()
+    gemm = next(a for a in algorithms(device) if a.name == "numpy.gemm")
+    one = gemm.all(LAYER, device)[0]
+    found = [Facts(gemm.version, time=1e-9, samples=9), Facts(gemm.version, failure="wrong result")]
+    for day, facts in enumerate(found, 1):
+        race = Race(f"{day}" * 32, f"2026-01-0{day}T00:00:00+00:00", device.versions, False, None, {one: facts})
+        cache.add(LAYER.key(), device.key, race)
+        forget_plans()
+        with pytest.raises(PlanError, match="the limit is 0" if facts.timed else "wrong result"):
+            plan(LAYER, "numpy.gemm", device=device, cache=cache, workspace_limit=0 if facts.timed else None)
+
+
+@pytest.mark.parametrize(
+    "name", ["winograd[m=99,rows=1,coop=0]", "winograd[m=4,rows=1,coop=0]", "fft[tile=x,rows=1,coop=0]"]
+)
+def test_a_record_of_strange_parameters_stops_nobody(tmp_path: Path, name: str) -> None:
+    cache, device = TuningCache(tmp_path, system=None), CPU(2, "generic")
+    family = next(a for a in algorithms(device) if a.name == name.partition("[")[0])
+    facts = {Candidate.parse(name): Facts(family.version, failure="unreached, no memory: too little")}
+    for layer, found in (
+        (LAYER, facts),
+        (LAYER.replace(N=2), {c: Facts(family.version, time=1e-9, samples=9) for c in facts}),
+    ):
+        race = Race("3" * 32, "2026-01-02T00:00:00+00:00", device.versions, False, None, found)
+        cache.add(layer.key(), device.key, race)
+    assert plan(LAYER, "heuristic", device=device, cache=cache).candidate not in facts
+    assert plan(LAYER, "hybrid", device=device, cache=cache, budget=0.0).candidate not in facts
+
+
 def test_limits_hold_for_a_named_candidate_too(tmp_path: Path) -> None:
     cache, device = TuningCache(tmp_path, system=None), CPU.current()
     gemm = next(a for a in algorithms(device) if a.name == "numpy.gemm")

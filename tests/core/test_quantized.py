@@ -180,6 +180,8 @@ def test_bad_filters_are_refused() -> None:
     x, w = integers.drawn(LAYER)
     with pytest.raises(ArrayError, match=r"w_zero_point\[0\]=-1: expected 0 to 255, as w is uint8"):
         conv2d_quantized(x, w.view(np.uint8), w_zero_point=-1)
+    with pytest.raises(ArrayError, match=r"w_zero_point\[0\]=4294967299: expected"):
+        conv2d_quantized(x, w, w_zero_point=2**32 + 3)
     with pytest.raises(LayerError, match=r"groups=1.0: expected an integer"):
         conv2d_quantized(x, w, groups=1.0)
     with pytest.raises(ArrayError, match="w_zero_point: expected one integer or K=5"):

@@ -357,6 +357,19 @@ def test_two_processes_do_not_time_at_once(tmp_path: Path, monkeypatch: pytest.M
             assert holder.wait() == 0
 
 
+def test_without_a_temporary_folder_the_lock_is_in_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Path:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr("autoconv.records.cache.temporary_folder", missing)
+    with TuningCache(tmp_path, system=None).timing_lock(DEVICE, timeout=1):
+        assert [path.suffix for path in tmp_path.iterdir() if path.suffix == ".lock"] == [".lock"]
+    (tmp_path / "file").touch()
+    unusable = TuningCache(tmp_path / "file" / "cache", system=None)
+    with pytest.warns(UserWarning, match="two processes may time"), unusable.timing_lock(DEVICE, timeout=1):
+        pass
+
+
 def test_a_process_that_dies_lets_go_of_the_lock(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path), DEVICE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from faulty import EmptyCPU, FaultyCPU, patient_but_with_hangs
+from forked import exit_code, forks
 
 from autoconv.algorithm import Candidate
 from autoconv.errors import PlanError
@@ -69,7 +70,9 @@ def test_crashes_are_recorded_and_the_rest_goes_on() -> None:
 @pytest.mark.parametrize(("budget", "patience"), [(1.0, isolate.LEAST_PATIENCE), (9.0, 9.0), (None, isolate.PATIENCE)])
 def test_a_hang_is_cut_short_and_recorded(budget: float | None, patience: float, waits: list[float]) -> None:
     failures = measured("hangs", "none", budget=budget)
-    assert f"overran: no sign of life for {patience:g} s (being verified)" in str(failures.pop("faulty.hangs"))
+    reason = str(failures.pop("faulty.hangs"))
+    assert f"overran: no sign of life for {patience:g} s (being verified)" in reason
+    assert reason.startswith("unreached") == (budget is not None), "a larger budget may be enough"
     assert failures.keys() == {"numpy.direct", "faulty.none"}
     assert budget or not any(failures.values())
     assert waits[0] == isolate.PATIENCE  # importing everything takes time, and so may the right answer
@@ -90,6 +93,26 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PlanError, match=r"any candidate: exited with status 4: no room here$"):
         measured("none")
+
+
+@forks
+def test_a_forked_child_leaves_the_worker_of_its_parent_alone() -> None:
+    worker = isolate.Worker(FaultyCPU.having("none"))
+    candidate = Candidate("faulty.none")
+    try:
+        assert worker.measure(LAYER, [candidate])[candidate].failure is None
+        running = worker._process._process
+
+        def child() -> int:
+            found = worker.measure(LAYER, [candidate])[candidate].failure is None  # by a worker of its own
+            worker.close()
+            return int(found)
+
+        assert exit_code(child) == 1
+        assert worker.measure(LAYER, [candidate])[candidate].failure is None
+        assert worker._process._process is running
+    finally:
+        worker.close()
 
 
 def test_one_worker_serves_layer_after_layer() -> None:

@@ -74,6 +74,7 @@ def test_levels_end_where_loads_and_reading_slow_down() -> None:
         ("transform", 0),
         ("call", "1 us"),
         ("caches", [1, 2]),
+        ("caches", [10**400] * 3),
         ("caches", [3, 2, 1]),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import click
 
@@ -10,7 +11,7 @@ from autoconv import networks
 from autoconv.bench import strategies
 from autoconv.bench.baselines import BASELINES
 from autoconv.bench.strategies import CHOOSING, Comparison
-from autoconv.cli.options import FAILED, OK, as_json, rounds, seconds, some_of, threads
+from autoconv.cli.options import FAILED, OK, as_json, device_named, rounds, seconds, some_of, threads
 from autoconv.cli.output import print_json, say, status
 from autoconv.common.text import duration, print_table, size
 from autoconv.cpu.device import CPU
@@ -53,7 +54,7 @@ def compare(
     found = strategies.compare(
         networks.load(net),
         batch,
-        CPU.current(threads),
+        cast(CPU, device_named("cpu", threads)),
         training=training,
         baselines=[name for name in against or BASELINES if against or not BASELINES[name].missing()],
         rounds=rounds,

@@ -317,7 +317,7 @@ class Machine:
         for name in (*RATES, *SECONDS):
             _check(found[name] is None or _number(found[name]), name, found, "a positive number, or null")
         sizes = found["caches"]
-        right = isinstance(sizes, list) and len(sizes) == LEVELS and all(type(n) is int for n in sizes)
+        right = isinstance(sizes, list) and len(sizes) == LEVELS and all(type(n) is int and n < MOST for n in sizes)
         _check(right and 0 < sizes[0] <= sizes[1] <= sizes[2], "caches", found, "three ascending sizes in bytes")
         return cls(**found | {"caches": tuple(sizes)})
 

@@ -91,7 +91,11 @@ def recorded(key: str, instruction_set: str, threads: int) -> Machine | None:
         except RecordError as error:
             store.report(f"{store.directory}: the record of this machine is ignored: {error}")
     store.close()
-    return found if found is not None and found.threads == threads and instruction_set in found.peaks else None
+    return (
+        found
+        if found is not None and found.threads == threads and "float32" in found.peaks.get(instruction_set, {})
+        else None
+    )
 
 
 def _measured(key: str, instruction_set: str, threads: int, matrix_unit: str | None, *, thorough: bool) -> Machine:

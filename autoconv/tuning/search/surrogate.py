@@ -69,9 +69,10 @@ class Space:
 
     def nearness(self, candidate: Candidate) -> Any:
         """Of every candidate to one of the family, be it of another layer: 1 for its equal, towards 0 for strangers."""
-        if [name for name, _ in candidate.items] != self._names:
+        alike = [name for name, _ in candidate.items] == self._names
+        if not alike or len(place := self._point(candidate)) != self._points.shape[1]:
             return np.zeros(len(self._points))
-        return np.exp(-((self._points - self._point(candidate)) ** 2).sum(1))
+        return np.exp(-((self._points - place) ** 2).sum(1))
 
     def functions(self, rng: np.random.Generator, number: int) -> Any:
         """Random functions over the candidates, of mean 0 and variance 1; two are correlated as far as they are near.
