@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 
 INSTRUCTION_SETS = ("avx512", "avx2", "generic")  # of vectors
-NETWORK_BYTES = (
-    64 << 20
-)  # read by a network in a run; of those on the benchmarks page half have less than 50 MB of filters
+NETWORK_BYTES = 64 << 20  # read by a network in a run; half of those on the benchmarks page have less than 50 MB
 LEVELS = ("amx", *INSTRUCTION_SETS)  # what a processor can be held to: "amx" is AVX-512 and a matrix unit
 MATRIX_UNITS = ("amx", "emulated")
 FEATURES = {  # beside vectors, what kernels may use: LLVM's names, and those in keys
@@ -124,10 +122,6 @@ def _scipy_version() -> str:
     return found[2] if found else "unknown"
 
 
-def _opened(kind: type[CPU], values: dict[str, Any]) -> CPU:
-    return kind(**values)
-
-
 @dataclass(frozen=True)
 class CPU(Device):
     """The processor this process runs on.
@@ -166,17 +160,16 @@ class CPU(Device):
         if self.matrix_unit not in (None, *MATRIX_UNITS):
             units = " or ".join(MATRIX_UNITS)
             raise PlanError(f"matrix_unit={self.matrix_unit!r}: expected {units}, or None")
-        if self.model is not None:
-            self._check_model(Machine.parse(self.model))
-
-    def _check_model(self, given: Machine) -> None:
+        if self.model is None:
+            return
+        given = Machine.parse(self.model)
         if given.threads != self.threads:
             raise PlanError(f"model: expected one measured with {self.threads} threads, got one with {given.threads}")
         if "float32" not in given.peaks.get(self.instruction_set, {}):
             raise PlanError(f"model: expected one that knows {self.instruction_set}, got {', '.join(given.peaks)}")
 
     def __reduce__(self) -> tuple[Any, ...]:  # its key and versions are found anew, maybe on another machine
-        return _opened, (type(self), {field.name: getattr(self, field.name) for field in fields(self)})
+        return functools.partial(type(self), **{f.name: getattr(self, f.name) for f in fields(self)}), ()
 
     @classmethod
     def current(cls, threads: int | None = None, instruction_set: str | None = None) -> CPU:

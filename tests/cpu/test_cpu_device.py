@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -32,6 +33,15 @@ def test_the_key_tells_what_times_depend_on() -> None:
     assert "generic" in generic.key
     assert generic.key.isprintable()
     assert " " not in generic.key
+
+
+def test_a_pickle_knows_nothing_of_the_machine_that_made_it() -> None:
+    device = CPU(2, "generic", matrix_unit="emulated")
+    assert device.key
+    assert device.versions
+    opened = pickle.loads(pickle.dumps(device))
+    assert opened == device
+    assert not {"key", "versions"} & vars(opened).keys(), "they are found where it is opened"
 
 
 def test_the_version_of_scipy_is_read_without_importing_it() -> None:
