@@ -72,19 +72,17 @@ def _shape(call: Call) -> str:
 
 
 def _gather(call: Call) -> str | None:
-    name, chosen = call.value(0), call.value(1)
-    axis, shape = call.axis(0, len(call.shape_of(name))), call.shape_of(name)
-    if chosen not in call.graph.constants:
+    name, shape = call.value(0), call.type().shape
+    data, indices = (call.graph.constants.get(call.value(n)) for n in (0, 1))
+    axis = call.axis(0, len(shape))
+    if indices is None or (data is None and indices.ndim):
         return None
-    data, indices = call.graph.constants.get(name), call.graph.constants[chosen]
-    if data is None and indices.ndim == 0:
+    if data is None:
         index = int(indices)
         if not -shape[axis] <= index < shape[axis]:
             call.fail(f"indices: expected them within {shape[axis]}")
         one = call.slice_axis(name, axis, index % shape[axis], 1)
         return call.reshape(one, (*shape[:axis], *shape[axis + 1 :]))
-    if data is None:
-        return None
     try:
         return call.add_constant(np.asarray(np.take(data, indices, axis=axis)))
     except IndexError:
