@@ -11,7 +11,7 @@ from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES, VECTOR_REGISTERS
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import correlation_count, correlations
 from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
-from autoconv.cpu.common.grid import parts, steps
+from autoconv.cpu.common.grid import parts
 from autoconv.cpu.common.streaming import streaming_refusals
 from autoconv.cpu.depthwise.geometry import UNROLLED_TAPS
 from autoconv.cpu.depthwise.kernels_inplace import InPlaceBlocking, emit, own_elements
@@ -92,7 +92,7 @@ def _tiles(layer: ConvLayer, device: CPU) -> list[dict[str, int]]:
     room = VECTOR_REGISTERS[device.instruction_set] * 3 // 4
     lanes = VECTOR_BYTES[device.instruction_set] // layer.accumulator.itemsize
     height, width = layer.output_shape[2:]
-    grid = ((TP, NV) for NV in parts(-(-width // lanes), room) for TP in steps(min(MOST_ROWS, height)))
+    grid = ((TP, NV) for NV in parts(-(-width // lanes), room) for TP in parts(height, MOST_ROWS))
     return [{"TP": TP, "NV": NV} for TP, NV in sorted(grid, key=lambda tile: -tile[0] * tile[1]) if room >= TP * NV]
 
 
