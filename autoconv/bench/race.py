@@ -1,8 +1,8 @@
 """autoconv's own kernels against other libraries, layer by layer, interleaved in one run.
 
-In every round each contestant runs for a moment, in an order shuffled anew, once the spinning threads of the
-one before are asleep. What is stated is the median over the rounds of the ratio of two times of one round, with
-a 95 % interval.
+In every round each contestant runs for a moment, in an order shuffled anew, once the spinning threads of the one before
+are asleep and the machine is at its full speed. What is stated is the median over the rounds of the ratio of two times
+of one round, with a 95 % interval.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from autoconv.bench.baselines import BASELINES, Baseline, Prepared, Problem
 from autoconv.bench.baselines.onnxruntime import onnxruntime_network
 from autoconv.bench.bound import least_seconds
 from autoconv.bench.exported import NETWORKS, exported_networks
+from autoconv.bench.full_speed import FullSpeed, Sampler
 from autoconv.bench.results import keep, restore
 from autoconv.bench.suites import OURS, Row, Samples, Setting, Suite, as_exported
 from autoconv.common.candidate import Candidate
@@ -60,12 +61,13 @@ def sample(run: Callable[[], Any], clock: Callable[[], float]) -> float:
 def race(
     runs: Mapping[str, Callable[[], Any]],
     rounds: int,
+    take: Callable[[Sampler], float] = lambda sampler: sampler(),
     *,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
     busy: Callable[[], float] = time.process_time,
 ) -> dict[str, Samples]:
-    """Every contestant's seconds in every round."""
+    """Every contestant's seconds in every round; see `interleaved`."""
 
     def one(name: str) -> float:
         wait_until_idle(sleep, busy)
@@ -75,20 +77,36 @@ def race(
     gc.collect()
     gc.disable()
     try:
-        return interleaved({name: partial(one, name) for name in runs}, rounds)
+        return interleaved({name: partial(one, name) for name in runs}, rounds, take)
     finally:
         if collecting:
             gc.enable()
 
 
-def interleaved(samplers: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, Samples]:
-    """A sample of every contestant in every round, in an order shuffled anew."""
+def interleaved(
+    samplers: Mapping[str, Sampler], rounds: int, take: Callable[[Sampler], float] = lambda sampler: sampler()
+) -> dict[str, Samples]:
+    """A sample of every contestant in every round, in an order shuffled anew.
+
+    Parameters
+    ----------
+    samplers : mapping of str to callable
+        What takes a sample of each, and gives its seconds.
+    rounds : int
+    take : callable
+        What calls such a sampler, when it is time.
+
+    Returns
+    -------
+    dict of str to list of float
+        Seconds.
+    """
     times: dict[str, Samples] = {name: [] for name in samplers}
     order, shuffle = list(samplers), random.Random(0).shuffle
     for _ in range(rounds):
         shuffle(order)
         for name in order:
-            times[name].append(samplers[name]())
+            times[name].append(take(samplers[name]))
     return times
 
 
@@ -158,7 +176,9 @@ def measured(row: Row, made: Plan, setting: Setting, baselines: Mapping[str, Bas
             row.errors[name] = error
         runs[name] = guarded(name, prepared.run)
     del answer, found
-    row.times = {name: times for name, times in race(runs, setting.rounds).items() if name not in row.failures}
+    full_speed = FullSpeed.of(setting.device)
+    times = race(runs, setting.rounds, full_speed)
+    row.times, row.slow = {name: times[name] for name in times if name not in row.failures}, full_speed.slow
 
 
 def planned(layer: ConvLayer, setting: Setting, progress: Progress | None = None) -> Plan:
@@ -319,4 +339,7 @@ def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
             raise ValueError(f"as exported, answers differ by {error:.1e} of the largest value")
         runs |= {as_exported(name): prepared.run for name, (prepared, _) in found.items()}
         suite.shares = {name: share for name, (_, share) in found.items()}
-    suite.whole = race(runs, setting.rounds)
+    full_speed = FullSpeed.of(device)
+    suite.whole = race(runs, setting.rounds, full_speed)
+    if full_speed.slow:
+        suite.notes.append(f"the layers in sequence: {full_speed}")

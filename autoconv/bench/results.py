@@ -69,6 +69,7 @@ def to_json(suite: Suite) -> dict[str, Any]:
                 "bound": row.bound and float(f"{row.bound:.{DIGITS}g}"),
                 "recorded": row.recorded and float(f"{row.recorded:.{DIGITS}g}"),
                 "busy": round(row.busy, 3),
+                "slow": row.slow,
                 "errors": {name: float(f"{error:.2g}") for name, error in row.errors.items()},
                 "unable": row.unable,
                 "failures": row.failures,
@@ -156,6 +157,7 @@ def restore(suite: Suite, jobs: list[Row], folder: Path) -> None:
             if layer and layer["layer"] == row.layer.key() and not layer["failures"]:
                 row.candidate, row.times = layer["candidate"], layer["seconds"]
                 row.unable, row.errors, row.busy = layer["unable"], layer["errors"], layer["busy"]
+                row.slow = layer.get("slow", 0)
                 row.recorded, row.version = layer.get("recorded"), layer.get("version")
         suite.whole, suite.shares = stored["in_sequence"], stored["shares"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -81,7 +81,8 @@ class Row:
 
     `unable` has the baselines that cannot compute the layer; `failures` has what went wrong. `errors` has the largest
     difference of every baseline's answer to ours, relative to the largest value.
-    `busy` is the share of a core that other processes used meanwhile; `bound` the seconds that our candidate takes at
+    `busy` is the share of a core that other processes used meanwhile; `slow` counts the samples that were taken
+    although the threads were not at their full speed; `bound` the seconds that our candidate takes at
     least on the measured machine; `recorded` those that it took when it was tuned, its filters cold. `version` is that
     of the candidate's code; None in results of before it was kept.
     """
@@ -95,6 +96,7 @@ class Row:
     failures: dict[str, str] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     busy: float = 0.0
+    slow: int = 0
     bound: float | None = None
     recorded: float | None = None
     version: str | None = None
@@ -146,15 +148,15 @@ class Suite:
     @property
     def remarks(self) -> list[str]:
         """What else has to be known of the figures."""
-        busy = [row for row in self.rows if row.busy > BUSY]
-        if not busy:
-            return self.notes
-        most = max(row.busy for row in busy)
-        return [
-            *self.notes,
-            f"other processes used up to {most:.0%} of a core while {len(busy)} of {len(self.rows)} layers were "
-            "measured, which disturbs these figures",
-        ]
+        found, layers = [*self.notes], f"of {len(self.rows)} layers were measured"
+        if busy := [row for row in self.rows if row.busy > BUSY]:
+            most = max(row.busy for row in busy)
+            used = f"other processes used up to {most:.0%} of a core"
+            found.append(f"{used} while {len(busy)} {layers}, which disturbs these figures")
+        if slow := [row for row in self.rows if row.slow]:
+            lacked = f"threads were not at their full speed in {sum(row.slow for row in slow)} samples"
+            found.append(f"{lacked} while {len(slow)} {layers}, which disturbs these figures")
+        return found
 
     def counted(self, baseline: str, of: str | None = None) -> list[Row]:
         """The layers of one class, or all, that a baseline can compute."""

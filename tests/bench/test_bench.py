@@ -271,7 +271,16 @@ def test_a_busy_machine_is_noted(seconds: float, noted: bool, monkeypatch: pytes
     monkeypatch.setattr(race, "cpu_seconds_of_others", lambda: next(used))
     net = Network("One", "", (NamedLayer("plain", LAYER, 1, 1),))
     found = race.run_suite(net, 1, setting("torch", rounds=2), baselines={"torch": fake("torch")})
-    assert any("1 of 1 layers were measured, which disturbs these" in note for note in found.remarks) == noted
+    told = "of a core while 1 of 1 layers were measured, which disturbs these figures"
+    assert any(note.startswith("other processes") and told in note for note in found.remarks) == noted
+
+
+def test_a_slow_machine_is_noted() -> None:
+    rows = [race.Row("plain", LAYER, 1, slow=slow) for slow in (2, 0, 1)]
+    suite = race.Suite("three", 1, setting(), 3, False, rows)
+    assert suite.remarks == [
+        "threads were not at their full speed in 3 samples while 2 of 3 layers were measured, which disturbs these figures"
+    ]
 
 
 def test_own_work_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import click
 import numpy as np
 
 from autoconv.bench.baselines.torch import pin
+from autoconv.bench.full_speed import FullSpeed
 from autoconv.bench.networks.models import pytorch_model
 from autoconv.bench.networks.race import NetworkRace, keep
 from autoconv.bench.networks.runtimes import OURS
@@ -142,7 +143,9 @@ def raced(runs: Runs, name: str, batch: int, device: CPU, rounds: int) -> Networ
         error = found.errors[contestant] = disagreement(answers[contestant], answers[OURS])
         if not error <= AGREEMENT:
             found.failures[contestant] = f"its answer differs by {error:.1e} of the largest value"
-    found.times = race({name: runs[name] for name in answers if name not in found.failures}, rounds)
+    full_speed = FullSpeed.of(device)
+    found.times = race({name: runs[name] for name in answers if name not in found.failures}, rounds, full_speed)
+    found.slow = full_speed.slow
     return found
 
 

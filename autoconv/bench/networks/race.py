@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from autoconv.bench.full_speed import FullSpeed
 from autoconv.bench.networks.models import fixed
 from autoconv.bench.networks.process import RuntimeProcess
 from autoconv.bench.networks.runtimes import OURS, RUNTIMES
@@ -54,6 +55,8 @@ class NetworkRace:
         Why a contestant has no times.
     facts : dict
         What ours says of itself: the bytes of its arena and its weights, and the nodes that no kernel of ours computes.
+    slow : int
+        Samples that were taken although the threads were not at their full speed.
     """
 
     network: str
@@ -66,6 +69,7 @@ class NetworkRace:
     errors: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    slow: int = 0
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -99,6 +103,7 @@ class NetworkRace:
             "best": self.best,
             "ratios": {name: {"median": r.median, "low": r.low, "high": r.high} for name, r in found.items()},
             "seconds": rounded(self.times),
+            "slow": self.slow,
             "loading": {name: round(seconds, 3) for name, seconds in self.loading.items()},
             "memory": self.memory,
             "errors": {name: float(f"{error:.2g}") for name, error in self.errors.items()},
@@ -168,7 +173,10 @@ def race_network(
                     found.failures[contestant] = one_line(failure, 200)
                     contestants.pop(contestant).close()
             say(f"timing {found.network}")
-            times = interleaved({name: partial(_sample, found, contestants[name]) for name in contestants}, rounds)
+            full_speed = FullSpeed.of(device)
+            samplers = {name: partial(_sample, found, contestants[name]) for name in contestants}
+            times = interleaved(samplers, rounds, full_speed)
+            found.slow = full_speed.slow
             found.times = {name: samples for name, samples in times.items() if name not in found.failures}
         finally:
             for process in contestants.values():

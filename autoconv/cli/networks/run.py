@@ -209,6 +209,8 @@ def _print_race(raced: NetworkRace) -> None:
         f"over ours: its time divided by autoconv's, median of {raced.rounds} interleaved rounds [95 % interval]; "
         "memory: what the first runs took beyond the loaded network; difference: of answers, of the largest value"
     )
+    if raced.slow:
+        click.echo(f"threads were not at their full speed in {raced.slow} samples, which disturbs these figures")
 
 
 @click.command(short_help="The layers of a network as a YAML list.")
