@@ -327,6 +327,15 @@ class Device(ABC):
         To be called while nobody else times on the device.
         """
 
+    def pace(self) -> float:
+        """How many times as long as at its best the device takes now; 1 where nothing is known of it.
+
+        Returns
+        -------
+        float
+        """
+        return 1.0
+
     def measured_peak(self, dtype: str) -> float:
         """Operations per second that the device really reaches at most; measured once, if not on record.
 

@@ -211,11 +211,11 @@ def any_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
     No time is asserted anywhere.
     """
-    monkeypatch.setattr("autoconv.bench.full_speed.PATIENCE", 0.0)
     if request.path.name != "test_machine_measure.py":
         monkeypatch.setattr(measure, "measure", _as_on_record)
         monkeypatch.setattr(CPU, "prepare", lambda *args: None)
         monkeypatch.setattr(CPU, "_sweep", lambda self: None)
+        monkeypatch.setattr(CPU, "pace", lambda self: 1.0)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from itertools import repeat
 from typing import Any
 
 from autoconv.algorithm import Candidate
-from autoconv.tuning.race import Contestant, Heat, Timing
+from autoconv.tuning.timing.race import Contestant, Heat, Timing
 
 
 class Machine:

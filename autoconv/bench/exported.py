@@ -18,7 +18,7 @@ from autoconv.bench.baselines.base import Prepared, Problem
 from autoconv.bench.suites import OURS, Setting
 from autoconv.layer import ConvLayer
 from autoconv.networks.run.compiled import load
-from autoconv.tuning.race import wait_until_idle
+from autoconv.tuning.timing.race import wait_until_idle
 from autoconv.vendors.onnxruntime import bound_arrays, model_session, onnx_model
 
 # Operators that are no part of a convolution, by either library's names; epilogues and changes of layout are.

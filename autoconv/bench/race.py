@@ -25,7 +25,6 @@ from autoconv.bench.baselines import BASELINES, Baseline, Prepared, Problem
 from autoconv.bench.baselines.onnxruntime import onnxruntime_network
 from autoconv.bench.bound import least_seconds
 from autoconv.bench.exported import NETWORKS, exported_networks
-from autoconv.bench.full_speed import FullSpeed, Sampler
 from autoconv.bench.results import keep, restore
 from autoconv.bench.suites import OURS, Row, Samples, Setting, Suite, as_exported
 from autoconv.common.candidate import Candidate
@@ -33,7 +32,8 @@ from autoconv.common.text import one_line, size
 from autoconv.errors import AutoconvError, PlanError
 from autoconv.registry import algorithms
 from autoconv.tuning.planner import plan
-from autoconv.tuning.race import wait_until_idle
+from autoconv.tuning.timing.full_speed import PATIENCE, FullSpeed, Sampler
+from autoconv.tuning.timing.race import wait_until_idle
 
 if TYPE_CHECKING:
     from autoconv.layer import ConvLayer
@@ -176,8 +176,8 @@ def measured(row: Row, made: Plan, setting: Setting, baselines: Mapping[str, Bas
             row.errors[name] = error
         runs[name] = guarded(name, prepared.run)
     del answer, found
-    full_speed = FullSpeed.of(setting.device)
-    times = race(runs, setting.rounds, full_speed)
+    full_speed = FullSpeed(setting.device.pace, PATIENCE)
+    times = race(runs, setting.rounds, full_speed.take)
     row.times, row.slow = {name: times[name] for name in times if name not in row.failures}, full_speed.slow
 
 
@@ -339,7 +339,7 @@ def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
             raise ValueError(f"as exported, answers differ by {error:.1e} of the largest value")
         runs |= {as_exported(name): prepared.run for name, (prepared, _) in found.items()}
         suite.shares = {name: share for name, (_, share) in found.items()}
-    full_speed = FullSpeed.of(device)
-    suite.whole = race(runs, setting.rounds, full_speed)
+    full_speed = FullSpeed(device.pace, PATIENCE)
+    suite.whole = race(runs, setting.rounds, full_speed.take)
     if full_speed.slow:
         suite.notes.append(f"the layers in sequence: {full_speed}")

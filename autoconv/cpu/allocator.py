@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -124,3 +127,17 @@ def available_memory() -> int:
 
 
 take = Allocator().take  # what every array of this process shares
+
+
+@functools.cache
+def filled(nbytes: int) -> Callable[[], Array]:
+    """What gives memory of a size that was written to: memory never touched comes slowly, and would not be read."""
+    memory = np.empty(nbytes // 8, np.int64)
+    filling = threading.Thread(target=memory.fill, args=(1,))
+    filling.start()
+
+    def there() -> Array:
+        filling.join()
+        return memory
+
+    return there

@@ -348,7 +348,7 @@ class CPU(Device):
     def prepare(self, layer: ConvLayer, candidates: Sequence[tuple[Algorithm[Any], Params]]) -> None:
         """Begin to fill the memory that pushes filters out of the caches, while candidates are compiled."""
         del layer, candidates
-        _sweeper(self._elsewhere)
+        allocator.filled(self._elsewhere)
 
     def settle(self, *warm: Array) -> None:
         """Leave the machine as a layer in a network finds it: threads awake, and nothing but some arrays in cache.
@@ -374,26 +374,19 @@ class CPU(Device):
         return min(2 * self.machine.beyond, NETWORK_BYTES)
 
     def _sweep(self) -> None:
-        _sweeper(self._elsewhere)().sum()
+        allocator.filled(self._elsewhere)().sum()
 
     def peak_flops(self, dtype: str) -> float:
         """Multiply-adds on registers, of all threads; 16-bit types are computed with in float32."""
         return self.machine.flops(self.instruction_set, dtype)
 
+    def pace(self) -> float:
+        """By bursts of multiply-adds on all threads."""
+        from autoconv.cpu import pool
+        from autoconv.cpu.machine.pace import meter
+
+        return self.peak_flops("float32") / meter(self.instruction_set, self.threads)() if pool.available() else 1.0
+
     def bandwidth(self) -> float:
         """What all threads read from memory."""
         return self.machine.memory
-
-
-@functools.cache
-def _sweeper(nbytes: int) -> Callable[[], Array]:
-    """What gives memory of a size that is filled: memory never touched comes slowly, and would not be read."""
-    memory = np.empty(nbytes // 8, np.int64)
-    filling = threading.Thread(target=memory.fill, args=(1,))
-    filling.start()
-
-    def filled() -> Array:
-        filling.join()
-        return memory
-
-    return filled

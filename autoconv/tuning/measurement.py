@@ -16,9 +16,11 @@ from autoconv.device import Device, Operands
 from autoconv.errors import DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.schema import STARVED, Facts
-from autoconv.tuning.race import Contestant, Heat, Timing
+from autoconv.tuning.timing.full_speed import FullSpeed
+from autoconv.tuning.timing.race import Contestant, Heat, Timing
 from autoconv.tuning.verification import Verifier, WrongResultError
 
+PATIENCE = 5.0  # seconds in a race for waiting until the device is at full speed, or the budget if that is less
 FEWEST_READY = 2  # candidates that are prepared, however long that takes: one alone is no choice
 
 Stage = Literal["wait", "verify", "race", "done"]
@@ -88,7 +90,8 @@ class Measurement:
         self._failures: dict[Candidate, Facts] = {}
         self._contestants: dict[Candidate, Contestant] = {}
         self._workspace, self._room = device.buffer(1), 1
-        self._heat = Heat(budget, on_event=self._on_event)
+        full_speed = FullSpeed(device.pace, PATIENCE if budget is None else min(budget, PATIENCE))
+        self._heat = Heat(budget, on_event=self._on_event, ready=full_speed.wait)
         try:
             self._verifier = Verifier(layer, device)
         except MemoryError as error:

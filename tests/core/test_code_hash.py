@@ -271,7 +271,7 @@ def test_code_of_a_shared_module_changes_those_that_import_it(versions: Callable
 
 @pytest.mark.parametrize(
     "name",
-    [*VENDORS, "cpu/device.py", "cpu/pool.py", "algorithm.py", "tuning/race.py", "registry.py"],
+    [*VENDORS, "cpu/device.py", "cpu/pool.py", "algorithm.py", "tuning/timing/race.py", "registry.py"],
 )
 def test_code_that_serves_all_alike_changes_none(versions: Callable[[], Versions], copied: Path, name: str) -> None:
     assert families_that_change(versions, copied, name, code) == set()

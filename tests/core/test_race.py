@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scripted import Machine, timing
 
-from autoconv.tuning.race import (
+from autoconv.tuning.timing.race import (
     FAIR_SHARE,
     FEWEST,
     IDLE,

@@ -234,9 +234,9 @@ def test_an_array_may_die_while_kept_memory_is_counted() -> None:
 
 
 def test_what_empties_the_caches_is_filled_aside_and_once() -> None:
-    filled = module._sweeper(1 << 20)
+    filled = allocator.filled(1 << 20)
     assert filled() is filled()
-    assert module._sweeper(1 << 20)() is filled()
+    assert allocator.filled(1 << 20)() is filled()
     assert filled().nbytes == 1 << 20
     assert filled().min() == filled().max() == 1  # pages that were never written to would all be one page
 

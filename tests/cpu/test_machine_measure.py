@@ -193,3 +193,9 @@ def test_threads_that_do_not_reach_what_each_does_alone_had_no_core_each(monkeyp
     monkeypatch.setattr(measuring, "count_cores", lambda: 1)
     session.peaks = {"float32": 102e9, "float64": 51e9}  # hyper-threads of one core, as the system says
     assert session.busy() == 0.0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_pace_is_about_that_of_the_peak(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "ROUGH", SMALL)
+    assert 0.2 < min(CPU.current(threads).pace() for _ in range(5)) < 5.0

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from autoconv.bench.full_speed import FullSpeed
 from autoconv.bench.networks.models import fixed
 from autoconv.bench.networks.process import RuntimeProcess
 from autoconv.bench.networks.runtimes import OURS, RUNTIMES
@@ -27,6 +26,7 @@ from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError, PlanError
 from autoconv.networks.operators import TensorType, random_inputs
+from autoconv.tuning.timing.full_speed import PATIENCE, FullSpeed
 from autoconv.tuning.worker import NoAnswerError
 
 FILE = "networks.json"  # of a folder of results
@@ -173,9 +173,9 @@ def race_network(
                     found.failures[contestant] = one_line(failure, 200)
                     contestants.pop(contestant).close()
             say(f"timing {found.network}")
-            full_speed = FullSpeed.of(device)
+            full_speed = FullSpeed(device.pace, PATIENCE)
             samplers = {name: partial(_sample, found, contestants[name]) for name in contestants}
-            times = interleaved(samplers, rounds, full_speed)
+            times = interleaved(samplers, rounds, full_speed.take)
             found.slow = full_speed.slow
             found.times = {name: samples for name, samples in times.items() if name not in found.failures}
         finally:

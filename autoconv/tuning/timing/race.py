@@ -185,6 +185,8 @@ class Heat:
     ----------
     budget, clock, sleep, busy, on_event
         As for `race`. What passes while nobody runs does not count.
+    ready : callable, optional
+        Waits until the device is at its full speed, and gives the seconds that this took; they do not count either.
     """
 
     def __init__(
@@ -195,8 +197,10 @@ class Heat:
         sleep: Callable[[float], None] = time.sleep,
         busy: Callable[[], float] = time.process_time,
         on_event: OnEvent | None = None,
+        ready: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.budget, self.clock, self.sleep, self.busy, self.on_event = budget, clock, sleep, busy, on_event
+        self.ready = ready
         self.entries: list[_Standing] = []
         self.spent, self.start = 0.0, clock()
         self.pool: str | None = None
@@ -325,6 +329,7 @@ class Heat:
         if self.pool is not None and self.pool != entry.contestant.pool:
             wait_until_idle(self.sleep, self.busy)
         self.pool = entry.contestant.pool
+        self.start += self.ready()
         start = self.clock()
         try:
             step(entry)

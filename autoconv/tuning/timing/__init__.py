@@ -1,0 +1,1 @@
+"""Timing candidates against each other, and when to."""
