@@ -43,13 +43,22 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "large strided": {"R": 11, "S": 9, "padding": (5, 4), "H": 21, "W": 30, "stride": 2},
     "large dilated": {"R": 9, "S": 9, "padding": 8, "H": 19, "W": 18, "dilation": 2},
     "filter beyond the image": {"R": 9, "S": 7, "padding": (4, 3), "H": 3, "W": 2},
+    "very wide": {"N": 1, "C": 2, "H": 3, "W": 611},
+    "very wide and strided": {"N": 1, "C": 2, "H": 4, "W": 1217, "stride": 2, "padding": (1, 40)},
     "row": {"R": 1, "S": 40, "padding": (0, 20), "H": 3, "W": 50},
 }
 
 
 def channels_last(fields: dict[str, Any]) -> dict[str, Any]:
     """The same problem in NHWC, with a channel multiplier of 1, short filters and more than a vector of channels."""
-    return fields | {"layout": "NHWC", "C": 37, "K": 37, "groups": 37, "S": min(fields.get("S", 3), 15)}
+    return fields | {
+        "layout": "NHWC",
+        "C": 37,
+        "K": 37,
+        "groups": 37,
+        "W": min(fields.get("W", 9), 80),
+        "S": min(fields.get("S", 3), 15),
+    }
 
 
 @pytest.mark.parametrize("direction", ["fwd", "dgrad"])
@@ -185,8 +194,12 @@ def test_reasons_come_all_at_once() -> None:
         "direction: expected fwd or dgrad, got wgrad",
         "channels: expected depthwise, got grouped",
     ]
-    (tile,) = DEPTHWISE.why_not(edge("depthwise"), CPU.current(), {"TP": 99, "NV": 1, "nt": 0})
-    assert tile.startswith("TP=99,NV=1: expected TP=")
+    (other,) = DEPTHWISE.why_not(edge("depthwise"), CPU.current(), {"TP": 99, "NV": 1, "nt": 0})
+    assert other.startswith("TP=99,NV=1: expected TP=")
+    sparse = depthwise(W=90, stride=(1, 17))
+    assert "stride: expected at most 16 columns, got 17" in DEPTHWISE.why_not(
+        sparse, CPU.current(), {"TP": 1, "NV": 1, "nt": 0}
+    )
     layer = depthwise(layout="NHWC", K=10, S=17, padding=8)
     reasons = DEPTHWISE.why_not(layer, CPU.current(), {"TQ": 4, "NV": 99, "nt": 1})
     for word in ("NV=99", "K=10", "S=17", "L2 cache", "whole vectors"):

@@ -61,6 +61,8 @@ CASES: dict[str, tuple[Any, ...]] = {
     "padding beyond the image": ({}, {"padding": ((4, 3), (5, 2)), "H": 2, "W": 4, "stride": (2, 3)}, {}),
     "alike": ({"C": 12}, {}, {"K": 12}),
     "one image": ({}, {"H": 7, "W": 7}, {}, 1, 24),
+    "long sums before": ({"C": 1030}, {"H": 7, "W": 7}, {}, 1, 24),
+    "long sums after": (None, {"H": 7, "W": 7, "bias": True}, {"K": 3}, 1, 1026),
 }
 
 

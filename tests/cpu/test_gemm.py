@@ -107,6 +107,8 @@ STEMS: dict[str, dict[str, Any]] = {
     "dilated": {"dilation": (3, 2), "padding": (3, 2), "stride": (2, 3), "H": 19, "W": 25},
     "padding beyond the filter": {"padding": ((4, 3), (5, 2)), "R": 2, "S": 2, "H": 3, "W": 4, "stride": (2, 3)},
     "row": {"R": 1, "S": 9, "padding": (0, 4), "H": 3, "W": 40},
+    "very wide": {"N": 1, "padding": 1, "H": 4, "W": 700},
+    "very wide and strided": {"N": 1, "stride": 2, "padding": (1, 40), "H": 5, "W": 1217},
     "column": {"R": 5, "S": 1, "padding": (2, 0), "C": 6, "groups": 3, "K": 9},
 }
 

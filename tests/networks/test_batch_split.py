@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -260,10 +261,11 @@ def test_the_whole_batch_stays_unless_parts_are_likely_quicker(
         def __init__(self, schedule: Any) -> None:
             self.which = schedule.which
 
-        def run(self, inputs: Any) -> None:
+        def run(self, inputs: Any) -> dict[str, Any]:
             mine = seconds[self.which]
             clock[0] += mine[(runs[self.which] - 1) % len(mine)] / 1000
             runs[self.which] += 1
+            return {"y": np.ones(3)}
 
     monkeypatch.setattr(contest, "Instance", Runs)
     monkeypatch.setattr(contest.time, "perf_counter", lambda: clock[0])
@@ -283,10 +285,11 @@ def test_ways_to_compute_a_part_run_more_often_and_warm(tmp_path: Path, monkeypa
         def __init__(self, schedule: Any) -> None:
             self.which = schedule.which
 
-        def run(self, inputs: Any) -> None:
+        def run(self, inputs: Any) -> dict[str, Any]:
             warm = runs[self.which] % 2 == 0  # the very first is of no round
             clock[0] += (3.0, 2.0)[self.which] * (1 if warm else (1, 9)[self.which])
             runs[self.which] += 1
+            return {"y": np.ones(3)}
 
     monkeypatch.setattr(contest, "Instance", Runs)
     monkeypatch.setattr(contest.time, "perf_counter", lambda: clock[0])
@@ -294,6 +297,24 @@ def test_ways_to_compute_a_part_run_more_often_and_warm(tmp_path: Path, monkeypa
     schedules: Any = [SimpleNamespace(graph=chain(4), device=CPU.current(), which=n, arena_bytes=1) for n in range(2)]
     assert contest.quickest(schedules, {"cache": TuningCache(tmp_path)}, part=True) == (1, [3.0, 2.0])
     assert runs == [1 + 2 * contest.FEWEST_OF_PARTS] * 2
+
+
+def test_a_way_that_answers_otherwise_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However quick it is; what is NaN in both is the same answer."""
+
+    class Runs:
+        def __init__(self, schedule: Any) -> None:
+            self.which = schedule.which
+
+        def run(self, inputs: Any) -> dict[str, Any]:
+            return {"y": np.array([np.nan, 1.0, 2.0 + (0.0, 0.1, 1e-4)[self.which]])}
+
+    monkeypatch.setattr(contest, "Instance", Runs)
+    schedules: Any = [SimpleNamespace(graph=chain(4), device=CPU.current(), which=n, arena_bytes=1) for n in range(3)]
+    with pytest.warns(UserWarning, match="y: way 1 to compute it gave another answer"):
+        best, medians = contest.quickest(schedules, {"cache": TuningCache(tmp_path)})
+    assert best in (0, 2)
+    assert [median == math.inf for median in medians] == [False, True, False]
 
 
 @kernels

@@ -13,6 +13,10 @@ from typing import NamedTuple
 from autoconv.cpu.codegen.ir import Function, Value
 from autoconv.cpu.common.correlation import CorrelationAxis
 from autoconv.cpu.common.lanes import deinterleaved
+from autoconv.layer import ConvLayer
+
+MOST_GROUPS = 16  # of vectors that are written out; more are a loop
+MOST_STRIDE = 16  # of columns: a vector of every n-th pixel is picked from n of them
 
 
 @dataclass(frozen=True)
@@ -50,26 +54,43 @@ class PanelRow:
 
     def fill(self, k: Function, row: Value, out: Value) -> None:
         """Copy one row of the image, whose first element is `row`, to a row of the panel."""
-        assert out.type.to is not None
         axis, lanes = self.columns, self.lanes
-        for j in range(-(-(axis.count + self._reach) // lanes)):
-            vectors = []
-            for part in range(axis.stride):
-                column = axis.offset + (j * axis.stride + part) * lanes
-                low, high = max(0, -column), min(lanes, axis.size - column)
-                if low >= high:
-                    vectors.append(k.zero(out.type.to, lanes))
-                else:
-                    vectors.append(k.load(row + column, lanes, mask=k.mask(high, lanes, low)))
-            for residue in self._residues:
-                one = deinterleaved(k, vectors, axis.stride, residue)
-                k.store(one, out + (residue * self.component_pitch + j * lanes))
+        groups, step = -(-(axis.count + self._reach) // lanes), axis.stride * lanes
+        first = min(max(0, -(axis.offset // step)), groups)  # of those that lie wholly in the image
+        last = max(first, min((axis.size - axis.offset) // step, groups))
+        looped = last - first > MOST_GROUPS
+        for j in range(groups):
+            if not (looped and first <= j < last):
+                self._fill_group(k, row + (axis.offset + j * step), out + j * lanes, axis.offset + j * step)
+        if looped:
+            with k.loop(first, last) as number:
+                self._fill_group(k, row + (number * step + axis.offset), out + number * lanes)
+
+    def _fill_group(self, k: Function, source: Value, out: Value, column: int | None = None) -> None:
+        """A vector of every component, of pixels from a column on; all inside the image unless the column is said."""
+        assert out.type.to is not None
+        lanes, stride, vectors = self.lanes, self.columns.stride, []
+        for part in range(stride):
+            low, high = 0, lanes
+            if column is not None:
+                low, high = max(0, -column - part * lanes), min(lanes, self.columns.size - column - part * lanes)
+            if low >= high:
+                vectors.append(k.zero(out.type.to, lanes))
+            else:
+                vectors.append(k.load(source + part * lanes, lanes, mask=k.mask(high, lanes, low)))
+        for residue in self._residues:
+            k.store(deinterleaved(k, vectors, stride, residue), out + residue * self.component_pitch)
 
     def clear(self, k: Function, out: Value) -> None:
         """A row of the panel that lies outside the image."""
         assert out.type.to is not None
-        for j in range(0, self.pitch, self.lanes):
-            k.store(k.zero(out.type.to, self.lanes), out + j)
+        zero = k.zero(out.type.to, self.lanes)
+        if self.pitch > MOST_GROUPS * self.lanes:
+            with k.loop(0, self.pitch, self.lanes) as place:
+                k.store(zero, out + place)
+        else:
+            for j in range(0, self.pitch, self.lanes):
+                k.store(zero, out + j)
 
 
 class Segment(NamedTuple):
@@ -105,3 +126,9 @@ def in_lines(elements: int) -> int:
 def pitch_of(elements: int) -> int:
     """Elements from one run of so many to the next: not a power of two, which would share few sets of a cache."""
     return in_lines(elements) + 16
+
+
+def strides_too_wide(layer: ConvLayer) -> list[str]:
+    """The reason against columns of the image so far apart."""
+    stride = layer.stride[1]
+    return [f"stride: expected at most {MOST_STRIDE} columns, got {stride}"] if stride > MOST_STRIDE else []

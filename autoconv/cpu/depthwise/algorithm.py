@@ -16,6 +16,7 @@ from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES, VECTOR_REGISTERS
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
 from autoconv.cpu.common.grid import steps
+from autoconv.cpu.common.panel import strides_too_wide
 from autoconv.cpu.common.streaming import streaming_refusals
 from autoconv.cpu.depthwise import kernels, kernels_nhwc
 from autoconv.cpu.depthwise.geometry import ChannelBlocking, RowBlocking, packed_elements, tiling_of, workspace_bytes
@@ -36,7 +37,7 @@ def _tiles(layer: ConvLayer, device: CPU) -> list[dict[str, int]]:
     if layer.layout == "NCHW" and layer.direction == "dgrad":
         several = math.prod(layer.stride)
     room = max(VECTOR_REGISTERS[device.instruction_set] * 3 // 4 // several, 1)
-    extent = layer.output_shape[2] if layer.layout == "NHWC" else -(-layer.output_shape[2] // several)
+    extent = -(-layer.output_shape[2] // (layer.stride[0] if several > 1 else 1))
     grid = ((TP, NV) for NV in range(1, 5) for TP in steps(min(MOST_ROWS, max(extent, 1))) if room >= TP * NV)
     return [{rows: TP, "NV": NV} for TP, NV in sorted(grid, key=lambda tile: -tile[0] * tile[1])]
 
@@ -71,7 +72,7 @@ class Depthwise(GeneratedAlgorithm):
         return [{**tile, "nt": nt} for tile in _tiles(layer, device) for nt in streams]
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = []
+        reasons = strides_too_wide(layer) if layer.layout == "NCHW" else []
         allowed = [_text(tile) for tile in _tiles(layer, device)]
         given = _text({name: value for name, value in params.items() if name != "nt"})
         if given not in allowed:

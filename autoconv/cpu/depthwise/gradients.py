@@ -18,7 +18,7 @@ from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.common.estimate import operands_once, side_by_side
-from autoconv.cpu.common.panel import in_lines
+from autoconv.cpu.common.panel import in_lines, strides_too_wide
 from autoconv.cpu.depthwise.geometry import DepthwiseTiling, RowBlocking
 from autoconv.cpu.depthwise.kernels import fill
 from autoconv.cpu.device import CPU
@@ -173,7 +173,7 @@ class DepthwiseWgrad(GeneratedAlgorithm):
         return [{"TP": TP} for TP in HEIGHTS]
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = []
+        reasons = strides_too_wide(layer)
         if layer.S > MOST_COLUMNS:
             reasons.append(f"S={layer.S}: expected at most {MOST_COLUMNS} taps in a row, whose sums are in registers")
         if (taps := layer.R * layer.S) > MOST_TAPS:

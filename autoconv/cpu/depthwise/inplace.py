@@ -12,6 +12,7 @@ from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import correlation_count, correlations
 from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
 from autoconv.cpu.common.grid import parts
+from autoconv.cpu.common.panel import strides_too_wide
 from autoconv.cpu.common.streaming import streaming_refusals
 from autoconv.cpu.depthwise.geometry import UNROLLED_TAPS
 from autoconv.cpu.depthwise.kernels_inplace import InPlaceBlocking, emit, own_elements
@@ -41,7 +42,7 @@ class DepthwiseInPlace(GeneratedAlgorithm):
         return super().unsupported(layer) or _several(layer)
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = []
+        reasons = strides_too_wide(layer)
         if layer.R * layer.S > UNROLLED_TAPS:
             reasons.append(f"filters: expected at most {UNROLLED_TAPS} taps, written out, got {layer.R * layer.S}")
         tile = {name: value for name, value in params.items() if name != "nt"}

@@ -120,8 +120,9 @@ def fill(k: Function, tiling: DepthwiseTiling, plane: Value, top: Value, panel: 
         with k.if_(inside):
             row, element = plane + h * tiling.problem.input.row, plane.type.to
             assert element is not None
-            for column in range(0, tiling.problem.columns.size if ahead else 0, LINE // element.bytes):
-                k.prefetch(row + (tiling.rows * tiling.problem.input.row + column))
+            if ahead:
+                with k.loop(0, tiling.problem.columns.size, LINE // element.bytes) as column:
+                    k.prefetch(row + tiling.rows * tiling.problem.input.row + column)
             tiling.panel.fill(k, row, panel + t * tiling.panel.pitch)
         if not tiling.looped:
             with k.else_():

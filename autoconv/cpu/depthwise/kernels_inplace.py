@@ -60,8 +60,10 @@ def _emit_task(m: Module, layer: ConvLayer, blocking: InPlaceBlocking) -> tuple[
     x, w, out, bias, residual, workspace = operands(task, context, *[element] * 6)
     zeros = workspace + thread * own_elements(layer, blocking)
     stage = zeros + in_lines(columns.size) if blocking.nt else None
-    with task.loop(0, columns.size) as column:
-        task.store(task.zero(widened(element)), zeros + column)
+    if not all(rows.sees(p, tap) for p in (0, rows.count - 1) for tap in range(len(rows.taps))):
+        lanes = m.lanes(element)
+        with task.loop(0, in_lines(columns.size), lanes) as column:
+            task.store(task.zero(widened(element), lanes), zeros + column)
 
     def block(source: Value, pointers: tuple[Value, ...], p: Value, count: int) -> None:
         filters, place, plus, b = pointers

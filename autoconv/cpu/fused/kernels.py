@@ -9,7 +9,7 @@ from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.depthwise.kernels import emit_tile, fill
 from autoconv.cpu.fused.geometry import Caches, FusedBlocking, FusedLayers, FusedTiling
 from autoconv.cpu.gemm.geometry import ChannelRange, pixel_tiles
-from autoconv.cpu.gemm.tile import GemmTile, each_block, tiles_of
+from autoconv.cpu.gemm.tile import GemmTile, each_block, sums_elements, tiles_of
 from autoconv.layer import ConvLayer
 
 
@@ -108,7 +108,8 @@ class _Line:
     def __init__(self, writer: _Writer, name: str, layer: ConvLayer, filters: int, pixels: int) -> None:
         self.writer, self.name, self.layer, self.filters = writer, name, layer, filters
         m, blocking = writer.m, writer.tiling.tile
-        tiles = pixel_tiles(m.instruction_set, m.lanes(writer.element), pixels, blocking)
+        self.lanes = m.lanes(writer.element)
+        tiles = pixel_tiles(m.instruction_set, self.lanes, pixels, blocking)
         self.blocks = -(-filters // blocking.TK)
         self.tiles = [tile._replace(blocks=min(tile.blocks, self.blocks)) for tile in tiles]
 
@@ -119,6 +120,7 @@ class _Line:
         k, layer, TK = self.writer.k, self.layer, self.writer.tiling.tile.TK
         one = GemmTile(TK, ChannelRange(layer.C), pitch, out_pitch, layer.C * TK)
         functions = tiles_of(self.writer.m, self.name, layer, self.writer.element, self.filters, self.tiles, one)
+        sums = k.scratch(self.writer.element, sums_elements(self.tiles, self.lanes, TK))
         for start, times, pixels, _, together in self.tiles:
             with k.loop(start, start + times * pixels, pixels) as q:
 
@@ -126,6 +128,6 @@ class _Line:
                     first = block * TK
                     to, plus = (p + (first * out_pitch + q) for p in (out, residual))
                     function = functions[pixels, width, together]
-                    k.call(function, x + q, w + first * layer.C, to, plus, bias + first, out)
+                    k.call(function, x + q, w + first * layer.C, to, plus, bias + first, sums)
 
                 each_block(k, self.filters, TK, k.i64(0), k.i64(self.blocks), together, visit)

@@ -19,6 +19,7 @@ from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
 from autoconv.cpu.common.grid import parts, register_tiles
+from autoconv.cpu.common.panel import strides_too_wide
 from autoconv.cpu.common.streaming import streaming_refusals
 from autoconv.cpu.common.sums import channels_of_sum, sums_of
 from autoconv.cpu.device import CPU
@@ -93,7 +94,7 @@ class Gemm(GeneratedAlgorithm):
         return reasons
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = []
+        reasons = strides_too_wide(layer)
         if (params["NV"], params["TK"]) not in (tiles := register_tiles(device.instruction_set)):
             allowed = " or ".join(f"TK={TK},NV={NV}" for NV, TK in tiles)
             reasons.append(f"TK={params['TK']},NV={params['NV']}: expected {allowed}")

@@ -6,7 +6,7 @@ from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Value, widened
 from autoconv.cpu.codegen.launch import TASK, operands
 from autoconv.cpu.common.correlation import Correlation
 from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, PanelCut, PixelTiles, chunks_of, pixel_tiles
-from autoconv.cpu.gemm.tile import GemmTile, each_block, tiles_of
+from autoconv.cpu.gemm.tile import GemmTile, each_block, sums_elements, tiles_of
 from autoconv.layer import ConvLayer
 
 
@@ -26,7 +26,7 @@ def emit_panels(
     whole = ChannelRange(problem.C)
     block_pitch = problem.C * R * S * blocking.TK
     pitches = cut.pitch, problem.output.channel, block_pitch
-    tile = GemmTile(blocking.TK, whole, *pitches, R, row_pitch, taps, blocking.nt)
+    tile = GemmTile(blocking.TK, whole, *pitches, R, row_pitch, taps, blocking.nt, whole=True)
     kept, chunks, tiles = chunks_of(problem, blocking, wide.bytes, problem.K, tiles)
     functions = tiles_of(m, name, layer, wide, problem.K, tiles, tile)
     blocks = -(-problem.K // blocking.TK)
@@ -40,8 +40,7 @@ def emit_panels(
     n, group = image // problem.groups, image % problem.groups
     first_row = task.min(span * cut.rows, P - cut.rows)  # the last chunk may do some rows again
     panel = task.bytes_at(workspace, thread * (cut.elements(problem.C) * wide.bytes), wide)
-    size = max(tile.blocks * -(-tile.pixels // lanes) for tile in tiles) * lanes * blocking.TK
-    sums = task.scratch(wide, size)
+    sums = task.scratch(wide, sums_elements(tiles, lanes, blocking.TK))
     plane = x + n * problem.input.image + group * problem.input.group
     with task.loop(0, problem.C) as c:
         _fill(task, problem, cut, plane + c * problem.input.channel, first_row, panel + c * cut.pitch)

@@ -20,7 +20,8 @@ class GemmTile(NamedTuple):
     Filters of blocks lie `block_pitch` elements apart, channels of the input `pitch`, `R` rows of taps `row_pitch`, and
     `taps` are the places of the taps in a row. Channels of the output lie `out_pitch` apart. The sums are those of a
     range of the channels: to them those in memory are added unless the range is the first, and they go there unless it
-    is the last. So do those of a part of it where it is long.
+    is the last. So do those of a part of it where it is long. The last pixels are read with what follows them where
+    `whole` vectors of the input may be read.
     """
 
     TK: int
@@ -35,6 +36,7 @@ class GemmTile(NamedTuple):
     blocks: int = 1
     pixels: int = 0
     odd: int = 0
+    whole: bool = False
 
 
 def tiles_of(
@@ -72,6 +74,11 @@ def each_block(
     if K % TK:
         with k.if_(last.eq(K // TK + 1)):
             visit(k.i64(K // TK), K % TK, 1)
+
+
+def sums_elements(tiles: Sequence[PixelTiles], lanes: int, TK: int) -> int:
+    """Elements of the memory in which the largest of some tiles keeps its sums."""
+    return max(tile.blocks * -(-tile.pixels // lanes) for tile in tiles) * lanes * TK
 
 
 class _TileWriter:
@@ -157,7 +164,8 @@ class _TileWriter:
     def _multiply(self, p: Value, f: Value) -> None:
         """One tap of one channel: outer product of pixels and filters."""
         k, tile, lanes = self.k, self.tile, self.lanes
-        pixels = [load_range(k, p + v * lanes, lanes, 0, width) for v, width in enumerate(self.widths)]
+        seen = [lanes if tile.whole else width for width in self.widths]
+        pixels = [load_range(k, p + v * lanes, lanes, 0, width) for v, width in enumerate(seen)]
         if pixels:
             for i, row in enumerate(self.acc):
                 block, channel = divmod(i, tile.TK)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.networks.operators import random_inputs
@@ -17,6 +21,7 @@ FEWEST, MOST = 5, 50  # rounds
 FEWEST_OF_PARTS = 15  # which are short, so that more disturbs them
 SECONDS = 10.0  # of all rounds, past the fewest
 RESAMPLES = 200
+AGREEMENT = 1e-2  # of the largest value: what differs by more is another answer, however inaccurate the arithmetic
 NEAR = 1.02  # of the quickest: then the one that needs least memory
 SURE, LIKELY, HOPELESS = 0.95, 0.75, 0.25  # parts of resampled medians: to stop at, to win in the end, to give up
 
@@ -43,24 +48,45 @@ def quickest(schedules: Sequence[Schedule], options: Mapping[str, Any], part: bo
     Returns
     -------
     int, and list of float
-        Its place, and the median seconds of each.
+        Its place, and the median seconds of each; infinite of one that does not give the first one's answer.
     """
     inputs, draws = random_inputs(schedules[0].graph.inputs), random.Random(0)
     instances = [Instance(schedule) for schedule in schedules]
     with (options.get("cache") or TuningCache()).timing_lock(schedules[0].device.key):
-        rounds, agreeing = _raced(instances, inputs, draws, part)
-    medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
-    likely = [n for n, part in enumerate(agreeing, 1) if part >= LIKELY]
+        right = _right(instances, inputs)
+        rounds, agreeing = _raced([instances[n] for n in right], inputs, draws, part)
+    medians = [math.inf] * len(schedules)
+    for n, times in zip(right, zip(*rounds, strict=True), strict=True):
+        medians[n] = statistics.median(times)
+    likely = [n for n, part in zip(right[1:], agreeing, strict=True) if part >= LIKELY]
     near = [n for n in likely if medians[n] <= NEAR * min(medians[m] for m in likely)]
     return min(near, key=lambda n: schedules[n].arena_bytes, default=0), medians
+
+
+def _right(instances: Sequence[Instance], inputs: Mapping[str, Array]) -> list[int]:
+    """The places of those that answer as the first does; the others are told of."""
+    first, *others = [instance.run(inputs) for instance in instances]
+    found = [0]
+    for n, answers in enumerate(others, 1):
+        wrong = [name for name, answer in answers.items() if not _close(answer, first[name])]
+        if wrong:
+            warnings.warn(f"{wrong[0]}: way {n} to compute it gave another answer, and is left out", stacklevel=2)
+        else:
+            found.append(n)
+    return found
+
+
+def _close(answer: Array, other: Array) -> bool:
+    """Whether two answers are one but for rounding; what is not finite in both alike is."""
+    a, b = np.asarray(answer, np.float64), np.asarray(other, np.float64)
+    scale = float(np.abs(b, where=np.isfinite(b), out=np.zeros_like(b)).max(initial=0.0))
+    return bool(np.isclose(a, b, rtol=0.0, atol=AGREEMENT * scale, equal_nan=True).all())
 
 
 def _raced(
     instances: Sequence[Instance], inputs: Mapping[str, Array], draws: random.Random, part: bool
 ) -> tuple[list[list[float]], list[float]]:
     """Seconds of all in every round; and of each after the first, the part of samples in which it is quicker."""
-    for instance in instances:
-        instance.run(inputs)
     rounds: list[list[float]] = []
     began = time.perf_counter()
     while True:
