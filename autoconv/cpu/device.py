@@ -381,11 +381,13 @@ class CPU(Device):
         return self.machine.flops(self.instruction_set, dtype)
 
     def pace(self) -> float:
-        """By bursts of multiply-adds on all threads."""
+        """By bursts of multiply-adds on all threads; nothing is known of a machine whose model is given."""
         from autoconv.cpu import pool
         from autoconv.cpu.machine.pace import meter
 
-        return self.peak_flops("float32") / meter(self.instruction_set, self.threads)() if pool.available() else 1.0
+        if self.model is not None or not pool.available():
+            return 1.0
+        return self.peak_flops("float32") / meter(self.instruction_set, self.threads)()
 
     def bandwidth(self) -> float:
         """What all threads read from memory."""

@@ -120,7 +120,8 @@ class _Pool:
     def borrow(self, runtime: tuple[int, int]) -> None:
         """Run on the threads of a runtime from the next region on."""
         run, number = ((ctypes.c_int64 * 1).from_buffer(self._words, RUNTIME + 8 * n) for n in range(2))
-        number[0] = runtime[1]
+        if runtime[1]:  # a team that has just started still asks for its threads' numbers
+            number[0] = runtime[1]
         run[0] = runtime[0]  # which is what counts
 
     def stop(self) -> None:

@@ -22,6 +22,7 @@ SCHEMA = 1
 MAX_RACES = 8  # of one record
 MAX_CANDIDATES = 4096  # of one race
 LONGEST = 500  # characters of any text in a record
+KILLED = "the worker died"  # in the failure of one that the system ended for want of memory
 STARVED = "unreached, no memory"  # how the failure of a candidate begins that there was no memory for
 
 

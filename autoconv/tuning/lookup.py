@@ -14,7 +14,7 @@ from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
 from autoconv.records.limits import Limits
-from autoconv.records.schema import Facts, Record
+from autoconv.records.schema import KILLED, Facts, Record
 from autoconv.tuning.candidates import CandidateSet
 from autoconv.tuning.measurement import Progress
 
@@ -74,6 +74,10 @@ class Request:
         except DISCREDITED:
             return False
         return need <= self.device.memory_available() // 2
+
+    def may_retry(self, candidate: Candidate, facts: Facts) -> bool:
+        """Whether one that lacked memory may have it now; what had a worker killed is tried in a worker alone."""
+        return (self.isolate or KILLED not in (facts.failure or "")) and self.fits(candidate)
 
     def unchanged(self, candidate: Candidate, facts: Facts) -> bool:
         """Whether facts are of today's version of the candidate's algorithm."""

@@ -21,7 +21,16 @@ from autoconv.tuning.timing.race import Contestant, Heat, Timing
 from autoconv.tuning.verification import Verifier, WrongResultError
 
 PATIENCE = 5.0  # seconds in a race for waiting until the device is at full speed, or the budget if that is less
+RESIGNED = 60.0  # seconds for which a device is not waited for any more, once that was in vain
 FEWEST_READY = 2  # candidates that are prepared, however long that takes: one alone is no choice
+
+_vain: dict[str, float] = {}  # until when devices are not waited for, by key
+
+
+def longest_wait(budget: float | None) -> float:
+    """Seconds for which a race waits at most until the device is at full speed."""
+    return PATIENCE if budget is None else min(budget, PATIENCE)
+
 
 Stage = Literal["wait", "verify", "race", "done"]
 
@@ -90,8 +99,9 @@ class Measurement:
         self._failures: dict[Candidate, Facts] = {}
         self._contestants: dict[Candidate, Contestant] = {}
         self._workspace, self._room = device.buffer(1), 1
-        full_speed = FullSpeed(device.pace, PATIENCE if budget is None else min(budget, PATIENCE))
-        self._heat = Heat(budget, on_event=self._on_event, ready=full_speed.wait)
+        patience = longest_wait(budget) if time.monotonic() >= _vain.get(device.key, 0.0) else 0.0
+        self._full_speed = FullSpeed(device.pace, patience)
+        self._heat = Heat(budget, on_event=self._on_event, ready=self._full_speed.wait)
         try:
             self._verifier = Verifier(layer, device)
         except MemoryError as error:
@@ -152,6 +162,8 @@ class Measurement:
             As for `enter`.
         """
         facts = self._failures | self._facts(self._heat.finish())
+        if self._full_speed.ended:
+            _vain[self._device.key] = time.monotonic() + RESIGNED
         self._tell(Event("done", self._layer, None, len(facts), len(facts)))
         return facts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import threading
 import uuid
@@ -16,7 +17,7 @@ from autoconv.common.forks import renew_in_children
 from autoconv.device import Device
 from autoconv.records.limits import Limits, equally_fast, ranking
 from autoconv.records.schema import STARVED, Facts, Race, Record
-from autoconv.tuning.lookup import Known, Request, known_from, look_up, on_record
+from autoconv.tuning.lookup import Known, Request, credible, known_from, look_up, on_record
 from autoconv.tuning.measurement import Event, Measurement, failed
 from autoconv.tuning.search.nearby import recall, winners
 from autoconv.tuning.search.search import Search
@@ -116,7 +117,7 @@ def _unknown(request: Request, known: Known, candidate: Candidate) -> bool:
     if facts is None or not facts.unreached:
         return facts is None
     if facts.starved:
-        return request.fits(candidate)
+        return request.may_retry(candidate, facts)
     spent = known.budgets.get(candidate)
     return spent is not None and (request.budget is None or request.budget > spent)
 
@@ -129,10 +130,15 @@ def _spent(request: Request, known: Known, algorithm: str) -> bool:
 
 
 def _incumbents(request: Request, facts: Mapping[Candidate, Facts]) -> list[Candidate]:
-    """Those a newcomer has to beat: winner and runner-up, for either kind of weights."""
+    """Those a newcomer has to beat: winner and runner-up, for either kind of weights, of those that can run today.
+
+    One that cannot may again tomorrow, with other split products or another model of the machine, so nothing is said
+    of it.
+    """
     both = (Limits(weights="varying"), Limits(weights="constant"))
     ranked = (ranking(facts, limits, request.layer.bytes) for limits in both)
-    return list(dict.fromkeys(candidate for first in ranked for candidate in first[:2]))
+    able = ((c for c in order if credible(request, c, facts[c])) for order in ranked)
+    return list(dict.fromkeys(candidate for order in able for candidate in itertools.islice(order, 2)))
 
 
 def _recheck(request: Request, known: Known) -> Known:
@@ -149,7 +155,7 @@ def _recheck(request: Request, known: Known) -> Known:
 def _race(request: Request, known: Known, left: _Left) -> Known:
     """Race these candidates against the incumbents, search these grids, and record the facts; what is known then."""
     incumbents = [candidate for candidate in _incumbents(request, known.facts) if candidate not in left.candidates]
-    measurement = _measurement(request, left.preparing)
+    measurement, begun = _measurement(request, left.preparing), datetime.now(UTC)
     search = _search(request, known, left.grids)
     found: dict[Candidate, Facts] = {}
     late = _far_behind(request, known, incumbents)  # as where what was quicker has changed since
@@ -160,7 +166,7 @@ def _race(request: Request, known: Known, left: _Left) -> Known:
         block = _best_first(request, block, early)
     block += [candidate for candidate in late if candidate not in block]
     while block:
-        refused, entrants = _admitted(request, block)
+        refused, entrants = _admitted(request, block, {c: known.facts[c] for c in incumbents})
         block_facts = refused | measurement.enter(entrants)
         found |= block_facts
         reached = not any(facts.unreached and not facts.starved for facts in block_facts.values())
@@ -170,7 +176,7 @@ def _race(request: Request, known: Known, left: _Left) -> Known:
     done = _done(request, known.record, known.facts | found, left.grids if reached else set())
     race = Race(
         id=uuid.uuid4().hex,
-        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        when=begun.isoformat(timespec="seconds"),
         versions=request.device.versions,
         isolated=request.isolate,
         budget=request.budget,
@@ -213,14 +219,17 @@ def _search(request: Request, known: Known, grids: set[str]) -> Search:
     return search
 
 
-def _admitted(request: Request, candidates: Sequence[Candidate]) -> tuple[dict[Candidate, Facts], list[Candidate]]:
-    """The facts of those that cannot take part, and those that can."""
+def _admitted(
+    request: Request, candidates: Sequence[Candidate], incumbents: Mapping[Candidate, Facts]
+) -> tuple[dict[Candidate, Facts], list[Candidate]]:
+    """The facts of those that cannot take part, and those that can; incumbents can without being listed any more."""
     free = request.device.memory_available()
     refused: dict[Candidate, Facts] = {}
     admitted = []
     for candidate in candidates:
-        algorithm, expected = request.algorithms[candidate.algorithm], request.candidate_set.expected.get(candidate)
-        if expected is None:  # on record, as an incumbent or before its algorithm changed
+        algorithm = request.algorithms[candidate.algorithm]
+        expected = request.candidate_set.expected.get(candidate, incumbents.get(candidate))
+        if expected is None:  # on record before its algorithm changed
             refused[candidate] = failed(algorithm, "it is not a candidate of this layer")
         elif (need := expected.workspace + expected.packed) > free // 2:
             reason = f"{STARVED}: needs {need >> 20} MiB, and {free >> 20} MiB are free"

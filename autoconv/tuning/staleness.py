@@ -37,7 +37,9 @@ def suffices(request: Request, known: Known) -> bool:
 
 def starved_no_more(request: Request, known: Known) -> list[Candidate]:
     """The candidates that there was no memory for when they were to be timed, and is now."""
-    return [candidate for candidate, facts in known.facts.items() if facts.starved and request.fits(candidate)]
+    return [
+        candidate for candidate, facts in known.facts.items() if facts.starved and request.may_retry(candidate, facts)
+    ]
 
 
 def uncovered(request: Request, record: Record | None) -> set[str]:

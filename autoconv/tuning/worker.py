@@ -2,8 +2,7 @@
 
 The worker is `python -m autoconv.tuning.worker`; requests and answers are lines of JSON over its standard
 input and output. What it was doing when it died or overran is recorded as that candidate's failure,
-a new worker is started, and the rest goes on. `DeviceProcess` and `serve` are the two ends of any such process: the
-benchmarks on a GPU have one of their own.
+a new worker is started, and the rest goes on. `DeviceProcess` and `serve` are the two ends of any such process.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from autoconv.device import Device
 from autoconv.errors import DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.schema import STARVED, Facts
-from autoconv.tuning.measurement import Event, Measurement, Progress, failed
+from autoconv.tuning.measurement import Event, Measurement, Progress, failed, longest_wait
 
 PATIENCE = 60.0  # seconds for one step (build and verify, or one round of timing) where no budget is given
 LEAST_PATIENCE = 5.0  # however small the budget: compiling takes time; to begin, it has all of `PATIENCE`
@@ -81,7 +80,7 @@ class DeviceProcess:
 
     def send(self, message: Message) -> None:
         """Send a message, to a new process where there is none. One that dies of it is noticed by `receive`."""
-        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+        if not self.alive:
             self._start()
         self._write(message)
 
@@ -113,6 +112,11 @@ class DeviceProcess:
             self.close()
             raise NoAnswerError(reason, killed=killed)
         return dict(json.loads(line))
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a process of this one's that has not ended."""
+        return self._process is not None and self._owner == os.getpid() and self._process.poll() is None
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -239,7 +243,7 @@ class Worker:
         Parameters
         ----------
         layer, budget, preparing, progress
-            As for `Measurement`. The budget is also the patience with one step.
+            As for `Measurement`. The budget is also the patience with one step, beside waiting for full speed.
 
         Returns
         -------
@@ -248,7 +252,7 @@ class Worker:
         """
         self._layer, self._progress = layer, progress
         self._limits = {"budget": budget, "preparing": preparing}
-        self._patience = PATIENCE if budget is None else max(budget, LEAST_PATIENCE)
+        self._patience = PATIENCE if budget is None else max(budget, LEAST_PATIENCE) + longest_wait(budget)
         self._entered: list[Candidate] = []
         self._failures: dict[Candidate, Facts] = {}
         self._begun = False
@@ -305,7 +309,7 @@ class Worker:
         """The facts of some candidates that enter, or with None of all in the end, but for those at which it fails."""
         while True:
             try:
-                if not self._begun:
+                if not (self._begun and self._process.alive):  # it may have died between two questions
                     self._ask({"layer": self._layer.key()} | self._limits)
                     self._begun = True
                     self._ask({"enter": list(map(str, self._entered))})
@@ -316,9 +320,8 @@ class Worker:
                 reason = f"{STARVED}: the worker {failure}" if failure.killed else str(failure)
                 if reason.startswith(OVERRAN) and self._patience < PATIENCE:  # of a small budget
                     reason = f"unreached: {reason}"
-                self._failures[culprit] = failed(
-                    self._algorithms[culprit.algorithm], f"{reason} ({_during(self._doing)})"
-                )
+                reason = f"{reason} ({_during(self._doing)})"
+                self._failures[culprit] = failed(self._algorithms[culprit.algorithm], reason)
                 for some in (self._entered, candidates or []):
                     if culprit in some:
                         some.remove(culprit)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+from planning import LAYER
 from scripted import Machine, timing
 
+from autoconv.algorithm import Candidate
 from autoconv.bench.race import interleaved
+from autoconv.cpu.device import CPU
+from autoconv.tuning import measurement
 from autoconv.tuning.timing.full_speed import SLOW, FullSpeed
 
 
@@ -87,3 +92,15 @@ def test_waiting_does_not_count_in_a_race() -> None:
     found = machine.race(machine.contestant("a", 1e-3), machine.contestant("b", 2e-3), budget=1.0, ready=ready)
     assert all(timing(result).samples >= 2 for result in found.values())
     assert machine.now > 50.0
+
+
+def test_a_device_that_stays_slow_is_not_waited_for_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CPU, "pace", lambda self: 2.0)
+    monkeypatch.setattr(measurement, "_vain", {})
+    waited = []
+    for _ in range(2):
+        measured = measurement.Measurement(LAYER, CPU.current(), budget=0.2)
+        measured.enter([Candidate("numpy.direct")])
+        measured.finish()
+        waited.append(measured._full_speed.ended)
+    assert waited == [True, False]

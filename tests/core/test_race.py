@@ -244,3 +244,8 @@ def test_progress_is_told_before_every_turn(machine: Machine) -> None:
     assert events[:2] == [("a", 0, 2), ("far", 1, 2)]
     assert events[-1] == ("a", 1, 2)
     assert len(events) == STEADY + FEWEST
+
+
+def test_who_lacks_memory_while_it_is_timed_may_try_again(machine: Machine) -> None:
+    found = machine.race(machine.contestant("a", 1e-3), machine.contestant("b", [MemoryError("4 GiB")]))
+    assert found["b"] == "unreached, no memory: MemoryError: 4 GiB"

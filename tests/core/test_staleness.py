@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from faulty import SIZE, FaultyCPU, pretended
+from faulty import SIZE, Faulty, FaultyCPU, pretended
 from planning import LAYER, fresh, listed, rigged
 
 from autoconv import registry
@@ -186,3 +186,32 @@ def test_another_llvm_has_winner_and_runner_up_timed_again_and_no_more(
         ["faulty.none", "faulty.slow"],
         ["faulty.none", "faulty.slow", "faulty.unsteady", "numpy.direct"],
     ]
+
+
+def test_an_incumbent_that_cannot_run_today_keeps_its_time(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that needs products which the environment forbids for now."""
+    device = rigged(cache, none=Facts("1", time=0.1, workspace=SIZE), slow=Facts("1", time=0.2, workspace=SIZE))
+    more = FaultyCPU.having("none", "slow", "unsteady")
+    with monkeypatch.context() as patch:
+        patch.setattr(Faulty, "refusals", lambda self, *_: ["not today"] if self.name == "faulty.none" else [])
+        made = fresh(LAYER, device=more, cache=cache)
+        assert made.timed >= 2  # the newcomer, and an incumbent
+        assert made.facts["faulty.none"].time == 0.1
+    assert fresh(LAYER, "cached", device=device, cache=cache).facts["faulty.none"].time == 0.1
+
+
+def test_an_incumbent_that_is_not_listed_any_more_races_on(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of a grid that another model of the machine does not have."""
+    rigged(cache, none=Facts("1", time=0.1, workspace=SIZE))
+    monkeypatch.setattr(Faulty, "candidates", lambda self, *_: [] if self.name == "faulty.none" else [{}])
+    made = fresh(LAYER, device=FaultyCPU.having("none", "unsteady"), cache=cache)
+    assert made.facts["faulty.none"].failure is None
+    assert made.facts["faulty.none"].time != 0.1
+
+
+def test_what_had_a_worker_killed_is_not_tried_in_this_process(cache: TuningCache) -> None:
+    killed = Facts("1", failure="unreached, no memory: the worker died of signal 9 (SIGKILL) (being verified)")
+    device = rigged(cache, none=killed)
+    made = fresh(LAYER, device=device, cache=cache)
+    assert (made.timed, made.facts["faulty.none"].timed) == (0, False)
+    assert fresh(LAYER, device=device, cache=cache, isolate=True).facts["faulty.none"].timed

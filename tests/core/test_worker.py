@@ -67,7 +67,9 @@ def test_crashes_are_recorded_and_the_rest_goes_on() -> None:
     assert failures == {"numpy.direct": None, "faulty.none": None}
 
 
-@pytest.mark.parametrize(("budget", "patience"), [(1.0, isolate.LEAST_PATIENCE), (9.0, 9.0), (None, isolate.PATIENCE)])
+@pytest.mark.parametrize(
+    ("budget", "patience"), [(1.0, 6.0), (9.0, 14.0), (None, isolate.PATIENCE)]
+)
 def test_a_hang_is_cut_short_and_recorded(budget: float | None, patience: float, waits: list[float]) -> None:
     failures = measured("hangs", "none", budget=budget)
     reason = str(failures.pop("faulty.hangs"))
@@ -77,6 +79,16 @@ def test_a_hang_is_cut_short_and_recorded(budget: float | None, patience: float,
     assert budget or not any(failures.values())
     assert waits[0] == isolate.PATIENCE  # importing everything takes time, and so may the right answer
     assert set(waits) == {isolate.PATIENCE, patience}
+
+
+def test_a_worker_that_dies_between_two_questions_begins_again() -> None:
+    worker, candidate = isolate.Worker(FaultyCPU.having("none")), Candidate("faulty.none")
+    try:
+        worker.begin(LAYER).enter([candidate])
+        worker._process.close()
+        assert worker.finish()[candidate].timed
+    finally:
+        worker.close()
 
 
 def test_a_worker_that_does_not_begin_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

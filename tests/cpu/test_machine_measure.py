@@ -199,3 +199,7 @@ def test_threads_that_do_not_reach_what_each_does_alone_had_no_core_each(monkeyp
 def test_the_pace_is_about_that_of_the_peak(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "ROUGH", SMALL)
     assert 0.2 < min(CPU.current(threads).pace() for _ in range(5)) < 5.0
+
+
+def test_of_a_machine_whose_model_is_given_no_pace_is_known() -> None:
+    assert CPU(2, CPU.current().instruction_set, model=MACHINE.text).pace() == 1.0

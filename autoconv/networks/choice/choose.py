@@ -217,7 +217,10 @@ def _plan(
             return plan(layer, candidate, **wanted)
     made = plan_alone(graph, node, layer, mode, options, price)
     best = best_in_network(made, wanted["device"], price, read=not ends)
-    return made if best == str(made.candidate) else plan(layer, best, **wanted)
+    if best != str(made.candidate):
+        with contextlib.suppress(PlanError):  # one that cannot run today, as with another model of the machine
+            return plan(layer, best, **wanted)
+    return made
 
 
 def _beside(parts: Split, views: Views) -> dict[str, int]:

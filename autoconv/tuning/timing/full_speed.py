@@ -31,6 +31,8 @@ class FullSpeed:
         Seconds that are left for waiting.
     slow : int
         Samples that were kept although the device was slow, as no patience was left.
+    ended : bool
+        Whether patience ended while the device was slow.
     clock, sleep, busy : callable
         As for a race.
     """
@@ -38,6 +40,7 @@ class FullSpeed:
     pace: Callable[[], float]
     patience: float
     slow: int = 0
+    ended: bool = False
     clock: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], None] = time.sleep
     busy: Callable[[], float] = time.process_time
@@ -54,10 +57,17 @@ class FullSpeed:
         start = self.clock()
         if self.patience <= 0 or start < self._next:
             return 0.0
-        while self._slow() and self.clock() - start < self.patience:
-            self.sleep(PAUSE)
+        if self._slow():
+            begun = self.clock()
+            while self.clock() - begun < self.patience:
+                self.sleep(PAUSE)
+                if not self._slow():
+                    break
+            else:
+                self.ended = True
+            self.patience -= self.clock() - begun
         now = self.clock()
-        self._next, self.patience = now + PAUSE, self.patience - (now - start)
+        self._next = now + PAUSE
         return now - start
 
     def take(self, sampler: Sampler) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from autoconv.algorithm import Candidate
+from autoconv.records.schema import STARVED
 
 FEWEST, MOST = 3, 25  # samples of one contestant; the most are for those close to the best
 STEADY, SETTLED = 5, 0.02  # samples, and their spread, that end the race
@@ -183,8 +184,12 @@ class Heat:
 
     Parameters
     ----------
-    budget, clock, sleep, busy, on_event
-        As for `race`. What passes while nobody runs does not count.
+    budget : float, optional
+        Seconds for all turns; what passes between `enter` and `finish` does not count.
+    clock, sleep, busy : callable
+        The time, waiting, and the processor time that this process has used, in seconds.
+    on_event : callable, optional
+        Called with a candidate before its turn, and with how many of how many have finished.
     ready : callable, optional
         Waits until the device is at its full speed, and gives the seconds that this took; they do not count either.
     """
@@ -334,7 +339,8 @@ class Heat:
         try:
             step(entry)
         except Exception as failure:  # whatever one contestant does, the race goes on
-            entry.failure = f"{type(failure).__name__}: {failure}"
+            reason = f"{type(failure).__name__}: {failure}"
+            entry.failure = f"{STARVED}: {reason}" if isinstance(failure, MemoryError) else reason
         entry.spent += self.clock() - start
 
     def sample(self, entry: _Standing) -> None:
