@@ -122,9 +122,9 @@ def cpu_seconds_of_others() -> float:
 
 
 def ours(made: Plan, problem: Problem, out: Any, constant: bool = True) -> Callable[[], Any]:
-    """One run of our plan: NCHW arrays in, a NCHW array out, a new one where `out` is None."""
+    """One run of our plan: arrays in the layer's layout in, such an array out, a new one where `out` is None."""
     weights = made.pack(problem.b) if constant and problem.layer.direction != "wgrad" else problem.b
-    return lambda: made.run(problem.a, weights, problem.bias, problem.residual, out)
+    return lambda: made.run(problem.a, weights, problem.bias, problem.residual, out, problem.slope)
 
 
 def disagreement(got: Any, want: Any) -> float:
@@ -323,9 +323,10 @@ def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
     for seed, (row, name) in enumerate(copies):
         drawn = Problem.draw(row.layer, device, seed)
         problem = replace(drawn, a=shared("x", drawn.a), residual=shared("residual", drawn.residual))
-        outs[name] = shared("y", device.empty(row.layer.y_shape, np.float32))
-        problems[name] = problem
-        steps.append(ours(plans[row.name], problem, out=outs[name]))
+        out = shared("y", device.empty(row.layer.y_shape, np.float32))
+        steps.append(ours(plans[row.name], problem, out=out))
+        problems[name] = theirs = problem.channels_first(device)
+        outs[name] = out.reshape(theirs.layer.y_shape)  # the same memory
 
     def sequence() -> None:
         for step in steps:
