@@ -29,7 +29,7 @@ from autoconv.bench.results import keep, restore
 from autoconv.bench.suites import OURS, Row, Samples, Setting, Suite, as_exported
 from autoconv.common.candidate import Candidate
 from autoconv.common.text import one_line, size
-from autoconv.errors import AutoconvError, PlanError
+from autoconv.errors import AutoconvError, ConfigError, PlanError
 from autoconv.registry import algorithms
 from autoconv.tuning.planner import plan
 from autoconv.tuning.timing.full_speed import PATIENCE, FullSpeed, Sampler
@@ -37,7 +37,7 @@ from autoconv.tuning.timing.race import wait_until_idle
 
 if TYPE_CHECKING:
     from autoconv.layer import ConvLayer
-    from autoconv.networks.layers import Network
+    from autoconv.networks.layers import NamedLayer, Network
     from autoconv.plans import Plan
     from autoconv.tuning.measurement import Progress
 
@@ -181,6 +181,20 @@ def measured(row: Row, made: Plan, setting: Setting, baselines: Mapping[str, Bas
     row.times, row.slow = {name: times[name] for name in times if name not in row.failures}, full_speed.slow
 
 
+def check_types(net: Network, chosen: Iterable[NamedLayer]) -> None:
+    """Refuse layers of another type than that in which libraries are compared.
+
+    Raises
+    ------
+    ConfigError
+        When one of them is not of float32.
+    """
+    for named in chosen:
+        if (dtype := named.layer.dtype) != "float32":
+            expected = "expected 'float32', in which libraries are compared"
+            raise ConfigError(f"{net.name}: layer {named.name!r}: dtype={dtype!r}: {expected}")
+
+
 def planned(layer: ConvLayer, setting: Setting, progress: Progress | None = None) -> Plan:
     """Our plan, tuned and recorded, vendors off."""
     return plan(
@@ -240,9 +254,11 @@ def run_suite(
     Raises
     ------
     ConfigError
-        When the network has no layer of one of `names`, or the folder has the result of another setting.
+        When the network has no layer of one of `names`, one of the layers is not of float32, or the folder has the
+        result of another setting.
     """
     chosen = net.layers if names is None else tuple(map(net.find, names))
+    check_types(net, chosen)
     some = () if names is None else tuple(named.name for named in chosen)
     suite = Suite(net.name, batch, setting, len(chosen), network and names is None, names=some)
     plans: dict[str, Plan] = {}

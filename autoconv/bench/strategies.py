@@ -13,7 +13,7 @@ import numpy as np
 
 from autoconv import registry
 from autoconv.bench.baselines import BASELINES, Prepared, Problem
-from autoconv.bench.race import AGREEMENT, disagreement, ours, race
+from autoconv.bench.race import AGREEMENT, check_types, disagreement, ours, race
 from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
@@ -125,7 +125,13 @@ def compare(
     Returns
     -------
     Comparison
+
+    Raises
+    ------
+    ConfigError
+        When one of the layers is not of float32.
     """
+    check_types(net, net.layers)
     found = Comparison(net.name, batch, training, device)
     able = [name for name in baselines if all(BASELINES[name].takes(way, not training) for way in _ways(training))]
     found.failures |= {name: "it does not compute gradients here" for name in baselines if name not in able}
