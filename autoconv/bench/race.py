@@ -232,6 +232,7 @@ def run_suite(
     ----------
     net : Network
     batch : int
+        Of the layers that state none of their own; so, too, for the direction of the setting.
     setting : Setting
     names : iterable of str, optional
         The layers to take; all, unless given.
@@ -262,13 +263,16 @@ def run_suite(
     some = () if names is None else tuple(named.name for named in chosen)
     suite = Suite(net.name, batch, setting, len(chosen), network and names is None, names=some)
     plans: dict[str, Plan] = {}
-    jobs = [Row(named.name, named.at(batch, setting.direction), named.repeat) for named in chosen]
+    meant = batch, setting.direction
+    jobs = [Row(named.name, named.at(*net.stated(named, *meant)), named.repeat) for named in chosen]
+    if own := sum((row.layer.N, row.layer.direction) != meant for row in jobs):
+        suite.notes.append(f"{own} of {len(jobs)} layers are at a batch size or in a direction of their own")
     if folder is not None:
         restore(suite, jobs, folder)
     if any(not row.times for row in jobs) or (net.name in NETWORKS and as_exported(OURS) not in suite.whole):
         suite.whole, suite.shares = {}, {}  # those of other rows, or of a part of the contestants
-    sequence = suite.network and setting.direction == "fwd" and setting.constant and "onnxruntime" in setting.baselines
-    sequence = sequence and not suite.whole
+    sequence = suite.network and setting.constant and "onnxruntime" in setting.baselines
+    sequence = sequence and all(row.layer.direction == "fwd" for row in jobs) and not suite.whole
     try:
         for row in jobs:
             if over():

@@ -108,10 +108,11 @@ def compare(
     ----------
     net : Network
     batch : int
+        Of the layers that state none of their own.
     device : CPU
     training : bool
-        Whether both gradients of every layer count, too, but for the first layer's dgrad, which nobody needs; filters
-        then vary from run to run.
+        Whether both gradients of every layer count, too, but for that of the first layer's input, which nobody needs;
+        filters then vary from run to run.
     baselines : sequence of str
         Of `BASELINES`: other libraries to take part as strategies, where they compute all directions.
     rounds : int
@@ -140,10 +141,11 @@ def compare(
     options: dict[str, Any] = {"device": device, "vendors": False, "weights": "varying" if training else "constant"}
     timing: dict[str, Any] = {"budget": budget, "isolate": isolate}
     for place, named in enumerate(net.layers):
-        for way in _ways(training):
-            if way == "dgrad" and place == 0:
+        size, own = net.stated(named, batch)
+        for way in _ways(training) if training else (own,):
+            if training and place == 0 and way == ("fwd" if named.transposed else "dgrad"):
                 continue
-            layer = named.at(batch, way)
+            layer = named.at(size, way)
             label = f"{named.name}, {way}" if training else named.name
             say(f"tuning {net.name} {label}")
             chosen = {"profile": plan(layer, "profile", **options, **timing)}

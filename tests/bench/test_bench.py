@@ -265,6 +265,23 @@ def test_layers_in_nhwc_are_given_to_baselines_in_nchw(layer: ConvLayer) -> None
 
 
 @pytest.mark.usefixtures("place")
+def test_layers_are_measured_at_their_own_batch_size_and_direction() -> None:
+    up = NamedLayer("up", LAYER.replace(bias=True), 1, 2, (3,), ("dgrad",))
+    entrants = {"torch": fake("torch"), "onnxruntime": replace(fake("onnxruntime"), directions=("fwd",))}
+    net = Network("Two", "", (NamedLayer("plain", LAYER, 1, 1), up))
+    found = race.run_suite(net, 1, setting(*entrants, rounds=2), baselines=entrants)
+    assert [row.layer for row in found.rows] == [LAYER, LAYER.replace(N=3, direction="dgrad", bias=True)]
+    assert [row.failures for row in found.rows] == [{}, {}]
+    assert [set(row.times) for row in found.rows] == [{OURS, *entrants}, {OURS}]
+    assert found.left_out == [
+        "up: torch: direction='dgrad': baselines are given no bias, residual or activation",
+        "up: onnxruntime: direction='dgrad': ONNX Runtime is given fwd",
+    ]
+    assert found.whole == {}, "ONNX Runtime has no graph of such layers"
+    assert "1 of 2 layers are at a batch size or in a direction of their own" in found.remarks
+
+
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("bias", [False, True])
 def test_prelu_is_given_its_slopes(bias: bool) -> None:
     layer = LAYER.replace(bias=bias, activation="prelu")
