@@ -9,10 +9,12 @@ import pytest
 from layers import EDGES, edge, operands
 
 import autoconv
+from autoconv import plans
 from autoconv.errors import ArrayError, LayerError
+from autoconv.functional import operands as functional_operands
 from autoconv.layer import DTYPES, ConvLayer
 from autoconv.records.cache import TuningCache
-from autoconv.tuning import reference
+from autoconv.tuning import planner, reference
 
 
 @pytest.fixture
@@ -128,6 +130,21 @@ def test_a_transposed_convolution_takes_no_bias_of_another_shape_or_type(
     x, w = np.ones((1, 3, 6, 6), np.float32), np.ones((3, 4, 3, 3), np.float32)
     with pytest.raises(ArrayError, match=words):
         autoconv.conv_transpose2d(x, w, bias, **quick)  # type: ignore[arg-type]
+
+
+def test_only_mode_hybrid_has_a_budget_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def planned(layer: ConvLayer, *, device: object, mode: str, budget: float | None) -> plans.Plan:
+        asked.append((mode, budget))
+        return planner.plan(layer, "numpy.direct", device=device)
+
+    monkeypatch.setattr(functional_operands, "plan", planned)
+    x, w = np.ones((1, 2, 6, 6), np.float32), np.ones((3, 2, 3, 3), np.float32)
+    given = {}, {"mode": "hybrid", "budget": 1.0}, {"mode": "profile"}, {"mode": "profile", "budget": 0.5}
+    for options in (*given, {"mode": "heuristic"}):
+        autoconv.conv2d(x, w, **options)
+    assert asked == [("hybrid", 0.2), ("hybrid", 1.0), ("profile", None), ("profile", 0.5), ("heuristic", None)]
 
 
 def test_arrays_in_files_are_taken_in_every_type(tmp_path: Path, quick: dict[str, object]) -> None:
