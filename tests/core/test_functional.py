@@ -96,6 +96,19 @@ def test_the_transposed_convolution_is_the_adjoint(stride: object, groups: int, 
     np.testing.assert_allclose(biased, y + bias.reshape(-1, 1, 1))
 
 
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_a_transposed_convolution_is_rounded_once_with_its_bias(layout: str, quick: dict[str, object]) -> None:
+    channels = -3 if layout == "NCHW" else -1
+    x = np.array([2048, 1], np.float16).reshape((1, 2, 1, 1) if layout == "NCHW" else (1, 1, 1, 2))
+    w = np.ones((2, 3, 1, 1) if layout == "NCHW" else (2, 1, 1, 3), np.float16)
+    bias = np.array([0, 1, 3], np.float16)
+    y = autoconv.conv_transpose2d(x, w, bias, layout=layout, **quick)
+    assert y.shape[channels] == 3
+    assert y.ravel().tolist() == [2048, 2050, 2052], (
+        "float16 has no 2049, which is to be rounded only when all is added"
+    )
+
+
 def test_lists_spell_pairs(quick: dict[str, object]) -> None:
     x, w = np.ones((1, 2, 6, 6), np.float32), np.ones((3, 2, 3, 3), np.float32)
     np.testing.assert_array_equal(
