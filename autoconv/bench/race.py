@@ -29,7 +29,7 @@ from autoconv.bench.results import keep, restore
 from autoconv.bench.suites import OURS, Row, Samples, Setting, Suite, as_exported
 from autoconv.common.candidate import Candidate
 from autoconv.common.text import one_line, size
-from autoconv.errors import AutoconvError, PlanError
+from autoconv.errors import AutoconvError, ConfigError, PlanError
 from autoconv.registry import algorithms
 from autoconv.tuning.planner import plan
 from autoconv.tuning.timing.full_speed import PATIENCE, FullSpeed, Sampler
@@ -37,7 +37,7 @@ from autoconv.tuning.timing.race import wait_until_idle
 
 if TYPE_CHECKING:
     from autoconv.layer import ConvLayer
-    from autoconv.networks.layers import Network
+    from autoconv.networks.layers import NamedLayer, Network
     from autoconv.plans import Plan
     from autoconv.tuning.measurement import Progress
 
@@ -122,9 +122,9 @@ def cpu_seconds_of_others() -> float:
 
 
 def ours(made: Plan, problem: Problem, out: Any, constant: bool = True) -> Callable[[], Any]:
-    """One run of our plan: NCHW arrays in, a NCHW array out, a new one where `out` is None."""
+    """One run of our plan: arrays in the layer's layout in, such an array out, a new one where `out` is None."""
     weights = made.pack(problem.b) if constant and problem.layer.direction != "wgrad" else problem.b
-    return lambda: made.run(problem.a, weights, problem.bias, problem.residual, out)
+    return lambda: made.run(problem.a, weights, problem.bias, problem.residual, out, problem.slope)
 
 
 def disagreement(got: Any, want: Any) -> float:
@@ -181,6 +181,20 @@ def measured(row: Row, made: Plan, setting: Setting, baselines: Mapping[str, Bas
     row.times, row.slow = {name: times[name] for name in times if name not in row.failures}, full_speed.slow
 
 
+def check_types(net: Network, chosen: Iterable[NamedLayer]) -> None:
+    """Refuse layers of another type than that in which libraries are compared.
+
+    Raises
+    ------
+    ConfigError
+        When one of them is not of float32.
+    """
+    for named in chosen:
+        if (dtype := named.layer.dtype) != "float32":
+            expected = "expected 'float32', in which libraries are compared"
+            raise ConfigError(f"{net.name}: layer {named.name!r}: dtype={dtype!r}: {expected}")
+
+
 def planned(layer: ConvLayer, setting: Setting, progress: Progress | None = None) -> Plan:
     """Our plan, tuned and recorded, vendors off."""
     return plan(
@@ -218,6 +232,7 @@ def run_suite(
     ----------
     net : Network
     batch : int
+        Of the layers that state none of their own; so, too, for the direction of the setting.
     setting : Setting
     names : iterable of str, optional
         The layers to take; all, unless given.
@@ -240,19 +255,24 @@ def run_suite(
     Raises
     ------
     ConfigError
-        When the network has no layer of one of `names`, or the folder has the result of another setting.
+        When the network has no layer of one of `names`, one of the layers is not of float32, or the folder has the
+        result of another setting.
     """
     chosen = net.layers if names is None else tuple(map(net.find, names))
+    check_types(net, chosen)
     some = () if names is None else tuple(named.name for named in chosen)
     suite = Suite(net.name, batch, setting, len(chosen), network and names is None, names=some)
     plans: dict[str, Plan] = {}
-    jobs = [Row(named.name, named.at(batch, setting.direction), named.repeat) for named in chosen]
+    meant = batch, setting.direction
+    jobs = [Row(named.name, named.at(*net.stated(named, *meant)), named.repeat) for named in chosen]
+    if own := sum((row.layer.N, row.layer.direction) != meant for row in jobs):
+        suite.notes.append(f"{own} of {len(jobs)} layers are at a batch size or in a direction of their own")
     if folder is not None:
         restore(suite, jobs, folder)
     if any(not row.times for row in jobs) or (net.name in NETWORKS and as_exported(OURS) not in suite.whole):
         suite.whole, suite.shares = {}, {}  # those of other rows, or of a part of the contestants
-    sequence = suite.network and setting.direction == "fwd" and setting.constant and "onnxruntime" in setting.baselines
-    sequence = sequence and not suite.whole
+    sequence = suite.network and setting.constant and "onnxruntime" in setting.baselines
+    sequence = sequence and all(row.layer.direction == "fwd" for row in jobs) and not suite.whole
     try:
         for row in jobs:
             if over():
@@ -323,9 +343,10 @@ def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
     for seed, (row, name) in enumerate(copies):
         drawn = Problem.draw(row.layer, device, seed)
         problem = replace(drawn, a=shared("x", drawn.a), residual=shared("residual", drawn.residual))
-        outs[name] = shared("y", device.empty(row.layer.y_shape, np.float32))
-        problems[name] = problem
-        steps.append(ours(plans[row.name], problem, out=outs[name]))
+        out = shared("y", device.empty(row.layer.y_shape, np.float32))
+        steps.append(ours(plans[row.name], problem, out=out))
+        problems[name] = theirs = problem.channels_first(device)
+        outs[name] = out.reshape(theirs.layer.y_shape)  # the same memory
 
     def sequence() -> None:
         for step in steps:

@@ -13,7 +13,7 @@ import numpy as np
 
 from autoconv import registry
 from autoconv.bench.baselines import BASELINES, Prepared, Problem
-from autoconv.bench.race import AGREEMENT, disagreement, ours, race
+from autoconv.bench.race import AGREEMENT, check_types, disagreement, ours, race
 from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
@@ -108,10 +108,11 @@ def compare(
     ----------
     net : Network
     batch : int
+        Of the layers that state none of their own.
     device : CPU
     training : bool
-        Whether both gradients of every layer count, too, but for the first layer's dgrad, which nobody needs; filters
-        then vary from run to run.
+        Whether both gradients of every layer count, too, but for that of the first layer's input, which nobody needs;
+        filters then vary from run to run.
     baselines : sequence of str
         Of `BASELINES`: other libraries to take part as strategies, where they compute all directions.
     rounds : int
@@ -125,7 +126,13 @@ def compare(
     Returns
     -------
     Comparison
+
+    Raises
+    ------
+    ConfigError
+        When one of the layers is not of float32.
     """
+    check_types(net, net.layers)
     found = Comparison(net.name, batch, training, device)
     able = [name for name in baselines if all(BASELINES[name].takes(way, not training) for way in _ways(training))]
     found.failures |= {name: "it does not compute gradients here" for name in baselines if name not in able}
@@ -134,10 +141,11 @@ def compare(
     options: dict[str, Any] = {"device": device, "vendors": False, "weights": "varying" if training else "constant"}
     timing: dict[str, Any] = {"budget": budget, "isolate": isolate}
     for place, named in enumerate(net.layers):
-        for way in _ways(training):
-            if way == "dgrad" and place == 0:
+        size, own = net.stated(named, batch)
+        for way in _ways(training) if training else (own,):
+            if training and place == 0 and way == ("fwd" if named.transposed else "dgrad"):
                 continue
-            layer = named.at(batch, way)
+            layer = named.at(size, way)
             label = f"{named.name}, {way}" if training else named.name
             say(f"tuning {net.name} {label}")
             chosen = {"profile": plan(layer, "profile", **options, **timing)}

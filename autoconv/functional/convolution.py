@@ -143,19 +143,8 @@ def conv2d_dgrad(
     >>> conv2d_dgrad(dy, w, input_size=(8, 8), stride=2, padding=1, mode="heuristic").shape
     (1, 2, 8, 8)
     """
-    arrays, layout, back = arrays_of(layout, options, dy=dy, w=w, out=out)
-    N, K, P, Q = extents_of(arrays["dy"], layout)
-    K_w, C_group, R, S = extents_of(arrays["w"], layout)
-    H, W = _size(input_size, "input_size")
-    layer = _layer(
-        (N, C_group * number_of(groups), H, W, K_w, R, S),
-        (stride, padding, dilation, groups),
-        (arrays["dy"].dtype, layout, "dgrad"),
-        (False, False, None),
-    )
-    _agree("dy", (K, P, Q), layer)
-    dx = planned(layer, options).run(arrays["dy"], arrays["w"], out=arrays["out"])
-    return out if out is not None else like(dy, back(dx))
+    geometry = stride, padding, dilation, groups
+    return _dgrad(dy, w, None, input_size, geometry, layout=layout, out=out, **options)
 
 
 def conv2d_wgrad(
@@ -246,7 +235,6 @@ def conv_transpose2d(
     w : array of shape (C, K/groups, R, S) or (C, R, S, K/groups)
         The filters; the channels of `x` come first.
     bias : array of K values, optional
-        Added to the result.
     stride : int or (height, width)
         Pixels of the result from one pixel of `x` to the next.
     padding : int or (height, width)
@@ -294,20 +282,40 @@ def conv_transpose2d(
     size = (H - 1) * sh - 2 * ph + dh * (R - 1) + oh + 1, (W - 1) * sw - 2 * pw + dw * (S - 1) + ow + 1
     if bias is not None:
         bias = _bias(bias, K_group * number_of(groups), arrays["x"].dtype, options["device"])
-    y = conv2d_dgrad(
-        x,
-        w,
-        input_size=size,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        layout=layout,
-        **options,
-    )
-    if bias is not None:
+    # Of the kernels for dgrad on a GPU one alone adds a bias, and it is the slowest.
+    fused = bias is not None and options["device"].kind == "cpu"
+    geometry = stride, padding, dilation, groups
+    y = _dgrad(x, w, bias if fused else None, size, geometry, layout=layout, **options)
+    if bias is not None and not fused:
         y += like(y, bias.reshape((-1, 1, 1)) if layout == "NCHW" else bias)
     return y
+
+
+def _dgrad(
+    dy: Array,
+    w: Array,
+    bias: Array | None,
+    input_size: Pair,
+    geometry: tuple[Any, ...],
+    *,
+    layout: Layout,
+    out: Array | None = None,
+    **options: Any,
+) -> Array:
+    """`conv2d_dgrad` with a bias for each channel of what it gives, where there is one."""
+    arrays, stored, back = arrays_of(layout, options, dy=dy, w=w, out=out)
+    N, K, P, Q = extents_of(arrays["dy"], stored)
+    K_w, C_group, R, S = extents_of(arrays["w"], stored)
+    H, W = _size(input_size, "input_size")
+    layer = _layer(
+        (N, C_group * number_of(geometry[-1]), H, W, K_w, R, S),
+        geometry,
+        (arrays["dy"].dtype, stored, "dgrad"),
+        (bias is not None, False, None),
+    )
+    _agree("dy", (K, P, Q), layer)
+    dx = planned(layer, options).run(arrays["dy"], arrays["w"], bias, out=arrays["out"])
+    return out if out is not None else like(dy, back(dx))
 
 
 def _size(value: Any, name: str) -> Pair:

@@ -11,7 +11,7 @@ from autoconv.plans import Plan
 from autoconv.registry import device_of, resolve
 from autoconv.tuning.planner import plan
 
-BUDGET = 0.2  # seconds of timing that the first call with a new shape may cost
+BUDGET = 0.2  # seconds of timing that the first call with a new shape may cost in mode "hybrid"
 
 Padding = int | Pair | Sides | str
 
@@ -63,5 +63,11 @@ def number_of(groups: Any) -> int:
 
 def planned(layer: ConvLayer, options: dict[str, Any]) -> Plan:
     """The plan that a function's options ask for."""
-    defaults: dict[str, Any] = {"mode": "hybrid", "budget": BUDGET}
+    mode = options.get("mode", "hybrid")
+    defaults: dict[str, Any] = {"mode": mode, "budget": default_budget(mode)}
     return plan(layer, **(defaults | options))
+
+
+def default_budget(mode: str) -> float | None:
+    """Seconds that timing may take in a mode where the caller says nothing of them; None for no limit."""
+    return BUDGET if mode == "hybrid" else None

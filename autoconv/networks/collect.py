@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from autoconv.common.forks import renew_in_children
@@ -22,6 +24,7 @@ from autoconv.records.files import file_name
 from autoconv.tuning import planner
 
 VARIABLE = "AUTOCONV_COLLECT"
+SOURCE = "layers that a program used and had no record for"
 
 
 @contextmanager
@@ -35,8 +38,8 @@ def collect(path: str | Path) -> Iterator[None]:
     Parameters
     ----------
     path : str or Path
-        Of the YAML file, written when the block ends. Layers of a list that is there already stay in it; where none
-        are found, nothing is written.
+        Of the YAML file, written when the block ends. A list that is there already stays as it is, but for comments,
+        and gets what it does not have; where there is nothing new, nothing is written.
 
     Yields
     ------
@@ -88,7 +91,7 @@ class Collection:
         """Refuse a place that could not be written to, before anything is lost."""
         if not self.path.parent.is_dir():
             raise ConfigError(f"{self._given}: there is no folder {self.path.parent}")
-        self._there()
+        _listed(self._there())
 
     def note(self, made: Plan) -> None:
         """Remember the layer of a plan, if no record sufficed for it."""
@@ -107,46 +110,73 @@ class Collection:
                 return
             try:
                 with FileLock(temporary_folder() / file_name(str(self.path), ".lock")):
-                    write_whole(self.path, self._fitting([*self._there(), *self._layers]))
+                    net = self._there()
+                    known = _listed(net)
+                    if longer := self._fitting(net, [layer for layer in self._layers if layer not in known]):
+                        write_whole(self.path, text_of(longer))
             except OSError as error:
                 raise ConfigError(f"{self._given}: cannot be written: {error.strerror or error}") from None
 
-    def _there(self) -> list[ConvLayer]:
-        """The layers of the file, if there is one."""
+    def _there(self) -> Network:
+        """The list of the file; one without layers, if there is no file."""
         try:
             with self.path.open("rb") as file:
                 data = file.read(yaml_reader.LARGEST_FILE + 1)
         except FileNotFoundError:
-            return []
+            return Network(self.path.stem, SOURCE, ())
         except OSError as error:
             raise ConfigError(f"{self._given}: cannot be read: {error.strerror or error}") from None
-        net = yaml_reader.network(data, str(self._given), self.path.stem)
-        return [
-            named.at(size, way)
-            for named in net.layers
-            for size in named.batches or net.batches
-            for way in named.directions or ("fwd",)
-        ]
+        return yaml_reader.network(data, str(self._given), self.path.stem)
 
-    def _fitting(self, layers: list[ConvLayer]) -> str:
-        """The list of as many layers, from the first, as a file may hold; a warning says how many it may not."""
-        kept = layers = list(dict.fromkeys(layers))
-        while len(text := text_of(network_of(kept, self.path.stem))) > yaml_reader.LARGEST_FILE:
+    def _fitting(self, net: Network, new: list[ConvLayer]) -> Network | None:
+        """The list with as many new layers, from the first, as a file may hold; None if with none.
+
+        A warning says how many it may not hold.
+        """
+        kept, longer = new, extended(net, new)
+        while kept and len(text_of(longer).encode()) > yaml_reader.LARGEST_FILE:
             kept = kept[: len(kept) * 9 // 10]
-        if len(kept) < len(layers):
-            left = f"{len(layers) - len(kept)} of {len(layers)} layers are left out"
+            longer = extended(net, kept)
+        if len(kept) < len(new):
+            left = f"{len(new) - len(kept)} of {len(new)} layers are left out"
             warnings.warn(f"{self._given}: {left}, as a layer list may have no more", CacheWarning, stacklevel=2)
-        return text
+        return longer if kept else None
 
 
-def network_of(layers: list[ConvLayer], name: str) -> Network:
+def _listed(net: Network) -> set[ConvLayer]:
+    """What a list has to tune: each of its layers at its batch sizes and in its directions."""
+    return {
+        named.at(size, way)
+        for named in net.layers
+        for size in named.batches or net.batches
+        for way in named.directions or ("fwd",)
+    }
+
+
+def network_of(layers: Iterable[ConvLayer], name: str) -> Network:
     """These layers as a network, each with its own batch sizes and directions.
 
     Parameters
     ----------
-    layers : list of ConvLayer
+    layers : iterable of ConvLayer
     name : str
         The network's.
+
+    Returns
+    -------
+    Network
+    """
+    return extended(Network(name, SOURCE, ()), layers)
+
+
+def extended(net: Network, layers: Iterable[ConvLayer]) -> Network:
+    """A network with these layers behind its own, each with its own batch sizes and directions, and a new name.
+
+    Parameters
+    ----------
+    net : Network
+    layers : iterable of ConvLayer
+        What it does not have yet.
 
     Returns
     -------
@@ -157,14 +187,15 @@ def network_of(layers: list[ConvLayer], name: str) -> Network:
         ends = layer.direction == "dgrad" and layer.has_epilogue  # of a transposed convolution: an entry of its own
         ways = alike.setdefault((layer.replace(N=1, direction="fwd"), ends), {})
         ways.setdefault(layer.direction, []).append(layer.N)
-    found: list[NamedLayer] = []
+    found, taken = [*net.layers], {named.name for named in net.layers}
+    names = (text for place in itertools.count(1) if (text := f"layer{place}") not in taken)
     for (layer, _), ways in alike.items():
         groups: dict[tuple[int, ...], list[str]] = {}
         for way, sizes in ways.items():
             groups.setdefault(tuple(sorted(sizes)), []).append(way)
-        for place, (batches, directions) in enumerate(groups.items(), len(found) + 1):
-            found.append(NamedLayer(f"layer{place}", layer, 1, place, batches, tuple(directions)))
-    return Network(name, "layers that a program used and had no record for", tuple(found))
+        for batches, directions in groups.items():
+            found.append(NamedLayer(next(names), layer, 1, len(found) + 1, batches, tuple(directions)))
+    return replace(net, layers=tuple(found))
 
 
 if os.environ.get(VARIABLE):

@@ -36,11 +36,15 @@ class NamedLayer:
     batches: tuple[int, ...] = ()
     directions: tuple[str, ...] = ()
 
+    @property
+    def transposed(self) -> bool:
+        """Whether it is a transposed convolution: a layer whose own direction is "dgrad" alone."""
+        return self.directions == ("dgrad",)
+
     def at(self, batch: int = 1, direction: str = "fwd") -> ConvLayer:
         """The layer for a batch and a direction.
 
-        A gradient has no fused epilogue; but of a layer whose own direction is "dgrad" alone, a transposed convolution,
-        the epilogue ends that.
+        A gradient has no fused epilogue. Of a transposed convolution the epilogue ends "dgrad", and no other.
 
         Parameters
         ----------
@@ -56,7 +60,7 @@ class NamedLayer:
         LayerError
             When the batch is not an integer from 1, or the direction is none of "fwd", "dgrad" and "wgrad".
         """
-        ends = direction == "fwd" or (direction,) == self.directions == ("dgrad",)
+        ends = direction == ("dgrad" if self.transposed else "fwd")
         epilogue = {} if ends else {"bias": False, "residual": False, "activation": None}
         return self.layer.replace(N=batch, direction=direction, **epilogue)
 
@@ -93,6 +97,31 @@ class Network:
     def macs(self) -> int:
         """Multiply-adds of all convolutions for one image, repeats counted."""
         return sum(named.layer.macs * named.repeat for named in self.layers)
+
+    def stated(self, named: NamedLayer, batch: int, direction: str = "fwd") -> tuple[int, str]:
+        """The batch size and the direction that count for a layer, where every layer is taken once.
+
+        What is asked of all layers, but where the layer states its own: those take the place of the network's batch
+        sizes and of "fwd". Of several the first is taken, unless what is asked is among them.
+
+        Parameters
+        ----------
+        named : NamedLayer
+            One of its layers.
+        batch : int
+        direction : "fwd", "dgrad" or "wgrad"
+
+        Returns
+        -------
+        batch : int
+        direction : "fwd", "dgrad" or "wgrad"
+        """
+        sizes, ways = (named.batches or (batch,)), (named.directions or (direction,))
+        if batch not in self.batches or batch in sizes:
+            sizes = (batch,)
+        if direction != "fwd" or direction in ways:
+            ways = (direction,)
+        return sizes[0], ways[0]
 
     def find(self, name: str) -> NamedLayer:
         """The layer of a name.

@@ -28,13 +28,14 @@ def conv2d(
     """2-D convolution of tensors on the CPU, in place of `torch.nn.functional.conv2d`, with gradients of any order.
 
     A shape is planned when it is first seen, forward and for each gradient that is asked for. Tensors are read where
-    they lie; under `torch.autocast` they are converted first. Plans use no more threads than `torch.get_num_threads()`,
-    and are deterministic where `torch.use_deterministic_algorithms` asks for that.
+    they lie; under `torch.autocast` they are converted first, but for those of float64, as by PyTorch. Plans use no
+    more threads than `torch.get_num_threads()`, and are deterministic where `torch.use_deterministic_algorithms` asks
+    for that.
 
     Parameters
     ----------
     input : tensor of shape (N, C, H, W) or (C, H, W)
-        In the memory format `channels_last`, it is computed as it lies, and gives its like.
+        In the memory format `channels_last`, it is computed as it lies, and gives its like. N may be 0.
     weight : tensor of shape (K, C/groups, R, S)
         The filters.
     bias : tensor of K values, optional
@@ -82,13 +83,19 @@ def conv2d(
             f"got {tuple(input.shape)} and {tuple(weight.shape)}"
         )
     if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-        input, weight, bias = (None if t is None else t.to(dtype) for t in (input, weight, bias))  # noqa: A001
+        input, weight, bias = (_autocast(t) for t in (input, weight, bias))  # noqa: A001
     stride, dilation = arguments.pair(stride, "stride", 1), arguments.pair(dilation, "dilation", 1)
     sides = _sides(padding, stride, dilation, (weight.shape[2], weight.shape[3]))
     images = input if input.dim() == 4 else input[None]
     y = operators.conv2d(images, weight, bias, stride, sides, dilation, groups, mode, exact, vendors)
     return y if input.dim() == 4 else y[0]
+
+
+def _autocast(given: Tensor | None) -> Tensor | None:
+    """A tensor in the type that `torch.autocast` asks for; of integers and of float64 it asks nothing."""
+    if given is None or not given.is_floating_point() or given.dtype == torch.float64:
+        return given
+    return given.to(torch.get_autocast_dtype("cpu"))
 
 
 def _sides(

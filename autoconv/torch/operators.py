@@ -16,7 +16,8 @@ from torch import Tensor
 
 from autoconv import functional
 from autoconv.cpu.device import CPU
-from autoconv.errors import PlanError
+from autoconv.errors import ArrayError, PlanError
+from autoconv.layer import ConvLayer
 from autoconv.registry import this_device
 from autoconv.vendors.torch import array, tensor
 
@@ -47,6 +48,8 @@ def _operator(name: str, first: str) -> Any:
 @_operator("conv2d", "Tensor x, Tensor w, Tensor? bias")
 def conv2d(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """`conv2d` of `autoconv`, with the padding of top, bottom, left and right."""
+    if not x.shape[0]:
+        return _of_no_images(x, w, bias, _options(*rest))
     b = None if bias is None else array(bias)
     return tensor(functional.conv2d(array(x), array(w), b, **_options(*rest)))
 
@@ -54,15 +57,19 @@ def conv2d(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
 @_operator("conv2d_dgrad", "Tensor dy, Tensor w, int[] input_size")
 def conv2d_dgrad(dy: Tensor, w: Tensor, input_size: Sequence[int], *rest: Any) -> Tensor:
     """The gradient of `conv2d` with respect to `x`."""
-    size = _pair(input_size)
-    return tensor(functional.conv2d_dgrad(array(dy), array(w), input_size=size, **_options(*rest)))
+    size, options = _pair(input_size), _options(*rest)
+    if not dy.shape[0]:
+        return _empty(dy, (0, w.shape[1] * options["groups"], *size))
+    return tensor(functional.conv2d_dgrad(array(dy), array(w), input_size=size, **options))
 
 
 @_operator("conv2d_wgrad", "Tensor x, Tensor dy, int[] filter_size")
 def conv2d_wgrad(x: Tensor, dy: Tensor, filter_size: Sequence[int], *rest: Any) -> Tensor:
     """The gradient of `conv2d` with respect to `w`."""
-    size = _pair(filter_size)
-    return tensor(functional.conv2d_wgrad(array(x), array(dy), filter_size=size, **_options(*rest)))
+    size, options = _pair(filter_size), _options(*rest)
+    if not x.shape[0]:  # a sum over no images
+        return _empty(x, (dy.shape[1], x.shape[1] // options["groups"], *size)).zero_()
+    return tensor(functional.conv2d_wgrad(array(x), array(dy), filter_size=size, **options))
 
 
 def _pair(values: Sequence[int]) -> tuple[int, int]:
@@ -94,8 +101,24 @@ def _options(
     }
 
 
+def _of_no_images(x: Tensor, w: Tensor, bias: Tensor | None, options: dict[str, Any]) -> Tensor:
+    """The output of `conv2d` for a batch without images, which no layer has; what is no convolution is refused."""
+    (_, C, H, W), (K, _, R, S) = x.shape, w.shape
+    geometry = {name: options[name] for name in ("stride", "padding", "dilation", "groups")}
+    layer = ConvLayer(N=1, C=C, H=H, W=W, K=K, R=R, S=S, dtype=_name(x), **geometry)
+    for name, given, shape in (("w", w, layer.w_shape), ("bias", bias, (K,))):
+        if given is not None and (given.dtype != x.dtype or tuple(given.shape) != shape):
+            raise ArrayError(f"{name}: expected {_name(x)} {shape}, got {_name(given)} {tuple(given.shape)}")
+    return _empty(x, (0, *layer.y_shape[1:]))
+
+
+def _name(of: Tensor) -> str:
+    """Of the type, as NumPy calls it."""
+    return str(of.dtype).removeprefix("torch.")
+
+
 def _empty(first: Tensor, shape: Sequence[int]) -> Tensor:
-    """What an operator gives while it is traced: a tensor in the memory format of its first operand."""
+    """A new tensor in the memory format of an operator's first operand: what the operator gives while it is traced."""
     last = not first.is_contiguous() and first.is_contiguous(memory_format=torch.channels_last)
     memory_format = torch.channels_last if last else torch.contiguous_format
     return torch.empty(shape, dtype=first.dtype, device=first.device, memory_format=memory_format)

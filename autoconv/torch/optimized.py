@@ -9,7 +9,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from autoconv.errors import ArrayError, ConfigError
-from autoconv.functional.operands import BUDGET
+from autoconv.functional.operands import default_budget
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.torch_reader import exported, translated
 from autoconv.torch.operators import device_in_force
@@ -136,6 +136,6 @@ def optimize(model: torch.nn.Module, example: Any, *, mode: str = "hybrid", **op
     if model.training:
         raise ConfigError(f"{name}: expected a model in evaluation mode: call model.eval() first")
     program = exported(model, example if isinstance(example, tuple) else (example,))
-    timing = {"budget": options.pop("budget", BUDGET)}
+    timing = {"budget": options.pop("budget", default_budget(mode))}
     network = CompiledNetwork(translated(program, name), device_in_force(), {"vendors": False, **options})
     return OptimizedModule(network if mode == "heuristic" else network.tune(mode, **timing), program)

@@ -12,7 +12,7 @@ from autoconv.bench import race
 from autoconv.bench.baselines import BASELINES, Baseline, Problem
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
-from autoconv.layer import ConvLayer
+from autoconv.layer import LAYOUTS, ConvLayer
 from autoconv.tuning import reference
 
 EPILOGUE: dict[str, Any] = {"bias": True, "residual": True, "activation": "relu"}
@@ -20,6 +20,8 @@ LAYERS = {
     "all at once": edge("remainders", **EPILOGUE),
     "dilated": ConvLayer(N=2, C=8, H=9, W=11, K=12, R=3, S=3, padding=2, dilation=2, activation="relu"),
     "grouped": ConvLayer(N=3, C=16, H=9, W=11, K=32, R=3, S=1, stride=(1, 2), padding=(1, 0), groups=2, bias=True),
+    "channels last": edge("remainders", layout="NHWC", **EPILOGUE),
+    "fully connected": ConvLayer(N=2, C=24, H=1, W=5, K=20, R=1, S=1, layout="NHWC", bias=True, activation="relu"),
     "depthwise": ConvLayer(N=1, C=16, H=9, W=11, K=16, R=3, S=3, padding=1, groups=16, bias=True, residual=True),
 }
 UNEVEN = ConvLayer(N=1, C=8, H=9, W=11, K=16, R=3, S=3, padding=((1, 0), (0, 2)))
@@ -48,7 +50,8 @@ def error(baseline: Baseline, layer: ConvLayer, constant: bool, fresh: bool) -> 
 @pytest.mark.parametrize("direction", ["fwd", "dgrad", "wgrad"])
 def test_the_real_baselines_agree(direction: str, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     baseline = there(name)
-    cases = LAYERS.values() if direction == "fwd" else [edge("remainders", direction=direction)]
+    gradients = [edge("remainders", direction=direction, layout=layout) for layout in LAYOUTS]
+    cases = LAYERS.values() if direction == "fwd" else gradients
     for layer, constant, fresh in itertools.product(cases, [True, False], [True, False]):
         if baseline.takes(direction, constant):
             assert error(baseline, layer, constant, fresh) < 1e-5
@@ -63,3 +66,11 @@ def test_padding_on_one_side_is_right_or_refused(name: str) -> None:
             error(baseline, UNEVEN, True, False)
     else:
         assert error(baseline, UNEVEN, True, False) < 1e-5
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_transposed_convolution_with_an_epilogue_is_refused(name: str) -> None:
+    baseline, device = BASELINES[name], CPU.current()
+    problem = Problem.draw(edge("plain", direction="dgrad", bias=True, activation="relu"), device)
+    with pytest.raises(PlanError, match="direction='dgrad': "):
+        baseline.prepare(problem, device, constant=True, fresh=False)

@@ -21,8 +21,11 @@ from autoconv import networks, registry
 from autoconv.bench import display, race
 from autoconv.bench.baselines import BASELINES, Prepared, Problem, base
 from autoconv.bench.suites import CLASSES, OURS, Row, Suite, as_exported, class_of
-from autoconv.errors import PlanError
+from autoconv.cpu.device import CPU
+from autoconv.errors import ConfigError, PlanError
+from autoconv.layer import ConvLayer
 from autoconv.networks import NamedLayer, Network
+from autoconv.tuning import reference
 from autoconv.tuning.planner import forget_plans
 
 __all__ = ["place"]  # a fixture
@@ -238,6 +241,68 @@ def test_baselines_are_not_given_every_activation() -> None:
     found = race.run_suite(net, 1, setting("torch"), network=False, baselines={"torch": fake("torch")})
     assert set(found.rows[0].times) == {OURS}
     assert found.left_out == ["plain: torch: activation='silu': baselines are given None or 'relu'"]
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    "layer",
+    [
+        ConvLayer(N=1, C=6, H=1, W=5, K=4, R=1, S=1, layout="NHWC", bias=True),
+        edge("plain", N=1, layout="NHWC", residual=True, activation="relu"),
+    ],
+    ids=["fully connected", "images"],
+)
+def test_layers_in_nhwc_are_given_to_baselines_in_nchw(layer: ConvLayer) -> None:
+    seen = []
+    entrant = fake("torch", lambda problem: seen.append(problem.layer) or exactly(problem))
+    net = Network("One", "", (NamedLayer("last", layer, 1, 1),))
+    found = race.run_suite(net, 2, setting("torch", rounds=2), network=False, baselines={"torch": entrant})
+    (only,) = found.rows
+    assert seen == [layer.replace(N=2, layout="NCHW")]
+    assert (only.failures, only.unable) == ({}, {})
+    assert set(only.times) == {OURS, "torch"}
+    assert only.errors["torch"] < 1e-4
+
+
+@pytest.mark.usefixtures("place")
+def test_layers_are_measured_at_their_own_batch_size_and_direction() -> None:
+    up = NamedLayer("up", LAYER.replace(bias=True), 1, 2, (3,), ("dgrad",))
+    entrants = {"torch": fake("torch"), "onnxruntime": replace(fake("onnxruntime"), directions=("fwd",))}
+    net = Network("Two", "", (NamedLayer("plain", LAYER, 1, 1), up))
+    found = race.run_suite(net, 1, setting(*entrants, rounds=2), baselines=entrants)
+    assert [row.layer for row in found.rows] == [LAYER, LAYER.replace(N=3, direction="dgrad", bias=True)]
+    assert [row.failures for row in found.rows] == [{}, {}]
+    assert [set(row.times) for row in found.rows] == [{OURS, *entrants}, {OURS}]
+    assert found.left_out == [
+        "up: torch: direction='dgrad': baselines are given no bias, residual or activation",
+        "up: onnxruntime: direction='dgrad': ONNX Runtime is given fwd",
+    ]
+    assert found.whole == {}, "ONNX Runtime has no graph of such layers"
+    assert "1 of 2 layers are at a batch size or in a direction of their own" in found.remarks
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("bias", [False, True])
+def test_prelu_is_given_its_slopes(bias: bool) -> None:
+    layer = LAYER.replace(bias=bias, activation="prelu")
+    problem = Problem.draw(layer, CPU.current())
+    values = [values for values in (problem.bias, problem.slope) if values is not None]
+    assert len(values) == 1 + bias
+    want = reference.convolve(layer, problem.a, problem.b, np.concatenate(values), None)
+    made = race.planned(layer, setting())
+    assert race.disagreement(race.ours(made, problem, None, constant=False)(), want) < 1e-4
+    net = Network("One", "", (NamedLayer("plain", layer, 1, 1),))
+    found = race.run_suite(net, 1, setting("torch", rounds=2), network=False, baselines={"torch": fake("torch")})
+    assert found.rows[0].failures == {}
+    assert set(found.rows[0].times) == {OURS}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "uint8"])
+def test_other_types_are_refused_before_anything_is_tuned(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(race, "planned", lambda *_: pytest.fail("it was tuned"))
+    layers = (NamedLayer("plain", LAYER, 1, 1), NamedLayer("other", edge("plain", N=1, dtype=dtype), 1, 2))
+    with pytest.raises(ConfigError, match=f"Two: layer 'other': dtype='{dtype}': expected 'float32'"):
+        race.run_suite(Network("Two", "", layers), 1, setting("torch"), baselines={"torch": fake("torch")})
 
 
 @pytest.mark.usefixtures("place")

@@ -153,6 +153,22 @@ def test_a_network_without_any_record_is_refused(tiny: Path, tmp_path: Path) -> 
         studies.gather(networks.load(tiny), 2, "fwd", CPU.current(), TuningCache(tmp_path, system=None), OPTIONS)
 
 
+def test_layers_are_studied_at_their_own_batch_size_and_direction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.yaml").write_text(
+        "layers: [{name: up, C: 8, H: 12, K: 8, R: 3, padding: 1, batch: 4, direction: dgrad}]\n"
+    )
+    net, cache = networks.load(tmp_path / "own.yaml"), TuningCache(tmp_path / "records", system=None)
+    layer = net.layers[0].layer.replace(N=4, direction="dgrad")
+    remember(cache, [layer], modelled())
+    study = studies.gather(net, 1, "fwd", modelled(), cache, OPTIONS)
+    assert [studied.layer for studied in study.layers] == [layer]
+    monkeypatch.setattr(pages, "charts", lambda study: [])
+    told = "<summary>At a batch size or in a direction of its own: 1 layer</summary><ul><li>up: batch 4, dgrad</li>"
+    assert told in pages.report(study)
+
+
 def test_candidates_that_are_made_up_are_of_every_kind() -> None:
     layer = ConvLayer(N=1, C=16, H=12, W=12, K=16, R=3, S=3, padding=1)
     assert {c.algorithm.partition(".")[0] for c in facts_of(layer, CPU.current())} >= {"direct", "winograd", "numpy"}

@@ -14,6 +14,7 @@ from autoconv.bench import race, strategies
 from autoconv.cli.main import cli
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
+from autoconv.errors import ConfigError
 from autoconv.layer import ConvLayer
 from autoconv.networks.layers import NamedLayer, Network
 from autoconv.plans import Plan
@@ -105,3 +106,28 @@ def test_in_training_the_first_layers_dgrad_is_left_out(monkeypatch: pytest.Monk
     monkeypatch.setattr(strategies, "_timed", timed)
     strategies.compare(net, 2, CPU.current(1), training=True, budget=0.01, isolate=False)
     assert seen == ["a, fwd", "a, wgrad", "b, fwd", "b, dgrad", "b, wgrad"]
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize(("training", "ways"), [(False, ["dgrad"]), (True, ["dgrad", "wgrad"])])
+def test_a_transposed_convolution_is_compared_as_one_at_its_own_batch_size(
+    training: bool, ways: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = ConvLayer(N=1, C=4, H=6, W=6, K=4, R=2, S=2, stride=2, bias=True)
+    net = Network("one", "", (NamedLayer("up", layer, 1, 1, (3,), ("dgrad",)),))
+    seen = []
+
+    def timed(found: strategies.Comparison, layer: ConvLayer, *rest: object) -> dict[str, float]:
+        seen.append((layer.N, layer.direction, layer.bias))
+        return {}
+
+    monkeypatch.setattr(strategies, "_timed", timed)
+    strategies.compare(net, 1, CPU.current(1), training=training, budget=0.01, isolate=False)
+    assert seen == [(3, way, way == "dgrad") for way in ways], "the gradient of the first layer's input is left out"
+
+
+def test_other_types_are_refused_before_anything_is_tuned(at_once: list[str]) -> None:
+    layer = ConvLayer(N=1, C=4, H=6, W=6, K=4, R=3, S=3, dtype="float64")
+    with pytest.raises(ConfigError, match="one: layer 'a': dtype='float64': expected 'float32'"):
+        strategies.compare(Network("one", "", (NamedLayer("a", layer, 1, 1),)), 1, CPU.current(1))
+    assert at_once == []

@@ -9,10 +9,12 @@ import pytest
 from layers import EDGES, edge, operands
 
 import autoconv
+from autoconv import plans
 from autoconv.errors import ArrayError, LayerError
+from autoconv.functional import operands as functional_operands
 from autoconv.layer import DTYPES, ConvLayer
 from autoconv.records.cache import TuningCache
-from autoconv.tuning import reference
+from autoconv.tuning import planner, reference
 
 
 @pytest.fixture
@@ -94,6 +96,19 @@ def test_the_transposed_convolution_is_the_adjoint(stride: object, groups: int, 
     np.testing.assert_allclose(biased, y + bias.reshape(-1, 1, 1))
 
 
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_a_transposed_convolution_is_rounded_once_with_its_bias(layout: str, quick: dict[str, object]) -> None:
+    channels = -3 if layout == "NCHW" else -1
+    x = np.array([2048, 1], np.float16).reshape((1, 2, 1, 1) if layout == "NCHW" else (1, 1, 1, 2))
+    w = np.ones((2, 3, 1, 1) if layout == "NCHW" else (2, 1, 1, 3), np.float16)
+    bias = np.array([0, 1, 3], np.float16)
+    y = autoconv.conv_transpose2d(x, w, bias, layout=layout, **quick)
+    assert y.shape[channels] == 3
+    assert y.ravel().tolist() == [2048, 2050, 2052], (
+        "float16 has no 2049, which is to be rounded only when all is added"
+    )
+
+
 def test_lists_spell_pairs(quick: dict[str, object]) -> None:
     x, w = np.ones((1, 2, 6, 6), np.float32), np.ones((3, 2, 3, 3), np.float32)
     np.testing.assert_array_equal(
@@ -128,6 +143,21 @@ def test_a_transposed_convolution_takes_no_bias_of_another_shape_or_type(
     x, w = np.ones((1, 3, 6, 6), np.float32), np.ones((3, 4, 3, 3), np.float32)
     with pytest.raises(ArrayError, match=words):
         autoconv.conv_transpose2d(x, w, bias, **quick)  # type: ignore[arg-type]
+
+
+def test_only_mode_hybrid_has_a_budget_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def planned(layer: ConvLayer, *, device: object, mode: str, budget: float | None) -> plans.Plan:
+        asked.append((mode, budget))
+        return planner.plan(layer, "numpy.direct", device=device)
+
+    monkeypatch.setattr(functional_operands, "plan", planned)
+    x, w = np.ones((1, 2, 6, 6), np.float32), np.ones((3, 2, 3, 3), np.float32)
+    given = {}, {"mode": "hybrid", "budget": 1.0}, {"mode": "profile"}, {"mode": "profile", "budget": 0.5}
+    for options in (*given, {"mode": "heuristic"}):
+        autoconv.conv2d(x, w, **options)
+    assert asked == [("hybrid", 0.2), ("hybrid", 1.0), ("profile", None), ("profile", 0.5), ("heuristic", None)]
 
 
 def test_arrays_in_files_are_taken_in_every_type(tmp_path: Path, quick: dict[str, object]) -> None:

@@ -81,6 +81,45 @@ def test_a_list_that_is_there_stays_and_a_failing_program_loses_nothing(tmp_path
     assert set(listed(path)) == {own, own.replace(N=2), LAYER}
 
 
+def test_a_list_that_is_there_keeps_its_names_repeats_and_title(tmp_path: Path) -> None:
+    path = tmp_path / "untuned.yaml"
+    path.write_text(
+        "# a comment\nname: Mine\nsource: a paper\nbatch: [1, 2]\nlayers:\n"
+        "  - {name: layer2, C: 2, H: 9, K: 2, R: 3, repeat: 2}\n"
+    )
+    (own,) = networks.load(path).layers
+    before = path.read_text()
+    with autoconv.collect(path):
+        plan(own.at(2), "heuristic")
+    assert path.read_text() == before, "there is nothing new"
+    with autoconv.collect(path):
+        for layer in (own.at(2), LAYER, LAYER.replace(K=7), LAYER.replace(N=8)):
+            plan(layer, "heuristic")
+    net = networks.load(path)
+    assert (net.name, net.source, net.batches) == ("Mine", "a paper", (1, 2))
+    kept, *new = net.layers
+    assert (kept.name, kept.layer, kept.repeat, kept.batches, kept.directions) == ("layer2", own.layer, 2, (), ())
+    assert [(named.name, named.layer, named.batches) for named in new] == [
+        ("layer1", LAYER, (1, 8)),
+        ("layer3", LAYER.replace(K=7), (1,)),
+    ]
+
+
+def test_a_list_that_is_full_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "untuned.yaml"
+    path.write_text("layers: [{name: own, C: 2, H: 9, K: 2, R: 3}]\n")
+    before = path.read_text()
+    monkeypatch.setattr(yaml_reader, "LARGEST_FILE", len(before))
+
+    def program() -> None:
+        with autoconv.collect(path):
+            plan(LAYER, "heuristic")
+
+    with pytest.warns(CacheWarning, match=r"untuned.yaml: 1 of 1 layers are left out"):
+        program()
+    assert path.read_text() == before
+
+
 def test_nothing_is_written_where_nothing_is_missing(tmp_path: Path) -> None:
     with autoconv.collect(tmp_path / "untuned.yaml"):
         plan(LAYER, "numpy.direct")

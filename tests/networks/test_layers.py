@@ -117,6 +117,28 @@ def test_a_gradient_has_no_epilogue_and_the_batch_asked_for(tmp_path: Path) -> N
     assert named.at(2) == named.layer.replace(N=2)
 
 
+def test_the_epilogue_ends_a_transposed_convolution_and_no_gradient_of_it(tmp_path: Path) -> None:
+    text = "layers: [{name: up, C: 3, H: 8, K: 4, R: 2, stride: 2, bias: true, direction: dgrad}]"
+    (named,) = read(tmp_path, text).layers
+    assert named.transposed
+    assert [named.at(2, way).bias for way in ("fwd", "dgrad", "wgrad")] == [False, True, False]
+
+
+def test_what_a_layer_states_of_its_own_takes_the_place_of_what_holds_for_the_network(tmp_path: Path) -> None:
+    net = read(
+        tmp_path,
+        "batch: [1, 8]\nlayers:\n"
+        "  - {name: plain, C: 3, H: 8, K: 4, R: 3}\n"
+        "  - {name: own, C: 3, H: 8, K: 4, R: 3, batch: [4, 8], direction: [wgrad, dgrad]}\n",
+    )
+    plain, own = net.layers
+    assert not own.transposed
+    assert [net.stated(plain, 3), net.stated(plain, 8, "dgrad")] == [(3, "fwd"), (8, "dgrad")]
+    assert net.stated(own, 1) == (4, "wgrad")
+    assert net.stated(own, 8, "dgrad") == (8, "dgrad")
+    assert net.stated(own, 3, "wgrad") == (3, "wgrad"), "a batch size that is asked for, and not the network's"
+
+
 def test_name_is_the_files_unless_given(tmp_path: Path) -> None:
     assert read(tmp_path, f"layers: [{CONV}]").name == "net"
 

@@ -124,6 +124,35 @@ def test_one_image_and_other_types() -> None:
         torch.testing.assert_close(autoconv.torch.conv2d(x, w, **OURS), half)
 
 
+def test_autocast_leaves_float64_as_it_is() -> None:
+    x, w, b = (t.detach() for t in operands(dtype=torch.float64))
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = autoconv.torch.conv2d(x, w, b, **OURS), F.conv2d(x, w, b)
+    assert expected.dtype is torch.float64
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "channels_last"])
+def test_a_batch_without_images(channels_last: bool) -> None:
+    case = {"stride": 2, "padding": 1, "groups": 2}
+    x, w, b = operands(groups=2)
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    x = x.detach()[:0].contiguous(memory_format=memory_format).requires_grad_()
+    y = autoconv.torch.conv2d(x, w, b, **case, **OURS)
+    expected = F.conv2d(x, w, b, **case)
+    assert (y.shape, y.dtype) == (expected.shape, expected.dtype) == ((0, 6, 4, 3), torch.float32)
+    y.sum().backward()
+    assert x.grad.shape == x.shape
+    for given in (w, b):
+        torch.testing.assert_close(given.grad, torch.zeros_like(given), rtol=0, atol=0)
+    with pytest.raises(autoconv.ArrayError, match=r"w: expected float32 \(6, 4, 3, 3\), got float32 \(6, 2, 3, 3\)"):
+        autoconv.torch.conv2d(x, w, b, **OURS)
+    with pytest.raises(autoconv.ArrayError, match=r"bias: expected float32 \(6,\), got float64 \(6,\)"):
+        autoconv.torch.conv2d(x, w, b.double(), **case, **OURS)
+    with pytest.raises(autoconv.LayerError, match="groups=3"):
+        autoconv.torch.conv2d(x, w, b, groups=3, **OURS)
+
+
 def test_memory_is_shared_and_pytorchs_settings_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 

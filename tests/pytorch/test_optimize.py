@@ -113,6 +113,17 @@ def test_it_is_tuned_saved_and_loaded(tmp_path: Path) -> None:
     np.testing.assert_allclose(loaded.run(x.numpy()), fast(x).numpy())
 
 
+def test_only_mode_hybrid_has_a_budget_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        autoconv.CompiledNetwork, "tune", lambda self, mode, **given: asked.append((mode, given)) or self
+    )
+    model = seeded(nn.Sequential(nn.Conv2d(1, 2, 1)))
+    for options in ({}, {"mode": "profile"}, {"mode": "profile", "budget": 1.0}):
+        autoconv.torch.optimize(model, torch.ones(1, 1, 4, 4), **options)
+    assert asked == [("hybrid", {"budget": 0.2}), ("profile", {"budget": None}), ("profile", {"budget": 1.0})]
+
+
 def test_other_inputs_are_refused(fast: Any) -> None:
     x = torch.zeros(2, 3, 18, 14)
     with pytest.raises(

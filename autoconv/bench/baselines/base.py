@@ -14,10 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.common.epilogue import activations
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.vendors.base import installed, release
+
+# Dimensions of NHWC in the order of NCHW, and those of NCHW in the order of NHWC; of images and filters alike.
+_TO_FIRST, _TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Problem:
     b: Array
     bias: Array | None
     residual: Array | None
+    slope: Array | None = None
 
     @classmethod
     def draw(cls, layer: ConvLayer, device: CPU, seed: int = 0) -> Problem:
@@ -43,13 +48,27 @@ class Problem:
 
         terms = math.prod(layer.w_shape[1:]) if layer.direction == "fwd" else layer.macs / math.prod(layer.output_shape)
         a, b = layer.input_shapes
-        return cls(
-            layer,
-            normal(a),
-            normal(b, 1 / math.sqrt(terms)),
-            normal((layer.channel_values,)) if layer.channel_values else None,
-            normal(layer.output_shape) if layer.residual else None,
-        )
+        images, filters = normal(a), normal(b, 1 / math.sqrt(terms))
+        values = normal((layer.channel_values,)) if layer.channel_values else None
+        bias, slope = activations.parted(values, layer.bias, layer.activation)
+        return cls(layer, images, filters, bias, normal(layer.output_shape) if layer.residual else None, slope)
+
+    def channels_first(self, device: CPU) -> Problem:
+        """The same in NCHW, where it is in NHWC: what libraries are given."""
+        if self.layer.layout == "NCHW":
+            return self
+
+        def turned(array: Array) -> Array:
+            first = array.transpose(_TO_FIRST)
+            if first.flags.c_contiguous:  # single pixels, and filters of one tap, lie alike in both
+                return array.reshape(first.shape)
+            found = device.empty(first.shape, np.float32)
+            found[...] = first
+            return found
+
+        residual = None if self.residual is None else turned(self.residual)
+        layer = self.layer.replace(layout="NCHW")
+        return Problem(layer, turned(self.a), turned(self.b), self.bias, residual, self.slope)
 
     def operands(self, name: str, constant: bool = True) -> tuple[dict[str, Array], dict[str, Array]]:
         """As `onnx_model` calls them: the inputs of the model, and its constants, the filters among them or not."""
@@ -70,7 +89,7 @@ class Prepared(NamedTuple):
     run : callable
         One run. What it returns is in the contestant's own format.
     read : callable
-        Makes a NumPy array in NCHW of that, outside of the clock.
+        Makes a NumPy array in the layer's layout of that, outside of the clock.
     """
 
     run: Callable[[], Any]
@@ -150,9 +169,17 @@ class Baseline(Library):
         PlanError
             Where the library cannot compute the layer.
         """
-        if problem.layer.activation not in (None, "relu"):
-            raise PlanError(f"activation={problem.layer.activation!r}: baselines are given None or 'relu'")
-        return self.prepared(problem, device, constant, fresh)
+        layer = problem.layer
+        if layer.activation not in (None, "relu"):
+            raise PlanError(f"activation={layer.activation!r}: baselines are given None or 'relu'")
+        if layer.direction not in self.directions:
+            raise PlanError(f"direction={layer.direction!r}: {self.label} is given {', '.join(self.directions)}")
+        if layer.direction != "fwd" and layer.has_epilogue:
+            raise PlanError(f"direction={layer.direction!r}: baselines are given no bias, residual or activation")
+        prepared = self.prepared(problem.channels_first(device), device, constant, fresh)
+        if layer.layout == "NCHW":
+            return prepared
+        return Prepared(prepared.run, lambda y: prepared.read(y).transpose(_TO_LAST))
 
     def takes(self, direction: str, constant: bool) -> bool:
         """Whether it can be compared in this direction, and with filters that are constant or not."""

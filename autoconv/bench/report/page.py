@@ -81,6 +81,11 @@ def report(study: Study) -> str:
     if study.missing:
         missing = f"Not among these figures: {count(len(study.missing), 'layer')}"
         notes[missing] = [f"{name}: {why}" for name, why in study.missing.items()]
+    meant = study.batch, study.direction
+    own = [s for s in study.layers if (s.layer.N, s.layer.direction) != meant]
+    if own:
+        title = f"At a batch size or in a direction of its own: {count(len(own), 'layer')}"
+        notes[title] = [f"{s.name}: batch {s.layer.N}, {s.layer.direction}" for s in own]
     table = Table(
         "The time of one run; the share of all layers, as often as the network has them; operations of the direct sum "
         "per second; scratch memory; and how many times as long the second best takes. A shape is input, filters, "

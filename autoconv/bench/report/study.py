@@ -189,6 +189,7 @@ def gather(
     net : Network
     batch : int
     direction : "fwd", "dgrad" or "wgrad"
+        Of the layers that state no others of their own.
     device : CPU
     cache : TuningCache
     options : mapping
@@ -205,7 +206,7 @@ def gather(
     """
     layers, missing, when = [], {}, ""
     for named in net.layers:
-        layer = named.at(batch, direction)
+        layer = named.at(*net.stated(named, batch, direction))
         try:
             found = studied(named.name, named.repeat, layer, device, cache, {**options, "mode": "cached"})
         except PlanError as error:
