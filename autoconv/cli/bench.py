@@ -23,6 +23,7 @@ from autoconv.cli.options import (
     batches,
     check_place,
     device_named,
+    networks_of,
     rounds,
     seconds,
     some_of,
@@ -179,8 +180,8 @@ def bench(
     if chart is not None and chart.suffix.lower() not in PICTURES:
         raise click.UsageError(f"--chart {chart}: expected a name that ends in {', '.join(filter(None, PICTURES))}")
     check_place("--chart", chart)
-    nets = [(networks.load(name), name != DEFAULT_SUITE) for name in suites or (DEFAULT_SUITE,)]
-    chosen = [_chosen(net, names, without) for net, _ in nets]
+    asked = [(what, *each) for what in suites or (DEFAULT_SUITE,) for each in networks_of(what, batch)]
+    chosen = [_chosen(net, names, without) for _, net, _ in asked]
     device, restrictions = _held(threads, isa)
     setting = Setting(
         device=device,
@@ -199,10 +200,10 @@ def bench(
         device.survey()
     done: list[Suite] = []
     timing: dict[str, Any] = {"folder": folder, "over": lambda: time.monotonic() > end, "say": status}
-    for (net, whole), layers in zip(nets, chosen, strict=True):
-        for size in batch or net.batches:
+    for (what, net, sizes), layers in zip(asked, chosen, strict=True):
+        for size in sizes or net.batches:
             if not (done and done[-1].interrupted):
-                done.append(run_suite(net, size, setting, names=layers, network=whole, **timing))
+                done.append(run_suite(net, size, setting, names=layers, network=what != DEFAULT_SUITE, **timing))
                 if not as_json:
                     print_suite(done[-1])
     if as_json:

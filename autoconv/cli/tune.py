@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from autoconv import networks
 from autoconv.cli.options import (
     FAILED,
     FAILURES,
@@ -20,6 +19,7 @@ from autoconv.cli.options import (
     device_named,
     directions,
     jobs_of,
+    networks_of,
     on_device,
     options_of_plan,
     seconds,
@@ -78,11 +78,12 @@ def tune(
     """
     started = time.monotonic()
     end = None if budget is None else started + budget
-    listed, device, cache = [networks.load(net) for net in nets], device_named(device_name, threads), TuningCache()
-    jobs = jobs_of(listed, batch, direction, device)
+    asked = [(path, *each) for path in nets for each in networks_of(path, batch)]
+    device, cache = device_named(device_name, threads), TuningCache()
+    jobs = [(n, job) for n, (_, net, sizes) in enumerate(asked) for job in jobs_of([net], sizes, direction, device)]
     check_mode(mode, device)
     options = options_of_plan(limits) | {"device": device, "cache": cache, "isolate": isolate}
-    rows: dict[tuple[str, int, str], list[Row]] = {}
+    rows: dict[tuple[int, int, str], list[Row]] = {}  # by the network's place, as two may have one name
     models = [(net, size) for net in nets if net.endswith(".onnx") for size in batch or (None,)]
     done, laid, interrupted = [], list[str](), False
     with progress_bar(len(jobs)) as begin:
@@ -90,10 +91,11 @@ def tune(
             if mode in TIMING:
                 with cache.timing_lock(device.key):
                     device.survey()
-            for place, (net, named, layer) in enumerate(jobs):
-                timing = {"budget": share(end, len(jobs) - place), "progress": begin(place, f"{net.name} {named.name}")}
-                row = _tuned(named, layer, mode, options | timing)
-                rows.setdefault((net.name, layer.N, layer.direction), []).append(row)
+            for place, (n, job) in enumerate(jobs):
+                label = f"{job.net.name} {job.named.name}"
+                timing = {"budget": share(end, len(jobs) - place), "progress": begin(place, label)}
+                row = _tuned(job.named, job.layer, mode, options | timing)
+                rows.setdefault((n, job.batch, job.layer.direction), []).append(row)
                 done.append(row)
             if mode in TIMING and "fwd" in (direction or ("fwd",)):
                 for place, (path, size) in enumerate(models):
@@ -101,7 +103,7 @@ def tune(
         except KeyboardInterrupt:
             interrupted = True
     peaks = {dtype: device.measured_peak(dtype) for dtype in {row.layer.dtype for row in done}}
-    tables = [Table(*key, tuple(found)) for key, found in rows.items()]
+    tables = [Table(asked[n][1].name, size, way, tuple(found)) for (n, size, way), found in rows.items()]
     timed = sum(row.plan.timed for row in done if row.plan)
     failed = [row for row in done if row.error]
     seconds = time.monotonic() - started

@@ -2,19 +2,63 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from networks.onnx_models import model, node
 from onnx import helper, numpy_helper
 
+from autoconv.cli import main
 from autoconv.cli.main import cli
 from autoconv.cpu import pool
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice import together
+from autoconv.networks.layer_list import layer_of
+from autoconv.networks.onnx_reader import read
+from autoconv.networks.passes import optimized
 from autoconv.tuning.planner import plan
+
+
+def saved(path: Path, images: int | str = "N") -> str:
+    """A network of a convolution and a fully connected layer, of so many images or as many as one likes, in a file."""
+    filters = {"k": np.ones((8, 4, 1, 1), np.float32), "w": np.ones((5, 8), np.float32)}
+    nodes = [
+        node("Conv", "x k", "c"),
+        node("GlobalMaxPool", "c", "p"),
+        node("Flatten", "p", "f"),
+        node("Gemm", "f w", "y", transB=1),
+    ]
+    path.parent.mkdir(exist_ok=True)
+    onnx.save(model(nodes, {"x": [images, 4, 3, 3]}, filters), path)
+    return str(path)
+
+
+@pytest.mark.usefixtures("place")
+def test_layers_are_those_that_the_network_runs_at_every_batch_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(tmp_path / "net.onnx")
+    assert main(["tune", path, "--batch", "1,8", "--mode", "heuristic", "--json"]) == 0
+    tables = json.loads(capsys.readouterr().out)["tables"]
+    assert [table["batch"] for table in tables] == [1, 8]
+    for table in tables:
+        graph = optimized(read(path, table["batch"]))
+        layers = [layer_of(graph, found) for found in graph.nodes.values()]
+        assert [row["layer"] for row in table["layers"]] == [layer.key() for layer in layers if layer is not None]
+    assert main(["explain", f"{path}:y", "--batch", "8", "--json"]) == 0
+    assert [found["layer"] for found in json.loads(capsys.readouterr().out)] == [tables[1]["layers"][1]["layer"]]
+
+
+@pytest.mark.usefixtures("place")
+def test_networks_of_one_name_have_tables_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [saved(tmp_path / folder / "net.onnx") for folder in "ab"]
+    assert main(["tune", *paths, "--mode", "heuristic", "--json"]) == 0
+    tables = json.loads(capsys.readouterr().out)["tables"]
+    assert [(table["network"], len(table["layers"])) for table in tables] == [("net", 2)] * 2
 
 
 @pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")

@@ -47,7 +47,7 @@ def report(
     from autoconv.bench.report.style import write_pictures
     from autoconv.cpu.device import CPU
 
-    found = networks.load(net)
+    found = networks.load(net, batch)
     size = batch or found.batches[0]
     study = gather(found, size, direction, CPU.current(threads), TuningCache(), options_of_plan(limits))
     if page is not None:

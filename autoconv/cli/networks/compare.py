@@ -52,7 +52,7 @@ def compare(
     sum of the layers; `autoconv run --against` races whole networks.
     """
     found = strategies.compare(
-        networks.load(net),
+        networks.load(net, batch),
         batch,
         cast(CPU, device_named("cpu", threads)),
         training=training,
