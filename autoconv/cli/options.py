@@ -128,7 +128,7 @@ LIMITS = (
         default="flush",
         help="keep: only what can compute with denormals. [default: flush]",
     ),
-    click.option("--tolerance", type=tolerance, metavar="ERROR", help="Largest measured error, such as 1e-6."),
+    click.option("--tolerance", type=tolerance, metavar="ERROR", help="Largest error measured of a layer, as 1e-6."),
     click.option(
         "--vendors",
         type=click.Choice(["none", "all"]),
@@ -179,8 +179,8 @@ def check_mode(mode: str, device: Device) -> None:
         )
 
 
-def share(end: float | None, jobs: int) -> float | None:
-    """Seconds for the next of so many jobs, all of which are to be done at a time of the clock; None for no limit."""
+def share(end: float | None, jobs: float) -> float | None:
+    """Seconds for one of as much as so many jobs, all to be done at a time of the clock; None for no limit."""
     return None if end is None else max((end - time.monotonic()) / jobs, LEAST_BUDGET)
 
 
