@@ -244,14 +244,22 @@ def layers_meant(
 ) -> list[ConvLayer]:
     """The layers that a LAYER, NET or NET:NAME means; those of a NET as `jobs_of` has them for the device."""
     if re.match(rf"({'|'.join(DIRECTIONS)})-", what) and not Path(what).exists():
+        if given := [name for name, value in (("--batch", batch), ("--direction", direction)) if value is not None]:
+            raise click.UsageError(f"{', '.join(given)}: expected with NET or NET:NAME, and not with a layer's key")
         return [ConvLayer.parse(what)]
-    try:
-        asked, name = networks_of(what, batch), ""
-    except ConfigError:
-        head, colon, name = what.rpartition(":")
-        if not colon or Path(what).exists():
-            raise
-        asked = networks_of(head, batch)
+    asked, name = _named(what, batch)
     chosen = {net.find(name).name for net, _ in asked} if name else None
     jobs = [job for net, sizes in asked for job in jobs_of([net], sizes, direction, device)]
     return [job.layer for job in jobs if chosen is None or job.named.name in chosen]
+
+
+def _named(what: str, batch: tuple[int, ...] | None) -> tuple[Asked, str]:
+    """The network that a NET or NET:NAME means, as `networks_of` has it, and the name; either may have colons."""
+    try:
+        return networks_of(what, batch), ""
+    except ConfigError:
+        if ":" not in what or Path(what).exists():
+            raise
+    heads = [what[: colon.start()] for colon in re.finditer(":", what)]
+    head = next((head for head in heads if head in networks.names() or Path(head).is_file()), heads[-1])
+    return networks_of(head, batch), what[len(head) + 1 :]

@@ -209,6 +209,16 @@ def test_explain_takes_a_layer_a_network_and_one_of_its_layers(capsys: pytest.Ca
     assert only["layer"].startswith("wgrad-float32-NCHW-N2-C3-H227")
 
 
+def test_names_of_layers_and_of_files_may_have_colons(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layers = "{name: 'net/conv:0', C: 3, H: 6, K: 4, R: 3}, {name: '0', C: 4, H: 6, K: 8, R: 1}"
+    (place / "a:b.yaml").write_text(f"layers: [{layers}]")
+    for name, size in (("net/conv:0", 3), ("0", 1)):
+        assert main(["explain", f"a:b.yaml:{name}", "--json"]) == 0
+        assert [ConvLayer.parse(found["layer"]).R for found in json.loads(capsys.readouterr().out)] == [size]
+    assert main(["explain", "a:b.yaml:net/conv"]) == 2
+    assert "a:b has no layer 'net/conv': did you mean 'net/conv:0'?" in capsys.readouterr().err
+
+
 def test_show_says_who_won_when_and_with_which_versions(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show"]) == 0
     assert "nothing on record yet" in capsys.readouterr().out

@@ -56,6 +56,10 @@ BAD = {
         "--device cpu-x: nothing is on record for this device, nor for any other",
     ),
     "layer key": (["explain", "fwd-float32-N1"], "'fwd-float32-N1' is not a layer key: a key reads like"),
+    "layer key and more": (
+        ["explain", "fwd-float32-NCHW-N1-C3-H4-W4-K2-R3-S3", "--batch", "8", "--direction", "wgrad"],
+        "--batch, --direction: expected with NET or NET:NAME, and not with a layer's key",
+    ),
     "bad layer": (["explain", "fwd-float32-NCHW-N1-C3-H4-W4-K2-R5-S5"], "the output is empty"),
     "layer name": (
         ["explain", "tiny.yaml:frist"],
@@ -80,6 +84,10 @@ BAD = {
     "report to nowhere": (["report", "tiny.yaml", "-o", "nowhere/x"], "-o nowhere/x: there is no folder nowhere"),
     "report batch": (["report", "tiny.yaml", "-o", "x.html", "--batch", "-3"], "-3 is not in the range x>=1"),
     "sweep of many": (["sweep", "tiny.yaml"], "tiny.yaml: expected one layer, a key or NET:NAME, got 2"),
+    "sweep of a key": (
+        ["sweep", "fwd-float32-NCHW-N1-C3-H4-W4-K2-R3-S3", "--direction", "fwd"],
+        "--direction: expected with NET or NET:NAME, and not with a layer's key",
+    ),
     "sweep extent": (["sweep", "tiny.yaml:first", "--extent", "Q"], "'Q': expected some of N,C,K,R,H"),
     "sweep values": (["sweep", "tiny.yaml:first", "--values", "1,2"], "expected --extent with one extent as well"),
     "sweep to an empty output": (
