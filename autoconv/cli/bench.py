@@ -31,6 +31,7 @@ from autoconv.cli.options import (
     words,
 )
 from autoconv.cli.output import print_json, status
+from autoconv.common import split_products
 from autoconv.cpu.device import CPU, LEVELS
 from autoconv.errors import PlanError
 from autoconv.layer import DIRECTIONS
@@ -258,6 +259,7 @@ def _chosen(
 def _held(threads: int | None, isa: str | None) -> tuple[CPU, dict[str, str]]:
     """The processor, restricted to some threads and vectors, and the environment variables that do it for PyTorch."""
     try:
+        split_products.allowed()  # or it is refused here, once, and not for every layer
         device = CPU.current(threads, isa)
         return device, restrict(isa) if isa and device.level != CPU.current().level else {}
     except PlanError as error:

@@ -160,12 +160,17 @@ def test_a_bad_file_names_file_line_and_layer(place: Path, capsys: pytest.Captur
     )
 
 
+@pytest.mark.parametrize(
+    "command", ["tune tiny.yaml", "bench tiny.yaml", "sweep tiny.yaml:first", "report tiny.yaml -o x"]
+)
 @pytest.mark.parametrize("variable", ["AUTOCONV_NUM_THREADS", "AUTOCONV_ISA", "AUTOCONV_SPLIT_PRODUCTS"])
 def test_a_bad_environment_is_bad_usage(
-    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    variable: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if command.startswith("report"):
+        pytest.importorskip("matplotlib", reason="NOT CHECKED: no matplotlib")
     monkeypatch.setenv(variable, "many")
-    assert main(["tune", "tiny.yaml"]) == 2
+    assert main(command.split()) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith(f"autoconv: error: {variable}='many': ")
     assert captured.err.count("\n") == 1
