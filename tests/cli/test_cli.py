@@ -209,6 +209,21 @@ def test_explain_takes_a_layer_a_network_and_one_of_its_layers(capsys: pytest.Ca
     assert only["layer"].startswith("wgrad-float32-NCHW-N2-C3-H227")
 
 
+def test_a_layer_without_an_answer_hides_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = networks.load("tiny.yaml")
+    first, second = (named.layer.key() for named in tiny.layers)
+    assert main(["explain", "tiny.yaml:second", "--mode", "profile"]) == 0
+    capsys.readouterr()
+    assert main(["explain", "tiny.yaml", "--mode", "cached"]) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith(second)
+    assert first not in said.out
+    assert said.err.startswith(f"autoconv: error: {first}: nothing recorded for ")
+    assert said.err.count("\n") == 1
+    assert main(["explain", "tiny.yaml", "--mode", "cached", "--json"]) == 1
+    assert [found["layer"] for found in json.loads(capsys.readouterr().out)] == [second]
+
+
 def test_names_of_layers_and_of_files_may_have_colons(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layers = "{name: 'net/conv:0', C: 3, H: 6, K: 4, R: 3}, {name: '0', C: 4, H: 6, K: 8, R: 1}"
     (place / "a:b.yaml").write_text(f"layers: [{layers}]")

@@ -66,9 +66,12 @@ BAD = {
         "Tiny has no layer 'frist': did you mean 'first'? Expected one of first, second",
     ),
     "net of a name": (["explain", "nope.yaml:first"], "nope.yaml: no such file"),
-    "no such candidate": (["explain", "tiny.yaml", "--mode", "numpy.gemm[x=1]"], "--mode numpy.gemm[x=1]: expected"),
+    "no such candidate": (
+        ["explain", "tiny.yaml:first", "--mode", "numpy.gemm[x=1]"],
+        "H12-W12-K4-R3-S3-padding1x1-bias-relu: --mode numpy.gemm[x=1]: expected",
+    ),
     "limits": (
-        ["explain", "tiny.yaml", "--mode", "numpy.gemm", "--workspace-limit", "0", "--deterministic"],
+        ["explain", "tiny.yaml:first", "--mode", "numpy.gemm", "--workspace-limit", "0", "--deterministic"],
         "under --workspace-limit 0, --deterministic: numpy.gemm[",
     ),
     "import missing": (["import", "nope.json"], "nope.json: cannot be read: No such file"),
