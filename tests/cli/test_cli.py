@@ -338,6 +338,25 @@ def test_a_record_that_makes_no_sense_is_refused_and_the_rest_taken(capsys: pyte
     assert captured.err.startswith("autoconv: error: records.json: record 1: ")
 
 
+def test_a_file_that_cannot_be_read_keeps_no_other_from_being_merged(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuned(capsys=capsys)
+    assert main(["export", "good.json"]) == 0
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(place / "other"))
+    capsys.readouterr()
+    for form in ([], ["--json"]):
+        assert main(["import", "nope.json", "good.json", "tiny.yaml", *form]) == 1
+        said = capsys.readouterr()
+        assert said.err.count("\n") == 2
+        assert said.err.startswith("autoconv: error: nope.json: cannot be read: No such file")
+        assert "autoconv: error: tiny.yaml: expected JSON" in said.err
+        if form:
+            assert json.loads(said.out)["good.json"]["known"] == 2
+        else:
+            assert said.out == "good.json: 2 new, 0 merged, 0 known already\n"
+
+
 # What it prints
 
 
