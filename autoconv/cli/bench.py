@@ -172,7 +172,7 @@ def bench(
     from autoconv.bench.display import PICTURES, print_suite
     from autoconv.bench.display import chart as draw
     from autoconv.bench.race import run_suite
-    from autoconv.bench.results import to_json
+    from autoconv.bench.results import title, to_json
     from autoconv.bench.suites import Setting
     from autoconv.records.cache import TuningCache
 
@@ -195,6 +195,10 @@ def bench(
         restrictions=restrictions,
     )
     if folder is not None:
+        owners: dict[str, str] = {}
+        for what, net, _ in asked:
+            if (other := owners.setdefault(title(net.name), what)) != what:
+                raise click.UsageError(f"-o {folder}: the results of {other} and {what} would have one name there")
         folder.mkdir(parents=True, exist_ok=True)  # or an error, before anything is timed
     end = math.inf if budget is None else time.monotonic() + budget
     with TuningCache().timing_lock(device.key):
