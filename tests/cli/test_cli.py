@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import signal
@@ -17,6 +18,7 @@ from faulty import FaultyCPU
 from races import LAYER, race
 
 from autoconv import networks, registry
+from autoconv.bench.baselines import BASELINES
 from autoconv.cli import main, options, output
 from autoconv.cli import tune as verb
 from autoconv.cli.main import cli
@@ -293,6 +295,18 @@ def test_info_names_the_device_the_cache_and_what_is_missing(
     assert "numpy.direct" in found["algorithms"]
     assert found["cache"]["persistent"] is True
     assert found["cache"]["kernels_bytes"] > 0
+
+
+def test_info_names_every_library_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packages = {package for baseline in BASELINES.values() for package in baseline.packages}
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in packages else found(name))
+    assert main(["info", "--json"]) == 0
+    missing = json.loads(capsys.readouterr().out)["missing"]
+    assert packages == {"torch", "onnxruntime", "onnx", "openvino", "ncnn", "MNN"} <= missing.keys()
+    assert missing["ncnn"] == "a library to compare with; pip install 'autoconv[bench]'"
 
 
 def test_info_keeps_to_the_width_of_a_terminal(
