@@ -97,7 +97,7 @@ def main(layers: Sequence[str], batch: int, output: Path, seconds: float) -> Non
     output.mkdir(parents=True, exist_ok=True)
     for name in layers:
         net, _, one = name.partition(":")
-        layer = networks.load(net).find(one).layer.replace(N=batch)
+        layer = networks.load(net, batch).find(one).at(batch)
         path = output / f"{device.key}-{layer.key()}.jsonl"
         left = extend(path, layer, device, end - time.monotonic())
         if left:

@@ -136,22 +136,22 @@ def disagreement(got: Any, want: Any) -> float:
     return max(float(difference.max()), -float(difference.min())) / scale
 
 
+def guarded(name: str, run: Callable[[], Any], failures: dict[str, str]) -> Callable[[], Any]:
+    """A run that is the contestant's own failure where it raises what its first did not."""
+
+    def once() -> Any:
+        try:
+            return run()
+        except Exception as failure:
+            failures[name] = one_line(failure, 200)
+            return None
+
+    return once
+
+
 def measured(row: Row, made: Plan, setting: Setting, baselines: Mapping[str, Baseline]) -> None:
     """Race our plan with the baselines on one layer; what a contestant raises is its own failure."""
     problem, constant, fresh = Problem.draw(row.layer, setting.device), setting.constant, setting.fresh
-
-    def guarded(name: str, run: Callable[[], Any]) -> Callable[[], Any]:
-        """A run that is the contestant's own failure where it raises what its first did not."""
-
-        def once() -> Any:
-            try:
-                return run()
-            except Exception as failure:
-                row.failures[name] = one_line(failure, 200)
-                return None
-
-        return once
-
     runs: dict[str, Callable[[], Any]] = {}
     answer = found = None
     first = ""  # who gave the answer that the others are compared with
@@ -174,7 +174,7 @@ def measured(row: Row, made: Plan, setting: Setting, baselines: Mapping[str, Bas
             continue
         else:
             row.errors[name] = error
-        runs[name] = guarded(name, prepared.run)
+        runs[name] = guarded(name, prepared.run, row.failures)
     del answer, found
     full_speed = FullSpeed(setting.device.pace, PATIENCE)
     times = race(runs, setting.rounds, full_speed.take)

@@ -93,6 +93,11 @@ def rounded(times: dict[str, list[float]]) -> dict[str, list[float]]:
     return {name: [float(f"{seconds:.{DIGITS}g}") for seconds in samples] for name, samples in times.items()}
 
 
+def title(name: str) -> str:
+    """What the names of files begin with that hold results of a suite."""
+    return "-".join("".join(letter if letter.isalnum() else " " for letter in name.lower()).split())
+
+
 def file_name(suite: Suite) -> str:
     """Of a result in a folder: the suite, the batch, and what of the setting is not at its default."""
     setting = suite.setting
@@ -103,8 +108,8 @@ def file_name(suite: Suite) -> str:
         "fresh" if setting.fresh else "",
         *suite.names,
     ]
-    title = "-".join("".join(letter if letter.isalnum() else " " for letter in suite.name.lower()).split())
-    return "-".join([title, f"batch{suite.batch}", f"threads{setting.device.threads}", *filter(None, told)]) + ".json"
+    parts = [title(suite.name), f"batch{suite.batch}", f"threads{setting.device.threads}", *filter(None, told)]
+    return "-".join(parts) + ".json"
 
 
 def keep(suite: Suite, folder: Path, jobs: list[Row]) -> None:

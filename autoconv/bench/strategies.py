@@ -13,15 +13,16 @@ import numpy as np
 
 from autoconv import registry
 from autoconv.bench.baselines import BASELINES, Prepared, Problem
-from autoconv.bench.race import AGREEMENT, check_types, disagreement, ours, race
+from autoconv.bench.race import AGREEMENT, check_types, disagreement, guarded, ours, race
 from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
-from autoconv.errors import PlanError
+from autoconv.errors import AutoconvError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.layers import Network
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
 from autoconv.tuning.planner import plan
+from autoconv.tuning.timing.full_speed import PATIENCE, FullSpeed
 
 # Families of algorithms by the first part of their names. Those of NumPy count where a family has none of ours.
 FAMILIES = {
@@ -40,6 +41,7 @@ FIXED = {
 # Strategies that choose for every layer: by estimates alone, by timing the few best of those, by timing all.
 CHOOSING = ("heuristic", "hybrid", "profile")
 INFERENCE, TRAINING = ("fwd",), ("fwd", "dgrad", "wgrad")
+LOST = AutoconvError, OSError, MemoryError, RuntimeError  # of one layer, which end no others
 
 
 @dataclass
@@ -66,7 +68,15 @@ class Cost:
 
 @dataclass
 class Comparison:
-    """Costs by strategy; and why a contestant has none on a layer."""
+    """Costs by strategy; and why a contestant has none on a layer.
+
+    Attributes
+    ----------
+    left_out : dict of str to str
+        The layers that no cost counts, as one of our strategies has no answer, and why.
+    slow : int
+        Samples that were taken although the threads were not at their full speed.
+    """
 
     network: str
     batch: int
@@ -74,6 +84,8 @@ class Comparison:
     device: CPU
     costs: dict[str, Cost] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    slow: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """In plain JSON types; seconds that are not a number are None."""
@@ -87,6 +99,8 @@ class Comparison:
                 for name, cost in self.costs.items()
             },
             "failures": self.failures,
+            "left_out": self.left_out,
+            "slow": self.slow,
         }
 
 
@@ -131,6 +145,8 @@ def compare(
     ------
     ConfigError
         When one of the layers is not of float32.
+    PlanError
+        When no layer has an answer.
     """
     check_types(net, net.layers)
     found = Comparison(net.name, batch, training, device)
@@ -140,31 +156,49 @@ def compare(
     found.costs |= {name: Cost(workspace=None, packed=None) for name in able}
     options: dict[str, Any] = {"device": device, "vendors": False, "weights": "varying" if training else "constant"}
     timing: dict[str, Any] = {"budget": budget, "isolate": isolate}
+    jobs: list[tuple[str, ConvLayer, int]] = []
     for place, named in enumerate(net.layers):
         size, own = net.stated(named, batch)
         for way in _ways(training) if training else (own,):
             if training and place == 0 and way == ("fwd" if named.transposed else "dgrad"):
                 continue
-            layer = named.at(size, way)
-            label = f"{named.name}, {way}" if training else named.name
+            jobs.append((f"{named.name}, {way}" if training else named.name, named.at(size, way), named.repeat))
+    for label, layer, repeat in jobs:
+        try:
             say(f"tuning {net.name} {label}")
-            chosen = {"profile": plan(layer, "profile", **options, **timing)}
-            with tempfile.TemporaryDirectory() as nothing:  # where nothing is on record yet
-                cache = TuningCache(nothing, system=None)
-                chosen["heuristic"] = plan(layer, "heuristic", cache=cache, **options)
-                chosen["hybrid"] = plan(layer, "hybrid", cache=cache, **options, **timing)
-            for strategy, families in FIXED.items():
-                family, made = _of_families(layer, families, options)
-                chosen[strategy] = made
-                if family != strategy:
-                    found.costs[strategy].elsewhere.append(label)
+            chosen, elsewhere = _chosen(layer, options, timing)
             say(f"timing {net.name} {label}")
             seconds = _timed(found, layer, label, chosen, able, rounds, not training)
-            for name, cost in found.costs.items():
-                cost.seconds += named.repeat * seconds.get(name, math.nan)
-                if name in chosen:
-                    _remember(cost, chosen[name], named.repeat)
+        except LOST as failure:
+            found.left_out[label] = one_line(failure, 200)
+            continue
+        for name, cost in found.costs.items():
+            cost.seconds += repeat * seconds.get(name, math.nan)
+            if name in chosen:
+                _remember(cost, chosen[name], repeat)
+            if name in elsewhere:
+                cost.elsewhere.append(label)
+    if len(found.left_out) == len(jobs):
+        label, why = next(iter(found.left_out.items()), (net.name, "it has no layers"))
+        raise PlanError(f"{label}: {why}")
     return found
+
+
+def _chosen(
+    layer: ConvLayer, options: Mapping[str, Any], timing: Mapping[str, Any]
+) -> tuple[dict[str, Plan], list[str]]:
+    """The plan of every strategy; and the strategies whose own family cannot compute the layer."""
+    chosen = {"profile": plan(layer, "profile", **options, **timing)}
+    with tempfile.TemporaryDirectory() as nothing:  # where nothing is on record yet
+        cache = TuningCache(nothing, system=None)
+        chosen["heuristic"] = plan(layer, "heuristic", cache=cache, **options)
+        chosen["hybrid"] = plan(layer, "hybrid", cache=cache, **options, **timing)
+    elsewhere = []
+    for strategy, families in FIXED.items():
+        family, chosen[strategy] = _of_families(layer, families, options)
+        if family != strategy:
+            elsewhere.append(strategy)
+    return chosen, elsewhere
 
 
 def _ways(training: bool) -> tuple[str, ...]:
@@ -214,6 +248,7 @@ def _timed(
     """Median seconds of every strategy on a layer; those that chose the same candidate are timed once."""
     device, problem = found.device, Problem.draw(layer, found.device)
     runs: dict[str, Callable[[], Any]] = {}
+    failures: dict[str, str] = {}  # of baselines, on this layer
     answer = None
     for name, made in {str(made.candidate): made for made in chosen.values()}.items():
         runs[name] = ours(made, problem, device.empty(layer.output_shape, np.float32), constant)
@@ -224,13 +259,16 @@ def _timed(
             prepared: Prepared = BASELINES[name].prepare(problem, device, constant, False)
             error = disagreement(prepared.read(prepared.run()), answer)
         except Exception as failure:  # whatever one of them does, the others go on
-            found.failures[name] = f"{label}: {one_line(failure, 200)}"
+            failures[name] = one_line(failure, 200)
             continue
         if error <= AGREEMENT:
-            runs[name] = prepared.run
+            runs[name] = guarded(name, prepared.run, failures)
         else:
-            found.failures[name] = f"{label}: its answer differs by {error:.1e} of the largest value"
-    medians = {name: float(np.median(samples)) for name, samples in race(runs, rounds).items()}
+            failures[name] = f"its answer differs by {error:.1e} of the largest value"
+    full_speed = FullSpeed(device.pace, PATIENCE)
+    medians = {name: float(np.median(samples)) for name, samples in race(runs, rounds, full_speed.take).items()}
+    found.slow += full_speed.slow
+    found.failures |= {name: f"{label}: {why}" for name, why in failures.items()}
     return {name: medians[str(made.candidate)] for name, made in chosen.items()} | {
-        name: medians[name] for name in baselines if name in medians
+        name: medians[name] for name in baselines if name in medians and name not in failures
     }

@@ -23,6 +23,7 @@ from autoconv.cli.options import (
     batches,
     check_place,
     device_named,
+    networks_of,
     rounds,
     seconds,
     some_of,
@@ -30,6 +31,7 @@ from autoconv.cli.options import (
     words,
 )
 from autoconv.cli.output import print_json, status
+from autoconv.common import split_products
 from autoconv.cpu.device import CPU, LEVELS
 from autoconv.errors import PlanError
 from autoconv.layer import DIRECTIONS
@@ -170,7 +172,7 @@ def bench(
     from autoconv.bench.display import PICTURES, print_suite
     from autoconv.bench.display import chart as draw
     from autoconv.bench.race import run_suite
-    from autoconv.bench.results import to_json
+    from autoconv.bench.results import title, to_json
     from autoconv.bench.suites import Setting
     from autoconv.records.cache import TuningCache
 
@@ -179,8 +181,8 @@ def bench(
     if chart is not None and chart.suffix.lower() not in PICTURES:
         raise click.UsageError(f"--chart {chart}: expected a name that ends in {', '.join(filter(None, PICTURES))}")
     check_place("--chart", chart)
-    nets = [(networks.load(name), name != DEFAULT_SUITE) for name in suites or (DEFAULT_SUITE,)]
-    chosen = [_chosen(net, names, without) for net, _ in nets]
+    asked = [(what, *each) for what in suites or (DEFAULT_SUITE,) for each in networks_of(what, batch)]
+    chosen = [_chosen(net, names, without) for _, net, _ in asked]
     device, restrictions = _held(threads, isa)
     setting = Setting(
         device=device,
@@ -193,16 +195,20 @@ def bench(
         restrictions=restrictions,
     )
     if folder is not None:
+        owners: dict[str, str] = {}
+        for what, net, _ in asked:
+            if (other := owners.setdefault(title(net.name), what)) != what:
+                raise click.UsageError(f"-o {folder}: the results of {other} and {what} would have one name there")
         folder.mkdir(parents=True, exist_ok=True)  # or an error, before anything is timed
     end = math.inf if budget is None else time.monotonic() + budget
     with TuningCache().timing_lock(device.key):
         device.survey()
     done: list[Suite] = []
     timing: dict[str, Any] = {"folder": folder, "over": lambda: time.monotonic() > end, "say": status}
-    for (net, whole), layers in zip(nets, chosen, strict=True):
-        for size in batch or net.batches:
+    for (what, net, sizes), layers in zip(asked, chosen, strict=True):
+        for size in sizes or net.batches:
             if not (done and done[-1].interrupted):
-                done.append(run_suite(net, size, setting, names=layers, network=whole, **timing))
+                done.append(run_suite(net, size, setting, names=layers, network=what != DEFAULT_SUITE, **timing))
                 if not as_json:
                     print_suite(done[-1])
     if as_json:
@@ -257,6 +263,7 @@ def _chosen(
 def _held(threads: int | None, isa: str | None) -> tuple[CPU, dict[str, str]]:
     """The processor, restricted to some threads and vectors, and the environment variables that do it for PyTorch."""
     try:
+        split_products.allowed()  # or it is refused here, once, and not for every layer
         device = CPU.current(threads, isa)
         return device, restrict(isa) if isa and device.level != CPU.current().level else {}
     except PlanError as error:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autoconv.cli.options import (
+    FAILED,
+    FAILURES,
     OK,
     as_json,
     batches,
@@ -19,7 +21,7 @@ from autoconv.cli.options import (
     threads,
     with_limits,
 )
-from autoconv.cli.output import print_json
+from autoconv.cli.output import failure_line, print_json, say
 from autoconv.tuning.planner import plan
 
 if TYPE_CHECKING:
@@ -54,13 +56,19 @@ def explain(
     device = device_named(device_name, threads)
     mode = mode or "heuristic"
     check_mode(mode, device)
-    layers = layers_meant(what, batch, direction, device)
-    plans = [plan(layer, mode, device=device, **options_of_plan(limits)) for layer in layers]
+    plans, failed = [], []
+    for layer in layers_meant(what, batch, direction, device):
+        try:
+            plans.append(plan(layer, mode, device=device, **options_of_plan(limits)))
+        except FAILURES as failure:
+            failed.append(f"{layer}: {failure_line(failure)}")
     if as_json:
         print_json([_plan_json(found) for found in plans])
-    else:
+    elif plans:
         click.echo("\n\n".join(found.explain() for found in plans))
-    return OK
+    for line in failed:
+        say("error", line)
+    return FAILED if failed else OK
 
 
 def _plan_json(found: Plan) -> dict[str, Any]:

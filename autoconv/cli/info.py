@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autoconv import __version__, networks, registry
+from autoconv.bench.baselines import BASELINES
 from autoconv.cli.options import OK, as_json, device_named, on_device
 from autoconv.cli.output import print_json
 from autoconv.common import machine_code
@@ -37,9 +38,9 @@ ENVIRONMENT = (
 OPTIONAL = {
     "onnx": "networks from ONNX files; pip install 'autoconv[onnx]'",
     "torch": "PyTorch's models; pip install 'autoconv[torch]'",
-    "onnxruntime": "a library to compare with; pip install 'autoconv[bench]'",
     "matplotlib": "draws charts; pip install 'autoconv[report]'",
 }
+TO_COMPARE = "a library to compare with; pip install 'autoconv[bench]'"
 
 
 @click.command(short_help="The device, the software, the cache, and what is missing.")
@@ -63,7 +64,8 @@ def information(device: Device, cache: TuningCache) -> dict[str, Any]:
     from autoconv.cuda.hardware import why_unavailable
 
     records = [record.device for record in cache.records()]
-    missing = {name: how for name, how in OPTIONAL.items() if importlib.util.find_spec(name) is None}
+    wanted = dict.fromkeys((name for one in BASELINES.values() for name in one.packages), TO_COMPARE) | OPTIONAL
+    missing = {name: how for name, how in wanted.items() if importlib.util.find_spec(name) is None}
     measured = device.machine.to_json() if isinstance(device, CPU) else None
     if gpu := why_unavailable():
         missing["GPU"] = gpu

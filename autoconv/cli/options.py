@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from autoconv.device import Device
     from autoconv.networks import NamedLayer, Network
 
-    Job = tuple[Network, NamedLayer, ConvLayer]
+    Asked = list[tuple[Network, tuple[int, ...] | None]]
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 FAILURES = AutoconvError, OSError, MemoryError, RuntimeError  # of one layer or network, which end no others
@@ -128,7 +128,7 @@ LIMITS = (
         default="flush",
         help="keep: only what can compute with denormals. [default: flush]",
     ),
-    click.option("--tolerance", type=tolerance, metavar="ERROR", help="Largest measured error, such as 1e-6."),
+    click.option("--tolerance", type=tolerance, metavar="ERROR", help="Largest error measured of a layer, as 1e-6."),
     click.option(
         "--vendors",
         type=click.Choice(["none", "all"]),
@@ -179,14 +179,33 @@ def check_mode(mode: str, device: Device) -> None:
         )
 
 
-def share(end: float | None, jobs: int) -> float | None:
-    """Seconds for the next of so many jobs, all of which are to be done at a time of the clock; None for no limit."""
+def share(end: float | None, jobs: float) -> float | None:
+    """Seconds for one of as much as so many jobs, all to be done at a time of the clock; None for no limit."""
     return None if end is None else max((end - time.monotonic()) / jobs, LEAST_BUDGET)
 
 
 def options_of_plan(limits: dict[str, Any]) -> dict[str, Any]:
     """The limits as `autoconv.plan` takes them."""
     return limits | {"vendors": limits["vendors"] == "all"}
+
+
+class Job(NamedTuple):
+    """A layer of a network, and what is computed where the network runs at a batch size, in a direction."""
+
+    net: Network
+    named: NamedLayer
+    batch: int
+    layer: ConvLayer
+
+
+def networks_of(what: str, batch: tuple[int, ...] | None) -> Asked:
+    """The network of a file or a name, with the batch sizes that are asked of it, None where those are its own.
+
+    An ONNX file is read for each of them: what is fused into a layer may be another thing then.
+    """
+    if batch is None or not what.endswith(".onnx"):
+        return [(networks.load(what), batch)]
+    return [(networks.load(what, size), (size,)) for size in batch]
 
 
 def jobs_of(
@@ -204,13 +223,13 @@ def jobs_of(
     jobs: list[Job] = []
     for net in nets:
         found = [
-            (net, named, _computed(named.at(size, way), fused))
+            Job(net, named, size, _computed(named.at(size, way), fused))
             for named in net.layers
             for size in batch or named.batches or net.batches
             for way in direction or named.directions or ("fwd",)
         ]
-        together = list(dict.fromkeys((layer.N, layer.direction) for *_, layer in found))
-        jobs += sorted(found, key=lambda job: together.index((job[2].N, job[2].direction)))
+        together = list(dict.fromkeys((job.batch, job.layer.direction) for job in found))
+        jobs += sorted(found, key=lambda job: together.index((job.batch, job.layer.direction)))
     return jobs
 
 
@@ -225,13 +244,22 @@ def layers_meant(
 ) -> list[ConvLayer]:
     """The layers that a LAYER, NET or NET:NAME means; those of a NET as `jobs_of` has them for the device."""
     if re.match(rf"({'|'.join(DIRECTIONS)})-", what) and not Path(what).exists():
+        if given := [name for name, value in (("--batch", batch), ("--direction", direction)) if value is not None]:
+            raise click.UsageError(f"{', '.join(given)}: expected with NET or NET:NAME, and not with a layer's key")
         return [ConvLayer.parse(what)]
+    asked, name = _named(what, batch)
+    chosen = {net.find(name).name for net, _ in asked} if name else None
+    jobs = [job for net, sizes in asked for job in jobs_of([net], sizes, direction, device)]
+    return [job.layer for job in jobs if chosen is None or job.named.name in chosen]
+
+
+def _named(what: str, batch: tuple[int, ...] | None) -> tuple[Asked, str]:
+    """The network that a NET or NET:NAME means, as `networks_of` has it, and the name; either may have colons."""
     try:
-        net, name = networks.load(what), None
+        return networks_of(what, batch), ""
     except ConfigError:
-        head, colon, name = what.rpartition(":")
-        if not colon or Path(what).exists():
+        if ":" not in what or Path(what).exists():
             raise
-        net = networks.load(head)
-    chosen = {net.find(name).name} if name else {named.name for named in net.layers}
-    return [layer for _, named, layer in jobs_of([net], batch, direction, device) if named.name in chosen]
+    heads = [what[: colon.start()] for colon in re.finditer(":", what)]
+    head = next((head for head in heads if head in networks.names() or Path(head).is_file()), heads[-1])
+    return networks_of(head, batch), what[len(head) + 1 :]

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autoconv.cli.options import FAILED, OK, as_json, device_named
-from autoconv.cli.output import print_json, say
+from autoconv.cli.options import FAILED, OK, USAGE, as_json, device_named
+from autoconv.cli.output import failure_line, print_json, say
 from autoconv.common.text import count, duration, print_table
-from autoconv.errors import AutoconvError
+from autoconv.errors import AutoconvError, RecordError
 from autoconv.layer import ConvLayer
-from autoconv.records.cache import TuningCache
+from autoconv.records.cache import ImportReport, TuningCache
 from autoconv.records.limits import Limits, ranking
 
 if TYPE_CHECKING:
@@ -72,16 +72,25 @@ def export(path: Path, device_key: str | None, as_json: bool) -> int:
 def import_(paths: Sequence[Path], as_json: bool) -> int:
     """Merge records that `autoconv export` wrote, here or elsewhere. Every one is checked."""
     cache = TuningCache()
-    reports = {str(path): cache.import_(path) for path in paths}
-    code = OK if cache.persistent else FAILED
-    for path, found in reports.items():
+    reports, unread = dict[str, ImportReport](), list[str]()
+    for path in paths:
+        try:
+            reports[str(path)] = cache.import_(path)
+        except RecordError as error:
+            unread.append(failure_line(error))
+    code = OK if cache.persistent and not unread else FAILED
+    for name, found in reports.items():
         if not as_json:
-            click.echo(f"{path}: {found.taken} new, {found.merged} merged, {found.known} known already")
+            click.echo(f"{name}: {found.taken} new, {found.merged} merged, {found.known} known already")
         for reason in found.refused:
             code = FAILED
             say("error", reason)
+    for line in unread:
+        say("error", line)
+    if not reports:
+        return USAGE
     if as_json:
-        print_json({path: dataclasses.asdict(found) for path, found in reports.items()})
+        print_json({name: dataclasses.asdict(found) for name, found in reports.items()})
     return code
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from autoconv import networks
 from autoconv.cli.options import (
     FAILED,
     FAILURES,
@@ -20,6 +19,7 @@ from autoconv.cli.options import (
     device_named,
     directions,
     jobs_of,
+    networks_of,
     on_device,
     options_of_plan,
     seconds,
@@ -31,11 +31,14 @@ from autoconv.cli.output import failure_line, print_cut_short, print_json, progr
 from autoconv.cli.tables import Row, Table
 from autoconv.common.text import count
 from autoconv.layer import ConvLayer
-from autoconv.networks import NamedLayer
+from autoconv.networks import NamedLayer, Network
 from autoconv.networks.run.compiled import load
 from autoconv.records.cache import TuningCache
 from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan
+
+OF_LAYOUTS = 0.5  # of a budget, as much as so many of the layers of a model have goes to its layouts
+OF_LAYERS = ("tolerance", "weights")  # limits of a layer by itself: a network's error is another, its filters constant
 
 
 @click.command(short_help="Time what has no facts yet, and show who wins.")
@@ -74,36 +77,42 @@ def tune(
 
     What is on record is not timed again. Ctrl-C keeps what is done; the same command then goes on from
     there. Of an ONNX file those layers are timed in NHWC, too, that may make the whole network quicker so, and what
-    lies between layers.
+    lies between layers: a third of a budget is kept for that. A tolerance is one of each layer by itself.
     """
     started = time.monotonic()
     end = None if budget is None else started + budget
-    listed, device, cache = [networks.load(net) for net in nets], device_named(device_name, threads), TuningCache()
-    jobs = jobs_of(listed, batch, direction, device)
+    asked = [(path, *each) for path in nets for each in networks_of(path, batch)]
+    device, cache = device_named(device_name, threads), TuningCache()
+    jobs = [(n, job) for n, (_, net, sizes) in enumerate(asked) for job in jobs_of([net], sizes, direction, device)]
     check_mode(mode, device)
     options = options_of_plan(limits) | {"device": device, "cache": cache, "isolate": isolate}
-    rows: dict[tuple[str, int, str], list[Row]] = {}
-    models = [(net, size) for net in nets if net.endswith(".onnx") for size in batch or (None,)]
-    done, laid, interrupted = [], list[str](), False
+    rows: dict[tuple[int, int, str], list[Row]] = {}  # by the network's place, as two may have one name
+    models = _models(asked) if mode in TIMING and "fwd" in (direction or ("fwd",)) else []
+    later = sum(parts for *_, parts in models)
+    done, laid, failures, interrupted = [], list[str](), list[str](), False
     with progress_bar(len(jobs)) as begin:
         try:
             if mode in TIMING:
                 with cache.timing_lock(device.key):
                     device.survey()
-            for place, (net, named, layer) in enumerate(jobs):
-                timing = {"budget": share(end, len(jobs) - place), "progress": begin(place, f"{net.name} {named.name}")}
-                row = _tuned(named, layer, mode, options | timing)
-                rows.setdefault((net.name, layer.N, layer.direction), []).append(row)
+            for place, (n, job) in enumerate(jobs):
+                label = f"{job.net.name} {job.named.name}"
+                timing = {"budget": share(end, len(jobs) - place + later), "progress": begin(place, label)}
+                row = _tuned(job.named, job.layer, mode, options | timing)
+                rows.setdefault((n, job.batch, job.layer.direction), []).append(row)
                 done.append(row)
-            if mode in TIMING and "fwd" in (direction or ("fwd",)):
-                for place, (path, size) in enumerate(models):
-                    laid.append(_laid_out(path, size, mode, share(end, len(models) - place), options))
+            for path, size, parts in models:
+                try:
+                    laid.append(_laid_out(path, size, mode, end, later / parts, options))
+                except FAILURES as failure:  # its layers can be tuned, but it cannot run, or not for so many images
+                    failures.append(f"{path}: layouts: {failure_line(failure)}")
+                later -= parts
         except KeyboardInterrupt:
             interrupted = True
     peaks = {dtype: device.measured_peak(dtype) for dtype in {row.layer.dtype for row in done}}
-    tables = [Table(*key, tuple(found)) for key, found in rows.items()]
+    tables = [Table(asked[n][1].name, size, way, tuple(found)) for (n, size, way), found in rows.items()]
     timed = sum(row.plan.timed for row in done if row.plan)
-    failed = [row for row in done if row.error]
+    failed = [f"{row.name}: {row.error}" for row in done if row.error]
     seconds = time.monotonic() - started
     if as_json:
         print_json(
@@ -126,13 +135,13 @@ def tune(
         if budget is not None:
             print_cut_short([row.plan.cut_short for row in done if row.plan])
     _warn(done)
-    for row in failed:
-        say("error", f"{row.name}: {row.error}")
+    for line in failed + failures:
+        say("error", line)
     if interrupted:
         say_interrupted(len(done), len(jobs))
         return INTERRUPTED
     lost = bool(timed) and not cache.persistent  # of which a warning has told
-    return FAILED if failed or lost else OK
+    return FAILED if failed or failures or lost else OK
 
 
 def _tuned(named: NamedLayer, layer: ConvLayer, mode: str, options: dict[str, Any]) -> Row:
@@ -145,13 +154,20 @@ def _tuned(named: NamedLayer, layer: ConvLayer, mode: str, options: dict[str, An
     return Row(named.name, layer, named.repeat, found, error)
 
 
-def _laid_out(path: str, batch: int | None, mode: str, budget: float | None, options: dict[str, Any]) -> str:
-    """What came of choosing the layouts of a whole network, for whose layers there is so much time together."""
-    try:
-        net = load(path, batch, **{name: value for name, value in options.items() if name != "weights"})
-        net.tune(mode, budget=None if budget is None else budget / max(1, len(net.plans)))
-    except FAILURES as failure:  # its layers can be tuned, but it cannot run, or not for so many images
-        return f"{path}: layouts: {failure_line(failure)}"
+def _models(asked: Sequence[tuple[str, Network, tuple[int, ...] | None]]) -> list[tuple[str, int, float]]:
+    """The ONNX files among what is asked for, at every batch size; and how many layers' time their layouts have."""
+    return [
+        (path, size, OF_LAYOUTS * max(1, len(net.layers)))
+        for path, net, sizes in asked
+        if path.endswith(".onnx")
+        for size in sizes or net.batches
+    ]
+
+
+def _laid_out(path: str, batch: int, mode: str, end: float | None, parts: float, options: dict[str, Any]) -> str:
+    """What came of choosing the layouts of a whole network, for which there is one part of the time until the end."""
+    net = load(path, batch, **{name: value for name, value in options.items() if name not in OF_LAYERS})
+    net.tune(mode, budget=share(end, parts * max(1, len(net.plans))))
     return f"{net.graph.name}: {len(net.in_nhwc & net.plans.keys())} of {len(net.plans)} layers in NHWC"
 
 

@@ -24,7 +24,7 @@ def names() -> list[str]:
     return sorted(path.stem for path in shipped("configs").glob("*.yaml"))
 
 
-def load(path_or_name: str | Path) -> Network:
+def load(path_or_name: str | Path, batch: int | None = None) -> Network:
     """Read the layers of a network from a YAML or ONNX file, or of one that comes with autoconv.
 
     Of an ONNX file (its name ends in `.onnx`; the extra `onnx` reads it) come the convolutions and fully connected
@@ -42,17 +42,20 @@ def load(path_or_name: str | Path) -> Network:
     ----------
     path_or_name : str or Path
         A file, or one of `names()`; where there are both, the file is read.
+    batch : int, optional
+        For how many images to read an ONNX file, where that leaves it open; for 1 unless given. What is fused into its
+        layers may depend on it.
 
     Returns
     -------
     Network
-        Every layer checked, for one image; an ONNX file's batch is that of its inputs, or 1 where that is open.
+        Every layer checked, for one image; an ONNX file's batch is that of its inputs, or `batch` where that is open.
 
     Raises
     ------
     ConfigError
         When there is no such file or network, the file cannot be read, or it is not such a mapping or model; the
-        message names file, line and layer, or node.
+        message names file, line and layer, or node. And when `batch` is no integer of at least 1.
 
     Examples
     --------
@@ -61,9 +64,11 @@ def load(path_or_name: str | Path) -> Network:
     """
     if not isinstance(path_or_name, str | Path):
         raise ConfigError(f"path_or_name={path_or_name!r}: expected a network's name or a path, as str or Path")
+    if batch is not None and (type(batch) is not int or batch < 1):
+        raise ConfigError(f"batch={batch!r}: expected an integer of at least 1")
     path = Path(path_or_name)
     if path.suffix == ".onnx":
-        return layer_list(optimized(onnx_reader.read(path, batch=1)))
+        return layer_list(optimized(onnx_reader.read(path, batch or 1)), batch or 1)
     own = shipped("configs") / f"{path_or_name}.yaml"
     try:
         if path.name == str(path_or_name) and not path.is_file() and own.is_file():

@@ -18,7 +18,7 @@ class NamedLayer:
     name : str
         Its own within the network.
     layer : ConvLayer
-        The forward layer, for one image.
+        The forward layer, for one image of the network.
     repeat : int
         How many equal ones the network has.
     line : int
@@ -27,6 +27,8 @@ class NamedLayer:
         Its own batch sizes to tune for; empty where the network's are meant.
     directions : tuple of str
         Its own directions to tune; empty where "fwd" is meant.
+    rows : bool
+        Whether more images are more rows of a product, which are pixels of one image: those of a fully connected layer.
     """
 
     name: str
@@ -35,6 +37,7 @@ class NamedLayer:
     line: int
     batches: tuple[int, ...] = ()
     directions: tuple[str, ...] = ()
+    rows: bool = False
 
     @property
     def transposed(self) -> bool:
@@ -62,7 +65,10 @@ class NamedLayer:
         """
         ends = direction == ("dgrad" if self.transposed else "fwd")
         epilogue = {} if ends else {"bias": False, "residual": False, "activation": None}
-        return self.layer.replace(N=batch, direction=direction, **epilogue)
+        found = self.layer.replace(N=batch, direction=direction, **epilogue)
+        if self.rows:
+            return found.replace(N=1, W=self.layer.W * batch)
+        return found if self.layer.N == 1 else found.replace(N=self.layer.N * batch)
 
 
 @dataclass(frozen=True)

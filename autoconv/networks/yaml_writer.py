@@ -28,19 +28,24 @@ def text_of(net: Network) -> str:
     head = {"name": net.name, "source": net.source} if net.source else {"name": net.name}
     batch = net.batches[0] if len(net.batches) == 1 else list(net.batches)
     lines = [f"{key}: {_flow(value)}" for key, value in (head | {"batch": batch}).items()]
-    return "\n".join([*lines, "layers:", *(f"  - {_flow(_settings(named))}" for named in net.layers), ""])
+    layers = [_settings(named, net.batches[0]) for named in net.layers]
+    return "\n".join([*lines, "layers:", *(f"  - {_flow(settings)}" for settings in layers), ""])
 
 
-def _settings(named: NamedLayer) -> dict[str, Any]:
-    """A layer's keys, but for those that the reader would put there itself."""
-    layer = named.layer
+def _settings(named: NamedLayer, batch: int) -> dict[str, Any]:
+    """A layer's keys, but for those that the reader would put there itself.
+
+    A layer that is of another batch than the network, as where rows are pixels, has one of its own.
+    """
+    layer = named.at(batch)
+    batches = named.batches or (() if batch == layer.N else (layer.N,))
     found: dict[str, Any] = {"name": named.name}
     defaults = {field.name: field.default for field in dataclasses.fields(ConvLayer)}
     defaults |= {"W": layer.H, "S": layer.R, "output_dtype": output_name(None, layer.dtype)}
     for key in SETTINGS:
         if (value := getattr(layer, key)) != defaults[key]:
             found[key] = _short(value)
-    found |= {"batch": list(named.batches)} if named.batches else {}
+    found |= {"batch": list(batches)} if batches else {}
     found |= {"direction": list(named.directions)} if named.directions else {}
     return found | ({"repeat": named.repeat} if named.repeat > 1 else {})
 

@@ -183,6 +183,19 @@ def test_layers_can_be_left_out(verb: Callable[..., int], capsys: pytest.Capture
     assert "--without first,second: no layer of Tiny is left" in capsys.readouterr().err
 
 
+def test_results_of_two_suites_that_would_have_one_name_are_refused(
+    verb: Callable[..., int], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in ("a/Tiny net.yaml", "b/tiny-net.yaml"):
+        (place / path).parent.mkdir()
+        (place / path).write_text("layers: [{name: one, C: 3, H: 6, K: 4, R: 3}]")
+    assert verb("a/Tiny net.yaml", "b/tiny-net.yaml", "-o", "out") == 2
+    said = capsys.readouterr()
+    told = "-o out: the results of a/Tiny net.yaml and b/tiny-net.yaml would have one name there"
+    assert (said.out, said.err) == ("", f"autoconv: error: {told}\n")
+    assert not (place / "out").exists()
+
+
 def test_fewer_baselines_are_incomplete(verb: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert verb("tiny.yaml", "--rounds", "6", "--against", "torch") == 1
     assert "INCOMPLETE: torch, channels_last did not take part" in capsys.readouterr().out

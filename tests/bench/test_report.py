@@ -33,6 +33,7 @@ from autoconv.bench.report.counts import (
 from autoconv.bench.report.style import DARK, LIGHT, Pen, plain
 from autoconv.cli import main
 from autoconv.errors import PlanError
+from autoconv.plans import Plan
 
 # The study's arithmetic
 
@@ -111,6 +112,16 @@ def test_the_winners_and_sums_are_those_of_the_plans(study: studies.Study, cache
         total += studied.repeat * studied.best
     assert study.seconds == pytest.approx(total)
     assert (study.missing, study.when[:10]) == ({}, "2026-11-20")
+
+
+def test_what_is_on_record_is_gathered_without_kernels(
+    tiny: Path, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def built(made: Plan) -> Any:
+        raise AssertionError(f"a kernel for {made.layer}")
+
+    monkeypatch.setattr(Plan, "kernel", property(built))
+    assert studies.gather(networks.load(tiny), 1, "fwd", modelled(), cache, OPTIONS).missing == {}
 
 
 def test_libraries_that_may_not_win_are_there_to_compare_with(study: studies.Study) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import autoconv.cpu
-from autoconv import CPU, ConvLayer, forget_plans, registry
+from autoconv import CPU, ConvLayer, forget_plans, networks, registry
 from autoconv.algorithm import Candidate
 from autoconv.bench.report.study import Studied
 from autoconv.bench.report.sweep import Sweep, values_of, varied
@@ -123,9 +123,25 @@ def test_the_command_tells_of_a_budget_that_was_too_small(
     assert "written" not in out
 
 
+def test_of_several_batch_sizes_of_a_layer_the_first_is_meant(
+    numpy_alone: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["sweep", "cifar10:conv2", "--extent", "K", "--values", "32", "--threads", "1", "--mode", "cached"]
+    layer = networks.load("cifar10").find("conv2")
+    assert len(networks.load("cifar10").batches) > 1
+    for more, expected in (
+        ([], layer.at(1)),
+        (["--batch", "100"], layer.at(100)),
+        (["--direction", "wgrad"], layer.at(1, "wgrad")),
+    ):
+        assert main([*command, "--json", *more]) == 1, "nothing is on record"
+        assert json.loads(capsys.readouterr().out)["layer"] == expected.key()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["cifar10"], "cifar10: expected one layer, a key or NET:NAME, got 3"),
         (["alexnet"], "alexnet: expected one layer, a key or NET:NAME, got 5"),
         (["alexnet:conv3", "--values", "1,2"], "--values: expected --extent with one extent as well"),
         (["alexnet:conv3", "--extent", "W"], "expected some of N,C,K,R,H"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import signal
@@ -17,6 +18,7 @@ from faulty import FaultyCPU
 from races import LAYER, race
 
 from autoconv import networks, registry
+from autoconv.bench.baselines import BASELINES
 from autoconv.cli import main, options, output
 from autoconv.cli import tune as verb
 from autoconv.cli.main import cli
@@ -209,6 +211,31 @@ def test_explain_takes_a_layer_a_network_and_one_of_its_layers(capsys: pytest.Ca
     assert only["layer"].startswith("wgrad-float32-NCHW-N2-C3-H227")
 
 
+def test_a_layer_without_an_answer_hides_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = networks.load("tiny.yaml")
+    first, second = (named.layer.key() for named in tiny.layers)
+    assert main(["explain", "tiny.yaml:second", "--mode", "profile"]) == 0
+    capsys.readouterr()
+    assert main(["explain", "tiny.yaml", "--mode", "cached"]) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith(second)
+    assert first not in said.out
+    assert said.err.startswith(f"autoconv: error: {first}: nothing recorded for ")
+    assert said.err.count("\n") == 1
+    assert main(["explain", "tiny.yaml", "--mode", "cached", "--json"]) == 1
+    assert [found["layer"] for found in json.loads(capsys.readouterr().out)] == [second]
+
+
+def test_names_of_layers_and_of_files_may_have_colons(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layers = "{name: 'net/conv:0', C: 3, H: 6, K: 4, R: 3}, {name: '0', C: 4, H: 6, K: 8, R: 1}"
+    (place / "a:b.yaml").write_text(f"layers: [{layers}]")
+    for name, size in (("net/conv:0", 3), ("0", 1)):
+        assert main(["explain", f"a:b.yaml:{name}", "--json"]) == 0
+        assert [ConvLayer.parse(found["layer"]).R for found in json.loads(capsys.readouterr().out)] == [size]
+    assert main(["explain", "a:b.yaml:net/conv"]) == 2
+    assert "a:b has no layer 'net/conv': did you mean 'net/conv:0'?" in capsys.readouterr().err
+
+
 def test_show_says_who_won_when_and_with_which_versions(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show"]) == 0
     assert "nothing on record yet" in capsys.readouterr().out
@@ -270,6 +297,18 @@ def test_info_names_the_device_the_cache_and_what_is_missing(
     assert found["cache"]["kernels_bytes"] > 0
 
 
+def test_info_names_every_library_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packages = {package for baseline in BASELINES.values() for package in baseline.packages}
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in packages else found(name))
+    assert main(["info", "--json"]) == 0
+    missing = json.loads(capsys.readouterr().out)["missing"]
+    assert packages == {"torch", "onnxruntime", "onnx", "openvino", "ncnn", "MNN"} <= missing.keys()
+    assert missing["ncnn"] == "a library to compare with; pip install 'autoconv[bench]'"
+
+
 def test_info_keeps_to_the_width_of_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,6 +350,25 @@ def test_a_record_that_makes_no_sense_is_refused_and_the_rest_taken(capsys: pyte
     captured = capsys.readouterr()
     assert "0 new, 0 merged, 1 known already" in captured.out
     assert captured.err.startswith("autoconv: error: records.json: record 1: ")
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_from_being_merged(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuned(capsys=capsys)
+    assert main(["export", "good.json"]) == 0
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(place / "other"))
+    capsys.readouterr()
+    for form in ([], ["--json"]):
+        assert main(["import", "nope.json", "good.json", "tiny.yaml", *form]) == 1
+        said = capsys.readouterr()
+        assert said.err.count("\n") == 2
+        assert said.err.startswith("autoconv: error: nope.json: cannot be read: No such file")
+        assert "autoconv: error: tiny.yaml: expected JSON" in said.err
+        if form:
+            assert json.loads(said.out)["good.json"]["known"] == 2
+        else:
+            assert said.out == "good.json: 2 new, 0 merged, 0 known already\n"
 
 
 # What it prints

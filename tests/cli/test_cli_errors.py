@@ -56,15 +56,22 @@ BAD = {
         "--device cpu-x: nothing is on record for this device, nor for any other",
     ),
     "layer key": (["explain", "fwd-float32-N1"], "'fwd-float32-N1' is not a layer key: a key reads like"),
+    "layer key and more": (
+        ["explain", "fwd-float32-NCHW-N1-C3-H4-W4-K2-R3-S3", "--batch", "8", "--direction", "wgrad"],
+        "--batch, --direction: expected with NET or NET:NAME, and not with a layer's key",
+    ),
     "bad layer": (["explain", "fwd-float32-NCHW-N1-C3-H4-W4-K2-R5-S5"], "the output is empty"),
     "layer name": (
         ["explain", "tiny.yaml:frist"],
         "Tiny has no layer 'frist': did you mean 'first'? Expected one of first, second",
     ),
     "net of a name": (["explain", "nope.yaml:first"], "nope.yaml: no such file"),
-    "no such candidate": (["explain", "tiny.yaml", "--mode", "numpy.gemm[x=1]"], "--mode numpy.gemm[x=1]: expected"),
+    "no such candidate": (
+        ["explain", "tiny.yaml:first", "--mode", "numpy.gemm[x=1]"],
+        "H12-W12-K4-R3-S3-padding1x1-bias-relu: --mode numpy.gemm[x=1]: expected",
+    ),
     "limits": (
-        ["explain", "tiny.yaml", "--mode", "numpy.gemm", "--workspace-limit", "0", "--deterministic"],
+        ["explain", "tiny.yaml:first", "--mode", "numpy.gemm", "--workspace-limit", "0", "--deterministic"],
         "under --workspace-limit 0, --deterministic: numpy.gemm[",
     ),
     "import missing": (["import", "nope.json"], "nope.json: cannot be read: No such file"),
@@ -80,6 +87,10 @@ BAD = {
     "report to nowhere": (["report", "tiny.yaml", "-o", "nowhere/x"], "-o nowhere/x: there is no folder nowhere"),
     "report batch": (["report", "tiny.yaml", "-o", "x.html", "--batch", "-3"], "-3 is not in the range x>=1"),
     "sweep of many": (["sweep", "tiny.yaml"], "tiny.yaml: expected one layer, a key or NET:NAME, got 2"),
+    "sweep of a key": (
+        ["sweep", "fwd-float32-NCHW-N1-C3-H4-W4-K2-R3-S3", "--direction", "fwd"],
+        "--direction: expected with NET or NET:NAME, and not with a layer's key",
+    ),
     "sweep extent": (["sweep", "tiny.yaml:first", "--extent", "Q"], "'Q': expected some of N,C,K,R,H"),
     "sweep values": (["sweep", "tiny.yaml:first", "--values", "1,2"], "expected --extent with one extent as well"),
     "sweep to an empty output": (
@@ -152,12 +163,17 @@ def test_a_bad_file_names_file_line_and_layer(place: Path, capsys: pytest.Captur
     )
 
 
+@pytest.mark.parametrize(
+    "command", ["tune tiny.yaml", "bench tiny.yaml", "sweep tiny.yaml:first", "report tiny.yaml -o x"]
+)
 @pytest.mark.parametrize("variable", ["AUTOCONV_NUM_THREADS", "AUTOCONV_ISA", "AUTOCONV_SPLIT_PRODUCTS"])
 def test_a_bad_environment_is_bad_usage(
-    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    variable: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if command.startswith("report"):
+        pytest.importorskip("matplotlib", reason="NOT CHECKED: no matplotlib")
     monkeypatch.setenv(variable, "many")
-    assert main(["tune", "tiny.yaml"]) == 2
+    assert main(command.split()) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith(f"autoconv: error: {variable}='many': ")
     assert captured.err.count("\n") == 1

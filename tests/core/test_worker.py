@@ -67,9 +67,7 @@ def test_crashes_are_recorded_and_the_rest_goes_on() -> None:
     assert failures == {"numpy.direct": None, "faulty.none": None}
 
 
-@pytest.mark.parametrize(
-    ("budget", "patience"), [(1.0, 6.0), (9.0, 14.0), (None, isolate.PATIENCE)]
-)
+@pytest.mark.parametrize(("budget", "patience"), [(1.0, 6.0), (9.0, 14.0), (None, isolate.PATIENCE)])
 def test_a_hang_is_cut_short_and_recorded(budget: float | None, patience: float, waits: list[float]) -> None:
     failures = measured("hangs", "none", budget=budget)
     reason = str(failures.pop("faulty.hangs"))

@@ -186,10 +186,10 @@ def test_a_variable_collects_for_the_whole_process(tmp_path: Path) -> None:
 
 def test_the_order_of_a_list_of_networks_is_by_batch_then_direction() -> None:
     jobs = jobs_of([networks.load("cifar10")], (1, 8), ("fwd", "dgrad"))
-    found = [(layer.N, layer.direction, named.name) for _, named, layer in jobs]
+    found = [(job.layer.N, job.layer.direction, job.named.name) for job in jobs]
     names = ["conv1", "conv2", "conv3"]
     assert found == [(n, way, name) for n in (1, 8) for way in ("fwd", "dgrad") for name in names]
-    assert np.all([named.at(layer.N, layer.direction) == layer for _, named, layer in jobs])
+    assert np.all([job.named.at(job.batch, job.layer.direction) == job.layer for job in jobs])
 
 
 @forks

@@ -17,6 +17,7 @@ from autoconv import networks  # noqa: E402
 from autoconv.bench.networks.models import LIGHT as NINE  # noqa: E402
 from autoconv.bench.networks.models import light  # noqa: E402
 from autoconv.errors import ConfigError  # noqa: E402
+from autoconv.networks.layer_list import layer_of  # noqa: E402
 from autoconv.networks.onnx_reader import read, translated  # noqa: E402
 from autoconv.networks.operators import Conv, MatMul  # noqa: E402
 from autoconv.networks.passes import optimized  # noqa: E402
@@ -121,6 +122,31 @@ def test_the_layers_of_a_file_are_a_list(tmp_path: Path) -> None:
         "t": "fwd-float32-NCHW-N1-C8-H8-W8-K8-R2-S2-stride2x2",
         "y": "fwd-float32-NHWC-N1-C8-H1-W1-K5-R1-S1",
     }
+
+
+@pytest.mark.parametrize(("images", "batch", "size"), [("N", None, 1), ("N", 8, 8), (4, None, 4), (4, 8, 4)])
+def test_the_layers_of_a_list_are_those_that_the_network_runs(
+    images: int | str, batch: int | None, size: int, tmp_path: Path
+) -> None:
+    filters = {"k": np.ones((8, 3, 3, 3), np.float32), "w": np.ones((5, 8), np.float32)}
+    nodes = [node("Conv", "x k", "c"), node("GlobalMaxPool", "c", "p"), node("Flatten", "p", "f"),
+             node("Gemm", "f w", "y", transB=1)]  # fmt: skip
+    path = tmp_path / "net.onnx"
+    onnx.save(model(nodes, {"x": [images, 3, 6, 6]}, filters), path)
+    net = networks.load(path, batch)
+    graph = optimized(read(path, size))
+    assert net.batches == (size,)
+    assert [named.at(size) for named in net.layers] == [
+        layer for found in graph.nodes.values() if (layer := layer_of(graph, found)) is not None
+    ]
+    assert str(net.find("y").at(16)) == "fwd-float32-NHWC-N1-C8-H1-W16-K5-R1-S1"
+    assert str(net.find("c").at(16)) == "fwd-float32-NCHW-N16-C3-H6-W6-K8-R3-S3"
+
+
+@pytest.mark.parametrize("batch", [0, True, "8", 1.0])
+def test_a_batch_that_is_none_is_refused(batch: Any) -> None:
+    with pytest.raises(ConfigError, match=f"batch={batch!r}: expected an integer of at least 1"):
+        networks.load("alexnet", batch)
 
 
 def test_nodes_may_stand_in_any_order() -> None:

@@ -43,6 +43,18 @@ def test_what_was_written_is_read(net: Network, tmp_path: Path) -> None:
     ]
 
 
+def test_a_layer_of_another_batch_than_its_network_keeps_that(tmp_path: Path) -> None:
+    row = ConvLayer(N=1, C=4, H=1, W=3, K=9, R=1, S=1, layout="NHWC")
+    frames = ConvLayer(N=2, C=4, H=3, W=3, K=9, R=1, S=1)
+    net = Network("net", "", (NamedLayer("fc", row, 1, 1, rows=True), NamedLayer("frames", frames, 1, 2)), (4,))
+    path = tmp_path / "net.yaml"
+    path.write_text(text_of(net), encoding="utf-8")
+    found = networks.load(path)
+    assert found.batches == (4,)
+    assert [named.batches for named in found.layers] == [(1,), (8,)]
+    assert [named.at(*named.batches) for named in found.layers] == [named.at(4) for named in net.layers]
+
+
 def test_the_command_writes_a_file_or_standard_output(tmp_path: Path) -> None:
     printed = CliRunner().invoke(cli, ["layers", "alexnet"])
     path = tmp_path / "alexnet.yaml"

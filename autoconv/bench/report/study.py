@@ -250,7 +250,7 @@ def studied(
     PlanError
         As `plan` does, and where no time of what it chooses is on record.
     """
-    chosen = plan(layer, device=device, cache=cache, **options)
+    chosen = plan(layer, device=device, cache=cache, build=False, **options)
     facts = {Candidate.parse(text): found for text, found in chosen.facts.items() if found.timed}
     if chosen.candidate not in facts:
         needed = "a larger budget" if options["mode"] in TIMING and chosen.cut_short else "a mode that times"

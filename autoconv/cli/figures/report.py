@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from autoconv import networks
 from autoconv.cli.figures.places import check_places, page_to, pictures_to
-from autoconv.cli.options import FAILED, OK, options_of_plan, threads, with_limits
+from autoconv.cli.options import FAILED, OK, device_named, options_of_plan, threads, with_limits
 from autoconv.cli.output import failure_line, say
+from autoconv.cpu.device import CPU
 from autoconv.layer import DIRECTIONS
 from autoconv.paths import write_whole
 from autoconv.records.cache import TuningCache
@@ -45,11 +46,11 @@ def report(
     from autoconv.bench.report.page import report as drawn
     from autoconv.bench.report.study import gather
     from autoconv.bench.report.style import write_pictures
-    from autoconv.cpu.device import CPU
 
-    found = networks.load(net)
+    found = networks.load(net, batch)
     size = batch or found.batches[0]
-    study = gather(found, size, direction, CPU.current(threads), TuningCache(), options_of_plan(limits))
+    device = cast(CPU, device_named("cpu", threads))
+    study = gather(found, size, direction, device, TuningCache(), options_of_plan(limits))
     if page is not None:
         write_whole(page, drawn(study))
     if pictures is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -17,6 +17,7 @@ from autoconv.cli.options import (
     OK,
     as_json,
     check_mode,
+    device_named,
     layers_meant,
     numbers,
     options_of_plan,
@@ -29,7 +30,7 @@ from autoconv.cli.options import (
 from autoconv.cli.output import failure_line, print_cut_short, print_json, progress_bar, say, say_interrupted
 from autoconv.common.text import duration, print_table
 from autoconv.cpu.device import CPU
-from autoconv.layer import DIRECTIONS
+from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.paths import write_whole
 from autoconv.records.cache import TuningCache
 from autoconv.tuning.choice import TIMING
@@ -47,7 +48,8 @@ EXTENTS = tuple("NCKRH")
     "--extent", "extents", type=some_of(EXTENTS), metavar="E,...", help=f"Some of {','.join(EXTENTS)}. [default: all]"
 )
 @click.option("--values", type=numbers, metavar="V,...", help="Of the one extent. [default: around the layer's own]")
-@click.option("--direction", type=click.Choice(DIRECTIONS), default="fwd", help="Of a layer of NET. [default: fwd]")
+@click.option("--batch", type=click.IntRange(1), metavar="N", help="Of a layer of NET. [default: the file's first]")
+@click.option("--direction", type=click.Choice(DIRECTIONS), help="Of a layer of NET. [default: the file's, or fwd]")
 @click.option("--budget", type=seconds, metavar="TIME", help="For timing all layers together, such as 60s.")
 @click.option("--mode", default="profile", help="As for tune; cached times nothing. [default: profile]")
 @threads
@@ -60,7 +62,8 @@ def sweep(
     what: str,
     extents: tuple[str, ...] | None,
     values: tuple[int, ...] | None,
-    direction: str,
+    batch: int | None,
+    direction: str | None,
     threads: int | None,
     budget: float | None,
     mode: str,
@@ -83,10 +86,7 @@ def sweep(
         raise click.UsageError("--values: expected --extent with one extent as well")
     if page is not None or pictures is not None:
         check_places(page, pictures)
-    meant = layers_meant(what, None, (direction,))
-    if len(meant) != 1:
-        raise click.UsageError(f"{what}: expected one layer, a key or NET:NAME, got {len(meant)}")
-    layer, device, cache = meant[0], CPU.current(threads), TuningCache()
+    layer, device, cache = _meant(what, batch, direction), cast(CPU, device_named("cpu", threads)), TuningCache()
     check_mode(mode, device)
     jobs = [(e, v) for e in extents or EXTENTS for v in sorted(values or drawing.values_of(layer, e))]
     layers = [drawing.varied(layer, extent, value) for extent, value in jobs]
@@ -130,6 +130,16 @@ def sweep(
         say_interrupted(len(done), len(jobs))
         return INTERRUPTED
     return FAILED if failed else OK
+
+
+def _meant(what: str, batch: int | None, direction: str | None) -> ConvLayer:
+    """The one layer that a LAYER or NET:NAME means, at the first of the batch sizes that it has."""
+    sizes, ways = None if batch is None else (batch,), None if direction is None else (direction,)
+    meant = layers_meant(what, sizes, ways)
+    different = len({layer.replace(N=1) for layer in meant})
+    if different != 1:
+        raise click.UsageError(f"{what}: expected one layer, a key or NET:NAME, got {different}")
+    return meant[0]
 
 
 def _print(each: Sweep) -> None:

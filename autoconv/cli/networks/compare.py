@@ -12,7 +12,7 @@ from autoconv.bench import strategies
 from autoconv.bench.baselines import BASELINES
 from autoconv.bench.strategies import CHOOSING, Comparison
 from autoconv.cli.options import FAILED, OK, as_json, device_named, rounds, seconds, some_of, threads
-from autoconv.cli.output import print_json, say, status
+from autoconv.cli.output import failure_line, print_json, say, status
 from autoconv.common.text import duration, print_table, size
 from autoconv.cpu.device import CPU
 
@@ -51,12 +51,15 @@ def compare(
     few best of those, profile by timing. Other libraries take part where they are installed. What is compared is the
     sum of the layers; `autoconv run --against` races whole networks.
     """
+    missing = {name: BASELINES[name].missing() for name in against or BASELINES}
+    if against and (lacking := [f"{name}: {', '.join(missing[name])}" for name in against if missing[name]]):
+        raise click.UsageError(f"--against: not installed, {'; '.join(lacking)}")
     found = strategies.compare(
-        networks.load(net),
+        networks.load(net, batch),
         batch,
         cast(CPU, device_named("cpu", threads)),
         training=training,
-        baselines=[name for name in against or BASELINES if against or not BASELINES[name].missing()],
+        baselines=[name for name in missing if not missing[name]],
         rounds=rounds,
         budget=budget,
         isolate=isolate,
@@ -68,7 +71,10 @@ def compare(
         _print(found)
     for name, why in found.failures.items():
         say("warning", f"{name}: {why}")
-    return FAILED if any(math.isnan(cost.seconds) for name, cost in found.costs.items() if name in CHOOSING) else OK
+    for label, why in found.left_out.items():
+        say("error", f"{label} is left out: {failure_line(why)}")
+    unknown = any(math.isnan(cost.seconds) for name, cost in found.costs.items() if name in CHOOSING)
+    return FAILED if unknown or found.left_out else OK
 
 
 def _print(found: Comparison) -> None:
@@ -90,3 +96,5 @@ def _print(found: Comparison) -> None:
         "time: the sum over all layers, repeats counted; workspace: of the layer that needs most; layers elsewhere: "
         "those that the family cannot compute"
     )
+    if found.slow:
+        click.echo(f"threads were not at their full speed in {found.slow} samples, which disturbs these figures")
