@@ -37,7 +37,7 @@ def _settings(named: NamedLayer, batch: int) -> dict[str, Any]:
 
     A layer that is of another batch than the network, as where rows are pixels, has one of its own.
     """
-    layer = named.at(batch)
+    layer = named.at(batch, "dgrad" if named.transposed else "fwd")
     batches = named.batches or (() if batch == layer.N else (layer.N,))
     found: dict[str, Any] = {"name": named.name}
     defaults = {field.name: field.default for field in dataclasses.fields(ConvLayer)}

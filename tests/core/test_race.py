@@ -174,7 +174,7 @@ def test_whoever_raises_is_out_with_the_reason_and_the_race_goes_on(machine: Mac
 
 def test_all_fail(machine: Machine) -> None:
     bad = machine.contestant("bad", 1.0, hot=[MemoryError("none left")])
-    assert machine.race(bad) == {"bad": "MemoryError: none left"}
+    assert machine.race(bad) == {"bad": "unreached, no memory: MemoryError: none left"}
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
