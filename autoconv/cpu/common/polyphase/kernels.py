@@ -18,9 +18,6 @@ def most_interleaved(instruction_set: str) -> int:
     return VECTOR_REGISTERS[instruction_set] // 2
 
 
-ROWS = 16  # of a plane that a task interleaves
-
-
 class _PassWriter:
     """Writes what deinterleaves the filters, and what interleaves the components."""
 
@@ -40,8 +37,8 @@ class _PassWriter:
         launch(k, k.args[0], self._deinterleave(), self.layer.C * self.components)
         k = self.m.function("run", *RUN)
         interleave = self._interleave_channels() if self.layer.layout == "NHWC" else self._interleave_pixels()
-        tasks = self.layer.H if self.layer.layout == "NHWC" else self.layer.C * -(-self.layer.H // ROWS)
-        launch(k, k.args[0], interleave, self.layer.N * tasks)
+        rows = self.layer.H if self.layer.layout == "NHWC" else self.layer.C
+        launch(k, k.args[0], interleave, self.layer.N * rows)
 
     def _deinterleave(self) -> Function:
         """One filter of a component: the taps of its residue, in reverse, with zeros where there are none."""
@@ -73,18 +70,16 @@ class _PassWriter:
         return images + n * y.output.image + first * y.output.channel + j * y.output.row
 
     def _interleave_pixels(self) -> Function:
-        """Some rows of a plane of dx in NCHW: their components, interleaved."""
+        """A plane of dx in NCHW: the components of its rows, interleaved."""
         layer, x = self.layer, self.outer.input
         k = self.m.function("interleave", *TASK, internal=True)
         context, index, _ = k.args
         images, _, dx, bias, residual = operands(k, context, self.element)[:5]
-        parts = -(-layer.H // ROWS)
-        plane, first = index // parts, index % parts * ROWS
-        n, c = plane // layer.C, plane % layer.C
+        n, c = index // layer.C, index % layer.C
         place = n * x.image + c * x.channel
         in_registers = self.columns.stride <= most_interleaved(self.m.instruction_set)  # else stored one by one
         interleave = self._by_vectors if in_registers else self._one_by_one
-        with k.loop(first, k.min(first + ROWS, layer.H)) as h:
+        with k.loop(0, layer.H) as h:
             here = place + h * x.row
             interleave(k, self._row(images, n, c, h), dx + here, bias + c, residual + here)
         return k
