@@ -13,6 +13,7 @@ from autoconv.common.arrays import like
 from autoconv.errors import ArrayError
 from autoconv.functional.operands import Padding, arrays_of, extents_of, number_of, planned
 from autoconv.layer import ConvLayer, Layout, Pair
+from autoconv.tuning.choice import MODES
 from autoconv.tuning.planner import REMEMBERED
 
 
@@ -282,8 +283,8 @@ def conv_transpose2d(
     size = (H - 1) * sh - 2 * ph + dh * (R - 1) + oh + 1, (W - 1) * sw - 2 * pw + dw * (S - 1) + ow + 1
     if bias is not None:
         bias = _bias(bias, K_group * number_of(groups), arrays["x"].dtype, options["device"])
-    # Of the kernels for dgrad on a GPU one alone adds a bias, and it is the slowest.
-    fused = bias is not None and options["device"].kind == "cpu"
+    # Of the kernels for dgrad on a GPU one alone adds a bias, and it is the slowest; one that is named may add none.
+    fused = bias is not None and options["device"].kind == "cpu" and options.get("mode", "hybrid") in MODES
     geometry = stride, padding, dilation, groups
     y = _dgrad(x, w, bias if fused else None, size, geometry, layout=layout, **options)
     if bias is not None and not fused:

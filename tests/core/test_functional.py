@@ -96,6 +96,12 @@ def test_the_transposed_convolution_is_the_adjoint(stride: object, groups: int, 
     np.testing.assert_allclose(biased, y + bias.reshape(-1, 1, 1))
 
 
+def test_a_candidate_that_adds_no_bias_may_be_named_for_a_transposed_convolution() -> None:
+    x, w, bias = (np.ones(shape, np.float32) for shape in ((1, 2, 4, 4), (2, 3, 3, 3), (3,)))
+    plain = autoconv.conv_transpose2d(x, w, mode="numpy.gemm")
+    assert np.allclose(autoconv.conv_transpose2d(x, w, bias, mode="numpy.gemm"), plain + 1)
+
+
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_a_transposed_convolution_is_rounded_once_with_its_bias(layout: str, quick: dict[str, object]) -> None:
     channels = -3 if layout == "NCHW" else -1
