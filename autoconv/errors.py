@@ -33,3 +33,6 @@ class RecordError(AutoconvError, ValueError):
 
 class CacheWarning(UserWarning):
     """The tuning cache lost something, or cannot keep what it learns; answers are not affected."""
+
+
+FAILURES = AutoconvError, OSError, MemoryError, RuntimeError  # of one layer or network, which end no others

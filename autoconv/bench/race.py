@@ -32,7 +32,7 @@ from autoconv.common.text import one_line, size
 from autoconv.errors import AutoconvError, ConfigError, PlanError
 from autoconv.registry import algorithms
 from autoconv.tuning.planner import plan
-from autoconv.tuning.timing.full_speed import PATIENCE, FullSpeed, Sampler
+from autoconv.tuning.timing.full_speed import FullSpeed, Sampler, slowness
 from autoconv.tuning.timing.race import wait_until_idle
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def measured(row: Row, made: Plan, setting: Setting, baselines: Mapping[str, Bas
             row.errors[name] = error
         runs[name] = guarded(name, prepared.run, row.failures)
     del answer, found
-    full_speed = FullSpeed(setting.device.pace, PATIENCE)
+    full_speed = FullSpeed.of(setting.device)
     times = race(runs, setting.rounds, full_speed.take)
     row.times, row.slow = {name: times[name] for name in times if name not in row.failures}, full_speed.slow
 
@@ -360,7 +360,7 @@ def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
             raise ValueError(f"as exported, answers differ by {error:.1e} of the largest value")
         runs |= {as_exported(name): prepared.run for name, (prepared, _) in found.items()}
         suite.shares = {name: share for name, (_, share) in found.items()}
-    full_speed = FullSpeed(device.pace, PATIENCE)
+    full_speed = FullSpeed.of(device)
     suite.whole = race(runs, setting.rounds, full_speed.take)
     if full_speed.slow:
-        suite.notes.append(f"the layers in sequence: {full_speed}")
+        suite.notes.append(f"{slowness(full_speed.slow)} of the layers in sequence")

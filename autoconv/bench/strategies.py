@@ -16,13 +16,13 @@ from autoconv.bench.baselines import BASELINES, Prepared, Problem
 from autoconv.bench.race import AGREEMENT, check_types, disagreement, guarded, ours, race
 from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
-from autoconv.errors import AutoconvError, PlanError
+from autoconv.errors import FAILURES, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.layers import Network
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
 from autoconv.tuning.planner import plan
-from autoconv.tuning.timing.full_speed import PATIENCE, FullSpeed
+from autoconv.tuning.timing.full_speed import FullSpeed
 
 # Families of algorithms by the first part of their names. Those of NumPy count where a family has none of ours.
 FAMILIES = {
@@ -41,7 +41,6 @@ FIXED = {
 # Strategies that choose for every layer: by estimates alone, by timing the few best of those, by timing all.
 CHOOSING = ("heuristic", "hybrid", "profile")
 INFERENCE, TRAINING = ("fwd",), ("fwd", "dgrad", "wgrad")
-LOST = AutoconvError, OSError, MemoryError, RuntimeError  # of one layer, which end no others
 
 
 @dataclass
@@ -169,7 +168,7 @@ def compare(
             chosen, elsewhere = _chosen(layer, options, timing)
             say(f"timing {net.name} {label}")
             seconds = _timed(found, layer, label, chosen, able, rounds, not training)
-        except LOST as failure:
+        except FAILURES as failure:
             found.left_out[label] = one_line(failure, 200)
             continue
         for name, cost in found.costs.items():
@@ -265,7 +264,7 @@ def _timed(
             runs[name] = guarded(name, prepared.run, failures)
         else:
             failures[name] = f"its answer differs by {error:.1e} of the largest value"
-    full_speed = FullSpeed(device.pace, PATIENCE)
+    full_speed = FullSpeed.of(device)
     medians = {name: float(np.median(samples)) for name, samples in race(runs, rounds, full_speed.take).items()}
     found.slow += full_speed.slow
     found.failures |= {name: f"{label}: {why}" for name, why in failures.items()}

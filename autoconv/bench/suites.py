@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from autoconv.bench.baselines import BASELINES
 from autoconv.bench.statistics import Ratio, geometric_mean, ratios
+from autoconv.tuning.timing.full_speed import slowness
 
 if TYPE_CHECKING:
     from autoconv.cpu.device import CPU
@@ -154,7 +155,7 @@ class Suite:
             used = f"other processes used up to {most:.0%} of a core"
             found.append(f"{used} while {len(busy)} {layers}, which disturbs these figures")
         if slow := [row for row in self.rows if row.slow]:
-            lacked = f"threads were not at their full speed in {sum(row.slow for row in slow)} samples"
+            lacked = slowness(sum(row.slow for row in slow))
             found.append(f"{lacked} while {len(slow)} {layers}, which disturbs these figures")
         return found
 

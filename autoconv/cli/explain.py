@@ -8,7 +8,6 @@ import click
 
 from autoconv.cli.options import (
     FAILED,
-    FAILURES,
     OK,
     as_json,
     batches,
@@ -22,6 +21,7 @@ from autoconv.cli.options import (
     with_limits,
 )
 from autoconv.cli.output import failure_line, print_json, say
+from autoconv.errors import FAILURES
 from autoconv.tuning.planner import plan
 
 if TYPE_CHECKING:

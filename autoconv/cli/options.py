@@ -16,7 +16,7 @@ from autoconv import networks
 from autoconv.bench.statistics import FEWEST_ROUNDS
 from autoconv.common import split_products
 from autoconv.cpu.device import CPU
-from autoconv.errors import AutoconvError, ConfigError, PlanError
+from autoconv.errors import ConfigError, PlanError
 from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.registry import algorithms, fused_activations, resolve
 from autoconv.tuning.planner import MODES
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     Asked = list[tuple[Network, tuple[int, ...] | None]]
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-FAILURES = AutoconvError, OSError, MemoryError, RuntimeError  # of one layer or network, which end no others
 LEAST_BUDGET = 0.05  # seconds of timing for a layer whose turn comes when the budget is spent
 
 SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}

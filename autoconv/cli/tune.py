@@ -10,7 +10,6 @@ import click
 
 from autoconv.cli.options import (
     FAILED,
-    FAILURES,
     INTERRUPTED,
     OK,
     as_json,
@@ -30,6 +29,7 @@ from autoconv.cli.options import (
 from autoconv.cli.output import failure_line, print_cut_short, print_json, progress_bar, say, say_interrupted
 from autoconv.cli.tables import Row, Table
 from autoconv.common.text import count
+from autoconv.errors import FAILURES
 from autoconv.layer import ConvLayer
 from autoconv.networks import NamedLayer, Network
 from autoconv.networks.run.compiled import load

@@ -21,10 +21,7 @@ from autoconv.tuning.timing.race import Contestant, Heat, Timing
 from autoconv.tuning.verification import Verifier, WrongResultError
 
 PATIENCE = 5.0  # seconds in a race for waiting until the device is at full speed, or the budget if that is less
-RESIGNED = 60.0  # seconds for which a device is not waited for any more, once that was in vain
 FEWEST_READY = 2  # candidates that are prepared, however long that takes: one alone is no choice
-
-_vain: dict[str, float] = {}  # until when devices are not waited for, by key
 
 
 def longest_wait(budget: float | None) -> float:
@@ -99,9 +96,7 @@ class Measurement:
         self._failures: dict[Candidate, Facts] = {}
         self._contestants: dict[Candidate, Contestant] = {}
         self._workspace, self._room = device.buffer(1), 1
-        patience = longest_wait(budget) if time.monotonic() >= _vain.get(device.key, 0.0) else 0.0
-        self._full_speed = FullSpeed(device.pace, patience)
-        self._heat = Heat(budget, on_event=self._on_event, ready=self._full_speed.wait)
+        self._heat = Heat(budget, on_event=self._on_event, ready=FullSpeed.of(device, longest_wait(budget)).wait)
         try:
             self._verifier = Verifier(layer, device)
         except MemoryError as error:
@@ -162,8 +157,6 @@ class Measurement:
             As for `enter`.
         """
         facts = self._failures | self._facts(self._heat.finish())
-        if self._full_speed.ended:
-            _vain[self._device.key] = time.monotonic() + RESIGNED
         self._tell(Event("done", self._layer, None, len(facts), len(facts)))
         return facts
 

@@ -24,6 +24,7 @@ from autoconv.layer import ConvLayer
 from autoconv.networks.layers import NamedLayer, Network
 from autoconv.plans import Plan
 from autoconv.tuning.planner import plan
+from autoconv.tuning.timing.full_speed import FullSpeed
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 
@@ -181,7 +182,7 @@ def test_a_baseline_that_fails_in_a_later_run_fails_alone(monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("uncompiled")
 def test_samples_below_full_speed_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CPU, "pace", lambda device: 9.0)
-    monkeypatch.setattr(strategies, "PATIENCE", 0.0)
+    monkeypatch.setattr(FullSpeed, "of", lambda device: FullSpeed(device.pace, 0.0))
     assert strategies.compare(TWO, 1, CPU.current(1), rounds=2).slow == 4, "of two layers, in two rounds"
 
 

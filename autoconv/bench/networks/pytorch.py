@@ -20,7 +20,7 @@ from autoconv.bench.networks.runtimes import OURS
 from autoconv.bench.race import AGREEMENT, disagreement, race
 from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
-from autoconv.tuning.timing.full_speed import PATIENCE, FullSpeed
+from autoconv.tuning.timing.full_speed import FullSpeed
 
 FILES = {"training": "training.json", "inference": "inference.json"}  # of a folder of results
 CLASSES = 1000  # that the models of torchvision tell apart
@@ -143,7 +143,7 @@ def raced(runs: Runs, name: str, batch: int, device: CPU, rounds: int) -> Networ
         error = found.errors[contestant] = disagreement(answers[contestant], answers[OURS])
         if not error <= AGREEMENT:
             found.failures[contestant] = f"its answer differs by {error:.1e} of the largest value"
-    full_speed = FullSpeed(device.pace, PATIENCE)
+    full_speed = FullSpeed.of(device)
     found.times = race({name: runs[name] for name in answers if name not in found.failures}, rounds, full_speed.take)
     found.slow = full_speed.slow
     return found

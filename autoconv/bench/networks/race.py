@@ -26,7 +26,7 @@ from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError, PlanError
 from autoconv.networks.operators import TensorType, random_inputs
-from autoconv.tuning.timing.full_speed import PATIENCE, FullSpeed
+from autoconv.tuning.timing.full_speed import FullSpeed
 from autoconv.tuning.worker import NoAnswerError
 
 FILE = "networks.json"  # of a folder of results
@@ -173,7 +173,7 @@ def race_network(
                     found.failures[contestant] = one_line(failure, 200)
                     contestants.pop(contestant).close()
             say(f"timing {found.network}")
-            full_speed = FullSpeed(device.pace, PATIENCE)
+            full_speed = FullSpeed.of(device)
             samplers = {name: partial(_sample, found, contestants[name]) for name in contestants}
             times = interleaved(samplers, rounds, full_speed.take)
             found.slow = full_speed.slow

@@ -12,7 +12,6 @@ import click
 from autoconv.cli.figures.places import check_places, page_to, pictures_to
 from autoconv.cli.options import (
     FAILED,
-    FAILURES,
     INTERRUPTED,
     OK,
     as_json,
@@ -30,6 +29,7 @@ from autoconv.cli.options import (
 from autoconv.cli.output import failure_line, print_cut_short, print_json, progress_bar, say, say_interrupted
 from autoconv.common.text import duration, print_table
 from autoconv.cpu.device import CPU
+from autoconv.errors import FAILURES
 from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.paths import write_whole
 from autoconv.records.cache import TuningCache

@@ -15,6 +15,7 @@ from autoconv.cli.options import FAILED, OK, as_json, device_named, rounds, seco
 from autoconv.cli.output import failure_line, print_json, say, status
 from autoconv.common.text import duration, print_table, size
 from autoconv.cpu.device import CPU
+from autoconv.tuning.timing.full_speed import slowness
 
 
 @click.command(short_help="A network under fixed strategies, and under our choices.")
@@ -97,4 +98,4 @@ def _print(found: Comparison) -> None:
         "those that the family cannot compute"
     )
     if found.slow:
-        click.echo(f"threads were not at their full speed in {found.slow} samples, which disturbs these figures")
+        click.echo(f"{slowness(found.slow)}, which disturbs these figures")

@@ -20,6 +20,7 @@ from autoconv.networks.operators import random_inputs
 from autoconv.networks.run.compiled import CompiledNetwork, load
 from autoconv.networks.yaml_writer import text_of
 from autoconv.paths import write_whole
+from autoconv.tuning.timing.full_speed import slowness
 
 if TYPE_CHECKING:
     from autoconv.bench.networks.race import NetworkRace
@@ -210,7 +211,7 @@ def _print_race(raced: NetworkRace) -> None:
         "memory: what the first runs took beyond the loaded network; difference: of answers, of the largest value"
     )
     if raced.slow:
-        click.echo(f"threads were not at their full speed in {raced.slow} samples, which disturbs these figures")
+        click.echo(f"{slowness(raced.slow)}, which disturbs these figures")
 
 
 @click.command(short_help="The layers of a network as a YAML list.")

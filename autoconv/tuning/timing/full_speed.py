@@ -1,7 +1,7 @@
 """Waiting until a device computes at its full speed: the processors of a virtual machine do not always.
 
-For seconds at a time two of them may share one core, or one may stand still, of which the machine's own clocks tell
-nothing. What computes most loses most then, so that a race is no longer between contestants alone.
+For moments, or for seconds, two of them may share one core, or one may stand still, of which the machine's own clocks
+tell nothing. What computes most loses most then, so that a race is no longer between contestants alone.
 """
 
 from __future__ import annotations
@@ -9,12 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from autoconv.tuning.timing.race import wait_until_idle
+
+if TYPE_CHECKING:
+    from autoconv.device import Device
 
 SLOW = 1.2  # times as long as at best
 PAUSE = 0.05  # seconds between looks at a slow device, and at a quick one
 PATIENCE = 30.0  # seconds in one comparison for waiting, and for samples that are taken again
+RESIGNED = 60.0  # seconds for which a device is not waited for any more, once that was in vain
+
+_vain: dict[str, float] = {}  # until when devices are not waited for, by key
 
 Sampler = Callable[[], float]
 
@@ -31,8 +38,8 @@ class FullSpeed:
         Seconds that are left for waiting.
     slow : int
         Samples that were kept although the device was slow, as no patience was left.
-    ended : bool
-        Whether patience ended while the device was slow.
+    key : str
+        Of the device: where patience ends while it is slow, nobody else waits for it for a while.
     clock, sleep, busy : callable
         As for a race.
     """
@@ -40,11 +47,17 @@ class FullSpeed:
     pace: Callable[[], float]
     patience: float
     slow: int = 0
-    ended: bool = False
+    key: str = ""
     clock: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], None] = time.sleep
     busy: Callable[[], float] = time.process_time
     _next: float = 0.0  # when to look again
+
+    @classmethod
+    def of(cls, device: Device, patience: float = PATIENCE) -> FullSpeed:
+        """A device's, with so many seconds to wait; none shortly after somebody has waited for it in vain."""
+        resigned = time.perf_counter() < _vain.get(device.key, 0.0)
+        return cls(device.pace, 0.0 if resigned else patience, key=device.key)
 
     def wait(self) -> float:
         """Wait until the device is at full speed, or patience ends; it is looked at only now and then.
@@ -64,7 +77,7 @@ class FullSpeed:
                 if not self._slow():
                     break
             else:
-                self.ended = True
+                _vain[self.key] = self.clock() + RESIGNED
             self.patience -= self.clock() - begun
         now = self.clock()
         self._next = now + PAUSE
@@ -102,5 +115,7 @@ class FullSpeed:
         wait_until_idle(self.sleep, self.busy)
         return self.pace() > SLOW
 
-    def __str__(self) -> str:
-        return f"{self.slow} samples were taken although the threads were not at their full speed"
+
+def slowness(samples: int) -> str:
+    """What is said of figures some of whose samples were taken although the device was slow."""
+    return f"threads were not at their full speed in {samples} samples"
