@@ -12,14 +12,22 @@ from collections.abc import Iterable
 
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES, VECTOR_REGISTERS
+from autoconv.cpu.codegen.ir import VECTOR_BYTES, VECTOR_REGISTERS
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
 from autoconv.cpu.common.grid import steps
 from autoconv.cpu.common.panel import strides_too_wide
 from autoconv.cpu.common.streaming import streaming_refusals
 from autoconv.cpu.depthwise import kernels, kernels_nhwc
-from autoconv.cpu.depthwise.geometry import ChannelBlocking, RowBlocking, packed_elements, tiling_of, workspace_bytes
+from autoconv.cpu.depthwise.geometry import (
+    ChannelBlocking,
+    RowBlocking,
+    broken_lines,
+    packed_elements,
+    text_of,
+    tiling_of,
+    workspace_bytes,
+)
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 
@@ -48,13 +56,6 @@ def _row_blocking(device: CPU, params: Params) -> RowBlocking:
     )
 
 
-def _in_lines(layer: ConvLayer, params: Params) -> bool:
-    """Whether blocks of rows, and whole planes, are cache lines without a remainder."""
-    _, _, height, width = layer.output_shape
-    rows = int(params["TP"]) * (layer.stride[0] if layer.direction == "dgrad" else 1)
-    return all(n * width * layer.itemsize % LINE == 0 for n in (rows, height))
-
-
 class Depthwise(GeneratedAlgorithm):
     """Blocks of `TP` rows (NCHW) or `TQ` columns (NHWC) of outputs by `NV` vectors; `nt=1` stores past the caches.
 
@@ -73,8 +74,8 @@ class Depthwise(GeneratedAlgorithm):
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         reasons = strides_too_wide(layer) if layer.layout == "NCHW" else []
-        allowed = [_text(tile) for tile in _tiles(layer, device)]
-        given = _text({name: value for name, value in params.items() if name != "nt"})
+        allowed = [text_of(tile) for tile in _tiles(layer, device)]
+        given = text_of({name: value for name, value in params.items() if name != "nt"})
         if given not in allowed:
             reasons.append(f"{given}: expected {' or '.join(allowed)} for {layer.layout}")
         if layer.layout == "NHWC" and layer.K != layer.C:
@@ -87,8 +88,8 @@ class Depthwise(GeneratedAlgorithm):
             reasons += streaming_refusals(layer, device)
             if layer.layout == "NHWC" and layer.C * layer.itemsize % VECTOR_BYTES[device.instruction_set]:
                 reasons.append(f"nt=1: expected whole vectors of channels, got C={layer.C}")
-            elif layer.layout == "NCHW" and not _in_lines(layer, params):
-                reasons.append(f"nt=1: expected blocks of rows in whole cache lines, got {_text(params)}")
+            elif layer.layout == "NCHW":
+                reasons += broken_lines(layer, params)
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
@@ -133,7 +134,3 @@ class Depthwise(GeneratedAlgorithm):
             return compiler.build(kernels.emit, device.instruction_set, layer, _row_blocking(device, params))
         blocking = ChannelBlocking(int(params["TQ"]), int(params["NV"]), bool(params["nt"]))
         return compiler.build(kernels_nhwc.emit, device.instruction_set, layer, blocking)
-
-
-def _text(params: Params) -> str:
-    return ",".join(f"{name}={value}" for name, value in params.items())

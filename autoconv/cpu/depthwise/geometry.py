@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, widened
+from autoconv.algorithm import Params
+from autoconv.cpu.codegen.ir import DTYPES, LINE, VECTOR_BYTES, widened
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.common.panel import PanelRow, Segment, in_lines, segments_of
 from autoconv.layer import ConvLayer
@@ -153,6 +154,20 @@ def workspace_bytes(instruction_set: str, layer: ConvLayer, blocking: RowBlockin
 def planes_of_task(planes: int, threads: int) -> int:
     """Planes that a task computes, where tasks are of whole planes."""
     return max(1, min(MOST_PLANES, planes // (TASKS * threads)))
+
+
+def text_of(params: Params) -> str:
+    """Parameters as a candidate's name has them."""
+    return ",".join(f"{name}={value}" for name, value in params.items())
+
+
+def broken_lines(layer: ConvLayer, params: Params) -> list[str]:
+    """The reason against stores past the caches: blocks of rows, or planes, are cache lines with a remainder."""
+    _, _, height, width = layer.output_shape
+    rows = int(params["TP"]) * (layer.stride[0] if layer.direction == "dgrad" else 1)
+    if all(n * width * layer.itemsize % LINE == 0 for n in (rows, height)):
+        return []
+    return [f"nt=1: expected blocks of rows in whole cache lines, got {text_of(params)}"]
 
 
 def packed_elements(layer: ConvLayer) -> int:

@@ -14,7 +14,7 @@ from autoconv.cpu.common.estimate import PAGE, operands_once, side_by_side
 from autoconv.cpu.common.grid import parts
 from autoconv.cpu.common.panel import strides_too_wide
 from autoconv.cpu.common.streaming import streaming_refusals
-from autoconv.cpu.depthwise.geometry import UNROLLED_TAPS
+from autoconv.cpu.depthwise.geometry import UNROLLED_TAPS, broken_lines, text_of
 from autoconv.cpu.depthwise.kernels_inplace import InPlaceBlocking, emit, own_elements
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
@@ -47,12 +47,9 @@ class DepthwiseInPlace(GeneratedAlgorithm):
             reasons.append(f"filters: expected at most {UNROLLED_TAPS} taps, written out, got {layer.R * layer.S}")
         tile = {name: value for name, value in params.items() if name != "nt"}
         if tile not in (allowed := _tiles(layer, device)):
-            reasons.append(f"{_text(tile)}: expected {' or '.join(map(_text, allowed))}")
+            reasons.append(f"{text_of(tile)}: expected {' or '.join(map(text_of, allowed))}")
         if params["nt"]:
-            reasons += streaming_refusals(layer, device)
-            _, _, height, width = layer.output_shape
-            if any(rows * width * layer.itemsize % LINE for rows in (int(params["TP"]), height)):
-                reasons.append(f"nt=1: expected blocks of rows in whole cache lines, got {_text(params)}")
+            reasons += streaming_refusals(layer, device) + broken_lines(layer, params)
         return reasons
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
@@ -78,10 +75,6 @@ class DepthwiseInPlace(GeneratedAlgorithm):
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, _blocking(device, params))
-
-
-def _text(params: Params) -> str:
-    return ",".join(f"{name}={value}" for name, value in params.items())
 
 
 def _blocking(device: CPU, params: Params) -> InPlaceBlocking:
