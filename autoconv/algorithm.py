@@ -396,4 +396,9 @@ def bound_for(layer: ConvLayer, float32_cap: float) -> float:
     """
     if layer.dtype == "float64" or layer.quantized:
         return 0.0 if layer.quantized else float32_cap * 2.0**-29
-    return float32_cap + {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[layer.dtype]
+    return float32_cap + output_rounding(layer)
+
+
+def output_rounding(layer: ConvLayer) -> float:
+    """What storing an output of a narrow type rounds, at most, relative to the value: half a unit in the last place."""
+    return {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(layer.dtype, 0.0)

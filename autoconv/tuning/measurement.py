@@ -247,10 +247,9 @@ def _contestant(candidate: Candidate, algorithm: Algorithm[Any], verifier: Verif
         kernel.pack(verifier.b, weights)
         pack = device.stopwatch(lambda operands: kernel.pack(verifier.b, operands.b), _operands(verifier, weights)).hot
     error, same = verifier.check(kernel, weights)
-    bound = algorithm.bound(layer, candidate.params)
-    bound += algorithm.absolute_bound(layer, candidate.params) / verifier.magnitude  # of operands of at most 1
-    if not error <= bound:
-        raise WrongResultError(f"wrong result: error {error:.1e}, allowed {bound:.1e}")
+    allowed = verifier.allowed(algorithm, candidate.params)
+    if not error <= allowed:
+        raise WrongResultError(f"wrong result: error {error:.1e}, allowed {allowed:.1e}")
     stopwatch = device.stopwatch(_launcher(kernel), _operands(verifier, weights, workspace))
     return Contestant(
         candidate=candidate,

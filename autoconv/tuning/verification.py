@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from autoconv import registry
-from autoconv.algorithm import Array, Kernel
+from autoconv.algorithm import Algorithm, Array, Kernel, Params, output_rounding
 from autoconv.common.epilogue import activations
 from autoconv.common.epilogue.quantization import Quantization, finished, meanings
 from autoconv.common.types import INTEGERS, MOST_TERMS
@@ -93,11 +93,14 @@ class Verifier:
         self._out = Fenced.allocate(device, layer.output_shape, layer.output_numpy_dtype)
         timed = (*self._inputs.values(), self.out)
         self.copies: dict[int, list[Array]] = {id(array): [] for array in timed}
-        self.reference, self.magnitude = self._reference()
+        self.reference, self.magnitude, self.largest = self._reference()
         self._difference = device.empty(layer.output_shape, np.float64)
 
-    def _reference(self) -> tuple[Array, float]:
-        """The answer in float64, and the largest `sum |a||b|` (with the epilogue's terms, at most 1 each)."""
+    def _reference(self) -> tuple[Array, float, float]:
+        """The answer in float64, the largest `sum |a||b|` (with the epilogue's terms, at most 1 each) and output.
+
+        The largest output is that before or after the activation, whichever is larger.
+        """
         layer, device, xp = self.layer, self.device, self.device.xp
         plain = layer.replace(dtype="float64", bias=False, residual=False, activation=None)
         a, b = self.a.astype(np.float64), self.b.astype(np.float64)
@@ -107,7 +110,8 @@ class Verifier:
         magnitude = float(_run_direct(plain, device, xp.abs(a), xp.abs(b)).max())
         check_convolution(plain, a, b, out, magnitude, xp)
         if layer.quantized:
-            return finished(layer, xp.rint(out), self.bias, 1 if layer.layout == "NCHW" else 3), max(magnitude, 1.0)
+            out = finished(layer, xp.rint(out), self.bias, 1 if layer.layout == "NCHW" else 3)
+            return out, max(magnitude, 1.0), 0.0
         values = None if self.bias is None else self.bias.astype(np.float64)
         bias, slopes = (
             None if part is None else part.reshape((-1, 1, 1) if layer.layout == "NCHW" else (-1,))
@@ -118,10 +122,23 @@ class Verifier:
         if self.residual is not None:
             out += self.residual.astype(np.float64)
         magnitude = max(magnitude, float(np.finfo(np.float32).tiny)) + layer.bias + layer.residual
+        largest = float(xp.abs(out).max())
         if layer.activation is not None:
             out = activations.applied(layer.activation, out, slopes)
-            magnitude = max(magnitude, float(xp.abs(out).max()))
-        return out, magnitude
+            largest = max(largest, float(xp.abs(out).max()))
+        return out, max(magnitude, largest), largest
+
+    def allowed(self, algorithm: Algorithm[Any], params: Params) -> float:
+        """The error that an answer of a candidate may have.
+
+        It is the algorithm's bound. That grants outputs of narrow types the rounding of a value as large as the largest
+        `sum |a||b|`; sums of many random terms are far smaller than that, and a lost channel of theirs would pass
+        unseen. So what is granted here is the rounding of the largest output, twice, since a library may round before
+        its epilogue and after it.
+        """
+        bound = algorithm.bound(self.layer, params)
+        bound -= output_rounding(self.layer) * max(1 - 2 * self.largest / self.magnitude, 0)
+        return bound + algorithm.absolute_bound(self.layer, params) / self.magnitude  # of operands of at most 1
 
     @property
     def out(self) -> Array:

@@ -10,6 +10,8 @@ import pytest
 from faulty import FAULTS, Faulty, FaultyCPU, measure
 
 from autoconv.algorithm import Candidate
+from autoconv.cpu.device import CPU
+from autoconv.cpu.numpy.direct import NumpyDirect
 from autoconv.layer import ConvLayer
 from autoconv.tuning import reference
 from autoconv.tuning.measurement import Measurement
@@ -92,6 +94,21 @@ def test_one_wrong_element_in_a_million_is_found() -> None:
     error, _ = verifier.check(kernel, verifier.b)
     assert np.prod(layer.y_shape) > 1e6
     assert error > 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("activation", [None, "relu", "sigmoid"])
+def test_a_lost_channel_of_a_narrow_type_is_no_rounding(dtype: str, activation: str | None) -> None:
+    layer = ConvLayer(N=1, C=512, H=6, W=6, K=64, R=3, S=3, padding=1, dtype=dtype, activation=activation)
+    verifier = Verifier(layer, CPU.current())
+    family = NumpyDirect()
+    kernel = family.build(layer, verifier.device, {})
+    error, _ = verifier.check(kernel, verifier.b)
+    assert error <= verifier.allowed(family, {})
+    fewer = verifier.b.copy()
+    fewer[:, -1] = 0
+    error, _ = verifier.check(kernel, fewer)
+    assert error > verifier.allowed(family, {})
 
 
 def test_every_fault_is_tested_somewhere() -> None:

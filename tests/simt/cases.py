@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from guards import allowed
 from layers import EDGES, edge, operands
 from simt.emulator import Emulated, fenced
 
@@ -80,7 +81,9 @@ def checker(algorithm: Algorithm, layer: ConvLayer, params: Params) -> Callable[
 
     def check_on(device: Emulated) -> None:
         found = error(run(device, algorithm, layer, params, given), wanted, scale)
-        assert found <= algorithm.bound(layer, params), f"{algorithm.name} {params} on {layer}: error {found:.2g}"
+        assert found <= allowed(algorithm, layer, params, wanted, scale), (
+            f"{algorithm.name} {params} on {layer}: error {found:.2g}"
+        )
 
     return check_on
 
