@@ -14,6 +14,7 @@ import click
 
 from autoconv import __version__, networks, registry
 from autoconv.bench.baselines import BASELINES
+from autoconv.bench.baselines.base import Library
 from autoconv.cli.options import OK, as_json, device_named, on_device
 from autoconv.cli.output import print_json
 from autoconv.common import machine_code
@@ -61,10 +62,12 @@ def info(device_name: str, as_json: bool) -> int:
 
 def information(device: Device, cache: TuningCache) -> dict[str, Any]:
     """What `info` says, in plain JSON types."""
+    from autoconv.bench.networks.runtimes import RUNTIMES
     from autoconv.cuda.hardware import why_unavailable
 
     records = [record.device for record in cache.records()]
-    wanted = dict.fromkeys((name for one in BASELINES.values() for name in one.packages), TO_COMPARE) | OPTIONAL
+    libraries: tuple[Library, ...] = (*BASELINES.values(), *RUNTIMES.values())
+    wanted = dict.fromkeys((name for one in libraries for name in one.packages), TO_COMPARE) | OPTIONAL
     missing = {name: how for name, how in wanted.items() if importlib.util.find_spec(name) is None}
     measured = device.machine.to_json() if isinstance(device, CPU) else None
     if gpu := why_unavailable():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import re
@@ -16,10 +17,13 @@ from races import LAYER, race
 
 from autoconv import registry
 from autoconv.bench.baselines import BASELINES
+from autoconv.bench.networks.runtimes import RUNTIMES
 from autoconv.cli import main
 from autoconv.common import machine_code
+from autoconv.common.candidate import Candidate
 from autoconv.cpu.device import CPU
 from autoconv.records.cache import TuningCache
+from autoconv.records.schema import Facts
 from autoconv.tuning.planner import forget_plans
 
 pytestmark = pytest.mark.usefixtures("place")
@@ -45,6 +49,22 @@ def test_show_says_who_won_when_and_with_which_versions(capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out) == found
     assert found[0]["seconds"] > 0
     assert found[0]["races"][0]["versions"]["numpy"]
+
+
+def test_show_counts_packing_as_tune_does(capsys: pytest.CaptureFixture[str]) -> None:
+    layer, key = "fwd-float32-NCHW-N1-C3-H12-W12-K4-R3-S3-padding1x1-bias-relu", CPU.current().key
+    facts = {"numpy.gemm[tile=image]": (2.0, 1.0), "numpy.direct": (1.0, 3.0)}
+    TuningCache().add(
+        layer,
+        key,
+        dataclasses.replace(
+            race(),
+            facts={Candidate.parse(name): Facts("1", time=t, pack=p, samples=5) for name, (t, p) in facts.items()},
+        ),
+    )
+    assert main(["show", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["winner"], found["seconds"]) == ("numpy.gemm[tile=image]", 3.0)
 
 
 def test_what_comes_along_of_other_devices_is_only_counted(
@@ -95,12 +115,13 @@ def test_info_names_the_device_the_cache_and_what_is_missing(
 def test_info_names_every_library_that_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    packages = {package for baseline in BASELINES.values() for package in baseline.packages}
+    libraries = (*BASELINES.values(), *RUNTIMES.values())
+    packages = {package for library in libraries for package in library.packages}
     found = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in packages else found(name))
     assert main(["info", "--json"]) == 0
     missing = json.loads(capsys.readouterr().out)["missing"]
-    assert packages == {"torch", "onnxruntime", "onnx", "openvino", "ncnn", "MNN"} <= missing.keys()
+    assert packages == {"torch", "onnxruntime", "onnx", "openvino", "ncnn", "pnnx", "MNN"} <= missing.keys()
     assert missing["ncnn"] == "a library to compare with; pip install 'autoconv[bench]'"
 
 
