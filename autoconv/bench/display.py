@@ -45,8 +45,8 @@ def caption(suite: Suite) -> list[str]:
         f"on {setting.device.name}; baselines: {versions(suite)}{threads}",
         f"autoconv: {algorithms}vendor libraries off; NCHW arrays in and out, layout conversions timed{untimed}",
         f"{operands}; caches: as the previous run left them",
-        "over bound: autoconv's time over the least that its multiplications, or its operands' bytes, should take by the "
-        "model of the measured machine; transforms not counted; below 1 caches held more than the model has there",
+        "over bound: autoconv's time over the least that its multiplications, or its operands' bytes, should take by "
+        "the measured machine; transforms not counted; below 1 caches held what the model has come from slower memory",
         "ratios: the baseline's time divided by autoconv's, so that above 1 autoconv is faster; "
         f"median of {setting.rounds} interleaved rounds [95 % interval]",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from autoconv.bench.baselines import BASELINES
 from autoconv.bench.statistics import Ratio, interval, ratios
 from autoconv.bench.suites import CLASSES, OURS, Row, Suite, class_of
 from autoconv.common.candidate import Candidate
+from autoconv.common.text import one_line
 from autoconv.errors import ConfigError
 from autoconv.paths import write_whole
 from autoconv.registry import algorithms
@@ -113,9 +115,18 @@ def file_name(suite: Suite) -> str:
 
 
 def keep(suite: Suite, folder: Path, jobs: list[Row]) -> None:
-    """Write the result, in the place of an older one, with what that had of layers whose turn is yet to come."""
+    """Write the result, in the place of an older one, with what that had of layers whose turn is yet to come.
+
+    A disk that is full does not end the run: a warning says so, and `unkept`, unless a later call succeeds.
+    """
     rows = [row for row in jobs if row.times or any(row is done for done in suite.rows)]
-    write(folder / file_name(suite), to_json(replace(suite, rows=rows)))
+    try:
+        write(folder / file_name(suite), to_json(replace(suite, rows=rows)))
+    except OSError as error:
+        warnings.warn(f"the results of {suite.name} are not kept: {one_line(error)}", stacklevel=2)
+        suite.unkept = True
+    else:
+        suite.unkept = False
 
 
 def write(path: Path, result: dict[str, Any]) -> None:

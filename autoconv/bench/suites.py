@@ -131,7 +131,7 @@ class Suite:
     """The rows of one list of layers at one batch size, or of the layers `names` of it.
 
     `whole` has the runs of all layers in sequence, and `shares` is how much of the network as exported is convolutions,
-    by contestant.
+    by contestant. `unkept` is whether what is there was to be kept on disk, and could not be.
     """
 
     name: str
@@ -145,6 +145,7 @@ class Suite:
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
     names: tuple[str, ...] = ()
+    unkept: bool = False
 
     @property
     def remarks(self) -> list[str]:

@@ -30,9 +30,9 @@ from autoconv.cli.options import (
     threads,
     words,
 )
-from autoconv.cli.output import print_json, status
+from autoconv.cli.output import failure_line, print_json, say, status
 from autoconv.common import split_products
-from autoconv.cpu.device import CPU, LEVELS
+from autoconv.cpu.device import CPU, LEVELS, host_level
 from autoconv.errors import PlanError
 from autoconv.layer import DIRECTIONS
 from autoconv.paths import write_whole
@@ -213,11 +213,16 @@ def bench(
                     print_suite(done[-1])
     if as_json:
         print_json([to_json(suite) for suite in done])
+    failed = any(suite.incomplete or suite.unkept for suite in done)
     if chart is not None:
-        draw(done, chart)
+        try:
+            draw(done, chart)
+        except OSError as error:
+            say("error", failure_line(error))
+            failed = True
     if any(suite.interrupted for suite in done):
         return INTERRUPTED
-    return FAILED if any(suite.incomplete for suite in done) else OK
+    return FAILED if failed else OK
 
 
 def _refuse(names: Sequence[str], expected: str) -> None:
@@ -265,7 +270,7 @@ def _held(threads: int | None, isa: str | None) -> tuple[CPU, dict[str, str]]:
     try:
         split_products.allowed()  # or it is refused here, once, and not for every layer
         device = CPU.current(threads, isa)
-        return device, restrict(isa) if isa and device.level != CPU.current().level else {}
+        return device, restrict(isa) if isa and isa != host_level() else {}
     except PlanError as error:
         raise click.UsageError(str(error)) from None
 

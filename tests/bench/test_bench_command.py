@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from autoconv import networks, registry
 from autoconv.bench import display, race, results
 from autoconv.bench.baselines import BASELINES
 from autoconv.bench.suites import OURS, Row, Suite
+from autoconv.cli import bench as command
 from autoconv.cli import main
 from autoconv.common.candidate import Candidate
+from autoconv.cpu import device
 from autoconv.errors import ConfigError
 from autoconv.networks import NamedLayer, Network
 
@@ -194,6 +197,51 @@ def test_results_of_two_suites_that_would_have_one_name_are_refused(
     told = "-o out: the results of a/Tiny net.yaml and b/tiny-net.yaml would have one name there"
     assert (said.out, said.err) == ("", f"autoconv: error: {told}\n")
     assert not (place / "out").exists()
+
+
+@pytest.mark.filterwarnings("default:the results of Tiny are not kept")
+def test_what_cannot_be_kept_is_shown_and_the_rest_measured(
+    verb: Callable[..., int], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = [True, False]
+
+    def write(path: Path, content: str | bytes) -> None:
+        if full and full.pop(0):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(results, "write_whole", write)
+    assert verb("tiny.yaml", "--rounds", "6", "-o", "out") == 0, "what was not kept at first was kept at last"
+    assert "warning: the results of Tiny are not kept: out/tiny-batch1-threads" in capsys.readouterr().err
+    full[:] = [True] * 9
+    assert verb("tiny.yaml", "--rounds", "6", "-o", "out", "--json") == 1
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)[0]["layers"]] == ["first", "second"]
+
+
+def test_a_chart_that_cannot_be_written_costs_no_table(
+    verb: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+
+    def write(path: Path, content: str | bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(display, "write_whole", write)
+    assert verb("tiny.yaml", "--rounds", "6", "--chart", "out.png") == 1
+    said = capsys.readouterr()
+    assert "first" in said.out
+    assert said.err == "autoconv: error: out.png: No space left on device\n"
+
+
+def test_pytorch_is_held_to_what_the_processor_has_more_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where `AUTOCONV_ISA` says the same as `--isa`, or less."""
+    for module in (command, device):
+        monkeypatch.setattr(module, "host_level", lambda: "amx")
+    monkeypatch.setattr(command, "restrict", lambda isa: {"held to": isa})
+    for said in ("avx2", "amx"):
+        monkeypatch.setenv("AUTOCONV_ISA", said)
+        assert command._held(None, "avx2")[1] == {"held to": "avx2"}
+        assert command._held(None, "amx")[1] == {}
+        assert command._held(None, None)[1] == {}
 
 
 def test_fewer_baselines_are_incomplete(verb: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
