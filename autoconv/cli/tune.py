@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,7 +36,10 @@ from autoconv.networks import NamedLayer, Network
 from autoconv.networks.run.compiled import load
 from autoconv.records.cache import TuningCache
 from autoconv.tuning.choice import TIMING
-from autoconv.tuning.planner import plan
+from autoconv.tuning.planner import plan, unwatch, watch
+
+if TYPE_CHECKING:
+    from autoconv.plans import Plan
 
 OF_LAYOUTS = 0.5  # of a budget, as much as so many of the layers of a model have goes to its layouts
 OF_LAYERS = ("tolerance", "weights")  # limits of a layer by itself: a network's error is another, its filters constant
@@ -89,8 +93,8 @@ def tune(
     rows: dict[tuple[int, int, str], list[Row]] = {}  # by the network's place, as two may have one name
     models = _models(asked) if mode in TIMING and "fwd" in (direction or ("fwd",)) else []
     later = sum(parts for *_, parts in models)
-    done, laid, failures, interrupted = [], list[str](), list[str](), False
-    with progress_bar(len(jobs)) as begin:
+    done, laid, interrupted = [], list[dict[str, Any]](), False
+    with progress_bar(len(jobs)) as begin, _watched() as plans:
         try:
             if mode in TIMING:
                 with cache.timing_lock(device.key):
@@ -105,14 +109,15 @@ def tune(
                 try:
                     laid.append(_laid_out(path, size, mode, end, later / parts, options))
                 except FAILURES as failure:  # its layers can be tuned, but it cannot run, or not for so many images
-                    failures.append(f"{path}: layouts: {failure_line(failure)}")
+                    laid.append({"model": path, "batch": size, "error": failure_line(failure)})
                 later -= parts
         except KeyboardInterrupt:
             interrupted = True
     peaks = {dtype: device.measured_peak(dtype) for dtype in {row.layer.dtype for row in done}}
     tables = [Table(asked[n][1].name, size, way, tuple(found)) for (n, size, way), found in rows.items()]
-    timed = sum(row.plan.timed for row in done if row.plan)
+    timed = sum(made.timed for made in plans.values())
     failed = [f"{row.name}: {row.error}" for row in done if row.error]
+    failures = [f"{found['model']}: layouts: {found['error']}" for found in laid if "error" in found]
     seconds = time.monotonic() - started
     if as_json:
         print_json(
@@ -120,6 +125,7 @@ def tune(
                 "device": {"name": device.name, "key": device.key, "versions": device.versions},
                 "peak_gflops": {dtype: peak / 1e9 for dtype, peak in peaks.items()},
                 "tables": [table.to_json(peaks) for table in tables],
+                "layouts": laid,
                 "timed": timed,
                 "elapsed": seconds,
                 "interrupted": interrupted,
@@ -128,10 +134,11 @@ def tune(
     else:
         for table in tables:
             table.print(peaks)
-        for line in laid:
-            click.echo(line)
+        for found in laid:
+            if "error" not in found:
+                click.echo(f"{found['network']}: {found['in_nhwc']} of {found['layers']} layers in NHWC")
         click.echo(f"on {device.name}; peak: {_rates(peaks)}")
-        click.echo(_summary(len(done), len(jobs), timed, len(failed), seconds))
+        click.echo(_summary(len(done), len(jobs), timed, bool(models), len(failed), seconds))
         if budget is not None:
             print_cut_short([row.plan.cut_short for row in done if row.plan])
     _warn(done)
@@ -164,11 +171,35 @@ def _models(asked: Sequence[tuple[str, Network, tuple[int, ...] | None]]) -> lis
     ]
 
 
-def _laid_out(path: str, batch: int, mode: str, end: float | None, parts: float, options: dict[str, Any]) -> str:
+def _laid_out(
+    path: str, batch: int, mode: str, end: float | None, parts: float, options: dict[str, Any]
+) -> dict[str, Any]:
     """What came of choosing the layouts of a whole network, for which there is one part of the time until the end."""
     net = load(path, batch, **{name: value for name, value in options.items() if name not in OF_LAYERS})
     net.tune(mode, budget=share(end, parts * max(1, len(net.plans))))
-    return f"{net.graph.name}: {len(net.in_nhwc & net.plans.keys())} of {len(net.plans)} layers in NHWC"
+    in_nhwc = len(net.in_nhwc & net.plans.keys())
+    return {
+        "model": path,
+        "batch": batch,
+        "network": net.graph.name,
+        "layers": len(net.plans),
+        "in_nhwc": in_nhwc,
+    }
+
+
+@contextmanager
+def _watched() -> Iterator[dict[int, Plan]]:
+    """Every plan that is asked for meanwhile, once: those of the layers of a whole network, too."""
+    found: dict[int, Plan] = {}
+
+    def note(made: Plan) -> None:
+        found[id(made)] = made
+
+    watch(note)
+    try:
+        yield found
+    finally:
+        unwatch(note)
 
 
 def _warn(done: Sequence[Row]) -> None:
@@ -182,9 +213,10 @@ def _warn(done: Sequence[Row]) -> None:
             say("warning", f"{row.name}: {name} failed: {failure_line(why)}{more}")
 
 
-def _summary(done: int, total: int, timed: int, failed: int, seconds: float) -> str:
+def _summary(done: int, total: int, timed: int, whole: bool, failed: int, seconds: float) -> str:
     layers = count(done, "layer") if done == total else f"{done} of {count(total, 'layer')}"
-    work = f"{count(timed, 'candidate')} timed" if timed else "nothing timed"
+    nothing = "no candidate timed" if whole else "nothing timed"  # of a whole network other things may have been
+    work = f"{count(timed, 'candidate')} timed" if timed else nothing
     return f"{layers}, {work}" + (f", {failed} failed" if failed else "") + f", in {seconds:.1f} s"
 
 

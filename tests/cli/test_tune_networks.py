@@ -127,9 +127,13 @@ def test_layouts_that_cannot_be_chosen_are_a_failure(
 ) -> None:
     assert main(["tune", saved(tmp_path / "net.onnx", 4), "--batch", "8"]) == 1
     said = capsys.readouterr()
-    assert "2 layers, nothing timed, in" in said.out
+    assert "2 layers, no candidate timed, in" in said.out
     assert said.err.startswith(f"autoconv: error: {tmp_path / 'net.onnx'}: layouts: ")
     assert "--batch 8: the file says (4, 4, 3, 3) of input 'x'" in said.err
+    assert main(["tune", str(tmp_path / "net.onnx"), "--batch", "8", "--json"]) == 1
+    (layouts,) = json.loads(capsys.readouterr().out)["layouts"]
+    assert (layouts["model"], layouts["batch"]) == (str(tmp_path / "net.onnx"), 8)
+    assert "--batch 8: the file says (4, 4, 3, 3)" in layouts["error"]
 
 
 @pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
@@ -142,9 +146,14 @@ def test_layouts_are_tuned_with_the_layers(tmp_path: Path, monkeypatch: pytest.M
     graph = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"])], "net", ends[:1], ends[1:], [weights])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
     asked = ["tune", str(path), "--mode", "hybrid", "--budget", "0.1s", "--no-isolate"]
-    found = CliRunner().invoke(cli, asked, catch_exceptions=False)
+    found = CliRunner().invoke(cli, [*asked, "--json"], catch_exceptions=False)
     assert found.exit_code == 0
-    assert "of 1 layers in NHWC" in found.output
+    told = json.loads(found.stdout)
+    assert told["timed"] > told["tables"][0]["layers"][0]["timed"] > 0, "those in NHWC count, too"
+    (layouts,) = told["layouts"]
+    assert layouts["layers"] == 1
+    again = CliRunner().invoke(cli, asked, catch_exceptions=False)
+    assert "of 1 layers in NHWC\n" in again.output
     layer = ConvLayer(N=1, C=8, H=9, W=9, K=8, R=1, S=1)
     for layout in ("NCHW", "NHWC"):
         assert plan(layer.replace(layout=layout), "cached").timings
