@@ -28,6 +28,27 @@ def test_the_targets_are_of_the_networks_longest_first() -> None:
     assert all(not x.has_epilogue for layers in found.values() for x in layers)
 
 
+def test_targets_are_what_their_names_say_of_whatever_list(tmp_path: Path) -> None:
+    net = tmp_path / "net.yaml"
+    net.write_text("{name: last, layers: [{name: one, C: 4, H: 3, K: 2, R: 3, layout: NHWC}]}", encoding="utf-8")
+    for target in targets([str(net)]):
+        named = target.name.replace(",", "").split()
+        (layer,) = target.layers
+        assert layer.dtype == named[0]
+        assert layer.layout == (named[1] if named[1:] and named[1] in ("NCHW", "NHWC") else "NHWC")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "uint8"])
+def test_a_list_of_another_type_is_refused_by_name(
+    dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = tmp_path / "net.yaml"
+    net.write_text(f"{{name: Odd, layers: [{{name: one, C: 4, H: 3, K: 2, R: 3, dtype: {dtype}}}]}}", encoding="utf-8")
+    assert main(["bench", str(net), "--device", "cuda", "--dry-run", "-o", str(tmp_path / "out")]) == 2
+    told = f"Odd: layer 'one': dtype='{dtype}': expected 'float32', in which libraries are compared"
+    assert capsys.readouterr().err == f"autoconv: error: {told}\n"
+
+
 def test_every_target_has_figures_early() -> None:
     """After a third of three quarters of an hour, by the guesses, the longest layers of each target are compared."""
     table, wanted = algorithms(Narrow(capability=90)), targets()

@@ -13,6 +13,7 @@ from autoconv import networks
 from autoconv.algorithm import Algorithm
 from autoconv.bench.gpu.cases import cases
 from autoconv.bench.gpu.networks import BUILDERS, OPERATORS, networks_version
+from autoconv.bench.race import check_types
 from autoconv.layer import ConvLayer
 
 NETWORKS = ("alexnet", "vgg16", "resnet50", "googlenet")
@@ -64,12 +65,21 @@ def _seconds(layer: ConvLayer) -> float:
 
 def _networks(names: Sequence[str], **changes: Any) -> tuple[ConvLayer, ...]:
     """Every different layer of some networks, the longest first by its operations and traffic."""
-    layers = dict.fromkeys(_plain(named.layer, **changes) for name in names for named in networks.load(name).layers)
+    nets = [networks.load(name) for name in names]
+    for net in nets:
+        check_types(net, net.layers)
+    layers = dict.fromkeys(_plain(named.layer, **changes) for net in nets for named in net.layers)
     return tuple(sorted(layers, key=_seconds, reverse=True))
 
 
 def targets(names: Sequence[str] = NETWORKS, batch: int = BATCH) -> list[Target]:
-    """What is tuned and compared, what there is most to gain from first."""
+    """What is tuned and compared, what there is most to gain from first.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such network, or one of its layers is not of float32: those of other types are made of these.
+    """
     single = _networks(names, N=batch)
     found = [
         Target("float32, 3x3 and 5x5", tuple(x for x in single if x.R == x.S and x.R in (3, 5) and x.stride == (1, 1))),
@@ -77,7 +87,7 @@ def targets(names: Sequence[str] = NETWORKS, batch: int = BATCH) -> list[Target]
         Target("float16, NHWC", _networks(names, N=batch, dtype="float16", layout="NHWC")),
         Target("bfloat16, NHWC", _networks(names, N=batch, dtype="bfloat16", layout="NHWC")),
         Target("unusual, float32", tuple(map(ConvLayer.parse, UNUSUAL)) if tuple(names) == NETWORKS else ()),
-        Target("float16, NCHW", _networks(names, N=batch, dtype="float16")),
+        Target("float16, NCHW", _networks(names, N=batch, dtype="float16", layout="NCHW")),
         Target("float32, dgrad", _networks(names, N=batch, direction="dgrad")),
         Target("float32, wgrad", _networks(names, N=batch, direction="wgrad")),
     ]
