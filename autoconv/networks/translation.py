@@ -20,7 +20,7 @@ from autoconv.networks.operators.shapes import Pad, Reshape, Slice
 from autoconv.networks.reference import constant_of
 
 LARGEST_CONSTANTS = (1 << 31) - 1  # bytes of all constants of a network
-LARGEST_EXTENT = 1 << 16  # of an array that is resized
+LARGEST_EXTENT = 1 << 16  # of an axis that is resized
 
 
 class Translation:
@@ -125,10 +125,11 @@ class Translation:
     def resize(self, name: str, sampler: Sampler, sizes: Sequence[int], scales: Sequence[float]) -> str:
         """An array of other extents, axis after axis."""
         for axis, (old, new, scale) in enumerate(zip(self.shape_of(name), sizes, scales, strict=True)):
+            if (old, scale) == (new, 1.0):
+                continue
             if new < 1 or new > LARGEST_EXTENT:
                 self.fail(f"sizes={sizes}: expected extents from 1 to {LARGEST_EXTENT}")
-            if (old, scale) != (new, 1.0):
-                name = self.add(sampler.resize(axis, old, new, scale), name)
+            name = self.add(sampler.resize(axis, old, new, scale), name)
         return name
 
     def with_bias(self, y: str, bias: str) -> str:

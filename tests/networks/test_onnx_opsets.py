@@ -11,6 +11,7 @@ onnx = pytest.importorskip("onnx")
 
 from onnx_models import model, node  # noqa: E402
 
+from autoconv.errors import ConfigError  # noqa: E402
 from autoconv.networks.onnx_reader import translated  # noqa: E402
 from autoconv.networks.onnx_reader.reader import OLDEST  # noqa: E402
 from autoconv.networks.reference import evaluate  # noqa: E402
@@ -65,6 +66,9 @@ CASES: dict[str, tuple[int, int, Any, dict[str, np.ndarray], np.ndarray]] = {
     "upsample by an attribute": (7, 8, node("Upsample", "x", scales=SCALES.tolist()), {}, DOUBLED),
     "upsample by an input": (9, 9, node("Upsample", "x s"), constants(s=SCALES), DOUBLED),
     "resize without a region": (10, 10, node("Resize", "x s"), constants(s=SCALES), DOUBLED),
+    "resize to less": (10, 10, node("Resize", "x s"), constants(s=np.float32([1, 1, 0.6, 1.5])),
+                       X[:, :, [0, 2]][..., [0, 0, 1, 2, 2, 3, 4, 4, 5]]),
+    "upsample never to less": (9, 9, node("Upsample", "x s"), constants(s=np.float32([1, 1, 0.6, 1])), X[:, :, [0, 1]]),
     "resize": (11, NEWEST, node("Resize", "x - s"), constants(s=SCALES), DOUBLED),
     "dropout": (7, 11, node("Dropout", "x", ratio=0.5), {}, X),
     "dropout by an input": (12, NEWEST, node("Dropout", "x r"), constants(r=np.float32(0.5)), X),
@@ -81,6 +85,21 @@ CASES: dict[str, tuple[int, int, Any, dict[str, np.ndarray], np.ndarray]] = {
     "slopes": (7, NEWEST, node("PRelu", "x k"), constants(k=np.array([[[2.0]], [[3.0]], [[4.0]]], np.float32)),
                np.where(X < 0, X * np.array([2, 3, 4]).reshape(3, 1, 1), X)),
 }  # fmt: skip
+
+
+def test_resize_as_it_first_was_takes_the_nearest_behind_where_it_shrinks() -> None:
+    """The test of ONNX 1.5, test_resize_downsample_nearest."""
+    made = model([node("Resize", "x s")], {"x": [1, 1, 2, 4]}, constants(s=np.float32([1, 1, 0.6, 0.6])), opset=10)
+    x = np.arange(1, 9).reshape(1, 1, 2, 4)
+    np.testing.assert_array_equal(evaluate(translated(made, "resize"), {"x": x})["y"], [[[[1, 3]]]])
+
+
+def test_an_axis_may_be_long_that_is_not_resized() -> None:
+    made = model([node("Resize", "x - s")], {"x": [1, 70_000, 2]}, constants(s=np.float32([1, 1, 2])))
+    assert translated(made, "resize").types["y"].shape == (1, 70_000, 4)
+    made = model([node("Resize", "x - s")], {"x": [1, 70_000, 2]}, constants(s=np.float32([1, 2, 1])))
+    with pytest.raises(ConfigError, match="expected extents from 1 to 65536"):
+        translated(made, "resize")
 
 
 @pytest.mark.parametrize(

@@ -69,12 +69,21 @@ def resize(call: Call) -> str:
 
 
 def upsample(call: Call) -> str:
-    """The operator Upsample, and Resize as it first was: output i is made of what lies at i / scale."""
+    """The operator Upsample, and Resize as it first was: output i is made of what lies at i / scale.
+
+    Where Resize shrinks an axis, the nearest element is the one behind that place, as in the test of ONNX 1.5 for it
+    and in ONNX Runtime. Upsample only ever enlarges, by the standard.
+    """
     shape = call.type().shape
     values = call.constant(1, "scales").reshape(-1) if call.has(1) else call.attribute("scales")
     if values is None or len(values) != len(shape):
         call.fail(f"scales: expected {len(shape)}, got {values}")
     scales: list[Any] = [np.float32(scale) for scale in values]
-    mode = call.attribute("mode", "nearest")
-    sampler = _sampler(call, mode.removeprefix("bi") if mode == "bilinear" else mode, "asymmetric", "floor")
-    return call.resize(call.value(0), sampler, [math.floor(e * s) for e, s in zip(shape, scales, strict=True)], scales)
+    mode, y = call.attribute("mode", "nearest"), call.value(0)
+    shrinks = [call.operator == "Resize" and scale < 1 for scale in scales]
+    for nearest, shrinking in (("floor", False), ("ceil", True)):
+        sampler = _sampler(call, mode.removeprefix("bi") if mode == "bilinear" else mode, "asymmetric", nearest)
+        now = [scale if found == shrinking else 1.0 for scale, found in zip(scales, shrinks, strict=True)]
+        sizes = [math.floor(extent * scale) for extent, scale in zip(call.shape_of(y), now, strict=True)]
+        y = call.resize(y, sampler, sizes, now)
+    return y
