@@ -195,7 +195,7 @@ class _Reader:
         name = self.text(own.pop("name"), "name")
         repeat = self.count(own.pop("repeat"), "repeat", name) if "repeat" in own else 1
         batches = self.batches(own.pop("batch"), name) if "batch" in own else ()
-        directions = self.directions(own.pop("direction"), name) if "direction" in own else ()
+        directions = self.directions(ways, name) if (ways := own.pop("direction", None)) else ()
         nodes = defaults | own
         missing = [key for key in REQUIRED if key not in nodes]
         if missing:
@@ -211,7 +211,13 @@ class _Reader:
             key = re.match(r"\w+", str(error))
             at = nodes.get(key[0]) if key else None
             self.fail(_line(at or node), str(error), name)
-        return NamedLayer(name, layer, repeat, _line(node), batches, directions)
+        named = NamedLayer(name, layer, repeat, _line(node), batches, directions)
+        for direction in directions:
+            try:
+                named.at(1, direction)
+            except LayerError as error:
+                self.fail(_line(ways or node), f"direction={direction!r}: {error}", name)
+        return named
 
     @staticmethod
     def name_of(node: yaml.Node) -> str | None:

@@ -265,6 +265,7 @@ def test_a_bad_file_gives_one_line_with_its_place(case: str, tmp_path: Path) -> 
         ("layout: CHWN", 3, "layout='CHWN': expected one of 'NCHW', 'NHWC'"),
         ("bias: yes", 3, "bias='yes': expected True"),
         ("activation: swish", 3, "activation='swish': expected one of"),
+        ("dtype: uint8, direction: [fwd, wgrad]", 3, "direction='wgrad': dtype='uint8': expected direction='fwd'"),
         ("repeat: 0", 3, "repeat=0: expected an integer from 1 to 1000000"),
         ("repeat: true", 3, "repeat=True: expected an integer"),
         ("dilation: 9", 2, "R=3 with dilation 9 spans 19, more than the padded H of 9"),
