@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Collection
 from pathlib import Path
 
 from autoconv.layer import ConvLayer
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layers import NamedLayer, Network
 from autoconv.networks.operators import Conv, ConvTranspose, MatMul, QuantizedMatMul, QuantizedProduct
+from autoconv.networks.yaml_reader import LONGEST
+
+_Equal = tuple[ConvLayer, tuple[int, ...], bool]  # what is listed once: a layer, its own batch, whether it is rows
 
 
 def layer_of(graph: Graph, node: Node) -> ConvLayer | None:
@@ -23,7 +28,8 @@ def layer_list(graph: Graph, batch: int) -> Network:
     """The layers of an optimised graph for one image, under the names of the first nodes that each computes.
 
     A fully connected layer is a 1x1 convolution of a pixel for each row; a transposed convolution is the one whose
-    transpose it is, in the direction "dgrad".
+    transpose it is, in the direction "dgrad". A layer whose images or rows are not a multiple of the network's, as of
+    another input, stays whole: its own batch says how many it has.
 
     Parameters
     ----------
@@ -36,31 +42,40 @@ def layer_list(graph: Graph, batch: int) -> Network:
     Network
     """
     images = _images(graph, batch)
-    first: dict[tuple[ConvLayer, bool], tuple[str, int]] = {}
-    count: dict[tuple[ConvLayer, bool], int] = {}
+    first: dict[_Equal, tuple[str, int]] = {}
+    count: collections.Counter[_Equal] = collections.Counter()
     for place, node in enumerate(graph.nodes.values(), 1):
         layer = layer_of(graph, node)
         if layer is None:
             continue
         rows = isinstance(node.operator, MatMul | QuantizedMatMul)
         extent = "W" if rows else "N"
-        one = layer.replace(**{extent: getattr(layer, extent) // images or 1}), rows
+        each, rest = divmod(getattr(layer, extent), images)
+        whole: _Equal = layer.replace(N=1), (layer.N,), False
+        one = whole if rest else (layer.replace(**{extent: each}), (), rows)
         first.setdefault(one, (node.name, place))
-        count[one] = count.get(one, 0) + 1
-    layers = tuple(
-        NamedLayer(name, layer.replace(direction="fwd"), count[layer, rows], place, (), _own(layer), rows)
-        for (layer, rows), (name, place) in first.items()
-    )
+        count[one] += 1
+    layers: dict[str, NamedLayer] = {}
+    for equal, (wanted, place) in first.items():
+        layer, batches, rows = equal
+        name = _writable(wanted, layers)
+        directions = () if layer.direction == "fwd" else (layer.direction,)
+        layers[name] = NamedLayer(name, layer.replace(direction="fwd"), count[equal], place, batches, directions, rows)
     file = Path(graph.name)
-    return Network(file.stem, file.name, layers, (images,))
+    return Network(_writable(file.stem), _writable(file.name), tuple(layers.values()), (images,))
+
+
+def _writable(name: str, taken: Collection[str] = ()) -> str:
+    """A name as a file of layers may have it, printable and of no more characters; and none that is taken."""
+    printable = "".join(character if character.isprintable() else "_" for character in name)
+    found, count = printable[:LONGEST], 1
+    while found in taken:
+        count += 1
+        found = f"{printable[: LONGEST - len(str(count)) - 1]}.{count}"
+    return found
 
 
 def _images(graph: Graph, batch: int) -> int:
     """How many images the inputs of a graph hold: as many as were asked for, unless the file says otherwise."""
     found = [wanted.shape[0] for wanted in graph.inputs.values() if wanted.shape]
     return batch if batch in found or not found else found[0]
-
-
-def _own(layer: ConvLayer) -> tuple[str, ...]:
-    """The directions that a layer has to itself."""
-    return () if layer.direction == "fwd" else (layer.direction,)

@@ -22,6 +22,7 @@ from autoconv.networks.onnx_reader import read, translated  # noqa: E402
 from autoconv.networks.operators import Conv, MatMul  # noqa: E402
 from autoconv.networks.passes import optimized  # noqa: E402
 from autoconv.networks.reference import evaluate  # noqa: E402
+from autoconv.networks.yaml_writer import text_of  # noqa: E402
 
 CONVOLUTIONS = {
     "bvlc_alexnet": 5, "densenet121": 121, "inception_v1": 57, "inception_v2": 69, "resnet50": 53, "shufflenet": 49,
@@ -141,6 +142,25 @@ def test_the_layers_of_a_list_are_those_that_the_network_runs(
     ]
     assert str(net.find("y").at(16)) == "fwd-float32-NHWC-N1-C8-H1-W16-K5-R1-S1"
     assert str(net.find("c").at(16)) == "fwd-float32-NCHW-N16-C3-H6-W6-K8-R3-S3"
+
+
+def test_a_layer_of_other_images_stays_whole_and_names_are_those_that_a_list_takes(tmp_path: Path) -> None:
+    values = {"k": np.ones((8, 3, 3, 3), np.float32), "v": np.ones((2, 4, 1, 1), np.float32),
+              "w": np.ones((5, 512), np.float32)}  # fmt: skip
+    long, odd = "n" * 300, "b\x1b"
+    nodes = [node("Conv", "x k", f"{long}1"), node("Conv", "z v", odd), node("Flatten", "t", "f", axis=2),
+             node("Gemm", "f w", f"{long}2", transB=1)]  # fmt: skip
+    inputs = {"x": ["N", 3, 6, 6], "t": [1, 77, 512], "z": [3, 4, 2, 2]}
+    onnx.save(model(nodes, inputs, values, (f"{long}1", odd, f"{long}2")), tmp_path / f"{'m' * 220}.onnx")
+    net = networks.load(tmp_path / f"{'m' * 220}.onnx", batch=4)
+    assert {named.name: str(named.at(*(named.batches or net.batches))) for named in net.layers} == {
+        "n" * 200: "fwd-float32-NCHW-N4-C3-H6-W6-K8-R3-S3",
+        "b_": "fwd-float32-NCHW-N3-C4-H2-W2-K2-R1-S1",
+        "n" * 198 + ".2": "fwd-float32-NHWC-N1-C512-H1-W77-K5-R1-S1",
+    }
+    (tmp_path / "list.yaml").write_text(text_of(net))
+    again = networks.load(tmp_path / "list.yaml")
+    assert [(a.name, a.batches, a.layer) for a in again.layers] == [(b.name, b.batches, b.layer) for b in net.layers]
 
 
 @pytest.mark.parametrize("batch", [0, True, "8", 1.0])
