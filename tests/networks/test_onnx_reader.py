@@ -13,6 +13,7 @@ onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper  # noqa: E402
 from onnx_models import LIGHT, model, node, stored_output  # noqa: E402
 
+import autoconv  # noqa: E402
 from autoconv import networks  # noqa: E402
 from autoconv.bench.networks.models import LIGHT as NINE  # noqa: E402
 from autoconv.bench.networks.models import light  # noqa: E402
@@ -178,6 +179,9 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read(path)
+    for load in (networks.load, autoconv.load):
+        with pytest.raises(ConfigError, match="cannot be read: embedded null"):
+            load("a\0.onnx")
     for data in (b"", b"no model", b"\x08"):
         path.write_bytes(data)
         with pytest.raises(ConfigError, match=r"net\.onnx: not an ONNX file"):
@@ -197,6 +201,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         ({"location": "link"}, "expected a file within"),
         ({"location": ""}, "expected a file within"),
         ({"location": "weights"}, "no such file"),
+        ({"location": "w" * 300}, "'w{300}' cannot be read: File name too long"),
+        ({"location": "circle"}, "circle.*(cannot be read: Symlink loop|no such file)"),
         ({"location": "short"}, "1 to 25 of .*short, which has 9"),
         ({"location": "short", "offset": "one"}, "expected offset and length as numbers"),
     ],
@@ -207,6 +213,7 @@ def test_external_data_lies_in_the_folder_of_the_model(tmp_path: Path, fields: d
     (folder / "short").write_bytes(bytes(9))
     (tmp_path / "secret").write_bytes(bytes(100))
     (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "circle").symlink_to(folder / "circle")
     made = model([node("Add", "x c")], {"x": [2, 3]})
     tensor = TensorProto(name="c", data_type=TensorProto.FLOAT, dims=[2, 3], data_location=TensorProto.EXTERNAL)
     for key, value in ({"offset": "1", "length": "24"} | fields).items():

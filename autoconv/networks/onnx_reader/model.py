@@ -33,13 +33,12 @@ def load_model(path: Path) -> Any:
     except ImportError:
         raise ConfigError(f"{path}: reading ONNX files takes the package onnx: pip install 'autoconv[onnx]'") from None
     try:
-        if path.stat().st_size > LARGEST_CONSTANTS:
-            raise ConfigError(
-                f"{path}: expected at most {LARGEST_CONSTANTS >> 20} MiB, got {path.stat().st_size >> 20}"
-            )
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+        size = path.stat().st_size
+        data = path.read_bytes() if size <= LARGEST_CONSTANTS else b""
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+        raise ConfigError(f"{path}: cannot be read: {_reason(error)}") from None
+    if size > LARGEST_CONSTANTS:
+        raise ConfigError(f"{path}: expected at most {LARGEST_CONSTANTS >> 20} MiB, got {size >> 20}")
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
@@ -65,11 +64,7 @@ def _fetch_external_data(model: Any, path: Path) -> None:
         what = f"{path}: external data of {tensor.name!r}"
         fields = {entry.key: entry.value for entry in tensor.external_data}
         location = fields.get("location", "")
-        file = Path(os.path.normpath(folder / location))
-        if not location or "\0" in location or not file.resolve().is_relative_to(folder):
-            raise ConfigError(f"{what}: expected a file within {folder}, got {location!r}")
-        if not file.is_file():
-            raise ConfigError(f"{what}: {file}: no such file")
+        file = _file_within(folder, location, what)
         try:
             start, length = (int(fields.get(key, default)) for key, default in (("offset", "0"), ("length", "-1")))
         except ValueError:
@@ -87,3 +82,20 @@ def _fetch_external_data(model: Any, path: Path) -> None:
             raise ConfigError(f"{what}: {one_line(error)}") from None
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
+
+
+def _file_within(folder: Path, location: str, what: str) -> Path:
+    """The file of a folder that a model names, and never one elsewhere."""
+    file = Path(os.path.normpath(folder / location))
+    try:
+        if not location or "\0" in location or not file.resolve().is_relative_to(folder):
+            raise ConfigError(f"{what}: expected a file within {folder}, got {location!r}")
+        if not file.is_file():
+            raise ConfigError(f"{what}: {file}: no such file")
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
+        raise ConfigError(f"{what}: {location!r} cannot be read: {_reason(error)}") from None
+    return file
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or one_line(error)

@@ -96,7 +96,7 @@ def is_saved(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(4) == b"PK\x03\x04"
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a name with a null byte
         return False
 
 
