@@ -132,15 +132,32 @@ class Translation:
             name = self.add(sampler.resize(axis, old, new, scale), name)
         return name
 
+    def check_spread(self, what: str, name: str, over: str) -> None:
+        """Refuse an operand that does not become as large as an array by repeating itself along axes."""
+        shape = self.shape_of(over)
+        try:
+            fits = np.broadcast_shapes(self.shape_of(name), shape) == shape
+        except ValueError:
+            fits = False
+        if not fits:
+            self.fail(f"{what}: expected a shape that broadcasts to {shape}, got {self.graph.types[name]}")
+
+    def check_channels(self, what: str, name: str, images: str) -> None:
+        """Refuse what is not a number for each channel of images."""
+        shape = self.shape_of(images)
+        if len(shape) < 2 or self.shape_of(name) != (shape[1],):
+            self.fail(f"expected a {what} for each of the channels of {shape}, got {self.graph.types[name]}")
+
     def with_bias(self, y: str, bias: str) -> str:
         """Images with a number for each channel added."""
+        self.check_channels("bias", bias, y)
         return self.apply(("add", 0, 1), y, self.reshape(bias, (*self.shape_of(bias), 1, 1)))
 
     def batch_norm(self, x: str, scale: str, bias: str, mean: str, variance: str, epsilon: float) -> str:
         """`(x - mean) / sqrt(variance + epsilon) * scale + bias`, of numbers for each channel."""
         shape = self.shape_of(x)
-        if len(shape) < 2 or self.shape_of(scale) != (shape[1],):
-            self.fail(f"expected a scale for each of the channels of {shape}, got {self.graph.types[scale]}")
+        for what, name in (("scale", scale), ("bias", bias), ("mean", mean), ("variance", variance)):
+            self.check_channels(what, name, x)
         factor = self.apply(("div", 0, ("sqrt", ("add", 1, epsilon))), scale, variance)
         shift = self.apply(("sub", 0, ("mul", 1, 2)), bias, mean, factor)
         channels = (shape[1], *[1] * (len(shape) - 2))

@@ -33,6 +33,8 @@ RELU = [node("Relu", "x")]
 REFERRING = node("LeakyRelu", "x", alpha=0.1)
 REFERRING.attribute[0].ClearField("f")
 REFERRING.attribute[0].ref_attr_name = "slope"
+ONES = {count: np.ones(count, np.float32) for count in (1, 3)}
+STATISTICS = ("scale", "bias", "mean", "variance")
 OP_OF_BYTES = onnx.NodeProto.FromString(node("Relu", "x").SerializeToString().replace(b"Relu", b"Rel\xff"))
 
 
@@ -62,7 +64,7 @@ def test_a_network_has_fewer_nodes_after_the_passes() -> None:
         (model(RELU, {"x": [2, 3]}, opset=6), "opset 6: expected 7 or newer"),
         (model([node("Frob", "x")], {"x": [2, 2]}), r"node 'y' \(Frob\): no such operator here: expected one of"),
         (model([node("Relu", "z")], {"x": [2]}), r"node 'y' \(Relu\): its input 'z' is computed by no node"),
-        (model([node("Relu", "")], {"x": [2]}), r"node 'y' \(Relu\): it has no inputs"),
+        (model([node("Relu", "")], {"x": [2]}), r"node 'y' \(Relu\): inputs: expected 1, got 0"),
         (model([node("Add", "x b", "a"), node("Relu", "a", "b")], {"x": [2]}, outputs=["b"]), "need each other: "),
         (model(RELU, {"x": [2]}, outputs=["z"]), "output 'z' is computed by no node"),
         (model([*RELU, node("Neg", "x")], {"x": [2]}), "'y' is already computed"),
@@ -92,6 +94,50 @@ def test_a_network_has_fewer_nodes_after_the_passes() -> None:
         (model([node("Gather", "x c")], {"x": [2, 3]}, {"c": np.int64(2)}), "indices: expected them within 2"),
         (model([node("MatMul", "x c")], {"x": [2, 2]}, {"c": np.ones((2, 2))}), "of one type, got float32 and float64"),
         (model([node("MaxPool", "x")], {"x": [1, 1, 4, 4]}), "the attribute 'kernel_shape' is missing"),
+        (model([node("Add", "x c c")], {"x": [1]}, {"c": ONES[1]}), r"node 'y' \(Add\): inputs: expected 2, got 3"),
+        (model([node("Clip", "x c c c")], {"x": [1]}, {"c": np.float32(1)}), "inputs: expected 1 to 3, got 4"),
+        (model([node("Sum", "")], {"x": [1]}), r"node 'y' \(Sum\): inputs: expected at least 1, got 0"),
+        (
+            model([node("Split", "x", "y z")], {"x": [5]}, opset=13),
+            r"node 'y' \(Split\): expected an extent that 2 divides, as no split is given, got 5",
+        ),
+        (model([node("Gelu", "x", approximate="f")], {"x": [1]}, opset=20), "approximate='f': expected one of none"),
+        (
+            model([node("Resize", "x - - c", keep_aspect_ratio_policy="f")], {"x": [1]}, {"c": ONES[1]}, opset=18),
+            "keep_aspect_ratio_policy='f': expected one of stretch, not_larger, not_smaller",
+        ),
+        (
+            model([node("Conv", "x w b")], {"x": [1, 3, 4, 4]}, {"w": np.ones((1, 3, 3, 3), np.float32), "b": ONES[3]}),
+            r"node 'y' \(Conv\): expected a bias for each of the channels of \(1, 1, 2, 2\), got float32 \(3,\)",
+        ),
+        (
+            model([node("ConvTranspose", "x w b")], {"x": [1, 3, 4, 4]},
+                  {"w": np.ones((3, 8, 3, 3), np.float32), "b": ONES[1]}),
+            r"\(ConvTranspose\): expected a bias for each of the channels of \(1, 8, 6, 6\), got float32 \(1,\)",
+        ),
+        (
+            model([node("Gemm", "x w c")], {"x": [1, 4]}, {"w": np.ones((4, 3), np.float32), "c": np.ones((5, 3))}),
+            r"node 'y' \(Gemm\): C: expected a shape that broadcasts to \(1, 3\), got float64 \(5, 3\)",
+        ),
+        (
+            model([node("PRelu", "x c")], {"x": [1, 4]}, {"c": np.ones((5, 4), np.float32)}),
+            r"node 'y' \(PRelu\): slope: expected a shape that broadcasts to \(1, 4\), got float32 \(5, 4\)",
+        ),
+        *[
+            (
+                model([node("BatchNormalization", "x s b m v")], {"x": [2, 3]},
+                      {name[0]: ONES[1 if name == wrong else 3] for name in STATISTICS}),
+                rf"node 'y' \(BatchNormalization\): expected a {wrong} for each of the channels of \(2, 3\)",
+            )
+            for wrong in STATISTICS
+        ],
+        *[
+            (
+                model([node("BatchNormalization", "x c c c c", "y m v a b")], {"x": [2, 3]}, {"c": ONES[3]}, opset=n),
+                r"node 'y' \(BatchNormalization\): expected the one output of inference, got the 5 of training",
+            )
+            for n in (7, 9, 13)
+        ],
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_named(made: Any, message: str) -> None:
@@ -257,6 +303,13 @@ def test_constants_that_contradict_themselves_or_are_sparse_are_refused() -> Non
     assert "\n" not in str(caught.value)
     made.graph.sparse_initializer.add()
     with pytest.raises(ConfigError, match="net: expected dense constants, got a sparse one"):
+        translated(made, "net")
+
+
+def test_a_second_constant_of_a_name_is_refused() -> None:
+    made = model([node("Add", "x c")], {"x": [1]}, {"c": ONES[1]})
+    made.graph.initializer.append(made.graph.initializer[0])
+    with pytest.raises(ConfigError, match="net: constant 'c': expected a name of its own, got a second one"):
         translated(made, "net")
 
 

@@ -57,7 +57,9 @@ def _leaky_relu(call: Call) -> str:
 
 
 def _prelu(call: Call) -> str:
-    return _applied(call, ("prelu", 0, 1), call.value(0), call.value(1))
+    x, slope = call.value(0), call.value(1)
+    call.check_spread("slope", slope, x)
+    return _applied(call, ("prelu", 0, 1), x, slope)
 
 
 def _elu(call: Call) -> str:
@@ -78,13 +80,17 @@ def _swish(call: Call) -> str:
 
 
 def _gelu(call: Call) -> str:
-    tanh = call.attribute("approximate", "none") == "tanh"
-    return _applied(call, activations.GELU_TANH if tanh else activations.GELU)
+    kinds = {"none": activations.GELU, "tanh": activations.GELU_TANH}
+    if (given := call.attribute("approximate", "none")) not in kinds:
+        call.fail(f"approximate={given!r}: expected one of {', '.join(kinds)}")
+    return _applied(call, kinds[given])
 
 
 def _batch_normalization(call: Call) -> str:
     if call.attribute("training_mode", 0) or not call.attribute("spatial", 1):
         call.fail("expected inference per channel, got training_mode=1 or spatial=0")
+    if call.opset < 14 and any(call.outputs[1:]):  # where no attribute tells the one from the other
+        call.fail(f"expected the one output of inference, got the {sum(map(bool, call.outputs))} of training")
     x, scale, bias, mean, variance = (call.value(n) for n in range(5))
     return call.batch_norm(x, scale, bias, mean, variance, float(call.attribute("epsilon", 1e-5)))
 
@@ -119,6 +125,7 @@ def _gemm(call: Call) -> str:
     if not call.has(2):
         return y
     c = call.value(2)
+    call.check_spread("C", c, y)
     if (beta := float(call.attribute("beta", 1.0))) != 1.0:
         c = _applied(call, ("mul", 0, beta), c)
     return _applied(call, ("add", 0, 1), y, c)

@@ -16,15 +16,19 @@ LARGEST_INSIDE = 1 << 16  # bytes of a constant that goes into the model, so tha
 IR_VERSION = 8  # which has all that a single node needs, and which older installations read
 
 
-def is_standard(proto: Any, opset: int) -> bool:
-    """Whether ONNX itself defines the operator of a node, which contains no other nodes."""
+def schema_of(proto: Any, opset: int) -> Any:
+    """What ONNX itself says of the operator of a node; None where it has no such operator."""
     import onnx
 
     try:
-        onnx.defs.get_schema(proto.op_type, opset, "")
+        return onnx.defs.get_schema(proto.op_type, opset, "")
     except (onnx.defs.SchemaError, TypeError):  # TypeError: a name that is no text
-        return False
-    return not any(attribute.HasField("g") or attribute.graphs for attribute in proto.attribute)
+        return None
+
+
+def contains_nodes(proto: Any) -> bool:
+    """Whether a node has others within it, as a loop has."""
+    return any(attribute.HasField("g") or attribute.graphs for attribute in proto.attribute)
 
 
 def foreign(call: Call, proto: Any) -> list[str]:

@@ -13,7 +13,7 @@ from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph, ordered
 from autoconv.networks.onnx_reader import arithmetic, microsoft, quantized, shapes, windows
 from autoconv.networks.onnx_reader.call import NO_REAL_NUMBERS, Call, Lowering
-from autoconv.networks.onnx_reader.foreign import foreign, is_standard
+from autoconv.networks.onnx_reader.foreign import contains_nodes, foreign, schema_of
 from autoconv.networks.onnx_reader.model import load_model
 from autoconv.networks.operators.base import TensorType
 from autoconv.networks.translation import LARGEST_CONSTANTS
@@ -25,6 +25,7 @@ LOWERINGS: dict[str, Lowering] = {
     **windows.LOWERINGS,
 }
 OLDEST = 7  # opset
+VARIADIC = (1 << 31) - 1  # what ONNX gives as the largest number of inputs where any number is taken
 DOMAINS = ("", "ai.onnx")  # of the standard
 OTHERS = {microsoft.DOMAIN: microsoft.LOWERINGS}
 
@@ -89,6 +90,8 @@ class _Reader:
         if proto.sparse_initializer:
             raise self.fail("expected dense constants, got a sparse one")
         for tensor in proto.initializer:
+            if tensor.name in self.values:
+                raise self.fail(f"constant {tensor.name!r}: expected a name of its own, got a second one")
             try:
                 value = numpy_helper.to_array(tensor)
             except Exception as error:  # of the package, for a tensor that contradicts itself
@@ -161,8 +164,9 @@ class _Reader:
     def _node(self, node: Any, label: str) -> None:
         what = f"node {label!r} ({node.op_type})"
         standard = node.domain in DOMAINS
+        schema = schema_of(node, self.opset) if standard else None
         lowerings = LOWERINGS if standard else OTHERS.get(node.domain, {})
-        if node.op_type not in lowerings and not (standard and is_standard(node, self.opset)):
+        if node.op_type not in lowerings and (schema is None or contains_nodes(node)):
             domain = "" if standard else f" of the domain {node.domain!r}"
             expected = ", ".join(sorted(lowerings or LOWERINGS))
             raise self.fail(f"{what}: no such operator here{domain}: expected one of {expected}")
@@ -174,8 +178,8 @@ class _Reader:
         except ValueError as error:  # of the package onnx, about an attribute
             raise self.fail(f"{what}: {one_line(error)}") from None
         call.name = label
-        if not node.input and node.op_type != "Constant":
-            call.fail("it has no inputs")
+        if schema is not None:
+            _check_count(call, schema.min_input, schema.max_input)
         try:
             found = lowerings[node.op_type](call) if node.op_type in lowerings else None
             if found is None:
@@ -194,3 +198,11 @@ class _Reader:
             if info.name not in self.values:
                 raise self.fail(f"output {info.name!r} is computed by no node")
             self.graph.outputs[info.name] = self.values[info.name]
+
+
+def _check_count(call: Call, least: int, most: int) -> None:
+    """Hold the number of a node's inputs, up to the last one that is not left out, to what its operator takes."""
+    given = max((n for n, value in enumerate(call.inputs, 1) if value), default=0)
+    if not least <= given <= most:
+        several = f"{least} to {most}" if most < VARIADIC else f"at least {least}"
+        call.fail(f"inputs: expected {least if least == most else several}, got {given}")

@@ -14,6 +14,8 @@ import numpy as np
 from autoconv.networks.onnx_reader.call import Call
 from autoconv.networks.operators.sampling import COORDINATES, KERNELS, NEAREST, Sampler
 
+POLICIES = ("stretch", "not_larger", "not_smaller")  # of keeping the ratio between extents
+
 
 def _sampler(call: Call, mode: str, coordinate: str, nearest: str) -> Sampler:
     """What the attributes say of how axes are sampled."""
@@ -59,6 +61,8 @@ def resize(call: Call) -> str:
     if wanted is None or len(wanted) != len(axes):
         call.fail(f"expected scales or {len(axes)} sizes, got {wanted}")
     policy = call.attribute("keep_aspect_ratio_policy", "stretch")
+    if policy not in POLICIES:
+        call.fail(f"keep_aspect_ratio_policy={policy!r}: expected one of {', '.join(POLICIES)}")
     ratios: list[Any] = [np.float32(size) / np.float32(shape[axis]) for axis, size in zip(axes, wanted, strict=True)]
     if policy != "stretch":
         ratios = [min(ratios) if policy == "not_larger" else max(ratios)] * len(axes)

@@ -154,6 +154,8 @@ def _split(call: Call) -> list[str]:
         parts = call.attribute("num_outputs", len(call.outputs))
         if parts != len(call.outputs):
             call.fail(f"num_outputs={parts}: expected {len(call.outputs)}, as it has")
+        if call.opset < 18 and shape[axis] % parts:
+            call.fail(f"expected an extent that {parts} divides, as no split is given, got {shape[axis]}")
         each = -(-shape[axis] // parts)
         sizes = tuple(min(each, shape[axis] - n * each) for n in range(parts))
     if sum(sizes) != shape[axis] or len(sizes) != len(call.outputs) or min(sizes) < 1:
