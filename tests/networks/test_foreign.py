@@ -23,6 +23,7 @@ from autoconv.errors import ConfigError
 from autoconv.networks.onnx_reader import translated
 from autoconv.networks.operators import Foreign
 from autoconv.networks.operators import foreign as operator
+from autoconv.networks.reference import evaluate
 from autoconv.networks.run.compiled import CompiledNetwork
 
 INSTALLED = importlib.util.find_spec("onnxruntime") is not None
@@ -96,9 +97,61 @@ def test_constants_alone_are_computed_when_the_file_is_read() -> None:
     np.testing.assert_allclose(CompiledNetwork(graph, CPU.current(), {}).run(X), 8 * X, rtol=1e-6)
 
 
+@pytest.mark.parametrize("many", [1, 30_000])  # of which the constant is given to what casts it, and not within it
+@pytest.mark.parametrize(
+    ("kind", "saturate", "expected"),
+    [
+        ("FLOAT8E4M3FN", {}, [448, -448, 16]),
+        ("FLOAT8E4M3FN", {"saturate": 0}, [np.nan, np.nan, 16]),
+        ("FLOAT8E5M2", {}, [1024, -57344, 16]),
+        ("FLOAT8E5M2", {"saturate": 0}, [1024, -np.inf, 16]),
+    ],
+)
+def test_constants_become_eight_bits_as_onnx_says(
+    kind: str, saturate: dict[str, int], expected: list[float], many: int
+) -> None:
+    nodes = [
+        node("Cast", "k", "c", to=getattr(onnx.TensorProto, kind), **saturate),
+        *(node("Cast", "c", "d", to=1), node("Add", "x d")),
+    ]
+    made = model(nodes, {"x": [1]}, {"k": np.tile(np.float32([1000, -1e6, 16.4]), many)}, opset=19)
+    found = evaluate(translated(made, "net"), {"x": np.zeros(1)})["y"]
+    np.testing.assert_array_equal(found, np.tile(expected, many))
+
+
+def test_random_numbers_for_an_input_are_made_in_every_run() -> None:
+    net = CompiledNetwork(
+        translated(model([node("RandomNormalLike", "x")], {"x": [2, 3, 3]}), "net"), CPU.current(), {}
+    )
+    assert not np.array_equal(net.run(X), net.run(X))
+
+
+@pytest.mark.parametrize("kind", ["RuntimeException", "Fail"])
+def test_what_onnx_runtime_refuses_the_reference_runs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    refusal = getattr(importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state"), kind)
+
+    def session(*_: Any, **__: Any) -> Any:
+        raise refusal("Exception during initialization")
+
+    monkeypatch.setattr(operator, "_session", operator._session.__wrapped__)  # which remembers no other's
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    assert "onnx.reference" in network("a scalar for each").explain()
+
+
 @pytest.mark.parametrize(
     ("made", "message"),
     [
+        (
+            node("GatherElements", "k far"),
+            r"node 'y' \(GatherElements\): no kernel here, and what else runs it fails: ",
+        ),
+        (node("RandomNormal", "", shape=[2]), r"node 'y' \(RandomNormal\): expected no random numbers"),
+        (node("RandomUniform", "", shape=[2], seed=1.0), r"\(RandomUniform\): expected no random numbers"),
+        (node("RandomNormalLike", "k"), r"\(RandomNormalLike\): expected no random numbers"),
+        (node("RandomUniformLike", "k"), r"\(RandomUniformLike\): expected no random numbers"),
+        (node("Bernoulli", "k"), r"\(Bernoulli\): expected no random numbers"),
+        (node("Multinomial", "k"), r"\(Multinomial\): expected no random numbers"),
         (node("NonZero", "x"), r"node 'y' \(NonZero\): no kernel here, and the shape of its output 0 is not known"),
         (node("TopK", "x x", "y z"), r"node 'y' \(TopK\): no kernel here, and ONNX does not take it: "),
         (helper.make_node("Det", ["x"], ["y"], domain="com.example"), r"no such operator here of the domain"),
@@ -110,7 +163,9 @@ def test_constants_alone_are_computed_when_the_file_is_read() -> None:
 )
 def test_what_nobody_can_run_is_named(made: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        translated(model([made], {"x": [2, 3, 3]}), "net.onnx")
+        translated(
+            model([made], {"x": [2, 3, 3]}, {"k": np.ones((1, 2), np.float32), "far": np.array([[9]])}), "net.onnx"
+        )
     assert "\n" not in str(caught.value)
 
 

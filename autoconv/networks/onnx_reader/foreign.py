@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from autoconv.common.text import one_line
+from autoconv.errors import ConfigError
 from autoconv.layer import DTYPES
 from autoconv.networks.onnx_reader.call import Call
 from autoconv.networks.operators.foreign import Foreign
 
 LARGEST_INSIDE = 1 << 16  # bytes of a constant that goes into the model, so that shapes may depend on it
+RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 IR_VERSION = 8  # which has all that a single node needs, and which older installations read
 
 
@@ -37,6 +39,8 @@ def foreign(call: Call, proto: Any) -> list[str]:
     from onnx import helper, numpy_helper, shape_inference
 
     graph = call.graph
+    if call.operator in RANDOM and all(value in graph.constants for value in call.inputs if value):
+        call.fail("expected no random numbers, as those made of constants alone would be the same in every run")
     names = [f"i{n}" if value else "" for n, value in enumerate(call.inputs)]
     inside = {n for n, v in enumerate(call.inputs) if v in graph.constants and graph.types[v].nbytes <= LARGEST_INSIDE}
     given = [n for n, value in enumerate(call.inputs) if value and n not in inside]
@@ -73,6 +77,11 @@ def foreign(call: Call, proto: Any) -> list[str]:
         shape = tuple(int(dim.dim_value) for dim in tensor.shape.dim)
         dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
         operator = Foreign(proto.op_type, text, n, takes, shape, dtype)
-        found.append(call.add(operator, *(call.inputs[index] for index in given)))
+        try:
+            found.append(call.add(operator, *(call.inputs[index] for index in given)))
+        except ConfigError:
+            raise
+        except Exception as error:  # of the package that computes constants
+            call.fail(f"no kernel here, and what else runs it fails: {one_line(error)}")
     outputs = iter(found)
     return [next(outputs) if output else "" for output in proto.output]

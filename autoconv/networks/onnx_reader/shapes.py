@@ -34,6 +34,8 @@ def _cast(call: Call) -> str | None:
         call.fail(f"to={number}: expected the number of a type of real numbers")
     name = call.value(0)
     if name in call.graph.constants:
+        if dtype.name.startswith("float8"):  # of whose types numbers may be out of range: `saturate` says what becomes
+            return None
         return call.add_constant(call.graph.constants[name].astype(dtype))
     if dtype.name == call.type().dtype:
         return name

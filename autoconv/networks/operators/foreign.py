@@ -78,7 +78,7 @@ class Foreign(Operator):
     @functools.cached_property
     def _runner(self) -> tuple[str, Runner]:
         installed = [package for package in ("onnxruntime", "onnx") if importlib.util.find_spec(package) is not None]
-        own = all(np.dtype(dtype).kind != "V" for dtype in (self.dtype, *(dtype for _, dtype in self.takes)))
+        own = all(np.dtype(dtype).isbuiltin == 1 for dtype in (self.dtype, *(dtype for _, dtype in self.takes)))
         if "onnxruntime" in installed and own:  # in Python it has NumPy's types
             session = _session(self.model)
             if session is not None:
@@ -105,7 +105,10 @@ def _session(model: str) -> Runner | None:
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
-    refusals = errors.Fail, errors.InvalidArgument, errors.InvalidGraph, errors.InvalidProtobuf, errors.NotImplemented
+    refusals = (
+        *(errors.Fail, errors.InvalidArgument, errors.InvalidGraph, errors.InvalidProtobuf, errors.NotImplemented),
+        errors.RuntimeException,  # of older ones, for attributes that a kernel does not take
+    )
     try:
         session = onnxruntime.InferenceSession(base64.b64decode(model), providers=["CPUExecutionProvider"])
     except refusals:
