@@ -12,6 +12,7 @@ import numpy as np
 from autoconv.common.epilogue.expressions import Expression
 from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph
+from autoconv.networks.operators import activations
 from autoconv.networks.operators.base import Operator, TensorType
 from autoconv.networks.operators.convolution import ConvTranspose
 from autoconv.networks.operators.elementwise import Elementwise
@@ -109,6 +110,19 @@ class Translation:
             name = self.add(Slice(starts, counts, (1,) * len(shape)), name)
             before, after = ([max(n, 0) for n in sides] for sides in (before, after))
         return self.add(Pad(tuple(before), tuple(after), mode, value), name)
+
+    def clip(self, x: str, low: float | None, high: float | None) -> str:
+        """An array held within bounds, of which either may be missing; integers within integers exactly."""
+        dtype, bounds = np.dtype(self.graph.types[x].dtype), (low, high)
+        if dtype.kind not in "iu" or any(isinstance(bound, float) for bound in bounds):
+            expression = activations.clip(*(None if bound is None else float(bound) for bound in bounds))
+            return x if expression == 0 else self.apply(expression, x)
+        limits = np.iinfo(dtype)
+        for function, bound in zip(("max", "min"), bounds, strict=True):
+            if bound is not None:
+                held = np.array(min(max(bound, limits.min), limits.max), dtype)
+                x = self.apply((function, 0, 1), x, self.add_constant(held))
+        return x
 
     def conv_transpose(self, operator: ConvTranspose, x: str, w: str) -> str:
         """A transposed convolution; what it adds to the output beyond a layer's sums are rows and columns of zeros."""

@@ -38,6 +38,7 @@ def _unary(function: str, call: Call) -> str:
 
 
 def _clip(call: Call) -> str:
+    # A bound that is not given is none: the standard has the largest number for it, which differs for infinity alone.
     bounds: list[float | None] = [call.attribute("min"), call.attribute("max")]
     given = [n for n in (1, 2) if call.has(n)]
     if not all(call.value(n) in call.graph.constants for n in given):
@@ -45,11 +46,9 @@ def _clip(call: Call) -> str:
         for place, n in enumerate(given, 1):
             expression = (("max", "min")[n - 1], expression, place)
         return _applied(call, expression, call.value(0), *map(call.value, given))
-    for n in (1, 2):
-        if call.has(n):
-            bounds[n - 1] = float(call.constant(n, ("min", "max")[n - 1]).item())
-    expression = activations.clip(*bounds)
-    return call.value(0) if expression == 0 else _applied(call, expression)
+    for n in given:
+        bounds[n - 1] = call.constant(n, ("min", "max")[n - 1]).item()
+    return call.clip(call.value(0), *bounds)
 
 
 def _leaky_relu(call: Call) -> str:

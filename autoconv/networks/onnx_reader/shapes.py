@@ -193,7 +193,7 @@ def _pad(call: Call) -> str:
     axes = call.axes(given, rank)
     if pads is None or len(pads) != 2 * len(axes):
         call.fail(f"pads={pads}: expected {2 * len(axes)} integers")
-    value = float(call.constant(2, "constant_value").item()) if call.has(2) else float(call.attribute("value", 0.0))
+    value = call.constant(2, "constant_value").item() if call.has(2) else float(call.attribute("value", 0.0))
     mode = call.attribute("mode", "constant")
     if mode not in ("constant", "reflect", "edge", "wrap"):
         call.fail(f"mode={mode!r}: expected constant, reflect, edge or wrap")

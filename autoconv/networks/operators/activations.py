@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from autoconv.common.epilogue.activations import PLAIN
 from autoconv.common.epilogue.expressions import Expression
-
-LARGEST = float(np.finfo(np.float32).max)  # a bound like this is none
 
 SILU, GELU, GELU_TANH, HARD_SWISH = (PLAIN[name] for name in ("silu", "gelu", "gelu_tanh", "hardswish"))
 
 
 def clip(low: float | None, high: float | None) -> Expression:
-    """Bounds that are numbers, and no larger than any number of float32."""
+    """Bounds; a low one of -inf and a high one of inf are none, while the largest finite number is one."""
     expression: Expression = 0
-    for function, bound in (("max", low), ("min", high)):
-        if bound is not None and math.isfinite(bound) and abs(bound) < LARGEST:
+    for function, bound, none in (("max", low, -math.inf), ("min", high, math.inf)):
+        if bound is not None and bound != none:
             expression = ("relu", expression) if (function, bound) == ("max", 0.0) else (function, expression, bound)
     return expression
 

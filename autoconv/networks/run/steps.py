@@ -190,7 +190,7 @@ class StepMaker:
         if isinstance(operator, Pad) and operator.mode == "constant":
             if self.graph.types[node.name].dtype == "int32" and float(np.float32(operator.value)) != operator.value:
                 return None  # kernels compute in float32
-            fill = self._expression(("constant", operator.value), shape, contiguous(shape), node, [], [])
+            fill = self._expression(("constant", float(operator.value)), shape, contiguous(shape), node, [], [])
             start = sum(a * b for a, b in zip(contiguous(shape), operator.before, strict=True))
             return [fill, self._copy(node, before, contiguous(shape), contiguous(before), to=start)]
         return self._gathering(node, before, shape)

@@ -29,9 +29,7 @@ def _sum(function: str, call: Call) -> str:
 
 
 def _clip(low: str, high: str, call: Call) -> str:
-    bounds = [call.number(name) if call.has(name) else None for name in (low, high)]
-    expression = activations.clip(*bounds)
-    return call.value("self") if expression == 0 else call.elements(expression, "self")
+    return call.clip(call.value("self"), *(call.scalar(name) if call.has(name) else None for name in (low, high)))
 
 
 def _leaky_relu(call: Call) -> str:

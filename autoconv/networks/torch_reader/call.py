@@ -63,6 +63,11 @@ class Call(Translation):
             self.fail(f"{argument}: expected a number that is known, got the computed array {value!r}")
         return float(self.graph.constants[value].item())
 
+    def scalar(self, argument: str) -> float:
+        """The same as it is given: integers stay what they are, exactly."""
+        value = self._arguments[argument]
+        return value if type(value) is int else self.number(argument)
+
     def pair(self, argument: str, rank: int = 2, default: Sequence[int] | None = None) -> Any:
         """Integers for height and width, where a single one stands for both; 1-D images are of height 1."""
         given = self._arguments[argument]

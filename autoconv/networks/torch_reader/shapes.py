@@ -107,7 +107,7 @@ def _pad(mode: Literal["constant", "reflect", "edge", "wrap"], argument: str, ca
     before, after = [0] * rank, [0] * rank
     for n in range(len(given) // 2):  # the last axis comes first
         before[rank - 1 - n], after[rank - 1 - n] = given[2 * n], given[2 * n + 1]
-    return call.pad(x, before, after, mode, call.number("value") if call.has("value") else 0.0)
+    return call.pad(x, before, after, mode, call.scalar("value") if call.has("value") else 0.0)
 
 
 def _upsample_nearest(call: Call) -> str:
