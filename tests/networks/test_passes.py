@@ -12,15 +12,17 @@ pytest.importorskip("onnx")
 from onnx_models import model, node
 
 from autoconv.bench.networks.models import light, randomised
+from autoconv.common.epilogue import activations
 from autoconv.common.epilogue.expressions import with_constants
 from autoconv.networks.graph import Graph
 from autoconv.networks.onnx_reader import translated
-from autoconv.networks.operators import Conv, ConvTranspose, MatMul
+from autoconv.networks.operators import Conv, ConvTranspose, Elementwise, MatMul, TensorType
 from autoconv.networks.passes import PASSES, optimized
 from autoconv.networks.passes.epilogue import activation_of
 from autoconv.networks.reference import evaluate
 
 RNG = np.random.default_rng(1)
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def drawn(*shape: int) -> np.ndarray:
@@ -64,6 +66,19 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, np.ndarray], list[st
                 W | {"p": np.array([0, 0, 1, 2, 0, 0, 3, 0])}, ["Conv"]),
     "padding by ones": ([node("Pad", "x p k", "q"), node("Conv", "q w", "y")], X,
                         W | {"p": np.array([0, 0, 1, 2, 0, 0, 3, 0]), "k": np.float32(1)}, ["Pad", "Conv"]),
+    "a small bound before a logarithm": (
+        [CONV, node("Clip", "c l", "k"), node("Log", "k")], X, W | {"l": np.float32(1e-7)}, ["Conv", "log"],
+    ),
+    "small bounds": (
+        [CONV, node("Clip", "c l h", "k"), node("Log", "k")], X, W | {"l": np.float32(1e-7), "h": np.float32(1)},
+        ["Conv", "log"],
+    ),
+    "bounds that are the largest numbers": (
+        [CONV, node("Clip", "c l h")], X, W | {"l": np.float32(-LARGEST), "h": np.float32(LARGEST)}, ["Conv"],
+    ),
+    "bounds that are infinite": (
+        [CONV, node("Clip", "c l h")], X, W | {"l": np.float32(-np.inf), "h": np.float32(np.inf)}, ["Conv"],
+    ),
     "silu": ([CONV, node("Sigmoid", "c", "s"), node("Mul", "c s")], X, W, ["Conv"]),
     "hard swish of parts": (
         [CONV, node("Add", "c t", "s"), node("Clip", "s l h", "k"), node("Mul", "c k", "m"), node("Div", "m h")], X,
@@ -191,10 +206,61 @@ HARD = ("min", ("max", ("add", ("mul", 0, 0.16666667), 0.5), 0.0), 1.0)
         (("log", 0), None),
         (("max", 0, float("nan")), None),
         (("max", 0, 1e300), None),
+        (("mul", 0.5, ("add", 0, ("abs", 0))), "relu"),
+        (("add", ("mul", 0.5, ("tanh", ("mul", 0, 0.5))), 0.5), "sigmoid"),
+        (("div", 0, ("add", 1.0, ("exp", ("neg", 0)))), "silu"),
+        (("mul", ("mul", 0, ("min", ("max", ("add", 0, 3.0), 0.0), 6.0)), 0.16666667), "hardswish"),
+        (("mul", ("min", ("max", ("add", 0, 3.0), 0.0), 6.0), 0.16666667), "hardsigmoid"),
+        # Small numbers are there to be divided by, or to have a logarithm.
+        (("max", 0, 1e-7), None),
+        (("max", 0, 1e-12), None),
+        (("max", ("relu", 0), 1e-30), None),
+        (("add", ("relu", 0), 1e-7), None),
+        (("prelu", 0, 1e-7), "leaky_relu:0.0000001"),
+        (("min", ("max", 0, 1e-7), 1.0), "clip:0.0000001:1"),
+        (("min", ("max", 0, 0.0), 1e-7), "clip:0:0.0000001"),
+        (("min", ("max", 0, 0.0), 1.0000001), "clip:0:1.0000001"),
+        (("mul", ("sigmoid", 0), 1e-7), None),
+        (("add", ("sigmoid", 0), 1e-7), None),
+        (("max", ("sigmoid", 0), 1e-7), None),
+        (("min", ("sigmoid", 0), 0.9999999), None),
+        (("min", ("max", HARD, 1e-7), 1.0), None),
+        (("add", ("mul", 0, ("sigmoid", 0)), 1e-7), None),
+        (("mul", 0, ("add", ("sigmoid", 0), 1e-7)), None),
+        # Whose largest number is a bound for infinity.
+        (("min", ("relu", 0), LARGEST), f"clip:0:{LARGEST:.0f}"),
     ],
 )
 def test_an_activation_is_known_however_it_is_written(expression: Any, activation: str | None) -> None:
-    assert activation_of(with_constants(expression)) == activation
+    assert activation_of(with_constants(expression)) == (activation and activations.canonical(activation))
+
+
+@pytest.mark.parametrize(
+    ("expression", "activation"),
+    [
+        (("prelu", 0, 0.01), None),
+        (("prelu", 0, 0.25), "leaky_relu:0.25"),
+        (("min", ("max", 0, 0.1), 6.0), None),
+        (("min", ("relu", 0), 6.0), "clip:0:6"),
+        (("max", 0, 1e-50), None),
+        (activations.PLAIN["gelu"], "gelu"),
+        (("mul", ("mul", 0, ("add", ("erf", ("div", 0, 1.4142135)), 1.0)), 0.5), None),
+        (("div", 1.0, ("add", 1.0, ("exp", ("neg", 0)))), "sigmoid"),
+    ],
+)
+def test_numbers_that_float32_rounds_are_no_activation_of_float64(expression: Any, activation: str | None) -> None:
+    assert activation_of(with_constants(expression), "float64") == activation
+
+
+@pytest.mark.parametrize(("slope", "kinds"), [(0.01, ["Conv", "prelu"]), (0.25, ["Conv"])])
+def test_layers_of_float64_take_slopes_that_are_exact(slope: float, kinds: list[str]) -> None:
+    graph = Graph("double")
+    x = graph.add_input("x", TensorType((2, 4, 5, 7), "float64"))
+    conv = graph.add("c", Conv(), x, graph.add_constant("w", W["w"].astype(np.float64)))
+    graph.outputs["y"] = graph.add("y", Elementwise(("prelu", 0, slope)), conv)
+    found = optimized(graph)
+    assert [n.operator.kind for n in found.nodes.values()] == kinds
+    agree(graph, found, 1e-15)
 
 
 @pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from autoconv.common.epilogue import activations
-from autoconv.common.epilogue.expressions import Expression, constants, value_of
+from autoconv.common.epilogue.expressions import Expression, constant_of, constants, value_of
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import Elementwise, Product
 from autoconv.networks.passes.folding import per_channel
 
-_FAR = np.geomspace(1e-6, 1e30, 400)
+Array = np.ndarray[Any, Any]
+
 LARGEST = float(np.finfo(np.float32).max)
+SMOOTH = tuple(text for text in activations.PLAIN if text != "relu" and not activations.has_slopes(text))
+ENDS, FAR = 1e3, 1e30  # from the first on smooth activations are 0, 1 or their argument
+HUGE = 8e307  # which no bound of float32 lets through
+_FAR = np.append(np.geomspace(1e-6, FAR, 400), HUGE)
 POINTS = np.concatenate([np.linspace(-12, 12, 4801), _FAR, -_FAR])
 
 
@@ -52,7 +58,7 @@ def fuse_activation(graph: Graph) -> None:
             continue
         maker = _open_product(graph, node.inputs[0])
         if maker is not None and isinstance(maker.operator, Product):
-            activation = activation_of(node.operator.expression)
+            activation = activation_of(node.operator.expression, graph.types[node.name].dtype)
             if activation is not None:
                 graph.change(node.name, replace(maker.operator, activation=activation), *maker.inputs)
 
@@ -90,20 +96,44 @@ def split_activations(graph: Graph, fused: Collection[str]) -> None:
     graph.clean()
 
 
-def activation_of(expression: Expression) -> str | None:
-    """The activation that an expression of one input is; None where it is none.
+def activation_of(expression: Expression, dtype: str = "float32") -> str | None:
+    """The activation that an expression of one input of a type is; None where it is none.
 
     Files write the same function in many ways, with constants rounded to float32. So it is not the texts that are
-    compared, but the values at some thousands of points.
+    compared, but the values at some thousands of points. Activations have their numbers in float32, and so have
+    kernels those of expressions, but for arrays of float64.
     """
+    wide = np.dtype(np.float64 if dtype == "float64" else np.float32)
     numbers = sorted({number for number in constants(expression) if abs(number) <= LARGEST})
-    texts = [text for text in activations.PLAIN if not activations.has_slopes(text)]
+    texts = ["relu", *SMOOTH]
     texts += [f"clip:{low!r}:{high!r}" for low in {0.0, *numbers} for high in numbers if np.float32(low) < high]
     texts += [f"leaky_relu:{number!r}" for number in numbers]
     with np.errstate(all="ignore"):
-        values = np.broadcast_to(value_of(expression, [POINTS]), POINTS.shape)
+        values = np.broadcast_to(value_of(_rounded(expression, wide), [POINTS]), POINTS.shape)
     for text in texts:
         activation = activations.canonical(text)
-        if np.allclose(values, activations.applied(activation, POINTS), rtol=1e-6, atol=1e-6):
+        if _same(text, values, activations.applied(activation, POINTS), wide):
             return activation
     return None
+
+
+def _rounded(expression: Expression, dtype: np.dtype[Any]) -> Expression:
+    """An expression whose numbers are those of a type."""
+    if (number := constant_of(expression)) is not None:
+        return "constant", float(dtype.type(number))
+    return expression if isinstance(expression, int) else (expression[0], *(_rounded(e, dtype) for e in expression[1:]))
+
+
+def _same(text: str, values: Array, expected: Array, dtype: np.dtype[Any]) -> bool:
+    """Whether values at `POINTS` are those of an activation.
+
+    Lines and bounds are the same however they are written; a bound of 1e-7 is there so that what follows can divide by
+    it. Sums of smooth functions cancel in the middle; where they end at 0 or 1, nothing may be left of other bounds.
+    """
+    if text not in SMOOTH:
+        return np.array_equal(values, expected)
+    sizes, near = np.abs(POINTS), 1e-13 if dtype == np.float64 else 1e-6
+    inner, ends = sizes <= FAR, (sizes >= ENDS) & (sizes <= FAR) & (np.abs(expected) <= 1)
+    with np.errstate(all="ignore"):
+        ended = np.array_equal(values[ends].astype(dtype), expected[ends].astype(dtype))
+    return ended and np.allclose(values[inner], expected[inner], rtol=near, atol=near)
