@@ -17,8 +17,11 @@ from torch_models import seeded  # noqa: E402
 
 import autoconv  # noqa: E402
 import autoconv.torch  # noqa: E402
+from autoconv.common.types import DTYPES  # noqa: E402
+from autoconv.cpu.device import CPU  # noqa: E402
 from autoconv.networks.passes import optimized  # noqa: E402
 from autoconv.networks.reference import evaluate  # noqa: E402
+from autoconv.networks.run.compiled import CompiledNetwork  # noqa: E402
 from autoconv.networks.torch_reader import exported, translated  # noqa: E402
 from autoconv.networks.torch_reader.reader import LOWERINGS  # noqa: E402
 
@@ -189,3 +192,41 @@ def test_a_parameter_of_two_modules_is_one_constant() -> None:
 def test_what_is_not_known_is_named(function: Any, message: str) -> None:
     with pytest.raises(autoconv.ConfigError, match=message):
         translated(exported(Applied(function).eval(), (numbers(IMAGES),)), "net")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("make", [lambda: nn.LayerNorm([7, 6]), lambda: nn.GroupNorm(2, 4), lambda: nn.LogSoftmax(1)])
+def test_what_squares_and_sums_does_so_in_float32(make: Any, dtype: str) -> None:
+    """Squares of numbers around 1000 do not fit into float16."""
+    kind = getattr(torch, dtype)
+    model, x = seeded(make()).to(kind), (1000 * numbers(IMAGES)).to(kind)
+    graph = translated(exported(model, (x,)), "net")
+    net = CompiledNetwork(graph, CPU.current(), {"vendors": False})
+    y = net.run(x.float().numpy().astype(DTYPES[dtype]))
+    with torch.no_grad():
+        expected = model.double()(x.double()).numpy()
+    assert y.dtype == DTYPES[dtype]
+    error = np.abs(y.astype(np.float64) - expected)
+    assert (error <= 0.51 * torch.finfo(kind).eps * np.abs(expected) + 2e-6).all()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.clamp(min=1),
+        lambda x: x.clamp(-(2**62) - 1, 2**62 + 1),
+        lambda x: F.pad(x, (1, 2), value=2**62 + 1),
+    ],
+)
+def test_integers_are_held_and_padded_exactly(function: Any) -> None:
+    limits = torch.iinfo(torch.int64)
+    x = torch.tensor([[limits.max, limits.min, 0, 5]])
+    graph = translated(exported(Applied(function).eval(), (x,)), "net")
+    y = CompiledNetwork(graph, CPU.current(), {}).run(x.numpy())
+    np.testing.assert_array_equal(y, function(x).numpy())
+
+
+def test_images_of_bytes_are_not_interpolated() -> None:
+    model = nn.Upsample(scale_factor=2, mode="bilinear")
+    with pytest.raises(autoconv.ConfigError, match="expected floats to interpolate, got uint8"):
+        translated(exported(model, (numbers(IMAGES).to(torch.uint8),)), "net")

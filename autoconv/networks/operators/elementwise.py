@@ -12,7 +12,8 @@ from autoconv.common.types import INTEGERS, SUMS
 from autoconv.errors import ConfigError
 from autoconv.networks.operators.base import Operator, TensorType
 
-MIXED = ("float32", *INTEGERS)  # types of outputs where types meet
+NARROW = ("float16", "bfloat16")  # floats in which nobody computes
+MIXED = ("float32", *INTEGERS, *NARROW)  # types of outputs where types meet
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,9 @@ class Elementwise(Operator):
     ----------
     expression : Expression
     dtype : str, optional
-        Of the output, where types meet: inputs of float32, int32, uint8 or int8 are computed with in float32, and
-        whole numbers stored as uint8 or int8 are held to its range. Without it all arrays have one type.
+        Of the output, where types meet: inputs of float32, int32, uint8, int8, float16 or bfloat16 are computed with
+        in float32; what is stored as uint8 or int8 is held to its range and cut to a whole number. Without it all
+        arrays have one type.
     """
 
     expression: Expression
@@ -38,7 +40,9 @@ class Elementwise(Operator):
 
     @property
     def kind(self) -> str:
-        if self.dtype is not None:
+        if self.dtype is not None and self.expression == 0:
+            return "cast"
+        if self.dtype is not None and self.dtype not in NARROW:
             return "quantize" if self.dtype in INTEGERS else "dequantize"
         return str(self.expression[0]) if isinstance(self.expression, tuple) else "copy"
 
@@ -63,7 +67,7 @@ class Elementwise(Operator):
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
         if self.dtype is None:
             y = np.asarray(value_of(self.expression, inputs))
-        elif self.dtype == "float32":  # in whatever precision the floats have
+        elif self.dtype not in INTEGERS:  # in whatever precision the floats have
             y = np.asarray(
                 value_of(self.expression, [a.astype(np.float32) if a.dtype.kind in "iu" else a for a in inputs])
             )

@@ -38,6 +38,7 @@ from autoconv.networks.operators import (
     Transpose,
 )
 from autoconv.networks.operators.base import in_nchw
+from autoconv.networks.operators.elementwise import NARROW
 from autoconv.networks.run.memory import Views
 from autoconv.plans import Plan
 
@@ -158,7 +159,7 @@ class StepMaker:
         if pool.available() and self._has_kernels(node.operator, {t.dtype for t in types}):
             calls = self._calls(node) if all(math.prod(t.shape) for t in types) else None
         if calls is None:
-            return Step(node, "NumPy", function=node.operator.evaluate)
+            return Step(node, "NumPy", function=by_numpy(node.operator, [t.dtype for t in types]))
         return Step(node, "kernel", tuple(calls))
 
     def _has_kernels(self, operator: Operator, dtypes: set[str]) -> bool:
@@ -310,6 +311,22 @@ class StepMaker:
                 calls.append(self._expression(0, part, contiguous(shape), node, [contiguous(part)], [name], to=to))
             done += part[operator.axis]
         return calls
+
+
+def by_numpy(operator: Operator, dtypes: Sequence[str]) -> Callable[..., Array]:
+    """What NumPy makes of arrays of such types, of which the output's is the last.
+
+    Floats of 16 bits are computed with in float32 and rounded once, as kernels do: sums in their own type stall early.
+    """
+    if not {*NARROW}.intersection(dtypes) or isinstance(operator, Concat | Pad | Slice | Transpose):
+        return operator.evaluate
+
+    def run(*arrays: Array) -> Array:
+        y = operator.evaluate(*(a.astype(np.float32) if a.dtype.name in NARROW else a for a in arrays))
+        with np.errstate(over="ignore"):
+            return y.astype(dtypes[-1])
+
+    return run
 
 
 def function_of(made: Plan, constant: Array | None) -> Any:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from autoconv.networks.operators.elementwise import NARROW, Elementwise
 from autoconv.networks.operators.pooling import Reduce, Softmax
 from autoconv.networks.torch_reader.call import Call, Lowering
 
@@ -20,6 +21,16 @@ def _batch_norm(call: Call) -> list[str]:
     return [call.batch_norm(x, scale, bias, mean, variance, call.number("eps"))]
 
 
+def _cast(call: Call, x: str, dtype: str) -> str:
+    """An array in another type; itself, where it has that."""
+    return x if call.graph.types[x].dtype == dtype else call.add(Elementwise(0, dtype), x)
+
+
+def _wide(call: Call, x: str) -> str:
+    """Floats of 16 bits as float32: squares and sums do not fit into float16, and bfloat16 has too few digits."""
+    return _cast(call, x, "float32") if call.graph.types[x].dtype in NARROW else x
+
+
 def _normalised(call: Call, x: str, axes: tuple[int, ...]) -> str:
     """An array of mean 0 and variance 1 along axes."""
     centred = call.apply(("sub", 0, 1), x, call.add(Reduce("mean", axes), x))
@@ -31,7 +42,7 @@ def _affine(call: Call, y: str, rest: int) -> str:
     """Scaled and shifted by weight and bias, after which so many axes come."""
     for function, name in (("mul", "weight"), ("add", "bias")):
         if call.has(name):
-            constant = call.value(name)
+            constant = _wide(call, call.value(name))
             y = call.apply((function, 0, 1), y, call.reshape(constant, (*call.shape_of(constant), *(1,) * rest)))
     return y
 
@@ -40,14 +51,16 @@ def _layer_norm(call: Call) -> list[str]:
     x = call.value("input")
     rank = len(call.shape_of(x))
     axes = tuple(range(rank - len(call["normalized_shape"]), rank))
-    return [_affine(call, _normalised(call, x, axes), 0)]
+    y = _affine(call, _normalised(call, _wide(call, x), axes), 0)
+    return [_cast(call, y, call.graph.types[x].dtype)]
 
 
 def _group_norm(call: Call) -> list[str]:
     x, groups = call.value("input"), call["group"]
     shape = call.shape_of(x)
-    grouped = call.reshape(x, (shape[0], groups, math.prod(shape[1:]) // groups))
-    return [_affine(call, call.reshape(_normalised(call, grouped, (2,)), shape), len(shape) - 2)]
+    grouped = call.reshape(_wide(call, x), (shape[0], groups, math.prod(shape[1:]) // groups))
+    y = _affine(call, call.reshape(_normalised(call, grouped, (2,)), shape), len(shape) - 2)
+    return [_cast(call, y, call.graph.types[x].dtype)]
 
 
 def _softmax(call: Call) -> str:
@@ -56,11 +69,11 @@ def _softmax(call: Call) -> str:
 
 
 def _log_softmax(call: Call) -> str:
-    x = call.value("self")
-    axes = (call.axis("dim", len(call.shape_of(x))),)
+    given = call.value("self")
+    x, axes = _wide(call, given), (call.axis("dim", len(call.shape_of(given))),)
     below = call.apply(("sub", 0, 1), x, call.add(Reduce("max", axes), x))
     total = call.add(Reduce("sum", axes), call.apply(("exp", 0), below))
-    return call.apply(("sub", 0, ("log", 1)), below, total)
+    return _cast(call, call.apply(("sub", 0, ("log", 1)), below, total), call.graph.types[given].dtype)
 
 
 LOWERINGS: dict[str, Lowering] = {
