@@ -20,13 +20,14 @@ def model(
     constants: Mapping[str, np.ndarray] | None = None,
     outputs: Sequence[str] = ("y",),
     opset: int = 17,
+    dtype: int = onnx.TensorProto.FLOAT,
 ) -> Any:
-    """A model of nodes, of float32 inputs of shapes, and of constants."""
+    """A model of nodes, of inputs of shapes and of one type, and of constants."""
     graph = helper.make_graph(
         list(nodes),
         "test",
-        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in inputs.items()],
-        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in outputs],
+        [helper.make_tensor_value_info(name, dtype, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, dtype, None) for name in outputs],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in (constants or {}).items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])

@@ -7,11 +7,14 @@ elements are seven, while 10 times the float32 next to 0.7 is less.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from autoconv.common.types import INTEGERS
 from autoconv.networks.onnx_reader.call import Call
+from autoconv.networks.operators.elementwise import Elementwise
 from autoconv.networks.operators.sampling import COORDINATES, KERNELS, NEAREST, Sampler
 
 POLICIES = ("stretch", "not_larger", "not_smaller")  # of keeping the ratio between extents
@@ -30,6 +33,17 @@ def _sampler(call: Call, mode: str, coordinate: str, nearest: str) -> Sampler:
         mode=mode, coordinate=coordinate, nearest=nearest, antialias=bool(call.attribute("antialias", 0)),
         exclude=bool(call.attribute("exclude_outside", 0)), a=call.attribute("cubic_coeff_a", -0.75),
     )  # fmt: skip
+
+
+def _resized(call: Call, x: str, sampler: Sampler, sizes: Sequence[int], scales: Sequence[float]) -> str:
+    """The images in other extents; bytes are interpolated in float32 and cut to whole numbers, as by ONNX Runtime."""
+    dtype = call.graph.types[x].dtype
+    if dtype not in INTEGERS or sampler.mode == "nearest" or list(sizes) == list(call.shape_of(x)):
+        return call.resize(x, sampler, sizes, scales)
+    if sampler.mode != "linear" or sampler.antialias:
+        call.fail(f"mode={sampler.mode!r}, antialias={sampler.antialias:d}: expected floats, got {dtype}")
+    y = call.resize(call.add(Elementwise(0, "float32"), x), sampler, sizes, scales)
+    return call.add(Elementwise(0, dtype), y)
 
 
 def resize(call: Call) -> str:
@@ -56,7 +70,7 @@ def resize(call: Call) -> str:
         for axis, scale in zip(axes, values, strict=True):
             scales[axis] = np.float32(scale)
             sizes[axis] = math.floor(shape[axis] * np.float32(scale))
-        return call.resize(call.value(0), sampler, sizes, scales)
+        return _resized(call, call.value(0), sampler, sizes, scales)
     wanted = call.integers(3, "sizes")
     if wanted is None or len(wanted) != len(axes):
         call.fail(f"expected scales or {len(axes)} sizes, got {wanted}")
@@ -69,7 +83,7 @@ def resize(call: Call) -> str:
         wanted = tuple(math.floor(shape[axis] * ratios[0] + 0.5) for axis in axes)
     for axis, size, ratio in zip(axes, wanted, ratios, strict=True):
         sizes[axis], scales[axis] = size, ratio
-    return call.resize(call.value(0), sampler, sizes, scales)
+    return _resized(call, call.value(0), sampler, sizes, scales)
 
 
 def upsample(call: Call) -> str:
@@ -83,11 +97,11 @@ def upsample(call: Call) -> str:
     if values is None or len(values) != len(shape):
         call.fail(f"scales: expected {len(shape)}, got {values}")
     scales: list[Any] = [np.float32(scale) for scale in values]
-    mode, y = call.attribute("mode", "nearest"), call.value(0)
-    shrinks = [call.operator == "Resize" and scale < 1 for scale in scales]
+    mode, x, sizes = call.attribute("mode", "nearest"), call.value(0), list(shape)
+    shrinks = [call.operator == "Resize" and mode == "nearest" and scale < 1 for scale in scales]
     for nearest, shrinking in (("floor", False), ("ceil", True)):
         sampler = _sampler(call, mode.removeprefix("bi") if mode == "bilinear" else mode, "asymmetric", nearest)
         now = [scale if found == shrinking else 1.0 for scale, found in zip(scales, shrinks, strict=True)]
-        sizes = [math.floor(extent * scale) for extent, scale in zip(call.shape_of(y), now, strict=True)]
-        y = call.resize(y, sampler, sizes, now)
-    return y
+        sizes = [math.floor(extent * scale) for extent, scale in zip(sizes, now, strict=True)]
+        x = _resized(call, x, sampler, sizes, now)
+    return x

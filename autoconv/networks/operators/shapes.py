@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from autoconv.common.types import DTYPES
 from autoconv.errors import ConfigError
 from autoconv.networks.operators.base import CHANNELS_LAST, Operator, TensorType, moved_axis, normalised_axis
 
@@ -119,7 +120,8 @@ class Pad(Operator):
 class Resize(Operator):
     """Along one axis, weighted sums of elements: output i is the sum over t of `weights[i][t] * x[indices[i][t]]`.
 
-    Interpolation in several dimensions is one after the other, as its weights are products.
+    Interpolation in several dimensions is one after the other, as its weights are products. Integers are only copied:
+    how often their sums are rounded, and which way, differs from one library to the next.
     """
 
     axis: int
@@ -132,8 +134,15 @@ class Resize(Operator):
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         shape = inputs[0].shape
         axis = normalised_axis(self.axis, len(shape))
+        if axis != self.axis:
+            raise ConfigError(f"axis={self.axis}: expected it counted from the front")
         if not all(0 <= i < shape[axis] for row in self.indices for i in row):
             raise ConfigError(f"indices: expected 0 to {shape[axis] - 1}")
+        terms = {len(row) for row in (*self.indices, *self.weights)}
+        if len(terms) != 1 or 0 in terms or len(self.indices) != len(self.weights):
+            raise ConfigError("expected as many indices and weights for every output, and at least one")
+        if inputs[0].dtype not in DTYPES and any(row != (1.0,) for row in self.weights):
+            raise ConfigError(f"expected floats to interpolate, got {inputs[0].dtype}")
         return TensorType((*shape[:axis], len(self.indices), *shape[axis + 1 :]), inputs[0].dtype)
 
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
