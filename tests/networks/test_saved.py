@@ -19,6 +19,7 @@ from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Conv, Pad, Slice, TensorType
+from autoconv.networks.operators.sampling import Sampler
 from autoconv.networks.run import saved
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
@@ -127,12 +128,52 @@ def test_an_archive_that_wants_a_password_is_no_network(path: Path, flag: int) -
         ({"images": {"up": "1"}}, "images: expected numbers of images, got {'up': '1'}"),
         ({"images": [3]}, "not a saved network, or damaged"),
         ({"candidates": 3}, "not a saved network, or damaged"),
+        *(
+            ({"nodes": [["y", kind, values, ["x"]]], "outputs": {"y": "y"}}, message)
+            for kind, values, message in (
+                ("Reduce", {"reduction": "sum", "axes": [1, 1]}, r"axes=\(1, 1\): expected different ones"),
+                ("Resize", {"axis": -1, "indices": [[0]], "weights": [[1.0]]}, "axis=-1: expected it counted from the"),
+                ("Resize", {"axis": 1, "indices": [[0], [0]], "weights": [[1.0]]}, "expected as many indices and"),
+                (
+                    "Resize",
+                    {"axis": 1, "indices": [[0, 1]], "weights": [[1.0]]},
+                    "expected as many indices and weights",
+                ),
+                ("Resize", {"axis": 1, "indices": [[0, 1], [1]], "weights": [[1.0, 0.0], [1.0]]}, "expected as many"),
+                ("Resize", {"axis": 1, "indices": [[]], "weights": [[]]}, "expected as many indices and weights"),
+                ("Resize", {"axis": 1, "indices": [[4]], "weights": [[1.0]]}, "indices: expected 0 to 3"),
+                ("Pool", {"reduction": "max", "window": [2, 2], "padding": [[0, 0, 0], [0, 0, 1]]}, "not a saved"),
+            )
+        ),
     ],
 )
 def test_what_a_file_says_is_checked(path: Path, changes: dict[str, Any], message: str) -> None:
     changed(path, **changes)
     with pytest.raises(ConfigError, match=message):
         autoconv.load(path)
+
+
+def test_bytes_are_pooled_in_nhwc_by_numpy(path: Path) -> None:
+    """For which there is no kernel, so that no network of ours has such a node."""
+    pool = ["y", "Pool", {"reduction": "max", "window": [2, 2], "layout": "NHWC"}, ["x"]]
+    changed(path, inputs=[["x", [1, 3, 3, 40], "uint8"]], nodes=[pool], outputs={"y": "y"}, candidates={})
+    x = np.random.default_rng(0).integers(0, 255, (1, 3, 3, 40), np.uint8, endpoint=True)
+    net = autoconv.load(path)
+    assert "NumPy" in net.explain()
+    windows = np.lib.stride_tricks.sliding_window_view(x, (2, 2), (1, 2))
+    np.testing.assert_array_equal(net.run(x), windows.max((-1, -2)))
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_resized_images_are_saved(mode: str, tmp_path: Path) -> None:
+    """Whose weights come from coordinates of float32."""
+    scale = np.float32(5) / np.float32(9)
+    sampler = Sampler(mode=mode, coordinate="half_pixel", antialias=True)
+    graph = graph_of(sampler.resize(2, 9, 5, scale), (1, 2, 9, 3))
+    net = compiled(graph)
+    net.save(tmp_path / "net.autoconv")
+    x = drawn(graph)
+    np.testing.assert_array_equal(autoconv.load(tmp_path / "net.autoconv").run(**x), net.run(**x))
 
 
 def test_memory_has_to_hold_one_image_of_what_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:

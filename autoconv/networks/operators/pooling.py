@@ -62,11 +62,13 @@ class Pool(Operator):
         for extent, span, step, sides, over in zip(
             (H, W), self.spans(), self.stride, self.padding, self.overhang, strict=True
         ):
-            if span > extent + sum(sides) + over:
-                raise ConfigError(f"a window of {span} is larger than the padded extent {extent + sum(sides) + over}")
+            before, after = sides
+            padded = before + extent + after + over
+            if span > padded:
+                raise ConfigError(f"a window of {span} is larger than the padded extent {padded}")
             if max(sides) >= span or min(*sides, over) < 0:
                 raise ConfigError(f"padding={sides}: expected 0 to {span - 1}, less than the window's extent")
-            sizes.append((extent + sum(sides) + over - span) // step + 1)
+            sizes.append((padded - span) // step + 1)
         return TensorType(in_layout(self.layout, (N, C, *sizes)), inputs[0].dtype)
 
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
@@ -127,6 +129,8 @@ class Reduce(Operator):
         for axis in self.axes:
             if normalised_axis(axis, len(shape), "axes") != axis:
                 raise ConfigError(f"axes={self.axes}: expected them counted from the front")
+        if len({*self.axes}) != len(self.axes):
+            raise ConfigError(f"axes={self.axes}: expected different ones")
         if 0 in shape:
             raise ConfigError("expected at least one element")
         return TensorType(tuple(1 if n in self.axes else e for n, e in enumerate(shape)), inputs[0].dtype)

@@ -91,5 +91,5 @@ class Sampler:
                 found = [w if 0 <= place < old else 0.0 for w, place in zip(found, places, strict=True)]
             total = sum(found) if self.exclude or self.antialias else 1.0
             indices.append(tuple(min(max(place, 0), old - 1) for place in places))
-            weights.append(tuple(w / total for w in found))
+            weights.append(tuple(float(w / total) for w in found))
         return Resize(axis, tuple(indices), tuple(weights))

@@ -167,8 +167,9 @@ class StepMaker:
         if dtypes == {"float32"}:
             return True
         moves = isinstance(operator, Concat | Pad | Slice | Transpose) and dtypes <= {*ELEMENTS}
-        largest = isinstance(operator, Pool) and operator.reduction == "max" and dtypes <= {*INTEGERS}
-        return moves or largest or (isinstance(operator, Elementwise) and operator.dtype is not None)
+        if isinstance(operator, Pool):
+            return operator.reduction == "max" and operator.layout == "NCHW" and dtypes <= {*INTEGERS}
+        return moves or (isinstance(operator, Elementwise) and operator.dtype is not None and dtypes <= {*ELEMENTS})
 
     def _calls(self, node: Node) -> list[Call] | None:
         """The kernels of a node; None where there are none."""
