@@ -100,6 +100,16 @@ def test_constants_of_bfloat16_come_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(autoconv.load(tmp_path / "net.autoconv").run(given), net.run(given))
 
 
+def test_constants_in_another_order_of_bytes_are_refused(path: Path) -> None:
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    arrays["c0"] = arrays["c0"].astype(">f4")
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+    with pytest.raises(ConfigError, match="small: constant 'wa': expected numbers"):
+        autoconv.load(path)
+
+
 @pytest.mark.parametrize("flag", [1, 64])
 def test_an_archive_that_wants_a_password_is_no_network(path: Path, flag: int) -> None:
     """Which a single wrong bit says; Python's reader of archives has an error of its own for each such bit."""

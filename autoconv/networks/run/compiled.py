@@ -255,7 +255,7 @@ class CompiledNetwork:
             if name not in given:
                 raise ArrayError(f"{self.graph.name}: input {name!r} is missing: expected {wanted}")
             array = given[name] if self.device.owns(given[name]) else self.device.adopt(given[name], name)
-            if array.shape != wanted.shape or array.dtype.name != wanted.dtype:
+            if array.shape != wanted.shape or array.dtype != np.dtype(wanted.dtype):
                 raise ArrayError(
                     f"{self.graph.name}: input {name!r}: planned for {wanted}, got {array.dtype} {tuple(array.shape)}"
                 )
