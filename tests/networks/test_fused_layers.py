@@ -233,6 +233,21 @@ def test_saved_networks_keep_what_is_fused(tmp_path: Path) -> None:
     assert again.fused == {"narrow1": CUT}
     x = filters(2, 8, 9, 10)
     assert np.array_equal(again.run(x), net.run(x))
+    for limit in ({"workspace_limit": 0}, {"tolerance": 1.0}, {"tolerance": 0}):
+        assert autoconv.load(path, **limit).fused == {}
+
+
+@kernels
+def test_what_is_fused_is_given_up_with_the_layouts_it_was_chosen_for(tmp_path: Path) -> None:
+    """A memory limit puts all in NCHW, where other chains may begin and end."""
+    graph, path = blocks(), tmp_path / "net.autoconv"
+    in_nhwc = CompiledNetwork(graph, CPU.current(), {"vendors": False}, None, ("narrow0",), {}, {"deep0": CUT})
+    assert in_nhwc.fused == {"deep0": CUT}
+    in_nhwc.save(path)
+    assert autoconv.load(path).fused == {"deep0": CUT}
+    again = autoconv.load(path, memory_limit=in_nhwc.arena_bytes // 2)
+    assert again.in_nhwc == frozenset()
+    agree(again, graph, 1e-5)
 
 
 @kernels

@@ -18,9 +18,11 @@ from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph
-from autoconv.networks.operators import Conv, Pad, Slice, TensorType
+from autoconv.networks.operators import Conv, Elementwise, Pad, Slice, TensorType
 from autoconv.networks.operators.sampling import Sampler
+from autoconv.networks.passes import optimized
 from autoconv.networks.run import saved
+from autoconv.networks.run.compiled import CompiledNetwork
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 
@@ -64,6 +66,25 @@ def test_a_saved_network_answers_the_same(path: Path) -> None:
         autoconv.load(path, batch=2)
     with pytest.raises(ConfigError, match="input_shapes: expected None"):
         autoconv.load(path, input_shapes={"x": (2, 4, 12, 10)})
+
+
+def test_a_saved_network_keeps_its_nodes(tmp_path: Path) -> None:
+    """All of them, though passes that ran once more would drop one: a factor of 1 that an earlier one wrote down."""
+    graph = Graph("factor")
+    x = graph.add_input("x", TensorType((8, 4, 6, 6)))
+    a = graph.add(
+        "a", Elementwise(("relu", 0)), graph.add("c", Conv(), x, graph.add_constant("w", filters(4, 4, 1, 1)))
+    )
+    m = graph.add("m", Elementwise(("mul", 0, 1)), a, graph.add_constant("one", np.ones(1, np.float32)))
+    graph.outputs["y"] = graph.add("y", Conv(), m, graph.add_constant("v", filters(4, 4, 1, 1)))
+    images = dict.fromkeys(optimized(graph).nodes, 1)
+    assert set(images) > set(optimized(optimized(graph)).nodes)
+    net = CompiledNetwork(graph, CPU.current(), {"vendors": False}, None, (), images)
+    net.save(tmp_path / "net.autoconv")
+    again = autoconv.load(tmp_path / "net.autoconv")
+    assert again.images == images
+    given = drawn(graph)["x"]
+    np.testing.assert_array_equal(again.run(given), net.run(given))
 
 
 @pytest.mark.parametrize("change", ["device", "candidates"])

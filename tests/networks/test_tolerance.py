@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 from graphs import agree, filters
 
+import autoconv
+from autoconv import registry
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
@@ -28,7 +31,10 @@ from autoconv.networks.passes.batch_split import split
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.memory import Views
 from autoconv.records.cache import TuningCache
-from autoconv.records.schema import Facts
+from autoconv.records.schema import Facts, Race
+from autoconv.tuning.candidates import expected
+from autoconv.tuning.planner import forget_plans
+from autoconv.tuning.staleness import note
 
 kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 
@@ -259,6 +265,38 @@ def test_error_costs_what_its_price_says() -> None:
     made: Any = SimpleNamespace(layer=layer, candidate="a", ranking=["a", "b"], timings=timings, facts=facts)
     for price, best in ((0.0, "a"), (0.6e11, "a"), (0.65e11, "b")):
         assert best_in_network(made, CPU.current(), price) == best
+
+
+@kernels
+def test_a_saved_network_that_errs_too_much_is_chosen_anew(tmp_path: Path) -> None:
+    graph, x = image()
+    weights = graph.add_constant("w", filters(8, 4, 3, 3))
+    graph.outputs = {"y": graph.add("y", Conv(), x, weights)}
+    device, cache = CPU.current(), TuningCache(tmp_path, None)
+    options = {"vendors": False, "cache": cache}
+    net = CompiledNetwork(graph, device, options).tune("winograd")
+    plans = [net.plans["y"], CompiledNetwork(graph, device, options).tune("direct").plans["y"]]
+    algorithms = {algorithm.name: algorithm for algorithm in registry.algorithms(device)}
+    facts = {
+        made.candidate: replace(
+            expected(algorithms[made.candidate.algorithm], made.layer, device, made.candidate),
+            time=time, pack=0.0, error=error, samples=9,
+        )
+        for made, time, error in zip(plans, (1e-3, 2e-3), (1e-6, 1e-7), strict=True)
+    }  # fmt: skip
+    covers = note(list(algorithms.values()))
+    race = Race("0" * 32, "2026-01-01T00:00:00+00:00", device.versions, False, None, facts, covers)
+    cache.add(plans[0].layer.key(), device.key, race)
+    forget_plans()
+    path = tmp_path / "net.autoconv"
+    net.save(path)
+    large, small = (combined({"y": error}, sensitivities(graph)) for error in (1e-6, 1e-7))
+    for limit, best in ((2 * large, "winograd"), (2 * small, "direct")):
+        again = autoconv.load(path, tolerance=limit, cache=cache)
+        assert again.plans["y"].candidate.algorithm == best
+        assert again.error <= limit
+    with pytest.raises(PlanError, match=r"expected at least .*, which the most exact candidates"):
+        autoconv.load(path, tolerance=small / 2, cache=cache)
 
 
 @kernels

@@ -45,12 +45,13 @@ def with_fused(
     device : Device
         On a GPU nothing is fused: there is no kernel for it.
     options : mapping
-        As for `plan`, and `memory_limit`, under which nothing is fused if more were needed. Under a `tolerance` nothing
-        is, as what a fused kernel errs is not on record.
+        As for `plan`, and `memory_limit`, under which nothing is fused if more were needed; nor is what needs more
+        scratch memory than `workspace_limit`. Under a `tolerance` nothing is, as what a fused kernel errs is not on
+        record.
     mode : str
         As for `plan`. One that times has both ways run where that is not on record.
     known : mapping of str to FusedBlocking, optional
-        What to fuse, in place of all that.
+        What to fuse within the limits, in place of what is on record.
 
     Returns
     -------
@@ -64,12 +65,16 @@ def with_fused(
     if not isinstance(device, CPU):
         return made
     found = {chain.name: chain for chain in chains(made.parts.graph)}
-    if known is None:
-        chosen = {} if options.get("tolerance") else _chosen(made, list(found.values()), device, options, mode)
-    else:
+    chosen: dict[str, FusedBlocking] = {}
+    if known is not None:
         chosen = {name: blocking for name in found if (blocking := known.get(made.parts.origin(name))) is not None}
         _check(made, known, {made.parts.origin(name): found[name] for name in chosen})
-    together = _fused(made, {found[name]: blocking for name, blocking in chosen.items()})
+    if options.get("tolerance") is not None:
+        return made
+    if known is None:
+        chosen = _chosen(made, list(found.values()), device, options, mode)
+    fitting = {found[name]: cut for name, cut in chosen.items() if _fits(found[name], cut, device, options)}
+    together = _fused(made, fitting)
     limit = options.get("memory_limit")
     return together if limit is None or _needed(together, device) <= limit else made
 
@@ -88,6 +93,12 @@ def _cuts(blocking: FusedBlocking, chain: Chain) -> bool:
     """Whether the work of a chain can be cut so."""
     (rows, channels), middle = blocking, chain.layers.depthwise
     return 1 <= rows <= middle.P and 1 <= channels <= middle.C and middle.C % channels == 0
+
+
+def _fits(chain: Chain, blocking: FusedBlocking, device: CPU, options: Mapping[str, Any]) -> bool:
+    """Whether the scratch memory of one kernel keeps within what a layer may take."""
+    limit = options.get("workspace_limit")
+    return limit is None or workspace_bytes(device.instruction_set, chain.layers, blocking, Caches.of(device)) <= limit
 
 
 def _fused(made: Planned, chosen: Mapping[Chain, FusedBlocking]) -> Planned:
@@ -137,14 +148,9 @@ def _raced(
     graph: Graph, chain: Chain, plans: Mapping[str, Plan], device: CPU, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The quickest way to compute a chain on record: its blocking, or none where that is by each layer's plan."""
-    limit, caches = options.get("workspace_limit"), Caches.of(device)
-
-    def fits(blocking: FusedBlocking) -> bool:
-        return limit is None or workspace_bytes(device.instruction_set, chain.layers, blocking, caches) <= limit
-
     alone = _alone(graph, chain)
     apart = Planned(Split(alone, alone, {}, {}), Views(alone), dict(plans), frozenset())
-    ways = list(filter(fits, blockings(chain.layers, device)))
+    ways = [blocking for blocking in blockings(chain.layers, device) if _fits(chain, blocking, device, options)]
     together = [_fused(apart, {chain: blocking}) for blocking in ways]
     packed: dict[str, Any] = {}
     best, seconds = quickest([scheduled(one, device, packed) for one in (apart, *together)], options, part=True)

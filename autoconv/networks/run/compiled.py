@@ -67,8 +67,10 @@ class CompiledNetwork:
         last: Collection[str] | None = None,
         images: Images | None = None,
         fused: Blockings | None = None,
+        *,
+        passed: bool = False,  # through all passes already: names among what is known are those of its nodes
     ) -> None:
-        self._first, self.device = for_device(optimized(graph), device), device  # all in NCHW
+        self._first, self.device = for_device(graph if passed else optimized(graph), device), device  # all in NCHW
         check_fits(self._first, device)
         self._options = dict(options)
         self._lock = threading.Lock()
@@ -92,6 +94,7 @@ class CompiledNetwork:
         """Choose layouts, parts of the batch and plans, but for what is known of them, and arrange all anew."""
         options = {**self._options, **options}
         prices: Mapping[str, float] = {}
+        known = last is not None
         if last is None:
             last, prices = chosen_within(self._first, self.device, options, mode)
         ways = [images] if images is not None else ways_to_split(self._first, last, self.device, options, mode)
@@ -99,13 +102,15 @@ class CompiledNetwork:
         for n, way in enumerate(ways):
             kind = "heuristic" if n else mode  # those after the first rest on what has been timed
             made = planned(self._first, last, way, self.device, options, candidates, kind, prices)
-            found.append(with_fused(made, self.device, options, kind, fused))
+            as_meant = (made.in_nhwc, made.parts.images) == (frozenset(last), way)  # and no memory limit in the way
+            found.append(with_fused(made, self.device, options, kind, fused if as_meant else None))
+        if known and not keeps_error(self._first, found[0].plans, self.device, options):
+            self._compile(mode, {}, **options)  # as if nothing were known
+            return
         check_error(self._first, found[0].plans, self.device, options)
-        others = (made for made in found[1:] if keeps_error(self._first, made.plans, self.device, options))
-        found = [found[0], *others]
+        found[1:] = [made for made in found[1:] if keeps_error(self._first, made.plans, self.device, options)]
         packed: Packed = {}
-        keep = options.get("denormals") == "keep"
-        schedules = [scheduled(made, self.device, packed, keep) for made in found]
+        schedules = [scheduled(made, self.device, packed, options.get("denormals") == "keep") for made in found]
         best = 0
         if len(found) > 1:
             best, seconds = quickest(schedules, options)
@@ -392,4 +397,4 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
         raise ConfigError(f"{path}: batch={batch}: the file says {told or 'that there are no inputs'}")
     chosen = kept.candidates if kept is not None and kept.device == found.key else None
     known = (kept.last, kept.images, kept.fused) if kept is not None and chosen is not None else (None, None, None)
-    return CompiledNetwork(graph, found, {"vendors": False, **options}, chosen, *known)
+    return CompiledNetwork(graph, found, {"vendors": False, **options}, chosen, *known, passed=chosen is not None)
