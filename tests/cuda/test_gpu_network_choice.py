@@ -65,6 +65,12 @@ def test_a_batch_runs_in_parts_where_memory_is_short(cupy: FakeCuPy, options: di
     assert set(parts.images.values()) == {1}
     assert parts.arena_bytes < whole.arena_bytes
     assert difference(answer(parts, cupy, drawn(graph)), evaluate(graph, drawn(graph))["y"]) <= 1e-6
+    copies = [step.node.name for step in parts._schedule.steps if step.node.operator.kind == "Slice"]
+    assert copies == ["x 1:2"]
+    assert [line.split()[0] for line in parts.explain().splitlines()[2:]] == ["pool", "pool.2", "y"]
+    steps = parts.profile(cupy.asarray(drawn(graph)["x"]), repeat=1)
+    assert [(step.name, step.by) for step in steps] == [("pool", "kernel"), ("pool.2", "kernel"), ("y", "kernel")]
+    assert steps[0].seconds == pytest.approx(0.00025 * 3)
 
 
 def test_steps_are_timed_one_by_one(cupy: FakeCuPy, options: dict[str, Any]) -> None:

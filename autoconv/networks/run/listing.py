@@ -48,17 +48,27 @@ class Line:
 
 
 def lines(made: Planned, steps: Sequence[Step]) -> list[Line]:
-    """The steps by nodes of the graph that was split, in the order of their first parts."""
+    """The steps by nodes of the graph that was split, in the order of their first parts.
+
+    Images that are copied, as kernels could not read them where they lie, count with the node that first takes them.
+    """
     parts = made.parts
     places: dict[str, list[int]] = {}
+    by: dict[str, str] = {}
     for n, step in enumerate(steps):
-        places.setdefault(parts.origin(step.node.name), []).append(n)
+        name = parts.origin(step.node.name)
+        if name in parts.whole.nodes:
+            by.setdefault(name, step.by)
+        else:
+            takers = (node.name for node in parts.graph.nodes.values() if step.node.name in node.inputs)
+            name = parts.origin(next(takers))
+        places.setdefault(name, []).append(n)
     batch, found = batch_of(parts.whole), []
     for name, of in places.items():
         operator = parts.whole.nodes[name].operator.kind + " NHWC" * (name in made.in_nhwc)
         if name in parts.images:
             operator += f" in {batch // parts.images[name]} parts"
-        found.append(Line(name, operator, steps[of[0]].by, tuple(of)))
+        found.append(Line(name, operator, by.get(name, steps[of[0]].by), tuple(of)))
     return found
 
 
