@@ -363,7 +363,7 @@ class CPU(Device):
 
         self._sweep()
         for array in warm:
-            array.view(np.uint8).max()
+            array.reshape(-1).view(np.uint8).max(initial=0)  # of an empty one, and of one without extents, too
         if pool.available():  # the first call wakes them
             pool.wake(self.instruction_set, self.threads)
             pool.wake(self.instruction_set, self.threads)

@@ -46,10 +46,13 @@ def tensor(array: Array) -> Any:
 
 
 def array(source: Any) -> Array:
-    """A tensor on the CPU as an array that shares its memory, whatever its gradient."""
+    """A tensor on the CPU as an array that shares its memory, whatever its gradient.
+
+    A view that PyTorch is yet to negate or to conjugate is copied, as no array can be one.
+    """
     import torch
 
-    found = source.detach()
+    found = source.detach().resolve_conj().resolve_neg()
     if found.dtype is torch.bfloat16:
         return found.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return found.numpy()

@@ -91,6 +91,27 @@ def test_parameters_are_constant_and_outputs_are_new(fast: Any) -> None:
     torch.testing.assert_close(other(torch.ones(1, 1, 4, 4)), before, rtol=0, atol=0)
 
 
+def test_views_that_are_yet_to_be_negated() -> None:
+    fast = autoconv.torch.optimize(nn.ReLU().eval(), torch.zeros(2, 3), mode="heuristic")
+    x = torch.randn(2, 3, dtype=torch.complex64).conj()
+    assert x.imag.is_neg()
+    torch.testing.assert_close(fast(x.imag), x.imag.clamp(min=0), rtol=0, atol=0)
+    with pytest.raises(autoconv.ArrayError, match=r"planned for float32 \(2, 3\), got complex64"):
+        fast(x)
+
+
+def test_a_scalar_is_timed_alone() -> None:
+    class Mean(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.mean() * 2
+
+    x = torch.randn(2, 3)
+    fast = autoconv.torch.optimize(Mean().eval(), x, mode="heuristic")
+    torch.testing.assert_close(fast(x), x.mean() * 2)
+    steps = fast.network.profile(x, repeat=1, alone=True)
+    assert any(fast.network.graph.types[step.name].shape == () for step in steps)
+
+
 def test_any_memory_format_and_several_threads(fast: Any) -> None:
     x = torch.randn(2, 3, 18, 14)
     expected = fast(x)["up"]
