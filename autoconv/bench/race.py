@@ -29,7 +29,7 @@ from autoconv.bench.results import keep, restore
 from autoconv.bench.suites import OURS, Row, Samples, Setting, Suite, as_exported
 from autoconv.common.candidate import Candidate
 from autoconv.common.text import one_line, size
-from autoconv.errors import AutoconvError, ConfigError, PlanError
+from autoconv.errors import FAILURES, ConfigError, PlanError
 from autoconv.registry import algorithms
 from autoconv.tuning.planner import plan
 from autoconv.tuning.timing.full_speed import FullSpeed, Sampler, slowness
@@ -132,7 +132,7 @@ def disagreement(got: Any, want: Any) -> float:
     if got.shape != want.shape:
         return math.inf
     scale = max(float(want.max()), -float(want.min()), float(np.finfo(np.float32).tiny))
-    difference = np.subtract(got, want)
+    difference = np.subtract(got, want, dtype=np.float64)  # integers of few bits would wrap
     return max(float(difference.max()), -float(difference.min())) / scale
 
 
@@ -282,7 +282,7 @@ def run_suite(
             say(f"tuning {net.name} {row.name}")
             try:
                 plans[row.name] = planned(row.layer, setting)
-            except AutoconvError as failure:
+            except FAILURES as failure:
                 row.failures[OURS] = one_line(failure, 200)
         for row in jobs:
             if not row.times:
@@ -290,12 +290,14 @@ def run_suite(
                     continue
                 say(f"timing {net.name} {row.name}")
                 begun, others = time.perf_counter(), cpu_seconds_of_others()
-                if row.name in plans:
-                    row.candidate = str(plans[row.name].candidate)
-                    row.version = _version(plans[row.name])
-                    facts = plans[row.name].facts.get(row.candidate)
+                if (made := plans.get(row.name)) is not None:
+                    row.candidate, row.version = str(made.candidate), _version(made)
+                    facts = made.facts.get(row.candidate)
                     row.recorded = facts.time if facts else None
-                    measured(row, plans[row.name].from_records(), setting, baselines)  # whose workspace goes with it
+                    try:
+                        measured(row, made.from_records(), setting, baselines)  # whose workspace goes with it
+                    except FAILURES as failure:  # of what all contestants need
+                        row.failures[OURS] = one_line(failure, 200)
                 row.busy = (cpu_seconds_of_others() - others) / (time.perf_counter() - begun)
             if row.candidate and row.layer.direction == "fwd":
                 row.bound = least_seconds(row.layer, setting.device, Candidate.parse(row.candidate))

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 from layers import edge
-from runs import LAYER, broken, complete, exactly, fake, place, row, setting, suite, tuned
+from runs import LAYER, complete, exactly, fake, place, row, setting, suite, tuned
 
 from autoconv import networks, registry
 from autoconv.bench import display, race
-from autoconv.bench.baselines import BASELINES, Prepared, Problem, base
+from autoconv.bench.baselines import BASELINES, Problem, base
 from autoconv.bench.suites import CLASSES, OURS, Row, Suite, as_exported, class_of
 from autoconv.cpu.device import CPU
-from autoconv.errors import ConfigError, PlanError
+from autoconv.errors import ConfigError
 from autoconv.layer import ConvLayer
 from autoconv.networks import NamedLayer, Network
 from autoconv.tuning import reference
@@ -179,60 +179,6 @@ def test_a_suite_against_fake_baselines(direction: str, constant: bool, fresh: b
     assert {name: len(samples) for name, samples in only.times.items()} == {OURS: 2, "torch": 2}
     assert only.candidate
     assert not only.candidate.startswith(("torch", "onnxruntime"))
-
-
-@pytest.mark.usefixtures("place")
-def test_a_baseline_that_fails_or_errs_is_named() -> None:
-    def refuse(problem: Problem) -> Any:
-        raise PlanError("not this one")
-
-    net = Network("One", "", (NamedLayer("plain", LAYER, 1, 1),))
-    entrants = {
-        "torch": fake("torch", broken),
-        "torch_cl": fake("torch_cl", lambda problem: exactly(problem) * np.float32(1.005)),
-        "onnxruntime": fake("onnxruntime"),
-        "openvino": fake("openvino", refuse),
-        "ncnn": fake("ncnn", lambda problem: exactly(problem) * np.float32(1.5)),
-        "mnn": fake("mnn", lambda problem: exactly(problem)[:, :1]),
-    }
-    found = race.run_suite(net, 1, setting(rounds=2), network=False, baselines=entrants)
-    assert set(found.rows[0].times) == {OURS, "torch_cl", "onnxruntime"}
-    assert found.rows[0].errors["torch_cl"] == pytest.approx(5e-3, rel=1e-2)
-    assert found.incomplete == [
-        "plain: torch: no kernel for this",
-        "plain: ncnn: its answer differs from that of autoconv by 5.0e-01 of the largest value",
-        "plain: mnn: its answer differs from that of autoconv by inf of the largest value",
-    ]
-    assert found.left_out == ["plain: openvino: not this one"]
-
-
-@pytest.mark.usefixtures("place")
-def test_a_layer_on_which_everybody_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> Any:
-        raise MemoryError("too large")
-
-    monkeypatch.setattr(race, "ours", refuse)
-    net = Network("One", "", (NamedLayer("plain", LAYER, 1, 1),))
-    found = race.run_suite(net, 1, setting("torch"), network=False, baselines={"torch": fake("torch", broken)})
-    assert found.rows[0].times == {}
-    assert found.rows[0].failures == {OURS: "too large", "torch": "no kernel for this"}
-
-
-@pytest.mark.usefixtures("place")
-def test_who_fails_later_fails_alone() -> None:
-    def later(problem: Problem) -> Any:
-        answers = iter([exactly(problem)])
-        return lambda: next(answers)  # and no more
-
-    def prepare(problem: Problem, *_: Any) -> Prepared:
-        return Prepared(later(problem))
-
-    net = Network("One", "", (NamedLayer("plain", LAYER, 1, 1),))
-    failing = replace(fake("torch"), prepared=prepare)
-    entrants = {"torch": failing, "ncnn": fake("ncnn")}
-    found = race.run_suite(net, 1, setting("torch", "ncnn", rounds=2), network=False, baselines=entrants)
-    assert set(found.rows[0].times) == {OURS, "ncnn"}
-    assert set(found.rows[0].failures) == {"torch"}
 
 
 @pytest.mark.usefixtures("place")
