@@ -116,6 +116,18 @@ def test_pytorch_averages_windows_padded_on_one_side(attributes: dict[str, Any])
     np.testing.assert_allclose(found, evaluate(graph, {"x": x})["y"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("operator", "inputs"), [("Max", ["zero", "x"]), ("Max", ["x", "zero"]), ("Min", ["zero", "x"])])
+def test_pytorch_clamps_at_a_number_on_either_side(operator: str, inputs: list[str]) -> None:
+    torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
+    node, info = onnx.helper.make_node(operator, inputs, ["y"]), onnx.helper.make_tensor_value_info
+    zero = onnx.numpy_helper.from_array(np.float32(0), "zero")
+    made = onnx.helper.make_graph([node], "clamp", [info("x", 1, (2, 3))], [info("y", 1, (2, 3))], [zero])
+    graph = translated(onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 19)]), "clamp")
+    x = np.random.default_rng(3).standard_normal((2, 3)).astype(np.float32)
+    (found,) = torch_module(graph)(torch.from_numpy(x))
+    np.testing.assert_array_equal(found, evaluate(graph, {"x": x})["y"])
+
+
 def test_ncnn_takes_one_input(tmp_path: Path) -> None:
     if missing := RUNTIMES["ncnn"].missing():
         pytest.skip(f"NOT CHECKED: {', '.join(missing)} not installed")

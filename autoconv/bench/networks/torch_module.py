@@ -198,7 +198,7 @@ class _Writer:
         values = [self._expression(part, node) for part in parts]
         if function in UNARY:
             return self._call(getattr(self.torch, function), *values)
-        if function in ("max", "min") and (constant_of(parts[0]) or constant_of(parts[1])) is not None:
+        if function in ("max", "min") and any(constant_of(part) is not None for part in parts):
             number, x = sorted(values, key=lambda value: not isinstance(value, float))
             return self._call(self.torch.clamp, x, **{"min" if function == "max" else "max": number})
         if function == "prelu" and isinstance(values[1], float):
