@@ -19,6 +19,7 @@ from autoconv.bench.networks.runtimes import OURS, RUNTIMES, Runtime  # noqa: E4
 from autoconv.bench.networks.torch_module import torch_module  # noqa: E402
 from autoconv.cli.main import cli  # noqa: E402
 from autoconv.cli.networks.run import _installed  # noqa: E402
+from autoconv.cli.options import FAILED  # noqa: E402
 from autoconv.cpu import pool  # noqa: E402
 from autoconv.cpu.device import CPU  # noqa: E402
 from autoconv.errors import ConfigError, PlanError  # noqa: E402
@@ -116,7 +117,9 @@ def test_pytorch_averages_windows_padded_on_one_side(attributes: dict[str, Any])
     np.testing.assert_allclose(found, evaluate(graph, {"x": x})["y"], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("operator", "inputs"), [("Max", ["zero", "x"]), ("Max", ["x", "zero"]), ("Min", ["zero", "x"])])
+@pytest.mark.parametrize(
+    ("operator", "inputs"), [("Max", ["zero", "x"]), ("Max", ["x", "zero"]), ("Min", ["zero", "x"])]
+)
 def test_pytorch_clamps_at_a_number_on_either_side(operator: str, inputs: list[str]) -> None:
     torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
     node, info = onnx.helper.make_node(operator, inputs, ["y"]), onnx.helper.make_tensor_value_info
@@ -202,6 +205,44 @@ def test_who_fails_is_named_and_the_others_go_on(path: Path, monkeypatch: pytest
     assert set(row["runtimes"]) == set(RUNTIMES)
 
 
+def test_without_ours_nothing_is_raced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Failing(Contestant):
+        def load(self, model: Path, folder: Path) -> Any:
+            asked.append(self.name)
+            raise PlanError("it does not fit")
+
+    monkeypatch.setattr(networks_race, "RuntimeProcess", Failing)
+    with pytest.raises(PlanError, match="small: autoconv: it does not fit"):
+        race_network(path, {"x": IMAGE}, 2, CPU.current(1), ["mnn"], 6)
+    assert asked == [OURS]
+
+
+@kernels
+def test_a_race_that_ours_does_not_finish_is_not_kept(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Contestant):
+        def sample(self) -> float:
+            if self.name == OURS:
+                raise PlanError("it fell over")
+            return super().sample()
+
+    monkeypatch.setattr(networks_race, "RuntimeProcess", Failing)
+    monkeypatch.setattr(Runtime, "missing", lambda self: [])
+    monkeypatch.setattr(Runtime, "version", "1.0")
+    arguments = ["run", str(path), "--batch", "2", "--threads", "1", "--repeat", "1", "--against", "mnn"]
+    done = CliRunner().invoke(cli, [*arguments, "--rounds", "6", "-o", str(tmp_path / "kept")], standalone_mode=False)
+    assert done.exception is None
+    assert done.return_value == FAILED
+    assert "error: autoconv: it fell over" in done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "mnn" in line]
+    assert "None" not in line
+    assert "-" in line.split()
+    assert not (tmp_path / "kept" / "networks.json").exists()
+
+
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runtime, "missing", lambda self: [self.packages[0]])
     for wanted, told in (
@@ -223,7 +264,7 @@ def test_a_race_is_kept_in_the_place_of_an_older_one(tmp_path: Path) -> None:
     assert [(row["network"], row["batch"], row["rounds"]) for row in rows] == [("a", 1, 6), ("a", 8, 9), ("b", 1, 6)]
     (tmp_path / "networks.json").write_text("[]", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"networks\.json: expected races of networks"):
-        keep(NetworkRace("a", 1, device, 6), tmp_path)
+        keep(NetworkRace("a", 1, device, 6, {OURS: [1.0]}), tmp_path)
 
 
 def test_only_an_onnx_file_is_raced_and_only_a_race_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

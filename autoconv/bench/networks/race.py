@@ -148,6 +148,8 @@ def race_network(
     ------
     ConfigError
         When the file is none of ONNX.
+    PlanError
+        When autoconv itself cannot load or run it.
     """
     found = NetworkRace(model.stem, batch, device, rounds)
     contestants: dict[str, RuntimeProcess] = {}
@@ -157,7 +159,7 @@ def race_network(
         path.write_bytes(_static(model, batch))
         np.savez(folder / "inputs.npz", **random_inputs(inputs))  # type: ignore[arg-type]
         try:
-            want: list[np.ndarray] | None = None
+            want: list[np.ndarray] = []
             for contestant in (OURS, *names):
                 say(f"loading {found.network} with {contestant}")
                 process = contestants[contestant] = RuntimeProcess(contestant, device)
@@ -167,9 +169,11 @@ def race_network(
                     found.facts |= facts
                     if contestant == OURS:
                         want = outputs
-                    elif want is not None:
+                    else:
                         found.errors[contestant] = _difference(outputs, want)
                 except (PlanError, NoAnswerError) as failure:
+                    if contestant == OURS:  # nothing to compare the others with
+                        raise PlanError(f"{found.network}: {OURS}: {one_line(failure, 200)}") from None
                     found.failures[contestant] = one_line(failure, 200)
                     contestants.pop(contestant).close()
             say(f"timing {found.network}")
@@ -212,11 +216,15 @@ def _static(model: Path, batch: int) -> bytes:
 def keep(found: NetworkRace, folder: Path, file: str = FILE) -> None:
     """Add a race to a folder's file, in the place of an older one of this network, batch and number of threads.
 
+    One in which autoconv itself failed compares nothing, and is not kept.
+
     Raises
     ------
     ConfigError
         When there is such a file that cannot be read.
     """
+    if OURS not in found.times:
+        return
     path, row = folder / file, found.to_json()
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["networks"] if path.exists() else []

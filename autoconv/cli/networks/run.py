@@ -199,7 +199,8 @@ def _print_race(raced: NetworkRace) -> None:
         memory = raced.memory[name]
         error = f"{raced.errors[name]:.1e}" if name in raced.errors else "-"
         told = "-" if memory is None else size(memory)
-        rows.append((name, version, duration(seconds), str(raced.against(name)) if name != OURS else "-", told, error))
+        ratio = raced.against(name) if name != OURS else None
+        rows.append((name, version, duration(seconds), "-" if ratio is None else str(ratio), told, error))
     print_table(
         f"{raced.network}, batch {raced.batch}",
         ("runtime", "version", ">time", ">over ours", ">memory", ">difference"),
