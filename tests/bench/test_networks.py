@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,15 @@ def test_the_nine_take_any_batch(name: str) -> None:
     graph = translated(models.network(name), name, batch=3)
     assert {t.shape for t in graph.inputs.values()} == {(3, 3, 224, 224)}
     assert {graph.types[value].shape[:2] for value in graph.outputs.values()} == {(3, 1000)}
+
+
+def test_without_torchvision_its_networks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    done = CliRunner().invoke(models.main, [str(tmp_path), "resnet18"])
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: network 'resnet18' takes the package torchvision, of the release that goes")
+    assert "pip install torchvision" in done.output
 
 
 def test_another_network_is_refused() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 import numpy as np
 
+from autoconv.common.text import one_line
 from autoconv.paths import write_whole
 
 LIGHT = (
@@ -131,6 +132,11 @@ def pytorch_model(name: str) -> tuple[Any, int]:
     -------
     torch.nn.Module
     int
+
+    Raises
+    ------
+    ClickException
+        When torchvision is not installed, or does not go with PyTorch.
     """
     import torch
 
@@ -138,7 +144,13 @@ def pytorch_model(name: str) -> tuple[Any, int]:
     if name == "unet":
         model, size = unet(), 256
     else:
-        import torchvision
+        try:
+            import torchvision
+        except (ImportError, RuntimeError) as error:  # of another release than PyTorch's it has no operators
+            raise click.ClickException(
+                f"network {name!r} takes the package torchvision, of the release that goes with torch "
+                f"{torch.__version__}: pip install torchvision ({one_line(error)})"
+            ) from None
 
         model, size = getattr(torchvision.models, name)(weights=None), 224
     for module in model.modules():
@@ -151,7 +163,7 @@ def pytorch_model(name: str) -> tuple[Any, int]:
 
 
 def exported(name: str) -> Any:
-    """A network of PyTorch's as ONNX, for one image."""
+    """A network of PyTorch's as ONNX, for one image; as `pytorch_model` makes it."""
     import onnx
     import torch
 
