@@ -12,6 +12,7 @@ import numpy as np
 
 from autoconv.common import code_hash
 from autoconv.common.candidate import Candidate as Candidate  # its name belongs to the contract
+from autoconv.common.types import ROUNDING
 from autoconv.layer import DIRECTIONS, DTYPES, GROUPINGS, LAYOUTS, ConvLayer
 
 if TYPE_CHECKING:
@@ -391,14 +392,9 @@ class Algorithm(ABC, Generic[D]):
 def bound_for(layer: ConvLayer, float32_cap: float) -> float:
     """An error cap stated for float32, carried over to the layer's dtype: integers are exact.
 
-    Narrow types round the output once more, to half a unit in the last place of a value that may be as
-    large as the largest sum (float16: 2**-11, bfloat16: 2**-8); float64 scales with the unit roundoff.
+    Narrow types round the output once more, of a value that may be as large as the largest sum; float64 scales with the
+    unit roundoff.
     """
     if layer.dtype == "float64" or layer.quantized:
         return 0.0 if layer.quantized else float32_cap * 2.0**-29
-    return float32_cap + output_rounding(layer)
-
-
-def output_rounding(layer: ConvLayer) -> float:
-    """What storing an output of a narrow type rounds, at most, relative to the value: half a unit in the last place."""
-    return {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(layer.dtype, 0.0)
+    return float32_cap + ROUNDING.get(layer.dtype, 0.0)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from layers import operands
 
-from autoconv.algorithm import Algorithm, Candidate, Params, output_rounding
+from autoconv.algorithm import Algorithm, Candidate, Params
+from autoconv.common.types import ROUNDING
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 from autoconv.tuning import reference
@@ -60,7 +61,7 @@ def _aligned(nbytes: int, side: str) -> Any:
 def allowed(algorithm: Algorithm, layer: ConvLayer, params: Params, want: Any, magnitude: Any) -> float:
     """The error that one of our kernels may have: its bound, with no output rounded more than once."""
     share = np.abs(want).max() / max(np.max(magnitude), np.finfo(np.float64).tiny)
-    return float(algorithm.bound(layer, params) - output_rounding(layer) * max(1 - share, 0))
+    return float(algorithm.bound(layer, params) - ROUNDING.get(layer.dtype, 0.0) * max(1 - share, 0))
 
 
 def drawn(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -51,3 +51,7 @@ def _spelled(value: object) -> str:
         return np.dtype(value).name  # type: ignore[call-overload, no-any-return]
     except (TypeError, ValueError):
         return repr(value)
+
+
+# What storing a result of a narrow type rounds, relative to the value: half a unit in the last place.
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}

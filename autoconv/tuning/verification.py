@@ -18,10 +18,10 @@ from typing import Any, Self
 import numpy as np
 
 from autoconv import registry
-from autoconv.algorithm import Algorithm, Array, Kernel, Params, output_rounding
+from autoconv.algorithm import Algorithm, Array, Kernel, Params
 from autoconv.common.epilogue import activations
 from autoconv.common.epilogue.quantization import Quantization, finished, meanings
-from autoconv.common.types import INTEGERS, MOST_TERMS
+from autoconv.common.types import INTEGERS, MOST_TERMS, ROUNDING
 from autoconv.device import Device
 from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
@@ -137,7 +137,7 @@ class Verifier:
         its epilogue and after it.
         """
         bound = algorithm.bound(self.layer, params)
-        bound -= output_rounding(self.layer) * max(1 - 2 * self.largest / self.magnitude, 0)
+        bound -= ROUNDING.get(self.layer.dtype, 0.0) * max(1 - 2 * self.largest / self.magnitude, 0)
         return bound + algorithm.absolute_bound(self.layer, params) / self.magnitude  # of operands of at most 1
 
     @property
