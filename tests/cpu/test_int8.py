@@ -13,6 +13,7 @@ import pytest
 from assembly import assembly
 from guards import run_guarded, some
 from integers import INSTRUCTIONS, check, device_for
+from layers import EDGES, edge
 from vectors import INSTRUCTION_SETS
 
 from autoconv.algorithm import Candidate
@@ -71,6 +72,14 @@ def test_every_way_gives_what_the_definition_says(
 def test_numpy_gives_what_the_definition_says(case: str, layout: str, types: tuple[str, str]) -> None:
     layer = ConvLayer(**CASES[case], layout=layout, dtype=types[0], output_dtype=types[1], activation="relu")
     check(layer, CPU(threads=2, instruction_set="generic"), NumpyInteger(), {})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", EDGES)
+def test_edges(name: str, layout: str) -> None:
+    layer, device = edge(name, dtype="uint8", layout=layout), CPU.current()
+    for candidate in some(Int8().all(layer, device), 1):
+        check(layer, device, Int8(), dict(candidate.params))
 
 
 @pytest.mark.parametrize("product", ["pmaddwd", "plain", "tdpbusd"])

@@ -11,6 +11,7 @@ import pytest
 from assembly import assembly, functions_of
 from guards import run_guarded, some
 from integers import INSTRUCTIONS, check, device_for
+from layers import EDGES, edge
 from vectors import INSTRUCTION_SETS
 
 from autoconv import plan
@@ -45,6 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
     "padding alone": {"H": 2, "W": 2, "R": 2, "S": 2, "dilation": 3},
     "filter beyond the image": {"R": 9, "S": 7, "padding": (4, 3), "H": 3, "W": 2},
     "1x1": {"R": 1, "S": 1, "padding": 0},
+    "columns of padding alone": {"H": 15, "W": 1, "S": 1, "padding": ((0, 1), (31, 0)), "stride": (1, 2)},
     "a single row": {"R": 1, "S": 12, "H": 1, "padding": (0, 6), "W": 50},
 }
 TYPES = [("uint8", "int8"), ("int8", "uint8"), ("uint8", "int32"), ("int8", "float32")]
@@ -69,6 +71,16 @@ def test_every_way_gives_what_the_definition_says(
     device = device_for(*way)
     for candidate in some(DEPTHWISE.all(layer, device), 2):
         check(layer, device, DEPTHWISE, {**candidate.params, "product": way[1]})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", EDGES)
+def test_edges(name: str, layout: str) -> None:
+    device = CPU.current()
+    for channels in (1, 3):
+        layer = edge(name, C=channels, K=channels, groups=channels, dtype="uint8", layout=layout)
+        for candidate in some(DEPTHWISE.all(layer, device), 1):
+            check(layer, device, DEPTHWISE, dict(candidate.params))
 
 
 @pytest.mark.parametrize("case", ["plain", "strided", "dilated", "a single row"])
@@ -133,6 +145,10 @@ def test_who_is_refused_and_why() -> None:
     ):
         (found,) = DEPTHWISE.why_not(layer, device, {"product": "plain", "TP": 2, "NV": 1} | changed)
         assert found.startswith(reason)
+    sparse = layer.replace(W=90, stride=(1, 17))
+    params = {"product": "plain", "TP": 2, "NV": 1}
+    assert DEPTHWISE.why_not(sparse, device, params) == ["stride: expected at most 16 columns, got 17"]
+    assert DEPTHWISE.why_not(sparse.replace(layout="NHWC"), device, params) == []
     dense = layer.replace(groups=1)
     assert DEPTHWISE.why_not(dense, device, {}) == ["channels: expected depthwise, got dense"]
 

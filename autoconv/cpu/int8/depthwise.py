@@ -12,6 +12,7 @@ from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES, Module
 from autoconv.cpu.codegen.words import CHANNELS, vector_products
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.estimate import busiest, operands_once, side_by_side
+from autoconv.cpu.common.panel import strides_too_wide
 from autoconv.cpu.device import CPU
 from autoconv.cpu.int8.depthwise_geometry import DepthwisePanel
 from autoconv.cpu.int8.depthwise_kernels import emit
@@ -55,7 +56,7 @@ class Int8Depthwise(GeneratedAlgorithm):
         return found.values()
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = []
+        reasons = strides_too_wide(layer) if layer.layout == "NCHW" else []
         if params["product"] not in (able := vector_products(device.instruction_set)):
             reasons.append(f"product={params['product']}: expected {' or '.join(able)}, as this process may use")
         given = {name: params[name] for name in ("TP", "NV")}

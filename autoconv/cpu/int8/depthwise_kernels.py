@@ -43,7 +43,7 @@ def emit_fill(m: Module, panel: DepthwisePanel, inside: bool) -> Function:
     k = m.function(name, ptr(i8), i64, i64, i64, ptr(i32), i8, internal=True)
     x, first, channel, vectors, out, zero = k.args
     before = min(layer.padding[1][0], panel.seen)
-    columns = min(layer.W, panel.seen - before)
+    columns = min(layer.W, panel.seen - before)  # of the image; none where outputs see padding only, which is there
 
     def copy(places: Sequence[tuple[Value, Value]], offset: Value, target: Value, width: int) -> None:
         rows = []
@@ -61,7 +61,7 @@ def emit_fill(m: Module, panel: DepthwisePanel, inside: bool) -> Function:
             places.append((x + seen * strides.row, exists))
         target = out if panel.components > 1 else out + word * panel.pitch
         target = target + before * panel.across
-        if panel.channels_last:
+        if columns and panel.channels_last:
             with k.loop(0, columns) as column, k.loop(0, vectors) as v:
                 c = k.min(channel + v * lanes, layer.C - panel.width)
                 here = target + column * panel.across + v * lanes
@@ -74,7 +74,7 @@ def emit_fill(m: Module, panel: DepthwisePanel, inside: bool) -> Function:
             with k.loop(0, columns, lanes) as start:
                 column = k.min(start, columns - lanes)  # the last ones are some of those before again
                 copy(places, column, target + column, lanes)
-        else:
+        elif columns:
             with k.loop(0, columns) as column:
                 copy(places, column, target + column, 1)
         if panel.components > 1:
