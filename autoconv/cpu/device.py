@@ -135,7 +135,8 @@ class CPU(Device):
     instruction_set : "avx512", "avx2" or "generic"
         The vectors that kernels are compiled for.
     matrix_unit : "amx", "emulated" or None
-        The unit that multiplies tiles; "emulated" is one made of vectors, to test on any processor what runs on AMX.
+        The unit that multiplies tiles, "amx" beside "avx512" only; "emulated" is one made of vectors, to test on any
+        processor what runs on AMX.
     model : str, optional
         A machine model, as `Machine.text` has it, by which candidates and estimates are made; that of this machine
         unless given.
@@ -143,7 +144,8 @@ class CPU(Device):
     Raises
     ------
     PlanError
-        For another number of threads, another instruction set or another unit, or a model of other threads or vectors.
+        For another number of threads, another instruction set or another unit, for "amx" beside other vectors than
+        "avx512", or a model of other threads or vectors.
     """
 
     threads: int
@@ -160,6 +162,8 @@ class CPU(Device):
         if self.matrix_unit not in (None, *MATRIX_UNITS):
             units = " or ".join(MATRIX_UNITS)
             raise PlanError(f"matrix_unit={self.matrix_unit!r}: expected {units}, or None")
+        if self.matrix_unit == "amx" and self.instruction_set != "avx512":  # LLVM would not select its instructions
+            raise PlanError(f"matrix_unit='amx': expected instruction_set='avx512', got {self.instruction_set!r}")
         if self.model is None:
             return
         given = Machine.parse(self.model)

@@ -143,6 +143,9 @@ def test_the_key_has_every_feature_that_a_kernel_may_use(monkeypatch: pytest.Mon
 def test_another_matrix_unit_is_refused() -> None:
     with pytest.raises(PlanError, match="matrix_unit='sme': expected amx or emulated, or None"):
         CPU(threads=1, instruction_set="avx2", matrix_unit="sme")
+    for other in ("avx2", "generic"):
+        with pytest.raises(PlanError, match=f"matrix_unit='amx': expected instruction_set='avx512', got '{other}'"):
+            CPU(threads=1, instruction_set=other, matrix_unit="amx")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system call is Linux's")
