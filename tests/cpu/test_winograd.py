@@ -15,7 +15,7 @@ from guards import check_candidate, run_guarded
 from layers import EDGES, EPILOGUES, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
-from autoconv.algorithm import Candidate, Params
+from autoconv.algorithm import PADDING_ONLY, Candidate, Params
 from autoconv.common.winograd_math import Transforms
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
@@ -111,6 +111,7 @@ def test_every_reason_is_given() -> None:
     assert reasons(edge("plain", direction="wgrad")) == ["direction: expected fwd or dgrad, got wgrad"]
     assert "expected at most 4 correlations, got 9" in reasons(edge("plain", stride=3, direction="dgrad"))[0]
     assert "expected taps that see every input" in reasons(edge("pointwise strided", direction="dgrad"))[0]
+    assert reasons(edge("plain", W=1, padding=((1, 1), (9, 0)), stride=(1, 2))) == [PADDING_ONLY]
     assert "expected at most 8 inputs apart, got 9" in reasons(edge("plain", H=40, W=40, dilation=9))[0]
     assert len(reasons(edge("pointwise", C=1, H=30, W=30, stride=9))) == 3
 

@@ -11,7 +11,7 @@ from guards import check_candidate
 from layers import EDGES, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
-from autoconv.algorithm import Params
+from autoconv.algorithm import PADDING_ONLY, Params
 from autoconv.cpu import pool
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.device import CPU
@@ -91,5 +91,6 @@ def test_every_reason_is_given() -> None:
     few = VECTOR_BYTES[DEVICE.instruction_set] // 4 - 1
     wide = reasons("large filter", C=few, R=17, S=15, padding=9)
     assert "that several subfilters share: expected at most 16" in wide
+    assert reasons("plain", W=1, padding=((1, 1), (9, 0)), stride=(1, 2)) == PADDING_ONLY
     assert reasons("plain", direction="fwd") == "direction: expected wgrad, got fwd"
     assert "expected at most 8 inputs apart, got 9" in reasons("plain", H=40, W=40, dilation=9)

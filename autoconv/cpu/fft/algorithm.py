@@ -12,7 +12,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 
-from autoconv.algorithm import PADDING_ONLY, Params
+from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.common.grid import batches, parts
@@ -87,8 +87,6 @@ class TiledFFT(TransformAlgorithm[FourierTiling]):
     def unsupported(self, layer: ConvLayer) -> list[str]:
         if reasons := super().unsupported(layer):
             return reasons
-        if layer.sees_padding_only:
-            return [PADDING_ONLY]
         if reasons := unfit(layer, MOST_CORRELATIONS):
             return reasons
         found = fourier_correlations(layer)

@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from autoconv.algorithm import PADDING_ONLY
 from autoconv.cpu.codegen.ir import VECTOR_BYTES, Value
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlation_count, correlations
 from autoconv.cpu.common.estimate import busiest
@@ -101,6 +102,8 @@ def unfit(layer: ConvLayer, most: int) -> list[str]:
 
     It may fall into `most` correlations, for the sake of compile time: each has kernels of its own.
     """
+    if layer.sees_padding_only:
+        return [PADDING_ONLY]
     stride = "x".join(map(str, layer.stride))
     if (number := correlation_count(layer)) > most:
         return [f"stride {stride}: expected at most {most} correlations, got {number}"]
