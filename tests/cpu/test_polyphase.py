@@ -86,6 +86,13 @@ def test_images_are_interleaved_while_they_are_in_cache() -> None:
     assert check(DIRECT, layer, small)
 
 
+def test_any_number_of_images_is_planned() -> None:
+    """Of a billion divisors, those that are too large to matter are not looked at."""
+    layer, few = reshaped(N=3 << 29), reshaped(N=3)
+    params = next(iter(DIRECT.candidates(few, DEVICE)))
+    assert DIRECT.packed_bytes(layer, DEVICE, params) == DIRECT.packed_bytes(few, DEVICE, params)
+
+
 def test_the_unit_stride_layer_has_the_filters_taps() -> None:
     inner = unit_stride_layer(edge("stem", direction="dgrad"))
     assert (inner.K, inner.R, inner.S, inner.stride) == (3 * 16, 3, 3, (1, 1))

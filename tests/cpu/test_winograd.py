@@ -116,6 +116,13 @@ def test_every_reason_is_given() -> None:
     assert len(reasons(edge("pointwise", C=1, H=30, W=30, stride=9))) == 3
 
 
+def test_chunks_have_a_row_where_it_has_more_tiles_than_a_chunk_should() -> None:
+    wide = edge("plain", H=1080, W=1920)
+    cuts = [candidate.params for candidate in WINOGRAD.all(wide, DEVICE)]
+    assert {params["rows"] for params in cuts if params["m"] == "2x2"} == {1}  # of 960 tiles
+    assert max(WINOGRAD.tilings(wide, DEVICE, params)[0].chunk_tiles for params in cuts) == 960
+
+
 def test_no_candidate_where_the_layer_itself_is_refused() -> None:
     assert WINOGRAD.all(edge("pointwise"), DEVICE) == []
     assert WINOGRAD.all(edge("pointwise strided", direction="dgrad"), DEVICE) == []

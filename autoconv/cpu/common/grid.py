@@ -22,10 +22,25 @@ def steps(most: int) -> list[int]:
 def parts(total: int, most: int | None = None) -> list[int]:
     """Sizes of nearly equal parts of a number, the smallest first: up to `most`, or all of it, in steps.
 
+    Parts of one are there however small `most` is.
+
     >>> parts(13)
     [1, 2, 3, 4, 5, 7, 13]
+    >>> parts(13, 0)
+    [1]
     """
-    return sorted({-(-total // -(-total // size)) for size in steps(max(1, min(total, most or total)))})
+    largest = total if most is None else min(total, most)
+    return sorted({-(-total // -(-total // size)) for size in steps(max(1, largest))})
+
+
+@functools.lru_cache(64)  # asked several times for every candidate
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is no larger than `most`, at least 1.
+
+    >>> largest_divisor(12, 5), largest_divisor(7, 5), largest_divisor(7, 0)
+    (4, 1, 1)
+    """
+    return next((n for n in range(min(number, most), 1, -1) if number % n == 0), 1)
 
 
 def batches(most: int) -> list[int]:

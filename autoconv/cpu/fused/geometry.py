@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS
-from autoconv.cpu.common.grid import register_tiles
+from autoconv.cpu.common.grid import largest_divisor, register_tiles
 from autoconv.cpu.common.panel import pitch_of
 from autoconv.cpu.depthwise.geometry import UNROLLED_TAPS, DepthwiseTiling, RowBlocking, tiling_of
 from autoconv.cpu.device import CPU
@@ -159,7 +159,7 @@ def blockings(layers: FusedLayers, device: CPU) -> list[FusedBlocking]:
         if middle.N * math.ceil(middle.P / rows) < device.threads or len(heights) == MOST_HEIGHTS:
             continue
         for most in MOST_CHANNELS if layers.before is not None else (1,):
-            channels = max(n for n in range(1, min(most, middle.C) + 1) if middle.C % n == 0)
+            channels = largest_divisor(middle.C, most)
             blocking = FusedBlocking(rows, channels)
             needed = workspace_bytes(device.instruction_set, layers, blocking, caches)
             if needed <= device.machine.caches[-1] and blocking not in heights.get(rows, ()):

@@ -12,6 +12,7 @@ from autoconv.common.epilogue import activations
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import LINE
 from autoconv.cpu.common.algorithm import BIAS, OUT, RESIDUAL, WORKSPACE, A, NativeCall, NativeKernel, imprecise
+from autoconv.cpu.common.grid import largest_divisor
 from autoconv.cpu.common.polyphase.geometry import polyphase_axes, unit_stride_layer
 from autoconv.cpu.common.polyphase.kernels import emit
 from autoconv.cpu.device import CPU
@@ -175,9 +176,8 @@ class Polyphase(Algorithm[CPU]):
 def _in_cache(layer: ConvLayer, device: CPU) -> tuple[ConvLayer, ConvLayer]:
     """The layer of as many images as are interleaved while they are in the LLC; and the unit-stride layer of them."""
     one = unit_stride_layer(layer.replace(N=1))
-    fit = [n for n in range(1, layer.N + 1) if layer.N % n == 0]
     room = device.machine.caches[2] // 4 // _bytes_in_lines(one.y_shape, layer.itemsize)
-    together = max((n for n in fit if n <= room), default=1)
+    together = largest_divisor(layer.N, room)
     return layer.replace(N=together), one.replace(N=together)
 
 
