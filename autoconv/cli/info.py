@@ -41,6 +41,7 @@ OPTIONAL = {
     "torch": "PyTorch's models; pip install 'autoconv[torch]'",
     "matplotlib": "draws charts; pip install 'autoconv[report]'",
 }
+BEYOND = 2  # times the last cache that a working set has to be for its rate to be that of memory
 TO_COMPARE = "a library to compare with; pip install 'autoconv[bench]'"
 
 
@@ -118,7 +119,7 @@ def print_information(found: dict[str, Any]) -> None:
         ("", device["key"]),
         *(("", why) for why in found["decisions"]),
         ("measured", f"peak {peak}"),
-        *(("", line) for line in (_machine_lines(machine) if machine else ())),
+        *(("", line) for line in (_machine_lines(machine, device["l3_bytes"]) if machine else ())),
         ("algorithms", ", ".join(found["algorithms"])),
         ("versions", ", ".join(f"{name} {number}" for name, number in found["versions"].items())),
         ("cache", cache["directory"] + ("" if cache["persistent"] else "; cannot be written: nothing will be kept")),
@@ -134,13 +135,21 @@ def print_information(found: dict[str, Any]) -> None:
         sys.stdout.writelines(f"{label if not n else '':<12} {line}\n" for n, line in enumerate(wrapped))
 
 
-def _machine_lines(machine: Machine) -> list[str]:
-    """What was measured besides the peak, when, and whether somebody else was at work meanwhile."""
+def _machine_lines(machine: Machine, last_cache: int) -> list[str]:
+    """What was measured besides the peak, when, and whether somebody else was at work meanwhile.
+
+    The last cache, of so many bytes, may hold what was read as if from memory.
+    """
     rates = ", ".join(f"{machine.read.rate(nbytes) / 1e9:.0f} from {size(nbytes)}" for nbytes in _sets(machine))
     lines = [
         "caches in effect for one thread: " + ", ".join(size(nbytes) for nbytes in machine.caches),
         f"{machine.threads} threads read, in GB/s: {rates}, {machine.memory / 1e9:.0f} from memory",
     ]
+    if machine.read.last < BEYOND * last_cache:
+        lines.append(
+            f"the largest working set was of {size(machine.read.last)}, much of which the last cache, of "
+            f"{size(last_cache)}, may hold: memory may be slower than that"
+        )
     if machine.call is not None and machine.barrier is not None and machine.wake is not None:
         lines.append(
             f"a call takes {duration(machine.call)}, all threads together {duration(machine.barrier)} more, "

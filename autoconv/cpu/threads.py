@@ -61,6 +61,12 @@ def count_cores() -> int:
     return len({_core(processor) for processor in _allowed()})
 
 
+def processors() -> float:
+    """How many processors' time this process can get at once: that of those it may run on, or what a quota leaves."""
+    quota, allowed = _quota(), len(_allowed())
+    return allowed if quota is None else min(quota, allowed)
+
+
 def _allowed() -> set[int]:
     """The processors on which this process may run."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

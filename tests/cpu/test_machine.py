@@ -28,9 +28,15 @@ def test_jumps_are_as_slow_as_they_were_measured() -> None:
 
 def test_info_tells_how_many_loads_there_are_at_a_time() -> None:
     assert "a load from 64.00 MiB takes 0.143 us; of those that wait for no other, 10 at a time" in _machine_lines(
-        CURVED
+        CURVED, 1 << 24
     )
-    assert not any("at a time" in line for line in _machine_lines(MACHINE))
+    assert not any("at a time" in line for line in _machine_lines(MACHINE, 1 << 24))
+
+
+def test_info_tells_where_memory_may_have_been_a_cache() -> None:
+    warning = "the largest working set was of 64.00 MiB, much of which the last cache, of 48.00 MiB, may hold: "
+    assert any(line.startswith(warning) for line in _machine_lines(CURVED, 48 << 20))
+    assert not any("may hold" in line for line in _machine_lines(CURVED, 32 << 20))
 
 
 def test_products_of_words_are_as_fast_as_multiply_adds_where_bytes_were_not_measured() -> None:

@@ -12,8 +12,8 @@ import pytest
 from machines import CURVED, MACHINE, SMALL
 
 from autoconv.cpu.device import CPU
+from autoconv.cpu.machine import effort, passes
 from autoconv.cpu.machine import measure as measuring
-from autoconv.cpu.machine import passes
 from autoconv.cpu.machine.curve import Curve
 from autoconv.cpu.machine.model import BUSY, CURVES, Machine
 
@@ -44,6 +44,41 @@ def test_a_first_look_tells_caches_apart_as_finely_as_all_of_it(monkeypatch: pyt
     assert all(b < 1.6 * a for a, b in itertools.pairwise(looked))
 
 
+def test_one_thread_reads_and_follows_small_working_sets_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As for 128 threads, whose least working set together is larger than the first cache of one of them."""
+    isa = CPU.current().instruction_set
+    session = measuring._Session(isa, 2, SMALL)
+    monkeypatch.setattr(measuring, "SMALLEST", session.quantum)
+    found = session.machine(thorough=False)
+    assert found.chase is not None
+    assert found.read_one.points[0][0] == found.chase.points[0][0] == session.quantum
+    assert found.read.points[0][0] == 2 * session.quantum
+
+
+@pytest.mark.parametrize(
+    ("there", "largest"),
+    [(0, 256 << 20), (8 << 30, 256 << 20), (1 << 30, 256 << 20), (512 << 20, 128 << 20), (1 << 20, 256 << 10)],
+)
+def test_the_largest_working_set_is_a_quarter_of_what_memory_there_is(
+    there: int, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(effort.allocator, "physical_memory", lambda: there)  # 0 where the system does not say
+    assert effort.THOROUGH.affordable() == largest
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_there_is_room_for_every_probe_however_little_memory_there_is(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(effort.allocator, "physical_memory", lambda: 1)
+    session = measuring._Session(CPU.current().instruction_set, threads, SMALL)
+    assert session.memory.nbytes - session.largest // 2 >= measuring.TRANSFORMED
+    found = session.machine(thorough=False)
+    assert Machine.parse(found.text) == found
+
+
 def test_the_peak_of_a_matrix_unit_is_measured_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "ROUGH", SMALL)
     isa = CPU.current().instruction_set
@@ -65,6 +100,20 @@ def test_without_kernels_numpy_stands_for_the_machine(monkeypatch: pytest.Monkey
     assert (found.threads, found.transform, found.write) == (3, None, None)
     assert found.flops("generic", "float64") > 0
     assert found.writing(1e6, 1e5) == 2 * found.reading(1e6, 1e5) > 0
+
+
+def test_without_kernels_too_the_machine_is_measured_until_measurements_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "ROUGH", dataclasses.replace(SMALL, patience=60.0))
+    monkeypatch.setattr(measuring, "ATTEMPTS", 3)
+    monkeypatch.setattr(measuring.pool, "available", lambda: False)
+    monkeypatch.setattr(measuring.time, "process_time", lambda: 0.0)  # others have it all
+    made = []
+    falling = measuring.falling
+    monkeypatch.setattr(measuring, "falling", lambda points: made.append(points) or falling(points))
+    found = measuring.measure("generic", 2, thorough=False)
+    assert (found.busy, len(made)) == (1.0, 3)
+    for n, (_, rate) in enumerate(found.read.points):
+        assert rate >= max(points[n][1] for points in made)
 
 
 def _measured(monkeypatch: pytest.MonkeyPatch, *found: Machine) -> tuple[Machine, int]:
@@ -175,6 +224,11 @@ def test_the_share_that_others_used_is_what_this_process_lacked() -> None:
     assert session.busy() == pytest.approx(0.3)
     session.used = 10.1
     assert session.busy() == 0.0
+    session.used = 5.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "processors", lambda: 0.5)  # a quota, which is all that this process can get
+        assert session.busy() == 0.0
+    session.used = 10.1
     session.peaks = {"float32": 102e9, "float64": 101e9}  # one of them had half of the processor
     assert session.busy() == pytest.approx(1 - 102 / 202)
     session.peaks = {"float32": 190e9, "float64": 100e9}

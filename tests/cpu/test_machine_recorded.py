@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from machines import CURVED, MACHINE, SMALL
 
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine import measure as measuring
-from autoconv.cpu.machine import recorded
+from autoconv.cpu.machine import passes, recorded
 from autoconv.cpu.machine.model import BUSY, Machine
 from autoconv.errors import CacheWarning
 from autoconv.paths import cache_folder
@@ -72,6 +73,7 @@ def test_a_survey_measures_what_a_record_lacks_and_nothing_else(monkeypatch: pyt
     device, old = (KEY, isa, 2, "emulated"), {"float32": 2e11, "float64": 1e11}
     asked = _scripted(monkeypatch, peaks={isa: old}, jumps=None)
     monkeypatch.setattr(measuring, "THOROUGH", SMALL)
+    monkeypatch.setattr(passes, "disturbance", lambda found: 0.0)
     recorded._measured(*device, thorough=True)
     found = _as_a_new_process("survey", *device)
     assert found.peaks[isa] == old | {"int8": found.flops(isa, "int8")}
@@ -81,6 +83,30 @@ def test_a_survey_measures_what_a_record_lacks_and_nothing_else(monkeypatch: pyt
     monkeypatch.setattr(measuring, "completed", None)  # nothing is lacking now
     assert _as_a_new_process("survey", *device) == _as_a_new_process("machine_in_force", *device) == found
     assert asked == [True]
+
+
+def test_what_a_record_lacks_is_measured_until_measurements_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    isa = CPU.current().instruction_set
+    old = dataclasses.replace(CURVED, peaks={isa: MACHINE.peaks["avx2"]})
+    rates = itertools.chain([1e11, 2e11], itertools.repeat(3e11))
+    monkeypatch.setattr(measuring, "PEAKS_ONLY", dataclasses.replace(SMALL, patience=60.0))
+    monkeypatch.setattr(measuring._Session, "words", lambda session: next(rates))
+    monkeypatch.setattr(measuring._Session, "busy", lambda session: 0.0)
+    found = measuring.completed(old, isa, 2)
+    assert (found.flops(isa, "int8"), found.busy) == (3e11, 0.0)
+    assert dataclasses.replace(found, peaks=old.peaks) == old
+
+
+def test_what_a_record_lacks_and_others_disturbed_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    isa = CPU.current().instruction_set
+    asked = _scripted(monkeypatch, peaks={isa: MACHINE.peaks["avx2"]})
+    monkeypatch.setattr(measuring, "PEAKS_ONLY", SMALL)
+    monkeypatch.setattr(measuring._Session, "busy", lambda session: 2 * BUSY)
+    recorded._measured(KEY, isa, 2, None, thorough=True)
+    assert _as_a_new_process("survey", KEY, isa, 2).busy >= 2 * BUSY
+    assert asked == [True]
+    _as_a_new_process("survey", KEY, isa, 2)
+    assert asked == [True, True]
 
 
 @pytest.mark.parametrize("text", ["nonsense", MACHINE.text.replace("200000000000.0", "-1")])

@@ -90,6 +90,14 @@ def test_where_the_system_says_nothing_every_processor_counts(computer, monkeypa
     assert count_threads().threads == 4
 
 
+def test_processors_at_once_are_those_allowed_or_what_a_quota_leaves(computer):
+    assert threads.processors() == 4
+    where = computer.version2(group="/job")
+    for quota, number in (("50000 100000", 0.5), ("250000 100000", 2.5), ("900000 100000", 4), (MAX, 4)):
+        computer.write(f"{where}/job/cpu.max", quota)
+        assert threads.processors() == number
+
+
 @pytest.mark.parametrize(
     ("quota", "count"), [("250000 100000", 2), ("400000 100000", 4), ("50000 100000", 1), (MAX, 4), ("", 4), ("1 0", 4)]
 )

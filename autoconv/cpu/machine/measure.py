@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
@@ -22,14 +20,14 @@ from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS, WORDS
 from autoconv.cpu.codegen.words import CHANNELS, vector_products
 from autoconv.cpu.machine import probes
 from autoconv.cpu.machine.curve import Curve, falling, levels
+from autoconv.cpu.machine.effort import FINEST, PEAKS_ONLY, ROUGH, SMALLEST, THOROUGH, Effort
 from autoconv.cpu.machine.model import LINE, Machine
 from autoconv.cpu.machine.passes import merged, settled, steady
-from autoconv.cpu.threads import count_cores
+from autoconv.cpu.threads import count_cores, processors
 
 ATTEMPTS = 6  # measurements of a machine that never agree
 UNEQUAL = 0.2  # the share that a peak has to fall short of the other type's by, to be no noise
 CROWDED = 0.4  # ... and of as many times what one thread reaches alone: clocks are lower when all compute
-SMALLEST = 8 << 10  # bytes of a working set
 TRANSFORMED = (
     16 << 10
 )  # bytes of a thread's range while the transforms are measured: they shall stay in the first cache
@@ -40,43 +38,6 @@ RATE = 2e10  # bytes or so per second, from which the time of a first sample is 
 TILE_FLOPS = {"bfloat16": 4 * TILE_ROWS * WORDS**2, "int8": 8 * TILE_ROWS * WORDS**2}  # of a product of tiles
 ASLEEP = 0.02  # seconds after which threads have gone to sleep
 REGIONS = 25  # of which the median is one barrier
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much a measurement takes.
-
-    Attributes
-    ----------
-    largest : int
-        Bytes of the largest working set.
-    ratio : float
-        From one working set to the next.
-    seconds : float
-        Least time of a sample.
-    samples : int
-        Of each quantity in each measurement; the quickest counts.
-    bursts : int
-        Samples of a peak, which take a tenth of a millisecond each.
-    patience : float
-        Seconds after which the machine is not measured again, whether or not measurements agree.
-    farthest : int
-        Bytes of the largest working set through which a chain is followed; to make one takes long.
-    """
-
-    largest: int
-    ratio: float
-    seconds: float
-    samples: int
-    bursts: int
-    patience: float
-    farthest: int
-
-
-FINEST = math.sqrt(2)  # from one working set to the next where caches are looked for
-ROUGH = Effort(largest=64 << 20, ratio=4.0, seconds=2e-4, samples=1, bursts=40, patience=0.4, farthest=4 << 20)
-THOROUGH = Effort(largest=256 << 20, ratio=FINEST, seconds=2e-3, samples=2, bursts=100, patience=8.0, farthest=64 << 20)
-PEAKS_ONLY = dataclasses.replace(THOROUGH, largest=SMALLEST)  # which read no memory
 
 
 def measure(instruction_set: str, threads: int, matrix_unit: str | None = None, *, thorough: bool) -> Machine:
@@ -99,17 +60,13 @@ def measure(instruction_set: str, threads: int, matrix_unit: str | None = None, 
     """
     effort = THOROUGH if thorough else ROUGH
     if not pool.available():
-        return _without_kernels(instruction_set, threads, effort, thorough)
-    start = time.perf_counter()
+        return _agreed(functools.partial(_without_kernels, instruction_set, threads, effort, thorough), effort)
     session = _Session(instruction_set, threads, effort)
-    found = [session.machine(thorough, matrix_unit) for _ in range(2)]
-    while not settled(found) and len(found) < ATTEMPTS and time.perf_counter() - start < effort.patience:
-        found.append(session.machine(thorough, matrix_unit))
-    return merged(found)
+    return _agreed(lambda: session.machine(thorough, matrix_unit), effort)
 
 
 def completed(machine: Machine, instruction_set: str, threads: int, matrix_unit: str | None = None) -> Machine:
-    """A machine with what its record lacks, measured now: an earlier version had not asked for it.
+    """A machine with what its record lacks, measured now as `measure` does: an earlier version had not asked for it.
 
     Parameters
     ----------
@@ -120,17 +77,34 @@ def completed(machine: Machine, instruction_set: str, threads: int, matrix_unit:
     Returns
     -------
     Machine
-        The same one where nothing is lacking, or where no kernel can be compiled.
+        The same one where no kernel can be compiled; otherwise as busy as it was in the busier of both measurements.
     """
     if not pool.available():
         return machine
     effort = PEAKS_ONLY if machine.jumps is not None else THOROUGH
-    session, found = _Session(instruction_set, threads, effort), dict(machine.peaks)
-    if "int8" not in found[instruction_set]:
-        found[instruction_set] = found[instruction_set] | {"int8": session.words()}
-    if matrix_unit not in found:
-        found |= session.units(matrix_unit)
-    return dataclasses.replace(machine, peaks=found, jumps=machine.jumps or session.jumps())
+    session = _Session(instruction_set, threads, effort)
+
+    def sample() -> Machine:
+        session.floats()  # which tell how busy the machine is
+        found = dict(machine.peaks)
+        if "int8" not in found[instruction_set]:
+            found[instruction_set] = found[instruction_set] | {"int8": session.words()}
+        if matrix_unit not in found:
+            found |= session.units(matrix_unit)
+        jumps = machine.jumps or session.jumps()
+        return dataclasses.replace(machine, peaks=found, jumps=jumps, busy=session.busy())
+
+    best = _agreed(sample, effort)
+    return dataclasses.replace(machine, peaks=best.peaks, jumps=best.jumps, busy=max(machine.busy, best.busy))
+
+
+def _agreed(sample: Callable[[], Machine], effort: Effort) -> Machine:
+    """What measurements say together that are repeated until two agree, or patience ends."""
+    start = time.perf_counter()
+    found = [sample() for _ in range(2)]
+    while not settled(found) and len(found) < ATTEMPTS and time.perf_counter() - start < effort.patience:
+        found.append(sample())
+    return merged(found)
 
 
 class _Session:
@@ -140,7 +114,8 @@ class _Session:
         self.instruction_set, self.threads, self.effort = instruction_set, threads, effort
         self.quantum = probes.STREAMS * VECTOR_BYTES[instruction_set]
         step = self.quantum * threads
-        self.largest = max(min(effort.largest, allocator.physical_memory() // 32) // step, 2) * step
+        least = max(2 * TRANSFORMED, SMALLEST * threads)  # what a probe needs, however little memory there is
+        self.largest = -(-max(effort.affordable(), least) // step) * step
         self.memory = allocator.Allocator().take(self.largest)  # which is not kept for others: it is large
         filling = threading.Thread(target=self.memory.fill, args=(0,))  # memory never touched may come slowly
         filling.start()
@@ -156,13 +131,10 @@ class _Session:
 
     def machine(self, thorough: bool, matrix_unit: str | None = None) -> Machine:
         """All of it, once."""
-        read_one = self.curve(probes.READ, 1, self.sizes(self.effort.ratio))
-        sizes = self.sizes(self.effort.ratio)
-        chase = self.chase([size for size in self.sizes(FINEST) if size <= self.effort.farthest])
-        several = self.threads > 1
-        self.alone = max(self.alone, self.peak("float32", 1))
-        self.wall = self.used = 0.0
-        self.peaks = {dtype: self.peak(dtype, self.threads) for dtype in FLOATS}
+        read_one = self.curve(probes.READ, 1, self.sizes(self.effort.ratio, 1))
+        chase = self.chase([size for size in self.sizes(FINEST, 1) if size <= self.effort.farthest])
+        sizes, several = self.sizes(self.effort.ratio, self.threads), self.threads > 1
+        self.floats()
         self.peaks["int8"] = self.words()
         call = self.seconds(self.runner(probes.NOTHING, 1, 1, 1), 100)
         return Machine(
@@ -184,10 +156,10 @@ class _Session:
             busy=self.busy(),
         )
 
-    def sizes(self, ratio: float) -> list[int]:
-        """Working sets, of all threads together."""
+    def sizes(self, ratio: float, threads: int) -> list[int]:
+        """Working sets of so many threads together."""
         count = int(math.log(self.largest / SMALLEST) / math.log(ratio) + 0.5)
-        step = self.quantum * self.threads
+        step = self.quantum * threads
         wanted = (SMALLEST * ratio**n for n in range(count + 1))
         return sorted({min(max(round(size / step), 1) * step, self.largest) for size in wanted})
 
@@ -250,6 +222,12 @@ class _Session:
             size *= max(round(self.effort.ratio), 2)
         return falling(points)
 
+    def floats(self) -> None:
+        """Measure the peaks of floats; what others use of the processor is counted from here on."""
+        self.alone = max(self.alone, self.peak("float32", 1))
+        self.wall = self.used = 0.0
+        self.peaks = {dtype: self.peak(dtype, self.threads) for dtype in FLOATS}
+
     def peak(self, dtype: str, threads: int) -> float:
         """Operations per second of so many threads on vectors of floats."""
         lanes = Module(self.instruction_set).lanes(DTYPES[dtype])
@@ -310,7 +288,7 @@ class _Session:
         twice the lanes for float32; and threads with a core each reach as many times what one reaches alone, but for
         their clocks. A peak that falls far short of either lacked at least that share.
         """
-        wanted = self.wall * min(self.threads, _processors())
+        wanted = self.wall * min(self.threads, processors())
         both = sorted((self.peaks.get("float32", 1.0), 2 * self.peaks.get("float64", 0.5)))
         unequal = 1 - both[0] / both[1]
         crowded = 1 - both[1] / (self.threads * self.alone) if self.alone and self.threads <= count_cores() else 0.0
@@ -342,23 +320,27 @@ class _Session:
 
 
 def _without_kernels(instruction_set: str, threads: int, effort: Effort, thorough: bool) -> Machine:
-    """What NumPy reaches, where no kernel can be compiled; the rest stays unmeasured."""
+    """What NumPy reaches, where no kernel can be compiled; the rest stays unmeasured.
+
+    How busy the machine is, reading tells, which a single thread does.
+    """
     matrices = {dtype: np.ones((MATRIX, MATRIX), dtype) for dtype in ("float32", "float64")}
     seconds = {dtype: min(_timed(lambda a=a: a @ a) for _ in range(3)) for dtype, a in matrices.items()}  # type: ignore[misc]
-    memory = np.zeros(effort.largest // 8, np.int64)
+    memory = np.ones(max(effort.affordable(), SMALLEST) // 8, np.int64)  # zeros may be one page, over and over
     sizes = [SMALLEST << n for n in range(0, 64, 2) if SMALLEST << n <= memory.nbytes]
-    points = []
+    points, wall, used = [], time.perf_counter(), time.process_time()
     for size in sizes:
         part = memory[: size // 8]
         rounds = max(1, round(effort.seconds * 2e10 / size))
         best = min(_timed(lambda part=part, n=rounds: [part.max() for _ in range(n)]) for _ in range(effort.samples))  # type: ignore[misc]
         points.append((size, size * rounds / best))
+    wall, used = time.perf_counter() - wall, time.process_time() - used
     curve = falling(points)
     return Machine(
         threads=threads,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         thorough=thorough,
-        busy=0.0,
+        busy=max(0.0, 1 - used / (wall * min(1.0, processors()))),
         peaks={instruction_set: {dtype: 2.0 * MATRIX**3 / best for dtype, best in seconds.items()}},
         read_one=curve,
         read=curve,
@@ -378,7 +360,3 @@ def _timed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -114,18 +114,22 @@ def merged(found: Sequence[Machine]) -> Machine:
     def each(name: str) -> list[Any]:
         return [getattr(machine, name) for machine in found]
 
-    curves: dict[str, Any] = {name: _best(each(name)) for name in CURVES}
+    def best(name: str, of: Callable[[list[Any]], Any]) -> Any:
+        """None of what was not measured."""
+        return None if None in each(name) else of(each(name))
+
+    curves: dict[str, Any] = {name: best(name, _best) for name in CURVES}
     return replace(
         found[0],
         peaks={
             unit: {dtype: max(peaks[unit][dtype] for peaks in each("peaks")) for dtype in rates}
             for unit, rates in found[0].peaks.items()
         },
-        transform=max(each("transform")),
-        call=min(each("call")),
-        barrier=min(each("barrier")),
-        wake=min(each("wake")),
-        caches=levels(curves["read_one"], curves["chase"]),
+        transform=best("transform", max),
+        call=best("call", min),
+        barrier=best("barrier", min),
+        wake=best("wake", min),
+        caches=levels(curves["read_one"], curves["chase"] or curves["read_one"]),
         busy=disturbance(found),
         **curves,
     )
