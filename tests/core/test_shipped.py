@@ -30,6 +30,11 @@ class Elsewhere(CPU):
     def key(self) -> str:  # type: ignore[override]
         return self.recorded
 
+    @property
+    def lesser_keys(self) -> tuple[str, ...]:
+        """None: what this processor's records say is nothing about another one."""
+        return ()
+
 
 @dataclass(frozen=True)
 class ElsewhereGPU(DatasheetGPU):
