@@ -29,7 +29,7 @@ def evaluate(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.nda
         left[name] += 1
     values = {name: _wide(value) for name, value in [*graph.constants.items(), *inputs.items()]}
     for node in graph.nodes.values():
-        values[node.name] = node.operator.evaluate(*(values[name] for name in node.inputs))
+        values[node.name] = _wide(node.operator.evaluate(*(values[name] for name in node.inputs)))
         for name in node.inputs:
             left[name] -= 1
             if not left[name]:

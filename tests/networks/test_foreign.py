@@ -97,6 +97,18 @@ def test_constants_alone_are_computed_when_the_file_is_read() -> None:
     np.testing.assert_allclose(CompiledNetwork(graph, CPU.current(), {}).run(X), 8 * X, rtol=1e-6)
 
 
+def test_small_constants_meet_large_ones() -> None:
+    """Of which the former are within the model of the node, in float32."""
+    nodes = [node("Greater", "w k", "b"), node("Where", "b w k", "c"), node("Sum", "x c")]
+    graph = translated(model(nodes, {"x": [1, 3, 3]}, {"w": LARGE, "k": np.float32(0.7)}), "net")
+    assert not any(isinstance(n.operator, Foreign) for n in graph.nodes.values())
+    expected = X[0] + np.maximum(LARGE, np.float32(0.7))
+    np.testing.assert_allclose(CompiledNetwork(graph, CPU.current(), {}).run(X[:1]), expected, rtol=1e-6)
+    nodes = [node("CumSum", "x a", "c"), node("Greater", "c k", "b"), node("Where", "b c k")]
+    graph = translated(model(nodes, {"x": [2, 3, 3]}, {"a": np.int64(1), "k": np.float32(0.7)}), "net")
+    np.testing.assert_allclose(evaluate(graph, {"x": X})["y"], np.maximum(X.cumsum(1), np.float32(0.7)), rtol=1e-6)
+
+
 @pytest.mark.parametrize("many", [1, 30_000])  # of which the constant is given to what casts it, and not within it
 @pytest.mark.parametrize(
     ("kind", "saturate", "expected"),
