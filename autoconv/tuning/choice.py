@@ -76,9 +76,10 @@ def _ranked(request: Request, facts: dict[Candidate, Facts]) -> tuple[dict[Candi
 
 
 def _expected(request: Request, facts: dict[Candidate, Facts], timed: int) -> Choice:
-    """The best by the estimates, among those of which nothing is known."""
+    """The best by the estimates, among those of which nothing is known; of those not worth timing if no other can."""
     offered = request.candidate_set
-    ranked = [c for c in offered.worth_timing(request.limits) if c not in facts or facts[c].unreached]
+    unknown = [c for c in offered.runnable(request.limits) if c not in facts or facts[c].unreached]
+    ranked = [candidate for candidate in unknown if candidate not in offered.pruned] or unknown
     if ranked:
         return Choice(ranked[0], "heuristic", facts, ranked, timed)
     against = {candidate: request.limits.why_not(found) for candidate, found in facts.items()}

@@ -41,6 +41,14 @@ def test_keys_tell_layers_apart() -> None:
     assert LAYER.replace(dtype="int8").output_dtype == "int32"
 
 
+@pytest.mark.parametrize("mode", ["heuristic", "profile"])
+@pytest.mark.parametrize("weights", ["constant", "varying"])
+def test_there_is_a_plan_without_workspace(weights: str, mode: str, cache: TuningCache) -> None:
+    """By NumPy, which else only stands in for kernels that cannot be compiled."""
+    made = plan(LAYER, mode, weights=weights, workspace_limit=0, cache=cache, budget=0.01)
+    assert (str(made.candidate), made.workspace_bytes) == ("numpy.int8", 0)
+
+
 def test_the_types_of_a_quantised_layer() -> None:
     dtypes = LAYER.numpy_dtype, LAYER.w_numpy_dtype, LAYER.output_numpy_dtype, LAYER.accumulator
     assert [dtype.name for dtype in dtypes] == ["uint8", "int8", "int8", "int32"]
