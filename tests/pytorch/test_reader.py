@@ -73,6 +73,7 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "layer norm": (lambda: nn.LayerNorm([7, 6]), IMAGES),
     "group norm": (lambda: nn.GroupNorm(2, 4), IMAGES),
     "linear": (lambda: nn.Linear(6, 5), IMAGES),
+    "linear, of a row": (lambda: nn.Linear(6, 5), (6,)),
     "linear, plain": (lambda: nn.Linear(6, 5, bias=False), (3, 6)),
     "max pool": (lambda: nn.MaxPool2d(3, 2, padding=1, dilation=(1, 2), ceil_mode=True), IMAGES),
     "max pool 1d": (lambda: nn.MaxPool1d(2), (2, 4, 9)),

@@ -69,8 +69,12 @@ def _power(call: Call) -> str:
 
 
 def _linear(call: Call) -> str:
-    y = call.add(MatMul(transposed=True), call.value("input"), call.value("weight"))
-    return call.apply(("add", 0, 1), y, call.value("bias")) if call.has("bias") else y
+    x = call.value("input")
+    shape = call.shape_of(x)
+    x = call.reshape(x, (1, *shape)) if len(shape) == 1 else x  # a single row
+    y = call.add(MatMul(transposed=True), x, call.value("weight"))
+    y = call.apply(("add", 0, 1), y, call.value("bias")) if call.has("bias") else y
+    return call.reshape(y, (*shape[:-1], call.shape_of(y)[-1]))
 
 
 def _matrix_product(right: str, call: Call) -> str:
