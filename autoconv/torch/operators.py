@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from autoconv import functional
 from autoconv.cpu.device import CPU
@@ -28,6 +29,11 @@ def device_in_force() -> CPU:
     if not isinstance(found, CPU):
         raise PlanError(f"device: expected a CPU, got {found.name}")
     return found if threads >= found.threads else _fewer(found, threads)
+
+
+def has_tangent(given: Tensor) -> bool:
+    """Whether a derivative in forward mode is carried along, which operators of `torch.library` would lose."""
+    return forward_ad.unpack_dual(given).tangent is not None
 
 
 @functools.lru_cache

@@ -12,7 +12,7 @@ from autoconv.errors import ArrayError, ConfigError
 from autoconv.functional.operands import default_budget
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.torch_reader import exported, translated
-from autoconv.torch.operators import device_in_force
+from autoconv.torch.operators import device_in_force, has_tangent
 from autoconv.vendors.torch import array, tensor
 
 
@@ -73,7 +73,7 @@ class OptimizedModule(torch.nn.Module):
                 continue
             if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu":
                 raise ArrayError(f"{name}: expected a tensor on the CPU, got {type(leaf).__name__}")
-            if leaf.requires_grad and torch.is_grad_enabled():
+            if (leaf.requires_grad and torch.is_grad_enabled()) or has_tangent(leaf):
                 raise ArrayError(
                     f"{name}: expected an input without a gradient, as there is none to be had: detach it, or call "
                     f"within torch.no_grad()"

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed
 
 import torch.nn.functional as F  # noqa: E402, N812
 from torch import nn  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 
 import autoconv  # noqa: E402
 import autoconv.torch  # noqa: E402
@@ -235,6 +236,23 @@ def test_what_is_no_convolution_is_refused() -> None:
         conv2d(x, w, b[:2], **OURS)
     with pytest.raises(autoconv.PlanError, match="sideways"):
         conv2d(x, w, mode="sideways")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own
+def test_derivatives_in_forward_mode_are_refused() -> None:
+    x, w, _ = (t.detach() for t in operands())
+
+    def ours(filters: torch.Tensor) -> Any:
+        return autoconv.torch.conv2d(x, filters, **OURS)
+
+    with pytest.raises(autoconv.ArrayError, match="weight: expected a tensor without a tangent"):
+        torch.func.jvp(ours, (w,), (w,))
+    with pytest.raises(autoconv.ArrayError, match="weight: expected a tensor without a tangent"):
+        torch.func.jacfwd(ours)(w)
+    with forward_ad.dual_level():
+        assert ours(w).shape == torch.conv2d(x, w).shape
+        with pytest.raises(autoconv.ArrayError, match="weight: expected a tensor without a tangent"):
+            ours(forward_ad.make_dual(w, w))
 
 
 def test_a_view_that_is_negated_lazily_keeps_its_sign() -> None:

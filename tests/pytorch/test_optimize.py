@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
 
 from torch import nn  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 from torch_models import Small, seeded  # noqa: E402
 
 import autoconv  # noqa: E402
@@ -145,6 +146,7 @@ def test_only_mode_hybrid_has_a_budget_unless_one_is_given(monkeypatch: pytest.M
     assert asked == [("hybrid", {"budget": 0.2}), ("profile", {"budget": None}), ("profile", {"budget": 1.0})]
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own
 def test_other_inputs_are_refused(fast: Any) -> None:
     x = torch.zeros(2, 3, 18, 14)
     with pytest.raises(
@@ -161,6 +163,8 @@ def test_other_inputs_are_refused(fast: Any) -> None:
         fast(x.requires_grad_())
     with torch.no_grad():
         fast(x)
+    with torch.no_grad(), forward_ad.dual_level(), pytest.raises(autoconv.ArrayError, match="without a gradient"):
+        fast(forward_ad.make_dual(x.detach(), x.detach()))
 
 
 def test_numbers_of_the_example_are_constant() -> None:
