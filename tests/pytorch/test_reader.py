@@ -119,6 +119,7 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "repeated": (lambda: Applied(lambda x: x.mean((2, 3), keepdim=True).expand(-1, -1, 7, 6) + x), IMAGES),
     "products": (lambda: Applied(lambda x: (x @ x.mT).matmul(x) + torch.einsum("nchw,nchv->ncwv", x, x).sum()), IMAGES),
     "constants": (lambda: Applied(lambda x: x + torch.arange(6.0) + torch.full((7, 1), 2.0)), IMAGES),
+    "a constant in another type": (lambda: Applied(lambda x: x + torch.arange(6).to(x.dtype)), IMAGES),
 }  # fmt: skip
 
 
@@ -187,7 +188,7 @@ def test_a_parameter_of_two_modules_is_one_constant() -> None:
         (lambda x: F.adaptive_max_pool2d(x, (3, 3)), r"output_size=\(3, 3\): expected divisors of \(7, 6\)"),
         (lambda x: x + torch.randn(6), "expected no random numbers"),
         (lambda x: F.conv3d(x[:, None], torch.ones(1, 1, 1, 1, 1)), "expected images of one or two dimensions"),
-        (lambda x: x.long() + 1, "no such operator"),
+        (lambda x: x.long() + 1, "expected a cast between float32, .* got one of float32 to int64"),
     ],
 )
 def test_what_is_not_known_is_named(function: Any, message: str) -> None:

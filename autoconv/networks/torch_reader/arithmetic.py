@@ -7,12 +7,26 @@ import functools
 from autoconv.common.epilogue.expressions import Expression
 from autoconv.networks.operators import activations
 from autoconv.networks.operators.convolution import MatMul
+from autoconv.networks.operators.elementwise import NARROW, Elementwise
 from autoconv.networks.operators.shapes import Transpose
 from autoconv.networks.torch_reader.call import Call, Lowering
 
 
 def _identity(call: Call) -> str:
     return call.value("self")
+
+
+def _to_copy(call: Call) -> str:
+    x = call.value("self")
+    found = call.graph.types[x].dtype
+    wanted = str(call["dtype"]).removeprefix("torch.") if call.has("dtype") else found
+    if wanted == found:
+        return x
+    if x in call.graph.constants:
+        return call.add_constant(call.graph.constants[x].astype(wanted))
+    if not {found, wanted} <= {"float32", *NARROW}:
+        call.fail(f"expected a cast between float32, float16 and bfloat16, got one of {found} to {wanted}")
+    return call.add(Elementwise(0, wanted), x)
 
 
 def _function(expression: Expression, call: Call) -> str:
@@ -101,6 +115,7 @@ LINEAR = 16.0  # from here on log(1 + exp(x)) is x in float32
 SOFTPLUS: Expression = ("add", ("max", 0, 0.0), ("log", ("add", 1.0, ("exp", ("neg", ("abs", 0))))))
 
 LOWERINGS: dict[str, Lowering] = {
+    "aten::_to_copy": _to_copy,
     "aten::linear": _linear,
     "aten::addmm": _addmm,
     "aten::mm": functools.partial(_matrix_product, "mat2"),
