@@ -167,6 +167,24 @@ def test_other_inputs_are_refused(fast: Any) -> None:
         fast(forward_ad.make_dual(x.detach(), x.detach()))
 
 
+def test_infinities_stay_what_they_are_in_windows_of_several_sizes() -> None:
+    model, x = nn.AdaptiveAvgPool2d((4, 3)), torch.zeros(1, 1, 6, 5)
+    x[0, 0, 1, 1] = torch.inf
+    y = autoconv.torch.optimize(model.eval(), x, mode="heuristic")(x)
+    torch.testing.assert_close(y, model(x))
+
+
+@pytest.mark.parametrize("wide", [torch.float32, torch.bfloat16])
+def test_types_within_a_model(wide: Any) -> None:
+    class Widened(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.to(wide).mul(2).to(x.dtype), x.softmax(1, dtype=torch.float32)
+
+    x = torch.randn(2, 6, generator=torch.Generator().manual_seed(2)).half()
+    found, expected = autoconv.torch.optimize(Widened().eval(), x, mode="heuristic")(x), Widened()(x)
+    torch.testing.assert_close(found, expected, rtol=1e-2 if wide is torch.bfloat16 else 1e-3, atol=1e-6)
+
+
 def test_numbers_of_the_example_are_constant() -> None:
     fast = autoconv.torch.optimize(seeded(Small()), (torch.zeros(1, 3, 10, 10), 3.0), mode="heuristic")
     fast(torch.zeros(1, 3, 10, 10), 3.0)

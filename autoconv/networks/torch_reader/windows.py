@@ -125,7 +125,8 @@ def _adaptive_pool(reduction: Literal["max", "mean"], rank: int, call: Call) -> 
         places = [range(i * old // new, -(-(i + 1) * old // new)) for i in range(new)]
         most = max(map(len, places))
         indices = tuple((*found, *(found[-1],) * (most - len(found))) for found in places)
-        weights = tuple((*(1 / len(p),) * len(p), *(0.0,) * (most - len(p))) for p in places)
+        # Of a window that is shorter than others the last place comes several times: by 0, infinities would become NaN.
+        weights = tuple(tuple(1 / len(set(seen)) / seen.count(place) for place in seen) for seen in indices)
         x = call.add(Resize(axis, indices, weights), x)
     return back(x)
 
