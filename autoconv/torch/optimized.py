@@ -95,7 +95,7 @@ def optimize(model: torch.nn.Module, example: Any, *, mode: str = "hybrid", **op
     """A model that gives the same answers, faster: its operators become kernels of ours, run in one call.
 
     `torch.export` traces it; batch normalisation is folded into filters, activations and sums into the convolutions.
-    Its parameters are constants from now on.
+    Its parameters are constants from now on. PyTorch runs the operators that have no kernel here.
 
     Parameters
     ----------
@@ -117,8 +117,8 @@ def optimize(model: torch.nn.Module, example: Any, *, mode: str = "hybrid", **op
     Raises
     ------
     ConfigError
-        For a model in training mode, one that `torch.export` cannot trace, and an operator that is not known here; the
-        message names module and operator.
+        For a model in training mode, one that `torch.export` cannot trace, and an operator that gives arrays of shapes
+        that are not known before it runs; the message names module and operator.
     PlanError
         As `autoconv.plan` does.
 

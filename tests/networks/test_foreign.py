@@ -21,7 +21,7 @@ import autoconv
 from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError
 from autoconv.networks.onnx_reader import translated
-from autoconv.networks.operators import Foreign
+from autoconv.networks.operators import Foreign, ForeignOnnx
 from autoconv.networks.operators import foreign as operator
 from autoconv.networks.reference import evaluate
 from autoconv.networks.run.compiled import CompiledNetwork
@@ -207,7 +207,7 @@ def test_what_nobody_can_run_is_named(made: Any, message: str) -> None:
 def of_another() -> str:
     """The model of another node."""
     (found,) = (n.operator for n in network("the second output").graph.nodes.values())
-    assert isinstance(found, Foreign)
+    assert isinstance(found, ForeignOnnx)
     return found.model
 
 

@@ -1,4 +1,4 @@
-"""Nodes of operators that are not known here, as `Foreign` ones: whole, with what they need to run elsewhere."""
+"""Nodes of operators that are not known here, as `ForeignOnnx` ones: whole, with what they need to run elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autoconv.common.text import one_line
 from autoconv.errors import ConfigError
 from autoconv.layer import DTYPES
 from autoconv.networks.onnx_reader.call import Call
-from autoconv.networks.operators.foreign import Foreign
+from autoconv.networks.operators.foreign import ForeignOnnx
 
 LARGEST_INSIDE = 1 << 16  # bytes of a constant that goes into the model, so that shapes may depend on it
 RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
@@ -89,7 +89,7 @@ def foreign(call: Call, proto: Any) -> list[str]:
             call.fail(f"no kernel here, and the shape of its output {n} is not known before it runs")
         shape = tuple(int(dim.dim_value) for dim in tensor.shape.dim)
         dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
-        operator = Foreign(proto.op_type, text, n, takes, shape, dtype)
+        operator = ForeignOnnx(proto.op_type, n, takes, shape, dtype, text)
         try:
             found.append(call.add(operator, *(call.inputs[index] for index in given)))
         except ConfigError:

@@ -3,7 +3,8 @@
 from autoconv.networks.operators.base import Operator, Product, TensorType, random_inputs
 from autoconv.networks.operators.convolution import Conv, ConvTranspose, MatMul
 from autoconv.networks.operators.elementwise import Elementwise
-from autoconv.networks.operators.foreign import Foreign
+from autoconv.networks.operators.foreign import Foreign, ForeignOnnx
+from autoconv.networks.operators.foreign_torch import ForeignTorch
 from autoconv.networks.operators.fused import FusedConv
 from autoconv.networks.operators.pooling import LRN, Pool, Reduce, Softmax
 from autoconv.networks.operators.quantized import QuantizedConv, QuantizedMatMul, QuantizedProduct
@@ -16,6 +17,8 @@ __all__ = [
     "ConvTranspose",
     "Elementwise",
     "Foreign",
+    "ForeignOnnx",
+    "ForeignTorch",
     "FusedConv",
     "MatMul",
     "Operator",

@@ -1,10 +1,11 @@
-"""Operators of ONNX that nothing here computes, run by ONNX Runtime or by the reference that comes with `onnx`."""
+"""Operators that nothing here computes: those of ONNX, run by ONNX Runtime or the reference that comes with `onnx`."""
 
 from __future__ import annotations
 
 import base64
 import functools
 import importlib.util
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,16 +31,14 @@ class Runner:
 
 @dataclass(frozen=True)
 class Foreign(Operator):
-    """One output of a node, kept as an ONNX model of that node alone.
+    """One output of an operator that nothing here computes, and that another library runs.
 
     Parameters
     ----------
     operator : str
-        ONNX's name of it.
-    model : str
-        The model, serialized, in base64. Its inputs are those of the node that are computed, in their order.
+        The library's name of it.
     output : int
-        Which of the model's outputs this is.
+        Which of its outputs this is.
     takes : tuple of (shape, dtype)
         What its inputs are.
     shape : tuple of int
@@ -48,7 +47,6 @@ class Foreign(Operator):
     """
 
     operator: str
-    model: str = field(repr=False)
     output: int
     takes: tuple[tuple[tuple[int, ...], str], ...]
     shape: tuple[int, ...]
@@ -58,26 +56,56 @@ class Foreign(Operator):
     def kind(self) -> str:
         return self.operator
 
+    @property
+    @abstractmethod
+    def by(self) -> str:
+        """What runs it."""
+
+    @property
+    @abstractmethod
+    def runner(self) -> Runner:
+        """What runs it, made ready."""
+
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         expected = [TensorType(shape, dtype) for shape, dtype in self.takes]
         if list(inputs) != expected:
-            raise ConfigError(f"expected {_listed(expected)}")
-        (_, runner), stated = self._runner, TensorType(self.shape, self.dtype)
+            raise ConfigError(f"expected {listed(expected)}")
+        runner, stated = self.runner, TensorType(self.shape, self.dtype)
         if runner.takes != expected:
-            raise ConfigError(f"expected a model of these inputs, got one of {_listed(runner.takes)}")
+            raise ConfigError(f"expected a model of these inputs, got one of {listed(runner.takes)}")
         if type(self.output) is not int or stated not in runner.gives[self.output :][:1]:
             raise ConfigError(
-                f"expected an output of its model, which gives {_listed(runner.gives)}, got {self.output!r}: {stated}"
+                f"expected an output of its model, which gives {listed(runner.gives)}, got {self.output!r}: {stated}"
             )
         return stated
 
+    def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
+        return np.asarray(self.runner.run(inputs)[self.output])
+
+
+@dataclass(frozen=True)
+class ForeignOnnx(Foreign):
+    """A node of ONNX, kept as a model of that node alone.
+
+    Parameters
+    ----------
+    model : str
+        The model, serialized, in base64. Its inputs are those of the node that are computed, in their order.
+    """
+
+    model: str = field(repr=False)
+
     @property
     def by(self) -> str:
-        """What runs it: ONNX Runtime, unless it is not installed, or has no such operator or type."""
-        return self._runner[0]
+        """ONNX Runtime, unless it is not installed, or has no such operator or type."""
+        return self._found[0]
+
+    @property
+    def runner(self) -> Runner:
+        return self._found[1]
 
     @functools.cached_property
-    def _runner(self) -> tuple[str, Runner]:
+    def _found(self) -> tuple[str, Runner]:
         installed = [package for package in ("onnxruntime", "onnx") if importlib.util.find_spec(package) is not None]
         own = all(np.dtype(dtype).isbuiltin == 1 for dtype in (self.dtype, *(dtype for _, dtype in self.takes)))
         if "onnxruntime" in installed and own:  # in Python it has NumPy's types
@@ -91,13 +119,12 @@ class Foreign(Operator):
 
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
         # In the types that the model says, as it also has constants within it, which are of no others.
-        typed = [
-            a.astype(DTYPES.get(dtype, dtype), copy=False) for a, (_, dtype) in zip(inputs, self.takes, strict=True)
-        ]
-        return np.asarray(self._runner[1].run(typed)[self.output])
+        typed = zip(inputs, self.takes, strict=True)
+        return super().evaluate(*(a.astype(DTYPES.get(dtype, dtype), copy=False) for a, (_, dtype) in typed))
 
 
-def _listed(types: Sequence[TensorType]) -> str:
+def listed(types: Sequence[TensorType]) -> str:
+    """Types as messages name them."""
     return ", ".join(map(str, types)) or "none"
 
 

@@ -24,7 +24,7 @@ from autoconv.networks import operators
 from autoconv.networks.choice.choose import Planned
 from autoconv.networks.choice.layouts import channels_last, laid_out
 from autoconv.networks.graph import Graph
-from autoconv.networks.operators import Operator, TensorType
+from autoconv.networks.operators import ForeignTorch, Operator, TensorType
 from autoconv.networks.passes.batch_split import split
 from autoconv.paths import written_whole
 
@@ -63,7 +63,15 @@ class Saved:
 
 
 def write(path: Path, graph: Graph, made: Planned, device: Device) -> None:
-    """Write a graph after all passes, and how it runs on a device: a file, whole or not at all."""
+    """Write a graph after all passes, and how it runs on a device: a file, whole or not at all.
+
+    Raises
+    ------
+    ConfigError
+        When PyTorch runs a node by an operator that a file may not ask for.
+    """
+    for node in graph.nodes.values():
+        _check_stored(graph, node.name, node.operator)
     arrays: dict[str, Any] = {f"c{n}": value for n, value in enumerate(graph.constants.values())}
     header = {
         "format": FORMAT,
@@ -140,12 +148,22 @@ def _graph(header: Any, archive: Any, path: Path) -> Graph:
             raise ConfigError(f"{graph.name}: constant {name!r}: expected numbers under a name of their own")
     for name, kind, values, inputs in header["nodes"]:
         operator = OPERATORS[kind](**{key: _tuples(value) for key, value in values.items()})
+        _check_stored(graph, name, operator)
         if graph.add(str(name), operator, *map(str, inputs)) != name:
             raise ConfigError(f"{graph.name}: node {name!r}: expected a name of its own")
     graph.outputs = {str(name): str(value) for name, value in header["outputs"].items()}
     if not graph.outputs or not graph.types.keys() >= set(graph.outputs.values()):
         raise ConfigError(f"{graph.name}: expected outputs that are computed, got {graph.outputs}")
     return graph
+
+
+def _check_stored(graph: Graph, name: Any, operator: Operator) -> None:
+    """Refuse what could do more than compute: files come from anywhere."""
+    if isinstance(operator, ForeignTorch) and not operator.is_core:
+        raise ConfigError(
+            f"{graph.name}: node {name!r} ({operator.kind}): expected one of PyTorch's core operators, as a file may "
+            f"ask for no other"
+        )
 
 
 def _last(header: Any, graph: Graph) -> frozenset[str]:

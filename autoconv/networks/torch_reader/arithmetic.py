@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 
 from autoconv.common.epilogue.expressions import Expression
+from autoconv.common.types import SUMS
 from autoconv.networks.operators import activations
 from autoconv.networks.operators.convolution import MatMul
-from autoconv.networks.operators.elementwise import NARROW, Elementwise
+from autoconv.networks.operators.elementwise import MIXED, NARROW, Elementwise
 from autoconv.networks.operators.shapes import Transpose
 from autoconv.networks.torch_reader.call import Call, Lowering
 
@@ -24,8 +25,8 @@ def _to_copy(call: Call) -> str:
         return x
     if x in call.graph.constants:
         return call.add_constant(call.graph.constants[x].astype(wanted))
-    if not {found, wanted} <= {"float32", *NARROW}:
-        call.fail(f"expected a cast between float32, float16 and bfloat16, got one of {found} to {wanted}")
+    if found not in (*MIXED, *SUMS) or wanted not in ("float32", *NARROW):
+        call.fail(f"expected a cast to a float of at most 32 bits, got one of {found} to {wanted}")
     return call.add(Elementwise(0, wanted), x)
 
 
@@ -57,9 +58,10 @@ def _prelu(call: Call) -> str:
 
 
 def _elu(call: Call) -> str:
-    if (call.number("scale"), call.number("input_scale")) != (1, 1):
-        call.fail("expected scales of 1")
-    return call.elements(activations.elu(call.number("alpha")), "self")
+    if call.number("input_scale") != 1:
+        call.fail("expected an input_scale of 1")
+    scale, expression = call.number("scale"), activations.elu(call.number("alpha"))
+    return call.elements(expression if scale == 1 else ("mul", scale, expression), "self")
 
 
 def _gelu(call: Call) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from autoconv.common.epilogue.expressions import Expression, substituted
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators.elementwise import Elementwise
@@ -86,6 +88,18 @@ class Call(Translation):
         """One axis, counted from the front."""
         return self.axes([self._arguments[argument]], rank)[0]
 
+    def reduced_axes(self) -> tuple[int, ...]:
+        """The axes that are reduced; all of them where none is given."""
+        given = self._arguments.get("dim")
+        given = [given] if isinstance(given, int) else given
+        return self.axes(given or None, len(self.shape("self")))
+
+    def without(self, name: str, axes: Sequence[int]) -> str:
+        """An array without axes of extent 1 that were reduced, unless they are to be kept."""
+        if self.has("keepdim") and self["keepdim"]:
+            return name
+        return self.reshape(name, [extent for n, extent in enumerate(self.shape_of(name)) if n not in axes])
+
     def elements(self, expression: Expression, *arguments: str) -> str:
         """A function of single elements of arguments, of which some may be numbers."""
         inputs: list[str] = []
@@ -97,6 +111,8 @@ class Call(Translation):
             else:
                 meaning[n] = len(inputs)
                 inputs.append(self._named(given))
+        if any(np.dtype(self.graph.types[name].dtype).kind in "iub" for name in inputs):
+            self.fail("expected floats, as numbers in the function are")
         return self.apply(substituted(Elementwise(expression).expression, meaning), *inputs)
 
     def resample(self, sampler: Sampler, sizes: Sequence[int], scales: Sequence[float]) -> str:

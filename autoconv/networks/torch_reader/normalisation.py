@@ -6,8 +6,10 @@ import math
 
 import numpy as np
 
+from autoconv.networks.operators.convolution import MatMul
 from autoconv.networks.operators.elementwise import NARROW, Elementwise
 from autoconv.networks.operators.pooling import Reduce, Softmax
+from autoconv.networks.operators.shapes import Transpose
 from autoconv.networks.torch_reader.call import Call, Lowering
 
 
@@ -63,6 +65,52 @@ def _group_norm(call: Call) -> list[str]:
     return [_cast(call, y, call.graph.types[x].dtype)]
 
 
+def _instance_norm(call: Call) -> list[str]:
+    x = call.value("input")
+    rank = len(call.shape_of(x))
+    y = _normalised(call, _wide(call, x), (0, *range(2, rank)))
+    return [_cast(call, _affine(call, y, rank - 2), call.graph.types[x].dtype)]
+
+
+def _variance(call: Call) -> str:
+    x = call.value("self")
+    axes = call.reduced_axes()
+    wide = _wide(call, x)
+    centred = call.apply(("sub", 0, 1), wide, call.add(Reduce("mean", axes), wide))
+    total = call.add(Reduce("sum", axes), call.apply(("mul", 0, 0), centred))
+    less = call.number("correction") if call.has("correction") else 1.0
+    count = math.prod(call.shape_of(x)[axis] for axis in axes)
+    if count <= less:
+        call.fail(f"correction={less:g}: expected less than the {count} numbers of which each variance is made")
+    y = call.apply(("div", 0, count - less), total)
+    return call.without(_cast(call, y, call.graph.types[x].dtype), axes)
+
+
+def _vector_norm(call: Call) -> str:
+    """The sum of magnitudes, or the root of the sum of squares."""
+    given, order = call.value("self"), call.number("ord")
+    functions = {1.0: (("abs", 0), 0), 2.0: (("mul", 0, 0), ("sqrt", 0))}
+    if order not in functions or call.has("dtype"):
+        call.fail(f"ord={order:g}: expected 1 or 2, and no other type")
+    element, whole = functions[order]
+    axes = call.reduced_axes()
+    y = call.add(Reduce("sum", axes), call.apply(element, _wide(call, given)))
+    y = y if whole == 0 else call.apply(whole, y)
+    return call.without(_cast(call, y, call.graph.types[given].dtype), axes)
+
+
+def _attention(call: Call) -> str:
+    """softmax(query key' * scale) value."""
+    query, key, value = (call.value(name) for name in ("query", "key", "value"))
+    if call.has("attn_mask") or call["is_causal"] or call["enable_gqa"] or call.number("dropout_p"):
+        call.fail("expected attention of all to all")
+    shape = call.shape_of(query)
+    scale = call.number("scale") if call.has("scale") else 1 / math.sqrt(shape[-1])
+    order = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
+    scores = call.add(MatMul(), call.apply(("mul", 0, scale), query), call.add(Transpose(order), key))
+    return call.add(MatMul(), call.add(Softmax(len(shape) - 1), scores), value)
+
+
 def _softmax(call: Call) -> str:
     x = call.value("self")
     return call.add(Softmax(call.axis("dim", len(call.shape_of(x)))), x)
@@ -80,6 +128,10 @@ LOWERINGS: dict[str, Lowering] = {
     "aten::_native_batch_norm_legit_no_training": _batch_norm,
     "aten::native_layer_norm": _layer_norm,
     "aten::native_group_norm": _group_norm,
+    "aten::_native_batch_norm_legit.no_stats": _instance_norm,
+    "aten::var.correction": _variance,
+    "aten::linalg_vector_norm": _vector_norm,
+    "aten::scaled_dot_product_attention": _attention,
     "aten::_softmax": _softmax,
     "aten::_log_softmax": _log_softmax,
 }

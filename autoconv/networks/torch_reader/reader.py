@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from autoconv.common.text import one_line
 from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph
-from autoconv.networks.operators.base import TensorType
+from autoconv.networks.operators.foreign_torch import called
 from autoconv.networks.torch_reader import arithmetic, normalisation, shapes, windows
 from autoconv.networks.torch_reader.call import Call, Lowering, Value
+from autoconv.networks.torch_reader.foreign import foreign, type_of
 from autoconv.vendors.torch import array, tensor
 
 LOWERINGS: dict[str, Lowering] = {
@@ -59,6 +60,8 @@ def exported(model: Any, args: Sequence[Any]) -> Any:
 def translated(program: Any, where: str) -> Graph:
     """The graph of an exported program, whose parameters and buffers are constants from now on.
 
+    PyTorch runs what is not known here, or not with such arguments.
+
     Parameters
     ----------
     program : torch.export.ExportedProgram
@@ -74,8 +77,8 @@ def translated(program: Any, where: str) -> Graph:
     Raises
     ------
     ConfigError
-        For an operator that is not known here, or a model that changes its inputs or buffers; the message names the
-        module and the operator.
+        For an operator that gives no arrays, or some whose shapes are not known before it runs; the message names the
+        module and the operator. For a model that changes its inputs or buffers.
     """
     reader = _Reader(Graph(where), program)
     reader.inputs()
@@ -104,7 +107,7 @@ class _Reader:
             if isinstance(spec.arg, ConstantArgument):
                 self.values[name] = spec.arg.value
             elif spec.kind is InputKind.USER_INPUT:
-                self.values[name] = Value(self.graph.add_input(name, _type_of(fakes[name])))
+                self.values[name] = Value(self.graph.add_input(name, type_of(fakes[name])))
             else:
                 known = self.program.state_dict.get(spec.target, self.program.constants.get(spec.target))
                 if not isinstance(known, torch.Tensor):
@@ -122,66 +125,56 @@ class _Reader:
         arguments = {argument.name: argument.default_value for argument in target._schema.arguments}
         arguments |= dict(zip(arguments, map(self._argument, node.args), strict=False))
         arguments |= {key: self._argument(value) for key, value in node.kwargs.items()}
-        call = Call(self.graph, name, target, arguments)
-        if target.name() in LOWERINGS:
-            found = self._lowered(call, target.name())
-        elif node.users:
-            found = self._computed(call, target, arguments)
-        else:
-            return  # a check of the trace's, say
-        self._check(call, found, node.meta.get("val"))
-        self.values[node.name] = Value(found) if isinstance(found, str) else [*map(Value, found)]
+        call, fake = Call(self.graph, name, target, arguments), node.meta.get("val")
+        fakes = [*fake] if isinstance(fake, list | tuple) else [fake]
+        found = self._lowered(call, node, fakes)
+        if found is None and all(value in self.graph.constants for value in _arrays(arguments)):
+            found = self._computed(call, target, arguments) if node.users else []
+        elif found is None:
+            found = foreign(call, target, arguments, fakes) if node.users else []  # unused: a check of the trace's, say
+        self.values[node.name] = [*map(Value, found)] if isinstance(fake, list | tuple) else Value(*found)
 
     def _item(self, node: Any, name: str) -> None:
         several, index = self.values[node.args[0].name], node.args[1]
-        if index < len(several):
+        if node.users:
             self.values[node.name] = several[index]
-        elif node.users:
-            raise self.fail(f"node {name!r} ({node.args[0].target}): output {index} is not computed here")
 
     def _argument(self, value: Any) -> Any:
         """An argument with the values of nodes in their place."""
         if isinstance(value, torch.fx.Node):
-            if value.name not in self.values:
-                raise self.fail(f"node {value.name!r} ({value.target}): what it gives is not computed here")
             return self.values[value.name]
         return [*map(self._argument, value)] if isinstance(value, list | tuple) else value
 
-    def _lowered(self, call: Call, name: str) -> str | list[str]:
+    def _lowered(self, call: Call, node: Any, fakes: Sequence[Any]) -> list[str] | None:
+        """An operator in terms of ours, as far as its outputs are used; None where it is not known, or not so."""
+        name = node.target.name()
+        if name not in LOWERINGS or any(isinstance(f, torch.Tensor) and f.is_complex() for f in fakes):
+            return None
         try:
-            return LOWERINGS[name](call)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            call.fail(f"its arguments are not those that are known here: {one_line(error)}")
+            made = LOWERINGS[name](call)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # ConfigError among them
+            return None
+        found = [made] if isinstance(made, str) else made
+        used = [user.args[1] for user in node.users if user.target is operator.getitem and user.users]
+        if max(used, default=0) >= len(found):
+            return None
+        types = [self.graph.types[value] for value in found]
+        return found if types == [type_of(fake) for fake in fakes[: len(found)]] else None
 
-    def _computed(self, call: Call, target: Any, arguments: Mapping[str, Any]) -> str | list[str]:
+    def _computed(self, call: Call, target: Any, arguments: Mapping[str, Any]) -> list[str]:
         """What an operator makes of constants alone, by PyTorch."""
-        constants = self.graph.constants
 
         def known(value: Any) -> Any:
             if isinstance(value, Value):
-                if value not in constants:
-                    kinds = sorted({name.removeprefix("aten::").partition(".")[0] for name in LOWERINGS})
-                    call.fail(f"no such operator here: expected one of {', '.join(kinds)}")
-                return tensor(constants[value])
+                return tensor(self.graph.constants[value])
             return [*map(known, value)] if isinstance(value, list) else value
 
-        given = {name: known(value) for name, value in arguments.items()}
         if torch.Tag.nondeterministic_seeded in target.tags:
-            call.fail("expected no random numbers")
-        positional = [given[a.name] for a in target._schema.arguments if not a.kwarg_only]
-        found = target(*positional, **{a.name: given[a.name] for a in target._schema.arguments if a.kwarg_only})
-        if isinstance(found, torch.Tensor):
-            return call.add_constant(array(found))
-        return [call.add_constant(array(each)) for each in found]
-
-    def _check(self, call: Call, found: str | list[str], fake: Any) -> None:
-        """Hold the shapes of what was made to those that PyTorch expects."""
-        names, fakes = ([found], [fake]) if isinstance(found, str) else (found, fake)
-        for name, expected in zip(names, fakes, strict=False):
-            if isinstance(expected, torch.Tensor) and self.graph.types[name] != _type_of(expected):
-                call.fail(f"expected {_type_of(expected)}, as PyTorch gives, got {self.graph.types[name]}")
+            call.fail("expected no random numbers, as those made of constants alone would be the same in every run")
+        made = called(target, {name: known(value) for name, value in arguments.items()})
+        if not all(isinstance(each, torch.Tensor) for each in made):
+            call.fail(f"expected an operator that gives arrays, got {made}")
+        return [call.add_constant(array(each)) for each in made]
 
     def outputs(self) -> None:
         """What the program gives."""
@@ -194,9 +187,13 @@ class _Reader:
             raise self.fail("expected a model that gives arrays")
 
 
-def _type_of(fake: Any) -> TensorType:
-    """Shape and type of a tensor."""
-    return TensorType(tuple(map(int, fake.shape)), str(fake.dtype).removeprefix("torch."))
+def _arrays(value: Any) -> Iterator[str]:
+    """The arrays among arguments."""
+    if isinstance(value, Value):
+        yield value
+    elif isinstance(value, list | Mapping):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _arrays(each)
 
 
 def _module_of(node: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -91,14 +92,58 @@ def _unbind(call: Call) -> list[str]:
     return [_without(call, axis, index) for index in range(call.shape("self")[axis])]
 
 
+def _taken(call: Call, x: str, axis: int, places: Iterable[int]) -> str:
+    """What lies at such places of an axis."""
+    extent = call.shape_of(x)[axis]
+    indices = tuple((int(place) % extent,) for place in places)
+    return (
+        x
+        if [i for (i,) in indices] == [*range(extent)]
+        else call.add(Resize(axis, indices, ((1.0,),) * len(indices)), x)
+    )
+
+
 def _expand(call: Call) -> str:
     x, size = call.value("self"), call["size"]
     shape = call.shape_of(x)
     x = call.reshape(x, (*(1,) * (len(size) - len(shape)), *shape))
     for axis, extent in enumerate(size):
-        if extent not in (-1, call.shape_of(x)[axis]):
-            x = call.add(Resize(axis, ((0,),) * extent, ((1.0,),) * extent), x)
+        if extent != -1 and call.shape_of(x)[axis] == 1:
+            x = _taken(call, x, axis, [0] * extent)
     return x
+
+
+def _repeat(call: Call) -> str:
+    x, repeats = call.value("self"), call["repeats"]
+    shape = call.shape_of(x)
+    x = call.reshape(x, (*(1,) * (len(repeats) - len(shape)), *shape))
+    for axis, times in enumerate(repeats):
+        x = _taken(call, x, axis, [*range(call.shape_of(x)[axis])] * times)
+    return x
+
+
+def _flip(call: Call) -> str:
+    x, shape = call.value("self"), call.shape("self")
+    for axis in call.axes(call["dims"], len(shape)):
+        x = call.slice_axis(x, axis, shape[axis] - 1, shape[axis], -1)
+    return x
+
+
+def _index_select(call: Call) -> str:
+    return _taken(call, call.value("self"), call.axis("dim", len(call.shape("self"))), _places(call, call["index"]))
+
+
+def _index(call: Call) -> str:
+    ((axis, index),) = [(n, index) for n, index in enumerate(call["indices"]) if index is not None]
+    return _taken(call, call.value("self"), axis, _places(call, index))
+
+
+def _places(call: Call, index: str) -> list[int]:
+    """Constants that count places of an axis."""
+    found = call.graph.constants[index]
+    if found.ndim != 1 or found.dtype.kind != "i":
+        call.fail(f"expected places of one axis, got {call.graph.types[index]}")
+    return [*map(int, found)]
 
 
 def _pad(mode: Literal["constant", "reflect", "edge", "wrap"], argument: str, call: Call) -> str:
@@ -110,21 +155,21 @@ def _pad(mode: Literal["constant", "reflect", "edge", "wrap"], argument: str, ca
     return call.pad(x, before, after, mode, call.scalar("value") if call.has("value") else 0.0)
 
 
-def _upsample_nearest(call: Call) -> str:
+def _upsample_nearest(offset: float, call: Call) -> str:
     """By PyTorch's own arithmetic: floor of output's number times old size over new, in float32, but for simple cases.
 
-    Source: `nearest_idx` in its UpSample.h.
+    Source: `nearest_idx` and `nearest_exact_idx` in its UpSample.h; the latter takes the middle of pixels, 0.5.
     """
     x, shape = call.value("input"), call.shape("input")
     factors = call["scale_factors"] if call.has("scale_factors") else None
     sizes = [math.floor(e * f) for e, f in zip(shape[2:], factors, strict=True)] if factors else call["output_size"]
     for n, (old, new) in enumerate(zip(shape[2:], sizes, strict=True)):
         scale = np.float32(1 / factors[n]) if factors else np.float32(old) / np.float32(new)
-        seen = np.minimum(np.floor(np.arange(new, dtype=np.float32) * scale).astype(int), old - 1)
-        if new == 2 * old:
-            seen = np.arange(new) // 2
-        if new != old:
-            x = call.add(Resize(2 + n, tuple((int(i),) for i in seen), ((1.0,),) * new), x)
+        places = np.arange(new, dtype=np.float32) + np.float32(offset)
+        seen = np.minimum(np.floor(places * scale).astype(int), old - 1)
+        if not offset and new in (old, 2 * old):
+            seen = np.arange(new) * old // new
+        x = _taken(call, x, 2 + n, seen)
     return x
 
 
@@ -155,10 +200,16 @@ LOWERINGS: dict[str, Lowering] = {
     "aten::select.int": _select,
     "aten::unbind.int": _unbind,
     "aten::expand": _expand,
+    "aten::repeat": _repeat,
+    "aten::flip": _flip,
+    "aten::index_select": _index_select,
+    "aten::index.Tensor": _index,
     "aten::constant_pad_nd": functools.partial(_pad, "constant", "pad"),
     **{f"aten::reflection_pad{n}d": functools.partial(_pad, "reflect", "padding") for n in (1, 2)},
     **{f"aten::replication_pad{n}d": functools.partial(_pad, "edge", "padding") for n in (1, 2)},
-    "aten::upsample_nearest2d.vec": _upsample_nearest,
+    "aten::_pad_circular": functools.partial(_pad, "wrap", "pad"),
+    "aten::upsample_nearest2d.vec": functools.partial(_upsample_nearest, 0.0),
+    "aten::_upsample_nearest_exact2d.vec": functools.partial(_upsample_nearest, 0.5),
     "aten::upsample_bilinear2d.vec": functools.partial(_upsample, "linear"),
     "aten::upsample_bicubic2d.vec": functools.partial(_upsample, "cubic"),
 }

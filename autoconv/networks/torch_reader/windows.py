@@ -133,12 +133,9 @@ def _adaptive_pool(reduction: Literal["max", "mean"], rank: int, call: Call) -> 
 
 def _reduce(reduction: Literal["max", "mean", "sum"], call: Call) -> str:
     x, shape = call.value("self"), call.shape("self")
-    given = (call["dim"] if call.has("dim") else None) or None
-    axes = call.axes([given] if isinstance(given, int) else given, len(shape))
+    axes = call.reduced_axes()
     y = call.add(Reduce(reduction, axes), x) if math.prod(shape) else call.fail(f"expected elements, got {shape}")
-    if call.has("keepdim") and call["keepdim"]:
-        return y
-    return call.reshape(y, [extent for n, extent in enumerate(shape) if n not in axes])
+    return call.without(y, axes)
 
 
 LOWERINGS: dict[str, Lowering] = {

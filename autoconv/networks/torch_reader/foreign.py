@@ -1,0 +1,57 @@
+"""Operators that are not known here, as `ForeignTorch` ones: with all that they are given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from autoconv.networks.operators.base import TensorType
+from autoconv.networks.operators.foreign_torch import ARRAY, CONSTANT, DEVICE, ForeignTorch
+from autoconv.networks.torch_reader.call import Call, Value
+
+OF_STRIDES = "aten::as_strided"  # which reads memory, and not arrays; all of ours are contiguous
+
+
+def type_of(fake: Any) -> TensorType:
+    """Shape and type of a tensor."""
+    return TensorType(tuple(map(int, fake.shape)), str(fake.dtype).removeprefix("torch."))
+
+
+def foreign(call: Call, target: Any, arguments: Mapping[str, Any], fakes: Sequence[Any]) -> list[str]:
+    """The outputs of such an operator, of which PyTorch expects `fakes`."""
+    if target._schema.is_mutable or target.name() == OF_STRIDES:
+        call.fail("expected an operator that computes new arrays from what is in others")
+    inputs: list[str] = []
+    text = json.dumps({name: _written(call, name, value, inputs) for name, value in arguments.items()})
+    types = []
+    for n, fake in enumerate(fakes):
+        if not isinstance(fake, torch.Tensor):
+            call.fail(f"no kernel here: expected arrays, got {type(fake).__name__} for its output {n}")
+        if not all(isinstance(extent, int) for extent in fake.shape):
+            call.fail(f"no kernel here, and the shape of its output {n} is not known before it runs")
+        types.append(type_of(fake))
+    takes = tuple((call.graph.types[name].shape, call.graph.types[name].dtype) for name in inputs)
+    return [
+        call.add(ForeignTorch(target.name(), n, takes, found.shape, found.dtype, text), *inputs)
+        for n, found in enumerate(types)
+    ]
+
+
+def _written(call: Call, name: str, value: Any, inputs: list[str]) -> Any:
+    """An argument as `ForeignTorch` has it; arrays go to the inputs."""
+    if isinstance(value, Value):
+        if value not in inputs:
+            inputs.append(str(value))
+        return {ARRAY: inputs.index(value)}
+    if isinstance(value, list):
+        return [_written(call, name, each, inputs) for each in value]
+    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+        return {CONSTANT: str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device) and value.type == "cpu":
+        return {DEVICE: "cpu"}
+    if not isinstance(value, bool | int | float | str | None):
+        call.fail(f"no kernel here: {name}: expected numbers, arrays or names, got {value!r}")
+    return value
