@@ -238,6 +238,7 @@ TABLES = {
     "bounds": bounds,
     "layers-1": lambda: layers(1),
     "layers-8": lambda: layers(8),
+    "layers-32": lambda: layers(32),
     "networks": networks,
 }
 PAGES = {
