@@ -26,9 +26,10 @@ from autoconv.networks.operators import (
     Softmax,
     Transpose,
 )
-from autoconv.networks.passes.folding import fold_padding, fold_scaling, transpose_matrices
+from autoconv.networks.passes.folding import fold_padding, fold_scaling
 from autoconv.networks.passes.fusion import fuse_elementwise, inline_scalars
 from autoconv.networks.passes.identities import drop_identities
+from autoconv.networks.passes.products import transpose_matrices
 
 if TYPE_CHECKING:
     from autoconv.layer import Sides

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from autoconv.networks.graph import Graph
 from autoconv.networks.passes.epilogue import fuse_activation, fuse_residual, fuse_slopes
-from autoconv.networks.passes.folding import fold_padding, fold_scaling, transpose_matrices
+from autoconv.networks.passes.folding import fold_padding, fold_scaling
 from autoconv.networks.passes.fusion import fuse_elementwise, inline_scalars
 from autoconv.networks.passes.identities import drop_identities
+from autoconv.networks.passes.products import transpose_matrices
 from autoconv.networks.passes.quantization import fold_quantization
 
 PASSES: tuple[Callable[[Graph], None], ...] = (

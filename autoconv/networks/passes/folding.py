@@ -1,4 +1,4 @@
-"""What constants of a convolution can take over: scaling, bias, padding, the order of a matrix."""
+"""What constants of a convolution can take over: scaling, bias, padding."""
 
 from __future__ import annotations
 
@@ -23,16 +23,6 @@ def fold_padding(graph: Graph) -> None:
         (top, bottom), (left, right) = node.operator.padding
         sides = (top + before[2], bottom + after[2]), (left + before[3], right + after[3])
         graph.change(node.name, replace(node.operator, padding=sides), pad.inputs[0], *node.inputs[1:])
-
-
-def transpose_matrices(graph: Graph) -> None:
-    """Constant right sides of products have the rows that a 1x1 convolution has as filters."""
-    for node in list(graph.nodes.values()):
-        if isinstance(node.operator, MatMul) and not node.operator.transposed:
-            a, b = node.inputs[:2]
-            if b in graph.constants and graph.constants[b].ndim == 2:
-                turned = graph.add_constant(f"{b}.T", np.ascontiguousarray(graph.constants[b].T))
-                graph.change(node.name, replace(node.operator, transposed=True), a, turned, *node.inputs[2:])
 
 
 def fold_scaling(graph: Graph) -> None:

@@ -166,7 +166,7 @@ class CompiledNetwork:
     @property
     def foreign(self) -> list[str]:
         """The nodes that no kernel of ours computes."""
-        return _foreign(*self._running())
+        return listing.foreign(*self._running())
 
     def tune(self, mode: str = "profile", **options: Any) -> CompiledNetwork:
         """Time the candidates of every layer that has no facts yet, and run by the best from now on.
@@ -318,7 +318,7 @@ class CompiledNetwork:
             Lines to print.
         """
         made, schedule = self._running()
-        listed, foreign = listing.lines(made, schedule.steps), _foreign(made, schedule)
+        listed, foreign = listing.lines(made, schedule.steps), listing.foreign(made, schedule)
         arrays, weights = size(schedule.arena_bytes), size(schedule.weight_bytes)
         error = expected_error(self._first, made.plans, self.device)
         return "\n".join(
@@ -333,12 +333,6 @@ class CompiledNetwork:
 
     def __repr__(self) -> str:
         return f"<CompiledNetwork {self.graph.name} on {self.device.name}>"
-
-
-def _foreign(made: Planned, schedule: Schedule) -> list[str]:
-    """The nodes that functions compute, in the graph that was split."""
-    steps = [step for step in schedule.steps if step.function is not None]
-    return list(dict.fromkeys(made.parts.origin(step.node.name) for step in steps))
 
 
 def load(path: str | Path, batch: int | None = None, *, device: Any = None, **options: Any) -> CompiledNetwork:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from autoconv.cpu.common.algorithm import NativeKernel
 from autoconv.networks.choice.choose import Planned
 from autoconv.networks.graph import Graph
 from autoconv.networks.passes.batch_split import batch_of
+from autoconv.networks.run.instance import Schedule
 from autoconv.networks.run.steps import Step
 
 
@@ -23,7 +25,7 @@ class StepTime:
         What it computes; after it, "NHWC" where that is the layout it is computed in, and in how many parts the batch
         is where that is not one.
     by : str
-        What computed it: a candidate, "kernel" or "NumPy".
+        What computed it: a candidate, "kernel", or the name of another library.
     is_layer : bool
         Whether it is a convolution or a fully connected layer.
     seconds : float
@@ -45,6 +47,12 @@ class Line:
     operator: str
     by: str
     places: tuple[int, ...]
+
+
+def foreign(made: Planned, schedule: Schedule) -> list[str]:
+    """The nodes that no kernel of ours computes, in the graph that was split."""
+    nodes = dict.fromkeys(made.parts.origin(step.node.name) for step in schedule.steps if step.function is not None)
+    return [n for n in nodes if n not in made.plans or not isinstance(made.plans[n].kernel, NativeKernel)]
 
 
 def lines(made: Planned, steps: Sequence[Step]) -> list[Line]:

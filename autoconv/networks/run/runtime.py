@@ -11,6 +11,7 @@ from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.passes.epilogue import split_activations
 from autoconv.networks.passes.fusion import fuse_elementwise
+from autoconv.networks.passes.products import group_products
 from autoconv.networks.run.instance import Instance, Schedule
 from autoconv.networks.run.memory import Views
 from autoconv.networks.run.steps import StepMaker
@@ -24,16 +25,18 @@ GPU = "cuda"  # the kind of device whose modules are imported where one is meant
 def for_device(graph: Graph, device: Device) -> Graph:
     """A graph after all passes, as the kernels of a device can compute it.
 
-    Activations that those of a GPU do not apply while they store become nodes of their own.
+    Products of computed matrices become layers on a CPU. Activations that those of a GPU do not apply while they store
+    become nodes of their own.
 
     Raises
     ------
     PlanError
         For a layer that no kernel of the device computes; the message names node and operator.
     """
-    if device.kind != GPU:
-        return graph
     found = graph.copy()
+    if device.kind != GPU:
+        group_products(found)
+        return found
     general = [algorithm for algorithm in registry.algorithms(device) if algorithm.takes_all]
     split_activations(found, registry.fused_activations(device))
     fuse_elementwise(found)
