@@ -8,7 +8,8 @@ from itertools import repeat
 from typing import Any
 
 from autoconv.algorithm import Candidate
-from autoconv.tuning.timing.race import Contestant, Heat, Timing
+from autoconv.tuning.timing.contestant import Contestant, Timing
+from autoconv.tuning.timing.race import Heat
 
 
 class Machine:
@@ -59,8 +60,12 @@ class Machine:
         return replace(entrant, **changes)
 
     def race(self, *contestants: Contestant, **options: Any) -> dict[str, Timing | str]:
+        return self.heats(contestants, **options)
+
+    def heats(self, *entering: Iterable[Contestant], **options: Any) -> dict[str, Timing | str]:
         heat = Heat(options.pop("budget", None), clock=self.clock, sleep=self.sleep, busy=self.busy, **options)
-        heat.enter(contestants)
+        for contestants in entering:
+            heat.enter([*contestants])
         found = heat.finish()
         return {str(candidate): result for candidate, result in found.items()}
 

@@ -16,8 +16,9 @@ from autoconv.device import Device, Operands
 from autoconv.errors import DeviceLostError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.schema import STARVED, Facts
+from autoconv.tuning.timing.contestant import Contestant, Timing
 from autoconv.tuning.timing.full_speed import FullSpeed
-from autoconv.tuning.timing.race import Contestant, Heat, Timing
+from autoconv.tuning.timing.race import Heat
 from autoconv.tuning.verification import Verifier, WrongResultError
 
 PATIENCE = 5.0  # seconds in a race for waiting until the device is at full speed, or the budget if that is less

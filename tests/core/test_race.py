@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from scripted import Machine, timing
 
+from autoconv.tuning.timing.contestant import Timing
 from autoconv.tuning.timing.race import (
     FAIR_SHARE,
     FEWEST,
@@ -16,7 +17,6 @@ from autoconv.tuning.timing.race import (
     LONGEST_SPIN,
     MOST,
     STEADY,
-    Timing,
     spread,
     wait_until_idle,
 )
@@ -122,6 +122,28 @@ def test_slow_and_far_behind_one_that_comes_later_is_not_run_again(machine: Mach
 def test_twenty_candidates_take_two_or_three_seconds(machine: Machine) -> None:
     machine.race(*(machine.contestant(f"c{i}", 0.008 * 1.15**i, pack=0.001) for i in range(20)))
     assert machine.now < 3
+
+
+def test_newcomers_are_held_against_what_the_best_takes_in_the_same_seconds(machine: Machine) -> None:
+    """The second heat comes in seconds in which everything takes half as long again."""
+    first = machine.contestant("first", chain([1e-3] * 3, [1.5e-3] * 3, repeat(1e-3)))
+    better = machine.contestant("better", chain([1.35e-3] * 3, repeat(0.9e-3)))
+    worse = machine.contestant("worse", chain([2.1e-3] * 3, repeat(1.4e-3)))
+    found = machine.heats([first], [better, worse])
+    assert timing(found["better"]).time == 0.9e-3
+    assert timing(found["first"]).time == 1e-3
+    assert machine.samples("worse") == FEWEST
+
+
+def test_who_was_best_in_slow_seconds_is_not_taken_for_quicker_than_it_is(machine: Machine) -> None:
+    first = machine.contestant("first", chain([1e-3] * 3, [1.5e-3] * 3, repeat(1e-3)))
+    second = machine.contestant(
+        "second", chain([0.96e-3] * 3, repeat(0.8e-3))
+    )  # when the first took half as long again
+    third = machine.contestant("third", 0.9e-3)
+    found = machine.heats([first], [second], [third])
+    assert machine.samples("third") > FEWEST
+    assert timing(found["second"]).time == 0.8e-3
 
 
 # --- order, pools, failures, budget ---------------------------------------------------------------------------

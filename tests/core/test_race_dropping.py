@@ -9,7 +9,8 @@ import pytest
 from scripted import Machine, timing
 
 from autoconv.algorithm import Candidate
-from autoconv.tuning.timing.race import FEWEST, STEADY, Timing
+from autoconv.tuning.timing.contestant import Timing
+from autoconv.tuning.timing.race import FEWEST, STEADY
 
 FASTEST = Candidate("fast")
 FAST = {"workspace": 4, "packed": 2, "error": 1e-7}

@@ -6,11 +6,12 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 
 from autoconv.algorithm import Candidate
 from autoconv.records.schema import STARVED
+from autoconv.tuning.timing.contestant import Contestant, Timing
 
 FEWEST, MOST = 3, 25  # samples of one contestant; the most are for those close to the best
 STEADY, SETTLED = 5, 0.02  # samples, and their spread, that end the race
@@ -26,79 +27,6 @@ IDLE = 0.005  # seconds in which a process whose threads are all asleep uses nex
 LONGEST_SPIN = 0.25  # seconds to wait for that
 
 OnEvent = Callable[[Candidate, int, int], None]
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """A candidate that was built and verified, and what counts in comparing it with others.
-
-    Attributes
-    ----------
-    candidate : Candidate
-    cold, hot : callable
-        Run it once and give the seconds, as in `Stopwatch`.
-    pack : callable or None
-        The same for packing the filters, where they are packed.
-    workspace, packed : int
-        Bytes of scratch memory of a run, and of the packed filters.
-    error, deterministic, tf32
-        As in `Facts`.
-    pool : str
-        The thread pool that it runs on.
-    vendor : str or None
-        The library that it calls.
-    """
-
-    candidate: Candidate
-    cold: Callable[[], float]
-    hot: Callable[[], float]
-    pack: Callable[[], float] | None = None
-    workspace: int = 0
-    packed: int = 0
-    error: float = 0.0
-    deterministic: bool = True
-    tf32: bool = False
-    pool: str = ""
-    vendor: str | None = None
-
-    def retired(self) -> Contestant:
-        """The same without what runs it, so that its kernel and packed filters need no memory any more."""
-        return replace(self, cold=_gone, hot=_gone, pack=None)
-
-    def undercuts(self, other: Contestant) -> bool:
-        """Whether no limit a caller may set allows `other` and refuses this one."""
-        return (
-            self.workspace <= other.workspace
-            and self.workspace + self.packed <= other.workspace + other.packed
-            and self.error <= other.error
-            and self.deterministic >= other.deterministic
-            and self.tf32 <= other.tf32
-            and self.vendor in (None, other.vendor)
-        )
-
-
-@dataclass(frozen=True)
-class Timing:
-    """What a race found of one contestant.
-
-    Attributes
-    ----------
-    time, hot, pack : float
-        The least of the samples, in seconds; `hot` is None where it was not taken.
-    spread : float
-        Half the interquartile range of `time`'s samples over their median.
-    samples : int
-        Of which `time` is the least.
-    dropped_by : Candidate or None
-        The rival against which it cannot win under any limits, where that ended its timing early.
-    """
-
-    time: float
-    hot: float | None
-    pack: float
-    spread: float
-    samples: int
-    dropped_by: Candidate | None = None
 
 
 def spread(samples: Sequence[float]) -> float:
@@ -139,6 +67,8 @@ class _Standing:
     failure: str | None = None
     retired: bool = False
     long: bool = False  # whether its warm-up took more than its part of the budget
+    before: int = 0  # samples from before the heat that goes on
+    slow: float = 1.0  # how many times as long as at best the pacemaker took in its first heat
 
     @property
     def close(self) -> float:
@@ -160,6 +90,14 @@ class _Standing:
         return self.time + min(self.pack, default=0.0)
 
     @property
+    def fair_time(self) -> float:
+        return self.time / self.slow
+
+    @property
+    def fair_cost(self) -> float:
+        return self.cost / self.slow
+
+    @property
     def settled(self) -> bool:
         if self.spent >= FAIR_SHARE:
             return len(self.cold) >= FEWEST
@@ -172,9 +110,10 @@ class Heat:
     Who enters gets a short timing: each is warmed up and probed, in the order given. Whoever is dominated, that is, at
     most half as fast as a rival in run time and in run and pack time, and no better in any other respect, is dropped
     after one or two samples; who takes long and is far behind the best is not run again. The rest take `FEWEST` samples
-    in rounds, in an order that is shuffled anew for every round, so that a drifting clock favours nobody. Those that
-    can no longer win retire. In the end, those left go on in rounds until all of these have settled, or `MOST` or their
-    fair share of time is reached.
+    in rounds, in an order that is shuffled anew for every round, so that a drifting clock favours nobody; whoever was
+    best before runs with them and makes the pace: newcomers are held against what it takes now. Those that can no
+    longer win retire. In the end, those left go on in rounds until all of these have settled, or `MOST` or their fair
+    share of time is reached.
 
     The least sample is a contestant's time: whatever disturbs makes slower. What other processes do lasts for seconds;
     by medians, one that retired in a quiet second could be taken for quicker than all who raced on.
@@ -224,9 +163,12 @@ class Heat:
             For each its timing so far, or the reason why there is none.
         """
         self.start = self.clock()
-        entered = [_Standing(c) for c in contestants]
+        entered, pacemaker = [_Standing(c) for c in contestants], self.pacemaker()
         first = len(self.entries)
         self.entries += entered
+        while self.round(pacemaker, 1):
+            pass
+        self.hold(entered, pacemaker)
         part = inf if self.budget is None else (self.budget - self.spent) / (2 * max(len(entered), 1))
         for done, entry in enumerate(entered, first):
             if self.over():
@@ -234,8 +176,9 @@ class Heat:
                 continue
             self.turn(entry, done, lambda entry: self.warm_up(entry, part))
         self.look_again([entry for entry in entered if entry.alive and entry.long])
-        while self.round(entered, FEWEST):
+        while self.round([*entered, *pacemaker], FEWEST):
             pass
+        self.hold(entered, pacemaker)
         contenders = self.contenders()
         for entry in self.entries:
             if entry not in contenders:
@@ -253,10 +196,31 @@ class Heat:
             For everyone who entered, the timing, or the reason why there is none.
         """
         self.start = self.clock()
+        for entry in self.entries:
+            entry.before = len(entry.cold)
+        while self.round([entry for entry in self.entries if entry.slow > 1], FEWEST):
+            pass
+        for entry in self.entries:
+            entry.before, entry.slow = 0, 1.0
         while self.round(self.entries, MOST):
             pass
         self.spent += self.clock() - self.start
         return {entry.contestant.candidate: self.result(entry) for entry in self.entries}
+
+    def pacemaker(self) -> list[_Standing]:
+        """Whoever is best so far, for a heat that begins; nobody in the first."""
+        racing = [entry for entry in self.entries if entry.alive and not entry.retired]
+        best = sorted(racing, key=lambda entry: entry.time)[:1]
+        for entry in best:
+            entry.before, entry.slow = len(entry.cold), 1.0  # its samples are of two heats from now on
+        return best
+
+    def hold(self, entered: list[_Standing], pacemaker: list[_Standing]) -> None:
+        """Hold newcomers against what the pacemaker takes in this heat."""
+        for entry in pacemaker:
+            now = min(entry.cold[entry.before :], default=entry.time)
+            for newcomer in entered:
+                newcomer.slow = now / entry.time
 
     def over(self) -> bool:
         """Whether the budget is spent."""
@@ -279,7 +243,7 @@ class Heat:
     def round(self, entries: Sequence[_Standing], most: int) -> bool:
         """One more sample for each who needs it and has fewer than `most`; False when nobody does, or time is up."""
         goals = [(entry, min(self.goal(entry), most)) for entry in entries if entry.alive and not entry.retired]
-        starters = [entry for entry, goal in goals if len(entry.cold) < goal]
+        starters = [entry for entry, goal in goals if len(entry.cold) - entry.before < goal]
         finished = len(self.entries) - len(starters)
         self.order.shuffle(starters)
         pools = [self.pool, *(entry.contestant.pool for entry in starters)]
@@ -311,17 +275,17 @@ class Heat:
     def contenders(self) -> list[_Standing]:
         """Those close enough to the best, by run time or by run and pack time, to win yet."""
         alive = [entry for entry in self.entries if entry.alive]
-        time = min((entry.time for entry in alive), default=inf)
-        cost = min((entry.cost for entry in alive), default=inf)
-        return [e for e in alive if e.time <= e.close * time or e.cost <= e.close * cost]
+        time = min((entry.fair_time for entry in alive), default=inf)
+        cost = min((entry.fair_cost for entry in alive), default=inf)
+        return [e for e in alive if e.fair_time <= e.close * time or e.fair_cost <= e.close * cost]
 
     def rival(self, entry: _Standing, factor: float) -> Candidate | None:
         """Who makes the entry pointless: `factor` times as fast, and no worse under any limits."""
         for other in self.entries:
             if (
                 other.alive
-                and other.time * factor <= entry.time
-                and other.cost * factor <= entry.cost
+                and other.fair_time * factor <= entry.fair_time
+                and other.fair_cost * factor <= entry.fair_cost
                 and other.contestant.undercuts(entry.contestant)
             ):
                 return other.contestant.candidate
@@ -363,10 +327,6 @@ class Heat:
             samples=len(entry.cold),
             dropped_by=self.rival(entry, TWICE) if len(entry.cold) < FEWEST else None,
         )
-
-
-def _gone() -> float:
-    raise RuntimeError("a retired contestant does not run")
 
 
 def _positive(seconds: float) -> float:
