@@ -22,7 +22,7 @@ from autoconv.cpu.numpy.direct import NumpyDirect
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
 from autoconv.records.schema import Facts
-from autoconv.tuning import worker as isolate
+from autoconv.tuning import process as processes
 from autoconv.tuning.measurement import Measurement
 
 SIZE = 64  # bytes of workspace
@@ -143,7 +143,7 @@ def patient_but_with_hangs(monkeypatch: pytest.MonkeyPatch) -> list[float]:
             self.last = super().get()
             return self.last
 
-    monkeypatch.setattr(isolate, "queue", SimpleNamespace(Queue=Lines, Empty=queue.Empty))
+    monkeypatch.setattr(processes, "queue", SimpleNamespace(Queue=Lines, Empty=queue.Empty))
     return waits
 
 

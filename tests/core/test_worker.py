@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,12 +12,17 @@ from faulty import EmptyCPU, FaultyCPU, patient_but_with_hangs
 from forked import exit_code, forks
 
 from autoconv.algorithm import Candidate
+from autoconv.cpu.device import CPU
+from autoconv.cpu.machine import recorded
+from autoconv.cpu.numpy.gemm import NumpyGemm
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
+from autoconv.tuning import process as processes
 from autoconv.tuning import worker as isolate
 from autoconv.tuning.measurement import Event
 
 LAYER = ConvLayer(N=1, C=3, H=6, W=6, K=4, R=3, S=3)
+GEMM = NumpyGemm()
 
 
 def measured(*faults: str, **options: object) -> dict[str, str | None]:
@@ -77,6 +83,22 @@ def test_a_hang_is_cut_short_and_recorded(budget: float | None, patience: float,
     assert budget or not any(failures.values())
     assert waits[0] == isolate.PATIENCE  # importing everything takes time, and so may the right answer
     assert set(waits) == {isolate.PATIENCE, patience}
+
+
+def test_a_worker_goes_by_the_model_of_the_machine_that_its_parent_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes on record are those of kernels that the model makes: nobody would believe others."""
+    device, layer, sizes = CPU(1, "generic"), LAYER.replace(H=64), set()
+    worker, (candidate,) = isolate.Worker(device), [c for c in GEMM.all(layer, device) if c.params["tile"] == "rows"]
+    try:
+        for cache in (1 << 12, 1 << 14):
+            model = replace(device.machine, caches=(cache, cache, cache))
+            monkeypatch.setitem(recorded._in_force, device.key, model)
+            size = worker.measure(layer, [candidate])[candidate].workspace
+            assert size == GEMM.workspace_bytes(layer, device, candidate.params)
+            sizes.add(size)
+    finally:
+        worker.close()
+    assert len(sizes) == 2
 
 
 def test_a_worker_that_dies_between_two_questions_begins_again() -> None:
@@ -177,11 +199,11 @@ def test_a_wait_through_which_everybody_was_stopped_does_not_count(monkeypatch: 
             return 60.0 * (self.asked > 1)
 
     monkeypatch.undo()  # it is not to be patient
-    process = isolate.DeviceProcess(FaultyCPU.having("none"), "autoconv.tuning.worker")
+    process = processes.DeviceProcess(FaultyCPU.having("none"), "autoconv.tuning.worker")
     process.send({"layer": LAYER.key(), "budget": None, "preparing": None})
-    monkeypatch.setattr(isolate, "time", clock := Stopped(asked=0))
+    monkeypatch.setattr(processes, "time", clock := Stopped(asked=0))
     try:
-        with pytest.raises(isolate.NoAnswerError, match="no sign of life for 0 s"):
+        with pytest.raises(processes.NoAnswerError, match="no sign of life for 0 s"):
             process.receive(0.0)
         assert clock.asked == 4
     finally:
@@ -194,17 +216,17 @@ def test_whoever_a_process_has_forked_ends_with_it(tmp_path: Path, monkeypatch: 
     )
     monkeypatch.undo()  # it is not to be patient
     monkeypatch.syspath_prepend(tmp_path)
-    process = isolate.DeviceProcess(FaultyCPU.having("none"), "forking")
+    process = processes.DeviceProcess(FaultyCPU.having("none"), "forking")
     begin = time.monotonic()
     process.send({})
     assert process.receive(isolate.PATIENCE) == {"forked": 1}
-    with pytest.raises(isolate.NoAnswerError, match=r"no sign of life for 0\.1 s"):
+    with pytest.raises(processes.NoAnswerError, match=r"no sign of life for 0\.1 s"):
         process.receive(0.1)
     assert time.monotonic() - begin < 20
 
 
 def test_a_process_answers_says_how_it_ended_and_begins_again() -> None:
-    process = isolate.DeviceProcess(FaultyCPU.having("exits"), "autoconv.tuning.worker")
+    process = processes.DeviceProcess(FaultyCPU.having("exits"), "autoconv.tuning.worker")
     try:
         for _ in range(2):
             process.send({"layer": "nonsense", "budget": None, "preparing": None})
@@ -213,7 +235,7 @@ def test_a_process_answers_says_how_it_ended_and_begins_again() -> None:
             assert process.receive(1.0) == {"facts": {}}
             process.send({"enter": ["faulty.exits"]})
             assert process.receive(1.0)["stage"] == "verify"
-            with pytest.raises(isolate.NoAnswerError, match="exited with status 3"):
+            with pytest.raises(processes.NoAnswerError, match="exited with status 3"):
                 process.receive(1.0)
     finally:
         process.close()

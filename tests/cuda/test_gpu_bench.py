@@ -25,7 +25,7 @@ from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
 from autoconv.registry import algorithms
 from autoconv.tuning.planner import plan
-from autoconv.tuning.worker import OVERRAN
+from autoconv.tuning.process import OVERRAN
 
 __all__ = ["short"]  # a fixture
 

@@ -23,7 +23,7 @@ from autoconv.bench.gpu.agenda import Target, announced, items, timetable
 from autoconv.bench.gpu.cases import NOMINAL
 from autoconv.device import Device
 from autoconv.errors import PlanError
-from autoconv.tuning.worker import OVERRAN, DeviceProcess, NoAnswerError
+from autoconv.tuning.process import OVERRAN, DeviceProcess, NoAnswerError
 
 RESULTS = "results.jsonl"
 CACHES = {"AUTOCONV_KERNEL_DIR": "kernels", "CUPY_CACHE_DIR": "cupy"}  # of compiled kernels: ours, and CuPy's own

@@ -34,9 +34,9 @@ from autoconv.records.limits import Limits, ranking
 from autoconv.tuning import reference
 from autoconv.tuning.lookup import Request, look_up
 from autoconv.tuning.planner import plan
+from autoconv.tuning.process import Message, serve
 from autoconv.tuning.racing import challenge
 from autoconv.tuning.verification import Fenced, Verifier, direct
-from autoconv.tuning.worker import Message, serve
 
 OURS, WITH_VENDORS = "autoconv", "autoconv with vendors"
 TUNING = "tuning"  # folder of the tuning cache

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from autoconv.device import Device
-from autoconv.tuning.worker import Message, inherited, opening
+from autoconv.tuning.process import Message, inherited, opening
 
 TOOL = "compute-sanitizer"  # comes with the CUDA toolkit, and as a wheel of its own
 FOUND = 86  # its exit status when it has something to complain of

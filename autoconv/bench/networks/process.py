@@ -16,8 +16,8 @@ from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
 from autoconv.device import Device
 from autoconv.errors import PlanError
+from autoconv.tuning.process import DeviceProcess, Message, serve
 from autoconv.tuning.timing.race import wait_until_idle
-from autoconv.tuning.worker import DeviceProcess, Message, serve
 
 PATIENCE = 600.0  # seconds for loading a network, which some do by compiling C++; or for a sample
 

@@ -26,8 +26,8 @@ from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError, PlanError
 from autoconv.networks.operators import TensorType, random_inputs
+from autoconv.tuning.process import NoAnswerError
 from autoconv.tuning.timing.full_speed import FullSpeed
-from autoconv.tuning.worker import NoAnswerError
 
 FILE = "networks.json"  # of a folder of results
 

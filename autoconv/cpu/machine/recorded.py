@@ -43,6 +43,19 @@ def machine_in_force(key: str, instruction_set: str, threads: int, matrix_unit: 
     return _in_force[key]
 
 
+def put_in_force(key: str, machine: Machine) -> None:
+    """Have estimates and kernels of this process go by a model: by that of the process which asks for them.
+
+    Parameters
+    ----------
+    key : str
+        Of the device.
+    machine : Machine
+    """
+    with _lock:
+        _in_force[key] = machine
+
+
 def survey(key: str, instruction_set: str, threads: int, matrix_unit: str | None = None) -> Machine:
     """The thorough model, measured now unless one of a quiet machine is on record; in force from now on.
 
