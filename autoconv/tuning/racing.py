@@ -105,7 +105,8 @@ def _left(request: Request, known: Known, mode: str) -> _Left:
         if not known.facts:  # else more layers on record would have it timed again and again
             asked = [*winners(request), *asked]
     asked += starved_no_more(request, known)
-    if (former := former_winner(request, known.record)) is not None:
+    former = former_winner(request, known.record)
+    if former is not None and former not in offered.reasons:  # what cannot run today may again tomorrow
         asked = [former, *asked]
     new = [candidate for candidate in dict.fromkeys(asked) if _unknown(request, known, candidate)]
     return _Left(new, grids, preparing)

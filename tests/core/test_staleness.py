@@ -17,7 +17,7 @@ from autoconv.errors import PlanError
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts, Race
 from autoconv.registry import algorithms
-from autoconv.tuning import racing
+from autoconv.tuning import racing, staleness
 from autoconv.tuning.staleness import note
 
 
@@ -124,9 +124,21 @@ def test_a_former_winner_that_has_ceased_to_take_the_layer_is_asked_about_once(c
     changed = FaultyCPU.having("none", version="2")
     with pytest.raises(PlanError, match="the winner on record"):
         fresh(wide, "cached", device=changed, cache=cache)
-    assert fresh(wide, device=changed, cache=cache).timed == 1  # the incumbent, there being nothing new
-    assert fresh(wide, device=changed, cache=cache).timed == 0
+    assert fresh(wide, device=changed, cache=cache).timed == 0, "there is nothing new"
     assert str(fresh(wide, "cached", device=changed, cache=cache).candidate) == "numpy.direct"
+
+
+def test_a_former_winner_that_cannot_run_today_is_timed_when_it_can(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that needs products which the environment forbids for now, and whose code has changed."""
+    rigged(cache, none=Facts("1", time=0.1, workspace=SIZE))
+    changed = FaultyCPU.having("none", "unsteady", version="2")
+    with monkeypatch.context() as patch:
+        patch.setattr(Faulty, "refusals", lambda self, *_: ["not today"] if self.name == "faulty.none" else [])
+        assert "faulty.none" not in fresh(LAYER, device=changed, cache=cache).facts
+    monkeypatch.setattr(staleness, "PRUNE_FACTOR", 13.0)  # with another environment there is another note, too
+    assert fresh(LAYER, device=changed, cache=cache).facts["faulty.none"].timed
 
 
 def test_hybrid_times_also_the_former_winner(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
