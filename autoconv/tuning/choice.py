@@ -116,10 +116,10 @@ def _best_of_family(request: Request, known: Known, name: str) -> Choice:
     family = {candidate for candidate in offered.candidates if candidate.algorithm == name}
     recorded = {candidate: found for candidate, found in known.facts.items() if candidate in family}
     recorded, ranked = _ranked(request, recorded)
-    failed = {c: [str(found.failure)] for c, found in recorded.items() if not found.timed and not found.unreached}
-    ranked = ranked or [c for c in offered.runnable(request.limits) if c in family and c not in failed]
+    against = {c: request.limits.why_not(found) for c, found in recorded.items() if not found.unreached}
+    ranked = ranked or [c for c in offered.runnable(request.limits) if c in family and c not in against]
     if not ranked:
-        listed = _listed(request, [c for c in offered.examples() if c in family], failed)
+        listed = _listed(request, [c for c in offered.examples() if c in family], against)
         raise PlanError(f"no candidate of {name!r} can run {request.layer} under {request.limits}:\n{listed}")
     return Choice(ranked[0], "user", known.facts, ranked)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty import SIZE, FaultyCPU
 
 from autoconv import forget_plans
 from autoconv.algorithm import Candidate
@@ -53,6 +54,17 @@ def test_the_best_of_a_family_is_what_it_says_and_has_not_failed(tmp_path: Path)
         forget_plans()
         with pytest.raises(PlanError, match="the limit is 0" if facts.timed else "wrong result"):
             plan(LAYER, "numpy.gemm", device=device, cache=cache, workspace_limit=0 if facts.timed else None)
+
+
+def test_the_best_of_a_family_is_held_to_what_was_measured_of_it(tmp_path: Path) -> None:
+    """Not to what the family says of itself: one that gave other bits the second time is not deterministic."""
+    cache, device = TuningCache(tmp_path, system=None), FaultyCPU.having("unsteady")
+    found = {Candidate("faulty.unsteady"): Facts("1", time=1.0, samples=9, workspace=SIZE, deterministic=False)}
+    cache.add(LAYER.key(), device.key, Race("2" * 32, "2026-01-02T00:00:00+00:00", device.versions, False, None, found))
+    options: dict[str, Any] = {"device": device, "cache": cache}
+    assert str(plan(LAYER, "faulty.unsteady", **options).candidate) == "faulty.unsteady"
+    with pytest.raises(PlanError, match=r"no candidate of 'faulty\.unsteady' can run .*\n.*: it is not deterministic"):
+        plan(LAYER, "faulty.unsteady", deterministic=True, **options)
 
 
 @pytest.mark.parametrize(
