@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -139,7 +139,8 @@ def plan(
     cache = cache or _default_cache(os.environ.get("AUTOCONV_CACHE_DIR"))
     allowed = _allowed_vendors(device, vendors)
     limits = workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed, exact, denormals
-    key = layer, mode, device, limits, budget, cache, split_products.allowed()
+    kinds = tuple(map(type, (budget, *limits)))  # 1 and 1.0 are equal to True, and refused in its place
+    key = layer, mode, device, limits, budget, kinds, cache, split_products.allowed()
     if (found := _remembered(key)) is not None:
         if _watchers:
             _tell(found)
@@ -283,6 +284,7 @@ def _remember(key: object, made: Plan) -> None:
 def _made(request: Request, mode: object) -> Plan:
     """The plan of the candidate that is chosen."""
     choice = choose(request, mode)
+    request = replace(request, progress=None)  # which holds no list of candidates until it is asked for one
 
     def make_kernel() -> Kernel:
         algorithm = request.algorithms[choice.candidate.algorithm]

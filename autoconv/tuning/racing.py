@@ -7,7 +7,8 @@ import itertools
 import sys
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -30,6 +31,7 @@ FAR = 3.0  # times the least estimate: who takes longer on record may wait; esti
 
 _measuring = threading.RLock()  # as `progress` may plan, too
 renew_in_children(sys.modules[__name__], "_measuring", threading.RLock)
+_at_work: list[Worker] = []  # one within the other, where `progress` plans
 
 
 def complete(request: Request, known: Known, mode: str) -> Known:
@@ -156,8 +158,7 @@ def _recheck(request: Request, known: Known) -> Known:
 def _race(request: Request, known: Known, left: _Left) -> Known:
     """Race these candidates against the incumbents, search these grids, and record the facts; what is known then."""
     incumbents = [candidate for candidate in _incumbents(request, known.facts) if candidate not in left.candidates]
-    measurement, begun = _measurement(request, left.preparing), datetime.now(UTC)
-    search = _search(request, known, left.grids)
+    begun, search = datetime.now(UTC), _search(request, known, left.grids)
     found: dict[Candidate, Facts] = {}
     late = _far_behind(request, known, incumbents)  # as where what was quicker has changed since
     early = [candidate for candidate in incumbents if candidate not in late]
@@ -166,14 +167,15 @@ def _race(request: Request, known: Known, left: _Left) -> Known:
     if left.grids:  # a budget may end before everyone's turn
         block = _best_first(request, block, early)
     block += [candidate for candidate in late if candidate not in block]
-    while block:
-        refused, entrants = _admitted(request, block, {c: known.facts[c] for c in incumbents})
-        block_facts = refused | measurement.enter(entrants)
-        found |= block_facts
-        reached = not any(facts.unreached and not facts.starved for facts in block_facts.values())
-        search.learn(block_facts)
-        block = search.next() if reached else []
-    found |= measurement.finish()
+    with _measurement(request, left.preparing) as measurement:
+        while block:
+            refused, entrants = _admitted(request, block, {c: known.facts[c] for c in incumbents})
+            block_facts = refused | measurement.enter(entrants)
+            found |= block_facts
+            reached = not any(facts.unreached and not facts.starved for facts in block_facts.values())
+            search.learn(block_facts)
+            block = search.next() if reached else []
+        found |= measurement.finish()
     done = _done(request, known.record, known.facts | found, left.grids if reached else set())
     race = Race(
         id=uuid.uuid4().hex,
@@ -202,11 +204,22 @@ def _best_first(request: Request, block: Sequence[Candidate], incumbents: Sequen
     return sorted(block, key=lambda c: (c not in incumbents, not offered.searched(c), costs.get(c, 0.0)))
 
 
-def _measurement(request: Request, preparing: float | None) -> Measurement | Worker:
+@contextmanager
+def _measurement(request: Request, preparing: float | None) -> Iterator[Measurement | Worker]:
+    """What measures a request's candidates: the device's worker, or another one while that is at work."""
     layer, device, budget, progress = request.layer, request.device, request.budget, request.progress
-    if request.isolate:
-        return _worker(device).begin(layer, budget=budget, preparing=preparing, progress=progress)
-    return Measurement(layer, device, budget=budget, preparing=preparing, progress=progress)
+    if not request.isolate:
+        yield Measurement(layer, device, budget=budget, preparing=preparing, progress=progress)
+        return
+    usual = _worker(device)
+    worker = Worker(device) if usual in _at_work else usual
+    _at_work.append(worker)
+    try:
+        yield worker.begin(layer, budget=budget, preparing=preparing, progress=progress)
+    finally:
+        _at_work.remove(worker)
+        if worker is not usual:
+            worker.close()
 
 
 def _search(request: Request, known: Known, grids: set[str]) -> Search:

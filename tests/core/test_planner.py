@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import re
 import signal
 import threading
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,8 @@ from autoconv.errors import PlanError
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts, Race
-from autoconv.tuning import candidates, planner, racing
+from autoconv.tuning import candidates, lookup, planner, racing
+from autoconv.tuning.candidates import CandidateSet
 from autoconv.tuning.measurement import Event
 
 pytestmark = pytest.mark.usefixtures("few_families")
@@ -174,6 +177,45 @@ def test_wrong_requests_are_refused_by_name(cache: TuningCache, arguments: dict[
     with pytest.raises(PlanError) as caught:
         planner.plan(LAYER, **({"cache": cache} | arguments))
     assert words in str(caught.value)
+
+
+def test_what_equals_an_argument_is_refused_whatever_was_asked_before(cache: TuningCache) -> None:
+    planner.plan(LAYER, "heuristic", deterministic=True, workspace_limit=1, cache=cache)
+    for arguments in ({"deterministic": 1, "workspace_limit": 1}, {"deterministic": True, "workspace_limit": 1.0}):
+        with pytest.raises(PlanError, match=r"=1(\.0)?: expected"):
+            planner.plan(LAYER, "heuristic", cache=cache, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_plan_holds_no_list_of_candidates_until_it_is_asked_for_one(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[weakref.ref[CandidateSet]]()
+
+    def listed(*arguments: Any) -> CandidateSet:
+        found = CandidateSet(*arguments)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(lookup, "CandidateSet", listed)
+    tuned = fresh(LAYER, device=FaultyCPU.having("none"), cache=cache)
+    gc.collect()
+    assert tuned.timed
+    assert [kept() for kept in made] == [None]
+    assert tuned.reasons == {}
+    assert made[-1]() is not None
+
+
+def test_progress_may_plan_while_a_worker_measures(cache: TuningCache) -> None:
+    options: dict[str, Any] = {"device": FaultyCPU.having("none"), "cache": cache, "isolate": True}
+    inner: list[Plan] = []
+
+    def progress(event: Event) -> None:
+        if event.stage == "race" and not inner:
+            inner.append(planner.plan(LAYER.replace(K=5), **options))
+
+    outer = fresh(LAYER, progress=progress, **options)
+    assert [made.timed for made in (outer, *inner)] == [2, 2]
+    assert not racing._at_work
 
 
 def test_numbers_of_numpy_and_a_budget_without_end_are_taken(cache: TuningCache) -> None:
