@@ -46,8 +46,9 @@ def compiled_aside(builds: Sequence[Callable[[], object]], processes: int) -> It
         yield
     finally:
         for helper in helpers:
-            os.kill(helper, signal.SIGKILL)
-            os.waitpid(helper, 0)
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # where SIGCHLD is ignored
+                os.kill(helper, signal.SIGKILL)
+                os.waitpid(helper, 0)
 
 
 def _build_and_exit(builds: Sequence[Callable[[], object]]) -> None:

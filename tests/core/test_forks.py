@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import time
 import warnings
 from pathlib import Path
@@ -47,6 +48,19 @@ def test_where_no_more_processes_can_be_made_the_others_do_and_none_is_left(monk
         assert len(made) == 1
     with pytest.raises(ChildProcessError):
         os.waitpid(made[0], 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes can be forked")
+def test_processes_that_the_system_takes_care_of_are_not_waited_for(tmp_path: Path) -> None:
+    """As whoever starts us may have it: a signal that is ignored stays so."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with compiled_aside([lambda: None, (tmp_path / "built").touch], 2):
+            while not (tmp_path / "built").exists():
+                time.sleep(0.01)
+            time.sleep(0.1)  # for it to end
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nobody is forked here")
