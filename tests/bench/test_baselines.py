@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 from layers import edge
 
@@ -56,6 +57,23 @@ def test_the_real_baselines_agree(direction: str, name: str, capfd: pytest.Captu
         if baseline.takes(direction, constant):
             assert error(baseline, layer, constant, fresh) < 1e-5
     assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("constant", [True, False])
+def test_what_a_run_reads_stays_its_own(constant: bool, name: str) -> None:
+    """Copies in NCHW belong to nobody else: their memory is not given to the next who asks."""
+    baseline, device = there(name), CPU.current()
+    if not baseline.takes("fwd", constant):
+        pytest.skip("takes constant filters alone")
+    layer = ConvLayer(N=1, C=3, H=9, W=11, K=5, R=3, S=3, padding=1, layout="NHWC", residual=True)
+    problem = Problem.draw(layer, device)
+    want = reference.convolve(layer, problem.a, problem.b, None, problem.residual)
+    prepared = baseline.prepare(problem, device, constant, False)
+    others = [device.empty(shape, np.float32) for shape in (layer.x_shape, layer.w_shape, layer.y_shape) * 4]
+    for other in others:
+        other.fill(7.0)
+    assert race.disagreement(prepared.read(prepared.run()), want) < 1e-5
 
 
 @pytest.mark.parametrize("name", BASELINES)

@@ -27,7 +27,11 @@ def _prepare(problem: Problem, device: CPU, constant: bool, fresh: bool) -> Prep
     if problem.residual is not None:
         inputs["residual"] = problem.residual
     mats = {name: _output(packing, {"x": _mat(array)}) for name, array in inputs.items()}
-    return Prepared(lambda: _output(net, mats), _array)
+
+    def run(_kept: object = inputs) -> Any:  # what needs no packing is read where it lies, and not kept
+        return _output(net, mats)
+
+    return Prepared(run, _array)
 
 
 def empty_net(threads: int) -> Any:
