@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import warnings
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,6 +22,7 @@ from autoconv.paths import write_whole
 from autoconv.registry import algorithms
 
 DIGITS = 5  # of a time: its last one is far below the noise
+_NAMES = re.compile(r"[\w.-]{0,100}")  # of layers, as far as they can stand in the name of a file
 
 
 def header(suite: Suite) -> dict[str, Any]:
@@ -108,10 +111,16 @@ def file_name(suite: Suite) -> str:
         "exact" if setting.exact else "",
         "" if setting.constant else "varying",
         "fresh" if setting.fresh else "",
-        *suite.names,
+        _some(suite.names),
     ]
     parts = [title(suite.name), f"batch{suite.batch}", f"threads{setting.device.threads}", *filter(None, told)]
     return "-".join(parts) + ".json"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    """What tells a result of some layers from that of others: their names, or a digest of long or strange ones."""
+    told = "-".join(names)
+    return told if _NAMES.fullmatch(told) else f"{len(names)}layers-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 
 def keep(suite: Suite, folder: Path, jobs: list[Row]) -> None:

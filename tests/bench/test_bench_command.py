@@ -127,6 +127,16 @@ def test_an_interruption_loses_nothing_of_an_earlier_run(place: Path, monkeypatc
     assert {found.name for found in (place / "out").iterdir()} == {path.name, f"{path.stem}-second.json"}
 
 
+def test_results_of_some_layers_have_names_that_a_file_can_have() -> None:
+    found, names = samples(), set()
+    for some in (("one", "two"), ("/features/0/Conv",), ("/features/0", "Conv"), tuple(f"layer{n}" for n in range(99))):
+        found.names = some
+        names.add(results.file_name(found))
+    assert len(names) == 4
+    assert f"tiny-batch1-threads{found.setting.device.threads}-one-two.json" in names
+    assert all("/" not in name and len(name) < 200 for name in names)
+
+
 def test_what_other_code_has_done_is_measured_again(place: Path) -> None:
     net, wanted, entrants = networks.load("tiny.yaml"), setting("torch", rounds=2), {"torch": fake("torch")}
     race.run_suite(net, 1, wanted, baselines=entrants, folder=place / "out")
