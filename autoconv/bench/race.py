@@ -128,9 +128,11 @@ def ours(made: Plan, problem: Problem, out: Any, constant: bool = True) -> Calla
 
 
 def disagreement(got: Any, want: Any) -> float:
-    """Largest difference, relative to the largest value; infinite between shapes."""
+    """Largest difference, relative to the largest value; infinite between shapes, and 0 where there are no values."""
     if got.shape != want.shape:
         return math.inf
+    if not want.size:
+        return 0.0
     scale = max(float(want.max()), -float(want.min()), float(np.finfo(np.float32).tiny))
     difference = np.subtract(got, want, dtype=np.float64)  # integers of few bits would wrap
     return max(float(difference.max()), -float(difference.min())) / scale

@@ -99,6 +99,7 @@ def test_what_one_layer_lacks_ends_no_others(step: str, error: Exception, monkey
         (np.array([2**31 - 1], np.int32), np.array([-1], np.int32), 2**31),
         (np.array([True]), np.array([False]), 1 / float(np.finfo(np.float32).tiny)),
         (np.array([1.0, 2.5], np.float32), np.array([1.0, 2.0], np.float32), 0.25),
+        (np.zeros((1, 0)), np.zeros((1, 0)), 0.0),
     ],
     ids=lambda value: str(getattr(value, "dtype", "")),
 )

@@ -244,6 +244,27 @@ def test_a_race_that_ours_does_not_finish_is_not_kept(
     assert not (tmp_path / "kept" / "networks.json").exists()
 
 
+@kernels
+def test_a_network_without_steps_and_inputs_of_any_name_are_run_and_raced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "cache"))
+    value = [onnx.helper.make_tensor_value_info(name, 1, (1, 2)) for name in ("file", "y")]
+    nothing = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["file"], ["y"])], "n", value[:1], value[1:])
+    opset = [onnx.helper.make_opsetid("", 17)]
+    (tmp_path / "n.onnx").write_bytes(
+        onnx.helper.make_model(nothing, opset_imports=opset, ir_version=9).SerializeToString()
+    )
+    command = ["run", str(tmp_path / "n.onnx"), "--threads", "1", "--repeat", "1"]
+    done = CliRunner().invoke(cli, [*command, "--alone"], standalone_mode=False)
+    assert (done.exception, done.return_value) == (None, 0)
+    if not RUNTIMES["onnxruntime"].missing():
+        race = ["--against", "onnxruntime", "--rounds", "6", "--json"]
+        done = CliRunner().invoke(cli, [*command, *race], standalone_mode=False)
+        assert done.exception is None
+        assert json.loads(done.stdout)["race"]["errors"] == {"onnxruntime": 0.0}
+
+
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runtime, "missing", lambda self: [self.packages[0]])
     for wanted, told in (

@@ -44,7 +44,7 @@ class RuntimeProcess:
         ----------
         model : Path
         folder : Path
-            Where `inputs.npz` has the inputs by name; the outputs are left there, too.
+            Where `inputs.npz` has the names of the inputs, and then these; the outputs are left there, too.
 
         Returns
         -------
@@ -108,7 +108,8 @@ class _Answers:
         runtime = AUTOCONV if message["load"] == OURS else RUNTIMES[message["load"]]
         folder = Path(message["folder"])
         with np.load(folder / "inputs.npz") as stored:
-            self._inputs = inputs = {name: stored[name] for name in stored.files}
+            names, *arrays = (stored[name] for name in stored.files)
+        self._inputs = inputs = dict(zip(names.tolist(), arrays, strict=True))
         start = time.perf_counter()
         loaded = runtime.load(Path(message["model"]), inputs, device)
         seconds = time.perf_counter() - start

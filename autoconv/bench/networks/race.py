@@ -157,7 +157,8 @@ def race_network(
         folder = Path(name)
         path = folder / "model.onnx"
         path.write_bytes(_static(model, batch))
-        np.savez(folder / "inputs.npz", **random_inputs(inputs))  # type: ignore[arg-type]
+        drawn = random_inputs(inputs)
+        np.savez(folder / "inputs.npz", np.array(list(drawn)), *drawn.values())  # in order, whatever their names are
         try:
             want: list[np.ndarray] = []
             for contestant in (OURS, *names):

@@ -153,7 +153,7 @@ def run(
             f"{size(net.arena_bytes)} of arrays, {size(net.weight_bytes)} of weights; "
             f"an error of {net.error:.1e} expected"
         )
-        if cold is not None:
+        if cold:  # a network may have no steps
             click.echo(
                 f"{duration(cold)} are the steps' times added up, each measured alone with filters out of cache; "
                 f"the whole takes {whole / cold:.2f} of that"
