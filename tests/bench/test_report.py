@@ -124,6 +124,12 @@ def test_what_is_on_record_is_gathered_without_kernels(
     assert studies.gather(networks.load(tiny), 1, "fwd", modelled(), cache, OPTIONS).missing == {}
 
 
+def test_what_is_on_record_without_a_unit_has_its_date_with_it(tiny: Path, cache: TuningCache) -> None:
+    device = replace(modelled(), matrix_unit="emulated")
+    found = studies.gather(networks.load(tiny), 1, "fwd", device, cache, OPTIONS)
+    assert (found.missing, found.when[:10]) == ({}, "2026-11-20")
+
+
 def test_libraries_that_may_not_win_are_there_to_compare_with(study: studies.Study) -> None:
     for studied in study.layers:
         assert TORCH in studied.facts

@@ -213,8 +213,8 @@ def gather(
             missing[named.name] = one_line(error)
             continue
         layers.append(found)
-        record = cache.load(layer.key(), device.key)
-        when = max([when, *(race.when for race in (record.races if record else ()))])
+        records = filter(None, (cache.load(layer.key(), key) for key in (device.key, *device.lesser_keys)))
+        when = max([when, *(race.when for record in records for race in record.races)])
     if not layers:
         name, why = next(iter(missing.items()))
         raise PlanError(
