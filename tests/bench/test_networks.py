@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click import ClickException
 from click.testing import CliRunner
 
 onnx = pytest.importorskip("onnx", reason="NOT CHECKED: onnx is not installed")
@@ -320,3 +321,10 @@ def test_without_torchvision_its_networks_are_refused(tmp_path: Path, monkeypatc
 def test_another_network_is_refused() -> None:
     with pytest.raises(ValueError, match="network 'lenet': expected one of bvlc_alexnet"):
         models.network("lenet")
+
+
+@pytest.mark.parametrize("name", ["resnet", "resnet19"])  # a module of torchvision's, and nothing
+def test_another_model_is_refused(name: str) -> None:
+    pytest.importorskip("torchvision", reason="NOT CHECKED: torchvision is not installed")
+    with pytest.raises(ClickException, match=f"network '{name}': did you mean 'resnet[0-9]+'[?] Expected one "):
+        models.pytorch_model(name)

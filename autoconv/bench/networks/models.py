@@ -14,7 +14,7 @@ from typing import Any
 import click
 import numpy as np
 
-from autoconv.common.text import one_line
+from autoconv.common.text import nearest, one_line
 from autoconv.paths import write_whole
 
 LIGHT = (
@@ -136,7 +136,7 @@ def pytorch_model(name: str) -> tuple[Any, int]:
     Raises
     ------
     ClickException
-        When torchvision is not installed, or does not go with PyTorch.
+        When torchvision is not installed, does not go with PyTorch, or has no such model.
     """
     import torch
 
@@ -152,6 +152,8 @@ def pytorch_model(name: str) -> tuple[Any, int]:
                 f"{torch.__version__}: pip install torchvision ({one_line(error)})"
             ) from None
 
+        if name not in (known := torchvision.models.list_models(torchvision.models)):
+            raise click.ClickException(f"network {name!r}: {nearest(name, ['unet', *known])}")
         model, size = getattr(torchvision.models, name)(weights=None), 224
     for module in model.modules():
         if isinstance(module, torch.nn.Conv2d | torch.nn.ConvTranspose2d | torch.nn.Linear):
