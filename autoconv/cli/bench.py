@@ -21,6 +21,7 @@ from autoconv.cli.options import (
     OK,
     as_json,
     batches,
+    check_device,
     check_place,
     device_named,
     networks_of,
@@ -147,6 +148,7 @@ def bench(
     lines of JSON in the folder that -o names; the same command goes on where they end, on another machine of the
     kind too, with --archive. table.md sums them up.
     """
+    check_device(device_name)
     if device_name != "cpu":
         _refuse(OF_CPU, "--device cpu")
         if folder is None:

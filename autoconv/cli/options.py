@@ -155,10 +155,15 @@ def check_place(option: str, place: Path | None) -> None:
         raise click.UsageError(f"{option} {place}: no permission to write there")
 
 
-def device_named(name: str, threads: int | None = None) -> Device:
-    """The device that `--device` and `--threads` mean; a usage error where there is none such."""
+def check_device(name: str) -> None:
+    """A usage error where no device could have such a name, be it there or not."""
     if re.fullmatch(r"cpu|cuda(:\d{1,4})?", name) is None:
         raise click.UsageError(f"--device {name}: expected cpu, cuda or cuda:N")
+
+
+def device_named(name: str, threads: int | None = None) -> Device:
+    """The device that `--device` and `--threads` mean; a usage error where there is none such."""
+    check_device(name)
     if threads is not None and name != "cpu":
         raise click.UsageError(f"--threads: expected with --device cpu alone, got --device {name}")
     try:

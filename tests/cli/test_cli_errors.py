@@ -109,6 +109,10 @@ BAD = {
         ["bench", "--device", "cuda", "-o", "results", "--threads", "2", "--exact"],
         "--exact, --threads: expected --device cpu",
     ),
+    "bench on no device": (
+        ["bench", "--device", "gpu", "-o", "results", "--dry-run"],
+        "--device gpu: expected cpu, cuda or cuda:N",
+    ),
     "bench chart": (["bench", "tiny.yaml", "--chart", "x.txt"], "--chart x.txt: expected a name that ends in .png, "),
     "bench folder": (["bench", "tiny.yaml", "-o", "tiny.yaml/results"], "tiny.yaml/results: Not a directory"),
     "run": (["run", "tiny.yaml"], "tiny.yaml: not an ONNX file, or truncated"),
