@@ -49,6 +49,29 @@ OPERATORS: dict[str, tuple[Operator, list[tuple[int, ...]], float]] = {
 }
 
 
+@pytest.mark.parametrize(("factor", "size"), [(1e-6, 100), (1e7, 1e-5)])  # filters times that are 0, or infinite
+def test_factors_that_filters_of_16_bits_do_not_hold_stay_apart(factor: float, size: float) -> None:
+    graph, rng = Graph("scaled"), np.random.default_rng(0)
+    x = graph.add_input("x", TensorType((3, 64), "float16"))
+    w = graph.add_constant("w", rng.uniform(0.01, 0.02, (64, 5)).astype(np.float16))
+    y = graph.add("product", MatMul(), x, w)
+    graph.outputs["y"] = graph.add("y", Elementwise(("mul", 0, factor)), y)
+    given = {"x": (size * rng.uniform(1, 2, (3, 64))).astype(np.float16)}
+    (expected,) = evaluate(graph, given).values()
+    np.testing.assert_allclose(compiled(graph).run(**given), expected, rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_whole_numbers_are_divided_when_they_are_summed(dtype: str) -> None:
+    graph = Graph("quotients")
+    x = graph.add_input("x", TensorType((2, 3), dtype))
+    w, three = np.array([[3, 1], [4, 1], [5, 9]], dtype), np.array([3], dtype)
+    y = graph.add("product", MatMul(), x, graph.add_constant("w", w))
+    graph.outputs["y"] = graph.add("y", Elementwise(("div", 0, 1)), y, graph.add_constant("three", three))
+    given = np.arange(6, dtype=dtype).reshape(2, 3)
+    np.testing.assert_array_equal(compiled(graph).run(given), given @ w // 3)
+
+
 @pytest.mark.parametrize("dtype", EPSILON)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_floats_of_16_bits_are_rounded_once(name: str, dtype: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from autoconv.common.epilogue.expressions import constant_of
+from autoconv.common.types import DTYPES, ROUNDING
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import Conv, ConvTranspose, Elementwise, MatMul, Pad, Product
 
@@ -38,6 +39,8 @@ def fold_scaling(graph: Graph) -> None:
             continue
         if graph.only_user(computed) is None or graph.types[name] != graph.types[computed]:
             continue
+        if graph.types[name].dtype not in DTYPES:
+            continue  # filters that are whole numbers are none any more when they are divided
         values = per_channel(graph, maker, constant)
         if values is not None:
             _absorb(graph, maker, node, function, values)
@@ -93,9 +96,18 @@ def _absorb(graph: Graph, maker: Node, node: Node, function: str, values: np.nda
         named = graph.add_constant(f"{node.name}.bias", (bias + values).astype(dtype))
         graph.change(node.name, replace(operator, bias=True), x, w, named)
     elif w in graph.constants and (not isinstance(operator, MatMul) or operator.transposed):
-        scaled = _scaled(operator, graph.constants[w].astype(np.float64), values)
-        rest = [graph.add_constant(f"{node.name}.bias", (bias * values).astype(dtype))] if operator.bias else []
-        graph.change(node.name, operator, x, graph.add_constant(w, scaled.astype(dtype)), *rest)
+        filters = _rounded(_scaled(operator, graph.constants[w].astype(np.float64), values), dtype)
+        if filters is not None:
+            rest = [graph.add_constant(f"{node.name}.bias", (bias * values).astype(dtype))] if operator.bias else []
+            graph.change(node.name, operator, x, graph.add_constant(w, filters), *rest)
+
+
+def _rounded(filters: np.ndarray, dtype: str) -> np.ndarray | None:
+    """Filters in a type; None where it does not hold them: those of float16 are soon too small, or infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = filters.astype(DTYPES[dtype])
+        error = np.abs(found.astype(np.float64) - filters).max(initial=0)
+    return found if error <= ROUNDING["bfloat16"] * np.abs(filters).max(initial=0) else None
 
 
 def _scaled(operator: Product, filters: np.ndarray, values: np.ndarray) -> np.ndarray:
