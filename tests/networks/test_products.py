@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from graphs import agree, compiled
+from graphs import agree, compiled, filters
 
 import autoconv
 from autoconv.cpu import pool
@@ -35,6 +35,18 @@ def test_products_of_computed_matrices_are_layers(
     agree(net, graph, 1e-5)
     net.save(tmp_path / "net.autoconv")
     agree(autoconv.load(tmp_path / "net.autoconv"), graph, 1e-5)
+
+
+def test_products_with_one_matrix_share_it() -> None:
+    graph = Graph("shared")
+    y = graph.add_input("x", TensorType((3, 4)))
+    w = graph.add_constant("w", filters(4, 4))
+    for n in range(3):
+        y = graph.add(f"tanh{n}", Elementwise(("tanh", 0)), graph.add(f"product{n}", MatMul(), y, w))
+    graph.outputs = {"y": y}
+    net = compiled(graph)
+    assert len(net.graph.constants) == 1
+    agree(net, graph, 1e-5)
 
 
 @pytest.mark.parametrize(("left", "right"), [((2, 3, 5, 4), (3, 4, 7)), ((2, 5, 4), (1, 4, 7)), ((2, 3, 0), (2, 0, 4))])

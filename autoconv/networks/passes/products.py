@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
-
 from autoconv.layer import DTYPES
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import Conv, MatMul, Reshape
@@ -14,12 +12,14 @@ from autoconv.networks.operators import Conv, MatMul, Reshape
 
 def transpose_matrices(graph: Graph) -> None:
     """Constant right sides of products have the rows that a 1x1 convolution has as filters."""
+    turned: dict[str, str] = {}  # by the matrix, which several products may share
     for node in list(graph.nodes.values()):
         if isinstance(node.operator, MatMul) and not node.operator.transposed:
             a, b = node.inputs[:2]
             if b in graph.constants and graph.constants[b].ndim == 2:
-                turned = graph.add_constant(f"{b}.T", np.ascontiguousarray(graph.constants[b].T))
-                graph.change(node.name, replace(node.operator, transposed=True), a, turned, *node.inputs[2:])
+                if b not in turned:
+                    turned[b] = graph.add_constant(f"{b}.T", graph.constants[b].T)
+                graph.change(node.name, replace(node.operator, transposed=True), a, turned[b], *node.inputs[2:])
 
 
 def group_products(graph: Graph) -> None:
