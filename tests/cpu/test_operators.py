@@ -10,6 +10,7 @@ from graphs import agree, compiled, graph_of
 from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import pool
+from autoconv.cpu.operators import windows
 from autoconv.cpu.operators.elementwise import collapsed
 from autoconv.networks.operators import (
     LRN,
@@ -76,6 +77,9 @@ CASES: dict[str, tuple[Operator, list[tuple[int, ...]]]] = {
     "mean of padding, too, channels last": (
         pools("mean", padding=((1, 2), (0, 1)), include_padding=True, layout="NHWC"), [(2, 5, 9, 3)],
     ),
+    "mean of parts of a long row": (pools("mean", window=(2, 40), stride=(2, 37), padding=((0, 0), (3, 39))),
+                                    [(2, 3, 4, 200)]),
+    "largest of parts of a long row": (pools("max", window=(1, 30), stride=(1, 30), dilation=(1, 2)), [(1, 2, 3, 95)]),
     "mean of an image, channels last": (Reduce("mean", (1, 2)), [(2, 7, 7, 130)]),
     "mean of an image": (Reduce("mean", (2, 3)), [(2, 5, 7, 7)]),
     "sum of rows": (Reduce("sum", (1,)), [(9, 1000)]),
@@ -149,6 +153,12 @@ def test_functions_of_what_is_no_number_or_has_no_end(instruction_set: str) -> N
     for expression in (("max", 0, 1), ("min", 0, 1), ("max", 1, 0), ("min", 1, 0)):
         y = compiled(graph_of(Elementwise(expression), x.shape, x.shape)).run(x, np.ones_like(x))
         np.testing.assert_array_equal(y, Elementwise(expression).evaluate(x, np.ones_like(x)))
+
+
+def test_pools_of_long_strides_are_written_in_few_lines() -> None:
+    """And not an element of the window after the other, for as many windows as a vector has lanes."""
+    shape = windows.PoolShape("max", 8, (1, 112), (1, 1), (1, 112), (1, 112), ((0, 0), (0, 0)), (1, 1), False)
+    assert str(windows.emit("generic", shape)).count("\n") < 1000
 
 
 def test_a_pool_keeps_what_is_no_number() -> None:

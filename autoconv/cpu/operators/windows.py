@@ -13,6 +13,7 @@ from autoconv.cpu.operators.elements import ELEMENTS, floats, joined, neutral, s
 
 Pair = tuple[int, int]
 LARGEST_ROW = 1 << 14  # bytes of scratch memory on the stack
+WRITTEN_OUT = 1 << 8  # loads of the columns of a vector of windows; beyond, windows go in loops, one by one
 
 
 @dataclass(frozen=True)
@@ -121,10 +122,26 @@ class _PlaneWriter:
     def _loaded(self, p: Value, count: int) -> Value:
         return floats(self.k, self.k.load(p, count), self.pool.dtype)
 
+    def _columns_in_turn(self, p: Value, out: Value) -> None:
+        """A row of the output from the row of scratch memory, by single elements."""
+        k, pool = self.k, self.pool
+        with k.loop(0, pool.out[1]) as q:
+            total = k.var(k.const(f32, self.neutral))
+            with k.loop(0, pool.window[1]) as tap:
+                loaded = k.load(self.row + (q * pool.stride[1] + tap * pool.dilation[1]))
+                total.set(joined(k, pool.reduction, total.get(), loaded))
+            found = total.get()
+            for scale, place in zip(self.scales, (p, q), strict=False):
+                found = found * k.load(scale + place)
+            k.store(stored(k, found, pool.dtype), out + q)
+
     def _columns(self, p: Value, out: Value) -> None:
         """A row of the output from the row of scratch memory."""
         k, pool, lanes = self.k, self.pool, self.lanes
         stride, width = pool.stride[1], pool.out[1]
+        if pool.window[1] * stride > WRITTEN_OUT:
+            self._columns_in_turn(p, out)
+            return
 
         def vector(q: Value | int, mask: Value | None) -> None:
             total: Value | None = None
