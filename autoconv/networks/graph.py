@@ -106,11 +106,6 @@ class Graph:
         taking = [node for node in self.nodes.values() for value in node.inputs if value == name]
         return taking[0] if len(taking) == 1 and name not in self.outputs.values() else None
 
-    def last_user(self, name: str) -> Node | None:
-        """The last node in the order that takes an array, where the array is no output of the graph."""
-        taking = [node for node in self.nodes.values() if name in node.inputs]
-        return taking[-1] if taking and name not in self.outputs.values() else None
-
     def clean(self) -> None:
         """Put nodes in order, and drop what no output needs."""
         order = ordered({name: node.inputs for name, node in self.nodes.items()}, self.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,10 +36,16 @@ class Views:
         self.free: set[str] = set()
         self._gathered: dict[tuple[str, int], int] = {}  # of a concatenation's inputs, those that are computed in place
         self._within: dict[str, tuple[str, int]] = {}  # of an array: whose memory it lies in, and from which byte on
+        self._inside: defaultdict[str, list[str]] = defaultdict(list)  # of an array: those that lie right in it
+        self._users: defaultdict[str, list[Node]] = defaultdict(list)  # in order; a batch in parts has many nodes
+        self._outputs = {*graph.outputs.values()}
+        for node in graph.nodes.values():
+            for name in node.inputs:
+                self._users[name].append(node)
         for node in graph.nodes.values():
             place = _place_in_input(graph, node)
             if place is not None and place % alignment == 0:
-                self._within[node.name] = (node.inputs[0], place)
+                self._put(node.name, node.inputs[0], place)
                 self.free.add(node.name)
         for node in graph.nodes.values():
             if isinstance(node.operator, Elementwise):
@@ -63,6 +70,11 @@ class Views:
         """From which byte of a concatenation one of its inputs lies there already; None where it has to be copied."""
         return self._gathered.get((node.name, place))
 
+    def _put(self, name: str, into: str, place: int) -> None:
+        """Have an array lie in another's memory."""
+        self._within[name] = into, place
+        self._inside[into].append(name)
+
     def _own(self, name: str) -> bool:
         """Whether memory belongs to a node that computes into it."""
         return name in self.graph.nodes and name not in self._within
@@ -71,15 +83,19 @@ class Views:
         """An expression of an array that nobody needs afterwards is stored over it."""
         for name in node.inputs:
             same = self.graph.types[name] == self.graph.types[node.name]
-            if same and self._own(name) and self.graph.last_user(name) is node and not self._seen_elsewhere(name):
-                self._within[node.name] = (name, 0)
+            last = self._users[name][-1] is node and name not in self._outputs
+            if same and last and self._own(name) and not self._seen_elsewhere(name):
+                self._put(node.name, name, 0)
                 return
 
     def _seen_elsewhere(self, name: str) -> bool:
         """Whether what lies in an array's memory, as parts of a concatenation do, is needed but for computing it."""
-        inside = {name, *(value for value in self._within if self.root(value)[0] == name)}
-        others = {value for node in self.graph.nodes.values() if node.name not in inside for value in node.inputs}
-        return not (inside - {name}).isdisjoint({*others, *self.graph.outputs.values()})
+        inside, left = set[str](), [name]
+        while left:
+            inside.add(value := left.pop())
+            left += self._inside[value]
+        seen = (user.name for value in inside - {name} for user in self._users[value])
+        return not (inside - {name}).isdisjoint(self._outputs) or not inside.issuperset(seen)
 
     def _gather(self, node: Node) -> None:
         """Arrays that are contiguous parts of a concatenation are computed where they belong."""
@@ -91,7 +107,7 @@ class Views:
             root, offset = self.root(name)
             whole = offset == 0 and graph.types[root].nbytes == graph.types[name].nbytes
             if whole and place % self.alignment == 0 and self._own(root) and root != node.name:
-                self._within[root] = (node.name, place)
+                self._put(root, node.name, place)
                 self._gathered[node.name, n] = place
             place += graph.types[name].nbytes
         if all((node.name, n) in self._gathered for n in range(len(node.inputs))):
