@@ -93,9 +93,10 @@ def planned(
     for in_nhwc, parts in ways:
         found = split(laid_out(graph, in_nhwc), parts)
         views = Views(found.graph, device.alignment)
-        plans = plans_for(found, views, device, {**options, "memory_limit": None}, candidates, mode, prices)
-        if limit is None or _needed(found, views, plans) <= limit:
-            return Planned(found, views, plans, frozenset(in_nhwc))
+        if limit is None or _needed(found, views, {}) <= limit:  # else no plans, which may have to be timed, would fit
+            plans = plans_for(found, views, device, {**options, "memory_limit": None}, candidates, mode, prices)
+            if limit is None or _needed(found, views, plans) <= limit:
+                return Planned(found, views, plans, frozenset(in_nhwc))
         candidates = {}  # they were chosen for other layers
     return Planned(found, views, plans_for(found, views, device, options, candidates, mode, prices), frozenset(in_nhwc))
 
