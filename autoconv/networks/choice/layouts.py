@@ -19,9 +19,10 @@ LAST: Layout = "NHWC"
 
 def channels_last(graph: Graph, node: Node) -> Operator | None:
     """What computes the array of a node in NHWC, from images in NHWC; None where nothing does."""
-    found = node.operator.channels_last()
     types = [graph.types[name] for name in (*node.inputs, node.name)]
-    if found is None or len(types[-1].shape) != IMAGES or any(t.dtype != "float32" for t in types):
+    if len(types[-1].shape) != IMAGES or any(t.dtype != "float32" for t in types):
+        return None
+    if (found := node.operator.channels_last()) is None:
         return None
     if isinstance(found, Conv) and node.inputs[1] not in graph.constants:
         return None

@@ -57,6 +57,8 @@ class Concat(Operator):
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         shapes = [t.shape for t in inputs]
         axis = normalised_axis(self.axis, len(shapes[0]))
+        if axis != self.axis:
+            raise ConfigError(f"axis={self.axis}: expected it counted from the front")
         if len({t.dtype for t in inputs}) != 1 or len({(*s[:axis], *s[axis + 1 :]) for s in shapes}) != 1:
             raise ConfigError(f"expected arrays of one type that differ in dimension {axis} alone")
         whole = sum(shape[axis] for shape in shapes)

@@ -31,7 +31,7 @@ from autoconv.networks.operators import (
     Softmax,
     Transpose,
 )
-from autoconv.networks.operators.base import TensorType, normalised_axis
+from autoconv.networks.operators.base import TensorType
 
 Images = Mapping[str, int]  # by the name of a node: how many images at a time it is computed for, where that is not all
 
@@ -198,7 +198,7 @@ def _of_rows(graph: Graph, node: Node, count: int) -> Operator | None:
     elif isinstance(operator, Reduce):
         apart = 0 not in operator.axes
     elif isinstance(operator, Softmax | Concat | Resize):
-        apart = normalised_axis(operator.axis, len(shape)) != 0
+        apart = operator.axis != 0
     elif isinstance(operator, Transpose):
         apart = operator.order[0] == 0
     elif isinstance(operator, Pad):
