@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection
 from pathlib import Path
 
 from autoconv.layer import ConvLayer
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layers import NamedLayer, Network
 from autoconv.networks.operators import Conv, ConvTranspose, MatMul, QuantizedMatMul, QuantizedProduct
-from autoconv.networks.yaml_reader import LONGEST
+from autoconv.networks.yaml_writer import writable
 
 _Equal = tuple[ConvLayer, tuple[int, ...], bool]  # what is listed once: a layer, its own batch, whether it is rows
 
@@ -58,21 +57,11 @@ def layer_list(graph: Graph, batch: int) -> Network:
     layers: dict[str, NamedLayer] = {}
     for equal, (wanted, place) in first.items():
         layer, batches, rows = equal
-        name = _writable(wanted, layers)
+        name = writable(wanted, layers)
         directions = () if layer.direction == "fwd" else (layer.direction,)
         layers[name] = NamedLayer(name, layer.replace(direction="fwd"), count[equal], place, batches, directions, rows)
     file = Path(graph.name)
-    return Network(_writable(file.stem), _writable(file.name), tuple(layers.values()), (images,))
-
-
-def _writable(name: str, taken: Collection[str] = ()) -> str:
-    """A name as a file of layers may have it, printable and of no more characters; and none that is taken."""
-    printable = "".join(character if character.isprintable() else "_" for character in name)
-    found, count = printable[:LONGEST], 1
-    while found in taken:
-        count += 1
-        found = f"{printable[: LONGEST - len(str(count)) - 1]}.{count}"
-    return found
+    return Network(writable(file.stem), writable(file.name), tuple(layers.values()), (images,))
 
 
 def _images(graph: Graph, batch: int) -> int:

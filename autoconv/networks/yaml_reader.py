@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from autoconv.common.arguments import LARGEST
 from autoconv.common.text import nearest
 from autoconv.errors import ConfigError, LayerError
 from autoconv.layer import DIRECTIONS, ConvLayer
@@ -15,7 +16,6 @@ from autoconv.networks.layers import NamedLayer, Network
 
 LARGEST_FILE = 1 << 18  # bytes; the longest shipped list has 4 KiB
 LONGEST = 200  # characters of a value
-LARGEST_COUNT = 1_000_000  # of images in a batch, and of equal layers
 NETWORK_KEYS = ("name", "source", "batch", "defaults", "layers")
 REQUIRED = ("C", "H", "K", "R")
 SETTINGS = (
@@ -62,12 +62,13 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {}  # noqa: RUF012  (PyYAML declares it)
 
 
-for _tag, _pattern, _first in (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?(0|[1-9][0-9]{0,17})", list("-+0123456789")),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first)
+_WRITTEN = {  # how what is no text is written, and what that begins with
+    "null": (re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+    "bool": (re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
+    "int": (re.compile(r"(?:[-+]?(0|[1-9][0-9]{0,17}))$"), list("-+0123456789")),
+}
+for _tag, (_pattern, _first) in _WRITTEN.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _pattern, _first)
 
 _SCALARS: dict[str, Callable[[str], Any]] = {
     "null": lambda text: None,
@@ -163,15 +164,14 @@ class _Reader:
             self.fail(_line(node), f"{what}: expected a number, a word or a pair, got {_kind(node)}", layer)
         if (length := len(node.value)) > LONGEST:
             self.fail(_line(node), f"{what}: expected at most {LONGEST} characters, got {length}", layer)
-        try:
-            return _SCALARS[tag](node.value)
-        except ValueError:  # an explicit tag such as !!int on something else
+        if tag in _WRITTEN and not _WRITTEN[tag][0].match(node.value):  # !!int on something else, say
             self.fail(_line(node), f"{what}={node.value!r}: expected a value of the type its tag names, {tag}", layer)
+        return _SCALARS[tag](node.value)
 
     def count(self, node: yaml.Node, what: str, layer: str | None = None) -> int:
         value = self.value(node, what, layer, depth=0)
-        if type(value) is not int or not 1 <= value <= LARGEST_COUNT:
-            self.fail(_line(node), f"{what}={value!r}: expected an integer from 1 to {LARGEST_COUNT}", layer)
+        if type(value) is not int or not 1 <= value <= LARGEST:
+            self.fail(_line(node), f"{what}={value!r}: expected an integer from 1 to {LARGEST}", layer)
         return value
 
     def several(self, node: yaml.Node, what: str) -> list[yaml.Node]:

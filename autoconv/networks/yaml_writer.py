@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import yaml
@@ -10,7 +11,7 @@ import yaml
 from autoconv.common.types import output_name
 from autoconv.layer import ConvLayer
 from autoconv.networks.layers import NamedLayer, Network
-from autoconv.networks.yaml_reader import SETTINGS
+from autoconv.networks.yaml_reader import LONGEST, SETTINGS
 
 
 def text_of(net: Network) -> str:
@@ -25,11 +26,22 @@ def text_of(net: Network) -> str:
     str
         What `autoconv.networks.load` makes the same layers of.
     """
-    head = {"name": net.name, "source": net.source} if net.source else {"name": net.name}
+    name = writable(net.name)  # it may be that of a file
+    head = {"name": name, "source": net.source} if net.source else {"name": name}
     batch = net.batches[0] if len(net.batches) == 1 else list(net.batches)
     lines = [f"{key}: {_flow(value)}" for key, value in (head | {"batch": batch}).items()]
     layers = [_settings(named, net.batches[0]) for named in net.layers]
     return "\n".join([*lines, "layers:", *(f"  - {_flow(settings)}" for settings in layers), ""])
+
+
+def writable(name: str, taken: Collection[str] = ()) -> str:
+    """A name as a file of layers may have it, printable and of no more characters; and none that is taken."""
+    printable = "".join(character if character.isprintable() else "_" for character in name)
+    found, count = printable[:LONGEST], 1
+    while found in taken:
+        count += 1
+        found = f"{printable[: LONGEST - len(str(count)) - 1]}.{count}"
+    return found
 
 
 def _settings(named: NamedLayer, batch: int) -> dict[str, Any]:
