@@ -124,8 +124,8 @@ class Collection:
                 data = file.read(yaml_reader.LARGEST_FILE + 1)
         except FileNotFoundError:
             return Network(self.path.stem, SOURCE, ())
-        except OSError as error:
-            raise ConfigError(f"{self._given}: cannot be read: {error.strerror or error}") from None
+        except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+            raise ConfigError(f"{self._given}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
         return yaml_reader.network(data, str(self._given), self.path.stem)
 
     def _fitting(self, net: Network, new: list[ConvLayer]) -> Network | None:

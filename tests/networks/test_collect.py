@@ -105,6 +105,15 @@ def test_a_list_that_is_there_keeps_its_names_repeats_and_title(tmp_path: Path) 
     ]
 
 
+def test_a_list_of_any_name_and_of_many_images_is_read_again(tmp_path: Path) -> None:
+    path, cache = tmp_path / f"{'long' * 55}\n.yaml", TuningCache(tmp_path / "cache", system=None)
+    wanted = [ConvLayer(N=n, C=1, H=1, W=1, K=1, R=1, S=1) for n in (2, 2**31 - 1)]
+    for layer in wanted:
+        with autoconv.collect(path):
+            plan(layer, "heuristic", cache=cache, build=False)
+    assert listed(path) == wanted
+
+
 def test_a_list_that_is_full_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "untuned.yaml"
     path.write_text("layers: [{name: own, C: 2, H: 9, K: 2, R: 3}]\n")
@@ -151,6 +160,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(tmp_path
         "none/untuned.yaml": "there is no folder",
         "other.yaml": "a network: expected a mapping",
         ".": "cannot be read: Is a directory",
+        "a\0.yaml": "cannot be read: embedded null",
     }.items():
         with pytest.raises(ConfigError, match=message), autoconv.collect(tmp_path / name):
             raise AssertionError("not reached")

@@ -155,6 +155,15 @@ def test_an_archive_that_wants_a_password_is_no_network(path: Path, flag: int) -
         ({"inputs": [["x", [1, 4, 12, -10], "float32"]]}, "expected extents of at least 1"),
         ({"inputs": [["x", [1, 4, 12, 400_000_000], "float32"]]}, "array 'x': float32 .* takes 73242.19 MiB, and"),
         ({"inputs": [["x", [400_000_000, 4, 12, 10], "float32"]]}, "array 'x': .* takes 732421.88 MiB, and"),
+        (
+            {
+                "nodes": [["y", "Pad", {"before": [0], "after": [1]}, ["b"]]],
+                "inputs": [["b", [3], "float32"]],
+                "outputs": {"y": "y"},
+                "nhwc": ["y"],
+            },
+            "nhwc: expected nodes that can be in NHWC, got y",
+        ),
         ({"images": {"up": 1}}, "node 'up': cannot be computed for 1 of 1 images"),
         ({"images": {"up": "1"}}, "images: expected numbers of images, got {'up': '1'}"),
         ({"images": [3]}, "not a saved network, or damaged"),
@@ -163,6 +172,7 @@ def test_an_archive_that_wants_a_password_is_no_network(path: Path, flag: int) -
             ({"nodes": [["y", kind, values, ["x"]]], "outputs": {"y": "y"}}, message)
             for kind, values, message in (
                 ("Reduce", {"reduction": "sum", "axes": [1, 1]}, r"axes=\(1, 1\): expected different ones"),
+                ("Concat", {"axis": -1}, "axis=-1: expected it counted from the front"),
                 ("Resize", {"axis": -1, "indices": [[0]], "weights": [[1.0]]}, "axis=-1: expected it counted from the"),
                 ("Resize", {"axis": 1, "indices": [[0], [0]], "weights": [[1.0]]}, "expected as many indices and"),
                 (
@@ -236,4 +246,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     net = compiled(small(1))
     with pytest.raises(ConfigError, match="cannot be written: No such file"):
         net.save(tmp_path / "missing" / "net.autoconv")
+    with pytest.raises(ConfigError, match="cannot be written: embedded null"):
+        net.save(tmp_path / "a\0net")
     assert not [*tmp_path.rglob("*net*")]

@@ -145,8 +145,10 @@ class CompiledNetwork:
         """
         try:
             saved.write(Path(path), self._first, self._made, self.device)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
+        except ConfigError:
+            raise
+        except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+            raise ConfigError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
     @property
     def arena_bytes(self) -> int:
