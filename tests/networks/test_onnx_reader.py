@@ -92,6 +92,16 @@ def test_a_network_has_fewer_nodes_after_the_passes() -> None:
         (model([OP_OF_BYTES], {"x": [2]}), "no such operator here: expected one of"),
         (model([REFERRING], {"x": [2]}), r"node 'y' \(LeakyRelu\): .*attribute"),
         (model([node("Gather", "x c")], {"x": [2, 3]}, {"c": np.int64(2)}), "indices: expected them within 2"),
+        (
+            model([node("Gather", "k c", "g"), node("Add", "x g")], {"x": [1]},
+                  {"k": np.ones((1, 1 << 20), np.float32), "c": np.zeros(1 << 20, np.int64)}),
+            r"node 'g' \(Gather\): expected at most 2047 MiB of constants in all",
+        ),
+        (
+            model([node("Conv", "x w")], {"x": [1, 3, 4, 4]}, {"w": np.ones((2, 3, 3, 3), np.uint8)},
+                  dtype=TensorProto.UINT8),
+            "node 'y', Conv of uint8 .*: expected images of float32, float64, float16, bfloat16, got uint8",
+        ),
         (model([node("MatMul", "x c")], {"x": [2, 2]}, {"c": np.ones((2, 2))}), "of one type, got float32 and float64"),
         (model([node("MaxPool", "x")], {"x": [1, 1, 4, 4]}), "the attribute 'kernel_shape' is missing"),
         (model([node("Add", "x c c")], {"x": [1]}, {"c": ONES[1]}), r"node 'y' \(Add\): inputs: expected 2, got 3"),
@@ -155,6 +165,10 @@ def test_shapes_that_the_file_leaves_open_are_given() -> None:
         translated(made, "net", input_shapes={"z": (2, 3, 4)})
     with pytest.raises(ConfigError, match="input 'x': input_shapes="):
         translated(made, "net", input_shapes={"x": (2, 3, 0)})
+    with pytest.raises(ConfigError, match="input 'x': input_shapes=5: expected a shape"):
+        translated(made, "net", input_shapes={"x": 5})
+    with pytest.raises(ConfigError, match=r"net: input_shapes=\[\(2, 3\)\]: expected a mapping of names to shapes"):
+        translated(made, "net", input_shapes=[(2, 3)])
 
 
 def test_the_layers_of_a_file_are_a_list(tmp_path: Path) -> None:
@@ -340,6 +354,17 @@ def test_types_of_arrays_that_are_no_numbers_are_refused() -> None:
     made.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.UNDEFINED, [2]))
     with pytest.raises(ConfigError, match="input 'x': expected an array of numbers"):
         translated(made, "net")
+
+
+def test_a_part_of_a_shape_may_be_empty() -> None:
+    """As that of an image's batch, where there is but the image: x.view(*x.shape[:-2], -1)."""
+    nodes = [
+        *(node("Shape", "x", "s"), node("Slice", "s zero last", "batch"), node("Slice", "s last end", "rows")),
+        *(node("Concat", "batch rows rest", "shape", axis=0), node("Reshape", "x shape")),
+    ]
+    constants = {"zero": np.array([0]), "last": np.array([-2]), "end": np.array([-1]), "rest": np.array([-1])}
+    graph = translated(model(nodes, {"x": [3, 4]}, constants), "net")
+    assert graph.types[graph.outputs["y"]].shape == (3, 4)
 
 
 def test_scalars_that_constants_make_are_scalars() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,9 @@ def translated(
         raise ConfigError(f"{where}: opset {opset}: expected {OLDEST} or newer")
     reader = _Reader(Graph(where), opset)
     reader.constants(model.graph)
-    reader.inputs(model.graph, batch, dict(input_shapes or {}))
+    if not isinstance(input_shapes, Mapping | None):
+        raise ConfigError(f"{where}: input_shapes={input_shapes!r}: expected a mapping of names to shapes")
+    reader.inputs(model.graph, batch, input_shapes or {})
     reader.nodes(model.graph)
     reader.outputs(model.graph)
     reader.graph.clean()
@@ -103,7 +105,7 @@ class _Reader:
                 raise self.fail(f"constant {tensor.name!r}: expected at most {LARGEST_CONSTANTS >> 20} MiB in all")
             self.values[tensor.name] = self.graph.add_constant(tensor.name, value)
 
-    def inputs(self, proto: Any, batch: int | None, given: dict[str, Sequence[int]]) -> None:
+    def inputs(self, proto: Any, batch: int | None, given: Mapping[str, Sequence[int]]) -> None:
         names = [info.name for info in proto.input if info.name not in self.values]
         if unknown := sorted(set(given) - set(names)):
             raise self.fail(f"input_shapes: {unknown[0]!r}: expected one of the inputs {', '.join(names)}")
@@ -111,7 +113,7 @@ class _Reader:
             if info.name not in self.values:
                 self.values[info.name] = self.graph.add_input(info.name, self._input_type(info, batch, given))
 
-    def _input_type(self, info: Any, batch: int | None, given: dict[str, Sequence[int]]) -> TensorType:
+    def _input_type(self, info: Any, batch: int | None, given: Mapping[str, Sequence[int]]) -> TensorType:
         from onnx import helper
 
         what, shapes = f"input {info.name!r}", f"input_shapes={{{info.name!r}: ...}} to autoconv.load"
@@ -126,9 +128,11 @@ class _Reader:
             raise self.fail(f"{what}: expected an array of real numbers, got {found_type}")
         dtype = found_type.name
         if info.name in given:
-            shape = tuple(given[info.name])
-            if not all(isinstance(extent, int | np.integer) and extent > 0 for extent in shape):
-                raise self.fail(f"{what}: input_shapes={shape}: expected integers of at least 1")
+            wanted = given[info.name]
+            shape = tuple(wanted) if isinstance(wanted, Iterable) else (wanted,)
+            whole = all(isinstance(extent, int | np.integer) and extent > 0 for extent in shape)
+            if not whole or not isinstance(wanted, Iterable):
+                raise self.fail(f"{what}: input_shapes={wanted!r}: expected a shape, of integers of at least 1")
             return TensorType(tuple(map(int, shape)), dtype)
         found: list[int] = []
         for n, dim in enumerate(info.type.tensor_type.shape.dim):

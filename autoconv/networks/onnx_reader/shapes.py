@@ -85,6 +85,7 @@ def _gather(call: Call) -> str | None:
             call.fail(f"indices: expected them within {shape[axis]}")
         one = call.slice_axis(name, axis, index % shape[axis], 1)
         return call.reshape(one, (*shape[:axis], *shape[axis + 1 :]))
+    call.check_room(TensorType((*shape[:axis], *indices.shape, *shape[axis + 1 :]), data.dtype.name))
     try:
         return call.add_constant(np.asarray(np.take(data, indices, axis=axis)))
     except IndexError:
@@ -175,14 +176,20 @@ def _slice(call: Call) -> str:
     axes = call.integers(3, "axes") or tuple(range(len(starts)))
     steps = call.integers(4, "steps") or (1,) * len(starts)
     call.axes(axes, len(shape))
+    known = call.graph.constants.get(call.value(0))  # of shapes, say, of which nothing may be left
     first, counts, strides = [0] * len(shape), list(shape), [1] * len(shape)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         if step == 0:
             call.fail("steps: expected any but 0")
         places = range(*slice(start, end, step).indices(shape[axis]))
-        if not places:
+        if known is not None:
+            known = known.take(np.asarray(places, np.int64), axis)
+        elif not places:
             call.fail(f"starts={starts}, ends={ends}: nothing is left of {shape}")
-        first[axis], counts[axis], strides[axis] = places[0], len(places), step
+        else:
+            first[axis], counts[axis], strides[axis] = places[0], len(places), step
+    if known is not None:
+        return call.add_constant(known)
     return call.add(Slice(tuple(first), tuple(counts), tuple(strides)), call.value(0))
 
 

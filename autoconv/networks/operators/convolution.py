@@ -43,6 +43,8 @@ class Conv(Product):
         """The layer that computes it."""
         same_rank(inputs, 4)
         (N, C, H, W), w = in_nchw(self.layout, inputs[0].shape), inputs[1]
+        if inputs[0].dtype not in DTYPES:  # of bytes a layer would be another operator
+            raise ConfigError(f"expected images of {', '.join(DTYPES)}, got {inputs[0]}")
         if len(w.shape) != 4 or w.dtype != inputs[0].dtype:
             expected = "K, C/groups, R, S" if self.layout == "NCHW" else "K, R, S, C/groups"
             raise ConfigError(f"expected filters {inputs[0].dtype} ({expected}), got {w}")

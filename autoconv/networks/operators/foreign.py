@@ -149,8 +149,13 @@ def _session(model: str) -> Runner | None:
         name = found.type.removeprefix("tensor(").removesuffix(")")
         return TensorType(tuple(found.shape), _NAMES.get(name, name))
 
+    def run(arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        given = (np.asarray(array, order="C") for array in arrays)  # which leaves a scalar one
+        found: Sequence[np.ndarray] = session.run(None, dict(zip(names, given, strict=True)))
+        return found
+
     return Runner(
-        lambda arrays: session.run(None, dict(zip(names, map(np.ascontiguousarray, arrays), strict=True))),
+        run,
         [*map(type_of, inputs)],
         [*map(type_of, session.get_outputs())],
     )
