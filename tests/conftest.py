@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -191,7 +192,6 @@ collect_ignore = ["bochs.py"]  # no tests, and what it imports is only there for
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test has a cache of its own and no plans in memory; kernels once compiled are shared, as they are exact."""
     monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(KERNELS))
     monkeypatch.setattr(recorded, "_in_force", {})
     forget_plans()
     yield
@@ -209,7 +209,7 @@ def short_search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def any_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model on record stands for this machine, whose own speed is not awaited, and nothing empties its caches.
 
-    No time is asserted anywhere.
+    What it reaches is asserted by the tests of its measurement alone.
     """
     if request.path.name != "test_machine_measure.py":
         monkeypatch.setattr(measure, "measure", _as_on_record)
@@ -250,6 +250,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("full" if config.getoption("full") else "everyday")
+    # Of what is done outside of single tests, while they are collected, say, the user's own records know nothing.
+    folder, session = tempfile.TemporaryDirectory(prefix="autoconv-tests-"), pytest.MonkeyPatch()
+    session.setenv("AUTOCONV_CACHE_DIR", folder.name)
+    session.setenv("AUTOCONV_KERNEL_DIR", str(KERNELS))
+    config.add_cleanup(folder.cleanup)
+    config.add_cleanup(session.undo)
     if not config.getoption("avx512"):
         return
     try:
@@ -263,6 +269,14 @@ def pytest_configure(config: pytest.Config) -> None:
     patch.setattr(recorded, "_measured", lambda key, isa, threads, *_, **__: vectors.modelled(isa, threads))
     config.add_cleanup(processor.close)
     config.add_cleanup(patch.undo)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected follows from a model on record, and so is the same on every machine and in every process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "measure", _as_on_record)
+        return (yield)
 
 
 @pytest.hookimpl(trylast=True)  # of what is asked for by marks and words

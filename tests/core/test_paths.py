@@ -10,6 +10,12 @@ import pytest
 
 from autoconv import paths
 
+WHILE_COLLECTED = paths.cache_folder()
+
+
+def test_tests_leave_the_users_own_records_alone_while_they_are_collected() -> None:
+    assert WHILE_COLLECTED.name.startswith("autoconv-tests-")
+
 
 def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "list.yaml"
