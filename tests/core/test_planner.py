@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 import queue
 import re
-import signal
 import threading
-import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -389,7 +386,7 @@ def test_what_stands_in_for_a_better_one_is_not_timed_but_can_be_named(cache: Tu
     assert "numpy.direct" in alone.facts
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@forks
 def test_a_child_plans_though_another_thread_was_planning(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python 3.11 holds a lock of the class while a `cached_property` is computed."""
     begun, release, test = threading.Event(), threading.Event(), threading.current_thread()
@@ -405,13 +402,8 @@ def test_a_child_plans_though_another_thread_was_planning(cache: TuningCache, mo
     thread = threading.Thread(target=planner.plan, args=(LAYER, "heuristic"), kwargs={"cache": cache})
     thread.start()
     assert begun.wait(60)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on: this process has threads
-        child = os.fork()
-    if child == 0:
-        signal.alarm(60)
-        planner.plan(LAYER.replace(N=2), "heuristic", cache=cache)
-        os._exit(0)
-    release.set()
-    thread.join()
-    assert os.waitpid(child, 0)[1] == 0
+    try:
+        assert exit_code(lambda: planner.plan(LAYER.replace(N=2), "heuristic", cache=cache).timed) == 0
+    finally:
+        release.set()
+        thread.join()

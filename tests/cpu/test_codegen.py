@@ -3,16 +3,15 @@
 import ast
 import ctypes
 import os
-import signal
 import subprocess
 import sys
 import threading
-import warnings
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from forked import exit_code, forks
 from vectors import INSTRUCTION_SETS
 
 from autoconv.common import code_hash, machine_code
@@ -382,7 +381,7 @@ def test_a_first_call_compiles_few_kernels(tmp_path: Path) -> None:
     assert kernels <= 2 + HYBRID_CANDIDATES + 2  # some of a smaller error
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@forks
 def test_a_child_compiles_though_another_thread_was_about_to():
     held, release = threading.Event(), threading.Event()
 
@@ -395,12 +394,10 @@ def test_a_child_compiles_though_another_thread_was_about_to():
     thread.start()
     held.wait()
     threading.Timer(0.2, release.set).start()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on: this process has threads
-        child = os.fork()
-    if child == 0:
-        signal.alarm(60)
+
+    def take():
         with compiler._lock:
-            os._exit(0)
+            return 0
+
+    assert exit_code(take) == 0
     thread.join()
-    assert os.waitpid(child, 0)[1] == 0

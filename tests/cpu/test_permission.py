@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from forked import exit_code, forks
 from layers import operands
 from vectors import modelled
 
@@ -223,8 +224,7 @@ def test_handlers_of_signals_on_a_small_stack() -> None:
     assert (ended.returncode, ended.stdout.strip()) == (0, "True"), ended.stderr
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is POSIX")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@forks
 def test_a_new_thread_and_a_forked_child_compute_with_tiles(tmp_path: Any) -> None:
     """Of this processor where it has them, else emulated: the same bits as here."""
     emulated = CPU(2, "avx2", matrix_unit="emulated", model=modelled("avx2", 2).text)
@@ -237,8 +237,5 @@ def test_a_new_thread_and_a_forked_child_compute_with_tiles(tmp_path: Any) -> No
     thread.start()
     thread.join()
     np.testing.assert_array_equal(found[0], want)
-    child = os.fork()
-    if not child:
-        os._exit(0 if np.array_equal(made.run(x, w), want) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert exit_code(lambda: int(np.array_equal(made.run(x, w), want))) == 1
     cache.close()

@@ -8,12 +8,12 @@ import sys
 import textwrap
 import threading
 import time
-import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import exit_code, forks
 
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
@@ -230,19 +230,10 @@ def test_many_callers_at_once():
     assert not failures
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@forks
 def test_works_after_fork():
     check(50, 3, 10)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on: this process has threads
-        child = os.fork()
-    if child == 0:
-        try:
-            check(50, 3, 10)
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    assert exit_code(lambda: check(50, 3, 10) or 0) == 0
     check(50, 3, 10)
 
 
@@ -328,7 +319,7 @@ def test_threads_of_openmp_keep_their_float_mode(openmp):
     assert kept == [counts_denormals()] * 3  # which a library may have switched off for all of this process
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@forks
 def test_a_child_has_threads_of_its_own_again(openmp):
     test_works_after_fork()
 
@@ -372,7 +363,7 @@ def test_exit_is_prompt_and_later_launches_still_run(tmp_path):
     script = textwrap.dedent(
         """
         import atexit, sys
-        sys.path.insert(0, sys.argv[1])
+        sys.path[:0] = sys.argv[1:]
         import test_pool
         atexit.register(lambda: (test_pool.check(20, 2, 3), print("after")))
         from autoconv.cpu import pool
@@ -380,6 +371,6 @@ def test_exit_is_prompt_and_later_launches_still_run(tmp_path):
         pool._stop()
         """
     )
-    command = [sys.executable, "-c", script, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", script, *map(str, Path(__file__).parents[:2])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "after\n"), done.stderr
