@@ -74,6 +74,14 @@ def some(candidates: Sequence[Candidate], number: int = 4) -> list[Candidate]:
     return drawn(candidates)[:number]
 
 
+def some_runnable(algorithm: Algorithm, layer: ConvLayer, device: CPU, number: int = 4) -> list[Candidate]:
+    """So many candidates that can run, drawn as `some` are; at least one, or whoever asks would check nothing."""
+    able = (c for c in drawn(algorithm.all(layer, device)) if not algorithm.why_not(layer, device, c.params))
+    found = list(itertools.islice(able, number))
+    assert found, f"no candidate of {algorithm.name} can run {layer} on {device.name}"
+    return found
+
+
 def check_guarded(
     algorithm: Algorithm, layer: ConvLayer, device: CPU, arrays: tuple[Any, ...], names: Collection[str] | None = None
 ) -> int:
@@ -84,17 +92,17 @@ def check_guarded(
     offered = algorithm.all(layer, device)
     asked = drawn(offered) if names is None else [c for c in offered if str(c) in names]
     able = (c for c in asked if not algorithm.why_not(layer, device, c.params))
-    runnable = list(itertools.islice(able, 4 if names is None else None))
-    if not runnable:
+    chosen = list(itertools.islice(able, 4 if names is None else None))
+    if not chosen:
         return 0
     want, magnitude = reference.convolve(layer, *arrays), reference.magnitude(layer, *arrays)
-    for candidate in runnable:
+    for candidate in chosen:
         for side in ("before", "after"):
             got = run_guarded(algorithm, layer, device, candidate, arrays, side)
             error = reference.error(got, want, magnitude)
             bound = allowed(algorithm, layer, candidate.params, want, magnitude)
             assert error <= bound, f"{candidate} on {layer}, {device.name}: error {error:.2e}, allowed {bound:.2e}"
-    return len(runnable)
+    return len(chosen)
 
 
 def check_candidate(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guards import check_guarded, some
+from guards import check_guarded, some, some_runnable
 from layers import EPILOGUES, depthwise, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
@@ -145,8 +145,7 @@ def test_channels_stored_past_the_caches(instruction_set: str) -> None:
     """Whole aligned vectors only; an output that starts elsewhere is stored as usual."""
     device = device_with(instruction_set, 2, SMALL_CACHES)
     layer = depthwise(C=64, layout="NHWC", bias=True)
-    for candidate in some(DEPTHWISE.all(layer, device), 6):
-        assert not DEPTHWISE.why_not(layer, device, candidate.params)
+    for candidate in some_runnable(DEPTHWISE, layer, device, 6):
         check_shifted(layer, device, candidate.params, (0, 4, 32))
 
 
@@ -179,9 +178,7 @@ def test_nan_reaches_its_receptive_field_only(name: str) -> None:
     seen = np.isnan(np.pad(x, ((0, 0), (0, 0), *layer.padding)))
     windows = np.lib.stride_tricks.sliding_window_view(seen, (layer.R, layer.S), (2, 3))
     want = windows[:, :, :: layer.stride[0], :: layer.stride[1]].any((-1, -2))
-    for candidate in some(DEPTHWISE.all(layer, device)):
-        if DEPTHWISE.why_not(layer, device, candidate.params):
-            continue
+    for candidate in some_runnable(DEPTHWISE, layer, device):
         kernel = DEPTHWISE.build(layer, device, candidate.params)
         out = device.empty(layer.y_shape, "float32")
         kernel.run(x, w, out, None, None, device.buffer(kernel.workspace_bytes))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guards import check_guarded, some
+from guards import check_guarded, some, some_runnable
 from layers import EPILOGUES, depthwise, edge, operands
 from vectors import INSTRUCTION_SETS, device_with, machine_named
 
@@ -90,7 +90,7 @@ def test_nan_reaches_its_receptive_field_only(stride: int) -> None:
     seen = np.isnan(np.pad(x, ((0, 0), (0, 0), *layer.padding)))
     windows = np.lib.stride_tricks.sliding_window_view(seen, (layer.R, layer.S), (2, 3))
     want = windows[:, :, ::stride, ::stride].any((-1, -2))
-    for candidate in some(INPLACE.all(layer, device)):
+    for candidate in some_runnable(INPLACE, layer, device):
         kernel = INPLACE.build(layer, device, candidate.params)
         out = device.empty(layer.y_shape, "float32")
         kernel.run(x, w, out, None, None, device.buffer(kernel.workspace_bytes))

@@ -23,31 +23,49 @@ WITH = {"bias": True, "residual": True}
 TAKE_NO_SMALL_ONES = ("gemm.strassen",)  # their own tests have epilogues, too
 
 
+EMULATED = CPU(2, DEVICE.instruction_set, matrix_unit="emulated")
+DEEP = {"C": 40, "K": 40}  # for families of a matrix unit, whose tiles want some channels
+
+
+def check_each(family: Any, names: Sequence[str], **fields: Any) -> int:
+    """Hold a candidate of a family against the oracle on each of these layers that it takes; how many those are."""
+    found, device = 0, DEVICE if "matrix" not in family.name else EMULATED
+    for name in names:
+        layer = edge(name, **fields)
+        able = (c for c in family.all(layer, device) if not family.why_not(layer, device, c.params))
+        if (candidate := next(able, None)) is not None:
+            found += check_guarded(family, layer, device, operands(layer), {str(candidate)})
+    return found
+
+
+def problems_for(family: Any) -> tuple[Sequence[str], dict[str, Any]]:
+    """Layers some of which a family takes, and what is to be changed of them."""
+    return (("remainders", "pointwise"), DEEP) if "matrix" in family.name else (PROBLEMS, {})
+
+
+def takes_them(family: Any, layout: str) -> bool:
+    """Whether it takes some in this layout, and in float32."""
+    return layout in family.layouts and "float32" in family.dtypes and family.name not in TAKE_NO_SMALL_ONES
+
+
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_stores_with_every_activation(family: GeneratedAlgorithm, activation: str, layout: str) -> None:
-    for name in PROBLEMS:
-        layer = edge(name, layout=layout, activation=activation, **WITH)
-        runnable = [c for c in family.all(layer, DEVICE) if not family.why_not(layer, DEVICE, c.params)]
-        check_guarded(family, layer, DEVICE, operands(layer), {str(c) for c in runnable[:1]})
+    names, fields = problems_for(family)
+    found = check_each(family, names, layout=layout, activation=activation, **fields, **WITH)
+    assert (found > 0) == takes_them(family, layout)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_reads_the_slopes_of_its_channels(family: GeneratedAlgorithm) -> None:
     """They lie behind the biases, or where those would be."""
-    found = 0
+    names, fields = problems_for(family)
     for layout, bias in (("NCHW", True), ("NHWC", False)):
-        for name in PROBLEMS:
-            layer = edge(name, layout=layout, activation="prelu", bias=bias)
-            runnable = (c for c in family.all(layer, DEVICE) if not family.why_not(layer, DEVICE, c.params))
-            if (candidate := next(runnable, None)) is not None:
-                found += check_guarded(family, layer, DEVICE, operands(layer), {str(candidate)})
-                break
-    assert found or "float32" not in family.dtypes or "matrix" in family.name or family.name in TAKE_NO_SMALL_ONES
+        changes = {"layout": layout, "bias": bias, "activation": "prelu"} | fields
+        assert any(check_each(family, [name], **changes) for name in names) == takes_them(family, layout)
 
 
-EMULATED = CPU(2, DEVICE.instruction_set, matrix_unit="emulated")
 GRADIENTS = [a for a in registry.algorithms(DEVICE) if {"dgrad"} & set(a.directions) & set(a.epilogue)]
 EVERY_GRADIENT = (
     "remainders", "pointwise", "grouped", "depthwise", "stem", "strided", "pointwise strided", "stride skips pixels",
@@ -55,36 +73,21 @@ EVERY_GRADIENT = (
 )  # fmt: skip
 
 
-def check_gradients(family: Any, names: Sequence[str], **fields: Any) -> int:
-    """Hold a candidate of a family against the oracle on each of these layers that it takes; how many those are."""
-    found, device = 0, DEVICE if "matrix" not in family.name else EMULATED
-    for name in names:
-        layer = edge(name, direction="dgrad", **fields)
-        able = (c for c in family.all(layer, device) if not family.why_not(layer, device, c.params))
-        if (candidate := next(able, None)) is not None:
-            found += check_guarded(family, layer, device, operands(layer), {str(candidate)})
-    return found
-
-
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("family", GRADIENTS, ids=lambda family: family.name)
 def test_every_family_ends_a_transposed_convolution(family: Any, layout: str) -> None:
-    names, fields = EVERY_GRADIENT, {"layout": layout, "activation": "clip:-0.5:1.5", **WITH}
-    if "matrix" in family.name:  # whose tiles want some channels
-        names, fields = ("remainders", "strided"), fields | {"C": 40, "K": 40}
-    found = check_gradients(family, names, **fields)
-    small = layout in family.layouts and "float32" in family.dtypes and family.name not in TAKE_NO_SMALL_ONES
-    assert (found > 0) == small
+    names, fields = (("remainders", "strided"), DEEP) if "matrix" in family.name else (EVERY_GRADIENT, {})
+    fields = {"direction": "dgrad", "layout": layout, "activation": "clip:-0.5:1.5"} | fields | WITH
+    assert (check_each(family, names, **fields) > 0) == takes_them(family, layout)
 
 
 @pytest.mark.parametrize("family", GRADIENTS, ids=lambda family: family.name)
 def test_slopes_of_a_transposed_convolution(family: Any) -> None:
-    names, fields = ("strided", "pointwise", "depthwise", "pointwise strided", "depthwise strided"), {"bias": True}
-    if "matrix" in family.name:
-        names, fields = ("strided", "remainders"), fields | {"C": 40, "K": 40}
-    for layout in family.layouts:
-        if "float32" in family.dtypes and family.name not in TAKE_NO_SMALL_ONES:
-            assert any(check_gradients(family, [name], layout=layout, activation="prelu", **fields) for name in names)
+    names = ("strided", "pointwise", "depthwise", "pointwise strided", "depthwise strided")
+    names, fields = (("strided", "remainders"), DEEP) if "matrix" in family.name else (names, {})
+    for layout in ("NCHW", "NHWC"):
+        changes = {"direction": "dgrad", "layout": layout, "activation": "prelu", "bias": True} | fields
+        assert any(check_each(family, [name], **changes) for name in names) == takes_them(family, layout)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
@@ -92,7 +95,8 @@ def test_slopes_of_a_transposed_convolution(family: Any) -> None:
 def test_transposed_convolutions_of_other_types(name: str, dtype: str) -> None:
     (family,) = (family for family in GRADIENTS if family.name == name)
     names = {"gemm.polyphase": "pointwise strided", "depthwise.polyphase": "depthwise strided"}
-    assert check_gradients(family, (names.get(name, "strided"),), dtype=dtype, activation="relu", bias=True)
+    fields = {"direction": "dgrad", "dtype": dtype, "activation": "relu", "bias": True}
+    assert check_each(family, (names.get(name, "strided"),), **fields)
 
 
 @pytest.mark.parametrize("name", EVERY_GRADIENT)

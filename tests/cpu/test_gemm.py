@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guards import check_guarded, some
+from guards import check_guarded, some_runnable
 from layers import EPILOGUES, operands
 from vectors import INSTRUCTION_SETS, device_with, machine_named
 
@@ -171,9 +171,7 @@ def test_relu_passes_nan_on_and_nothing_else_sees_it() -> None:
     layer = pointwise(activation="relu")
     x, w, _, _ = operands(layer)
     x[1, 3, 2, 5] = np.nan
-    for candidate in some(GEMM.all(layer, device)):
-        if GEMM.why_not(layer, device, candidate.params):
-            continue
+    for candidate in some_runnable(GEMM, layer, device):
         kernel = GEMM.build(layer, device, candidate.params)
         packed, out = device.buffer(kernel.packed_bytes), device.empty(layer.y_shape, "float32")
         kernel.pack(w, packed)

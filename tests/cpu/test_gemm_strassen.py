@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guards import check_guarded, drawn, run_guarded
+from guards import check_guarded, run_guarded, some_runnable
 from layers import EPILOGUES, operands
 from vectors import INSTRUCTION_SETS, device_with
 
@@ -85,7 +85,7 @@ def test_what_is_not_finite_stays_in_its_image_and_meets_one_other_pixel(value: 
         x, w, *epilogue = operands(layer)
         x[1, 40, 0, 3] = value
         want = np.isfinite(reference.convolve(layer, x, w, *epilogue))
-        for candidate in drawn(STRASSEN.all(layer, device))[:3]:
+        for candidate in some_runnable(STRASSEN, layer, device, 3):
             got = np.isfinite(run_guarded(STRASSEN, layer, device, candidate, (x, w, *epilogue), "after"))
             assert got[0].all()
             assert not got[~want].any()
@@ -98,7 +98,7 @@ def test_errors_are_those_of_sums_of_twice_the_operands() -> None:
     layer = layer_of(N=1, C=512, H=14, W=14, K=128)
     arrays = operands(layer)
     want, magnitude = reference.convolve(layer, *arrays), reference.magnitude(layer, *arrays)
-    for candidate in drawn(STRASSEN.all(layer, device))[:3]:
+    for candidate in some_runnable(STRASSEN, layer, device, 3):
         got = run_guarded(STRASSEN, layer, device, candidate, arrays, "before")
         assert reference.error(got, want, magnitude) < 1e-6
 
@@ -108,7 +108,7 @@ def test_the_same_bits_every_time() -> None:
     device = CPU.current()
     layer = layer_of(N=3, C=128, K=128)
     arrays = operands(layer)
-    for candidate in drawn(STRASSEN.all(layer, device))[:2]:
+    for candidate in some_runnable(STRASSEN, layer, device, 2):
         first, *others = (run_guarded(STRASSEN, layer, device, candidate, arrays, "after") for _ in range(3))
         for other in others:
             np.testing.assert_array_equal(other, first)
@@ -134,10 +134,11 @@ def test_who_is_refused_and_why() -> None:
 
 def test_packed_filters_are_seven_quarters_of_the_filters_and_scales() -> None:
     layer, device = layer_of(C=256, K=256), CPU.current()
-    for candidate in STRASSEN.all(layer, device):
-        if 256 % (2 * int(candidate.params["TK"])) == 0:
-            elements = 256 * 256 * 7 // 4 + 256  # the last are scales
-            assert STRASSEN.packed_bytes(layer, device, candidate.params) == 4 * elements
+    whole = [c for c in STRASSEN.all(layer, device) if 256 % (2 * int(c.params["TK"])) == 0]
+    assert whole
+    for candidate in whole:
+        elements = 256 * 256 * 7 // 4 + 256  # the last are scales
+        assert STRASSEN.packed_bytes(layer, device, candidate.params) == 4 * elements
 
 
 @pytest.mark.parametrize("spread", [1, 3])
@@ -149,7 +150,7 @@ def test_channels_of_unlike_size_err_no_more(spread: int) -> None:
     sizes = np.exp(spread * np.random.default_rng(0).standard_normal(512)).astype(np.float32)
     x, w = x * sizes[:, None, None], w / sizes[:, None, None]
     want, magnitude = reference.convolve(layer, x, w), reference.magnitude(layer, x, w)
-    for candidate in drawn(STRASSEN.all(layer, device))[:2]:
+    for candidate in some_runnable(STRASSEN, layer, device, 2):
         got = run_guarded(STRASSEN, layer, device, candidate, (x, w, *epilogue), "after")
         assert reference.error(got, want, magnitude) < 1e-6
 
@@ -163,7 +164,7 @@ def test_filters_of_any_size_have_a_scale() -> None:
     w[:, 41] *= 1e37
     x[:, 41] = 1e-3
     want, magnitude = reference.convolve(layer, x, w), reference.magnitude(layer, x, w)
-    candidate = drawn(STRASSEN.all(layer, device))[0]
+    candidate = some_runnable(STRASSEN, layer, device, 1)[0]
     got = run_guarded(STRASSEN, layer, device, candidate, (x, w, *epilogue), "after")
     assert reference.error(got, want, magnitude) < 1e-6
     w[5, 3] = np.inf

@@ -9,7 +9,7 @@ import integers
 import numpy as np
 import pytest
 from assembly import assembly, functions_of
-from guards import run_guarded, some
+from guards import run_guarded, some_runnable
 from integers import INSTRUCTIONS, check, device_for
 from layers import EDGES, edge
 from vectors import INSTRUCTION_SETS
@@ -69,7 +69,7 @@ def test_every_way_gives_what_the_definition_says(
         case, layout=layout, dtype=types[0], output_dtype=types[1], activation="relu" if len(case) % 2 else None
     )
     device = device_for(*way)
-    for candidate in some(DEPTHWISE.all(layer, device), 2):
+    for candidate in some_runnable(DEPTHWISE, layer, device, 2):
         check(layer, device, DEPTHWISE, {**candidate.params, "product": way[1]})
 
 
@@ -79,8 +79,8 @@ def test_edges(name: str, layout: str) -> None:
     device = CPU.current()
     for channels in (1, 3):
         layer = edge(name, C=channels, K=channels, groups=channels, dtype="uint8", layout=layout)
-        for candidate in some(DEPTHWISE.all(layer, device), 1):
-            check(layer, device, DEPTHWISE, dict(candidate.params))
+        (candidate,) = some_runnable(DEPTHWISE, layer, device, 1)
+        check(layer, device, DEPTHWISE, dict(candidate.params))
 
 
 @pytest.mark.parametrize("case", ["plain", "strided", "dilated", "a single row"])

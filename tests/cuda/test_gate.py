@@ -371,7 +371,9 @@ def test_kernels_between_layers_keep_their_registers(name: str) -> None:
     capability = CAPABILITIES[list(OPERATORS).index(name) % len(CAPABILITIES)]
     graph = graph_of(name)
     step = CudaStepMaker(graph, Views(graph), Emulated(capability=capability)).step(graph.nodes["y"])
-    for unit in (call.program for call in step.calls if isinstance(call.program, Unit)):
+    units = [call.program for call in step.calls if isinstance(call.program, Unit)]
+    assert units or name == "product of matrices"  # which cuBLAS computes
+    for unit in units:
         facts = compiled(unit, capability)
         assert facts["registers"] <= register_cap(unit.threads, unit.blocks)
         assert (facts["local"], facts["shared"]) == (0, unit.shared)
