@@ -108,7 +108,7 @@ def test_unknown_parameters_are_reasons() -> None:
 def built(algorithm: Algorithm, layer: ConvLayer, **params: str) -> Kernel:
     """A kernel, where the library is installed."""
     for package in algorithm.packages:  # type: ignore[attr-defined]
-        pytest.importorskip(package)
+        pytest.importorskip(package, reason=f"NOT CHECKED: {package} is not installed")
     assert algorithm.why_not(layer, DEVICE, params) == []
     return algorithm.build(layer, DEVICE, params)
 
@@ -135,7 +135,7 @@ def test_torch_in_every_layout_and_direction(direction: str, memory_format: str,
 
 def test_torch_keeps_the_users_thread_count_and_takes_read_only_arrays() -> None:
     kernel = built(Torch(), LAYER, format="nchw")
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
     arrays = operands(LAYER)
     arrays[0].flags.writeable = False
     out, before = np.empty(LAYER.y_shape, np.float32), torch.get_num_threads()
