@@ -112,11 +112,14 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
             closer: _Closer = self._local.closer
         except AttributeError:  # made before the connection, since Python ends the older of unreachable objects first
             closer = self._local.closer = _Closer()
-        with _strange_is_broken():  # a new connection reads the settings
-            connection: sqlite3.Connection = super()._con
-        if closer.connection is not connection:
+        known = closer.connection
+        try:
+            with _strange_is_broken():  # a new connection reads the settings
+                connection: sqlite3.Connection = super()._con
+        finally:  # one that cannot has to be closed, too
+            closer.connection, closer.pid = getattr(self._local, "con", None), os.getpid()
+        if connection is not known:
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
-            closer.connection, closer.pid = connection, os.getpid()
         return connection
 
     def reset(self, key: str, value: object = ENOVAL, update: bool = True) -> Any:

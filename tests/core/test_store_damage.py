@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sqlite3
 import threading
@@ -49,6 +50,32 @@ def test_a_schema_that_is_no_text_is_set_aside(store: TextStore) -> None:
     assert again.persistent
     assert [path.read_bytes() for path in set_aside(again)] == [content]
     assert reopened(again).get("key") == "new"
+
+
+def test_a_connection_that_cannot_be_used_is_closed(store: TextStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.13 complains if nobody does."""
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def kept(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        opened.append(connect(*arguments, **options))
+        return opened[-1]
+
+    store.close()
+    path = store.directory / "cache.db"
+    path.write_bytes(path.read_bytes().replace(b"AFTER INSERT ON Cache", b"AFTER INS\xffRT ON Cache"))
+    monkeypatch.setattr(sqlite3, "connect", kept)
+    again = TextStore(store.directory)
+    with pytest.warns(CacheWarning, match="set aside"):
+        put(again, "key", "new")
+    gc.collect()
+    *broken, used = opened
+    assert broken
+    for connection in broken:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
+    used.execute("SELECT 1")
+    again.close()
 
 
 def test_a_schema_that_breaks_meanwhile_costs_another_thread_nothing(store: TextStore) -> None:
