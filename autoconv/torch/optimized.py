@@ -117,8 +117,9 @@ def optimize(model: torch.nn.Module, example: Any, *, mode: str = "hybrid", **op
     Raises
     ------
     ConfigError
-        For a model in training mode, one that `torch.export` cannot trace, and an operator that gives arrays of shapes
-        that are not known before it runs; the message names module and operator.
+        For a model in training mode, one that `torch.export` cannot trace, or that changes its inputs or buffers; and
+        for an operator that gives arrays of shapes that are not known before it runs, or no arrays, that makes random
+        numbers of constants alone, or that reads memory by strides; the message names module and operator.
     PlanError
         As `autoconv.plan` does.
 

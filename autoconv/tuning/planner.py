@@ -118,7 +118,7 @@ def plan(
     -------
     Plan
         Ready to run, with the evidence for the choice. The same call gives the same plan again, from memory, until
-        `forget_plans`.
+        `forget_plans`, a better one of the layer, or a thousand others.
 
     Raises
     ------

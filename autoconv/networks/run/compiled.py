@@ -49,7 +49,8 @@ class CompiledNetwork:
     device : CPU or CUDA
         Where.
     plans : dict of str to Plan
-        How each convolution and fully connected layer is computed, by the name of its node.
+        How each convolution and fully connected layer, and on a CPU each product of two computed matrices, is computed,
+        by the name of its node.
     in_nhwc : frozenset of str
         The nodes whose arrays are in NHWC; all other arrays are as the model states them.
     images : dict of str to int

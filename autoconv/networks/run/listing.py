@@ -27,7 +27,7 @@ class StepTime:
     by : str
         What computed it: a candidate, "kernel", or the name of another library.
     is_layer : bool
-        Whether it is a convolution or a fully connected layer.
+        Whether it is one of `CompiledNetwork.plans`, as convolutions and fully connected layers are.
     seconds : float
         For the whole batch.
     """
