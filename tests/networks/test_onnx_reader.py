@@ -240,7 +240,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read(path)
     for load in (networks.load, autoconv.load):
-        with pytest.raises(ConfigError, match="cannot be read: embedded null"):
+        with pytest.raises(ConfigError, match=r"cannot be read: .*embedded null"):
             load("a\0.onnx")
     for data in (b"", b"no model", b"\x08"):
         path.write_bytes(data)
