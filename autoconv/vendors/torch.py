@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -34,14 +34,21 @@ def torch_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def as_given() -> AbstractContextManager[Any]:
+    """A context in which torch computes in the types that it is given, also within the caller's `torch.autocast`."""
+    import torch
+
+    return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
+
+
 def tensor(array: Array) -> Any:
     """An array as a tensor that shares its memory; one that is read-only, which torch has not, is copied."""
     import torch
 
     if not array.flags.writeable:
         array = array.copy()
-    if array.dtype.name == "bfloat16":  # a type of ml_dtypes, unknown to torch
-        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+    if array.dtype.isbuiltin != 1:  # a type of ml_dtypes, which torch has by the same name
+        return torch.from_numpy(array.view(f"int{8 * array.itemsize}")).view(getattr(torch, array.dtype.name))
     return torch.from_numpy(array)
 
 
@@ -53,8 +60,9 @@ def array(source: Any) -> Array:
     import torch
 
     found = source.detach().resolve_conj().resolve_neg()
-    if found.dtype is torch.bfloat16:
-        return found.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    name = str(found.dtype).removeprefix("torch.")
+    if hasattr(ml_dtypes, name):  # bfloat16, or one of 8 bits
+        return found.view(torch.int16 if found.itemsize == 2 else torch.int8).numpy().view(getattr(ml_dtypes, name))
     return found.numpy()
 
 
@@ -118,7 +126,7 @@ class TorchKernel(Kernel):
             second = channels_first(b.view(layer.numpy_dtype).reshape(K, R, S, channels), "NHWC")
         else:
             second = channels_first(b, layout)
-        with torch_threads(self.threads), torch.inference_mode():
+        with torch_threads(self.threads), torch.inference_mode(), as_given():
             found = torch_convolution(
                 layer,
                 channels_first(a, layout).contiguous(memory_format=self.format),

@@ -148,6 +148,15 @@ def test_torch_keeps_the_users_thread_count_and_takes_read_only_arrays() -> None
     assert right(LAYER, arrays, out)
 
 
+def test_torch_keeps_to_the_layers_type_under_autocast() -> None:
+    kernel = built(Torch(), LAYER, format="nchw")
+    torch = pytest.importorskip("torch")
+    arrays, out = operands(LAYER), np.empty(LAYER.y_shape, np.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        kernel.run(*arrays[:2], out, None, None, DEVICE.buffer(0))
+    assert right(LAYER, arrays, out)
+
+
 @pytest.mark.parametrize("weights", ["constant", "varying"])
 @pytest.mark.parametrize(
     "epilogue", [n for n, e in EPILOGUES.items() if e.get("activation", "relu") in Onnxruntime.activations]

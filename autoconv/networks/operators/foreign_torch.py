@@ -14,7 +14,7 @@ from autoconv.common.text import one_line
 from autoconv.errors import ConfigError
 from autoconv.networks.operators.base import TensorType
 from autoconv.networks.operators.foreign import Foreign, Runner
-from autoconv.vendors.torch import array, tensor
+from autoconv.vendors.torch import array, as_given, tensor
 
 ARRAY, DEVICE, CONSTANT = "array", "device", "torch"  # what stands in the arguments for what JSON has no word for
 
@@ -38,6 +38,10 @@ class ForeignTorch(Foreign):
 
     @property
     def runner(self) -> Runner:
+        return self._made
+
+    @functools.cached_property
+    def _made(self) -> Runner:  # kept here, too: a network may have more of them than the cache
         return _runner(self.operator, self.arguments, self.takes)
 
     @property
@@ -45,7 +49,8 @@ class ForeignTorch(Foreign):
         """Whether it is one of those to which PyTorch reduces all others: they compute, and do nothing else."""
         import torch
 
-        return torch.Tag.core in target_of(self.operator).tags
+        target = target_of(self.operator)
+        return torch.Tag.core in target.tags and not target._schema.is_mutable
 
 
 def target_of(operator: str) -> Any:
@@ -73,7 +78,7 @@ def called(target: Any, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
     import torch
 
     positional = [arguments[a.name] for a in target._schema.arguments if not a.kwarg_only]
-    with torch.no_grad():
+    with torch.no_grad(), as_given():
         found = target(*positional, **{a.name: arguments[a.name] for a in target._schema.arguments if a.kwarg_only})
     return tuple(found) if isinstance(found, list | tuple) else (found,)
 
