@@ -20,7 +20,15 @@ def _batch_norm(call: Call) -> list[str]:
         call.value(name) if call.has(name) else call.add_constant(np.full(call.shape_of(mean), filling, dtype))
         for name, filling in (("weight", 1), ("bias", 0))
     )
-    return [call.batch_norm(x, scale, bias, mean, variance, call.number("eps"))]
+    eps = call.number("eps")
+    if call.graph.types[x].dtype not in NARROW:
+        return [call.batch_norm(x, scale, bias, mean, variance, eps)]
+    # The product of mean and factor, rounded to 16 bits, would take from large numbers what makes them differ.
+    factor = call.apply(("div", 0, ("sqrt", ("add", 1, eps))), scale, variance)
+    channels = (*call.shape_of(mean), *(1,) * (len(call.shape_of(x)) - 2))
+    for function, values in (("sub", mean), ("mul", factor), ("add", bias)):
+        x = call.apply((function, 0, 1), x, call.reshape(values, channels))
+    return [x]
 
 
 def _cast(call: Call, x: str, dtype: str) -> str:
@@ -101,14 +109,15 @@ def _vector_norm(call: Call) -> str:
 
 def _attention(call: Call) -> str:
     """softmax(query key' * scale) value."""
-    query, key, value = (call.value(name) for name in ("query", "key", "value"))
+    dtype = call.graph.types[call.value("query")].dtype
+    query, key, value = (_wide(call, call.value(name)) for name in ("query", "key", "value"))
     if call.has("attn_mask") or call["is_causal"] or call["enable_gqa"] or call.number("dropout_p"):
         call.fail("expected attention of all to all")
     shape = call.shape_of(query)
     scale = call.number("scale") if call.has("scale") else 1 / math.sqrt(shape[-1])
     order = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
     scores = call.add(MatMul(), call.apply(("mul", 0, scale), query), call.add(Transpose(order), key))
-    return call.add(MatMul(), call.add(Softmax(len(shape) - 1), scores), value)
+    return _cast(call, call.add(MatMul(), call.add(Softmax(len(shape) - 1), scores), value), dtype)
 
 
 def _softmax(call: Call) -> str:
