@@ -80,7 +80,7 @@ def _softplus(call: Call) -> str:
 
 def _power(call: Call) -> str:
     exponent = call.number("exponent")
-    expressions = {1: 0, 2: ("mul", 0, 0), 0.5: ("sqrt", 0), -1: ("div", 1.0, 0)}
+    expressions = {1: 0, 2: ("mul", 0, 0), 0.5: ("sqrt", 0), -0.5: RSQRT, -1: ("div", 1.0, 0)}
     return call.elements(expressions.get(exponent, ("pow", 0, exponent)), "self")
 
 
@@ -103,6 +103,8 @@ def _matrix_product(right: str, call: Call) -> str:
 def _addmm(call: Call) -> str:
     y = call.add(MatMul(), call.value("mat1"), call.value("mat2"))
     alpha, beta = call.number("alpha"), call.number("beta")
+    if beta == 0:  # then NaN in what is added counts for nothing
+        return y if alpha == 1 else call.apply(("mul", alpha, 0), y)
     scaled = 1 if alpha == 1 else ("mul", alpha, 1)
     return call.apply(("add", 0 if beta == 1 else ("mul", beta, 0), scaled), call.value("self"), y)
 
@@ -113,6 +115,7 @@ def _transposed(call: Call) -> str:
     return call.add(Transpose(tuple(reversed(range(rank)))), x) if rank > 1 else x
 
 
+RSQRT: Expression = ("div", 1.0, ("sqrt", 0))
 LINEAR = 16.0  # from here on log(1 + exp(x)) is x in float32
 SOFTPLUS: Expression = ("add", ("max", 0, 0.0), ("log", ("add", 1.0, ("exp", ("neg", ("abs", 0))))))
 
@@ -144,7 +147,7 @@ LOWERINGS: dict[str, Lowering] = {
         "hardswish": activations.HARD_SWISH, "hardsigmoid": activations.hard_sigmoid(),
         "mish": ("mul", 0, ("tanh", SOFTPLUS)),
         "sigmoid": ("sigmoid", 0), "tanh": ("tanh", 0), "exp": ("exp", 0), "log": ("log", 0), "sqrt": ("sqrt", 0),
-        "rsqrt": ("div", 1.0, ("sqrt", 0)), "reciprocal": ("div", 1.0, 0), "erf": ("erf", 0), "abs": ("abs", 0),
+        "rsqrt": RSQRT, "reciprocal": ("div", 1.0, 0), "erf": ("erf", 0), "abs": ("abs", 0),
         "neg": ("neg", 0), "square": ("mul", 0, 0)}.items()},
     **{f"aten::{name}": _identity for name in ("clone", "contiguous", "alias", "detach", "lift_fresh_copy")},
 }  # fmt: skip
