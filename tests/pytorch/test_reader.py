@@ -21,12 +21,14 @@ import autoconv  # noqa: E402
 import autoconv.torch  # noqa: E402
 from autoconv.common.types import DTYPES  # noqa: E402
 from autoconv.cpu.device import CPU  # noqa: E402
-from autoconv.networks.operators import Foreign  # noqa: E402
+from autoconv.networks import translation  # noqa: E402
+from autoconv.networks.operators import Foreign, foreign_torch  # noqa: E402
 from autoconv.networks.passes import optimized  # noqa: E402
 from autoconv.networks.reference import evaluate  # noqa: E402
 from autoconv.networks.run.compiled import CompiledNetwork  # noqa: E402
 from autoconv.networks.torch_reader import exported, translated  # noqa: E402
-from autoconv.networks.torch_reader.reader import LOWERINGS  # noqa: E402
+from autoconv.networks.torch_reader.reader import CHECKED, LOWERINGS  # noqa: E402
+from autoconv.vendors.torch import array  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")  # PyTorch's own
 
@@ -174,7 +176,7 @@ def test_a_parameter_may_have_the_name_of_an_input() -> None:
 
 
 def test_every_lowering_is_an_operator_of_pytorch() -> None:
-    for name in LOWERINGS:
+    for name in (*LOWERINGS, *CHECKED):
         space, _, rest = name.partition("::")
         operator, _, overload = rest.partition(".")
         assert hasattr(getattr(getattr(torch.ops, space), operator), overload or "default"), name
@@ -201,6 +203,8 @@ def test_a_parameter_of_two_modules_is_one_constant() -> None:
         (lambda x: x[x > 0], r"net: node 'index' \(aten.index.Tensor\): .* the shape of its output 0 is not known"),
         (lambda x: x + torch.randn(6), "expected no random numbers"),
         (lambda x: x.as_strided((2, 2), (1, 2)), "expected an operator that computes new arrays"),
+        (lambda x: x + torch.ones(6, 7).mT.as_strided((6,), (1,)), "expected an operator that computes new arrays"),
+        (lambda x: x.to_sparse().sum().to_dense(), "expected dense arrays of numbers, got torch.sparse_coo"),
     ],
 )
 def test_what_nobody_can_run_is_named(function: Any, message: str) -> None:
@@ -226,6 +230,9 @@ def test_what_nobody_can_run_is_named(function: Any, message: str) -> None:
             ["aten::_to_copy", "aten::upsample_bilinear2d.vec"],
         ),
         (lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), ["aten::scaled_dot_product_attention"]),
+        (lambda x: torch.linalg.cholesky(x @ x.mT + torch.eye(7)), ["aten::linalg_cholesky"]),
+        (lambda x: torch.linalg.inv(x @ x.mT + torch.eye(7)).relu(), ["aten::linalg_inv"]),
+        (lambda x: x.to(torch.float8_e5m2).float(), ["aten::_to_copy"] * 2),
     ],
 )
 def test_pytorch_runs_what_has_no_kernel(function: Any, operators: list[str]) -> None:
@@ -238,6 +245,29 @@ def test_pytorch_runs_what_has_no_kernel(function: Any, operators: list[str]) ->
     for found, wanted in zip(y.values() if several else [y], expected if several else [expected], strict=True):
         assert found.dtype == wanted.numpy().dtype
         np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_what_pytorch_runs_is_made_ready_once() -> None:
+    """And stays so where there is more of it than the cache holds, which then is as if empty."""
+    x = numbers(IMAGES)
+    net = CompiledNetwork(translated(exported(Applied(lambda x: x.cumsum(0)).eval(), (x,)), "net"), CPU.current(), {})
+    foreign_torch._runner.cache_clear()
+    np.testing.assert_allclose(net.run(x.numpy()), x.cumsum(0).numpy(), rtol=1e-6)
+    assert foreign_torch._runner.cache_info().misses == 0
+
+
+@pytest.mark.parametrize("function", [lambda x: x**-0.5, lambda x: torch.addmm(x * torch.nan, x, x, beta=0, alpha=2)])
+def test_what_is_no_number_comes_of_what_it_does_in_pytorch(function: Any) -> None:
+    x = torch.tensor([[torch.inf, -torch.inf, -0.0], [4.0, 0.0, 1.0], [9.0, 1.0, 0.25]])
+    net = CompiledNetwork(translated(exported(Applied(function).eval(), (x,)), "net"), CPU.current(), {})
+    np.testing.assert_allclose(net.run(x.numpy()), function(x).numpy(), rtol=1e-6)
+
+
+def test_parameters_beyond_the_room_for_constants_stay_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translation, "LARGEST_CONSTANTS", 1 << 17)
+    model = seeded(nn.Sequential(nn.Linear(512, 512), nn.BatchNorm1d(512), Applied(lambda x: x + torch.arange(512.0))))
+    graph = translated(exported(model, (numbers((2, 512)),)), "net")
+    assert not any(isinstance(node.operator, Foreign) for node in graph.nodes.values())
 
 
 def test_bytes_are_cast_by_a_kernel() -> None:
@@ -271,6 +301,7 @@ def test_a_saved_network_has_pytorch_run_the_same(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"operator": "aten::from_file"}, "expected one of PyTorch's core operators"),
+        ({"operator": "aten::resize_"}, "expected one of PyTorch's core operators"),  # which is one, but writes
         ({"operator": "aten::no_such"}, "expected an operator of PyTorch's"),
         ({"operator": "other::cumsum"}, "expected an operator of PyTorch's"),
         ({"operator": "aten::topk"}, "PyTorch does not take it"),
@@ -287,6 +318,15 @@ def test_a_damaged_node_is_refused_when_the_file_is_read(changes: dict[str, Any]
     with pytest.raises(autoconv.ConfigError, match=message) as caught:
         autoconv.load(tmp_path / "net.autoconv")
     assert "\n" not in str(caught.value)
+
+
+def test_complex_constants_are_saved_and_loaded(tmp_path: Path) -> None:
+    x, filters = numbers(IMAGES), torch.polar(torch.rand(4, 7, 4), torch.rand(4, 7, 4))
+    model = Applied(lambda x: torch.fft.irfft2(torch.fft.rfft2(x) * filters))
+    net = CompiledNetwork(translated(exported(model.eval(), (x,)), "net"), CPU.current(), {})
+    net.save(tmp_path / "net.autoconv")
+    y = autoconv.load(tmp_path / "net.autoconv").run(x.numpy())
+    np.testing.assert_allclose(y, model(x).numpy(), rtol=1e-5, atol=1e-5)
 
 
 def test_no_file_asks_for_more_than_core_operators(tmp_path: Path) -> None:
@@ -310,6 +350,24 @@ def test_what_squares_and_sums_does_so_in_float32(make: Any, dtype: str) -> None
     assert y.dtype == DTYPES[dtype]
     error = np.abs(y.astype(np.float64) - expected)
     assert (error <= 0.51 * torch.finfo(kind).eps * np.abs(expected) + 2e-6).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bits_lose_no_more_than_in_pytorch(dtype: Any) -> None:
+    """Means that are large beside the deviations, and scores of attention."""
+    norm, (q, k, v) = seeded(nn.BatchNorm2d(4)), 4 * numbers((3, 1, 2, 64, 32))
+    norm.running_mean += 100
+    for model, given in (
+        (norm, [numbers(IMAGES) + 100]),
+        (Applied(F.scaled_dot_product_attention), [q, k, v]),
+    ):
+        model, given = model.to(dtype).eval(), [x.to(dtype) for x in given]
+        net = CompiledNetwork(translated(exported(model, given), "net"), CPU.current(), {"vendors": False})
+        assert not any(isinstance(node.operator, Foreign) for node in net.graph.nodes.values())
+        y = torch.from_numpy(net.run(*map(array, given)).astype(np.float64))
+        with torch.no_grad():
+            expected = model.double()(*(x.double() for x in given))
+        assert (y - expected).abs().max() <= 1.5 * torch.finfo(dtype).eps * expected.abs().max()
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def _graph(header: Any, archive: Any, path: Path) -> Graph:
         value = archive[f"c{n}"]
         if value.dtype == "V2":  # NumPy's files do not keep the name
             value = value.view(DTYPES["bfloat16"])
-        known = value.dtype.kind in "iubf" or value.dtype == DTYPES["bfloat16"]
+        known = value.dtype.kind in "iubfc" or value.dtype == DTYPES["bfloat16"]
         known = known and value.dtype.isnative  # kernels know no other order of bytes
         if not known or graph.add_constant(str(name), value) != name:
             raise ConfigError(f"{graph.name}: constant {name!r}: expected numbers under a name of their own")

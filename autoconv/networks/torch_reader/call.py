@@ -9,9 +9,10 @@ import numpy as np
 
 from autoconv.common.epilogue.expressions import Expression, substituted
 from autoconv.networks.graph import Graph
+from autoconv.networks.operators.base import TensorType
 from autoconv.networks.operators.elementwise import Elementwise
 from autoconv.networks.operators.sampling import Sampler
-from autoconv.networks.translation import Translation
+from autoconv.networks.translation import LARGEST_CONSTANTS, Translation
 
 Lowering = Callable[["Call"], "str | list[str]"]  # gives the names of the outputs in the graph
 
@@ -34,6 +35,11 @@ class Call(Translation):
     def __init__(self, graph: Graph, name: str, target: Any, arguments: Mapping[str, Any]) -> None:
         super().__init__(graph, name, str(target))
         self._arguments = arguments
+
+    def check_room(self, found: TensorType) -> None:
+        """Refuse one constant that is too large; parameters are here already, however much they take in all."""
+        if found.nbytes > LARGEST_CONSTANTS:
+            self.fail(f"expected constants of at most {LARGEST_CONSTANTS >> 20} MiB each, got {found}")
 
     def __getitem__(self, argument: str) -> Any:
         """An argument that is no array."""

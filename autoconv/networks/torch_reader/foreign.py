@@ -12,7 +12,8 @@ from autoconv.networks.operators.base import TensorType
 from autoconv.networks.operators.foreign_torch import ARRAY, CONSTANT, DEVICE, ForeignTorch
 from autoconv.networks.torch_reader.call import Call, Value
 
-OF_STRIDES = "aten::as_strided"  # which reads memory, and not arrays; all of ours are contiguous
+# What reads memory, and not arrays: all of ours are contiguous.
+OF_STRIDES = ("aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter")
 
 
 def type_of(fake: Any) -> TensorType:
@@ -20,10 +21,15 @@ def type_of(fake: Any) -> TensorType:
     return TensorType(tuple(map(int, fake.shape)), str(fake.dtype).removeprefix("torch."))
 
 
+def check_computes(call: Call, target: Any) -> None:
+    """Refuse what does anything else than to compute new arrays from what is in others."""
+    if target._schema.is_mutable or target.name() in OF_STRIDES:
+        call.fail("expected an operator that computes new arrays from what is in others")
+
+
 def foreign(call: Call, target: Any, arguments: Mapping[str, Any], fakes: Sequence[Any]) -> list[str]:
     """The outputs of such an operator, of which PyTorch expects `fakes`."""
-    if target._schema.is_mutable or target.name() == OF_STRIDES:
-        call.fail("expected an operator that computes new arrays from what is in others")
+    check_computes(call, target)
     inputs: list[str] = []
     text = json.dumps({name: _written(call, name, value, inputs) for name, value in arguments.items()})
     types = []
@@ -32,6 +38,9 @@ def foreign(call: Call, target: Any, arguments: Mapping[str, Any], fakes: Sequen
             call.fail(f"no kernel here: expected arrays, got {type(fake).__name__} for its output {n}")
         if not all(isinstance(extent, int) for extent in fake.shape):
             call.fail(f"no kernel here, and the shape of its output {n} is not known before it runs")
+        if fake.layout is not torch.strided or fake.is_quantized:
+            kind = fake.dtype if fake.is_quantized else fake.layout
+            call.fail(f"no kernel here: expected dense arrays of numbers, got {kind} for its output {n}")
         types.append(type_of(fake))
     takes = tuple((call.graph.types[name].shape, call.graph.types[name].dtype) for name in inputs)
     return [

@@ -16,7 +16,7 @@ from autoconv.networks.graph import Graph
 from autoconv.networks.operators.foreign_torch import called
 from autoconv.networks.torch_reader import arithmetic, normalisation, shapes, windows
 from autoconv.networks.torch_reader.call import Call, Lowering, Value
-from autoconv.networks.torch_reader.foreign import foreign, type_of
+from autoconv.networks.torch_reader.foreign import check_computes, foreign, type_of
 from autoconv.vendors.torch import array, tensor
 
 LOWERINGS: dict[str, Lowering] = {
@@ -25,6 +25,8 @@ LOWERINGS: dict[str, Lowering] = {
     **shapes.LOWERINGS,
     **windows.LOWERINGS,
 }
+# What stays whole beside: taken apart, these check their results by an effect that is no array.
+CHECKED = tuple(f"aten::linalg_{name}" for name in ("cholesky", "inv", "ldl_factor", "lu_factor", "solve"))
 
 
 def exported(model: Any, args: Sequence[Any]) -> Any:
@@ -46,7 +48,7 @@ def exported(model: Any, args: Sequence[Any]) -> Any:
         When `torch.export` cannot trace the model.
     """
     table = torch.export.default_decompositions()
-    for target in [target for target in table if target.name() in LOWERINGS]:
+    for target in [target for target in table if target.name() in LOWERINGS or target.name() in CHECKED]:
         table.pop(target)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, of its own code
@@ -106,13 +108,19 @@ class _Reader:
             name = spec.arg.name
             if isinstance(spec.arg, ConstantArgument):
                 self.values[name] = spec.arg.value
+            elif spec.kind is InputKind.TOKEN:
+                raise self.fail("expected a model without other effects than its outputs, such as text that is printed")
             elif spec.kind is InputKind.USER_INPUT:
                 self.values[name] = Value(self.graph.add_input(name, type_of(fakes[name])))
             else:
                 known = self.program.state_dict.get(spec.target, self.program.constants.get(spec.target))
                 if not isinstance(known, torch.Tensor):
                     raise self.fail(f"{spec.target}: expected a tensor, got {type(known).__name__}")
-                self.values[name] = Value(self.graph.add_constant(spec.target, array(known).copy()))
+                try:
+                    value = array(known).copy()
+                except (RuntimeError, TypeError) as error:  # it lies elsewhere, or NumPy has no such kind
+                    raise self.fail(f"{spec.target}: expected a dense tensor on the CPU: {one_line(error)}") from None
+                self.values[name] = Value(self.graph.add_constant(spec.target, value))
 
     def node(self, node: Any) -> None:
         """One operator."""
@@ -169,6 +177,7 @@ class _Reader:
                 return tensor(self.graph.constants[value])
             return [*map(known, value)] if isinstance(value, list) else value
 
+        check_computes(call, target)
         if torch.Tag.nondeterministic_seeded in target.tags:
             call.fail("expected no random numbers, as those made of constants alone would be the same in every run")
         made = called(target, {name: known(value) for name, value in arguments.items()})
