@@ -23,7 +23,7 @@ from autoconv.networks.graph import Graph
 from autoconv.networks.passes import optimized
 from autoconv.networks.passes.batch_split import Images
 from autoconv.networks.run import listing, saved
-from autoconv.networks.run.contest import quickest
+from autoconv.networks.run.contest import quickest, repeatable
 from autoconv.networks.run.instance import Instance, Schedule
 from autoconv.networks.run.listing import StepTime
 from autoconv.networks.run.memory import check_fits
@@ -113,7 +113,7 @@ class CompiledNetwork:
         packed: Packed = {}
         schedules = [scheduled(made, self.device, packed, options.get("denormals") == "keep") for made in found]
         best = 0
-        if len(found) > 1:
+        if len(found) > 1 and repeatable(schedules[0]):
             best, seconds = quickest(schedules, options)
             remember(found[best].parts.whole, found[best].parts.images, seconds, self.device, options)
         made, schedule = found[best], schedules[best]

@@ -63,6 +63,21 @@ def quickest(schedules: Sequence[Schedule], options: Mapping[str, Any], part: bo
     return min(near, key=lambda n: schedules[n].arena_bytes, default=0), medians
 
 
+def repeatable(schedule: Schedule) -> bool:
+    """Whether a network has one answer to numbers that are made up.
+
+    What runs elsewhere may refuse such numbers, as places in a table, or draw others in every run.
+    """
+    if all(step.function is None for step in schedule.steps):
+        return True
+    instance, inputs = Instance(schedule), random_inputs(schedule.graph.inputs)
+    try:
+        first, again = instance.run(inputs), instance.run(inputs)
+    except Exception:  # of any kind: other libraries'
+        return False
+    return all(_close(answer, first[name]) for name, answer in again.items())
+
+
 def _right(instances: Sequence[Instance], inputs: Mapping[str, Array]) -> list[int]:
     """The places of those that answer as the first does; the others are told of."""
     first, *others = [instance.run(inputs) for instance in instances]
