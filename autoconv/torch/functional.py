@@ -58,8 +58,8 @@ def conv2d(
     Raises
     ------
     ArrayError
-        For tensors that are not on the CPU, of other dimensions, or of types that differ, and for those with tangents
-        (of `torch.func.jvp`, say): there are no derivatives in forward mode.
+        For tensors that are not on the CPU, not dense, of other dimensions, or of types that differ, and for those with
+        tangents (of `torch.func.jvp`, say): there are no derivatives in forward mode.
     LayerError
         For what is no valid convolution.
     PlanError
@@ -75,9 +75,8 @@ def conv2d(
     (torch.Size([1, 3, 5, 5]), torch.Size([3, 2, 3, 3]))
     """
     for name, given in (("input", input), ("weight", weight), ("bias", bias)):
-        if given is not None and (not isinstance(given, Tensor) or given.device.type != "cpu"):
-            there = f"one on {given.device}" if isinstance(given, Tensor) else type(given).__name__
-            raise ArrayError(f"{name}: expected a tensor on the CPU, got {there}")
+        if given is not None and (got := operators.not_taken(given)):
+            raise ArrayError(f"{name}: expected a dense tensor on the CPU, got {got}")
         if given is not None and operators.has_tangent(given):
             raise ArrayError(f"{name}: expected a tensor without a tangent: there are no derivatives in forward mode")
     if input.dim() not in (3, 4) or weight.dim() != 4:

@@ -36,6 +36,15 @@ def has_tangent(given: Tensor) -> bool:
     return forward_ad.unpack_dual(given).tangent is not None
 
 
+def not_taken(given: Any) -> str:
+    """What is given, where it is no tensor whose memory can be read here; nothing where it is one."""
+    if not isinstance(given, Tensor):
+        return type(given).__name__
+    if given.device.type != "cpu":
+        return f"one on {given.device}"
+    return "" if given.layout is torch.strided else f"one of layout {given.layout}"
+
+
 @functools.lru_cache
 def _fewer(device: CPU, threads: int) -> CPU:
     return dataclasses.replace(device, threads=threads)

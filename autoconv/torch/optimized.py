@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -12,7 +13,7 @@ from autoconv.errors import ArrayError, ConfigError
 from autoconv.functional.operands import default_budget
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.torch_reader import exported, translated
-from autoconv.torch.operators import device_in_force, has_tangent
+from autoconv.torch.operators import device_in_force, has_tangent, not_taken
 from autoconv.vendors.torch import array, tensor
 
 
@@ -68,11 +69,11 @@ class OptimizedModule(torch.nn.Module):
         arrays, name = [], self.network.graph.name
         for leaf, constant in zip(leaves, self._inputs, strict=True):
             if constant is not None:
-                if isinstance(leaf, torch.Tensor) or leaf != constant[0]:
+                if not _same(leaf, constant[0]):
                     raise ArrayError(f"{name}: expected {constant[0]!r} as in the example, got {leaf!r}")
                 continue
-            if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu":
-                raise ArrayError(f"{name}: expected a tensor on the CPU, got {type(leaf).__name__}")
+            if got := not_taken(leaf):
+                raise ArrayError(f"{name}: expected a dense tensor on the CPU, got {got}")
             if (leaf.requires_grad and torch.is_grad_enabled()) or has_tangent(leaf):
                 raise ArrayError(
                     f"{name}: expected an input without a gradient, as there is none to be had: detach it, or call "
@@ -84,6 +85,13 @@ class OptimizedModule(torch.nn.Module):
     def extra_repr(self) -> str:
         """The network."""
         return repr(self.network)
+
+
+def _same(leaf: Any, constant: Any) -> bool:
+    """Whether an input is a number, a text or None that is in the example; of no number, NaN, there is one."""
+    if isinstance(leaf, torch.Tensor | np.ndarray):
+        return False
+    return bool(leaf == constant or (leaf != leaf and constant != constant))
 
 
 def _constant(argument: Any) -> tuple[Any] | None:
@@ -117,9 +125,10 @@ def optimize(model: torch.nn.Module, example: Any, *, mode: str = "hybrid", **op
     Raises
     ------
     ConfigError
-        For a model in training mode, one that `torch.export` cannot trace, or that changes its inputs or buffers; and
-        for an operator that gives arrays of shapes that are not known before it runs, or no arrays, that makes random
-        numbers of constants alone, or that reads memory by strides; the message names module and operator.
+        For a model in training mode, one that `torch.export` cannot trace, or that does more than compute its outputs,
+        as one that changes its inputs or buffers; for parameters elsewhere than on the CPU; and for an operator that
+        gives arrays of shapes that are not known before it runs, or no arrays, that makes random numbers of constants
+        alone, or that reads memory by strides; the message names module and operator.
     PlanError
         As `autoconv.plan` does.
 

@@ -214,10 +214,14 @@ def test_a_module_takes_the_place_of_pytorchs() -> None:
 def test_what_is_no_convolution_is_refused() -> None:
     x, w, b = (t.detach() for t in operands())
     conv2d = autoconv.torch.conv2d
-    with pytest.raises(autoconv.ArrayError, match="weight: expected a tensor on the CPU, got one on meta"):
+    with pytest.raises(autoconv.ArrayError, match="weight: expected a dense tensor on the CPU, got one on meta"):
         conv2d(x, w.to("meta"))
-    with pytest.raises(autoconv.ArrayError, match="input: expected a tensor on the CPU, got ndarray"):
+    with pytest.raises(autoconv.ArrayError, match="input: expected a dense tensor on the CPU, got ndarray"):
         conv2d(x.numpy(), w)
+    with pytest.raises(autoconv.ArrayError, match="input: expected a dense tensor on the CPU, got one of layout"):
+        conv2d(x.to_sparse(), w)
+    with pytest.raises(autoconv.LayerError, match="dtype='float8_e5m2': expected one of"):
+        conv2d(x.to(torch.float8_e5m2), w.to(torch.float8_e5m2))
     with pytest.raises(autoconv.ArrayError, match=r"expected input \(N, C, H, W\) .* got \(4,\)"):
         conv2d(x[0, :, 0, 0], w)
     with pytest.raises(autoconv.ArrayError, match=r"padding='same': expected a stride of 1"):

@@ -157,8 +157,12 @@ def test_other_inputs_are_refused(fast: Any) -> None:
         fast(x.double())
     with pytest.raises(autoconv.ArrayError, match="expected inputs like the example"):
         fast(x, x)
-    with pytest.raises(autoconv.ArrayError, match="expected a tensor on the CPU, got ndarray"):
+    with pytest.raises(autoconv.ArrayError, match="expected a dense tensor on the CPU, got ndarray"):
         fast(x.numpy())
+    with pytest.raises(autoconv.ArrayError, match="got one on meta"):
+        fast(x.to("meta"))
+    with pytest.raises(autoconv.ArrayError, match="got one of layout torch"):
+        fast(x.to_sparse())
     with pytest.raises(autoconv.ArrayError, match=r"without a gradient.*no_grad"):
         fast(x.requires_grad_())
     with torch.no_grad():
@@ -185,6 +189,40 @@ def test_types_within_a_model(wide: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-2 if wide is torch.bfloat16 else 1e-3, atol=1e-6)
 
 
+def test_what_pytorch_runs_keeps_its_types_under_autocast() -> None:
+    """A network has types of its own, whatever the caller does meanwhile."""
+
+    class Causal(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    x = torch.randn(1, 2, 5, 4, generator=torch.Generator().manual_seed(2))
+    fast = autoconv.torch.optimize(Causal().eval(), x, mode="heuristic")
+    assert fast.network.foreign
+    expected = fast(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(fast(x), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("random", [False, True], ids=["refuses numbers that are made up", "draws numbers"])
+def test_networks_with_what_pytorch_runs_are_tuned(random: bool, tmp_path: Path) -> None:
+    class Looking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
+            self.table = nn.Embedding(1, 4)
+
+        def forward(self, x: Any, places: Any) -> Any:
+            y = self.layers(x)
+            return y + torch.rand_like(y) if random else y.mean() + self.table(places)
+
+    given = torch.randn(8, 8, 64, 64), torch.zeros(8, dtype=torch.long)
+    cache = autoconv.TuningCache(tmp_path)
+    fast = autoconv.torch.optimize(seeded(Looking()), given, budget=0.01, cache=cache)
+    assert not fast.network.images
+    assert fast(*given).isfinite().all()
+
+
 def test_numbers_of_the_example_are_constant() -> None:
     fast = autoconv.torch.optimize(seeded(Small()), (torch.zeros(1, 3, 10, 10), 3.0), mode="heuristic")
     fast(torch.zeros(1, 3, 10, 10), 3.0)
@@ -192,6 +230,10 @@ def test_numbers_of_the_example_are_constant() -> None:
         fast(torch.zeros(1, 3, 10, 10), torch.zeros(2))
     with pytest.raises(autoconv.ArrayError, match=r"expected 3.0 as in the example, got 4.0"):
         fast(torch.zeros(1, 3, 10, 10), 4.0)
+    with pytest.raises(autoconv.ArrayError, match=r"expected 3.0 as in the example, got array"):
+        fast(torch.zeros(1, 3, 10, 10), np.full(2, 3.0))
+    scaled = autoconv.torch.optimize(seeded(Small()), (torch.zeros(1, 3, 10, 10), np.nan), mode="heuristic")
+    assert scaled(torch.zeros(1, 3, 10, 10), float("nan"))["scores"].isnan().any()
 
 
 def test_models_that_cannot_be_taken_are_refused() -> None:
@@ -208,6 +250,17 @@ def test_models_that_cannot_be_taken_are_refused() -> None:
     outer = nn.Sequential(nn.ReLU(), Positive()).eval()
     with pytest.raises(autoconv.ConfigError, match=r"Sequential: node '1' \(aten.index.Tensor\): no kernel here, and"):
         autoconv.torch.optimize(outer, x)
+
+    with pytest.raises(autoconv.ConfigError, match=r"Conv2d: weight: expected a dense tensor on the CPU: .* meta"):
+        autoconv.torch.optimize(nn.Conv2d(2, 2, 1).to("meta").eval(), x)
+
+    class Printing(nn.Module):
+        def forward(self, x: Any) -> Any:
+            torch.ops.aten._print("x")
+            return x
+
+    with pytest.raises(autoconv.ConfigError, match="Printing: expected a model without other effects"):
+        autoconv.torch.optimize(Printing().eval(), x)
 
     class Branching(nn.Module):
         def forward(self, x: Any) -> Any:
