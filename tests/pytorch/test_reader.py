@@ -101,6 +101,8 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "a scalar parameter": (lambda: Scaled(), IMAGES),
     "upsample linear": (lambda: nn.Upsample(size=(9, 13), mode="bilinear"), IMAGES),
     "upsample aligned": (lambda: nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), IMAGES),
+    "upsample linear, one axis as it is": (lambda: nn.Upsample(scale_factor=(1.1, 2.3), mode="bilinear"), IMAGES),
+    "upsample cubic, one axis as it is": (lambda: nn.Upsample(scale_factor=(2.3, 1.1), mode="bicubic"), IMAGES),
     "upsample cubic": (lambda: nn.Upsample(scale_factor=1.5, mode="bicubic"), IMAGES),
     "pixel shuffle": (lambda: nn.PixelShuffle(2), IMAGES),
     "channel shuffle": (lambda: Applied(shuffled), IMAGES),

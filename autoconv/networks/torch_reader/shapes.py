@@ -179,6 +179,8 @@ def _upsample(mode: str, call: Call) -> str:
     factors = call["scale_factors"] if call.has("scale_factors") else None
     sizes = call["output_size"] if factors is None else [math.floor(e * f) for e, f in zip(shape, factors, strict=True)]
     scales = [new / old for old, new in zip(shape, sizes, strict=True)] if factors is None or aligned else factors
+    if mode == "linear":  # an axis that keeps its extent is copied, whatever the factor
+        scales = [1.0 if new == old else scale for old, new, scale in zip(shape, sizes, scales, strict=True)]
     coordinate = "align_corners" if aligned else "half_pixel"
     return call.resample(Sampler(mode=mode, coordinate=coordinate), sizes, scales)
 
