@@ -223,6 +223,28 @@ def test_networks_with_what_pytorch_runs_are_tuned(random: bool, tmp_path: Path)
     assert fast(*given).isfinite().all()
 
 
+class Joined(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return torch.cat([x, x + 1])
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: nn.Sequential(nn.Linear(6, 3), nn.ReLU()), (0, 6)),
+        (lambda: nn.Linear(0, 3), (2, 0)),
+        (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), (0, 2, 5, 5)),
+        (lambda: nn.ConstantPad1d((2, 0), 1.5), (3, 0)),
+        (lambda: Joined(), (0, 3)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")  # PyTorch's own
+def test_arrays_without_elements(make: Any, shape: tuple[int, ...]) -> None:
+    model, x = seeded(make()), torch.zeros(shape)
+    with torch.no_grad():
+        torch.testing.assert_close(autoconv.torch.optimize(model, x, mode="heuristic")(x), model(x))
+
+
 def test_numbers_of_the_example_are_constant() -> None:
     fast = autoconv.torch.optimize(seeded(Small()), (torch.zeros(1, 3, 10, 10), 3.0), mode="heuristic")
     fast(torch.zeros(1, 3, 10, 10), 3.0)

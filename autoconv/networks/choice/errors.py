@@ -65,7 +65,7 @@ def _shares(graph: Graph, node: Node) -> Iterator[tuple[str, float]]:
     for name in varying:
         share = 1.0
         if isinstance(operator, Concat):
-            share = graph.types[name].nbytes / graph.types[node.name].nbytes
+            share = graph.types[name].nbytes / max(graph.types[node.name].nbytes, 1)  # 0 of no elements
         elif isinstance(operator, Pool | Reduce) and operator.reduction != "max":
             before = graph.types[name].shape
             values = operator.window if isinstance(operator, Pool) else [before[axis] for axis in operator.axes]

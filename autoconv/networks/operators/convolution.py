@@ -170,7 +170,7 @@ class MatMul(Product):
     def layer(self, inputs: Sequence[TensorType]) -> ConvLayer | None:
         """The 1x1 convolution that computes it, of rows as pixels with channels last; None where there is none."""
         a, b = inputs[0], inputs[1]
-        if len(b.shape) != 2 or not self.transposed or a.dtype not in DTYPES:
+        if len(b.shape) != 2 or not self.transposed or a.dtype not in DTYPES or 0 in (*a.shape, *b.shape):
             return None
         return ConvLayer(
             N=1, C=a.shape[-1], H=1, W=int(np.prod(a.shape[:-1])), K=b.shape[0], R=1, S=1, dtype=a.dtype,

@@ -62,5 +62,5 @@ def _written(call: Call, name: str, value: Any, inputs: list[str]) -> Any:
     if isinstance(value, torch.device) and value.type == "cpu":
         return {DEVICE: "cpu"}
     if not isinstance(value, bool | int | float | str | None):
-        call.fail(f"no kernel here: {name}: expected numbers, arrays or names, got {value!r}")
+        call.fail(f"no kernel here: {name}: expected real numbers, arrays or names, got {value!r}")
     return value
