@@ -34,8 +34,9 @@ def release(package: str) -> str:
 
     try:
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "absent"
+    except metadata.PackageNotFoundError:  # or it comes under another name, as onnxruntime-gpu
+        names = metadata.packages_distributions().get(package, []) if installed(package) else []
+        return metadata.version(names[0]) if names else "absent"
 
 
 class Vendor(Algorithm[Any]):

@@ -23,7 +23,7 @@ from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
 from autoconv.tuning import planner, reference
-from autoconv.vendors.base import installed
+from autoconv.vendors.base import installed, release
 from autoconv.vendors.onnxruntime import Onnxruntime
 from autoconv.vendors.torch import Torch
 
@@ -67,6 +67,24 @@ def test_versions_are_known_without_importing() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "set()\n"
+
+
+def test_versions_are_those_of_the_package_under_whatever_name_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file, text in (
+        ("made_up_runtime/__init__.py", ""),
+        (
+            "made_up_runtime_gpu-1.2.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: made-up-runtime-gpu\nVersion: 1.2\n",
+        ),
+        ("made_up_runtime_gpu-1.2.dist-info/top_level.txt", "made_up_runtime\n"),
+    ):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    assert release("no_such_runtime") == "absent"
+    monkeypatch.syspath_prepend(tmp_path)
+    assert release("made_up_runtime") == "1.2"
 
 
 @pytest.mark.parametrize(
