@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ class OptimizedModule(torch.nn.Module):
     """A model with constant parameters, run as a `CompiledNetwork`. Made by `autoconv.torch.optimize`.
 
     It takes what the model took, of the shapes of the example, and gives what the model gave. It has no parameters and
-    no gradients. Several threads may call it at once.
+    no gradients. Several threads may call it at once. A copy of it is the module itself.
 
     Attributes
     ----------
@@ -37,6 +37,16 @@ class OptimizedModule(torch.nn.Module):
         self._spec, self._out_spec = call.in_spec, call.out_spec
         self._inputs = [_constant(s.arg) for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
         self._outputs = [_constant(s.arg) for s in signature.output_specs]
+
+    def __copy__(self) -> OptimizedModule:
+        return self
+
+    def __deepcopy__(self, memo: object) -> OptimizedModule:  # as of a plan: nothing in it changes what it gives
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        name = self.network.graph.name
+        raise ConfigError(f"{name}: cannot be pickled: network.save(path) keeps it, and autoconv.load reads that")
 
     @torch.compiler.disable
     def forward(self, *args: Any, **kwargs: Any) -> Any:

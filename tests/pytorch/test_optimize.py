@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,13 @@ def test_parameters_are_constant_and_outputs_are_new(fast: Any) -> None:
         for value in model.parameters():
             value.zero_()
     torch.testing.assert_close(other(torch.ones(1, 1, 4, 4)), before, rtol=0, atol=0)
+
+
+def test_copies_are_the_module_itself_and_files_are_its_networks(fast: Any) -> None:
+    copied = copy.deepcopy(nn.Sequential(fast))
+    assert copied[0] is copy.copy(fast) is fast
+    with pytest.raises(autoconv.ConfigError, match=r"Small: cannot be pickled: network.save\(path\)"):
+        pickle.dumps(copied)
 
 
 def test_views_that_are_yet_to_be_negated() -> None:
