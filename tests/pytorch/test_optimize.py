@@ -254,6 +254,12 @@ def test_arrays_without_elements(make: Any, shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(autoconv.torch.optimize(model, x, mode="heuristic")(x), model(x))
 
 
+def test_inputs_without_elements_are_loaded_again(tmp_path: Path) -> None:
+    x = torch.zeros(0, 3)
+    autoconv.torch.optimize(Joined().eval(), x, mode="heuristic").network.save(tmp_path / "net.autoconv")
+    assert autoconv.load(tmp_path / "net.autoconv").run(x.numpy()).shape == (0, 3)
+
+
 def test_numbers_of_the_example_are_constant() -> None:
     fast = autoconv.torch.optimize(seeded(Small()), (torch.zeros(1, 3, 10, 10), 3.0), mode="heuristic")
     fast(torch.zeros(1, 3, 10, 10), 3.0)

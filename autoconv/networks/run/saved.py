@@ -135,8 +135,8 @@ def _graph(header: Any, archive: Any, path: Path) -> Graph:
         raise ConfigError(f"{path}: expected a network of format {FORMAT}, got {header['format']!r}")
     graph = Graph(str(header["name"]))
     for name, shape, dtype in header["inputs"]:
-        if not all(type(extent) is int and extent > 0 for extent in shape):
-            raise ConfigError(f"{graph.name}: input {name!r}: expected extents of at least 1, got {shape}")
+        if not all(type(extent) is int and extent >= 0 for extent in shape):
+            raise ConfigError(f"{graph.name}: input {name!r}: expected extents of at least 0, got {shape}")
         graph.add_input(str(name), TensorType(tuple(shape), np.dtype(dtype).name))
     for n, name in enumerate(header["constants"]):
         value = archive[f"c{n}"]
