@@ -11,6 +11,7 @@ import torch
 from autoconv.networks.operators.base import TensorType
 from autoconv.networks.operators.foreign_torch import ARRAY, CONSTANT, DEVICE, ForeignTorch
 from autoconv.networks.torch_reader.call import Call, Value
+from autoconv.vendors.torch import array
 
 # What reads memory, and not arrays: all of ours are contiguous.
 OF_STRIDES = ("aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter")
@@ -38,15 +39,24 @@ def foreign(call: Call, target: Any, arguments: Mapping[str, Any], fakes: Sequen
             call.fail(f"no kernel here: expected arrays, got {type(fake).__name__} for its output {n}")
         if not all(isinstance(extent, int) for extent in fake.shape):
             call.fail(f"no kernel here, and the shape of its output {n} is not known before it runs")
-        if fake.layout is not torch.strided or fake.is_quantized:
-            kind = fake.dtype if fake.is_quantized else fake.layout
-            call.fail(f"no kernel here: expected dense arrays of numbers, got {kind} for its output {n}")
+        if not _has_array(fake):
+            kind = f"{fake.dtype} ({fake.layout})"
+            call.fail(f"no kernel here: expected dense arrays of NumPy's types, got {kind} for its output {n}")
         types.append(type_of(fake))
     takes = tuple((call.graph.types[name].shape, call.graph.types[name].dtype) for name in inputs)
     return [
         call.add(ForeignTorch(target.name(), n, takes, found.shape, found.dtype, text), *inputs)
         for n, found in enumerate(types)
     ]
+
+
+def _has_array(fake: Any) -> bool:
+    """Whether NumPy has arrays for such a tensor: for none that is sparse, or quantised."""
+    try:
+        array(torch.empty(0, dtype=fake.dtype, device="cpu"))
+    except (RuntimeError, TypeError):
+        return False
+    return bool(fake.layout is torch.strided)
 
 
 def _written(call: Call, name: str, value: Any, inputs: list[str]) -> Any:

@@ -139,6 +139,8 @@ class _Reader:
         if found is None and all(value in self.graph.constants for value in _arrays(arguments)):
             found = self._computed(call, target, arguments) if node.users else []
         elif found is None:
+            if torch.Tag.nondeterministic_seeded in target.tags and len(_used(node)) > 1:
+                call.fail("expected one output of random numbers to be used, as each is computed by itself")
             found = foreign(call, target, arguments, fakes) if node.users else []  # unused: a check of the trace's, say
         self.values[node.name] = [*map(Value, found)] if isinstance(fake, list | tuple) else Value(*found)
 
@@ -163,8 +165,7 @@ class _Reader:
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # ConfigError among them
             return None
         found = [made] if isinstance(made, str) else made
-        used = [user.args[1] for user in node.users if user.target is operator.getitem and user.users]
-        if max(used, default=0) >= len(found):
+        if max(_used(node), default=0) >= len(found):
             return None
         types = [self.graph.types[value] for value in found]
         return found if types == [type_of(fake) for fake in fakes[: len(found)]] else None
@@ -194,6 +195,11 @@ class _Reader:
                 self.graph.outputs[str(len(self.graph.outputs))] = self.values[spec.arg.name]
         if not self.graph.outputs:
             raise self.fail("expected a model that gives arrays")
+
+
+def _used(node: Any) -> list[int]:
+    """Which of a node's several outputs others take."""
+    return [user.args[1] for user in node.users if user.target is operator.getitem and user.users]
 
 
 def _arrays(value: Any) -> Iterator[str]:
