@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 pytest.importorskip("onnx")
 
 import onnx
+from damaged import header_of
 from onnx import helper
 from onnx_models import model, node
 
@@ -239,13 +239,8 @@ def test_a_damaged_node_is_refused_when_the_file_is_read(
 ) -> None:
     path = tmp_path / "net.autoconv"
     network("a scalar for each").save(path)
-    with np.load(path) as archive:
-        arrays = dict(archive)
-    header = json.loads(arrays["network"].tobytes())
-    header["nodes"][0][2] |= {name: value() if callable(value) else value for name, value in change.items()}
-    arrays["network"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    with path.open("wb") as file:
-        np.savez(file, **arrays)
+    with header_of(path) as header:
+        header["nodes"][0][2] |= {name: value() if callable(value) else value for name, value in change.items()}
     missing(monkeypatch, *packages)
     with pytest.raises(ConfigError, match=message) as caught:
         autoconv.load(path)

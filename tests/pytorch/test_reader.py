@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
 
 import torch.nn.functional as F  # noqa: E402, N812
+from damaged import header_of  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_models import seeded  # noqa: E402
 
@@ -285,13 +285,8 @@ def of_a_node(path: Path, **changes: Any) -> None:
     """Save a network that PyTorch runs one node of, with such changes to it."""
     graph = translated(exported(Applied(lambda x: x.cumsum(0)).eval(), (numbers(IMAGES),)), "net")
     CompiledNetwork(graph, CPU.current(), {}).save(path)
-    with np.load(path) as archive:
-        arrays = dict(archive)
-    header = json.loads(arrays["network"].tobytes())
-    header["nodes"][0][2] |= changes
-    arrays["network"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    with path.open("wb") as file:
-        np.savez(file, **arrays)
+    with header_of(path) as header:
+        header["nodes"][0][2] |= changes
 
 
 def test_a_saved_network_has_pytorch_run_the_same(tmp_path: Path) -> None:

@@ -95,12 +95,10 @@ def _unbind(call: Call) -> list[str]:
 def _taken(call: Call, x: str, axis: int, places: Iterable[int]) -> str:
     """What lies at such places of an axis."""
     extent = call.shape_of(x)[axis]
-    indices = tuple((int(place) % extent,) for place in places)
-    return (
-        x
-        if [i for (i,) in indices] == [*range(extent)]
-        else call.add(Resize(axis, indices, ((1.0,),) * len(indices)), x)
-    )
+    seen = [int(place) % extent for place in places]
+    if seen == [*range(extent)]:
+        return x
+    return call.add(Resize(axis, tuple((place,) for place in seen), ((1.0,),) * len(seen)), x)
 
 
 def _expand(call: Call) -> str:
