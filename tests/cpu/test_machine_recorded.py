@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 from machines import CURVED, MACHINE, SMALL
+from vectors import modelled
 
+from autoconv import registry
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine import measure as measuring
 from autoconv.cpu.machine import passes, recorded
 from autoconv.cpu.machine.model import BUSY, Machine
 from autoconv.errors import CacheWarning
+from autoconv.layer import ConvLayer
 from autoconv.paths import cache_folder
 from autoconv.records.cache import TuningCache
 from autoconv.records.store import TextStore
@@ -51,6 +54,17 @@ def test_the_first_look_is_kept_until_a_survey_takes_its_place(monkeypatch: pyte
     assert _as_a_new_process("survey", *device).thorough
     assert asked == [False, True]
     assert list(TuningCache(system=None).records()) == []
+
+
+@pytest.mark.parametrize(("name", "size"), [("gemm.packed", 1), ("fft", 5)])
+def test_candidates_are_those_of_the_model_in_force(name: str, size: int) -> None:
+    layer, device = ConvLayer(N=8, C=512, H=28, W=28, K=256, R=size, S=size), CPU(2, "generic")
+    (family,) = [a for a in registry.algorithms(device) if a.name == name]
+    grids = []
+    for caches in ((32 << 10, 1 << 20, 32 << 20), (16 << 10, 128 << 10, 1 << 20)):
+        recorded.put_in_force(device.key, dataclasses.replace(modelled("generic", 2), caches=caches))
+        grids.append(list(family.candidates(layer, device)))
+    assert grids[0] != grids[1]
 
 
 def test_what_was_measured_while_busy_is_measured_again_by_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ components of the filter, dilated ones into output residue classes.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 
@@ -27,6 +26,7 @@ from autoconv.cpu.fft.geometry import (
     fourier_correlations,
 )
 from autoconv.cpu.fft.kernels import emit
+from autoconv.cpu.machine.cached import cached_for_model
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.transform.algorithm import TransformAlgorithm
 from autoconv.cpu.transform.estimate import Counts, forecast
@@ -139,7 +139,7 @@ class TiledFFT(TransformAlgorithm[FourierTiling]):
         return compiler.build(emit, device.instruction_set, layer, self.tilings(layer, device, params))
 
 
-@functools.lru_cache(64)
+@cached_for_model(64)
 def _pairs(cut: Callable[..., FourierTiling], layer: ConvLayer, device: CPU) -> tuple[FourierTiling, ...]:
     """The most promising sizes of tiles."""
     main = max(fourier_correlations(layer), key=lambda c: c.macs)

@@ -7,7 +7,6 @@ so does a block of filters.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +15,7 @@ from autoconv.cpu.codegen.ir import DTYPES, LINE, Module
 from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.common.grid import parts, register_tiles
 from autoconv.cpu.common.panel import pitch_of
+from autoconv.cpu.machine.cached import cached_for_model
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def thread_bytes(problem: Correlation, blocking: PackedGemmBlocking, itemsize: i
     return LINE + (panel_size(problem, blocking) + gathered + sums) * itemsize
 
 
-@functools.lru_cache(64)
+@cached_for_model(64)
 def grid_of(layer: ConvLayer, device: CPU, halved: bool = False) -> list[dict[str, int]]:
     """Register tiles by channels at a time by panels that fit the L2 cache.
 

@@ -6,6 +6,7 @@ import sys
 import threading
 
 from autoconv.common.forks import renew_in_children
+from autoconv.cpu.machine.cached import forget_cached
 from autoconv.cpu.machine.model import BUSY, Machine
 from autoconv.errors import RecordError
 from autoconv.paths import cache_folder
@@ -53,7 +54,14 @@ def put_in_force(key: str, machine: Machine) -> None:
     machine : Machine
     """
     with _lock:
+        _enforce(key, machine)
+
+
+def _enforce(key: str, machine: Machine) -> None:
+    """Go by a model from now on; what followed from another one is forgotten."""
+    if _in_force.get(key) != machine:
         _in_force[key] = machine
+        forget_cached()
 
 
 def survey(key: str, instruction_set: str, threads: int, matrix_unit: str | None = None) -> Machine:
@@ -79,7 +87,7 @@ def survey(key: str, instruction_set: str, threads: int, matrix_unit: str | None
 
             found = completed(found, instruction_set, threads, matrix_unit)
             _put(key, found)
-        _in_force[key] = found
+        _enforce(key, found)
         return found
 
 

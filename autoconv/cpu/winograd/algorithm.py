@@ -9,7 +9,6 @@ large filters into blocks of taps: see `geometry`.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar
@@ -19,6 +18,7 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.common.grid import batches, parts
 from autoconv.cpu.device import CPU
+from autoconv.cpu.machine.cached import cached_for_model
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.transform.ahead import worth_fetching
 from autoconv.cpu.transform.algorithm import TransformAlgorithm
@@ -121,7 +121,7 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
         return compiler.build(emit, device.instruction_set, layer, self.tilings(layer, device, params))
 
 
-@functools.lru_cache(16)  # what is asked of one candidate of a grid comes together
+@cached_for_model(16)  # what is asked of one candidate of a grid comes together
 def _tilings(
     cut: Callable[..., WinogradTiling], layer: ConvLayer, device: CPU, m: tuple[int, int], *more: int
 ) -> tuple[WinogradTiling, ...]:
