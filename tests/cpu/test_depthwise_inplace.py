@@ -12,8 +12,9 @@ from layers import EPILOGUES, depthwise, edge, operands
 from vectors import INSTRUCTION_SETS, device_with, machine_named
 
 from autoconv.cpu import pool
+from autoconv.cpu.depthwise import kernels_inplace
 from autoconv.cpu.depthwise.algorithm import Depthwise
-from autoconv.cpu.depthwise.inplace import DepthwiseInPlace
+from autoconv.cpu.depthwise.inplace import DepthwiseInPlace, _blocking
 from autoconv.cpu.device import CPU
 from autoconv.layer import DTYPES
 
@@ -55,6 +56,33 @@ def test_problems(instruction_set: str, name: str, direction: str) -> None:
         assert reason.startswith("dgrad: expected one ")
     else:
         assert check_guarded(INPLACE, layer, device, operands(layer))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_vectors_around_the_row_of_zeros_are_the_workspaces_own(
+    monkeypatch: pytest.MonkeyPatch, instruction_set: str, name: str, dtype: str
+) -> None:
+    """What masks leave out there is read for every channel, and slow where the process has no memory."""
+    layer, device = depthwise(**PROBLEMS[name], dtype=dtype), device_with(instruction_set, 1)
+    places: list[tuple[int, int]] = []
+    load = kernels_inplace._Row._load
+
+    def seen(row: Any, column: int) -> Any:
+        first = row.segment.start * row.columns.stride + column
+        last = first + (row.segment.times - 1) * row.segment.pixels * row.columns.stride
+        if any(first + lane >= 0 and last + lane < row.columns.size for lane in range(row.lanes)):
+            places.append((first, last + row.lanes))
+        return load(row, column)
+
+    monkeypatch.setattr(kernels_inplace._Row, "_load", seen)
+    params = next(iter(INPLACE.candidates(layer, device)))
+    kernels_inplace.emit(instruction_set, layer, _blocking(device, params))
+    room = INPLACE.workspace_bytes(layer, device, params) // layer.itemsize
+    margin = kernels_inplace._margin(layer)
+    assert places
+    assert all(-margin <= low and high <= room - margin for low, high in places)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
