@@ -124,7 +124,8 @@ class _Gradient:
             with k.loop(0, vertical.m) as i:
                 p = (row * vertical.m + i) * vertical.residues + down
                 columns = k.select(p < vertical.axis.count, k.i64(forward.columns.axis.count), k.i64(0))
-                source = dy + n * c.output.image + p * c.output.row
+                there = k.min(p, vertical.axis.count - 1)  # masks leave out all of a row beyond the last
+                source = dy + n * c.output.image + there * c.output.row
                 k.call(gather, source, raw + i * (tiling.y_pitch * lanes), live, across, columns)
             k.call(transform, raw, target + t * (forward.columns.tiles * tiling.BF))
         return k
