@@ -109,6 +109,10 @@ STEMS: dict[str, dict[str, Any]] = {
     "row": {"R": 1, "S": 9, "padding": (0, 4), "H": 3, "W": 40},
     "very wide": {"N": 1, "padding": 1, "H": 4, "W": 700},
     "very wide and strided": {"N": 1, "stride": 2, "padding": (1, 40), "H": 5, "W": 1217},
+    "few filters": {"C": 37, "K": 3, "padding": 1, "H": 11, "W": 50},
+    "one filter": {"C": 20, "K": 1, "R": 5, "S": 5, "padding": 2, "stride": (1, 2), "H": 8, "W": 70},
+    "few filters of groups": {"C": 30, "K": 9, "groups": 3, "dilation": 2, "padding": 2, "H": 7, "W": 34},
+    "few filters, sums in parts": {"N": 1, "C": 200, "K": 5, "padding": 1, "H": 4, "W": 21},
     "column": {"R": 5, "S": 1, "padding": (2, 0), "C": 6, "groups": 3, "K": 9},
 }
 
@@ -263,6 +267,6 @@ def test_reasons_come_all_at_once() -> None:
     against = reasons({"TK": 99, "NV": 1, "BC": 3, "nt": 1}, R=1, S=1)
     for word in ("TK=99,NV=1: expected", "BC=3: expected 5", "nt=1: expected an output of at least"):
         assert word in against
-    assert "at most 4 channels in a group, got 5" in reasons(PARAMS)
+    assert "at most 4 channels in a group, or 15 filters, got 5 and 16" in reasons(PARAMS, K=16)
     assert "dgrad: expected 1x1 filters" in reasons(PARAMS, C=3, direction="dgrad")
     assert "expected at most 256 taps" in reasons(PARAMS, C=1, H=20, W=20, R=17, S=17)

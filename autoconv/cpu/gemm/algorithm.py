@@ -34,7 +34,7 @@ from autoconv.cpu.gemm.geometry import (
 from autoconv.cpu.gemm.kernels import emit
 from autoconv.layer import ConvLayer
 
-MOST_CHANNELS = 4  # under filters larger than 1x1, whose taps are written out for each
+MOST_CHANNELS, MOST_FILTERS = 4, 15  # of a group, under filters larger than 1x1: more of either fill vectors as lanes
 MOST_TAPS = 256
 LEAST_RANGE = 16  # channels of a sum at a time, between which the sums go to memory and back
 
@@ -52,7 +52,7 @@ def _ranges(layer: ConvLayer) -> list[int]:
 
 
 class Gemm(GeneratedAlgorithm):
-    """Outer products of filters and pixels in registers, for NCHW layers of 1x1 filters or few channels.
+    """Outer products of filters and pixels in registers, for NCHW layers of 1x1 filters, few channels or few filters.
 
     Parameters: register tiles of `TK` channels by `NV` vectors of pixels; `BC` channels of a sum at a time; `nt=1`
     stores past the caches.
@@ -81,14 +81,17 @@ class Gemm(GeneratedAlgorithm):
     def _outside(self, layer: ConvLayer) -> list[str]:
         """What is against all parameters."""
         reasons = []
-        R, S, C = layer.R, layer.S, layer.C // layer.groups
+        R, S, C, K = layer.R, layer.S, layer.C // layer.groups, layer.K // layer.groups
         if layer.direction == "dgrad" and (R, S, layer.stride, layer.padding) != (1, 1, (1, 1), ((0, 0), (0, 0))):
             reasons.append(
                 f"dgrad: expected 1x1 filters, unit stride and no padding, got R={R}, S={S}, stride={layer.stride}, "
                 f"padding={layer.padding}"
             )
-        if (R, S) != (1, 1) and C > MOST_CHANNELS:
-            reasons.append(f"{R}x{S} filters: expected at most {MOST_CHANNELS} channels in a group, got {C}")
+        if (R, S) != (1, 1) and C > MOST_CHANNELS and K > MOST_FILTERS:
+            reasons.append(
+                f"{R}x{S} filters: expected at most {MOST_CHANNELS} channels in a group, or {MOST_FILTERS} filters, "
+                f"got {C} and {K}"
+            )
         if R * S > MOST_TAPS:
             reasons.append(f"R={R}, S={S}: expected at most {MOST_TAPS} taps, which are written out, got {R * S}")
         return reasons
