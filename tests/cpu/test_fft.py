@@ -169,7 +169,7 @@ def test_every_reason_is_given() -> None:
     assert "rows, coop: expected at least 1 and 0, got 0 and 0" in reasons(edge("plain"), rows=0)
     assert "expected at most 2 correlations, got 4" in reasons(edge("strided", direction="dgrad"))
     assert "larger than filters of 13x15, got 12x12" in reasons(edge("large filter", padding=0), tile="12x12")
-    assert "expected at most 8 inputs apart, got 9" in reasons(edge("plain", H=40, W=40, dilation=9))
+    assert "expected at most 36 inputs apart, got 37" in reasons(edge("plain", H=80, W=80, dilation=37))
     assert "stack for a filter" in reasons(ConvLayer(N=1, C=4, H=99, W=99, K=4, R=80, S=80), tile="100x100")
     longer = ConvLayer(N=1, C=4, H=300, W=300, K=4, R=120, S=3)
     assert "filter: expected to fit tiles of 100x100, got 120x3" in reasons(longer)

@@ -112,8 +112,8 @@ def test_every_reason_is_given() -> None:
     assert "expected at most 4 correlations, got 9" in reasons(edge("plain", stride=3, direction="dgrad"))[0]
     assert "expected taps that see every input" in reasons(edge("pointwise strided", direction="dgrad"))[0]
     assert reasons(edge("plain", W=1, padding=((1, 1), (9, 0)), stride=(1, 2))) == [PADDING_ONLY]
-    assert "expected at most 8 inputs apart, got 9" in reasons(edge("plain", H=40, W=40, dilation=9))[0]
-    assert len(reasons(edge("pointwise", C=1, H=30, W=30, stride=9))) == 3
+    assert "expected at most 36 inputs apart, got 37" in reasons(edge("plain", H=80, W=80, dilation=37))[0]
+    assert len(reasons(edge("pointwise", C=1, H=40, W=40, stride=37))) == 3
 
 
 def test_chunks_have_a_row_where_it_has_more_tiles_than_a_chunk_should() -> None:

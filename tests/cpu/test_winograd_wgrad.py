@@ -93,4 +93,4 @@ def test_every_reason_is_given() -> None:
     assert "that several subfilters share: expected at most 16" in wide
     assert reasons("plain", W=1, padding=((1, 1), (9, 0)), stride=(1, 2)) == PADDING_ONLY
     assert reasons("plain", direction="fwd") == "direction: expected wgrad, got fwd"
-    assert "expected at most 8 inputs apart, got 9" in reasons("plain", H=40, W=40, dilation=9)
+    assert "expected at most 36 inputs apart, got 37" in reasons("plain", H=80, W=80, dilation=37)

@@ -29,6 +29,7 @@ EDGES: dict[str, dict[str, Any]] = {
     "uneven strides": _problem(N=1, C=4, H=13, W=17, K=4, R=3, S=5, stride=(1, 3), padding=(1, 2)),
     "dilated": _problem(N=1, C=4, H=17, W=16, K=4, R=3, S=3, padding=2, dilation=2),
     "dilated strided": _problem(N=2, C=3, H=19, W=18, K=5, R=3, S=2, stride=(2, 3), padding=(3, 1), dilation=(3, 2)),
+    "taps far apart": _problem(N=2, C=3, H=17, W=42, K=5, R=3, S=3, padding=(4, 20), dilation=(5, 20)),
     "asymmetric": _problem(N=1, C=3, H=10, W=9, K=4, R=3, S=3, padding=((0, 2), (1, 0))),
     "same strided": _problem(N=1, C=3, H=16, W=15, K=4, R=5, S=5, stride=2, padding="same"),
     "padding beyond the filter": _problem(N=1, C=2, H=3, W=4, K=3, R=2, S=2, padding=((4, 3), (5, 2)), stride=(2, 3)),

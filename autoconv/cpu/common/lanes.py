@@ -75,23 +75,29 @@ def overlap(k: Function, start: Value, step: int, size: int, count: int) -> tupl
     return low, k.min(high, count)
 
 
-def every_nth(k: Function, vectors: Sequence[Value], lanes: int) -> Value:
+def every_nth(k: Function, vectors: Sequence[Value | None], lanes: int) -> Value:
     """Of n vectors that follow one another, every n-th lane: `deinterleaved` by shuffles of two such vectors.
 
-    The result lies behind an arithmetic fence.
+    What comes from one that is None, as the first never is, may be anything. The result lies behind an arithmetic
+    fence.
     """
     n = len(vectors)
     v = vectors[0]
-    for q in range(1, n):
-        picks = [lane * n if q == 1 else lane for lane in range(lanes)]
+    assert v is not None
+    if n == 1:
+        return v
+    there = [(q, vector) for q, vector in enumerate(vectors) if vector is not None]
+    kept = [lane * n if lane * n < lanes else 0 for lane in range(lanes)]  # of the first; in the end lane by lane
+    for q, vector in there[1:] or there:
+        picks = list(kept)
         for lane in range(lanes):
-            vector, place = divmod(lane * n, lanes)
-            if vector == q:
+            number, place = divmod(lane * n, lanes)
+            if number == q:
                 picks[lane] = lanes + place
-            elif vector > q:
+            elif number > q:
                 picks[lane] = 0
-        v = k.shuffle(v, vectors[q], picks)
-    return k.arithmetic_fence(v) if n > 1 else v
+        v, kept = k.shuffle(v, vector, picks), list(range(lanes))
+    return k.arithmetic_fence(v)
 
 
 def deinterleaved(k: Function, vectors: Sequence[Value], stride: int, residue: int) -> Value:

@@ -31,7 +31,7 @@ from autoconv.layer import ConvLayer
 
 HEADER = 64  # bytes of the workspace in front: two words for what of a run is being computed
 EVEN = 1.1  # times its fair share that the busiest thread of a region may do, before its tasks are made smaller
-LARGEST_PERIOD = 8  # input pixels between neighbours: more would be loads without end
+LARGEST_PERIOD = 36  # input pixels between neighbours: more would be loads without end
 
 
 @dataclass(frozen=True)

@@ -207,10 +207,12 @@ class InputStage(Stage[T], ABC):
             k.store(v, there + lane * lanes)
 
     def _columns(self, k: Function, source: Value, masks: Sequence[Value | None]) -> Value:
-        """As many columns as lanes, as far apart as there are masks."""
-        lanes = self.tiling.lanes
-        vectors = [k.load(source + q * lanes, lanes, mask=mask) for q, mask in enumerate(masks)]
-        return every_nth(k, vectors, lanes)
+        """As many columns as lanes, as far apart as there are masks; those beyond a row's last hold anything."""
+        lanes, columns = self.tiling.lanes, self.tiling.columns
+        places = range(min(lanes, columns.span) if self.tiling.pitch == lanes else lanes)
+        held = {place * len(masks) // lanes for place in places}
+        loads = (k.load(source + q * lanes, lanes, mask=mask) if q in held else None for q, mask in enumerate(masks))
+        return every_nth(k, list(loads), lanes)
 
     def _gather_mixed(
         self, k: Function, x: Value, target: Value, number: int, row: Value, residues: tuple[Value, Value]
