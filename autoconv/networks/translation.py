@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, NoReturn
 
@@ -17,7 +17,7 @@ from autoconv.networks.operators.base import Operator, TensorType
 from autoconv.networks.operators.convolution import ConvTranspose
 from autoconv.networks.operators.elementwise import Elementwise
 from autoconv.networks.operators.sampling import Sampler
-from autoconv.networks.operators.shapes import Pad, Reshape, Slice
+from autoconv.networks.operators.shapes import Pad, Reshape, Resize, Slice
 from autoconv.networks.reference import constant_of
 
 LARGEST_CONSTANTS = (1 << 31) - 1  # bytes of all constants of a network
@@ -93,6 +93,14 @@ class Translation:
         starts, counts, steps = [0] * len(shape), list(shape), [1] * len(shape)
         starts[axis], counts[axis], steps[axis] = start, count, step
         return self.add(Slice(tuple(starts), tuple(counts), tuple(steps)), name)
+
+    def taken(self, name: str, axis: int, places: Iterable[int]) -> str:
+        """What lies at such places of an axis."""
+        extent = self.shape_of(name)[axis]
+        seen = [int(place) % extent for place in places]
+        if seen == [*range(extent)]:
+            return name
+        return self.add(Resize(axis, tuple((place,) for place in seen), ((1.0,),) * len(seen)), name)
 
     def pad(
         self,

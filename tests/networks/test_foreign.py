@@ -96,29 +96,6 @@ def test_what_onnx_runtime_does_not_know_the_reference_runs(monkeypatch: pytest.
         network("a scalar for each")
 
 
-@pytest.mark.parametrize("opset", [9, 13, 18, 21])
-@pytest.mark.parametrize("attributes", [{}, {"axes": [2]}])
-def test_means_and_variances_become_0_and_1(attributes: dict[str, Any], opset: int) -> None:
-    made = model([node("MeanVarianceNormalization", "x", **attributes)], {"x": [1, 2, 3, 3]}, opset=opset)
-    axes = tuple(attributes.get("axes", (0, 2, 3)))
-    expected = (X[None, :] - X[None].mean(axes, keepdims=True)) / X[None].std(axes, keepdims=True)
-    net = CompiledNetwork(translated(made, "net"), CPU.current(), {})
-    np.testing.assert_allclose(net.run(X[None]), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_groups_of_channels_are_normalised() -> None:
-    nodes = [node("GroupNormalization", "x s b", "n", num_groups=2), node("Relu", "n")]
-    constants = {"s": np.arange(1, 5, dtype=np.float32), "b": np.float32([0, 1, 0, -1])}
-    x = np.random.default_rng(2).standard_normal((3, 4, 5, 2)).astype(np.float32)
-    groups = x.reshape(3, 2, -1)
-    normal = (groups - groups.mean(2, keepdims=True)) / np.sqrt(groups.var(2, keepdims=True) + 1e-5)
-    s, b = (constants[name].reshape(4, 1, 1) for name in "sb")
-    net = CompiledNetwork(translated(model(nodes, {"x": x.shape}, constants, opset=21), "net"), CPU.current(), {})
-    np.testing.assert_allclose(net.run(x), np.maximum(normal.reshape(x.shape) * s + b, 0), rtol=1e-4, atol=1e-5)
-    with pytest.raises(ConfigError, match=r"node 'y', GroupNormalization of .*num_groups"):
-        translated(model([node("GroupNormalization", "x s b")], {"x": x.shape}, constants, opset=21), "net")
-
-
 def test_constants_alone_are_computed_when_the_file_is_read() -> None:
     nodes = [node("Det", "k", "d"), node("Mul", "x d")]
     graph = translated(model(nodes, {"x": [2, 3, 3]}, {"k": 2 * np.eye(3, dtype=np.float32)}), "net")

@@ -1,4 +1,4 @@
-"""ONNX's operators on single elements, products of matrices and normalisations, in terms of ours."""
+"""ONNX's operators on single elements, and products of matrices, in terms of ours."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from autoconv.common.epilogue.expressions import Expression
 from autoconv.networks.onnx_reader.call import Call, Lowering
 from autoconv.networks.operators import activations
 from autoconv.networks.operators.convolution import MatMul
-from autoconv.networks.operators.pooling import LRN, Softmax
+from autoconv.networks.operators.elementwise import FLOATS
 from autoconv.networks.operators.shapes import Transpose
-from autoconv.networks.translation import flattened
 
 
 def _applied(call: Call, expression: Expression, *inputs: str) -> str:
@@ -85,31 +84,30 @@ def _gelu(call: Call) -> str:
     return _applied(call, kinds[given])
 
 
-def _batch_normalization(call: Call) -> str:
-    if call.attribute("training_mode", 0) or not call.attribute("spatial", 1):
-        call.fail("expected inference per channel, got training_mode=1 or spatial=0")
-    if call.opset < 14 and any(call.outputs[1:]):  # where no attribute tells the one from the other
-        call.fail(f"expected the one output of inference, got the {sum(map(bool, call.outputs))} of training")
-    x, scale, bias, mean, variance = (call.value(n) for n in range(5))
-    return call.batch_norm(x, scale, bias, mean, variance, float(call.attribute("epsilon", 1e-5)))
+def _power(call: Call) -> str | None:
+    exponent = call.graph.constants.get(call.value(1))
+    if exponent is not None and exponent.size == 1 and exponent.ndim <= len(call.type().shape):
+        return _of_floats(activations.power(float(exponent.item())), call)
+    return _of_floats(("pow", 0, 1), call, 2) if call.type(0).dtype == call.type(1).dtype else None
 
 
-def _lrn(call: Call) -> str:
-    found = LRN(
-        size=int(call.required("size")),
-        alpha=call.attribute("alpha", 1e-4),
-        beta=call.attribute("beta", 0.75),
-        bias=call.attribute("bias", 1.0),
-    )
-    return call.add(found, call.value(0))
+def _of_floats(expression: Expression, call: Call, inputs: int = 1) -> str | None:
+    """A function that is defined here for floats alone."""
+    if call.type().dtype not in FLOATS:
+        return None
+    return _applied(call, expression, *map(call.value, range(inputs)))
 
 
-def _softmax(call: Call) -> str:
-    x, shape = call.value(0), call.type().shape
-    if call.opset >= 13:
-        return call.add(Softmax(call.axis(-1, len(shape))), x)
-    rows = call.reshape(x, flattened(shape, call.axis(1, len(shape))))
-    return call.reshape(call.add(Softmax(1), rows), shape)
+def _selu(call: Call) -> str | None:
+    alpha = float(call.attribute("alpha", 1.67326319217681884765625))
+    gamma = float(call.attribute("gamma", 1.05070102214813232421875))
+    return _of_floats(("mul", gamma, activations.elu(alpha)), call)
+
+
+def _celu(call: Call) -> str | None:
+    alpha = float(call.attribute("alpha", 1.0))
+    below: Expression = ("mul", alpha, ("sub", ("exp", ("div", ("min", 0, 0.0), alpha)), 1.0))
+    return _of_floats(("add", ("max", 0, 0.0), below), call) if alpha else None
 
 
 def _gemm(call: Call) -> str:
@@ -149,24 +147,27 @@ def _matmul(call: Call) -> str:
 
 
 LOWERINGS: dict[str, Lowering] = {
-    "BatchNormalization": _batch_normalization,
+    "Celu": _celu,
     "Clip": _clip,
     "Elu": _elu,
     "Gelu": _gelu,
     "Gemm": _gemm,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": _hard_swish,
-    "LRN": _lrn,
     "LeakyRelu": _leaky_relu,
     "MatMul": _matmul,
     "Mean": _mean,
     "PRelu": _prelu,
-    "Softmax": _softmax,
+    "Pow": _power,
+    "Selu": _selu,
     "Swish": _swish,
     **{name: functools.partial(_variadic, function) for name, function in
        {"Sum": "add", "Max": "max", "Min": "min"}.items()},
     **{name: functools.partial(_binary, function) for name, function in
        {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}.items()},
+    **{name: functools.partial(_of_floats, expression) for name, expression in
+       {"Mish": activations.MISH, "Reciprocal": ("div", 1.0, 0), "Softplus": activations.SOFTPLUS,
+        "Softsign": ("div", 0, ("add", 1.0, ("abs", 0)))}.items()},
     **{name: functools.partial(_unary, name.lower()) for name in
        ("Relu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Erf", "Abs", "Neg")},
 }  # fmt: skip

@@ -15,8 +15,6 @@ from autoconv.networks.operators.foreign import ForeignOnnx
 
 LARGEST_INSIDE = 1 << 16  # bytes of a constant that goes into the model, so that shapes may depend on it
 RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
-OF_ITS_INPUT = "GroupNormalization"  # whose output is as its first input, which ONNX does not infer
-DEFAULTS = {"MeanVarianceNormalization": {"axes": [0, 2, 3]}}  # without which ONNX does not infer shapes
 IR_VERSION = 8  # which has all that a single node needs, and which older installations read
 
 
@@ -59,21 +57,12 @@ def foreign(call: Call, proto: Any) -> list[str]:
     results = [f"o{n}" for n in range(len(proto.output))]
     alone = helper.make_node(proto.op_type, names, results, name=call.name)
     alone.attribute.extend(proto.attribute)
-    for key, value in DEFAULTS.get(proto.op_type, {}).items():
-        if key not in call.attributes:
-            alone.attribute.append(helper.make_attribute(key, value))
     try:
         made = helper.make_graph(
             [alone],
             "node",
             [_described(names[n], *taken) for n, taken in zip(given, takes, strict=True)],
-            [
-                _described(name, call.type().shape, call.type().dtype)
-                if proto.op_type == OF_ITS_INPUT
-                else onnx.ValueInfoProto(name=name)
-                for name, output in zip(results, proto.output, strict=True)
-                if output
-            ],
+            [onnx.ValueInfoProto(name=name) for name, output in zip(results, proto.output, strict=True) if output],
             [numpy_helper.from_array(graph.constants[call.inputs[n]], names[n]) for n in sorted(inside)],
         )
         opsets = [helper.make_opsetid("", call.opset)]

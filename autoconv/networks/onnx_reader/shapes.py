@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from autoconv.common.types import INTEGERS, SUMS
 from autoconv.networks.onnx_reader.call import NO_REAL_NUMBERS, Call, Lowering
 from autoconv.networks.onnx_reader.resize import resize, upsample
 from autoconv.networks.operators.base import TensorType
-from autoconv.networks.operators.elementwise import Elementwise
+from autoconv.networks.operators.elementwise import FLOATS, Elementwise
 from autoconv.networks.operators.shapes import Concat, Slice, Transpose
 from autoconv.networks.translation import flattened
 
@@ -193,6 +194,71 @@ def _slice(call: Call) -> str:
     return call.add(Slice(tuple(first), tuple(counts), tuple(strides)), call.value(0))
 
 
+def _moved(call: Call, apart: tuple[int, ...], order: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """An array in more dimensions, in another order, and in fewer again."""
+    return call.reshape(call.add(Transpose(order), call.reshape(call.value(0), apart)), shape)
+
+
+def _block(call: Call) -> tuple[int, bool, tuple[int, ...]]:
+    """The extent of a block of pixels, whether it lies before the channels it becomes, and the shape of the images."""
+    size, mode, shape = int(call.required("blocksize")), call.attribute("mode", "DCR"), call.type().shape
+    if len(shape) != 4 or size < 1:
+        call.fail(f"blocksize={size}: expected at least 1, and images (N, C, H, W), got {shape}")
+    if mode not in ("DCR", "CRD"):
+        call.fail(f"mode={mode!r}: expected DCR or CRD")
+    return size, mode == "DCR", shape
+
+
+def _depth_to_space(call: Call) -> str:
+    b, before, (N, C, H, W) = _block(call)
+    if C % (b * b):
+        call.fail(f"blocksize={b}: expected channels that {b * b} divides, got {C}")
+    c = C // (b * b)
+    if before:
+        return _moved(call, (N, b, b, c, H, W), (0, 3, 4, 1, 5, 2), (N, c, H * b, W * b))
+    return _moved(call, (N, c, b, b, H, W), (0, 1, 4, 2, 5, 3), (N, c, H * b, W * b))
+
+
+def _space_to_depth(call: Call) -> str:
+    b, before, (N, C, H, W) = _block(call)
+    if H % b or W % b:
+        call.fail(f"blocksize={b}: expected extents that it divides, got {H}x{W}")
+    order = (0, 3, 5, 1, 2, 4) if before else (0, 1, 3, 5, 2, 4)
+    return _moved(call, (N, C, H // b, b, W // b, b), order, (N, C * b * b, H // b, W // b))
+
+
+def _repeated(call: Call, shape: tuple[int, ...], times: Sequence[int]) -> str | None:
+    """An array, seen in a shape of so many dimensions, so many times along each of its axes."""
+    x, known = call.value(0), call.graph.constants.get(call.value(0))
+    if known is not None:
+        found = tuple(extent * n for extent, n in zip(shape, times, strict=True))
+        call.check_room(TensorType(found, known.dtype.name))
+        return call.add_constant(np.tile(known.reshape(shape), times))
+    if min(times, default=1) < 1 or call.type().dtype not in FLOATS:
+        return None
+    x = call.reshape(x, shape)
+    for axis, n in enumerate(times):
+        x = call.taken(x, axis, [*range(shape[axis])] * n)
+    return x
+
+
+def _expand(call: Call) -> str | None:
+    old, given = call.type().shape, tuple(int(n) for n in call.constant(1, "shape").reshape(-1))
+    try:
+        shape = np.broadcast_shapes(old, given)
+    except ValueError:
+        call.fail(f"shape={given}: {old} does not broadcast to that")
+    old = (*(1,) * (len(shape) - len(old)), *old)
+    return _repeated(call, old, [new if extent == 1 else 1 for extent, new in zip(old, shape, strict=True)])
+
+
+def _tile(call: Call) -> str | None:
+    shape, times = call.type().shape, [int(n) for n in call.constant(1, "repeats").reshape(-1)]
+    if len(times) != len(shape) or min(times, default=0) < 0:
+        call.fail(f"repeats={times}: expected {len(shape)} numbers of at least 0")
+    return _repeated(call, shape, times)
+
+
 def _pad(call: Call) -> str:
     rank = len(call.type().shape)
     pads = call.integers(1, "pads")
@@ -215,7 +281,9 @@ LOWERINGS: dict[str, Lowering] = {
     "Concat": concat,
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
+    "DepthToSpace": _depth_to_space,
     "Dropout": _dropout,
+    "Expand": _expand,
     "Flatten": _flatten,
     "Gather": _gather,
     "Identity": _identity,
@@ -224,8 +292,10 @@ LOWERINGS: dict[str, Lowering] = {
     "Resize": resize,
     "Shape": _shape,
     "Slice": _slice,
+    "SpaceToDepth": _space_to_depth,
     "Split": _split,
     "Squeeze": _squeeze,
+    "Tile": _tile,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
     "Upsample": upsample,

@@ -1,4 +1,4 @@
-"""ONNX's convolutions, pooling and reductions in terms of ours: those of one dimension are of height 1."""
+"""ONNX's convolutions and pooling in terms of ours: those of one dimension are of height 1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from autoconv.layer import Sides
 from autoconv.networks.onnx_reader.call import Call, Lowering
 from autoconv.networks.operators.convolution import Conv, ConvTranspose
-from autoconv.networks.operators.pooling import Pool, Reduce, overhang_of
+from autoconv.networks.operators.pooling import Pool, overhang_of
 
 
 class Window:
@@ -144,30 +144,9 @@ def _pool(reduction: Literal["max", "mean"], call: Call) -> str:
     return window.back(call.add(pool, window.x))
 
 
-def _global_pool(reduction: Literal["max", "mean"], call: Call) -> str:
-    return call.add(Reduce(reduction, tuple(range(2, len(call.type().shape)))), call.value(0))
-
-
-def _reduce(reduction: Literal["max", "mean", "sum"], call: Call) -> str:
-    x, shape = call.value(0), call.type().shape
-    given = call.integers(1, "axes") or None
-    if given is None and call.attribute("noop_with_empty_axes", 0):
-        return x
-    axes = call.axes(given, len(shape))
-    y = call.add(Reduce(reduction, axes), x)
-    if call.attribute("keepdims", 1):
-        return y
-    return call.reshape(y, [extent for n, extent in enumerate(shape) if n not in axes])
-
-
 LOWERINGS: dict[str, Lowering] = {
     "AveragePool": functools.partial(_pool, "mean"),
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
-    "GlobalAveragePool": functools.partial(_global_pool, "mean"),
-    "GlobalMaxPool": functools.partial(_global_pool, "max"),
     "MaxPool": functools.partial(_pool, "max"),
-    "ReduceMax": functools.partial(_reduce, "max"),
-    "ReduceMean": functools.partial(_reduce, "mean"),
-    "ReduceSum": functools.partial(_reduce, "sum"),
 }

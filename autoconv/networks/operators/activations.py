@@ -9,6 +9,10 @@ from autoconv.common.epilogue.expressions import Expression
 
 SILU, GELU, GELU_TANH, HARD_SWISH = (PLAIN[name] for name in ("silu", "gelu", "gelu_tanh", "hardswish"))
 
+RSQRT: Expression = ("div", 1.0, ("sqrt", 0))
+SOFTPLUS: Expression = ("add", ("max", 0, 0.0), ("log", ("add", 1.0, ("exp", ("neg", ("abs", 0))))))
+MISH: Expression = ("mul", 0, ("tanh", SOFTPLUS))
+
 
 def clip(low: float | None, high: float | None) -> Expression:
     """Bounds; a low one of -inf and a high one of inf are none, while the largest finite number is one."""
@@ -27,3 +31,15 @@ def hard_sigmoid(alpha: float = 1 / 6, beta: float = 0.5) -> Expression:
 def elu(alpha: float) -> Expression:
     """Linear where positive, `alpha * (exp(x) - 1)` elsewhere."""
     return ("add", ("max", 0, 0.0), ("mul", alpha, ("sub", ("exp", ("min", 0, 0.0)), 1.0)))
+
+
+def power(exponent: float) -> Expression:
+    """A power, by quicker functions where there are any."""
+    quicker: dict[float, Expression] = {
+        1.0: 0,
+        2.0: ("mul", 0, 0),
+        0.5: ("sqrt", 0),
+        -0.5: RSQRT,
+        -1.0: ("div", 1.0, 0),
+    }
+    return quicker.get(exponent, ("pow", 0, exponent))

@@ -13,6 +13,7 @@ from autoconv.errors import ConfigError
 from autoconv.networks.operators.base import Operator, TensorType
 
 NARROW = ("float16", "bfloat16")  # floats in which nobody computes
+FLOATS = ("float32", "float64", *NARROW)
 MIXED = ("float32", *INTEGERS, *NARROW)  # types of outputs where types meet
 
 

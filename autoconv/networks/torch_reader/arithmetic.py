@@ -74,14 +74,12 @@ def _softplus(call: Call) -> str:
     if beta <= 0 or threshold < LINEAR:
         call.fail(f"expected a positive beta and a threshold of at least {LINEAR:g}, got {beta:g} and {threshold:g}")
     if beta == 1:
-        return call.elements(SOFTPLUS, "self")
-    return call.apply(("div", 0, beta), call.apply(SOFTPLUS, call.elements(("mul", 0, beta), "self")))
+        return call.elements(activations.SOFTPLUS, "self")
+    return call.apply(("div", 0, beta), call.apply(activations.SOFTPLUS, call.elements(("mul", 0, beta), "self")))
 
 
 def _power(call: Call) -> str:
-    exponent = call.number("exponent")
-    expressions = {1: 0, 2: ("mul", 0, 0), 0.5: ("sqrt", 0), -0.5: RSQRT, -1: ("div", 1.0, 0)}
-    return call.elements(expressions.get(exponent, ("pow", 0, exponent)), "self")
+    return call.elements(activations.power(float(call.number("exponent"))), "self")
 
 
 def _linear(call: Call) -> str:
@@ -115,9 +113,7 @@ def _transposed(call: Call) -> str:
     return call.add(Transpose(tuple(reversed(range(rank)))), x) if rank > 1 else x
 
 
-RSQRT: Expression = ("div", 1.0, ("sqrt", 0))
 LINEAR = 16.0  # from here on log(1 + exp(x)) is x in float32
-SOFTPLUS: Expression = ("add", ("max", 0, 0.0), ("log", ("add", 1.0, ("exp", ("neg", ("abs", 0))))))
 
 LOWERINGS: dict[str, Lowering] = {
     "aten::_to_copy": _to_copy,
@@ -145,9 +141,9 @@ LOWERINGS: dict[str, Lowering] = {
     **{f"aten::{name}": functools.partial(_function, expression) for name, expression in {
         "relu": ("relu", 0), "relu6": activations.clip(0.0, 6.0), "silu": activations.SILU,
         "hardswish": activations.HARD_SWISH, "hardsigmoid": activations.hard_sigmoid(),
-        "mish": ("mul", 0, ("tanh", SOFTPLUS)),
+        "mish": activations.MISH,
         "sigmoid": ("sigmoid", 0), "tanh": ("tanh", 0), "exp": ("exp", 0), "log": ("log", 0), "sqrt": ("sqrt", 0),
-        "rsqrt": RSQRT, "reciprocal": ("div", 1.0, 0), "erf": ("erf", 0), "abs": ("abs", 0),
+        "rsqrt": activations.RSQRT, "reciprocal": ("div", 1.0, 0), "erf": ("erf", 0), "abs": ("abs", 0),
         "neg": ("neg", 0), "square": ("mul", 0, 0)}.items()},
     **{f"aten::{name}": _identity for name in ("clone", "contiguous", "alias", "detach", "lift_fresh_copy")},
 }  # fmt: skip

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
+from autoconv.networks.normalisation import affine, cast, centred, log_softmax, normalised, normalised_in_groups, wide
 from autoconv.networks.operators.convolution import MatMul
-from autoconv.networks.operators.elementwise import NARROW, Elementwise
+from autoconv.networks.operators.elementwise import NARROW
 from autoconv.networks.operators.pooling import Reduce, Softmax
 from autoconv.networks.operators.shapes import Transpose
 from autoconv.networks.torch_reader.call import Call, Lowering
@@ -31,67 +32,42 @@ def _batch_norm(call: Call) -> list[str]:
     return [x]
 
 
-def _cast(call: Call, x: str, dtype: str) -> str:
-    """An array in another type; itself, where it has that."""
-    return x if call.graph.types[x].dtype == dtype else call.add(Elementwise(0, dtype), x)
-
-
-def _wide(call: Call, x: str) -> str:
-    """Floats of 16 bits as float32: squares and sums do not fit into float16, and bfloat16 has too few digits."""
-    return _cast(call, x, "float32") if call.graph.types[x].dtype in NARROW else x
-
-
-def _normalised(call: Call, x: str, axes: tuple[int, ...]) -> str:
-    """An array of mean 0 and variance 1 along axes."""
-    centred = call.apply(("sub", 0, 1), x, call.add(Reduce("mean", axes), x))
-    variance = call.add(Reduce("mean", axes), call.apply(("mul", 0, 0), centred))
-    return call.apply(("div", 0, ("sqrt", ("add", 1, call.number("eps")))), centred, variance)
-
-
 def _affine(call: Call, y: str, rest: int) -> str:
-    """Scaled and shifted by weight and bias, after which so many axes come."""
-    for function, name in (("mul", "weight"), ("add", "bias")):
-        if call.has(name):
-            constant = _wide(call, call.value(name))
-            y = call.apply((function, 0, 1), y, call.reshape(constant, (*call.shape_of(constant), *(1,) * rest)))
-    return y
+    """Scaled and shifted by weight and bias, after which so many axes come; in the type of the input."""
+    weight, bias = (call.value(name) if call.has(name) else None for name in ("weight", "bias"))
+    return cast(call, affine(call, y, weight, bias, rest), call.graph.types[call.value("input")].dtype)
 
 
 def _layer_norm(call: Call) -> list[str]:
     x = call.value("input")
     rank = len(call.shape_of(x))
     axes = tuple(range(rank - len(call["normalized_shape"]), rank))
-    y = _affine(call, _normalised(call, _wide(call, x), axes), 0)
-    return [_cast(call, y, call.graph.types[x].dtype)]
+    return [_affine(call, normalised(call, wide(call, x), axes, call.number("eps")), 0)]
 
 
 def _group_norm(call: Call) -> list[str]:
-    x, groups = call.value("input"), call["group"]
+    x = call.value("input")
     shape = call.shape_of(x)
-    grouped = call.reshape(_wide(call, x), (shape[0], groups, math.prod(shape[1:]) // groups))
-    y = _affine(call, call.reshape(_normalised(call, grouped, (2,)), shape), len(shape) - 2)
-    return [_cast(call, y, call.graph.types[x].dtype)]
+    y = normalised_in_groups(call, wide(call, x), call["group"], call.number("eps"))
+    return [_affine(call, call.reshape(y, shape), len(shape) - 2)]
 
 
 def _instance_norm(call: Call) -> list[str]:
     x = call.value("input")
     rank = len(call.shape_of(x))
-    y = _normalised(call, _wide(call, x), (0, *range(2, rank)))
-    return [_cast(call, _affine(call, y, rank - 2), call.graph.types[x].dtype)]
+    return [_affine(call, normalised(call, wide(call, x), (0, *range(2, rank)), call.number("eps")), rank - 2)]
 
 
 def _variance(call: Call) -> str:
     x = call.value("self")
     axes = call.reduced_axes()
-    wide = _wide(call, x)
-    centred = call.apply(("sub", 0, 1), wide, call.add(Reduce("mean", axes), wide))
-    total = call.add(Reduce("sum", axes), call.apply(("mul", 0, 0), centred))
+    total = call.add(Reduce("sum", axes), call.apply(("mul", 0, 0), centred(call, wide(call, x), axes)))
     less = call.number("correction") if call.has("correction") else 1.0
     count = math.prod(call.shape_of(x)[axis] for axis in axes)
     if count <= less:
         call.fail(f"correction={less:g}: expected less than the {count} numbers of which each variance is made")
     y = call.apply(("div", 0, count - less), total)
-    return call.without(_cast(call, y, call.graph.types[x].dtype), axes)
+    return call.without(cast(call, y, call.graph.types[x].dtype), axes)
 
 
 def _vector_norm(call: Call) -> str:
@@ -102,22 +78,22 @@ def _vector_norm(call: Call) -> str:
         call.fail(f"ord={order:g}: expected 1 or 2, and no other type")
     element, whole = functions[order]
     axes = call.reduced_axes()
-    y = call.add(Reduce("sum", axes), call.apply(element, _wide(call, given)))
+    y = call.add(Reduce("sum", axes), call.apply(element, wide(call, given)))
     y = y if whole == 0 else call.apply(whole, y)
-    return call.without(_cast(call, y, call.graph.types[given].dtype), axes)
+    return call.without(cast(call, y, call.graph.types[given].dtype), axes)
 
 
 def _attention(call: Call) -> str:
     """softmax(query key' * scale) value."""
     dtype = call.graph.types[call.value("query")].dtype
-    query, key, value = (_wide(call, call.value(name)) for name in ("query", "key", "value"))
+    query, key, value = (wide(call, call.value(name)) for name in ("query", "key", "value"))
     if call.has("attn_mask") or call["is_causal"] or call["enable_gqa"] or call.number("dropout_p"):
         call.fail("expected attention of all to all")
     shape = call.shape_of(query)
     scale = call.number("scale") if call.has("scale") else 1 / math.sqrt(shape[-1])
     order = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
     scores = call.add(MatMul(), call.apply(("mul", 0, scale), query), call.add(Transpose(order), key))
-    return _cast(call, call.add(MatMul(), call.add(Softmax(len(shape) - 1), scores), value), dtype)
+    return cast(call, call.add(MatMul(), call.add(Softmax(len(shape) - 1), scores), value), dtype)
 
 
 def _softmax(call: Call) -> str:
@@ -126,11 +102,8 @@ def _softmax(call: Call) -> str:
 
 
 def _log_softmax(call: Call) -> str:
-    given = call.value("self")
-    x, axes = _wide(call, given), (call.axis("dim", len(call.shape_of(given))),)
-    below = call.apply(("sub", 0, 1), x, call.add(Reduce("max", axes), x))
-    total = call.add(Reduce("sum", axes), call.apply(("exp", 0), below))
-    return _cast(call, call.apply(("sub", 0, ("log", 1)), below, total), call.graph.types[given].dtype)
+    x = call.value("self")
+    return log_softmax(call, x, call.axis("dim", len(call.shape_of(x))))
 
 
 LOWERINGS: dict[str, Lowering] = {

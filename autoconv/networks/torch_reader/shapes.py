@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
 
 from autoconv.networks.operators.sampling import Sampler
-from autoconv.networks.operators.shapes import Concat, Resize, Transpose
+from autoconv.networks.operators.shapes import Concat, Transpose
 from autoconv.networks.torch_reader.call import Call, Lowering
 
 
@@ -92,22 +91,13 @@ def _unbind(call: Call) -> list[str]:
     return [_without(call, axis, index) for index in range(call.shape("self")[axis])]
 
 
-def _taken(call: Call, x: str, axis: int, places: Iterable[int]) -> str:
-    """What lies at such places of an axis."""
-    extent = call.shape_of(x)[axis]
-    seen = [int(place) % extent for place in places]
-    if seen == [*range(extent)]:
-        return x
-    return call.add(Resize(axis, tuple((place,) for place in seen), ((1.0,),) * len(seen)), x)
-
-
 def _expand(call: Call) -> str:
     x, size = call.value("self"), call["size"]
     shape = call.shape_of(x)
     x = call.reshape(x, (*(1,) * (len(size) - len(shape)), *shape))
     for axis, extent in enumerate(size):
         if extent != -1 and call.shape_of(x)[axis] == 1:
-            x = _taken(call, x, axis, [0] * extent)
+            x = call.taken(x, axis, [0] * extent)
     return x
 
 
@@ -116,7 +106,7 @@ def _repeat(call: Call) -> str:
     shape = call.shape_of(x)
     x = call.reshape(x, (*(1,) * (len(repeats) - len(shape)), *shape))
     for axis, times in enumerate(repeats):
-        x = _taken(call, x, axis, [*range(call.shape_of(x)[axis])] * times)
+        x = call.taken(x, axis, [*range(call.shape_of(x)[axis])] * times)
     return x
 
 
@@ -128,12 +118,12 @@ def _flip(call: Call) -> str:
 
 
 def _index_select(call: Call) -> str:
-    return _taken(call, call.value("self"), call.axis("dim", len(call.shape("self"))), _places(call, call["index"]))
+    return call.taken(call.value("self"), call.axis("dim", len(call.shape("self"))), _places(call, call["index"]))
 
 
 def _index(call: Call) -> str:
     ((axis, index),) = [(n, index) for n, index in enumerate(call["indices"]) if index is not None]
-    return _taken(call, call.value("self"), axis, _places(call, index))
+    return call.taken(call.value("self"), axis, _places(call, index))
 
 
 def _places(call: Call, index: str) -> list[int]:
@@ -167,7 +157,7 @@ def _upsample_nearest(offset: float, call: Call) -> str:
         seen = np.minimum(np.floor(places * scale).astype(int), old - 1)
         if not offset and new in (old, 2 * old):
             seen = np.arange(new) * old // new
-        x = _taken(call, x, 2 + n, seen)
+        x = call.taken(x, 2 + n, seen)
     return x
 
 

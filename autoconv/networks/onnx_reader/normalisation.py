@@ -1,0 +1,132 @@
+"""ONNX's normalisations and softmaxes in terms of ours.
+
+Where 16-bit floats are normalised, all is float32 until the result; the standard rounds once more before the scale.
+"""
+
+from __future__ import annotations
+
+from autoconv.networks.normalisation import (
+    affine,
+    cast,
+    centred,
+    log_softmax,
+    mean_square,
+    normalised,
+    normalised_in_groups,
+    scaled_down,
+    wide,
+)
+from autoconv.networks.onnx_reader.call import Call, Lowering
+from autoconv.networks.operators.pooling import LRN, Softmax
+from autoconv.networks.translation import flattened
+
+PER_CHANNEL = 21  # the first opset in which scales and biases of groups are those of channels
+
+
+def _batch_normalization(call: Call) -> str:
+    if call.attribute("training_mode", 0) or not call.attribute("spatial", 1):
+        call.fail("expected inference per channel, got training_mode=1 or spatial=0")
+    if call.opset < 14 and any(call.outputs[1:]):  # where no attribute tells the one from the other
+        call.fail(f"expected the one output of inference, got the {sum(map(bool, call.outputs))} of training")
+    x, scale, bias, mean, variance = (call.value(n) for n in range(5))
+    return call.batch_norm(x, scale, bias, mean, variance, _epsilon(call))
+
+
+def _epsilon(call: Call) -> float:
+    return float(call.attribute("epsilon", 1e-5))
+
+
+def _finished(call: Call, y: str, rest: int) -> str:
+    """Scaled and shifted by the second and third inputs, after which so many axes come; in the type of the first."""
+    scale, bias = (call.value(n) if call.has(n) else None for n in (1, 2))
+    return cast(call, affine(call, y, scale, bias, rest), call.type().dtype)
+
+
+def _last_axes(call: Call) -> tuple[int, ...]:
+    """From the attribute `axis` on; scale and bias have to spread over them."""
+    rank = len(call.type().shape)
+    for n, what in ((1, "scale"), (2, "bias")):
+        if call.has(n):
+            call.check_spread(what, call.value(n), call.value(0))
+    return tuple(range(call.axis(-1, rank), rank))
+
+
+def _layer_normalization(call: Call) -> str | None:
+    if any(call.outputs[1:]):  # the means and deviations, too
+        return None
+    axes = _last_axes(call)
+    return _finished(call, normalised(call, wide(call, call.value(0)), axes, _epsilon(call)), 0)
+
+
+def _rms_normalization(call: Call) -> str:
+    axes = _last_axes(call)
+    return _finished(call, scaled_down(call, wide(call, call.value(0)), axes, _epsilon(call)), 0)
+
+
+def _instance_normalization(call: Call) -> str:
+    x, rank = call.value(0), len(call.type().shape)
+    for n, what in ((1, "scale"), (2, "bias")):
+        call.check_channels(what, call.value(n), x)
+    return _finished(call, normalised(call, wide(call, x), tuple(range(2, rank)), _epsilon(call)), rank - 2)
+
+
+def _group_normalization(call: Call) -> str:
+    x, shape, groups = call.value(0), call.type().shape, int(call.required("num_groups"))
+    if len(shape) < 2 or groups < 1 or shape[1] % groups:
+        call.fail(f"num_groups={groups}: expected a number that divides the channels of {shape}")
+    numbers = shape[1] if call.opset >= PER_CHANNEL else groups
+    for n, what in ((1, "scale"), (2, "bias")):
+        if call.type(n).shape != (numbers,):
+            call.fail(f"{what}: expected {numbers} numbers, got {call.type(n)}")
+    y = normalised_in_groups(call, wide(call, x), groups, _epsilon(call))
+    if call.opset < PER_CHANNEL:
+        return call.reshape(_finished(call, y, 1), shape)
+    return _finished(call, call.reshape(y, shape), len(shape) - 2)
+
+
+def _mean_variance_normalization(call: Call) -> str:
+    """Over the deviation and 1e-9, as the standard's function has it."""
+    x = call.value(0)
+    axes = call.axes(call.attribute("axes", (0, 2, 3)), len(call.type().shape))
+    y = centred(call, wide(call, x), axes)
+    y = call.apply(("div", 0, ("add", ("sqrt", 1), 1e-9)), y, mean_square(call, y, axes))
+    return cast(call, y, call.type().dtype)
+
+
+def _lrn(call: Call) -> str:
+    found = LRN(
+        size=int(call.required("size")),
+        alpha=call.attribute("alpha", 1e-4),
+        beta=call.attribute("beta", 0.75),
+        bias=call.attribute("bias", 1.0),
+    )
+    return call.add(found, call.value(0))
+
+
+def _softmax(call: Call) -> str:
+    x, shape = call.value(0), call.type().shape
+    if call.opset >= 13:
+        return call.add(Softmax(call.axis(-1, len(shape))), x)
+    rows = call.reshape(x, flattened(shape, call.axis(1, len(shape))))
+    return call.reshape(call.add(Softmax(1), rows), shape)
+
+
+def _log_softmax(call: Call) -> str:
+    x, shape = call.value(0), call.type().shape
+    if call.opset >= 13:
+        return log_softmax(call, x, call.axis(-1, len(shape)))
+    rows = call.reshape(x, flattened(shape, call.axis(1, len(shape))))
+    return call.reshape(log_softmax(call, rows, 1), shape)
+
+
+LOWERINGS: dict[str, Lowering] = {
+    "BatchNormalization": _batch_normalization,
+    "GroupNormalization": _group_normalization,
+    "InstanceNormalization": _instance_normalization,
+    "LRN": _lrn,
+    "LayerNormalization": _layer_normalization,
+    "LogSoftmax": _log_softmax,
+    "MeanVarianceNormalization": _mean_variance_normalization,
+    "RMSNormalization": _rms_normalization,
+    "Softmax": _softmax,
+}
