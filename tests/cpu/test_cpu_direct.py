@@ -17,7 +17,8 @@ from autoconv.cpu.common.correlation import CorrelationAxis, correlations
 from autoconv.cpu.device import CPU
 from autoconv.cpu.direct import gradients, gradients_packed
 from autoconv.cpu.direct.algorithm import Direct, _listed
-from autoconv.cpu.direct.geometry import tile_runs
+from autoconv.cpu.direct.geometry import TileRun, tile_runs
+from autoconv.cpu.direct.kernels import _inputs
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
 pytestmark = [
@@ -146,6 +147,25 @@ def test_tiles_cover_an_axis_once_and_merge_what_is_alike() -> None:
     assert runs[0].pattern == ((False, *[True] * 13), (True,) * 14, (True,) * 14)
     covered = [r.start + n for r in tile_runs(axis, 9) for n in range(r.tiles * r.length)]
     assert covered == list(range(56))
+
+
+def test_what_is_fetched_is_what_a_tile_sees() -> None:
+    """Of taps far apart only what each sees, and nothing of the padding; else a whole row, line by line."""
+    far = CorrelationAxis(33, 33, 1, -24, 24, (0, 1, 2))
+    seen = [_inputs(run, far, 1) for run in tile_runs(far, 7) if run.pattern is not None]
+    assert seen
+    assert max(map(len, seen)) <= 3 * 7
+    assert _inputs(TileRun(0, 1, 7, None), far, 16) == [0, 24, 48]
+    near = CorrelationAxis(100, 98, 1, 0, 1, (0, 1, 2))
+    (inside,) = {tuple(_inputs(run, near, 1)) for run in tile_runs(near, 14) if run.length == 14}
+    assert inside == tuple(range(16))
+    assert _inputs(TileRun(0, 1, 40, None), near, 16) == [0, 16, 32]
+
+
+def test_the_part_of_taps_that_outputs_see() -> None:
+    for axis in (CorrelationAxis(33, 33, 1, -24, 24, (0, 1, 2)), CorrelationAxis(9, 5, 2, -1, 1, (0, 1, 2))):
+        pairs = list(itertools.product(range(axis.count), range(3)))
+        assert axis.seen == pytest.approx(sum(axis.sees(p, t) for p, t in pairs) / len(pairs))
 
 
 def test_a_strided_gradient_is_one_correlation_for_each_residue() -> None:

@@ -32,6 +32,13 @@ class CorrelationAxis:
         """Rows or columns of the filter from one tap to the next."""
         return self.taps[1] - self.taps[0] if len(self.taps) > 1 else 0
 
+    @functools.cached_property
+    def seen(self) -> float:
+        """The part of all pairs of outputs and taps in which the tap falls inside the input."""
+        starts = (self.offset + self.dilation * t for t in range(len(self.taps)))
+        bounds = ((max(-(at // self.stride), 0), min(-((at - self.size) // self.stride), self.count)) for at in starts)
+        return sum(max(end - first, 0) for first, end in bounds) / max(1, self.count * len(self.taps))
+
     def sees(self, position: int, tap: int) -> bool:
         """Whether the tap falls inside the input."""
         return 0 <= self.stride * position + self.offset + self.dilation * tap < self.size

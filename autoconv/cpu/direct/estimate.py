@@ -6,7 +6,7 @@ import math
 
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES
-from autoconv.cpu.common.correlation import Correlation, flat_correlations
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, flat_correlations
 from autoconv.cpu.common.estimate import busiest, operands_once, side_by_side
 from autoconv.cpu.common.packing import packed_size
 from autoconv.cpu.common.sums import channels_of_sum, sums_of
@@ -50,7 +50,7 @@ def _correlation(layer: ConvLayer, device: CPU, c: Correlation, b: DirectBlockin
     filters = vectors if b.packed else b.TK  # gathered lane by lane where they lie
     one = max(pixels * vectors / multiply, (pixels + filters) / load)
     blocks = math.ceil(c.K / b.TK)
-    steps = c.macs / (c.K * pixels) * blocks
+    steps = c.macs * c.rows.seen * c.columns.seen / (c.K * pixels) * blocks
     visited = math.ceil(c.C / b.BC) * sums_of(b.BC, channels_of_sum(taps))
     tiles = c.N * c.groups * rows * columns * blocks
     sums = tiles * visited * 2 * pixels * vectors / load
@@ -76,13 +76,18 @@ def _stores(layer: ConvLayer, b: DirectBlocking, vectors: float) -> float:
 
 def _tile_bytes(layer: ConvLayer, c: Correlation, b: DirectBlocking) -> float:
     """What a tile reads of a channel, in whole cache lines where pixels are neighbours."""
-    rows, columns = (
-        (extent - 1) * axis.stride + (len(axis.taps) - 1) * axis.dilation + 1
-        for axis, extent in ((c.rows, b.TP), (c.columns, b.TQ))
-    )
+    (rows, _), (columns, runs) = _inputs(c.rows, b.TP), _inputs(c.columns, b.TQ)
     if layer.layout == "NHWC":
         return rows * columns * layer.itemsize
-    return rows * ((columns - 1) * layer.itemsize + LINE)
+    return rows * ((columns - runs) * layer.itemsize + runs * LINE)
+
+
+def _inputs(axis: CorrelationAxis, outputs: int) -> tuple[int, int]:
+    """How many inputs so many outputs see, and in how many runs of neighbours: one, unless taps lie far apart."""
+    taps = len(axis.taps)
+    together = (outputs - 1) * axis.stride + (taps - 1) * axis.dilation + 1
+    apart = taps * ((outputs - 1) * axis.stride + 1)
+    return (together, 1) if together <= apart else (apart, taps)
 
 
 def wgrad_seconds(layer: ConvLayer, device: CPU, params: Params) -> float:

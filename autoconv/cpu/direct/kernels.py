@@ -89,11 +89,9 @@ class Microkernel:
         k, rows, columns, i = self.k, self.c.rows, self.c.columns, self.c.input
         if self.c.C <= AHEAD or i.channel < i.row or len(rows.taps) * len(columns.taps) == 1:
             return  # there is none, or they are neighbours, or give a tile too little to do
-        height = (self.rows.length - 1) * rows.stride + (len(rows.taps) - 1) * rows.dilation + 1
-        width = (self.columns.length - 1) * columns.stride + (len(columns.taps) - 1) * columns.dilation + 1
-        for row in range(height):
+        for row in _inputs(self.rows, rows, 1):
             start = x + ((row + rows.offset) * i.row + columns.offset * i.column)
-            for column in range(0, width, LINE // self.element.bytes):
+            for column in _inputs(self.columns, columns, LINE // self.element.bytes):
                 k.prefetch(start + column)
 
     def _taps(
@@ -168,6 +166,19 @@ class Microkernel:
         for lane, scalar in enumerate(scalars):
             v = k.insert(v, scalar, lane) if self.lanes > 1 else scalar
         return v
+
+
+def _inputs(run: TileRun, axis: CorrelationAxis, apart: int) -> list[int]:
+    """Inputs that a tile sees along an axis, from the first output's first tap on; of each few neighbours the first."""
+    pattern = run.pattern or ((True,) * run.length,) * len(axis.taps)
+    places = {
+        p * axis.stride + t * axis.dilation for t, seen in enumerate(pattern) for p, sees in enumerate(seen) if sees
+    }
+    kept: list[int] = []
+    for place in sorted(places):
+        if not kept or place - kept[-1] >= apart:
+            kept.append(place)
+    return kept
 
 
 def channels_together(c: Correlation) -> int:
