@@ -109,11 +109,21 @@ def _constant(argument: Any) -> tuple[Any] | None:
     return (argument.value,) if isinstance(argument, ConstantArgument) else None
 
 
+def _asks_for_exact(program: Any) -> bool:
+    """Whether a convolution of ours in an exported program is told to be exact."""
+    ours = torch.ops.autoconv.conv2d.default
+    place = [argument.name for argument in ours._schema.arguments].index("exact")
+    return any(node.target is ours and node.args[place] for node in program.graph.nodes)
+
+
 def optimize(model: torch.nn.Module, example: Any, *, mode: str = "hybrid", **options: Any) -> OptimizedModule:
     """A model that gives the same answers, faster: its operators become kernels of ours, run in one call.
 
     `torch.export` traces it; batch normalisation is folded into filters, activations and sums into the convolutions.
     Its parameters are constants from now on. PyTorch runs the operators that have no kernel here.
+
+    A model that has an `autoconv.torch.Conv2d`, or calls `autoconv.torch.conv2d`, with `exact=True` is `exact` as a
+    whole, unless `exact=False` is given here; their `mode` and `vendors` do not count.
 
     Parameters
     ----------
@@ -157,5 +167,6 @@ def optimize(model: torch.nn.Module, example: Any, *, mode: str = "hybrid", **op
         raise ConfigError(f"{name}: expected a model in evaluation mode: call model.eval() first")
     program = exported(model, example if isinstance(example, tuple) else (example,))
     timing = {"budget": options.pop("budget", default_budget(mode))}
-    network = CompiledNetwork(translated(program, name), device_in_force(), {"vendors": False, **options})
+    asked = {"exact": True} if _asks_for_exact(program) else {}
+    network = CompiledNetwork(translated(program, name), device_in_force(), {"vendors": False, **asked, **options})
     return OptimizedModule(network if mode == "heuristic" else network.tune(mode, **timing), program)

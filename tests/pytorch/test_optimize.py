@@ -94,6 +94,16 @@ def test_parameters_are_constant_and_outputs_are_new(fast: Any) -> None:
     torch.testing.assert_close(other(torch.ones(1, 1, 4, 4)), before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_model_with_an_exact_convolution_is_exact(exact: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), autoconv.torch.Conv2d(8, 8, 3), nn.ReLU()).eval()
+    model[1].exact = exact
+    for options, expected in (({}, exact), ({"exact": False}, False), ({"exact": True}, True)):
+        plans = autoconv.torch.optimize(model, torch.zeros(1, 8, 9, 9), mode="heuristic", **options).network.plans
+        assert len(plans) == 2
+        assert {made.limits.exact for made in plans.values()} == {expected}
+
+
 def test_copies_are_the_module_itself_and_files_are_its_networks(fast: Any) -> None:
     copied = copy.deepcopy(nn.Sequential(fast))
     assert copied[0] is copy.copy(fast) is fast
