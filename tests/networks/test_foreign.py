@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def test_without_onnx_runtime_the_reference_runs_it(monkeypatch: pytest.MonkeyPa
 def test_what_onnx_runtime_does_not_know_the_reference_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(operator.importlib.util, "find_spec", lambda name: find("numpy"))  # as if all were installed
-    monkeypatch.setattr(operator, "_session", lambda model: None)
+    monkeypatch.setattr(operator, "_session", lambda model, threads: None)
     net = network("a scalar for each")
     assert "onnx.reference" in net.explain()
     np.testing.assert_allclose(net.run(X), np.linalg.det(X), rtol=1e-5)
@@ -155,6 +156,25 @@ def test_what_onnx_runtime_refuses_the_reference_runs(kind: str, monkeypatch: py
     monkeypatch.setattr(operator, "_session", operator._session.__wrapped__)  # which remembers no other's
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
     assert "onnx.reference" in network("a scalar for each").explain()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_onnx_runtime_has_no_more_threads_than_the_device(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="NOT CHECKED: onnxruntime is not installed")
+    session, made = onnxruntime.InferenceSession, []
+
+    def noted(model: bytes, options: Any, **rest: Any) -> Any:
+        made.append(options.intra_op_num_threads)
+        return session(model, options, **rest)
+
+    monkeypatch.setattr(operator, "_session", operator._session.__wrapped__)  # which remembers no other's
+    monkeypatch.setattr(onnxruntime, "InferenceSession", noted)
+    nodes = [helper.make_node("TopK", ["x", "k"], ["v", "i"], axis=2), node("Cast", "i", "f", to=1), node("Add", "v f")]
+    graph = translated(model(nodes, {"x": list(X.shape)}, {"k": np.array([2])}), "net")
+    net = CompiledNetwork(graph, dataclasses.replace(CPU.current(), threads=threads), {})
+    assert made[-1] == max(made) == threads
+    places = np.argsort(-X, axis=2)[..., :2]
+    np.testing.assert_allclose(net.run(X), np.take_along_axis(X, places, 2) + places, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

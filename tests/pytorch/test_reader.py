@@ -259,6 +259,20 @@ def test_what_pytorch_runs_is_made_ready_once() -> None:
     assert foreign_torch._runner.cache_info().misses == 0
 
 
+def test_outputs_of_one_call_are_computed_once_and_equal_calls_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    called, calls = foreign_torch.called, []
+    monkeypatch.setattr(foreign_torch, "called", lambda *given: calls.append(given[0].name()) or called(*given))
+    x = numbers(IMAGES)
+    model = Applied(lambda x: (*x.sort(1), torch.rand_like(x) - torch.rand_like(x)))
+    net = CompiledNetwork(translated(exported(model.eval(), (x,)), "net"), CPU.current(), {})
+    calls.clear()
+    values, places, drawn = net.run(x.numpy()).values()
+    assert sorted(calls) == ["aten::rand_like", "aten::rand_like", "aten::sort"]
+    np.testing.assert_array_equal(values, x.sort(1)[0].numpy())
+    np.testing.assert_array_equal(places, x.sort(1)[1].numpy())
+    assert drawn.any()
+
+
 @pytest.mark.parametrize("function", [lambda x: x**-0.5, lambda x: torch.addmm(x * torch.nan, x, x, beta=0, alpha=2)])
 def test_what_is_no_number_comes_of_what_it_does_in_pytorch(function: Any) -> None:
     x = torch.tensor([[torch.inf, -torch.inf, -0.0], [4.0, 0.0, 1.0], [9.0, 1.0, 0.25]])

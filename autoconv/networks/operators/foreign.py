@@ -6,8 +6,8 @@ import base64
 import functools
 import importlib.util
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from autoconv.common.text import one_line
 from autoconv.common.types import DTYPES
 from autoconv.errors import ConfigError
 from autoconv.networks.operators.base import Operator, TensorType
+from autoconv.vendors.onnxruntime import model_session
 
 _NAMES = {"float": "float32", "double": "float64"}  # of types in ONNX Runtime, where they are not NumPy's
+_RUNTIME = "ONNX Runtime"
 
 
 @dataclass(frozen=True)
@@ -57,20 +59,24 @@ class Foreign(Operator):
         return self.operator
 
     @property
+    def call(self) -> Hashable:
+        """What is the same of all outputs of a call."""
+        return replace(self, output=0, shape=(), dtype="")
+
+    @property
     @abstractmethod
     def by(self) -> str:
         """What runs it."""
 
-    @property
     @abstractmethod
-    def runner(self) -> Runner:
-        """What runs it, made ready."""
+    def runner(self, threads: int) -> Runner:
+        """What runs it on at most so many threads, made ready; PyTorch runs all on as many as it is told to use."""
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         expected = [TensorType(shape, dtype) for shape, dtype in self.takes]
         if list(inputs) != expected:
             raise ConfigError(f"expected {listed(expected)}")
-        runner, stated = self.runner, TensorType(self.shape, self.dtype)
+        runner, stated = self.runner(1), TensorType(self.shape, self.dtype)
         if runner.takes != expected:
             raise ConfigError(f"expected a model of these inputs, got one of {listed(runner.takes)}")
         if type(self.output) is not int or stated not in runner.gives[self.output :][:1]:
@@ -80,7 +86,7 @@ class Foreign(Operator):
         return stated
 
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
-        return np.asarray(self.runner.run(inputs)[self.output])
+        return np.asarray(self.runner(1).run(inputs)[self.output])
 
 
 @dataclass(frozen=True)
@@ -100,18 +106,19 @@ class ForeignOnnx(Foreign):
         """ONNX Runtime, unless it is not installed, or has no such operator or type."""
         return self._found[0]
 
-    @property
-    def runner(self) -> Runner:
-        return self._found[1]
+    def runner(self, threads: int) -> Runner:
+        by, found = self._found
+        several = _session(self.model, threads) if by == _RUNTIME and threads > 1 else None
+        return several or found
 
     @functools.cached_property
     def _found(self) -> tuple[str, Runner]:
         installed = [package for package in ("onnxruntime", "onnx") if importlib.util.find_spec(package) is not None]
         own = all(np.dtype(dtype).isbuiltin == 1 for dtype in (self.dtype, *(dtype for _, dtype in self.takes)))
         if "onnxruntime" in installed and own:  # in Python it has NumPy's types
-            session = _session(self.model)
+            session = _session(self.model, 1)
             if session is not None:
-                return "ONNX Runtime", session
+                return _RUNTIME, session
         if "onnx" in installed:
             return "onnx.reference", _reference(self.model)
         got = "ONNX Runtime alone, which does not run it" if installed else "neither"
@@ -129,9 +136,8 @@ def listed(types: Sequence[TensorType]) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _session(model: str) -> Runner | None:
-    """ONNX Runtime, with the model made ready once for all its runs; None where it does not take it."""
-    import onnxruntime
+def _session(model: str, threads: int) -> Runner | None:
+    """ONNX Runtime on so many threads, with the model made ready for all its runs; None where it does not take it."""
     from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
     refusals = (
@@ -139,7 +145,7 @@ def _session(model: str) -> Runner | None:
         errors.RuntimeException,  # of older ones, for attributes that a kernel does not take
     )
     try:
-        session = onnxruntime.InferenceSession(base64.b64decode(model), providers=["CPUExecutionProvider"])
+        session = model_session(base64.b64decode(model), threads)
     except refusals:
         return None
     inputs = session.get_inputs()

@@ -36,8 +36,7 @@ class ForeignTorch(Foreign):
     def by(self) -> str:
         return "PyTorch"
 
-    @property
-    def runner(self) -> Runner:
+    def runner(self, threads: int) -> Runner:
         return self._made
 
     @functools.cached_property

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -83,12 +84,14 @@ class Step:
     """What computes the array of a node: kernels, or a function of arrays where there are none.
 
     `by` says what people want to know: the candidate of a layer, or the kind of kernel.
+
+    What the function gives has the names of nodes: this one's, and those of others whose arrays the same call makes.
     """
 
     node: Node
     by: str
     calls: tuple[Call, ...] = ()
-    function: Callable[..., Array] | None = field(default=None, compare=False)
+    function: Callable[..., Mapping[str, Array]] | None = field(default=None, compare=False)
 
 
 def calls_of(kernel: NativeKernel, operands: Sequence[Operand]) -> tuple[Call, ...]:
@@ -138,7 +141,8 @@ class StepMaker:
         """
         kernel, by, constant = made.kernel, str(made.candidate), node.inputs[1] in self.graph.constants
         if not isinstance(kernel, NativeKernel) or (kernel.packed_bytes and not constant):
-            return Step(node, by, function=function_of(made, self.graph.constants.get(node.inputs[1])))
+            function = function_of(made, self.graph.constants.get(node.inputs[1]))
+            return Step(node, by, function=named(node.name, function))
         return Step(node, by, calls_of(kernel, self._operands(node, made, packed)))
 
     def _operands(self, node: Node, made: Plan, packed: Callable[[], Array]) -> tuple[Operand, ...]:
@@ -153,14 +157,40 @@ class StepMaker:
     def step(self, node: Node) -> Step:
         """What runs a node."""
         if isinstance(node.operator, Foreign):
-            return Step(node, node.operator.by, function=node.operator.evaluate)
+            return self._elsewhere(node, node.operator)
         types = [self.graph.types[name] for name in (*node.inputs, node.name)]
         calls = None
         if pool.available() and self._has_kernels(node.operator, {t.dtype for t in types}):
             calls = self._calls(node) if all(math.prod(t.shape) for t in types) else None
         if calls is None:
-            return Step(node, "NumPy", function=by_numpy(node.operator, [t.dtype for t in types]))
+            function = by_numpy(node.operator, [t.dtype for t in types])
+            return Step(node, "NumPy", function=named(node.name, function))
         return Step(node, "kernel", tuple(calls))
+
+    def _elsewhere(self, node: Node, operator: Foreign) -> Step:
+        """What another library runs, on as many threads as the device has."""
+        assert isinstance(self.device, CPU)
+        run, outputs = operator.runner(self.device.threads).run, self._together[node.name]
+
+        def function(*arrays: Array) -> dict[str, Array]:
+            found = run(arrays)
+            return {name: np.asarray(found[output]) for name, output in outputs.items()}
+
+        return Step(node, operator.by, function=function)
+
+    @functools.cached_property
+    def _together(self) -> dict[str, dict[str, int]]:
+        """For each output of a call of another library, those nodes that are outputs of it, and which these are."""
+        last: dict[Hashable, dict[str, int]] = {}
+        found = {}
+        for node in self.graph.nodes.values():
+            if isinstance(node.operator, Foreign):
+                call = node.operator.call, node.inputs
+                if node.operator.output in last.get(call, {}).values():
+                    del last[call]  # this is a second call, which may draw other random numbers
+                found[node.name] = last.setdefault(call, {})
+                found[node.name][node.name] = node.operator.output
+        return found
 
     def _has_kernels(self, operator: Operator, dtypes: set[str]) -> bool:
         """Whether there are kernels for arrays of such types: of float32 for all, of others for what moves elements."""
@@ -312,6 +342,11 @@ class StepMaker:
                 calls.append(self._expression(0, part, contiguous(shape), node, [contiguous(part)], [name], to=to))
             done += part[operator.axis]
         return calls
+
+
+def named(name: str, function: Callable[..., Array]) -> Callable[..., dict[str, Array]]:
+    """A function of arrays, whose result gets the name of its node."""
+    return lambda *arrays: {name: function(*arrays)}
 
 
 def by_numpy(operator: Operator, dtypes: Sequence[str]) -> Callable[..., Array]:
