@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from autoconv.common.types import output_name
+from autoconv.errors import ConfigError
 from autoconv.layer import ConvLayer
 from autoconv.networks.layers import NamedLayer, Network
 from autoconv.networks.yaml_reader import LONGEST, SETTINGS
@@ -25,7 +26,14 @@ def text_of(net: Network) -> str:
     -------
     str
         What `autoconv.networks.load` makes the same layers of.
+
+    Raises
+    ------
+    ConfigError
+        When it has no layers, as no list may be empty.
     """
+    if not net.layers:
+        raise ConfigError(f"{net.source or net.name}: expected convolutions or fully connected layers, got none")
     name = writable(net.name)  # it may be that of a file
     head = {"name": name, "source": net.source} if net.source else {"name": name}
     batch = net.batches[0] if len(net.batches) == 1 else list(net.batches)

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from autoconv import networks
 from autoconv.cli.main import cli
+from autoconv.errors import ConfigError
 from autoconv.layer import ConvLayer
 from autoconv.networks.layers import NamedLayer, Network
 from autoconv.networks.yaml_writer import text_of
@@ -65,3 +66,16 @@ def test_the_command_writes_a_file_or_standard_output(tmp_path: Path) -> None:
     assert networks.load(path).macs == networks.load("alexnet").macs
     lines = printed.output.splitlines()
     assert lines[-5:][1].startswith("  - {name: conv2, C: 96, H: 27, K: 256, R: 5, padding: 2, groups: 2, bias: true")
+
+
+def test_a_network_without_layers_has_no_list(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="NOT CHECKED: onnx is not installed")
+    from onnx_models import model, node
+
+    onnx.save(model([node("Relu", "x")], {"x": (1, 2)}), tmp_path / "relu.onnx")
+    path = tmp_path / "relu.yaml"
+    path.write_text("old")
+    for place in ([], ["-o", str(path)]):
+        with pytest.raises(ConfigError, match=r"^relu\.onnx: expected convolutions or fully connected"):
+            CliRunner().invoke(cli, ["layers", str(tmp_path / "relu.onnx"), *place], catch_exceptions=False)
+    assert path.read_text() == "old"
