@@ -6,6 +6,7 @@ import doctest
 import importlib.util
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -196,6 +197,17 @@ def test_the_set_up_is_two_commands_that_the_gate_runs() -> None:
     assert [block.count("\n") for block in blocks("README.md", "sh")] == [1, 1]
     for block in blocks("README.md", "sh"):
         assert any(block.startswith(prefix) for prefix in prefixes)
+
+
+def test_the_gate_works_in_a_folder_whose_name_has_spaces() -> None:
+    """What a step has bash read once more stays one word."""
+    (quoted,) = re.findall(r"^quoted=.*$", GATE, re.MULTILINE)
+    steps = re.findall(r"^ *step .*$", GATE, re.MULTILINE)
+    script = ["work='/first second'", quoted, "step() { printf '%s\\n' \"$*\"; }", *steps]
+    said = subprocess.run(["bash", "-c", "\n".join(script)], capture_output=True, text=True, check=True).stdout
+    found = [word for line in said.splitlines() for word in shlex.split(line)]
+    assert sum("/first second/" in word for word in found) > 5
+    assert not any(word.startswith("second") for word in found)
 
 
 @pytest.mark.parametrize(("page", "line"), [(p, line) for p, line in LINES if words(line)[:1] != ["autoconv"]])
