@@ -243,13 +243,23 @@ def _on_gpu(
     from autoconv.bench.gpu.report import markdown, missing
     from autoconv.records.cache import TuningCache
 
-    results, left = gpu.run(device_named(device_name), folder, phases, budget, wanted, say=status)
+    device = device_named(device_name)
+    folder.mkdir(parents=True, exist_ok=True)  # or an error, before anything is timed
+    try:
+        results, left = gpu.run(device, folder, phases, budget, wanted, say=status)
+    except OSError as error:  # as of a full disk, which ends no more than this run
+        say("error", f"the results in {folder} are kept up to here: {failure_line(error)}")
+        return FAILED
     text = markdown(results, wanted, left)
-    write_whole(folder / "table.md", text)
-    if exporting:
-        (folder / "cache").mkdir(exist_ok=True)
-        TuningCache(folder / TUNING, system=None).export(folder / "cache")
     click.echo(text, nl=False)
+    try:
+        write_whole(folder / "table.md", text)
+        if exporting:
+            (folder / "cache").mkdir(exist_ok=True)
+            TuningCache(folder / TUNING, system=None).export(folder / "cache")
+    except OSError as error:
+        say("error", failure_line(error))
+        return FAILED
     return FAILED if missing(results, wanted, left) or any("failure" in result for result in results) else OK
 
 

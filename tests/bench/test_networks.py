@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 
 onnx = pytest.importorskip("onnx", reason="NOT CHECKED: onnx is not installed")
 
+from autoconv.bench import results  # noqa: E402
 from autoconv.bench.networks import models, process  # noqa: E402
 from autoconv.bench.networks import race as networks_race  # noqa: E402
 from autoconv.bench.networks.race import NetworkRace, keep, race_network  # noqa: E402
@@ -243,6 +245,24 @@ def test_a_race_that_ours_does_not_finish_is_not_kept(
     assert "None" not in line
     assert "-" in line.split()
     assert not (tmp_path / "kept" / "networks.json").exists()
+
+
+@kernels
+def test_a_race_that_cannot_be_kept_is_shown(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(place: Path, content: str | bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(place))
+
+    monkeypatch.setattr(results, "write_whole", write)
+    monkeypatch.setattr(networks_race, "RuntimeProcess", Contestant)
+    monkeypatch.setattr(Runtime, "missing", lambda self: [])
+    monkeypatch.setattr(Runtime, "version", "1.0")
+    arguments = ["run", str(path), "--batch", "2", "--threads", "1", "--repeat", "1", "--against", "mnn"]
+    folder = tmp_path / "kept"
+    done = CliRunner().invoke(cli, [*arguments, "--rounds", "6", "-o", str(folder)], standalone_mode=False)
+    assert done.exception is None
+    assert done.return_value == FAILED
+    assert any(line.split()[:1] == ["mnn"] for line in done.stdout.splitlines())
+    assert f"error: {folder / 'networks.json'}: No space left on device" in done.stderr
 
 
 @kernels

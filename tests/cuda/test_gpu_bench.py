@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from autoconv.bench.gpu import CACHES, RESULTS, Helper, read
 from autoconv.bench.gpu.agenda import CEILINGS
 from autoconv.bench.gpu.helper import OURS
 from autoconv.bench.gpu.report import markdown
+from autoconv.cli import bench as command
 from autoconv.cli import main, options
 from autoconv.cuda.direct.direct import Direct
 from autoconv.device import Device
@@ -169,6 +172,28 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "expected -o DIRECTORY" in capsys.readouterr().err
     assert main([*command, "--phase", "all"]) == 2
     assert "expected some of check,tune,table" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["lines", "table"])
+def test_a_full_disk_is_a_failure_and_no_bad_usage(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(options, "resolve", lambda name: Narrow(capability=80))
+    if part == "lines":
+        monkeypatch.setattr(bench.lines, "adding", lambda path: nullcontext(fails))
+        monkeypatch.setattr(Helper, "ask", lambda self, item, patience: {"key": "x"})
+    else:
+        monkeypatch.setattr(bench, "run", lambda *given, **rest: ([], 0))
+        monkeypatch.setattr(command, "write_whole", fails)
+    out = tmp_path / "out"
+    assert main(["bench", "--device", "cuda", "--budget", "0", "-o", str(out)]) == 1
+    said = capsys.readouterr()
+    where = f"the results in {out} are kept up to here: " if part == "lines" else ""
+    assert said.err == f"autoconv: error: {where}No space left on device\n"
+    assert bool(said.out) == (part == "table")
 
 
 def test_an_item_that_the_budget_cuts_short_is_still_to_be_done(

@@ -13,7 +13,7 @@ from autoconv import networks
 from autoconv.algorithm import Array
 from autoconv.cli.options import FAILED, OK, as_json, device_named, on_device, rounds, threads
 from autoconv.cli.options import tolerance as error
-from autoconv.cli.output import print_json, say, status
+from autoconv.cli.output import failure_line, print_json, say, status
 from autoconv.common.text import duration, print_table, size
 from autoconv.cpu.device import CPU
 from autoconv.networks.operators import random_inputs
@@ -124,10 +124,7 @@ def run(
     cold = sum(step.seconds for step in net.profile(*inputs.values(), repeat=repeat, alone=True)) if alone else None
     layers = sum(step.seconds for step in steps if step.is_layer) / max(sum(step.seconds for step in steps), 1e-12)
     raced = _raced(net, Path(model), names, rounds) if names else None
-    if raced is not None and folder is not None:
-        from autoconv.bench.networks.race import keep
-
-        keep(raced, folder)
+    unkept = None if raced is None or folder is None else _why_not_kept(raced, folder)
     if as_json:
         document: dict[str, Any] = {
             "network": net.graph.name,
@@ -162,7 +159,20 @@ def run(
             _print_race(raced)
     for name, why in raced.failures.items() if raced is not None else ():
         say("error", f"{name}: {why}")
-    return FAILED if raced is not None and raced.failures else OK
+    if unkept is not None:
+        say("error", failure_line(unkept))
+    return FAILED if unkept is not None or (raced is not None and raced.failures) else OK
+
+
+def _why_not_kept(raced: NetworkRace, folder: Path) -> OSError | None:
+    """Keep a race in a folder; or what is in the way, as a full disk, which is to cost no table."""
+    from autoconv.bench.networks.race import keep
+
+    try:
+        keep(raced, folder)
+    except OSError as error:
+        return error
+    return None
 
 
 def _raced(net: CompiledNetwork, model: Path, names: tuple[str, ...], rounds: int) -> NetworkRace:
