@@ -322,6 +322,16 @@ def test_a_way_that_answers_otherwise_is_left_out(tmp_path: Path, monkeypatch: p
 
 
 @kernels
+def test_kernels_of_ours_are_not_run_to_see_whether_they_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even those that pack filters in every run, which is no part of the single call."""
+    graph = graph_of(Conv(), (4, 8, 6, 6), (8, 8, 1, 1))
+    schedule = CompiledNetwork(graph, CPU.current(), {"vendors": False}, {"y": "gemm"})._schedule
+    assert [step.function is None for step in schedule.steps] == [False]
+    monkeypatch.setattr(contest, "Instance", None)
+    assert contest.repeatable(schedule)
+
+
+@kernels
 def test_what_wins_a_race_runs_and_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, cache = chain(4), TuningCache(tmp_path)
     net = CompiledNetwork(graph, CPU.current(), {"vendors": False, "cache": cache})

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from autoconv.algorithm import Array
-from autoconv.networks.operators import random_inputs
+from autoconv.networks.operators import Foreign, random_inputs
 from autoconv.networks.run.instance import Instance, Schedule
 from autoconv.records.cache import TuningCache
 
@@ -68,7 +68,7 @@ def repeatable(schedule: Schedule) -> bool:
 
     What runs elsewhere may refuse such numbers, as places in a table, or draw others in every run.
     """
-    if all(step.function is None for step in schedule.steps):
+    if not any(isinstance(step.node.operator, Foreign) for step in schedule.steps):
         return True
     instance, inputs = Instance(schedule), random_inputs(schedule.graph.inputs)
     try:
