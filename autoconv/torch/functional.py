@@ -58,8 +58,9 @@ def conv2d(
     Raises
     ------
     ArrayError
-        For tensors that are not on the CPU, not dense, of other dimensions, or of types that differ, and for those with
-        tangents (of `torch.func.jvp`, say): there are no derivatives in forward mode.
+        For tensors that are not on the CPU, not dense, of other dimensions, or of types that differ; for those with
+        tangents, as there are no derivatives in forward mode; and for those by which `torch.func` differentiates, as
+        gradients are those of `backward` and `torch.autograd.grad`.
     LayerError
         For what is no valid convolution.
     PlanError
@@ -79,6 +80,10 @@ def conv2d(
             raise ArrayError(f"{name}: expected a dense tensor on the CPU, got {got}")
         if given is not None and operators.has_tangent(given):
             raise ArrayError(f"{name}: expected a tensor without a tangent: there are no derivatives in forward mode")
+        if given is not None and operators.is_differentiated(given):
+            raise ArrayError(
+                f"{name}: expected one by which torch.func does not differentiate: backward and torch.autograd.grad do"
+            )
     if input.dim() not in (3, 4) or weight.dim() != 4:
         raise ArrayError(
             f"expected input (N, C, H, W) or (C, H, W) and weight (K, C/groups, R, S), "

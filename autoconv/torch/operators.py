@@ -36,6 +36,20 @@ def has_tangent(given: Tensor) -> bool:
     return forward_ad.unpack_dual(given).tangent is not None
 
 
+def is_differentiated(given: Tensor) -> bool:
+    """Whether `torch.func` differentiates by a tensor, at any depth: operators of `torch.library` have no rule for it.
+
+    Where that is compiled, PyTorch itself says so.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    transforms = torch._C._functorch
+    given = transforms.unwrap_if_dead(given)
+    if not transforms.is_functorch_wrapped_tensor(given):
+        return False
+    return bool(transforms.is_gradtrackingtensor(given)) or is_differentiated(transforms.get_unwrapped(given))
+
+
 def not_taken(given: Any) -> str:
     """What is given, where it is no tensor whose memory can be read here; nothing where it is one."""
     if not isinstance(given, Tensor):

@@ -259,6 +259,26 @@ def test_derivatives_in_forward_mode_are_refused() -> None:
             ours(forward_ad.make_dual(w, w))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own
+def test_derivatives_of_transforms_are_refused_at_any_depth() -> None:
+    x, w, _ = (t.detach() for t in operands())
+    one = torch.ones(())
+
+    def total(filters: torch.Tensor) -> Any:
+        return autoconv.torch.conv2d(x, filters, **OURS).sum()
+
+    def scaled(filters: torch.Tensor) -> Any:  # whose inner derivative is by the scale alone
+        return torch.func.jvp(lambda scale: scale * total(filters), (one,), (one,))[1]
+
+    for derivative in (
+        lambda: torch.func.grad(total)(w),
+        lambda: torch.func.jvp(scaled, (w,), (w,)),
+        lambda: torch.func.grad(lambda filters: torch.func.vmap(total)(filters[None]).sum())(w),
+    ):
+        with pytest.raises(autoconv.ArrayError, match=r"weight: expected one by which torch\.func does not"):
+            derivative()
+
+
 def test_a_view_that_is_negated_lazily_keeps_its_sign() -> None:
     x, w = torch.randn(1, 2, 5, 5, dtype=torch.complex64).conj().imag, torch.randn(3, 2, 3, 3)
     assert x.is_neg()
