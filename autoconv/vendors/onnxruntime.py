@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 OPSET, IR_VERSION = 17, 9  # of the models given to ONNX Runtime: what every release since 1.15 reads
 WEIGHTS = ("constant", "varying")
+SPINNING = "session.intra_op.allow_spinning"  # ONNX Runtime's name of a setting
 
 
 def onnx_model(layers: Mapping[str, ConvLayer], constants: Mapping[str, Array]) -> bytes:
@@ -70,13 +71,18 @@ def onnx_session(layers: Mapping[str, ConvLayer], constants: Mapping[str, Array]
     return model_session(onnx_model(layers, constants), threads)
 
 
-def model_session(model: bytes, threads: int, profile: str = "") -> Any:
-    """The same for any model; with a profile, which is written to a file whose name begins so."""
+def model_session(model: bytes, threads: int, profile: str = "", spinning: bool = True) -> Any:
+    """The same for any model; with a profile, which is written to a file whose name begins so.
+
+    Its threads spin for a while after a run, which takes a core from whoever runs next, unless they are told not to.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors
+    if not spinning:
+        options.add_session_config_entry(SPINNING, "0")
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -26,6 +26,7 @@ from autoconv.networks.operators import Foreign, ForeignOnnx
 from autoconv.networks.operators import foreign as operator
 from autoconv.networks.reference import evaluate
 from autoconv.networks.run.compiled import CompiledNetwork
+from autoconv.vendors.onnxruntime import SPINNING
 
 INSTALLED = importlib.util.find_spec("onnxruntime") is not None
 BY = "ONNX Runtime" if INSTALLED else "onnx.reference"
@@ -165,6 +166,7 @@ def test_onnx_runtime_has_no_more_threads_than_the_device(threads: int, monkeypa
 
     def noted(model: bytes, options: Any, **rest: Any) -> Any:
         made.append(options.intra_op_num_threads)
+        assert options.get_session_config_entry(SPINNING) == "0"  # its threads leave the cores to ours
         return session(model, options, **rest)
 
     monkeypatch.setattr(operator, "_session", operator._session.__wrapped__)  # which remembers no other's
