@@ -102,7 +102,7 @@ class Verifier:
         The largest output is that before or after the activation, whichever is larger.
         """
         layer, device, xp = self.layer, self.device, self.device.xp
-        plain = layer.replace(dtype="float64", bias=False, residual=False, activation=None)
+        plain = _plain(layer)
         a, b = self.a.astype(np.float64), self.b.astype(np.float64)
         if layer.quantized:
             a -= meanings(layer, self.bias)[2]
@@ -218,18 +218,42 @@ def quantized_operands(layer: ConvLayer, rng: np.random.Generator) -> tuple[Arra
 
 
 def direct(layer: ConvLayer, device: Device) -> Kernel:
-    """The first kernel of the device's table of an algorithm that takes every layer, if it can run here.
+    """The kernel that all others are verified against.
 
     Raises
     ------
     WrongResultError
         When there is none.
     """
+    algorithm, params = _direct(layer, device)
+    return algorithm.build(layer, device, params)
+
+
+def reference_seconds(layer: ConvLayer, device: Device) -> float:
+    """Seconds that the right answer to a layer is expected to take, and the sums of absolute values.
+
+    Raises
+    ------
+    WrongResultError
+        When there is no kernel to compute it.
+    """
+    plain = _plain(layer)
+    algorithm, params = _direct(plain, device)
+    return 2 * algorithm.estimate(plain, device, params)
+
+
+def _plain(layer: ConvLayer) -> ConvLayer:
+    """A layer in float64, without its epilogue."""
+    return layer.replace(dtype="float64", bias=False, residual=False, activation=None)
+
+
+def _direct(layer: ConvLayer, device: Device) -> tuple[Algorithm[Any], Params]:
+    """The first candidate in the device's table of an algorithm that takes every layer, if it can run here."""
     for algorithm in registry.algorithms(device):
         if algorithm.takes_all:
             for params in algorithm.candidates(layer, device):
                 if not algorithm.why_not(layer, device, params):
-                    return algorithm.build(layer, device, params)
+                    return algorithm, params
     raise WrongResultError(f"no direct algorithm of {device.name} takes {layer}, so nothing can be verified")
 
 

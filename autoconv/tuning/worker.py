@@ -7,6 +7,7 @@ a new worker is started, and the rest goes on.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Self
@@ -22,8 +23,10 @@ from autoconv.layer import ConvLayer
 from autoconv.records.schema import STARVED, Facts
 from autoconv.tuning.measurement import Event, Measurement, Progress, failed, longest_wait
 from autoconv.tuning.process import OVERRAN, DeviceProcess, Message, NoAnswerError, serve
+from autoconv.tuning.verification import WrongResultError, reference_seconds
 
 PATIENCE = 60.0  # seconds for one step (build and verify, or one round of timing) where no budget is given
+SLACK = 20.0  # times what the right answer is expected to take: it is checked, and others may be at work
 LEAST_PATIENCE = 5.0  # however small the budget: compiling takes time; to begin, it has all of `PATIENCE`
 
 
@@ -72,6 +75,9 @@ class Worker:
         self._machine = machine
         self._limits = {"budget": budget, "preparing": preparing, "machine": machine}
         self._patience = PATIENCE if budget is None else max(budget, LEAST_PATIENCE) + longest_wait(budget)
+        self._beginning = 0.0  # seconds until the right answer is found
+        with contextlib.suppress(WrongResultError):  # where there is no right answer, the process says so
+            self._beginning = SLACK * reference_seconds(layer, self._device)
         self._entered: list[Candidate] = []
         self._failures: dict[Candidate, Facts] = {}
         self._begun = False
@@ -129,7 +135,7 @@ class Worker:
         while True:
             try:
                 if not (self._begun and self._process.alive):  # it may have died between two questions
-                    self._ask({"layer": self._layer.key()} | self._limits)
+                    self._ask({"layer": self._layer.key()} | self._limits, self._beginning)
                     self._begun = True
                     self._ask({"enter": list(map(str, self._entered))})
                 return self._ask({"finish": True} if candidates is None else {"enter": list(map(str, candidates))})
@@ -148,13 +154,14 @@ class Worker:
                 self.close()
                 raise
 
-    def _ask(self, message: Message) -> dict[Candidate, Facts]:
-        """The answer to one message."""
+    def _ask(self, message: Message, beginning: float = 0.0) -> dict[Candidate, Facts]:
+        """The answer to one message, whose first sign of life may take as long as `beginning`, or as usual."""
         self._doing = None
         self._process.send(message)
         while True:
             # at first it has to import all and to find the right answer, or to compile
-            answer = self._process.receive(self._patience if self._doing else max(self._patience, PATIENCE))
+            first = max(self._patience, PATIENCE, beginning)
+            answer = self._process.receive(self._patience if self._doing else first)
             if "facts" in answer:
                 return {Candidate.parse(name): Facts(**fields) for name, fields in answer["facts"].items()}
             if "error" in answer:

@@ -14,6 +14,7 @@ from forked import exit_code, forks
 from autoconv.algorithm import Candidate
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine import recorded
+from autoconv.cpu.numpy.direct import NumpyDirect
 from autoconv.cpu.numpy.gemm import NumpyGemm
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
@@ -111,9 +112,31 @@ def test_a_worker_that_dies_between_two_questions_begins_again() -> None:
         worker.close()
 
 
+def test_the_right_answer_to_a_huge_layer_may_take_as_long_as_is_expected_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kernel that hangs is ended all the same: every other step has the usual time."""
+    layer, device = ConvLayer(N=64, C=1024, H=256, W=256, K=1024, R=5, S=5, padding=2), FaultyCPU.having("none")
+    worker, waits = isolate.Worker(device), list[float]()
+
+    def receive(patience: float) -> dict[str, object]:
+        waits.append(patience)
+        return {"facts": {}}
+
+    silent = SimpleNamespace(send=lambda message: None, receive=receive, close=lambda: None, alive=True)
+    monkeypatch.setattr(worker, "_process", silent)
+    worker.begin(layer).enter([])
+    expected = 2 * NumpyDirect().estimate(layer.replace(dtype="float64"), device, {})
+    assert waits == [isolate.SLACK * expected, isolate.PATIENCE, isolate.PATIENCE]
+    assert waits[0] > expected > 0
+    waits.clear()
+    worker.begin(LAYER).enter([])
+    assert waits == [isolate.PATIENCE] * 3
+
+
 def test_a_worker_that_does_not_begin_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    for name in ("PATIENCE", "LEAST_PATIENCE"):
+    for name in ("PATIENCE", "LEAST_PATIENCE", "SLACK"):
         monkeypatch.setattr(isolate, name, 0.0)
     worker = isolate.Worker(FaultyCPU.having("none"))
     with pytest.raises(PlanError, match=r"ended before it began with any candidate: overran: no sign of life for 0 s$"):
