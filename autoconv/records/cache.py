@@ -154,7 +154,7 @@ class TuningCache:
                 yield record
 
     def is_own(self, record: Record) -> bool:
-        """Whether the user's database has a record, and not only what is shipped.
+        """Whether the user's database has races of a record, beside copies of those that are shipped.
 
         Parameters
         ----------
@@ -164,7 +164,10 @@ class TuningCache:
         -------
         bool
         """
-        return self._store.get(_key(record.layer, record.device)) is not None
+        own = self._parsed(self._store.get(_key(record.layer, record.device)), record.layer, record.device)
+        system = self._system_record(record.layer, record.device)
+        shipped = {race.id for race in system.races} if system is not None else set()
+        return own is not None and any(race.id not in shipped for race in own.races)
 
     def layers(self, device_key: str) -> list[str]:
         """The layers of which there are records of a device.
@@ -194,7 +197,9 @@ class TuningCache:
         return pairs
 
     def export(self, path: Path | str, device: str | None = None) -> int:
-        """Write the user's own records, or those of one device, as JSON, one record per line; none that were shipped.
+        """Write the user's own records, or those of one device, as JSON, one record per line.
+
+        Races that were shipped are in them, as the user's build upon those; records of nothing else are left out.
 
         Parameters
         ----------
@@ -215,7 +220,8 @@ class TuningCache:
             When a file cannot be written.
         """
         path = Path(path)
-        records = [record for record in self.records() if device in (None, record.device) and self.is_own(record)]
+        own = [record for record in self.records() if device in (None, record.device) and self.is_own(record)]
+        records = [record.merge(record) for record in own]  # in the order they were run, as many as a file may have
         if path.is_dir():
             for key in dict.fromkeys(record.device for record in records):
                 write(path / file_name(key), [record for record in records if record.device == key])

@@ -7,16 +7,17 @@ smaller workspace or a tighter tolerance finds another winner without timing aga
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from statistics import median
 from typing import Any
 
 from autoconv.algorithm import Candidate
 from autoconv.errors import AutoconvError, RecordError
 from autoconv.layer import ConvLayer
+from autoconv.records.clocks import Counts, clocks
 
 SCHEMA = 1
 MAX_RACES = 8  # of one record
@@ -207,26 +208,33 @@ class Record:
     device: str
     races: tuple[Race, ...] = ()
 
-    def facts(self) -> dict[Candidate, Facts]:
-        """Every candidate's newest facts, with all times on the newest race's clock.
+    def facts(self, counts: Counts = lambda candidate, facts: True) -> dict[Candidate, Facts]:
+        """Every candidate's newest facts, those that count before all others, with all times on one clock.
 
-        Times of two races are compared only through candidates that ran in both at the same version:
-        an older race is scaled by the median ratio of those it shares with the races already on the
-        common clock. A race that no chain of shared candidates joins to the newest cannot be
-        compared; its times are left out, and only its failures count. A candidate that a newer race
-        did not reach keeps its older facts.
+        It is the clock of the newest race with times that count. Times of two races are compared only through
+        candidates that ran in both at the same version: another race is scaled by the median ratio of those it shares
+        with the races already on the common clock. A race that no chain of shared candidates joins to that one cannot
+        be compared; its times are left out, and only its failures count. A candidate that a newer race did not reach
+        keeps its older facts.
+
+        Parameters
+        ----------
+        counts : callable
+            Whether facts of a candidate say something of it as it is today; all do unless given.
 
         Returns
         -------
         dict of Candidate to Facts
         """
         newest_first = self.races[::-1]
-        clocks = _clocks(newest_first)
+        believed = list(zip(newest_first, clocks(newest_first, counts), strict=True))
         found: dict[Candidate, Facts] = {}
-        for race, clock in zip(newest_first, clocks, strict=True):
+        for counted, (race, clock) in itertools.product((True, False), believed):
             for candidate, facts in race.facts.items():
                 known = found.get(candidate)
                 if known is not None and not (known.unreached and facts.version == known.version):
+                    continue
+                if counts(candidate, facts) is not counted:
                     continue
                 if facts.timed and clock is not None:
                     found[candidate] = facts if clock == 1.0 else facts.scaled(clock)
@@ -241,9 +249,10 @@ class Record:
         return self._with([*self.races, race] if newest else [race, *self.races])
 
     def over(self, older: Record) -> Record:
-        """This record's races, taken as newer than all of another's."""
-        known = {race.id for race in self.races}
-        return self._with([*(r for r in older.races if r.id not in known), *self.races])
+        """The races of both, all of them, this record's taken as newer; what both have is as old as it is there."""
+        own = {race.id: race for race in self.races}
+        both = [own.pop(race.id, race) for race in older.races]
+        return replace(self, races=(*both, *own.values()))
 
     def merge(self, other: Record) -> Record:
         """The races of both, whole, in the order they were run."""
@@ -253,16 +262,20 @@ class Record:
     def _with(self, races: list[Race]) -> Record:
         """A copy with these races, less the old ones to which newer ones leave nothing to say, or too many.
 
-        A race stays while it knows a candidate best, and while it joins two others to one clock.
+        A race stays while it knows a candidate best, and while it joins two others to one clock. Of those to which only
+        other versions of their algorithms leave nothing to say the newest stays: two versions of autoconv may share a
+        folder.
         """
-        record = replace(self, races=tuple(races))
-        known: set[Candidate] = set()
+        record, spared = replace(self, races=tuple(races)), False
+        known: set[tuple[Candidate, str]] = set()
         for race in reversed(races):
-            reached = {candidate for candidate, facts in race.facts.items() if not facts.unreached}
-            if reached <= known:
+            reached = {(candidate, facts.version) for candidate, facts in race.facts.items() if not facts.unreached}
+            former = not reached <= known
+            if {candidate for candidate, _ in reached} <= {candidate for candidate, _ in known}:
                 less = replace(record, races=tuple(r for r in record.races if r is not race))
-                if less.facts().keys() == record.facts().keys():
+                if (spared or not former) and less.facts().keys() == record.facts().keys():
                     record = less
+                spared = spared or former
             known |= reached
         return replace(record, races=record.races[-MAX_RACES:])
 
@@ -297,22 +310,6 @@ class Record:
         if len({race.id for race in races}) != len(races):
             raise RecordError("races: expected an id of its own for each, got the same id twice")
         return cls(values["layer"], values["device"], races)
-
-
-def _clocks(races: Iterable[Race]) -> list[float | None]:
-    """By what to multiply each race's times to put them on the first race's clock; None: not comparable."""
-    timed = [{(c, f.version): f.time for c, f in race.facts.items() if f.timed} for race in races]
-    clocks: list[float | None] = [None] * len(timed)
-    common: dict[tuple[Candidate, str], float] = {}
-    while True:
-        for i, times in enumerate(timed):
-            shared = [common[key] / times[key] for key in times.keys() & common.keys()]
-            if clocks[i] is None and (shared or not common):
-                factor = clocks[i] = median(shared) if shared else 1.0
-                common = {key: time * factor for key, time in times.items()} | common
-                break  # newer races may have become comparable through this one
-        else:
-            return clocks
 
 
 Check = Callable[[Any], bool]

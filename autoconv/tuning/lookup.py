@@ -14,7 +14,7 @@ from autoconv.errors import AutoconvError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
 from autoconv.records.limits import Limits
-from autoconv.records.schema import KILLED, Facts, Record
+from autoconv.records.schema import KILLED, Facts, Race, Record
 from autoconv.tuning.candidates import CandidateSet
 from autoconv.tuning.measurement import Progress
 
@@ -60,10 +60,14 @@ class Request:
         """The candidates of one algorithm alone."""
         return CandidateSet(self.layer, self.device, [a for a in self.offered if a.name == name], self.vendors)
 
+    @functools.cached_property
+    def allowed(self) -> dict[str, Algorithm[Any]]:
+        """The algorithms that may be used, by name."""
+        return {a.name: a for a in self.offered if a.vendor is None or a.vendor in self.vendors}
+
     def usable(self, facts: Mapping[Candidate, Facts]) -> dict[Candidate, Facts]:
         """Those of candidates whose algorithms exist today, in whatever version, and may be used."""
-        names = {a.name for a in self.offered if a.vendor is None or a.vendor in self.vendors}
-        return {candidate: found for candidate, found in facts.items() if candidate.algorithm in names}
+        return {candidate: found for candidate, found in facts.items() if candidate.algorithm in self.allowed}
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether there is memory for a candidate now; half of what is free is left to the operands, and to others."""
@@ -80,8 +84,9 @@ class Request:
         return (self.isolate or KILLED not in (facts.failure or "")) and self.fits(candidate)
 
     def unchanged(self, candidate: Candidate, facts: Facts) -> bool:
-        """Whether facts are of today's version of the candidate's algorithm."""
-        return facts.version == self.algorithms[candidate.algorithm].version
+        """Whether facts are of today's version of the candidate's algorithm, and that may be used."""
+        algorithm = self.allowed.get(candidate.algorithm)
+        return algorithm is not None and facts.version == algorithm.version
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +108,15 @@ class Known:
     timed: int = 0
 
     @functools.cached_property
-    def budgets(self) -> dict[Candidate, float | None]:
-        """The budget of the last race that each candidate was in."""
+    def attempts(self) -> dict[Candidate, Race]:
+        """The last race that each candidate was in as it is today."""
         races = self.record.races if self.record is not None else ()
-        return {candidate: race.budget for race in races for candidate in race.facts}
+        return {
+            candidate: race
+            for race in races
+            for candidate, then in race.facts.items()
+            if candidate in self.facts and then.version == self.facts[candidate].version
+        }
 
 
 def look_up(request: Request) -> Known:
@@ -128,7 +138,7 @@ def on_record(request: Request) -> Record | None:
 
 def known_from(request: Request, record: Record | None, timed: int = 0) -> Known:
     """What a record tells a request."""
-    recorded = request.usable(record.facts()) if record is not None else {}
+    recorded = record.facts(request.unchanged) if record is not None else {}
     return Known(record, {c: found for c, found in recorded.items() if request.unchanged(c, found)}, timed)
 
 

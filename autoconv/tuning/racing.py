@@ -22,7 +22,7 @@ from autoconv.tuning.lookup import Known, Request, credible, known_from, look_up
 from autoconv.tuning.measurement import Event, Measurement, failed
 from autoconv.tuning.search.nearby import recall, winners
 from autoconv.tuning.search.search import Search
-from autoconv.tuning.staleness import former_winner, note, stale, starved_no_more, uncovered
+from autoconv.tuning.staleness import covered, former_winner, note, stale, starved_no_more, uncovered
 from autoconv.tuning.worker import Worker
 
 PREPARING = 2.5  # times its budget that mode hybrid may take to build and verify candidates
@@ -121,7 +121,7 @@ def _unknown(request: Request, known: Known, candidate: Candidate) -> bool:
         return facts is None
     if facts.starved:
         return request.may_retry(candidate, facts)
-    spent = known.budgets.get(candidate)
+    spent = known.attempts[candidate].budget
     return spent is not None and (request.budget is None or request.budget > spent)
 
 
@@ -184,7 +184,7 @@ def _race(request: Request, known: Known, left: _Left) -> Known:
         isolated=request.isolate,
         budget=request.budget,
         facts=found,
-        covers=note(done, known.record),
+        covers=note([*done, *covered(request, known.record)]),
     )
     request.cache.add(request.layer.key(), request.device.key, race)
     return known_from(request, on_record(request), known.timed + sum(facts.failure is None for facts in found.values()))
@@ -270,7 +270,7 @@ def _note_what_is_covered(request: Request, known: Known) -> None:
     if known.record is None or not (done := _done(request, known.record, known.facts, set())):
         return
     newest = known.record.races[-1]
-    covering = replace(newest, covers=note(done, known.record))
+    covering = replace(newest, covers=note(done, newest.covers.split()))
     request.cache.add(request.layer.key(), request.device.key, covering, newest=False)  # others may have run meanwhile
 
 

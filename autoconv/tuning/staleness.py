@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.common import split_products
 from autoconv.records.limits import ranking
@@ -44,22 +46,33 @@ def starved_no_more(request: Request, known: Known) -> list[Candidate]:
 
 def uncovered(request: Request, record: Record | None) -> set[str]:
     """The names of the algorithms that may be used and of which no race has left nothing to time."""
-    races = record.races if record is not None else ()
-    noted = {digest for race in races for digest in race.covers.split()}
-    usable = (a for a in request.offered if a.vendor is None or a.vendor in request.vendors)
-    return {a.name for a in usable if _digest(a) not in noted}
+    noted = _noted(record)
+    return {name for name, algorithm in request.allowed.items() if _digest(algorithm) not in noted}
+
+
+def covered(request: Request, record: Record | None) -> list[Algorithm[Any]]:
+    """The algorithms as they are today of which a race has left nothing to time, be they asked for or not."""
+    noted, ours = _noted(record), {algorithm.name: algorithm for algorithm in registry.own(request.device)}
+    return [algorithm for algorithm in (ours | request.allowed).values() if _digest(algorithm) in noted]
+
+
+def _noted(record: Record | None) -> set[str]:
+    return {digest for race in record.races for digest in race.covers.split()} if record is not None else set()
 
 
 def stale(request: Request, record: Record | None) -> bool:
-    """Whether every race was run under other versions of the software that times depend on."""
-    return record is not None and all(race.versions != request.device.versions for race in record.races)
+    """Whether every race that says something of today was run under other versions of what times depend on."""
+    if record is None:
+        return False
+    telling = [race for race in record.races if any(itertools.starmap(request.unchanged, race.facts.items()))]
+    return all(race.versions != request.device.versions for race in telling or record.races)
 
 
 def former_winner(request: Request, record: Record | None) -> Candidate | None:
     """The best on record, if its algorithm is another today: facts of the rest do not say who wins now.
 
-    They do once the layer is tuned again, though the budget may end before its turn, or no candidate
-    of today have its name: who tunes again in the same way learns no more.
+    They do once the layer is tuned again, here or where shipped records come from, though the budget may end before its
+    turn, or no candidate of today have its name: who tunes again in the same way learns no more.
     """
     if record is None or not record.races:
         return None
@@ -67,11 +80,10 @@ def former_winner(request: Request, record: Record | None) -> Candidate | None:
     newest = request.usable(asked.races[-1].facts)
     if newest and all(request.unchanged(candidate, facts) for candidate, facts in newest.items()):
         return None
-    recorded = request.usable(asked.facts())
+    recorded = request.usable(asked.facts(request.unchanged))
     best = next(iter(ranking(recorded, request.limits, request.layer.bytes)), None)
-    if best is None or request.unchanged(best, record.facts().get(best, recorded[best])):
-        return None
-    return best
+    today = {c.algorithm for race in record.races for c, facts in race.facts.items() if request.unchanged(c, facts)}
+    return None if best is None or best.algorithm in today else best
 
 
 def _asked(request: Request, record: Record) -> Record:
@@ -81,12 +93,11 @@ def _asked(request: Request, record: Record) -> Record:
     return replace(record, races=races) if races else record
 
 
-def note(algorithms: Iterable[Algorithm[Any]], record: Record | None = None) -> str:
-    """What a race notes of the algorithms of which nothing is left to time, before the notes of the races until then.
+def note(algorithms: Iterable[Algorithm[Any]], older: Iterable[str] = ()) -> str:
+    """What a race notes of the algorithms of which nothing is left to time, before what it has noted until then.
 
-    The oldest go where all would be too long.
+    What other races note of other versions stays with their facts. The oldest go where all would be too long.
     """
-    older = [digest for race in reversed(record.races if record else ()) for digest in race.covers.split()]
     digests = list(dict.fromkeys([*(_digest(a) for a in algorithms), *older]))
     return " ".join(digests[: (LONGEST + 1) // (DIGITS + 1)])
 

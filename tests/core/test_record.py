@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from autoconv.algorithm import Candidate
 from autoconv.errors import RecordError
+from autoconv.records.clocks import Counts
 from autoconv.records.limits import Limits
 from autoconv.records.limits import ranking as ranked_candidates
 from autoconv.records.schema import MAX_RACES, Facts, Race, Record
@@ -226,6 +227,26 @@ def test_what_was_not_reached_keeps_its_older_facts() -> None:
     assert found["b"].unreached
 
 
+def of_version(number: str) -> Counts:
+    return lambda candidate, facts: facts.version == number
+
+
+def test_facts_that_count_come_before_newer_ones() -> None:
+    """As those that a release ships, before a user's of older code."""
+    later = {"a": facts(5.0, version="2"), "b": Facts("2", "wrong result")}
+    both = record(race(1, **later), race(2, a=1.0, b=2.0, c=3.0))
+    found = both.facts(of_version("2"))
+    assert {str(c): f for c, f in found.items()} == later  # no chain joins what does not count
+    assert both.facts(of_version("1")) == both.facts(of_version("3")) == both.facts()
+
+
+def test_the_clock_is_that_of_the_newest_race_with_times_that_count() -> None:
+    shipped = race(1, a=facts(4.0, version="2"), same=facts(8.0, version="2"))
+    older = race(2, a=1.0, same=facts(2.0, version="2"))
+    for races, time in (((shipped, older), 1.0), ((shipped, race(3, a=1.0)), 4.0)):
+        assert record(*races).facts(of_version("2"))[Candidate("a")].time == time
+
+
 @given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.floats(1e-3, 1e3), min_size=1), min_size=1, max_size=6))
 def test_a_clock_twice_as_fast_changes_nothing(times: list[dict[str, float]]) -> None:
     """Whatever the speed of the machine was in older races, the facts on the newest clock are the same."""
@@ -269,6 +290,20 @@ def test_an_older_race_says_less_than_those_that_are_known() -> None:
     assert [int(r.id, 16) for r in joined.races] == [1, 2]
 
 
+def test_of_races_of_other_versions_alone_the_newest_stays() -> None:
+    """Two versions of the code may take turns; what an earlier one knew best is worth no more than that."""
+    found = record()
+    for number, version, left in (
+        (1, "1", [1]),
+        (2, "2", [1, 2]),
+        (3, "1", [2, 3]),
+        (4, "3", [3, 4]),
+        (5, "3", [3, 5]),
+    ):
+        found = found.with_race(race(number, **{name: facts(1.0, version=version) for name in "ab"}))
+        assert [int(r.id, 16) for r in found.races] == left
+
+
 def test_races_are_bounded_and_the_oldest_go() -> None:
     many = record()
     for number in range(MAX_RACES + 3):
@@ -289,6 +324,14 @@ def test_the_user_is_newer_than_what_was_shipped_later() -> None:
     user, system = record(race(1, when=1, a=1.0)), record(race(2, when=20, a=5.0, b=10.0))
     found = known(user.over(system))
     assert (found["a"].time, found["b"].time) == (1.0, 2.0)
+
+
+def test_what_is_shipped_stays_whole_below_the_user_s() -> None:
+    first, second, own = race(1, a=1.0), race(2, a=2.0), race(3, a=3.0)
+    noted = replace(first, covers="0123abcd")
+    both = record(noted, own).over(record(first, second))
+    assert both.races == (noted, second, own)  # a copy is as old as what it is a copy of
+    assert known(both)["a"].time == 3.0
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------

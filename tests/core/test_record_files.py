@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from autoconv.errors import RecordError
 from autoconv.paths import shipped, written_whole
 from autoconv.records.cache import ImportReport, TuningCache
 from autoconv.records.files import LARGEST_FILE, file_name
-from autoconv.records.schema import Race, Record
+from autoconv.records.schema import MAX_RACES, Race, Record
 
 
 def test_an_export_is_readable_sorted_and_repeatable(cache: TuningCache, tmp_path: Path) -> None:
@@ -108,6 +109,22 @@ def test_an_import_takes_merges_and_knows(cache: TuningCache, tmp_path: Path) ->
     assert other.load(OTHER, DEVICE) == cache.load(OTHER, DEVICE)
     assert other.import_(tmp_path / "file.json") == ImportReport(taken=0, merged=0, known=2, refused=())
     other.close()
+
+
+def test_an_export_has_no_more_races_than_can_be_imported(tmp_path: Path) -> None:
+    """Though races of the user's stand over as many that are shipped."""
+    (tmp_path / "system").mkdir()
+    for name, system, first in (("maker", None, 1), ("own", tmp_path / "system", 11)):
+        cache = TuningCache(tmp_path / name, system)
+        for number in range(MAX_RACES):
+            cache.add(LAYER, DEVICE, race(first + number, **{"a": 1.0, f"{name}{number}": 2.0}))
+        assert cache.export(tmp_path / "system") == 1
+        assert len(cache.load(LAYER, DEVICE).races) == MAX_RACES * (1 + bool(system))  # type: ignore[union-attr]
+        cache.close()
+    with closing(TuningCache(tmp_path / "other", None)) as other:
+        report = other.import_(tmp_path / "system" / file_name(DEVICE))
+        assert report == ImportReport(taken=1, merged=0, known=0, refused=())
+        assert min(r.when for r in other.load(LAYER, DEVICE).races)[8:10] == "11"  # type: ignore[union-attr]
 
 
 def test_one_bad_record_does_not_spoil_the_others(cache: TuningCache, tmp_path: Path) -> None:

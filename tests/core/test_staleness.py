@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from faulty import SIZE, Faulty, FaultyCPU, pretended
@@ -227,3 +228,61 @@ def test_what_had_a_worker_killed_is_not_tried_in_this_process(cache: TuningCach
     made = fresh(LAYER, device=device, cache=cache)
     assert (made.timed, made.facts["faulty.none"].timed) == (0, False)
     assert fresh(LAYER, device=device, cache=cache, isolate=True).facts["faulty.none"].timed
+
+
+@pytest.mark.parametrize("covers", [True, False])
+@pytest.mark.parametrize("winner", ["none", "none[a=1]"])
+def test_an_own_race_of_older_code_does_not_hide_a_shipped_one(tmp_path: Path, covers: bool, winner: str) -> None:
+    """Be it run later, and be its winner no candidate of today."""
+    newer, shipped = FaultyCPU.having("none", "slow", version="2"), tmp_path / "shipped"
+    shipped.mkdir()
+    maker = TuningCache(tmp_path / "maker", system=None)
+    found = {
+        Candidate(f"faulty.{name}"): Facts("2", time=time, samples=9, workspace=SIZE)
+        for name, time in (("none", 0.1), ("slow", 0.2))
+    }
+    found[Candidate("numpy.direct")] = Facts(NumpyDirect().version, time=1.0, samples=9)
+    noted = note(registry.algorithms(newer)) if covers else ""
+    race = Race("2" * 32, "2025-01-01T00:00:00+00:00", newer.versions, False, None, found, noted)
+    maker.add(LAYER.key(), newer.key, race)
+    maker.export(shipped)
+    cache = TuningCache(tmp_path / "own", system=shipped)
+    older = {"slow": Facts("1", time=0.04, workspace=SIZE), winner: Facts("1", time=0.03, workspace=SIZE)}
+    rigged(cache, **older)
+    for mode in ("cached", "heuristic", *(["hybrid", "profile"] if covers else [])):
+        made = fresh(LAYER, mode, device=newer, cache=cache)
+        assert (str(made.candidate), made.timed, made.source) == ("faulty.none", 0, "cache")
+        assert made.timings == {"faulty.none": 0.1, "faulty.slow": 0.2, "numpy.direct": 1.0}
+    former = fresh(LAYER, "cached", device=FaultyCPU.having("none", "slow"), cache=cache)
+    assert former.timings[f"faulty.{winner}"] == 0.03
+    for each in (maker, cache):
+        each.close()
+
+
+def test_versions_of_the_code_may_share_a_cache(cache: TuningCache) -> None:
+    """Two may take turns, and nobody is told by the notes of others that nothing is left to time."""
+    devices = {version: FaultyCPU.having("none", "slow", version=version) for version in "123"}
+    for version, timed in (("1", 3), ("2", 3), ("1", 0), ("2", 0), ("3", 3), ("2", 0), ("1", 3)):
+        made = fresh(LAYER, device=devices[version], cache=cache)
+        assert (made.timed, made.timings.keys()) == (timed, {"faulty.none", "faulty.slow", "numpy.direct"})
+
+
+def test_facts_of_today_under_other_versions_are_checked_whatever_older_code_ran_under(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An own race of older code says nothing of today, be it run under today's LLVM."""
+    device = FaultyCPU.having("none", version="2")
+    found = {
+        Candidate("faulty.none"): Facts("2", time=0.1, samples=9, workspace=SIZE),
+        Candidate("numpy.direct"): Facts(NumpyDirect().version, time=1.0, samples=9),
+    }
+    covers = note(registry.algorithms(device))
+    race = Race("2" * 32, "2025-01-01T00:00:00+00:00", {"llvmlite": "0"}, False, None, found, covers)
+    cache.add(LAYER.key(), device.key, race)
+    older = {Candidate("faulty.none"): Facts("1", time=0.1, samples=9, workspace=SIZE)}
+    cache.add(LAYER.key(), device.key, replace(race, id="1" * 32, versions=device.versions, facts=older))
+    raced: list[list[str]] = []
+    monkeypatch.setattr(racing, "Measurement", pretended(lambda candidate: found[candidate], raced))
+    assert fresh(LAYER, device=device, cache=cache).timed == 2
+    assert fresh(LAYER, device=device, cache=cache).timed == 0
+    assert raced == [["faulty.none", "numpy.direct"]]

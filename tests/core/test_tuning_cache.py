@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,18 @@ def test_a_shipped_record_that_is_invalid_is_a_miss(both: TuningCache) -> None:
     path.write_text(path.read_text().replace('"time":5.0', '"time":-5.0'))
     with pytest.warns(CacheWarning, match="is ignored"):
         assert both.load(LAYER, DEVICE) is None
+    both.close()
+
+
+def test_a_note_on_what_is_shipped_makes_it_no_record_of_the_users(both: TuningCache, tmp_path: Path) -> None:
+    shipped = both.load(LAYER, DEVICE)
+    assert shipped is not None
+    noted = both.add(LAYER, DEVICE, replace(shipped.races[0], covers="0123abcd"), newest=False)
+    assert [r.covers for r in noted.races] == ["0123abcd"]
+    assert not both.is_own(noted)
+    assert both.export(tmp_path / "own.json") == 0
+    assert both.is_own(both.add(LAYER, DEVICE, race(1, a=1.0, c=2.0)))
+    assert both.export(tmp_path / "own.json") == 1
     both.close()
 
 

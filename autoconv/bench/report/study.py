@@ -18,6 +18,7 @@ from autoconv.records.limits import Limits, ranking
 from autoconv.records.schema import Facts
 from autoconv.registry import algorithms
 from autoconv.tuning.choice import TIMING
+from autoconv.tuning.lookup import Request
 from autoconv.tuning.planner import plan
 
 PLAIN_GEMM = "numpy.gemm"  # im2col and NumPy's matrix product
@@ -257,7 +258,8 @@ def studied(
         raise PlanError(f"mode={options['mode']!r}: no time of {chosen.candidate} is on record: expected {needed}")
     record = cache.load(layer.key(), device.key)
     if record is not None:
-        known = record.facts().items()
+        asked = Request(layer, device, cache, chosen.limits, None, False, None)  # so that all times are on one clock
+        known = record.facts(asked.unchanged).items()
         facts |= {candidate: found for candidate, found in known if found.timed and found.vendor is not None}
     ranked = tuple(map(Candidate.parse, chosen.ranking))
     return Studied(name, layer, repeat, device, chosen.limits, chosen.candidate, facts, ranked, chosen.cut_short)

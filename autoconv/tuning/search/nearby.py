@@ -61,7 +61,7 @@ def _recorded(request: Request, layer: ConvLayer) -> dict[Candidate, Facts]:
 def _usable(request: Request, layer: ConvLayer) -> dict[Candidate, Facts]:
     """The facts of another layer on record, be they of other versions of algorithms that there are today."""
     record = request.cache.load(layer.key(), request.device.key)
-    return request.usable(record.facts()) if record is not None else {}
+    return request.usable(record.facts(request.unchanged)) if record is not None else {}
 
 
 @functools.lru_cache(1 << 16)
