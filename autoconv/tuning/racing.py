@@ -57,8 +57,10 @@ def complete(request: Request, known: Known, mode: str) -> Known:
         request.progress(Event("wait", request.layer, None, 0, 0))
     with request.cache.timing_lock(request.device.key), _measuring:  # in this order: a caller may hold the first
         now = look_up(request)  # another process may have been quicker
-        if stale(request, now.record) and now.facts:
-            now = _recheck(request, now)
+        if stale(request, now.record) and (before := _incumbents(request, now.facts)):
+            now = _race(request, now, _Left(before))
+            if before[0] not in next(equally_fast(now.facts, Limits(weights="varying")), []):
+                return _race(request, replace(now, facts={}), _everything(request))  # the order holds no longer
         if now.record != known.record:
             left = _left(request, now, mode)
         return _race(request, now, left) if left else now
@@ -144,15 +146,11 @@ def _incumbents(request: Request, facts: Mapping[Candidate, Facts]) -> list[Cand
     return list(dict.fromkeys(candidate for order in able for candidate in itertools.islice(order, 2)))
 
 
-def _recheck(request: Request, known: Known) -> Known:
-    """Time the winner and the runner-up once more; all of them if the order no longer holds."""
-    before = _incumbents(request, known.facts)
-    known = _race(request, known, _Left(before))
-    if not before or before[0] in next(equally_fast(known.facts, Limits(weights="varying")), []):
-        return known
-    everything = request.candidate_set.worth_timing()
-    grids = {candidate.algorithm for candidate in request.candidate_set.grid()}
-    return _race(request, replace(known, facts={}), _Left([c for c in everything if c.algorithm not in grids], grids))
+def _everything(request: Request) -> _Left:
+    """All that is worth timing, be it on record."""
+    offered = request.candidate_set
+    grids = {candidate.algorithm for candidate in offered.grid()}
+    return _Left([c for c in offered.worth_timing() if c.algorithm not in grids], grids)
 
 
 def _race(request: Request, known: Known, left: _Left) -> Known:

@@ -286,3 +286,28 @@ def test_facts_of_today_under_other_versions_are_checked_whatever_older_code_ran
     assert fresh(LAYER, device=device, cache=cache).timed == 2
     assert fresh(LAYER, device=device, cache=cache).timed == 0
     assert raced == [["faulty.none", "numpy.direct"]]
+
+
+def test_where_the_order_holds_no_longer_there_are_two_races_and_no_third(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may take a whole budget: who was timed, and all; what a search left out waits for the next request."""
+    monkeypatch.setattr(Faulty, "searched", property(lambda self: self.name == "faulty.unsteady"))
+    grid = [{"a": number} for number in range(200)]
+    monkeypatch.setattr(Faulty, "candidates", lambda self, *_: grid if self.searched else [{}])
+    monkeypatch.setattr(Faulty, "estimate", lambda self, layer, device, params: 1e-6 * (1 + params.get("a", 0) % 7))
+    rigged(cache, none=Facts("1", time=0.1, workspace=SIZE), unsteady=Facts("1", time=9.0, workspace=SIZE))
+    raced: list[list[str]] = []
+
+    def slower(candidate: Candidate) -> Facts:
+        if candidate.algorithm == "numpy.direct":
+            return Facts(NumpyDirect().version, time=1.0)
+        if candidate.algorithm == "faulty.none":
+            return Facts("1", time=5.0, workspace=SIZE)
+        return Facts("1", failure="unreached: the budget of 1 s was spent")
+
+    monkeypatch.setattr(racing, "Measurement", pretended(slower, raced))
+    monkeypatch.setattr(CPU, "versions", {"numpy": "0.0"})
+    fresh(LAYER, "hybrid", device=FaultyCPU.having("none", "unsteady"), cache=cache, budget=1.0)
+    assert len(raced) == 2
+    assert raced[0] == ["faulty.none", "numpy.direct"]
