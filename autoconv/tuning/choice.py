@@ -15,7 +15,7 @@ from autoconv.records.schema import Facts
 from autoconv.tuning.candidates import expected
 from autoconv.tuning.lookup import Known, Request, credible, look_up
 from autoconv.tuning.racing import complete
-from autoconv.tuning.staleness import former_winner, suffices
+from autoconv.tuning.staleness import former_winner, resized, suffices
 
 MODES = ("profile", "hybrid", "heuristic", "cached")
 TIMING = ("profile", "hybrid")
@@ -47,8 +47,9 @@ def choose(request: Request, mode: object) -> Choice:
     if mode not in MODES:
         return _named(request, known, mode)
     facts = known.facts
-    if not suffices(request, known):
-        if mode in TIMING:
+    timing = mode in TIMING
+    if not suffices(request, known) or (timing and resized(request, known)):
+        if timing:
             known = complete(request, known, mode)
             facts = known.facts
         elif (former := former_winner(request, known.record)) is not None:

@@ -142,14 +142,21 @@ def known_from(request: Request, record: Record | None, timed: int = 0) -> Known
     return Known(record, {c: found for c, found in recorded.items() if request.unchanged(c, found)}, timed)
 
 
-def credible(request: Request, candidate: Candidate, facts: Facts) -> bool:
-    """Whether a recorded candidate can run today, and is what the record says: it may be of any origin."""
+def sizes(request: Request, candidate: Candidate) -> tuple[int, int] | None:
+    """A recorded candidate's workspace and packed filters as they are today; None where it cannot run.
+
+    It may be of any origin.
+    """
     algorithm, params = request.algorithms[candidate.algorithm], candidate.params
     try:
-        return (
-            not algorithm.why_not(request.layer, request.device, params)
-            and algorithm.workspace_bytes(request.layer, request.device, params) == facts.workspace
-            and algorithm.packed_bytes(request.layer, request.device, params) == facts.packed
-        )
+        if algorithm.why_not(request.layer, request.device, params):
+            return None
+        workspace = algorithm.workspace_bytes(request.layer, request.device, params)
+        return workspace, algorithm.packed_bytes(request.layer, request.device, params)
     except DISCREDITED:
-        return False
+        return None
+
+
+def credible(request: Request, candidate: Candidate, facts: Facts) -> bool:
+    """Whether a recorded candidate can run today, and is what the record says."""
+    return sizes(request, candidate) == (facts.workspace, facts.packed)

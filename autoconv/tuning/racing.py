@@ -22,7 +22,16 @@ from autoconv.tuning.lookup import Known, Request, credible, known_from, look_up
 from autoconv.tuning.measurement import Event, Measurement, failed
 from autoconv.tuning.search.nearby import recall, winners
 from autoconv.tuning.search.search import Search
-from autoconv.tuning.staleness import covered, former_winner, note, stale, starved_no_more, uncovered
+from autoconv.tuning.staleness import (
+    covered,
+    former_winner,
+    note,
+    resized,
+    stale,
+    starved_no_more,
+    uncovered,
+    within_reach,
+)
 from autoconv.tuning.worker import Worker
 
 PREPARING = 2.5  # times its budget that mode hybrid may take to build and verify candidates
@@ -99,12 +108,14 @@ class _Left:
 def _left(request: Request, known: Known, mode: str) -> _Left:
     """What the mode asks of the candidate set, and the former winner, be it only to record that it is no more."""
     offered, grids, preparing = request.candidate_set, set(), None
+    again = resized(request, known)
+    known = replace(known, facts={c: facts for c, facts in known.facts.items() if c not in again})
     if mode == "profile":
-        asked = [candidate for candidate in offered.worth_timing() if not offered.searched(candidate)]
+        asked = [*again, *(candidate for candidate in offered.worth_timing() if not offered.searched(candidate))]
         grids = uncovered(request, known.record) & {c.algorithm for c in offered.grid()}
         grids = {name for name in grids if not _spent(request, known, name)}
     else:
-        asked = offered.few(request.limits, HYBRID_CANDIDATES)
+        asked = [*again[:HYBRID_CANDIDATES], *offered.few(request.limits, HYBRID_CANDIDATES)]
         preparing = None if request.budget is None else PREPARING * request.budget
         if not known.facts:  # else more layers on record would have it timed again and again
             asked = [*winners(request), *asked]
@@ -119,12 +130,7 @@ def _left(request: Request, known: Known, mode: str) -> _Left:
 def _unknown(request: Request, known: Known, candidate: Candidate) -> bool:
     """Whether there are no facts, or none for want of memory that there is now, or of a budget that is larger now."""
     facts = known.facts.get(candidate)
-    if facts is None or not facts.unreached:
-        return facts is None
-    if facts.starved:
-        return request.may_retry(candidate, facts)
-    spent = known.attempts[candidate].budget
-    return spent is not None and (request.budget is None or request.budget > spent)
+    return facts is None or (facts.unreached and within_reach(request, known, candidate, facts))
 
 
 def _spent(request: Request, known: Known, algorithm: str) -> bool:
@@ -160,6 +166,7 @@ def _race(request: Request, known: Known, left: _Left) -> Known:
     found: dict[Candidate, Facts] = {}
     late = _far_behind(request, known, incumbents)  # as where what was quicker has changed since
     early = [candidate for candidate in incumbents if candidate not in late]
+    timed = {candidate: facts for candidate, facts in known.facts.items() if facts.timed}
     reached, block = True, [*early, *left.candidates]  # who compares with what is on record comes first
     block += [candidate for candidate in search.next() if candidate not in block]
     if left.grids:  # a budget may end before everyone's turn
@@ -167,7 +174,7 @@ def _race(request: Request, known: Known, left: _Left) -> Known:
     block += [candidate for candidate in late if candidate not in block]
     with _measurement(request, left.preparing) as measurement:
         while block:
-            refused, entrants = _admitted(request, block, {c: known.facts[c] for c in incumbents})
+            refused, entrants = _admitted(request, block, timed)
             block_facts = refused | measurement.enter(entrants)
             found |= block_facts
             reached = not any(facts.unreached and not facts.starved for facts in block_facts.values())
@@ -232,15 +239,15 @@ def _search(request: Request, known: Known, grids: set[str]) -> Search:
 
 
 def _admitted(
-    request: Request, candidates: Sequence[Candidate], incumbents: Mapping[Candidate, Facts]
+    request: Request, candidates: Sequence[Candidate], timed: Mapping[Candidate, Facts]
 ) -> tuple[dict[Candidate, Facts], list[Candidate]]:
-    """The facts of those that cannot take part, and those that can; incumbents can without being listed any more."""
+    """The facts of those that cannot take part, and those that can; who was timed can without being listed any more."""
     free = request.device.memory_available()
     refused: dict[Candidate, Facts] = {}
     admitted = []
     for candidate in candidates:
         algorithm = request.algorithms[candidate.algorithm]
-        expected = request.candidate_set.expected.get(candidate, incumbents.get(candidate))
+        expected = request.candidate_set.expected.get(candidate, timed.get(candidate))
         if expected is None:  # on record before its algorithm changed
             refused[candidate] = failed(algorithm, "it is not a candidate of this layer")
         elif (need := expected.workspace + expected.packed) > free // 2:

@@ -4,7 +4,8 @@ Three things may have: the software that times depend on (`Device.versions`: ano
 winner and runner-up timed once more; an algorithm's own code (`Algorithm.version`), whose candidates race anew against
 the best of the others; and which candidates there are. As to list all of them takes a while, and a search times a part,
 a race notes the algorithms of which it left nothing to time, so that the next process need not ask again. Candidates
-that there was no memory for are timed as soon as there is.
+that there was no memory for are timed as soon as there is. A model of the machine may change, too, when it is measured
+anew: then a candidate may be cut otherwise, and is timed as the kernel that it is now.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.common import split_products
 from autoconv.records.limits import ranking
-from autoconv.records.schema import LONGEST, Record
+from autoconv.records.schema import LONGEST, Facts, Record
 from autoconv.tuning.candidates import PRUNE_FACTOR
-from autoconv.tuning.lookup import Known, Request
+from autoconv.tuning.lookup import Known, Request, sizes
 
 DIGITS = 8  # of an algorithm's note
 
@@ -42,6 +43,30 @@ def starved_no_more(request: Request, known: Known) -> list[Candidate]:
     return [
         candidate for candidate, facts in known.facts.items() if facts.starved and request.may_retry(candidate, facts)
     ]
+
+
+def within_reach(request: Request, known: Known, candidate: Candidate, facts: Facts) -> bool:
+    """Whether one that its last race did not reach may have its turn now: there is memory, or a larger budget."""
+    if facts.starved:
+        return request.may_retry(candidate, facts)
+    spent = known.attempts[candidate].budget
+    return spent is not None and (request.budget is None or request.budget > spent)
+
+
+def resized(request: Request, known: Known) -> list[Candidate]:
+    """The candidates that would win by facts of another size than they have today, which are of another kernel.
+
+    Less those that another race has not reached since, unless this one may.
+    """
+    found = []
+    for candidate in ranking(known.facts, request.limits, request.layer.bytes):
+        today, facts = sizes(request, candidate), known.facts[candidate]
+        if today == (facts.workspace, facts.packed):
+            break
+        last = known.attempts[candidate].facts[candidate]
+        if today is not None and (not last.unreached or within_reach(request, known, candidate, last)):
+            found.append(candidate)
+    return found
 
 
 def uncovered(request: Request, record: Record | None) -> set[str]:

@@ -36,7 +36,10 @@ def test_a_recorded_candidate_that_is_not_what_it_says_is_passed_over(cache: Tun
     cache.add(LAYER.key(), device.key, race)
     for mode in ("cached", "profile"):
         made = fresh(LAYER, mode, device=device, cache=cache, vendors=False)
-        assert (str(made.candidate) == "numpy.direct") == (covers or mode == "cached")
+        if mode == "cached":
+            assert str(made.candidate) == "numpy.direct"
+        else:  # there is such a candidate, but of another size
+            assert made.facts["numpy.gemm[tile=image]"].workspace != 3
         assert str(made.candidate) not in names or "tile=image" in str(made.candidate)
 
 
@@ -286,6 +289,50 @@ def test_facts_of_today_under_other_versions_are_checked_whatever_older_code_ran
     assert fresh(LAYER, device=device, cache=cache).timed == 2
     assert fresh(LAYER, device=device, cache=cache).timed == 0
     assert raced == [["faulty.none", "numpy.direct"]]
+
+
+@pytest.mark.parametrize("mode", ["profile", "hybrid"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_winner_that_another_model_cuts_otherwise_is_timed_again(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch, mode: str, listed: bool
+) -> None:
+    """Its facts are of another kernel: the workspace on record is not that of today's."""
+    facts = {"none": Facts("1", time=0.1, workspace=SIZE + 8), "slow": Facts("1", time=0.2, workspace=SIZE)}
+    device, raced = rigged(cache, **facts), list[list[str]]()
+    for less in ("cached", "heuristic"):
+        assert str(fresh(LAYER, less, device=device, cache=cache).candidate) == "faulty.slow"
+
+    def timed(candidate: Candidate) -> Facts:
+        if candidate.algorithm == "numpy.direct":
+            return Facts(NumpyDirect().version, time=1.0)
+        return Facts("1", time=0.15 if candidate.algorithm == "faulty.none" else 0.2, workspace=SIZE)
+
+    monkeypatch.setattr(racing, "Measurement", pretended(timed, raced))
+    monkeypatch.setattr(Faulty, "candidates", lambda self, *_: [{}] if listed or self.name != "faulty.none" else [])
+    made = fresh(LAYER, mode, device=device, cache=cache)
+    assert (str(made.candidate), made.timed) == ("faulty.none", 3)
+    assert [sorted(names) for names in raced] == [["faulty.none", "faulty.slow", "numpy.direct"]]
+    for again in (mode, "cached"):
+        made = fresh(LAYER, again, device=device, cache=cache)
+        assert (str(made.candidate), made.timed, made.timings["faulty.none"]) == ("faulty.none", 0, 0.15)
+
+
+def test_a_budget_that_did_not_reach_what_is_to_be_timed_again_is_not_spent_twice(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"none": Facts("1", time=0.1, workspace=SIZE + 8), "slow": Facts("1", time=0.2, workspace=SIZE)}
+    device, raced = rigged(cache, **facts), list[list[str]]()
+
+    def hasty(candidate: Candidate) -> Facts:
+        if candidate.algorithm == "numpy.direct":
+            return Facts(NumpyDirect().version, time=1.0)
+        late = candidate.algorithm == "faulty.none"
+        return Facts("1", failure="unreached: no time") if late else Facts("1", time=0.2, workspace=SIZE)
+
+    monkeypatch.setattr(racing, "Measurement", pretended(hasty, raced))
+    for budget, races in ((1.0, 1), (1.0, 1), (2.0, 2), (None, 3), (None, 3)):
+        made = fresh(LAYER, device=device, cache=cache, budget=budget)
+        assert (str(made.candidate), len(raced)) == ("faulty.slow", races)
 
 
 def test_where_the_order_holds_no_longer_there_are_two_races_and_no_third(
