@@ -15,7 +15,7 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.common.epilogue.quantization import Quantization
-from autoconv.networks.onnx_reader import arithmetic, normalisation, reductions, shapes, windows
+from autoconv.networks.onnx_reader import arithmetic, normalisation, shapes, windows
 from autoconv.networks.onnx_reader.call import Call, Lowering
 from autoconv.networks.onnx_reader.quantized import known, operands, product, rows, scales, typed, zero_points
 from autoconv.networks.operators.quantized import DEQUANTIZE, QuantizedMatMul, quantize
@@ -117,7 +117,7 @@ LOWERINGS: dict[str, Lowering] = {
             (arithmetic.LOWERINGS, "Mul", 2),
             (arithmetic.LOWERINGS, "Sigmoid", 1),
             (windows.LOWERINGS, "AveragePool", 1),
-            (reductions.LOWERINGS, "GlobalAveragePool", 1),
+            (normalisation.LOWERINGS, "GlobalAveragePool", 1),
         )
     },
 }

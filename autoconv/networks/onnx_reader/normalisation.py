@@ -1,10 +1,14 @@
-"""ONNX's normalisations and softmaxes in terms of ours.
+"""ONNX's reductions along axes, and the normalisations and softmaxes made of such, in terms of ours.
 
 Where 16-bit floats are normalised, all is float32 until the result; the standard rounds once more before the scale.
 """
 
 from __future__ import annotations
 
+import functools
+from typing import Literal
+
+from autoconv.common.epilogue.expressions import Expression
 from autoconv.networks.normalisation import (
     affine,
     cast,
@@ -17,10 +21,57 @@ from autoconv.networks.normalisation import (
     wide,
 )
 from autoconv.networks.onnx_reader.call import Call, Lowering
-from autoconv.networks.operators.pooling import LRN, Softmax
+from autoconv.networks.operators.elementwise import FLOATS
+from autoconv.networks.operators.pooling import LRN, Reduce, Softmax
 from autoconv.networks.translation import flattened
 
+Reduction = Literal["max", "mean", "sum"]
 PER_CHANNEL = 21  # the first opset in which scales and biases of groups are those of channels
+
+
+def _global_pool(reduction: Reduction, call: Call) -> str:
+    return call.add(Reduce(reduction, tuple(range(2, len(call.type().shape)))), call.value(0))
+
+
+def _axes(call: Call) -> tuple[int, ...]:
+    """All axes where none are given; none where the node then is to do nothing."""
+    given = call.integers(1, "axes") or (() if call.attribute("noop_with_empty_axes", 0) else None)
+    return call.axes(given, len(call.type().shape))
+
+
+def _kept(call: Call, y: str, axes: tuple[int, ...]) -> str:
+    """Without the axes of extent 1 that a reduction leaves, unless they are to stay."""
+    if call.attribute("keepdims", 1):
+        return y
+    return call.reshape(y, [extent for n, extent in enumerate(call.shape_of(y)) if n not in axes])
+
+
+def _reduce(reduction: Reduction, call: Call) -> str:
+    axes = _axes(call)
+    return _kept(call, call.add(Reduce(reduction, axes), call.value(0)), axes) if axes else call.value(0)
+
+
+def _reduce_floats(before: Expression, reduction: Reduction, after: Expression, call: Call) -> str | None:
+    """A reduction of a function of each element, and a function of what comes out."""
+    axes = _axes(call)
+    if not axes or call.type().dtype not in FLOATS:
+        return None
+    x = wide(call, call.value(0))
+    y = call.add(Reduce(reduction, axes), x if before == 0 else call.apply(before, x))
+    y = y if after == 0 else call.apply(after, y)
+    return cast(call, _kept(call, y, axes), call.type().dtype)
+
+
+def _log_sum_exp(call: Call) -> str | None:
+    """Of what is left after the largest is taken away, so that nothing overflows."""
+    axes = _axes(call)
+    if not axes or call.type().dtype not in FLOATS:
+        return None
+    x = wide(call, call.value(0))
+    largest = call.add(Reduce("max", axes), x)
+    total = call.add(Reduce("sum", axes), call.apply(("exp", ("sub", 0, 1)), x, largest))
+    y = call.apply(("add", ("log", 0), 1), total, largest)
+    return cast(call, _kept(call, y, axes), call.type().dtype)
 
 
 def _batch_normalization(call: Call) -> str:
@@ -121,6 +172,8 @@ def _log_softmax(call: Call) -> str:
 
 LOWERINGS: dict[str, Lowering] = {
     "BatchNormalization": _batch_normalization,
+    "GlobalAveragePool": functools.partial(_global_pool, "mean"),
+    "GlobalMaxPool": functools.partial(_global_pool, "max"),
     "GroupNormalization": _group_normalization,
     "InstanceNormalization": _instance_normalization,
     "LRN": _lrn,
@@ -128,5 +181,14 @@ LOWERINGS: dict[str, Lowering] = {
     "LogSoftmax": _log_softmax,
     "MeanVarianceNormalization": _mean_variance_normalization,
     "RMSNormalization": _rms_normalization,
+    "ReduceL1": functools.partial(_reduce_floats, ("abs", 0), "sum", 0),
+    "ReduceL2": functools.partial(_reduce_floats, ("mul", 0, 0), "sum", ("sqrt", 0)),
+    "ReduceLogSum": functools.partial(_reduce_floats, 0, "sum", ("log", 0)),
+    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceMax": functools.partial(_reduce, "max"),
+    "ReduceMean": functools.partial(_reduce, "mean"),
+    "ReduceMin": functools.partial(_reduce_floats, ("neg", 0), "max", ("neg", 0)),
+    "ReduceSum": functools.partial(_reduce, "sum"),
+    "ReduceSumSquare": functools.partial(_reduce_floats, ("mul", 0, 0), "sum", 0),
     "Softmax": _softmax,
 }

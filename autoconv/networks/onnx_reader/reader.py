@@ -11,7 +11,7 @@ import numpy as np
 from autoconv.common.text import one_line
 from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph, ordered
-from autoconv.networks.onnx_reader import arithmetic, microsoft, normalisation, quantized, reductions, shapes, windows
+from autoconv.networks.onnx_reader import arithmetic, microsoft, normalisation, quantized, shapes, windows
 from autoconv.networks.onnx_reader.call import NO_REAL_NUMBERS, Call, Lowering
 from autoconv.networks.onnx_reader.foreign import contains_nodes, foreign, schema_of
 from autoconv.networks.onnx_reader.model import load_model
@@ -22,7 +22,6 @@ LOWERINGS: dict[str, Lowering] = {
     **arithmetic.LOWERINGS,
     **normalisation.LOWERINGS,
     **quantized.LOWERINGS,
-    **reductions.LOWERINGS,
     **shapes.LOWERINGS,
     **windows.LOWERINGS,
 }
