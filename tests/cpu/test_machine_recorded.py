@@ -14,6 +14,7 @@ from autoconv import registry
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine import measure as measuring
 from autoconv.cpu.machine import passes, recorded
+from autoconv.cpu.machine.cached import cached_for_model
 from autoconv.cpu.machine.model import BUSY, Machine
 from autoconv.errors import CacheWarning
 from autoconv.layer import ConvLayer
@@ -56,15 +57,27 @@ def test_the_first_look_is_kept_until_a_survey_takes_its_place(monkeypatch: pyte
     assert list(TuningCache(system=None).records()) == []
 
 
-@pytest.mark.parametrize(("name", "size"), [("gemm.packed", 1), ("fft", 5)])
-def test_candidates_are_those_of_the_model_in_force(name: str, size: int) -> None:
-    layer, device = ConvLayer(N=8, C=512, H=28, W=28, K=256, R=size, S=size), CPU(2, "generic")
-    (family,) = [a for a in registry.algorithms(device) if a.name == name]
+def test_candidates_are_those_of_the_model_in_force() -> None:
+    layer, device = ConvLayer(N=8, C=512, H=28, W=28, K=256, R=1, S=1), CPU(2, "generic")
+    (family,) = [a for a in registry.algorithms(device) if a.name == "gemm.packed"]
     grids = []
     for caches in ((32 << 10, 1 << 20, 32 << 20), (16 << 10, 128 << 10, 1 << 20)):
         recorded.put_in_force(device.key, dataclasses.replace(modelled("generic", 2), caches=caches))
         grids.append(list(family.candidates(layer, device)))
     assert grids[0] != grids[1]
+
+
+def test_what_is_cached_for_a_model_is_computed_anew_for_another_alone() -> None:
+    computed: list[int] = []
+    cached = cached_for_model(2)(computed.append)
+    first, second = (
+        modelled("generic", 2),
+        dataclasses.replace(modelled("generic", 2), caches=(1 << 12, 1 << 13, 1 << 14)),
+    )
+    for model, times in ((first, 1), (first, 1), (second, 2), (second, 2), (first, 3)):
+        recorded.put_in_force(KEY, model)
+        cached(7)
+        assert computed == [7] * times
 
 
 def test_what_was_measured_while_busy_is_measured_again_by_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,13 @@ def test_kernels_run_them(name: str) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_sums_of_exponentials_of_infinities() -> None:
+    made = model([node("ReduceLogSumExp", "x", axes=[1], keepdims=0)], {"x": [3, 2]}, opset=13)
+    net = CompiledNetwork(translated(made, "net"), CPU.current(), {})
+    x = np.array([[-np.inf, -np.inf], [np.inf, 0], [1, -np.inf]], np.float32)
+    assert net.run(x).tolist() == [-np.inf, np.inf, 1]
+
+
 @pytest.mark.parametrize("opset", [9, 13, 18, 21])
 def test_means_and_variances_of_images_and_pixels_by_default(opset: int) -> None:
     made = model([node("MeanVarianceNormalization", "x")], {"x": X.shape}, opset=opset)

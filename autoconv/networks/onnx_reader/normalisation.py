@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 from typing import Literal
 
+import numpy as np
+
 from autoconv.common.epilogue.expressions import Expression
 from autoconv.networks.normalisation import (
     affine,
@@ -26,6 +28,7 @@ from autoconv.networks.operators.pooling import LRN, Reduce, Softmax
 from autoconv.networks.translation import flattened
 
 Reduction = Literal["max", "mean", "sum"]
+LARGEST = float(np.finfo(np.float32).max)
 PER_CHANNEL = 21  # the first opset in which scales and biases of groups are those of channels
 
 
@@ -63,12 +66,12 @@ def _reduce_floats(before: Expression, reduction: Reduction, after: Expression, 
 
 
 def _log_sum_exp(call: Call) -> str | None:
-    """Of what is left after the largest is taken away, so that nothing overflows."""
+    """Of what is left after the largest is taken away, so that nothing overflows; a finite one, or NaN would be left."""
     axes = _axes(call)
     if not axes or call.type().dtype not in FLOATS:
         return None
     x = wide(call, call.value(0))
-    largest = call.add(Reduce("max", axes), x)
+    largest = call.clip(call.add(Reduce("max", axes), x), -LARGEST, LARGEST)
     total = call.add(Reduce("sum", axes), call.apply(("exp", ("sub", 0, 1)), x, largest))
     y = call.apply(("add", ("log", 0), 1), total, largest)
     return cast(call, _kept(call, y, axes), call.type().dtype)
