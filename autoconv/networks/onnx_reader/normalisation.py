@@ -66,7 +66,7 @@ def _reduce_floats(before: Expression, reduction: Reduction, after: Expression, 
 
 
 def _log_sum_exp(call: Call) -> str | None:
-    """Of what is left after the largest is taken away, so that nothing overflows; a finite one, or NaN would be left."""
+    """Of what is left after the largest is taken away, so that nothing overflows; a finite one, as inf - inf is NaN."""
     axes = _axes(call)
     if not axes or call.type().dtype not in FLOATS:
         return None
