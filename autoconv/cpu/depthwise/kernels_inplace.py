@@ -3,8 +3,8 @@
 Rows outside of the image are read from a row of zeros instead, so that one function does for all blocks of rows.
 
 Lanes that a mask leaves out cost nothing where their memory is the process's own. Where there is none they cost 150 ns
-on a Zen 4, as the processor then looks for a fault that is not to be. That may be so before an image and after it, once
-in a layer; around the row of zeros, which every channel reads, there is memory.
+where that was measured, as a processor then looks for a fault that is not to be. That may be so before an image and
+after it, once in a layer; around the row of zeros, which every channel reads, there is memory.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class InputStage(Stage[T], ABC):
         """The row to read for row h, whether the image has that one, and how many of its columns there are.
 
         Where the image has none, masks leave out all of a row from its middle. Reading on past its ends would cost
-        150 ns a vector (Zen 4) where the process has no memory, though no lane is wanted: it looks for faults.
+        150 ns a vector, as measured, where the process has no memory, though no lane is wanted: it looks for faults.
         """
         axis = self.tiling.rows.axis
         inside = (h >= 0) & (h < axis.size)
