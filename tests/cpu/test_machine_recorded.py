@@ -140,12 +140,23 @@ def test_what_a_record_lacks_and_others_disturbed_is_measured_again(monkeypatch:
 def test_a_damaged_record_is_reported_and_replaced(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = _scripted(monkeypatch)
     store = TextStore(cache_folder())
-    store.update(f"machine|{KEY}", lambda old: text)
+    store.update(recorded._name(KEY), lambda old: text)
     store.close()
     with pytest.warns(CacheWarning, match="the record of this machine is ignored: machine"):
         recorded.machine_in_force(KEY, "avx2", 2)
     _as_a_new_process("machine_in_force", KEY, "avx2", 2)
     assert asked == [False]
+
+
+def test_what_other_code_has_measured_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _scripted(monkeypatch)
+    with monkeypatch.context() as other:
+        other.setattr(recorded.code_hash, "version", lambda module: "000000000000")
+        recorded.survey(KEY, "avx2", 2)
+    assert recorded.recorded(KEY, "avx2", 2) is None
+    _as_a_new_process("survey", KEY, "avx2", 2)
+    _as_a_new_process("survey", KEY, "avx2", 2)
+    assert asked == [True, True]
 
 
 def test_a_record_of_other_threads_or_vectors_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,8 @@ class Microkernel:
         )
         if self.b.packed:
             w = w + (r * len(column.taps) + s) * self.b.TK
-            vectors = [k.load(w + v * self.lanes, self.lanes) for v in range(self.vectors)]
+            alone = len(self.sums) == 1  # then filters are a stream, and the only one
+            vectors = [k.load(w + v * self.lanes, self.lanes, ordered=alone) for v in range(self.vectors)]
         else:
             w = w + tap_place(row, r) * c.filters.r + tap_place(column, s) * c.filters.s
             vectors = [self._gathered(w, offsets[v * self.lanes : (v + 1) * self.lanes]) for v in range(self.vectors)]

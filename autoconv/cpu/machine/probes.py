@@ -97,13 +97,13 @@ def emit(instruction_set: str) -> Module:
 
 
 def _emit_read(m: Module, lanes: int) -> None:
-    """Vectors are merged bit by bit, which takes less than to load them."""
+    """Vectors are merged bit by bit, which takes less than to load them; they come in order, as kernels stream."""
     k, thread, (a, b, out) = _task(m, READ, i32)
     merged = [k.var(k.const(vec(i32, lanes), 0)) for _ in range(STREAMS)]
 
     def step(start: Value) -> None:
         for n, one in enumerate(merged):
-            one.set(one.get() | k.load(start + n * lanes, lanes))
+            one.set(one.get() | k.load(start + n * lanes, lanes, ordered=True))
 
     _over_range(k, a, b, thread, lanes, step)
     total = merged[0].get()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
+from autoconv.common import code_hash
 from autoconv.common.forks import renew_in_children
 from autoconv.cpu.machine.cached import forget_cached
 from autoconv.cpu.machine.model import BUSY, Machine
@@ -147,4 +148,5 @@ def _put(key: str, found: Machine) -> None:
 
 
 def _name(key: str) -> str:
-    return f"machine|{key}"
+    """By the code that measures, too: what other code has found under the same name may be something else."""
+    return f"machine|{code_hash.version(Machine.__module__)}|{key}"
