@@ -344,7 +344,7 @@ class CPU(Device):
             return clock() - start
 
         def cold() -> float:
-            self.settle(operands.out, operands.a)
+            self.settle(operands.workspace, operands.out, operands.a)
             return hot()
 
         return Stopwatch(cold=cold, hot=hot)
@@ -360,8 +360,8 @@ class CPU(Device):
         Parameters
         ----------
         *warm : array
-            Contiguous ones, in cache as far as they fit, the last of all: the output, memory that other layers used
-            shortly before, and the inputs, as the layer before left them.
+            Contiguous ones, in cache as far as they fit, the last of all: scratch memory and the output, where other
+            layers had theirs shortly before, and the inputs, as the layer before left them.
         """
         from autoconv.cpu import pool
 

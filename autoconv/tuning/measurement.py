@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autoconv import registry
-from autoconv.algorithm import Algorithm, Candidate, Kernel
+from autoconv.algorithm import Algorithm, Array, Candidate, Kernel
 from autoconv.common.forks import compiled_aside
 from autoconv.device import Device, Operands
 from autoconv.errors import DeviceLostError, PlanError
@@ -239,7 +239,7 @@ def _reason(failure: Exception) -> str:
     return f"{kind}{text}"[:300]
 
 
-def _contestant(candidate: Candidate, algorithm: Algorithm[Any], verifier: Verifier, workspace: object) -> Contestant:
+def _contestant(candidate: Candidate, algorithm: Algorithm[Any], verifier: Verifier, workspace: Array) -> Contestant:
     layer, device = verifier.layer, verifier.device
     kernel = algorithm.build(layer, device, candidate.params)
     weights, pack = verifier.b, None
@@ -251,7 +251,8 @@ def _contestant(candidate: Candidate, algorithm: Algorithm[Any], verifier: Verif
     allowed = verifier.allowed(algorithm, candidate.params)
     if not error <= allowed:
         raise WrongResultError(f"wrong result: error {error:.1e}, allowed {allowed:.1e}")
-    stopwatch = device.stopwatch(_launcher(kernel), _operands(verifier, weights, workspace))
+    own = workspace[: kernel.workspace_bytes]  # of what serves all
+    stopwatch = device.stopwatch(_launcher(kernel), _operands(verifier, weights, own))
     return Contestant(
         candidate=candidate,
         cold=stopwatch.cold,
