@@ -146,6 +146,16 @@ def test_who_was_best_in_slow_seconds_is_not_taken_for_quicker_than_it_is(machin
     assert timing(found["second"]).time == 0.8e-3
 
 
+def test_who_was_raced_in_slow_seconds_is_not_held_against_quicker_ones(machine: Machine) -> None:
+    """The first heat comes in seconds in which everything takes half as long again."""
+    first = machine.contestant("first", chain([1.5e-3] * 3, repeat(1e-3)))
+    second = machine.contestant("second", chain([1.53e-3] * 3, repeat(0.9e-3)))
+    worse = machine.contestant("worse", chain([2.1e-3] * 3, repeat(1.4e-3)))
+    found = machine.heats([first, second, worse], [machine.contestant("third", 0.99e-3)])
+    assert timing(found["second"]).time == 0.9e-3
+    assert machine.samples("worse") == FEWEST
+
+
 # --- order, pools, failures, budget ---------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import FAULTS, Faulty, FaultyCPU, measure
+from faulty import FAULTS, SIZE, Faulty, FaultyCPU, measure
 
 from autoconv.algorithm import Candidate
 from autoconv.cpu.device import CPU
@@ -64,6 +64,15 @@ def test_a_workspace_for_which_there_is_no_memory_costs_its_candidate_the_race(m
     facts = measurement.enter([Candidate("faulty.none"), Candidate("numpy.direct")])
     assert facts[Candidate("faulty.none")].starved
     assert measurement.finish()[Candidate("numpy.direct")].timed
+
+
+def test_candidates_find_their_own_scratch_memory_output_and_input_in_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm: list[list[int]] = []
+    monkeypatch.setattr(FaultyCPU, "settle", lambda self, *arrays: warm.append([array.nbytes for array in arrays]))
+    needs = {"numpy.direct": NumpyDirect().workspace_bytes(LAYER, CPU.current(), {}), "faulty.none": SIZE}
+    measure(LAYER, FaultyCPU.having("none"), [Candidate(name) for name in needs])
+    arrays = [4 * np.prod(shape) for shape in (LAYER.y_shape, LAYER.x_shape)]
+    assert {tuple(found) for found in warm} == {(room, *arrays) for room in needs.values()}
 
 
 def test_a_candidate_that_gives_other_bits_is_not_deterministic() -> None:

@@ -104,9 +104,10 @@ def test_every_step_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CPU, "settle", lambda self, *arrays: settled.append([array.shape for array in arrays]))
     alone = net.profile(**x, repeat=1, alone=True)
     assert [step.name for step in alone] == [step.name for step in steps]
-    for node, shapes in zip([step.node for step in net._schedule.steps], settled, strict=True):
-        computed = [name for name in node.inputs if name not in net.graph.constants]
-        assert shapes == [net.graph.types[name].shape for name in (node.name, *reversed(computed))]
+    for step, (scratch, *shapes) in zip(net._schedule.steps, settled, strict=True):
+        assert scratch == (max(call.workspace_bytes for call in step.calls),)
+        computed = [name for name in step.node.inputs if name not in net.graph.constants]
+        assert shapes == [net.graph.types[name].shape for name in (step.node.name, *reversed(computed))]
     with pytest.raises(ArrayError, match="repeat=0: expected an integer of at least 1"):
         net.profile(**x, repeat=0)
 

@@ -68,7 +68,8 @@ class _Standing:
     retired: bool = False
     long: bool = False  # whether its warm-up took more than its part of the budget
     before: int = 0  # samples from before the heat that goes on
-    slow: float = 1.0  # how many times as long as at best the pacemaker took in its first heat
+    slow: float = 1.0  # how many times as long as at best the pacemaker took in the heats that it ran in
+    earlier: float = 1.0  # the same when the present heat began
 
     @property
     def close(self) -> float:
@@ -111,9 +112,9 @@ class Heat:
     most half as fast as a rival in run time and in run and pack time, and no better in any other respect, is dropped
     after one or two samples; who takes long and is far behind the best is not run again. The rest take `FEWEST` samples
     in rounds, in an order that is shuffled anew for every round, so that a drifting clock favours nobody; whoever was
-    best before runs with them and makes the pace: newcomers are held against what it takes now. Those that can no
-    longer win retire. In the end, those left go on in rounds until all of these have settled, or `MOST` or their fair
-    share of time is reached.
+    best before runs with them and makes the pace: newcomers are held against what it takes now, and those before them
+    against what it took then. Those that can no longer win retire. In the end, those left go on in rounds until all of
+    these have settled, or `MOST` or their fair share of time is reached.
 
     The least sample is a contestant's time: whatever disturbs makes slower. What other processes do lasts for seconds;
     by medians, one that retired in a quiet second could be taken for quicker than all who raced on.
@@ -211,16 +212,23 @@ class Heat:
         """Whoever is best so far, for a heat that begins; nobody in the first."""
         racing = [entry for entry in self.entries if entry.alive and not entry.retired]
         best = sorted(racing, key=lambda entry: entry.time)[:1]
+        for entry in racing:
+            entry.earlier = entry.slow
         for entry in best:
             entry.before, entry.slow = len(entry.cold), 1.0  # its samples are of two heats from now on
         return best
 
     def hold(self, entered: list[_Standing], pacemaker: list[_Standing]) -> None:
-        """Hold newcomers against what the pacemaker takes in this heat."""
+        """Hold newcomers against what the pacemaker takes in this heat; and the others, where it took longer before."""
         for entry in pacemaker:
-            now = min(entry.cold[entry.before :], default=entry.time)
-            for newcomer in entered:
-                newcomer.slow = now / entry.time
+            then, now = (
+                min(part, default=entry.time) for part in (entry.cold[: entry.before], entry.cold[entry.before :])
+            )
+            for other in self.entries:
+                if other in entered:
+                    other.slow = now / entry.time
+                elif other is not entry:
+                    other.slow = other.earlier * then / entry.time
 
     def over(self) -> bool:
         """Whether the budget is spent."""
