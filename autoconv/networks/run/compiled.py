@@ -280,8 +280,8 @@ class CompiledNetwork:
         repeat : int
             How many runs to take the medians of.
         alone : bool
-            Whether caches are emptied before each step, but for its inputs and its output, as they are where the
-            candidates of a layer are timed. What that takes is not counted.
+            Whether caches are emptied before each step, but for its inputs, its output and its scratch memory, as they
+            are where the candidates of a layer are timed. What that takes is not counted.
         **named : array
             Inputs by name.
 
