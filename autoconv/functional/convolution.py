@@ -225,6 +225,7 @@ def conv_transpose2d(
     dilation: int | Pair = 1,
     groups: int = 1,
     layout: Layout = "NCHW",
+    out: Array | None = None,
     **options: Any,
 ) -> Array:
     """Transposed convolution, the adjoint of `conv2d`, with its size given as the frameworks do.
@@ -247,6 +248,8 @@ def conv_transpose2d(
     groups : int
     layout : "NCHW" or "NHWC"
         These three as for `ConvLayer`.
+    out : array of the result's shape, optional
+        Where the result goes; it is then also what is returned.
     **options
         As for `plan`; by default mode "hybrid" with a budget of 0.2 s, once per shape, on the
         device on which `x` lies.
@@ -286,7 +289,7 @@ def conv_transpose2d(
     # Of the kernels for dgrad on a GPU one alone adds a bias, and it is the slowest; one that is named may add none.
     fused = bias is not None and options["device"].kind == "cpu" and options.get("mode", "hybrid") in MODES
     geometry = stride, padding, dilation, groups
-    y = _dgrad(x, w, bias if fused else None, size, geometry, layout=layout, **options)
+    y = _dgrad(x, w, bias if fused else None, size, geometry, layout=layout, out=out, **options)
     if bias is not None and not fused:
         y += like(y, bias.reshape((-1, 1, 1)) if layout == "NCHW" else bias)
     return y

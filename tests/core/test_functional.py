@@ -94,6 +94,9 @@ def test_the_transposed_convolution_is_the_adjoint(stride: object, groups: int, 
     np.testing.assert_allclose((y * probe).sum(), (x * autoconv.conv2d(probe, w, **shape, **quick)).sum())
     biased = autoconv.conv_transpose2d(x, w, bias, output_padding=extra, **shape, **quick)
     np.testing.assert_allclose(biased, y + bias.reshape(-1, 1, 1))
+    out = np.empty_like(y)
+    assert autoconv.conv_transpose2d(x, w, bias, output_padding=extra, out=out, **shape, **quick) is out
+    np.testing.assert_array_equal(out, biased)
 
 
 def test_a_candidate_that_adds_no_bias_may_be_named_for_a_transposed_convolution() -> None:
