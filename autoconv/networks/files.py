@@ -85,3 +85,21 @@ def load(path_or_name: str | Path, batch: int | None = None) -> Network:
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return yaml_reader.network(data, str(path), path.stem)
+
+
+def refuse_layer_list(path: str | Path) -> None:
+    """Refuse what only `load` here reads, where a network is wanted that can run.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Raises
+    ------
+    ConfigError
+        When its name is that of a YAML file, or of a network that comes along.
+    """
+    named = str(path) in names() and not Path(path).exists()
+    if named or Path(path).suffix in (".yaml", ".yml"):
+        expected = "expected an ONNX file, or one that CompiledNetwork.save wrote"
+        raise ConfigError(f"{path}: a list of layers, which does not run: {expected}")

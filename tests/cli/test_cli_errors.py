@@ -115,7 +115,9 @@ BAD = {
     ),
     "bench chart": (["bench", "tiny.yaml", "--chart", "x.txt"], "--chart x.txt: expected a name that ends in .png, "),
     "bench folder": (["bench", "tiny.yaml", "-o", "tiny.yaml/results"], "tiny.yaml/results: Not a directory"),
-    "run": (["run", "tiny.yaml"], "tiny.yaml: not an ONNX file, or truncated"),
+    "run": (["run", "nope.onnx"], "nope.onnx: cannot be read: No such file or directory"),
+    "run a layer list": (["run", "tiny.yaml"], "tiny.yaml: a list of layers, which does not run: expected an ONNX "),
+    "run a known network": (["run", "alexnet"], "alexnet: a list of layers, which does not run"),
 }
 FAILED = {"no such candidate", "limits", "sweep without times"}
 

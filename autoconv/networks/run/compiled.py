@@ -377,7 +377,7 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
     >>> import autoconv
     >>> net = autoconv.load("model.onnx", batch=1)  # doctest: +SKIP
     """
-    from autoconv.networks import onnx_reader
+    from autoconv.networks import files, onnx_reader
 
     found = resolve(device)
     if not isinstance(path, str | Path):
@@ -388,6 +388,8 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
     shapes = options.pop("input_shapes", None)
     if kept is not None and shapes is not None:
         raise ConfigError(f"{path}: input_shapes: expected None for a saved network, whose shapes are known")
+    if kept is None:
+        files.refuse_layer_list(path)
     graph = onnx_reader.read(path, batch, shapes) if kept is None else kept.graph
     if batch is not None and not any(wanted.shape[:1] == (batch,) for wanted in graph.inputs.values()):
         told = ", ".join(f"{wanted.shape} of input {name!r}" for name, wanted in graph.inputs.items())
