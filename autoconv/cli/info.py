@@ -18,7 +18,7 @@ from autoconv.bench.baselines.base import Library
 from autoconv.cli.options import OK, as_json, device_named, on_device
 from autoconv.cli.output import print_json
 from autoconv.common import machine_code
-from autoconv.common.text import duration, size
+from autoconv.common.text import count, duration, size
 from autoconv.cpu.device import CPU
 from autoconv.cpu.extensions import not_enabled
 from autoconv.cpu.machine.model import BUSY, Machine
@@ -105,7 +105,7 @@ def _decisions() -> list[str]:
     """What of the processor is used, and what of it is there and is not, and why."""
     threads, why = count_threads()
     disabled = [f"{name}: not used; the processor has it, and the system does not enable it" for name in not_enabled()]
-    return [f"{threads} {'thread' if threads == 1 else 'threads'}: {why}", *disabled]
+    return [f"{count(threads, 'thread')}: {why}", *disabled]
 
 
 def print_information(found: dict[str, Any]) -> None:
@@ -143,7 +143,7 @@ def _machine_lines(machine: Machine, last_cache: int) -> list[str]:
     rates = ", ".join(f"{machine.read.rate(nbytes) / 1e9:.0f} from {size(nbytes)}" for nbytes in _sets(machine))
     lines = [
         "caches in effect for one thread: " + ", ".join(size(nbytes) for nbytes in machine.caches),
-        f"{machine.threads} threads read, in GB/s: {rates}, {machine.memory / 1e9:.0f} from memory",
+        f"{count(machine.threads, 'thread')} read, in GB/s: {rates}, {machine.memory / 1e9:.0f} from memory",
     ]
     if machine.read.last < BEYOND * last_cache:
         lines.append(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autoconv.algorithm import Algorithm, Array, Params
+from autoconv.common.text import count
 from autoconv.cpu import allocator, permission
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.machine.recorded import machine_in_force, survey
@@ -240,7 +241,7 @@ class CPU(Device):
     @functools.cached_property
     def name(self) -> str:
         """Marketing name, with the thread count."""
-        return f"{self.facts['name']}, {self.threads} threads, {self.level}"
+        return f"{self.facts['name']}, {count(self.threads, 'thread')}, {self.level}"
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:

@@ -35,6 +35,11 @@ def test_the_key_tells_what_times_depend_on() -> None:
     assert " " not in generic.key
 
 
+def test_the_name_counts_threads_as_people_do() -> None:
+    assert CPU(1, "generic").name.endswith(", 1 thread, generic")
+    assert CPU(2, "generic").name.endswith(", 2 threads, generic")
+
+
 def test_a_pickle_knows_nothing_of_the_machine_that_made_it() -> None:
     device = CPU(2, "generic", matrix_unit="emulated")
     assert device.key
