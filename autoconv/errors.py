@@ -16,7 +16,7 @@ class ArrayError(AutoconvError, ValueError):
 
 
 class ConfigError(AutoconvError, ValueError):
-    """A network file that cannot be read; the message names file, line and layer."""
+    """A network that cannot be read, run or kept: the message names file, line and layer, or node or module."""
 
 
 class PlanError(AutoconvError, RuntimeError):

@@ -124,9 +124,9 @@ def plan(
     Raises
     ------
     PlanError
-        For an unknown mode, candidate, device, option or value in the environment, when no candidate satisfies the
-        limits, in mode
-        "cached" when records do not suffice; and, as DeviceLostError, when a candidate left a GPU unusable.
+        For an unknown mode, candidate, device, option or value in the environment; when no candidate satisfies the
+        limits; in mode "cached", when records do not suffice; and, as `autoconv.errors.DeviceLostError`, when a
+        candidate left a GPU unusable.
 
     Examples
     --------
