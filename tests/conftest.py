@@ -153,7 +153,7 @@ FULL_ONLY = {
     "cpu/test_gemm_packed.py::test_types_epilogues_groups_strides_and_gradients",
     "cpu/test_gemm_strassen.py::test_every_remainder",
     "cpu/test_matrix.py::test_strips_and_blocks_of_channels",
-    "core/test_planner.py::test_faulty_candidates_never_win_and_are_not_tried_again",
+    "core/test_planner_faults.py::test_faulty_candidates_never_win_and_are_not_tried_again",
     "core/test_search.py::test_a_search_in_a_worker_is_the_same",
     "cuda/test_gpu_bench.py::test_a_fault_of_one_kernel_is_a_line_and_the_rest_goes_on",
     "cuda/test_gpu_bench.py::test_a_lost_device_ends_its_process_and_not_the_run",

@@ -1,19 +1,15 @@
-"""Modes, limits, named candidates and faults: what is timed, what is chosen, and what never is."""
+"""Modes, limits and named candidates: what is timed, what is chosen, and what is refused."""
 
 from __future__ import annotations
 
 import gc
-import queue
 import re
-import threading
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from faulty import SIZE, FaultyCPU, patient_but_with_hangs
-from forked import exit_code, forks
+from faulty import SIZE, FaultyCPU
 from planning import LAYER, fresh, rigged
 
 from autoconv import registry
@@ -24,9 +20,8 @@ from autoconv.errors import PlanError
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts, Race
-from autoconv.tuning import candidates, lookup, planner, racing
+from autoconv.tuning import lookup, planner, racing
 from autoconv.tuning.candidates import CandidateSet
-from autoconv.tuning.measurement import Event
 
 pytestmark = pytest.mark.usefixtures("few_families")
 
@@ -202,19 +197,6 @@ def test_a_plan_holds_no_list_of_candidates_until_it_is_asked_for_one(
     assert made[-1]() is not None
 
 
-def test_progress_may_plan_while_a_worker_measures(cache: TuningCache) -> None:
-    options: dict[str, Any] = {"device": FaultyCPU.having("none"), "cache": cache, "isolate": True}
-    inner: list[Plan] = []
-
-    def progress(event: Event) -> None:
-        if event.stage == "race" and not inner:
-            inner.append(planner.plan(LAYER.replace(K=5), **options))
-
-    outer = fresh(LAYER, progress=progress, **options)
-    assert [made.timed for made in (outer, *inner)] == [2, 2]
-    assert not racing._at_work
-
-
 def test_numbers_of_numpy_and_a_budget_without_end_are_taken(cache: TuningCache) -> None:
     options = {"workspace_limit": np.int64(SIZE), "tolerance": np.float32(1e-3), "deterministic": np.True_}
     made = fresh(LAYER, cache=cache, device=FaultyCPU.having("none"), budget=float("inf"), **options)
@@ -248,75 +230,6 @@ def test_limits_that_nothing_satisfies_are_explained(cache: TuningCache) -> None
     assert not any("not tried" in line for line in lines)
 
 
-@pytest.mark.parametrize("isolated", [False, True])
-def test_faulty_candidates_never_win_and_are_not_tried_again(
-    cache: TuningCache, isolated: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    patient_but_with_hangs(monkeypatch)
-    faults = ["overrun", "scribble", "unwritten", "wrong", "raises"] + ["dies", "hangs", "dies_later"] * isolated
-    device = FaultyCPU.having(*faults)
-    made = fresh(LAYER, device=device, cache=cache, isolate=isolated)
-    assert str(made.candidate) == "numpy.direct"
-    assert all(made.facts[f"faulty.{fault}"].failure for fault in faults)
-    assert set(made.ranking) == {"numpy.direct"}
-    assert fresh(LAYER, device=device, cache=cache).timed == 0
-    for fault in faults:
-        assert f"faulty.{fault}" in made.explain()
-
-
-def test_what_the_budget_did_not_reach_is_tried_when_there_is_more(cache: TuningCache) -> None:
-    device = FaultyCPU.having("slow", "none")
-    hasty = fresh(LAYER, device=device, cache=cache, budget=1e-9)
-    assert hasty.source == "heuristic"
-    assert all(facts.unreached for facts in hasty.facts.values())
-    assert fresh(LAYER, device=device, cache=cache, budget=1e-9).timed == 0
-    patient = fresh(LAYER, device=device, cache=cache, budget=1e6)
-    assert patient.timed
-    assert not any(facts.unreached for facts in patient.facts.values())
-
-
-def test_a_larger_budget_is_spent_though_a_plan_is_in_memory(cache: TuningCache) -> None:
-    device = FaultyCPU.having("slow", "none")
-    assert planner.plan(LAYER, device=device, cache=cache, budget=0.0).timed == 0
-    assert planner.plan(LAYER, device=device, cache=cache).timed == 3
-
-
-@forks
-def test_a_child_forked_while_another_thread_plans_can_plan(cache: TuningCache) -> None:
-    with racing._measuring, planner._lock:
-        assert exit_code(lambda: planner.plan(LAYER, device=FaultyCPU.having("none"), cache=cache).timed) == 2
-
-
-def test_who_has_to_wait_for_another_to_finish_timing_is_told(cache: TuningCache) -> None:
-    events: queue.Queue[Event] = queue.Queue()
-    options: dict[str, Any] = {"device": FaultyCPU.having("none"), "cache": cache, "progress": events.put}
-    with racing._measuring:
-        thread = threading.Thread(target=planner.plan, args=(LAYER,), kwargs=options)
-        thread.start()
-        assert events.get(timeout=60).stage == "wait"
-        with pytest.raises(queue.Empty):
-            events.get(timeout=0.2)
-    thread.join()
-    assert events.get(timeout=60).stage == "verify"
-
-
-@pytest.mark.parametrize("mode", ["profile", "hybrid"])
-def test_a_candidate_too_large_for_memory_is_left_out_until_there_is_more(
-    cache: TuningCache, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
-    device, free = FaultyCPU.having("none"), 2 * SIZE - 1
-    monkeypatch.setattr(CPU, "memory_available", lambda self: free)
-    made = fresh(LAYER, mode, device=device, cache=cache)
-    assert (str(made.candidate), made.timed) == ("numpy.direct", 1)
-    assert made.facts["faulty.none"].failure == "unreached, no memory: needs 0 MiB, and 0 MiB are free"
-    assert fresh(LAYER, mode, device=device, cache=cache).source == "cache"  # nobody is timed again meanwhile
-    free = 2 * SIZE
-    later = fresh(LAYER, mode, device=device, cache=cache)
-    assert (later.source, later.timed) == ("profile", 2)  # it, and whom it has to beat
-    assert later.facts["faulty.none"].timed
-    assert fresh(LAYER, mode, device=device, cache=cache).source == "cache"
-
-
 def test_plans_in_memory_follow_the_environment(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def made() -> Plan:
         return planner.plan(LAYER, "heuristic", cache=cache, build=False)
@@ -330,25 +243,6 @@ def test_plans_in_memory_follow_the_environment(cache: TuningCache, monkeypatch:
     monkeypatch.setenv(SPLIT_PRODUCTS, "no")
     with pytest.raises(PlanError, match=f"{SPLIT_PRODUCTS}='no': expected 0 or 1"):
         made()
-
-
-def test_a_layer_that_no_memory_could_hold_is_refused_at_once(
-    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(PlanError, match=r"H400000000-.*: the arrays of one image take .* MiB, and .* of memory"):
-        planner.plan(LAYER.replace(H=400_000_000), "heuristic", cache=cache)
-    monkeypatch.setattr(CPU, "memory", lambda self: LAYER.replace(N=1).bytes)
-    assert planner.plan(LAYER.replace(N=8), "heuristic", cache=cache)  # a network may run it in parts
-
-
-def test_without_a_writable_folder_only_persistence_is_lost(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    cache = TuningCache(tmp_path / "file", system=None)
-    with pytest.warns(UserWarning, match="file"):
-        made = fresh(LAYER, device=FaultyCPU.having("none"), cache=cache)
-    assert made.timed == 2
-    a, b = np.ones(LAYER.x_shape, np.float32), np.ones(LAYER.w_shape, np.float32)
-    assert made.run(a, b).max() == 9 * LAYER.C
 
 
 def test_explain_lists_every_candidate(cache: TuningCache) -> None:
@@ -384,26 +278,3 @@ def test_what_stands_in_for_a_better_one_is_not_timed_but_can_be_named(cache: Tu
     assert str(fresh(LAYER, "numpy.direct", device=device, cache=cache).candidate) == "numpy.direct"
     alone = fresh(LAYER, device=FaultyCPU.having("none"), cache=cache)
     assert "numpy.direct" in alone.facts
-
-
-@forks
-def test_a_child_plans_though_another_thread_was_planning(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.11 holds a lock of the class while a `cached_property` is computed."""
-    begun, release, test = threading.Event(), threading.Event(), threading.current_thread()
-    expected = candidates.expected
-
-    def slow(*arguments: Any) -> Any:
-        if threading.current_thread() is not test:
-            begun.set()
-            release.wait(60)
-        return expected(*arguments)
-
-    monkeypatch.setattr(candidates, "expected", slow)
-    thread = threading.Thread(target=planner.plan, args=(LAYER, "heuristic"), kwargs={"cache": cache})
-    thread.start()
-    assert begun.wait(60)
-    try:
-        assert exit_code(lambda: planner.plan(LAYER.replace(N=2), "heuristic", cache=cache).timed) == 0
-    finally:
-        release.set()
-        thread.join()

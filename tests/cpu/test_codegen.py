@@ -1,24 +1,14 @@
 """The kernel language: every construct, on every instruction set this processor has."""
 
-import ast
-import ctypes
-import os
-import subprocess
-import sys
-import threading
-from pathlib import Path
-
 import ml_dtypes
 import numpy as np
 import pytest
-from forked import exit_code, forks
+from emitted import call, emit_tables
 from vectors import INSTRUCTION_SETS
 
-from autoconv.common import code_hash, machine_code
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, Module, bf16, f16, f32, f64, i8, i32, i64, ptr, vec, widened
-from autoconv.tuning.racing import HYBRID_CANDIDATES
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 sets = pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -28,11 +18,6 @@ NUMPY = {f32: np.float32, f64: np.float64, f16: np.float16, bf16: ml_dtypes.bflo
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(tmp_path / "kernels"))
-
-
-def call(program, name, *args):
-    types = [ctypes.c_int64 if isinstance(a, int) else ctypes.c_void_p for a in args]
-    program.function(name, *types)(*[a if isinstance(a, int) else a.ctypes.data for a in args])
 
 
 def emit_copy(instruction_set, source, target):
@@ -64,17 +49,6 @@ def emit_deinterleave(instruction_set, name):
         for odd in range(2):
             v = k.arithmetic_fence(k.shuffle(*pair, range(odd, 2 * lanes, 2)))
             k.store(v, there + odd * n)
-    return m
-
-
-def emit_tables(instruction_set, name):
-    m = Module(instruction_set)
-    element = DTYPES[name]
-    k = m.function("read", ptr(element))
-    for n, values in enumerate(([0.1, 2.0, -3.5], [1e30])):
-        table = m.table(k, element, values)
-        with k.loop(0, len(values)) as i:
-            k.store(k.load(table + i), k.args[0] + i + 3 * n)
     return m
 
 
@@ -273,131 +247,3 @@ def test_the_language_refuses_what_would_surprise():
     with pytest.raises(ValueError, match="at once"), k.else_():
         pass
     assert widened(f16) == f32
-
-
-def test_kernels_are_kept_on_disk_and_damage_is_repaired(tmp_path, monkeypatch):
-    emitted = []
-
-    def emit(instruction_set):
-        emitted.append(instruction_set)
-        return emit_control(instruction_set)
-
-    def build():
-        with monkeypatch.context() as patch:  # as another process would: nothing in memory
-            patch.setattr(compiler, "_programs", {})
-            return compiler.build(emit, "generic")
-
-    out = np.zeros(1, np.int64)
-    code_hash.version(compiler.__name__)  # which is kept there too
-    others = set(machine_code.folder().glob("*"))
-    build()
-    build()
-    assert len(emitted) == 1
-    (file,) = set(machine_code.folder().iterdir()) - others
-    assert file.stat().st_mode & 0o777 == 0o600
-    good = file.read_bytes()
-    for bad in (b"", good[:100], good[:-1] + b"?", b"\0" * len(good)):
-        file.write_bytes(bad)
-        call(build(), "collatz", np.array([27]), out)
-        assert file.read_bytes() == good
-    assert len(emitted) == 5
-    other = machine_code.folder() / "ab".rjust(64, "0")
-    file.rename(other)  # a kernel under another's name, such as another processor's
-    assert machine_code.load(bytes.fromhex(other.name)) is None
-
-
-FAR = """
-import mmap
-import numpy as np
-from test_codegen import call, compiler, emit_tables
-
-def reserve(size):
-    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, 0)  # no access, no memory
-    return np.frombuffer(memory, np.uint8).ctypes.data, memory
-
-compiler.build(emit_tables, "generic", "float64")  # LLVM itself finds a place
-large = [reserve(3 << 30) for _ in range(2)]
-small = [reserve(mmap.PAGESIZE)]
-while small[-1][0] > large[0][0]:  # until every gap above is filled
-    small.append(reserve(mmap.PAGESIZE))
-max(small)[1].close()
-got = np.empty(4, "float32")
-call(compiler.build(emit_tables, "generic", "float32"), "read", got)
-print(got)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="depends on where Linux maps memory")
-def test_code_and_constants_stay_together_where_large_arrays_leave_small_gaps():
-    """In a process of its own, since a linker that is led astray ends it."""
-    here = Path(__file__).parent
-    places = [str(here), str(here.parent), str(here.parents[1])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
-    done = subprocess.run([sys.executable, "-c", FAR], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == str(np.array([0.1, 2.0, -3.5, 1e30], np.float32)).split(), done.stderr
-
-
-def test_an_unsupported_processor_is_told_once(monkeypatch):
-    def refuse():
-        raise RuntimeError("no such target")
-
-    def forget():
-        for memory in (pool.unavailable, pool.program):
-            memory.cache_clear()
-
-    monkeypatch.setattr(compiler, "_llvm", refuse)
-    monkeypatch.setattr(compiler, "_programs", {})
-    forget()
-    try:
-        with pytest.warns(RuntimeWarning, match="falls back to NumPy"):
-            assert not pool.available()
-        assert "no such target" in pool.unavailable()
-    finally:
-        forget()
-
-
-FIRST = """if True:
-    import collections
-    import numpy as np
-    import autoconv
-    from autoconv.cpu.codegen import compiler
-    emitters, compiled = collections.Counter(), compiler._compiled
-    def count(module):
-        emitters.update({"runs" if "run" in (names := [f.name for f in module.functions]) else names[-1]})
-        return compiled(module)
-    compiler._compiled = count
-    autoconv.conv2d(np.ones((1, 16, 8, 8), np.float32), np.ones((8, 16, 3, 3), np.float32), padding=1)
-    print(dict(emitters))
-"""
-
-
-def test_a_first_call_compiles_few_kernels(tmp_path: Path) -> None:
-    """Most of its time goes by while they are compiled: of the pool, of the machine's first look, and of the layer."""
-    environment = os.environ | {"AUTOCONV_CACHE_DIR": str(tmp_path), "AUTOCONV_KERNEL_DIR": str(tmp_path / "kernels")}
-    done = subprocess.run([sys.executable, "-c", FIRST], env=environment, capture_output=True, text=True, check=True)
-    emitters = ast.literal_eval(done.stdout)
-    kernels = emitters.pop("runs")  # which pool.wake is one of, and the reference in float64
-    assert emitters == {"stop": 1, "nothing": 1, "peak": 2, "words": 1}
-    assert kernels <= 2 + HYBRID_CANDIDATES + 2  # some of a smaller error
-
-
-@forks
-def test_a_child_compiles_though_another_thread_was_about_to():
-    held, release = threading.Event(), threading.Event()
-
-    def compile_for_long():
-        with compiler._lock:
-            held.set()
-            release.wait(60)
-
-    thread = threading.Thread(target=compile_for_long)
-    thread.start()
-    held.wait()
-    threading.Timer(0.2, release.set).start()
-
-    def take():
-        with compiler._lock:
-            return 0
-
-    assert exit_code(take) == 0
-    thread.join()
