@@ -183,6 +183,7 @@ NO_KERNELS = (
     "test_machine_probes.py",
     "test_machine_recorded.py",
     "test_permission.py",
+    "test_transform_rows.py",
 )
 
 collect_ignore = ["bochs.py"]  # no tests, and what it imports is only there for --avx512
