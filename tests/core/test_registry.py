@@ -43,13 +43,21 @@ def test_names_are_unique() -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("algorithm", algorithms(DEVICE), ids=lambda algorithm: algorithm.name)
+@pytest.mark.parametrize(
+    "algorithm", [a for a in algorithms(DEVICE) if not set(a.dtypes) & set(INTEGERS)], ids=lambda a: a.name
+)
 def test_contract(algorithm: Algorithm) -> None:
-    """Versions are text, candidates print and parse and repeat, memory is as the kernel says, time is positive."""
+    """Versions are text, candidates print and parse and repeat, memory is as the kernel says, time is positive.
+
+    Families of integers have a test of their own.
+    """
     assert isinstance(algorithm.version, str)
     assert algorithm.version
+    built = 0
     for direction in DIRECTIONS:
-        for layer in edges(direction=direction).values():
+        kind = {"direction": direction, "dtype": algorithm.dtypes[0]}
+        deep = (edge(name, **DEEP, **kind) for name in DEEPENED)
+        for layer in (*edges(**kind).values(), *deep):
             candidates = algorithm.all(layer, DEVICE)
             assert candidates == algorithm.all(layer, DEVICE)
             assert len(set(candidates)) == len(candidates)
@@ -62,7 +70,9 @@ def test_contract(algorithm: Algorithm) -> None:
                 assert kernel.packed_bytes == algorithm.packed_bytes(layer, DEVICE, params)
                 assert kernel.packed_bytes == 0 or direction != "wgrad"
                 assert algorithm.estimate(layer, DEVICE, params) > 0
-                assert 0 < algorithm.bound(layer, params) < 1e-3
+                assert 0 < algorithm.bound(layer, params) < 1e-2
+                built += 1
+    assert built or not algorithm.installed(), "no layer for it"
 
 
 @pytest.mark.parametrize("algorithm", [a for a in OF_FLOATS if "float32" in a.dtypes], ids=lambda a: a.name)
