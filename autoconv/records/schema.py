@@ -263,19 +263,21 @@ class Record:
         """A copy with these races, less the old ones to which newer ones leave nothing to say, or too many.
 
         A race stays while it knows a candidate best, and while it joins two others to one clock. Of those to which only
-        other versions of their algorithms leave nothing to say the newest stays: two versions of autoconv may share a
-        folder.
+        other versions of their algorithms leave nothing to say the newest stays, and with it what else its versions
+        have found, of which its notes tell, too: two versions of autoconv may share a folder.
         """
-        record, spared = replace(self, races=tuple(races)), False
+        record, spared = replace(self, races=tuple(races)), dict[str, str]()
         known: set[tuple[Candidate, str]] = set()
         for race in reversed(races):
             reached = {(candidate, facts.version) for candidate, facts in race.facts.items() if not facts.unreached}
-            former = not reached <= known
+            versions = {candidate.algorithm: version for candidate, version in reached}
             if {candidate for candidate, _ in reached} <= {candidate for candidate, _ in known}:
                 less = replace(record, races=tuple(r for r in record.races if r is not race))
-                if (spared or not former) and less.facts().keys() == record.facts().keys():
+                alike = all(spared.get(name, version) == version for name, version in versions.items())
+                if alike and not reached <= known:
+                    spared |= versions
+                elif less.facts().keys() == record.facts().keys():
                     record = less
-                spared = spared or former
             known |= reached
         return replace(record, races=record.races[-MAX_RACES:])
 

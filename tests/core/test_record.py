@@ -169,6 +169,20 @@ def test_of_races_of_other_versions_alone_the_newest_stays() -> None:
         assert [int(r.id, 16) for r in found.races] == left
 
 
+def test_with_the_newest_race_of_a_version_what_else_that_version_has_found_stays() -> None:
+    """Its notes of what is covered stand for all of that; of a version before it nothing stays."""
+    first, whole, part = race(1, **of("0")), race(2, **of("1")), race(3, a=facts(1.0, version="1"))
+    found = record(first, whole, part).with_race(race(4, **of("2")))
+    assert [int(r.id, 16) for r in found.races] == [2, 3, 4]
+    assert {str(c) for c, f in found.facts(of_version("1")).items() if f.version == "1"} == {"a", "b"}
+    again = found.with_race(race(5, **of("1")))
+    assert [int(r.id, 16) for r in again.races] == [4, 5]
+
+
+def of(version: str) -> dict[str, float | Facts]:
+    return {name: facts(1.0, version=version) for name in "ab"}
+
+
 def test_races_are_bounded_and_the_oldest_go() -> None:
     many = record()
     for number in range(MAX_RACES + 3):

@@ -270,6 +270,21 @@ def test_versions_of_the_code_may_share_a_cache(cache: TuningCache) -> None:
         assert (made.timed, made.timings.keys()) == (timed, {"faulty.none", "faulty.slow", "numpy.direct"})
 
 
+@pytest.mark.parametrize("limits", [{"deterministic": True}, {"tolerance": 1e-7}])
+def test_versions_that_share_a_cache_keep_what_any_limit_may_ask_for(
+    cache: TuningCache, limits: dict[str, object]
+) -> None:
+    """Though a version had a second race, of a few, before the other one's."""
+    none = Facts("1", time=0.1, workspace=SIZE, error=1e-6, deterministic=False)
+    device = rigged(cache, none=none, slow=Facts("1", time=0.2, workspace=SIZE))
+    (first,) = cache.load(LAYER.key(), device.key).races  # type: ignore[union-attr]
+    few = {candidate: facts for candidate, facts in first.facts.items() if candidate.algorithm != "faulty.slow"}
+    cache.add(LAYER.key(), device.key, replace(first, id="1" * 32, facts=few))
+    assert fresh(LAYER, device=FaultyCPU.having("none", "slow", version="2"), cache=cache).timed == 3
+    made = fresh(LAYER, "cached", device=device, cache=cache, **limits)
+    assert (str(made.candidate), made.timed) == ("faulty.slow", 0)
+
+
 def test_facts_of_today_under_other_versions_are_checked_whatever_older_code_ran_under(
     cache: TuningCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
