@@ -58,7 +58,7 @@ def complete(request: Request, known: Known, mode: str) -> Known:
     Known
         With the number of candidates timed.
     """
-    left = _left(request, known, mode)
+    left, preparing = _left(request, known, mode), _preparing(request, mode)
     if not left and not stale(request, known.record):
         _note_what_is_covered(request, known)
         return known
@@ -67,9 +67,9 @@ def complete(request: Request, known: Known, mode: str) -> Known:
     with request.cache.timing_lock(request.device.key), _measuring:  # in this order: a caller may hold the first
         now = look_up(request)  # another process may have been quicker
         if stale(request, now.record) and (before := _incumbents(request, now.facts)):
-            now = _race(request, now, _Left(before))
-            if before[0] not in next(equally_fast(now.facts, Limits(weights="varying")), []):
-                return _race(request, replace(now, facts={}), _everything(request))  # the order holds no longer
+            now = _race(request, now, _Left(before, preparing=preparing))
+            if before[0] not in next(equally_fast(now.facts, Limits(weights="varying")), []):  # the order has changed
+                return _race(request, replace(now, facts={}), _everything(request, preparing))
         if now.record != known.record:
             left = _left(request, now, mode)
         return _race(request, now, left) if left else now
@@ -107,7 +107,7 @@ class _Left:
 
 def _left(request: Request, known: Known, mode: str) -> _Left:
     """What the mode asks of the candidate set, and the former winner, be it only to record that it is no more."""
-    offered, grids, preparing = request.candidate_set, set(), None
+    offered, grids = request.candidate_set, set[str]()
     again = resized(request, known)
     known = replace(known, facts={c: facts for c, facts in known.facts.items() if c not in again})
     if mode == "profile":
@@ -116,7 +116,6 @@ def _left(request: Request, known: Known, mode: str) -> _Left:
         grids = {name for name in grids if not _spent(request, known, name)}
     else:
         asked = [*again[:HYBRID_CANDIDATES], *offered.few(request.limits, HYBRID_CANDIDATES)]
-        preparing = None if request.budget is None else PREPARING * request.budget
         if not known.facts:  # else more layers on record would have it timed again and again
             asked = [*winners(request), *asked]
     asked += starved_no_more(request, known)
@@ -124,7 +123,12 @@ def _left(request: Request, known: Known, mode: str) -> _Left:
     if former is not None and former not in offered.reasons:  # what cannot run today may again tomorrow
         asked = [former, *asked]
     new = [candidate for candidate in dict.fromkeys(asked) if _unknown(request, known, candidate)]
-    return _Left(new, grids, preparing)
+    return _Left(new, grids, _preparing(request, mode))
+
+
+def _preparing(request: Request, mode: str) -> float | None:
+    """Seconds for building and verifying: no end where the mode wants to know all."""
+    return PREPARING * request.budget if mode == "hybrid" and request.budget is not None else None
 
 
 def _unknown(request: Request, known: Known, candidate: Candidate) -> bool:
@@ -152,11 +156,11 @@ def _incumbents(request: Request, facts: Mapping[Candidate, Facts]) -> list[Cand
     return list(dict.fromkeys(candidate for order in able for candidate in itertools.islice(order, 2)))
 
 
-def _everything(request: Request) -> _Left:
+def _everything(request: Request, preparing: float | None) -> _Left:
     """All that is worth timing, be it on record."""
     offered = request.candidate_set
     grids = {candidate.algorithm for candidate in offered.grid()}
-    return _Left([c for c in offered.worth_timing() if c.algorithm not in grids], grids)
+    return _Left([c for c in offered.worth_timing() if c.algorithm not in grids], grids, preparing)
 
 
 def _race(request: Request, known: Known, left: _Left) -> Known:

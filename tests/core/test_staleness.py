@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faulty import SIZE, Faulty, FaultyCPU, pretended
@@ -359,7 +360,7 @@ def test_where_the_order_holds_no_longer_there_are_two_races_and_no_third(
     monkeypatch.setattr(Faulty, "candidates", lambda self, *_: grid if self.searched else [{}])
     monkeypatch.setattr(Faulty, "estimate", lambda self, layer, device, params: 1e-6 * (1 + params.get("a", 0) % 7))
     rigged(cache, none=Facts("1", time=0.1, workspace=SIZE), unsteady=Facts("1", time=9.0, workspace=SIZE))
-    raced: list[list[str]] = []
+    raced, prepared = list[list[str]](), list[float | None]()
 
     def slower(candidate: Candidate) -> Facts:
         if candidate.algorithm == "numpy.direct":
@@ -368,8 +369,13 @@ def test_where_the_order_holds_no_longer_there_are_two_races_and_no_third(
             return Facts("1", time=5.0, workspace=SIZE)
         return Facts("1", failure="unreached: the budget of 1 s was spent")
 
-    monkeypatch.setattr(racing, "Measurement", pretended(slower, raced))
+    def measurement(*arguments: Any, preparing: float | None, **options: Any) -> Any:
+        prepared.append(preparing)
+        return pretended(slower, raced)(*arguments, **options)
+
+    monkeypatch.setattr(racing, "Measurement", measurement)
     monkeypatch.setattr(CPU, "versions", {"numpy": "0.0"})
     fresh(LAYER, "hybrid", device=FaultyCPU.having("none", "unsteady"), cache=cache, budget=1.0)
     assert len(raced) == 2
     assert raced[0] == ["faulty.none", "numpy.direct"]
+    assert prepared == [racing.PREPARING] * 2  # times the budget: no more is built and verified
