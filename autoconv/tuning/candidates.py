@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -161,22 +162,38 @@ class CandidateSet:
     def pruned(self) -> dict[Candidate, list[str]]:
         """Why some of those that can run are not worth timing, unless asked for by name.
 
-        Their better self can run too, or estimates put them far behind. Those that take all layers are never pruned,
-        as they are there under any limits.
+        Their better self can run too, or estimates put them far behind others that no limits leave out where they are
+        allowed. Those that take all layers are never pruned, as they are there under any limits.
         """
-        expected = self.expected.values()
-        least_run = min((facts.time for facts in expected), default=0.0)
-        least_both = min((facts.time + facts.pack for facts in expected), default=0.0)
-        running = {candidate.algorithm for candidate in self.expected}
+        own: dict[str, tuple[float, float]] = {}  # the least estimates of each algorithm: of a run, and with packing
+        for candidate, facts in self.expected.items():
+            run, both = own.get(candidate.algorithm, (math.inf, math.inf))
+            own[candidate.algorithm] = min(run, facts.time), min(both, facts.time + facts.pack)
+        least = {}  # of all that are allowed wherever an algorithm is
+        for name in own:
+            others = (own[other] for other in own if _allowed_with(self.algorithms[other], self.algorithms[name]))
+            least[name] = tuple(map(min, zip(*others, strict=True)))
         pruned = {}
         for candidate, facts in self.expected.items():
             algorithm = self.algorithms[candidate.algorithm]
-            factor = min(facts.time / least_run, (facts.time + facts.pack) / least_both)
-            if algorithm.stands_in_for in running:
+            run, both = least[candidate.algorithm]
+            factor = min(facts.time / run, (facts.time + facts.pack) / both)
+            if algorithm.stands_in_for in least:
                 pruned[candidate] = [f"stands in for {algorithm.stands_in_for}, which runs this layer itself"]
             elif factor > PRUNE_FACTOR and not algorithm.takes_all:
                 pruned[candidate] = [f"estimated at {factor:.0f} times the least estimate"]
         return pruned
+
+
+def _allowed_with(one: Algorithm[Any], other: Algorithm[Any]) -> bool:
+    """Whether no limits allow the other algorithm and leave out one."""
+    return (
+        one.exact >= other.exact
+        and one.keeps_denormals >= other.keeps_denormals
+        and one.deterministic >= other.deterministic
+        and one.tf32 <= other.tf32
+        and one.vendor in (None, other.vendor)
+    )
 
 
 def least_estimate(layer: ConvLayer, device: Device) -> float:

@@ -263,6 +263,8 @@ def _contestant(candidate: Candidate, algorithm: Algorithm[Any], verifier: Verif
         error=error,
         deterministic=algorithm.deterministic and same,
         tf32=algorithm.tf32,
+        exact=algorithm.exact,
+        keeps_denormals=algorithm.keeps_denormals,
         pool=algorithm.pool,
         vendor=algorithm.vendor,
     )

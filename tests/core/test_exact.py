@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import SIZE, FaultyCPU
+from faulty import SIZE, Faulty, FaultyCPU
 from planning import LAYER, fresh, listed, rigged
 
 from autoconv.cpu.device import CPU
@@ -42,6 +42,24 @@ def test_what_an_exact_race_covers_is_not_all(cache: TuningCache) -> None:
     everything = fresh(LAYER, **options)
     assert everything.timed == 3  # both newcomers, and the incumbent
     assert everything.facts.keys() == {"numpy.direct", "faulty.none", "faulty.unsteady"}
+
+
+@pytest.mark.parametrize(
+    ("trait", "limits"), [("exact", {"exact": True}), ("keeps_denormals", {"denormals": "keep"}), (None, {})]
+)
+def test_who_is_far_behind_those_alone_that_a_limit_leaves_out_is_timed(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch, trait: str | None, limits: dict[str, Any]
+) -> None:
+    """Else nobody would time it ever: the first request notes that nothing is left to time."""
+    options: dict[str, Any] = {"device": FaultyCPU.having("none", "slow"), "cache": cache}
+    monkeypatch.setattr(Faulty, "estimate", lambda self, *_: 1e-6 if self.name == "faulty.none" else 1e-4)
+    monkeypatch.setattr(NumpyDirect, "estimate", lambda self, *_: 2e-5)
+    if trait is not None:
+        monkeypatch.setattr(Faulty, trait, property(lambda self: self.name == "faulty.slow"))
+    made = fresh(LAYER, **options)
+    assert ("faulty.slow" in made.facts) == (trait is not None)
+    assert trait or made.reasons["faulty.slow"] == ["estimated at 100 times the least estimate"]
+    assert fresh(LAYER, **options, **limits).timed == 0
 
 
 @pytest.mark.parametrize("first", [True, False])

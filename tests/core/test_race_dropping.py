@@ -13,8 +13,8 @@ from autoconv.tuning.timing.contestant import Timing
 from autoconv.tuning.timing.race import FEWEST, STEADY
 
 FASTEST = Candidate("fast")
-FAST = {"workspace": 4, "packed": 2, "error": 1e-7}
-SLOW = {"workspace": 4, "packed": 2, "error": 1e-7}
+FAST = {"workspace": 4, "packed": 2, "error": 1e-7, "exact": True}
+SLOW = {"workspace": 4, "packed": 2, "error": 1e-7, "exact": True}
 
 
 def against(machine: Machine, slow: float = 3e-3, pack: float | None = None, **changes: Any) -> Timing:
@@ -53,6 +53,8 @@ def test_less_than_twice_as_slow_is_not_dropped(machine: Machine) -> None:
         ({"error": 0.5e-7}, {}),
         ({}, {"deterministic": False}),
         ({}, {"tf32": True}),
+        ({}, {"exact": False}),
+        ({}, {"keeps_denormals": False}),
         ({}, {"vendor": "torch"}),
         ({"vendor": "onnxruntime"}, {"vendor": "torch"}),
     ],
@@ -66,7 +68,16 @@ def test_better_in_anything_is_not_dropped(machine: Machine, changes: dict[str, 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"workspace": 5}, {"packed": 3}, {"error": 2e-7}, {"deterministic": False}, {"tf32": True}, {"vendor": "torch"}],
+    [
+        {"workspace": 5},
+        {"packed": 3},
+        {"error": 2e-7},
+        {"deterministic": False},
+        {"tf32": True},
+        {"exact": False},
+        {"keeps_denormals": False},
+        {"vendor": "torch"},
+    ],
 )
 def test_worse_in_anything_is_dropped(machine: Machine, changes: dict[str, Any]) -> None:
     assert against(machine, **changes).dropped_by == FASTEST

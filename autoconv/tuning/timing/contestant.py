@@ -23,6 +23,8 @@ class Contestant:
         Bytes of scratch memory of a run, and of the packed filters.
     error, deterministic, tf32
         As in `Facts`.
+    exact, keeps_denormals : bool
+        As its algorithm has them.
     pool : str
         The thread pool that it runs on.
     vendor : str or None
@@ -38,6 +40,8 @@ class Contestant:
     error: float = 0.0
     deterministic: bool = True
     tf32: bool = False
+    exact: bool = False
+    keeps_denormals: bool = True
     pool: str = ""
     vendor: str | None = None
 
@@ -53,6 +57,8 @@ class Contestant:
             and self.error <= other.error
             and self.deterministic >= other.deterministic
             and self.tf32 <= other.tf32
+            and self.exact >= other.exact
+            and self.keeps_denormals >= other.keeps_denormals
             and self.vendor in (None, other.vendor)
         )
 
