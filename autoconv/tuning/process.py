@@ -88,6 +88,7 @@ class DeviceProcess:
         NoAnswerError
             When the process died, or sent nothing in that time. It is ended then, and the next `send` starts another.
         """
+        patience = min(patience, threading.TIMEOUT_MAX)
         while True:
             begin = time.monotonic()
             try:

@@ -26,7 +26,7 @@ from autoconv.tuning.process import OVERRAN, DeviceProcess, Message, NoAnswerErr
 from autoconv.tuning.verification import WrongResultError, reference_seconds
 
 PATIENCE = 60.0  # seconds for one step (build and verify, or one round of timing) where no budget is given
-SLACK = 20.0  # times what the right answer is expected to take: it is checked, and others may be at work
+SLACK = 20.0  # times what a right answer, or a run, is expected to take: it is checked, and others may be at work
 LEAST_PATIENCE = 5.0  # however small the budget: compiling takes time; to begin, it has all of `PATIENCE`
 
 
@@ -61,7 +61,8 @@ class Worker:
         Parameters
         ----------
         layer, budget, preparing, progress
-            As for `Measurement`. The budget is also the patience with one step, beside waiting for full speed.
+            As for `Measurement`. The budget is also the patience with one step, beside waiting for full speed; without
+            one, a step of a huge layer may take as long as its candidate is expected to.
 
         Returns
         -------
@@ -161,7 +162,7 @@ class Worker:
         while True:
             # at first it has to import all and to find the right answer, or to compile
             first = max(self._patience, PATIENCE, beginning)
-            answer = self._process.receive(self._patience if self._doing else first)
+            answer = self._process.receive(self._step() if self._doing else first)
             if "facts" in answer:
                 return {Candidate.parse(name): Facts(**fields) for name, fields in answer["facts"].items()}
             if "error" in answer:
@@ -170,6 +171,14 @@ class Worker:
             self._doing = Event(answer["stage"], self._layer, candidate, answer["done"], answer["total"])
             if self._progress is not None:
                 self._progress(self._doing)
+
+    def _step(self) -> float:
+        """Seconds for what is being done: a budget alone bounds how often a slow candidate runs."""
+        candidate = self._doing.candidate if self._doing else None
+        if candidate is None or self._limits["budget"] is not None:
+            return self._patience
+        seconds = self._algorithms[candidate.algorithm].estimate(self._layer, self._device, candidate.params)
+        return max(self._patience, SLACK * seconds)
 
     def close(self) -> None:
         """End the process, whatever it is doing; the next `begin` starts another."""

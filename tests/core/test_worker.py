@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from faulty import EmptyCPU, FaultyCPU, patient_but_with_hangs
+from faulty import EmptyCPU, Faulty, FaultyCPU, patient_but_with_hangs
 from forked import exit_code, forks
 
 from autoconv.algorithm import Candidate
@@ -132,6 +133,37 @@ def test_the_right_answer_to_a_huge_layer_may_take_as_long_as_is_expected_of_it(
     waits.clear()
     worker.begin(LAYER).enter([])
     assert waits == [isolate.PATIENCE] * 3
+
+
+@pytest.mark.parametrize("budget", [None, 9.0])
+def test_a_step_of_a_huge_layer_may_take_as_long_as_its_candidate_is_expected_to(
+    monkeypatch: pytest.MonkeyPatch, budget: float | None
+) -> None:
+    """Where no budget is given; nothing else is verified if the right answer itself takes minutes."""
+    device = FaultyCPU.having("none")
+    monkeypatch.setattr(NumpyDirect, "estimate", lambda *_: 100.0)
+    monkeypatch.setattr(Faulty, "estimate", lambda *_: 1e-6)
+    worker, waits = isolate.Worker(device), list[float]()
+    step = {"stage": "verify", "done": 0, "total": 2}
+    steps = [step | {"candidate": name} for name in ("numpy.direct", "faulty.none")]
+    answers = iter([{"facts": {}}, {"facts": {}}, *steps, {"facts": {}}])
+
+    def receive(patience: float) -> dict[str, object]:
+        waits.append(patience)
+        return next(answers)
+
+    silent = SimpleNamespace(send=lambda message: None, receive=receive, close=lambda: None, alive=True)
+    monkeypatch.setattr(worker, "_process", silent)
+    worker.begin(LAYER, budget=budget).enter([])
+    usual = isolate.PATIENCE if budget is None else 14.0
+    assert waits[-2:] == [usual if budget else isolate.SLACK * 100.0, usual]
+
+
+def test_a_wait_may_be_longer_than_the_system_can_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # it is not to be patient
+    process = processes.DeviceProcess(FaultyCPU.having("none"), "autoconv.tuning.worker")
+    threading.Timer(0.05, process._lines.put, ['{"layer": 1}']).start()
+    assert process.receive(1e18) == {"layer": 1}
 
 
 def test_a_worker_that_does_not_begin_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
