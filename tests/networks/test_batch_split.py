@@ -35,7 +35,7 @@ from autoconv.networks.operators import (
     Transpose,
 )
 from autoconv.networks.passes import optimized
-from autoconv.networks.passes.batch_split import at_a_time, for_images, split
+from autoconv.networks.passes.batch_split import at_a_time, divisors, for_images, split
 from autoconv.networks.reference import evaluate
 from autoconv.networks.run import compiled as compiled_network
 from autoconv.networks.run import contest
@@ -175,6 +175,12 @@ def test_a_memory_limit_takes_fewer_images_at_a_time(monkeypatch: pytest.MonkeyP
 
 
 SECONDS = {1: 1.0, 2: 1.5, 4: 2.0, 8: 9.0}  # of a layer, by how many images it is for
+
+
+def test_divisors_of_any_batch_are_found_at_once() -> None:
+    assert all(divisors(batch) == [n for n in range(1, batch + 1) if batch % n == 0] for batch in range(1, 200))
+    assert divisors(2**31 - 1) == [1, 2**31 - 1]
+    assert len(divisors(2**30)) == 31
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ leave behind is a concatenation, both of which are memory that is shared (`Views
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -70,7 +71,8 @@ def batch_of(graph: Graph) -> int:
 
 def divisors(number: int) -> list[int]:
     """From 1 up to itself."""
-    return [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
 
 
 def at_a_time(graph: Graph, count: int) -> dict[str, int]:
