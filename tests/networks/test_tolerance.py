@@ -240,6 +240,16 @@ def test_tuning_times_exact_candidates_where_none_was(monkeypatch: pytest.Monkey
         within(graph, tmp_path, "hybrid", tolerance=1e-12)
 
 
+def test_numpy_keeps_no_tolerance_where_others_compute_a_layer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As it runs no such layer in a network: what the others come to at least is told."""
+    graph = chain([8])
+    Pretended(monkeypatch, {8: {"winograd[m=7]": (1.0, 1e-5), "direct": (2.0, 1e-7), "numpy.gemm": (3.0, 1e-9)}})
+    limit, least = (combined({"c0": error}, sensitivities(graph)) for error in (1e-8, 1e-7))
+    with pytest.raises(PlanError, match=f"expected at least {least:.1e}, which the most exact"):
+        within(graph, tmp_path, tolerance=limit)
+    assert within(graph, tmp_path, tolerance=1.01 * least)["c0"].candidate == "direct"
+
+
 def test_other_limits_may_leave_nothing_that_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     Pretended(monkeypatch, {8: {"winograd[m=7]": (1.0, 1e-5)}})
     graph = chain([8])

@@ -23,8 +23,6 @@ def best_in_network(made: Plan, device: Device, price: float = 0.0, read: bool =
 
     A layer alone is timed without anybody reading its output. What it stored past the caches has to be fetched from
     memory, where it would else lie in the caches as far as it fits: that difference is added to what was measured.
-    The threads of NumPy's BLAS spin for a tenth of a second after its work, and take a processor from all that follows:
-    NumPy is for layers that nothing else computes.
 
     Parameters
     ----------
@@ -41,14 +39,23 @@ def best_in_network(made: Plan, device: Device, price: float = 0.0, read: bool =
     str
         The plan's own candidate where nothing was measured.
     """
-    numpy = {algorithm.name for algorithm in registry.own(device) if isinstance(algorithm, NumpyAlgorithm)}
-    timed = [name for name in made.ranking if name in made.timings]
-    timed = [name for name in timed if Candidate.parse(name).algorithm not in numpy] or timed
+    timed = timed_in_network(made, device)
     if not timed:
         return str(made.candidate)
     if not (read or price):
         return str(made.candidate) if str(made.candidate) in timed else timed[0]
     return min(timed, key=lambda name: cost(made, device, name, price, read))
+
+
+def timed_in_network(made: Plan, device: Device) -> list[str]:
+    """Those of a layer's candidates that were timed and may run in a network, in the order of its plan.
+
+    The threads of NumPy's BLAS spin for a tenth of a second after its work, and take a processor from all that follows:
+    NumPy is for layers that nothing else computes.
+    """
+    numpy = {algorithm.name for algorithm in registry.own(device) if isinstance(algorithm, NumpyAlgorithm)}
+    timed = [name for name in made.ranking if name in made.timings]
+    return [name for name in timed if Candidate.parse(name).algorithm not in numpy] or timed
 
 
 def cost(made: Plan, device: Device, candidate: str, price: float = 0.0, read: bool = True) -> float:

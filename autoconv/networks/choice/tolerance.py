@@ -22,7 +22,7 @@ from autoconv import registry
 from autoconv.algorithm import Candidate
 from autoconv.device import Device
 from autoconv.errors import PlanError
-from autoconv.networks.choice.candidate import best_in_network
+from autoconv.networks.choice.candidate import best_in_network, timed_in_network
 from autoconv.networks.choice.choose import of_layers, plan_alone
 from autoconv.networks.choice.errors import combined, error_by, sensitivities
 from autoconv.networks.choice.together import arrays_in_nhwc
@@ -183,7 +183,7 @@ class _Search:
         errors = {}
         for name in self.weights:
             made = self._plan(name, 1.0)
-            timed = [candidate for candidate in made.ranking if candidate in made.timings] or [str(made.candidate)]
+            timed = timed_in_network(made, self.device) or [str(made.candidate)]
             errors[name] = min(error_by(made, candidate, self.device) for candidate in timed)
         return combined(errors, self.weights)
 
@@ -192,7 +192,7 @@ class _Search:
         exact = {algorithm.name for algorithm in registry.algorithms(self.device) if algorithm.exact}
         for name in self.weights:
             made = self._plan(name)
-            if not any(Candidate.parse(candidate).algorithm in exact for candidate in made.timings):
+            if not any(Candidate.parse(one).algorithm in exact for one in timed_in_network(made, self.device)):
                 wanted = {"weights": made.limits.weights, **of_layers(self.options, self.device), "exact": True}
                 plan(made.layer, self.mode, **wanted)
 
