@@ -76,14 +76,14 @@ class TuningCache:
     def __init__(self, directory: Path | str | None = None, system: Path | str | None = SYSTEM) -> None:
         self.directory = cache_folder(directory)
         self.system = None if system is None else Path(system)
-        self._store = TextStore(self.directory)
+        self.store = TextStore(self.directory)  # of these records, and of what else is kept beside them
         self._shipped: dict[str, dict[str, object]] = {}  # by device and layer, as read
         self._loaded: dict[str, tuple[str | None, Record | None]] = {}  # by key, with the text it was read from
 
     @property
     def persistent(self) -> bool:
         """Whether what is added outlives this process."""
-        return self._store.persistent
+        return self.store.persistent
 
     def load(self, layer_key: str, device_key: str) -> Record | None:
         """What is known of a layer on a device; the user's races count as newer than the shipped ones.
@@ -101,7 +101,7 @@ class TuningCache:
             None where nothing is known.
         """
         key = _key(layer_key, device_key)
-        text = self._store.get(key)
+        text = self.store.get(key)
         if key not in self._loaded or self._loaded[key][0] != text:
             own = self._parsed(text, layer_key, device_key)
             system = self._system_record(layer_key, device_key)
@@ -138,7 +138,7 @@ class TuningCache:
             own = self._parsed(text, layer_key, device_key)
             return text_of(own.with_race(race, newest=newest) if own else new)
 
-        self._store.update(_key(layer_key, device_key), with_race)
+        self.store.update(_key(layer_key, device_key), with_race)
         return self.load(layer_key, device_key) or new
 
     def records(self) -> Iterator[Record]:
@@ -164,7 +164,7 @@ class TuningCache:
         -------
         bool
         """
-        own = self._parsed(self._store.get(_key(record.layer, record.device)), record.layer, record.device)
+        own = self._parsed(self.store.get(_key(record.layer, record.device)), record.layer, record.device)
         system = self._system_record(record.layer, record.device)
         shipped = {race.id for race in system.races} if system is not None else set()
         return own is not None and any(race.id not in shipped for race in own.races)
@@ -187,7 +187,7 @@ class TuningCache:
     def _pairs(self) -> set[tuple[str, str]]:
         """Device and layer of every record."""
         pairs = set()
-        for key in self._store:
+        for key in self.store:
             schema, _, rest = key.partition("|")
             layer_key, _, device_key = rest.partition("|")
             if schema == str(SCHEMA):
@@ -295,7 +295,7 @@ class TuningCache:
             except (OSError, NotImplementedError) as error:
                 trouble = error
         else:
-            self._store.report(f"{trouble}: two processes may time on {device_key} at once, and disturb each other")
+            self.store.report(f"{trouble}: two processes may time on {device_key} at once, and disturb each other")
             yield
             return
         try:
@@ -305,7 +305,7 @@ class TuningCache:
 
     def close(self) -> None:
         """Close this thread's connection to the database; the next use opens another."""
-        self._store.close()
+        self.store.close()
 
     def _merge(self, record: Record) -> str:
         outcome = "known"
@@ -317,7 +317,7 @@ class TuningCache:
             outcome = "taken" if own is None else "known" if both == own else "merged"
             return text_of(both)
 
-        self._store.update(_key(record.layer, record.device), merged)
+        self.store.update(_key(record.layer, record.device), merged)
         return outcome
 
     def _parsed(self, text: str | None, layer_key: str, device_key: str) -> Record | None:
@@ -326,7 +326,7 @@ class TuningCache:
         try:
             return _checked(parsed(text), layer_key, device_key)
         except RecordError as error:
-            self._store.report(f"{self.directory}: the record of {layer_key} is ignored: {error}")
+            self.store.report(f"{self.directory}: the record of {layer_key} is ignored: {error}")
             return None
 
     def _system_record(self, layer_key: str, device_key: str) -> Record | None:
@@ -339,14 +339,14 @@ class TuningCache:
         try:
             return _checked(data, layer_key, device_key) if data is not None else None
         except RecordError as error:
-            self._store.report(f"{path}: the record of {layer_key} is ignored: {error}")
+            self.store.report(f"{path}: the record of {layer_key} is ignored: {error}")
             return None
 
     def _system_files(self) -> list[Path]:
         try:
             return sorted(self.system.glob("*.json")) if self.system else []
         except OSError as error:
-            self._store.report(f"{error}: ignored")
+            self.store.report(f"{error}: ignored")
             return []
 
     def _read_system(self, path: Path) -> list[dict[str, Any]]:
@@ -357,7 +357,7 @@ class TuningCache:
         except FileNotFoundError:
             return []
         except (RecordError, OSError) as error:
-            self._store.report(f"{error}: ignored")
+            self.store.report(f"{error}: ignored")
             return []
         named = [r for r in records if isinstance(r, dict)]
         return [r for r in named if isinstance(r.get("layer"), str) and isinstance(r.get("device"), str)]

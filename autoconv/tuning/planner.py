@@ -137,7 +137,7 @@ def plan(
     (1, 3, 5, 5)
     """
     device = resolve(device)
-    cache = cache or _default_cache(os.environ.get("AUTOCONV_CACHE_DIR"))
+    cache = resolved_cache(cache)
     allowed = _allowed_vendors(device, vendors)
     limits = workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed, exact, denormals
     kinds = tuple(map(type, (budget, *limits)))  # 1 and 1.0 are equal to True, and refused in its place
@@ -154,8 +154,6 @@ def plan(
         raise PlanError(f"weights={weights!r}: expected 'varying' or 'constant'")
     if denormals not in get_args(Denormals):
         raise PlanError(f"denormals={denormals!r}: expected 'flush' or 'keep'")
-    if not isinstance(cache, TuningCache):
-        raise PlanError(f"cache={cache!r}: expected a TuningCache or None")
     if not (progress is None or callable(progress)):
         raise PlanError(f"progress={progress!r}: expected a function or None")
     checked = Limits(
@@ -219,6 +217,20 @@ def forget_plans() -> None:
     with _lock:
         _plans.clear()
     _default_cache.cache_clear()
+
+
+def resolved_cache(cache: TuningCache | None) -> TuningCache:
+    """The cache that a caller means: the user's own, one for all of the process, unless one is given.
+
+    Raises
+    ------
+    PlanError
+        For anything else.
+    """
+    found = _default_cache(os.environ.get("AUTOCONV_CACHE_DIR")) if cache is None else cache
+    if not isinstance(found, TuningCache):
+        raise PlanError(f"cache={found!r}: expected a TuningCache or None")
+    return found
 
 
 @functools.cache

@@ -28,7 +28,7 @@ def reopened(cache: TuningCache) -> TuningCache:
 
 
 def overwrite(cache: TuningCache, text: str, layer: str = LAYER) -> None:
-    cache._store.update(f"1|{layer}|{DEVICE}", lambda _: text)
+    cache.store.update(f"1|{layer}|{DEVICE}", lambda _: text)
 
 
 def test_what_was_added_is_loaded_here_and_in_the_next_process(cache: TuningCache) -> None:

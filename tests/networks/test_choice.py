@@ -164,14 +164,16 @@ def test_a_network_under_a_limit_answers_the_same() -> None:
         agree(net, graph, 1e-5)
 
 
-def test_facts_of_another_compiler_do_not_count(tmp_path: Path) -> None:
+def test_facts_of_another_compiler_do_not_count_and_stay(tmp_path: Path) -> None:
     cache = TuningCache(tmp_path, system=None)
 
     def kept(llvmlite: str) -> Kept:
         device: Any = SimpleNamespace(key="cpu", versions={"llvmlite": llvmlite})
         return Kept(cache, device, "operator", "code")
 
-    with kept("0.49.0") as older, kept("0.50.0") as newer:
-        older.keep("relu", seconds=2.0)
-        assert older.get("relu")["seconds"] == 2.0
-        assert newer.get("relu") == {}
+    older, newer = kept("0.49.0"), kept("0.50.0")
+    older.keep("relu", seconds=2.0)
+    assert newer.get("relu") == {}
+    newer.keep("relu", seconds=1.0)
+    assert [each.get("relu") for each in (older, newer)] == [{"seconds": 2.0}, {"seconds": 1.0}]
+    cache.close()

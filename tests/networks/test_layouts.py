@@ -16,7 +16,7 @@ from graphs import agree, drawn, filters, small
 from autoconv.cpu import pool
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.device import CPU
-from autoconv.errors import ConfigError, PlanError
+from autoconv.errors import CacheWarning, ConfigError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice import together
 from autoconv.networks.choice.layouts import channels_last, laid_out
@@ -30,7 +30,7 @@ from autoconv.networks.run import listing, saved
 from autoconv.networks.run.compiled import CompiledNetwork, load
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts
-from autoconv.tuning.planner import forget_plans, plan
+from autoconv.tuning.planner import forget_plans, plan, resolved_cache
 
 kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 TWICE = tuple((n // 2,) for n in range(10))
@@ -272,12 +272,21 @@ def test_layouts_that_do_not_fit_are_not_taken() -> None:
 @kernels
 def test_operators_are_timed_once(tmp_path: Path) -> None:
     cache, turn, types = TuningCache(tmp_path, None), Transpose((0, 2, 3, 1)), [TensorType((1, 8, 5, 6))]
-    with OperatorTimes(CPU.current(), cache, measure=False) as times:
-        assert times.seconds(turn, types) == float("inf")
-    with OperatorTimes(CPU.current(), cache, measure=True) as times:
-        found = times.seconds(turn, types)
+    assert OperatorTimes(CPU.current(), cache, measure=False).seconds(turn, types) == float("inf")
+    found = OperatorTimes(CPU.current(), cache, measure=True).seconds(turn, types)
     assert 0 < found < 1
-    with OperatorTimes(CPU.current(), cache, measure=False) as times:
-        assert times.seconds(turn, types) == found
-        assert times.seconds(turn, [TensorType((2, 8, 5, 6))]) == float("inf")
+    times = OperatorTimes(CPU.current(), cache, measure=False)
+    assert times.seconds(turn, types) == found
+    assert times.seconds(turn, [TensorType((2, 8, 5, 6))]) == float("inf")
     cache.close()
+
+
+@kernels
+def test_what_cannot_be_kept_is_remembered_by_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn, types, device = Transpose((0, 2, 3, 1)), [TensorType((1, 8, 5, 6))], CPU.current()
+    assert device.machine
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.warns(CacheWarning, match="this process only"):
+        found = OperatorTimes(device, resolved_cache(None), measure=True).seconds(turn, types)
+    assert OperatorTimes(device, resolved_cache(None), measure=False).seconds(turn, types) == found

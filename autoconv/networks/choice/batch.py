@@ -34,10 +34,9 @@ from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import Concat
 from autoconv.networks.passes.batch_split import Images, at_a_time, batch_of, divisors, for_images, split
 from autoconv.networks.run.memory import Views, arena_bytes
-from autoconv.records.cache import TuningCache
 from autoconv.tuning.candidates import least_estimate
 from autoconv.tuning.choice import TIMING
-from autoconv.tuning.planner import plan
+from autoconv.tuning.planner import plan, resolved_cache
 
 WORTH = 0.99  # of the whole batch's time: what is not expected to take less is not run
 MOST_PARTS = 16
@@ -74,31 +73,30 @@ def ways_to_split(
         return [known]
     if mode not in TIMING or arena_bytes(Views(found)) <= device.machine.caches[1] * device.machine.threads:
         return [{}]  # or nothing is to be gained
-    with OperatorTimes(device, options.get("cache") or TuningCache(), measure=True) as between:
-        images = _Segments(found, device, options, mode, between).least()
+    between = OperatorTimes(device, resolved_cache(options.get("cache")), measure=True)
+    images = _Segments(found, device, options, mode, between).least()
     alone = at_a_time(found, _counts(batch_of(found))[0])
     return [{}, *([images] if images not in ({}, alone) else []), *([alone] if alone else [])]
 
 
 def remember(graph: Graph, images: Images, seconds: list[float], device: Device, options: Mapping[str, Any]) -> None:
     """Keep in which parts a network in its layouts was quickest, and the times of all that were raced."""
-    with _kept(device, options) as kept:
-        kept.keep(_what(graph, options), images=dict(images), seconds=seconds, graph=graph.name)
+    _kept(device, options).keep(_what(graph, options), images=dict(images), seconds=seconds, graph=graph.name)
 
 
 def _recalled(graph: Graph, device: CPU, options: Mapping[str, Any]) -> dict[str, int] | None:
     """The parts in which a network won, under today's kernels; what cannot be is not known."""
-    with _kept(device, options) as kept:
-        try:
-            images = {str(name): int(count) for name, count in kept.get(_what(graph, options))["images"].items()}
-            split(graph, images)
-        except (AttributeError, ConfigError, LookupError, TypeError, ValueError):
-            return None
-        return images
+    try:
+        known = _kept(device, options).get(_what(graph, options))["images"]
+        images = {str(name): int(count) for name, count in known.items()}
+        split(graph, images)
+    except (AttributeError, ConfigError, LookupError, TypeError, ValueError):
+        return None
+    return images
 
 
 def _kept(device: Device, options: Mapping[str, Any]) -> Kept:
-    return Kept(options.get("cache") or TuningCache(), device, "parts", _version(device))
+    return Kept(resolved_cache(options.get("cache")), device, "parts", _version(device))
 
 
 def _counts(batch: int) -> list[int]:

@@ -28,8 +28,8 @@ from autoconv.networks.run.contest import quickest
 from autoconv.networks.run.memory import Views, arena_bytes
 from autoconv.networks.run.schedules import scheduled
 from autoconv.plans import Plan
-from autoconv.records.cache import TuningCache
 from autoconv.tuning.choice import TIMING
+from autoconv.tuning.planner import resolved_cache
 
 Blockings = Mapping[str, FusedBlocking]  # by the name of the last of the nodes that are fused
 
@@ -128,19 +128,19 @@ def _chosen(
     """What the records say, and races where they say nothing; chains of the same layers and plans are one."""
     decided: dict[str, FusedBlocking | None] = {}
     chosen = {}
-    with Kept(options.get("cache") or TuningCache(), device, "fused", _version()) as kept:
-        for chain in found:
-            plans = {node.name: made.plans[made.parts.origin(node.name)] for node in chain.nodes}
-            # What the choice depends on: layers, what computes each of them alone, and the limits.
-            what = "\n".join([*(f"{each.layer} {each.candidate}" for each in plans.values()), *told(options)])
-            if what not in decided:
-                known = _recalled(kept, what, chain)
-                if not known and mode in TIMING:
-                    known = _raced(made.parts.graph, chain, plans, device, options)
-                    kept.keep(what, layers=list(map(str, chain.layers.layers)), **known)
-                decided[what] = FusedBlocking(*known["blocking"]) if known.get("blocking") else None
-            if (blocking := decided[what]) is not None:
-                chosen[chain.name] = blocking
+    kept = Kept(resolved_cache(options.get("cache")), device, "fused", _version())
+    for chain in found:
+        plans = {node.name: made.plans[made.parts.origin(node.name)] for node in chain.nodes}
+        # What the choice depends on: layers, what computes each of them alone, and the limits.
+        what = "\n".join([*(f"{each.layer} {each.candidate}" for each in plans.values()), *told(options)])
+        if what not in decided:
+            known = _recalled(kept, what, chain)
+            if not known and mode in TIMING:
+                known = _raced(made.parts.graph, chain, plans, device, options)
+                kept.keep(what, layers=list(map(str, chain.layers.layers)), **known)
+            decided[what] = FusedBlocking(*known["blocking"]) if known.get("blocking") else None
+        if (blocking := decided[what]) is not None:
+            chosen[chain.name] = blocking
     return chosen
 
 

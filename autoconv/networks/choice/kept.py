@@ -6,22 +6,22 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from types import TracebackType
 from typing import Any
 
 from autoconv.device import Device
 from autoconv.records.cache import TuningCache
 from autoconv.records.limits import Limits
-from autoconv.records.store import TextStore
 
 
 class Kept:
-    """Facts by the text of what they are of, which count as long as the code and the compiler measured are today's.
+    """Facts by the text of what they are of, which count where the code and the compiler measured are today's.
+
+    Those of other code stay where they are: versions of autoconv, or of its compiler, may share a cache.
 
     Parameters
     ----------
     cache : TuningCache
-        Beside whose records they are.
+        Beside whose records they are: what cannot be written there is remembered by the same process.
     device : Device
         On which they were measured.
     kind : str
@@ -31,31 +31,26 @@ class Kept:
     """
 
     def __init__(self, cache: TuningCache, device: Device, kind: str, version: str) -> None:
-        self._store, self._device, self._kind = TextStore(cache.directory), device, kind
+        self._store, self._device, self._kind = cache.store, device, kind
         software = " ".join(f"{name}={number}" for name, number in sorted(device.versions.items()))
         self._version = f"{version} {software}"
-
-    def __enter__(self) -> Kept:
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._store.close()
 
     def get(self, what: str) -> dict[str, Any]:
         """What is known; nothing where today's code was not measured, or where it cannot be read."""
         try:
-            record: dict[str, Any] = json.loads(self._store.get(self._key(what)) or "{}")
-            return record if record["version"] == self._version else {}
-        except (LookupError, RecursionError, TypeError, ValueError):
+            record = json.loads(self._store.get(self._key(what)) or "{}")
+        except (RecursionError, ValueError):
             return {}
+        return record if isinstance(record, dict) else {}
 
     def keep(self, what: str, **facts: Any) -> None:
         """Keep facts, in plain JSON types, in the place of older ones."""
-        record = json.dumps({"version": self._version, **facts})
+        record = json.dumps(facts)
         self._store.update(self._key(what), lambda old: record)
 
     def _key(self, what: str) -> str:
-        return f"{self._kind}|{hashlib.sha256(what.encode()).hexdigest()}|{self._device.key}"
+        digest = hashlib.sha256(f"{self._version}\n{what}".encode()).hexdigest()
+        return f"{self._kind}|{digest}|{self._device.key}"
 
 
 def told(options: Mapping[str, Any], *more: str) -> list[str]:

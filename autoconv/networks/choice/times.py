@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from types import TracebackType
 
 from autoconv.common import code_hash
 from autoconv.device import Device
@@ -42,12 +41,6 @@ class OperatorTimes:
         version = code_hash.version(f"autoconv.{device.kind}.operators.elementwise")
         self._kept = Kept(cache, device, "operator", version)
         self._known: dict[str, float] = {}
-
-    def __enter__(self) -> OperatorTimes:
-        return self
-
-    def __exit__(self, *raised: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._kept.__exit__(*raised)
 
     def seconds(self, operator: Operator, inputs: Sequence[TensorType]) -> float:
         """The time on record, or measured now; infinite where it is not known.

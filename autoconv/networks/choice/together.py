@@ -31,11 +31,10 @@ from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import Concat, Elementwise, Operator
 from autoconv.networks.operators.base import TensorType, in_layout
 from autoconv.plans import Plan
-from autoconv.records.cache import TuningCache
 from autoconv.records.limits import noise
 from autoconv.tuning.candidates import least_estimate
 from autoconv.tuning.choice import TIMING
-from autoconv.tuning.planner import plan
+from autoconv.tuning.planner import plan, resolved_cache
 
 # A layer in NHWC may take this part of what the estimates of both layouts and its time in NCHW make one expect; the
 # best estimate of a layer is within a tenth of the truth or so, and what two have in common cancels.
@@ -80,7 +79,7 @@ def arrays_in_nhwc(
     """
     if mode not in (*TIMING, "heuristic", "cached"):
         return frozenset()
-    cache = options.get("cache") or TuningCache()
+    cache = resolved_cache(options.get("cache"))
     if mode in TIMING:  # what is timed follows from estimates, which a first look at the machine serves badly
         with cache.timing_lock(device.key):
             device.survey()
@@ -92,13 +91,13 @@ def arrays_in_nhwc(
     times = _LayerTimes(device, options, mode)
     if not any(times.promising(layer, prices.get(name, 0.0)) for name, layer in layers.items()):
         return frozenset()
-    with OperatorTimes(device, cache, measure=mode in TIMING) as between:
-        while True:
-            found = _chosen(graph, layers, times, between, prices)
-            hoped = Counter(layers[name] for name in found if name in layers and times.hoped(layers[name]))
-            if not hoped:
-                return found
-            times.learn(max(hoped, key=lambda layer: hoped[layer] * (times.first(layer) - times.last(layer))))
+    between = OperatorTimes(device, cache, measure=mode in TIMING)
+    while True:
+        found = _chosen(graph, layers, times, between, prices)
+        hoped = Counter(layers[name] for name in found if name in layers and times.hoped(layers[name]))
+        if not hoped:
+            return found
+        times.learn(max(hoped, key=lambda layer: hoped[layer] * (times.first(layer) - times.last(layer))))
 
 
 class _LayerTimes:

@@ -15,7 +15,7 @@ import numpy as np
 from autoconv.algorithm import Array
 from autoconv.networks.operators import Foreign, random_inputs
 from autoconv.networks.run.instance import Instance, Schedule
-from autoconv.records.cache import TuningCache
+from autoconv.tuning.planner import resolved_cache
 
 FEWEST, MOST = 5, 50  # rounds
 FEWEST_OF_PARTS = 15  # which are short, so that more disturbs them
@@ -52,7 +52,7 @@ def quickest(schedules: Sequence[Schedule], options: Mapping[str, Any], part: bo
     """
     inputs, draws = random_inputs(schedules[0].graph.inputs), random.Random(0)
     instances = [Instance(schedule) for schedule in schedules]
-    with (options.get("cache") or TuningCache()).timing_lock(schedules[0].device.key):
+    with resolved_cache(options.get("cache")).timing_lock(schedules[0].device.key):
         right = _right(instances, inputs)
         rounds, agreeing = _raced([instances[n] for n in right], inputs, draws, part)
     medians = [math.inf] * len(schedules)
