@@ -25,12 +25,13 @@ from autoconv.networks.operators import Conv, TensorType
 from autoconv.networks.passes import optimized
 from autoconv.networks.passes.batch_split import split
 from autoconv.networks.run.compiled import CompiledNetwork
-from autoconv.networks.run.memory import Views, arena_bytes
+from autoconv.networks.run.memory import ALIGNMENT, Views, arena_bytes
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts
 
 NUMPY = "numpy.gemm[tile=image]"
 SIZES = (0, 1 << 12, 1 << 16, 1 << 20)  # of scratch memory that candidates take, the best the most
+PACKED = 5000  # bytes of filters that are packed in every run
 
 
 def chain(channels: list[int]) -> Graph:
@@ -50,9 +51,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
 
     def plan(layer: Any, mode: str, *, workspace_limit: int | None = None, **options: Any) -> Any:
         limits.append(workspace_limit)
-        allowed = [size for size in SIZES if workspace_limit is None or size <= workspace_limit]
-        kernel = SimpleNamespace(workspace_bytes=allowed[-1])
-        alone = {"candidate": "direct", "ranking": [], "timings": {}, "layer": layer}
+        packed = PACKED if options["weights"] == "varying" else 0
+        ways = [(size, size + (size and packed)) for size in SIZES]
+        size, both = max(way for way in ways if workspace_limit is None or way[1] <= workspace_limit)
+        kernel = SimpleNamespace(workspace_bytes=size)
+        alone = {"candidate": "direct", "ranking": [], "timings": {}, "layer": layer, "workspace_bytes": both}
         return SimpleNamespace(kernel=kernel, mode=mode, options=options, **alone)
 
     monkeypatch.setattr(choose, "plan", plan)
@@ -92,6 +95,15 @@ def test_the_whole_is_never_over_the_limit(asked: list[int | None], extra: int) 
         assert total(graph, scratch(graph, memory_limit=least + extra)) <= least + extra
 
 
+def test_filters_that_are_packed_in_every_run_take_room_too(asked: list[int | None]) -> None:
+    graph = Graph("computed")
+    x, w = graph.add_input("x", TensorType((1, 4, 16, 16))), graph.add_input("w", TensorType((8, 4, 1, 1)))
+    graph.outputs["y"] = graph.add("y", Conv(), x, w)
+    whole = (1 << 20) + PACKED
+    for limit, taken in ((whole + ALIGNMENT, 1 << 20), (whole - 1, 1 << 16), (PACKED, 0)):
+        assert scratch(graph, memory_limit=limit) == {"y": taken}
+
+
 def test_a_smaller_limit_of_each_stays(asked: list[int | None]) -> None:
     graph = chain([4, 64, 4])
     taken = scratch(graph, memory_limit=(1 << 16) + (64 << 10), workspace_limit=100)
@@ -108,7 +120,8 @@ def test_a_limit_that_the_arrays_exceed_says_what_they_take(asked: list[int | No
 
 
 def test_a_named_candidate_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = {"ranking": [], "timings": {}, "layer": ConvLayer(N=1, C=4, H=16, W=16, K=64, R=1, S=1)}
+    alone: dict[str, Any] = {"ranking": [], "timings": {}, "layer": ConvLayer(N=1, C=4, H=16, W=16, K=64, R=1, S=1)}
+    alone["workspace_bytes"] = 1 << 20
     made = SimpleNamespace(kernel=SimpleNamespace(workspace_bytes=1 << 20), candidate="gemm[BM=8]", **alone)
     monkeypatch.setattr(choose, "plan", lambda *arguments, **options: made)
     with pytest.raises(PlanError, match=r"node 'c0' by gemm\[BM=8\]: expected at most 4864 bytes .* got 1048576"):

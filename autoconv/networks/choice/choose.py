@@ -162,14 +162,14 @@ def plans_for(
     missing = 0  # in the gaps between blocks
     while (total := _needed(parts, views, plans)) > limit:
         rooms = {name: max(limit - beside[name] - missing, 0) // ALIGNMENT * ALIGNMENT for name in layers}
-        over = [name for name in layers if plans[name].kernel.workspace_bytes > rooms[name]]
+        over = [name for name in layers if plans[name].workspace_bytes > rooms[name]]
         for name in over:
             fitting = wanted | {"workspace_limit": rooms[name]}  # less than it takes, so less than any limit it has
             plans[name] = choose(name, {}, fitting)
-            if plans[name].kernel.workspace_bytes > rooms[name]:  # a candidate that the caller named
+            if plans[name].workspace_bytes > rooms[name]:  # a candidate that the caller named
                 raise PlanError(
                     f"{graph.name}: memory_limit={limit}: node {name!r} by {plans[name].candidate}: expected at most "
-                    f"{rooms[name]} bytes of scratch memory, got {plans[name].kernel.workspace_bytes}"
+                    f"{rooms[name]} bytes of scratch memory, got {plans[name].workspace_bytes}"
                 )
         missing += 0 if over else total - limit
     return plans
@@ -186,7 +186,14 @@ def _limit(options: Mapping[str, Any]) -> int | None:
 def _needed(parts: Split, views: Views, plans: Mapping[str, Plan]) -> int:
     """Bytes of all arrays, and of the scratch memory of nodes."""
     made = [plans.get(parts.origin(node.name)) for node in views.computed]
-    return arena_bytes(views, [0 if found is None else found.kernel.workspace_bytes for found in made])
+    return arena_bytes(views, [0 if found is None else scratch_bytes(found) for found in made])
+
+
+def scratch_bytes(made: Plan) -> int:
+    """Scratch memory of a layer, and behind it the packed filters where these are computed in every run."""
+    alone = made.kernel.workspace_bytes
+    packed = made.workspace_bytes - alone
+    return rounded(alone) + packed if packed else alone
 
 
 def of_layers(options: Mapping[str, Any], device: Device) -> dict[str, Any]:

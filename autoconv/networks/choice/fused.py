@@ -18,7 +18,7 @@ from autoconv.cpu.fused import kernels
 from autoconv.cpu.fused.geometry import Caches, FusedBlocking, blockings, workspace_bytes
 from autoconv.device import Device
 from autoconv.errors import ConfigError
-from autoconv.networks.choice.choose import Planned
+from autoconv.networks.choice.choose import Planned, scratch_bytes
 from autoconv.networks.choice.kept import Kept, told
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import FusedConv
@@ -118,7 +118,7 @@ def _needed(made: Planned, device: CPU) -> int:
             layers = layers_of(made.parts.graph, node)
             scratch.append(workspace_bytes(device.instruction_set, layers, made.fused[name], caches))
         else:
-            scratch.append(made.plans[name].kernel.workspace_bytes if name in made.plans else 0)
+            scratch.append(scratch_bytes(made.plans[name]) if name in made.plans else 0)
     return arena_bytes(made.views, scratch)
 
 
