@@ -21,7 +21,7 @@ from autoconv.networks.operators.shapes import Pad, Reshape, Resize, Slice
 from autoconv.networks.reference import constant_of
 
 LARGEST_CONSTANTS = (1 << 31) - 1  # bytes of all constants of a network
-LARGEST_EXTENT = 1 << 16  # of an axis that is resized
+LARGEST_EXTENT = 1 << 16  # of an axis that is resized, or repeated: each of its places is a number of its own
 
 
 class Translation:
@@ -100,6 +100,8 @@ class Translation:
         seen = [int(place) % extent for place in places]
         if seen == [*range(extent)]:
             return name
+        if len(seen) > LARGEST_EXTENT:
+            self.fail(f"expected at most {LARGEST_EXTENT} places of an axis, got {len(seen)}")
         return self.add(Resize(axis, tuple((place,) for place in seen), ((1.0,),) * len(seen)), name)
 
     def pad(

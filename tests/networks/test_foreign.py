@@ -42,6 +42,9 @@ CASES: dict[str, tuple[list[Any], dict[str, np.ndarray], Any]] = {
         [helper.make_node("TopK", ["x", "k"], ["", "y"], axis=2)], {"k": np.array([2])},
         np.argsort(-X, axis=2)[..., :2],
     ),
+    "very many times": (
+        [node("Expand", "x s")], {"s": np.array([70000, 1, 1, 1])}, np.broadcast_to(X, (70000, 2, 3, 3)),
+    ),
     "large constants are given": (
         [node("Mod", "x w", fmod=1)], {"w": LARGE}, np.fmod(X, LARGE),
     ),

@@ -236,6 +236,7 @@ def test_what_nobody_can_run_is_named(function: Any, message: str) -> None:
         (lambda x: torch.linalg.cholesky(x @ x.mT + torch.eye(7)), ["aten::linalg_cholesky"]),
         (lambda x: torch.linalg.inv(x @ x.mT + torch.eye(7)).relu(), ["aten::linalg_inv"]),
         (lambda x: x.to(torch.float8_e5m2).float(), ["aten::_to_copy"] * 2),
+        (lambda x: x[:, :1, :1, :1].repeat(1, 1, 1, 70000), ["aten::repeat"]),
     ],
 )
 def test_pytorch_runs_what_has_no_kernel(function: Any, operators: list[str]) -> None:

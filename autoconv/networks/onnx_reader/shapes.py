@@ -13,7 +13,7 @@ from autoconv.networks.onnx_reader.resize import resize, upsample
 from autoconv.networks.operators.base import TensorType
 from autoconv.networks.operators.elementwise import FLOATS, Elementwise
 from autoconv.networks.operators.shapes import Concat, Slice, Transpose
-from autoconv.networks.translation import flattened
+from autoconv.networks.translation import LARGEST_EXTENT, flattened
 
 
 def _identity(call: Call) -> str:
@@ -230,11 +230,12 @@ def _space_to_depth(call: Call) -> str:
 def _repeated(call: Call, shape: tuple[int, ...], times: Sequence[int]) -> str | None:
     """An array, seen in a shape of so many dimensions, so many times along each of its axes."""
     x, known = call.value(0), call.graph.constants.get(call.value(0))
+    found = tuple(extent * n for extent, n in zip(shape, times, strict=True))
     if known is not None:
-        found = tuple(extent * n for extent, n in zip(shape, times, strict=True))
         call.check_room(TensorType(found, known.dtype.name))
         return call.add_constant(np.tile(known.reshape(shape), times))
-    if min(times, default=1) < 1 or call.type().dtype not in FLOATS:
+    longest = max((extent for extent, n in zip(found, times, strict=True) if n != 1), default=0)
+    if min(times, default=1) < 1 or longest > LARGEST_EXTENT or call.type().dtype not in FLOATS:
         return None
     x = call.reshape(x, shape)
     for axis, n in enumerate(times):
