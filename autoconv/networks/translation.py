@@ -15,7 +15,7 @@ from autoconv.networks.graph import Graph
 from autoconv.networks.operators import activations
 from autoconv.networks.operators.base import Operator, TensorType
 from autoconv.networks.operators.convolution import ConvTranspose
-from autoconv.networks.operators.elementwise import Elementwise
+from autoconv.networks.operators.elementwise import NARROW, Elementwise
 from autoconv.networks.operators.sampling import Sampler
 from autoconv.networks.operators.shapes import Pad, Reshape, Resize, Slice
 from autoconv.networks.reference import constant_of
@@ -183,10 +183,14 @@ class Translation:
         for what, name in (("scale", scale), ("bias", bias), ("mean", mean), ("variance", variance)):
             self.check_channels(what, name, x)
         factor = self.apply(("div", 0, ("sqrt", ("add", 1, epsilon))), scale, variance)
-        shift = self.apply(("sub", 0, ("mul", 1, 2)), bias, mean, factor)
-        channels = (shape[1], *[1] * (len(shape) - 2))
-        scaled = self.apply(("mul", 0, 1), x, self.reshape(factor, channels))
-        return self.apply(("add", 0, 1), scaled, self.reshape(shift, channels))
+        if self.graph.types[x].dtype in NARROW:
+            # The product of mean and factor, rounded to 16 bits, would take from large numbers what makes them differ.
+            steps = [("sub", mean), ("mul", factor), ("add", bias)]
+        else:
+            steps = [("mul", factor), ("add", self.apply(("sub", 0, ("mul", 1, 2)), bias, mean, factor))]
+        for function, values in steps:
+            x = self.apply((function, 0, 1), x, self.reshape(values, (shape[1], *[1] * (len(shape) - 2))))
+        return x
 
 
 def flattened(shape: Sequence[int], axis: int) -> tuple[int, int]:

@@ -69,6 +69,26 @@ def test_sums_of_exponentials_of_infinities() -> None:
     assert net.run(x).tolist() == [-np.inf, np.inf, 1]
 
 
+def test_sums_of_exponentials_beyond_float32() -> None:
+    made = model([node("ReduceLogSumExp", "x", keepdims=0)], {"x": [2]}, opset=13, dtype=onnx.TensorProto.DOUBLE)
+    assert CompiledNetwork(translated(made, "net"), CPU.current(), {}).run(np.array([1e300, 0])) == 1e300
+
+
+@pytest.mark.parametrize("numbers", [np.float16, np.float32])
+def test_batches_in_sixteen_bits_around_large_means(numbers: type) -> None:
+    """Whose numbers for channels are of the same type, or of float32."""
+    x = (30 * X + 1000).astype(np.float16)
+    constants = dict(zip("sbmv", (FOUR, -FOUR, 0 * FOUR + 1000, 900 * FOUR), strict=True))
+    given = {name: value.astype(numbers) for name, value in constants.items()}
+    made = model([node("BatchNormalization", "x s b m v")], {"x": X.shape}, given, dtype=onnx.TensorProto.FLOAT16)
+    net = CompiledNetwork(translated(made, "net"), CPU.current(), {})
+    s, b, m, v = (value.astype(np.float64)[:, None, None] for value in given.values())
+    expected = (x - m) / np.sqrt(v + 1e-5) * s + b
+    y = net.run(x)
+    assert y.dtype == np.float16
+    assert np.abs(y - expected).max() <= 2.0**-10 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("opset", [9, 13, 18, 21])
 def test_means_and_variances_of_images_and_pixels_by_default(opset: int) -> None:
     made = model([node("MeanVarianceNormalization", "x")], {"x": X.shape}, opset=opset)

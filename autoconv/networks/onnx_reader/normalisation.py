@@ -28,7 +28,6 @@ from autoconv.networks.operators.pooling import LRN, Reduce, Softmax
 from autoconv.networks.translation import flattened
 
 Reduction = Literal["max", "mean", "sum"]
-LARGEST = float(np.finfo(np.float32).max)
 PER_CHANNEL = 21  # the first opset in which scales and biases of groups are those of channels
 
 
@@ -71,7 +70,8 @@ def _log_sum_exp(call: Call) -> str | None:
     if not axes or call.type().dtype not in FLOATS:
         return None
     x = wide(call, call.value(0))
-    largest = call.clip(call.add(Reduce("max", axes), x), -LARGEST, LARGEST)
+    bound = float(np.finfo(call.graph.types[x].dtype).max)
+    largest = call.clip(call.add(Reduce("max", axes), x), -bound, bound)
     total = call.add(Reduce("sum", axes), call.apply(("exp", ("sub", 0, 1)), x, largest))
     y = call.apply(("add", ("log", 0), 1), total, largest)
     return cast(call, _kept(call, y, axes), call.type().dtype)
@@ -82,8 +82,12 @@ def _batch_normalization(call: Call) -> str:
         call.fail("expected inference per channel, got training_mode=1 or spatial=0")
     if call.opset < 14 and any(call.outputs[1:]):  # where no attribute tells the one from the other
         call.fail(f"expected the one output of inference, got the {sum(map(bool, call.outputs))} of training")
-    x, scale, bias, mean, variance = (call.value(n) for n in range(5))
-    return call.batch_norm(x, scale, bias, mean, variance, _epsilon(call))
+    names = [call.value(n) for n in range(5)]
+    dtypes = {call.graph.types[name].dtype for name in names}
+    if len(dtypes) > 1:  # images in 16 bits, and numbers of channels in float32
+        names = [wide(call, name) for name in names]
+    x, scale, bias, mean, variance = names
+    return cast(call, call.batch_norm(x, scale, bias, mean, variance, _epsilon(call)), call.type().dtype)
 
 
 def _epsilon(call: Call) -> float:

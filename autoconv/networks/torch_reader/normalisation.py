@@ -8,7 +8,6 @@ import numpy as np
 
 from autoconv.networks.normalisation import affine, cast, centred, log_softmax, normalised, normalised_in_groups, wide
 from autoconv.networks.operators.convolution import MatMul
-from autoconv.networks.operators.elementwise import NARROW
 from autoconv.networks.operators.pooling import Reduce, Softmax
 from autoconv.networks.operators.shapes import Transpose
 from autoconv.networks.torch_reader.call import Call, Lowering
@@ -21,15 +20,7 @@ def _batch_norm(call: Call) -> list[str]:
         call.value(name) if call.has(name) else call.add_constant(np.full(call.shape_of(mean), filling, dtype))
         for name, filling in (("weight", 1), ("bias", 0))
     )
-    eps = call.number("eps")
-    if call.graph.types[x].dtype not in NARROW:
-        return [call.batch_norm(x, scale, bias, mean, variance, eps)]
-    # The product of mean and factor, rounded to 16 bits, would take from large numbers what makes them differ.
-    factor = call.apply(("div", 0, ("sqrt", ("add", 1, eps))), scale, variance)
-    channels = (*call.shape_of(mean), *(1,) * (len(call.shape_of(x)) - 2))
-    for function, values in (("sub", mean), ("mul", factor), ("add", bias)):
-        x = call.apply((function, 0, 1), x, call.reshape(values, channels))
-    return [x]
+    return [call.batch_norm(x, scale, bias, mean, variance, call.number("eps"))]
 
 
 def _affine(call: Call, y: str, rest: int) -> str:
