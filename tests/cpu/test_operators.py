@@ -105,6 +105,19 @@ def test_kernels_agree_with_their_operators(case: str, instruction_set: str) -> 
     agree(net, graph, 3e-6)
 
 
+# Rows, images in either layout, and what NumPy computes.
+MEANS = (((1,), (90, 3)), ((1,), (9, 1000)), ((2, 3), (2, 5, 10, 11)), ((1, 2), (2, 10, 11, 150)), ((0,), (77, 9)))
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_the_mean_of_equal_numbers_is_that_number(instruction_set: str) -> None:
+    for axes, shape in MEANS:
+        kept = [1 if axis in axes else extent for axis, extent in enumerate(shape)]
+        expected = np.random.default_rng(0).uniform(-10, 10, kept).astype(np.float32)
+        net = compiled(graph_of(Reduce("mean", axes), shape), device_with(instruction_set, 2))
+        np.testing.assert_array_equal(net.run(np.broadcast_to(expected, shape)), expected)
+
+
 # How far a function may be from its value, in units of the largest: |y - f(x)| / max(|f(x)|, least).
 FUNCTIONS: dict[str, tuple[Any, float, tuple[float, float], float]] = {
     "exp": (("exp", 0), 3e-7, (-86.6, 88.7), 0),

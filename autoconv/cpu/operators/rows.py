@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from autoconv.cpu.codegen.ir import Function, Module, Value, f32
+from autoconv.cpu.codegen.ir import Function, Module, Type, Value, f32, f64, vec
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.functions import FUNCTIONS, divide, exp, sqrt
 from autoconv.cpu.operators import TASK_ELEMENTS
@@ -28,16 +28,20 @@ def _each_row(m: Module, rows: int, length: int) -> Iterator[tuple[Function, Val
         yield k, x + row * length, out, row
 
 
-def _folded(k: Function, x: Value, length: int, reduction: str) -> Value:
-    """The sum, or the largest, of a row's elements."""
+def _folded(k: Function, x: Value, length: int, reduction: str, element: Type = f32) -> Value:
+    """The sum, or the largest, of a row's elements, computed in such a type."""
+
+    def loaded(p: Value, count: int) -> Value:
+        return k.cast(k.load(p, count), vec(element, count))
+
     full = k.module.lanes(f32)
     lanes = full if length >= full else 1
     step = lanes * (CHAINS if length >= CHAINS * lanes else 1)
-    totals = [k.var(k.const(k.zero(f32, lanes).type, neutral(reduction))) for _ in range(step // lanes)]
+    totals = [k.var(k.const(vec(element, lanes), neutral(reduction))) for _ in range(step // lanes)]
     whole = length // step * step
     with k.loop(0, whole, step) as i:
         for n, total in enumerate(totals):
-            total.set(joined(k, reduction, total.get(), k.load(x + i + n * lanes, lanes)))
+            total.set(joined(k, reduction, total.get(), loaded(x + i + n * lanes, lanes)))
     v = totals[0].get()
     for total in totals[1:]:
         v = joined(k, reduction, v, total.get())
@@ -47,16 +51,22 @@ def _folded(k: Function, x: Value, length: int, reduction: str) -> Value:
     last = k.var(joined(k, reduction, k.extract(v, 0), k.extract(v, 1)) if v.type.lanes else v)
     if whole < length:
         with k.loop(whole, length) as i:
-            last.set(joined(k, reduction, last.get(), k.load(x + i)))
+            last.set(joined(k, reduction, last.get(), loaded(x + i, 1)))
     return last.get()
 
 
 def emit_reduction(instruction_set: str, reduction: str, rows: int, length: int) -> Module:
-    """`run` that makes one element of every row of a: its mean, sum or largest."""
+    """`run` that makes one element of every row of a: its mean, sum or largest.
+
+    Means are rounded once: what is left of equal numbers less their mean would grow where it is normalised.
+    """
     m = Module(instruction_set)
     with _each_row(m, rows, length) as (k, x, out, row):
-        total = _folded(k, x, length, reduction)
-        k.store(total * (1 / length) if reduction == "mean" else total, out + row)
+        if reduction == "mean":
+            total = _folded(k, x, length, "sum", f64)
+            k.store(k.cast(divide(k, total, k.const(f64, length)), f32), out + row)
+        else:
+            k.store(_folded(k, x, length, reduction), out + row)
     return m
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoconv.cpu.codegen.ir import Function, Module, Value, f32
+from autoconv.cpu.codegen.ir import Function, Module, Type, Value, f32, f64, vec
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.lanes import overlap
 from autoconv.cpu.operators import TASK_ELEMENTS
@@ -13,7 +13,10 @@ VECTORS = 4  # of channels at a time
 
 
 def emit(instruction_set: str, pool: PoolShape, channels: int) -> Module:
-    """`run` that pools a to out, both of so many channels; the shape's planes are those of all images."""
+    """`run` that pools a to out, both of so many channels; the shape's planes are those of all images.
+
+    Means of whole images are rounded once, as those of rows are.
+    """
     m = Module(instruction_set)
     lanes = m.lanes(f32)
     wide = VECTORS * lanes
@@ -25,15 +28,16 @@ def emit(instruction_set: str, pool: PoolShape, channels: int) -> Module:
     k = m.function("task", *TASK, internal=True)
     context, index, _ = k.args
     x, _, out = operands(k, context, f32)[:3]
-    scales = []
+    scales, element = [], f32
     if pool.reduction == "mean":
-        scales = [m.table(k, f32, [1 / count for count in pool.counts(axis)]) for axis in (0, 1)]
+        element = f64 if pool.window == pool.size else f32
+        scales = [m.table(k, element, [1 / count for count in pool.counts(axis)]) for axis in (0, 1)]
     with k.loop(index * together, k.min((index + 1) * together, rows * chunks)) as unit:
         row, chunk = unit // chunks, unit % chunks
         image, p = row // P, row % P
         with k.loop(0, Q) as q:
             scale = k.load(scales[0] + p) * k.load(scales[1] + q) if scales else None
-            window = _Window(k, pool, channels, p, q, scale)
+            window = _Window(k, pool, channels, p, q, scale, element)
             source = x + image * (height * width * channels) + chunk * wide
             target = out + (row * Q + q) * channels + chunk * wide
             if whole:
@@ -54,8 +58,10 @@ def emit(instruction_set: str, pool: PoolShape, channels: int) -> Module:
 class _Window:
     """The window of one output: which of its places lie inside the image."""
 
-    def __init__(self, k: Function, pool: PoolShape, channels: int, p: Value, q: Value, scale: Value | None) -> None:
-        self.k, self.pool, self.channels, self.scale = k, pool, channels, scale
+    def __init__(
+        self, k: Function, pool: PoolShape, channels: int, p: Value, q: Value, scale: Value | None, element: Type
+    ) -> None:
+        self.k, self.pool, self.channels, self.scale, self.element = k, pool, channels, scale, element
         self.rows, self.columns = (self._inside(axis, at) for axis, at in enumerate((p, q)))
 
     def _inside(self, axis: int, at: Value) -> tuple[Value, Value, Value]:
@@ -68,12 +74,12 @@ class _Window:
         """So many vectors of channels of the output."""
         k, pool = self.k, self.pool
         (top, first_row, last_row), (left, first_column, last_column) = self.rows, self.columns
-        totals = [k.var(k.const(k.zero(f32, lanes).type, neutral(pool.reduction))) for _ in range(vectors)]
+        totals = [k.var(k.const(vec(self.element, lanes), neutral(pool.reduction))) for _ in range(vectors)]
         with k.loop(first_row, last_row) as r, k.loop(first_column, last_column) as s:
             pixel = (top + r * pool.dilation[0]) * pool.size[1] + left + s * pool.dilation[1]
             for n, total in enumerate(totals):
                 loaded = k.load(source + pixel * self.channels + n * lanes, lanes)
-                total.set(joined(k, pool.reduction, total.get(), loaded))
+                total.set(joined(k, pool.reduction, total.get(), k.cast(loaded, vec(self.element, lanes))))
         for n, total in enumerate(totals):
             found = total.get() if self.scale is None else total.get() * k.splat(self.scale, lanes)
-            k.store(found, target + n * lanes)
+            k.store(k.cast(found, vec(f32, lanes)), target + n * lanes)

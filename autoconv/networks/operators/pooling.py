@@ -139,8 +139,9 @@ class Reduce(Operator):
         (x,) = inputs
         if self.reduction == "max":
             return np.asarray(x.max(axis=self.axes, keepdims=True))
-        total = np.asarray(x.sum(axis=self.axes, keepdims=True))
-        return total / (x.size // total.size) if self.reduction == "mean" else total
+        if self.reduction == "sum":
+            return np.asarray(x.sum(axis=self.axes, keepdims=True))
+        return np.asarray(x.mean(axis=self.axes, keepdims=True, dtype=np.float64)).astype(x.dtype)  # rounded once
 
 
 @dataclass(frozen=True, kw_only=True)
