@@ -38,10 +38,13 @@ def _folded(k: Function, x: Value, length: int, reduction: str, element: Type = 
     lanes = full if length >= full else 1
     step = lanes * (CHAINS if length >= CHAINS * lanes else 1)
     totals = [k.var(k.const(vec(element, lanes), neutral(reduction))) for _ in range(step // lanes)]
-    whole = length // step * step
+    whole, vectors = length // step * step, length // lanes * lanes
     with k.loop(0, whole, step) as i:
         for n, total in enumerate(totals):
             total.set(joined(k, reduction, total.get(), loaded(x + i + n * lanes, lanes)))
+    if whole < vectors:
+        with k.loop(whole, vectors, lanes) as i:
+            totals[0].set(joined(k, reduction, totals[0].get(), loaded(x + i, lanes)))
     v = totals[0].get()
     for total in totals[1:]:
         v = joined(k, reduction, v, total.get())
@@ -49,8 +52,8 @@ def _folded(k: Function, x: Value, length: int, reduction: str, element: Type = 
         half = v.type.lanes // 2
         v = joined(k, reduction, k.shuffle(v, v, range(half)), k.shuffle(v, v, range(half, 2 * half)))
     last = k.var(joined(k, reduction, k.extract(v, 0), k.extract(v, 1)) if v.type.lanes else v)
-    if whole < length:
-        with k.loop(whole, length) as i:
+    if vectors < length:
+        with k.loop(vectors, length) as i:
             last.set(joined(k, reduction, last.get(), loaded(x + i, 1)))
     return last.get()
 
