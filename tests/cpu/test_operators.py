@@ -83,6 +83,10 @@ CASES: dict[str, tuple[Operator, list[tuple[int, ...]]]] = {
     "mean of an image, channels last": (Reduce("mean", (1, 2)), [(2, 7, 7, 130)]),
     "mean of an image": (Reduce("mean", (2, 3)), [(2, 5, 7, 7)]),
     "sum of rows": (Reduce("sum", (1,)), [(9, 1000)]),
+    "sum of channels": (Reduce("sum", (1,)), [(3, 70, 20, 9)]),
+    "largest of columns": (Reduce("max", (0, 1)), [(8, 20, 3)]),
+    "mean of long columns": (Reduce("mean", (1,)), [(2, 9000, 75)]),
+    "mean of axes in the middle": (Reduce("mean", (1, 2)), [(2, 3, 4, 5, 1, 3)]),
     "largest of few": (Reduce("max", (2,)), [(3, 4, 3)]),
     "softmax": (Softmax(1), [(3, 1000)]),
     "softmax of few": (Softmax(1), [(4, 5, 1, 1)]),
@@ -105,8 +109,11 @@ def test_kernels_agree_with_their_operators(case: str, instruction_set: str) -> 
     agree(net, graph, 3e-6)
 
 
-# Rows, images in either layout, and what NumPy computes.
-MEANS = (((1,), (90, 3)), ((1,), (9, 1000)), ((2, 3), (2, 5, 10, 11)), ((1, 2), (2, 10, 11, 150)), ((0,), (77, 9)))
+# Rows, images in either layout, channels, and what NumPy computes.
+MEANS = (
+    *(((1,), (90, 3)), ((1,), (9, 1000)), ((2, 3), (2, 5, 10, 11)), ((1, 2), (2, 10, 11, 150))),
+    *(((0,), (77, 9)), ((1,), (2, 77, 13, 11)), ((0, 2), (7, 3, 11))),
+)
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)

@@ -59,17 +59,55 @@ def _folded(k: Function, x: Value, length: int, reduction: str, element: Type = 
 
 
 def emit_reduction(instruction_set: str, reduction: str, rows: int, length: int) -> Module:
-    """`run` that makes one element of every row of a: its mean, sum or largest.
-
-    Means are rounded once: what is left of equal numbers less their mean would grow where it is normalised.
-    """
+    """`run` that makes one element of every row of a: its mean, sum or largest."""
     m = Module(instruction_set)
     with _each_row(m, rows, length) as (k, x, out, row):
-        if reduction == "mean":
-            total = _folded(k, x, length, "sum", f64)
-            k.store(k.cast(divide(k, total, k.const(f64, length)), f32), out + row)
-        else:
-            k.store(_folded(k, x, length, reduction), out + row)
+        k.store(_reduced(k, _folded(k, x, length, reduction, _summed_in(reduction)), reduction, length), out + row)
+    return m
+
+
+def _summed_in(reduction: str) -> Type:
+    """Means are rounded once: what is left of equal numbers less their mean would grow where it is normalised."""
+    return f64 if reduction == "mean" else f32
+
+
+def _reduced(k: Function, total: Value, reduction: str, length: int) -> Value:
+    """What is stored of a total of so many elements."""
+    return k.cast(total * (1 / length), vec(f32, total.type.lanes)) if reduction == "mean" else total
+
+
+def emit_columns(instruction_set: str, reduction: str, matrices: int, rows: int, columns: int) -> Module:
+    """`run` that makes one element of every column of the matrices of a: its mean, sum or largest."""
+    m = Module(instruction_set)
+    lanes, element = m.lanes(f32), _summed_in(reduction)
+    k = m.function("task", *TASK, internal=True)
+    context, index, _ = k.args
+    x, _, out = operands(k, context, f32)[:3]
+    wide = CHAINS * lanes
+    strip = max(wide, TASK_ELEMENTS // rows // wide * wide)
+    strips = -(-columns // strip)
+    together = max(1, TASK_ELEMENTS // (rows * min(strip, columns)))
+
+    def reduce(source: Value, target: Value, vectors: int, count: int) -> None:
+        totals = [k.var(k.const(vec(element, count), neutral(reduction))) for _ in range(vectors)]
+        with k.loop(0, rows) as row:
+            for n, total in enumerate(totals):
+                v = k.cast(k.load(source + row * columns + n * count, count), vec(element, count))
+                total.set(joined(k, reduction, total.get(), v))
+        for n, total in enumerate(totals):
+            k.store(_reduced(k, total.get(), reduction, rows), target + n * count)
+
+    with k.loop(index * together, k.min((index + 1) * together, matrices * strips)) as unit:
+        matrix, first = unit // strips, unit % strips * strip
+        last = k.min(first + strip, columns)
+        source, target = x + matrix * (rows * columns), out + matrix * columns
+        whole = (last - first) // wide * wide + first
+        with k.loop(first, whole, wide) as i:
+            reduce(source + i, target + i, CHAINS, lanes)
+        for i, count in each_vector(k, whole, last, lanes):
+            reduce(source + i, target + i, 1, count)
+    run = m.function("run", *RUN)
+    launch(run, run.args[0], k, -(-matrices * strips // together))
     return m
 
 

@@ -254,11 +254,14 @@ class StepMaker:
             return [self._call(windows_last.emit, (pool, C), node)]
         if isinstance(operator, Reduce):
             kept = [n for n, extent in enumerate(before) if extent != 1 and n not in operator.axes]
-            gone = [n for n in operator.axes if before[n] != 1]
-            if kept and gone and max(kept) > min(gone):
+            gone = [n for n in operator.axes if before[n] != 1] or [len(before)]
+            if any(min(gone) < n < max(gone) for n in kept):
                 return None
-            length = math.prod(before[n] for n in gone)
-            return [self._call(rows.emit_reduction, (operator.reduction, math.prod(shape), length), node)]
+            inner = math.prod(before[max(gone) + 1 :])
+            args = operator.reduction, math.prod(shape) // inner, math.prod(before) // math.prod(shape)
+            if inner == 1:
+                return [self._call(rows.emit_reduction, args, node)]
+            return [self._call(rows.emit_columns, (*args, inner), node)]
         if isinstance(operator, Softmax):
             if math.prod(shape[operator.axis + 1 :]) != 1:
                 return None
