@@ -66,7 +66,7 @@ def measure(instruction_set: str, threads: int, matrix_unit: str | None = None, 
 
 
 def completed(machine: Machine, instruction_set: str, threads: int, matrix_unit: str | None = None) -> Machine:
-    """A machine with what its record lacks, measured now as `measure` does: an earlier version had not asked for it.
+    """A machine with what its record lacks, measured now as `measure` does: less could be when it was taken.
 
     Parameters
     ----------

@@ -68,7 +68,8 @@ def _enforce(key: str, machine: Machine) -> None:
 def survey(key: str, instruction_set: str, threads: int, matrix_unit: str | None = None) -> Machine:
     """The thorough model, measured now unless one of a quiet machine is on record; in force from now on.
 
-    What a record lacks, as one of an earlier version may, is measured and put there.
+    What a record lacks, as where no kernel could be compiled or a matrix unit was not permitted, is measured and put
+    there.
 
     Parameters
     ----------
@@ -129,7 +130,7 @@ def _measured(key: str, instruction_set: str, threads: int, matrix_unit: str | N
 
 
 def _lacking(found: Machine, instruction_set: str, matrix_unit: str | None) -> bool:
-    """Whether a version that measured less has put it on record."""
+    """Whether it was measured where less could be."""
     return "int8" not in found.peaks[instruction_set] or matrix_unit not in (None, *found.peaks) or found.jumps is None
 
 
