@@ -153,7 +153,7 @@ def noise(a: Facts, b: Facts) -> float:
 
 
 def _uncertainty(facts: Facts) -> float:
-    """About two standard errors of the median, which the least has at most; one or two have no spread to speak of.
+    """About two standard errors of the median; one or two samples have no spread to speak of.
 
     For normal samples the standard error of the median of n is 1.25 sigma / sqrt(n), and half the
     interquartile range is 0.67 sigma.

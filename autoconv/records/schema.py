@@ -38,7 +38,7 @@ class Facts:
     failure : str or None
         Why it could not take part, in one line. "unreached: ..." says that its turn never came.
     time : float
-        The quickest run with cold filters, already packed, and a warm input; inf where there is none.
+        A run with cold filters, already packed, and a warm input, as `Timing.time`; inf where there is none.
     hot : float or None
         The quickest run with everything as the last run left it.
     pack : float
@@ -46,7 +46,7 @@ class Facts:
     spread : float
         Half the interquartile range of `time`'s samples, relative to their median.
     samples : int
-        How many samples `time` is the least of.
+        How many samples `time` is of.
     workspace, packed : int
         Scratch of a run with packed filters, and the packed filters themselves.
     error : float

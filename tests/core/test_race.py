@@ -30,10 +30,10 @@ def test_spread_is_half_the_interquartile_range_over_the_median() -> None:
     assert spread([2.0]) == 0.0
 
 
-def test_the_least_and_the_spread_are_exact(machine: Machine) -> None:
+def test_the_median_and_the_spread_are_exact(machine: Machine) -> None:
     entrant = machine.contestant("a", [5.0, 1.0, 3.0], hot=[9.0, 1.0, 2.0], pack=[7.0, 1.0, 4.0])
     found = machine.race(entrant)["a"]
-    assert found == Timing(time=1.0, hot=1.0, pack=7.0, spread=pytest.approx(1 / 3), samples=3)
+    assert found == Timing(time=3.0, hot=1.0, pack=7.0, spread=pytest.approx(1 / 3), samples=3)
 
 
 def test_a_quick_contestant_is_packed_and_run_hot_a_few_times(machine: Machine) -> None:
@@ -49,7 +49,15 @@ def test_who_retired_in_a_quiet_second_is_not_taken_for_quicker_than_those_who_r
     found = machine.race(quick, slow)
     assert machine.samples("slow") == 3
     assert machine.samples("quick") > 6  # most of them in the busy seconds
-    assert timing(found["quick"]).time < timing(found["slow"]).time
+    assert timing(found["quick"]).time == pytest.approx(3e-3)
+    assert timing(found["slow"]).time == pytest.approx(4.5e-3)  # at the pace of those seconds
+
+
+def test_one_lucky_run_does_not_win(machine: Machine) -> None:
+    lucky = machine.contestant("lucky", chain([1.1e-3] * 4, [0.8e-3], repeat(1.1e-3)))
+    found = machine.race(lucky, machine.contestant("steady", 1e-3))
+    assert timing(found["lucky"]).time == 1.1e-3
+    assert timing(found["steady"]).time == 1e-3
 
 
 def test_the_warm_up_does_not_count(machine: Machine) -> None:
@@ -154,6 +162,21 @@ def test_who_was_raced_in_slow_seconds_is_not_held_against_quicker_ones(machine:
     found = machine.heats([first, second, worse], [machine.contestant("third", 0.99e-3)])
     assert timing(found["second"]).time == 0.9e-3
     assert machine.samples("worse") == FEWEST
+
+
+def test_who_alone_was_disturbed_makes_nobody_too_good_to_be_true(machine: Machine) -> None:
+    """In the second heat the best so far takes half as long again, and the newcomer does not."""
+    first = machine.contestant("first", chain([1e-3] * 3, [1.5e-3] * 3, repeat(1e-3)))
+    second = machine.contestant("second", chain([1.1e-3] * 3, repeat(0.9e-3)))
+    found = machine.heats([first, second], [machine.contestant("newcomer", 1.05e-3)])
+    assert timing(found["second"]).time == 0.9e-3
+
+
+def test_what_was_sampled_before_the_final_does_not_count_in_it(machine: Machine) -> None:
+    first = machine.contestant("first", chain([1e-3] * 3, repeat(2e-3)))
+    found = machine.heats([first], [machine.contestant("second", chain([2.1e-3] * 3, repeat(1.9e-3)))])
+    assert timing(found["first"]) == Timing(time=2e-3, hot=1e-3, pack=0.0, spread=0.0, samples=STEADY)
+    assert timing(found["second"]).time == 1.9e-3
 
 
 # --- order, pools, failures, budget ---------------------------------------------------------------------------

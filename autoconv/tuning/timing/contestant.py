@@ -69,12 +69,14 @@ class Timing:
 
     Attributes
     ----------
-    time, hot, pack : float
-        The least of the samples, in seconds; `hot` is None where it was not taken.
+    time : float
+        Seconds: of who raced in the final the median of its samples there, of the others the least at the final's pace.
+    hot, pack : float
+        The least of their samples, in seconds; `hot` is None where it was not taken.
     spread : float
         Half the interquartile range of `time`'s samples over their median.
     samples : int
-        Of which `time` is the least.
+        How many `time` is of.
     dropped_by : Candidate or None
         The rival against which it cannot win under any limits, where that ended its timing early.
     """

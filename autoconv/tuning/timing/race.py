@@ -67,24 +67,34 @@ class _Standing:
     failure: str | None = None
     retired: bool = False
     long: bool = False  # whether its warm-up took more than its part of the budget
-    before: int = 0  # samples from before the heat that goes on
+    final: bool = False  # whether it races in the final, where its median counts
+    before: int = 0  # samples from before the heat, or the final, that goes on
     slow: float = 1.0  # how many times as long as at best the pacemaker took in the heats that it ran in
     earlier: float = 1.0  # the same when the present heat began
 
     @property
+    def samples(self) -> list[float]:
+        """Those of the heat, or the final, that goes on."""
+        return self.cold[self.before :]
+
+    @property
     def close(self) -> float:
         """The factor by which it may be slower than the best and yet win."""
-        return next((factor for samples, factor in CLOSE if len(self.cold) < samples), CLOSE[-1][1])
+        return next((factor for samples, factor in CLOSE if len(self.samples) < samples), CLOSE[-1][1])
 
     @property
     def alive(self) -> bool:
         return self.failure is None and self.warm < inf
 
     @property
-    def time(self) -> float:
+    def least(self) -> float:
         if self.long and len(self.cold) < FEWEST:  # of so few even the warm-up counts
             return min([self.warm, *self.cold])
         return min(self.cold, default=self.warm)
+
+    @property
+    def time(self) -> float:
+        return statistics.median(self.samples) if self.final else self.least
 
     @property
     def cost(self) -> float:
@@ -96,13 +106,13 @@ class _Standing:
 
     @property
     def fair_cost(self) -> float:
-        return self.cost / self.slow
+        return self.fair_time + min(self.pack, default=0.0)
 
     @property
     def settled(self) -> bool:
         if self.spent >= FAIR_SHARE:
-            return len(self.cold) >= FEWEST
-        return len(self.cold) >= MOST or (len(self.cold) >= STEADY and spread(self.cold) <= SETTLED)
+            return len(self.samples) >= FEWEST
+        return len(self.samples) >= MOST or (len(self.samples) >= STEADY and spread(self.samples) <= SETTLED)
 
 
 class Heat:
@@ -113,11 +123,13 @@ class Heat:
     after one or two samples; who takes long and is far behind the best is not run again. The rest take `FEWEST` samples
     in rounds, in an order that is shuffled anew for every round, so that a drifting clock favours nobody; whoever was
     best before runs with them and makes the pace: newcomers are held against what it takes now, and those before them
-    against what it took then. Those that can no longer win retire. In the end, those left go on in rounds until all of
-    these have settled, or `MOST` or their fair share of time is reached.
+    against what it took then. Those that can no longer win retire. In the end, those left race in the final: in rounds
+    of which all are part, until all who may win yet have settled, or `MOST` or their fair share of time is reached.
 
-    The least sample is a contestant's time: whatever disturbs makes slower. What other processes do lasts for seconds;
-    by medians, one that retired in a quiet second could be taken for quicker than all who raced on.
+    In a heat the least sample is a contestant's time: whatever disturbs makes slower. In the final it is the median, as
+    the least of many is that of a run which found by luck in a cache what is not there as a rule. What other processes
+    do lasts for seconds, and one that retired in a quiet one must not be taken for quicker than all who raced on: the
+    times of those that retired are stated at the final's pace, as the least median is to the least sample.
 
     Where a budget is too small for two runs of everyone, all are warmed up first, and that counts. Then the quickest
     are run again, two of them in any case: one run is no reason to prefer either.
@@ -148,6 +160,7 @@ class Heat:
         self.ready = ready
         self.entries: list[_Standing] = []
         self.spent, self.start = 0.0, clock()
+        self.heats = 0
         self.pool: str | None = None
         self.order = random.Random(0)  # the same in every process
 
@@ -164,6 +177,7 @@ class Heat:
             For each its timing so far, or the reason why there is none.
         """
         self.start = self.clock()
+        self.heats += 1
         entered, pacemaker = [_Standing(c) for c in contestants], self.pacemaker()
         first = len(self.entries)
         self.entries += entered
@@ -197,14 +211,18 @@ class Heat:
             For everyone who entered, the timing, or the reason why there is none.
         """
         self.start = self.clock()
-        for entry in self.entries:
-            entry.before = len(entry.cold)
-        while self.round([entry for entry in self.entries if entry.slow > 1], FEWEST):
+        finalists = [entry for entry in self.entries if entry.alive and not entry.retired]
+        for entry in finalists:
+            entry.before = len(entry.cold) if self.heats > 1 else 0  # in different heats it was not the same race
+        while self.round(finalists, FEWEST):
             pass
-        for entry in self.entries:
-            entry.before, entry.slow = 0, 1.0
-        while self.round(self.entries, MOST):
-            pass
+        finalists = self.contenders()
+        if all(len(entry.samples) >= FEWEST for entry in finalists):  # else the budget is spent
+            for entry in finalists:
+                entry.final, entry.slow = True, 1.0
+            while self.round(finalists, MOST):
+                pass
+            self.keep_pace([entry for entry in finalists if entry.alive])
         self.spent += self.clock() - self.start
         return {entry.contestant.candidate: self.result(entry) for entry in self.entries}
 
@@ -230,6 +248,14 @@ class Heat:
                 elif other is not entry:
                     other.slow = other.earlier * then / entry.time
 
+    def keep_pace(self, finalists: list[_Standing]) -> None:
+        """State the times of those that retired at the final's pace."""
+        if finalists:
+            pace = min(entry.time for entry in finalists) / min(entry.least for entry in finalists)
+            for entry in self.entries:
+                if not entry.final:
+                    entry.slow /= pace
+
     def over(self) -> bool:
         """Whether the budget is spent."""
         return self.budget is not None and self.spent + self.clock() - self.start >= self.budget
@@ -251,7 +277,7 @@ class Heat:
     def round(self, entries: Sequence[_Standing], most: int) -> bool:
         """One more sample for each who needs it and has fewer than `most`; False when nobody does, or time is up."""
         goals = [(entry, min(self.goal(entry), most)) for entry in entries if entry.alive and not entry.retired]
-        starters = [entry for entry, goal in goals if len(entry.cold) - entry.before < goal]
+        starters = [entry for entry, goal in goals if len(entry.samples) < goal]
         finished = len(self.entries) - len(starters)
         self.order.shuffle(starters)
         pools = [self.pool, *(entry.contestant.pool for entry in starters)]
@@ -282,18 +308,18 @@ class Heat:
 
     def contenders(self) -> list[_Standing]:
         """Those close enough to the best, by run time or by run and pack time, to win yet."""
-        alive = [entry for entry in self.entries if entry.alive]
-        time = min((entry.fair_time for entry in alive), default=inf)
-        cost = min((entry.fair_cost for entry in alive), default=inf)
-        return [e for e in alive if e.fair_time <= e.close * time or e.fair_cost <= e.close * cost]
+        racing = [entry for entry in self.entries if entry.alive and not entry.retired]
+        time = min((entry.time for entry in racing), default=inf)  # not the fair one: that may be too good to be true
+        cost = min((entry.cost for entry in racing), default=inf)
+        return [e for e in racing if e.fair_time <= e.close * time or e.fair_cost <= e.close * cost]
 
     def rival(self, entry: _Standing, factor: float) -> Candidate | None:
         """Who makes the entry pointless: `factor` times as fast, and no worse under any limits."""
         for other in self.entries:
             if (
                 other.alive
-                and other.fair_time * factor <= entry.fair_time
-                and other.fair_cost * factor <= entry.fair_cost
+                and max(other.time, other.fair_time) * factor <= entry.fair_time
+                and max(other.cost, other.fair_cost) * factor <= entry.fair_cost
                 and other.contestant.undercuts(entry.contestant)
             ):
                 return other.contestant.candidate
@@ -328,11 +354,11 @@ class Heat:
         if entry.failure is not None:
             return entry.failure
         return Timing(
-            time=entry.time,
+            time=entry.fair_time,
             hot=min(entry.hot, default=None),
             pack=min(entry.pack, default=0.0),
-            spread=spread(entry.cold),
-            samples=len(entry.cold),
+            spread=spread(entry.samples if entry.final else entry.cold),
+            samples=len(entry.samples if entry.final else entry.cold),
             dropped_by=self.rival(entry, TWICE) if len(entry.cold) < FEWEST else None,
         )
 
