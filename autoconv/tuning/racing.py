@@ -35,7 +35,8 @@ from autoconv.tuning.staleness import (
 from autoconv.tuning.worker import Worker
 
 PREPARING = 2.5  # times its budget that mode hybrid may take to build and verify candidates
-HYBRID_CANDIDATES = 6  # that mode hybrid times at most, beside those for which it has another reason
+HYBRID_CANDIDATES = 10  # that mode hybrid times at most, beside those for which it has another reason, ...
+HURRIED_CANDIDATES = 6  # ... and where a budget bounds the time: few enough that all are compiled at once
 FAR = 3.0  # times the least estimate: who takes longer on record may wait; estimates are seldom as wrong
 
 _measuring = threading.RLock()  # as `progress` may plan, too
@@ -115,7 +116,8 @@ def _left(request: Request, known: Known, mode: str) -> _Left:
         grids = uncovered(request, known.record) & {c.algorithm for c in offered.grid()}
         grids = {name for name in grids if not _spent(request, known, name)}
     else:
-        asked = [*again[:HYBRID_CANDIDATES], *offered.few(request.limits, HYBRID_CANDIDATES)]
+        most = HYBRID_CANDIDATES if request.budget is None else HURRIED_CANDIDATES
+        asked = [*again[:most], *offered.few(request.limits, most)]
         if not known.facts:  # else more layers on record would have it timed again and again
             asked = [*winners(request), *asked]
     asked += starved_no_more(request, known)

@@ -223,8 +223,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuningCache:
 
 
 def test_a_part_of_a_grid_is_timed_once_and_then_nothing(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(racing, "HURRIED_CANDIDATES", 1)
+    hurried = fresh(cache, "hybrid", budget=0.2)
+    assert hurried.timed == 1
     few = fresh(cache, "hybrid")
-    assert few.timed <= racing.HYBRID_CANDIDATES
+    assert few.timed > 0
+    assert hurried.timed + few.timed <= racing.HYBRID_CANDIDATES
     first = fresh(cache)
     assert few.timed < first.timed < len(SIZES) ** 2 / 2
     assert "grid" in {name.partition("[")[0] for name in first.facts}

@@ -22,7 +22,7 @@ from autoconv.tuning.search.surrogate import Space
 # have that are near each other, and of what each has of its own. They lie between those found, of 27 layers, on two
 # processors of different vectors (`docs/pages/how-it-chooses.md`).
 OF_FAMILY, OF_NEAR, OF_ONE = 0.14, 0.10, 0.085
-GAIN = 0.006  # the share by which one more has to make the best quicker
+GAIN = 0.002  # the share by which one more has to make the best quicker
 FEWEST = 2  # on any list, as the first may fail
 MOST_DRAWN = 96  # of the least estimates
 WORLDS = 1024
