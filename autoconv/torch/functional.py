@@ -58,9 +58,9 @@ def conv2d(
     Raises
     ------
     ArrayError
-        For tensors that are not on the CPU, not dense, of other dimensions, or of types that differ; for those with
-        tangents, as there are no derivatives in forward mode; and for those by which `torch.func` differentiates, as
-        gradients are those of `backward` and `torch.autograd.grad`.
+        For tensors that are not on the CPU, not dense, of other dimensions, of bytes, or of types that differ; for
+        those with tangents, as there are no derivatives in forward mode; and for those by which `torch.func`
+        differentiates, as gradients are those of `backward` and `torch.autograd.grad`.
     LayerError
         For what is no valid convolution.
     PlanError
@@ -89,9 +89,12 @@ def conv2d(
             f"expected input (N, C, H, W) or (C, H, W) and weight (K, C/groups, R, S), "
             f"got {tuple(input.shape)} and {tuple(weight.shape)}"
         )
+    if input.dtype in (torch.uint8, torch.int8):
+        raise ArrayError(f"input: expected floating point, got {input.dtype}: autoconv.conv2d_quantized takes bytes")
     if torch.is_autocast_enabled("cpu"):
         input, weight, bias = (_autocast(t) for t in (input, weight, bias))  # noqa: A001
     stride, dilation = arguments.pair(stride, "stride", 1), arguments.pair(dilation, "dilation", 1)
+    groups = arguments.integer(groups, "groups", 1)
     sides = _sides(padding, stride, dilation, (weight.shape[2], weight.shape[3]))
     images = input if input.dim() == 4 else input[None]
     y = operators.conv2d(images, weight, bias, stride, sides, dilation, groups, mode, exact, vendors)

@@ -43,11 +43,16 @@ def is_differentiated(given: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    transforms = torch._C._functorch
-    given = transforms.unwrap_if_dead(given)
-    if not transforms.is_functorch_wrapped_tensor(given):
+    if not is_wrapped(given):
         return False
+    transforms, given = torch._C._functorch, torch._C._functorch.unwrap_if_dead(given)
     return bool(transforms.is_gradtrackingtensor(given)) or is_differentiated(transforms.get_unwrapped(given))
+
+
+def is_wrapped(given: Tensor) -> bool:
+    """Whether a transform of `torch.func` that still goes on has put another tensor in its place."""
+    transforms = torch._C._functorch
+    return bool(transforms.is_functorch_wrapped_tensor(transforms.unwrap_if_dead(given)))
 
 
 def not_taken(given: Any) -> str:
@@ -83,7 +88,7 @@ def conv2d(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     return tensor(functional.conv2d(array(x), array(w), b, **_options(*rest)))
 
 
-@_operator("conv2d_dgrad", "Tensor dy, Tensor w, int[] input_size")
+@_operator("conv2d_dgrad", "Tensor dy, Tensor w, SymInt[] input_size")
 def conv2d_dgrad(dy: Tensor, w: Tensor, input_size: Sequence[int], *rest: Any) -> Tensor:
     """The gradient of `conv2d` with respect to `x`."""
     size, options = _pair(input_size), _options(*rest)
@@ -92,7 +97,7 @@ def conv2d_dgrad(dy: Tensor, w: Tensor, input_size: Sequence[int], *rest: Any) -
     return tensor(functional.conv2d_dgrad(array(dy), array(w), input_size=size, **options))
 
 
-@_operator("conv2d_wgrad", "Tensor x, Tensor dy, int[] filter_size")
+@_operator("conv2d_wgrad", "Tensor x, Tensor dy, SymInt[] filter_size")
 def conv2d_wgrad(x: Tensor, dy: Tensor, filter_size: Sequence[int], *rest: Any) -> Tensor:
     """The gradient of `conv2d` with respect to `w`."""
     size, options = _pair(filter_size), _options(*rest)

@@ -13,7 +13,7 @@ from autoconv.errors import ArrayError, ConfigError
 from autoconv.functional.operands import default_budget
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.torch_reader import exported, translated
-from autoconv.torch.operators import device_in_force, has_tangent, not_taken
+from autoconv.torch.operators import device_in_force, has_tangent, is_wrapped, not_taken
 from autoconv.vendors.torch import array, tensor
 
 
@@ -65,7 +65,8 @@ class OptimizedModule(torch.nn.Module):
         Raises
         ------
         ArrayError
-            For another structure, shape or type than the example's, and for inputs that require a gradient.
+            For another structure, shape or type than the example's, for inputs that require a gradient, and for those
+            that `torch.func` transforms, as `vmap` does.
         """
         leaves, spec = tree_flatten((args, kwargs))
         if spec != self._spec:
@@ -89,6 +90,8 @@ class OptimizedModule(torch.nn.Module):
                     f"{name}: expected an input without a gradient, as there is none to be had: detach it, or call "
                     f"within torch.no_grad()"
                 )
+            if is_wrapped(leaf):
+                raise ArrayError(f"{name}: expected a tensor of its own, got one within a transform of torch.func")
             arrays.append(array(leaf))
         return arrays
 

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed
 
 import torch.nn.functional as F  # noqa: E402, N812
 from torch import nn  # noqa: E402
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 
 import autoconv  # noqa: E402
@@ -112,6 +113,20 @@ def test_it_compiles_whole() -> None:
     y.sum().backward()
     expected = torch.autograd.grad(block(x, w).sum(), [x, w])
     torch.testing.assert_close([x.grad, w.grad], list(expected))
+
+
+def test_shapes_that_change_compile_once_with_their_gradients() -> None:
+    compilations = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(
+        lambda x, w: autoconv.torch.conv2d(x, w, **OURS), fullgraph=True, dynamic=True, backend=compilations
+    )
+    _, w, _ = operands()
+    for extent in (8, 11, 14):  # which filters have not, or they would be taken for the same
+        x = torch.randn(2, 4, extent, extent + 1, requires_grad=True)
+        found = torch.autograd.grad(compiled(x, w).sum(), [x, w])
+        expected = torch.autograd.grad(F.conv2d(x, w).sum(), [x, w])
+        torch.testing.assert_close(list(found), list(expected), rtol=1e-4, atol=1e-4)
+    assert compilations.frame_count == 1
 
 
 def test_one_image_and_other_types() -> None:
@@ -240,6 +255,10 @@ def test_what_is_no_convolution_is_refused() -> None:
         conv2d(x, w, b[:2], **OURS)
     with pytest.raises(autoconv.PlanError, match="sideways"):
         conv2d(x, w, mode="sideways")
+    with pytest.raises(autoconv.LayerError, match=r"groups=1\.0: expected an integer, got float"):
+        conv2d(x, w, groups=1.0, **OURS)
+    with pytest.raises(autoconv.ArrayError, match=r"input: expected floating point, got torch\.uint8: autoconv"):
+        conv2d(x.byte(), w.to(torch.int8), **OURS)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own

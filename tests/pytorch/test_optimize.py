@@ -182,6 +182,8 @@ def test_other_inputs_are_refused(fast: Any) -> None:
         fast(x.to("meta"))
     with pytest.raises(autoconv.ArrayError, match="got one of layout torch"):
         fast(x.to_sparse())
+    with pytest.raises(autoconv.ArrayError, match=r"of its own, got one within a transform of torch\.func"):
+        torch.func.vmap(fast)(x[None])
     with pytest.raises(autoconv.ArrayError, match=r"without a gradient.*no_grad"):
         fast(x.requires_grad_())
     with torch.no_grad():
