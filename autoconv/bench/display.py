@@ -40,10 +40,11 @@ def caption(suite: Suite) -> list[str]:
         output = f"one array reused by {', '.join([OURS, *(b.name for b in baselines if b.reuses)])}"
         always = [b.name for b in baselines if not b.reuses]
         output += f"; always new in {', '.join(always)}" if always else ""
+    layouts = " and ".join(sorted({row.layer.layout for row in suite.rows})) or "NCHW"
     operands = f"output: {output}" if setting.direction == "wgrad" else f"filters: {filters}; output: {output}"
     return [
         f"on {setting.device.name}; baselines: {versions(suite)}{threads}",
-        f"autoconv: {algorithms}vendor libraries off; NCHW arrays in and out, layout conversions timed{untimed}",
+        f"autoconv: {algorithms}vendor libraries off; {layouts} arrays in and out, layout conversions timed{untimed}",
         f"{operands}; caches: as the previous run left them",
         "over bound: autoconv's time over the least that its multiplications, or its operands' bytes, should take by "
         "the measured machine; transforms not counted; below 1 caches held what the model has come from slower memory",

@@ -51,7 +51,9 @@ class Graph:
 
     def conv(self, name: str, x: str, residual: str = "") -> str:
         """The next copy of a layer; it leaves the residual alone where the layer has none."""
-        copy = next(found for found in self.left if found.rpartition(".")[0] == name)
+        copy = next((found for found in self.left if found.rpartition(".")[0] == name), None)
+        if copy is None:
+            raise ValueError(f"expected one more layer {name!r}, as the network of that name has")
         self.left.remove(copy)
         self.wires[f"{copy}.x"] = x
         if self.layers[copy].residual:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autoconv.bench.baselines import BASELINES, Baseline, Prepared, Problem
+from autoconv.bench.baselines.base import given
 from autoconv.bench.baselines.onnxruntime import onnxruntime_network
 from autoconv.bench.bound import least_seconds
 from autoconv.bench.exported import NETWORKS, exported_networks
@@ -274,7 +275,7 @@ def run_suite(
     if any(not row.times for row in jobs) or (net.name in NETWORKS and as_exported(OURS) not in suite.whole):
         suite.whole, suite.shares = {}, {}  # those of other rows, or of a part of the contestants
     sequence = suite.network and setting.constant and "onnxruntime" in setting.baselines
-    sequence = sequence and all(row.layer.direction == "fwd" for row in jobs) and not suite.whole
+    sequence = sequence and all(row.layer.direction == "fwd" and given(row.layer) for row in jobs) and not suite.whole
     try:
         for row in jobs:
             if over():
@@ -356,15 +357,18 @@ def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
         for step in steps:
             step()
 
-    runs = {OURS: sequence, "onnxruntime": onnxruntime_network(problems, outs, device.threads)}
+    runs, shares = {OURS: sequence, "onnxruntime": onnxruntime_network(problems, outs, device.threads)}, {}
     if suite.name in NETWORKS:
         found = exported_networks(suite.name, problems, setting)
         first, second = (prepared.read(prepared.run()) for prepared, _ in found.values())
         if not (error := disagreement(first, second)) <= AGREEMENT:
             raise ValueError(f"as exported, answers differ by {error:.1e} of the largest value")
         runs |= {as_exported(name): prepared.run for name, (prepared, _) in found.items()}
-        suite.shares = {name: share for name, (_, share) in found.items()}
+        shares = {name: share for name, (_, share) in found.items()}
     full_speed = FullSpeed.of(device)
-    suite.whole = race(runs, setting.rounds, full_speed.take)
+    suite.whole, suite.shares = (
+        race(runs, setting.rounds, full_speed.take),
+        shares,
+    )  # both, or none: it may be cut short
     if full_speed.slow:
         suite.notes.append(f"{slowness(full_speed.slow)} of the layers in sequence")

@@ -161,8 +161,10 @@ class Suite:
         return found
 
     def counted(self, baseline: str, of: str | None = None) -> list[Row]:
-        """The layers of one class, or all, that a baseline can compute."""
-        return [row for row in self.rows if of in (None, class_of(row.layer)) and baseline not in row.unable]
+        """The layers of one class, or all, that a baseline can compute; for the "best" of them, that any can."""
+        names = (self.setting.baselines or (baseline,)) if baseline == "best" else (baseline,)
+        rows = [row for row in self.rows if of in (None, class_of(row.layer))]
+        return [row for row in rows if any(name not in row.unable for name in names)]
 
     def mean(self, baseline: str, of: str | None = None) -> Ratio | None:
         """Geometric mean of the ratios to a baseline over the layers that it can compute; None where one has none."""

@@ -60,9 +60,6 @@ def broken(problem: Problem) -> Any:
     raise RuntimeError("no kernel\nfor this")
 
 
-tuned = race.planned
-
-
 def estimated(layer: ConvLayer, wanted: Setting) -> planner.Plan:
     """In the place of `race.planned`, which takes its time."""
     return planner.plan(layer, "heuristic", device=wanted.device, vendors=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import math
 import os
 import time
@@ -19,7 +20,7 @@ from runs import LAYER, complete, exactly, fake, place, row, setting, suite, tun
 
 from autoconv import networks, registry
 from autoconv.bench import display, race
-from autoconv.bench.baselines import BASELINES, Problem, base
+from autoconv.bench.baselines import BASELINES, Prepared, Problem, base
 from autoconv.bench.suites import CLASSES, OURS, Row, Suite, as_exported, class_of
 from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError
@@ -67,6 +68,19 @@ def test_a_mean_over_layers_that_a_baseline_has_not_all_run_is_none() -> None:
     assert mean.median == pytest.approx(9.0)
     assert found.counted("onnxruntime") == found.rows[:1]
     assert found.left_out == ["layer: onnxruntime: it cannot"]
+
+
+def test_the_best_counts_the_layers_that_any_baseline_can_compute() -> None:
+    found = suite(row(ours=[1.0] * 6, **complete()), row(ours=[1.0] * 6), row(ours=[1.0] * 6))
+    found.rows[1].unable.update(dict.fromkeys(BASELINES, "activation='silu'"))
+    found.rows[2].unable.update(dict.fromkeys(list(BASELINES)[1:], "it cannot"))
+    assert found.counted("best") == [found.rows[0], found.rows[2]]
+    assert found.mean("best") is None, "the first has failed on the last"
+    del found.rows[2]
+    mean = found.mean("best")
+    assert mean is not None
+    assert mean.median == pytest.approx(9.0)
+    assert display._mean(found, "best", None).endswith(" (1)")
 
 
 def test_a_sum_weights_repeats_round_by_round() -> None:
@@ -331,6 +345,41 @@ def test_the_whole_network_is_measured_with_every_repeat(place: Path, monkeypatc
     assert set(found.whole) == {OURS, "onnxruntime"}
     text = display.totals(found)
     assert set(text) == {"sum of the layers, each timed alone", "all layers in sequence, in one graph of ONNX Runtime"}
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), RuntimeError("no memory")])
+def test_what_ends_the_race_of_the_whole_loses_no_layer(
+    failure: BaseException, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def as_it_is_exported(*_: Any) -> Any:
+        return {name: (Prepared(lambda: np.ones(1)), 0.5) for name in (OURS, "onnxruntime")}
+
+    def ends(runs: dict[str, Any], *rest: Any) -> Any:
+        if as_exported(OURS) in runs:
+            raise failure
+        return timed(runs, *rest)
+
+    timed = race.race
+    monkeypatch.setattr(race, "race", ends)
+    monkeypatch.setattr(race, "onnxruntime_network", lambda *_: lambda: None)
+    monkeypatch.setattr(race, "exported_networks", as_it_is_exported)
+    monkeypatch.setitem(race.NETWORKS, "Tiny", lambda graph, x: x)
+    entrants = {"onnxruntime": fake("onnxruntime")}
+    wanted = setting("onnxruntime", rounds=2)
+    found = race.run_suite(networks.load("tiny.yaml"), 1, wanted, baselines=entrants, folder=place / "out")
+    assert (len(found.rows), found.interrupted) == (2, isinstance(failure, KeyboardInterrupt))
+    assert list(display.totals(found)) == ["sum of the layers, each timed alone"]
+    (path,) = (place / "out").iterdir()
+    assert [layer["name"] for layer in json.loads(path.read_text())["layers"]] == ["first", "second"]
+
+
+@pytest.mark.usefixtures("place")
+def test_a_sequence_has_no_activations_that_baselines_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(race, "onnxruntime_network", lambda *_: pytest.fail("it knows none of them"))
+    net = Network("One", "", (NamedLayer("plain", LAYER.replace(activation="silu"), 1, 1),))
+    entrants = {"onnxruntime": fake("onnxruntime")}
+    found = race.run_suite(net, 1, setting("onnxruntime", rounds=2), baselines=entrants)
+    assert (set(found.rows[0].times), found.whole, found.notes) == ({OURS}, {}, [])
 
 
 def test_a_network_as_exported_counts_by_its_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:

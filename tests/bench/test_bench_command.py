@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import LAYER, broken, exactly, fake, place, samples, setting
+from runs import LAYER, broken, exactly, fake, place, row, samples, setting
 
 import autoconv
 from autoconv import networks, registry
@@ -47,8 +47,11 @@ def test_the_caption_says_what_was_asked_for() -> None:
     for part in ("only exact algorithms", "varying, transformed in every run", "a new array in every run"):
         assert part in text
     gradient = "\n".join(display.caption(Suite("Tiny", 1, setting("torch", direction="wgrad"), 0, False)))
+    assert "NCHW arrays in and out" in gradient
     assert "filters" not in gradient
     assert "ONNX" not in gradient
+    last = display.caption(Suite("Tiny", 1, exact, 1, False, [row(layer=LAYER.replace(layout="NHWC"), ours=[1.0])]))
+    assert "vendor libraries off; NHWC arrays in and out" in last[1]
 
 
 def test_incomplete_stands_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:

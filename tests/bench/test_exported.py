@@ -51,6 +51,9 @@ def test_every_layer_has_its_place(name: str) -> None:
     assert unread == {features.name}
     with pytest.raises(ValueError, match=r"got more\.0 as well"):
         exported_model(name, layers | {"more.0": layers[next(iter(layers))]}, {})
+    layers.popitem()
+    with pytest.raises(ValueError, match="expected one more layer '"):
+        exported_model(name, layers, {})
 
 
 def test_the_share_of_convolutions_leaves_out_pooling() -> None:

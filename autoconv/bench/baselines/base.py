@@ -24,6 +24,11 @@ from autoconv.vendors.base import installed, release
 _TO_FIRST, _TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
+def given(layer: ConvLayer) -> bool:
+    """Whether baselines are given a layer with such an activation."""
+    return layer.activation in (None, "relu")
+
+
 @dataclass(frozen=True)
 class Problem:
     """One layer with operands: normal numbers, the filters scaled so that the output's are about as large."""
@@ -170,7 +175,7 @@ class Baseline(Library):
             Where the library cannot compute the layer.
         """
         layer = problem.layer
-        if layer.activation not in (None, "relu"):
+        if not given(layer):
             raise PlanError(f"activation={layer.activation!r}: baselines are given None or 'relu'")
         if layer.direction not in self.directions:
             raise PlanError(f"direction={layer.direction!r}: {self.label} is given {', '.join(self.directions)}")
