@@ -6,6 +6,7 @@ import errno
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from autoconv.bench import results  # noqa: E402
 from autoconv.bench.networks import models, process  # noqa: E402
 from autoconv.bench.networks import race as networks_race  # noqa: E402
 from autoconv.bench.networks.race import NetworkRace, keep, race_network  # noqa: E402
-from autoconv.bench.networks.runtimes import OURS, RUNTIMES, Runtime  # noqa: E402
+from autoconv.bench.networks.runtimes import OURS, RUNTIMES, Loaded, Runtime  # noqa: E402
 from autoconv.bench.networks.torch_module import torch_module  # noqa: E402
 from autoconv.cli.main import cli  # noqa: E402
 from autoconv.cli.networks.run import _installed  # noqa: E402
@@ -270,8 +271,9 @@ def test_a_network_without_steps_and_inputs_of_any_name_are_run_and_raced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AUTOCONV_CACHE_DIR", str(tmp_path / "cache"))
-    value = [onnx.helper.make_tensor_value_info(name, 1, (1, 2)) for name in ("file", "y")]
-    nothing = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["file"], ["y"])], "n", value[:1], value[1:])
+    value = [onnx.helper.make_tensor_value_info(name, 1, (1, 2)) for name in ("file", "self", "y", "z")]
+    copies = [onnx.helper.make_node("Identity", [x], [y]) for x, y in (("file", "y"), ("self", "z"))]
+    nothing = onnx.helper.make_graph(copies, "n", value[:2], value[2:])
     opset = [onnx.helper.make_opsetid("", 17)]
     (tmp_path / "n.onnx").write_bytes(
         onnx.helper.make_model(nothing, opset_imports=opset, ir_version=9).SerializeToString()
@@ -284,6 +286,37 @@ def test_a_network_without_steps_and_inputs_of_any_name_are_run_and_raced(
         done = CliRunner().invoke(cli, [*command, *race], standalone_mode=False)
         assert done.exception is None
         assert json.loads(done.stdout)["race"]["errors"] == {"onnxruntime": 0.0}
+
+
+@pytest.mark.parametrize("lacking", ["clear_refs", "malloc_trim"])
+def test_memory_is_told_where_the_system_tells_it(
+    lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(place: Path, *_: Any, **__: Any) -> None:
+        assert place == Path("/proc/self/clear_refs")
+        if lacking == "clear_refs":
+            raise PermissionError(errno.EACCES, "Permission denied", str(place))
+
+    monkeypatch.setattr(Path, "write_text", write)
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "VmRSS: 100 kB\nVmHWM: 300 kB\n")
+    library = SimpleNamespace() if lacking == "malloc_trim" else SimpleNamespace(malloc_trim=lambda keep: 1)
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(process, "AUTOCONV", SimpleNamespace(load=lambda *_: Loaded(lambda: [np.ones(1)], list)))
+    np.savez(tmp_path / "inputs.npz", np.array(["x"]), np.ones(1))
+    told: list[dict[str, Any]] = []
+    process._Answers()(CPU.current(1), {"load": OURS, "model": "m", "folder": str(tmp_path)}, told.append)
+    assert told[0].get("memory", "") == (None if lacking == "clear_refs" else 200 << 10), told
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_compiles_does_so_while_it_loads(compiled: bool, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
+    runs = []
+    monkeypatch.setattr(torch, "compile", lambda module: lambda *given: runs.append(given) or module(*given))
+    path.write_bytes(models.fixed(small(3), 2).SerializeToString())
+    loaded = RUNTIMES["torch_compiled" if compiled else "torch"].load(path, image(2), CPU.current(1))
+    assert len(runs) == compiled
+    assert len(loaded.read(loaded.run())) == 1
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -113,15 +113,14 @@ class _Answers:
         start = time.perf_counter()
         loaded = runtime.load(Path(message["model"]), inputs, device)
         seconds = time.perf_counter() - start
-        before = _memory("VmRSS")
-        _forget_peak()
+        before, forgotten = _memory("VmRSS"), _forget_peak()
         found = loaded.run()
         outputs = [np.array(y) for y in loaded.read(found)]
         loaded.run()
         after = _memory("VmHWM")
         np.savez(folder / f"{message['load']}.npz", *outputs)
         self._loaded = loaded
-        memory = None if before is None or after is None else after - before
+        memory = after - before if forgotten and before is not None and after is not None else None
         return {"seconds": seconds, "memory": memory, **loaded.facts}
 
     def _sample(self) -> Message:
@@ -134,8 +133,9 @@ class _Answers:
 
 def _memory(field: str) -> int | None:
     """Bytes that the system counts for this process; None where it does not say."""
-    if sys.platform == "linux" and field == "VmRSS":
-        ctypes.CDLL(None).malloc_trim(0)
+    if field == "VmRSS":
+        with contextlib.suppress(AttributeError, TypeError):  # of glibc alone
+            ctypes.CDLL(None).malloc_trim(0)
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
@@ -143,12 +143,13 @@ def _memory(field: str) -> int | None:
         return None
 
 
-def _forget_peak() -> None:
-    """Let the peak be what is used now."""
+def _forget_peak() -> bool:
+    """Let the peak be what is used now; whether the system does so."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
-        return
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -65,7 +65,8 @@ def _ours(path: Path, inputs: Inputs, device: CPU) -> Loaded:
     def read(y: Any) -> list[Array]:
         return list(y.values()) if isinstance(y, dict) else [y]
 
-    return Loaded(lambda: net.run(**inputs), read, facts)
+    arrays = [inputs[name] for name in net.graph.inputs]  # by place: an input may have any name
+    return Loaded(lambda: net.run(*arrays), read, facts)
 
 
 def _onnxruntime(path: Path, inputs: Inputs, device: CPU) -> Loaded:
@@ -112,6 +113,8 @@ def _torch(channels_last: bool, compiled: bool) -> Callable[[Path, Inputs, CPU],
             with torch.no_grad():  # under inference_mode nothing is frozen
                 return module(*tensors)
 
+        if compiled:
+            run()  # which compiles it: that is loading
         return Loaded(run, lambda found: [y.numpy() for y in found])
 
     return load_module

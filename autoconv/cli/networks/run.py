@@ -189,7 +189,7 @@ def _median_run(net: CompiledNetwork, inputs: dict[str, Array], repeat: int) -> 
     with net.device.selected():
         for _ in range(1 + repeat):
             start = time.perf_counter()
-            net.run(**inputs)
+            net.run(*inputs.values())  # by place: an input may have any name
             net.device.synchronize()
             taken.append(time.perf_counter() - start)
     return float(np.median(taken[1:]))
