@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from autoconv.algorithm import Algorithm
 from autoconv.common.candidate import Candidate
-from autoconv.common.types import INTEGERS
 from autoconv.cpu.common.tiles.algorithm import TileAlgorithm
 from autoconv.cpu.device import CPU
 from autoconv.cpu.fft.geometry import FourierTiling
@@ -61,23 +60,19 @@ def least_seconds(layer: ConvLayer, device: CPU, candidate: Candidate) -> float 
     -------
     float or None
         The larger of the two times: neither can be avoided, and both may go on at once. Operands come from where a
-        working set of their size lies. None where the multiplications are not known, or the unit's peak of integers.
+        working set of their size lies. None where the multiplications are not known.
     """
-    products, peak = multiplications(layer, device, candidate), _peak(layer, device, candidate)
-    if products is None or peak is None:
+    products = multiplications(layer, device, candidate)
+    if products is None:
         return None
     reading = device.machine.reading(layer.bytes, layer.bytes / device.threads)
-    return max(2 * products / peak, reading)
+    return max(2 * products / _peak(layer, device, candidate), reading)
 
 
-def _peak(layer: ConvLayer, device: CPU, candidate: Candidate) -> float | None:
+def _peak(layer: ConvLayer, device: CPU, candidate: Candidate) -> float:
     """Operations per second on a layer's numbers by the unit that a candidate multiplies with."""
     algorithm = _algorithm(device, candidate)
     if isinstance(algorithm, TileAlgorithm):
         rate = device.machine.tiles(device.matrix_unit or "", "bfloat16")
         return (algorithm.rate(device) if isinstance(algorithm, Matrix) else rate) / algorithm.products[layer.dtype]
-    if layer.dtype in INTEGERS:
-        tiles = candidate.params.get("product") == "tdpbusd"
-        unit = device.matrix_unit if tiles and device.matrix_unit else device.instruction_set
-        return device.machine.peaks.get(unit, {}).get("int8")
     return device.peak_flops(layer.dtype)

@@ -63,18 +63,3 @@ def test_the_bound_takes_the_peak_of_the_unit_that_multiplies(candidate: str, pr
     multiplied = multiplications(layer, device, parsed)
     assert multiplied is not None
     assert least_seconds(layer, device, parsed) == pytest.approx(2 * multiplied / peak)
-
-
-@pytest.mark.parametrize(("product", "peak"), [("pmaddwd", 3e11), ("tdpbusd", 8e12)])
-def test_integers_are_bound_by_the_peak_of_bytes_where_it_was_measured(product: str, peak: float) -> None:
-    machine = machine_named("xeon-avx512")
-    layer = ConvLayer(N=8, C=64, H=28, W=28, K=64, R=3, S=3, padding=1, dtype="uint8")
-    candidate = Candidate.parse(f"int8[product={product},NV=1,TP=4,strip=64]")
-    vectors = machine.peaks["avx512"]
-    for peaks, expected in (
-        ({"avx512": {**vectors, "int8": 3e11}, "amx": {"int8": 8e12}}, pytest.approx(layer.flops / peak)),
-        ({"avx512": {"float32": vectors["float32"]}}, None),
-    ):
-        model = dataclasses.replace(machine, peaks=peaks).text
-        device = CPU(2, "avx512", matrix_unit="amx", model=model)
-        assert least_seconds(layer, device, candidate) == expected
