@@ -173,7 +173,7 @@ def bench(
     _refuse(OF_GPU, "--device cuda as well")
     from autoconv.bench.display import PICTURES, print_suite
     from autoconv.bench.display import chart as draw
-    from autoconv.bench.race import run_suite
+    from autoconv.bench.race import check_types, run_suite
     from autoconv.bench.results import title, to_json
     from autoconv.bench.suites import Setting
     from autoconv.records.cache import TuningCache
@@ -185,6 +185,8 @@ def bench(
     check_place("--chart", chart)
     asked = [(what, *each) for what in suites or (DEFAULT_SUITE,) for each in networks_of(what, batch)]
     chosen = [_chosen(net, names, without) for _, net, _ in asked]
+    for (_, net, _), layers in zip(asked, chosen, strict=True):  # or the first would be measured for nothing
+        check_types(net, net.layers if layers is None else map(net.find, layers))
     device, restrictions = _held(threads, isa)
     setting = Setting(
         device=device,

@@ -199,6 +199,16 @@ def test_layers_can_be_left_out(verb: Callable[..., int], capsys: pytest.Capture
     assert "--without first,second: no layer of Tiny is left" in capsys.readouterr().err
 
 
+def test_other_types_of_a_later_suite_are_refused_before_the_first_is_timed(
+    verb: Callable[..., int], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(race, "planned", lambda *_: pytest.fail("it was tuned"))
+    (place / "double.yaml").write_text("layers: [{name: one, C: 3, H: 6, K: 4, R: 3, dtype: float64}]")
+    assert verb("tiny.yaml", "double.yaml", "--json") == 2
+    told = "double: layer 'one': dtype='float64': expected 'float32', in which libraries are compared"
+    assert capsys.readouterr().err == f"autoconv: error: {told}\n"
+
+
 def test_results_of_two_suites_that_would_have_one_name_are_refused(
     verb: Callable[..., int], place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -348,6 +348,7 @@ def test_only_an_onnx_file_is_raced_and_only_a_race_is_kept(tmp_path: Path, monk
     for arguments, message in (
         (["net.autoconv", "--against", "all"], "--against: expected an ONNX file, got net.autoconv"),
         (["net.onnx", "-o", str(tmp_path)], "--output: expected --against as well"),
+        (["net.onnx", "--rounds", "9"], "--rounds: expected --against as well"),
         (["net.onnx", "--against", "caffe"], "expected some of onnxruntime,openvino"),
     ):
         refused = CliRunner().invoke(cli, ["run", *arguments])

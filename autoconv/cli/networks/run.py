@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
+from click.core import ParameterSource
 
 from autoconv import networks
 from autoconv.algorithm import Array
@@ -104,6 +105,8 @@ def run(
         raise click.UsageError(f"--against: expected an ONNX file, got {model}")
     if folder is not None and not against:
         raise click.UsageError("--output: expected --against as well, whose race it keeps")
+    if not against and click.get_current_context().get_parameter_source("rounds") is not ParameterSource.DEFAULT:
+        raise click.UsageError("--rounds: expected --against as well, whose race has them")
     if tolerance is not None and against:
         raise click.UsageError("--tolerance: expected without --against, which races what runs without one")
     if device_name != "cpu":
