@@ -252,6 +252,7 @@ def _on_gpu(
     except OSError as error:  # as of a full disk, which ends no more than this run
         say("error", f"the results in {folder} are kept up to here: {failure_line(error)}")
         return FAILED
+    results = gpu.standing(device, results)
     text = markdown(results, wanted, left)
     click.echo(text, nl=False)
     try:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import threading
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -106,6 +109,26 @@ def test_an_interrupted_run_goes_on_where_its_lines_end(short: Any, tmp_path: Pa
         short(Narrow(capability=90), tmp_path)
 
 
+def test_an_interruption_begins_nothing_more(short: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def ask(self: Helper, item: str, patience: float) -> dict[str, Any]:
+        asked.append(item)
+        time.sleep(0.1)  # until whoever waits does so, and notices
+        if len(asked) == 3:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(0.1)
+        return {"key": "x"}
+
+    monkeypatch.setattr(bench, "SIDE_BY_SIDE", 1)
+    monkeypatch.setattr(bench, "UNTIMED", ("ceiling", "launch", "check", "compile", "host"))
+    monkeypatch.setattr(Helper, "ask", ask)
+    with pytest.raises(KeyboardInterrupt):
+        short(Narrow(capability=80), tmp_path)
+    assert len(asked) == 3 < len(some(("check",), algorithms(Narrow(capability=80)), WANTED))
+    assert [r["item"] for r in read(tmp_path)] == asked, "what had begun is kept"
+
+
 def test_a_fault_of_one_kernel_is_a_line_and_the_rest_goes_on(
     short: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +195,30 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "expected -o DIRECTORY" in capsys.readouterr().err
     assert main([*command, "--phase", "all"]) == 2
     assert "expected some of check,tune,table" in capsys.readouterr().err
+
+
+def test_failures_that_went_well_later_or_are_of_other_kernels_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = Narrow(capability=80)
+    code = registry.code_of(algorithms(device))
+    machine = {"item": "machine", "name": "emulated", "autoconv": "1", "commit": "c"}
+    machine |= {name: {} for name in ("versions", "baselines", "vendors", "missing")}
+    found = [
+        machine,
+        {"item": "check/direct/1/0", "failure": "of other kernels", "code": "of before"},
+        {"item": "check/direct/2/0", "failure": "no memory", "code": code},
+        {"item": "check/direct/2/0", "code": code},
+        {"item": "check/direct/2/1", "failure": "error 1e-1", "code": code},
+    ]
+    monkeypatch.setattr(options, "resolve", lambda name: device)
+    monkeypatch.setattr(bench, "run", lambda *given, **rest: (found, 0))
+    assert main(["bench", "--device", "cuda", "-o", str(tmp_path / "out")]) == 1
+    text = capsys.readouterr().out
+    assert "kernels against float64: 1 right, 1 not, 0 not for this GPU" in text
+    assert "error 1e-1" in text
+    assert "of other kernels" not in text
+    assert "no memory" not in text
 
 
 @pytest.mark.parametrize("part", ["lines", "table"])

@@ -66,6 +66,13 @@ def settled(results: Sequence[Result], code: str) -> set[str]:
     return {result["item"] for result in results if "failure" not in result or result.get("code") == code}
 
 
+def standing(device: Device, results: Sequence[Result]) -> list[Result]:
+    """The newest result of every item, but for failures with other kernels than today's."""
+    code = registry.code_of(registry.algorithms(device))
+    newest = {result["item"]: result for result in results}
+    return [result for result in newest.values() if result["item"] in settled([result], code)]
+
+
 def run(
     device: Device,
     folder: Path,
@@ -124,7 +131,11 @@ def run(
                 block, finished = _together(left), set[str]()
                 helpers += [Helper(device, folder) for _ in range(min(SIDE_BY_SIDE, len(block)) - len(helpers))]
                 with ThreadPoolExecutor(len(helpers)) as pool:
-                    list(pool.map(lane, helpers, itertools.repeat(block), itertools.repeat(finished)))
+                    try:
+                        list(pool.map(lane, helpers, itertools.repeat(block), itertools.repeat(finished)))
+                    finally:  # when interrupted, which waits for what has begun, and begins nothing more
+                        with lock:
+                            block.clear()
                 left = [item for item in left if item not in finished]
                 for helper in helpers[1:]:  # what is timed has the device for itself
                     helper.close()
