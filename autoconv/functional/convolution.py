@@ -10,6 +10,7 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.common.arrays import like
+from autoconv.common.types import INTEGERS
 from autoconv.errors import ArrayError
 from autoconv.functional.operands import Padding, arrays_of, extents_of, number_of, planned
 from autoconv.layer import ConvLayer, Layout, Pair
@@ -66,7 +67,7 @@ def conv2d(
     Raises
     ------
     ArrayError
-        For an array that `Plan.run` refuses, or that has not four dimensions.
+        For an array that `Plan.run` refuses, that has not four dimensions, or is one of bytes.
     LayerError
         For what is no valid convolution, as `ConvLayer` says.
     PlanError
@@ -367,6 +368,8 @@ def _remembered_layer(
 ) -> ConvLayer:
     N, C, H, W, K, R, S = extents
     dtype, layout, direction = kind
+    if dtype.name in INTEGERS:
+        raise ArrayError(f"arrays of {dtype}: expected floating point; conv2d_quantized takes bytes")
     bias, residual, activation = epilogue
     return ConvLayer(
         N=N, C=C, H=H, W=W, K=K, R=R, S=S, stride=stride, padding=padding, dilation=dilation, groups=groups,

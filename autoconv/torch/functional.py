@@ -89,8 +89,6 @@ def conv2d(
             f"expected input (N, C, H, W) or (C, H, W) and weight (K, C/groups, R, S), "
             f"got {tuple(input.shape)} and {tuple(weight.shape)}"
         )
-    if input.dtype in (torch.uint8, torch.int8):
-        raise ArrayError(f"input: expected floating point, got {input.dtype}: autoconv.conv2d_quantized takes bytes")
     if torch.is_autocast_enabled("cpu"):
         input, weight, bias = (_autocast(t) for t in (input, weight, bias))  # noqa: A001
     stride, dilation = arguments.pair(stride, "stride", 1), arguments.pair(dilation, "dilation", 1)

@@ -197,6 +197,13 @@ def test_what_does_not_fit_is_refused(quick: dict[str, object]) -> None:
         autoconv.conv2d(x[0], w, **quick)
     with pytest.raises(ArrayError, match=r"w: expected float32 \(3, 2, 3, 3\) .*, got float32 \(3, 3, 3, 3\)"):
         autoconv.conv2d(x, np.ones((3, 3, 3, 3), np.float32), **quick)
+    for convolve, more in (
+        (autoconv.conv2d, {}),
+        (autoconv.conv2d_dgrad, {"input_size": (8, 8)}),
+        (autoconv.conv_transpose2d, {}),
+    ):
+        with pytest.raises(ArrayError, match="arrays of uint8: expected floating point; conv2d_quantized takes bytes"):
+            convolve(np.ones((1, 3, 6, 6), np.uint8), np.ones((3, 3, 3, 3), np.int8), **more, **quick)
     with pytest.raises(LayerError, match="dtype='int32'"):
         autoconv.conv2d(x.astype(np.int32), w, **quick)
     with pytest.raises(ArrayError, match=r"dy has \(K, P, Q\) = \(3, 4, 4\): expected \(3, 5, 5\)"):
