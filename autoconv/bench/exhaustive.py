@@ -96,8 +96,10 @@ def main(layers: Sequence[str], batch: int, output: Path, seconds: float) -> Non
     device, end = registry.this_device(), time.monotonic() + seconds
     output.mkdir(parents=True, exist_ok=True)
     for name in layers:
-        net, _, one = name.partition(":")
-        layer = networks.load(net, batch).find(one).at(batch)
+        what, _, one = name.partition(":")
+        net = networks.load(what, batch)
+        named = net.find(one)
+        layer = named.at(*net.stated(named, batch))
         path = output / f"{device.key}-{layer.key()}.jsonl"
         left = extend(path, layer, device, end - time.monotonic())
         if left:

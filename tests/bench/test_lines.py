@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
 from autoconv import registry
 from autoconv.algorithm import Candidate
 from autoconv.bench import exhaustive, lines
@@ -35,3 +38,13 @@ def test_a_grid_that_was_cut_short_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "grid.jsonl"
     path.write_text("\n".join(map(json.dumps, written)) + '\n{"candidate": "gem')
     assert list(exhaustive.read(path)) == [Candidate("numpy.direct", (("n", 1),))]
+
+
+def test_a_grid_is_that_of_the_layer_as_its_list_states_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(exhaustive, "extend", lambda path, layer, *rest: seen.append(layer) or [layer])
+    (tmp_path / "own.yaml").write_text("layers: [{name: up, C: 8, H: 6, K: 8, R: 3, batch: 4, direction: dgrad}]")
+    asked = [f"{tmp_path / 'own.yaml'}:up", "--output", str(tmp_path / "out")]
+    done = CliRunner().invoke(exhaustive.main, asked, catch_exceptions=False)
+    assert "1 candidates are left" in done.output
+    assert [(layer.N, layer.direction) for layer in seen] == [(4, "dgrad")]
