@@ -269,6 +269,24 @@ def test_a_concatenation_whose_parts_are_needed_is_not_overwritten(reader: str) 
     agree(compiled(graph), graph, 1e-6)
 
 
+@kernels
+def test_no_name_of_an_array_is_that_of_scratch_memory() -> None:
+    graph = Graph("names")
+    value = graph.add_input("x", TensorType((1, 8, 16, 16)))
+    names = ["0", "scratch", "scratch memory of 0", "1", "2"]
+    for name in names:
+        w = graph.add_constant("w", filters(8, 8, 3, 3))
+        value = graph.add(name, Conv(padding=((1, 1), (1, 1))), value, w)
+    graph.outputs["y"] = graph.add("y", Elementwise(("neg", 0)), value)
+    net = CompiledNetwork(graph, CPU.current(), {"vendors": False}, dict.fromkeys(names, "winograd"))
+    blocks = net._schedule.blocks
+    needed = [max(call.workspace_bytes for call in step.calls) for step in net._schedule.steps]
+    assert min(needed[: len(names)]) > 0
+    assert [blocks[n].nbytes for n, nbytes in enumerate(needed) if nbytes] == needed[: len(names)]
+    assert all(blocks[name].nbytes == graph.types[name].nbytes for name in names[:-1])
+    agree(net, graph, 1e-4)
+
+
 def test_no_more_memory_than_is_needed_at_once() -> None:
     net = compiled(small(1))
     schedule = net._schedule

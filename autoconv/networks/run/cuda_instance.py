@@ -12,7 +12,6 @@ from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.device import CUDA
 from autoconv.errors import ArrayError, PlanError
 from autoconv.networks.run.instance import Schedule
-from autoconv.networks.run.memory import scratch_of
 from autoconv.networks.run.steps import Call, Operand, Ref, Scratch
 
 Launch = Callable[[], None]
@@ -118,7 +117,7 @@ class CudaInstance:
 
         def found(operand: Operand) -> Array | None:
             if isinstance(operand, Scratch):
-                start = self.schedule.offsets.get(scratch_of(step), 0) + operand.offset
+                start = self.schedule.offsets.get(step, 0) + operand.offset
                 return self._arena[start : start + call.workspace_bytes]
             return self._array(operand.name) if isinstance(operand, Ref) else operand
 

@@ -14,7 +14,7 @@ from autoconv.cpu.operators import sequence
 from autoconv.cpu.pool import Entry
 from autoconv.device import Device
 from autoconv.networks.graph import Graph
-from autoconv.networks.run.memory import Views, arranged, blocks, own_outputs, scratch_of
+from autoconv.networks.run.memory import Views, arranged, blocks, own_outputs
 from autoconv.networks.run.steps import Call, Ref, Scratch, Step
 
 
@@ -174,11 +174,11 @@ class Instance:
 
     def scratch(self, step: int) -> int:
         """The address of a step's scratch memory."""
-        return _address(self._arena) + self.schedule.offsets.get(scratch_of(step), 0)
+        return _address(self._arena) + self.schedule.offsets.get(step, 0)
 
     def _scratch(self, step: int) -> Array:
         """A step's scratch memory."""
-        block, start = self.schedule.blocks.get(scratch_of(step)), self.schedule.offsets.get(scratch_of(step), 0)
+        block, start = self.schedule.blocks.get(step), self.schedule.offsets.get(step, 0)
         return self._arena[start : start + (0 if block is None else block.nbytes)]
 
 

@@ -15,6 +15,9 @@ from autoconv.networks.operators import Concat, Elementwise, Reshape, Slice
 
 ALIGNMENT = 256  # bytes: whole cache lines, and what CUDA's libraries want of scratch memory
 
+# What lies in an arena: an array, by its name, or a step's scratch memory, by its number, which no name can be.
+Place = str | int
+
 
 class Views:
     """Which arrays lie within others: reshaped ones, slices, parts of a concatenation, what is overwritten in place.
@@ -148,13 +151,8 @@ def own_outputs(graph: Graph, views: Views) -> dict[str, str]:
     return found
 
 
-def scratch_of(step: int) -> str:
-    """What the block of a step's scratch memory is called."""
-    return f"scratch memory of {step}"
-
-
-def blocks(views: Views, scratch: Sequence[int] = ()) -> dict[str, Block]:
-    """What lies in the arena: arrays by name, and the scratch memory of steps.
+def blocks(views: Views, scratch: Sequence[int] = ()) -> dict[Place, Block]:
+    """What lies in the arena: arrays, and the scratch memory of steps.
 
     Parameters
     ----------
@@ -164,13 +162,13 @@ def blocks(views: Views, scratch: Sequence[int] = ()) -> dict[str, Block]:
 
     Returns
     -------
-    dict of str to Block
+    dict of Place to Block
     """
     graph, nodes = views.graph, views.computed
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     outside = own_outputs(graph, views)
-    found = {scratch_of(n): Block(nbytes, n, n) for n, nbytes in enumerate(scratch) if nbytes}
+    found: dict[Place, Block] = {n: Block(nbytes, n, n) for n, nbytes in enumerate(scratch) if nbytes}
     for n, node in enumerate(nodes):
         for name in (node.name, *node.inputs):
             root = views.root(name)[0]
@@ -184,15 +182,15 @@ def blocks(views: Views, scratch: Sequence[int] = ()) -> dict[str, Block]:
     return found
 
 
-def arranged(blocks: Mapping[str, Block]) -> tuple[dict[str, int], int]:
+def arranged(blocks: Mapping[Place, Block]) -> tuple[dict[Place, int], int]:
     """Offsets at which blocks can lie in one arena, so that none meet while both are needed; and the arena's bytes.
 
     The largest first, each into the smallest gap that is large enough ("greedy by size for offset calculation":
     Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020, algorithm 3).
     """
-    offsets: dict[str, int] = {}
+    offsets: dict[Place, int] = {}
     total = 0
-    for name, block in sorted(blocks.items(), key=lambda item: (-item[1].nbytes, item[1].first, item[0])):
+    for name, block in sorted(blocks.items(), key=lambda item: (-item[1].nbytes, item[1].first, str(item[0]))):
         size = rounded(block.nbytes)
         near = sorted(
             (offsets[other], offsets[other] + rounded(blocks[other].nbytes))
