@@ -24,7 +24,7 @@ from autoconv.bench.gpu.networks import ALIKE, OPERATORS, check_network, differe
 from autoconv.bench.gpu.report import markdown
 from autoconv.cuda import device as module
 from autoconv.cuda.device import CUDA
-from autoconv.errors import ArrayError
+from autoconv.errors import ArrayError, PlanError
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
     Concat,
@@ -144,6 +144,10 @@ def test_products_of_computed_matrices_are_cublas(
         assert difference(answer(net, cupy, inputs), evaluate(graph, inputs)["y"]) <= 1e-6
     assert net.arena_bytes >= Recorded.workspace_bytes
     assert "cuBLAS" in net.explain()
+    within = CompiledNetwork(graph, CUDA(0), {**options, "memory_limit": net.arena_bytes})
+    assert within.arena_bytes == net.arena_bytes
+    with pytest.raises(PlanError, match=f"expected at least {net.arena_bytes} bytes, which the arrays and the scratch"):
+        CompiledNetwork(graph, CUDA(0), {**options, "memory_limit": net.arena_bytes - 1})
 
 
 @pytest.mark.parametrize("right", [True, False])

@@ -19,6 +19,7 @@ from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.passes.batch_split import Images, Split, at_a_time, batch_of, divisors, split
 from autoconv.networks.run.memory import ALIGNMENT, Views, arena_bytes, blocks, rounded
+from autoconv.networks.run.runtime import step_maker
 from autoconv.plans import Plan
 from autoconv.tuning.planner import plan
 
@@ -93,9 +94,11 @@ def planned(
     for in_nhwc, parts in ways:
         found = split(laid_out(graph, in_nhwc), parts)
         views = Views(found.graph, device.alignment)
-        if limit is None or _needed(found, views, {}) <= limit:  # else no plans, which may have to be timed, would fit
+        if (
+            limit is None or _needed(found, views, {}, device) <= limit
+        ):  # else no plans, which may have to be timed, would fit
             plans = plans_for(found, views, device, {**options, "memory_limit": None}, candidates, mode, prices)
-            if limit is None or _needed(found, views, plans) <= limit:
+            if limit is None or _needed(found, views, plans, device) <= limit:
                 return Planned(found, views, plans, frozenset(in_nhwc))
         candidates = {}  # they were chosen for other layers
     return Planned(found, views, plans_for(found, views, device, options, candidates, mode, prices), frozenset(in_nhwc))
@@ -157,10 +160,11 @@ def plans_for(
         return plans
 
     beside = _beside(parts, views)
-    if (least := _needed(parts, views, {})) > limit:
-        raise PlanError(f"{graph.name}: memory_limit={limit}: expected at least {least} bytes, which the arrays take")
+    if (least := _needed(parts, views, {}, device)) > limit:
+        takes = "the arrays and the scratch memory of what is no layer take"
+        raise PlanError(f"{graph.name}: memory_limit={limit}: expected at least {least} bytes, which {takes}")
     missing = 0  # in the gaps between blocks
-    while (total := _needed(parts, views, plans)) > limit:
+    while (total := _needed(parts, views, plans, device)) > limit:
         rooms = {name: max(limit - beside[name] - missing, 0) // ALIGNMENT * ALIGNMENT for name in layers}
         over = [name for name in layers if plans[name].workspace_bytes > rooms[name]]
         for name in over:
@@ -183,10 +187,15 @@ def _limit(options: Mapping[str, Any]) -> int | None:
     return limit
 
 
-def _needed(parts: Split, views: Views, plans: Mapping[str, Plan]) -> int:
-    """Bytes of all arrays, and of the scratch memory of nodes."""
-    made = [plans.get(parts.origin(node.name)) for node in views.computed]
-    return arena_bytes(views, [0 if found is None else scratch_bytes(found) for found in made])
+def _needed(parts: Split, views: Views, plans: Mapping[str, Plan], device: Device) -> int:
+    """Bytes of all arrays, and of the scratch memory of nodes: of layers as far as they have plans."""
+    maker = step_maker(parts.graph, views, device)
+
+    def scratch(node: Node) -> int:
+        made = plans.get(parts.origin(node.name))
+        return maker.scratch_bytes(node) if made is None else scratch_bytes(made)
+
+    return arena_bytes(views, [scratch(node) for node in views.computed])
 
 
 def scratch_bytes(made: Plan) -> int:

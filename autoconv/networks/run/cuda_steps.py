@@ -21,6 +21,7 @@ from autoconv.cuda.operators.elementwise import MOST_INPUTS, TYPES, elementwise
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.graph import Node
+from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import (
     LRN,
     Concat,
@@ -70,6 +71,10 @@ class CudaStepMaker(StepMaker):
             scratch = aligned(kernel.workspace_bytes) + kernel.packed_bytes
             program = functools.partial(_pack_and_run, kernel, made.layer)
         return Step(node, str(made.candidate), (Call(program, self._operands(node, made, packed), scratch),))
+
+    def scratch_bytes(self, node: Node) -> int:
+        product = isinstance(node.operator, MatMul) and layer_of(self.graph, node) is None
+        return self._cuda.blas().workspace_bytes if product else 0
 
     def _has_kernels(self, operator: Operator, dtypes: set[str]) -> bool:
         if dtypes == {"float32"}:
@@ -142,7 +147,7 @@ class CudaStepMaker(StepMaker):
     def _product(self, node: Node, operator: MatMul) -> list[Call] | None:
         """A product of computed matrices, and the epilogue over it."""
         a, b, out = (self.graph.types[name].shape for name in (*node.inputs[:2], node.name))
-        batch, blas = math.prod(out[:-2]), self._cuda.blas()
+        batch = math.prod(out[:-2])
         if any(math.prod(s[:-2]) not in (1, batch) for s in (a, b)):
             return None
         (m, k), n = a[-2:], out[-1]
@@ -151,9 +156,11 @@ class CudaStepMaker(StepMaker):
             matrices if math.prod(s[:-2]) == batch else matrices._replace(batch=0)
             for matrices, s in ((Matrices(k, 1, m * k), a), (of_b, b))
         )
-        multiply = product(blas, ("float32", "float32"), (m, n, k), batch, of_a, of_b, Matrices(n, 1, m * n))
+        multiply = product(
+            self._cuda.blas(), ("float32", "float32"), (m, n, k), batch, of_a, of_b, Matrices(n, 1, m * n)
+        )
         operands = Ref(node.inputs[0]), Ref(node.inputs[1]), Ref(node.name), Scratch()
-        calls = [Call(functools.partial(_multiply, self._cuda, multiply), operands, blas.workspace_bytes)]
+        calls = [Call(functools.partial(_multiply, self._cuda, multiply), operands, self.scratch_bytes(node))]
         names = (node.name, *node.inputs[2:])
         finished: Expression = 0
         for place in range(1, len(names)):

@@ -167,6 +167,11 @@ class StepMaker:
             return Step(node, "NumPy", function=named(node.name, function))
         return Step(node, "kernel", tuple(calls))
 
+    def scratch_bytes(self, node: Node) -> int:
+        """Scratch memory of a node that is no layer: none on a CPU."""
+        del node
+        return 0
+
     def _elsewhere(self, node: Node, operator: Foreign) -> Step:
         """What another library runs, on as many threads as the device has."""
         assert isinstance(self.device, CPU)
