@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
+import pickle
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,12 +35,15 @@ from autoconv.networks.operators import (
     Pad,
     Pool,
     Reduce,
+    Reshape,
+    Slice,
     TensorType,
     random_inputs,
 )
 from autoconv.networks.reference import evaluate
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.memory import ALIGNMENT, Block, Views, arranged, rounded
+from autoconv.networks.run.runtime import inputs_of
 
 kernels = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 
@@ -333,6 +338,33 @@ def test_inputs_are_checked() -> None:
             net.run(x.astype(other))
     transposed = np.ascontiguousarray(x.transpose(0, 1, 3, 2)).transpose(0, 1, 3, 2)
     np.testing.assert_array_equal(net.run(transposed)["up"], net.run(x)["up"])
+
+
+@kernels
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # of NumPy's matrices
+def test_inputs_are_plain_arrays_whose_elements_are_aligned() -> None:
+    """Whatever their class is, and wherever they lie."""
+    graph = Graph("rows")
+    rows = graph.add("rows", Reshape((2, 2, 4)), graph.add_input("x", TensorType((4, 4))))
+    second = graph.add("second", Slice((1, 0, 0), (1, 2, 4), (1, 1, 1)), rows)
+    graph.outputs["y"] = graph.add("y", MatMul(), second, graph.add_constant("w", filters(3, 4, 5)))  # is NumPy's
+    net = compiled(graph)
+    x = drawn(graph)["x"]
+    odd = np.frombuffer(b"." + x.tobytes(), np.float32, offset=1).reshape(x.shape)
+    assert not odd.flags.aligned
+    for other in (np.asmatrix(x), odd, x.astype(np.float32, order="F")):
+        found = inputs_of(graph, net.device, (other,), {})["x"]
+        assert type(found) is np.ndarray
+        assert found.flags.aligned
+        np.testing.assert_array_equal(net.run(other), net.run(x))
+
+
+@kernels
+def test_a_copy_is_the_network_and_a_pickle_there_is_none() -> None:
+    net = compiled(small(1))
+    assert copy.copy(net) is copy.deepcopy([net])[0] is net
+    with pytest.raises(ConfigError, match=r"small: cannot be pickled: save\(path\) keeps it, and autoconv.load reads"):
+        pickle.dumps(net)
 
 
 @kernels

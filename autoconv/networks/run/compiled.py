@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from autoconv.networks.run.contest import quickest, repeatable
 from autoconv.networks.run.instance import Instance, Schedule
 from autoconv.networks.run.listing import StepTime
 from autoconv.networks.run.memory import check_fits
-from autoconv.networks.run.runtime import for_device, instance_of
+from autoconv.networks.run.runtime import for_device, inputs_of, instance_of
 from autoconv.networks.run.schedules import Packed, scheduled
 from autoconv.plans import Plan
 from autoconv.registry import resolve
@@ -40,7 +40,7 @@ class CompiledNetwork:
     """A network, ready to run: made by `autoconv.load`.
 
     All its kernels run in one call, on the threads of the device, in memory that is arranged beforehand. Several
-    threads may run it at once; each then has memory of its own.
+    threads may run it at once; each then has memory of its own. A copy of it is the network itself.
 
     Attributes
     ----------
@@ -232,7 +232,7 @@ class CompiledNetwork:
         >>> net = autoconv.load("model.onnx", batch=1)  # doctest: +SKIP
         >>> y = net.run(np.zeros((1, 3, 224, 224), np.float32))  # doctest: +SKIP
         """
-        inputs = self._inputs(arrays, named)
+        inputs = inputs_of(self.graph, self.device, arrays, named)
         with self._lock:
             schedule = self._schedule
             instance = next((one for one in self._instances if one.available()), None)
@@ -247,28 +247,6 @@ class CompiledNetwork:
         if not kept:
             instance.finish()
         return found if len(found) > 1 else next(iter(found.values()))
-
-    def _inputs(self, arrays: tuple[Array, ...], named: Mapping[str, Array]) -> dict[str, Array]:
-        expected = self.graph.inputs
-        if len(arrays) > len(expected):
-            raise ArrayError(f"{self.graph.name}: expected inputs {', '.join(expected)}, got {len(arrays)} arrays")
-        given = dict(zip(expected, arrays, strict=False))
-        for name, array in named.items():
-            if name not in expected or name in given:
-                again = "is given twice" if name in given else f"expected one of {', '.join(expected)}"
-                raise ArrayError(f"{self.graph.name}: input {name!r}: {again}")
-            given[name] = array
-        found = {}
-        for name, wanted in expected.items():
-            if name not in given:
-                raise ArrayError(f"{self.graph.name}: input {name!r} is missing: expected {wanted}")
-            array = given[name] if self.device.owns(given[name]) else self.device.adopt(given[name], name)
-            if array.shape != wanted.shape or array.dtype != np.dtype(wanted.dtype):
-                raise ArrayError(
-                    f"{self.graph.name}: input {name!r}: planned for {wanted}, got {array.dtype} {tuple(array.shape)}"
-                )
-            found[name] = array if self.device.ready(array) else self.device.xp.ascontiguousarray(array)
-        return found
 
     def profile(self, *arrays: Array, repeat: int = 10, alone: bool = False, **named: Array) -> list[StepTime]:
         """Time every step of a run, where it stands in the sequence; the steps are then calls of their own.
@@ -297,7 +275,7 @@ class CompiledNetwork:
         """
         if type(repeat) is not int or repeat < 1:
             raise ArrayError(f"repeat={repeat!r}: expected an integer of at least 1")
-        inputs = self._inputs(arrays, named)
+        inputs = inputs_of(self.graph, self.device, arrays, named)
         made, schedule = self._running()
         instance, runs = instance_of(schedule, apart=True), []
         instance.run(inputs)
@@ -333,6 +311,15 @@ class CompiledNetwork:
                 *listing.table(listed, made.parts.whole),
             ]
         )
+
+    def __copy__(self) -> CompiledNetwork:
+        return self
+
+    def __deepcopy__(self, memo: object) -> CompiledNetwork:  # as of a plan: nothing in it changes what it gives
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(f"{self.graph.name}: cannot be pickled: save(path) keeps it, and autoconv.load reads that")
 
     def __repr__(self) -> str:
         return f"<CompiledNetwork {self.graph.name} on {self.device.name}>"

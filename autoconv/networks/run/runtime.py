@@ -1,12 +1,16 @@
-"""What differs from one kind of device to another where networks run: who finds kernels, and who runs them."""
+"""What differs from one kind of device to another where networks run: inputs, who finds kernels, and who runs them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from autoconv import registry
+from autoconv.algorithm import Array
 from autoconv.device import Device
-from autoconv.errors import PlanError
+from autoconv.errors import ArrayError, PlanError
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.passes.epilogue import split_activations
@@ -49,6 +53,40 @@ def for_device(graph: Graph, device: Device) -> Graph:
         if all(reasons):
             why = "; ".join(reason for some in reasons for reason in some)
             raise PlanError(f"{graph.name}: node {node.name!r}, {node.operator.kind}: no kernel for a GPU: {why}")
+    return found
+
+
+def inputs_of(graph: Graph, device: Device, arrays: tuple[Array, ...], named: Mapping[str, Array]) -> dict[str, Array]:
+    """The inputs of a run by name, in order or by name, as kernels can read them.
+
+    Raises
+    ------
+    ArrayError
+        For an input that is missing, that the graph does not have, or of another shape or type.
+    """
+    expected = graph.inputs
+    if len(arrays) > len(expected):
+        raise ArrayError(f"{graph.name}: expected inputs {', '.join(expected)}, got {len(arrays)} arrays")
+    given = dict(zip(expected, arrays, strict=False))
+    for name, array in named.items():
+        if name not in expected or name in given:
+            again = "is given twice" if name in given else f"expected one of {', '.join(expected)}"
+            raise ArrayError(f"{graph.name}: input {name!r}: {again}")
+        given[name] = array
+    found = {}
+    for name, wanted in expected.items():
+        if name not in given:
+            raise ArrayError(f"{graph.name}: input {name!r} is missing: expected {wanted}")
+        array = given[name] if device.owns(given[name]) else device.adopt(given[name], name)
+        if array.shape != wanted.shape or array.dtype != np.dtype(wanted.dtype):
+            raise ArrayError(
+                f"{graph.name}: input {name!r}: planned for {wanted}, got {array.dtype} {tuple(array.shape)}"
+            )
+        found[name] = device.asarray(array)  # a matrix of NumPy's becomes an array
+        if not device.ready(array):
+            with device.selected():
+                found[name] = device.empty(wanted.shape, wanted.dtype)
+                found[name][...] = array
     return found
 
 
