@@ -327,6 +327,16 @@ def test_a_way_that_answers_otherwise_is_left_out(tmp_path: Path, monkeypatch: p
     assert [median == math.inf for median in medians] == [False, True, False]
 
 
+@pytest.mark.parametrize("dtype", [np.bool_, np.int64, np.float16, np.float32, np.complex64])
+def test_answers_of_any_type_are_compared(dtype: type) -> None:
+    answer = np.array([0, 1, 1], dtype)
+    assert contest._close(answer, answer.copy())
+    assert not contest._close(answer, np.array([1, 1, 1], dtype))
+    if dtype is np.complex64:
+        ways = [np.array([1 + y, np.inf, np.nan], dtype) for y in (1j, 1.001j, -1j)]
+        assert [contest._close(ways[0], other) for other in ways] == [True, True, False]
+
+
 @kernels
 def test_kernels_of_ours_are_not_run_to_see_whether_they_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even those that pack filters in every run, which is no part of the single call."""

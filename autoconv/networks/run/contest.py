@@ -93,8 +93,8 @@ def _right(instances: Sequence[Instance], inputs: Mapping[str, Array]) -> list[i
 
 def _close(answer: Array, other: Array) -> bool:
     """Whether two answers are one but for rounding; what is not finite in both alike is."""
-    a, b = np.asarray(answer, np.float64), np.asarray(other, np.float64)
-    scale = float(np.abs(b, where=np.isfinite(b), out=np.zeros_like(b)).max(initial=0.0))
+    a, b = (array.astype(np.result_type(array, np.float64)) for array in map(np.asarray, (answer, other)))
+    scale = float(np.abs(b, where=np.isfinite(b), out=np.zeros(b.shape)).max(initial=0.0))
     return bool(np.isclose(a, b, rtol=0.0, atol=AGREEMENT * scale, equal_nan=True).all())
 
 
