@@ -175,6 +175,15 @@ def test_functions_of_what_is_no_number_or_has_no_end(instruction_set: str) -> N
         np.testing.assert_array_equal(y, Elementwise(expression).evaluate(x, np.ones_like(x)))
 
 
+@pytest.mark.parametrize("expression", [("mul", 0, 1e300), ("sub", 1e39, 0), ("div", 0, -1e300), ("max", -1e50, 0)])
+def test_numbers_beyond_float32_are_infinite(expression: Any) -> None:
+    x = np.array([1.5, -2.0, 3e38, np.inf], np.float32)
+    with np.errstate(all="ignore"):
+        expected = Elementwise(expression).evaluate(x)
+    assert expected.dtype == np.float32
+    np.testing.assert_array_equal(compiled(graph_of(Elementwise(expression), x.shape)).run(x), expected)
+
+
 def test_pools_of_long_strides_are_written_in_few_lines() -> None:
     """And not an element of the window after the other, for as many windows as a vector has lanes."""
     shape = windows.PoolShape("max", 8, (1, 112), (1, 1), (1, 112), (1, 112), ((0, 0), (0, 0)), (1, 1), False)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from autoconv.common.epilogue.expressions import FUNCTIONS, Expression, is_valid, value_of, with_constants
+from autoconv.common.epilogue.expressions import (
+    FUNCTIONS,
+    Expression,
+    constant_of,
+    is_valid,
+    value_of,
+    with_constants,
+)
 from autoconv.common.types import INTEGERS, SUMS
 from autoconv.errors import ConfigError
 from autoconv.networks.operators.base import Operator, TensorType
@@ -15,6 +23,15 @@ from autoconv.networks.operators.base import Operator, TensorType
 NARROW = ("float16", "bfloat16")  # floats in which nobody computes
 FLOATS = ("float32", "float64", *NARROW)
 MIXED = ("float32", *INTEGERS, *NARROW)  # types of outputs where types meet
+
+
+def in_float32(expression: Expression) -> Expression:
+    """The expression with numbers beyond float32 as that type has them, which is infinite."""
+    if (number := constant_of(expression)) is not None:
+        with np.errstate(over="ignore"):
+            found = float(np.float32(number))
+        return expression if math.isfinite(found) else ("constant", found)
+    return expression if isinstance(expression, int) else (expression[0], *map(in_float32, expression[1:]))
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from autoconv.networks.operators import (
     Transpose,
 )
 from autoconv.networks.operators.base import in_nchw
-from autoconv.networks.operators.elementwise import NARROW
+from autoconv.networks.operators.elementwise import NARROW, in_float32
 from autoconv.networks.run.memory import Views
 from autoconv.plans import Plan
 
@@ -310,7 +310,8 @@ class StepMaker:
         """A kernel that stores an expression of the first input from element `start` on, to the output from `to` on."""
         sizes, steps = collapsed(shape, [out, *strides])
         types = tuple(self.graph.types[name].dtype for name in (node.name, *inputs))
-        program = compiler.build(elementwise.emit, self._instruction_set, expression, sizes, steps, types)
+        computed = in_float32(expression)
+        program = compiler.build(elementwise.emit, self._instruction_set, computed, sizes, steps, types)
         bytes_of = [ELEMENTS[dtype].bytes for dtype in types]
         operands: list[Ref | None] = [None] * 6
         operands[OUTPUT] = Ref(node.name, bytes_of[0] * to)
