@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 OPSET, IR_VERSION = 17, 9  # of the models given to ONNX Runtime: what every release since 1.15 reads
 WEIGHTS = ("constant", "varying")
-SPINNING = "session.intra_op.allow_spinning"  # ONNX Runtime's name of a setting
+# ONNX Runtime's names of settings.
+SPINNING = "session.intra_op.allow_spinning"
+FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def onnx_model(layers: Mapping[str, ConvLayer], constants: Mapping[str, Array]) -> bytes:
@@ -71,10 +74,11 @@ def onnx_session(layers: Mapping[str, ConvLayer], constants: Mapping[str, Array]
     return model_session(onnx_model(layers, constants), threads)
 
 
-def model_session(model: bytes, threads: int, profile: str = "", spinning: bool = True) -> Any:
+def model_session(model: bytes, threads: int, profile: str = "", spinning: bool = True, whole: bool = False) -> Any:
     """The same for any model; with a profile, which is written to a file whose name begins so.
 
-    Its threads spin for a while after a run, which takes a core from whoever runs next, unless they are told not to.
+    Its threads spin for a while after a run, which takes a core from whoever runs next, unless they are told not to. A
+    model that is to be `whole` reads nothing from files, in which it could else name its constants.
     """
     import onnxruntime
 
@@ -83,6 +87,8 @@ def model_session(model: bytes, threads: int, profile: str = "", spinning: bool 
     options.log_severity_level = 3  # errors
     if not spinning:
         options.add_session_config_entry(SPINNING, "0")
+    if whole:
+        options.add_session_config_entry(FOLDER, os.devnull)  # which has no files
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -212,6 +212,25 @@ def test_what_nobody_can_run_is_named(made: Any, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("location", ["k.bin", "../folder/k.bin"])
+def test_a_saved_model_reads_no_files(location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From wherever it comes, it could else show the world what lies beside the process that runs it."""
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")
+    Path("k.bin").write_bytes(X[0].tobytes())
+    elsewhere = onnx.TensorProto(name="k", data_type=1, dims=[3, 3], data_location=onnx.TensorProto.EXTERNAL)
+    elsewhere.external_data.add(key="location", value=location)
+    nodes = [node("MatMul", "i0 k", "m"), node("Det", "m", "o0")]
+    made = model(nodes, {"i0": list(X.shape)}, {}, outputs=["o0"])
+    made.graph.output[0].type.tensor_type.CopyFrom(onnx.helper.make_tensor_type_proto(1, [2]).tensor_type)
+    made.graph.initializer.append(elsewhere)
+    network("a scalar for each").save("net.autoconv")
+    with header_of(Path("net.autoconv")) as header:
+        header["nodes"][0][2]["model"] = base64.b64encode(made.SerializeToString()).decode()
+    with pytest.raises(ConfigError, match=r"node 'y', Det of .*: expected an ONNX model of this node: "):
+        autoconv.load("net.autoconv")
+
+
 def of_another() -> str:
     """The model of another node."""
     (found,) = (n.operator for n in network("the second output").graph.nodes.values())

@@ -145,7 +145,7 @@ def _session(model: str, threads: int) -> Runner | None:
         errors.RuntimeException,  # of older ones, for attributes that a kernel does not take
     )
     try:
-        session = model_session(base64.b64decode(model), threads, spinning=False)
+        session = model_session(base64.b64decode(model), threads, spinning=False, whole=True)
     except refusals:
         return None
     inputs = session.get_inputs()
