@@ -18,7 +18,7 @@ from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph
-from autoconv.networks.operators import Conv, Elementwise, Pad, Slice, TensorType
+from autoconv.networks.operators import Concat, Conv, Elementwise, Pad, Slice, TensorType
 from autoconv.networks.operators.sampling import Sampler
 from autoconv.networks.passes import optimized
 from autoconv.networks.run import saved
@@ -106,6 +106,18 @@ def test_a_damaged_file_is_one_line(path: Path) -> None:
         autoconv.load(path)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int4", "uint4"])
+def test_constants_of_a_type_that_is_not_numpys_come_back(dtype: str, tmp_path: Path) -> None:
+    graph = Graph("narrow")
+    x = graph.add_input("x", TensorType((1, 3), dtype))
+    found = np.array([[1, 2, 3], [0, 5, 7]]).astype(dtype)
+    graph.outputs["y"] = graph.add("y", Concat(0), x, graph.add_constant("k", found))
+    compiled(graph).save(tmp_path / "net.autoconv")
+    y = autoconv.load(tmp_path / "net.autoconv").run(found[:1])
+    assert y.dtype == dtype
+    np.testing.assert_array_equal(y.astype(np.float32), np.concatenate([found[:1], found]).astype(np.float32))
+
+
 def test_constants_of_bfloat16_come_back(tmp_path: Path) -> None:
     graph = Graph("bfloat16")
     x = graph.add_input("x", TensorType((1, 4, 6, 6), "bfloat16"))
@@ -149,6 +161,10 @@ def test_an_archive_that_wants_a_password_is_no_network(path: Path, flag: int) -
         ({"nodes": [["y", "Elementwise", {"expression": ["add", 0, 1]}, ["x"]]]}, "expected a function of"),
         ({"outputs": {"y": "nowhere"}}, "expected outputs that are computed"),
         ({"inputs": [["x", [1, 4, 12, -10], "float32"]]}, "expected extents of at least 0"),
+        *(
+            ({"inputs": [["x", [1, 4, 12, 10], dtype]]}, f"input 'x': expected a type of numbers, got {dtype}")
+            for dtype in ("object", "V8", "S5", "datetime64", ">f4")
+        ),
         ({"inputs": [["x", [1, 4, 12, 400_000_000], "float32"]]}, "array 'x': float32 .* takes 73242.19 MiB, and"),
         ({"inputs": [["x", [400_000_000, 4, 12, 10], "float32"]]}, "array 'x': .* takes 732421.88 MiB, and"),
         (
@@ -179,7 +195,22 @@ def test_an_archive_that_wants_a_password_is_no_network(path: Path, flag: int) -
                 ("Resize", {"axis": 1, "indices": [[0, 1], [1]], "weights": [[1.0, 0.0], [1.0]]}, "expected as many"),
                 ("Resize", {"axis": 1, "indices": [[]], "weights": [[]]}, "expected as many indices and weights"),
                 ("Resize", {"axis": 1, "indices": [[4]], "weights": [[1.0]]}, "indices: expected 0 to 3"),
-                ("Pool", {"reduction": "max", "window": [2, 2], "padding": [[0, 0, 0], [0, 0, 1]]}, "not a saved"),
+                (
+                    "Pool",
+                    {"reduction": "max", "window": [2, 2], "padding": [[0, 0, 0], [0, 0, 1]]},
+                    r"node 'y' \(Pool\): padding=\(\(0, 0, 0\), \(0, 0, 1\)\): expected Sides",
+                ),
+                ("Pool", {"reduction": "min", "window": [2, 2]}, "reduction='min': expected Literal"),
+                (
+                    "Pad",
+                    {"before": [0, 0, 0, 1e400], "after": [0, 0, 0, 0]},
+                    r"before=\(0, 0, 0, inf\): expected tuple",
+                ),
+                ("Pad", {"before": [0] * 4, "after": [1] * 4, "mode": 1.5}, "mode=1.5: expected Literal"),
+                ("Reshape", {"shape": [480.0]}, r"shape=\(480.0,\): expected tuple\[int, \.\.\.\]"),
+                ("Resize", {"axis": 1, "indices": [[0]], "weights": [[""]]}, r"weights=\(\('',\),\): expected tuple"),
+                ("LRN", {"size": True, "alpha": 1, "beta": 1, "bias": 1}, "size=True: expected int"),
+                ("Conv", {"activation": 3}, r"activation=3: expected str \| None"),
             )
         ),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -331,6 +332,13 @@ def test_a_damaged_node_is_refused_when_the_file_is_read(changes: dict[str, Any]
     with pytest.raises(autoconv.ConfigError, match=message) as caught:
         autoconv.load(tmp_path / "net.autoconv")
     assert "\n" not in str(caught.value)
+
+
+def test_a_saved_network_says_that_pytorch_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_a_node(tmp_path / "net.autoconv")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(autoconv.ConfigError, match=r"^aten::cumsum: no kernel here: expected torch to be installed"):
+        autoconv.load(tmp_path / "net.autoconv")
 
 
 def test_complex_constants_are_saved_and_loaded(tmp_path: Path) -> None:

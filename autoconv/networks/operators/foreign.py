@@ -79,9 +79,9 @@ class Foreign(Operator):
         runner, stated = self.runner(1), TensorType(self.shape, self.dtype)
         if runner.takes != expected:
             raise ConfigError(f"expected a model of these inputs, got one of {listed(runner.takes)}")
-        if type(self.output) is not int or stated not in runner.gives[self.output :][:1]:
+        if stated not in runner.gives[self.output :][:1]:
             raise ConfigError(
-                f"expected an output of its model, which gives {listed(runner.gives)}, got {self.output!r}: {stated}"
+                f"expected an output of its model, which gives {listed(runner.gives)}, got {self.output}: {stated}"
             )
         return stated
 

@@ -46,9 +46,9 @@ class ForeignTorch(Foreign):
     @property
     def is_core(self) -> bool:
         """Whether it is one of those to which PyTorch reduces all others: they compute, and do nothing else."""
+        target = target_of(self.operator)  # first, as it says what is missing
         import torch
 
-        target = target_of(self.operator)
         return torch.Tag.core in target.tags and not target._schema.is_mutable
 
 

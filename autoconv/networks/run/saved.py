@@ -7,16 +7,18 @@ are made of, and reading them takes longer than packing on all threads (ResNet-5
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import ml_dtypes
 import numpy as np
 
 from autoconv.common.text import one_line
-from autoconv.common.types import DTYPES
 from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
 from autoconv.errors import ConfigError
@@ -72,13 +74,14 @@ def write(path: Path, graph: Graph, made: Planned, device: Device) -> None:
     """
     for node in graph.nodes.values():
         _check_stored(graph, node.name, node.operator)
-    arrays: dict[str, Any] = {f"c{n}": value for n, value in enumerate(graph.constants.values())}
+    arrays: dict[str, Any] = {f"c{n}": _bytes_of(value) for n, value in enumerate(graph.constants.values())}
     header = {
         "format": FORMAT,
         "name": graph.name,
         "device": device.key,
         "inputs": [[name, list(t.shape), t.dtype] for name, t in graph.inputs.items()],
         "constants": list(graph.constants),
+        "types": {name: value.dtype.name for name, value in graph.constants.items() if value.dtype.isbuiltin != 1},
         "nodes": [
             [
                 node.name,
@@ -137,17 +140,19 @@ def _graph(header: Any, archive: Any, path: Path) -> Graph:
     for name, shape, dtype in header["inputs"]:
         if not all(type(extent) is int and extent >= 0 for extent in shape):
             raise ConfigError(f"{graph.name}: input {name!r}: expected extents of at least 0, got {shape}")
+        if not _of_numbers(np.dtype(dtype)):
+            raise ConfigError(f"{graph.name}: input {name!r}: expected a type of numbers, got {dtype}")
         graph.add_input(str(name), TensorType(tuple(shape), np.dtype(dtype).name))
+    types = header.get("types", {})
     for n, name in enumerate(header["constants"]):
         value = archive[f"c{n}"]
-        if value.dtype == "V2":  # NumPy's files do not keep the name
-            value = value.view(DTYPES["bfloat16"])
-        known = value.dtype.kind in "iubfc" or value.dtype == DTYPES["bfloat16"]
-        known = known and value.dtype.isnative  # kernels know no other order of bytes
-        if not known or graph.add_constant(str(name), value) != name:
+        if value.dtype.kind == "V":
+            value = value.view(types.get(name, "bfloat16"))
+        if not _of_numbers(value.dtype) or graph.add_constant(str(name), value) != name:
             raise ConfigError(f"{graph.name}: constant {name!r}: expected numbers under a name of their own")
     for name, kind, values, inputs in header["nodes"]:
         operator = OPERATORS[kind](**{key: _tuples(value) for key, value in values.items()})
+        _check_fields(graph, name, operator)
         _check_stored(graph, name, operator)
         if graph.add(str(name), operator, *map(str, inputs)) != name:
             raise ConfigError(f"{graph.name}: node {name!r}: expected a name of its own")
@@ -155,6 +160,44 @@ def _graph(header: Any, archive: Any, path: Path) -> Graph:
     if not graph.outputs or not graph.types.keys() >= set(graph.outputs.values()):
         raise ConfigError(f"{graph.name}: expected outputs that are computed, got {graph.outputs}")
     return graph
+
+
+def _bytes_of(value: np.ndarray) -> np.ndarray:
+    """An array as NumPy's files keep it: numbers of a type that is not its own are bytes there."""
+    return value if value.dtype.isbuiltin == 1 else value.view(f"V{value.itemsize}")
+
+
+def _of_numbers(dtype: np.dtype[Any]) -> bool:
+    """Whether a type is one of numbers, in the one order of bytes that kernels know."""
+    return dtype.isnative and (dtype.kind in "iubfc" or hasattr(ml_dtypes, dtype.name))
+
+
+def _check_fields(graph: Graph, name: Any, operator: Operator) -> None:
+    """Refuse an operator whose constants are of other types than they should be."""
+    hints = _hints(type(operator))
+    for field in fields(operator):  # type: ignore[arg-type]
+        value = getattr(operator, field.name)
+        if not _is_a(value, hints[field.name]):
+            kind, got = type(operator).__name__, f"{field.name}={value!r:.80}"
+            raise ConfigError(f"{graph.name}: node {name!r} ({kind}): {got}: expected {field.type}")
+
+
+_hints = functools.cache(get_type_hints)
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type, as annotations of operators state them."""
+    if hint is Any:
+        return True
+    kind, of = get_origin(hint), get_args(hint)
+    if kind is Literal:
+        return value in of
+    if kind in (Union, UnionType):
+        return any(_is_a(value, each) for each in of)
+    if kind is tuple:
+        each = of[:1] * len(value) if of[-1] is ... and isinstance(value, tuple) else of
+        return isinstance(value, tuple) and len(value) == len(each) and all(map(_is_a, value, each))
+    return type(value) is hint or (hint is float and type(value) is int)
 
 
 def _check_stored(graph: Graph, name: Any, operator: Operator) -> None:
