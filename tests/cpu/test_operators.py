@@ -94,6 +94,9 @@ CASES: dict[str, tuple[Operator, list[tuple[int, ...]]]] = {
     "lrn of fewer channels": (LRN(size=7, alpha=0.3, beta=0.75, bias=1.0), [(2, 2, 3, 5)]),
     "lrn of one channel at a time": (LRN(size=1, alpha=0.3, beta=0.75, bias=1.0), [(1, 3, 3, 3)]),
     "lrn, even and of another power": (LRN(size=4, alpha=0.5, beta=0.6, bias=2.0), [(1, 9, 3, 7)]),
+    "lrn of just so many channels": (LRN(size=32, alpha=1.0, beta=0.75, bias=1.0), [(1, 40, 3, 9)]),
+    "lrn of many channels": (LRN(size=34, alpha=1.0, beta=0.6, bias=1.0), [(2, 75, 3, 7)]),
+    "lrn of all channels": (LRN(size=2**31 - 1, alpha=1e9, beta=0.5, bias=1e-8), [(1, 300, 5, 5)]),
     "nearest": (Resize(2, ((0,), (0,), (1,), (1,), (2,)), ((1.0,),) * 5), [(2, 3, 3, 9)]),
     "between two": (Resize(3, ((0, 1), (1, 2), (2, 2)), ((0.5, 0.5), (0.25, 0.75), (1.0, 0.0))), [(2, 3, 4, 3)]),
 }  # fmt: skip

@@ -13,6 +13,7 @@ from autoconv.cpu.operators import TASK_ELEMENTS
 from autoconv.cpu.operators.elements import each_vector, joined, neutral
 
 CHAINS = 4  # sums that do not wait for each other
+MOST_SQUARES = 32  # that are kept from one channel to the next; of more every one is computed anew
 
 
 @contextmanager
@@ -143,11 +144,28 @@ def emit_lrn(
 
     def pixel(i: Value, count: int) -> None:
         source, target = x + image * (channels * pixels) + i, out + image * (channels * pixels) + i
-        squares = [k.var(k.zero(f32, count)) for _ in range(size)]  # of the channels around one
 
         def squared(c: Value | int) -> Value:
             v = k.load(source + c * pixels, count)
             return v * v
+
+        def normalise(c: Value, total: Value) -> None:
+            base = k.fma(total, k.const(total.type, alpha / size), k.const(total.type, bias))
+            if beta == 0.75:
+                root = sqrt(k, base)
+                power = root * sqrt(k, root)
+            else:
+                power = FUNCTIONS["pow"](k, base, k.const(total.type, beta))
+            k.store(divide(k, k.load(source + c * pixels, count), power), target + c * pixels)
+
+        if size > MOST_SQUARES:
+            with k.loop(0, channels) as c:
+                total = k.var(k.zero(f32, count))
+                with k.loop(k.max(c - before, 0), k.min(c + (after + 1), channels)) as near:
+                    total.add(squared(near))
+                normalise(c, total.get())
+            return
+        squares = [k.var(k.zero(f32, count)) for _ in range(size)]  # of the channels around one
 
         def channel(c: Value, enters: bool) -> None:
             for old, new in itertools.pairwise(squares):
@@ -156,13 +174,7 @@ def emit_lrn(
             total = squares[0].get()
             for square in squares[1:]:
                 total = total + square.get()
-            base = k.fma(total, k.const(total.type, alpha / size), k.const(total.type, bias))
-            if beta == 0.75:
-                root = sqrt(k, base)
-                power = root * sqrt(k, root)
-            else:
-                power = FUNCTIONS["pow"](k, base, k.const(total.type, beta))
-            k.store(divide(k, k.load(source + c * pixels, count), power), target + c * pixels)
+            normalise(c, total)
 
         for n in range(min(after, channels)):
             squares[before + 1 + n].set(squared(n))
