@@ -80,6 +80,8 @@ CASES: dict[str, tuple[Operator, list[tuple[int, ...]]]] = {
     "mean of parts of a long row": (pools("mean", window=(2, 40), stride=(2, 37), padding=((0, 0), (3, 39))),
                                     [(2, 3, 4, 200)]),
     "largest of parts of a long row": (pools("max", window=(1, 30), stride=(1, 30), dilation=(1, 2)), [(1, 2, 3, 95)]),
+    "mean of many rows": (pools("mean", window=(300, 2), stride=(7, 2), padding=((30, 9), (0, 1))), [(2, 3, 310, 41)]),
+    "largest of many rows": (pools("max", window=(257, 1)), [(1, 2, 260, 20)]),
     "mean of an image, channels last": (Reduce("mean", (1, 2)), [(2, 7, 7, 130)]),
     "mean of an image": (Reduce("mean", (2, 3)), [(2, 5, 7, 7)]),
     "sum of rows": (Reduce("sum", (1,)), [(9, 1000)]),
@@ -98,6 +100,7 @@ CASES: dict[str, tuple[Operator, list[tuple[int, ...]]]] = {
     "lrn of many channels": (LRN(size=34, alpha=1.0, beta=0.6, bias=1.0), [(2, 75, 3, 7)]),
     "lrn of all channels": (LRN(size=2**31 - 1, alpha=1e9, beta=0.5, bias=1e-8), [(1, 300, 5, 5)]),
     "nearest": (Resize(2, ((0,), (0,), (1,), (1,), (2,)), ((1.0,),) * 5), [(2, 3, 3, 9)]),
+    "between many": (Resize(1, (tuple(range(40)), (7,) * 40), ((0.025,) * 40,) * 2), [(2, 40, 19)]),
     "between two": (Resize(3, ((0, 1), (1, 2), (2, 2)), ((0.5, 0.5), (0.25, 0.75), (1.0, 0.0))), [(2, 3, 4, 3)]),
 }  # fmt: skip
 
@@ -187,9 +190,10 @@ def test_numbers_beyond_float32_are_infinite(expression: Any) -> None:
     np.testing.assert_array_equal(compiled(graph_of(Elementwise(expression), x.shape)).run(x), expected)
 
 
-def test_pools_of_long_strides_are_written_in_few_lines() -> None:
+@pytest.mark.parametrize("window", [(1, 112), (5000, 1)])
+def test_pools_of_long_windows_are_written_in_few_lines(window: tuple[int, int]) -> None:
     """And not an element of the window after the other, for as many windows as a vector has lanes."""
-    shape = windows.PoolShape("max", 8, (1, 112), (1, 1), (1, 112), (1, 112), ((0, 0), (0, 0)), (1, 1), False)
+    shape = windows.PoolShape("max", 8, window, (1, 1), window, window, ((0, 0), (0, 0)), (1, 1), False)
     assert str(windows.emit("generic", shape)).count("\n") < 1000
 
 

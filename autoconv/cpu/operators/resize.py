@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from autoconv.cpu.codegen.ir import Module, f32, i64
+from collections.abc import Iterator
+
+from autoconv.cpu.codegen.ir import Function, Module, Value, f32, i64
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.operators import TASK_ELEMENTS
 from autoconv.cpu.operators.elements import each_vector
+
+WRITTEN_OUT = 32  # terms of an output; more are a loop
 
 
 def emit(instruction_set: str, outer: int, old: int, new: int, inner: int, taps: int) -> Module:
@@ -22,11 +26,20 @@ def emit(instruction_set: str, outer: int, old: int, new: int, inner: int, taps:
     with k.loop(index * together, k.min((index + 1) * together, outer * new)) as row:
         source, place = x + row // new * (old * inner), row % new * taps
         for i, count in each_vector(k, 0, inner, lanes):
-            total = k.zero(f32, count)
-            for tap in range(taps):
+            total = k.var(k.zero(f32, count))
+            for tap in _each(k, taps):
                 at = source + k.load(places + place + tap) * inner
-                total = k.fma(k.load(at + i, count), k.splat(k.load(weights + place + tap), count), total)
-            k.store(total, out + row * inner + i)
+                total.fma(k.load(at + i, count), k.splat(k.load(weights + place + tap), count))
+            k.store(total.get(), out + row * inner + i)
     run = m.function("run", *RUN)
     launch(run, run.args[0], k, -(-outer * new // together))
     return m
+
+
+def _each(k: Function, taps: int) -> Iterator[int | Value]:
+    """The terms of an output, by their numbers."""
+    if taps <= WRITTEN_OUT:
+        yield from range(taps)
+    else:
+        with k.loop(0, taps) as tap:
+            yield tap

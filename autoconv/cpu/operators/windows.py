@@ -13,7 +13,7 @@ from autoconv.cpu.operators.elements import ELEMENTS, floats, joined, neutral, s
 
 Pair = tuple[int, int]
 LARGEST_ROW = 1 << 14  # bytes of scratch memory on the stack
-WRITTEN_OUT = 1 << 8  # loads of the columns of a vector of windows; beyond, windows go in loops, one by one
+WRITTEN_OUT = 1 << 8  # loads of the rows or columns of a vector of windows; beyond, they go in loops
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,9 @@ class PoolShape:
         if not self.include_padding:
             low, high = 0, self.size[axis]
         starts = (place * self.stride[axis] - self.padding[axis][0] for place in range(self.out[axis]))
-        taps = range(self.window[axis])
-        return [max(1, sum(low <= start + tap * self.dilation[axis] < high for tap in taps)) for start in starts]
+        apart, taps = self.dilation[axis], self.window[axis]
+        inside = ((max(0, -((start - low) // apart)), min(taps, -((start - high) // apart))) for start in starts)
+        return [max(1, last - first) for first, last in inside]
 
 
 def emit(instruction_set: str, pool: PoolShape) -> Module:
@@ -100,12 +101,11 @@ class _PlaneWriter:
 
         def vector(i: Value | int, count: int) -> None:
             total = k.var(k.const(k.zero(f32, count).type, self.neutral))
-            if first is None:
-                assert isinstance(last, int)
+            if first is None and isinstance(last, int) and last <= WRITTEN_OUT:
                 for row in range(last):
                     total.set(joined(k, pool.reduction, total.get(), self._loaded(x + i + row * step, count)))
             else:
-                with k.loop(first, last) as tap:
+                with k.loop(0 if first is None else first, last) as tap:
                     total.set(joined(k, pool.reduction, total.get(), self._loaded(x + i + tap * step, count)))
             k.store(total.get(), target + i)
 
