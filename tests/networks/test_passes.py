@@ -171,6 +171,26 @@ def test_epilogues_are_in_the_layers() -> None:
     assert conv.inputs == ("x", "w", "r")
 
 
+def test_a_graph_is_put_in_order_once_by_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many blocks it has: each time all nodes are gone through."""
+    graph = Graph("blocks")
+    value = graph.add_input("x", TensorType((1, 4, 5, 5)))
+    for _ in range(5):
+        conv = graph.add("c", Conv(), value, graph.add_constant("w", drawn(4, 4, 1, 1)))
+        conv = graph.add("d", Conv(), conv, graph.add_constant("w", drawn(4, 4, 1, 1)))
+        value = graph.add("r", Elementwise(("relu", 0)), graph.add("a", Elementwise(("add", 0, 1)), value, conv))
+    graph.outputs["y"] = value
+    cleaned: list[Graph] = []
+    clean = Graph.clean
+    monkeypatch.setattr(Graph, "clean", lambda self: cleaned.append(self) or clean(self))
+    found = optimized(graph)
+    assert [(node.operator.residual, node.operator.activation) for node in found.nodes.values()] == [
+        *5 * [(False, None), (True, "relu")]
+    ]
+    assert len(cleaned) <= len(PASSES) + 1
+    agree(graph, found, 1e-6)
+
+
 def test_slopes_are_an_operand_of_the_layer() -> None:
     nodes, inputs, constants, _ = CASES["slopes behind batch norm and a sum"]
     graph = optimized(translated(model(nodes, inputs, constants), "net"))

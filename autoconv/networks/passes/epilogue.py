@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -35,19 +36,19 @@ def _open_product(graph: Graph, name: str) -> Node | None:
 
 def fuse_residual(graph: Graph) -> None:
     """The sum of a convolution and an array of its shape; of two convolutions, the later takes the other's output."""
+    place = {name: n for n, name in enumerate(graph.nodes)}
     for node in list(graph.nodes.values()):
         if not isinstance(node.operator, Elementwise) or node.operator.expression != ("add", 0, 1):
             continue
         shape = graph.types[node.name]
         if any(graph.types[name] != shape for name in node.inputs):
             continue
-        place = {name: n for n, name in enumerate(graph.nodes)}
         for name in sorted(node.inputs, key=lambda name: -place.get(name, -1)):
             maker = _open_product(graph, name)
             if maker is not None and isinstance(maker.operator, Product) and not maker.operator.residual:
                 (other,) = (v for v in node.inputs if v != name)
                 graph.change(node.name, replace(maker.operator, residual=True), *maker.inputs, other)
-                graph.clean()
+                del graph.nodes[name]  # which would else be one more to take its inputs
                 break
 
 
@@ -96,6 +97,7 @@ def split_activations(graph: Graph, fused: Collection[str]) -> None:
     graph.clean()
 
 
+@functools.lru_cache(256)
 def activation_of(expression: Expression, dtype: str = "float32") -> str | None:
     """The activation that an expression of one input of a type is; None where it is none.
 
