@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from autoconv.layer import ConvLayer
     from autoconv.networks.layers import NamedLayer, Network
     from autoconv.plans import Plan
-    from autoconv.tuning.measurement import Progress
 
 SLOT = 0.075  # seconds of one contestant in one round
 LONG = 0.3  # seconds of a run of which one is enough in a round
@@ -198,7 +197,7 @@ def check_types(net: Network, chosen: Iterable[NamedLayer]) -> None:
             raise ConfigError(f"{net.name}: layer {named.name!r}: dtype={dtype!r}: {expected}")
 
 
-def planned(layer: ConvLayer, setting: Setting, progress: Progress | None = None) -> Plan:
+def planned(layer: ConvLayer, setting: Setting) -> Plan:
     """Our plan, tuned and recorded, vendors off."""
     return plan(
         layer,
@@ -208,7 +207,6 @@ def planned(layer: ConvLayer, setting: Setting, progress: Progress | None = None
         vendors=False,
         exact=setting.exact,
         isolate=setting.isolate,
-        progress=progress,
     )
 
 

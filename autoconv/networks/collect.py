@@ -153,22 +153,6 @@ def _listed(net: Network) -> set[ConvLayer]:
     }
 
 
-def network_of(layers: Iterable[ConvLayer], name: str) -> Network:
-    """These layers as a network, each with its own batch sizes and directions.
-
-    Parameters
-    ----------
-    layers : iterable of ConvLayer
-    name : str
-        The network's.
-
-    Returns
-    -------
-    Network
-    """
-    return extended(Network(name, SOURCE, ()), layers)
-
-
 def extended(net: Network, layers: Iterable[ConvLayer]) -> Network:
     """A network with these layers behind its own, each with its own batch sizes and directions, and a new name.
 

@@ -22,7 +22,7 @@ from autoconv import ConvLayer, TuningCache, networks, plan, registry
 from autoconv.cli.options import jobs_of
 from autoconv.errors import CacheWarning, ConfigError
 from autoconv.networks import yaml_reader
-from autoconv.networks.collect import VARIABLE, Collection, network_of
+from autoconv.networks.collect import VARIABLE, Collection, extended
 from autoconv.networks.yaml_writer import text_of
 
 LAYER = ConvLayer(N=1, C=2, H=6, W=5, K=3, R=3, S=3, padding=1)
@@ -137,7 +137,8 @@ def test_nothing_is_written_where_nothing_is_missing(tmp_path: Path) -> None:
 
 @given(st.lists(conv_layers(), min_size=1, max_size=6))
 def test_every_layer_can_be_read_back(layers: list[ConvLayer]) -> None:
-    net = yaml_reader.network(text_of(network_of(layers, "some")).encode(), "some.yaml", "")
+    written = text_of(extended(networks.Network("some", "", ()), layers))
+    net = yaml_reader.network(written.encode(), "some.yaml", "")
     assert set(layers) == {layer for *_, layer in jobs_of([net], None, None)}
 
 
