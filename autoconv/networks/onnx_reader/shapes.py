@@ -20,10 +20,10 @@ def _identity(call: Call) -> str:
     return call.value(0)
 
 
-def _dropout(call: Call) -> list[str]:
+def _dropout(call: Call) -> str:
     if call.has(2) and bool(call.constant(2, "training_mode").item()):
         call.fail("training_mode: expected False")
-    return [call.value(0)]  # the mask is refused where somebody takes it
+    return call.value(0)  # the mask is refused where somebody takes it
 
 
 def _cast(call: Call) -> str | None:
@@ -48,7 +48,7 @@ def _constant(call: Call) -> str:
     from onnx import TensorProto, numpy_helper
 
     for key, value in call.attributes.items():
-        if isinstance(value, TensorProto) and (found := numpy_helper.to_array(value)).dtype.kind not in "cOSU":
+        if isinstance(value, TensorProto) and (found := numpy_helper.to_array(value)).dtype.kind not in NO_REAL_NUMBERS:
             return call.add_constant(found)
         if key in ("value_int", "value_ints"):
             return call.add_constant(np.asarray(value, np.int64))

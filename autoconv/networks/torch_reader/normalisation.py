@@ -13,14 +13,14 @@ from autoconv.networks.operators.shapes import Transpose
 from autoconv.networks.torch_reader.call import Call, Lowering
 
 
-def _batch_norm(call: Call) -> list[str]:
+def _batch_norm(call: Call) -> str:
     x, mean, variance = call.value("input"), call.value("running_mean"), call.value("running_var")
     dtype = call.graph.types[mean].dtype
     scale, bias = (
         call.value(name) if call.has(name) else call.add_constant(np.full(call.shape_of(mean), filling, dtype))
         for name, filling in (("weight", 1), ("bias", 0))
     )
-    return [call.batch_norm(x, scale, bias, mean, variance, call.number("eps"))]
+    return call.batch_norm(x, scale, bias, mean, variance, call.number("eps"))
 
 
 def _affine(call: Call, y: str, rest: int) -> str:
@@ -29,24 +29,24 @@ def _affine(call: Call, y: str, rest: int) -> str:
     return cast(call, affine(call, y, weight, bias, rest), call.graph.types[call.value("input")].dtype)
 
 
-def _layer_norm(call: Call) -> list[str]:
+def _layer_norm(call: Call) -> str:
     x = call.value("input")
     rank = len(call.shape_of(x))
     axes = tuple(range(rank - len(call["normalized_shape"]), rank))
-    return [_affine(call, normalised(call, wide(call, x), axes, call.number("eps")), 0)]
+    return _affine(call, normalised(call, wide(call, x), axes, call.number("eps")), 0)
 
 
-def _group_norm(call: Call) -> list[str]:
+def _group_norm(call: Call) -> str:
     x = call.value("input")
     shape = call.shape_of(x)
     y = normalised_in_groups(call, wide(call, x), call["group"], call.number("eps"))
-    return [_affine(call, call.reshape(y, shape), len(shape) - 2)]
+    return _affine(call, call.reshape(y, shape), len(shape) - 2)
 
 
-def _instance_norm(call: Call) -> list[str]:
+def _instance_norm(call: Call) -> str:
     x = call.value("input")
     rank = len(call.shape_of(x))
-    return [_affine(call, normalised(call, wide(call, x), (0, *range(2, rank)), call.number("eps")), rank - 2)]
+    return _affine(call, normalised(call, wide(call, x), (0, *range(2, rank)), call.number("eps")), rank - 2)
 
 
 def _variance(call: Call) -> str:

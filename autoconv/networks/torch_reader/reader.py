@@ -126,7 +126,8 @@ class _Reader:
         """One operator."""
         target, name = node.target, _module_of(node)
         if target is operator.getitem:
-            self._item(node, name)
+            if node.users:
+                self.values[node.name] = self.values[node.args[0].name][node.args[1]]
             return
         if not isinstance(target, torch._ops.OpOverload):
             raise self.fail(f"node {name!r}: {target}: expected an operator of ATen")
@@ -143,11 +144,6 @@ class _Reader:
                 call.fail("expected one output of random numbers to be used, as each is computed by itself")
             found = foreign(call, target, arguments, fakes) if node.users else []  # unused: a check of the trace's, say
         self.values[node.name] = [*map(Value, found)] if isinstance(fake, list | tuple) else Value(*found)
-
-    def _item(self, node: Any, name: str) -> None:
-        several, index = self.values[node.args[0].name], node.args[1]
-        if node.users:
-            self.values[node.name] = several[index]
 
     def _argument(self, value: Any) -> Any:
         """An argument with the values of nodes in their place."""

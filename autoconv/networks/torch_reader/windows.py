@@ -104,11 +104,6 @@ def _pool(reduction: Literal["max", "mean"], rank: int, call: Call) -> str:
     return back(call.add(pool, x))
 
 
-def _first_of_two(lowering: Lowering, call: Call) -> list[str]:
-    found = lowering(call)
-    return [found] if isinstance(found, str) else found
-
-
 def _adaptive_pool(reduction: Literal["max", "mean"], rank: int, call: Call) -> str:
     """Output i is made of what lies from `floor(i * old / new)` to before `ceil((i + 1) * old / new)`."""
     x, back = _images(call, "self", rank)
@@ -145,11 +140,11 @@ LOWERINGS: dict[str, Lowering] = {
     "aten::conv_transpose1d": functools.partial(_convolution, 1),
     "aten::conv_transpose2d.input": functools.partial(_convolution, 2),
     **{f"aten::max_pool{n}d": functools.partial(_pool, "max", n) for n in (1, 2)},
-    "aten::max_pool2d_with_indices": functools.partial(_first_of_two, functools.partial(_pool, "max", 2)),
+    "aten::max_pool2d_with_indices": functools.partial(_pool, "max", 2),
     **{f"aten::avg_pool{n}d": functools.partial(_pool, "mean", n) for n in (1, 2)},
     **{f"aten::adaptive_avg_pool{n}d": functools.partial(_adaptive_pool, "mean", n) for n in (1, 2)},
     "aten::_adaptive_avg_pool2d": functools.partial(_adaptive_pool, "mean", 2),
-    "aten::adaptive_max_pool2d": functools.partial(_first_of_two, functools.partial(_adaptive_pool, "max", 2)),
+    "aten::adaptive_max_pool2d": functools.partial(_adaptive_pool, "max", 2),
     "aten::mean": functools.partial(_reduce, "mean"),
     "aten::mean.dim": functools.partial(_reduce, "mean"),
     "aten::sum": functools.partial(_reduce, "sum"),
