@@ -19,7 +19,7 @@ from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError, PlanError
 from autoconv.layer import DIRECTIONS, ConvLayer
 from autoconv.registry import algorithms, fused_activations, resolve
-from autoconv.tuning.planner import MODES
+from autoconv.tuning.choice import MODES
 
 if TYPE_CHECKING:
     from autoconv.device import Device

@@ -19,7 +19,6 @@ from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
-from autoconv import registry
 from autoconv.algorithm import Algorithm, Kernel
 from autoconv.common import split_products
 from autoconv.common.forks import renew_in_children
@@ -29,12 +28,10 @@ from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
 from autoconv.records.limits import Denormals, Limits, Weights
-from autoconv.registry import resolve
-from autoconv.tuning.choice import MODES, choose
+from autoconv.registry import algorithms, resolve
+from autoconv.tuning.choice import choose
 from autoconv.tuning.lookup import Request
-from autoconv.tuning.measurement import Event, Progress
-
-__all__ = ["MODES", "Event", "Plan", "forget_plans", "plan"]
+from autoconv.tuning.measurement import Progress
 
 REMEMBERED = 1024  # plans kept in memory
 ENDLESS = 1e9  # seconds of a budget that is none
@@ -256,7 +253,7 @@ def _installed(adapter: Algorithm[Any]) -> bool:
 @functools.cache
 def _adapters(device: Device) -> dict[str, Algorithm[Any]]:
     """One algorithm of each vendor."""
-    return {a.vendor: a for a in registry.algorithms(device) if a.vendor is not None}
+    return {a.vendor: a for a in algorithms(device) if a.vendor is not None}
 
 
 def _number(value: object, name: str, kind: type[T]) -> T | None:

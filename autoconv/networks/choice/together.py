@@ -33,7 +33,7 @@ from autoconv.networks.operators.base import TensorType, in_layout
 from autoconv.plans import Plan
 from autoconv.records.limits import noise
 from autoconv.tuning.candidates import least_estimate
-from autoconv.tuning.choice import TIMING
+from autoconv.tuning.choice import MODES, TIMING
 from autoconv.tuning.planner import plan, resolved_cache
 
 # A layer in NHWC may take this part of what the estimates of both layouts and its time in NCHW make one expect; the
@@ -77,7 +77,7 @@ def arrays_in_nhwc(
     frozenset of str
         The names of nodes.
     """
-    if mode not in (*TIMING, "heuristic", "cached"):
+    if mode not in MODES:
         return frozenset()
     cache = resolved_cache(options.get("cache"))
     if mode in TIMING:  # what is timed follows from estimates, which a first look at the machine serves badly
