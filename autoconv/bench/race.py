@@ -31,6 +31,7 @@ from autoconv.bench.suites import OURS, Row, Samples, Setting, Suite, as_exporte
 from autoconv.common.candidate import Candidate
 from autoconv.common.text import one_line, size
 from autoconv.errors import FAILURES, ConfigError, PlanError
+from autoconv.networks.run.contest import AGREEMENT
 from autoconv.registry import algorithms
 from autoconv.tuning.planner import plan
 from autoconv.tuning.timing.full_speed import FullSpeed, Sampler, slowness
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 SLOT = 0.075  # seconds of one contestant in one round
 LONG = 0.3  # seconds of a run of which one is enough in a round
-AGREEMENT = 1e-2  # of the largest output: what differs by more is another answer, however inaccurate the arithmetic
 
 
 def sample(run: Callable[[], Any], clock: Callable[[], float]) -> float:

@@ -13,12 +13,13 @@ import numpy as np
 
 from autoconv import registry
 from autoconv.bench.baselines import BASELINES, Prepared, Problem
-from autoconv.bench.race import AGREEMENT, check_types, disagreement, guarded, ours, race
+from autoconv.bench.race import check_types, disagreement, guarded, ours, race
 from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
 from autoconv.errors import FAILURES, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.layers import Network
+from autoconv.networks.run.contest import AGREEMENT
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
 from autoconv.tuning.planner import plan

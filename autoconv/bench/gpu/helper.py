@@ -24,6 +24,7 @@ from autoconv.bench.gpu.edges import operands
 from autoconv.bench.gpu.networks import check_network, check_operator, host, judged
 from autoconv.bench.gpu.sanitized import memcheck
 from autoconv.bench.race import interleaved
+from autoconv.bench.suites import OURS
 from autoconv.common.text import one_line
 from autoconv.device import Device, Operands
 from autoconv.errors import DeviceLostError
@@ -38,7 +39,7 @@ from autoconv.tuning.process import Message, serve
 from autoconv.tuning.racing import challenge
 from autoconv.tuning.verification import Fenced, Verifier, direct
 
-OURS, WITH_VENDORS = "autoconv", "autoconv with vendors"
+WITH_VENDORS = f"{OURS} with vendors"
 TUNING = "tuning"  # folder of the tuning cache
 FEW = 4  # candidates of ours that hybrid times
 ROUNDS = 15

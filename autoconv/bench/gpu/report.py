@@ -8,8 +8,9 @@ from typing import Any
 
 from autoconv.bench.gpu import Result
 from autoconv.bench.gpu.agenda import Target
-from autoconv.bench.gpu.helper import OURS, WITH_VENDORS
+from autoconv.bench.gpu.helper import WITH_VENDORS
 from autoconv.bench.statistics import geometric_mean, interval, ratios
+from autoconv.bench.suites import OURS
 from autoconv.common.text import duration, shape
 
 UNITS = {"copy": ("copy, read and written", 1e12, "TB/s")}

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from autoconv.bench.networks.runtimes import AUTOCONV, OURS, RUNTIMES, Loaded
+from autoconv.bench.networks.runtimes import AUTOCONV, RUNTIMES, Loaded
 from autoconv.bench.race import sample
+from autoconv.bench.suites import OURS
 from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
 from autoconv.device import Device

@@ -16,10 +16,11 @@ import numpy as np
 from autoconv.bench.baselines.torch import pin
 from autoconv.bench.networks.models import pytorch_model
 from autoconv.bench.networks.race import NetworkRace, keep
-from autoconv.bench.networks.runtimes import OURS
-from autoconv.bench.race import AGREEMENT, disagreement, race
+from autoconv.bench.race import disagreement, race
+from autoconv.bench.suites import OURS
 from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
+from autoconv.networks.run.contest import AGREEMENT
 from autoconv.tuning.timing.full_speed import FullSpeed
 
 FILES = {"training": "training.json", "inference": "inference.json"}  # of a folder of results

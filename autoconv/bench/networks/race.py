@@ -17,15 +17,16 @@ import numpy as np
 
 from autoconv.bench.networks.models import fixed
 from autoconv.bench.networks.process import RuntimeProcess
-from autoconv.bench.networks.runtimes import OURS, RUNTIMES
-from autoconv.bench.race import AGREEMENT, disagreement, interleaved
+from autoconv.bench.networks.runtimes import RUNTIMES
+from autoconv.bench.race import disagreement, interleaved
 from autoconv.bench.results import rounded, write
 from autoconv.bench.statistics import Ratio, interval, ratios
-from autoconv.bench.suites import Samples
+from autoconv.bench.suites import OURS, Samples
 from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError, PlanError
 from autoconv.networks.operators import TensorType, random_inputs
+from autoconv.networks.run.contest import AGREEMENT
 from autoconv.tuning.process import NoAnswerError
 from autoconv.tuning.timing.full_speed import FullSpeed
 

@@ -17,13 +17,13 @@ from autoconv.bench.baselines import torch as pytorch
 from autoconv.bench.baselines.base import Library
 from autoconv.bench.networks.models import fixed
 from autoconv.bench.networks.torch_module import torch_module
+from autoconv.bench.suites import OURS
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.networks import onnx_reader
 from autoconv.networks.run.compiled import load
 from autoconv.vendors.onnxruntime import bound_arrays, model_session
 
-OURS = "autoconv"
 Inputs = Mapping[str, Array]
 
 

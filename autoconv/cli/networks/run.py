@@ -204,7 +204,8 @@ def _rows(steps: list[StepTime]) -> list[tuple[str, ...]]:
 
 
 def _print_race(raced: NetworkRace) -> None:
-    from autoconv.bench.networks.runtimes import OURS, RUNTIMES
+    from autoconv.bench.networks.runtimes import RUNTIMES
+    from autoconv.bench.suites import OURS
 
     rows = []
     for name, seconds in sorted(raced.seconds.items(), key=lambda pair: pair[1]):
