@@ -111,6 +111,9 @@ rounds = click.option(
 threads = click.option(
     "--threads", type=click.IntRange(1, 1024), metavar="N", help="Threads of a CPU, for everybody alike. [default: all]"
 )
+isolated = click.option(
+    "--isolate/--no-isolate", default=True, help="Whether a worker process does the timing. [default: yes]"
+)
 LIMITS = (
     click.option(
         "--weights",

@@ -18,6 +18,7 @@ from autoconv.cli.options import (
     check_mode,
     device_named,
     directions,
+    isolated,
     jobs_of,
     networks_of,
     on_device,
@@ -63,7 +64,7 @@ OF_LAYERS = ("tolerance", "weights")  # limits of a layer by itself: a network's
     help="profile, hybrid, heuristic, cached, or an algorithm or candidate. [default: profile]",
 )
 @with_limits
-@click.option("--isolate/--no-isolate", default=True, help="Whether a worker process does the timing. [default: yes]")
+@isolated
 @as_json
 def tune(
     nets: Sequence[str],

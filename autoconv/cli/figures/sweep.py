@@ -17,6 +17,7 @@ from autoconv.cli.options import (
     as_json,
     check_mode,
     device_named,
+    isolated,
     layers_meant,
     numbers,
     options_of_plan,
@@ -54,7 +55,7 @@ EXTENTS = tuple("NCKRH")
 @click.option("--mode", default="profile", help="As for tune; cached times nothing. [default: profile]")
 @threads
 @with_limits
-@click.option("--isolate/--no-isolate", default=True, help="Whether a worker process does the timing. [default: yes]")
+@isolated
 @page_to
 @pictures_to
 @as_json

@@ -11,7 +11,7 @@ from autoconv import networks
 from autoconv.bench import strategies
 from autoconv.bench.baselines import BASELINES
 from autoconv.bench.strategies import CHOOSING, Comparison
-from autoconv.cli.options import FAILED, OK, as_json, device_named, rounds, seconds, some_of, threads
+from autoconv.cli.options import FAILED, OK, as_json, device_named, isolated, rounds, seconds, some_of, threads
 from autoconv.cli.output import failure_line, print_json, say, status
 from autoconv.common.text import duration, print_table, size
 from autoconv.cpu.device import CPU
@@ -32,7 +32,7 @@ from autoconv.tuning.timing.full_speed import slowness
 @threads
 @rounds
 @click.option("--budget", type=seconds, metavar="TIME", help="For timing the candidates of one layer, such as 2s.")
-@click.option("--isolate/--no-isolate", default=True, help="Whether a worker process does the tuning. [default: yes]")
+@isolated
 @as_json
 def compare(
     net: str,

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from autoconv import networks
 from autoconv.algorithm import Array
-from autoconv.cli.options import FAILED, OK, as_json, device_named, on_device, rounds, threads
+from autoconv.cli.options import FAILED, OK, as_json, device_named, on_device, rounds, some_of, threads
 from autoconv.cli.options import tolerance as error
 from autoconv.cli.output import failure_line, print_json, say, status
 from autoconv.common.text import duration, print_table, size
@@ -34,7 +34,6 @@ ALL = "all"  # runtimes that are installed
 def _runtimes(text: str) -> tuple[str, ...]:
     """Names of runtimes, or "all"."""
     from autoconv.bench.networks.runtimes import RUNTIMES
-    from autoconv.cli.options import some_of
 
     return some_of((*RUNTIMES, ALL))(text)
 
