@@ -92,6 +92,15 @@ def one_line(message: BaseException | str, length: int = sys.maxsize) -> str:
     return (" ".join(str(message).split()) or type(message).__name__)[:length]
 
 
+def reason(error: BaseException) -> str:
+    """What an exception says, on one line, without the file that a message has named already.
+
+    >>> reason(FileNotFoundError(2, "No such file or directory", "x.json")), reason(ValueError("embedded null byte"))
+    ('No such file or directory', 'embedded null byte')
+    """
+    return getattr(error, "strerror", None) or one_line(error)
+
+
 def nearest(given: str, allowed: Sequence[str]) -> str:
     """The end of a message about an unknown name: the one that was probably meant, if any, and all there are.
 

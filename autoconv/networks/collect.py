@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autoconv.common.forks import renew_in_children
+from autoconv.common.text import reason
 from autoconv.errors import CacheWarning, ConfigError
 from autoconv.layer import ConvLayer
 from autoconv.networks import yaml_reader
@@ -115,7 +116,7 @@ class Collection:
                     if longer := self._fitting(net, [layer for layer in self._layers if layer not in known]):
                         write_whole(self.path, text_of(longer))
             except OSError as error:
-                raise ConfigError(f"{self._given}: cannot be written: {error.strerror or error}") from None
+                raise ConfigError(f"{self._given}: cannot be written: {reason(error)}") from None
 
     def _there(self) -> Network:
         """The list of the file; one without layers, if there is no file."""
@@ -125,7 +126,7 @@ class Collection:
         except FileNotFoundError:
             return Network(self.path.stem, SOURCE, ())
         except (OSError, ValueError) as error:  # ValueError: a name with a null byte
-            raise ConfigError(f"{self._given}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            raise ConfigError(f"{self._given}: cannot be read: {reason(error)}") from None
         return yaml_reader.network(data, str(self._given), self.path.stem)
 
     def _fitting(self, net: Network, new: list[ConvLayer]) -> Network | None:

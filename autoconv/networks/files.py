@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autoconv.common.text import nearest
+from autoconv.common.text import nearest, reason
 from autoconv.errors import ConfigError
 from autoconv.networks import onnx_reader, yaml_reader
 from autoconv.networks.layer_list import layer_list
@@ -78,12 +78,12 @@ def load(path_or_name: str | Path, batch: int | None = None) -> Network:
     except (FileNotFoundError, NotADirectoryError):
         bare = path.name == str(path_or_name) and path.suffix not in (".yaml", ".yml")
         expected = nearest(path.name, names()) if bare else f"expected one of {', '.join(names())}"
-        reason = "no such file, and no network of that name comes with autoconv"
-        raise ConfigError(f"{path}: {reason}: {expected}") from None
+        nothing = "no such file, and no network of that name comes with autoconv"
+        raise ConfigError(f"{path}: {nothing}: {expected}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: expected a YAML file, got a directory") from None
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
-        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise ConfigError(f"{path}: cannot be read: {reason(error)}") from None
     return yaml_reader.network(data, str(path), path.stem)
 
 

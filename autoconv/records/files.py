@@ -9,6 +9,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from autoconv.common.text import reason
 from autoconv.errors import RecordError
 from autoconv.paths import write_whole
 from autoconv.records.schema import SCHEMA, Record
@@ -51,7 +52,7 @@ def read(path: Path) -> list[object]:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
-        raise RecordError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise RecordError(f"{path}: cannot be read: {reason(error)}") from None
     if len(content) > LARGEST_FILE:
         raise RecordError(f"{path}: expected at most {LARGEST_FILE >> 20} MiB, got a larger file")
     try:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import diskcache
 from diskcache.core import DBNAME, ENOVAL, METADATA, MODE_RAW
 
+from autoconv.common.text import reason
 from autoconv.errors import CacheWarning, RecordError
 from autoconv.paths import make_private
 
@@ -331,8 +332,7 @@ class TextStore:
     def _degrade(self, error: Exception) -> None:
         self._memory = self._memory or self._readable() or self._settled()
         cause = _unavailable(error) or error
-        reason = (getattr(cause, "strerror", None) or str(cause))[:200] or type(cause).__name__
-        self.report(f"{self.directory}: {reason}: tuning is remembered by this process only")
+        self.report(f"{self.directory}: {reason(cause)[:200]}: tuning is remembered by this process only")
 
 
 # SQLite must not close, in a forked child, what the parent opened: kept here, it never is.

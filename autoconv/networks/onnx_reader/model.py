@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from autoconv.common.text import one_line
+from autoconv.common.text import one_line, reason
 from autoconv.errors import ConfigError
 from autoconv.networks.translation import LARGEST_CONSTANTS
 
@@ -36,7 +36,7 @@ def load_model(path: Path) -> Any:
         size = path.stat().st_size
         data = path.read_bytes() if size <= LARGEST_CONSTANTS else b""
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
-        raise ConfigError(f"{path}: cannot be read: {_reason(error)}") from None
+        raise ConfigError(f"{path}: cannot be read: {reason(error)}") from None
     if size > LARGEST_CONSTANTS:
         raise ConfigError(f"{path}: expected at most {LARGEST_CONSTANTS >> 20} MiB, got {size >> 20}")
     model = onnx.ModelProto()
@@ -93,9 +93,5 @@ def _file_within(folder: Path, location: str, what: str) -> Path:
         if not file.is_file():
             raise ConfigError(f"{what}: {file}: no such file")
     except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
-        raise ConfigError(f"{what}: {location!r} cannot be read: {_reason(error)}") from None
+        raise ConfigError(f"{what}: {location!r} cannot be read: {reason(error)}") from None
     return file
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or one_line(error)

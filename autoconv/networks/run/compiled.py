@@ -11,7 +11,7 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.common.forks import renew_in_children
-from autoconv.common.text import count, size
+from autoconv.common.text import count, reason, size
 from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
 from autoconv.errors import ArrayError, ConfigError
@@ -149,7 +149,7 @@ class CompiledNetwork:
         except ConfigError:
             raise
         except (OSError, ValueError) as error:  # ValueError: a name with a null byte
-            raise ConfigError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+            raise ConfigError(f"{path}: cannot be written: {reason(error)}") from None
 
     @property
     def arena_bytes(self) -> int:
