@@ -1,9 +1,12 @@
-"""Arrays of other libraries."""
+"""Orders of an array's dimensions, and arrays of other libraries."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
+
+# Dimensions of NCHW in the order of NHWC, and those of NHWC in the order of NCHW; of images and filters alike.
+CHANNELS_LAST, CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 def like(source: Any, array: Any) -> Any:

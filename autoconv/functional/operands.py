@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from autoconv.common.arrays import CHANNELS_FIRST, CHANNELS_LAST
 from autoconv.errors import ArrayError
 from autoconv.layer import ConvLayer, Pair, Sides
 from autoconv.plans import Plan
@@ -14,9 +15,6 @@ from autoconv.tuning.planner import plan
 BUDGET = 0.2  # seconds of timing that the first call with a new shape may cost in mode "hybrid"
 
 Padding = int | Pair | Sides | str
-
-_TO_LAST = (0, 2, 3, 1)
-_TO_FIRST = (0, 3, 1, 2)
 
 
 def arrays_of(layout: Any, options: dict[str, Any], **given: Any) -> tuple[dict[str, Any], Any, Any]:
@@ -37,14 +35,14 @@ def arrays_of(layout: Any, options: dict[str, Any], **given: Any) -> tuple[dict[
             raise ArrayError(f"{name} has shape {tuple(array.shape)}: expected four dimensions ({layout})")
     first = arrays["x"] if arrays["x"] is not None else arrays["dy"]
     if layout == "NCHW" and _channels_last(first) and (arrays["out"] is None or _channels_last(arrays["out"])):
-        last = {name: None if array is None else array.transpose(_TO_LAST) for name, array in arrays.items()}
-        return last, "NHWC", lambda result: result.transpose(_TO_FIRST)
+        last = {name: None if array is None else array.transpose(CHANNELS_LAST) for name, array in arrays.items()}
+        return last, "NHWC", lambda result: result.transpose(CHANNELS_FIRST)
     return arrays, layout, lambda result: result
 
 
 def _channels_last(array: Any) -> bool:
     """Whether an array of shape N, C, H, W lies in memory as N, H, W, C, and not as its shape says."""
-    return bool(not array.flags.c_contiguous and array.transpose(_TO_LAST).flags.c_contiguous)
+    return bool(not array.flags.c_contiguous and array.transpose(CHANNELS_LAST).flags.c_contiguous)
 
 
 def extents_of(array: Any, layout: str) -> tuple[int, int, int, int]:

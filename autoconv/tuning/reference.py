@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.common.arrays import CHANNELS_FIRST, CHANNELS_LAST
 from autoconv.common.epilogue import activations
 from autoconv.layer import ConvLayer
 
@@ -14,7 +15,7 @@ from autoconv.layer import ConvLayer
 def _images(array: Array, layer: ConvLayer) -> Array:
     """A batch in the layer's layout as an array of shape N, groups, channels, height, width."""
     if layer.layout == "NHWC":
-        array = array.transpose(0, 3, 1, 2)
+        array = array.transpose(CHANNELS_FIRST)
     N, channels, height, width = array.shape
     return array.reshape(N, layer.groups, channels // layer.groups, height, width)
 
@@ -22,7 +23,7 @@ def _images(array: Array, layer: ConvLayer) -> Array:
 def _filters(array: Array, layer: ConvLayer) -> Array:
     """Filters in the layer's layout as an array of shape groups, filters, channels, R, S."""
     if layer.layout == "NHWC":
-        array = array.transpose(0, 3, 1, 2)
+        array = array.transpose(CHANNELS_FIRST)
     return array.reshape(layer.groups, layer.K // layer.groups, *array.shape[1:])
 
 
@@ -78,7 +79,7 @@ def convolve(
     channels_first = target.reshape(target.shape[0], -1, *target.shape[3:])
     if weights:
         channels_first = target.reshape(layer.K, *target.shape[2:])
-    out = channels_first.transpose(0, 2, 3, 1) if layer.layout == "NHWC" else channels_first
+    out = channels_first.transpose(CHANNELS_LAST) if layer.layout == "NHWC" else channels_first
     bias, slopes = (
         part if part is None or layer.layout == "NHWC" else part[:, None, None]
         for part in activations.parted(None if bias is None else wide(bias), layer.bias, layer.activation)

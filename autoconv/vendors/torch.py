@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 
 from autoconv.algorithm import Array, Kernel, Params
+from autoconv.common.arrays import CHANNELS_FIRST, CHANNELS_LAST
 from autoconv.vendors.base import Vendor
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def array(source: Any) -> Array:
 def channels_first(array: Array, layout: str) -> Any:
     """Images or filters in a layout as a tensor of shape NCHW; that of NHWC arrays is channels_last."""
     found = tensor(array)
-    return found.permute(0, 3, 1, 2) if layout == "NHWC" else found
+    return found.permute(CHANNELS_FIRST) if layout == "NHWC" else found
 
 
 def uneven_padding(layer: ConvLayer) -> str | None:
@@ -114,7 +115,7 @@ class TorchKernel(Kernel):
 
     def pack(self, w: Array, packed: Array) -> None:
         """Filters in the order of channels_last, K R S C."""
-        turned = w.transpose(0, 2, 3, 1)
+        turned = w.transpose(CHANNELS_LAST)
         packed.view(w.dtype).reshape(turned.shape)[...] = turned
 
     def run(self, a: Array, b: Array, out: Array, bias: Array | None, residual: Array | None, workspace: Array) -> None:

@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.common.arrays import CHANNELS_FIRST, CHANNELS_LAST
 from autoconv.common.epilogue import activations
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.vendors.base import installed, release
-
-# Dimensions of NHWC in the order of NCHW, and those of NCHW in the order of NHWC; of images and filters alike.
-_TO_FIRST, _TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
 def given(layer: ConvLayer) -> bool:
@@ -64,7 +62,7 @@ class Problem:
             return self
 
         def turned(array: Array) -> Array:
-            first = array.transpose(_TO_FIRST)
+            first = array.transpose(CHANNELS_FIRST)
             if first.flags.c_contiguous:  # single pixels, and filters of one tap, lie alike in both
                 return array.reshape(first.shape)
             found = device.empty(first.shape, np.float32)
@@ -184,7 +182,7 @@ class Baseline(Library):
         prepared = self.prepared(problem.channels_first(device), device, constant, fresh)
         if layer.layout == "NCHW":
             return prepared
-        return Prepared(prepared.run, lambda y: prepared.read(y).transpose(_TO_LAST))
+        return Prepared(prepared.run, lambda y: prepared.read(y).transpose(CHANNELS_LAST))
 
     def takes(self, direction: str, constant: bool) -> bool:
         """Whether it can be compared in this direction, and with filters that are constant or not."""

@@ -9,9 +9,8 @@ import numpy as np
 
 from autoconv.algorithm import Array
 from autoconv.bench.baselines.base import Baseline, Prepared, Problem
+from autoconv.common.arrays import CHANNELS_FIRST, CHANNELS_LAST
 from autoconv.cpu.device import CPU
-
-CHANNELS_LAST, CHANNELS_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
 def _prepare(problem: Problem, device: CPU, constant: bool, fresh: bool) -> Prepared:
@@ -73,7 +72,7 @@ def _model(problem: Problem, constant: bool) -> Any:
 
     layer, float32 = problem.layer, np.float32
     parameters = [ops.parameter([layer.x_shape[axis] for axis in CHANNELS_LAST], float32)]
-    x = ops.transpose(parameters[0], ops.constant(CHANNELS_FIRST))
+    x = ops.transpose(parameters[0], ops.constant([*CHANNELS_FIRST]))
     if constant:
         w = ops.constant(problem.b)
     else:
@@ -91,10 +90,10 @@ def _model(problem: Problem, constant: bool) -> Any:
     if layer.residual:
         residual = ops.parameter([layer.y_shape[axis] for axis in CHANNELS_LAST], float32)
         parameters.append(residual)
-        y = ops.add(y, ops.transpose(residual, ops.constant(CHANNELS_FIRST)))
+        y = ops.add(y, ops.transpose(residual, ops.constant([*CHANNELS_FIRST])))
     if layer.activation == "relu":
         y = ops.relu(y)
-    return openvino.Model([ops.transpose(y, ops.constant(CHANNELS_LAST))], parameters, "convolution")
+    return openvino.Model([ops.transpose(y, ops.constant([*CHANNELS_LAST]))], parameters, "convolution")
 
 
 BASELINES = (Baseline("openvino", "OpenVINO", ("openvino",), _prepare, tensors="channels_last", reuses=True),)

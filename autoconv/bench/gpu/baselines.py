@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoconv.algorithm import Array
+from autoconv.common.arrays import CHANNELS_FIRST, CHANNELS_LAST
 from autoconv.cuda.timing import LEAST_LAUNCHES, REPLAYS, operand_sets
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
@@ -58,7 +59,7 @@ class Baseline:
 
         def tensor(array: Array) -> Any:
             found: Any = torch.utils.dlpack.from_dlpack(array)
-            first = found.permute(0, 3, 1, 2) if layer.layout == "NHWC" else found
+            first = found.permute(CHANNELS_FIRST) if layer.layout == "NHWC" else found
             return first.clone(memory_format=memory_format)
 
         with torch.inference_mode():
@@ -92,7 +93,7 @@ class Baseline:
         sample.held = copies, answers  # type: ignore[attr-defined]
         with torch.inference_mode():
             answer = torch_convolution(layer, *copies[0], bias=None, residual=None)
-        ours = answer.permute(0, 2, 3, 1) if layer.layout == "NHWC" else answer
+        ours = answer.permute(CHANNELS_LAST) if layer.layout == "NHWC" else answer
         return sample, device.adopt(ours.contiguous(), "torch's answer")
 
 

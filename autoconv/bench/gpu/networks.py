@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from autoconv.common import code_hash
+from autoconv.common.arrays import CHANNELS_LAST
 from autoconv.cuda.operators import units
 from autoconv.device import Device
 from autoconv.networks.graph import Graph
@@ -88,7 +89,7 @@ OPERATORS: Mapping[str, tuple[Operator, Sequence[tuple[int, ...] | TensorType]]]
     "concatenation": (Concat(1), [X, (2, 1, 9, 8), (2, 3, 9, 8)]),
     "concatenation of the first axis": (Concat(0), [(1, 5), (2, 5), (1, 5)]),
     "transposed matrices": (Transpose((0, 2, 1)), [(2, 35, 67)]),
-    "to NHWC": (Transpose((0, 2, 3, 1)), [(2, 33, 5, 7)]),
+    "to NHWC": (Transpose(CHANNELS_LAST), [(2, 33, 5, 7)]),
     "transposed dimensions": (Transpose((3, 0, 2, 1)), [X]),
     "transposed halves": (Transpose((1, 0)), [TensorType((40, 33), "float16")]),
     "product of matrices": (MatMul(), [(2, 3, 5, 7), (2, 3, 7, 4)]),
@@ -201,7 +202,7 @@ def made(batch: int = 1) -> Graph:
     x = add("resized", Resize(3, ((0, 1), (2, 3), (4, 5)), ((0.25, 0.75), (0.5, 0.5), (1.0, 0.0))), x)
     x = add("padded", Pad((0, 0, 1, 0), (0, 0, 0, 1), "reflect"), x)
     x = add("up", ConvTranspose(stride=(2, 2)), x, m.constant(16, 4, 2, 2))
-    m.graph.outputs["turned"] = add("turned", Transpose((0, 2, 3, 1)), x)
+    m.graph.outputs["turned"] = add("turned", Transpose(CHANNELS_LAST), x)
     return m.scores(x, 10)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 import numpy as np
 
+from autoconv.common.arrays import CHANNELS_FIRST, CHANNELS_LAST
 from autoconv.layer import Layout
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import Conv, Operator, Transpose
-from autoconv.networks.operators.base import CHANNELS_FIRST, CHANNELS_LAST
 from autoconv.networks.passes.identities import drop_identities
 
 IMAGES = 4  # dimensions of what has a layout

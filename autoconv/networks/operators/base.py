@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from autoconv.common.arrays import CHANNELS_FIRST, CHANNELS_LAST
 from autoconv.common.epilogue import activations
 from autoconv.common.types import INTEGERS
 from autoconv.errors import ConfigError
 from autoconv.layer import Layout
-
-# Dimensions of NCHW in the order of NHWC, and those of NHWC in the order of NCHW.
-CHANNELS_LAST, CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 @dataclass(frozen=True)

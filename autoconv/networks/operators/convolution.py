@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autoconv.common.arrays import CHANNELS_FIRST, CHANNELS_LAST
 from autoconv.common.types import DTYPES
 from autoconv.errors import ConfigError
 from autoconv.layer import ConvLayer, Layout, Pair, Sides
 from autoconv.networks.operators.base import (
-    CHANNELS_FIRST,
-    CHANNELS_LAST,
     Product,
     TensorType,
     in_nchw,

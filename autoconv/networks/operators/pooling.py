@@ -9,11 +9,10 @@ from typing import Literal
 
 import numpy as np
 
+from autoconv.common.arrays import CHANNELS_FIRST, CHANNELS_LAST
 from autoconv.errors import ConfigError
 from autoconv.layer import Layout, Pair, Sides
 from autoconv.networks.operators.base import (
-    CHANNELS_FIRST,
-    CHANNELS_LAST,
     Operator,
     TensorType,
     checked_pairs,

@@ -9,9 +9,10 @@ from typing import Literal
 
 import numpy as np
 
+from autoconv.common.arrays import CHANNELS_LAST
 from autoconv.common.types import DTYPES
 from autoconv.errors import ConfigError
-from autoconv.networks.operators.base import CHANNELS_LAST, Operator, TensorType, moved_axis, normalised_axis
+from autoconv.networks.operators.base import Operator, TensorType, moved_axis, normalised_axis
 
 
 @dataclass(frozen=True)
