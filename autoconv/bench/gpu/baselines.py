@@ -13,7 +13,7 @@ from autoconv.cuda.timing import LEAST_LAUNCHES, REPLAYS, operand_sets
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
 from autoconv.vendors.base import installed, release
-from autoconv.vendors.torch import torch_convolution
+from autoconv.vendors.torch import torch_convolution, uneven_padding
 
 Sample = Callable[[], float]
 
@@ -51,8 +51,8 @@ class Baseline:
         """
         import torch
 
-        if any(before != after for before, after in layer.padding):
-            raise ValueError(f"torch pads both sides alike, this layer {layer.padding}")
+        if (uneven := uneven_padding(layer)) is not None:
+            raise ValueError(uneven)
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         memory_format = torch.channels_last if self.channels_last else torch.contiguous_format
