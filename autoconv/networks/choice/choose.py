@@ -212,9 +212,14 @@ def of_layers(options: Mapping[str, Any], device: Device) -> dict[str, Any]:
 
 def plan_alone(graph: Graph, node: Node, layer: ConvLayer, mode: str, options: Mapping[str, Any], price: float) -> Plan:
     """What is known of a layer; by the estimates of exact algorithms where nothing is, and error has its price."""
-    wanted = {"weights": "constant" if node.inputs[1] in graph.constants else "varying", **options}
+    wanted = _with_weights(graph, node, options)
     made = plan(layer, mode, **wanted, build=False)  # it may not be the one
     return made if made.timings or not price or mode != "heuristic" else plan(layer, mode, **{**wanted, "exact": True})
+
+
+def _with_weights(graph: Graph, node: Node, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for `plan` of a node's layer, with whether its filters are constant."""
+    return {"weights": "constant" if node.inputs[1] in graph.constants else "varying", **options}
 
 
 def _plan(
@@ -228,7 +233,7 @@ def _plan(
     price: float,
 ) -> Plan:
     """A plan for a node; for one whose array is an output, by what was measured, as nobody reads it then."""
-    wanted = {"weights": "constant" if node.inputs[1] in graph.constants else "varying", **options}
+    wanted = _with_weights(graph, node, options)
     if candidate is not None:
         with contextlib.suppress(PlanError):  # of another version, say: then as if nothing were known
             return plan(layer, candidate, **wanted)
