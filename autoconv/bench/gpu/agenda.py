@@ -46,7 +46,7 @@ RUNS = 1500  # of a layer while its candidates are verified and timed, and compa
 
 @dataclass(frozen=True)
 class Target:
-    """Layers whose mean is stated; `repeats` of each counted once, as the bars are on layers."""
+    """Layers whose mean is stated, each counted once, however often a network has it."""
 
     name: str
     layers: tuple[ConvLayer, ...]

@@ -341,7 +341,7 @@ def load(path: str | Path, batch: int | None = None, *, device: Any = None, **op
         launched on CuPy's current stream; arrays are CuPy's.
     **options
         As for `plan`: `workspace_limit`, `deterministic`, `vendors` (False unless given), `exact`, `cache`,
-        `denormals`. And `input_shapes`: whole shapes of inputs by name, in place of what the file says;
+        `denormals`, `allow_tf32`. And `input_shapes`: whole shapes of inputs by name, in place of what the file says;
         `memory_limit`: most bytes of all arrays between input and output, scratch memory included, of one run at a
         time: nodes then run for as many images at a time as fit, and layers by the best that fit together; and
         `tolerance`: the largest error of the outputs that may be expected, relative to the largest output, from what
