@@ -6,6 +6,7 @@ import dataclasses
 import tempfile
 import zlib
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -219,25 +220,36 @@ def any_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(CPU, "pace", lambda self: 1.0)
 
 
-@pytest.fixture
-def few_families(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A CPU of few families: of what a plan takes, most is to list the grids of all and to estimate them."""
-    monkeypatch.setattr(cpu, "FAMILIES", FEW_FAMILIES)
+@contextmanager
+def _families(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[None]:
+    """A CPU of these families alone."""
+    monkeypatch.setattr(cpu, "FAMILIES", names)
     registry._table.cache_clear()
     yield
     registry._table.cache_clear()
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """For the command: a folder with a small network, an empty cache, and NumPy's family alone, as nothing compiles."""
-    monkeypatch.setattr(cpu, "FAMILIES", ("numpy",))
-    registry._table.cache_clear()
+def few_families(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A CPU of few families: of what a plan takes, most is to list the grids of all and to estimate them."""
+    with _families(monkeypatch, *FEW_FAMILIES):
+        yield
+
+
+@pytest.fixture
+def numpy_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A CPU of NumPy's family alone, which compiles nothing."""
+    with _families(monkeypatch, "numpy"):
+        yield
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numpy_alone: None) -> Path:
+    """For the command: a folder with a small network, an empty cache, and nothing that compiles."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("autoconv.cli.records.TuningCache", partial(TuningCache, system=None))  # nothing comes along
     (tmp_path / "tiny.yaml").write_text(NET)
-    yield tmp_path
-    registry._table.cache_clear()
+    return tmp_path
 
 
 def _as_on_record(instruction_set: str, threads: int, matrix_unit: str | None = None, *, thorough: bool) -> Machine:

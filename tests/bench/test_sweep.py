@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import autoconv.cpu
-from autoconv import CPU, ConvLayer, forget_plans, networks, registry
+from autoconv import CPU, ConvLayer, forget_plans, networks
 from autoconv.algorithm import Candidate
 from autoconv.bench.report.study import Studied
 from autoconv.bench.report.sweep import Sweep, values_of, varied
@@ -71,15 +69,6 @@ def test_no_crossing_is_made_up_where_a_curve_ends() -> None:
     assert takeover.at is None
     assert str(takeover) == "direct up to 4, fft from 16"
     assert sweep.curve("fft") == [(16, 8.0)]
-
-
-@pytest.fixture
-def numpy_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Which compiles nothing."""
-    monkeypatch.setattr(autoconv.cpu, "FAMILIES", ("numpy",))
-    registry._table.cache_clear()
-    yield
-    registry._table.cache_clear()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="NOT CHECKED: no matplotlib")

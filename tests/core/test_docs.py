@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from simt.emulator import MISSING
 from simt.fake_cupy import FakeCuPy, forget, install
 
 import autoconv
-import autoconv.cpu
 from autoconv import ConvLayer, TuningCache, networks, registry
 from autoconv.cli.main import cli
 
@@ -56,13 +54,10 @@ ASIDE = [(page, name) for page in WITH_PYTHON for name in NEEDS if name in map(n
 
 
 @pytest.fixture
-def families(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def families(request: pytest.FixtureRequest) -> None:
     """All of them with `--full`; every day only NumPy's, which compiles nothing."""
     if not request.config.getoption("full"):
-        monkeypatch.setattr(autoconv.cpu, "FAMILIES", ("numpy",))
-    registry._table.cache_clear()
-    yield
-    registry._table.cache_clear()
+        request.getfixturevalue("numpy_alone")
 
 
 @pytest.mark.usefixtures("families")

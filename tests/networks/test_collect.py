@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,25 +15,17 @@ from hypothesis import strategies as st
 from layers import layers as conv_layers
 
 import autoconv
-import autoconv.cpu
 import autoconv.tuning.planner
-from autoconv import ConvLayer, TuningCache, networks, plan, registry
+from autoconv import ConvLayer, TuningCache, networks, plan
 from autoconv.cli.options import jobs_of
 from autoconv.errors import CacheWarning, ConfigError
 from autoconv.networks import yaml_reader
 from autoconv.networks.collect import VARIABLE, Collection, extended
 from autoconv.networks.yaml_writer import text_of
 
+pytestmark = pytest.mark.usefixtures("numpy_alone")
+
 LAYER = ConvLayer(N=1, C=2, H=6, W=5, K=3, R=3, S=3, padding=1)
-
-
-@pytest.fixture(autouse=True)
-def numpy_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Which compiles nothing."""
-    monkeypatch.setattr(autoconv.cpu, "FAMILIES", ("numpy",))
-    registry._table.cache_clear()
-    yield
-    registry._table.cache_clear()
 
 
 def listed(path: Path) -> list[ConvLayer]:
