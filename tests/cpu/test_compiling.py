@@ -25,7 +25,7 @@ def _own_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOCONV_KERNEL_DIR", str(tmp_path / "kernels"))
 
 
-def test_kernels_are_kept_on_disk_and_damage_is_repaired(tmp_path, monkeypatch):
+def test_kernels_are_kept_on_disk_and_damage_is_repaired(monkeypatch):
     emitted = []
 
     def emit(instruction_set):

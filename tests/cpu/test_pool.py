@@ -183,7 +183,7 @@ def check_team(threads):
 
 
 @pytest.mark.parametrize("granted", [0, 1, 2])
-def test_as_many_threads_as_the_system_grants(granted, monkeypatch):
+def test_as_many_threads_as_the_system_grants(granted):
     """In a process of its own, as the pool of so many threads stays."""
     code = f"""
         import threading, warnings
@@ -359,7 +359,7 @@ def test_workers_that_leave_with_tasks_undone(monkeypatch, quantum):
         check_team(3)
 
 
-def test_exit_is_prompt_and_later_launches_still_run(tmp_path):
+def test_exit_is_prompt_and_later_launches_still_run():
     script = textwrap.dedent(
         """
         import atexit, sys

@@ -159,7 +159,7 @@ class TestExtensions:
             bits, at, bit = extensions.EXTENSIONS[name]
             assert features.get(feature, False) == bool(leaf[at] >> bit & 1 and saved & bits == bits)
 
-    def test_cpuid_tells_the_vendor_as_the_system_does(self, monkeypatch):
+    def test_cpuid_tells_the_vendor_as_the_system_does(self):
         _, b, c, d = extensions.cpuid(0)
         assert np.array([b, d, c], "<u4").tobytes().decode() == CPU.current().facts["vendor"]
         assert extensions.cpuid(0x7FFF_0000) == [0, 0, 0, 0]

@@ -171,7 +171,7 @@ def test_a_tuning_worker_that_loses_the_device_is_replaced(tmp_path: Path, monke
     assert cache.load(LAYER.key(), made.device.key) is not None
 
 
-def test_one_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_hangs_is_given_up(tmp_path: Path) -> None:
     process = Helper(Narrow(capability=80), tmp_path)
     assert process.ask("machine", 0.01) == {"failure": "overran: no sign of life for 0.01 s"}
     assert "name" in process.ask("machine", 1e6)

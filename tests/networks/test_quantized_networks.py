@@ -209,7 +209,7 @@ def test_bytes_come_in_and_go_out_and_a_saved_network_answers_the_same(tmp_path:
     }
 
 
-def test_without_kernels_the_answers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kernels_the_answers_are_the_same() -> None:
     nodes, constants = qoperator()
     model = model_of(nodes, X, constants)
     (wanted,) = ReferenceEvaluator(model).run(None, X)

@@ -152,8 +152,8 @@ def _bounds(text: str, at: int, length: int) -> tuple[int, int]:
     return start, end - (len(found) - len(found.rstrip()))
 
 
-def _forced(text: str, start: int, end: int) -> bool:
-    """What a check becomes when it is left out."""
+def _forced(text: str, end: int) -> bool:
+    """What a check that ends there becomes when it is left out."""
     depth, i = 0, end  # to the end of the whole condition
     while depth or text[i] not in "?;,)}":
         depth += (text[i] in "([{") - (text[i] in ")]}")
@@ -179,7 +179,7 @@ def sites(file: str) -> tuple[Site, ...]:
         words = re.findall(r"[A-Za-z_]\w*", text[start:end])
         if all(_CONSTANT.fullmatch(word) for word in words):
             continue
-        found.append(Site(file, start, end, _forced(text, start, end)))
+        found.append(Site(file, start, end, _forced(text, end)))
     found.sort(key=lambda site: site.start)
     return tuple(b for a, b in itertools.pairwise([Site(file, 0, 0, None), *found]) if b.start >= a.end)
 
