@@ -10,16 +10,14 @@ import pytest
 
 onnx = pytest.importorskip("onnx")
 
-from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx import TensorProto, helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
-from onnx_models import node  # noqa: E402
+from onnx_models import compiled_model, model_like, node  # noqa: E402
 
 import autoconv  # noqa: E402
 from autoconv.cpu import pool  # noqa: E402
-from autoconv.cpu.device import CPU  # noqa: E402
 from autoconv.errors import ConfigError  # noqa: E402
 from autoconv.networks.onnx_reader import microsoft, translated  # noqa: E402
-from autoconv.networks.run.compiled import CompiledNetwork  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 
@@ -62,21 +60,6 @@ NODES = [
 X = {"x": RNG.standard_normal((2, 3, 8, 8)).astype(np.float32) * 2}
 
 
-def model_of(
-    nodes: list[Any], constants: dict[str, Any], x: np.ndarray = X["x"], outputs: tuple[str, ...] = ("y",)
-) -> Any:
-    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
-    graph = helper.make_graph(
-        nodes,
-        "test",
-        [helper.make_tensor_value_info("x", kind, x.shape)],
-        [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in outputs],
-        [numpy_helper.from_array(np.asarray(a), name) for name, a in constants.items()],
-    )
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(microsoft.DOMAIN, 1)]
-    return helper.make_model(graph, opset_imports=opsets)
-
-
 def spelled_out(given: Any) -> list[Any]:
     """A node in operators of the standard."""
     if given.domain != microsoft.DOMAIN:
@@ -103,16 +86,12 @@ def spelled_out(given: Any) -> list[Any]:
     ]
 
 
-def compiled(model: Any) -> CompiledNetwork:
-    return CompiledNetwork(translated(model, "net"), CPU.current(), {"vendors": False})
-
-
 def test_every_operator_answers_as_spelled_out() -> None:
     outputs = tuple(n.output[0] for n in NODES if n.domain)
     assert {n.op_type for n in NODES if n.domain} == set(microsoft.LOWERINGS)
     long = [part for given in NODES for part in spelled_out(given)]
-    wanted = ReferenceEvaluator(model_of(long, CONSTANTS, outputs=outputs)).run(None, X)
-    net = compiled(model_of(NODES, CONSTANTS, outputs=outputs))
+    wanted = ReferenceEvaluator(model_like(long, X, CONSTANTS, outputs=outputs)).run(None, X)
+    net = compiled_model(model_like(NODES, X, CONSTANTS, outputs=outputs))
     assert net.foreign == []
     found = net.run(**X)
     for name, expected in zip(outputs, wanted, strict=True):
@@ -122,8 +101,9 @@ def test_every_operator_answers_as_spelled_out() -> None:
 
 
 def test_a_network_is_one_call_on_bytes() -> None:
-    net, long = compiled(model_of(NODES, CONSTANTS)), [part for given in NODES for part in spelled_out(given)]
-    (wanted,) = ReferenceEvaluator(model_of(long, CONSTANTS)).run(None, X)
+    net = compiled_model(model_like(NODES, X, CONSTANTS))
+    long = [part for given in NODES for part in spelled_out(given)]
+    (wanted,) = ReferenceEvaluator(model_like(long, X, CONSTANTS)).run(None, X)
     np.testing.assert_array_equal(net.run(**X), wanted)
     assert "in 1 call\n" in net.explain()
     kinds = [n.operator.kind for n in net.graph.nodes.values()]
@@ -136,7 +116,7 @@ def test_a_product_of_matrices_in_its_other_forms() -> None:
     rows = {"x": drawn("uint8", 12, 5)}
     constants = CONSTANTS | {"turned": drawn("int8", 7, 12), "per": 2.0 ** RNG.integers(-9, -6, 7).astype(np.float32)}
     attributes = {"alpha": 0.5, "transA": 1, "transB": 1}
-    net = compiled(model_of([ours("QGemm", "x s z turned per i", **attributes)], constants, rows["x"]))
+    net = compiled_model(model_like([ours("QGemm", "x s z turned per i", **attributes)], rows, constants))
     exact = (rows["x"].T.astype(np.int64) - 130) @ constants["turned"].T.astype(np.int64)
     np.testing.assert_array_equal(net.run(**rows), (exact * (2.0**-6 * constants["per"])).astype(np.float32))
     assert net.foreign == []
@@ -168,7 +148,7 @@ def test_bad_input_is_one_line(name: str) -> None:
     constants = CONSTANTS | {"two": np.ones(2, np.float32), "sums": np.zeros((2, 7), np.int32)}
     nodes = [node("DequantizeLinear", "x s z", "v"), given]
     with pytest.raises(ConfigError, match=message) as found:
-        translated(model_of(nodes, constants, x), "net")
+        translated(model_like(nodes, {"x": x}, constants), "net")
     assert str(found.value).startswith(f"net: node 'y' ({given.op_type}): ")
     assert "\n" not in str(found.value)
 
@@ -187,7 +167,7 @@ def test_what_the_quantiser_of_onnx_runtime_writes(tmp_path: Path) -> None:
         node("Softmax", "v", "y"),
     ]  # fmt: skip
     constants = {"w1": draw(8, 3, 3, 3), "w2": draw(8, 8, 3, 3) / 5, "w3": draw(16, 10) / 3, "b3": draw(10)}
-    model = model_of(nodes, constants)
+    model = model_like(nodes, X, constants)
     model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
     model.ir_version = 9
     onnx.save(model, tmp_path / "floats.onnx")

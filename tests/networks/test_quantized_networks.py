@@ -10,14 +10,13 @@ import pytest
 
 onnx = pytest.importorskip("onnx")
 
-from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx import TensorProto, numpy_helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 from onnx_cases import cases_of  # noqa: E402
-from onnx_models import node  # noqa: E402
+from onnx_models import compiled_model, model_like, node  # noqa: E402
 
 import autoconv  # noqa: E402
 from autoconv.cpu import pool  # noqa: E402
-from autoconv.cpu.device import CPU  # noqa: E402
 from autoconv.errors import ConfigError  # noqa: E402
 from autoconv.networks.onnx_reader import translated  # noqa: E402
 from autoconv.networks.operators import QuantizedProduct  # noqa: E402
@@ -35,15 +34,10 @@ OPERATORS = (
     "QLinearMatMul",
     "QuantizeLinear",
 )
-TYPES = {"float32": TensorProto.FLOAT, "uint8": TensorProto.UINT8, "int8": TensorProto.INT8}
 RNG = np.random.default_rng(3)
 
 Nodes = list[Any]
 Constants = dict[str, Any]
-
-
-def compiled(model: Any) -> CompiledNetwork:
-    return CompiledNetwork(translated(model, "net"), CPU.current(), {"vendors": False})
 
 
 def cases(operator: str) -> list[Any]:
@@ -69,22 +63,11 @@ def test_the_tests_of_the_standard(operator: str) -> None:
             given = zip(inputs, model.graph.input, strict=True)
             known = [numpy_helper.from_array(np.asarray(a), v.name) for a, v in given]
             model.graph.initializer.extend(known[1:])
-            net = compiled(model)
+            net = compiled_model(model)
             y = net.run(np.asarray(inputs[0]))
             assert y.dtype == wanted.dtype
             np.testing.assert_array_equal(y, wanted, err_msg=case.name)
             assert bool(net.foreign) == elsewhere, case.name
-
-
-def model_of(nodes: Nodes, inputs: dict[str, np.ndarray], constants: Constants, opset: int = 21) -> Any:
-    graph = helper.make_graph(
-        nodes,
-        "test",
-        [helper.make_tensor_value_info(name, TYPES[a.dtype.name], a.shape) for name, a in inputs.items()],
-        [helper.make_tensor_value_info("y", TensorProto.UNDEFINED, None)],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
 def drawn(dtype: str, *shape: int) -> Any:
@@ -95,7 +78,7 @@ def drawn(dtype: str, *shape: int) -> Any:
 def answers(model: Any, inputs: dict[str, np.ndarray]) -> tuple[CompiledNetwork, np.ndarray]:
     """A network whose kernels, and whose reference, give what ONNX's reference gives."""
     (wanted,) = ReferenceEvaluator(model).run(None, inputs)
-    net = compiled(model)
+    net = compiled_model(model)
     y = net.run(**inputs)
     assert y.dtype == wanted.dtype
     np.testing.assert_array_equal(y, wanted)
@@ -176,7 +159,7 @@ def qoperator(second: str = "uint8") -> tuple[Nodes, Constants]:
 
 
 def test_a_network_between_quantize_and_dequantize() -> None:
-    net, y = answers(model_of(*qdq()[:1], X, qdq()[1]), X)
+    net, y = answers(model_like(*qdq()[:1], X, qdq()[1]), X)
     assert len(np.unique(y)) > 10
     kinds = [n.operator.kind for n in net.graph.nodes.values()]
     products = ["QuantizedConv", "QuantizedConv", "quantize", "max_pool", "Reshape", "QuantizedMatMul"]
@@ -189,7 +172,7 @@ def test_a_network_between_quantize_and_dequantize() -> None:
 @pytest.mark.parametrize("second", ["uint8", "int8"])
 def test_a_network_of_quantised_operators(second: str) -> None:
     nodes, constants = qoperator(second)
-    net, y = answers(model_of(nodes, X, constants), X)
+    net, y = answers(model_like(nodes, X, constants), X)
     assert len(np.unique(y)) > 10
     assert net.foreign == []
     assert "in 1 call\n" in net.explain()
@@ -199,7 +182,7 @@ def test_a_network_of_quantised_operators(second: str) -> None:
 def test_bytes_come_in_and_go_out_and_a_saved_network_answers_the_same(tmp_path: Path) -> None:
     nodes, constants = qoperator()
     given = {"xq": drawn("uint8", 2, 3, 10, 9)}
-    net, y = answers(model_of(nodes[1:], given, constants), given)
+    net, y = answers(model_like(nodes[1:], given, constants), given)
     assert y.dtype == np.int8
     net.tune("heuristic").save(tmp_path / "net.autoconv")
     again = autoconv.load(tmp_path / "net.autoconv")
@@ -211,9 +194,9 @@ def test_bytes_come_in_and_go_out_and_a_saved_network_answers_the_same(tmp_path:
 
 def test_without_kernels_the_answers_are_the_same() -> None:
     nodes, constants = qoperator()
-    model = model_of(nodes, X, constants)
+    model = model_like(nodes, X, constants)
     (wanted,) = ReferenceEvaluator(model).run(None, X)
-    net = compiled(model).tune("numpy.int8")
+    net = compiled_model(model).tune("numpy.int8")
     assert {str(made.candidate) for made in net.plans.values()} == {"numpy.int8"}
     np.testing.assert_array_equal(net.run(**X), wanted)
 
@@ -296,14 +279,14 @@ def test_what_is_folded(name: str) -> None:
     last.output[:] = ["y"]
     nodes = [*nodes[:-1], last]
     weights = {"w": drawn("int8", 4, 3, 3, 2)} | SCALES
-    net, _ = answers(model_of(nodes, BYTES, {**weights, **constants}), BYTES)
+    net, _ = answers(model_like(nodes, BYTES, {**weights, **constants}), BYTES)
     assert [n.operator.kind for n in net.graph.nodes.values()] == kinds
     assert net.foreign == []
 
 
 def test_computed_zero_points_are_left_to_others() -> None:
     nodes = [node("DynamicQuantizeLinear", "x", "q s z"), node("ConvInteger", "q w z", "y")]
-    net, _ = answers(model_of(nodes, X, {"w": drawn("int8", 2, 3, 3, 3)}), X)
+    net, _ = answers(model_like(nodes, X, {"w": drawn("int8", 2, 3, 3, 3)}), X)
     assert [n.operator.kind for n in net.graph.nodes.values()].count("ConvInteger") == 1
     assert net.foreign
 
@@ -316,8 +299,8 @@ def test_rounding_and_the_ends_of_the_range(y: str) -> None:
     )
     low, high = np.iinfo(y).min, np.iinfo(y).max
     nodes = [node("QuantizeLinear", "x one zero")]
-    model = model_of(nodes, {"x": given}, {"one": np.float32(1), "zero": np.array(7, y)})
-    net = compiled(model)
+    model = model_like(nodes, {"x": given}, {"one": np.float32(1), "zero": np.array(7, y)})
+    net = compiled_model(model)
     np.testing.assert_array_equal(net.run(given), np.clip(np.rint(given.astype(np.float64)) + 7, low, high).astype(y))
     assert net.run(np.full_like(given, np.nan)).tolist() == [[low] * given.size]
 
@@ -362,7 +345,7 @@ def test_bad_input_is_one_line(name: str) -> None:
     if kind == "quantize":
         inputs = {"v": np.asarray(constants.pop("v"))}
     with pytest.raises(ConfigError, match=message) as found:
-        translated(model_of([ONE[kind]], inputs, constants), "net")
+        translated(model_like([ONE[kind]], inputs, constants), "net")
     text = str(found.value)
     assert text.startswith(f"net: node 'y' ({ONE[kind].op_type}): ")
     assert "\n" not in text
@@ -371,7 +354,7 @@ def test_bad_input_is_one_line(name: str) -> None:
 def test_sums_that_could_overflow_stay_in_float32() -> None:
     nodes = [*CONV[:2], node("Conv", "xd wd", "y")]
     x = {"x": np.full((1, 66000, 1, 1), 255, np.uint8)}
-    model = model_of(nodes, x, SCALES | {"w": np.full((1, 66000, 1, 1), 127, np.int8)})
-    net = compiled(model)
+    model = model_like(nodes, x, SCALES | {"w": np.full((1, 66000, 1, 1), 127, np.int8)})
+    net = compiled_model(model)
     assert [n.operator.kind for n in net.graph.nodes.values()] == ["dequantize", "Conv"]
     np.testing.assert_allclose(net.run(**x), [[[[66000 * 125 * 127 * 2.0**-14]]]], rtol=2e-3)
