@@ -76,8 +76,25 @@ class Setting:
     isolate: bool = True
 
 
+class Raced:
+    """What raced: every contestant's seconds in every round, ours among them."""
+
+    times: dict[str, Samples]
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Median time of every contestant."""
+        return {name: statistics.median(samples) for name, samples in self.times.items()}
+
+    @property
+    def best(self) -> str | None:
+        """The fastest of the others, where ours has a time to compare."""
+        others = {name: seconds for name, seconds in self.seconds.items() if name != OURS}
+        return min(others, key=others.__getitem__) if others and OURS in self.times else None
+
+
 @dataclass
-class Row:
+class Row(Raced):
     """One layer: every contestant's seconds in every round, or why it has none.
 
     `unable` has the baselines that cannot compute the layer; `failures` has what went wrong. `errors` has the largest
@@ -106,17 +123,6 @@ class Row:
     def over_bound(self) -> float | None:
         """Our time over the bound."""
         return self.seconds[OURS] / self.bound if self.bound and OURS in self.times else None
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Median time of every contestant."""
-        return {name: statistics.median(samples) for name, samples in self.times.items()}
-
-    @property
-    def best(self) -> str | None:
-        """The fastest baseline, where ours has a time to compare."""
-        baselines = {name: seconds for name, seconds in self.seconds.items() if name != OURS}
-        return min(baselines, key=baselines.__getitem__) if baselines and OURS in self.times else None
 
     def against(self, baseline: str) -> list[float] | None:
         """The rounds' ratios to one baseline, or to the "best"."""

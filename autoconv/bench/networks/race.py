@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from autoconv.bench.networks.runtimes import RUNTIMES
 from autoconv.bench.race import disagreement, interleaved
 from autoconv.bench.results import rounded, write
 from autoconv.bench.statistics import Ratio, interval, ratios
-from autoconv.bench.suites import OURS, Samples
+from autoconv.bench.suites import OURS, Raced, Samples
 from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
 from autoconv.errors import ConfigError, PlanError
@@ -34,7 +33,7 @@ FILE = "networks.json"  # of a folder of results
 
 
 @dataclass
-class NetworkRace:
+class NetworkRace(Raced):
     """What a race of runtimes on one network found.
 
     Attributes
@@ -71,17 +70,6 @@ class NetworkRace:
     failures: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     slow: int = 0
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Median time of every contestant."""
-        return {name: statistics.median(samples) for name, samples in self.times.items()}
-
-    @property
-    def best(self) -> str | None:
-        """The fastest of the others, where ours has a time to compare."""
-        others = {name: seconds for name, seconds in self.seconds.items() if name != OURS}
-        return min(others, key=others.__getitem__) if others and OURS in self.times else None
 
     def against(self, name: str) -> Ratio | None:
         """Another runtime's time over ours."""
