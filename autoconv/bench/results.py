@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def to_json(suite: Suite) -> dict[str, Any]:
     names = ("best", *suite.setting.baselines)
 
     def plain(ratio: Ratio | None) -> dict[str, float] | None:
-        return None if ratio is None else {"median": ratio.median, "low": ratio.low, "high": ratio.high}
+        return None if ratio is None else asdict(ratio)
 
     def means(of: str | None = None) -> dict[str, Any]:
         found = {name: (suite.mean(name, of), len(suite.counted(name, of))) for name in names}

@@ -6,7 +6,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -90,7 +90,7 @@ class NetworkRace(Raced):
             "date": datetime.now(UTC).date().isoformat(),
             "rounds": self.rounds,
             "best": self.best,
-            "ratios": {name: {"median": r.median, "low": r.low, "high": r.high} for name, r in found.items()},
+            "ratios": {name: asdict(ratio) for name, ratio in found.items()},
             "seconds": rounded(self.times),
             "slow": self.slow,
             "loading": {name: round(seconds, 3) for name, seconds in self.loading.items()},
