@@ -210,7 +210,7 @@ def conv2d_wgrad(
         (arrays["x"].dtype, layout, "wgrad"),
         (False, False, None),
     )
-    _agree("dy", (K, P, Q), layer)
+    _agree((K, P, Q), layer)
     dw = planned(layer, options).run(arrays["x"], arrays["dy"], out=arrays["out"])
     return out if out is not None else like(x, back(dw))
 
@@ -318,7 +318,7 @@ def _dgrad(
         (arrays["dy"].dtype, stored, "dgrad"),
         (bias is not None, False, None),
     )
-    _agree("dy", (K, P, Q), layer)
+    _agree((K, P, Q), layer)
     dx = planned(layer, options).run(arrays["dy"], arrays["w"], bias, out=arrays["out"])
     return out if out is not None else like(dy, back(dx))
 
@@ -343,10 +343,11 @@ def _bias(bias: Any, K: int, dtype: Any, device: Any) -> Any:
     return own
 
 
-def _agree(name: str, given: tuple[int, int, int], layer: ConvLayer) -> None:
+def _agree(given: tuple[int, int, int], layer: ConvLayer) -> None:
+    """Refuse a gradient of other extents than the layer's output."""
     expected = (layer.K, layer.P, layer.Q)
     if given != expected:
-        raise ArrayError(f"{name} has (K, P, Q) = {given}: expected {expected}, from the other arguments")
+        raise ArrayError(f"dy has (K, P, Q) = {given}: expected {expected}, from the other arguments")
 
 
 def _layer(extents: Any, geometry: Any, kind: Any, epilogue: Any) -> ConvLayer:

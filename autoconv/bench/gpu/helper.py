@@ -43,6 +43,7 @@ WITH_VENDORS = f"{OURS} with vendors"
 TUNING = "tuning"  # folder of the tuning cache
 FEW = 4  # candidates of ours that hybrid times
 ROUNDS = 15
+CALLS = 100  # one after the other, of which the host's time is taken
 AGREEMENT = {"float32": 1e-3, "float64": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}  # of the largest value
 
 
@@ -157,14 +158,14 @@ class Work:
         a, b, *_ = self._drawn(layer)
         out, workspace = device.empty(layer.output_shape, layer.numpy_dtype), device.buffer(kernel.workspace_bytes)
 
-        def per_call(call: Callable[[], object], calls: int = 100) -> float:
+        def per_call(call: Callable[[], object]) -> float:
             found = []
             for _ in range(5):
                 device.synchronize()
                 begin = time.perf_counter()
-                for _ in range(calls):
+                for _ in range(CALLS):
                     call()
-                found.append((time.perf_counter() - begin) / calls)
+                found.append((time.perf_counter() - begin) / CALLS)
             return min(found)
 
         run = per_call(lambda: made.run(a, b, out=out))

@@ -172,10 +172,10 @@ def normalised_axis(axis: int, rank: int, name: str = "axis") -> int:
     return axis % rank
 
 
-def same_rank(inputs: Sequence[TensorType], rank: int) -> None:
-    """Refuse a first input of another rank."""
-    if len(inputs[0].shape) != rank:
-        raise ConfigError(f"expected {rank} dimensions, got {inputs[0].shape}")
+def checked_images(inputs: Sequence[TensorType]) -> None:
+    """Refuse a first input that is no batch of images."""
+    if len(inputs[0].shape) != 4:
+        raise ConfigError(f"expected 4 dimensions, got {inputs[0].shape}")
 
 
 def checked_pairs(**pairs: Any) -> None:

@@ -14,8 +14,8 @@ from autoconv.layer import ConvLayer, Layout, Pair, Sides
 from autoconv.networks.operators.base import (
     Product,
     TensorType,
+    checked_images,
     in_nchw,
-    same_rank,
 )
 
 
@@ -40,7 +40,7 @@ class Conv(Product):
 
     def layer(self, inputs: Sequence[TensorType]) -> ConvLayer:
         """The layer that computes it."""
-        same_rank(inputs, 4)
+        checked_images(inputs)
         (N, C, H, W), w = in_nchw(self.layout, inputs[0].shape), inputs[1]
         if inputs[0].dtype not in DTYPES:  # of bytes a layer would be another operator
             raise ConfigError(f"expected images of {', '.join(DTYPES)}, got {inputs[0]}")
@@ -101,7 +101,7 @@ class ConvTranspose(Product):
 
     def layer(self, inputs: Sequence[TensorType]) -> ConvLayer:
         """The layer, in direction dgrad, that computes it."""
-        same_rank(inputs, 4)
+        checked_images(inputs)
         (N, K, P, Q), w = inputs[0].shape, inputs[1]
         if len(w.shape) != 4 or w.shape[0] != K or w.dtype != inputs[0].dtype:
             raise ConfigError(f"expected filters {inputs[0].dtype} ({K}, C/groups, R, S), got {w}")

@@ -15,12 +15,12 @@ from autoconv.layer import Layout, Pair, Sides
 from autoconv.networks.operators.base import (
     Operator,
     TensorType,
+    checked_images,
     checked_pairs,
     in_layout,
     in_nchw,
     moved_axis,
     normalised_axis,
-    same_rank,
 )
 
 
@@ -54,7 +54,7 @@ class Pool(Operator):
         return rows, columns
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
-        same_rank(inputs, 4)
+        checked_images(inputs)
         checked_pairs(window=self.window, stride=self.stride, dilation=self.dilation)
         N, C, H, W = in_nchw(self.layout, inputs[0].shape)
         sizes = []

@@ -12,7 +12,7 @@ from autoconv.common.epilogue.quantization import finished, meanings
 from autoconv.common.types import INTEGERS
 from autoconv.errors import ConfigError
 from autoconv.layer import ConvLayer, Pair, Sides
-from autoconv.networks.operators.base import Operator, TensorType, same_rank
+from autoconv.networks.operators.base import Operator, TensorType, checked_images
 from autoconv.networks.operators.convolution import Conv
 from autoconv.networks.operators.elementwise import Elementwise
 
@@ -65,7 +65,7 @@ class QuantizedConv(QuantizedProduct):
     groups: int = 1
 
     def layer(self, inputs: Sequence[TensorType]) -> ConvLayer:
-        same_rank(inputs, 4)
+        checked_images(inputs)
         _is_integer(inputs)
         (N, C, H, W), w = inputs[0].shape, inputs[1].shape
         if len(w) != 4 or w[1] * self.groups != C:
