@@ -28,9 +28,9 @@ from autoconv.tuning.measurement import Measurement
 SIZE = 64  # bytes of workspace
 
 
-def beyond(array: Array, value: float = 1.0) -> None:
+def beyond(array: Array) -> None:
     """Write one float right behind the end of an array."""
-    ctypes.c_float.from_address(array.ctypes.data + array.nbytes).value = value
+    ctypes.c_float.from_address(array.ctypes.data + array.nbytes).value = 1.0
 
 
 def wrong_one(out: Array) -> None:

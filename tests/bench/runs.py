@@ -34,8 +34,8 @@ def setting(*names: str, **changes: Any) -> Setting:
     return Setting(CPU.current(), names or tuple(BASELINES), isolate=False, **changes)
 
 
-def suite(*rows: Row, network: bool = True, **changes: Any) -> Suite:
-    return Suite("Tiny", 1, setting(**changes), len(rows), network, list(rows))
+def suite(*rows: Row, **changes: Any) -> Suite:
+    return Suite("Tiny", 1, setting(**changes), len(rows), True, list(rows))
 
 
 def complete(**times: list[float]) -> dict[str, list[float]]:

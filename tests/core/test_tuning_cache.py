@@ -27,10 +27,6 @@ def reopened(cache: TuningCache) -> TuningCache:
     return TuningCache(cache.directory, cache.system)
 
 
-def overwrite(cache: TuningCache, text: str, layer: str = LAYER) -> None:
-    cache.store.update(f"1|{layer}|{DEVICE}", lambda _: text)
-
-
 def test_what_was_added_is_loaded_here_and_in_the_next_process(cache: TuningCache) -> None:
     assert cache.load(LAYER, DEVICE) is None
     first, second = race(a=1.0, b=2.0), race(a=2.0)
@@ -81,7 +77,7 @@ GOOD = json.dumps(Record(LAYER, DEVICE, (race(a=1.0),)).to_json())
     ids=["empty", "truncated", "deep", "NaN", "digits", "future", "layer", "device"],
 )
 def test_an_invalid_record_is_a_miss_reported_once_and_replaced(cache: TuningCache, text: str) -> None:
-    overwrite(cache, text)
+    cache.store.update(f"1|{LAYER}|{DEVICE}", lambda _: text)
     with pytest.warns(CacheWarning, match="is ignored"):
         assert cache.load(LAYER, DEVICE) is None
     assert cache.load(LAYER, DEVICE) is None

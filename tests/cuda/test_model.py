@@ -38,8 +38,8 @@ def ours(device: DatasheetGPU) -> list[Any]:
     return [one for one in registry.algorithms(device) if one.vendor is None]
 
 
-def clocks(demand: Demand, device: DatasheetGPU = GPU) -> float:
-    return (seconds(device, [demand]) - LAUNCH_SECONDS) * SUSTAINED * device.clock_hz
+def clocks(demand: Demand) -> float:
+    return (seconds(GPU, [demand]) - LAUNCH_SECONDS) * SUSTAINED * GPU.clock_hz
 
 
 def test_a_block_too_many_takes_another_round() -> None:

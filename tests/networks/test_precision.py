@@ -100,12 +100,12 @@ def test_types_meet_in_float32(dtype: str) -> None:
     np.testing.assert_array_equal(found["back"], given)
 
 
-def clipped(x: np.ndarray, low: Any, high: Any, opset: int = 17) -> np.ndarray:
+def clipped(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
     """What a network makes of an array by Clip alone."""
     bounds = {name: np.array(value, x.dtype) for name, value in (("l", low), ("h", high)) if value is not None}
     names = " ".join(name if name in bounds else "-" for name in ("l", "h"))
     dtype = onnx.helper.np_dtype_to_tensor_dtype(x.dtype)
-    graph = translated(model([node("Clip", f"x {names}")], {"x": x.shape}, bounds, opset=opset, dtype=dtype), "clip")
+    graph = translated(model([node("Clip", f"x {names}")], {"x": x.shape}, bounds, dtype=dtype), "clip")
     return np.asarray(compiled(graph).run(x=x))
 
 
