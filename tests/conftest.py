@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ settings.register_profile(
 settings.register_profile("everyday", settings.get_profile("full"), max_examples=12)
 
 HERE = Path(__file__).parent
-KERNELS = machine_code.folder()  # as it is without any fixture
+KERNELS, MEASURE = machine_code.folder(), measure.measure  # as they are without any fixture
 
 # Of how many cases of each test of a file (or of one test) the everyday suite takes one, so that it ends within three
 # minutes on two cores; of every test at least one. Which one is drawn from its name: the same on every day, and no
@@ -209,12 +209,10 @@ def short_search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(autouse=True)
 def any_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model on record stands for this machine, whose own speed is not awaited, and nothing empties its caches.
-
-    What it reaches is asserted by the tests of its measurement alone.
-    """
-    if request.path.name != "test_machine_measure.py":
-        monkeypatch.setattr(measure, "measure", _as_on_record)
+    """The speed of this machine is not awaited, and nothing empties its caches; but by the tests of its measurement."""
+    if request.path.name == "test_machine_measure.py":
+        monkeypatch.setattr(measure, "measure", MEASURE)
+    else:
         monkeypatch.setattr(CPU, "prepare", lambda *args: None)
         monkeypatch.setattr(CPU, "_sweep", lambda self: None)
         monkeypatch.setattr(CPU, "pace", lambda self: 1.0)
@@ -267,6 +265,8 @@ def pytest_configure(config: pytest.Config) -> None:
     folder, session = tempfile.TemporaryDirectory(prefix="autoconv-tests-"), pytest.MonkeyPatch()
     session.setenv("AUTOCONV_CACHE_DIR", folder.name)
     session.setenv("AUTOCONV_KERNEL_DIR", str(KERNELS))
+    # A model on record stands for this machine: what is collected, and what is chosen, is the same everywhere.
+    session.setattr(measure, "measure", _as_on_record)
     config.add_cleanup(folder.cleanup)
     config.add_cleanup(session.undo)
     if not config.getoption("avx512"):
@@ -282,14 +282,6 @@ def pytest_configure(config: pytest.Config) -> None:
     patch.setattr(recorded, "_measured", lambda key, isa, threads, *_, **__: vectors.modelled(isa, threads))
     config.add_cleanup(processor.close)
     config.add_cleanup(patch.undo)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """What is collected follows from a model on record, and so is the same on every machine and in every process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "measure", _as_on_record)
-        return (yield)
 
 
 @pytest.hookimpl(trylast=True)  # of what is asked for by marks and words
