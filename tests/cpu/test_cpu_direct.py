@@ -15,9 +15,9 @@ from vectors import INSTRUCTION_SETS, device_with
 from autoconv.cpu import pool
 from autoconv.cpu.common.correlation import CorrelationAxis, correlations
 from autoconv.cpu.device import CPU
-from autoconv.cpu.direct import gradients, gradients_packed
+from autoconv.cpu.direct import gradients, gradients_packed, kernels
 from autoconv.cpu.direct.algorithm import Direct, _listed
-from autoconv.cpu.direct.geometry import TileRun, tile_runs
+from autoconv.cpu.direct.geometry import TileRun, blockings, tile_runs
 from autoconv.cpu.direct.kernels import _inputs
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
@@ -100,6 +100,14 @@ def test_no_tile_is_named_that_is_unrolled_too_far(instruction_set: str) -> None
         too_much = next(params for params in listed if params not in known)
         (reason,) = DIRECT.why_not(layer, device, too_much)
         assert "multiply-adds in the unrolled program" in reason
+
+
+def test_single_columns_are_stored_without_masks() -> None:
+    """Of hundreds of stores whose masks have a single lane LLVM makes code for minutes."""
+    layer = ConvLayer(N=1, C=16, H=64, W=64, K=32, R=15, S=15, padding=7)
+    params = {"TK": 16, "TP": 28, "TQ": 1, "BC": 16, "filters": "packed"}
+    module = kernels.emit("avx512", layer, blockings(layer, CPU(1, "avx512"), params))
+    assert "masked.store" not in str(module)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "dgrad"])

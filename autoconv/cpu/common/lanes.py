@@ -28,11 +28,14 @@ def load_range(k: Function, p: Value, lanes: int, low: int, high: int) -> Value:
 def store_range(k: Function, v: Value, p: Value, low: int, high: int) -> None:
     """Store lanes low .. high - 1 of a vector whose lane 0 belongs at `p`.
 
-    Without AVX-512 in parts of 2**n lanes: AVX2's masked stores are slow on some processors.
+    Without AVX-512 in parts of 2**n lanes: AVX2's masked stores are slow on some processors. A single lane is stored as
+    such: LLVM finds that by itself of a constant mask, but takes minutes over some hundreds of them in one block.
     """
     lanes = v.type.lanes
     if (low, high) == (0, lanes):
         k.store(v, p)
+    elif high == low + 1:
+        k.store(k.extract(v, low), p + low)
     elif k.module.instruction_set == "avx512":
         k.store(v, p, mask=k.mask(high, lanes, low))
     else:
