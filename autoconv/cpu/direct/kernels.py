@@ -146,7 +146,8 @@ class Microkernel:
             alone = len(self.sums) == 1  # then filters are a stream, and the only one
             vectors = [k.load(w + v * self.lanes, self.lanes, ordered=alone) for v in range(self.vectors)]
         else:
-            w = w + tap_place(row, r) * c.filters.r + tap_place(column, s) * c.filters.s
+            # Of known origin, LLVM would carry an address along for many a filter: slower, and long in the making.
+            w = k.launder(w + tap_place(row, r) * c.filters.r + tap_place(column, s) * c.filters.s)
             vectors = [self._gathered(w, offsets[v * self.lanes : (v + 1) * self.lanes]) for v in range(self.vectors)]
         for n, sums in enumerate(self.sums):
             p, q = divmod(n, self.columns.length)

@@ -7,12 +7,14 @@ import itertools
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.cpu.common.packing import tap_place
 from autoconv.cpu.common.streaming import launch_streaming
 from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, PixelTiles, chunks_of, panel_cut, pixel_tiles
 from autoconv.cpu.gemm.panels import emit_panels
 from autoconv.cpu.gemm.tile import GemmTile, each_block, tiles_of
 from autoconv.layer import ConvLayer
 
+MOST_UNROLLED = 512  # elements that packing copies in one go: LLVM's time grows with the square of them
 SUMS = 32 * 1024  # bytes of a task's sums, where there are several ranges of channels
 
 
@@ -42,22 +44,30 @@ def emit_pack(m: Module, layer: ConvLayer, problem: Correlation, TK: int) -> Non
     """Filters as `groups, K / TK, C, R, S, TK`, in the type of the sums."""
     element = DTYPES[layer.dtype]
     wide = widened(element)
-    taps = [(r, s) for r in problem.rows.taps for s in problem.columns.taps]
+    R, S = len(problem.rows.taps), len(problem.columns.taps)
     task = m.function("pack_task", *TASK, internal=True)
     context, index, _ = task.args
     w, _, out = operands(task, context, element, element, wide)[:3]
     blocks = -(-problem.K // TK)
     group, block = index // blocks, index % blocks
     source = w + group * problem.filters.group + block * (TK * problem.filters.k)
-    target = out + (group * problem.K + block * TK) * (problem.C * len(taps))
+    target = out + (group * problem.K + block * TK) * (problem.C * R * S)
+
+    def copy_row(c: Value, r: int | Value, width: int) -> None:
+        row = source + (c * problem.filters.c + tap_place(problem.rows, r) * problem.filters.r)
+        for s, place in enumerate(problem.columns.taps):
+            p, to = row + place * problem.filters.s, target + ((c * R + r) * S + s) * width
+            for i in range(width):
+                task.store(task.load(p + i * problem.filters.k), to + i)
 
     def copy(width: int) -> None:
         with task.loop(0, problem.C) as c:
-            for t, (r, s) in enumerate(taps):
-                p = source + c * problem.filters.c + (r * problem.filters.r + s * problem.filters.s)
-                to = target + (c * len(taps) + t) * width
-                for i in range(width):
-                    task.store(task.load(p + i * problem.filters.k), to + i)
+            if R * S * width <= MOST_UNROLLED:
+                for r in range(R):
+                    copy_row(c, r, width)
+            else:
+                with task.loop(0, R) as row:
+                    copy_row(c, row, width)
 
     if problem.K >= TK:
         with task.if_((block + 1) * TK <= problem.K):
