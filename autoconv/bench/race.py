@@ -364,9 +364,7 @@ def in_sequence(suite: Suite, plans: Mapping[str, Plan]) -> None:
         runs |= {as_exported(name): prepared.run for name, (prepared, _) in found.items()}
         shares = {name: share for name, (_, share) in found.items()}
     full_speed = FullSpeed.of(device)
-    suite.whole, suite.shares = (
-        race(runs, setting.rounds, full_speed.take),
-        shares,
-    )  # both, or none: it may be cut short
+    suite.whole = race(runs, setting.rounds, full_speed.take)
+    suite.shares = shares  # after it, as it may be cut short: both, or none
     if full_speed.slow:
         suite.notes.append(f"{slowness(full_speed.slow)} of the layers in sequence")

@@ -36,7 +36,7 @@ from autoconv.tuning.worker import Worker
 
 PREPARING = 2.5  # times its budget that mode hybrid may take to build and verify candidates
 HYBRID_CANDIDATES = 10  # that mode hybrid times at most, beside those for which it has another reason, ...
-HURRIED_CANDIDATES = 6  # ... and where a budget bounds the time: few enough that all are compiled at once
+HURRIED_CANDIDATES = 6  # ... and where a budget bounds the time
 FAR = 3.0  # times the least estimate: who takes longer on record may wait; estimates are seldom as wrong
 
 _measuring = threading.RLock()  # as `progress` may plan, too

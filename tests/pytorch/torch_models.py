@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
 
 from torch import Tensor, nn  # noqa: E402
+
+
+class Applied(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arrays: Any) -> Any:
+        return self.function(*arrays)
 
 
 class Residual(nn.Module):
@@ -57,3 +71,8 @@ def seeded(model: nn.Module) -> nn.Module:
             )
             value.copy_(1 + 0.2 * drawn.abs() if name.endswith("running_var") else drawn)
     return model.eval()
+
+
+def numbers(shape: tuple[int, ...]) -> Any:
+    """The same random tensor every time."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3))

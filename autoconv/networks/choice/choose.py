@@ -94,9 +94,8 @@ def planned(
     for in_nhwc, parts in ways:
         found = split(laid_out(graph, in_nhwc), parts)
         views = Views(found.graph, device.alignment)
-        if (
-            limit is None or _needed(found, views, {}, device) <= limit
-        ):  # else no plans, which may have to be timed, would fit
+        # Where not even the arrays fit, no plans would, which may have to be timed.
+        if limit is None or _needed(found, views, {}, device) <= limit:
             plans = plans_for(found, views, device, {**options, "memory_limit": None}, candidates, mode, prices)
             if limit is None or _needed(found, views, plans, device) <= limit:
                 return Planned(found, views, plans, frozenset(in_nhwc))

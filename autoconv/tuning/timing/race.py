@@ -216,8 +216,8 @@ class Heat:
             entry.before = len(entry.cold) if self.heats > 1 else 0  # in different heats it was not the same race
         while self.round(finalists, FEWEST):
             pass
-        finalists = self.contenders()
-        if all(len(entry.samples) >= FEWEST for entry in finalists):  # else the budget is spent
+        if not self.over():  # else some of them may have had fewer turns
+            finalists = [entry for entry in finalists if entry.alive and len(entry.samples) >= FEWEST]
             for entry in finalists:
                 entry.final, entry.slow = True, 1.0
             while self.round(finalists, MOST):
