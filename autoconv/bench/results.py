@@ -22,7 +22,8 @@ from autoconv.paths import write_whole
 from autoconv.registry import algorithms
 
 DIGITS = 5  # of a time: its last one is far below the noise
-_NAMES = re.compile(r"[\w.-]{0,100}")  # of layers, as far as they can stand in the name of a file
+_NAME = re.compile(r"[\w.-]+")  # of a layer, as it can stand in the name of a file
+LONGEST = 100  # characters there of all layers together
 
 
 def header(suite: Suite) -> dict[str, Any]:
@@ -119,8 +120,10 @@ def file_name(suite: Suite) -> str:
 
 def _some(names: tuple[str, ...]) -> str:
     """What tells a result of some layers from that of others: their names, or a digest of long or strange ones."""
-    told = "-".join(names)
-    return told if _NAMES.fullmatch(told) else f"{len(names)}layers-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    told = "+".join(names)
+    if len(told) <= LONGEST and all(_NAME.fullmatch(name) for name in names):
+        return told
+    return f"{len(names)}layers-{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:12]}"
 
 
 def keep(suite: Suite, folder: Path, jobs: list[Row]) -> None:

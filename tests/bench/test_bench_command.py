@@ -132,11 +132,14 @@ def test_an_interruption_loses_nothing_of_an_earlier_run(place: Path, monkeypatc
 
 def test_results_of_some_layers_have_names_that_a_file_can_have() -> None:
     found, names = samples(), set()
-    for some in (("one", "two"), ("/features/0/Conv",), ("/features/0", "Conv"), tuple(f"layer{n}" for n in range(99))):
+    long = tuple(f"layer{n}" for n in range(99))
+    strange = ("a+b", "c"), ("a", "b+c"), ("/features/0/Conv",), ("/features/0", "Conv")
+    several = ("one", "two"), ("one-two",), *strange, long
+    for some in several:
         found.names = some
         names.add(results.file_name(found))
-    assert len(names) == 4
-    assert f"tiny-batch1-threads{found.setting.device.threads}-one-two.json" in names
+    assert len(names) == len(several)
+    assert f"tiny-batch1-threads{found.setting.device.threads}-one+two.json" in names
     assert all("/" not in name and len(name) < 200 for name in names)
 
 
