@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from autoconv.algorithm import Params
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
+from autoconv.cpu.common.estimate import OVERLAP, operands_once
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.transform.estimate import Counts, Forecast, forecast
@@ -34,7 +35,9 @@ class TransformAlgorithm(GeneratedAlgorithm, Generic[T]):
         return layer.accumulator.itemsize * sum(tiling.packed_size for tiling in self.tilings(layer, device, params))
 
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
-        return self._forecast(layer, device, params).seconds
+        """What is computed, and beside it how the image comes and goes: that weighs where there are few channels."""
+        moved = operands_once(layer, device.machine)
+        return self._forecast(layer, device, params).seconds + (1 - OVERLAP) * moved
 
     def party(self, layer: ConvLayer, device: CPU, params: Params) -> int:
         return self._forecast(layer, device, params).party
