@@ -214,7 +214,7 @@ def any_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(measure, "measure", MEASURE)
     else:
         monkeypatch.setattr(CPU, "prepare", lambda *args: None)
-        monkeypatch.setattr(CPU, "_sweep", lambda self: None)
+        monkeypatch.setattr(CPU, "_elsewhere", 8)
         monkeypatch.setattr(CPU, "pace", lambda self: 1.0)
 
 

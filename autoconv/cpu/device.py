@@ -12,7 +12,7 @@ import platform
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,6 @@ FEATURES = {  # beside vectors, what kernels may use: LLVM's names, and those in
     "generic": {},
 }
 AMX_FEATURES = ("avx512bf16", "avx512vnni", "amx-tile", "amx-bf16", "amx-int8")  # those of any processor that has tiles
-
 
 _memory = functools.cache(allocator.physical_memory)  # to ask the system takes a millisecond
 
@@ -345,7 +344,7 @@ class CPU(Device):
             return clock() - start
 
         def cold() -> float:
-            self.settle(operands.workspace, operands.out, operands.a)
+            self.settle(operands.workspace, operands.out, operands.a, filters=[operands.b])
             return hot()
 
         return Stopwatch(cold=cold, hot=hot)
@@ -355,20 +354,25 @@ class CPU(Device):
         del layer, candidates
         allocator.filled(self._elsewhere)
 
-    def settle(self, *warm: Array) -> None:
-        """Leave the machine as a layer in a network finds it: threads awake, and nothing but some arrays in cache.
+    def settle(self, *warm: Array, filters: Iterable[Array] = ()) -> None:
+        """Leave the machine as a layer in a network finds it: threads awake, and some arrays in cache.
 
         Parameters
         ----------
         *warm : array
             Contiguous ones, in cache as far as they fit, the last of all: scratch memory and the output, where other
             layers had theirs shortly before, and the inputs, as the layer before left them.
+        filters : iterable of array
+            What the run before has read, and since then as much as a network reads: a large last level keeps it so
+            long, though not what many candidates have, each its own.
         """
         from autoconv.cpu import pool
 
-        self._sweep()
+        for array in (array for array in filters if array.nbytes < 2 * self.machine.beyond):  # no cache keeps others
+            allocator.read(array)
+        allocator.filled(self._elsewhere)().sum()
         for array in warm:
-            array.reshape(-1).view(np.uint8).max(initial=0)  # of an empty one, and of one without extents, too
+            allocator.read(array)
         if pool.available():  # the first call wakes them
             pool.wake(self.instruction_set, self.threads)
             pool.wake(self.instruction_set, self.threads)
@@ -377,9 +381,6 @@ class CPU(Device):
     def _elsewhere(self) -> int:
         """Bytes that other layers read between two runs of one, or that no cache keeps."""
         return min(2 * self.machine.beyond, NETWORK_BYTES)
-
-    def _sweep(self) -> None:
-        allocator.filled(self._elsewhere)().sum()
 
     def peak_flops(self, dtype: str) -> float:
         """Multiply-adds on registers, of all threads; 16-bit types are computed with in float32."""

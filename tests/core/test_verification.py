@@ -68,11 +68,18 @@ def test_a_workspace_for_which_there_is_no_memory_costs_its_candidate_the_race(m
 
 def test_candidates_find_their_own_scratch_memory_output_and_input_in_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     warm: list[list[int]] = []
-    monkeypatch.setattr(FaultyCPU, "settle", lambda self, *arrays: warm.append([array.nbytes for array in arrays]))
+    filters: list[list[int]] = []
+
+    def settle(self: FaultyCPU, *arrays: Any, **others: Any) -> None:
+        warm.append([array.nbytes for array in arrays])
+        filters.append([array.nbytes for array in others["filters"]])
+
+    monkeypatch.setattr(FaultyCPU, "settle", settle)
     needs = {"numpy.direct": NumpyDirect().workspace_bytes(LAYER, CPU.current(), {}), "faulty.none": SIZE}
     measure(LAYER, FaultyCPU.having("none"), [Candidate(name) for name in needs])
     arrays = [4 * np.prod(shape) for shape in (LAYER.y_shape, LAYER.x_shape)]
     assert {tuple(found) for found in warm} == {(room, *arrays) for room in needs.values()}
+    assert {tuple(found) for found in filters} == {(4 * np.prod(LAYER.w_shape),)}
 
 
 def test_a_candidate_that_gives_other_bits_is_not_deterministic() -> None:

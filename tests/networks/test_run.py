@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from graphs import agree, compiled, drawn, filters, graph_of, small
 from vectors import device_with
 
 import autoconv
+from autoconv.algorithm import Array
 from autoconv.cli.main import cli
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
@@ -99,13 +101,21 @@ def test_every_step_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(step.seconds > 0 for step in steps)
     assert [step.name for step in steps if step.is_layer] == ["a.relu", "b.sum", "c.silu", "up", "scores"]
     settled: list[list[tuple[int, ...]]] = []
-    monkeypatch.setattr(CPU, "settle", lambda self, *arrays: settled.append([array.shape for array in arrays]))
+    constants: list[int] = []
+
+    def settle(self: CPU, *arrays: Array, **others: Iterable[Array]) -> None:
+        settled.append([array.shape for array in arrays])
+        constants.append(sum(array.nbytes for array in others["filters"]))
+
+    monkeypatch.setattr(CPU, "settle", settle)
     alone = net.profile(**x, repeat=1, alone=True)
     assert [step.name for step in alone] == [step.name for step in steps]
     for step, (scratch, *shapes) in zip(net._schedule.steps, settled, strict=True):
         assert scratch == (max(call.workspace_bytes for call in step.calls),)
         computed = [name for name in step.node.inputs if name not in net.graph.constants]
         assert shapes == [net.graph.types[name].shape for name in (step.node.name, *reversed(computed))]
+    assert all(nbytes > 0 for step, nbytes in zip(alone, constants, strict=True) if step.is_layer)
+    assert sum(constants) <= net.weight_bytes
     with pytest.raises(ArrayError, match="repeat=0: expected an integer of at least 1"):
         net.profile(**x, repeat=0)
 

@@ -113,8 +113,8 @@ class Instance:
         """The outputs, by name; the time of every part is added to `seconds`.
 
         With `alone`, whose parts are single steps, each is timed as the candidates of layers are: filters and other
-        constants have to come from memory, while scratch memory and arrays that were computed before are in cache as
-        far as they fit.
+        constants have to come from where the rest of a network leaves them, while scratch memory and arrays that were
+        computed before are in cache as far as they fit.
         """
         schedule, graph = self.schedule, self.schedule.graph
         outside = dict(inputs)
@@ -127,7 +127,7 @@ class Instance:
                 node = schedule.steps[n].node
                 computed = [name for name in reversed(node.inputs) if name not in graph.constants]
                 arrays = (self.array(name, outside) for name in (node.name, *computed))
-                self._device.settle(self._scratch(n), *arrays)
+                self._device.settle(self._scratch(n), *arrays, filters=schedule.steps[n].constants)
             start = time.perf_counter()
             if isinstance(part, _Table):
                 part.run(outside)

@@ -93,6 +93,11 @@ class Step:
     calls: tuple[Call, ...] = ()
     function: Callable[..., Mapping[str, Array]] | None = field(default=None, compare=False)
 
+    @property
+    def constants(self) -> list[Array]:
+        """Filters and other constants that its kernels read."""
+        return [operand for call in self.calls for operand in call.operands if isinstance(operand, np.ndarray)]
+
 
 def calls_of(kernel: NativeKernel, operands: Sequence[Operand]) -> tuple[Call, ...]:
     """The programs of a layer's kernel, of which these are the operands."""
