@@ -62,6 +62,7 @@ def plan(
     budget: float | None = None,
     cache: TuningCache | None = None,
     isolate: bool = False,
+    again: bool = False,
     progress: Progress | None = None,
     build: bool = True,
 ) -> Plan:
@@ -107,6 +108,9 @@ def plan(
         Where facts are kept; the user's own unless given.
     isolate : bool
         Build, verify and time in a worker process, which may crash or hang without harm.
+    again : bool
+        In modes "profile" and "hybrid", where all has been timed before: those near the best race once more. What
+        disturbs a machine passes, and costs some candidates more than others.
     progress : callable, optional
         Called with an `Event` before every step of the tuning.
     build : bool
@@ -139,7 +143,8 @@ def plan(
     limits = workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed, exact, denormals
     kinds = tuple(map(type, (budget, *limits)))  # 1 and 1.0 are equal to True, and refused in its place
     key = layer, mode, device, limits, budget, kinds, cache, split_products.allowed()
-    if (found := _remembered(key)) is not None:
+    again = _bool(again, "again")
+    if not again and (found := _remembered(key)) is not None:
         if _watchers:
             _tell(found)
         if build:
@@ -167,7 +172,7 @@ def plan(
     if seconds is not None and seconds >= ENDLESS:
         seconds = None
     with device.selected():
-        made = _made(Request(layer, device, cache, checked, seconds, isolate, progress), mode)
+        made = _made(Request(layer, device, cache, checked, seconds, isolate, progress), mode, again)
         if build:
             _ = made.kernel
     _remember(key, made)
@@ -291,9 +296,9 @@ def _remember(key: object, made: Plan) -> None:
             _plans.popitem(last=False)
 
 
-def _made(request: Request, mode: object) -> Plan:
+def _made(request: Request, mode: object, again: bool) -> Plan:
     """The plan of the candidate that is chosen."""
-    choice = choose(request, mode)
+    choice = choose(request, mode, again)
     request = replace(request, progress=None)  # which holds no list of candidates until it is asked for one
 
     def make_kernel() -> Kernel:

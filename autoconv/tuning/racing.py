@@ -38,6 +38,7 @@ PREPARING = 2.5  # times its budget that mode hybrid may take to build and verif
 HYBRID_CANDIDATES = 10  # that mode hybrid times at most, beside those for which it has another reason, ...
 HURRIED_CANDIDATES = 6  # ... and where a budget bounds the time
 FAR = 3.0  # times the least estimate: who takes longer on record may wait; estimates are seldom as wrong
+NEAR, NEAREST = 1.12, 8  # times the best on record, and how many at most, for those that race once more
 
 _measuring = threading.RLock()  # as `progress` may plan, too
 renew_in_children(sys.modules[__name__], "_measuring", threading.RLock)
@@ -74,6 +75,25 @@ def complete(request: Request, known: Known, mode: str) -> Known:
         if now.record != known.record:
             left = _left(request, now, mode)
         return _race(request, now, left) if left else now
+
+
+def again(request: Request) -> Known:
+    """What is known after those near the best on record have raced once more, where there are several.
+
+    Whatever disturbs a machine does so for seconds or minutes, and costs some candidates more than others: who was the
+    best in one race only had luck more often than who is near the best in one, and the best in another.
+
+    Parameters
+    ----------
+    request : Request
+    """
+    with request.cache.timing_lock(request.device.key), _measuring:  # in this order: a caller may hold the first
+        known = look_up(request)
+        costs = {candidate: request.limits.cost(facts) for candidate, facts in known.facts.items()}
+        ranked = ranking(known.facts, request.limits, request.layer.bytes)
+        able = [candidate for candidate in ranked if credible(request, candidate, known.facts[candidate])]
+        near = [candidate for candidate in able if costs[candidate] <= NEAR * costs[able[0]]][:NEAREST]
+        return _race(request, known, _Left(near)) if len(near) > 1 else known
 
 
 def challenge(request: Request, candidates: Sequence[Candidate]) -> Known:

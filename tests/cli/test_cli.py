@@ -20,7 +20,8 @@ from autoconv.cli import tune as verb
 from autoconv.cli.main import cli
 from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
-from autoconv.tuning import planner
+from autoconv.records.cache import TuningCache
+from autoconv.tuning import planner, racing
 from autoconv.tuning.measurement import Event
 from autoconv.tuning.planner import forget_plans
 
@@ -30,13 +31,20 @@ pytestmark = pytest.mark.usefixtures("place")
 # What it does
 
 
-def test_tune_times_everything_once_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tune_times_everything_once_and_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(racing, "NEAR", 1e9)
+    monkeypatch.setattr(racing, "NEAREST", 2)
     assert main(["tune", "tiny.yaml"]) == 0
     first = capsys.readouterr()
     assert re.search(r"first +3x12x12 4x3x3 +\S+ .* new\n", first.out)
     assert re.search(r"second x2 .* new\n", first.out)
     assert re.search(r"2 layers, [1-9]\d* candidates timed", first.out)
     assert first.err == ""
+    layer = networks.load("tiny.yaml").find("first").at(1, "fwd").key()
+    (record,) = (record for record in TuningCache().records() if str(record.layer) == layer)
+    assert len(record.races) == 2, "those near the best race once more"
     forget_plans()
     assert main(["tune", "tiny.yaml"]) == 0
     second = capsys.readouterr().out

@@ -39,6 +39,26 @@ def test_profile_times_everything_once_and_then_nothing(cache: TuningCache) -> N
     assert planner.plan(LAYER, cache=cache) is planner.plan(LAYER, cache=cache)
 
 
+def test_those_near_the_best_race_once_more_where_that_is_asked_for(
+    cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"device": FaultyCPU.having("none", "unsteady", "slow"), "cache": cache}
+    first = fresh(LAYER, again=True, **options)
+    assert first.timed == len(first.facts), "nothing was on record"
+    assert fresh(LAYER, "heuristic", again=True, **options).timed == 0, "a mode that never times"
+    monkeypatch.setattr(racing, "NEAR", 1.0)
+    assert fresh(LAYER, again=True, **options).timed == 0, "it has no rival"
+    monkeypatch.setattr(racing, "NEAR", 1e9)
+    monkeypatch.setattr(racing, "NEAREST", 3)
+    made = fresh(LAYER, again=True, **options)
+    before, after = next(iter(cache.records())).races
+    assert (made.timed, made.source) == (len(after.facts), "profile")
+    assert set(first.ranking[:3]) <= {str(candidate) for candidate in after.facts}
+    assert 3 <= len(after.facts) < len(before.facts)
+    assert made.facts[first.ranking[0]].time == after.facts[Candidate.parse(first.ranking[0])].time
+    assert planner.plan(LAYER, **options).candidate == made.candidate, "from memory"
+
+
 def test_a_plan_from_memory_says_that_it_timed_nothing(cache: TuningCache) -> None:
     assert [bool(planner.plan(LAYER, cache=cache).timed) for _ in range(2)] == [True, False]
 
@@ -161,6 +181,7 @@ def test_a_candidate_may_be_named(cache: TuningCache) -> None:
         ({"budget": "60s"}, "budget='60s': expected a number"),
         ({"budget": [1]}, "budget=[1]: expected a number"),
         ({"isolate": "no"}, "isolate='no': expected True or False"),
+        ({"again": 1}, "again=1: expected True or False"),
         ({"progress": 5}, "progress=5: expected a function or None"),
         ({"cache": "folder"}, "cache='folder': expected a TuningCache or None"),
     ],
