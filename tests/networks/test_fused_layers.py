@@ -175,7 +175,8 @@ def test_what_was_quicker_is_recalled(monkeypatch: pytest.MonkeyPatch) -> None:
     net = CompiledNetwork(graph, device, options)
     assert net.fused == found
     agree(net, graph, 1e-5)
-    assert CompiledNetwork(graph, device, options | {"tolerance": 1e-3}).fused == {}
+    assert CompiledNetwork(graph, device, options | {"tolerance": 1.0}).fused == found
+    assert CompiledNetwork(graph, device, options | {"tolerance": 1e-9}).fused == {}
     assert CompiledNetwork(graph, device, options | {"workspace_limit": 0}).fused == {}
     assert with_fused(made, device, options, "hybrid").fused == found
     assert len(raced) == 1
@@ -233,7 +234,8 @@ def test_saved_networks_keep_what_is_fused(tmp_path: Path) -> None:
     assert again.fused == {"narrow1": CUT}
     x = filters(2, 8, 9, 10)
     assert np.array_equal(again.run(x), net.run(x))
-    for limit in ({"workspace_limit": 0}, {"tolerance": 1.0}, {"tolerance": 0}):
+    assert autoconv.load(path, tolerance=1.0).fused == {"narrow1": CUT}
+    for limit in ({"workspace_limit": 0}, {"tolerance": 0}):
         assert autoconv.load(path, **limit).fused == {}
 
 

@@ -22,7 +22,7 @@ from autoconv.layer import ConvLayer
 from autoconv.networks.choice import choose, together, tolerance
 from autoconv.networks.choice.candidate import best_in_network
 from autoconv.networks.choice.choose import plan_alone, plans_for
-from autoconv.networks.choice.errors import RELATIVE, combined, sensitivities
+from autoconv.networks.choice.errors import RELATIVE, combined, exact_error, sensitivities
 from autoconv.networks.choice.tolerance import check_error, chosen_within
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
@@ -84,7 +84,18 @@ def test_a_mean_over_the_image_cancels_errors() -> None:
     least = 1 / (1 + 48 / math.pi)
     assert reach(graph, y=pooled) == pytest.approx({"a": least})
     assert reach(graph, y=graph.add("reduced", Reduce("mean", (2, 3)), a)) == pytest.approx({"a": least})
-    assert reach(graph, y=graph.add("largest", Reduce("max", (2, 3)), a)) == pytest.approx({"a": 1.0})
+
+
+@pytest.mark.parametrize("window", [(1, 1), (2, 2), (3, 3), (7, 7)])
+def test_the_largest_of_a_window_is_larger_and_errs_as_any(window: tuple[int, int]) -> None:
+    graph, x = image()
+    a = convolution(graph, "a", x, 8)
+    pooled = graph.add("pooled", Pool(reduction="max", window=window), a)
+    values = np.random.default_rng(0).standard_normal((100_000, math.prod(window)))
+    share = np.mean(np.maximum(values[:, 0], 0) ** 2) / np.mean(np.maximum(values.max(axis=1), 0) ** 2)
+    assert reach(graph, y=pooled) == pytest.approx({"a": share}, rel=0.03)
+    if window == (7, 7):
+        assert reach(graph, y=graph.add("reduced", Reduce("max", (2, 3)), a)) == reach(graph, y=pooled)
 
 
 @kernels
@@ -191,7 +202,7 @@ def test_without_a_limit_little_time_is_given_for_less_error(
     rng = np.random.default_rng(seed)
     widths = [8, 16, 24, 32, 40]
     facts = {
-        K: {f"winograd[m={m}]": (float(rng.uniform(1, 1.2)), 1e-7 * float(rng.uniform(1, 40))) for m in range(1, 5)}
+        K: {f"winograd[m={m}]": (float(rng.uniform(1, 1.2)), 1e-8 * float(rng.uniform(1, 38))) for m in range(1, 5)}
         for K in widths
     }
     Pretended(monkeypatch, facts)
@@ -204,6 +215,45 @@ def test_without_a_limit_little_time_is_given_for_less_error(
     error = combined({name: made.facts[made.candidate].error for name, made in plans.items()}, sensitivities(graph))
     assert time <= least * (1 + tolerance.SPARED * (1 - (error / most) ** 2)) * (1 + 1e-9)
     assert error < most
+
+
+USUAL = {"winograd[m=7]": (1.0, 1e-5), "winograd[m=4]": (1.4, 3e-7), "direct": (2.0, 1e-7)}
+
+
+def test_without_a_limit_a_network_errs_a_few_times_what_exact_algorithms_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Pretended(monkeypatch, {8: dict(USUAL), 16: dict(USUAL)})
+    graph = chain([8, 16])
+    for options, wanted in (
+        ({}, "winograd[m=4]"),
+        ({"tolerance": math.inf}, "winograd[m=7]"),
+        ({"allow_tf32": True}, "winograd[m=7]"),
+    ):
+        plans = within(graph, tmp_path, **options)
+        assert {made.candidate for made in plans.values()} == {wanted}
+    exact = {name: exact_error(made.layer) for name, made in plans.items()}
+    most = combined(dict.fromkeys(plans, 3e-07), sensitivities(graph))
+    assert most <= tolerance.EXACT * combined(exact, sensitivities(graph)) < 2 * most
+
+
+def test_what_rounds_more_than_float32_has_no_limit_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Pretended(monkeypatch, {8: dict(USUAL)})
+    graph = Graph("net")
+    x = graph.add_input("x", TensorType((1, 4, 7, 7), "float16"))
+    weights = graph.add_constant("w", filters(8, 4, 1, 1).astype(np.float16))
+    graph.outputs["y"] = graph.add("c0", Conv(), x, weights)
+    assert within(graph, tmp_path)["c0"].candidate == "winograd[m=7]"
+
+
+def test_tuning_times_exact_candidates_where_the_usual_limit_asks_for_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    graph = chain([8])
+    pretended = Pretended(monkeypatch, {8: {"winograd[m=7]": (1.0, 1e-5), "winograd[m=6]": (1.1, 9e-6)}})
+    pretended.exact = {8: (9.0, 1e-7)}
+    assert within(graph, tmp_path)["c0"].candidate == "winograd[m=6]"  # the least that is on record
+    assert within(graph, tmp_path, "hybrid")["c0"].candidate == "gemm[TK=1]"
 
 
 def test_where_a_layer_has_no_facts_the_others_are_the_fastest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

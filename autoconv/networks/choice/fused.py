@@ -8,7 +8,7 @@ candidate of each layer. So both ways are run, on the network's own arrays, and 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +18,9 @@ from autoconv.cpu.fused import kernels
 from autoconv.cpu.fused.geometry import Caches, FusedBlocking, blockings, workspace_bytes
 from autoconv.device import Device
 from autoconv.errors import ConfigError
-from autoconv.networks.choice.choose import Planned, scratch_bytes
+from autoconv.networks.choice.choose import WHOLE, Planned, scratch_bytes
 from autoconv.networks.choice.kept import Kept, told
+from autoconv.networks.choice.tolerance import expected_error
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import FusedConv
 from autoconv.networks.passes.batch_split import Split
@@ -46,8 +47,8 @@ def with_fused(
         On a GPU nothing is fused: there is no kernel for it.
     options : mapping
         As for `plan`, and `memory_limit`, under which nothing is fused if more were needed; nor is what needs more
-        scratch memory than `workspace_limit`. Under a `tolerance` nothing is, as what a fused kernel errs is not on
-        record.
+        scratch memory than `workspace_limit`. Fused kernels add up what `gemm` and `depthwise` do: where the network
+        would not keep its `tolerance` if these layers erred as exact ones usually do, nothing is fused.
     mode : str
         As for `plan`. One that times has both ways run where that is not on record.
     known : mapping of str to FusedBlocking, optional
@@ -69,14 +70,21 @@ def with_fused(
     if known is not None:
         chosen = {name: blocking for name in found if (blocking := known.get(made.parts.origin(name))) is not None}
         _check(made, known, {made.parts.origin(name): found[name] for name in chosen})
-    if options.get("tolerance") is not None:
-        return made
     if known is None:
         chosen = _chosen(made, list(found.values()), device, options, mode)
     fitting = {found[name]: cut for name, cut in chosen.items() if _fits(found[name], cut, device, options)}
+    if not _keeps_error(made, fitting, device, options):
+        return made
     together = _fused(made, fitting)
     limit = options.get("memory_limit")
     return together if limit is None or _needed(together, device) <= limit else made
+
+
+def _keeps_error(made: Planned, chosen: Collection[Chain], device: CPU, options: Mapping[str, Any]) -> bool:
+    """Whether a network keeps its tolerance with these layers fused."""
+    inside = {made.parts.origin(node.name) for chain in chosen for node in chain.nodes}
+    tolerance = options.get("tolerance")
+    return tolerance is None or expected_error(made.parts.whole, made.plans, device, exact=inside) <= tolerance
 
 
 def _check(made: Planned, known: Blockings, found: Mapping[str, Chain]) -> None:
@@ -131,8 +139,9 @@ def _chosen(
     kept = Kept(resolved_cache(options.get("cache")), device, "fused", _version())
     for chain in found:
         plans = {node.name: made.plans[made.parts.origin(node.name)] for node in chain.nodes}
-        # What the choice depends on: layers, what computes each of them alone, and the limits.
-        what = "\n".join([*(f"{each.layer} {each.candidate}" for each in plans.values()), *told(options)])
+        # What the choice depends on: layers, what computes each of them alone, and the limits of each.
+        limits = told({name: value for name, value in options.items() if name not in WHOLE})
+        what = "\n".join([*(f"{each.layer} {each.candidate}" for each in plans.values()), *limits])
         if what not in decided:
             known = _recalled(kept, what, chain)
             if not known and mode in TIMING:

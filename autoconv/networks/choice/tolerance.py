@@ -6,14 +6,14 @@ resources", 1963): at a price in seconds for the square of an error, layouts and
 whatever is chosen is the fastest that errs no more than it does. The price is the least, by bisection, at which the
 limit is kept; what a choice between two neighbouring prices might still gain (the duality gap) is given away.
 
-Without a limit, error has a small price all the same: of choices that are nearly as fast as the fastest, some err
-several times less.
+Where no limit is given, error has a small price all the same, as of choices that are nearly as fast as the fastest some
+err several times less; and a network of float32 errs no more than a few times what it would by exact algorithms.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.networks.choice.candidate import best_in_network, timed_in_network
 from autoconv.networks.choice.choose import of_layers, plan_alone
-from autoconv.networks.choice.errors import combined, error_by, sensitivities
+from autoconv.networks.choice.errors import combined, error_by, exact_error, sensitivities
 from autoconv.networks.choice.together import arrays_in_nhwc
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
@@ -34,7 +34,8 @@ from autoconv.tuning.planner import plan
 
 STEPS = 10  # of the bisection, which then knows the price to a part in 250
 GROWTH = 16.0  # of the price, until it is high enough
-SPARED = 0.05  # of the least time: what all the error of the fastest choice is worth where there is no limit
+SPARED = 0.05  # of the least time: what all the error of the fastest choice is worth where no limit is given
+EXACT = 4.0  # times the error of exact algorithms: the limit where none is given
 
 
 class Together(NamedTuple):
@@ -55,7 +56,9 @@ class Together(NamedTuple):
 def chosen_within(graph: Graph, device: Device, options: Mapping[str, Any], mode: str) -> Together:
     """The layouts, and the prices of error, at which a network takes the least time within its tolerance.
 
-    Without a tolerance, error costs at most `SPARED` of the time, where something is on record of every layer.
+    Without a tolerance, the limit is `EXACT` times what the network is expected to err by exact algorithms, and error
+    costs at least as much as is worth `SPARED` of the time; both where something is on record of every layer, and the
+    limit where all of them are in float32 and TF32 is not allowed.
 
     Parameters
     ----------
@@ -80,39 +83,53 @@ def chosen_within(graph: Graph, device: Device, options: Mapping[str, Any], mode
     search = _Search(graph, device, options, mode)
     if mode not in MODES:
         return search.chosen(0.0)
-    if tolerance is None:
-        return search.spared()
-    free, error = search.at(0.0)
-    if error <= tolerance:
-        return free
+    found = search.chosen(0.0)
+    recorded = search.all_recorded()
+    search.time_no_more()
+    if tolerance is None and not recorded:
+        return found
+    error = search.error(found)
+    if tolerance is None and error:
+        found = search.chosen(SPARED * search.least_seconds() / error**2)
+        error = search.error(found)
+    limit = search.usual_limit() if tolerance is None else tolerance
+    if error <= limit:
+        return found
     least = search.least()
-    if least > tolerance and mode in TIMING:
-        search.time_exact_ones()
+    if least > limit and mode in TIMING:
+        search.time_exact_ones(mode)
         least = search.least()
-    if least > tolerance and search.all_recorded():
+    if tolerance is not None and least > limit and search.all_recorded():
         raise PlanError(
             f"{graph.name}: tolerance={tolerance}: expected at least {least:.1e}, which the most exact candidates of "
             "its layers on record come to; `tune` with this tolerance times exact ones where none is on record"
         )
-    return search.within(max(tolerance, least))
+    return search.within(max(limit, least))
 
 
-def expected_error(graph: Graph, plans: Mapping[str, Plan], device: Device) -> float:
+def expected_error(
+    graph: Graph, plans: Mapping[str, Plan], device: Device, exact: Collection[str] = frozenset()
+) -> float:
     """The error expected of a network's outputs, relative to the largest.
 
     Parameters
     ----------
     graph : Graph
-        After all passes, in NCHW.
+        After all passes.
     plans : mapping of str to Plan
         By the names of nodes.
     device : Device
+    exact : collection of str
+        Nodes that are not computed by their plans, but by another exact algorithm.
 
     Returns
     -------
     float
     """
-    errors = {name: error_by(made, str(made.candidate), device) for name, made in plans.items()}
+    errors = {
+        name: exact_error(made.layer) if name in exact else error_by(made, str(made.candidate), device)
+        for name, made in plans.items()
+    }
     return combined(errors, sensitivities(graph))
 
 
@@ -155,13 +172,8 @@ class _Search:
         self.graph, self.device, self.options, self.mode = graph, device, dict(options), mode
         self.weights = sensitivities(graph)
 
-    def at(self, price: float) -> tuple[Together, float]:
-        """What is chosen at a price of the square of the network's error, and that error."""
-        found = self.chosen(price)
-        return found, self.error(found)
-
     def chosen(self, price: float) -> Together:
-        """What is chosen at such a price."""
+        """What is chosen at a price of the square of the network's error."""
         prices = {name: price * weight for name, weight in self.weights.items()} if price else {}
         return Together(arrays_in_nhwc(self.graph, self.device, self.options, self.mode, prices), prices)
 
@@ -187,49 +199,44 @@ class _Search:
             errors[name] = min(error_by(made, candidate, self.device) for candidate in timed)
         return combined(errors, self.weights)
 
-    def time_exact_ones(self) -> None:
-        """Time exact algorithms for every layer of which none is on record."""
+    def time_exact_ones(self, mode: str) -> None:
+        """Time exact algorithms, as a mode does, for every layer of which none is on record."""
         exact = {algorithm.name for algorithm in registry.algorithms(self.device) if algorithm.exact}
         for name in self.weights:
             made = self._plan(name)
             if not any(Candidate.parse(one).algorithm in exact for one in timed_in_network(made, self.device)):
                 wanted = {"weights": made.limits.weights, **of_layers(self.options, self.device), "exact": True}
-                plan(made.layer, self.mode, **wanted)
+                plan(made.layer, mode, **wanted)
 
     def within(self, limit: float) -> Together:
         """What takes the least time within a limit that can be kept."""
-        self._time_no_more()
-        price = (self._least_seconds() or 1.0) / max(limit, 1e-30) ** 2 / GROWTH**2
-        found, error = self.at(price)
-        while error > limit * (1 + 1e-9) and not math.isinf(price):
+        price = (self.least_seconds() or 1.0) / max(limit, 1e-30) ** 2 / GROWTH**2
+        found = self.chosen(price)
+        while self.error(found) > limit * (1 + 1e-9) and not math.isinf(price):
             price *= GROWTH
-            found, error = self.at(price)
+            found = self.chosen(price)
         below, above = price / GROWTH, price
         for _ in range(STEPS):
             middle = math.sqrt(below * above)
-            tried, error = self.at(middle)
-            if error <= limit:
+            tried = self.chosen(middle)
+            if self.error(tried) <= limit:
                 found, above = tried, middle
             else:
                 below = middle
         return found
 
-    def spared(self) -> Together:
-        """What errs less than the fastest choice, and is slower by at most the part to spare.
+    def usual_limit(self) -> float:
+        """Of a network's error where none is given; none of types that round more than sums in float32 do."""
+        layers = {name: self._plan(name).layer for name in self.weights}
+        if self.options.get("allow_tf32") or any(layer.dtype != "float32" for layer in layers.values()):
+            return math.inf
+        return EXACT * combined({name: exact_error(layer) for name, layer in layers.items()}, self.weights)
 
-        That bound follows from the price: what it makes worth choosing costs no more than all of the error would.
-        """
-        fastest = self.chosen(0.0)
-        recorded = self.all_recorded()
-        self._time_no_more()
-        error = self.error(fastest) if recorded else 0.0
-        return self.chosen(SPARED * self._least_seconds() / error**2) if error else fastest
-
-    def _time_no_more(self) -> None:
+    def time_no_more(self) -> None:
         """From now on choose from records alone: all that is to be timed has been."""
         self.mode = "heuristic" if self.mode in TIMING else self.mode
 
-    def _least_seconds(self) -> float:
+    def least_seconds(self) -> float:
         """Of all layers, each by its fastest candidate on record."""
         return sum(min(made.timings.values(), default=0.0) for made in map(self._plan, self.weights))
 
