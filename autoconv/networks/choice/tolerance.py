@@ -35,7 +35,7 @@ from autoconv.tuning.planner import plan
 STEPS = 10  # of the bisection, which then knows the price to a part in 250
 GROWTH = 16.0  # of the price, until it is high enough
 SPARED = 0.05  # of the least time: what all the error of the fastest choice is worth where no limit is given
-EXACT = 4.0  # times the error of exact algorithms: the limit where none is given
+EXACT = 6.0  # times the error of exact algorithms: the limit where none is given
 
 
 class Together(NamedTuple):
