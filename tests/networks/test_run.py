@@ -277,6 +277,19 @@ def test_tuning_measures_and_keeps_the_answer() -> None:
     agree(net, graph, 1e-5)
 
 
+@pytest.mark.parametrize("named", ["device", "weights", "again", "memory_limits"])
+def test_what_is_no_option_of_a_network_is_refused(named: str) -> None:
+    """Where no layer would see it, too."""
+    graph = graph_of(MatMul(), (3, 4, 5), (1, 5, 6))
+    expected = rf"^{named}='cpu': expected an option of a network: allow_tf32, .*, workspace_limit, memory_limit$"
+    with pytest.raises(PlanError, match=expected):
+        CompiledNetwork(graph, CPU.current(), {named: "cpu"})
+    net = compiled(graph)
+    with pytest.raises(PlanError, match=expected):
+        net.tune(**{named: "cpu"})
+    agree(net, graph, 1e-5)
+
+
 @kernels
 def test_what_has_no_kernel_is_computed_by_numpy_and_said() -> None:
     graph = graph_of(MatMul(), (3, 4, 5), (1, 5, 6))

@@ -195,6 +195,8 @@ def test_an_archive_that_wants_a_password_is_no_network(path: Path, flag: int) -
                 ("Resize", {"axis": 1, "indices": [[0, 1], [1]], "weights": [[1.0, 0.0], [1.0]]}, "expected as many"),
                 ("Resize", {"axis": 1, "indices": [[]], "weights": [[]]}, "expected as many indices and weights"),
                 ("Resize", {"axis": 1, "indices": [[4]], "weights": [[1.0]]}, "indices: expected 0 to 3"),
+                ("LRN", {"size": 5, "alpha": 1e300, "beta": 0.75, "bias": 1.0}, r"alpha=1e\+300: expected a number wi"),
+                ("LRN", {"size": 5, "alpha": 1.0, "beta": -1e39, "bias": 1.0}, r"beta=-1e\+39: expected a number with"),
                 (
                     "Pool",
                     {"reduction": "max", "window": [2, 2], "padding": [[0, 0, 0], [0, 0, 1]]},

@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,7 @@ from autoconv.plans import Plan
 from autoconv.tuning.planner import plan
 
 WHOLE = ("memory_limit", "tolerance")  # limits of a network, and not of each of its layers
+OWN = {"device", "weights", "again", "build"}  # of `plan`, and here what a network says of each of its layers
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,20 @@ def _needed(parts: Split, views: Views, plans: Mapping[str, Plan], device: Devic
         return maker.scratch_bytes(node) if made is None else scratch_bytes(made)
 
     return arena_bytes(views, [scratch(node) for node in views.computed])
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what is no option of a network.
+
+    Raises
+    ------
+    PlanError
+        Naming the first that is not known.
+    """
+    known = sorted({name for name, each in signature(plan).parameters.items() if each.kind is each.KEYWORD_ONLY} - OWN)
+    for name, value in options.items():
+        if name not in (*known, *WHOLE):
+            raise PlanError(f"{name}={value!r}: expected an option of a network: {', '.join([*known, WHOLE[0]])}")
 
 
 def scratch_bytes(made: Plan) -> int:

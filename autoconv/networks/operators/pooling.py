@@ -160,6 +160,9 @@ class LRN(Operator):
             raise ConfigError(f"expected channels as the second dimension, got {inputs[0].shape}")
         if self.size < 1:
             raise ConfigError(f"size={self.size}: expected at least 1")
+        for name in ("alpha", "beta", "bias"):
+            if not abs(getattr(self, name)) <= float(np.finfo(np.float32).max):
+                raise ConfigError(f"{name}={getattr(self, name)}: expected a number within the range of float32")
         return inputs[0]
 
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
 from autoconv.errors import ArrayError, ConfigError
 from autoconv.networks.choice.batch import remember, ways_to_split
-from autoconv.networks.choice.choose import Planned, planned
+from autoconv.networks.choice.choose import Planned, check_options, planned
 from autoconv.networks.choice.fused import Blockings, with_fused
 from autoconv.networks.choice.tolerance import check_error, chosen_within, expected_error, keeps_error
 from autoconv.networks.graph import Graph
@@ -94,6 +94,7 @@ class CompiledNetwork:
     ) -> None:
         """Choose layouts, parts of the batch and plans, but for what is known of them, and arrange all anew."""
         options = {**self._options, **options}
+        check_options(options)
         prices: Mapping[str, float] = {}
         known = last is not None
         if last is None:
