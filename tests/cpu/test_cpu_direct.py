@@ -77,6 +77,33 @@ def test_sums_go_over_channels_whose_filters_fit_the_first_cache(instruction_set
     assert {c.params["BC"] for c in DIRECT.all(wide, device)} == {300}
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("direction", ["fwd", "dgrad"])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_a_thread_has_neighbouring_pixels_where_channels_are_neighbours(
+    instruction_set: str, direction: str, threads: int
+) -> None:
+    """As others do that read them; where that makes many more tiles, or filters are most of it, it has filters."""
+    device = device_with(instruction_set, threads)
+    epilogue = list(EPILOGUES.values())[-1] if direction == "fwd" else {}
+    layer = ConvLayer(N=1, C=20, H=6, W=14, K=37, R=1, S=1, layout="NHWC", direction=direction, **epilogue)
+    cut = {str(c): blockings(layer, device, c.params)[0] for c in DIRECT.all(layer, device)}
+    apart = {name for name, b in cut.items() if b.parts > 1}
+    assert bool(apart) == (threads > 1)
+    assert all(b.parts % threads == 0 and b.rows <= b.parts // threads for name, b in cut.items() if name in apart)
+    chosen = apart & {str(c) for c in some([c for c in DIRECT.all(layer, device) if str(c) in apart])}
+    assert check_guarded(DIRECT, layer, device, operands(layer), chosen) == len(chosen)
+    for other in (
+        {"N": threads},
+        {"layout": "NCHW"},
+        {"H": 5, "W": 7},
+        {"C": 200, "K": 200},
+        {"R": 3, "padding": (1, 0)},
+    ):
+        changed = layer.replace(**other)  # type: ignore[arg-type]
+        assert {blockings(changed, device, c.params)[0].parts for c in DIRECT.all(changed, device)} == {1}, other
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_some_candidate_needs_no_memory_even_for_enormous_filters(direction: str) -> None:
     device = CPU.current()

@@ -122,7 +122,7 @@ class Times:
         monkeypatch.setattr(together, "least_estimate", lambda layer, device: 1.0)
 
     def plan(self, layer: ConvLayer, mode: str, **options: Any) -> Any:
-        key = f"direct[C={layer.C},K={layer.K},layout={layer.layout}]"
+        key = f"gemm[C={layer.C},K={layer.K},layout={layer.layout}]"
         if key not in self.recorded and mode == "cached":
             raise PlanError("nothing recorded")
         if mode == "profile" and key not in self.recorded:
@@ -155,13 +155,11 @@ def seconds(graph: Graph, last: Collection[str], times: Mapping[str, float]) -> 
     layers = [node.operator.layer([found.types[v] for v in node.inputs]) for node in found.nodes.values()
               if isinstance(node.operator, Conv)]  # fmt: skip
     turns = sum(isinstance(node.operator, Transpose) for node in found.nodes.values())
-    return turns + sum(times[f"direct[C={layer.C},K={layer.K},layout={layer.layout}]"] for layer in layers)
+    return turns + sum(times[f"gemm[C={layer.C},K={layer.K},layout={layer.layout}]"] for layer in layers)
 
 
 def keys(graph: Graph, layout: str) -> list[str]:
-    return [
-        f"direct[C={s[1]},K={s[0]},layout={layout}]" for name, value in graph.constants.items() if (s := value.shape)
-    ]
+    return [f"gemm[C={s[1]},K={s[0]},layout={layout}]" for name, value in graph.constants.items() if (s := value.shape)]
 
 
 def every(graph: Graph) -> list[tuple[str, ...]]:
@@ -204,13 +202,13 @@ def test_a_layer_without_facts_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, t
 def test_what_may_be_noise_is_no_gain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     graph, options = tree([("a", "x", 3, 8)]), {"cache": TuningCache(tmp_path, None)}
     for noise, found in ((0.3, frozenset("a")), (0.5, frozenset[str]())):
-        Times(monkeypatch, {"direct[C=3,K=8,layout=NCHW]": 10.0, "direct[C=3,K=8,layout=NHWC]": 6.0}, {})
+        Times(monkeypatch, {"gemm[C=3,K=8,layout=NCHW]": 10.0, "gemm[C=3,K=8,layout=NHWC]": 6.0}, {})
         monkeypatch.setattr(together, "noise", lambda a, b, noise=noise: noise)
         assert arrays_in_nhwc(graph, CPU.current(), options, "heuristic") == found
 
 
 def test_limits_hold_in_either_layout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    times, seen = Times(monkeypatch, {"direct[C=3,K=8,layout=NCHW]": 10.0, "direct[C=3,K=8,layout=NHWC]": 6.0}, {}), []
+    times, seen = Times(monkeypatch, {"gemm[C=3,K=8,layout=NCHW]": 10.0, "gemm[C=3,K=8,layout=NHWC]": 6.0}, {}), []
 
     def plan(layer: ConvLayer, mode: str, **options: Any) -> Any:
         seen.append((layer.layout, options))

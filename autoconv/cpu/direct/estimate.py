@@ -6,12 +6,12 @@ import math
 
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen.ir import LINE, VECTOR_BYTES
-from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, flat_correlations
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.common.estimate import busiest, operands_once, side_by_side
 from autoconv.cpu.common.packing import packed_size
 from autoconv.cpu.common.sums import channels_of_sum, sums_of
 from autoconv.cpu.device import CPU
-from autoconv.cpu.direct.geometry import DirectBlocking, blockings, padded, tile_runs
+from autoconv.cpu.direct.geometry import DirectBlocking, blockings, cut, padded, tile_runs
 from autoconv.cpu.direct.gradients import forward
 from autoconv.layer import ConvLayer
 
@@ -29,8 +29,8 @@ def seconds(layer: ConvLayer, device: CPU, params: Params) -> float:
     -------
     float
     """
-    pairs = zip(flat_correlations(layer), blockings(layer, device, params), strict=True)
-    return sum(_correlation(layer, device, c, b) for c, b in pairs) + operands_once(layer, device.machine)
+    every = cut(layer, blockings(layer, device, params))
+    return sum(_correlation(layer, device, c, b) for c, b in every) + operands_once(layer, device.machine)
 
 
 def _correlation(layer: ConvLayer, device: CPU, c: Correlation, b: DirectBlocking) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from autoconv.cpu.device import CPU
 
 BUFFER = 32 * 1024  # bytes of a task's sums, where they go over some channels at a time
+TASKS = 6  # at least, for each thread
+UNEVEN = 1.05  # times as many tiles as there must be, at most
 MOST_TAPS = {"avx512": 1, "avx2": 7, "generic": 7}  # of a row in one round: small tiles sum little in each
 
 
@@ -36,6 +39,7 @@ class DirectBlocking:
     BC: int
     rows: int = 1
     filters_outside: bool = False  # tasks go through all images before the next block of filters
+    parts: int = 1  # of the pixels of an image that is one long row, so that each thread has neighbouring ones
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,8 @@ def unrolled(layer: ConvLayer, device: CPU, params: Params) -> int:
     """The multiply-adds that the program of these parameters is unrolled to."""
     lanes = Module(device.instruction_set).lanes(DTYPES[layer.dtype])
     vectors = int(params["TK"]) // lanes
-    return vectors * sum(_unrolled(device.instruction_set, c, blocking(c, params)) for c in flat_correlations(layer))
+    every = cut(layer, blockings(layer, device, params))
+    return vectors * sum(_unrolled(device.instruction_set, c, b) for c, b in every)
 
 
 def blocking(c: Correlation, params: Params) -> DirectBlocking:
@@ -109,27 +114,78 @@ def blockings(layer: ConvLayer, device: CPU, params: Params) -> tuple[DirectBloc
     from beyond that cache anyway, and only sums limit a task.
     """
     chosen = []
-    for c in flat_correlations(layer):
-        b = blocking(c, params)
+    for flat in flat_correlations(layer):
+        b = blocking(flat, params)
+        b = replace(b, parts=_parts(flat, b, device.threads))
+        c = in_parts(flat, b.parts)
         positions = sum(run.tiles for run in tile_runs(c.rows, b.TP))
+        share = positions // device.threads if b.parts > 1 else positions
         row_bytes = layer.itemsize * c.C * c.columns.size
         room = device.machine.caches[1] // 2 // max(row_bytes, 1) - len(c.rows.taps)
-        fitting = min(max(room // (b.TP * c.rows.stride), 1), positions)
-        most = max(min(BUFFER // sums_bytes(layer, c, b), positions), 1) if b.BC < c.C else fitting
+        fitting = min(max(room // (b.TP * c.rows.stride), 1), share)
+        most = max(min(BUFFER // sums_bytes(layer, c, b), share), 1) if b.BC < c.C else fitting
         blocks = math.ceil(c.K / b.TK)
         images = c.N * c.rows.size * row_bytes
         filters = packed_size(c, b.TK) // c.groups * layer.itemsize
         rows = _for_all_threads(min(fitting, most), positions, c.N * c.groups * blocks, device.threads)
         outside = images * blocks + filters < images + filters * c.N * math.ceil(positions / rows)
-        if outside:
+        if outside := outside and b.parts == 1:
             rows = _for_all_threads(most, positions, c.N * c.groups * blocks, device.threads)
         chosen.append(replace(b, rows=rows, filters_outside=outside))
     return tuple(chosen)
 
 
+def cut(layer: ConvLayer, chosen: Sequence[DirectBlocking]) -> list[tuple[Correlation, DirectBlocking]]:
+    """The correlations of a layer as they are cut."""
+    return [(in_parts(c, b.parts), b) for c, b in zip(flat_correlations(layer), chosen, strict=True)]
+
+
+def in_parts(c: Correlation, parts: int) -> Correlation:
+    """A correlation over one long row of pixels as one over several shorter rows."""
+    if parts == 1:
+        return c
+    count = c.columns.count // parts
+    return replace(
+        c,
+        rows=replace(c.rows, size=parts, count=parts),
+        columns=replace(c.columns, size=count, count=count),
+        input=c.input._replace(row=count * c.input.column),
+        output=c.output._replace(row=count * c.output.column),
+    )
+
+
+def passes_pixels(c: Correlation, threads: int) -> bool:
+    """Whether a thread should have all channels of some pixels, in place of some channels of all.
+
+    Where channels are neighbours, others read the output by pixels, too: what a thread has written is then in its own
+    caches. All threads read all filters for that, which must not be more than what is not passed between them; and the
+    pixels are those of an image that is one long row.
+    """
+    once = all(
+        a.taps == (0,) and (a.size, a.stride, a.offset, a.output_stride) == (a.count, 1, 0, 1)
+        for a in (c.rows, c.columns)
+    )
+    worth = (c.K + c.C) * c.columns.count >= c.K * c.C
+    return once and worth and c.rows.count == c.output.channel == c.groups == 1 and threads > c.N
+
+
+def _parts(c: Correlation, b: DirectBlocking, threads: int) -> int:
+    """How many parts those pixels make: as few as give each thread several tasks; one where tiles were not as even."""
+    found, pixels, blocks = 1, c.columns.count, math.ceil(c.K / b.TK)
+    if not passes_pixels(c, threads):
+        return found
+    for parts in range(threads, min(2 * TASKS * threads, pixels) + 1, threads):
+        tiles = parts * math.ceil(pixels // parts / b.TQ)
+        if pixels % parts == 0 and tiles <= UNEVEN * math.ceil(pixels / b.TQ):
+            found = parts
+            if c.N * blocks * parts >= TASKS * threads:
+                break
+    return found
+
+
 def _for_all_threads(rows: int, positions: int, others: int, threads: int) -> int:
     """As many rows in a task as leave several for each thread."""
-    while rows > 1 and others * math.ceil(positions / rows) < 6 * threads:
+    while rows > 1 and others * math.ceil(positions / rows) < TASKS * threads:
         rows = math.ceil(rows / 2)
     return rows
 

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, flat_correlations
+from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.common.epilogue import Epilogue, emit_store
 from autoconv.cpu.common.lanes import overlap
 from autoconv.cpu.common.packing import emit_pack, packed_size, tap_place
 from autoconv.cpu.common.sums import channels_of_sum, each_sum, sums_of
-from autoconv.cpu.direct.geometry import MOST_TAPS, DirectBlocking, TileRun, tap_rounds, tile_runs
+from autoconv.cpu.direct.geometry import MOST_TAPS, DirectBlocking, TileRun, cut, tap_rounds, tile_runs
 from autoconv.layer import ConvLayer
 
 AHEAD = 4  # channels
@@ -319,7 +319,7 @@ def emit(instruction_set: str, layer: ConvLayer, blockings: tuple[DirectBlocking
     run = m.function("run", *RUN)
     pack = m.function("pack", *RUN) if blockings[0].packed else None
     packed_at = 0
-    for n, (c, b) in enumerate(zip(flat_correlations(layer), blockings, strict=True)):
+    for n, (c, b) in enumerate(cut(layer, blockings)):
         launch(run, run.args[0], *_TaskWriter(m, n, c, epilogue, b, element, packed_at).task())
         if pack is not None and packed_size(c, b.TK):
             launch(pack, pack.args[0], *emit_pack(m, c, b.TK, element, packed_at))

@@ -1,7 +1,8 @@
 """The candidate that a layer takes in a network, where it costs others what it does not cost the layer alone.
 
-One that stores its output past the caches has whoever reads it next wait; one that errs takes of the error that the
-whole may have; NumPy leaves its threads spinning beside whatever follows.
+One that stores its output past the caches has whoever reads it next wait, and so has one whose threads do not go by
+pixels where others do; one that errs takes of the error that the whole may have; NumPy leaves its threads spinning
+beside whatever follows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import math
 
 from autoconv import registry
 from autoconv.algorithm import Candidate
+from autoconv.cpu.common.correlation import flat_correlations
 from autoconv.cpu.device import CPU
+from autoconv.cpu.direct import geometry
 from autoconv.cpu.numpy.common import NumpyAlgorithm
 from autoconv.device import Device
 from autoconv.layer import ConvLayer
@@ -22,7 +25,8 @@ def best_in_network(made: Plan, device: Device, price: float = 0.0, read: bool =
     """The best candidate of a layer in a network.
 
     A layer alone is timed without anybody reading its output. What it stored past the caches has to be fetched from
-    memory, where it would else lie in the caches as far as it fits: that difference is added to what was measured.
+    memory, where it would else lie in the caches as far as it fits; and what another thread stored, out of that one's
+    caches. Both differences are added to what was measured.
 
     Parameters
     ----------
@@ -60,7 +64,7 @@ def timed_in_network(made: Plan, device: Device) -> list[str]:
 
 def cost(made: Plan, device: Device, candidate: str, price: float = 0.0, read: bool = True) -> float:
     """Seconds of a candidate that was timed, what others wait for it and what its error costs among them."""
-    waiting = fetching(made.layer, device, candidate) if read else 0.0
+    waiting = fetching(made.layer, device, candidate) + passing(made.layer, device, candidate) if read else 0.0
     erring = price * error_by(made, candidate, device) ** 2 if price else 0.0
     return made.timings[candidate] + waiting + erring
 
@@ -72,3 +76,20 @@ def fetching(layer: ConvLayer, device: Device, candidate: str) -> float:
     assert isinstance(device, CPU)  # others have no such candidates
     machine, size = device.machine, math.prod(layer.output_shape) * layer.itemsize
     return machine.reading(size, machine.beyond) - machine.reading(size, size / machine.threads)
+
+
+def passing(layer: ConvLayer, device: Device, candidate: str) -> float:
+    """Seconds in which threads read what others have written, for a candidate whose threads do not go by pixels.
+
+    Its neighbours do, where channels are neighbours. A thread of some filters reads all of the input, and then reads
+    some of the output's channels from each of the others; the caches that threads share are where they meet.
+    """
+    if not isinstance(device, CPU) or layer.layout != "NHWC" or layer.direction == "wgrad":
+        return 0.0
+    threads, machine, parsed = device.threads, device.machine, Candidate.parse(candidate)
+    apart = parsed.algorithm == "direct" and geometry.blockings(layer, device, parsed.params)[0].parts > 1
+    if apart or not all(geometry.passes_pixels(c, threads) for c in flat_correlations(layer)):
+        return 0.0
+    read, written = layer.input_shapes[0], layer.output_shape
+    passed = layer.itemsize * (math.prod(read) * (threads - 1) + math.prod(written) * (threads - 1) / threads)
+    return machine.reading(passed, machine.caches[2] / 2 / threads) - machine.reading(passed, machine.caches[1] / 2)
