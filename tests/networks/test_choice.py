@@ -166,6 +166,31 @@ def test_what_goes_past_the_caches_costs_whoever_reads_it() -> None:
     assert best_in_network(unknown, device) == past
 
 
+@pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+def test_what_other_threads_wrote_costs_a_candidate_that_does_not_go_by_pixels() -> None:
+    device = device_with(host_instruction_set(), 2)
+    machine, layer = device.machine, ConvLayer(N=1, C=480, H=14, W=14, K=80, R=1, S=1, layout="NHWC")
+    passed = 4 * 14 * 14 * (480 + 80 / 2)  # all of the input that the other wrote, twice, and of the output
+    waited = machine.reading(passed, machine.caches[2] / 4) - machine.reading(passed, machine.caches[1] / 2)
+    assert waited > 0
+    lanes = 64 // 4 if device.instruction_set == "avx512" else 8
+    by_filters, by_pixels = (f"direct[TK={lanes},TP=1,TQ={TQ},BC=480,filters=packed]" for TQ in (28, 14))
+
+    def best(layer: ConvLayer, difference: float, read: bool = True) -> str:
+        timings = {by_filters: 1e-3, by_pixels: 1e-3 + difference}
+        facts = {name: Facts("", time=seconds, samples=9, error=1e-7) for name, seconds in timings.items()}
+        made: Any = SimpleNamespace(
+            layer=layer, candidate=by_filters, ranking=list(timings), timings=timings, facts=facts
+        )
+        return best_in_network(made, device, read=read)
+
+    assert best(layer, 0.5 * waited) == by_pixels
+    assert best(layer, 1.5 * waited) == by_filters
+    assert best(layer, 0.5 * waited, read=False) == by_filters
+    for other in (layer.replace(layout="NCHW"), layer.replace(N=2), layer.replace(C=4800, K=8000)):
+        assert best(other, 0.5 * waited) == by_filters
+
+
 def test_a_network_under_a_limit_answers_the_same() -> None:
     graph = small(1)
     free = compiled(graph).arena_bytes

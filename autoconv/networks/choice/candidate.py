@@ -92,4 +92,5 @@ def passing(layer: ConvLayer, device: Device, candidate: str) -> float:
         return 0.0
     read, written = layer.input_shapes[0], layer.output_shape
     passed = layer.itemsize * (math.prod(read) * (threads - 1) + math.prod(written) * (threads - 1) / threads)
-    return machine.reading(passed, machine.caches[2] / 2 / threads) - machine.reading(passed, machine.caches[1] / 2)
+    shared, own = machine.caches[2] / threads, machine.caches[1]
+    return max(machine.reading(passed, shared / 2) - machine.reading(passed, own / 2), 0.0)
