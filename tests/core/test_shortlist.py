@@ -33,6 +33,15 @@ def test_a_shortlist_ends_where_one_more_would_hardly_help() -> None:
     assert len(shortlist(many, 8)) == 8  # all of them strangers
 
 
+def test_what_is_stored_past_the_caches_errs_together() -> None:
+    """Of ways to store that are estimated nearly alike, each is on a short list before more of the same way."""
+    ways = {
+        Candidate("grid", (("BM", BM), ("nt", nt))): 1e-3 + BM * 1e-6 + nt * 3e-5 for BM in range(1, 9) for nt in (0, 1)
+    }
+    chosen = shortlist(ways, 3)
+    assert [candidate.params["nt"] for candidate in chosen] == [0, 1, 0]
+
+
 def test_functions_over_candidates_agree_as_far_as_these_are_near() -> None:
     candidates = [cut(4, 4), cut(5, 4), cut(8, 4), cut(64, 64)]
     space = Space(candidates)

@@ -20,8 +20,9 @@ from autoconv.tuning.search.surrogate import Space
 
 # Standard deviations of the logarithm of measured to estimated seconds: of what a family has in common, of what those
 # have that are near each other, and of what each has of its own. They lie between those found, of 27 layers, on two
-# processors of different vectors (`docs/pages/how-it-chooses.md`).
-OF_FAMILY, OF_NEAR, OF_ONE = 0.14, 0.10, 0.085
+# processors of different vectors (`docs/pages/how-it-chooses.md`). And of what those share that store past the caches,
+# as what that gains depends on what else the memory does: of 25 pairs of a layer and a family, on five processors.
+OF_FAMILY, OF_NEAR, OF_ONE, OF_STREAMS = 0.14, 0.10, 0.085, 0.12
 GAIN = 0.002  # the share by which one more has to make the best quicker
 FEWEST = 2  # on any list, as the first may fail
 MOST_DRAWN = 96  # of the least estimates
@@ -72,4 +73,6 @@ def _errors(candidates: list[Candidate]) -> Any:
         places = [place for place, candidate in enumerate(candidates) if candidate.algorithm == family]
         space = Space([candidates[place] for place in places])
         errors[places] += OF_FAMILY * rng.standard_normal(WORLDS) + OF_NEAR * space.functions(rng, WORLDS)
+    streams = [place for place, candidate in enumerate(candidates) if candidate.params.get("nt")]
+    errors[streams] += OF_STREAMS * rng.standard_normal(WORLDS)
     return errors
