@@ -7,6 +7,7 @@ beside whatever follows.
 
 from __future__ import annotations
 
+import functools
 import math
 
 from autoconv import registry
@@ -78,6 +79,7 @@ def fetching(layer: ConvLayer, device: Device, candidate: str) -> float:
     return machine.reading(size, machine.beyond) - machine.reading(size, size / machine.threads)
 
 
+@functools.lru_cache(4096)  # asked at every price of error
 def passing(layer: ConvLayer, device: Device, candidate: str) -> float:
     """Seconds in which threads read what others have written, for a candidate whose threads do not go by pixels.
 
