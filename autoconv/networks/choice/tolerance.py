@@ -36,7 +36,7 @@ STEPS = 10  # of the bisection, which then knows the price to a part in 250
 GROWTH = 16.0  # of the price, until it is high enough
 SPARED = 0.05  # of the least time: what all the error of the fastest choice is worth where no limit is given
 # Times the error of exact algorithms: the limit where none is given. What ONNX Runtime errs was 1.9 to 2.7 times that,
-# and four times its error is to be kept: U-Net, which alone comes up against the limit, then errs 2.5 times as much as it.
+# and four times its error is to be kept: U-Net, which alone comes up against the limit, then errs 2.5 times as much.
 EXACT = 6.0
 
 
