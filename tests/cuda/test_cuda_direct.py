@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from layers import edge, operands
-from simt.cases import DEVICE, check, on_device
+from simt.cases import DEVICE, check, on_device, run
 from simt.emulator import MISSING, EmulationError, launcher
 
 from autoconv.bench.gpu.cases import cases
@@ -19,11 +19,12 @@ from autoconv.cuda.codegen.source import TYPES, Unit
 from autoconv.cuda.codegen.tensor_map import TEXTURE_ALIGNMENT, TensorMapError, Texture, passing
 from autoconv.cuda.direct.chwn import DirectCHWN, _meetings
 from autoconv.cuda.direct.direct import Direct
+from autoconv.cuda.direct.tensor import DirectTensor
 from autoconv.cuda.direct.tiled import SHARED, TILES, DirectTiled, _footprint
-from autoconv.layer import DTYPES, ConvLayer
+from autoconv.layer import DTYPES, LAYOUTS, ConvLayer
 from autoconv.tuning.reference import convolve, error, magnitude
 
-TILED, CHWN = DirectTiled(), DirectCHWN()
+TILED, CHWN, TENSOR = DirectTiled(), DirectCHWN(), DirectTensor()
 TEXTURED = {"BM": 8, "TQ": 5, "TK": 8, "BK": 4, "INPUT": "texture"}
 LAYER = ConvLayer(N=2, C=4, H=9, W=16, K=6, R=3, S=3, padding=((2, 1), (1, 3)))
 needs_gxx = pytest.mark.skipif(MISSING, reason="NOT CHECKED: the emulator needs g++")
@@ -223,3 +224,36 @@ def test_taps_that_meet_nothing_are_not_counted(case: tuple[ConvLayer, Any, int]
 def test_direct_ends_a_transposed_convolution(layout: str) -> None:
     layer = edge("stride skips pixels", direction="dgrad", layout=layout, bias=True, residual=True, activation="relu")
     check(DEVICE, Direct(), layer, {})
+
+
+# ---- few channels on tensor cores
+
+
+@needs_gxx
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_infinite_pixel_makes_no_other_sum_a_nan(layout: str) -> None:
+    """Neither by the zeros behind the last tap nor by those of the channels that there are not."""
+    layer = ConvLayer(N=1, C=3, H=6, W=7, K=5, R=3, S=3, padding=1, dtype="float16", layout=layout)
+    x, w, *_ = operands(layer)
+    w = np.abs(w) + np.float16(0.5)
+    x[0, 0, 2, 2] = np.inf
+    out = run(DEVICE, TENSOR, layer, next(iter(TENSOR.candidates(layer, DEVICE))), (x, w, None, None))
+    wanted = convolve(layer, x, w)
+    assert np.isinf(wanted).any()
+    np.testing.assert_array_equal(np.isinf(out), np.isinf(wanted))
+    assert not np.isnan(out).any()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"C": 9}, "C=9: expected at most 8"),
+        ({"direction": "dgrad"}, "direction: expected fwd, got dgrad"),
+        ({"dtype": "float32"}, "dtype: expected float16 or bfloat16, got float32"),
+        ({"C": 4, "K": 4, "groups": 2}, "channels: expected dense, got grouped"),
+    ],
+    ids=str,
+)
+def test_what_tensor_cores_of_few_channels_do_not_take_is_said(fields: dict[str, Any], reason: str) -> None:
+    layer = ConvLayer(**({"N": 1, "C": 3, "H": 6, "W": 7, "K": 5, "R": 3, "S": 3, "dtype": "float16"} | fields))
+    assert reason in TENSOR.why_not(layer, DEVICE, {"BM": 64, "BQ": 16, "WARPS": 4})

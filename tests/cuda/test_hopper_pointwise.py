@@ -41,13 +41,13 @@ PLANTED: dict[str, Fault] = {
     "an image's runs go on in no other": ("run % RUNS * LINE", "run * LINE"),
     "runs are all the first": ("run % RUNS * LINE", "0"),
     "slices are all the first": ("LINE, slice * BK, run", "LINE, 0, run"),
-    "pixels stay where they are": ("turn(v, lane);", ""),
-    "pixels change places once": ("bit < 4; bit *= 2) {\n        const bool high = lane / 4", "bit < 2; bit *= 2) {\n"
-                                  "        const bool high = lane / 4"),
-    "pixels come from the next lane": ("v[i | bit], 4 * bit)", "v[i | bit], bit)"),
+    "pixels stay where they are": ("turn<Stage::ROW_LANES>(v, lane);", ""),
+    "pixels change places once": ("bit < 4; bit *= 2) {\n        const bool high = lane / A",
+                                  "bit < 2; bit *= 2) {\n        const bool high = lane / A"),
+    "pixels come from the next lane": ("v[i | bit], APART * bit)", "v[i | bit], bit)"),
     "a filter in the place of its neighbour": ("lane % 4 * 2 + mine % 2;", "lane % 4 * 2 + 1 - mine % 2;"),
     "lines lie along the depth": ("ROWS_ACROSS = WEIGHTS || POINTWISE", "ROWS_ACROSS = WEIGHTS"),
-    "the residual of another place": ("to.residual + start", "to.residual + start / 8 * 8"),
+    "the residual of another place": ("to.residual, k, start + e", "to.residual, k, start / 8 * 8 + e"),
 }  # fmt: skip
 BEYOND: dict[str, Fault] = {
     "pixels of no image are written": ("image >= N || ", ""),

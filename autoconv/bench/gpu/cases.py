@@ -185,6 +185,14 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
         _blocks(_tile(8, 5, 8, 2, INPUT="texture"), C=7, H=11, W=16, layout="NHWC", dtype="bfloat16"),
         _blocks(_tile(64, 5, 16, 4), N=3, C=40, H=29, W=23, K=5, direction="dgrad"),
     ),
+    **{name: (  # several tiles to a block, rows that begin off sixteen bytes, two blocks of filters, quads beyond taps
+        _blocks({"BM": 64, "BQ": 16, "WARPS": 4}, N=2, H=17, W=40, K=70, dtype=dtype, **FULL_EPILOGUE),
+        _blocks({"BM": 64, "BQ": 32, "WARPS": 4}, N=2, C=5, H=11, W=48, dtype=dtype, layout="NHWC", **SLOPES),
+        _blocks({"BM": 32, "BQ": 16, "WARPS": 4}, N=3, C=1, H=9, W=33, K=33, dtype=dtype, stride=(2, 1), residual=True),
+        _blocks({"BM": 32, "BQ": 32, "WARPS": 4}, N=1, H=12, W=37, K=36, R=5, dtype=dtype, dilation=2, stride=(1, 3)),
+        _blocks({"BM": 64, "BQ": 16, "WARPS": 8}, N=1, C=8, H=18, W=19, K=12, dtype=dtype, layout="NHWC"),
+        _blocks({"BM": 32, "BQ": 16, "WARPS": 8}, N=2, C=4, H=38, W=24, R=7, S=7, padding=3, dtype=dtype, stride=2),
+    ) for name, dtype in (("direct.tensor", "float16"), ("direct.tensor.bf16x6", "float32"))},
     "direct.chwn": (
         _blocks({"BM": 128, "BN": 128, "BK": 8}, N=133, H=4, W=3, K=5, **FULL_EPILOGUE),
         _blocks({"BM": 32, "BN": 32, "BK": 16}, N=37, C=20, H=7, W=6, K=6, stride=2, layout="NHWC", direction="dgrad"),

@@ -11,7 +11,8 @@ struct Stage {
     alignas(ATOM_BYTES) T a[BM * BK];
     alignas(ATOM_BYTES) T b[BN * BK];
 
-    DEVICE static int row_of_eight(int lane) { return lane / 4; }
+    static constexpr int ROW_LANES = 4;  // from a row to the next
+    DEVICE static int row_of_eight(int lane) { return lane / ROW_LANES; }
 };
 
 DEVICE void fetch_columns(Stage& stage, Barrier& barrier, const TensorMap& pixels, const TensorMap& other, Job at,
