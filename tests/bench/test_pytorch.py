@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 torch = pytest.importorskip("torch", reason="NOT CHECKED: torch is not installed")
 
@@ -65,3 +66,13 @@ def test_a_race_is_kept(tmp_path: Path) -> None:
     assert (row["network"], row["batch"], row["rounds"], set(row["seconds"])) == ("small", 2, 2, set(runs))
     assert set(row["runtimes"]) == set(row["ratios"]) == {"torch", "torch_cl"}
     assert all(error < 1e-4 for error in row["errors"].values())
+
+
+def test_several_models_are_raced_in_one_call(tmp_path: Path) -> None:
+    arguments = ["training", "one", "two", "--batch", "2", "--rounds", "1", "-o", str(tmp_path)]
+    done = CliRunner().invoke(pytorch.main, arguments)
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "training.json").read_text(encoding="utf-8"))["networks"]
+    assert [row["network"] for row in rows] == ["one", "two"]
+    assert all(row["threads"] >= 1 for row in rows)
+    assert done.stdout.count("batch 2") == 3  # of each, and of the table of both

@@ -74,7 +74,8 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"options", "output"},
     ),
     "autoconv.bench": (
-        {"gpu", "exhaustive", "networks", "strategies", "report"},
+        {"exhaustive", "networks", "strategies", "report"},
+        {"gpu"},
         {"race", "display"},
         {"results", "exported", "bound"},
         {"suites"},

@@ -27,6 +27,24 @@ class Tensor:
         return True
 
 
+def backends(convolutions: str = "none", products: str = "ieee") -> Any:
+    """PyTorch's settings, with the precision that it says is in force."""
+    cudnn = SimpleNamespace(allow_tf32=True, conv=SimpleNamespace(fp32_precision=convolutions))
+    return SimpleNamespace(cudnn=cudnn, cuda=SimpleNamespace(matmul=SimpleNamespace(fp32_precision=products)))
+
+
+def test_nothing_is_computed_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = SimpleNamespace(backends=backends())
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    baselines.settle()
+    assert fake.backends.cudnn.benchmark
+    assert not fake.backends.cudnn.allow_tf32
+    assert not fake.backends.cuda.matmul.allow_tf32
+    fake.backends = backends("tf32", "tf32")
+    with pytest.raises(RuntimeError, match="allows it for convolutions and products"):
+        baselines.settle()
+
+
 @pytest.mark.parametrize(("direction", "place"), [("dgrad", 1), ("wgrad", 2)])
 def test_the_gradients_third_operand_lies_with_the_others(
     direction: str, place: int, monkeypatch: pytest.MonkeyPatch
@@ -78,7 +96,7 @@ def test_every_answer_of_a_graph_has_memory_of_its_own(monkeypatch: pytest.Monke
         Event=lambda enable_timing: event,
     )
     fake = SimpleNamespace(
-        backends=SimpleNamespace(cudnn=SimpleNamespace(), cuda=SimpleNamespace(matmul=SimpleNamespace())),
+        backends=backends(),
         utils=SimpleNamespace(dlpack=SimpleNamespace(from_dlpack=lambda array: Answer())),
         inference_mode=nullcontext,
         channels_last="channels_last",

@@ -195,7 +195,7 @@ class FakeCuPy:
             )
 
     def get_default_memory_pool(self) -> Any:
-        return SimpleNamespace(free_bytes=lambda: 0)
+        return SimpleNamespace(free_bytes=lambda: 0, free_all_blocks=lambda: None)
 
     def empty(self, shape: tuple[int, ...], dtype: Any = np.float32) -> ndarray:
         """An array of NaN (all bits set) on the current GPU."""

@@ -18,6 +18,24 @@ from autoconv.vendors.torch import torch_convolution, uneven_padding
 Sample = Callable[[], float]
 
 
+def settle() -> None:
+    """Have cuDNN's algorithms timed by PyTorch, and nothing of float32 computed in TF32.
+
+    Raises
+    ------
+    RuntimeError
+        When PyTorch still says TF32, as where all of its backends were told to.
+    """
+    import torch
+
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn.benchmark = True
+    cudnn.allow_tf32 = matmul.allow_tf32 = False
+    precisions = {"convolutions": cudnn.conv.fp32_precision, "products": matmul.fp32_precision}  # what is in force
+    if allowed := [what for what, precision in precisions.items() if precision == "tf32"]:
+        raise RuntimeError(f"expected no TF32 in PyTorch: torch.backends allows it for {' and '.join(allowed)}")
+
+
 @dataclass(frozen=True)
 class Baseline:
     """A way to call PyTorch, with `cudnn.benchmark` on and TF32 off, replayed as a graph like ours."""
@@ -53,8 +71,7 @@ class Baseline:
 
         if (uneven := uneven_padding(layer)) is not None:
             raise ValueError(uneven)
-        torch.backends.cudnn.benchmark = True
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        settle()
         memory_format = torch.channels_last if self.channels_last else torch.contiguous_format
 
         def tensor(array: Array) -> Any:

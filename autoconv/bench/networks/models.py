@@ -164,6 +164,13 @@ def pytorch_model(name: str) -> tuple[Any, int]:
     return model, size
 
 
+def pytorch_images(batch: int, size: int) -> Any:
+    """Random images for such a model."""
+    import torch
+
+    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
 def exported(name: str) -> Any:
     """A network of PyTorch's as ONNX, for one image; as `pytorch_model` makes it."""
     import onnx

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -23,6 +23,7 @@ from autoconv.bench.statistics import Ratio, interval, ratios
 from autoconv.bench.suites import OURS, Raced, Samples
 from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
+from autoconv.device import Device
 from autoconv.errors import ConfigError, PlanError
 from autoconv.networks.operators import TensorType, random_inputs
 from autoconv.networks.run.contest import AGREEMENT
@@ -41,7 +42,7 @@ class NetworkRace(Raced):
     network : str
         The name of its file.
     batch : int
-    device : CPU
+    device : CPU or CUDA
     rounds : int
     times : dict of str to list of float
         Every contestant's seconds in every round.
@@ -54,14 +55,15 @@ class NetworkRace(Raced):
     failures : dict of str to str
         Why a contestant has no times.
     facts : dict
-        What ours says of itself: the bytes of its arena and its weights, and the nodes that no kernel of ours computes.
+        What ours says of itself: the bytes of its arena and its weights, and the nodes that no kernel of ours computes;
+        on a GPU what ran there, too.
     slow : int
         Samples that were taken although the threads were not at their full speed.
     """
 
     network: str
     batch: int
-    device: CPU
+    device: Device
     rounds: int
     times: dict[str, Samples] = field(default_factory=dict)
     loading: dict[str, float] = field(default_factory=dict)
@@ -77,6 +79,13 @@ class NetworkRace(Raced):
             return None
         return interval(ratios(self.times[name], self.times[OURS]))
 
+    def judge(self, answers: Mapping[str, np.ndarray], most: float) -> None:
+        """Note by how much answers differ from ours, and as a failure where that is more than the most allowed."""
+        for contestant in [name for name in answers if name != OURS and OURS in answers]:
+            error = self.errors[contestant] = disagreement(answers[contestant], answers[OURS])
+            if not error <= most:  # a NaN anywhere is one here
+                self.failures[contestant] = f"its answer differs by {error:.1e} of the largest value"
+
     def to_json(self) -> dict[str, Any]:
         """All of it in plain JSON types."""
         others = [name for name in self.times if name != OURS]
@@ -84,7 +93,7 @@ class NetworkRace(Raced):
         return {
             "network": self.network,
             "batch": self.batch,
-            "threads": self.device.threads,
+            **({"threads": self.device.threads} if isinstance(self.device, CPU) else {}),
             "device": {"name": self.device.name, "key": self.device.key, "versions": self.device.versions},
             "runtimes": {name: RUNTIMES[name].version for name in RUNTIMES if name in (*others, *self.failures)},
             "date": datetime.now(UTC).date().isoformat(),
@@ -206,6 +215,8 @@ def _static(model: Path, batch: int) -> bytes:
 def keep(found: NetworkRace, folder: Path, file: str = FILE) -> None:
     """Add a race to a folder's file, in the place of an older one of this network, batch and number of threads.
 
+    A folder is of one device: no race on a GPU has threads.
+
     One in which autoconv itself failed compares nothing, and is not kept.
 
     Raises
@@ -225,4 +236,4 @@ def keep(found: NetworkRace, folder: Path, file: str = FILE) -> None:
 
 
 def _identity(row: dict[str, Any]) -> tuple[str, int, int]:
-    return row["network"], row["batch"], row["threads"]
+    return row["network"], row["batch"], row.get("threads", 0)
