@@ -8,7 +8,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Array, Kernel, Params
 from autoconv.cuda.codegen.source import Unit
@@ -17,7 +17,6 @@ from autoconv.cuda.common.model import Demand, streaming
 from autoconv.cuda.gemm.tensor import Tensor, TensorBF16x6, TensorTF32x3
 from autoconv.cuda.hopper.hopper import Hopper
 from autoconv.cuda.hopper.split import HopperBF16x6
-from autoconv.cuda.hopper.turned import HopperBF16x6Turned, HopperTurned
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -105,67 +104,48 @@ def moves(layer: ConvLayer) -> dict[str, Move]:
 class Staged(CudaAlgorithm):
     """Another family's kernels, on copies of the operands in the order it wants; the output goes back.
 
-    Whoever keeps arrays in NCHW pays for two passes over memory, and so does cuDNN; for one, where there is an inner
-    family that writes NCHW. Channels that are no whole runs, as the three of a picture, are followed by zeros. Filters
-    are copied when they are packed.
+    Whoever keeps arrays in NCHW pays for two passes over memory, and so does cuDNN. Channels that are no whole runs, as
+    the three of a picture, are followed by zeros. Filters are copied when they are packed.
     """
 
     files = (FILE,)
     groupings = ("dense",)
-    turned: ClassVar[CudaAlgorithm | None] = None  # the family that computes where the output is to be in NCHW
 
     @property
     @abstractmethod
-    def plain(self) -> CudaAlgorithm:
+    def inner(self) -> CudaAlgorithm:
         """The family that computes."""
 
-    def inner(self, layer: ConvLayer) -> CudaAlgorithm:
-        """The family that computes a layer."""
-        return self.turned if self.turned and _turns(layer) else self.plain
-
-    def moves(self, layer: ConvLayer) -> dict[str, Move]:
-        """What is copied, there or back."""
-        there = ("out", "residual") if self.inner(layer) is self.turned else ()
-        return {name: move for name, move in moves(layer).items() if not move.idle and name not in there}
-
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
-        return self.inner(layer).candidates(staged(layer), device)
+        return self.inner.candidates(staged(layer), device)
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
         if all(move.idle for move in moves(layer).values()):
             return [
-                f"layout: expected NCHW, or channels in parts of {RUN} bytes: {self.plain.name} takes this as it is"
+                f"layout: expected NCHW, or channels in parts of {RUN} bytes: {self.inner.name} takes this as it is"
             ]
-        return self.inner(layer).unfit(staged(layer), params)
+        return self.inner.unfit(staged(layer), params)
 
     def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
-        return super().refusals(layer, device, params) or self.inner(layer).refusals(staged(layer), device, params)
+        return super().refusals(layer, device, params) or self.inner.refusals(staged(layer), device, params)
 
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
-        ways = (move.back if name == "out" else move for name, move in self.moves(layer).items())
-        return (*self.inner(layer).units(staged(layer), params), *(way.unit(staged(layer)) for way in ways))
+        ways = (move.back if name == "out" else move for name, move in moves(layer).items() if not move.idle)
+        return (*self.inner.units(staged(layer), params), *(way.unit(staged(layer)) for way in ways))
 
     def packed_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
-        return aligned(self.inner(layer).packed_bytes(staged(layer), device, params)) + _filters_bytes(layer)
+        return aligned(self.inner.packed_bytes(staged(layer), device, params)) + _filters_bytes(layer)
 
     def workspace_bytes(self, layer: ConvLayer, device: CUDA, params: Params) -> int:
-        return sum(self.copies(layer).values()) + self.inner(layer).workspace_bytes(staged(layer), device, params)
-
-    def copies(self, layer: ConvLayer) -> dict[str, int]:
-        """Bytes of the workspace to each copy; that of the filters is packed, but where it is the output."""
-        return {
-            name: aligned(move.elements * layer.itemsize)
-            for name, move in self.moves(layer).items()
-            if name != "b" or layer.direction == "wgrad"
-        }
+        return sum(_parts(layer).values()) + self.inner.workspace_bytes(staged(layer), device, params)
 
     def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
         found = []
-        for name, move in self.moves(layer).items():
-            if name != "b" or not _filters_bytes(layer):
+        for name, move in moves(layer).items():
+            if not move.idle and (name != "b" or not _filters_bytes(layer)):
                 way = move.back if name == "out" else move
                 found.append(streaming(way.unit(staged(layer)), 2.0 * move.elements * layer.itemsize))
-        return [*found, *self.inner(layer).demands(staged(layer), device, params)]
+        return [*found, *self.inner.demands(staged(layer), device, params)]
 
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
         return StagedKernel(self, layer, device, params)
@@ -176,15 +156,16 @@ class StagedKernel(Kernel):
 
     def __init__(self, algorithm: Staged, layer: ConvLayer, device: CUDA, params: Params) -> None:
         to = staged(layer)
-        self._inner = algorithm.inner(layer).build(to, device, params)
+        self._inner = algorithm.inner.build(to, device, params)
         self._filters = aligned(self._inner.packed_bytes)  # where they begin, in the order that the inner one packs
         shapes = *to.input_shapes, to.output_shape, to.y_shape
         self._shapes = dict(zip(("a", "b", "out", "residual"), shapes, strict=True))
-        self._dtype, self._parts = layer.numpy_dtype, algorithm.copies(layer)
+        self._dtype, self._parts = layer.numpy_dtype, _parts(layer)
         self._launches: dict[str, Launch] = {}
-        for name, move in algorithm.moves(layer).items():
-            way = move.back if name == "out" else move
-            (self._launches[name],) = algorithm.load(device, [way.unit(to)])
+        for name, move in moves(layer).items():
+            if not move.idle:
+                way = move.back if name == "out" else move
+                (self._launches[name],) = algorithm.load(device, [way.unit(to)])
         self.workspace_bytes = algorithm.workspace_bytes(layer, device, params)
         self.packed_bytes = algorithm.packed_bytes(layer, device, params)
 
@@ -225,17 +206,20 @@ def _filters_bytes(layer: ConvLayer) -> int:
     return filters.elements * layer.itemsize if layer.direction != "wgrad" and not filters.idle else 0
 
 
-def _turns(layer: ConvLayer) -> bool:
-    """Whether an output in NCHW can be left where it belongs: of all its channels, in one pass."""
-    whole = layer.direction == "dgrad" and layer.stride == (1, 1) and staged(layer).C == layer.C
-    return layer.layout == "NCHW" and (layer.direction == "fwd" or whole)
+def _parts(layer: ConvLayer) -> dict[str, int]:
+    """Bytes of the workspace to each copy; that of the filters is packed, but where it is the output."""
+    return {
+        name: aligned(move.elements * layer.itemsize)
+        for name, move in moves(layer).items()
+        if not move.idle and (name != "b" or layer.direction == "wgrad")
+    }
 
 
 class TensorStaged(Staged):
     """`gemm.tensor` for NCHW, and for any number of channels."""
 
     name = "gemm.tensor.staged"
-    plain = Tensor()
+    inner = Tensor()
     dtypes, exact = Tensor.dtypes, True
 
 
@@ -243,7 +227,7 @@ class TensorTF32x3Staged(Staged):
     """`gemm.tensor.tf32x3` for NCHW, and for any number of channels."""
 
     name = "gemm.tensor.tf32x3.staged"
-    plain = TensorTF32x3()
+    inner = TensorTF32x3()
     dtypes = TensorTF32x3.dtypes
 
 
@@ -251,7 +235,7 @@ class TensorBF16x6Staged(Staged):
     """`gemm.tensor.bf16x6` for NCHW, and for any number of channels."""
 
     name = "gemm.tensor.bf16x6.staged"
-    plain = TensorBF16x6()
+    inner = TensorBF16x6()
     dtypes = TensorBF16x6.dtypes
 
 
@@ -259,8 +243,7 @@ class HopperStaged(Staged):
     """`gemm.hopper` for NCHW, and for any number of channels."""
 
     name = "gemm.hopper.staged"
-    plain = Hopper()
-    turned = HopperTurned()
+    inner = Hopper()
     dtypes, exact = Hopper.dtypes, True
 
 
@@ -268,6 +251,5 @@ class HopperBF16x6Staged(Staged):
     """`gemm.hopper.bf16x6` for NCHW, and for any number of channels."""
 
     name = "gemm.hopper.bf16x6.staged"
-    plain = HopperBF16x6()
-    turned = HopperBF16x6Turned()
+    inner = HopperBF16x6()
     dtypes = HopperBF16x6.dtypes

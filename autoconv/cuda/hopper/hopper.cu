@@ -11,8 +11,7 @@ struct Stage {
     alignas(ATOM_BYTES) T a[BM * BK];
     alignas(ATOM_BYTES) T b[BN * BK];
 
-    static constexpr int ROW_LANES = 4;  // from a row to the next
-    DEVICE static int row_of_eight(int lane) { return lane / ROW_LANES; }
+    DEVICE static int row_of_eight(int lane) { return lane / 4; }
 };
 
 DEVICE void fetch_columns(Stage& stage, Barrier& barrier, const TensorMap& pixels, const TensorMap& other, Job at,

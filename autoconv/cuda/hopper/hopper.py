@@ -181,7 +181,6 @@ class Hopper(SplitProduct):
     function: ClassVar[str] = "hopper"  # of the text, which computes products
     products: ClassVar[int] = 1  # of tensor cores, to a product
     pointwise: ClassVar[bool] = False  # whether pixels are those of NCHW, met by filters of one tap
-    turned: ClassVar[bool] = False  # whether the output is left in NCHW, and a residual is so, too
 
     def passes(self, layer: ConvLayer) -> list[Pass]:
         """Every pass: one, but for dgrad with a stride."""
@@ -252,7 +251,6 @@ class Hopper(SplitProduct):
         )
         shape += (*split_constants(params), ("PRODUCER_REGISTERS", PRODUCER_REGISTERS))
         shape += (("CONSUMER_REGISTERS", tile.consumer_registers), ("POINTWISE", int(self.pointwise)))
-        shape += (("TURNED", int(self.turned)),)
         products = [
             Unit(
                 self.function,

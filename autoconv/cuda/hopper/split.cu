@@ -18,9 +18,7 @@ struct Stage {
     alignas(ATOM_BYTES) bfloat16_t b[PARTS][BN * BK];
 
     // Which row of eight a lane's fragments are of. Where a row is a line, the eight lanes that read together have half of
-    // two of them: of two that are four apart, for which the swizzle has other banks. From a row to the next are so many
-    // lanes.
-    static constexpr int ROW_LANES = ROWS_ACROSS ? 4 : 8;
+    // two of them: of two that are four apart, for which the swizzle has other banks.
     DEVICE static int row_of_eight(int lane) { return ROWS_ACROSS ? lane / 4 : lane / 8 + lane / 4 % 2 * 4; }
 };
 

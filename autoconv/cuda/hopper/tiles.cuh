@@ -202,56 +202,47 @@ DEVICE Offset row_at(Job at, int row) {
     return x_at(image, at.group * CG, h, v);
 }
 
-// Four lanes, so far apart, hold one pixel each of four columns; each gets the four pixels of a column.
-template <int APART>
+// Four lanes, four apart, hold one pixel each of four columns; each gets the four pixels of a column.
 DEVICE void turn(float (&v)[4], int lane) {
 #pragma unroll
     for (int bit = 1; bit < 4; bit *= 2) {
-        const bool high = lane / APART & bit;
+        const bool high = lane / 4 & bit;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (i & bit) continue;
-            const float other = shuffle_xor(high ? v[i] : v[i | bit], APART * bit);
+            const float other = shuffle_xor(high ? v[i] : v[i | bit], 4 * bit);
             v[i] = high ? other : v[i];
             v[i | bit] = high ? v[i | bit] : other;
         }
     }
 }
 
-// The same part of a tile whose rows are pixels, to NCHW: four neighbours of an image travel at once, where they are four
-// everywhere.
-template <class Stage>
+// The same part of a tile whose rows are pixels of NCHW: four neighbours of an image travel at once.
 DEVICE void write_pixels(float (&sum)[FM][BN / 2], Job at, int row, const Output& to) {
-    constexpr Offset PLACES = DIRECTION == FWD ? P * Q : H * W, ALL = DIRECTION == FWD ? K : C;
-    constexpr int IMAGE = PIXEL_ROWS * PIXEL_COLUMNS, COUNT = PLACES % 4 == 0 ? 4 : 1;
-    struct alignas(COUNT * sizeof(T)) Some {
-        T value[COUNT];
+    struct alignas(4 * sizeof(T)) Four {
+        T value[4];
     };
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
-    const int of_eight = Stage::row_of_eight(lane), mine = of_eight % 4;
+    constexpr Offset PLACES = DIRECTION == FWD ? P * Q : H * W;
 #pragma unroll
     for (int i = 0; i < FM; i++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int first = at.row + row + i * 64 + warp * 16 + half * 8 + of_eight / 4 * 4;
+            const int pixel = at.row + row + i * 64 + warp * 16 + half * 8 + lane / 16 * 4;
+            const int image = pixel / PIXEL_COLUMNS, place = pixel % PIXEL_COLUMNS;
 #pragma unroll
             for (int j = 0; j < BN / 16; j++) {
                 float v[4];
 #pragma unroll
                 for (int e = 0; e < 4; e++) v[e] = sum[i][(2 * j + e / 2) * 4 + half * 2 + e % 2];
-                turn<Stage::ROW_LANES>(v, lane);
-                const int k = at.column + (2 * j + mine / 2) * 8 + lane % 4 * 2 + mine % 2;
+                turn(v, lane);
+                const int mine = lane / 4 % 4, k = at.column + (2 * j + mine / 2) * 8 + lane % 4 * 2 + mine % 2;
+                if (image >= N || place >= PLACES || k >= COLUMNS) continue;
+                const Offset start = DIRECTION == FWD ? y_at(image, k, 0, place) : x_at(image, k, 0, place);
+                Four four;
 #pragma unroll
-                for (int ahead = 0; ahead < 4; ahead += COUNT) {
-                    const int image = (first + ahead) / IMAGE, place = (first + ahead) % IMAGE;
-                    if (image >= N || place >= PLACES || k >= COLUMNS) continue;
-                    const Offset start = (image * ALL + k) * PLACES + place;
-                    Some some;
-#pragma unroll
-                    for (int e = 0; e < COUNT; e++)
-                        some.value[e] = finished(v[ahead + e], to.bias, to.residual, k, start + e);
-                    aligned<Some>(to.out + start) = some;
-                }
+                for (int e = 0; e < 4; e++) four.value[e] = finished(v[e], to.bias, to.residual, k, start + e);
+                aligned<Four>(to.out + start) = four;
             }
         }
 }
@@ -308,8 +299,8 @@ DEVICE void consume(Ring<Stage>& ring, int warpgroup, const Output& to, const Sc
                                             scratch.parts + static_cast<long long>(mine) * (SPLIT * WM * BN),
                                             scratch.tickets + static_cast<long long>(mine) * TICKETS};
         if (!team.complete(flat<SUMS>(sum), at.part)) continue;
-        if constexpr (POINTWISE || TURNED)
-            write_pixels<Stage>(sum, at, row, to);
+        if constexpr (POINTWISE)
+            write_pixels(sum, at, row, to);
         else
             write_tile(sum, at, row, Stage::row_of_eight(lane), to);
     }
