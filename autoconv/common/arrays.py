@@ -5,8 +5,15 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
+
 # Dimensions of NCHW in the order of NHWC, and those of NHWC in the order of NCHW; of images and filters alike.
 CHANNELS_LAST, CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+
+
+def host(array: Any) -> Any:
+    """An array as one of NumPy's: itself, or a copy of what lies on a GPU."""
+    return array.get() if hasattr(array, "get") else np.asarray(array)
 
 
 def like(source: Any, array: Any) -> Any:

@@ -175,6 +175,9 @@ class Remote:
         found = getattr(self.array, name)
         return functools.partial(called, found) if callable(found) else found
 
+    def get(self) -> np.ndarray:
+        return self.array
+
     def __bool__(self) -> bool:
         return bool(self.array)
 

@@ -21,10 +21,11 @@ from autoconv.bench.gpu.agenda import RACE
 from autoconv.bench.gpu.baselines import BASELINES, Baseline
 from autoconv.bench.gpu.cases import cases
 from autoconv.bench.gpu.edges import operands
-from autoconv.bench.gpu.networks import check_network, check_operator, host, judged
+from autoconv.bench.gpu.networks import check_network, check_operator, judged
 from autoconv.bench.gpu.sanitized import memcheck
 from autoconv.bench.race import interleaved
 from autoconv.bench.suites import OURS
+from autoconv.common.arrays import host
 from autoconv.common.text import one_line
 from autoconv.device import Device, Operands
 from autoconv.errors import DeviceLostError

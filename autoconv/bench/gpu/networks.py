@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from autoconv.common import code_hash
-from autoconv.common.arrays import CHANNELS_LAST
+from autoconv.common.arrays import CHANNELS_LAST, host
 from autoconv.cuda.operators import units
 from autoconv.device import Device
 from autoconv.networks.graph import Graph
@@ -264,8 +264,3 @@ def judged(error: float, bound: float) -> dict[str, Any]:
     """An error and its bound as a result, which is a failure where it is larger."""
     found: dict[str, Any] = {"error": error if math.isfinite(error) else "not finite", "bound": bound}
     return found if error <= bound else found | {"failure": f"error {error:.1e}, allowed {bound:.1e}"}
-
-
-def host(array: Any) -> Any:
-    """An array as one of NumPy's."""
-    return array.get() if hasattr(array, "get") else np.asarray(array)

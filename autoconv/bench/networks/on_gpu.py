@@ -10,11 +10,11 @@ from typing import Any
 
 from autoconv.bench.gpu.baselines import BASELINES, settle
 from autoconv.bench.gpu.helper import AGREEMENT, commit
-from autoconv.bench.gpu.networks import host
 from autoconv.bench.networks.models import pytorch_images, pytorch_model
 from autoconv.bench.networks.race import NetworkRace
 from autoconv.bench.race import SLOT, interleaved
 from autoconv.bench.suites import OURS
+from autoconv.common.arrays import host
 from autoconv.common.text import one_line
 from autoconv.cuda.device import CUDA
 from autoconv.cuda.timing import REPLAYS
