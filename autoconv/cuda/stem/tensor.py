@@ -65,7 +65,7 @@ class DirectTensor(CudaAlgorithm):
     """
 
     name = "direct.tensor"
-    files = ("direct/tensor_filter.cu", "direct/tensor.cu")
+    files = ("stem/tensor_filter.cu", "stem/tensor.cu")
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     directions = ("fwd",)
     groupings = ("dense",)
