@@ -35,7 +35,9 @@ constexpr int PARTS = 3;
 constexpr int PATCH_ROWS = static_cast<int>((TP - 1) * STRIDE_H + (R - 1) * DILATION_H + 1);
 constexpr int PATCH_WIDTH = static_cast<int>((TQ - 2) * STRIDE_W + (S - 1) * DILATION_W + 1);
 constexpr int WORDS = static_cast<int>(C) * PATCH_ROWS * PATCH_WIDTH;
-constexpr int WORDS_AT_ONCE = ceil_div(ceil_div(WORDS, THREADS), SLICES);  // of a thread, while it multiplies a slice
+// Words of a thread for each slice that it multiplies; of them AT_ONCE are on their way meanwhile.
+constexpr int WORDS_EACH = ceil_div(WORDS, THREADS * SLICES), AT_ONCE = WORDS_EACH < AHEAD ? WORDS_EACH : AHEAD;
+constexpr int ROUNDS = ceil_div(WORDS_EACH, AT_ONCE);
 
 // From a row, and from a channel, to the next: such that the lanes that read a fragment meet few of each other's banks.
 struct Patch {
@@ -59,6 +61,8 @@ struct Tile {
         p = digits.next(TILES_P) * TP;
         n = digits.last();
     }
+    DEVICE Tile(bool first, const Tile& a, const Tile& b)
+        : n(first ? a.n : b.n), p(first ? a.p : b.p), q(first ? a.q : b.q) {}
 };
 
 // Two numbers in parts, the largest first: each what is nearest to what the ones before leave.
@@ -82,12 +86,12 @@ struct Spot {
 
 // A thread's words of a patch, some at a time.
 struct Fill {
-    float low[WORDS_AT_ONCE], high[WORDS_AT_ONCE];
+    float low[AT_ONCE], high[AT_ONCE];
 
-    DEVICE static unsigned word(int round, int i) { return (round * WORDS_AT_ONCE + i) * THREADS + threadIdx.x; }
+    DEVICE static unsigned word(int round, int i) { return (round * AT_ONCE + i) * THREADS + threadIdx.x; }
     DEVICE void fetch(const T* x, const Tile& tile, int round) {
 #pragma unroll
-        for (int i = 0; i < WORDS_AT_ONCE; i++) {
+        for (int i = 0; i < AT_ONCE; i++) {
             const Spot spot(word(round, i));
             const Offset h = tile.p * STRIDE_H - PAD_TOP + spot.row, v = tile.q * STRIDE_W - PAD_LEFT + spot.along;
             const bool exists = spot.c < C && within(h, H);
@@ -98,7 +102,7 @@ struct Fill {
     }
     DEVICE void store(Patch& patch, int round) const {
 #pragma unroll
-        for (int i = 0; i < WORDS_AT_ONCE; i++) {
+        for (int i = 0; i < AT_ONCE; i++) {
             const Spot spot(word(round, i));
             unsigned part[PARTS];
             split(part[0], part[1], part[2], low[i], high[i]);
@@ -108,6 +112,16 @@ struct Fill {
         }
     }
 };
+
+// Words that nobody multiplies meanwhile.
+DEVICE void fill_rounds(const T* x, const Tile& tile, Patch& patch, int first, int count) {
+#pragma unroll 1
+    for (int round = first; round < first + count; round++) {
+        Fill fill;
+        fill.fetch(x, tile, round);
+        fill.store(patch, round);
+    }
+}
 
 // What a lane multiplies of a slice of dy: of two filters of each fragment, two pairs of pixels.
 struct Rows {
@@ -181,25 +195,59 @@ DEVICE void multiply_slice(float (&sum)[FM][FN][4], const unsigned (&a)[PARTS][F
     }
 }
 
+// Where a thread is in its block, and its block among the filters and columns.
+struct Where {
+    int lane, warp_p, warp_n, warp_m, filter0, column0;
+    DEVICE Where(int thread, int block)
+        : lane(thread % 32),
+          warp_p(thread / 32 % WARPS_P),
+          warp_n(thread / (32 * WARPS_P) % WARPS_N),
+          warp_m(thread / (32 * WARPS_P * WARPS_N)),
+          filter0(block / TILES_N * BM),
+          column0(block % TILES_N * BN) {}
+};
+
+// The sums of the warps that had other pixels, added in their order; a thread has COUNT / FM of the rows of each of a
+// warp's fragments.
+constexpr int EACH_ROUND = WARPS_M * 16 * BN / THREADS, COUNT = FM * EACH_ROUND;
+static_assert(WARPS_M * 16 * BN % THREADS == 0, "every thread has as many");
+DEVICE void add_warps(Acc (&total)[COUNT], const float (&sum)[FM][FN][4], Sums& sums, const Where& my, int thread) {
+#pragma unroll
+    for (int i = 0; i < FM; i++) {
+#pragma unroll
+        for (int j = 0; j < FN; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                sums.at[my.warp_p][my.warp_m * 16 + e / 2 * 8 + my.lane / 4]
+                       [my.warp_n * WARP_COLUMNS + j * 8 + my.lane % 4 * 2 + e % 2] = sum[i][j][e];
+        __syncthreads();
+#pragma unroll
+        for (int u = 0; u < EACH_ROUND; u++) {
+            const int place = u * THREADS + thread;
+            Acc& all = total[i * EACH_ROUND + u] = 0;
+#pragma unroll
+            for (int w = 0; w < WARPS_P; w++) all += sums.at[w][place / BN][place % BN];
+        }
+        __syncthreads();
+    }
+}
+
 // A block has BM filters and BN columns, over one SPLIT-th of the tiles of pixels.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 tensor_wgrad(const T* x, const T* dy, T* dw, const T* bias, const T* residual, Acc* parts, unsigned* tickets) {
     SHARED_DYNAMIC(Shared, shared);
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    const int warp_p = warp % WARPS_P, warp_n = warp / WARPS_P % WARPS_N, warp_m = warp / (WARPS_P * WARPS_N);
-    const int filter0 = static_cast<int>(blockIdx.x) / TILES_N * BM;
-    const int column0 = static_cast<int>(blockIdx.x) % TILES_N * BN;
-    const int k = filter0 + warp_m * WARP_FILTERS + lane / 4, pixel = lane % 4 * LANE_STEP;
+    const Where at(static_cast<int>(threadIdx.x), static_cast<int>(blockIdx.x));
+    const int k = at.filter0 + at.warp_m * WARP_FILTERS + at.lane / 4, pixel = at.lane % 4 * LANE_STEP;
     const Offset first = static_cast<int>(blockIdx.z) * EACH, last = first + EACH < TILES ? first + EACH : TILES;
     int taps[FN];  // where each column's tap meets the first pixel; those beyond the last column are another's again
 #pragma unroll
     for (int j = 0; j < FN; j++) {
-        const int column = (column0 + warp_n * WARP_COLUMNS + j * 8 + lane / 4) % COLUMNS;
+        const int column = (at.column0 + at.warp_n * WARP_COLUMNS + j * 8 + at.lane / 4) % COLUMNS;
         taps[j] = static_cast<int>(column / (R * S) * PLANE + column / S % R * (DILATION_H * PITCH) +
                                    column % S * DILATION_W + pixel * STRIDE_W);
     }
     // Of a tile's slices this warp's: the row and the column of pixels, counted from the tile's first.
-    const auto row_of = [&](int slice) { return slice / (TQ / DEEP) * WARPS_P + warp_p; };
+    const auto row_of = [&](int slice) { return slice / (TQ / DEEP) * WARPS_P + at.warp_p; };
     const auto column_of = [](int slice) { return slice % (TQ / DEEP) * DEEP; };
     Rows rows = {};
     const auto exists = [&](const Tile& tile, int slice) {
@@ -212,11 +260,7 @@ tensor_wgrad(const T* x, const T* dy, T* dw, const T* bias, const T* residual, A
     Tile tile(first);
     if (first < last) {
         fetch_rows(tile, 0);
-        for (int round = 0; round < SLICES; round++) {
-            Fill fill;
-            fill.fetch(x, tile, round);
-            fill.store(shared.patch[0], round);
-        }
+        fill_rounds(x, tile, shared.patch[0], 0, SLICES * ROUNDS);
     }
     __syncthreads();
     float sum[FM][FN][4] = {};
@@ -230,51 +274,35 @@ tensor_wgrad(const T* x, const T* dy, T* dw, const T* bias, const T* residual, A
             rows.split_to(a);
             // The next slice of dy and the next patch are on their way while this slice is multiplied.
             Fill fill;
-            if (more) fill.fetch(x, next, slice);
-            if (slice + 1 < SLICES)
-                fetch_rows(tile, slice + 1);
-            else if (more)
-                fetch_rows(next, 0);
-            const int at = static_cast<int>(row_of(slice) * (STRIDE_H * PITCH) + column_of(slice) * STRIDE_W);
+            if (more) fill.fetch(x, next, slice * ROUNDS);
+            const bool here = slice + 1 < SLICES;
+            if (here || more) fetch_rows(Tile(here, tile, next), here ? slice + 1 : 0);
+            const int corner = static_cast<int>(row_of(slice) * (STRIDE_H * PITCH) + column_of(slice) * STRIDE_W);
             if (exists(tile, slice))
-                multiply_slice(sum, a, shared.patch[current].part[0] + at, taps,
+                multiply_slice(sum, a, shared.patch[current].part[0] + corner, taps,
                                Pixels(tile.q + column_of(slice) + pixel));
-            if (more) fill.store(shared.patch[1 - current], slice);
+            if (more) {
+                fill.store(shared.patch[1 - current], slice * ROUNDS);
+                if constexpr (ROUNDS > 1)
+                    fill_rounds(x, next, shared.patch[1 - current], slice * ROUNDS + 1, ROUNDS - 1);
+            }
         }
         __syncthreads();  // the next patch is there for all, and this one is free
         tile = next;
         current = 1 - current;
     }
-    // The sums of the warps that had other pixels, added in their order; a thread has COUNT / FM of each round.
-    constexpr int EACH_ROUND = WARPS_M * 16 * BN / THREADS, COUNT = FM * EACH_ROUND;
-    static_assert(WARPS_M * 16 * BN % THREADS == 0, "every thread has as many");
+    // What is wanted from here on is found again, and took no registers meanwhile.
+    const int thread = thread_again(), block = block_x_again();
+    const Where my(thread, block);
     Acc total[COUNT];
-#pragma unroll
-    for (int i = 0; i < FM; i++) {
-#pragma unroll
-        for (int j = 0; j < FN; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                shared.sums.at[warp_p][warp_m * 16 + e / 2 * 8 + lane / 4]
-                              [warp_n * WARP_COLUMNS + j * 8 + lane % 4 * 2 + e % 2] = sum[i][j][e];
-        __syncthreads();
-#pragma unroll
-        for (int u = 0; u < EACH_ROUND; u++) {
-            const int place = u * THREADS + static_cast<int>(threadIdx.x);
-            Acc& all = total[i * EACH_ROUND + u] = 0;
-#pragma unroll
-            for (int w = 0; w < WARPS_P; w++) all += shared.sums.at[w][place / BN][place % BN];
-        }
-        __syncthreads();
-    }
-    const int index = block_x_again(), thread = thread_again();
-    const Team<COUNT, THREADS> team = {thread, 0, parts + Offset(index) * (SPLIT * COUNT * THREADS),
-                                       tickets + index * TICKETS};
+    add_warps(total, sum, shared.sums, my, thread);
+    const Team<COUNT, THREADS> team = {thread, 0, parts + Offset(block) * (SPLIT * COUNT * THREADS),
+                                       tickets + block * TICKETS};
     if (!team.complete(total, block_z_again())) return;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-        const int place = i % EACH_ROUND * THREADS + thread, row = place / BN, column = column0 + place % BN;
-        const int filter = filter0 + row / 16 * WARP_FILTERS + i / EACH_ROUND * 16 + row % 16;
+        const int place = i % EACH_ROUND * THREADS + thread, row = place / BN, column = my.column0 + place % BN;
+        const int filter = my.filter0 + row / 16 * WARP_FILTERS + i / EACH_ROUND * 16 + row % 16;
         if (filter < K && column < COLUMNS) dw[w_at(filter, 0, 0, 0) + column] = Rounded<T>::from(total[i]);
     }
 }

@@ -35,7 +35,8 @@ PAIR_SLOTS, WORD_SLOTS, SLICE_SLOTS = 11, 42, 50
 class WgradTile(NamedTuple):
     """BM filters and BN columns to a block, WM filters to a warp, and blocks a multiprocessor shall hold.
 
-    Of the warps WARPS_N have other columns, and WARPS_P other rows of pixels.
+    Of the warps WARPS_N have other columns, and WARPS_P other rows of pixels. AHEAD words of a patch are on their way to
+    a thread that multiplies, as its registers allow.
     """
 
     BM: int
@@ -43,6 +44,7 @@ class WgradTile(NamedTuple):
     WM: int
     WARPS_N: int
     WARPS_P: int
+    AHEAD: int
     blocks: int
 
     @property
@@ -57,14 +59,14 @@ class WgradTile(NamedTuple):
 
 
 TILES = (
-    WgradTile(64, 32, 32, WARPS_N=1, WARPS_P=8, blocks=1),
-    WgradTile(64, 32, 64, WARPS_N=1, WARPS_P=8, blocks=1),
-    WgradTile(32, 32, 32, WARPS_N=1, WARPS_P=8, blocks=2),
-    WgradTile(64, 80, 32, WARPS_N=2, WARPS_P=4, blocks=1),
-    WgradTile(64, 160, 32, WARPS_N=4, WARPS_P=2, blocks=1),
-    WgradTile(64, 160, 64, WARPS_N=4, WARPS_P=2, blocks=1),
-    WgradTile(64, 192, 32, WARPS_N=4, WARPS_P=1, blocks=1),
-    WgradTile(96, 192, 48, WARPS_N=4, WARPS_P=1, blocks=1),
+    WgradTile(64, 32, 32, WARPS_N=1, WARPS_P=8, AHEAD=4, blocks=1),
+    WgradTile(64, 32, 64, WARPS_N=1, WARPS_P=8, AHEAD=4, blocks=1),
+    WgradTile(32, 32, 32, WARPS_N=1, WARPS_P=8, AHEAD=4, blocks=2),
+    WgradTile(64, 80, 32, WARPS_N=2, WARPS_P=4, AHEAD=1, blocks=1),
+    WgradTile(64, 160, 32, WARPS_N=4, WARPS_P=2, AHEAD=1, blocks=1),
+    WgradTile(64, 160, 64, WARPS_N=4, WARPS_P=2, AHEAD=2, blocks=1),
+    WgradTile(64, 192, 32, WARPS_N=4, WARPS_P=1, AHEAD=8, blocks=1),
+    WgradTile(96, 192, 48, WARPS_N=4, WARPS_P=1, AHEAD=4, blocks=1),
 )
 
 
@@ -103,8 +105,8 @@ class DirectTensorWgrad(SplitProduct):
         limits = limits_of(int(device.facts["compute_capability"]))
         columns = _columns(layer)
         for tile in TILES:
-            if tile.BN > max(32, 2 * columns) or tile.BM > max(32, 2 * layer.K):
-                continue  # most of the products would be of nothing
+            if not _suits(layer, tile):
+                continue
             room = min(limits.shared // tile.blocks - limits.reserved, limits.shared_per_block)
             wanted = int(device.facts["multiprocessors"]) * tile.blocks
             blocks = ceil_div(layer.K, tile.BM) * ceil_div(columns, tile.BN)
@@ -131,7 +133,7 @@ class DirectTensorWgrad(SplitProduct):
         patch, shared = _patch(layer, TP), _shared(layer, tile, TP)
         constants = (
             ("BM", tile.BM), ("BN", tile.BN), ("WARPS_M", tile.BM // tile.WM), ("WARPS_N", tile.WARPS_N),
-            ("WARPS_P", tile.WARPS_P), ("TP", TP), ("TQ", _width(layer)), ("PITCH", patch.pitch),
+            ("WARPS_P", tile.WARPS_P), ("AHEAD", tile.AHEAD), ("TP", TP), ("TQ", _width(layer)), ("PITCH", patch.pitch),
             ("PLANE", patch.plane), *split_constants(params),
         )  # fmt: skip
         grid = (ceil_div(layer.K, tile.BM) * ceil_div(_columns(layer), tile.BN), 1, int(params["SPLIT"]))
@@ -170,6 +172,14 @@ class DirectTensorWgrad(SplitProduct):
 
 def _tile(params: Params) -> WgradTile:
     return tile_of(TILES, params, "BM", "BN", "WM")
+
+
+def _suits(layer: ConvLayer, tile: WgradTile) -> bool:
+    """Whether few products would be of nothing, and few blocks split the same numbers."""
+    blocks, rows = ceil_div(_columns(layer), tile.BN), ceil_div(layer.K, tile.BM) * tile.BM
+    least = min(ceil_div(layer.K, other.BM) * other.BM for other in TILES if other.BN == tile.BN)
+    wide = max(other.BN for other in TILES)
+    return tile.BN <= max(32, 2 * _columns(layer)) and (blocks <= 2 or tile.BN == wide) and rows <= 1.4 * least
 
 
 def _columns(layer: ConvLayer) -> int:
