@@ -9,7 +9,8 @@
 // add, always towards zero, so a long sum in them would drift: they sum 16 pixels alone, the small products first, and
 // rounding additions do the rest.
 //
-// Of a block's warps WARPS_M have other filters, WARPS_N other columns and WARPS_P other rows of the tile.
+// Of a block's warps WARPS_M have other filters, WARPS_N other columns and WARPS_P other pixels of the tile, neighbours
+// at the same time.
 
 #include "../common/implicit.cuh"
 #include "../common/split.cuh"
@@ -21,9 +22,10 @@ constexpr int TILES_N = ceil_div(COLUMNS, BN);
 constexpr Offset TILES_P = (P + TP - 1) / TP, TILES_Q = (Q + TQ - 1) / TQ, TILES = N * TILES_P * TILES_Q;
 constexpr Offset EACH = (TILES + SPLIT - 1) / SPLIT;
 constexpr int DEEP = 16;                                      // pixels of a slice, in a row
-constexpr int SLICES = TP / WARPS_P * (TQ / DEEP);            // of a tile, to a warp
+constexpr int ACROSS = TQ / DEEP;                             // slices to a row of a tile
+constexpr int SLICES = TP * ACROSS / WARPS_P;                 // of a tile, to a warp
 static_assert(THREADS == WARPS_M * WARPS_N * WARPS_P * 32 && WARP_FILTERS % 16 == 0 && WARP_COLUMNS % 8 == 0 &&
-              TP % WARPS_P == 0 && TQ % DEEP == 0, "whole fragments");
+              TP * ACROSS % WARPS_P == 0 && TQ % DEEP == 0, "whole fragments");
 
 // Neighbours of dy that travel at once. The depth may have any order that both operands share: of four together a lane
 // takes them as they come; else its two pairs are eight pixels apart, where lanes of wide strides meet other banks.
@@ -247,8 +249,8 @@ tensor_wgrad(const T* x, const T* dy, T* dw, const T* bias, const T* residual, A
                                    column % S * DILATION_W + pixel * STRIDE_W);
     }
     // Of a tile's slices this warp's: the row and the column of pixels, counted from the tile's first.
-    const auto row_of = [&](int slice) { return slice / (TQ / DEEP) * WARPS_P + at.warp_p; };
-    const auto column_of = [](int slice) { return slice % (TQ / DEEP) * DEEP; };
+    const auto row_of = [&](int slice) { return (slice * WARPS_P + at.warp_p) / ACROSS; };
+    const auto column_of = [&](int slice) { return (slice * WARPS_P + at.warp_p) % ACROSS * DEEP; };
     Rows rows = {};
     const auto exists = [&](const Tile& tile, int slice) {
         return (P % TP == 0 || tile.p + row_of(slice) < P) && (Q % TQ == 0 || tile.q + column_of(slice) < Q);

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 MOST_CHANNELS = 4  # of the input: with more, what is read of dy is no longer most of what is read
 DEEP = 16  # pixels of a slice, the depth of a matrix instruction
 PARTS, PRODUCTS = 3, 6
-ROWS = (8, 4, 2, 1)  # of a tile, to a warp
 MOST_SLICES = 8  # of a tile, to a warp: more would bring little, as the border of the patch is small by then
+NARROW, WIDE = 32, 128  # pixels of a tile's row, at most: with many, what is read of dy lies together
 LEAST_TILES = 2  # to a part
 BANKS = 32
 # Instructions of a warp, as its machine code has them: to two numbers that are split, to a word of the patch on its way
 # (borders, place, both numbers, parts), to a slice.
-PAIR_SLOTS, WORD_SLOTS, SLICE_SLOTS = 11, 42, 50
+PAIR_SLOTS, WORD_SLOTS, SLICE_SLOTS = 11, 66, 52
 
 
 class WgradTile(NamedTuple):
     """BM filters and BN columns to a block, WM filters to a warp, and blocks a multiprocessor shall hold.
 
-    Of the warps WARPS_N have other columns, and WARPS_P other rows of pixels. AHEAD words of a patch are on their way to
+    Of the warps WARPS_N have other columns, and WARPS_P other pixels. AHEAD words of a patch are on their way to
     a thread that multiplies, as its registers allow.
     """
 
@@ -62,12 +62,19 @@ TILES = (
     WgradTile(64, 32, 32, WARPS_N=1, WARPS_P=8, AHEAD=4, blocks=1),
     WgradTile(64, 32, 64, WARPS_N=1, WARPS_P=8, AHEAD=4, blocks=1),
     WgradTile(32, 32, 32, WARPS_N=1, WARPS_P=8, AHEAD=4, blocks=2),
-    WgradTile(64, 80, 32, WARPS_N=2, WARPS_P=4, AHEAD=1, blocks=1),
+    WgradTile(64, 80, 64, WARPS_N=2, WARPS_P=4, AHEAD=2, blocks=1),
     WgradTile(64, 160, 32, WARPS_N=4, WARPS_P=2, AHEAD=1, blocks=1),
     WgradTile(64, 160, 64, WARPS_N=4, WARPS_P=2, AHEAD=2, blocks=1),
     WgradTile(64, 192, 32, WARPS_N=4, WARPS_P=1, AHEAD=8, blocks=1),
     WgradTile(96, 192, 48, WARPS_N=4, WARPS_P=1, AHEAD=4, blocks=1),
 )
+
+
+class Area(NamedTuple):
+    """Rows and columns of a tile of pixels."""
+
+    TP: int
+    TQ: int
 
 
 class Patch(NamedTuple):
@@ -110,9 +117,9 @@ class DirectTensorWgrad(SplitProduct):
             room = min(limits.shared // tile.blocks - limits.reserved, limits.shared_per_block)
             wanted = int(device.facts["multiprocessors"]) * tile.blocks
             blocks = ceil_div(layer.K, tile.BM) * ceil_div(columns, tile.BN)
-            for TP in [TP for TP in _heights(layer, tile) if _shared(layer, tile, TP) <= room][:2]:
-                for split in splits(blocks, wanted, _tiles(layer, TP), LEAST_TILES):
-                    yield {"BM": tile.BM, "BN": tile.BN, "WM": tile.WM, "TP": TP, "SPLIT": split}
+            for area in _areas(layer, tile, room):
+                for split in splits(blocks, wanted, _tiles(layer, area), LEAST_TILES):
+                    yield {"BM": tile.BM, "BN": tile.BN, "WM": tile.WM, **area._asdict(), "SPLIT": split}
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
         reasons = super().unfit(layer, params)
@@ -120,20 +127,20 @@ class DirectTensorWgrad(SplitProduct):
             reasons.append(f"C={layer.C}: expected at most {MOST_CHANNELS}")
         if missing := no_tile(TILES, params, "BM", "BN", "WM"):
             return reasons + missing
-        heights = [_tile(params).WARPS_P * rows for rows in ROWS]
-        if params["TP"] not in heights:
-            reasons.append(f"TP={params['TP']}: expected {' or '.join(map(str, heights))}")
+        tile, area = _tile(params), _area(params)
+        if area not in _all_areas(tile):
+            reasons.append(f"TPxTQ: expected 1 to {MOST_SLICES} times {tile.WARPS_P} slices of {DEEP}, got {area.TP}x{area.TQ}")
         return reasons
 
     def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
         return split_products.forbidden() or super().refusals(layer, device, params)
 
     def units(self, layer: ConvLayer, params: Params) -> tuple[Unit, ...]:
-        tile, TP = _tile(params), int(params["TP"])
-        patch, shared = _patch(layer, TP), _shared(layer, tile, TP)
+        tile, area = _tile(params), _area(params)
+        patch, shared = _patch(layer, area), _shared(layer, tile, area)
         constants = (
             ("BM", tile.BM), ("BN", tile.BN), ("WARPS_M", tile.BM // tile.WM), ("WARPS_N", tile.WARPS_N),
-            ("WARPS_P", tile.WARPS_P), ("AHEAD", tile.AHEAD), ("TP", TP), ("TQ", _width(layer)), ("PITCH", patch.pitch),
+            ("WARPS_P", tile.WARPS_P), ("AHEAD", tile.AHEAD), ("TP", area.TP), ("TQ", area.TQ), ("PITCH", patch.pitch),
             ("PLANE", patch.plane), *split_constants(params),
         )  # fmt: skip
         grid = (ceil_div(layer.K, tile.BM) * ceil_div(_columns(layer), tile.BN), 1, int(params["SPLIT"]))
@@ -149,17 +156,18 @@ class DirectTensorWgrad(SplitProduct):
         return Parts(unit.grid[0], tile.BM * tile.BN, tile.BM * tile.BN // unit.threads)
 
     def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
-        tile, TP, split, (unit,) = _tile(params), int(params["TP"]), int(params["SPLIT"]), self.units(layer, params)
-        patch, sums = _patch(layer, TP), tile.BM * tile.BN
+        tile, area, split, (unit,) = _tile(params), _area(params), int(params["SPLIT"]), self.units(layer, params)
+        patch, sums = _patch(layer, area), tile.BM * tile.BN
         # of a part: tiles, what there is of slices, to a warp, and words of patches, to the block
-        tiles = ceil_div(_tiles(layer, TP), split)
+        tiles = ceil_div(_tiles(layer, area), split)
         slices = layer.N * layer.P * ceil_div(layer.Q, DEEP) / split / tile.WARPS_P
         words = tiles * layer.C * patch.rows * patch.width
+        filling = tiles * _slices(tile, area) * _words(layer, tile, area) * WORD_SLOTS
         rows, columns = tile.fragments
         reads = 2 * PARTS * columns  # of shared memory, to a slice
         product = demand(
             unit,
-            tile.warps * (slices * _slice_slots(layer, tile) + 8 * rows * columns) + words * WORD_SLOTS / WARP,
+            tile.warps * (slices * _slice_slots(layer, tile) + filling + 8 * rows * columns),
             products=float(PRODUCTS * slices * tile.WARPS_P * DEEP * sums),
             pipe="mma",
             shared=tile.warps * slices * reads * patch.conflicts * SHARED_BYTES + 4.0 * PARTS * words,
@@ -186,20 +194,51 @@ def _columns(layer: ConvLayer) -> int:
     return layer.C * layer.R * layer.S
 
 
-def _width(layer: ConvLayer) -> int:
-    """TQ, of a tile of pixels: two slices where they overlap most in what they meet."""
-    return 2 * DEEP if layer.stride[1] == 1 and layer.Q > DEEP else DEEP
+def _area(params: Params) -> Area:
+    return Area(int(params["TP"]), int(params["TQ"]))
 
 
-def _heights(layer: ConvLayer, tile: WgradTile) -> list[int]:
-    """TP, the largest first, of tiles that are not mostly beyond the image."""
-    few = [rows for rows in ROWS if rows * _width(layer) <= MOST_SLICES * DEEP]
-    return [tile.WARPS_P * rows for rows in few if rows == 1 or tile.WARPS_P * rows < 2 * layer.P]
+def _all_areas(tile: WgradTile) -> list[Area]:
+    """Those of which each warp has as many slices."""
+    return [
+        Area(slices * tile.WARPS_P // across, across * DEEP)
+        for across in range(1, WIDE // DEEP + 1)
+        for slices in range(MOST_SLICES, 0, -1)
+        if slices * tile.WARPS_P % across == 0
+    ]
 
 
-def _tiles(layer: ConvLayer, TP: int) -> int:
+def _areas(layer: ConvLayer, tile: WgradTile, room: int) -> list[Area]:
+    """Of narrow ones, and of wide ones, that for which the fewest words are filled in; if they fit so many bytes."""
+    across = ceil_div(layer.Q, DEEP)
+    wide = ceil_div(across, ceil_div(across, WIDE // DEEP)) * DEEP  # as wide as possible, and all about as wide
+
+    def work(area: Area) -> float:
+        return _tiles(layer, area) * _slices(tile, area) * _words(layer, tile, area)
+
+    narrow = {DEEP} if across == 1 else {NARROW} if layer.stride[1] == 1 else {DEEP, NARROW}
+    found = []
+    for widths in (narrow, {wide} - {DEEP, NARROW}):
+        fitting = [one for one in _all_areas(tile) if one.TQ in widths and _shared(layer, tile, one) <= room]
+        found += [min(fitting, key=work)] if fitting else []
+    return found if len(found) < 2 or work(found[1]) < 1.5 * work(found[0]) else found[:1]
+
+
+def _tiles(layer: ConvLayer, area: Area) -> int:
     """Of pixels, in all images."""
-    return layer.N * ceil_div(layer.P, TP) * ceil_div(layer.Q, _width(layer))
+    return layer.N * ceil_div(layer.P, area.TP) * ceil_div(layer.Q, area.TQ)
+
+
+def _slices(tile: WgradTile, area: Area) -> int:
+    """Of a tile of pixels, to a warp."""
+    return area.TP * area.TQ // DEEP // tile.WARPS_P
+
+
+def _words(layer: ConvLayer, tile: WgradTile, area: Area) -> int:
+    """Of a patch, to a thread and slice: in whole rounds of so many as are on their way together."""
+    rows, width = _met(layer, area)
+    each = ceil_div(layer.C * rows * width, WARP * tile.warps * _slices(tile, area))
+    return ceil_div(each, tile.AHEAD) * tile.AHEAD if each > tile.AHEAD else each
 
 
 def _run(layer: ConvLayer) -> int:
@@ -216,17 +255,21 @@ def _slice_slots(layer: ConvLayer, tile: WgradTile) -> float:
     return products + 4 * rows * PAIR_SLOTS + columns * (2 * PARTS + 1) + ragged + loads + SLICE_SLOTS
 
 
-def _shared(layer: ConvLayer, tile: WgradTile, TP: int) -> int:
+def _shared(layer: ConvLayer, tile: WgradTile, area: Area) -> int:
     """Bytes: two patches, or the sums of some rows."""
-    words = 2 * PARTS * layer.C * _patch(layer, TP).plane
+    words = 2 * PARTS * layer.C * _patch(layer, area).plane
     return 4 * max(words, tile.WARPS_P * tile.BM // tile.WM * 16 * (tile.BN + 8))
 
 
-def _patch(layer: ConvLayer, TP: int) -> Patch:
-    (STRIDE_H, STRIDE_W), (DILATION_H, DILATION_W) = layer.stride, layer.dilation
-    rows = (TP - 1) * STRIDE_H + (layer.R - 1) * DILATION_H + 1
-    width = (_width(layer) - 2) * STRIDE_W + (layer.S - 1) * DILATION_W + 1
-    lane = STRIDE_W * (4 if _run(layer) == 4 else 2)  # words from what one lane reads to what its neighbour does
+def _met(layer: ConvLayer, area: Area) -> tuple[int, int]:
+    """Rows of a channel that a tile of pixels meets, and columns of which a pair begins."""
+    rows = (area.TP - 1) * layer.stride[0] + (layer.R - 1) * layer.dilation[0] + 1
+    return rows, (area.TQ - 2) * layer.stride[1] + (layer.S - 1) * layer.dilation[1] + 1
+
+
+def _patch(layer: ConvLayer, area: Area) -> Patch:
+    rows, width = _met(layer, area)
+    lane = layer.stride[1] * (4 if _run(layer) == 4 else 2)  # words from what one lane reads to what its neighbour does
     pitch, plane, conflicts = _places(rows, width, layer.C, (layer.R, layer.S), layer.dilation, lane)
     return Patch(rows, width, pitch, plane, conflicts)
 
