@@ -10,9 +10,12 @@ from layers import operands
 from simt.cases import DEVICE, check, named, run
 from simt.emulator import MISSING
 from simt.planted import Fault, caught
+from test_gate import disassembler, main_loop
 
 from autoconv.bench.gpu.cases import NominalGPU, planned
-from autoconv.cuda.direct.tensor_wgrad import TILES, DirectTensorWgrad, _area, _patch, _places
+from autoconv.cuda.codegen.compiler import CompileError, nvrtc
+from autoconv.cuda.common.algorithm import tile_of
+from autoconv.cuda.direct.tensor_wgrad import TILES, DirectTensorWgrad, _area, _patch, _places, slice_slots
 from autoconv.layer import ConvLayer
 from autoconv.tuning.reference import convolve
 
@@ -47,7 +50,7 @@ def test_a_planted_fault_is_caught(fault: str) -> None:
 
 @pytest.mark.parametrize("width", [19, 20, 24, 34, 35])
 def test_what_no_output_sees_spoils_no_sum(width: int) -> None:
-    """A NaN in every pixel of x, one after the other column, spoils those filter taps that meet it and no other."""
+    """A NaN in x spoils the taps that meet it and no others, also where it is the neighbour of what they meet."""
     layer = RAGGED.replace(W=width, H=11)
     a, b, *_ = operands(layer)
     for column in (0, width // 2, width - 2, width - 1):
@@ -114,6 +117,26 @@ def test_lanes_meet_few_of_each_others_banks() -> None:
     assert _places(37, 35, 3, (7, 7), (1, 1), 8)[2] < 1.1
     assert _places(39, 67, 3, (11, 11), (1, 1), 8)[2] < 1.1
     assert _patch(FIRST, _area({"TP": 8, "TQ": 112})).conflicts <= 2
+
+
+@pytest.mark.parametrize("taps", [3, 7, 11])
+def test_main_loops_are_what_the_model_says(taps: int) -> None:
+    """Of every candidate, and no value of them is kept in local memory; numbers come sixteen bytes at a time."""
+    try:
+        nvrtc()
+    except CompileError as error:
+        pytest.skip(f"NOT CHECKED: {error}; CI installs nvidia-cuda-nvrtc")
+    disassembler()
+    stride = {3: 1, 7: 2, 11: 4}[taps]
+    layer = FIRST.replace(R=taps, S=taps, stride=stride, padding=taps // 2, K=96 if taps == 11 else 64)
+    areas = {frozenset({**one.params, "SPLIT": 2}.items()): one.params for one in FAMILY.all(layer, DEVICE)}
+    for params in areas.values():
+        (unit,) = FAMILY.units(layer, params)
+        loop = main_loop(unit, 90)
+        rows, columns = tile_of(TILES, params, "BM", "BN", "WM").fragments
+        assert loop.count("HMMA") == 6 * rows * columns
+        assert not {"LDL", "STL"} & set(loop)
+        assert slice_slots(layer, params) == pytest.approx(len(loop), rel=0.08)
 
 
 def test_the_same_bits_in_however_many_blocks_at_once() -> None:

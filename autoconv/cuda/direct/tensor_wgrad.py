@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -92,12 +93,12 @@ class Patch(NamedTuple):
 
 
 class DirectTensorWgrad(SplitProduct):
-    """float32 in NCHW of at most four channels, by six products of three bfloat16 parts, as `gemm.tensor.bf16x6` has them.
+    """float32 in NCHW of at most four channels, by six products of three bfloat16 parts as of `gemm.tensor.bf16x6`.
 
-    The sum over all pixels of dy times what each tap sees of x, as Chetlur et al., "cuDNN: Efficient Primitives for Deep
-    Learning" (2014), compute it: an implicit product whose columns are taps of channels. Here they are few, so a
-    block holds all sums, or many, in registers, and reads dy from memory without a way through shared memory. `exact`
-    leaves it out, and so does AUTOCONV_SPLIT_PRODUCTS=0.
+    The sum over all pixels of dy times what each tap sees of x, an implicit product whose columns are taps of channels:
+    Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning" (2014), section 3. Here they are few, so a block
+    holds all sums, or many, in registers, and reads dy from memory without a way through shared memory. `exact` leaves
+    it out, and so does AUTOCONV_SPLIT_PRODUCTS=0.
     """
 
     name = "direct.tensor.bf16x6.wgrad"
@@ -111,15 +112,16 @@ class DirectTensorWgrad(SplitProduct):
     def candidates(self, layer: ConvLayer, device: CUDA) -> Iterable[Params]:
         limits = limits_of(int(device.facts["compute_capability"]))
         columns = _columns(layer)
-        for tile in TILES:
-            if not _suits(layer, tile):
-                continue
+        if layer.C > MOST_CHANNELS:  # to be refused, with a reason
+            yield {**_named(TILES[0]), **_least(TILES[0])._asdict(), "SPLIT": 1}
+            return
+        for tile in filter(functools.partial(_suits, layer), TILES):
             room = min(limits.shared // tile.blocks - limits.reserved, limits.shared_per_block)
             wanted = int(device.facts["multiprocessors"]) * tile.blocks
             blocks = ceil_div(layer.K, tile.BM) * ceil_div(columns, tile.BN)
             for area in _areas(layer, tile, room):
                 for split in splits(blocks, wanted, _tiles(layer, area), LEAST_TILES):
-                    yield {"BM": tile.BM, "BN": tile.BN, "WM": tile.WM, **area._asdict(), "SPLIT": split}
+                    yield {**_named(tile), **area._asdict(), "SPLIT": split}
 
     def unfit(self, layer: ConvLayer, params: Params) -> list[str]:
         reasons = super().unfit(layer, params)
@@ -129,7 +131,8 @@ class DirectTensorWgrad(SplitProduct):
             return reasons + missing
         tile, area = _tile(params), _area(params)
         if area not in _all_areas(tile):
-            reasons.append(f"TPxTQ: expected 1 to {MOST_SLICES} times {tile.WARPS_P} slices of {DEEP}, got {area.TP}x{area.TQ}")
+            expected = f"1 to {MOST_SLICES} times {tile.WARPS_P} slices of {DEEP}"
+            reasons.append(f"TPxTQ: expected {expected}, got {area.TP}x{area.TQ}")
         return reasons
 
     def refusals(self, layer: ConvLayer, device: CUDA, params: Params) -> list[str]:
@@ -158,16 +161,15 @@ class DirectTensorWgrad(SplitProduct):
     def demands(self, layer: ConvLayer, device: CUDA, params: Params) -> list[Demand]:
         tile, area, split, (unit,) = _tile(params), _area(params), int(params["SPLIT"]), self.units(layer, params)
         patch, sums = _patch(layer, area), tile.BM * tile.BN
-        # of a part: tiles, what there is of slices, to a warp, and words of patches, to the block
+        # of a part: tiles, their slices, to a warp, and words of patches, to the block
         tiles = ceil_div(_tiles(layer, area), split)
-        slices = layer.N * layer.P * ceil_div(layer.Q, DEEP) / split / tile.WARPS_P
+        slices = tiles * _slices(tile, area)
         words = tiles * layer.C * patch.rows * patch.width
-        filling = tiles * _slices(tile, area) * _words(layer, tile, area) * WORD_SLOTS
         rows, columns = tile.fragments
         reads = 2 * PARTS * columns  # of shared memory, to a slice
         product = demand(
             unit,
-            tile.warps * (slices * _slice_slots(layer, tile) + filling + 8 * rows * columns),
+            tile.warps * (slices * slice_slots(layer, params) + 8 * rows * columns),
             products=float(PRODUCTS * slices * tile.WARPS_P * DEEP * sums),
             pipe="mma",
             shared=tile.warps * slices * reads * patch.conflicts * SHARED_BYTES + 4.0 * PARTS * words,
@@ -186,12 +188,16 @@ def _suits(layer: ConvLayer, tile: WgradTile) -> bool:
     """Whether few products would be of nothing, and few blocks split the same numbers."""
     blocks, rows = ceil_div(_columns(layer), tile.BN), ceil_div(layer.K, tile.BM) * tile.BM
     least = min(ceil_div(layer.K, other.BM) * other.BM for other in TILES if other.BN == tile.BN)
-    wide = max(other.BN for other in TILES)
-    return tile.BN <= max(32, 2 * _columns(layer)) and (blocks <= 2 or tile.BN == wide) and rows <= 1.4 * least
+    widest = not any(other.BN > tile.BN for other in TILES)
+    return max(32, 2 * _columns(layer)) >= tile.BN and (blocks <= 2 or widest) and rows <= 1.4 * least
 
 
 def _columns(layer: ConvLayer) -> int:
     return layer.C * layer.R * layer.S
+
+
+def _named(tile: WgradTile) -> dict[str, int]:
+    return {"BM": tile.BM, "BN": tile.BN, "WM": tile.WM}
 
 
 def _area(params: Params) -> Area:
@@ -208,8 +214,16 @@ def _all_areas(tile: WgradTile) -> list[Area]:
     ]
 
 
+def _least(tile: WgradTile) -> Area:
+    """That of the fewest rows, and then columns."""
+    return min(_all_areas(tile))
+
+
 def _areas(layer: ConvLayer, tile: WgradTile, room: int) -> list[Area]:
-    """Of narrow ones, and of wide ones, that for which the fewest words are filled in; if they fit so many bytes."""
+    """Of narrow ones, and of wide ones, that for which the fewest words are filled in and which fits so many bytes.
+
+    The least of all where none does.
+    """
     across = ceil_div(layer.Q, DEEP)
     wide = ceil_div(across, ceil_div(across, WIDE // DEEP)) * DEEP  # as wide as possible, and all about as wide
 
@@ -217,10 +231,12 @@ def _areas(layer: ConvLayer, tile: WgradTile, room: int) -> list[Area]:
         return _tiles(layer, area) * _slices(tile, area) * _words(layer, tile, area)
 
     narrow = {DEEP} if across == 1 else {NARROW} if layer.stride[1] == 1 else {DEEP, NARROW}
-    found = []
+    found: list[Area] = []
     for widths in (narrow, {wide} - {DEEP, NARROW}):
-        fitting = [one for one in _all_areas(tile) if one.TQ in widths and _shared(layer, tile, one) <= room]
-        found += [min(fitting, key=work)] if fitting else []
+        least_first = sorted((one for one in _all_areas(tile) if one.TQ in widths), key=work)
+        found += itertools.islice((one for one in least_first if _shared(layer, tile, one) <= room), 1)
+    if not found:
+        return [_least(tile)]
     return found if len(found) < 2 or work(found[1]) < 1.5 * work(found[0]) else found[:1]
 
 
@@ -246,13 +262,16 @@ def _run(layer: ConvLayer) -> int:
     return 4 if layer.Q % 4 == 0 and layer.stride[1] % 4 else 2 if layer.Q % 2 == 0 else 1
 
 
-def _slice_slots(layer: ConvLayer, tile: WgradTile) -> float:
-    """Instructions of a warp to a slice, but for the patch."""
+def slice_slots(layer: ConvLayer, params: Params) -> float:
+    """Instructions of a warp to a slice, with what it fills in of the next patch, as its machine code has them."""
+    tile = _tile(params)
     rows, columns = tile.fragments
     ragged = 2 * PARTS * columns if layer.Q % DEEP else 0  # pixels beyond the image left out
     loads = rows * 8 / _run(layer) * (3 if layer.Q % DEEP else 1)
     products = PRODUCTS * rows * columns + 4 * rows * columns  # and the additions of their sums
-    return products + 4 * rows * PAIR_SLOTS + columns * (2 * PARTS + 1) + ragged + loads + SLICE_SLOTS
+    reads = columns * (2 * PARTS + 1)
+    words = _words(layer, tile, _area(params)) * WORD_SLOTS
+    return products + 4 * rows * PAIR_SLOTS + reads + ragged + loads + words + SLICE_SLOTS
 
 
 def _shared(layer: ConvLayer, tile: WgradTile, area: Area) -> int:
