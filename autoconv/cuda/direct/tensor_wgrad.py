@@ -15,7 +15,7 @@ from autoconv.cuda.codegen.occupancy import WARP, limits_of
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import ceil_div, no_tile, tile_of
 from autoconv.cuda.common.model import MEMORY_CLOCKS, SHARED_BYTES, Demand, beyond_cache, demand
-from autoconv.cuda.common.split import Parts, SplitProduct, split_constants, splits
+from autoconv.cuda.common.split import MOST_PARTS, Parts, SplitProduct, split_constants, splits
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ DEEP = 16  # pixels of a slice, the depth of a matrix instruction
 PARTS, PRODUCTS = 3, 6
 MOST_SLICES = 8  # of a tile, to a warp: more would bring little, as the border of the patch is small by then
 NARROW, WIDE = 32, 128  # pixels of a tile's row, at most: with many, what is read of dy lies together
-LEAST_TILES = 2  # to a part
+LEAST_TILES = 1  # to a part
 BANKS = 32
 # Instructions of a warp, as its machine code has them: to two numbers that are split, to a word of the patch on its way
 # (borders, place, both numbers, parts), to a slice.
@@ -119,7 +119,7 @@ class DirectTensorWgrad(SplitProduct):
             room = min(limits.shared // tile.blocks - limits.reserved, limits.shared_per_block)
             wanted = int(device.facts["multiprocessors"]) * tile.blocks
             blocks = ceil_div(layer.K, tile.BM) * ceil_div(columns, tile.BN)
-            for area in _areas(layer, tile, room):
+            for area in _areas(layer, tile, room, min(MOST_PARTS, wanted // blocks)):
                 for split in splits(blocks, wanted, _tiles(layer, area), LEAST_TILES):
                     yield {**_named(tile), **area._asdict(), "SPLIT": split}
 
@@ -219,25 +219,26 @@ def _least(tile: WgradTile) -> Area:
     return min(_all_areas(tile))
 
 
-def _areas(layer: ConvLayer, tile: WgradTile, room: int) -> list[Area]:
+def _areas(layer: ConvLayer, tile: WgradTile, room: int, wanted: int) -> list[Area]:
     """Of narrow ones, and of wide ones, that for which the fewest words are filled in and which fits so many bytes.
 
-    The least of all where none does.
+    Where that leaves fewer than the wanted parts, one more, of which there are as many; the least, where none fits.
     """
     across = ceil_div(layer.Q, DEEP)
     wide = ceil_div(across, ceil_div(across, WIDE // DEEP)) * DEEP  # as wide as possible, and all about as wide
+    narrow = {DEEP} if across == 1 else {NARROW} if layer.stride[1] == 1 else {DEEP, NARROW}
 
     def work(area: Area) -> float:
         return _tiles(layer, area) * _slices(tile, area) * _words(layer, tile, area)
 
-    narrow = {DEEP} if across == 1 else {NARROW} if layer.stride[1] == 1 else {DEEP, NARROW}
-    found: list[Area] = []
-    for widths in (narrow, {wide} - {DEEP, NARROW}):
-        least_first = sorted((one for one in _all_areas(tile) if one.TQ in widths), key=work)
-        found += itertools.islice((one for one in least_first if _shared(layer, tile, one) <= room), 1)
-    if not found:
-        return [_least(tile)]
-    return found if len(found) < 2 or work(found[1]) < 1.5 * work(found[0]) else found[:1]
+    def best(widths: set[int], least: int) -> list[Area]:
+        able = (one for one in _all_areas(tile) if one.TQ in widths and _tiles(layer, one) >= least)
+        return [*itertools.islice((one for one in sorted(able, key=work) if _shared(layer, tile, one) <= room), 1)]
+
+    found = best(narrow, 1) or [_least(tile)]
+    found += [one for one in best({wide} - {DEEP, NARROW}, 1) if work(one) < 1.5 * work(found[0])]
+    few = all(_tiles(layer, one) < wanted for one in found)
+    return found + [one for one in best({DEEP, NARROW}, wanted) if few]
 
 
 def _tiles(layer: ConvLayer, area: Area) -> int:
