@@ -15,7 +15,7 @@ from test_gate import disassembler, main_loop
 from autoconv.bench.gpu.cases import NominalGPU, planned
 from autoconv.cuda.codegen.compiler import CompileError, nvrtc
 from autoconv.cuda.common.algorithm import tile_of
-from autoconv.cuda.direct.tensor_wgrad import TILES, DirectTensorWgrad, _area, _patch, _places, slice_slots
+from autoconv.cuda.stem.tensor_wgrad import TILES, DirectTensorWgrad, _area, _patch, _places, slice_slots
 from autoconv.layer import ConvLayer
 from autoconv.tuning.reference import convolve
 

@@ -12,11 +12,11 @@ from autoconv.algorithm import Algorithm, Params
 from autoconv.bench.gpu.edges import EDGES, EPILOGUES, edge
 from autoconv.cuda.common.algorithm import CudaAlgorithm
 from autoconv.cuda.device import CUDA
-from autoconv.cuda.direct.tensor_wgrad import TILES as WGRAD_TILES
 from autoconv.cuda.gemm.tensor import TILES as TENSOR_TILES
 from autoconv.cuda.gemm.tensor import TensorTile
 from autoconv.cuda.hopper.hopper import TILES, HopperTile
 from autoconv.cuda.hopper.split import TILES as PARTS_TILES
+from autoconv.cuda.stem.tensor_wgrad import TILES as WGRAD_TILES
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
 SCHEDULES = 16  # of the emulator

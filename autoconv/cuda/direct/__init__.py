@@ -5,12 +5,10 @@ from typing import Any
 from autoconv.algorithm import Algorithm
 from autoconv.cuda.direct.chwn import DirectCHWN
 from autoconv.cuda.direct.direct import Direct
-from autoconv.cuda.direct.tensor_wgrad import DirectTensorWgrad
 from autoconv.cuda.direct.tiled import DirectTiled
 
 ALGORITHMS: tuple[Algorithm[Any], ...] = (
     Direct(),
     DirectTiled(),
     DirectCHWN(),
-    DirectTensorWgrad(),
 )

@@ -102,7 +102,7 @@ class DirectTensorWgrad(SplitProduct):
     """
 
     name = "direct.tensor.bf16x6.wgrad"
-    files = ("direct/tensor_wgrad.cu",)
+    files = ("stem/tensor_wgrad.cu",)
     directions = ("wgrad",)
     dtypes = ("float32",)
     layouts = ("NCHW",)
