@@ -1,9 +1,9 @@
 // The gradient of the filters of layers with few input channels, NCHW, on tensor cores:
 //   dw[k, (c,r,s)] = sum over (n,p,q)  of  dy[(n,p,q), k]  x[(n,p,q), (c,r,s)]
-// There are so few columns (c,r,s) that dy is most of what is read. It goes from global memory straight to the registers
-// of who multiplies it. A tile of TP x TQ output pixels meets a patch of x, which lies in shared memory with zeros for the
-// border, and as pairs of what two neighbouring outputs see through the same tap: one word is half a fragment, wherever
-// the tap puts it.
+// There are so few columns (c,r,s) that dy is most of what is read. It goes from global memory straight to the
+// registers of who multiplies it. A tile of TP x TQ output pixels meets a patch of x, which lies in shared memory with
+// zeros for the border, and as pairs of what two neighbouring outputs see through the same tap: one word is half a
+// fragment, wherever the tap puts it.
 //
 // A float32 is the sum of three bfloat16 numbers, and a product of two the sum of six. Tensor cores cut off what they
 // add, always towards zero, so a long sum in them would drift: they sum 16 pixels alone, the small products first, and
@@ -298,7 +298,7 @@ tensor_wgrad(const T* x, const T* dy, T* dw, const T* bias, const T* residual, A
     const Where my(thread, block);
     Acc total[COUNT];
     add_warps(total, sum, shared.sums, my, thread);
-    const Team<COUNT, THREADS> team = {thread, 0, parts + Offset(block) * (SPLIT * COUNT * THREADS),
+    const Team<COUNT, THREADS> team = {thread, 0, parts + static_cast<long long>(block) * (SPLIT * COUNT * THREADS),
                                        tickets + block * TICKETS};
     if (!team.complete(total, block_z_again())) return;
 #pragma unroll
