@@ -1,3 +1,3 @@
 """Convolution on NVIDIA GPUs: the table of contents of its families."""
 
-FAMILIES = ("direct", "gemm", "hopper", "depthwise", "winograd", "fft", "libraries")
+FAMILIES = ("direct", "stem", "gemm", "hopper", "depthwise", "winograd", "fft", "libraries")

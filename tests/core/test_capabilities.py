@@ -30,7 +30,7 @@ FAMILIES = [  # those of integers have tests of their own
     for a in registry.algorithms(device)
     if a.vendor is None and set(a.dtypes) & set(DTYPES)
 ]
-CHANNELS = {"dense": (16, 18, 32), "grouped": (16, 256), "depthwise": (16,)}
+CHANNELS = {"dense": (16, 18, 32, 4), "grouped": (16, 256), "depthwise": (16,)}
 DILATIONS = (1, 2)
 FILTERS = (3, 1, 5, 11)  # each family has filters it is for; one that it takes is enough
 STRIDES = (1, 2)

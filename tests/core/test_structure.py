@@ -58,7 +58,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"cgroup"},
     ),
     "autoconv.cuda": (
-        {"direct", "winograd", "fft", "depthwise", "operators"},
+        {"direct", "stem", "winograd", "fft", "depthwise", "operators"},
         {"gemm"},
         {"hopper"},
         {"device"},

@@ -91,7 +91,8 @@ def configurations(algorithm: Algorithm) -> list[tuple[ConvLayer, Candidate]]:
 
 def tile(candidate: Candidate) -> Candidate:
     """A candidate without what its kernels' registers and shared memory do not depend on."""
-    without = {"SPLIT", "IMAGES"} | ({"BK"} if candidate.algorithm == "direct.tiled" else set())
+    areas = {"direct.tiled": {"BK"}, "direct.tensor.bf16x6.wgrad": {"TP", "TQ"}}  # of shared memory there is a limit
+    without = {"SPLIT", "IMAGES"} | areas.get(candidate.algorithm, set())
     kept = tuple((name, value) for name, value in candidate.items if name not in without)
     return Candidate(candidate.algorithm, kept)
 

@@ -101,6 +101,7 @@ def test_a_nan_reaches_what_it_should(algorithm: Algorithm) -> None:
     layers = [*variants("plain", activation="relu"), edge("depthwise", activation="relu")]
     layers += [edge("depthwise", direction="wgrad"), edge("plain", dtype="float16", activation="relu")]
     layers += [edge("plain", direction="wgrad"), edge("pointwise", activation="relu"), POINTWISE]
+    layers += [edge("valid", direction="wgrad")]
     layer = next(layer for layer in layers if runnable(algorithm, layer))
     a, b, *_ = operands(layer)
     a[0, 1, 3, 4] = np.nan

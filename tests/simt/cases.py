@@ -184,5 +184,5 @@ def kinds(algorithm: Algorithm) -> list[tuple[ConvLayer, Params]]:
             if params := runnable(algorithm, layer):
                 found.append((layer, params[-1]))
                 break
-    others = edge("depthwise"), edge("pointwise"), POINTWISE
+    others = edge("depthwise"), edge("pointwise"), POINTWISE, edge("valid", direction="wgrad")
     return found or [(layer, params[-1]) for layer in others if (params := runnable(algorithm, layer))]

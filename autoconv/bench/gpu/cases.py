@@ -16,6 +16,7 @@ from autoconv.cuda.gemm.tensor import TILES as TENSOR_TILES
 from autoconv.cuda.gemm.tensor import TensorTile
 from autoconv.cuda.hopper.hopper import TILES, HopperTile
 from autoconv.cuda.hopper.split import TILES as PARTS_TILES
+from autoconv.cuda.stem.tensor_wgrad import TILES as WGRAD_TILES
 from autoconv.layer import DIRECTIONS, DTYPES, LAYOUTS, ConvLayer
 
 SCHEDULES = 16  # of the emulator
@@ -81,6 +82,13 @@ def _tiled(tile: int, direction: str, layout: str, dtype: str, **fields: Any) ->
 def _blocks(params: dict[str, Any], **fields: Any) -> Planned:
     """Several blocks, full in no direction, where one block holds any edge."""
     return {"N": 14, "C": 3, "H": 5, "W": 8, "K": 40, "R": 3, "S": 3, "padding": 1} | fields, params
+
+
+def _few_channels(tile: int, TP: int, TQ: int, SPLIT: int, **fields: Any) -> Planned:
+    """The gradient of the filters of a first layer: several tiles of pixels."""
+    problem = {"N": 2, "C": 3, "H": 21, "W": 20, "K": 37, "R": 3, "S": 3, "padding": 1, "direction": "wgrad"}
+    one = WGRAD_TILES[tile]
+    return problem | fields, {"BM": one.BM, "BN": one.BN, "WM": one.WM, "TP": TP, "TQ": TQ, "SPLIT": SPLIT}
 
 
 def _tile(BM: int, TQ: int, TK: int, BK: int, **more: str) -> dict[str, Any]:
@@ -196,6 +204,18 @@ PLANNED: dict[str, tuple[Planned, ...]] = {
     "direct.chwn": (
         _blocks({"BM": 128, "BN": 128, "BK": 8}, N=133, H=4, W=3, K=5, **FULL_EPILOGUE),
         _blocks({"BM": 32, "BN": 32, "BK": 16}, N=37, C=20, H=7, W=6, K=6, stride=2, layout="NHWC", direction="dgrad"),
+    ),
+    "direct.tensor.bf16x6.wgrad": (  # every tile; rows of pixels in runs of four, two and one, and in part of a slice
+        _few_channels(0, 8, 32, 2, K=70),
+        _few_channels(0, 16, 16, 11, N=11, C=1, W=32),
+        _few_channels(1, 4, 32, 4, N=1, C=1, W=16, H=17, K=64),  # five tiles in four parts, the last of none
+        _few_channels(2, 8, 48, 3, C=4, W=41, padding=2, dilation=(2, 1)),
+        _few_channels(3, 4, 32, 2, W=46, R=5, S=5, padding=(2, 1)),
+        _few_channels(3, 4, 16, 1, R=5, S=5, stride=(1, 2), dilation=(1, 3), padding=((3, 0), (4, 5))),
+        _few_channels(4, 4, 16, 3, W=24, R=7, S=7, stride=2, padding=3, K=64),
+        _few_channels(5, 2, 32, 1, H=23, W=35, R=7, S=7, stride=(2, 1), padding=3),
+        _few_channels(6, 1, 16, 2, N=1, H=35, W=47, R=11, S=11, stride=4, padding=2),  # words of a patch in rounds
+        _few_channels(7, 2, 16, 3, C=2, H=35, W=47, K=100, R=11, S=11, stride=4),
     ),
     "depthwise": tuple(  # a window of inputs too wide for registers
         ({"N": 2, "C": 3, "H": 4, "W": 75, "K": 6, "R": 2, "S": 23, "groups": 3, "dilation": (1, 3), "layout": layout,
