@@ -19,8 +19,8 @@ from autoconv.cuda.codegen.source import TYPES, Unit
 from autoconv.cuda.codegen.tensor_map import TEXTURE_ALIGNMENT, TensorMapError, Texture, passing
 from autoconv.cuda.direct.chwn import DirectCHWN, _meetings
 from autoconv.cuda.direct.direct import Direct
-from autoconv.cuda.stem.tensor import DirectTensor
 from autoconv.cuda.direct.tiled import SHARED, TILES, DirectTiled, _footprint
+from autoconv.cuda.stem.tensor import DirectTensor
 from autoconv.layer import DTYPES, LAYOUTS, ConvLayer
 from autoconv.tuning.reference import convolve, error, magnitude
 
