@@ -114,6 +114,7 @@ THINNED = {
     "cuda/test_mutants.py": 3,
     "cuda/test_planted.py": 9,
     "cuda/test_split_k.py": 6,
+    "cuda/test_tensor_wgrad.py": 6,
     "cuda/test_winograd_tensor.py": 6,
     "cuda/test_winograd_tensor.py::test_every_schedule_is_right": 16,
     "cuda/test_winograd_tensor.py::test_its_error_is_that_of_the_transforms": 5,
