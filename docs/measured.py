@@ -15,7 +15,7 @@ DOCS = Path(__file__).parent
 PAGE, RESULTS = DOCS / "pages" / "measured.md", DOCS / "results" / "h100"
 INTRODUCTION = """# Measured on a GPU
 
-What runs of fifteen minutes in all on one GPU found, in the terms of [the command](gpu.md#measure-on-a-gpu): all
+What runs of half an hour in all on one GPU found, in the terms of [the command](gpu.md#measure-on-a-gpu): all
 layers of AlexNet, VGG-16, ResNet-50 and GoogLeNet forward in float32, and of every other target as many as there was
 time for, chosen evenly from the longest to the shortest (the command itself begins with the longest). The other side
 is cuDNN as PyTorch autotunes it (`cudnn.benchmark`), in both of its memory formats; but above 60 GFLOP to a layer of
