@@ -150,7 +150,7 @@ class Plan:
         packed = self.kernel.packed_bytes if self.limits.weights == "varying" else 0
         return self.kernel.workspace_bytes + packed
 
-    @property
+    @functools.cached_property
     def timings(self) -> dict[str, float]:
         """Seconds of every timed candidate, packing included where weights vary, by its name, the fastest first."""
         timed = {name: self.limits.cost(facts) for name, facts in self.facts.items() if facts.failure is None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -42,6 +43,7 @@ class Candidate:
         return f"{self.algorithm}[{','.join(f'{name}={value}' for name, value in self.items)}]"
 
     @classmethod
+    @functools.lru_cache(4096)  # a network asks for the same ones again and again
     def parse(cls, text: str) -> Candidate:
         """The candidate a text names.
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from autoconv.common.epilogue.expressions import constant_of
@@ -96,23 +99,28 @@ def _absorb(graph: Graph, maker: Node, node: Node, function: str, values: np.nda
         named = graph.add_constant(f"{node.name}.bias", (bias + values).astype(dtype))
         graph.change(node.name, replace(operator, bias=True), x, w, named)
     elif w in graph.constants and (not isinstance(operator, MatMul) or operator.transposed):
-        filters = _rounded(_scaled(operator, graph.constants[w].astype(np.float64), values), dtype)
+        filters = _scaled(operator, graph.constants[w], values, DTYPES[dtype])
         if filters is not None:
             rest = [graph.add_constant(f"{node.name}.bias", (bias * values).astype(dtype))] if operator.bias else []
             graph.change(node.name, operator, x, graph.add_constant(w, filters), *rest)
 
 
-def _rounded(filters: np.ndarray, dtype: str) -> np.ndarray | None:
-    """Filters in a type; None where it does not hold them: those of float16 are soon too small, or infinite."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        found = filters.astype(DTYPES[dtype])
-        error = np.abs(found.astype(np.float64) - filters).max(initial=0)
-    return found if error <= ROUNDING["bfloat16"] * np.abs(filters).max(initial=0) else None
+def _scaled(operator: Product, filters: np.ndarray, values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
+    """Filters with those of every channel of the output times its value, in float64 and then rounded.
 
-
-def _scaled(operator: Product, filters: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Filters with those of every channel of the output times its value."""
-    if not isinstance(operator, ConvTranspose):
-        return np.asarray(filters * values.reshape(-1, *[1] * (filters.ndim - 1)))
-    parts = filters.reshape(operator.groups, -1, *filters.shape[1:])
-    return np.asarray(parts * values.reshape(operator.groups, 1, -1, 1, 1)).reshape(filters.shape)
+    None where the type does not hold them: those of float16 are soon too small, or infinite.
+    """
+    parts, factors = filters, values.reshape(-1, *[1] * (filters.ndim - 1))
+    if isinstance(operator, ConvTranspose):
+        parts = filters.reshape(operator.groups, -1, *filters.shape[1:])
+        factors = values.reshape(operator.groups, 1, -1, 1, 1)
+    found = np.empty(parts.shape, dtype)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        np.multiply(parts, factors, out=found, dtype=np.float64, casting="unsafe")  # no array of float64 is made
+        largest = float(np.abs(found).max(initial=0))
+        if not ml_dtypes.finfo(dtype).tiny <= largest < math.inf:  # else all err by half a unit of the largest at most
+            exact = parts.astype(np.float64) * factors
+            error = np.abs(found.astype(np.float64) - exact).max(initial=0)
+            if not error <= ROUNDING["bfloat16"] * np.abs(exact).max(initial=0):
+                return None
+    return found.reshape(filters.shape)
