@@ -27,7 +27,7 @@ PLANTED = {
         "Stage& stage = ring.stage[turn.stage];",
         "Stage& stage = ring.stage[turn.stage]; if (lane == 0) arrive(ring.empty[turn.stage]);",
     ),
-    "the filters' depth in the order of memory": ("held(place % STEP)", "place % STEP"),
+    "the filters' depth in the order of memory": ("held(place % STEP + i)", "place % STEP + i"),
     "the sums before count": ("multiply_held<B_ACROSS, true>", "multiply_held<B_ACROSS, false>"),
     "the second step reads the first one's columns": ("further(depth * (B_ACROSS", "further(0 * (B_ACROSS"),
     "parts one after the other too soon": ("PARTS * PART) + line", "PART) + line"),
