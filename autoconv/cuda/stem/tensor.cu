@@ -67,7 +67,7 @@ DEVICE constexpr int spot_of(int pixel) {
     return pixel / BQ * static_cast<int>(STRIDE_H) * SPAN_W + pixel % BQ * static_cast<int>(STRIDE_W);
 }
 
-// Sixteen filters times all pixels, of one part each. What `sum` holds of them, `each_run` says.
+// Sixteen filters times all pixels, of one part each. Where their sums then are, `write_tile` knows.
 DEVICE void multiply_pair(float (&sum)[PIXELS][4], const Fragment& filters, const Quad (&pixels)[PIXELS]) {
 #pragma unroll
     for (int m = 0; m < PIXELS; m++) {
