@@ -157,8 +157,8 @@ def seconds(device: CUDA, demands: list[Demand]) -> float:
     Blocks come in rounds that fill the GPU, and a last one that may not: there a multiprocessor has fewer blocks, down
     to one, which has its units for itself but waits for its own memory. Memory is busy meanwhile, but who waits for it
     does not always meet another one that computes: of what either would take alone, the root of the sum of squares lies
-    between the larger one and the sum. It errs by 14 % (median) of what 874 candidates took on an H100, for which it was
-    chosen; the larger one alone by 21 %.
+    between the larger one and the sum. It was chosen on what 874 candidates took on an H100, and errs by 14 % there
+    (median); the larger one alone by 21 %.
     """
     facts = device.facts
     capability, multiprocessors = int(facts["compute_capability"]), int(facts["multiprocessors"])
