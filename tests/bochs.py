@@ -50,9 +50,10 @@ class Processor:
         self._return_to, self._stack_end = _address(self._halt), _address(self._stack) + stack_bytes
         self._session, self._hook = bochscpu.Session(), bochscpu.Hook()
         self._session.missing_page_handler = self._lend
-        self._hook.hlt = lambda session, _: session.stop()
+        self._hook.hlt = self._return
         self._hook.exception = self._stop
         self._fault: tuple[Any, ...] | None = None
+        self._returned = False
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -74,16 +75,20 @@ class Processor:
             state.ds = state.es = state.ss = state.fs = state.gs = _segment(16, 0xC93)
             words = [n % (1 << 64) for n in (self._return_to, *arguments[len(ARGUMENTS) :])]
             state.rsp = (self._stack_end - 8 * len(words)) // 16 * 16 - 8
+            # What is below is nobody's: NaN, so that a kernel which reads what it has not written is seen.
+            ctypes.memset(_address(self._stack), 0xFF, state.rsp - _address(self._stack))
             (ctypes.c_uint64 * len(words)).from_address(state.rsp)[:] = words
             state.rip = function
             for register, value in zip(ARGUMENTS, arguments, strict=False):
                 setattr(state, register, value % (1 << 64))
             self._session.cpu.state = state
-            self._fault = None
+            self._fault, self._returned = None, False
             self._session.run([self._hook])
             if self._fault is not None:
                 vector, code, at, address = self._fault
                 raise RuntimeError(f"exception {vector}, code {code}, at {at - function:+#x}, address {address:#x}")
+            if not self._returned:
+                raise RuntimeError(f"stopped before it returned, at {self._session.cpu.rip - function:+#x}")
 
     def _table(self) -> int:
         """A page of a page table, empty; where it lies in the emulated memory."""
@@ -108,6 +113,10 @@ class Processor:
     def _lend(self, at: int) -> None:
         place, offset = divmod(at & -PAGE, GIBIBYTE)
         guest.page_insert(at & -PAGE, self._gigabytes[place] * GIBIBYTE + offset)
+
+    def _return(self, session: Any, _: int) -> None:
+        self._returned = True
+        session.stop()
 
     def _stop(self, session: Any, _: int, vector: Any, code: Any) -> None:
         self._fault = vector, code, session.cpu.rip, session.cpu.cr2

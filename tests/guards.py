@@ -101,8 +101,19 @@ def check_guarded(
             got = run_guarded(algorithm, layer, device, candidate, arrays, side)
             error = reference.error(got, want, magnitude)
             bound = allowed(algorithm, layer, candidate.params, want, magnitude)
-            assert error <= bound, f"{candidate} on {layer}, {device.name}: error {error:.2e}, allowed {bound:.2e}"
+            assert error <= bound, (
+                f"{candidate} on {layer}, {device.name}, guards {side}: error {error:.2e}, allowed {bound:.2e}, "
+                f"{_worst(got, want)}"
+            )
     return len(chosen)
+
+
+def _worst(got: Any, want: Any) -> str:
+    """Where an output is furthest from what it should be, and how many of its numbers are none."""
+    off = np.abs(got.astype(np.float64) - want)
+    at = np.unravel_index(int(np.argmax(off)), off.shape)
+    lost = int(np.count_nonzero(~np.isfinite(off)))
+    return f"most at {tuple(map(int, at))}: {got[at]} and not {want[at]}; {lost} of {off.size} are not finite"
 
 
 def check_candidate(
