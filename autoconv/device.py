@@ -89,6 +89,11 @@ class Device(ABC):
         """What is known of the hardware, for `info` and for estimates."""
 
     @property
+    def estimated_from(self) -> str:
+        """What estimates know of the hardware, as text: another one, other estimates."""
+        return repr(sorted(self.facts.items()))
+
+    @property
     @abstractmethod
     def versions(self) -> dict[str, str]:
         """The software that times depend on; a record from other versions is checked again."""

@@ -59,7 +59,7 @@ class Plan:
         *,
         facts: Mapping[Candidate, Facts],
         candidate_set: Callable[[], CandidateSet],
-        ranking: Sequence[Candidate],
+        ranking: Callable[[], Sequence[Candidate]],
         limits: Limits,
         restore: Callable[..., Plan],
         timed: int = 0,
@@ -116,7 +116,7 @@ class Plan:
     @functools.cached_property
     def ranking(self) -> list[str]:
         """The names of the candidates that satisfy the limits, best first."""
-        return [str(candidate) for candidate in self._ranking]
+        return [str(candidate) for candidate in self._ranking()]
 
     @functools.cached_property
     def reasons(self) -> dict[str, list[str]]:
@@ -374,7 +374,7 @@ class Plan:
             f"  {self.candidate}, from {self.source}"
             + (f" ({count(self.timed, 'candidate')} timed)" if self.timed else " (nothing timed)"),
         ]
-        rank = {candidate: place for place, candidate in enumerate(self._ranking)}
+        rank = {candidate: place for place, candidate in enumerate(self._ranking())}
         timed = {candidate: facts for candidate, facts in self._facts.items() if facts.failure is None}
         out = {str(candidate): str(facts.failure) for candidate, facts in self._facts.items() if candidate not in timed}
         out |= {str(candidate): "; ".join(why) for candidate, why in self._reasons.items() if candidate not in timed}

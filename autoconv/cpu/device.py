@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import itertools
 import math
 import os
-import platform
 import re
 import threading
 import time
@@ -20,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autoconv.algorithm import Algorithm, Array, Params
+from autoconv.common import code_hash
 from autoconv.common.text import count
-from autoconv.cpu import allocator, permission
+from autoconv.cpu import allocator, hardware, permission
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.machine.recorded import machine_in_force, survey
 from autoconv.cpu.threads import MOST_THREADS, count_threads
@@ -46,42 +45,6 @@ FEATURES = {  # beside vectors, what kernels may use: LLVM's names, and those in
 AMX_FEATURES = ("avx512bf16", "avx512vnni", "amx-tile", "amx-bf16", "amx-int8")  # those of any processor that has tiles
 
 _memory = functools.cache(allocator.physical_memory)  # to ask the system takes a millisecond
-
-
-@functools.cache
-def _cpuinfo() -> dict[str, str]:
-    """The first processor's lines of /proc/cpuinfo, or what Python knows elsewhere."""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
-            first = list(itertools.takewhile(str.strip, file))  # the system would have to ask every other one
-    except OSError:
-        return {"vendor_id": platform.machine(), "model name": platform.processor() or platform.machine()}
-    pairs = (line.partition(":") for line in first)
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-@functools.cache
-def _cache_sizes() -> tuple[int, int, int]:
-    """Bytes of the data caches of levels 1 to 3 as one processor sees them; guesses where unknown."""
-    sizes = {1: 32 << 10, 2: 1 << 20, 3: 8 << 20}
-    for index in range(8):
-        folder = f"/sys/devices/system/cpu/cpu0/cache/index{index}"
-        try:
-            kind, level, size = (_line(f"{folder}/{name}") for name in ("type", "level", "size"))
-        except OSError:
-            continue
-        if kind != "Instruction" and size.endswith("K"):
-            sizes[int(level)] = int(size[:-1]) << 10
-    return sizes[1], sizes[2], sizes[3]
-
-
-def _line(path: str) -> str:
-    """The only line of one of the system's files."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return os.read(descriptor, allocator.PAGE).decode().strip()
-    finally:
-        os.close(descriptor)
 
 
 def _host_features() -> dict[str, bool]:
@@ -245,8 +208,8 @@ class CPU(Device):
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
         """Identity and sizes of the processor."""
-        info = _cpuinfo()
-        l1, l2, l3 = _cache_sizes()
+        info = hardware.cpuinfo()
+        l1, l2, l3 = hardware.cache_sizes()
         return {
             "name": info.get("model name", "unknown"),
             "vendor": info.get("vendor_id", "unknown"),
@@ -266,6 +229,11 @@ class CPU(Device):
         if self.model is not None:
             return Machine.parse(self.model)
         return machine_in_force(self.key, self.instruction_set, self.threads, self.matrix_unit)
+
+    @property
+    def estimated_from(self) -> str:
+        """The measured machine, and the version of the code that reads it."""
+        return f"{code_hash.version(Machine.__module__)} {self.machine.text}"
 
     def survey(self) -> None:
         """Measure all of the machine, unless that is on record."""

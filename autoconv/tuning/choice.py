@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from autoconv import registry
 from autoconv.algorithm import Candidate
+from autoconv.common import code_hash, split_products
 from autoconv.errors import PlanError, RecordError
 from autoconv.plans import Source
+from autoconv.records.kept import Kept
 from autoconv.records.limits import ranking
 from autoconv.records.schema import Facts
-from autoconv.tuning.candidates import expected
-from autoconv.tuning.lookup import Known, Request, credible, look_up
+from autoconv.tuning.candidates import CandidateSet, expected
+from autoconv.tuning.lookup import Known, Request, credible, look_up, sizes
 from autoconv.tuning.racing import again, complete
 from autoconv.tuning.staleness import former_winner, resized, suffices
 
@@ -23,12 +25,12 @@ TIMING = ("profile", "hybrid")
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A candidate, what is known of all, and the order of those that satisfy the limits."""
+    """A candidate, what is known of all, and what gives the order of those that satisfy the limits."""
 
     candidate: Candidate
     source: Source
     facts: dict[Candidate, Facts]
-    ranking: list[Candidate]
+    ranking: Callable[[], Sequence[Candidate]]
     timed: int = 0
 
 
@@ -71,7 +73,7 @@ def choose(request: Request, mode: object, once_more: bool = False) -> Choice:
         facts = known.facts
     facts, ranked = _ranked(request, facts)
     if ranked:
-        return Choice(ranked[0], "profile" if known.timed else "cache", facts, ranked, known.timed)
+        return Choice(ranked[0], "profile" if known.timed else "cache", facts, lambda: ranked, known.timed)
     if mode == "cached":
         _refuse_miss(request, known)
     return _expected(request, facts, known.timed)
@@ -87,17 +89,47 @@ def _ranked(request: Request, facts: dict[Candidate, Facts]) -> tuple[dict[Candi
 
 
 def _expected(request: Request, facts: dict[Candidate, Facts], timed: int) -> Choice:
-    """The best by the estimates, among those of which nothing is known; of those not worth timing if no other can."""
-    offered = request.candidate_set
-    unknown = [c for c in offered.runnable(request.limits) if c not in facts or facts[c].unreached]
-    ranked = [candidate for candidate in unknown if candidate not in offered.pruned] or unknown
+    """The best by the estimates, among those of which nothing is known; of those not worth timing if no other can.
+
+    With nothing on record it is what it was the last time: to estimate the layers of a network takes seconds.
+    """
+    kept = None if facts or request.vendors else _kept_estimates(request)
+    what = f"{request.layer.key()} {request.limits}"
+    if kept is not None and (before := _recalled(request, kept.get(what))) is not None:
+        return Choice(before, "heuristic", facts, lambda: _by_estimates(request, facts), timed)
+    ranked = _by_estimates(request, facts)
     if ranked:
-        return Choice(ranked[0], "heuristic", facts, ranked, timed)
+        if kept is not None:
+            kept.keep(what, candidate=str(ranked[0]))
+        return Choice(ranked[0], "heuristic", facts, lambda: ranked, timed)
+    offered = request.candidate_set
     against = {candidate: request.limits.why_not(found) for candidate, found in facts.items()}
     raise PlanError(
         f"no candidate can run {request.layer} under {request.limits}:\n"
         + _listed(request, offered.examples(), against)
     )
+
+
+def _by_estimates(request: Request, facts: dict[Candidate, Facts]) -> list[Candidate]:
+    offered = request.candidate_set
+    unknown = [c for c in offered.runnable(request.limits) if c not in facts or facts[c].unreached]
+    return [candidate for candidate in unknown if candidate not in offered.pruned] or unknown
+
+
+def _kept_estimates(request: Request) -> Kept:
+    """Which candidates were expected to be the best, by today's code and for this machine as it is known."""
+    code = registry.code_of(request.offered), code_hash.version(CandidateSet.__module__), split_products.allowed()
+    return Kept(request.cache, request.device, "estimate", f"{code} {request.device.estimated_from}")
+
+
+def _recalled(request: Request, kept: dict[str, Any]) -> Candidate | None:
+    """The candidate that is kept; None where there is none that can run."""
+    try:
+        candidate = Candidate.parse(kept["candidate"])
+        runs = candidate.algorithm in request.allowed and sizes(request, candidate) is not None
+    except (LookupError, TypeError, RecordError):
+        return None
+    return candidate if runs else None
 
 
 def _named(request: Request, known: Known, mode: str) -> Choice:
@@ -119,7 +151,7 @@ def _named(request: Request, known: Known, mode: str) -> Choice:
     if reasons := request.limits.why_not(facts):
         limits = f"{request.limits}: {'; '.join(reasons)}"
         raise PlanError(f"{candidate} is not allowed for {request.layer} under {limits}")
-    return Choice(candidate, "user", known.facts, [candidate])
+    return Choice(candidate, "user", known.facts, lambda: [candidate])
 
 
 def _best_of_family(request: Request, known: Known, name: str) -> Choice:
@@ -132,7 +164,7 @@ def _best_of_family(request: Request, known: Known, name: str) -> Choice:
     if not ranked:
         listed = _listed(request, [c for c in offered.examples() if c in family], against)
         raise PlanError(f"no candidate of {name!r} can run {request.layer} under {request.limits}:\n{listed}")
-    return Choice(ranked[0], "user", known.facts, ranked)
+    return Choice(ranked[0], "user", known.facts, lambda: ranked)
 
 
 def _refuse_name(request: Request, mode: str) -> NoReturn:

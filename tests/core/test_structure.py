@@ -53,7 +53,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"common"},
         {"device"},
         {"machine"},
-        {"pool"},
+        {"hardware", "pool"},
         {"allocator", "codegen", "permission", "threads"},
         {"cgroup"},
     ),

@@ -19,7 +19,6 @@ from autoconv.layer import ConvLayer
 from autoconv.networks.choice import choose
 from autoconv.networks.choice.candidate import best_in_network
 from autoconv.networks.choice.choose import plans_for
-from autoconv.networks.choice.kept import Kept
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Conv, TensorType
 from autoconv.networks.passes import optimized
@@ -27,6 +26,7 @@ from autoconv.networks.passes.batch_split import split
 from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.memory import ALIGNMENT, Views, arena_bytes
 from autoconv.records.cache import TuningCache
+from autoconv.records.kept import Kept
 from autoconv.records.schema import Facts
 
 NUMPY = "numpy.gemm[tile=image]"

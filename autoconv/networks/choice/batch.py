@@ -26,7 +26,6 @@ from autoconv.errors import ConfigError, PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.candidate import best_in_network, cost
 from autoconv.networks.choice.choose import of_layers
-from autoconv.networks.choice.kept import Kept, told
 from autoconv.networks.choice.layouts import laid_out
 from autoconv.networks.choice.times import OperatorTimes
 from autoconv.networks.graph import Graph
@@ -34,6 +33,7 @@ from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import Concat
 from autoconv.networks.passes.batch_split import Images, at_a_time, batch_of, divisors, for_images, split
 from autoconv.networks.run.memory import Views, arena_bytes
+from autoconv.records.kept import Kept, told
 from autoconv.tuning.candidates import least_estimate
 from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import plan, resolved_cache

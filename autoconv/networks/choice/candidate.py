@@ -58,6 +58,8 @@ def timed_in_network(made: Plan, device: Device) -> list[str]:
     The threads of NumPy's BLAS spin for a tenth of a second after its work, and take a processor from all that follows:
     NumPy is for layers that nothing else computes.
     """
+    if not made.timings:  # to rank candidates of which none was timed would take long
+        return []
     numpy = {algorithm.name for algorithm in registry.own(device) if isinstance(algorithm, NumpyAlgorithm)}
     timed = [name for name in made.ranking if name in made.timings]
     return [name for name in timed if Candidate.parse(name).algorithm not in numpy] or timed

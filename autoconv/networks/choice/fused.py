@@ -19,7 +19,6 @@ from autoconv.cpu.fused.geometry import Caches, FusedBlocking, blockings, worksp
 from autoconv.device import Device
 from autoconv.errors import ConfigError
 from autoconv.networks.choice.choose import WHOLE, Planned, scratch_bytes
-from autoconv.networks.choice.kept import Kept, told
 from autoconv.networks.choice.tolerance import expected_error
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import FusedConv
@@ -29,6 +28,7 @@ from autoconv.networks.run.contest import quickest
 from autoconv.networks.run.memory import Views, arena_bytes
 from autoconv.networks.run.schedules import scheduled
 from autoconv.plans import Plan
+from autoconv.records.kept import Kept, told
 from autoconv.tuning.choice import TIMING
 from autoconv.tuning.planner import resolved_cache
 

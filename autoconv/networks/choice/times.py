@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from autoconv.common import code_hash
 from autoconv.device import Device
-from autoconv.networks.choice.kept import Kept
 from autoconv.networks.graph import Graph
 from autoconv.networks.operators import Operator, TensorType, random_inputs
 from autoconv.networks.run.instance import Schedule
 from autoconv.networks.run.memory import Views
 from autoconv.networks.run.runtime import instance_of, step_maker
 from autoconv.records.cache import TuningCache
+from autoconv.records.kept import Kept
 
 WARM_UP, SAMPLES = 3, 15
 TOGETHER = 8  # runs in one call, as kernels of a network follow each other

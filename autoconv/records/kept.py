@@ -1,4 +1,4 @@
-"""What was measured of networks and their parts, kept beside the records of layers."""
+"""What was found of networks and their parts, and what is expected of layers, kept beside the records."""
 
 from __future__ import annotations
 
