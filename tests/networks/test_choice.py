@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import agree, compiled, filters, small
+from planning import listed
 from vectors import device_with
 
 from autoconv.cpu import pool
@@ -28,6 +29,7 @@ from autoconv.networks.run.memory import ALIGNMENT, Views, arena_bytes
 from autoconv.records.cache import TuningCache
 from autoconv.records.kept import Kept
 from autoconv.records.schema import Facts
+from autoconv.tuning import planner
 
 NUMPY = "numpy.gemm[tile=image]"
 SIZES = (0, 1 << 12, 1 << 16, 1 << 20)  # of scratch memory that candidates take, the best the most
@@ -215,3 +217,17 @@ def test_facts_of_another_compiler_do_not_count_and_stay(tmp_path: Path) -> None
     newer.keep("relu", seconds=1.0)
     assert [each.get("relu") for each in (older, newer)] == [{"seconds": 2.0}, {"seconds": 1.0}]
     cache.close()
+
+
+def test_a_network_that_was_never_tuned_is_estimated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = TuningCache(tmp_path)
+
+    def loaded() -> CompiledNetwork:
+        planner.forget_plans()  # as another process
+        return CompiledNetwork(small(1), CPU.current(), {"vendors": False, "cache": cache})
+
+    first, sets = loaded(), listed(monkeypatch)
+    second = loaded()
+    assert not sets
+    assert {n: p.candidate for n, p in second.plans.items()} == {n: p.candidate for n, p in first.plans.items()}
+    agree(second, small(1), 1e-4)
