@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -60,6 +61,8 @@ def extend(path: Path, layer: ConvLayer, device: Device, seconds: float) -> list
     """
     begun, timed = time.monotonic(), read(path)
     left = [candidate for candidate in whole_grid(layer, device) if candidate not in timed]
+    if not left:
+        return []
     best = sorted((c for c in timed if timed[c].timed), key=lambda c: timed[c].time)[:1]
     worker = Worker(device).begin(layer)
     try:
@@ -67,11 +70,18 @@ def extend(path: Path, layer: ConvLayer, device: Device, seconds: float) -> list
         with lines.adding(path) as add:
             while left and time.monotonic() - begun < seconds:
                 block, left = left[:TOGETHER], left[TOGETHER:]
-                for candidate, facts in worker.enter(block).items():
-                    add({"candidate": str(candidate), "facts": facts.to_json()})
+                _keep(add, worker.enter(block))
+            _keep(
+                add, worker.finish()
+            )  # all at the pace of the end: until then, those that came late look the better for it
     finally:
         worker.close()
     return left
+
+
+def _keep(add: Callable[[Any], None], found: dict[Candidate, Facts]) -> None:
+    for candidate, facts in found.items():
+        add({"candidate": str(candidate), "facts": facts.to_json()})
 
 
 def judge(layer: ConvLayer, device: Device, grid: dict[Candidate, Facts], winner: Candidate) -> dict[Candidate, Facts]:

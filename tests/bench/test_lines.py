@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from autoconv import registry
 from autoconv.algorithm import Candidate
 from autoconv.bench import exhaustive, lines
+from autoconv.layer import ConvLayer
 from autoconv.records.schema import Facts
 
 
@@ -48,3 +50,33 @@ def test_a_grid_is_that_of_the_layer_as_its_list_states_it(tmp_path: Path, monke
     done = CliRunner().invoke(exhaustive.main, asked, catch_exceptions=False)
     assert "1 candidates are left" in done.output
     assert [(layer.N, layer.direction) for layer in seen] == [(4, "dgrad")]
+
+
+def test_times_of_a_grid_are_stated_at_the_pace_of_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slowing:
+        """A worker that knows at the end that all before took twice as long."""
+
+        def __init__(self, device: object) -> None:
+            self.known: dict[Candidate, Facts] = {}
+
+        def begin(self, layer: ConvLayer) -> Slowing:
+            return self
+
+        def enter(self, block: list[Candidate]) -> dict[Candidate, Facts]:
+            found = {candidate: Facts("1", time=1.0, samples=3) for candidate in block}
+            self.known |= found
+            return found
+
+        def finish(self) -> dict[Candidate, Facts]:
+            return {candidate: replace(facts, time=2.0) for candidate, facts in self.known.items()}
+
+        def close(self) -> None:
+            pass
+
+    grid = [Candidate("numpy.direct", (("n", n),)) for n in range(11)]
+    monkeypatch.setattr(exhaustive, "Worker", Slowing)
+    monkeypatch.setattr(exhaustive, "whole_grid", lambda layer, device: grid)
+    path, layer = tmp_path / "grid.jsonl", ConvLayer(N=1, C=1, H=1, W=1, K=1, R=1, S=1)
+    assert exhaustive.extend(path, layer, registry.this_device(), 60.0) == []
+    times = [line["facts"]["time"] for line in lines.read(path)]
+    assert times == [1.0] * len(grid) + [2.0] * len(grid), "the last line of a candidate counts"
