@@ -37,8 +37,9 @@ def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autoconv.torch.Conv2d, "mode", "heuristic")
 
 
-def test_contestants_take_the_same_steps() -> None:
-    runs = pytorch.training("small", 2)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_contestants_take_the_same_steps(channels_last: bool) -> None:
+    runs = pytorch.training("small", 2, "heuristic", channels_last)
     assert list(runs) == ["autoconv", "torch", "torch_cl"]
     losses = [[float(run()) for _ in range(3)] for run in runs.values()]
     np.testing.assert_allclose(losses[1:], losses[:1] * 2, rtol=1e-4)
@@ -76,3 +77,10 @@ def test_several_models_are_raced_in_one_call(tmp_path: Path) -> None:
     assert [row["network"] for row in rows] == ["one", "two"]
     assert all(row["threads"] >= 1 for row in rows)
     assert done.stdout.count("batch 2") == 3  # of each, and of the table of both
+
+
+@pytest.mark.parametrize("option", [["--mode", "profile"], ["--channels-last"]], ids=" ".join)
+def test_how_ours_trains_is_no_option_of_inference(option: list[str]) -> None:
+    done = CliRunner().invoke(pytorch.main, ["inference", "one", *option])
+    assert done.exit_code == 2
+    assert "--mode, --channels-last: expected training" in done.output

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from autoconv.device import Device
 from autoconv.errors import AutoconvError
 from autoconv.networks.run.contest import AGREEMENT
 from autoconv.registry import resolve
+from autoconv.tuning.choice import TIMING
 from autoconv.tuning.timing.full_speed import FullSpeed
 
 FILES = {"training": "training.json", "inference": "inference.json"}  # of a folder of results
@@ -74,7 +76,7 @@ def inference(name: str, batch: int, budget: float | None = None) -> Runs:
     return {contestant: answered(*run) for contestant, run in runs.items()}
 
 
-def training(name: str, batch: int) -> Runs:
+def training(name: str, batch: int, mode: str = "hybrid", channels_last: bool = False) -> Runs:
     """One step of training a model that tells classes apart: forward, backward, and plain SGD.
 
     Dropout is left out, so that contestants can be compared: it draws numbers.
@@ -83,6 +85,10 @@ def training(name: str, batch: int) -> Runs:
     ----------
     name, batch
         As for `inference`.
+    mode : str
+        In which our convolutions are planned.
+    channels_last : bool
+        Whether the model with our convolutions is in that format, too.
 
     Returns
     -------
@@ -102,8 +108,8 @@ def training(name: str, batch: int) -> Runs:
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
         if contestant == OURS:
-            autoconv.torch.replace_convolutions(model, vendors=False)
-        if contestant == "torch_cl":
+            autoconv.torch.replace_convolutions(model, mode=mode, vendors=False)
+        if contestant == "torch_cl" or (contestant == OURS and channels_last):
             model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
         runs[contestant] = _step(model.train(), x, torch.arange(batch) % CLASSES)
     return runs
@@ -161,6 +167,8 @@ def raced(runs: Runs, name: str, batch: int, device: CPU, rounds: int) -> Networ
 @click.option("--device", "device_name", default="cpu", show_default=True, help="Of inference cuda or cuda:N, too.")
 @click.option("--batch", default=1, show_default=True)
 @click.option("--budget", type=float, metavar="SECONDS", help="Of inference: to time the candidates of each layer in.")
+@click.option("--mode", type=click.Choice(TIMING), help="Of training: how ours is planned. [default: hybrid]")
+@click.option("--channels-last", is_flag=True, help="Of training: ours in that format, too.")
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--time-limit", type=float, metavar="SECONDS", help="After which no further model is begun.")
 @click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), help="A folder of results to add to.")
@@ -170,6 +178,8 @@ def main(
     device_name: str,
     batch: int,
     budget: float | None,
+    mode: str | None,
+    channels_last: bool,
     rounds: int,
     time_limit: float | None,
     output: Path | None,
@@ -180,6 +190,11 @@ def main(
     started = time.monotonic()
     if what == "training" and (device_name != "cpu" or budget is not None):
         raise click.UsageError("--device, --budget: expected inference")
+    if what != "training" and (mode is not None or channels_last):
+        raise click.UsageError("--mode, --channels-last: expected training")
+    runs_of = partial(training, mode=mode or "hybrid", channels_last=channels_last)
+    if what == "inference":
+        runs_of = partial(inference, budget=budget)
     try:
         device = CPU.current(torch.get_num_threads()) if device_name == "cpu" else resolve(device_name)
     except AutoconvError as failure:
@@ -191,7 +206,7 @@ def main(
             click.echo(f"the time is up, not begun: {', '.join(names[n:])}", err=True)
             break
         try:
-            found = _race(what, name, batch, device, rounds, budget)
+            found = _race(runs_of, name, batch, device, rounds, budget)
             _print(found)
             if output:
                 keep(found, output, FILES[what])
@@ -207,15 +222,16 @@ def main(
         raise SystemExit(1)
 
 
-def _race(what: str, name: str, batch: int, device: Device, rounds: int, budget: float | None) -> NetworkRace:
+def _race(
+    runs_of: Callable[[str, int], Runs], name: str, batch: int, device: Device, rounds: int, budget: float | None
+) -> NetworkRace:
     if not isinstance(device, CPU):
         from autoconv.bench.networks.on_gpu import raced_on_gpu  # which imports what only a GPU needs
         from autoconv.cuda.device import CUDA
 
         assert isinstance(device, CUDA)
         return raced_on_gpu(name, batch, device, rounds, budget, say=lambda line: click.echo(line, err=True))
-    runs = training(name, batch) if what == "training" else inference(name, batch, budget)
-    return raced(runs, name, batch, device, rounds)
+    return raced(runs_of(name, batch), name, batch, device, rounds)
 
 
 def _print(found: NetworkRace) -> None:
