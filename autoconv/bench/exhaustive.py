@@ -71,9 +71,8 @@ def extend(path: Path, layer: ConvLayer, device: Device, seconds: float) -> list
             while left and time.monotonic() - begun < seconds:
                 block, left = left[:TOGETHER], left[TOGETHER:]
                 _keep(add, worker.enter(block))
-            _keep(
-                add, worker.finish()
-            )  # all at the pace of the end: until then, those that came late look the better for it
+            # All at the pace of the end: until then, those that came late look the better for it.
+            _keep(add, worker.finish())
     finally:
         worker.close()
     return left

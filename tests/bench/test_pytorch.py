@@ -38,8 +38,12 @@ def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_contestants_take_the_same_steps(channels_last: bool) -> None:
+def test_contestants_take_the_same_steps(channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, step = [], pytorch._step
+    monkeypatch.setattr(pytorch, "_step", lambda model, x, labels: seen.append((model, x)) or step(model, x, labels))
     runs = pytorch.training("small", 2, "heuristic", channels_last)
+    assert [x.is_contiguous(memory_format=torch.channels_last) for _, x in seen] == [channels_last, False, True]
+    assert [getattr(model[0], "mode", None) for model, _ in seen] == ["heuristic", None, None]
     assert list(runs) == ["autoconv", "torch", "torch_cl"]
     losses = [[float(run()) for _ in range(3)] for run in runs.values()]
     np.testing.assert_allclose(losses[1:], losses[:1] * 2, rtol=1e-4)
@@ -80,7 +84,10 @@ def test_several_models_are_raced_in_one_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [["--mode", "profile"], ["--channels-last"]], ids=" ".join)
-def test_how_ours_trains_is_no_option_of_inference(option: list[str]) -> None:
-    done = CliRunner().invoke(pytorch.main, ["inference", "one", *option])
-    assert done.exit_code == 2
-    assert "--mode, --channels-last: expected training" in done.output
+def test_how_ours_trains_is_no_option_of_inference_and_not_kept(option: list[str], tmp_path: Path) -> None:
+    asked = {"--mode, --channels-last: expected training": ["inference"], "--output": ["training", "-o", str(tmp_path)]}
+    for why, arguments in asked.items():
+        done = CliRunner().invoke(pytorch.main, [*arguments, "one", *option])
+        assert done.exit_code == 2
+        assert why in done.output
+    assert not list(tmp_path.iterdir())

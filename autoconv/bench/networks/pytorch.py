@@ -192,9 +192,11 @@ def main(
         raise click.UsageError("--device, --budget: expected inference")
     if what != "training" and (mode is not None or channels_last):
         raise click.UsageError("--mode, --channels-last: expected training")
-    runs_of = partial(training, mode=mode or "hybrid", channels_last=channels_last)
-    if what == "inference":
-        runs_of = partial(inference, budget=budget)
+    if output and (mode is not None or channels_last):
+        raise click.UsageError("--output: expected neither --mode nor --channels-last, as results do not tell them")
+    runs_of: Callable[[str, int], Runs] = partial(inference, budget=budget)
+    if what == "training":
+        runs_of = partial(training, mode=mode or "hybrid", channels_last=channels_last)
     try:
         device = CPU.current(torch.get_num_threads()) if device_name == "cpu" else resolve(device_name)
     except AutoconvError as failure:
