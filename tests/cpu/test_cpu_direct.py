@@ -185,16 +185,16 @@ def test_tiles_cover_an_axis_once_and_merge_what_is_alike() -> None:
 
 
 def test_what_is_fetched_is_what_a_tile_sees() -> None:
-    """Of taps far apart only what each sees, and nothing of the padding; else a whole row, line by line."""
+    """Of taps far apart only what each sees, and nothing of the padding; else a whole row, line by line, to its end."""
     far = CorrelationAxis(33, 33, 1, -24, 24, (0, 1, 2))
     seen = [_inputs(run, far, 1) for run in tile_runs(far, 7) if run.pattern is not None]
     assert seen
     assert max(map(len, seen)) <= 3 * 7
-    assert _inputs(TileRun(0, 1, 7, None), far, 16) == [0, 24, 48]
+    assert _inputs(TileRun(0, 1, 7, None), far, 16) == [0, 24, 48, 54]
     near = CorrelationAxis(100, 98, 1, 0, 1, (0, 1, 2))
     (inside,) = {tuple(_inputs(run, near, 1)) for run in tile_runs(near, 14) if run.length == 14}
     assert inside == tuple(range(16))
-    assert _inputs(TileRun(0, 1, 40, None), near, 16) == [0, 16, 32]
+    assert _inputs(TileRun(0, 1, 40, None), near, 16) == [0, 16, 32, 41]
 
 
 def test_the_part_of_taps_that_outputs_see() -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
+from autoconv.cpu.codegen.lines import TileLines
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.common.epilogue import Epilogue, emit_store
 from autoconv.cpu.common.lanes import overlap
@@ -17,7 +18,8 @@ from autoconv.cpu.common.sums import channels_of_sum, each_sum, sums_of
 from autoconv.cpu.direct.geometry import MOST_TAPS, DirectBlocking, TileRun, cut, tap_rounds, tile_runs
 from autoconv.layer import ConvLayer
 
-AHEAD = 4  # channels
+AHEAD = 24  # products of a sum that the input is fetched before, or a few channels
+FEWEST_AHEAD = 4
 FEWEST_TO_FETCH = 3  # tiles of a task that has the time to fetch filters
 
 
@@ -25,12 +27,20 @@ class Microkernel:
     """Writes one microkernel: a tile of pixels times TK channels, summed over channels and taps into memory.
 
     Sums of some channels are added to what those before came to. Meanwhile `fetched` lines of the filters that follow
-    are fetched in every round over channels.
+    are fetched in every round over channels, and where the block of them is the last, the lines of the outputs.
     """
 
     def __init__(
-        self, m: Module, c: Correlation, b: DirectBlocking, element: Type, rows: TileRun, columns: TileRun, fetched: int
-    ):
+        self,
+        m: Module,
+        c: Correlation,
+        b: DirectBlocking,
+        epilogue: Epilogue,
+        element: Type,
+        rows: TileRun,
+        columns: TileRun,
+        fetched: int,
+    ) -> None:
         self.c, self.b, self.rows, self.columns = c, b, rows, columns
         self.element, self.fetched = element, fetched
         lanes = self.lanes = m.lanes(element)
@@ -38,10 +48,14 @@ class Microkernel:
         self.most = MOST_TAPS[m.instruction_set]
         wide = widened(element)
         w = ptr(wide if b.packed else element)
-        #        x,            w, w to fetch, sums, channels, channels left, tap ranges, one
-        types = (ptr(element), w, w, ptr(wide), i64, i64, i64, i64, i64, i64, i64)
+        #       x,    w, w to fetch, sums, channels, channels left, tap ranges, one, out, residual, the last
+        data = ptr(element)
+        types = (data, w, w, ptr(wide), i64, i64, i64, i64, i64, i64, i64, data, data, i64)
         k = self.k = m.function(f"micro_{len(m.functions)}", *types, internal=True)
-        self.x, self.w, self.following, tile, self.channels, self.left, *self.ranges, self.one = k.args
+        self.x, self.w, self.following, tile, self.channels, self.left, *more = k.args
+        *self.ranges, self.one, self.out, residual, self.ends = more
+        self.residual = residual if epilogue.residual else None
+        self.outputs = outputs_of(c, b, rows, columns, element)
         pixels = rows.length * columns.length
         places = [[tile + (v * pixels + n) * lanes for v in range(self.vectors)] for n in range(pixels)]
         zero = k.zero(wide, lanes)
@@ -72,23 +86,27 @@ class Microkernel:
             for n in range(self.fetched):
                 line = channel // unroll * self.fetched + n
                 k.prefetch(self.following + line * (LINE // self.element.bytes), locality=2)
+            with k.if_(self.ends.ne(0)):
+                self.outputs.fetch(k, channel // unroll, rounds_of(c, self.b), self.out, self.residual)
             for u in range(unroll):
                 x = self.x + (channel + u) * c.input.channel
                 if self.b.packed:
                     w = self.w + (channel + u) * (R * S * self.b.TK)
                 else:
                     w = self.w + (channel + u) * c.filters.c
-                self._fetch(x + AHEAD * c.input.channel)
+                self._fetch(x)
                 x, w = k.launder(x), k.launder(w)
                 for r, row_pattern in self._taps(self.rows, c.rows, self.ranges[:2], 1):
                     for s, column_pattern in self._taps(self.columns, c.columns, self.ranges[2:], self.most):
                         self._tap(x, w, offsets, r, s, row_pattern, column_pattern)
 
     def _fetch(self, x: Value) -> None:
-        """Ask for what the tile sees of a channel: planes lie too far apart for the processor to foresee it."""
+        """Ask for what the tile sees of a channel to come: planes lie too far apart for the processor to foresee it."""
         k, rows, columns, i = self.k, self.c.rows, self.c.columns, self.c.input
-        if self.c.C <= AHEAD or i.channel < i.row or len(rows.taps) * len(columns.taps) == 1:
-            return  # there is none, or they are neighbours, or give a tile too little to do
+        ahead = max(FEWEST_AHEAD, AHEAD // max(1, len(rows.taps) * len(columns.taps)))
+        if ahead >= self.c.C or i.channel < i.row:
+            return  # there is none, or they are neighbours
+        x = x + ahead * i.channel
         for row in _inputs(self.rows, rows, 1):
             start = x + ((row + rows.offset) * i.row + columns.offset * i.column)
             for column in _inputs(self.columns, columns, LINE // self.element.bytes):
@@ -171,16 +189,31 @@ class Microkernel:
 
 
 def _inputs(run: TileRun, axis: CorrelationAxis, apart: int) -> list[int]:
-    """Inputs that a tile sees along an axis, from the first output's first tap on; of each few neighbours the first."""
+    """Inputs that a tile sees along an axis, from the first output's first tap on; of each few neighbours the first.
+
+    The last one is among them: its line may be another one.
+    """
     pattern = run.pattern or ((True,) * run.length,) * len(axis.taps)
     places = {
         p * axis.stride + t * axis.dilation for t, seen in enumerate(pattern) for p, sees in enumerate(seen) if sees
     }
     kept: list[int] = []
     for place in sorted(places):
-        if not kept or place - kept[-1] >= apart:
+        if not kept or place - kept[-1] >= apart or place == max(places):
             kept.append(place)
     return kept
+
+
+def outputs_of(c: Correlation, b: DirectBlocking, rows: TileRun, columns: TileRun, element: Type) -> TileLines:
+    """What a tile stores to."""
+    o = c.output
+    strides = o.channel, o.row * c.rows.output_stride, o.column * c.columns.output_stride
+    return TileLines.of_tile(b.TK, (rows.length, columns.length), strides, element.bytes)
+
+
+def rounds_of(c: Correlation, b: DirectBlocking) -> int:
+    """Rounds of the loop over channels, of the last block of them."""
+    return math.ceil((c.C - (math.ceil(c.C / b.BC) - 1) * b.BC) / channels_together(c))
 
 
 def channels_together(c: Correlation) -> int:
@@ -227,7 +260,7 @@ class _TaskWriter:
         worth = b.packed and self.adds and fewest >= FEWEST_TO_FETCH and element == widened(element)
         fetched = math.ceil(self.of_block / (line * rounds * fewest)) if worth else 0
         self.share = rounds * fetched * line
-        self.micros = {kind: Microkernel(m, c, b, element, r, s, fetched).k for kind, (r, s) in kinds.items()}
+        self.micros = {kind: Microkernel(m, c, b, epilogue, element, r, s, fetched).k for kind, (r, s) in kinds.items()}
         self.k = m.function(f"task_{n}", *TASK, internal=True)
 
     def task(self) -> tuple[Function, int]:
@@ -301,12 +334,19 @@ class _TaskWriter:
         following = filters + (tile.number * self.share + self.of_block)
         channels = k.min(c.C - block * b.BC, b.BC)
         micro = self.micros[tile.rows.kind, tile.columns.kind]
-        k.call(micro, here, filters, following, self._sums_of(tile), channels, self.left, *rows, *columns, 1)
+        there = self._place(tile)
+        ends = k.select(block.eq(math.ceil(c.C / b.BC) - 1), k.i64(1), self.zero)
+        ahead = self.out + there, self.residual + there, ends
+        k.call(micro, here, filters, following, self._sums_of(tile), channels, self.left, *rows, *columns, 1, *ahead)
+
+    def _place(self, tile: _Tile) -> Value:
+        """Of a tile's first output."""
+        c, o = self.c, self.c.output
+        return tile.row * (c.rows.output_stride * o.row) + tile.column * (c.columns.output_stride * o.column)
 
     def _store(self, tile: _Tile) -> None:
         """Store what has been summed."""
-        c, o = self.c, self.c.output
-        there = tile.row * (c.rows.output_stride * o.row) + tile.column * (c.columns.output_stride * o.column)
+        there = self._place(tile)
         store = self.stores[tile.rows.length, tile.columns.length]
         self.k.call(store, self._sums_of(tile), self.out + there, self.residual + there, self.bias, self.left)
 

@@ -128,6 +128,6 @@ class _Line:
                     first = block * TK
                     to, plus = (p + (first * out_pitch + q) for p in (out, residual))
                     function = functions[pixels, width, together]
-                    k.call(function, x + q, w + first * layer.C, to, plus, bias + first, sums)
+                    k.call(function, x + q, w + first * layer.C, x, to, plus, bias + first, sums)
 
                 each_block(k, self.filters, TK, k.i64(0), k.i64(self.blocks), together, visit)

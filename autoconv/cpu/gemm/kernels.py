@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, widened
+from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Value, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.common.packing import tap_place
@@ -97,7 +97,8 @@ class _InPlaceWriter:
         block_pitch = problem.C * blocking.TK
         self.functions = {}
         for n, channels in enumerate(dict.fromkeys(self.ranges)):
-            tile = GemmTile(blocking.TK, channels, i.channel, o.channel, block_pitch, nt=blocking.nt)
+            pitches = i.channel, o.channel, block_pitch
+            tile = GemmTile(blocking.TK, channels, *pitches, nt=blocking.nt, outside=True, shares=self.kept)
             self.functions[channels] = tiles_of(m, f"{name}_{n}", layer, self.element, problem.K, self.tiles, tile)
         self.k = m.function(name, *TASK, internal=True)
 
@@ -154,24 +155,11 @@ class _InPlaceWriter:
 
         def add_block(block: Value, width: int, together: int) -> None:
             number, first = block - self.first_block, block * blocking.TK
-            with k.loop(number * channels.C // self.kept, (number + together) * channels.C // self.kept) as c:
-                fetch(k, following + c * i.channel, size)
             place = self.place + first * o.channel + start
-            for row in range(width * together if channels.ends else 0):
-                if self.layer.residual:
-                    fetch(k, self.residual + (place + row * o.channel), size)
-                if not blocking.nt:
-                    fetch(k, self.out + (place + row * o.channel), size, write=True)
+            ahead = following + number * channels.C // self.kept * i.channel
             filters = self.w + (first * problem.C + channel * width)
             own = self.sums + number * self.sums_size if len(self.ranges) > 1 else self.sums
             stored = self.out + place, self.residual + place, self.bias + first
-            k.call(self.functions[channels][size, width, together], here, filters, *stored, own)
+            k.call(self.functions[channels][size, width, together], here, filters, ahead, *stored, own)
 
         each_block(k, problem.K, blocking.TK, self.first_block, self.last_block, tile.blocks, add_block)
-
-
-def fetch(k: Function, p: Value, size: int, *, write: bool = False) -> None:
-    """Have so many elements from `p` on come to the caches."""
-    assert p.type.to is not None
-    for pixel in sorted({*range(0, size, LINE // p.type.to.bytes), size - 1}):
-        k.prefetch(p + pixel, write=write)

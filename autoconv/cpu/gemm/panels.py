@@ -26,7 +26,7 @@ def emit_panels(
     whole = ChannelRange(problem.C)
     block_pitch = problem.C * R * S * blocking.TK
     pitches = cut.pitch, problem.output.channel, block_pitch
-    tile = GemmTile(blocking.TK, whole, *pitches, R, row_pitch, taps, blocking.nt, whole=True)
+    tile = GemmTile(blocking.TK, whole, *pitches, R, row_pitch, taps, blocking.nt, whole=True, outside=True)
     kept, chunks, tiles = chunks_of(problem, blocking, wide.bytes, problem.K, tiles)
     functions = tiles_of(m, name, layer, wide, problem.K, tiles, tile)
     blocks = -(-problem.K // blocking.TK)
@@ -62,7 +62,7 @@ def emit_panels(
                         at = place + channel * problem.output.channel + line * Q + q
                         source = panel + line * (problem.rows.stride * cut.row.pitch) + q
                         function = functions[pixels, TK, together]
-                        task.call(function, source, filters, out + at, residual + at, bias + channel, sums)
+                        task.call(function, source, filters, source, out + at, residual + at, bias + channel, sums)
 
         each_block(task, problem.K, blocking.TK, first_block, last_block, together, block_at)
     if blocking.nt:

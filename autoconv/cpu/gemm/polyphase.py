@@ -19,6 +19,7 @@ from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Function, Module, Value, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
+from autoconv.cpu.codegen.lines import line_places
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.common.epilogue import Epilogue
@@ -28,7 +29,7 @@ from autoconv.cpu.common.polyphase.kernels import most_interleaved
 from autoconv.cpu.device import CPU
 from autoconv.cpu.gemm.algorithm import Gemm, blocking_of
 from autoconv.cpu.gemm.geometry import ChannelRange, GemmBlocking, PixelTiles, blocks_of, chunks_of
-from autoconv.cpu.gemm.kernels import SUMS, emit_pack, fetch
+from autoconv.cpu.gemm.kernels import SUMS, emit_pack
 from autoconv.cpu.gemm.tile import GemmTile, each_block, tiles_of
 from autoconv.layer import ConvLayer
 
@@ -215,12 +216,13 @@ class _ProductWriter:
         def add_block(block: Value, rows: int, together: int) -> None:
             number = block - self.first
             with k.loop(number * channels.C // self.kept, (number + together) * channels.C // self.kept) as c:
-                fetch(k, following + c * problem.input.channel, pixels)
+                for place in line_places(0, pixels, 1, self.element.bytes):
+                    k.prefetch(following + (c * problem.input.channel + place))
             first = block * TK
             filters = self.w + (first * problem.C + channel * rows)
             own = self.sums + number * self.sums_size if len(self.ranges) > 1 else self.sums
             unused = self.dx, self.dx, self.dx
-            k.call(self.functions[channels][self._rounded(pixels), rows, together], here, filters, *unused, own)
+            k.call(self.functions[channels][self._rounded(pixels), rows, together], here, filters, here, *unused, own)
             if last is not None:
                 with k.if_(last):
                     stored = self.dx, self.residual, self.bias

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, ptr, widened
+from autoconv.cpu.codegen.lines import TileLines
 from autoconv.cpu.common.epilogue import Epilogue
 from autoconv.cpu.common.lanes import load_range, store_range
 from autoconv.cpu.common.sums import channels_of_sum, sums_of
@@ -22,6 +25,9 @@ class GemmTile(NamedTuple):
     range of the channels: to them those in memory are added unless the range is the first, and they go there unless it
     is the last. So do those of a part of it where it is long. The last pixels are read with what follows them where
     `whole` vectors of the input may be read.
+
+    While it sums, a tile fetches what it will store and add, if that lies `outside` the caches, and its share of the
+    same pixels of other channels, where `shares` blocks share them.
     """
 
     TK: int
@@ -37,6 +43,8 @@ class GemmTile(NamedTuple):
     pixels: int = 0
     odd: int = 0
     whole: bool = False
+    outside: bool = False
+    shares: int = 0
 
 
 def tiles_of(
@@ -82,14 +90,18 @@ def sums_elements(tiles: Sequence[PixelTiles], lanes: int, TK: int) -> int:
 
 
 class _TileWriter:
-    """Writes `function(x, w, out, residual, bias, sums)` for one tile, each pointing at the tile's first element."""
+    """Writes `function(x, w, following, out, residual, bias, sums)`, each pointing at the tile's first element.
+
+    `following` is the first channel of the tile's share of what it fetches.
+    """
 
     def __init__(self, m: Module, name: str, layer: ConvLayer, source: Type, tile: GemmTile) -> None:
         self.layer, self.tile = layer, tile
         element = DTYPES[layer.dtype]
         wide = widened(element)
         lanes = self.lanes = m.lanes(element)
-        k = self.k = m.function(name, ptr(source), ptr(wide), *[ptr(element)] * 3, ptr(wide), internal=True)
+        types = ptr(source), ptr(wide), ptr(source), *[ptr(element)] * 3, ptr(wide)
+        k = self.k = m.function(name, *types, internal=True)
         x, w, *_, sums = k.args
         together = tile.pixels - tile.odd
         self.widths = [min(lanes, together - first) for first in range(0, together, lanes)]
@@ -102,6 +114,9 @@ class _TileWriter:
         every = itertools.chain(*self.acc, *self.singles), itertools.chain(*places, *odd_places)
         self.kept = list(zip(*every, strict=True))
         self.source, self.filters = k.var(x), k.var(w)
+        self.outputs = TileLines.of_tile(channels, (1, tile.pixels), (tile.out_pitch, 0, 1), element.bytes)
+        shared = math.ceil(tile.blocks * tile.channels.C / tile.shares) if tile.shares else 0
+        self.inputs = TileLines.of_tile(shared, (1, tile.pixels), (tile.pitch, 0, 1), source.bytes)
 
     def emit(self) -> Function:
         """The sums of a range of channels, kept in memory or stored."""
@@ -111,7 +126,7 @@ class _TileWriter:
         each = channels_of_sum(tile.R * len(tile.taps), self.unroll)
         parts = sums_of(C, each)
         if parts == 1:
-            self._rounds(C // self.unroll)
+            self._rounds(C // self.unroll, C // self.unroll)
         else:
             if begins:
                 self._keep()
@@ -129,10 +144,10 @@ class _TileWriter:
     def _sum_of_parts(self, parts: int, each: int) -> None:
         """Sums of so many channels each, of which the last stays in registers."""
         k, C = self.k, self.tile.channels.C
-        number = k.var(k.i64(0))
+        number, fewest = k.var(k.i64(0)), (C - (parts - 1) * each) // self.unroll
         with k.forever() as leave_if:
             last = number.get().eq(parts - 1)
-            self._rounds(k.select(last, k.i64((C - (parts - 1) * each) // self.unroll), k.i64(each // self.unroll)))
+            self._rounds(k.select(last, k.i64(fewest), k.i64(each // self.unroll)), fewest, last)
             leave_if(last)
             self._add_kept()
             self._keep()
@@ -140,16 +155,29 @@ class _TileWriter:
                 a.set(0)
             number.add(1)
 
-    def _rounds(self, count: int | Value) -> None:
-        """So many times `unroll` channels."""
+    def _rounds(self, count: int | Value, fewest: int, last: Value | None = None) -> None:
+        """So many times `unroll` channels, the last ones where nothing else is said: what these fetch is used next."""
         k, tile, source = self.k, self.tile, self.source
-        with k.loop(0, count):
+        with k.loop(0, count) as n:
             if tile.R > 1:
-                with k.loop(0, tile.R):
+                with k.loop(0, tile.R) as row:
+                    with k.if_(last) if last is not None else nullcontext():
+                        self._fetch(n * tile.R + row, fewest * tile.R)
                     self._rows(1)
                 source.set(source.get() + (tile.pitch - tile.R * tile.row_pitch))
             else:
+                with k.if_(last) if last is not None else nullcontext():
+                    self._fetch(n, fewest)
                 self._rows(self.unroll)
+
+    def _fetch(self, number: Value, rounds: int) -> None:
+        """What a round, of at least so many, fetches."""
+        k, tile = self.k, self.tile
+        _, _, following, out, residual, *_ = k.args
+        if tile.shares:
+            self.inputs.fetch(k, number, rounds, None, following)
+        if tile.outside and tile.channels.ends:
+            self.outputs.fetch(k, number, rounds, None if tile.nt else out, residual if self.layer.residual else None)
 
     def _rows(self, count: int) -> None:
         """The next rows of taps, `count` channels' single ones or one of several."""
@@ -191,7 +219,7 @@ class _TileWriter:
     def _store(self) -> None:
         """Write the outputs, with the epilogue."""
         k, tile, lanes, epilogue = self.k, self.tile, self.lanes, Epilogue.of(self.layer)
-        _, _, out, residual, bias, _ = k.args
+        *_, out, residual, bias, _ = k.args
         for i, row in enumerate(self.acc):
             b = epilogue.of_channels(k.load, bias + i)
             bs = epilogue.of_channels(lambda place: k.broadcast(place, lanes), bias + i)

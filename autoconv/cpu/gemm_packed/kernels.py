@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, Var, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
+from autoconv.cpu.codegen.lines import TileLines
 from autoconv.cpu.common.correlation import Correlation
 from autoconv.cpu.common.epilogue import Epilogue, emit_store
 from autoconv.cpu.common.packing import emit_pack
@@ -49,6 +50,9 @@ class TaskWriter:
         self.vectors = blocking.TK // self.lanes
         self.tile_size = blocking.TK * blocking.TQ
         self.lines = range(0, blocking.TQ, LINE // self.element.bytes)  # a pixel of a tile in each line of the cache
+        rows, columns, o = self.problem.rows, self.problem.columns, self.problem.output
+        strides = o.channel, o.row, columns.output_stride
+        self.outputs = TileLines.of_tile(blocking.TK, (rows.output_stride, blocking.TQ), strides, self.element.bytes)
         self.depth = half_or_all(self.problem.C, blocking.halved)
         self.ranges = math.ceil(self.depth / blocking.BC)
         self.sum_channels = channels_of_sum(1, m.terms)
@@ -56,6 +60,7 @@ class TaskWriter:
         self.spreads = spreads(self.problem)
         self.in_place = all((a.stride, a.count) == (1, a.size) for a in (self.problem.rows, self.problem.columns))
         self.unroll = math.gcd(m.terms, self.depth)
+        self.rounds = math.ceil((self.depth - (self.ranges - 1) * blocking.BC) / self.unroll)  # of the last range
         tiles = self.problem.N * self.plane_tiles.tiles
         fewest = tiles // math.ceil(tiles / blocking.tiles)  # of a panel
         line = LINE // self.wide.bytes
@@ -161,22 +166,19 @@ class TaskWriter:
         would be awaited.
         """
         k, blocking = self.k, self.blocking
-        self._fetch_outputs(self._target(t))
         start = part * blocking.BC
         count = k.min(self.problem.C - start, blocking.BC)
         micropanel = self.micropanels + t * self.pitch + start * blocking.TQ
         filters, share = self.filters + start * blocking.TK, self._share(blocking.BC)
-        self._call(self.micros, t, micropanel, filters, filters + (blocking.BC * blocking.TK + t * share), sums, count)
+        following = filters + (blocking.BC * blocking.TK + t * share)
+        ahead = self._ahead(self._target(t), part)
+        self._call(self.micros, t, micropanel, filters, following, sums, count, *ahead)
 
-    def _fetch_outputs(self, target: Value) -> None:
-        """Fetch what is stored, and added, where a tile's outputs of a block lie."""
-        k, o = self.k, self.problem.output
-        for n, line in itertools.product(range(self.blocking.TK), self.lines):
-            there = target + (n * o.channel + line * self.problem.columns.output_stride)
-            for row in range(self.problem.rows.output_stride):
-                k.prefetch(self.out + (there + row * o.row), write=True)
-            if self.epilogue.residual:
-                k.prefetch(self.residual + there)
+    def _ahead(self, target: Value, part: Value, wanted: bool = True) -> tuple[Value, Value, Value]:
+        """What rounds fetch: where outputs and residual lie, and 1 if they do, as those of the last part."""
+        k = self.k
+        ends = k.select(part.eq(self.ranges - 1), k.i64(int(wanted)), k.i64(0))
+        return self.out + target, self.residual + target, ends
 
     def _share(self, channels: int) -> int:
         """Elements of filters that are fetched while so many channels are added to a tile's sums."""
@@ -226,34 +228,46 @@ class TaskWriter:
         return pixel * column if row == Q * column else pixel // Q * row + pixel % Q * column
 
     def _micro(self, length: int) -> Function:
-        """`function(micropanel, filters, following, sums, channels)`: add so many channels to a tile's sums.
+        """`function(micropanel, filters, following, sums, channels, out, residual, ends)`: a tile's sums.
 
-        Of the filters that follow it fetches a share.
+        So many channels are added. Of the filters that follow it fetches a share, and where the sums end, of the lines
+        of outputs.
         """
-        data = ptr(self.wide)
-        k = self.m.function(f"micro_{length}", data, data, data, data, i64, internal=True)
-        micropanel, filters, following, sums, channels = k.args
+        data, stored = ptr(self.wide), ptr(self.element)
+        k = self.m.function(f"micro_{length}", data, data, data, data, i64, stored, stored, i64, internal=True)
+        micropanel, filters, following, sums, channels, *ahead = k.args
         places = [sums + (v * length + n) * self.lanes for n in range(length) for v in range(self.vectors)]
         if self.adds and self.ranges == 1:
             for p in places:
                 k.store(k.zero(self.wide, self.lanes), p)
-        with self._sums(k, length, micropanel, filters, following, channels) as acc:
+        with self._sums(k, length, micropanel, filters, following, channels, ahead) as acc:
             for a, p in zip(itertools.chain(*acc), places, strict=True):
                 k.store(k.load(p, self.lanes) + a.get() if self.adds else a.get(), p)
         return k
 
     @contextmanager
     def _sums(
-        self, k: Function, length: int, micropanel: Value, filters: Value, following: Value, channels: Value
+        self,
+        k: Function,
+        length: int,
+        micropanel: Value,
+        filters: Value,
+        following: Value,
+        channels: Value,
+        ahead: Sequence[Value],
     ) -> Iterator[list[list[Var]]]:
         """The products of a tile, pixel by pixel: sums in registers over some channels, then over the next ones."""
         TK, TQ = self.blocking.TK, self.blocking.TQ
+        out, residual, ends = ahead
         with each_sum(k, channels, self.blocking.BC, self.sum_channels) as (start, stop):
             acc = [[k.var(k.zero(self.wide, self.lanes)) for _ in range(self.vectors)] for _ in range(length)]
             with k.loop(start, stop, self.unroll) as c:
                 for n in range(self.fetched):
                     line = c // self.unroll * self.fetched + n
                     k.prefetch(following + line * (LINE // self.wide.bytes), locality=2)
+                with k.if_(ends.ne(0)):
+                    added = residual if self.epilogue.residual else None
+                    self.outputs.fetch(k, c // self.unroll, self.rounds, out, added)
                 for u in range(self.unroll):
                     w = filters + (c + u) * TK
                     several = [k.load(w + v * self.lanes, self.lanes) for v in range(self.vectors)]

@@ -103,8 +103,7 @@ class StrassenWriter(TaskWriter):
     def _multiply(self, n: int, t: Value, part: Value) -> None:
         """A part of one product's channels for a pair of tiles; the last four fetch where the outputs go."""
         k, blocking = self.k, self.blocking
-        if n >= len(PRODUCTS) - len(PARTS):
-            self._fetch_outputs(self._place_of(t, n - (len(PRODUCTS) - len(PARTS))))
+        number = n - (len(PRODUCTS) - len(PARTS))
         start = part * blocking.BC
         count = k.min(self.depth - start, blocking.BC)
         micropanel = self.micropanels + (t * len(PRODUCTS) + n) * self.pitch + start * blocking.TQ
@@ -113,7 +112,8 @@ class StrassenWriter(TaskWriter):
         (first, _), *second = PRODUCTS[n].targets
         other, factor = second[0] if second else (first, 0)
         sums = [self.sums + (t * len(PARTS) + target) * self.tile_size for target in (first, other)]
-        self._call(self.micros, t, micropanel, filters, following, *sums, k.const(self.wide, factor), count)
+        ahead = self._ahead(self._place_of(t, max(number, 0)), part, wanted=number >= 0)
+        self._call(self.micros, t, micropanel, filters, following, *sums, k.const(self.wide, factor), count, *ahead)
 
     def _store_part(self, t: Value, n: int) -> None:
         """A tile's sums with their epilogue; the second half's last tile is a pixel shorter in an odd plane."""
@@ -190,14 +190,15 @@ class StrassenWriter(TaskWriter):
                     write(parts, channel, target + channel * TQ + v)
 
     def _micro(self, length: int) -> Function:
-        """`function(micropanel, filters, following, first, second, factor, channels)`: multiply so many channels.
+        """`function(micropanel, filters, following, first, second, factor, channels, ...)`: multiply so many channels.
 
         The product is added to the first sums and, times the factor, to the second ones. Of the filters that follow it
-        fetches a share.
+        fetches a share, and so it does of the lines that outputs go to, as the last arguments say.
         """
-        data = ptr(self.wide)
-        k = self.m.function(f"micro_{length}", *[data] * 5, self.wide, i64, internal=True)
-        micropanel, filters, following, first, second, factor, channels = k.args
+        data, stored = ptr(self.wide), ptr(self.element)
+        types = *[data] * 5, self.wide, i64, stored, stored, i64
+        k = self.m.function(f"micro_{length}", *types, internal=True)
+        micropanel, filters, following, first, second, factor, channels, *ahead = k.args
 
         def visit(acc: list[list[Var]], sums: Value, times: Value | None) -> None:
             for n, row in enumerate(acc):
@@ -206,7 +207,7 @@ class StrassenWriter(TaskWriter):
                     before = k.load(place, self.lanes)
                     k.store(before + a.get() if times is None else k.fma(a.get(), times, before), place)
 
-        with self._sums(k, length, micropanel, filters, following, channels) as acc:
+        with self._sums(k, length, micropanel, filters, following, channels, ahead) as acc:
             visit(acc, first, None)
             with k.if_(factor.ne(0)):
                 visit(acc, second, k.splat(factor, self.lanes))
