@@ -18,8 +18,8 @@ from autoconv.cpu.common.sums import channels_of_sum, each_sum, sums_of
 from autoconv.cpu.direct.geometry import MOST_TAPS, DirectBlocking, TileRun, cut, tap_rounds, tile_runs
 from autoconv.layer import ConvLayer
 
-AHEAD = 24  # products of a sum that the input is fetched before, or a few channels
-FEWEST_AHEAD = 4
+AHEAD = 24  # products of each sum that pass between fetching an input and reading it: some hundreds of cycles
+FEWEST_AHEAD = 4  # channels, where each has many taps
 FEWEST_TO_FETCH = 3  # tiles of a task that has the time to fetch filters
 
 
