@@ -1,4 +1,4 @@
-"""What register tiles fetch of their outputs: every line that they store to, wherever it begins, and few twice."""
+"""What register tiles fetch of their outputs: every line that they store to, wherever it begins, in even shares."""
 
 from __future__ import annotations
 
