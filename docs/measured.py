@@ -12,14 +12,16 @@ from autoconv.bench.gpu.agenda import targets
 from autoconv.bench.gpu.report import markdown
 
 DOCS = Path(__file__).parent
-PAGE, RESULTS = DOCS / "pages" / "measured.md", DOCS / "results" / "h100"
+PAGE, RESULTS = DOCS / "pages" / "measured.md", DOCS / "results"
+GPUS = "h100", "h200"
 INTRODUCTION = """# Measured on a GPU
 
-What runs of half an hour in all on one GPU found, in the terms of [the command](gpu.md#measure-on-a-gpu): all
-layers of AlexNet, VGG-16, ResNet-50 and GoogLeNet forward in float32, and of every other target as many as there was
-time for, chosen evenly from the longest to the shortest (the command itself begins with the longest). The other side
-is cuDNN as PyTorch autotunes it (`cudnn.benchmark`), in both of its memory formats; but above 60 GFLOP to a layer of
-float32 only in NCHW in these runs, as its search in the other takes longest. Arrays in NCHW are compared with
+What runs found on two GPUs, in the terms of [the command](gpu.md#measure-on-a-gpu). On an H100, in half an hour in all:
+all layers of AlexNet, VGG-16, ResNet-50 and GoogLeNet forward in float32, and of every other target as many as there was
+time for, chosen evenly from the longest to the shortest. On an H200, in five and a half minutes, beside other work of
+its processor: the four longest layers of every target, with which the command itself begins, and checks of 314 cases.
+The other side is cuDNN as PyTorch autotunes it (`cudnn.benchmark`), in both of its memory formats; but above 60 GFLOP to
+a layer of float32 only in NCHW on the H100, as its search in the other takes longest. Arrays in NCHW are compared with
 PyTorch's in `channels_last` too, which were put in that order beforehand: for float16 that says what the order costs,
 not what a kernel for NCHW could do. Filters are transformed in every run, on either side.
 
@@ -39,8 +41,13 @@ the sum of magnitudes, and its search looks at time alone. The tuner refuses it 
 
 def page() -> str:
     """All of it."""
-    found = markdown(read(RESULTS), targets(), 0)
-    return INTRODUCTION + "\n" + found.replace("# ", "## ", 1).replace("\nINCOMPLETE", "\n- INCOMPLETE")
+    return "\n".join([INTRODUCTION, *map(section, GPUS)])
+
+
+def section(gpu: str) -> str:
+    """What a folder of results says."""
+    found = markdown(read(RESULTS / gpu), targets(), 0)
+    return found.replace("# ", "## ", 1).replace("\nINCOMPLETE", "\n- INCOMPLETE")
 
 
 if __name__ == "__main__":

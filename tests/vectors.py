@@ -10,7 +10,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from autoconv.cpu.device import CPU, INSTRUCTION_SETS
+from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_level
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.threads import count_threads
 
@@ -38,6 +38,8 @@ def device_with(instruction_set: str, threads: int | None = None, caches: tuple[
     return CPU(number, instruction_set, model=modelled(instruction_set, number, caches).text)
 
 
-def tile_device(instruction_set: str = "avx2") -> CPU:
-    """This processor as one with an instruction set and a matrix unit, which is emulated."""
-    return CPU(2, instruction_set, matrix_unit="emulated", model=modelled(instruction_set, 2).text)
+def tile_device(instruction_set: str | None = None) -> CPU:
+    """This processor with the matrix unit that it has, or an emulated one: always where its vectors are to be others."""
+    hardware = host_level() == "amx" and instruction_set in (None, "avx512")
+    chosen = instruction_set or ("avx512" if hardware else "avx2")
+    return CPU(2, chosen, matrix_unit="amx" if hardware else "emulated", model=modelled(chosen, 2).text)

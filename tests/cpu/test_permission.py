@@ -112,7 +112,13 @@ def test_a_task_without_configuration_is_found() -> None:
         assert unconfigured(module(wrong)) == ["task"], wrong
 
 
-@pytest.mark.skipif(host_level() == "amx", reason="this process may use tiles")
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's refusal, also where it would allow tiles."""
+    monkeypatch.setattr(permission, "granted", lambda: False)
+
+
+@pytest.mark.usefixtures("refused")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_device_with_tiles_in_a_process_without_permission(family: TileAlgorithm) -> None:
     """Such as that of a plan which another process pickled: the reason, and no instruction."""
@@ -123,7 +129,7 @@ def test_a_device_with_tiles_in_a_process_without_permission(family: TileAlgorit
         family.build(layer, AMX, params)
 
 
-@pytest.mark.skipif(host_level() == "amx", reason="this process may use tiles")
+@pytest.mark.usefixtures("refused")
 def test_quantised_layers_are_computed_by_vectors_without_permission() -> None:
     layer = LAYER.replace(dtype="uint8")
     family = Int8()
@@ -134,6 +140,7 @@ def test_quantised_layers_are_computed_by_vectors_without_permission() -> None:
     assert "product=tdpbusd" in reason
 
 
+@pytest.mark.usefixtures("refused")
 def test_without_permission_plans_are_made_of_the_rest(tmp_path: Any) -> None:
     cache = TuningCache(tmp_path, system=None)
     made = plan(LAYER, "heuristic", device=AMX, cache=cache)
