@@ -39,7 +39,7 @@ def device_with(instruction_set: str, threads: int | None = None, caches: tuple[
 
 
 def tile_device(instruction_set: str | None = None) -> CPU:
-    """This processor with the matrix unit that it has, or an emulated one: always where its vectors are to be others."""
+    """This processor with the matrix unit that it has, or an emulated one, as with other vectors than its own."""
     hardware = host_level() == "amx" and instruction_set in (None, "avx512")
     chosen = instruction_set or ("avx512" if hardware else "avx2")
     return CPU(2, chosen, matrix_unit="amx" if hardware else "emulated", model=modelled(chosen, 2).text)
