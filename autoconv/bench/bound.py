@@ -27,12 +27,13 @@ def multiplications(layer: ConvLayer, device: CPU, candidate: Candidate) -> floa
     -------
     float or None
         Of a tile's points where tiles are transformed, of the convolution as it is defined where the algorithm is
-        exact, and None of others. One whose numbers are multiplied in parts counts once.
+        exact or a matrix unit's, and None of others. One whose numbers are multiplied in parts counts once.
     """
     algorithm = _algorithm(device, candidate)
     if isinstance(algorithm, TransformAlgorithm):
         return sum(map(_products, algorithm.tilings(layer, device, candidate.params)))
-    return layer.macs if algorithm is not None and algorithm.exact else None
+    plain = algorithm is not None and (algorithm.exact or isinstance(algorithm, TileAlgorithm))
+    return layer.macs if plain else None
 
 
 def _algorithm(device: CPU, candidate: Candidate) -> Algorithm[CPU] | None:

@@ -28,6 +28,7 @@ DEPTHWISE = ConvLayer(N=1, C=16, H=32, W=32, K=16, R=31, S=31, padding=15, group
         (LAYER, "winograd.matrix[m=7x7,rows=1,coop=0]", 2 * 4 * 4 * 81 * 6 * 10),
         (LAYER, "fft.matrix[tile=16x16,rows=1,coop=0]", 2 * 2 * 2 * 3 * (16 * 16 // 2 + 2) * 6 * 10),
         (LAYER, "matrix[products=6,strip=128,BC=6]", LAYER.macs),
+        (LAYER, "matrix.x3[products=3,strip=128,BC=6]", LAYER.macs),
         (DEPTHWISE, "fft[tile=64x64,rows=1,coop=0]", 3 * (64 * 64 // 2 + 2) * 16),
     ],
 )
@@ -48,6 +49,7 @@ def test_the_bound_is_computing_or_reading() -> None:
     ("candidate", "products"),
     [
         ("matrix[products=6,strip=128,BC=64]", 6),
+        ("matrix.x3[products=3,strip=128,BC=64]", 3),
         ("winograd.matrix[m=4x4,rows=1,coop=0]", 6),
         ("winograd.matrix.x3[m=4x4,rows=1,coop=0]", 3),
         ("winograd[m=4x4,rows=1,coop=0]", None),

@@ -40,7 +40,8 @@ OPERATION = re.compile(r"@llvm\.x86\.(tile(?:zero|loadd64|stored64)|tdp\w+)")
 
 
 def layer_for(family: Algorithm[Any]) -> ConvLayer:
-    return LAYER.replace(direction=family.directions[0])
+    single = {"R": 1, "S": 1, "padding": 0} if "pointwise" in family.name else {}
+    return LAYER.replace(direction=family.directions[0], **single)
 
 
 def unconfigured(module: Module) -> list[str]:

@@ -51,6 +51,8 @@ class Matrix(TileAlgorithm):
     directions = ("fwd", "dgrad")
     exact = True
     products: ClassVar[dict[str, int]] = {"bfloat16": 1, "float16": 3, "float32": 6}
+    panel: ClassVar[type[Panel]] = Panel
+    transposes: ClassVar[bool] = True  # pixels and sums, where channels come first
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         return () if without_unit(device) else self.grid(layer, device)
@@ -81,7 +83,7 @@ class Matrix(TileAlgorithm):
 
     def workspace_bytes(self, layer: ConvLayer, device: CPU, params: Params) -> int:
         panels = (
-            Panel(c, b) for c, b in zip(flat_correlations(layer), blockings_of(layer, device, params), strict=True)
+            self.panel(c, b) for c, b in zip(flat_correlations(layer), blockings_of(layer, device, params), strict=True)
         )
         return device.threads * max(panel.thread_bytes for panel in panels)
 
@@ -91,20 +93,23 @@ class Matrix(TileAlgorithm):
     def estimate(self, layer: ConvLayer, device: CPU, params: Params) -> float:
         """The products of whole tiles, and the packing of each strip by each thread that needs it.
 
-        Filters come from memory, and then for every strip from where all of them fit; packed pixels for every block of
-        filters from a thread's own panel.
+        What is transposed takes as long as what is packed. Filters come from memory, and then for every strip from
+        where all of them fit; packed pixels for every block of filters from a thread's own panel.
         """
         machine = device.machine
         rate, vector = self.rate(device), VECTOR_BYTES[device.instruction_set]
         seconds = machine.call or 0.0
         filters = self.packed_bytes(layer, device, params)
         for c, b in zip(flat_correlations(layer), blockings_of(layer, device, params), strict=True):
-            panel, number = Panel(c, b), strips(c, b)
+            panel, number = self.panel(c, b), strips(c, b)
             blocks = math.ceil(c.K / FILTERS)
             steps = panel.tiles * filter_tiles(c) * panel.blocks * len(panel.taps)
             multiplied = 2 * 16 * 16 * DEPTH * b.products * steps * number / rate
             copied = panel.panel_bytes * number
-            packing = copied * min(b.chunks, device.threads) / vector / machine.transforms(vector) / machine.threads
+            turned = self.transposes and c.input.channel != 1
+            packed = copied * min(b.chunks, device.threads) * (2 if turned else 1)
+            packed += turned * c.N * c.groups * c.K * c.rows.count * c.columns.count * 4
+            packing = packed / vector / machine.transforms(vector) / machine.threads
             moved = filters / machine.memory + machine.reading(filters * (number - 1), filters)
             moved += machine.reading(copied * blocks, panel.thread_bytes)
             seconds += side_by_side(multiplied, moved) + packing

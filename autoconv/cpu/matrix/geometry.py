@@ -113,6 +113,20 @@ class Panel:
         return math.ceil(last / TILE_ROWS)
 
     @property
+    def linear(self) -> bool:
+        """Whether outputs lie as they are numbered, each as far from the next."""
+        rows, columns, o = self.c.rows, self.c.columns, self.c.output
+        whole = self.pitch == self.b.columns and rows.output_stride * o.row == (
+            self.pitch * columns.output_stride * o.column
+        )
+        return self.b.images == 1 and (self.b.rows == 1 or whole)
+
+    @property
+    def summed(self) -> int:
+        """Tiles of outputs whose sums wait for others: those of two, where each pair can be stored by itself."""
+        return min(2, self.tiles) if self.linear and self.b.BC >= self.c.C else self.tiles
+
+    @property
     def component(self) -> int:
         """Lines of a component; rows are filled by whole vectors, which reach beyond the last one."""
         farthest = (self.held - self.b.rows) * self.pitch + self.columns.places - self.b.columns
@@ -156,7 +170,7 @@ class Panel:
 
         Sums are read by whole vectors, which reach beyond the last one.
         """
-        return LINE + self.panel_bytes + (self.tiles + 1) * TILE_ROWS * FILTERS * 4
+        return LINE + self.panel_bytes + (self.summed + 1) * TILE_ROWS * FILTERS * 4
 
 
 def filter_tiles(c: Correlation) -> int:

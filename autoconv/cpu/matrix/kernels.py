@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, f32, i8, i64, ptr
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
@@ -60,14 +61,14 @@ def emit_block(m: Module, panel: Panel, products: int, tiles: tuple[int, int]) -
                     (LINE, LINE),
                 )
 
-        for together in _passes(panel, products):
+        for together in passes(panel, products):
             multiply(together)
     for tile, place in places.items():
         k.tile_store(tile, place, FILTERS * 4)
     return k
 
 
-def _passes(panel: Panel, products: int) -> list[Products]:
+def passes(panel: Panel, products: int) -> list[Products]:
     """The products of each pass over the taps: of six, and few channels, the large one comes after all others.
 
     A step of few channels adds little that is large, but rounds the sum six times; small sums lose nothing that counts.
@@ -76,25 +77,43 @@ def _passes(panel: Panel, products: int) -> list[Products]:
     return [all_of_them[:-1], all_of_them[-1:]] if products == 6 and panel.blocks == 1 else [all_of_them]
 
 
-Block = Callable[[Module, Panel, int, tuple[int, int]], Function]  # a writer such as `emit_block`
+Block = Callable[[Module, Any, int, tuple[int, int]], Function]  # a writer such as `emit_block`
 
 
-class _TaskWriter:
+class TaskWriter:
     """Writes the task of one correlation: a strip by some blocks of filters."""
+
+    panel_of = Panel
+    emit_filters = staticmethod(emit_filters)
 
     def __init__(
         self, m: Module, n: int, layer: ConvLayer, c: Correlation, b: MatrixBlocking, packed_at: int, block: Block
     ) -> None:
         self.m, self.layer, self.c, self.b, self.packed_at = m, layer, c, b, packed_at
-        self.panel = Panel(c, b)
+        self.panel = self.panel_of(c, b)
         self.element = DTYPES[layer.dtype]
-        fill = emit_panel(m, layer, self.panel) if self.panel.taps else None
+        fill = self._fill() if self.panel.taps else None
         sides = [n for n in (2, 1) if self.panel.tiles >= n]
         widths = [n for n in (2, 1) if (filter_tiles(c) > 1 if n == 2 else filter_tiles(c) % 2)]
         self.blocks = {(p, f): block(m, self.panel, b.products, (p, f)) for p in sides for f in widths}
-        self.stores = {width: self._store(width) for width in widths}
+        outputs = [b.columns]
+        if self.panel.summed < self.panel.tiles:
+            outputs = [n for n in (FILTERS, b.rows * b.columns % FILTERS) if n]
+        self.stores = {(n, width): self._store(n, width) for n in outputs for width in widths}
         self.k = m.function(f"task_{n}", *TASK, internal=True)
         self._task(fill)
+
+    def _fill(self) -> Function:
+        """`fill(x, first image, row, column of the strip, panel)`, x being the first channel of a group."""
+        return emit_panel(self.m, self.layer, self.panel)
+
+    def _pixels(self, first: Value, tile: int | Value) -> Value:
+        """A tile of pixels, from a block of channels on."""
+        return self.lines + (first * self.panel.block + tile * TILE_ROWS) * LINE
+
+    def _sums(self, number: int | Value) -> Value:
+        """Those of the output of that number."""
+        return self.sums + number * (FILTERS * 4)
 
     def _task(self, fill: Function | None) -> None:
         k, c, b, panel = self.k, self.c, self.b, self.panel
@@ -149,45 +168,57 @@ class _TaskWriter:
         filters = self.w + block * (2 * panel.blocks * step)
         together = -(-b.BC // DEPTH)
         pairs = panel.tiles // 2
-
-        def multiply(tiles: int, tile: int | Value, first: Value) -> None:
-            x = self.lines + (first * panel.block + tile * TILE_ROWS) * LINE
-            sums = self.sums + tile * (TILE_ROWS * FILTERS * 4)
-            count = k.min(k.i64(panel.blocks) - first, together)
-            k.call(self.blocks[tiles, width], x, filters + first * (width * step), sums, count, first)
-
-        with k.loop(0, panel.blocks, together) as first:
-            if pairs:
-                with k.loop(0, pairs) as pair:
-                    multiply(2, pair * 2, first)
-            if panel.tiles % 2:
-                multiply(1, panel.tiles - 1, first)
         channel = block * FILTERS
-        with k.loop(0, b.images) as n, k.loop(0, b.rows) as row:
-            source = self.sums + (n * panel.held + row) * (panel.pitch * FILTERS * 4)
-            place = n * o.image + row * (c.rows.output_stride * o.row) + channel * o.channel
+
+        def multiply(tiles: int, tile: int | Value, first: Value, sums: Value) -> None:
+            count = k.min(k.i64(panel.blocks) - first, together)
+            there = filters + first * (width * step)
+            k.call(self.blocks[tiles, width], self._pixels(first, tile), there, sums, count, first)
+
+        def store(outputs: int, source: Value, place: Value) -> None:
+            place = place + channel * o.channel
             k.call(
-                self.stores[width],
+                self.stores[outputs, width],
                 *(source, self.out + place, self.residual + place, self.bias + channel, k.i64(c.K) - channel),
             )
 
-    def _store(self, width: int) -> Function:
-        """`store(sums, out, residual, bias, channels left)`: a row of outputs, of one or two tiles of filters."""
+        if panel.summed < panel.tiles:
+            between = c.columns.output_stride * o.column
+            whole, rest = divmod(b.rows * b.columns, FILTERS)
+            with k.loop(0, whole) as pair:
+                multiply(2, pair * 2, k.i64(0), self.sums)
+                store(FILTERS, self.sums, pair * (FILTERS * between))
+            if rest:
+                multiply(-(-rest // TILE_ROWS), whole * 2, k.i64(0), self.sums)
+                store(rest, self.sums, k.i64(whole * FILTERS * between))
+            return
+        with k.loop(0, panel.blocks, together) as first:
+            if pairs:
+                with k.loop(0, pairs) as pair:
+                    multiply(2, pair * 2, first, self._sums(pair * (2 * TILE_ROWS)))
+            if panel.tiles % 2:
+                multiply(1, panel.tiles - 1, first, self._sums((panel.tiles - 1) * TILE_ROWS))
+        with k.loop(0, b.images) as n, k.loop(0, b.rows) as row:
+            source = self._sums((n * panel.held + row) * panel.pitch)
+            store(b.columns, source, n * o.image + row * (c.rows.output_stride * o.row))
+
+    def _store(self, outputs: int, width: int) -> Function:
+        """`store(sums, out, residual, bias, channels left)`: outputs in a row, of one or two tiles of filters."""
         data = ptr(self.element)
         k = self.m.function(f"store_{len(self.m.functions)}", ptr(f32), data, data, data, i64, internal=True)
         step = self.c.columns.output_stride * self.c.output.column
         if self.c.output.channel == 1:
-            self._channels_last(k, width, step)
+            self._channels_last(k, outputs, width, step)
         elif step == 1:
-            self._channels_first(k, width)
+            self._channels_first(k, outputs, width)
         else:
-            self._scattered(k, width, step)
+            self._scattered(k, outputs, width, step)
         return k
 
-    def _channels_last(self, k: Function, width: int, step: int) -> None:
+    def _channels_last(self, k: Function, outputs: int, width: int, step: int) -> None:
         sums, out, residual, bias, left = k.args
         lanes, epilogue = self.m.lanes(f32), Epilogue.of(self.layer)
-        with k.loop(0, self.b.columns) as q, k.loop(0, width * TILE_ROWS, lanes) as first:
+        with k.loop(0, outputs) as q, k.loop(0, width * TILE_ROWS, lanes) as first:
             mask = None if self.c.K % TILE_ROWS == 0 else k.mask(left - first, lanes)
             place = q * step + first
             v = k.load(sums + q * FILTERS + first, lanes)
@@ -196,10 +227,10 @@ class _TaskWriter:
             r = load(residual + place) if epilogue.residual else None
             k.store(epilogue.apply(k, v, b, r), out + place, mask=mask)
 
-    def _channels_first(self, k: Function, width: int) -> None:
+    def _channels_first(self, k: Function, outputs: int, width: int) -> None:
         """Blocks of as many pixels as channels, transposed."""
         sums, out, residual, bias, left = k.args
-        lanes, epilogue, columns, o = self.m.lanes(f32), Epilogue.of(self.layer), self.b.columns, self.c.output
+        lanes, epilogue, o = self.m.lanes(f32), Epilogue.of(self.layer), self.c.output
 
         def block(q: int | Value, first: Value, length: int) -> None:
             rows = [k.load(sums + (k.i64(q) + n) * FILTERS + first, lanes) for n in range(lanes)]
@@ -211,17 +242,17 @@ class _TaskWriter:
                     store_range(k, epilogue.apply(k, v, b, r), out + place, 0, length)
 
         with k.loop(0, width * TILE_ROWS, lanes) as first:
-            if columns >= lanes:
-                with k.loop(0, columns // lanes * lanes, lanes) as q:
+            if outputs >= lanes:
+                with k.loop(0, outputs // lanes * lanes, lanes) as q:
                     block(q, first, lanes)
-            if columns % lanes:
-                block(columns // lanes * lanes, first, columns % lanes)
+            if outputs % lanes:
+                block(outputs // lanes * lanes, first, outputs % lanes)
 
-    def _scattered(self, k: Function, width: int, step: int) -> None:
+    def _scattered(self, k: Function, outputs: int, width: int, step: int) -> None:
         """One by one: only a strided gradient's outputs lie apart."""
         sums, out, residual, bias, left = k.args
         epilogue = Epilogue.of(self.layer)
-        with k.loop(0, k.min(left, width * TILE_ROWS)) as channel, k.loop(0, self.b.columns) as q:
+        with k.loop(0, k.min(left, width * TILE_ROWS)) as channel, k.loop(0, outputs) as q:
             place = channel * self.c.output.channel + q * step
             b = epilogue.of_channels(k.load, bias + channel)
             r = k.load(residual + place) if epilogue.residual else None
@@ -234,6 +265,7 @@ def emit(
     layer: ConvLayer,
     blockings: tuple[MatrixBlocking, ...],
     block: Block = emit_block,
+    writer_of: type[TaskWriter] = TaskWriter,
 ) -> Module:
     """`run` and `pack` of a forward pass or a gradient of the input."""
     m = Module(instruction_set, matrix_unit=matrix_unit)
@@ -241,11 +273,11 @@ def emit(
     *_, workspace = operands(run, run.args[0], DTYPES[layer.dtype])
     packed_at = 0
     for n, (c, b) in enumerate(zip(flat_correlations(layer), blockings, strict=True)):
-        writer = _TaskWriter(m, n, layer, c, b, packed_at, block)
+        writer = writer_of(m, n, layer, c, b, packed_at, block)
         with run.loop(0, b.threads) as thread:  # no thread holds a strip of this input
             run.store(run.i64(-1), run.bytes_at(workspace, thread * writer.panel.thread_bytes, i64))
         launch(run, run.args[0], writer.k, strips(c, b) * b.chunks)
         if size := packed_bytes(c, b.products):
-            launch(pack, pack.args[0], *emit_filters(m, layer, c, b.products, packed_at))
+            launch(pack, pack.args[0], *writer.emit_filters(m, layer, c, b.products, packed_at))
             packed_at += size
     return m

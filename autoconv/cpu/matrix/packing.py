@@ -134,7 +134,7 @@ def emit_filters(m: Module, layer: ConvLayer, c: Correlation, products: int, pac
         if c.filters.k == 1:
             v = k.load(here + first + vector, lanes, mask=k.mask(k.i64(c.K - vector) - first, lanes))
         else:
-            v = _gathered(k, lambda lane: here + k.min(first + vector + lane, c.K - 1) * c.filters.k, lanes)
+            v = gathered(k, lambda lane: here + k.min(first + vector + lane, c.K - 1) * c.filters.k, lanes)
         return v if c.C % DEPTH == 0 else k.select(channel < c.C, v, k.zero(DTYPES["float32"], lanes))
 
     with k.loop(0, blocks) as block, k.loop(0, R) as r, k.loop(0, S) as s:
@@ -150,7 +150,7 @@ def emit_filters(m: Module, layer: ConvLayer, c: Correlation, products: int, pac
     return k, c.groups * tiles
 
 
-def _gathered(k: Function, place: Callable[[int], Value], lanes: int) -> Value:
+def gathered(k: Function, place: Callable[[int], Value], lanes: int) -> Value:
     """Elements from wherever they are."""
     v = k.zero(DTYPES["float32"], lanes)
     for lane in range(lanes):
