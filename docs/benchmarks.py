@@ -227,6 +227,35 @@ def pytorch(file: str) -> str:
     return table(["model", "batch", "processor", "autoconv", "best", "over autoconv", *names], rows)
 
 
+def matrix_unit() -> str:
+    """Every layer of the suite on a processor with tiles; the parts of one race each have a third of the layers."""
+    folder = ROOT / "docs" / "results" / "amx"
+    layers = [layer for path in sorted(folder.glob("*.json")) for layer in json.loads(path.read_text())["layers"]]
+    rows, kinds = [], {"all layers": [layer["ratios"]["best"]["median"] for layer in layers]}
+    for layer in sorted(layers, key=lambda layer: (CLASSES.index(layer["class"]), layer["name"])):
+        kinds.setdefault(layer["class"], []).append(layer["ratios"]["best"]["median"])
+        own = duration(statistics.median(layer["seconds"]["autoconv"]))
+        algorithm = layer["candidate"].partition("[")[0]
+        rows.append([layer["name"], f"`{algorithm}`", own, layer["best"], with_interval(layer["ratios"]["best"])])
+    for name, ratios in kinds.items():
+        rows.append([f"{name} ({len(ratios)})", "", "", "", f"{statistics.geometric_mean(ratios):.2f}"])
+    return table(["layer", "algorithm", "autoconv", "best baseline", "ratio"], rows)
+
+
+def types() -> str:
+    """Layers in other types and directions on that processor."""
+    lines = (ROOT / "docs" / "results" / "amx" / "types.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = []
+    for line in map(json.loads, lines):
+        own, *others = ({name: statistics.median(times) for name, times in line["times"].items()}).items()
+        best, seconds = min(others, key=lambda pair: pair[1])
+        what = line["layer"], line["dtype"], line["direction"], str(line["batch"])
+        algorithm = line["candidate"].partition("[")[0]
+        rows.append([*what, f"`{algorithm}`", duration(own[1]), best, duration(seconds), f"{line['ratio']:.2f}"])
+    header = "layer", "type", "direction", "batch", "algorithm", "autoconv", "best", "which takes", "ratio"
+    return table(header, rows)
+
+
 TABLES = {
     "whole-1": lambda: whole(1),
     "whole-8": lambda: whole(8),
@@ -240,6 +269,8 @@ TABLES = {
     "layers-8": lambda: layers(8),
     "layers-32": lambda: layers(32),
     "networks": networks,
+    "matrix-unit": matrix_unit,
+    "types": types,
 }
 PAGES = {
     ROOT / "README.md": ["means-of-all"],

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vectors import MACHINES, machine_named
+from vectors import INSTRUCTION_SETS, MACHINES, machine_named
 
 import autoconv
 from autoconv import registry
 from autoconv.algorithm import Algorithm, Candidate
-from autoconv.cpu import threads
+from autoconv.cpu import permission, threads
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine.curve import Curve
 from autoconv.cpu.machine.model import CURVES, Machine
@@ -41,10 +41,17 @@ LAYERS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def permitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles are, to estimate what they take: none is used."""
+    monkeypatch.setattr(permission, "granted", lambda: True)
+
+
 def device_of(machine: Machine) -> CPU:
-    """A processor with the one instruction set that a model knows."""
-    (instruction_set,) = machine.peaks
-    return CPU(machine.threads, instruction_set, model=machine.text)
+    """A processor with the one instruction set, and the matrix unit, that a model knows."""
+    (instruction_set,) = machine.peaks.keys() & set(INSTRUCTION_SETS)
+    unit = "amx" if "amx" in machine.peaks else None
+    return CPU(machine.threads, instruction_set, matrix_unit=unit, model=machine.text)
 
 
 def estimates(layer: ConvLayer, device: CPU, every: int = 1) -> dict[Candidate, float]:
@@ -92,6 +99,20 @@ def test_on_a_machine_twice_as_fast_everything_takes_half_the_time(layer: ConvLa
     )
     assert estimates(layer, device_of(fast), 4) == pytest.approx(
         {candidate: seconds / 2 for candidate, seconds in estimates(layer, device_of(slow), 4).items()}
+    )
+
+
+def test_a_matrix_unit_is_estimated_where_a_model_has_one() -> None:
+    """Products of bfloat16 take a small part there of what they take on vectors."""
+    layer = LAYERS["3x3"].replace(dtype="bfloat16")
+    found = estimates(layer, device_of(machine_named("xeon-amx")))
+    best = min(found, key=found.__getitem__)
+    assert best.algorithm == "matrix"
+    assert found[best] < 0.7 * min(
+        seconds for candidate, seconds in found.items() if "matrix" not in candidate.algorithm
+    )
+    assert not any(
+        "matrix" in candidate.algorithm for candidate in estimates(LAYERS["3x3"], device_of(machine_named("epyc-zen5")))
     )
 
 
