@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from autoconv.algorithm import Candidate
 from autoconv.bench.gpu.cases import NOMINAL
 from autoconv.bench.gpu.predicted import DatasheetGPU
 from autoconv.cpu.device import CPU
+from autoconv.cuda.libraries.cublas_cufft import BLAS_WORKSPACE
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.records.cache import TuningCache
@@ -52,6 +55,10 @@ class ElsewhereGPU(DatasheetGPU):
     @property
     def key(self) -> str:
         return self.recorded
+
+    def blas(self) -> Any:
+        """There, as where the records were made, on Hopper's GPUs."""
+        return SimpleNamespace(workspace_bytes=BLAS_WORKSPACE)
 
 
 def shipped(tmp_path: Path) -> list[Record]:

@@ -165,7 +165,7 @@ def test_who_is_refused_and_why() -> None:
     layer, params = ConvLayer(N=1, C=32, H=8, W=8, K=8, R=3, S=3), {"m": "2x2", "rows": 1, "coop": 0}
     assert X3.why_not(layer, tile_device(), params) == []
     (few,) = X3.why_not(layer.replace(C=15), tile_device(), params)
-    assert few == "channels of a group: expected sums of at least 16 terms, got 15"
+    assert few == "terms of a sum: expected at least 16, got 15"
     (large,) = X3.why_not(layer, tile_device(), params | {"m": "2x5"})
     assert large == "m=2x5: expected at most 4 outputs and 6 points of a tile, as there are three products of parts"
     assert all(c.params["m"] in {"2x2", "2x3", "2x4", "3x3", "3x4", "4x4"} for c in X3.all(layer, tile_device()))

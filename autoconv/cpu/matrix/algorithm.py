@@ -17,7 +17,7 @@ from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.codegen.tiles import TILE_ROWS
 from autoconv.cpu.common.correlation import flat_correlations
 from autoconv.cpu.common.estimate import operands_once, side_by_side
-from autoconv.cpu.common.tiles.algorithm import X3_BOUND, TileAlgorithm, without_unit
+from autoconv.cpu.common.tiles.algorithm import FEWEST_TERMS, X3_BOUND, TileAlgorithm, with_few_terms, without_unit
 from autoconv.cpu.common.tiles.products import DEPTH, FILTERS
 from autoconv.cpu.device import CPU
 from autoconv.cpu.matrix.geometry import (
@@ -126,7 +126,7 @@ class Matrix(TileAlgorithm):
 
 
 class MatrixX3(Matrix):
-    """The same with the three largest products of a float32's parts: a term errs by up to 1.2e-5 of itself."""
+    """The same with the three largest products of a float32's parts, for sums of many terms."""
 
     name = "matrix.x3"
     dtypes = ("float32",)
@@ -134,6 +134,11 @@ class MatrixX3(Matrix):
     rounds_more = True
     products: ClassVar[dict[str, int]] = {"float32": 3}
     float32_bound = X3_BOUND
+
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
+        reasons = super().refusals(layer, device, params)
+        terms = (c.C * len(c.rows.taps) * len(c.columns.taps) for c in flat_correlations(layer))
+        return reasons + with_few_terms(min((number for number in terms if number), default=FEWEST_TERMS))
 
 
 def blockings_of(layer: ConvLayer, device: CPU, params: Params) -> tuple[MatrixBlocking, ...]:

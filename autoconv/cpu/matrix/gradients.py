@@ -9,7 +9,7 @@ from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.common.estimate import operands_once, side_by_side
-from autoconv.cpu.common.tiles.algorithm import TileAlgorithm, without_unit
+from autoconv.cpu.common.tiles.algorithm import TileAlgorithm, with_few_terms, without_unit
 from autoconv.cpu.common.tiles.products import DEPTH
 from autoconv.cpu.device import CPU
 from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3
@@ -85,6 +85,9 @@ class MatrixX3Wgrad(MatrixWgrad):
     rounds_more = True
     products: ClassVar[dict[str, int]] = MatrixX3.products
     float32_bound = MatrixX3.float32_bound
+
+    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
+        return super().refusals(layer, device, params) + with_few_terms(layer.N * layer.P * layer.Q)
 
 
 def _cut(layer: ConvLayer, device: CPU, params: Params) -> WgradCut:

@@ -40,7 +40,7 @@ class MatrixPointwise(Matrix):
 
 
 class MatrixX3Pointwise(MatrixPointwise, MatrixX3):
-    """The same with the three largest products of a float32's parts: a term errs by up to 1.2e-5 of itself."""
+    """The same with the three largest products of a float32's parts, for sums of many terms."""
 
     name = "matrix.x3.pointwise"
     dtypes = MatrixX3.dtypes

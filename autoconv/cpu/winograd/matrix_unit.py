@@ -15,7 +15,7 @@ from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import Module
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.common.polyphase.algorithm import Polyphase
-from autoconv.cpu.common.tiles.algorithm import X3_BOUND, TileAlgorithm, without_unit
+from autoconv.cpu.common.tiles.algorithm import X3_BOUND, TileAlgorithm, with_few_terms, without_unit
 from autoconv.cpu.device import CPU
 from autoconv.cpu.transform import kernels
 from autoconv.cpu.transform.matrix_unit import MatrixFilters, MatrixInput, MatrixTiling, MatrixWriter
@@ -24,9 +24,7 @@ from autoconv.cpu.winograd.geometry import WinogradAxis, WinogradTiling, winogra
 from autoconv.cpu.winograd.kernels import WinogradFilters, WinogradInput, WinogradWriter
 from autoconv.layer import ConvLayer
 
-# By three products, within the cap of large tiles: the most outputs and points of a tile, and the fewest terms of a
-# sum, as errors of few terms do not make up for each other.
-MOST_OUTPUTS, MOST_POINTS, FEWEST_TERMS = 4, 6, 16
+MOST_OUTPUTS, MOST_POINTS = 4, 6  # of a tile by three products, within the cap of large tiles
 
 
 @dataclass(frozen=True)
@@ -100,9 +98,7 @@ class WinogradMatrixX3(WinogradMatrix):
         if not all(_fits(axis) for tiling in tilings for axis in (tiling.rows, tiling.columns)):
             most = f"at most {MOST_OUTPUTS} outputs and {MOST_POINTS} points"
             reasons.append(f"m={params['m']}: expected {most} of a tile, as there are three products of parts")
-        if (terms := min(tiling.correlation.C * tiling.subfilters for tiling in tilings)) < FEWEST_TERMS:
-            reasons.append(f"channels of a group: expected sums of at least {FEWEST_TERMS} terms, got {terms}")
-        return reasons
+        return reasons + with_few_terms(min(tiling.correlation.C * tiling.subfilters for tiling in tilings))
 
     def cap(self, axes: Iterable[WinogradAxis]) -> float:
         return max(X3_BOUND if axis.tile <= 4 else 3e-5 for axis in axes)

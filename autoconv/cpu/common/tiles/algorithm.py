@@ -11,12 +11,19 @@ from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 
-X3_BOUND = 1.2e-5  # of a term by three products of a float32's parts: 3 * 2**-18 of itself
+# A term by three products of a float32's parts errs by up to 2**-15 of itself: 2**-16 for the product of the second
+# parts, and 2**-17 for what is left of either number. In sums errors make up for each other, unless terms are few.
+X3_BOUND, FEWEST_TERMS = 1.2e-5, 16
 
 
 def without_unit(device: CPU) -> list[str]:
     """Why tiles cannot be multiplied on a device."""
     return [] if device.matrix_unit else ["matrix_unit=None: expected a processor with a matrix unit (AMX)"]
+
+
+def with_few_terms(terms: int) -> list[str]:
+    """Why three products are not for sums of so many terms."""
+    return [] if terms >= FEWEST_TERMS else [f"terms of a sum: expected at least {FEWEST_TERMS}, got {terms}"]
 
 
 class TileAlgorithm(GeneratedAlgorithm):
