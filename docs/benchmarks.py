@@ -29,6 +29,7 @@ PROCESSORS = {
     "xeon": "Xeon, AVX-512",
     "zen4": "Zen 4, AVX-512",
 }
+MATRIX_UNIT = ROOT / "docs" / "results" / "amx"  # a processor with tiles, in a table of its own, without MNN
 SUITE = "Mixed-27"
 CLOSE = 2e-4  # of the largest value: by what a baseline's answer may differ from ours, which is up to 7e-5 off itself
 Result = dict[str, Any]
@@ -229,8 +230,7 @@ def pytorch(file: str) -> str:
 
 def matrix_unit() -> str:
     """Every layer of the suite on a processor with tiles; the parts of one race each have a third of the layers."""
-    folder = ROOT / "docs" / "results" / "amx"
-    layers = [layer for path in sorted(folder.glob("*.json")) for layer in json.loads(path.read_text())["layers"]]
+    layers = [layer for path in sorted(MATRIX_UNIT.glob("*.json")) for layer in json.loads(path.read_text())["layers"]]
     rows, kinds = [], {"all layers": [layer["ratios"]["best"]["median"] for layer in layers]}
     for layer in sorted(layers, key=lambda layer: (CLASSES.index(layer["class"]), layer["name"])):
         kinds.setdefault(layer["class"], []).append(layer["ratios"]["best"]["median"])
@@ -244,7 +244,7 @@ def matrix_unit() -> str:
 
 def types() -> str:
     """Layers in other types and directions on that processor."""
-    lines = (ROOT / "docs" / "results" / "amx" / "types.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (MATRIX_UNIT / "types.jsonl").read_text(encoding="utf-8").splitlines()
     rows = []
     for line in map(json.loads, lines):
         own, *others = ({name: statistics.median(times) for name, times in line["times"].items()}).items()
