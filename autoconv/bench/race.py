@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autoconv.bench.baselines import BASELINES, Baseline, Prepared, Problem
+from autoconv.bench.baselines import EVERY, Baseline, Prepared, Problem
 from autoconv.bench.baselines.base import given
 from autoconv.bench.baselines.onnxruntime import onnxruntime_network
 from autoconv.bench.bound import least_seconds
@@ -133,6 +133,8 @@ def disagreement(got: Any, want: Any) -> float:
         return math.inf
     if not want.size:
         return 0.0
+    if want.dtype.isbuiltin != 1:  # a type of ml_dtypes, in which NumPy does little
+        got, want = np.asarray(got, np.float32), np.asarray(want, np.float32)
     scale = max(float(want.max()), -float(want.min()), float(np.finfo(np.float32).tiny))
     difference = np.subtract(got, want, dtype=np.float64)  # integers of few bits would wrap
     return max(float(difference.max()), -float(difference.min())) / scale
@@ -160,7 +162,7 @@ def measured(row: Row, made: Plan, setting: Setting, baselines: Mapping[str, Bas
     for name in (OURS, *setting.baselines):
         try:
             if name == OURS:
-                out = None if fresh else setting.device.empty(row.layer.output_shape, np.float32)
+                out = None if fresh else setting.device.empty(row.layer.output_shape, row.layer.numpy_dtype)
                 prepared = Prepared(ours(made, problem, out, constant))
             else:
                 prepared = baselines[name].prepare(problem, setting.device, constant, fresh)
@@ -193,7 +195,7 @@ def check_types(net: Network, chosen: Iterable[NamedLayer]) -> None:
     """
     for named in chosen:
         if (dtype := named.layer.dtype) != "float32":
-            expected = "expected 'float32', in which libraries are compared"
+            expected = "expected 'float32', of which those of other types are made"
             raise ConfigError(f"{net.name}: layer {named.name!r}: dtype={dtype!r}: {expected}")
 
 
@@ -222,7 +224,7 @@ def run_suite(
     *,
     names: Iterable[str] | None = None,
     network: bool = True,
-    baselines: Mapping[str, Baseline] = BASELINES,
+    baselines: Mapping[str, Baseline] = EVERY,
     folder: Path | None = None,
     over: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda line: None,
@@ -265,7 +267,10 @@ def run_suite(
     suite = Suite(net.name, batch, setting, len(chosen), network and names is None, names=some)
     plans: dict[str, Plan] = {}
     meant = batch, setting.direction
-    jobs = [Row(named.name, named.at(*net.stated(named, *meant)), named.repeat) for named in chosen]
+    jobs = [
+        Row(named.name, named.at(*net.stated(named, *meant)).replace(dtype=setting.dtype), named.repeat)
+        for named in chosen
+    ]
     if own := sum((row.layer.N, row.layer.direction) != meant for row in jobs):
         suite.notes.append(f"{own} of {len(jobs)} layers are at a batch size or in a direction of their own")
     if folder is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autoconv import __version__
-from autoconv.bench.baselines import BASELINES
+from autoconv.bench.baselines import EVERY
 from autoconv.bench.statistics import Ratio, interval, ratios
 from autoconv.bench.suites import CLASSES, OURS, Row, Suite, class_of
 from autoconv.common.candidate import Candidate
@@ -35,7 +35,8 @@ def header(suite: Suite) -> dict[str, Any]:
         "direction": setting.direction,
         "device": {"name": setting.device.name, "key": setting.device.key, "versions": setting.device.versions},
         "threads": setting.device.threads,
-        "baselines": {name: BASELINES[name].version for name in setting.baselines},
+        **({} if setting.dtype == "float32" else {"dtype": setting.dtype}),
+        "baselines": {name: EVERY[name].version for name in setting.baselines},
         "restrictions": dict(setting.restrictions),
         "exact": setting.exact,
         "weights": "constant" if setting.constant else "varying",
@@ -109,6 +110,7 @@ def file_name(suite: Suite) -> str:
     setting = suite.setting
     told = [
         setting.direction if setting.direction != "fwd" else "",
+        setting.dtype if setting.dtype != "float32" else "",
         "exact" if setting.exact else "",
         "" if setting.constant else "varying",
         "fresh" if setting.fresh else "",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from autoconv.bench.baselines import BASELINES
+from autoconv.bench.baselines import EVERY
 from autoconv.bench.statistics import Ratio, geometric_mean, ratios
 from autoconv.tuning.timing.full_speed import slowness
 
@@ -63,6 +63,8 @@ class Setting:
         The environment variables that hold libraries below what the processor has.
     isolate : bool
         Whether a worker process does the tuning.
+    dtype : str
+        In which all layers are computed.
     """
 
     device: CPU
@@ -74,6 +76,7 @@ class Setting:
     rounds: int = 9
     restrictions: Mapping[str, str] = field(default_factory=dict)
     isolate: bool = True
+    dtype: str = "float32"
 
 
 class Raced:
@@ -220,8 +223,9 @@ class Suite:
         setting = self.setting
         reasons = [
             f"{baseline.label} did not take part" + (f": {', '.join(missing)} not installed" if missing else "")
-            for baseline in BASELINES.values()
-            if baseline.takes(setting.direction, setting.constant) and baseline.name not in setting.baselines
+            for baseline in EVERY.values()
+            if baseline.takes(setting.direction, setting.constant, setting.dtype)
+            and baseline.name not in setting.baselines
             for missing in [baseline.missing()]
         ]
         reasons += [f"{row.name}: {name}: {why}" for row in self.rows for name, why in row.failures.items()]

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from autoconv import networks
-from autoconv.bench.baselines import BASELINES, restrict
+from autoconv.bench.baselines import BASELINES, DTYPES, EVERY, restrict
 from autoconv.cli.options import (
     FAILED,
     INTERRUPTED,
@@ -47,7 +47,7 @@ GPU_BUDGET = 540.0  # seconds
 PHASES = ("check", "tune", "table")  # of the run on a GPU
 OF_GPU = ("phases", "exporting", "dry_run", "archive", "part_mib")
 OF_CPU = (
-    *("against", "rounds", "weights", "direction", "exact", "fresh"),
+    *("against", "rounds", "weights", "direction", "dtype", "exact", "fresh"),
     *("threads", "isa", "names", "without", "chart", "as_json"),
 )
 
@@ -57,9 +57,10 @@ OF_CPU = (
 @batches
 @click.option(
     "--against",
-    type=some_of(BASELINES),
+    type=some_of(EVERY),
     metavar="BASELINE,...",
-    help=f"Some of {','.join(BASELINES)}. [default: all]",
+    help=f"Some of {','.join(BASELINES)}; in 16 bits of {','.join(n for n, b in EVERY.items() if len(b.dtypes) > 1)}. "
+    "[default: all]",
 )
 @rounds
 @click.option(
@@ -69,6 +70,7 @@ OF_CPU = (
     help="varying: filters are new in every run, so that transforming them is timed. [default: constant]",
 )
 @click.option("--direction", type=click.Choice(DIRECTIONS), default="fwd", help="[default: fwd]")
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", help="Of all layers. [default: float32]")
 @click.option("--exact", is_flag=True, help="autoconv: only algorithms that do no more to a sum than reorder it.")
 @click.option("--fresh", is_flag=True, help="A new output in every run, for autoconv and for the baselines.")
 @threads
@@ -120,6 +122,7 @@ def bench(
     rounds: int,
     weights: str,
     direction: str,
+    dtype: str,
     exact: bool,
     fresh: bool,
     threads: int | None,
@@ -191,8 +194,9 @@ def bench(
     setting = Setting(
         device=device,
         exact=exact,
-        baselines=_baselines(against, direction, weights),
+        baselines=_baselines(against, direction, weights, dtype),
         direction=direction,
+        dtype=dtype,
         constant=weights == "constant",
         fresh=fresh,
         rounds=rounds,
@@ -290,11 +294,13 @@ def _held(threads: int | None, isa: str | None) -> tuple[CPU, dict[str, str]]:
         raise click.UsageError(str(error)) from None
 
 
-def _baselines(against: tuple[str, ...] | None, direction: str, weights: str) -> tuple[str, ...]:
+def _baselines(against: tuple[str, ...] | None, direction: str, weights: str, dtype: str) -> tuple[str, ...]:
     """Those asked for, or all, that are installed."""
-    able = [name for name, baseline in BASELINES.items() if baseline.takes(direction, weights == "constant")]
+    able = [name for name, baseline in EVERY.items() if baseline.takes(direction, weights == "constant", dtype)]
     if against and (unable := [name for name in against if name not in able]):
+        narrow = "" if dtype == "float32" else f" in {dtype}"
         raise click.UsageError(
-            f"--against {','.join(unable)}: expected some of {','.join(able)} with {direction} and {weights} filters"
+            f"--against {','.join(unable)}: expected some of {','.join(able)} "
+            f"with {direction} and {weights} filters{narrow}"
         )
-    return tuple(name for name in against or able if not BASELINES[name].missing())
+    return tuple(name for name in against or able if not EVERY[name].missing())

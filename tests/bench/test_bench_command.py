@@ -15,13 +15,14 @@ from runs import LAYER, broken, exactly, fake, place, row, samples, setting
 import autoconv
 from autoconv import networks, registry
 from autoconv.bench import display, race, results
-from autoconv.bench.baselines import BASELINES
+from autoconv.bench.baselines import BASELINES, EVERY
 from autoconv.bench.suites import OURS, Row, Suite
 from autoconv.cli import bench as command
 from autoconv.cli import main
 from autoconv.common.candidate import Candidate
 from autoconv.cpu import device
 from autoconv.errors import ConfigError
+from autoconv.layer import ConvLayer
 from autoconv.networks import NamedLayer, Network
 
 __all__ = ["place"]  # a fixture
@@ -173,8 +174,8 @@ def test_a_chart_is_a_png(tmp_path: Path) -> None:
 @pytest.fixture
 def verb(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """The command, with fake baselines that are always there."""
-    for name in BASELINES:
-        monkeypatch.setitem(BASELINES, name, fake(name))
+    for name in EVERY:
+        monkeypatch.setitem(EVERY, name, fake(name))
     monkeypatch.setattr(race, "onnxruntime_network", lambda problems, outs, threads: lambda: None)
 
     def run(*arguments: str) -> int:
@@ -190,6 +191,27 @@ def test_the_command_prints_a_table_and_json(verb: Callable[..., int], capsys: p
     captured = capsys.readouterr()
     assert captured.err == ""
     assert [found["batch"] for found in json.loads(captured.out)] == [1, 2]
+
+
+def test_layers_in_16_bits_are_compared_with_who_has_them(
+    verb: Callable[..., int], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = "tiny.yaml", "--batch", "1", "--rounds", "6", "--dtype", "bfloat16", "-o", "results"
+    assert verb(*arguments, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["dtype"] == "bfloat16"
+    assert list(found["baselines"]) == ["torch", "torch_cl", "torch_packed"]
+    assert [ConvLayer.parse(row["layer"]).dtype for row in found["layers"]] == ["bfloat16"] * 2
+    assert all(row["seconds"].keys() == {"autoconv", *found["baselines"]} for row in found["layers"])
+    (kept,) = (place / "results").iterdir()
+    assert kept.name == "tiny-batch1-threads2-bfloat16.json".replace("threads2", f"threads{found['threads']}")
+    assert verb(*arguments) == 0
+    assert "Tiny, batch 1, fwd, bfloat16" in capsys.readouterr().out
+    assert verb("tiny.yaml", "--dtype", "float16", "--against", "ncnn") == 2
+    told = "--against ncnn: expected some of torch,torch_cl,torch_packed with fwd and constant filters in float16"
+    assert told in capsys.readouterr().err
+    assert verb("tiny.yaml", "--dtype", "bfloat16", "--device", "cuda", "-o", "results") == 2
+    assert "--dtype: expected --device cpu" in capsys.readouterr().err
 
 
 def test_layers_can_be_left_out(verb: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,7 +230,7 @@ def test_other_types_of_a_later_suite_are_refused_before_the_first_is_timed(
     monkeypatch.setattr(race, "planned", lambda *_: pytest.fail("it was tuned"))
     (place / "double.yaml").write_text("layers: [{name: one, C: 3, H: 6, K: 4, R: 3, dtype: float64}]")
     assert verb("tiny.yaml", "double.yaml", "--json") == 2
-    told = "double: layer 'one': dtype='float64': expected 'float32', in which libraries are compared"
+    told = "double: layer 'one': dtype='float64': expected 'float32', of which those of other types are made"
     assert capsys.readouterr().err == f"autoconv: error: {told}\n"
 
 
@@ -278,7 +300,7 @@ def test_fewer_baselines_are_incomplete(verb: Callable[..., int], capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--against", "tensorflow"], "expected some of torch,torch_cl,onnxruntime"),
+        (["--against", "tensorflow"], "expected some of torch,torch_cl,torch_packed,onnxruntime"),
         (["--batch", "0"], "expected integers from 1"),
         (["--rounds", "5"], "--rounds"),
         (["--layers", "conv9"], "has no layer 'conv9'"),

@@ -1,4 +1,7 @@
-"""What `autoconv bench` measures against, by name: six ways to run a convolution on a CPU, of five libraries."""
+"""What `autoconv bench` measures against, by name: six ways to run a convolution on a CPU, of five libraries.
+
+In types of 16 bits there are three, all of PyTorch's.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from autoconv.bench.baselines.base import Prepared as Prepared
 from autoconv.bench.baselines.base import Problem as Problem
 from autoconv.errors import PlanError
 
-BASELINES = {
+EVERY = {
     baseline.name: baseline for module in (torch, onnxruntime, openvino, ncnn, mnn) for baseline in module.BASELINES
 }
+BASELINES = {name: baseline for name, baseline in EVERY.items() if "float32" in baseline.dtypes}
+DTYPES = tuple(dict.fromkeys(dtype for baseline in EVERY.values() for dtype in baseline.dtypes))
 
 # What restricts PyTorch to fewer vector instructions than the processor has; the others have nothing of the kind.
 RESTRICTIONS = {

@@ -1,6 +1,6 @@
 """What a baseline is: a library to measure against, and how it is given a layer.
 
-Each is called as its own users call it, at its default settings but for float32 and the thread count, and gets its
+Each is called as its own users call it, at its default settings but for the type and the thread count, and gets its
 tensors in its own format before the clock starts.
 """
 
@@ -29,7 +29,7 @@ def given(layer: ConvLayer) -> bool:
 
 @dataclass(frozen=True)
 class Problem:
-    """One layer with operands: normal numbers, the filters scaled so that the output's are about as large."""
+    """One layer with operands in its type: normal numbers, filters scaled so that the output's are about as large."""
 
     layer: ConvLayer
     a: Array
@@ -47,7 +47,11 @@ class Problem:
             array = device.empty(shape, np.float32)
             generator.standard_normal(dtype=np.float32, out=array)
             array *= np.float32(scale)
-            return array
+            if layer.dtype == "float32":
+                return array
+            narrow = device.empty(shape, layer.numpy_dtype)
+            narrow[...] = array
+            return narrow
 
         terms = math.prod(layer.w_shape[1:]) if layer.direction == "fwd" else layer.macs / math.prod(layer.output_shape)
         a, b = layer.input_shapes
@@ -65,7 +69,7 @@ class Problem:
             first = array.transpose(CHANNELS_FIRST)
             if first.flags.c_contiguous:  # single pixels, and filters of one tap, lie alike in both
                 return array.reshape(first.shape)
-            found = device.empty(first.shape, np.float32)
+            found = device.empty(first.shape, array.dtype)
             found[...] = first
             return found
 
@@ -143,6 +147,8 @@ class Baseline(Library):
         The format of its tensors, where that is not NCHW.
     reuses : bool
         Whether it can be given an output array.
+    dtypes : tuple of str
+        In which types it computes.
     """
 
     prepared: Callable[[Problem, CPU, bool, bool], Prepared]
@@ -150,6 +156,7 @@ class Baseline(Library):
     varying: bool = True
     tensors: str = ""
     reuses: bool = False
+    dtypes: tuple[str, ...] = ("float32",)
 
     def prepare(self, problem: Problem, device: CPU, constant: bool, fresh: bool) -> Prepared:
         """A layer as the library runs it.
@@ -175,6 +182,8 @@ class Baseline(Library):
         layer = problem.layer
         if not given(layer):
             raise PlanError(f"activation={layer.activation!r}: baselines are given None or 'relu'")
+        if layer.dtype not in self.dtypes:
+            raise PlanError(f"dtype={layer.dtype!r}: {self.label} is given {', '.join(self.dtypes)}")
         if layer.direction not in self.directions:
             raise PlanError(f"direction={layer.direction!r}: {self.label} is given {', '.join(self.directions)}")
         if layer.direction != "fwd" and layer.has_epilogue:
@@ -184,6 +193,6 @@ class Baseline(Library):
             return prepared
         return Prepared(prepared.run, lambda y: prepared.read(y).transpose(CHANNELS_LAST))
 
-    def takes(self, direction: str, constant: bool) -> bool:
-        """Whether it can be compared in this direction, and with filters that are constant or not."""
-        return direction in self.directions and (constant or self.varying)
+    def takes(self, direction: str, constant: bool, dtype: str = "float32") -> bool:
+        """Whether it can be compared in this direction and type, and with filters that are constant or not."""
+        return direction in self.directions and (constant or self.varying) and dtype in self.dtypes
