@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autoconv.bench import statistics as figures
-from autoconv.bench.baselines import BASELINES
+from autoconv.bench.baselines import BASELINES, EVERY
 from autoconv.bench.networks.pytorch import FILES
 from autoconv.bench.networks.race import FILE
 from autoconv.bench.networks.runtimes import RUNTIMES
@@ -52,11 +52,11 @@ def against_all(result: Result) -> bool:
     return len(result["baselines"]) == len(BASELINES)
 
 
-def columns(suite: str, some: Callable[[Result], bool]) -> list[tuple[str, Result]]:
-    """Some results of one suite; the header names the processor once."""
+def columns(suite: str, some: Callable[[Result], bool], dtype: str = "float32") -> list[tuple[str, Result]]:
+    """Some results of one suite in one type; the header names the processor once."""
     found, before = [], ""
     for label, result in results():
-        if result["suite"] == suite and some(result):
+        if result["suite"] == suite and result.get("dtype", "float32") == dtype and some(result):
             batch = f"batch {result['batch']}"
             found.append((batch if label == before else f"{label}, {batch}", result))
             before = label
@@ -228,6 +228,20 @@ def pytorch(file: str) -> str:
     return table(["model", "batch", "processor", "autoconv", "best", "over autoconv", *names], rows)
 
 
+def narrow(dtype: str) -> str:
+    """By class, in a type of 16 bits, against each of PyTorch's ways."""
+    rows = []
+    for label, result in columns(SUITE, lambda result: True, dtype):
+        kinds = {"all layers": result["means"]} | {name: result["class_means"][name] for name in CLASSES}
+        names = ["best", *result["baselines"]]
+        rows += [
+            [f"{name} ({ratios['best']['layers']})", *(cell(ratios[who]) for who in names)]
+            for name, ratios in kinds.items()
+        ]
+        header = [label, "against the best", *(EVERY[name].label for name in result["baselines"])]
+    return table(header, rows)
+
+
 def matrix_unit() -> str:
     """Every layer of the suite on a processor with tiles; the parts of one race each have a third of the layers."""
     layers = [layer for path in sorted(MATRIX_UNIT.glob("*.json")) for layer in json.loads(path.read_text())["layers"]]
@@ -269,6 +283,7 @@ TABLES = {
     "layers-8": lambda: layers(8),
     "layers-32": lambda: layers(32),
     "networks": networks,
+    "bfloat16": lambda: narrow("bfloat16"),
     "matrix-unit": matrix_unit,
     "types": types,
 }
