@@ -186,7 +186,7 @@ def measured(row: Row, made: Plan, setting: Setting, baselines: Mapping[str, Bas
 
 
 def check_types(net: Network, chosen: Iterable[NamedLayer]) -> None:
-    """Refuse layers of another type than that in which libraries are compared.
+    """Refuse layers that are stated in another type than float32, of which those of other types are made.
 
     Raises
     ------
