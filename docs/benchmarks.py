@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autoconv.bench import statistics as figures
-from autoconv.bench.baselines import BASELINES, EVERY
+from autoconv.bench.baselines import ALL_BASELINES, BASELINES
 from autoconv.bench.networks.pytorch import FILES
 from autoconv.bench.networks.race import FILE
 from autoconv.bench.networks.runtimes import RUNTIMES
@@ -229,16 +229,15 @@ def pytorch(file: str) -> str:
 
 
 def narrow(dtype: str) -> str:
-    """By class, in a type of 16 bits, against each of PyTorch's ways."""
-    rows = []
-    for label, result in columns(SUITE, lambda result: True, dtype):
-        kinds = {"all layers": result["means"]} | {name: result["class_means"][name] for name in CLASSES}
-        names = ["best", *result["baselines"]]
-        rows += [
-            [f"{name} ({ratios['best']['layers']})", *(cell(ratios[who]) for who in names)]
-            for name, ratios in kinds.items()
-        ]
-        header = [label, "against the best", *(EVERY[name].label for name in result["baselines"])]
+    """By class, in a type of 16 bits, against each of PyTorch's ways; one processor has been measured so."""
+    ((label, result),) = columns(SUITE, lambda result: True, dtype)
+    kinds = {"all layers": result["means"]} | {name: result["class_means"][name] for name in CLASSES}
+    names = ["best", *result["baselines"]]
+    rows = [
+        [f"{name} ({ratios['best']['layers']})", *(cell(ratios[who]) for who in names)]
+        for name, ratios in kinds.items()
+    ]
+    header = [label, "against the best", *(ALL_BASELINES[name].label for name in result["baselines"])]
     return table(header, rows)
 
 

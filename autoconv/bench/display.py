@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autoconv.bench.baselines import EVERY
+from autoconv.bench.baselines import ALL_BASELINES
 from autoconv.bench.statistics import BEHIND, Ratio, interval, ratios
 from autoconv.bench.suites import CLASSES, OURS, Row, Suite, class_of
 from autoconv.common.text import duration, print_table, shape
@@ -21,7 +21,7 @@ COLOURS = dict(zip(CLASSES, ("#0b6fa4", "#5b8c2a", "#c46a00", "#8a4f9e", "#6b728
 
 def versions(suite: Suite) -> str:
     """The libraries that took part."""
-    baselines = [EVERY[name] for name in suite.setting.baselines]
+    baselines = [ALL_BASELINES[name] for name in suite.setting.baselines]
     return ", ".join(dict.fromkeys(f"{b.packages[0]} {b.version}" for b in baselines)) or "none"
 
 
@@ -31,7 +31,7 @@ def caption(suite: Suite) -> list[str]:
     threads = ", with the same number of threads" if setting.baselines else ""
     algorithms = "only exact algorithms; " if setting.exact else ""
     filters = "constant, transformed beforehand" if setting.constant else "varying, transformed in every run"
-    baselines = [EVERY[name] for name in setting.baselines]
+    baselines = [ALL_BASELINES[name] for name in setting.baselines]
     own = {b.tensors: [o.name for o in baselines if o.tensors == b.tensors] for b in baselines if b.tensors}
     untimed = "".join(f"; {', '.join(names)}: tensors in {tensors}, made before" for tensors, names in own.items())
     if setting.fresh:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autoconv.bench.baselines import EVERY, Baseline, Prepared, Problem
+from autoconv.bench.baselines import ALL_BASELINES, Baseline, Prepared, Problem
 from autoconv.bench.baselines.base import given
 from autoconv.bench.baselines.onnxruntime import onnxruntime_network
 from autoconv.bench.bound import least_seconds
@@ -186,7 +186,7 @@ def measured(row: Row, made: Plan, setting: Setting, baselines: Mapping[str, Bas
 
 
 def check_types(net: Network, chosen: Iterable[NamedLayer]) -> None:
-    """Refuse layers that are stated in another type than float32, of which those of other types are made.
+    """Refuse layers that are stated in another type than float32, from which layers of other types are derived.
 
     Raises
     ------
@@ -195,7 +195,7 @@ def check_types(net: Network, chosen: Iterable[NamedLayer]) -> None:
     """
     for named in chosen:
         if (dtype := named.layer.dtype) != "float32":
-            expected = "expected 'float32', of which those of other types are made"
+            expected = "expected 'float32', from which layers of other types are derived"
             raise ConfigError(f"{net.name}: layer {named.name!r}: dtype={dtype!r}: {expected}")
 
 
@@ -224,7 +224,7 @@ def run_suite(
     *,
     names: Iterable[str] | None = None,
     network: bool = True,
-    baselines: Mapping[str, Baseline] = EVERY,
+    baselines: Mapping[str, Baseline] = ALL_BASELINES,
     folder: Path | None = None,
     over: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda line: None,

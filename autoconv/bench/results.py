@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autoconv import __version__
-from autoconv.bench.baselines import EVERY
+from autoconv.bench.baselines import ALL_BASELINES
 from autoconv.bench.statistics import Ratio, interval, ratios
 from autoconv.bench.suites import CLASSES, OURS, Row, Suite, class_of
 from autoconv.common.candidate import Candidate
@@ -36,7 +36,7 @@ def header(suite: Suite) -> dict[str, Any]:
         "device": {"name": setting.device.name, "key": setting.device.key, "versions": setting.device.versions},
         "threads": setting.device.threads,
         **({} if setting.dtype == "float32" else {"dtype": setting.dtype}),
-        "baselines": {name: EVERY[name].version for name in setting.baselines},
+        "baselines": {name: ALL_BASELINES[name].version for name in setting.baselines},
         "restrictions": dict(setting.restrictions),
         "exact": setting.exact,
         "weights": "constant" if setting.constant else "varying",

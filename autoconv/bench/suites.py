@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from autoconv.bench.baselines import EVERY
+from autoconv.bench.baselines import ALL_BASELINES
 from autoconv.bench.statistics import Ratio, geometric_mean, ratios
 from autoconv.tuning.timing.full_speed import slowness
 
@@ -223,7 +223,7 @@ class Suite:
         setting = self.setting
         reasons = [
             f"{baseline.label} did not take part" + (f": {', '.join(missing)} not installed" if missing else "")
-            for baseline in EVERY.values()
+            for baseline in ALL_BASELINES.values()
             if baseline.takes(setting.direction, setting.constant, setting.dtype)
             and baseline.name not in setting.baselines
             for missing in [baseline.missing()]

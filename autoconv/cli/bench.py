@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from autoconv import networks
-from autoconv.bench.baselines import BASELINES, DTYPES, EVERY, restrict
+from autoconv.bench.baselines import ALL_BASELINES, BASELINES, DTYPES, restrict
 from autoconv.cli.options import (
     FAILED,
     INTERRUPTED,
@@ -57,9 +57,10 @@ OF_CPU = (
 @batches
 @click.option(
     "--against",
-    type=some_of(EVERY),
+    type=some_of(ALL_BASELINES),
     metavar="BASELINE,...",
-    help=f"Some of {','.join(BASELINES)}; in 16 bits of {','.join(n for n, b in EVERY.items() if len(b.dtypes) > 1)}. "
+    help=f"Some of {','.join(BASELINES)}; in 16 bits of "
+    f"{','.join(name for name, baseline in ALL_BASELINES.items() if 'bfloat16' in baseline.dtypes)}. "
     "[default: all]",
 )
 @rounds
@@ -296,11 +297,11 @@ def _held(threads: int | None, isa: str | None) -> tuple[CPU, dict[str, str]]:
 
 def _baselines(against: tuple[str, ...] | None, direction: str, weights: str, dtype: str) -> tuple[str, ...]:
     """Those asked for, or all, that are installed."""
-    able = [name for name, baseline in EVERY.items() if baseline.takes(direction, weights == "constant", dtype)]
+    able = [name for name, baseline in ALL_BASELINES.items() if baseline.takes(direction, weights == "constant", dtype)]
     if against and (unable := [name for name in against if name not in able]):
         narrow = "" if dtype == "float32" else f" in {dtype}"
         raise click.UsageError(
             f"--against {','.join(unable)}: expected some of {','.join(able)} "
             f"with {direction} and {weights} filters{narrow}"
         )
-    return tuple(name for name in against or able if not EVERY[name].missing())
+    return tuple(name for name in against or able if not ALL_BASELINES[name].missing())

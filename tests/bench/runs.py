@@ -11,7 +11,7 @@ import pytest
 from layers import edge
 
 from autoconv.bench import race
-from autoconv.bench.baselines import BASELINES, EVERY, Baseline, Prepared, Problem
+from autoconv.bench.baselines import ALL_BASELINES, BASELINES, Baseline, Prepared, Problem
 from autoconv.bench.suites import OURS, Row, Setting, Suite
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
@@ -53,7 +53,7 @@ def fake(name: str, answer: Callable[[Problem], Any] = exactly) -> Baseline:
         ready = answer(problem)
         return Prepared(lambda: ready)
 
-    baseline = EVERY[name]
+    baseline = ALL_BASELINES[name]
     return Baseline(name, baseline.label, ("numpy",), prepare, ("fwd", "dgrad", "wgrad"), dtypes=baseline.dtypes)
 
 

@@ -15,7 +15,7 @@ from runs import LAYER, broken, exactly, fake, place, row, samples, setting
 import autoconv
 from autoconv import networks, registry
 from autoconv.bench import display, race, results
-from autoconv.bench.baselines import BASELINES, EVERY
+from autoconv.bench.baselines import ALL_BASELINES, BASELINES
 from autoconv.bench.suites import OURS, Row, Suite
 from autoconv.cli import bench as command
 from autoconv.cli import main
@@ -174,8 +174,8 @@ def test_a_chart_is_a_png(tmp_path: Path) -> None:
 @pytest.fixture
 def verb(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """The command, with fake baselines that are always there."""
-    for name in EVERY:
-        monkeypatch.setitem(EVERY, name, fake(name))
+    for name in ALL_BASELINES:
+        monkeypatch.setitem(ALL_BASELINES, name, fake(name))
     monkeypatch.setattr(race, "onnxruntime_network", lambda problems, outs, threads: lambda: None)
 
     def run(*arguments: str) -> int:
@@ -230,7 +230,7 @@ def test_other_types_of_a_later_suite_are_refused_before_the_first_is_timed(
     monkeypatch.setattr(race, "planned", lambda *_: pytest.fail("it was tuned"))
     (place / "double.yaml").write_text("layers: [{name: one, C: 3, H: 6, K: 4, R: 3, dtype: float64}]")
     assert verb("tiny.yaml", "double.yaml", "--json") == 2
-    told = "double: layer 'one': dtype='float64': expected 'float32', of which those of other types are made"
+    told = "double: layer 'one': dtype='float64': expected 'float32', from which layers of other types are derived"
     assert capsys.readouterr().err == f"autoconv: error: {told}\n"
 
 

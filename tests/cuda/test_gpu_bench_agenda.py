@@ -45,7 +45,7 @@ def test_a_list_of_another_type_is_refused_by_name(
     net = tmp_path / "net.yaml"
     net.write_text(f"{{name: Odd, layers: [{{name: one, C: 4, H: 3, K: 2, R: 3, dtype: {dtype}}}]}}", encoding="utf-8")
     assert main(["bench", str(net), "--device", "cuda", "--dry-run", "-o", str(tmp_path / "out")]) == 2
-    told = f"Odd: layer 'one': dtype='{dtype}': expected 'float32', of which those of other types are made"
+    told = f"Odd: layer 'one': dtype='{dtype}': expected 'float32', from which layers of other types are derived"
     assert capsys.readouterr().err == f"autoconv: error: {told}\n"
 
 

@@ -14,11 +14,11 @@ from autoconv.bench.baselines.base import Prepared as Prepared
 from autoconv.bench.baselines.base import Problem as Problem
 from autoconv.errors import PlanError
 
-EVERY = {
+ALL_BASELINES = {
     baseline.name: baseline for module in (torch, onnxruntime, openvino, ncnn, mnn) for baseline in module.BASELINES
 }
-BASELINES = {name: baseline for name, baseline in EVERY.items() if "float32" in baseline.dtypes}
-DTYPES = tuple(dict.fromkeys(dtype for baseline in EVERY.values() for dtype in baseline.dtypes))
+BASELINES = {name: baseline for name, baseline in ALL_BASELINES.items() if "float32" in baseline.dtypes}
+DTYPES = tuple(dict.fromkeys(dtype for baseline in ALL_BASELINES.values() for dtype in baseline.dtypes))
 
 # What restricts PyTorch to fewer vector instructions than the processor has; the others have nothing of the kind.
 RESTRICTIONS = {
