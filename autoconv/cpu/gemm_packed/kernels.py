@@ -12,6 +12,7 @@ from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.lines import TileLines
 from autoconv.cpu.common.correlation import Correlation
 from autoconv.cpu.common.epilogue import Epilogue, emit_store
+from autoconv.cpu.common.lanes import deinterleaved
 from autoconv.cpu.common.packing import emit_pack
 from autoconv.cpu.common.sums import channels_of_sum, each_sum, sums_of
 from autoconv.cpu.gemm_packed.geometry import (
@@ -31,6 +32,7 @@ from autoconv.cpu.gemm_packed.geometry import (
 from autoconv.layer import ConvLayer
 
 TOGETHER = 16  # channels copied at a time, each from its own plane
+MOST_STRIDE = 4  # of the columns that are copied as vectors: each is picked from as many
 FEWEST_TO_FETCH = 2  # tiles of a panel that has the time to fetch filters
 
 
@@ -49,8 +51,8 @@ class TaskWriter:
         self.gathered_pitch = gathered_pitch(blocking)
         self.vectors = blocking.TK // self.lanes
         self.tile_size = blocking.TK * blocking.TQ
-        self.lines = range(0, blocking.TQ, LINE // self.element.bytes)  # a pixel of a tile in each line of the cache
         rows, columns, o = self.problem.rows, self.problem.columns, self.problem.output
+        self.lines = range(0, blocking.TQ * columns.stride, LINE // self.element.bytes)  # of the cache, that a tile reads
         strides = o.channel, o.row, columns.output_stride
         self.outputs = TileLines.of_tile(blocking.TK, (rows.output_stride, blocking.TQ), strides, self.element.bytes)
         self.depth = half_or_all(self.problem.C, blocking.halved)
@@ -58,7 +60,9 @@ class TaskWriter:
         self.sum_channels = channels_of_sum(1, m.terms)
         self.adds = self.ranges > 1 or sums_of(blocking.BC, self.sum_channels) > 1
         self.spreads = spreads(self.problem)
-        self.in_place = all((a.stride, a.count) == (1, a.size) for a in (self.problem.rows, self.problem.columns))
+        self.in_place = all((a.stride, a.count) == (1, a.size) for a in (rows, columns))
+        apart = columns.stride <= MOST_STRIDE and not self.plane_tiles.longer
+        self.in_rows = apart and columns.count % self.plane_tiles.length == 0
         self.unroll = math.gcd(m.terms, self.depth)
         self.rounds = math.ceil((self.depth - (self.ranges - 1) * blocking.BC) / self.unroll)  # of the last range
         tiles = self.problem.N * self.plane_tiles.tiles
@@ -195,19 +199,22 @@ class TaskWriter:
         """The pixels of a panel's tiles, `TOGETHER` channels at a time: that many planes are read in order."""
         k, problem, TQ, lanes = self.k, self.problem, self.blocking.TQ, self.lanes
         micropanels, number, images, pixels = self.micropanels, self.number, self.images, self.pixels
-        longest, plane = self.plane_tiles.lengths[0], self.problem.input.channel
+        longest, plane, stride = self.plane_tiles.lengths[0], self.problem.input.channel, problem.columns.stride
         vectors = math.ceil(longest / lanes) * lanes  # more than the tile's pixels are read, and written over
-        ample = max(0, (problem.C - math.ceil(vectors / plane)) // TOGETHER) * TOGETHER if self.in_place else 0
-        if ample:
+        beyond = math.ceil(vectors * stride / plane)
+        ample = (problem.C - beyond) // TOGETHER * TOGETHER if self.in_place or self.in_rows else 0
+        if ample > 0:
             with k.loop(0, ample, TOGETHER) as start, k.loop(0, number) as t:
-                source = x + k.load(images + t) * problem.input.image + k.load(pixels + t) + start * plane
+                source = x + k.load(images + t) * problem.input.image + self._input(k.load(pixels + t)) + start * plane
                 target = micropanels + t * self.pitch + start * TQ
                 for c in range(TOGETHER):
                     for line in self.lines:
                         k.prefetch(source + ((c + TOGETHER) * plane + line))
                     for v in range(0, vectors, lanes):
-                        k.store(k.load(source + (c * plane + v), lanes), target + (c * TQ + v))
-        with k.loop(ample, problem.C, TOGETHER) as start, k.loop(0, number) as t:
+                        first = source + (c * plane + v * stride)
+                        several = [k.load(first + n * lanes, lanes) for n in range(stride)]
+                        k.store(deinterleaved(k, several, stride, 0), target + (c * TQ + v))
+        with k.loop(max(0, ample), problem.C, TOGETHER) as start, k.loop(0, number) as t:
             source = x + k.load(images + t) * problem.input.image
             target = micropanels + t * self.pitch
             offsets = [self._offset(k.load(pixels + t) + n) for n in range(longest)]
@@ -217,10 +224,12 @@ class TaskWriter:
 
     def _offset(self, pixel: Value) -> Value:
         """Where the input of an output pixel lies in its plane; the last one's beyond it."""
+        return self._input(self.k.min(pixel, pixels_of(self.problem) - 1))
+
+    def _input(self, pixel: Value) -> Value:
+        """Where the input of one of the plane's output pixels lies."""
         rows, columns, i = self.problem.rows, self.problem.columns, self.problem.input
-        return self._place(
-            self.k.min(pixel, pixels_of(self.problem) - 1), rows.stride * i.row, columns.stride * i.column
-        )
+        return self._place(pixel, rows.stride * i.row, columns.stride * i.column)
 
     def _place(self, pixel: Value, row: int, column: int) -> Value:
         """Where an output pixel lies in a plane in which rows and columns are so far apart."""
