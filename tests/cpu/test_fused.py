@@ -93,7 +93,7 @@ def check(layers: FusedLayers, blocking: FusedBlocking, device: CPU, side: str) 
 
     instruction_set = device.instruction_set
     run = Entry(compiler.build(kernels.emit, instruction_set, layers, blocking, caches), "run", device.threads)
-    packed = packing.packed(instruction_set, layers, blocking, filters)
+    packed = packing.packed(instruction_set, layers, blocking, caches, filters)
     bias = np.concatenate([np.zeros(0, np.float32), *(b for b in biases if b is not None)])
     out = guarded(np.full(last.y_shape, np.nan, np.float32), side)
     scratch = np.full(workspace_bytes(instruction_set, layers, blocking, caches), 0xFF, np.uint8)

@@ -43,7 +43,7 @@ def _emit_task(
     whole = planes >= TASKS * blocking.threads  # tasks of whole planes, which are read from front to back
     together = planes_of_task(planes, blocking.threads)
     functions = {
-        (rows, segment.pixels): emit_tile(m, f"task_{rows}x{segment.pixels}", layer, tiling, rows, segment.pixels)
+        (rows, segment.pixels): _emit_tile(m, f"task_{rows}x{segment.pixels}", layer, tiling, rows, segment.pixels)
         for rows in {tiling.block, tiling.height % tiling.block}
         if rows
         for segment in tiling.segments
@@ -129,7 +129,7 @@ def fill(k: Function, tiling: DepthwiseTiling, plane: Value, top: Value, panel: 
                 tiling.panel.clear(k, panel + t * tiling.panel.pitch)
 
 
-def emit_tile(m: Module, name: str, layer: ConvLayer, tiling: DepthwiseTiling, rows: int, pixels: int) -> Function:
+def _emit_tile(m: Module, name: str, layer: ConvLayer, tiling: DepthwiseTiling, rows: int, pixels: int) -> Function:
     """`function(panel, filters, out, residual, bias, p)` for rows of neighbouring outputs, from position p on."""
     element = DTYPES[layer.dtype]
     wide = widened(element)

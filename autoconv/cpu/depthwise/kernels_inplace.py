@@ -34,12 +34,28 @@ class InPlaceBlocking(NamedTuple):
 def own_elements(layer: ConvLayer, blocking: InPlaceBlocking) -> int:
     """Elements of a thread's own workspace: a row of zeros, and a block of outputs on its way past the caches."""
     (problem,) = correlations(layer)
-    return _row_of_zeros(layer, problem) + in_lines(blocking.TP * problem.columns.count) * blocking.nt
+    return zeros_elements(layer) + in_lines(blocking.TP * problem.columns.count) * blocking.nt
 
 
-def _row_of_zeros(layer: ConvLayer, problem: Correlation) -> int:
-    """Elements of the row and of a vector before and after it, which masks may leave out."""
+def zeros_elements(layer: ConvLayer) -> int:
+    """Elements of a row of zeros and of a vector before and after it, which masks may leave out."""
+    (problem,) = correlations(layer)
     return in_lines(problem.columns.size) + 2 * _margin(layer)
+
+
+def zeros_at(own: Value, layer: ConvLayer) -> Value:
+    """Where the row begins in memory for so many elements."""
+    return own + _margin(layer)
+
+
+def clear(k: Function, zeros: Value, layer: ConvLayer) -> None:
+    """Write the row, if a tap of some output sees one of padding."""
+    (problem,) = correlations(layer)
+    rows, columns, element = problem.rows, problem.columns, DTYPES[layer.dtype]
+    if not all(rows.sees(p, tap) for p in (0, rows.count - 1) for tap in range(len(rows.taps))):
+        lanes = k.module.lanes(element)
+        with k.loop(0, in_lines(columns.size), lanes) as column:
+            k.store(k.zero(widened(element), lanes), zeros + column)
 
 
 def _margin(layer: ConvLayer) -> int:
@@ -65,7 +81,7 @@ def _emit_task(m: Module, layer: ConvLayer, blocking: InPlaceBlocking) -> tuple[
 
     def emitted(count: int, number: int) -> Function:
         if (count, number) not in tiles:
-            tile = _Tile(m, layer, problem, count, segments[number])
+            tile = InPlaceTile(m, layer, problem, count, segments[number])
             tiles[count, number] = tile.emit(f"task_{count}_{number}")
         return tiles[count, number]
 
@@ -73,12 +89,9 @@ def _emit_task(m: Module, layer: ConvLayer, blocking: InPlaceBlocking) -> tuple[
     context, index, thread = task.args
     x, w, out, bias, residual, workspace = operands(task, context, *[element] * 6)
     own = workspace + thread * own_elements(layer, blocking)
-    zeros = own + _margin(layer)
-    stage = own + _row_of_zeros(layer, problem) if blocking.nt else None
-    if not all(rows.sees(p, tap) for p in (0, rows.count - 1) for tap in range(len(rows.taps))):
-        lanes = m.lanes(element)
-        with task.loop(0, in_lines(columns.size), lanes) as column:
-            task.store(task.zero(widened(element), lanes), zeros + column)
+    zeros = zeros_at(own, layer)
+    stage = own + zeros_elements(layer) if blocking.nt else None
+    clear(task, zeros, layer)
 
     def block(source: Value, pointers: tuple[Value, ...], p: Value, count: int) -> None:
         filters, place, plus, b = pointers
@@ -115,7 +128,7 @@ def _emit_task(m: Module, layer: ConvLayer, blocking: InPlaceBlocking) -> tuple[
     return task, -(-planes // together) * split
 
 
-class _Tile:
+class InPlaceTile:
     """So many rows of outputs in registers, as wide as the tiles of a segment."""
 
     def __init__(self, m: Module, layer: ConvLayer, problem: Correlation, rows: int, segment: Segment) -> None:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS
 from autoconv.cpu.common.grid import largest_divisor, register_tiles
 from autoconv.cpu.common.panel import pitch_of
-from autoconv.cpu.depthwise.geometry import UNROLLED_TAPS, DepthwiseTiling, RowBlocking, tiling_of
+from autoconv.cpu.depthwise.geometry import UNROLLED_TAPS
+from autoconv.cpu.depthwise.kernels_inplace import zeros_elements
 from autoconv.cpu.device import CPU
 from autoconv.cpu.gemm.geometry import GemmBlocking
 from autoconv.layer import ConvLayer
@@ -97,53 +98,64 @@ class Caches(NamedTuple):
 
 
 class FusedTiling(NamedTuple):
-    """A task's workspace: `seen` rows of some hidden channels, the panel of one, and all after the depthwise layer.
+    """A task's workspace: `seen` rows of some hidden channels, a row of zeros, and all after the depthwise layer.
 
-    Channels lie `seen_pitch` and `made_pitch` elements apart. Sums of the depthwise layer are made as `depthwise` says,
-    those of 1x1 layers in tiles of `gemm`.
+    Channels lie `seen_pitch` and `made_pitch` elements apart. The depthwise layer has `TP` rows by `NV` vectors of sums
+    in registers.
     """
 
     seen: int
     seen_pitch: int
     made_pitch: int
-    depthwise: DepthwiseTiling
-    tile: GemmBlocking
+    TP: int
+    NV: int
     before_elements: int
-    panel_elements: int
+    zeros_elements: int
     after_elements: int
 
     @classmethod
-    def of(cls, instruction_set: str, layers: FusedLayers, blocking: FusedBlocking, caches: Caches) -> FusedTiling:
+    def of(cls, instruction_set: str, layers: FusedLayers, blocking: FusedBlocking) -> FusedTiling:
         """The tiling of layers under a blocking."""
         middle, rows = layers.depthwise, blocking.rows
-        TP, NV = _register_block(instruction_set, middle, rows)
-        cut = RowBlocking(TP, NV, False, caches.threads, caches.l1_bytes)
-        tiling = tiling_of(instruction_set, middle, cut)._replace(together=rows // TP)
-        seen = min(middle.H, tiling.rows)
+        seen = min(middle.H, (rows - 1) * middle.stride[0] + middle.dilation[0] * (middle.R - 1) + 1)
         seen_pitch, made_pitch = pitch_of(seen * middle.W), pitch_of(rows * middle.Q)
-        vectors, count = register_tiles(instruction_set)[0]
-        tile = GemmBlocking(count, vectors, 0, False, *caches)
         before = blocking.channels * seen_pitch if layers.before is not None else 0
         after = middle.C * made_pitch if layers.after is not None else 0
-        return cls(seen, seen_pitch, made_pitch, tiling, tile, before, tiling.elements, after)
+        block = _register_block(instruction_set, middle, rows)
+        return cls(seen, seen_pitch, made_pitch, *block, before, zeros_elements(middle), after)
 
     @property
     def elements(self) -> int:
         """All of a thread's workspace."""
-        return self.before_elements + self.panel_elements + self.after_elements
+        return self.before_elements + self.zeros_elements + self.after_elements
 
 
 def _register_block(instruction_set: str, layer: ConvLayer, rows: int) -> tuple[int, int]:
-    """Rows that divide those of a strip, by vectors: the most sums that three quarters of the registers hold."""
+    """Rows that divide those of a strip, by vectors: sums that three quarters of the registers hold.
+
+    Whole rows where these are at most half as many, which leaves no narrow rest; else in parts of about the same width.
+    """
     lanes = VECTOR_BYTES[instruction_set] // DTYPES[layer.dtype].bytes
     room, wide = VECTOR_REGISTERS[instruction_set] * 3 // 4, math.ceil(layer.Q / lanes)
-    heights = [TP for TP in range(1, min(rows, room) + 1) if rows % TP == 0]
-    return max(((TP, min(room // TP, wide)) for TP in heights), key=lambda tile: (tile[0] * tile[1], tile[0]))
+    NV = math.ceil(wide / math.ceil(wide / (room // 2)))
+    return largest_divisor(rows, room // NV), NV
+
+
+def line_tile(instruction_set: str, layer: ConvLayer, filters: int, caches: Caches) -> GemmBlocking:
+    """The register tile of a 1x1 layer, of which so many filters are computed at a time.
+
+    The pixels of a tile stay in half of the L1 cache for all of them. Of such tiles the one whose last block has the
+    fewest filters missing, and of those the one that loads the least.
+    """
+    room = max(1, caches.l1_bytes // 2 // (layer.C * VECTOR_BYTES[instruction_set]))
+    fitting = (tile for tile in register_tiles(instruction_set) if tile[0] <= room)
+    vectors, TK = min(fitting, key=lambda tile: -filters % tile[1])
+    return GemmBlocking(TK, vectors, 0, False, *caches)
 
 
 def workspace_bytes(instruction_set: str, layers: FusedLayers, blocking: FusedBlocking, caches: Caches) -> int:
     """Of all threads."""
-    one = FusedTiling.of(instruction_set, layers, blocking, caches).elements
+    one = FusedTiling.of(instruction_set, layers, blocking).elements
     return caches.threads * one * layers.depthwise.itemsize
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Value
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.depthwise.kernels import emit_tile, fill
-from autoconv.cpu.fused.geometry import Caches, FusedBlocking, FusedLayers, FusedTiling
+from autoconv.cpu.common.correlation import correlations
+from autoconv.cpu.common.panel import Segment
+from autoconv.cpu.depthwise.geometry import column_segments
+from autoconv.cpu.depthwise.kernels_inplace import InPlaceTile, clear, zeros_at
+from autoconv.cpu.fused.geometry import Caches, FusedBlocking, FusedLayers, FusedTiling, line_tile
 from autoconv.cpu.gemm.geometry import ChannelRange, pixel_tiles
 from autoconv.cpu.gemm.tile import GemmTile, each_block, sums_elements, tiles_of
 from autoconv.layer import ConvLayer
@@ -29,8 +33,8 @@ class _Writer:
     """
 
     def __init__(self, m: Module, layers: FusedLayers, blocking: FusedBlocking, caches: Caches) -> None:
-        self.m, self.layers, self.blocking = m, layers, blocking
-        self.tiling = FusedTiling.of(m.instruction_set, layers, blocking, caches)
+        self.m, self.layers, self.blocking, self.caches = m, layers, blocking, caches
+        self.tiling = FusedTiling.of(m.instruction_set, layers, blocking)
         self.element = DTYPES[layers.depthwise.dtype]
         self.k = m.function("task", *TASK, internal=True)
         self.filters: dict[str, Value] = {}
@@ -65,17 +69,13 @@ class _Writer:
         """A strip of all hidden channels from row `first` on, to `out`: some of them at a time, as they are made."""
         k, tiling, before, middle = self.k, self.tiling, self.layers.before, self.layers.depthwise
         plane = middle.H * middle.W
-        seen, panel = workspace, workspace + tiling.before_elements
+        seen, zeros = workspace, zeros_at(workspace + tiling.before_elements, middle)
+        clear(k, zeros, middle)
         top = first * middle.stride[0] - middle.padding[0][0]
         begin = k.max(k.min(top, middle.H - tiling.seen), 0)  # the first row that is computed; all lie in the image
         channels = self.blocking.channels if before is not None else middle.C
-        tiles = {
-            segment.pixels: emit_tile(
-                self.m, f"rows_{segment.pixels}", middle, tiling.depthwise, tiling.depthwise.TP, segment.pixels
-            )
-            for segment in tiling.depthwise.segments
-        }
         line = None if before is None else _Line(self, "before", before, channels, tiling.seen * middle.W)
+        tiles = self._tiles()
         with k.loop(0, middle.C, channels) as group:
             if line is not None and before is not None:
                 w, bias = self.filters["before"] + group * before.C, self.biases["before"] + group
@@ -83,23 +83,35 @@ class _Writer:
             with k.loop(0, channels) as c:
                 channel = group + c
                 here = x + channel * plane if line is None else seen + (c * tiling.seen_pitch - begin * middle.W)
-                fill(k, tiling.depthwise, here, top, panel, ahead=line is None)
                 taps = self.filters["depthwise"] + channel * (middle.R * middle.S)
                 to, plus = out + channel * out_pitch, residual + channel * out_pitch
-                self._rows(tiles, panel, taps, to, plus, self.biases["depthwise"] + channel)
+                self._rows(tiles, here, zeros, (taps, to, plus, self.biases["depthwise"] + channel), first)
+
+    def _tiles(self) -> list[tuple[Segment, Function]]:
+        """The register tiles of a row of the depthwise layer."""
+        middle, tiling = self.layers.depthwise, self.tiling
+        (problem,) = correlations(middle)
+        found: list[tuple[Segment, Function]] = []
+        for segment in column_segments(problem, tiling.NV * self.m.lanes(self.element)):
+            tile = InPlaceTile(self.m, middle, problem, tiling.TP, segment)
+            found.append((segment, tile.emit(f"rows_{len(found)}")))
+        return found
 
     def _rows(
-        self, tiles: dict[int, Function], panel: Value, taps: Value, out: Value, residual: Value, bias: Value
+        self,
+        tiles: Sequence[tuple[Segment, Function]],
+        image: Value,
+        zeros: Value,
+        pointers: tuple[Value, Value, Value, Value],
+        first: Value,
     ) -> None:
-        """All rows of one channel."""
-        k, tiling = self.k, self.tiling.depthwise
-        with k.loop(0, tiling.together) as block:
-            at = block * (tiling.TP * tiling.width)
-            source = panel + block * (tiling.TP * tiling.problem.rows.stride * tiling.panel.pitch)
-            for segment in tiling.segments:
-                with k.loop(segment.start, segment.start + segment.times * segment.pixels, segment.pixels) as q:
-                    here, plus = out + (at + q), residual + (at + q)
-                    k.call(tiles[segment.pixels], source + q, taps, here, plus, bias, k.i64(0))
+        """All rows of one channel; the pointers are its filter, output, residual and bias, `first` its first row."""
+        k, middle, (taps, out, residual, bias) = self.k, self.layers.depthwise, pointers
+        with k.loop(0, self.blocking.rows, self.tiling.TP) as row:
+            for (start, times, pixels), tile in tiles:
+                with k.loop(start, start + times * pixels, pixels) as q:
+                    seen, at = q * middle.stride[1], row * middle.Q + q
+                    k.call(tile, image + seen, zeros + seen, taps, out + at, residual + at, bias, first + row)
 
 
 class _Line:
@@ -107,8 +119,9 @@ class _Line:
 
     def __init__(self, writer: _Writer, name: str, layer: ConvLayer, filters: int, pixels: int) -> None:
         self.writer, self.name, self.layer, self.filters = writer, name, layer, filters
-        m, blocking = writer.m, writer.tiling.tile
-        self.lanes = m.lanes(writer.element)
+        m = writer.m
+        blocking = line_tile(m.instruction_set, layer, filters, writer.caches)
+        self.lanes, self.TK = m.lanes(writer.element), blocking.TK
         tiles = pixel_tiles(m.instruction_set, self.lanes, pixels, blocking)
         self.blocks = -(-filters // blocking.TK)
         self.tiles = [tile._replace(blocks=min(tile.blocks, self.blocks)) for tile in tiles]
@@ -117,7 +130,7 @@ class _Line:
         self, x: Value, w: Value, out: Value, residual: Value, bias: Value, pitch: int, out_pitch: int
     ) -> None:
         """Tile by tile of pixels, each by all filters; channels lie `pitch` and `out_pitch` elements apart."""
-        k, layer, TK = self.writer.k, self.layer, self.writer.tiling.tile.TK
+        k, layer, TK = self.writer.k, self.layer, self.TK
         one = GemmTile(TK, ChannelRange(layer.C), pitch, out_pitch, layer.C * TK)
         functions = tiles_of(self.writer.m, self.name, layer, self.writer.element, self.filters, self.tiles, one)
         sums = k.scratch(self.writer.element, sums_elements(self.tiles, self.lanes, TK))

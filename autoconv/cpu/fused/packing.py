@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoconv.algorithm import Array
-from autoconv.cpu.common.grid import register_tiles
-from autoconv.cpu.fused.geometry import FusedBlocking, FusedLayers
+from autoconv.cpu.fused.geometry import Caches, FusedBlocking, FusedLayers, line_tile
 
 
-def packed(instruction_set: str, layers: FusedLayers, blocking: FusedBlocking, filters: Sequence[Array]) -> Array:
+def packed(
+    instruction_set: str, layers: FusedLayers, blocking: FusedBlocking, caches: Caches, filters: Sequence[Array]
+) -> Array:
     """The filters of all layers in one array: of 1x1 layers block by block of those that a register tile takes.
 
     Parameters
@@ -19,6 +20,7 @@ def packed(instruction_set: str, layers: FusedLayers, blocking: FusedBlocking, f
     instruction_set : str
     layers : FusedLayers
     blocking : FusedBlocking
+    caches : Caches
     filters : sequence of array
         Of each layer, in its own shape; float32.
 
@@ -27,12 +29,13 @@ def packed(instruction_set: str, layers: FusedLayers, blocking: FusedBlocking, f
     array
         One-dimensional, float32.
     """
-    (_, TK), found = register_tiles(instruction_set)[0], []
+    found = []
     for (role, layer), w in zip(layers.roles.items(), filters, strict=True):
         if role == "depthwise":
             found.append(w.reshape(-1))
             continue
         together = blocking.channels if role == "before" else layer.K
+        TK = line_tile(instruction_set, layer, together, caches).TK
         rows = w.reshape(-1, together, layer.C)
         for group in rows:
             found += [group[first : first + TK].T.reshape(-1) for first in range(0, together, TK)]

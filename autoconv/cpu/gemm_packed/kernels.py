@@ -52,7 +52,7 @@ class TaskWriter:
         self.vectors = blocking.TK // self.lanes
         self.tile_size = blocking.TK * blocking.TQ
         rows, columns, o = self.problem.rows, self.problem.columns, self.problem.output
-        self.lines = range(0, blocking.TQ * columns.stride, LINE // self.element.bytes)  # of the cache, that a tile reads
+        self.lines = range(0, blocking.TQ * columns.stride, LINE // self.element.bytes)  # that a tile reads
         strides = o.channel, o.row, columns.output_stride
         self.outputs = TileLines.of_tile(blocking.TK, (rows.output_stride, blocking.TQ), strides, self.element.bytes)
         self.depth = half_or_all(self.problem.C, blocking.halved)

@@ -70,7 +70,8 @@ def _fused(graph: Graph, node: Node, operator: FusedConv, blocking: FusedBlockin
     plus = [n[1] for n, one in zip(others, layers.layers, strict=True) if one.channel_values]
     weights, biases = f"{names} {layers} {blocking}", f"biases {plus}"
     if weights not in packed:
-        packed[weights] = packing.packed(instruction_set, layers, blocking, [graph.constants[name] for name in names])
+        filters = [graph.constants[name] for name in names]
+        packed[weights] = packing.packed(instruction_set, layers, blocking, caches, filters)
     if biases not in packed:
         found = [graph.constants[name].reshape(-1) for name in plus]
         packed[biases] = np.concatenate([*found, np.zeros(1, np.float32)])
