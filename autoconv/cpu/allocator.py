@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
@@ -71,18 +70,21 @@ class Allocator:
 
         Called when an array dies, which may be at any moment, in any thread: so nothing here locks, and
         every step is a single operation on a list or a dict that makes no other object which Python's collector
-        of cycles counts, as that may start it. So sizes are listed, not pairs, and none is ever removed.
+        of cycles counts, as that may start it. So sizes are listed, not pairs, and none is ever removed. At the end
+        of a process no name of a module stands for anything any more.
         """
         size = raw.size
         if size > self._most:
             return
         self._free.setdefault(size, []).append(raw)
-        with contextlib.suppress(KeyError, IndexError, RuntimeError):  # another thread was quicker, or a collection
+        try:
             self._free.move_to_end(size)
             excess = self.kept - self._most  # a sum for every size would take longer than many a layer
             for old in list(self._free) if excess > 0 else ():
                 while excess > 0 and self._free[old]:
                     excess -= self._free[old].pop().size
+        except (KeyError, IndexError, RuntimeError):  # another thread was quicker, or a collection
+            pass
 
 
 class _Lease:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import subprocess
 import sys
@@ -239,6 +240,20 @@ def test_an_array_may_die_while_kept_memory_is_counted() -> None:
         gc.set_threshold(*threshold)
         gc.unfreeze()
     assert kept.kept == nbytes
+
+
+LAST = """
+import threading, numpy, autoconv
+x, w = numpy.ones((1, 8, 9, 9), "f"), numpy.ones((8, 8, 3, 3), "f")
+y, plan = autoconv.conv2d(x, w), autoconv.plan(autoconv.ConvLayer(N=1, C=8, H=9, W=9, K=8, R=3, S=3), mode="heuristic")
+threading.kept = lambda: None  # holds the names of this program, until modules that it imports are cleared
+"""
+
+
+def test_a_process_ends_in_silence_whatever_lives_longest(tmp_path: Path) -> None:
+    environment = {**os.environ, "AUTOCONV_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", LAST], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_what_empties_the_caches_is_filled_aside_and_once() -> None:
