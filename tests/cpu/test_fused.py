@@ -28,7 +28,7 @@ pytestmark = [
 def layers_of(
     first: dict[str, Any] | None, middle: dict[str, Any], last: dict[str, Any] | None, N: int = 2, C: int = 12
 ) -> FusedLayers:
-    """A 1x1 layer, a depthwise layer of 3x3 filters and another 1x1 layer, but for those that are None."""
+    """A 1x1 layer, a depthwise layer of 3x3 filters and another 1x1 layer, but for what is said, or None."""
     H, W = middle.pop("H", 13), middle.pop("W", 11)
     before = None if first is None else ConvLayer(**({"N": N, "C": 5, "H": H, "W": W, "K": C, "R": 1, "S": 1} | first))
     depthwise = ConvLayer(
@@ -53,6 +53,20 @@ CASES: dict[str, tuple[Any, ...]] = {
     ),
     "strided": ({"bias": True}, {"stride": 2, "H": 17, "W": 37}, {"bias": True}),
     "some biases": ({}, {"bias": True, "stride": (2, 1)}, {}),
+    "first layer": (
+        {"C": 3, "H": 26, "W": 22, "R": 3, "S": 3, "stride": 2, "padding": 1, "bias": True, "activation": "clip:0:6"},
+        {"bias": True},
+        {"bias": True, "residual": True},
+    ),
+    "first layer alone": ({"C": 3, "H": 25, "W": 66, "R": 3, "S": 3, "stride": (2, 6), "padding": 1}, {}, None),
+    "larger filters": (
+        {"H": 15, "R": 5, "S": 3, "padding": ((0, 2), (2, 0))},
+        {"stride": 2, "bias": True},
+        {},
+    ),
+    "dilated": ({"H": 14, "R": 3, "S": 2, "padding": ((2, 1), (0, 4)), "dilation": (2, 4)}, {}, {}),
+    "1x1 with strides": ({"H": 39, "W": 21, "stride": (3, 2), "bias": True}, {}, {}),
+    "padded 1x1": ({"H": 11, "W": 9, "padding": 1, "bias": True}, {}, {}),
     "none before": (None, {"bias": True}, {"residual": True}),
     "none after": ({"activation": "relu"}, {"residual": True, "bias": True}, None),
     "five": ({}, {"R": 5, "S": 5, "padding": 2, "stride": 2, "H": 16, "W": 16}, {}),
@@ -119,11 +133,12 @@ def test_refusals_name_the_layer() -> None:
     assert wide is not None
     assert plain.after is not None
     cases = {
-        "expected a 1x1 layer before or after it": FusedLayers(None, middle, None),
+        "expected a layer before it, or a 1x1 layer after it": FusedLayers(None, middle, None),
         "float32 in NCHW": FusedLayers(None, middle, plain.after.replace(dtype="float64")),
         "no residual but of the last": FusedLayers(wide.replace(residual=True), middle, None),
         "one filter of at most 25 taps": FusedLayers(wide, middle.replace(R=6, S=6, padding=((2, 3), (2, 3))), None),
-        "expected 1x1 filters": FusedLayers(wide.replace(R=3, S=3, padding=1), middle, None),
+        "expected one group": FusedLayers(wide.replace(C=6, groups=2), middle, None),
+        "expected 1x1 filters": FusedLayers(None, middle, plain.after.replace(R=3, S=3, padding=1)),
         "expected an input (2, 12, 13, 11)": FusedLayers(None, middle, plain.after.replace(C=8)),
     }
     for reason, layers in cases.items():

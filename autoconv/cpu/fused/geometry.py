@@ -7,12 +7,13 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS
+from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.common.grid import largest_divisor, register_tiles
-from autoconv.cpu.common.panel import pitch_of
+from autoconv.cpu.common.panel import MOST_STRIDE, PanelRow, pitch_of
 from autoconv.cpu.depthwise.geometry import UNROLLED_TAPS
 from autoconv.cpu.depthwise.kernels_inplace import zeros_elements
 from autoconv.cpu.device import CPU
-from autoconv.cpu.gemm.geometry import GemmBlocking
+from autoconv.cpu.gemm.geometry import GemmBlocking, PanelCut
 from autoconv.layer import ConvLayer
 
 MOST_HEIGHTS = 3  # of strips that are tried
@@ -21,11 +22,12 @@ MOST_CHANNELS = 16, 48  # at a time, of those that are tried
 
 @dataclass(frozen=True)
 class FusedLayers:
-    """A depthwise layer with the 1x1 layer before it, the one after it, or both, each taking what the last computes.
+    """A depthwise layer with the layer before it, the 1x1 layer after it, or both, each taking what the last computes.
 
     Parameters
     ----------
     before : ConvLayer or None
+        Of one group: a 1x1 layer, or one of larger filters or with a stride, as a network's first layer.
     depthwise : ConvLayer
     after : ConvLayer or None
     """
@@ -48,7 +50,7 @@ class FusedLayers:
         """Reasons why no kernel computes them."""
         found, middle = [], self.depthwise
         if len(self.layers) == 1:
-            found.append(f"{middle}: expected a 1x1 layer before or after it, got neither")
+            found.append(f"{middle}: expected a layer before it, or a 1x1 layer after it, got neither")
         for layer in self.layers:
             if (layer.direction, layer.dtype, layer.layout) != ("fwd", "float32", "NCHW") or layer.quantized:
                 found.append(f"{layer}: expected a forward layer of float32 in NCHW")
@@ -56,8 +58,10 @@ class FusedLayers:
                 found.append(f"{layer}: expected no residual but of the last layer")
         if not is_depthwise(middle):
             found.append(f"{middle}: expected one filter of at most {UNROLLED_TAPS} taps for each channel")
-        others = [layer for layer in (self.before, self.after) if layer is not None and not is_pointwise(layer)]
-        found += [f"{layer}: expected 1x1 filters, unit stride, no padding, and one group" for layer in others]
+        if self.before is not None and not is_dense(self.before):
+            found.append(f"{self.before}: expected one group, and a stride of at most {MOST_STRIDE} columns")
+        if self.after is not None and not is_pointwise(self.after):
+            found.append(f"{self.after}: expected 1x1 filters, unit stride, no padding, and one group")
         for first, second in zip(self.layers, self.layers[1:], strict=False):
             if first.output_shape != second.input_shapes[0]:
                 found.append(f"{second}: expected an input {first.output_shape}, got {second.input_shapes[0]}")
@@ -67,6 +71,11 @@ class FusedLayers:
 def is_depthwise(layer: ConvLayer) -> bool:
     """Whether every channel has one filter, whose taps can be written out."""
     return layer.groups == layer.C == layer.K > 1 and layer.R * layer.S <= UNROLLED_TAPS
+
+
+def is_dense(layer: ConvLayer) -> bool:
+    """Whether all channels meet all filters, in columns that panels hold."""
+    return layer.groups == 1 and layer.stride[1] <= MOST_STRIDE
 
 
 def is_pointwise(layer: ConvLayer) -> bool:
@@ -98,17 +107,21 @@ class Caches(NamedTuple):
 
 
 class FusedTiling(NamedTuple):
-    """A task's workspace: `seen` rows of some hidden channels, a row of zeros, and all after the depthwise layer.
+    """A task's workspace: the image under a strip, rows of some hidden channels, one of zeros, and all that is made.
 
-    Channels lie `seen_pitch` and `made_pitch` elements apart. The depthwise layer has `TP` rows by `NV` vectors of sums
-    in registers.
+    The image is copied to a panel as `cut` says, and under a 1x1 layer, where that is None, read in place. Of hidden
+    channels `seen` rows lie there, and then all that the depthwise layer makes for the one after it, `seen_pitch` and
+    `made_pitch` elements from channel to channel. The depthwise layer has `TP` rows by `NV` vectors of sums in
+    registers.
     """
 
+    cut: PanelCut | None
     seen: int
     seen_pitch: int
     made_pitch: int
     TP: int
     NV: int
+    panel_elements: int
     before_elements: int
     zeros_elements: int
     after_elements: int
@@ -116,18 +129,28 @@ class FusedTiling(NamedTuple):
     @classmethod
     def of(cls, instruction_set: str, layers: FusedLayers, blocking: FusedBlocking) -> FusedTiling:
         """The tiling of layers under a blocking."""
-        middle, rows = layers.depthwise, blocking.rows
+        before, middle, rows = layers.before, layers.depthwise, blocking.rows
         seen = min(middle.H, (rows - 1) * middle.stride[0] + middle.dilation[0] * (middle.R - 1) + 1)
         seen_pitch, made_pitch = pitch_of(seen * middle.W), pitch_of(rows * middle.Q)
-        before = blocking.channels * seen_pitch if layers.before is not None else 0
-        after = middle.C * made_pitch if layers.after is not None else 0
+        cut = None if before is None or is_pointwise(before) else _panel_cut(instruction_set, before, seen)
+        panel = 0 if before is None or cut is None else cut.elements(before.C)
+        hidden = 0 if before is None else blocking.channels * seen_pitch
+        after = 0 if layers.after is None else middle.C * made_pitch
         block = _register_block(instruction_set, middle, rows)
-        return cls(seen, seen_pitch, made_pitch, *block, before, zeros_elements(middle), after)
+        return cls(cut, seen, seen_pitch, made_pitch, *block, panel, hidden, zeros_elements(middle), after)
 
     @property
     def elements(self) -> int:
         """All of a thread's workspace."""
-        return self.before_elements + self.zeros_elements + self.after_elements
+        return self.panel_elements + self.before_elements + self.zeros_elements + self.after_elements
+
+
+def _panel_cut(instruction_set: str, layer: ConvLayer, rows: int) -> PanelCut:
+    """The panel under so many rows of a layer's output."""
+    (problem,) = correlations(layer)
+    row = PanelRow(problem.columns, VECTOR_BYTES[instruction_set] // DTYPES[layer.dtype].bytes)
+    held = (rows - 1) * layer.stride[0] + layer.dilation[0] * (layer.R - 1) + 1
+    return PanelCut(row, rows, False, held, held * row.pitch)
 
 
 def _register_block(instruction_set: str, layer: ConvLayer, rows: int) -> tuple[int, int]:
@@ -142,12 +165,12 @@ def _register_block(instruction_set: str, layer: ConvLayer, rows: int) -> tuple[
 
 
 def line_tile(instruction_set: str, layer: ConvLayer, filters: int, caches: Caches) -> GemmBlocking:
-    """The register tile of a 1x1 layer, of which so many filters are computed at a time.
+    """The register tile of a layer before or after the depthwise one, of which so many filters are computed at a time.
 
     The pixels of a tile stay in half of the L1 cache for all of them. Of such tiles the one whose last block has the
     fewest filters missing, and of those the one that loads the least.
     """
-    room = max(1, caches.l1_bytes // 2 // (layer.C * VECTOR_BYTES[instruction_set]))
+    room = max(1, caches.l1_bytes // 2 // (layer.C * layer.R * layer.S * VECTOR_BYTES[instruction_set]))
     fitting = (tile for tile in register_tiles(instruction_set) if tile[0] <= room)
     vectors, TK = min(fitting, key=lambda tile: -filters % tile[1])
     return GemmBlocking(TK, vectors, 0, False, *caches)

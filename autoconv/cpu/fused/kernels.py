@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Value
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
@@ -12,7 +12,8 @@ from autoconv.cpu.common.panel import Segment
 from autoconv.cpu.depthwise.geometry import column_segments
 from autoconv.cpu.depthwise.kernels_inplace import InPlaceTile, clear, zeros_at
 from autoconv.cpu.fused.geometry import Caches, FusedBlocking, FusedLayers, FusedTiling, line_tile
-from autoconv.cpu.gemm.geometry import ChannelRange, pixel_tiles
+from autoconv.cpu.gemm.geometry import ChannelRange, PanelCut, pixel_tiles
+from autoconv.cpu.gemm.panels import fill
 from autoconv.cpu.gemm.tile import GemmTile, each_block, sums_elements, tiles_of
 from autoconv.layer import ConvLayer
 
@@ -74,18 +75,39 @@ class _Writer:
         top = first * middle.stride[0] - middle.padding[0][0]
         begin = k.max(k.min(top, middle.H - tiling.seen), 0)  # the first row that is computed; all lie in the image
         channels = self.blocking.channels if before is not None else middle.C
-        line = None if before is None else _Line(self, "before", before, channels, tiling.seen * middle.W)
+        hidden = None if before is None else self._hidden(before, x, begin, seen, workspace)
         tiles = self._tiles()
         with k.loop(0, middle.C, channels) as group:
-            if line is not None and before is not None:
-                w, bias = self.filters["before"] + group * before.C, self.biases["before"] + group
-                line.multiply(x + begin * middle.W, w, seen, seen, bias, plane, tiling.seen_pitch)
+            if hidden is not None:
+                hidden(group)
             with k.loop(0, channels) as c:
                 channel = group + c
-                here = x + channel * plane if line is None else seen + (c * tiling.seen_pitch - begin * middle.W)
+                here = x + channel * plane if hidden is None else seen + (c * tiling.seen_pitch - begin * middle.W)
                 taps = self.filters["depthwise"] + channel * (middle.R * middle.S)
                 to, plus = out + channel * out_pitch, residual + channel * out_pitch
                 self._rows(tiles, here, zeros, (taps, to, plus, self.biases["depthwise"] + channel), first)
+
+    def _hidden(
+        self, layer: ConvLayer, x: Value, begin: Value, seen: Value, workspace: Value
+    ) -> Callable[[Value], None]:
+        """What computes the rows from `begin` on of some hidden channels, given the first; what all need is copied."""
+        k, tiling, channels = self.k, self.tiling, self.blocking.channels
+        (problem,) = correlations(layer)
+        depth, cut = layer.C * layer.R * layer.S, tiling.cut
+        if cut is None:
+            line = _Line(self, "before", layer, channels, tiling.seen * layer.Q)
+            source, pitch = x + begin * layer.Q, layer.P * layer.Q
+        else:
+            line = _Line(self, "before", layer, channels, layer.Q, cut)
+            source, pitch = workspace + (tiling.before_elements + tiling.zeros_elements), cut.pitch
+            with k.loop(0, layer.C) as c:
+                fill(k, problem, cut, x + c * problem.input.channel, begin, source + c * pitch)
+
+        def compute(group: Value) -> None:
+            w, bias = self.filters["before"] + group * depth, self.biases["before"] + group
+            line.multiply(source, w, seen, seen, bias, pitch, tiling.seen_pitch)
+
+        return compute
 
     def _tiles(self) -> list[tuple[Segment, Function]]:
         """The register tiles of a row of the depthwise layer."""
@@ -115,10 +137,13 @@ class _Writer:
 
 
 class _Line:
-    """A 1x1 layer on a line of pixels, by so many of its filters at a time."""
+    """A layer on lines of pixels, by so many of its filters at a time: a 1x1 layer on one, or on those of a panel."""
 
-    def __init__(self, writer: _Writer, name: str, layer: ConvLayer, filters: int, pixels: int) -> None:
+    def __init__(
+        self, writer: _Writer, name: str, layer: ConvLayer, filters: int, pixels: int, cut: PanelCut | None = None
+    ) -> None:
         self.writer, self.name, self.layer, self.filters = writer, name, layer, filters
+        self.pixels, self.cut = pixels, cut
         m = writer.m
         blocking = line_tile(m.instruction_set, layer, filters, writer.caches)
         self.lanes, self.TK = m.lanes(writer.element), blocking.TK
@@ -130,17 +155,27 @@ class _Line:
         self, x: Value, w: Value, out: Value, residual: Value, bias: Value, pitch: int, out_pitch: int
     ) -> None:
         """Tile by tile of pixels, each by all filters; channels lie `pitch` and `out_pitch` elements apart."""
-        k, layer, TK = self.writer.k, self.layer, self.TK
-        one = GemmTile(TK, ChannelRange(layer.C), pitch, out_pitch, layer.C * TK)
+        k, layer, TK, cut = self.writer.k, self.layer, self.TK, self.cut
+        depth = layer.C * layer.R * layer.S
+        one, lines, step = GemmTile(TK, ChannelRange(layer.C), pitch, out_pitch, depth * TK), 1, 0
+        if cut is not None:
+            taps = tuple(cut.row.offset(s) for s in range(layer.S))
+            one = one._replace(R=layer.R, row_pitch=layer.dilation[0] * cut.row.pitch, taps=taps, whole=True)
+            lines, step = cut.rows, layer.stride[0] * cut.row.pitch
         functions = tiles_of(self.writer.m, self.name, layer, self.writer.element, self.filters, self.tiles, one)
         sums = k.scratch(self.writer.element, sums_elements(self.tiles, self.lanes, TK))
-        for start, times, pixels, _, together in self.tiles:
-            with k.loop(start, start + times * pixels, pixels) as q:
 
-                def visit(block: Value, width: int, together: int, q: Value = q, pixels: int = pixels) -> None:
-                    first = block * TK
-                    to, plus = (p + (first * out_pitch + q) for p in (out, residual))
-                    function = functions[pixels, width, together]
-                    k.call(function, x + q, w + first * layer.C, x, to, plus, bias + first, sums)
+        def tile(line: Value, q: Value, pixels: int, together: int) -> None:
+            here, at = x + (line * step + q), line * self.pixels + q
 
-                each_block(k, self.filters, TK, k.i64(0), k.i64(self.blocks), together, visit)
+            def visit(block: Value, width: int, together: int) -> None:
+                first = block * TK
+                to, plus = (p + (first * out_pitch + at) for p in (out, residual))
+                k.call(functions[pixels, width, together], here, w + first * depth, x, to, plus, bias + first, sums)
+
+            each_block(k, self.filters, TK, k.i64(0), k.i64(self.blocks), together, visit)
+
+        with k.loop(0, lines) as line:
+            for start, times, pixels, _, together in self.tiles:
+                with k.loop(start, start + times * pixels, pixels) as q:
+                    tile(line, q, pixels, together)

@@ -13,7 +13,7 @@ from autoconv.cpu.fused.geometry import Caches, FusedBlocking, FusedLayers, line
 def packed(
     instruction_set: str, layers: FusedLayers, blocking: FusedBlocking, caches: Caches, filters: Sequence[Array]
 ) -> Array:
-    """The filters of all layers in one array: of 1x1 layers block by block of those that a register tile takes.
+    """All layers' filters in one array, those of dense layers block by block of what a register tile takes.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def packed(
             continue
         together = blocking.channels if role == "before" else layer.K
         TK = line_tile(instruction_set, layer, together, caches).TK
-        rows = w.reshape(-1, together, layer.C)
+        rows = w.reshape(-1, together, layer.C * layer.R * layer.S)
         for group in rows:
             found += [group[first : first + TK].T.reshape(-1) for first in range(0, together, TK)]
     return np.ascontiguousarray(np.concatenate(found), np.float32)

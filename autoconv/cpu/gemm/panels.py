@@ -43,7 +43,7 @@ def emit_panels(
     sums = task.scratch(wide, sums_elements(tiles, lanes, blocking.TK))
     plane = x + n * problem.input.image + group * problem.input.group
     with task.loop(0, problem.C) as c:
-        _fill(task, problem, cut, plane + c * problem.input.channel, first_row, panel + c * cut.pitch)
+        fill(task, problem, cut, plane + c * problem.input.channel, first_row, panel + c * cut.pitch)
     place = n * problem.output.image + group * problem.output.group + first_row * Q
     w = w + group * (problem.K * problem.C * R * S)
     bias = bias + group * problem.K
@@ -70,8 +70,8 @@ def emit_panels(
     return task, spans * images * chunks
 
 
-def _fill(k: Function, problem: Correlation, cut: PanelCut, plane: Value, first_row: Value, panel: Value) -> None:
-    """Copy one channel's rows that the outputs from `first_row` on see."""
+def fill(k: Function, problem: Correlation, cut: PanelCut, plane: Value, first_row: Value, panel: Value) -> None:
+    """Copy one channel's rows that the outputs from `first_row` on see, as the cut says."""
     rows = problem.rows
     top = first_row * rows.stride + rows.offset
     with k.loop(0, cut.held) as t:

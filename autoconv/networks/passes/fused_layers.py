@@ -1,11 +1,11 @@
-"""Depthwise layers and their 1x1 neighbours as one node, so that what lies between them is no array of the graph."""
+"""Depthwise layers and their neighbours as one node, so that what lies between them is no array of the graph."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from autoconv.cpu.fused.geometry import FusedLayers, is_depthwise, is_pointwise
+from autoconv.cpu.fused.geometry import FusedLayers, is_dense, is_depthwise, is_pointwise
 from autoconv.layer import ConvLayer
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
@@ -49,8 +49,8 @@ def chains(graph: Graph) -> list[Chain]:
         if after is not None and after.inputs[0] != node.name:
             after = None  # it is what that one adds
         wide, narrow = (
-            None if n is None or (one := _layer(graph, n)) is None or not is_pointwise(one) else one
-            for n in (before, after)
+            None if n is None or (one := _layer(graph, n)) is None or not fits(one) else one
+            for n, fits in ((before, is_dense), (after, is_pointwise))
         )
         nodes = [n for n, one in ((before, wide), (node, layer), (after, narrow)) if n is not None and one is not None]
         chain = Chain(tuple(nodes), FusedLayers(wide, layer, narrow))
