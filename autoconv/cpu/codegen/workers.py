@@ -78,7 +78,10 @@ FLUSH = KEEP | 0x8040
 QUANTUM = 1 << 21  # ticks of the processor's clock after which a worker offers its processor: about a millisecond
 FOREVER = (1 << 63) - 1
 RUN_TEAM = (ptr(i8), ptr(i8), i32, i32)  # function, its argument, threads, flags
-SPIN = 2000  # about 40 microseconds: longer than Python needs between two layers
+SPIN = 2000  # turns of a wait for others who are at work, before the processor is offered between looks
+# Ticks for which a worker without work stays awake, a third to half of a millisecond: longer than Python needs between
+# two layers, or between two runs of a network. To wake a sleeper takes a fifth of that.
+AWAKE = 1 << 20
 
 
 def _wait(k: Function, spin: Value, done: Callable[[], Value]) -> None:
@@ -246,10 +249,11 @@ def _emit_work(m: Module, futex: int | None, quantum: int) -> None:
     seen, until = k.var(k.const(i32, 0)), k.var(_ticks(k) + quantum)
     with k.forever() as leave_if:
         turns = k.var(k.load(settings + 1))
+        asleep = _ticks(k) + k.select(turns.get() > 1, k.i64(AWAKE if X86 else 0), k.i64(0))
         with k.forever() as awake_if:
             awake_if(k.atomic_load(number).ne(seen.get()))
             turns.add(-1)
-            with k.if_(turns.get() > 0):
+            with k.if_((turns.get() > 0) | (_ticks(k) < asleep)):
                 k.pause()
             with k.else_():
                 _sleep(k, pool, seen.get(), thread, futex)
