@@ -189,6 +189,26 @@ def test_what_was_quicker_is_recalled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @kernels
+def test_what_was_quicker_is_recalled_with_other_plans_until_it_is_raced(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, device, options, raced = blocks(batch=2), CPU.current(), {"vendors": False}, []
+
+    def quickest(schedules: Any, options: Any, part: bool) -> tuple[int, list[float]]:
+        raced.append(len(schedules))
+        return 1 - len(raced) // 2, [1.0] * len(schedules)
+
+    monkeypatch.setattr(choice, "quickest", quickest)
+    made = planned(graph, (), {}, device, options, {}, "heuristic")
+    other = planned(graph, (), {}, device, options, {"wide0": "numpy.gemm[tile=image]"}, "heuristic")
+    found = with_fused(made, device, options, "hybrid").fused
+    assert list(found) == ["narrow0"]
+    assert with_fused(other, device, options, "heuristic").fused == found
+    assert with_fused(other, device, options, "hybrid").fused == {}
+    assert len(raced) == 2
+    assert with_fused(other, device, options, "heuristic").fused == {}
+    assert with_fused(made, device, options, "heuristic").fused == found
+
+
+@kernels
 @pytest.mark.parametrize("cut", [[0, 8], [10, 8], [4, 5], [4, 8.0], [4], "48", 4])
 def test_a_record_by_which_nothing_can_be_cut_counts_for_nothing(cut: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, device, options = blocks(batch=2), CPU.current(), {"vendors": False}

@@ -183,20 +183,23 @@ def workspace_bytes(instruction_set: str, layers: FusedLayers, blocking: FusedBl
 
 
 def blockings(layers: FusedLayers, device: CPU) -> list[FusedBlocking]:
-    """Ways to cut the work: the highest strips that leave a task for every thread and fit the last cache.
+    """Ways to cut the work: the highest strips that leave every thread a task, and whose workspace fits the L2 cache.
 
-    Which of them stay in the L2 cache beside all that passes by, only running them tells.
+    Where none does, the lowest that fit the last cache. Which of them stay in the L2 cache beside all that passes by,
+    only running them tells.
     """
     middle, caches = layers.depthwise, Caches.of(device)
     heights: dict[int, list[FusedBlocking]] = {}
-    for strips in (1 << n for n in range(middle.P.bit_length())):
-        rows = math.ceil(middle.P / strips)
-        if middle.N * math.ceil(middle.P / rows) < device.threads or len(heights) == MOST_HEIGHTS:
+    fitting: list[int] = []
+    for rows in dict.fromkeys(math.ceil(middle.P / (1 << n)) for n in range(middle.P.bit_length())):
+        if middle.N * math.ceil(middle.P / rows) < device.threads:
             continue
         for most in MOST_CHANNELS if layers.before is not None else (1,):
-            channels = largest_divisor(middle.C, most)
-            blocking = FusedBlocking(rows, channels)
+            blocking = FusedBlocking(rows, largest_divisor(middle.C, most))
             needed = workspace_bytes(device.instruction_set, layers, blocking, caches)
             if needed <= device.machine.caches[-1] and blocking not in heights.get(rows, ()):
                 heights.setdefault(rows, []).append(blocking)
-    return [blocking for several in heights.values() for blocking in several]
+                if needed <= device.threads * caches.l2_bytes and rows not in fitting:
+                    fitting.append(rows)
+    chosen = fitting[:MOST_HEIGHTS] or list(heights)[-MOST_HEIGHTS:]
+    return [blocking for rows in chosen for blocking in heights[rows]]

@@ -133,7 +133,10 @@ def _needed(made: Planned, device: CPU) -> int:
 def _chosen(
     made: Planned, found: Sequence[Chain], device: CPU, options: Mapping[str, Any], mode: str
 ) -> dict[str, FusedBlocking]:
-    """What the records say, and races where they say nothing; chains of the same layers and plans are one."""
+    """What the records say, and races where they say nothing; chains of the same layers and plans are one.
+
+    Where nothing may be timed, and plans have changed since a race of these layers, what won it then is the best guess.
+    """
     decided: dict[str, FusedBlocking | None] = {}
     chosen = {}
     kept = Kept(resolved_cache(options.get("cache")), device, "fused", _version())
@@ -142,11 +145,14 @@ def _chosen(
         # What the choice depends on: layers, what computes each of them alone, and the limits of each.
         limits = told({name: value for name, value in options.items() if name not in WHOLE})
         what = "\n".join([*(f"{each.layer} {each.candidate}" for each in plans.values()), *limits])
+        alike = "\n".join([*(str(each.layer) for each in plans.values()), *limits])
         if what not in decided:
             known = _recalled(kept, what, chain)
             if not known and mode in TIMING:
                 known = _raced(made.parts.graph, chain, plans, device, options)
-                kept.keep(what, layers=list(map(str, chain.layers.layers)), **known)
+                for each in (what, alike):
+                    kept.keep(each, layers=list(map(str, chain.layers.layers)), **known)
+            known = known or _recalled(kept, alike, chain)
             decided[what] = FusedBlocking(*known["blocking"]) if known.get("blocking") else None
         if (blocking := decided[what]) is not None:
             chosen[chain.name] = blocking
