@@ -63,6 +63,17 @@ def test_zeros_of_a_strided_gradient(instruction_set: str, H: int, W: int, strid
     assert check_guarded(PACKED, layer, device, operands(layer))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("stride", [(2, 2), (1, 3), (3, 4), (2, 5), (3, 1)])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_strided_pixels_of_whole_tiles_in_a_row(instruction_set: str, stride: tuple[int, int], dtype: str) -> None:
+    """Up to four columns apart they are copied as vectors, which read what lies between and nothing beyond an image."""
+    H, W = 1 + 3 * stride[0], 1 + 11 * stride[1]
+    layer = layer_of(C=140, groups=2, K=22, H=H, W=W, stride=stride, bias=True, dtype=dtype)
+    assert (layer.P, layer.Q) == (4, 12)
+    assert check_guarded(PACKED, layer, device_with(instruction_set), operands(layer))
+
+
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_parts_of_everything(instruction_set: str) -> None:
     device = device_with(instruction_set, 2, SMALL_CACHES)
