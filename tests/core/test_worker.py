@@ -44,6 +44,18 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return patient_but_with_hangs(monkeypatch)
 
 
+def test_algorithms_that_came_later_are_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FaultyCPU.having("none")
+    with monkeypatch.context() as before:
+        before.setattr(isolate.registry, "algorithms", lambda device: [])
+        worker = isolate.Worker(device)
+    try:
+        (facts,) = worker.measure(LAYER, [Candidate("faulty.none")]).values()
+    finally:
+        worker.close()
+    assert facts.failure is None
+
+
 def test_good_candidates_come_back_with_their_facts() -> None:
     events: list[Event] = []
     failures = measured("none", progress=events.append)
