@@ -80,7 +80,7 @@ FOREVER = (1 << 63) - 1
 RUN_TEAM = (ptr(i8), ptr(i8), i32, i32)  # function, its argument, threads, flags
 SPIN = 2000  # turns of a wait for others who are at work, before the processor is offered between looks
 # Ticks for which a worker without work stays awake, a third to half of a millisecond: longer than Python needs between
-# two layers, or between two runs of a network. To wake a sleeper takes a fifth of that.
+# two layers, or between two runs of a network. To wake a sleeper took a fifth of that where it was measured.
 AWAKE = 1 << 20
 
 

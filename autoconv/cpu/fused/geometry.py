@@ -130,7 +130,7 @@ class FusedTiling(NamedTuple):
     def of(cls, instruction_set: str, layers: FusedLayers, blocking: FusedBlocking) -> FusedTiling:
         """The tiling of layers under a blocking."""
         before, middle, rows = layers.before, layers.depthwise, blocking.rows
-        seen = min(middle.H, (rows - 1) * middle.stride[0] + middle.dilation[0] * (middle.R - 1) + 1)
+        seen = min(middle.H, _rows_under(middle, rows))
         seen_pitch, made_pitch = pitch_of(seen * middle.W), pitch_of(rows * middle.Q)
         cut = None if before is None or is_pointwise(before) else _panel_cut(instruction_set, before, seen)
         panel = 0 if before is None or cut is None else cut.elements(before.C)
@@ -149,8 +149,13 @@ def _panel_cut(instruction_set: str, layer: ConvLayer, rows: int) -> PanelCut:
     """The panel under so many rows of a layer's output."""
     (problem,) = correlations(layer)
     row = PanelRow(problem.columns, VECTOR_BYTES[instruction_set] // DTYPES[layer.dtype].bytes)
-    held = (rows - 1) * layer.stride[0] + layer.dilation[0] * (layer.R - 1) + 1
+    held = _rows_under(layer, rows)
     return PanelCut(row, rows, False, held, held * row.pitch)
+
+
+def _rows_under(layer: ConvLayer, rows: int) -> int:
+    """Rows of the input that so many rows of the output see, be they in the image or not."""
+    return (rows - 1) * layer.stride[0] + layer.dilation[0] * (layer.R - 1) + 1
 
 
 def _register_block(instruction_set: str, layer: ConvLayer, rows: int) -> tuple[int, int]:
