@@ -323,7 +323,7 @@ class CPU(Device):
         allocator.filled(self._elsewhere)
 
     def settle(self, *warm: Array, filters: Iterable[Array] = ()) -> None:
-        """Leave the machine as a layer in a network finds it: threads awake, and some arrays in cache.
+        """Leave the machine as a layer in a network finds it: threads and matrix unit awake, and some arrays in cache.
 
         Parameters
         ----------
@@ -335,6 +335,7 @@ class CPU(Device):
             long, though not what many candidates have, each its own.
         """
         from autoconv.cpu import pool
+        from autoconv.cpu.machine.pace import wake_unit
 
         for array in (array for array in filters if array.nbytes < 2 * self.machine.beyond):  # no cache keeps others
             allocator.read(array)
@@ -342,6 +343,8 @@ class CPU(Device):
         for array in warm:
             allocator.read(array)
         if pool.available():  # the first call wakes them
+            if (unit := self._unit()) is not None:
+                wake_unit(self.instruction_set, unit, self.threads)
             pool.wake(self.instruction_set, self.threads)
             pool.wake(self.instruction_set, self.threads)
 
@@ -355,13 +358,25 @@ class CPU(Device):
         return self.machine.flops(self.instruction_set, dtype)
 
     def pace(self) -> float:
-        """By bursts of multiply-adds on all threads; nothing is known of a machine whose model is given."""
+        """By bursts of multiply-adds on all threads, and of products of tiles; whichever are further from their peak.
+
+        A unit that multiplies tiles may be slow while vectors are not: processors beside this one may use it too.
+        Nothing is known of a machine whose model is given.
+        """
         from autoconv.cpu import pool
-        from autoconv.cpu.machine.pace import meter
+        from autoconv.cpu.machine.pace import meter, unit_rate
 
         if self.model is not None or not pool.available():
             return 1.0
-        return self.peak_flops("float32") / meter(self.instruction_set, self.threads)()
+        pace = self.peak_flops("float32") / meter(self.instruction_set, self.threads)()
+        if (unit := self._unit()) is not None:
+            peak = self.machine.tiles(unit, "bfloat16")
+            pace = max(pace, peak / unit_rate(self.instruction_set, unit, self.threads))
+        return pace
+
+    def _unit(self) -> str | None:
+        """The matrix unit in hardware, where this process may use it."""
+        return self.matrix_unit if self.matrix_unit == "amx" and permission.granted() else None
 
     def bandwidth(self) -> float:
         """What all threads read from memory."""

@@ -16,12 +16,12 @@ from autoconv.algorithm import Array
 from autoconv.cpu import allocator, permission, pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Module
-from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS, WORDS
 from autoconv.cpu.codegen.words import CHANNELS, vector_products
 from autoconv.cpu.machine import probes
 from autoconv.cpu.machine.curve import Curve, falling, levels
 from autoconv.cpu.machine.effort import FINEST, PEAKS_ONLY, ROUGH, SMALLEST, THOROUGH, Effort
 from autoconv.cpu.machine.model import LINE, Machine
+from autoconv.cpu.machine.pace import TILE_FLOPS, products
 from autoconv.cpu.machine.passes import merged, settled, steady
 from autoconv.cpu.threads import count_cores, processors
 
@@ -35,7 +35,6 @@ MATRIX = 512  # rows of the product that stands for the peak where no kernel can
 LOADS = 1 << 14  # of a sample that waits for nothing else: beside them a call takes next to nothing
 FLOATS = ("float32", "float64")
 RATE = 2e10  # bytes or so per second, from which the time of a first sample is guessed
-TILE_FLOPS = {"bfloat16": 4 * TILE_ROWS * WORDS**2, "int8": 8 * TILE_ROWS * WORDS**2}  # of a product of tiles
 ASLEEP = 0.02  # seconds after which threads have gone to sleep
 REGIONS = 25  # of which the median is one barrier
 
@@ -268,17 +267,11 @@ class _Session:
 
     def tiles(self, matrix_unit: str, dtype: str) -> float:
         """Operations per second of all threads on tiles."""
-        program = compiler.build(probes.emit_tiles, self.instruction_set, matrix_unit, dtype)
-        run = pool.Entry(program, probes.TILES, self.threads)
-        out, rounds = allocator.take(TILE_BYTES * self.threads), 1
-        tile = allocator.take(TILE_BYTES).view(np.uint16)
-        numbers = np.random.default_rng(0).standard_normal(tile.size, np.float32)
-        tile[:] = numbers.view(np.uint32) >> 16  # the upper half of a float32 is a bfloat16
+        run, rounds = products(self.instruction_set, matrix_unit, dtype, self.threads), 1
         while True:
-            extents = np.array([self.threads, 0, rounds], np.int64)
-            best = self.seconds(functools.partial(run, tile, extents, out))
+            best = self.seconds(functools.partial(run, rounds))
             if best > self.effort.seconds:
-                return TILE_FLOPS[dtype] * probes.SUMS * rounds * self.threads / best
+                return float(TILE_FLOPS[dtype] * probes.SUMS * rounds * self.threads) / best
             rounds *= 4
 
     def busy(self) -> float:

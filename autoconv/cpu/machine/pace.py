@@ -1,4 +1,4 @@
-"""How fast all threads compute at the moment."""
+"""How fast all threads compute at the moment, on vectors and on tiles; and waking a matrix unit that sleeps."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ import numpy as np
 from autoconv.cpu import allocator, pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import DTYPES, Module
+from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS, WORDS
 from autoconv.cpu.machine import probes
 
-BURSTS = 5  # of multiply-adds, of a fraction of a millisecond each
+BURSTS = 5  # of multiply-adds, or of products of tiles, of a fraction of a millisecond each
+TILE_FLOPS = {"bfloat16": 4 * TILE_ROWS * WORDS**2, "int8": 8 * TILE_ROWS * WORDS**2}  # of a product of tiles
+ROUNDS = 1000  # of products of tiles in a burst
+WAKING = 3e-4  # seconds of products in which a unit that has slept for a millisecond comes to its full rate
 
 
 @functools.cache
@@ -47,3 +51,47 @@ def meter(instruction_set: str, threads: int) -> Callable[[], float]:
         return operations / statistics.median(burst() for _ in range(BURSTS))
 
     return rate
+
+
+@functools.cache
+def products(instruction_set: str, matrix_unit: str, dtype: str, threads: int) -> Callable[[int], None]:
+    """What multiplies tiles on all threads, so many rounds of `probes.SUMS` products.
+
+    Parameters
+    ----------
+    instruction_set, matrix_unit : str
+    dtype : "bfloat16" or "int8"
+    threads : int
+
+    Returns
+    -------
+    callable
+        Of normally distributed numbers: units multiply zeros faster.
+    """
+    run = pool.Entry(compiler.build(probes.emit_tiles, instruction_set, matrix_unit, dtype), probes.TILES, threads)
+    memory = allocator.Allocator()
+    out, tile = memory.take(TILE_BYTES * threads), memory.take(TILE_BYTES).view(np.uint16)
+    numbers = np.random.default_rng(0).standard_normal(tile.size, np.float32)
+    tile[:] = numbers.view(np.uint32) >> 16  # the upper half of a float32 is a bfloat16
+    return lambda rounds: run(tile, np.array([threads, 0, rounds], np.int64), out)
+
+
+def wake_unit(instruction_set: str, matrix_unit: str, threads: int) -> None:
+    """Have all threads multiply tiles until a unit that slept is at its full rate; at first it gives a part of it."""
+    run, start = products(instruction_set, matrix_unit, "bfloat16", threads), time.perf_counter()
+    while time.perf_counter() - start < WAKING:
+        run(ROUNDS)
+
+
+def unit_rate(instruction_set: str, matrix_unit: str, threads: int) -> float:
+    """Operations per second of all threads on tiles of bfloat16: the median of some bursts of a unit that is awake."""
+    run = products(instruction_set, matrix_unit, "bfloat16", threads)
+    wake_unit(instruction_set, matrix_unit, threads)
+
+    def burst() -> float:
+        start = time.perf_counter()
+        run(ROUNDS)
+        return time.perf_counter() - start
+
+    seconds = statistics.median(burst() for _ in range(BURSTS))
+    return float(TILE_FLOPS["bfloat16"] * probes.SUMS * ROUNDS * threads) / seconds

@@ -14,13 +14,14 @@ from typing import ClassVar
 
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
-from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, bf16, f32, i8, i32, i64, ptr, vec
+from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, bf16, f32, i32, i64, ptr, vec
 from autoconv.cpu.codegen.tiles import TILE_BYTES, TILE_ROWS, UPPER, WORDS
 from autoconv.cpu.common.tiles.products import FILTERS
 from autoconv.cpu.device import CPU
 from autoconv.cpu.matrix import kernels
 from autoconv.cpu.matrix.algorithm import Matrix, blockings_of
 from autoconv.cpu.matrix.geometry import MatrixBlocking, Panel
+from autoconv.cpu.matrix.kernels import BLOCK, Fetch
 from autoconv.layer import ConvLayer
 
 FEATURE = "avx512bf16"
@@ -40,11 +41,11 @@ def add_pairs(k: Function, product: str, sums: Value, pixels: Value, filters: Va
     return sums
 
 
-def emit_block(product: str, m: Module, panel: Panel, products: int, tiles: tuple[int, int]) -> Function:
+def emit_block(product: str, m: Module, panel: Panel, products: int, tiles: tuple[int, int], fetch: Fetch) -> Function:
     """The same as `kernels.emit_block` writes, `TOGETHER` pixels at a time."""
     taps, filters, lanes = panel.taps, tiles[1], m.lanes(f32)
-    k = m.function(f"dot_{tiles[0]}x{filters}_{len(m.functions)}", *[ptr(i8)] * 3, i64, i64, internal=True)
-    x, w, all_sums, blocks, add = k.args
+    k = m.function(f"dot_{tiles[0]}x{filters}_{len(m.functions)}", *BLOCK, internal=True)
+    x, w, all_sums, blocks, add, *_ = k.args
     vectors = range(0, filters * TILE_ROWS, lanes)
     skips = m.table(k, i64, [tap * LINE for tap in taps]) if taps else None
     with k.loop(0, tiles[0] * TILE_ROWS, TOGETHER) as pixel:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, f32, i8, i64, ptr
@@ -32,24 +34,61 @@ from autoconv.cpu.matrix.geometry import (
 from autoconv.cpu.matrix.packing import emit_filters, emit_panel
 from autoconv.layer import ConvLayer
 
+BLOCK = (ptr(i8), ptr(i8), ptr(i8), i64, i64, ptr(i8), ptr(i8))  # what `emit_block` says of its function
 
-def emit_block(m: Module, panel: Panel, products: int, tiles: tuple[int, int]) -> Function:
-    """`block(pixels, filters, sums, blocks of channels, add)`: one or two tiles of pixels by as many of filters.
+
+@dataclass(frozen=True)
+class Fetch:
+    """What a block fetches while it multiplies: so many lines of what comes after its filters, and of its outputs.
+
+    Products fill the processor's view of what comes: too few loads are seen for memory to be busy meanwhile.
+    """
+
+    filters: int  # in every step, so that all pairs of tiles of a strip fetch as many as they read
+    outputs: int  # of every filter
+    apart: int  # bytes from a filter's outputs to the next one's
+    steps: int  # that a block has, or fewer
+
+    @classmethod
+    def of(cls, layer: ConvLayer, panel: Panel) -> Fetch:
+        """Of a strip's blocks; no outputs where a filter's do not follow one another."""
+        c, b = panel.c, panel.b
+        pairs, o, itemsize = math.ceil(panel.tiles / 2), c.output, layer.itemsize
+        filters = math.ceil(parts_of(b.products) * FILTERS / pairs) if c.K > FILTERS else 0
+        rows = b.rows if c.rows.output_stride * o.row == b.columns else 1
+        together = b.images == 1 and rows == b.rows and c.columns.output_stride * o.column == 1
+        outputs = math.ceil(rows * b.columns * itemsize / (pairs * LINE)) if together else 0
+        steps = max(1, len(panel.taps) * min(-(-b.BC // DEPTH), panel.blocks))
+        return cls(filters, outputs, o.channel * itemsize, steps)
+
+    def step(self, k: Function, number: Value, filters: Value, outputs: Value) -> None:
+        """The part of one step, by its number; filters come into the second cache, as they are used much later."""
+        for n in range(self.filters):
+            k.prefetch(filters + (number * self.filters + n) * LINE, locality=2)
+        each = math.ceil(FILTERS / self.steps)
+        for n in range(each):
+            for line in range(self.outputs):
+                k.prefetch(outputs + ((number * each + n) * self.apart + line * LINE), write=True)
+
+
+def emit_block(m: Module, panel: Panel, products: int, tiles: tuple[int, int], fetch: Fetch) -> Function:
+    """`block(pixels, filters, sums, blocks of channels, add, next filters, outputs)`: one or two tiles by as many.
 
     The sums go on from memory where `add` is not 0, and back to it. `pixels` are the lines of the tiles, `filters` the
-    first step of a block, `sums` a row for each pixel.
+    first step of a block, `sums` a row for each pixel; the last two are fetched meanwhile.
     """
     parts, taps, filters = parts_of(products), panel.taps, tiles[1]
-    name = f"block_{tiles[0]}x{filters}_{len(m.functions)}"
-    k = m.function(name, ptr(i8), ptr(i8), ptr(i8), i64, i64, internal=True)
-    x, w, sums, blocks, add = k.args
+    k = m.function(f"block_{tiles[0]}x{filters}_{len(m.functions)}", *BLOCK, internal=True)
+    x, w, sums, blocks, add, *ahead = k.args
     places = {tile: sums + (p * TILE_ROWS * FILTERS + f * TILE_ROWS) * 4 for (p, f), tile in sums_of(tiles).items()}
     emit_begin(k, places, FILTERS * 4, add)
     if taps:
         skips = m.table(k, i64, [tap * LINE for tap in taps])
 
-        def multiply(together: Products) -> None:
+        def multiply(together: Products, first: bool) -> None:
             with k.loop(0, blocks) as block, k.loop(0, len(taps)) as tap:
+                if first:
+                    fetch.step(k, block * len(taps) + tap, *ahead)
                 here = x + block * (panel.block * LINE) + k.load(skips + tap)
                 there = w + (block * len(taps) + tap) * (parts * filters * TILE_BYTES)
                 emit_step(
@@ -61,8 +100,8 @@ def emit_block(m: Module, panel: Panel, products: int, tiles: tuple[int, int]) -
                     (LINE, LINE),
                 )
 
-        for together in passes(panel, products):
-            multiply(together)
+        for n, together in enumerate(passes(panel, products)):
+            multiply(together, n == 0)
     for tile, place in places.items():
         k.tile_store(tile, place, FILTERS * 4)
     return k
@@ -77,7 +116,7 @@ def passes(panel: Panel, products: int) -> list[Products]:
     return [all_of_them[:-1], all_of_them[-1:]] if products == 6 and panel.blocks == 1 else [all_of_them]
 
 
-Block = Callable[[Module, Any, int, tuple[int, int]], Function]  # a writer such as `emit_block`
+Block = Callable[[Module, Any, int, tuple[int, int], Fetch], Function]  # a writer such as `emit_block`
 
 
 class TaskWriter:
@@ -95,7 +134,8 @@ class TaskWriter:
         fill = self._fill() if self.panel.taps else None
         sides = [n for n in (2, 1) if self.panel.tiles >= n]
         widths = [n for n in (2, 1) if (filter_tiles(c) > 1 if n == 2 else filter_tiles(c) % 2)]
-        self.blocks = {(p, f): block(m, self.panel, b.products, (p, f)) for p in sides for f in widths}
+        self.fetch = Fetch.of(layer, self.panel)
+        self.blocks = {(p, f): block(m, self.panel, b.products, (p, f), self.fetch) for p in sides for f in widths}
         outputs = [b.columns]
         if self.panel.summed < self.panel.tiles:
             outputs = [n for n in (FILTERS, b.rows * b.columns % FILTERS) if n]
@@ -144,6 +184,7 @@ class TaskWriter:
         self.w = w + self.packed_at + group * (packed_bytes(c, b.products) // c.groups)
         number = -(-filter_tiles(c) // 2)
         first, last = chunk * number // b.chunks, (chunk + 1) * number // b.chunks
+        self.last, self.following = last, (chunk + b.threads) % b.chunks * number // b.chunks  # of its next task
         if filter_tiles(c) > 1:
             with k.loop(first, k.min(last, filter_tiles(c) // 2)) as block:
                 self._filters(block, 2)
@@ -169,11 +210,16 @@ class TaskWriter:
         together = -(-b.BC // DEPTH)
         pairs = panel.tiles // 2
         channel = block * FILTERS
+        after = self.w + k.select(block + 1 < self.last, block + 1, self.following) * (2 * panel.blocks * step)
+        outputs = k.bits(self.out + channel * o.channel, ptr(i8))
 
-        def multiply(tiles: int, tile: int | Value, first: Value, sums: Value) -> None:
-            count = k.min(k.i64(panel.blocks) - first, together)
+        def multiply(tiles: int, pair: int | Value, first: Value, sums: Value) -> None:
+            count, pair = k.min(k.i64(panel.blocks) - first, together), k.i64(pair)
             there = filters + first * (width * step)
-            k.call(self.blocks[tiles, width], self._pixels(first, tile), there, sums, count, first)
+            ahead = k.select(first + count < panel.blocks, there + count * (width * step), after)
+            ahead = ahead + pair * count * (len(panel.taps) * self.fetch.filters * LINE)
+            target = outputs + pair * (self.fetch.outputs * LINE)
+            k.call(self.blocks[tiles, width], self._pixels(first, pair * 2), there, sums, count, first, ahead, target)
 
         def store(outputs: int, source: Value, place: Value) -> None:
             place = place + channel * o.channel
@@ -186,18 +232,18 @@ class TaskWriter:
             between = c.columns.output_stride * o.column
             whole, rest = divmod(b.rows * b.columns, FILTERS)
             with k.loop(0, whole) as pair:
-                multiply(2, pair * 2, k.i64(0), self.sums)
+                multiply(2, pair, k.i64(0), self.sums)
                 store(FILTERS, self.sums, pair * (FILTERS * between))
             if rest:
-                multiply(-(-rest // TILE_ROWS), whole * 2, k.i64(0), self.sums)
+                multiply(-(-rest // TILE_ROWS), whole, k.i64(0), self.sums)
                 store(rest, self.sums, k.i64(whole * FILTERS * between))
             return
         with k.loop(0, panel.blocks, together) as first:
             if pairs:
                 with k.loop(0, pairs) as pair:
-                    multiply(2, pair * 2, first, self._sums(pair * (2 * TILE_ROWS)))
+                    multiply(2, pair, first, self._sums(pair * (2 * TILE_ROWS)))
             if panel.tiles % 2:
-                multiply(1, panel.tiles - 1, first, self._sums((panel.tiles - 1) * TILE_ROWS))
+                multiply(1, pairs, first, self._sums((panel.tiles - 1) * TILE_ROWS))
         with k.loop(0, b.images) as n, k.loop(0, b.rows) as row:
             source = self._sums((n * panel.held + row) * panel.pitch)
             store(b.columns, source, n * o.image + row * (c.rows.output_stride * o.row))

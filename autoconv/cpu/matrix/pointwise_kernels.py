@@ -18,7 +18,7 @@ from autoconv.cpu.common.tiles.products import DEPTH, Products, emit_begin, emit
 from autoconv.cpu.common.tiles.split import split, split_pairs
 from autoconv.cpu.matrix import kernels
 from autoconv.cpu.matrix.geometry import MatrixBlocking, Panel, filter_tiles, packed_bytes
-from autoconv.cpu.matrix.kernels import TaskWriter, passes
+from autoconv.cpu.matrix.kernels import BLOCK, Fetch, TaskWriter, passes
 from autoconv.cpu.matrix.packing import gathered
 from autoconv.layer import ConvLayer
 
@@ -45,18 +45,20 @@ class PointwisePanel(Panel):
         return self.summed | 1
 
 
-def emit_block(m: Module, panel: PointwisePanel, products: int, tiles: tuple[int, int]) -> Function:
+def emit_block(m: Module, panel: PointwisePanel, products: int, tiles: tuple[int, int], fetch: Fetch) -> Function:
     """The same as `kernels.emit_block` writes; `sums` has a row for each filter."""
     parts, (side, filters) = parts_of(products), tiles
-    k = m.function(f"block_{side}x{filters}_{len(m.functions)}", *[ptr(i8)] * 3, i64, i64, internal=True)
-    x, w, sums, blocks, add = k.args
+    k = m.function(f"block_{side}x{filters}_{len(m.functions)}", *BLOCK, internal=True)
+    x, w, sums, blocks, add, *ahead = k.args
     pitch = panel.sums_row * LINE
     pairs = filters, side
     places = {tile: sums + (f * (TILE_ROWS * pitch) + p * LINE) for (f, p), tile in sums_of(pairs).items()}
     emit_begin(k, places, pitch, add)
 
-    def multiply(together: Products) -> None:
+    def multiply(together: Products, first: bool) -> None:
         with k.loop(0, blocks) as block:
+            if first:
+                fetch.step(k, block, *ahead)
             here, there = x + block * (panel.block * LINE), w + block * (parts * filters * TILE_BYTES)
             emit_step(
                 k,
@@ -67,8 +69,8 @@ def emit_block(m: Module, panel: PointwisePanel, products: int, tiles: tuple[int
                 (LINE, panel.row * LINE),
             )
 
-    for together in passes(panel, products):
-        multiply(together)
+    for n, together in enumerate(passes(panel, products)):
+        multiply(together, n == 0)
     for tile, place in places.items():
         k.tile_store(tile, place, pitch)
     return k

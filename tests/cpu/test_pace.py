@@ -1,0 +1,67 @@
+"""How fast a processor is at the moment, on vectors and on tiles; and that a matrix unit is awake when it is timed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoconv.cpu import device as module
+from autoconv.cpu import pool
+from autoconv.cpu.device import CPU
+from autoconv.cpu.machine import pace
+
+pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
+
+PACE = CPU.pace  # which other tests do without
+
+
+def test_products_of_any_unit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "ROUNDS", 2)
+    isa = CPU.current().instruction_set
+    assert 0 < pace.unit_rate(isa, "emulated", 2) < np.inf
+
+
+def test_a_unit_is_woken_by_products_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[int] = []
+    moments = iter(np.arange(0.0, 1.0, 1e-4).tolist())
+    monkeypatch.setattr(pace, "products", lambda *of: rounds.append)
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: next(moments))
+    pace.wake_unit("avx512", "amx", 2)
+    assert rounds == [pace.ROUNDS] * 2  # a first look at the clock before, and one that ends it
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> CPU:
+    """This processor's vectors, with the peaks of a machine that has tiles."""
+    monkeypatch.setattr(CPU, "pace", PACE)
+    found = CPU.current(instruction_set=CPU.current().instruction_set)
+    peaks = found.machine.peaks | {"amx": {"bfloat16": 1e12}}
+    machine = replace(found.machine, peaks=peaks)
+    monkeypatch.setattr(CPU, "machine", property(lambda self: machine))
+    return found
+
+
+def test_a_device_is_as_slow_as_what_is_slowest_on_it(device: CPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit may be shared with processors that are not this one's, while vectors are at their full speed."""
+    monkeypatch.setattr(pace, "meter", lambda *of: lambda: device.peak_flops("float32") / 1.1)
+    assert device.pace() == pytest.approx(1.1)
+    monkeypatch.setattr(CPU, "_unit", lambda self: "amx")
+    for rate, slowness in ((4e11, 2.5), (1e12, 1.1)):
+        monkeypatch.setattr(pace, "unit_rate", lambda *of, rate=rate: rate)
+        assert device.pace() == pytest.approx(slowness)
+
+
+@pytest.mark.parametrize(
+    ("unit", "allowed", "woken"), [("amx", True, 1), ("amx", False, 0), ("emulated", True, 0), (None, True, 0)]
+)
+def test_a_unit_in_hardware_is_awake_when_a_layer_is_timed(
+    unit: str | None, allowed: bool, woken: int, device: CPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr(pace, "wake_unit", lambda *of: calls.append(of))
+    monkeypatch.setattr(module.permission, "granted", lambda: allowed)
+    object.__setattr__(device, "matrix_unit", unit)
+    device.settle()
+    assert calls == [(device.instruction_set, unit, device.threads)] * woken
