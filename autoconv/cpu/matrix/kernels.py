@@ -34,12 +34,12 @@ from autoconv.cpu.matrix.geometry import (
 from autoconv.cpu.matrix.packing import emit_filters, emit_panel
 from autoconv.layer import ConvLayer
 
-BLOCK = (ptr(i8), ptr(i8), ptr(i8), i64, i64, ptr(i8), ptr(i8))  # what `emit_block` says of its function
+BLOCK = (*[ptr(i8)] * 3, i64, i64, ptr(i8), ptr(i8))  # what `emit_block` says of its function
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """What a block fetches while it multiplies: so many lines of what comes after its filters, and of its outputs.
+    """What a block fetches while it multiplies: lines of the filters that come next, and of its outputs.
 
     Products fill the processor's view of what comes: too few loads are seen for memory to be busy meanwhile.
     """
@@ -72,10 +72,10 @@ class Fetch:
 
 
 def emit_block(m: Module, panel: Panel, products: int, tiles: tuple[int, int], fetch: Fetch) -> Function:
-    """`block(pixels, filters, sums, blocks of channels, add, next filters, outputs)`: one or two tiles by as many.
+    """`block(pixels, filters, sums, blocks of channels, add, next filters, outputs)`: one or two tiles of pixels.
 
-    The sums go on from memory where `add` is not 0, and back to it. `pixels` are the lines of the tiles, `filters` the
-    first step of a block, `sums` a row for each pixel; the last two are fetched meanwhile.
+    The sums go on from memory where `add` is not 0, and back to it. `pixels` are the lines of the tiles, `filters`
+    the first step of one or two of filters, `sums` a row for each pixel; the last two are fetched meanwhile.
     """
     parts, taps, filters = parts_of(products), panel.taps, tiles[1]
     k = m.function(f"block_{tiles[0]}x{filters}_{len(m.functions)}", *BLOCK, internal=True)

@@ -15,6 +15,8 @@ from autoconv.cpu.common.tiles.split import split_pairs
 from autoconv.cpu.matrix.geometry import Panel, filter_tiles, packed_bytes
 from autoconv.layer import ConvLayer
 
+AHEAD = 2  # rows of outputs: so far ahead pixels are fetched
+
 
 def emit_panel(m: Module, layer: ConvLayer, panel: Panel) -> Function:
     """`fill(x, first image, row, column of the strip, panel)`, x being the first channel of a group."""
@@ -70,6 +72,8 @@ def _channels_first(k: Function, panel: Panel) -> None:
     def block(place: Value, first: Value, masks: Sequence[Value | None]) -> None:
         def pixels(channel: Value) -> Value:
             start = x + k.min(channel, left - 1) * c.input.channel + first
+            for n in range(stride):
+                k.prefetch(start + n * lanes + AHEAD * c.rows.stride * c.input.row)
             vectors = [k.load(start + n * lanes, lanes, mask=mask) for n, mask in enumerate(masks)]
             return deinterleaved(k, vectors, stride, 0)
 

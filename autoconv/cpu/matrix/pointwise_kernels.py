@@ -22,6 +22,8 @@ from autoconv.cpu.matrix.kernels import BLOCK, Fetch, TaskWriter, passes
 from autoconv.cpu.matrix.packing import gathered
 from autoconv.layer import ConvLayer
 
+AHEAD = 8  # channels: so far ahead pixels are fetched that are packed
+
 
 @dataclass(frozen=True)
 class PointwisePanel(Panel):
@@ -97,6 +99,8 @@ def _emit_row(m: Module, layer: ConvLayer, panel: PointwisePanel) -> Function:
     with k.loop(0, TILE_ROWS) as pair:
 
         def block(place: int | Value, length: int) -> None:
+            for n in range(2):  # rows are too short for the processor to look ahead by itself
+                k.prefetch(x + (pair * 2 + (n + AHEAD)) * c.input.channel + k.i64(place) * stride)
             even, odd = (pixels(pair * 2 + n, place, length) for n in range(2))
             there = out + pair * (panel.row * LINE) + k.i64(place) * 4
             for part, pairs in enumerate(split_pairs(k, even, odd, parts)):
