@@ -25,11 +25,13 @@ ROOT = Path(__file__).parents[1]
 PROCESSORS = {
     "zen3": "Zen 3, AVX2",
     "emerald": "Emerald Rapids, AVX-512",
+    "emerald-amx": "Emerald Rapids, AMX",
     "zen5": "Zen 5, AVX-512",
     "xeon": "Xeon, AVX-512",
     "zen4": "Zen 4, AVX-512",
 }
-MATRIX_UNIT = ROOT / "docs" / "results" / "amx"  # a processor with tiles, in a table of its own, without MNN
+TILES = ROOT / "docs" / "results" / "emerald-amx" / "mixed-27-batch1-threads2.json"  # whose algorithms are of interest
+TYPES = ROOT / "docs" / "results" / "amx" / "types.jsonl"
 SUITE = "Mixed-27"
 CLOSE = 2e-4  # of the largest value: by what a baseline's answer may differ from ours, which is up to 7e-5 off itself
 Result = dict[str, Any]
@@ -242,22 +244,19 @@ def narrow(dtype: str) -> str:
 
 
 def matrix_unit() -> str:
-    """Every layer of the suite on a processor with tiles; the parts of one race each have a third of the layers."""
-    layers = [layer for path in sorted(MATRIX_UNIT.glob("*.json")) for layer in json.loads(path.read_text())["layers"]]
-    rows, kinds = [], {"all layers": [layer["ratios"]["best"]["median"] for layer in layers]}
+    """What won every layer of the suite on a processor with tiles, by class."""
+    layers = json.loads(TILES.read_text(encoding="utf-8"))["layers"]
+    rows = []
     for layer in sorted(layers, key=lambda layer: (CLASSES.index(layer["class"]), layer["name"])):
-        kinds.setdefault(layer["class"], []).append(layer["ratios"]["best"]["median"])
         own = duration(statistics.median(layer["seconds"]["autoconv"]))
         algorithm = layer["candidate"].partition("[")[0]
         rows.append([layer["name"], f"`{algorithm}`", own, layer["best"], with_interval(layer["ratios"]["best"])])
-    for name, ratios in kinds.items():
-        rows.append([f"{name} ({len(ratios)})", "", "", "", f"{statistics.geometric_mean(ratios):.2f}"])
     return table(["layer", "algorithm", "autoconv", "best baseline", "ratio"], rows)
 
 
 def types() -> str:
-    """Layers in other types and directions on that processor."""
-    lines = (MATRIX_UNIT / "types.jsonl").read_text(encoding="utf-8").splitlines()
+    """Layers in other types and directions on another processor with tiles."""
+    lines = TYPES.read_text(encoding="utf-8").splitlines()
     rows = []
     for line in map(json.loads, lines):
         own, *others = ({name: statistics.median(times) for name, times in line["times"].items()}).items()

@@ -41,6 +41,7 @@ OPTIONAL = {
     "torch": "PyTorch's models; pip install 'autoconv[torch]'",
     "matplotlib": "draws charts; pip install 'autoconv[report]'",
 }
+FLOATS = ("float32", "float64")  # whose peaks are those of the device
 BEYOND = 2  # times the last cache that a working set has to be for its rate to be that of memory
 TO_COMPARE = "a library to compare with; pip install 'autoconv[bench]'"
 
@@ -80,7 +81,7 @@ def information(device: Device, cache: TuningCache) -> dict[str, Any]:
             "key": device.key,
             "name": device.name,
             **{name: value for name, value in device.facts.items() if name != "name"},
-            "peak_gflops": {dtype: device.measured_peak(dtype) / 1e9 for dtype in ("float32", "float64")},
+            "peak_gflops": {dtype: device.measured_peak(dtype) / 1e9 for dtype in FLOATS},
         },
         "decisions": _decisions() if device.kind == "cpu" else [],
         "machine": measured,
@@ -135,13 +136,19 @@ def print_information(found: dict[str, Any]) -> None:
         sys.stdout.writelines(f"{label if not n else '':<12} {line}\n" for n, line in enumerate(wrapped))
 
 
+def _rate(dtype: str, rate: float) -> str:
+    return f"{rate / 1e9:.0f} {'GOP' if dtype == 'int8' else 'GFLOP'}/s in {dtype}"
+
+
 def _machine_lines(machine: Machine, last_cache: int) -> list[str]:
     """What was measured besides the peak, when, and whether somebody else was at work meanwhile.
 
     The last cache, of so many bytes, may hold what was read as if from memory.
     """
     rates = ", ".join(f"{machine.read.rate(nbytes) / 1e9:.0f} from {size(nbytes)}" for nbytes in _sets(machine))
+    others = {unit: {t: rate for t, rate in peaks.items() if t not in FLOATS} for unit, peaks in machine.peaks.items()}
     lines = [
+        *(f"peak of {unit}: {', '.join(map(_rate, peaks, peaks.values()))}" for unit, peaks in others.items() if peaks),
         "caches in effect for one thread: " + ", ".join(size(nbytes) for nbytes in machine.caches),
         f"{count(machine.threads, 'thread')} read, in GB/s: {rates}, {machine.memory / 1e9:.0f} from memory",
     ]

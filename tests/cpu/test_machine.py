@@ -33,6 +33,15 @@ def test_info_tells_how_many_loads_there_are_at_a_time() -> None:
     assert not any("at a time" in line for line in _machine_lines(MACHINE, 1 << 24))
 
 
+def test_info_tells_the_peaks_of_bytes_and_of_tiles() -> None:
+    peaks = {"avx512": {"float32": 3e11, "int8": 1.2e12}, "amx": {"bfloat16": 4e12, "int8": 8e12}}
+    lines = _machine_lines(dataclasses.replace(MACHINE, peaks=peaks), 1 << 24)
+    assert lines[0] == "peak of avx512: 1200 GOP/s in int8"
+    assert lines[1] == "peak of amx: 4000 GFLOP/s in bfloat16, 8000 GOP/s in int8"
+    without = dataclasses.replace(MACHINE, peaks={"avx2": {}})
+    assert not any(line.startswith("peak") for line in _machine_lines(without, 1 << 24))
+
+
 def test_info_tells_where_memory_may_have_been_a_cache() -> None:
     warning = "the largest working set was of 64.00 MiB, much of which the last cache, of 48.00 MiB, may hold: "
     assert any(line.startswith(warning) for line in _machine_lines(CURVED, 48 << 20))
