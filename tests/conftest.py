@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from autoconv import cpu, forget_plans, registry
 from autoconv.common import machine_code
 from autoconv.cpu.device import CPU
-from autoconv.cpu.machine import measure, recorded
+from autoconv.cpu.machine import measure, pace, recorded
 from autoconv.cpu.machine.model import Machine
 from autoconv.records.cache import TuningCache
 from autoconv.tuning.search import search
@@ -210,13 +210,14 @@ def short_search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(autouse=True)
 def any_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The speed of this machine is not awaited, and nothing empties its caches; but by the tests of its measurement."""
+    """The speed of this machine is not awaited, and nothing empties its caches or wakes its unit; but to test that."""
     if request.path.name == "test_machine_measure.py":
         monkeypatch.setattr(measure, "measure", MEASURE)
     else:
         monkeypatch.setattr(CPU, "prepare", lambda *args: None)
         monkeypatch.setattr(CPU, "_elsewhere", 8)
         monkeypatch.setattr(CPU, "pace", lambda self: 1.0)
+        monkeypatch.setattr(pace, "WAKING", 0.0)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,9 +125,11 @@ def test_what_is_on_record_is_gathered_without_kernels(
     assert studies.gather(networks.load(tiny), 1, "fwd", modelled(), cache, OPTIONS).missing == {}
 
 
-def test_what_is_on_record_without_a_unit_has_its_date_with_it(tiny: Path, cache: TuningCache) -> None:
-    device = replace(modelled(), matrix_unit="emulated")
-    found = studies.gather(networks.load(tiny), 1, "fwd", device, cache, OPTIONS)
+def test_what_is_on_record_without_a_unit_has_its_date_with_it(tiny: Path, tmp_path: Path) -> None:
+    without, device = (replace(modelled(), matrix_unit=unit) for unit in (None, "emulated"))
+    with closing(TuningCache(tmp_path, system=None)) as kept:
+        remember(kept, [named.at(1) for named in networks.load(tiny).layers], without)
+        found = studies.gather(networks.load(tiny), 1, "fwd", device, kept, OPTIONS)
     assert (found.missing, found.when[:10]) == ({}, "2026-11-20")
 
 

@@ -24,6 +24,7 @@ def test_products_of_any_unit_are_counted(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_unit_is_woken_by_products_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "WAKING", 3e-4)
     rounds: list[int] = []
     moments = iter(np.arange(0.0, 1.0, 1e-4).tolist())
     monkeypatch.setattr(pace, "products", lambda *of: rounds.append)
