@@ -18,8 +18,7 @@ from autoconv import networks, registry
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.common.split_products import SPLIT_PRODUCTS
 from autoconv.cpu import permission, pool
-from autoconv.cpu.codegen.ir import LINE, X86, Module
-from autoconv.cpu.codegen.tiles import TILE_ROWS
+from autoconv.cpu.codegen.ir import X86, Module
 from autoconv.cpu.common.correlation import flat_correlations
 from autoconv.cpu.common.tiles.algorithm import X3_BOUND
 from autoconv.cpu.common.tiles.products import DEPTH
@@ -145,24 +144,6 @@ def test_strips_of_a_gradient_are_added(algorithm: Algorithm[Any], layout: str, 
 def test_a_strided_gradient_by_polyphase_components(algorithm: Algorithm[Any], layout: str) -> None:
     layer = layer_of("stride 2", layout=layout, direction="dgrad")
     assert check_guarded(algorithm, layer, tile_device(), operands(layer))
-
-
-def test_what_blocks_fetch_is_all_that_comes_next_and_hardly_more() -> None:
-    layer = ConvLayer(N=1, C=128, H=14, W=14, K=96, R=3, S=3, padding=1)
-    (c,) = flat_correlations(layer)
-    panel = Panel(c, blocking(c, 6, 1024, 128, 2))
-    fetch, pairs, steps = kernels.Fetch.of(layer, panel), -(-panel.tiles // 2), 9 * 4
-    assert fetch.steps == steps
-    read = 3 * 2 * TILE_ROWS  # lines of a step: three parts of two tiles
-    assert read <= fetch.filters * pairs < read + pairs
-    of_filter = 14 * 14 * 4 / LINE
-    assert of_filter <= fetch.outputs * pairs < of_filter + pairs
-    assert fetch.apart == 14 * 14 * 4
-    few, last = layer.replace(K=32), layer.replace(layout="NHWC")  # no filters come next; outputs lie apart
-    for other, filters, outputs in ((few, 0, fetch.outputs), (last, fetch.filters, 0)):
-        (c,) = flat_correlations(other)
-        found = kernels.Fetch.of(other, Panel(c, blocking(c, 6, 1024, 128, 2)))
-        assert (found.filters, found.outputs) == (filters, outputs)
 
 
 def test_rows_share_their_padding() -> None:
