@@ -37,6 +37,7 @@ INSTRUCTION_SETS = ("avx512", "avx2", "generic")  # of vectors
 NETWORK_BYTES = 64 << 20  # read by a network in a run; half of those on the benchmarks page have less than 50 MB
 LEVELS = ("amx", *INSTRUCTION_SETS)  # what a processor can be held to: "amx" is AVX-512 and a matrix unit
 MATRIX_UNITS = ("amx", "emulated")
+MEETINGS_VARY = 1.25  # how many times as long as at best all threads may take to meet, on cores as near as ever
 FEATURES = {  # beside vectors, what kernels may use: LLVM's names, and those in keys
     "avx512": {"avx512bf16": "bf16", "avx512fp16": "fp16", "avx512vnni": "vnni"},
     "avx2": {"avxvnni": "vnni"},
@@ -358,13 +359,14 @@ class CPU(Device):
         return self.machine.flops(self.instruction_set, dtype)
 
     def pace(self) -> float:
-        """By bursts of multiply-adds on all threads, and of products of tiles; whichever are further from their peak.
+        """By bursts of multiply-adds on all threads and of products of tiles, and how soon all threads meet.
 
-        A unit that multiplies tiles may be slow while vectors are not: processors beside this one may use it too.
+        Whichever is further from its best counts. A unit that multiplies tiles may be slow while vectors are not:
+        processors beside this one may use it too. Threads meet late while they are on cores far from one another.
         Nothing is known of a machine whose model is given.
         """
         from autoconv.cpu import pool
-        from autoconv.cpu.machine.pace import meter, unit_rate
+        from autoconv.cpu.machine.pace import meeting, meter, unit_rate
 
         if self.model is not None or not pool.available():
             return 1.0
@@ -372,6 +374,9 @@ class CPU(Device):
         if (unit := self._unit()) is not None:
             peak = self.machine.tiles(unit, "bfloat16")
             pace = max(pace, peak / unit_rate(self.instruction_set, unit, self.threads))
+        if self.threads > 1 and self.machine.call and self.machine.barrier:
+            apart = meeting(self.instruction_set, self.threads) / (self.machine.call + self.machine.barrier)
+            pace = max(pace, apart / MEETINGS_VARY)
         return pace
 
     def _unit(self) -> str | None:

@@ -1,4 +1,5 @@
-"""How fast a processor is at the moment, on vectors and on tiles; and that a matrix unit is awake when it is timed."""
+"""How fast a processor is at the moment, on vectors and on tiles, and how soon its threads meet; and that a matrix unit
+is awake when it is timed."""
 
 from __future__ import annotations
 
@@ -39,8 +40,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CPU:
     monkeypatch.setattr(CPU, "pace", PACE)
     found = CPU.current(instruction_set=CPU.current().instruction_set)
     peaks = found.machine.peaks | {"amx": {"bfloat16": 1e12}}
-    machine = replace(found.machine, peaks=peaks)
+    machine = replace(found.machine, peaks=peaks, call=6e-7, barrier=4e-7)
     monkeypatch.setattr(CPU, "machine", property(lambda self: machine))
+    monkeypatch.setattr(pace, "meeting", lambda *of: 1e-6)
     return found
 
 
@@ -52,6 +54,24 @@ def test_a_device_is_as_slow_as_what_is_slowest_on_it(device: CPU, monkeypatch: 
     for rate, slowness in ((4e11, 2.5), (1e12, 1.1)):
         monkeypatch.setattr(pace, "unit_rate", lambda *of, rate=rate: rate)
         assert device.pace() == pytest.approx(slowness)
+
+
+def test_all_threads_meet() -> None:
+    assert 0 < pace.meeting(CPU.current().instruction_set, 2) < np.inf
+
+
+@pytest.mark.parametrize(
+    ("threads", "barrier", "slowness"), [(2, 4e-7, 2 / module.MEETINGS_VARY), (1, 4e-7, 1.1), (2, None, 1.1)]
+)
+def test_threads_far_from_one_another_make_a_device_slow(
+    threads: int, barrier: float | None, slowness: float, device: CPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They compute as fast as ever, while what one has made comes late to the other."""
+    monkeypatch.setattr(pace, "meter", lambda *of: lambda: device.peak_flops("float32") / 1.1)
+    monkeypatch.setattr(pace, "meeting", lambda *of: 2e-6)
+    machine = replace(device.machine, barrier=barrier)
+    monkeypatch.setattr(CPU, "machine", property(lambda self: machine))
+    assert replace(device, threads=threads).pace() == pytest.approx(slowness)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How fast all threads compute at the moment, on vectors and on tiles; and waking a matrix unit that sleeps."""
+"""How fast all threads compute at the moment, on vectors and on tiles, and meet; waking a matrix unit that sleeps."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from autoconv.cpu.machine import probes
 
 BURSTS = 5  # of multiply-adds, or of products of tiles, of a fraction of a millisecond each
 TILE_FLOPS = {"bfloat16": 4 * TILE_ROWS * WORDS**2, "int8": 8 * TILE_ROWS * WORDS**2}  # of a product of tiles
+MEETINGS = 25  # of all threads
 ROUNDS = 1000  # of products of tiles in a burst
 WAKING = 3e-4  # seconds of products in which a unit that has slept for a millisecond comes to its full rate
 
@@ -51,6 +52,31 @@ def meter(instruction_set: str, threads: int) -> Callable[[], float]:
         return operations / statistics.median(burst() for _ in range(BURSTS))
 
     return rate
+
+
+def meeting(instruction_set: str, threads: int) -> float:
+    """Seconds of a region in which all threads do nothing but begin and end: the median of some.
+
+    It takes about twice as long while the system beneath a virtual machine has its processors on cores that share no
+    cache, and then whatever one thread makes for another comes to it late, too.
+
+    Parameters
+    ----------
+    instruction_set : "avx512", "avx2" or "generic"
+    threads : int
+
+    Returns
+    -------
+    float
+    """
+
+    def once() -> float:
+        start = time.perf_counter()
+        pool.wake(instruction_set, threads)
+        return time.perf_counter() - start
+
+    once()  # wakes the threads
+    return statistics.median(once() for _ in range(MEETINGS))
 
 
 @functools.cache
