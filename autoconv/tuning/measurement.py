@@ -21,7 +21,7 @@ from autoconv.tuning.timing.full_speed import FullSpeed
 from autoconv.tuning.timing.race import Heat
 from autoconv.tuning.verification import Verifier, WrongResultError
 
-PATIENCE = 5.0  # seconds in a race for waiting until the device is at full speed, or the budget if that is less
+PATIENCE = 15.0  # seconds in a race for waiting until the device is at full speed, or the budget if that is less
 FEWEST_READY = 2  # candidates that are prepared, however long that takes: one alone is no choice
 
 

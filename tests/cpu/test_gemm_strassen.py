@@ -56,6 +56,8 @@ KINDS = {
     "groups": {"C": 130, "K": 128, "groups": 2, "H": 6, "W": 5, "bias": True, "activation": "prelu"},
     "stride 2": {"C": 65, "K": 63, "H": 9, "W": 14, "stride": 2},
     "stride 2x3": {"C": 65, "K": 63, "H": 9, "W": 14, "stride": (2, 3)},
+    "rows of stride 2": {"N": 1, "C": 67, "K": 64, "H": 23, "W": 23, "stride": 2, "bias": True},
+    "rows of stride 2x4": {"C": 70, "K": 64, "H": 23, "W": 45, "stride": (2, 4)},
     "gradient": {"C": 64, "K": 34, "direction": "dgrad"},
     "gradient of groups": {"C": 128, "K": 68, "groups": 2, "direction": "dgrad", "bias": True, "activation": "prelu"},
 }

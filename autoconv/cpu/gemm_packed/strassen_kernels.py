@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Type, Value, Var, f64, i32, i64, ptr, vec, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
+from autoconv.cpu.common.lanes import deinterleaved
 from autoconv.cpu.common.packing import emit_pack
 from autoconv.cpu.gemm_packed.geometry import (
     PackedGemmBlocking,
@@ -135,14 +136,16 @@ class StrassenWriter(TaskWriter):
     def _copy(self, x: Value) -> None:
         """The sums of parts of a panel's pixels: both halves of planes, of some channels of either half at a time.
 
-        Whole vectors where the pixels of a tile lie next to one another, and nothing beyond the operand is read.
+        Whole vectors where the pixels of a tile lie next to one another, or a few apart in a row; nothing beyond the
+        operand is read.
         """
         k, problem, TQ, lanes, plane = self.k, self.problem, self.blocking.TQ, self.lanes, self.problem.input.channel
-        longest = self.plane_tiles.lengths[0]
+        longest, stride = self.plane_tiles.lengths[0], problem.columns.stride
         vectors = math.ceil(longest / lanes) * lanes  # more than the tile's pixels are read, and written over
-        beyond = math.ceil(vectors / plane)
+        beyond = math.ceil(vectors * stride / plane)
         scales = self.packed + packed_blocks(problem, self.blocking) + self.group * (2 * self.depth)
-        ample = max(0, (problem.C - self.depth - beyond) // TOGETHER) * TOGETHER if self.in_place else 0
+        whole = self.in_place or self.in_rows
+        ample = max(0, (problem.C - self.depth - beyond) // TOGETHER) * TOGETHER if whole else 0
 
         def write(parts: Sequence[Value], channel: Value, target: Value) -> None:
             factors = [k.broadcast(scales + channel + column * self.depth, lanes) for column in (0, 1)]
@@ -153,17 +156,19 @@ class StrassenWriter(TaskWriter):
         if ample:
             with k.loop(0, ample, TOGETHER) as start, k.loop(0, self.number) as t:
                 first = k.load(self.pixels + t)
-                source = x + k.load(self.images + t) * problem.input.image + first + start * plane
+                planes = x + k.load(self.images + t) * problem.input.image + start * plane
+                halves = [planes + self._input(first + row * self.half) for row in (0, 1)]
                 target = self.micropanels + t * (len(PRODUCTS) * self.pitch) + start * TQ
                 for c, v in itertools.product(range(TOGETHER), range(0, vectors, lanes)):
                     parts = []
                     for row, column in PARTS:
-                        place = source + ((c + column * self.depth) * plane + row * self.half + v)
-                        if v * self.element.bytes % LINE == 0:
-                            k.prefetch(place + TOGETHER * plane)
+                        place = halves[row] + ((c + column * self.depth) * plane + v * stride)
+                        for line in range(0, lanes * stride, LINE // self.element.bytes):
+                            if (v * stride + line) * self.element.bytes % LINE == 0:
+                                k.prefetch(place + (TOGETHER * plane + line))
                         some = pixels_of(problem) - self.half - first - v  # of the second half
                         mask = k.mask(some, lanes) if self.odd and row else None
-                        value = k.load(place, lanes)
+                        value = deinterleaved(k, [k.load(place + n * lanes, lanes) for n in range(stride)], stride, 0)
                         parts.append(value if mask is None else k.select(mask, value, k.zero(self.wide, lanes)))
                     write(parts, start + c, target + (c * TQ + v))
         gathered = k.scratch(self.wide, len(PARTS) * TOGETHER * vectors)

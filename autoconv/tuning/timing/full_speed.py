@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SLOW = 1.2  # times as long as at best
 PAUSE = 0.05  # seconds between looks at a slow device, and at a quick one
 PATIENCE = 30.0  # seconds in one comparison for waiting, and for samples that are taken again
-RESIGNED = 60.0  # seconds for which a device is not waited for any more, once that was in vain
+RESIGNED = 120.0  # seconds for which a device is not waited for any more, once that was in vain
 
 _vain: dict[str, float] = {}  # until when devices are not waited for, by key
 
