@@ -156,13 +156,19 @@ class StrassenWriter(TaskWriter):
         if ample:
             with k.loop(0, ample, TOGETHER) as start, k.loop(0, self.number) as t:
                 first = k.load(self.pixels + t)
-                planes = x + k.load(self.images + t) * problem.input.image + start * plane
-                halves = [planes + self._input(first + row * self.half) for row in (0, 1)]
+                image = x + k.load(self.images + t) * problem.input.image
+                if self.in_place:
+                    source = image + first + start * plane
+                    halves = [(source, 0), (source, self.half)]
+                else:
+                    source = image + start * plane
+                    halves = [(source + self._input(first + row * self.half), 0) for row in (0, 1)]
                 target = self.micropanels + t * (len(PRODUCTS) * self.pitch) + start * TQ
                 for c, v in itertools.product(range(TOGETHER), range(0, vectors, lanes)):
                     parts = []
                     for row, column in PARTS:
-                        place = halves[row] + ((c + column * self.depth) * plane + v * stride)
+                        half, offset = halves[row]
+                        place = half + ((c + column * self.depth) * plane + offset + v * stride)
                         for line in range(0, lanes * stride, LINE // self.element.bytes):
                             if (v * stride + line) * self.element.bytes % LINE == 0:
                                 k.prefetch(place + (TOGETHER * plane + line))
