@@ -167,8 +167,8 @@ class StrassenWriter(TaskWriter):
                 for c, v in itertools.product(range(TOGETHER), range(0, vectors, lanes)):
                     parts = []
                     for row, column in PARTS:
-                        half, offset = halves[row]
-                        place = half + ((c + column * self.depth) * plane + offset + v * stride)
+                        half, beyond_it = halves[row]
+                        place = half + ((c + column * self.depth) * plane + beyond_it + v * stride)
                         for line in range(0, lanes * stride, LINE // self.element.bytes):
                             if (v * stride + line) * self.element.bytes % LINE == 0:
                                 k.prefetch(place + (TOGETHER * plane + line))
