@@ -186,7 +186,7 @@ def _with_slow_barriers(monkeypatch: pytest.MonkeyPatch, slow: Callable[[int], b
 
 
 def test_a_barrier_that_was_slow_for_a_while_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = _with_slow_barriers(monkeypatch, lambda n: n <= 2 * measuring.REGIONS)
+    found, _ = _with_slow_barriers(monkeypatch, lambda n: n <= 2 * measuring.MEETINGS)
     assert found.barrier is not None
     assert found.barrier < 1e-3
 

@@ -21,7 +21,7 @@ from autoconv.cpu.machine import probes
 from autoconv.cpu.machine.curve import Curve, falling, levels
 from autoconv.cpu.machine.effort import FINEST, PEAKS_ONLY, ROUGH, SMALLEST, THOROUGH, Effort
 from autoconv.cpu.machine.model import LINE, Machine
-from autoconv.cpu.machine.pace import TILE_FLOPS, products
+from autoconv.cpu.machine.pace import MEETINGS, TILE_FLOPS, products, timed
 from autoconv.cpu.machine.passes import merged, settled, steady
 from autoconv.cpu.threads import count_cores, processors
 
@@ -36,7 +36,6 @@ LOADS = 1 << 14  # of a sample that waits for nothing else: beside them a call t
 FLOATS = ("float32", "float64")
 RATE = 2e10  # bytes or so per second, from which the time of a first sample is guessed
 ASLEEP = 0.02  # seconds after which threads have gone to sleep
-REGIONS = 25  # of which the median is one barrier
 
 
 def measure(instruction_set: str, threads: int, matrix_unit: str | None = None, *, thorough: bool) -> Machine:
@@ -182,7 +181,7 @@ class _Session:
     def seconds(self, call: Callable[[], None], samples: int | None = None) -> float:
         """The quickest of some calls, after one that is not counted."""
         call()
-        return min(_timed(call) for _ in range(samples or self.effort.samples))
+        return min(timed(call) for _ in range(samples or self.effort.samples))
 
     def curve(self, probe: str, threads: int, sizes: list[int]) -> Curve:
         """Bytes per second by working set."""
@@ -254,7 +253,7 @@ class _Session:
     def watched(self, call: Callable[[], None], samples: int) -> list[float]:
         """Seconds of some calls that keep all threads at work; what others used of the processor meanwhile is noted."""
         wall, used = time.perf_counter(), time.process_time()
-        seconds = [_timed(call) for _ in range(samples)]
+        seconds = [timed(call) for _ in range(samples)]
         self.wall += time.perf_counter() - wall
         self.used += time.process_time() - used
         return seconds
@@ -299,7 +298,7 @@ class _Session:
         """Seconds by which a region of all threads takes longer than a call; a median, as it varies."""
         region = functools.partial(pool.wake, self.instruction_set, self.threads)
         region()
-        least = steady(lambda: float(np.median(self.watched(region, REGIONS))), self.regions)
+        least = steady(lambda: float(np.median(self.watched(region, MEETINGS))), self.regions)
         return max(least - call, 1e-8)
 
     def wake(self) -> float:
@@ -307,7 +306,7 @@ class _Session:
 
         def sample() -> float:
             time.sleep(ASLEEP)
-            return _timed(functools.partial(pool.wake, self.instruction_set, self.threads))
+            return timed(functools.partial(pool.wake, self.instruction_set, self.threads))
 
         return steady(sample, self.wakes)
 
@@ -318,14 +317,14 @@ def _without_kernels(instruction_set: str, threads: int, effort: Effort, thoroug
     How busy the machine is, reading tells, which a single thread does.
     """
     matrices = {dtype: np.ones((MATRIX, MATRIX), dtype) for dtype in ("float32", "float64")}
-    seconds = {dtype: min(_timed(lambda a=a: a @ a) for _ in range(3)) for dtype, a in matrices.items()}  # type: ignore[misc]
+    seconds = {dtype: min(timed(lambda a=a: a @ a) for _ in range(3)) for dtype, a in matrices.items()}  # type: ignore[misc]
     memory = np.ones(max(effort.affordable(), SMALLEST) // 8, np.int64)  # zeros may be one page, over and over
     sizes = [SMALLEST << n for n in range(0, 64, 2) if SMALLEST << n <= memory.nbytes]
     points, wall, used = [], time.perf_counter(), time.process_time()
     for size in sizes:
         part = memory[: size // 8]
         rounds = max(1, round(effort.seconds * 2e10 / size))
-        best = min(_timed(lambda part=part, n=rounds: [part.max() for _ in range(n)]) for _ in range(effort.samples))  # type: ignore[misc]
+        best = min(timed(lambda part=part, n=rounds: [part.max() for _ in range(n)]) for _ in range(effort.samples))  # type: ignore[misc]
         points.append((size, size * rounds / best))
     wall, used = time.perf_counter() - wall, time.process_time() - used
     curve = falling(points)
@@ -347,9 +346,3 @@ def _without_kernels(instruction_set: str, threads: int, effort: Effort, thoroug
         jumps=None,
         caches=levels(curve, curve),
     )
-
-
-def _timed(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start

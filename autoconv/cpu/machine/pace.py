@@ -17,9 +17,16 @@ from autoconv.cpu.machine import probes
 
 BURSTS = 5  # of multiply-adds, or of products of tiles, of a fraction of a millisecond each
 TILE_FLOPS = {"bfloat16": 4 * TILE_ROWS * WORDS**2, "int8": 8 * TILE_ROWS * WORDS**2}  # of a product of tiles
-MEETINGS = 25  # of all threads
+MEETINGS = 25  # of all threads, of which the median counts
 ROUNDS = 1000  # of products of tiles in a burst
 WAKING = 3e-4  # seconds of products in which a unit that has slept for a millisecond comes to its full rate
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds of a call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 @functools.cache
@@ -42,14 +49,11 @@ def meter(instruction_set: str, threads: int) -> Callable[[], float]:
     sums = allocator.Allocator().take(4 * lanes * threads).view(np.float32)
     operations = 2.0 * lanes * threads * probes.ROUNDS * probes.CHAINS
 
-    def burst() -> float:
-        start = time.perf_counter()
-        run(factors, numbers, sums)
-        return time.perf_counter() - start
+    burst = functools.partial(run, factors, numbers, sums)
 
     def rate() -> float:
         burst()  # wakes the threads
-        return operations / statistics.median(burst() for _ in range(BURSTS))
+        return operations / statistics.median(timed(burst) for _ in range(BURSTS))
 
     return rate
 
@@ -69,14 +73,9 @@ def meeting(instruction_set: str, threads: int) -> float:
     -------
     float
     """
-
-    def once() -> float:
-        start = time.perf_counter()
-        pool.wake(instruction_set, threads)
-        return time.perf_counter() - start
-
-    once()  # wakes the threads
-    return statistics.median(once() for _ in range(MEETINGS))
+    region = functools.partial(pool.wake, instruction_set, threads)
+    region()  # wakes the threads
+    return statistics.median(timed(region) for _ in range(MEETINGS))
 
 
 @functools.cache
@@ -113,11 +112,5 @@ def unit_rate(instruction_set: str, matrix_unit: str, threads: int) -> float:
     """Operations per second of all threads on tiles of bfloat16: the median of some bursts of a unit that is awake."""
     run = products(instruction_set, matrix_unit, "bfloat16", threads)
     wake_unit(instruction_set, matrix_unit, threads)
-
-    def burst() -> float:
-        start = time.perf_counter()
-        run(ROUNDS)
-        return time.perf_counter() - start
-
-    seconds = statistics.median(burst() for _ in range(BURSTS))
+    seconds = statistics.median(timed(lambda: run(ROUNDS)) for _ in range(BURSTS))
     return float(TILE_FLOPS["bfloat16"] * probes.SUMS * ROUNDS * threads) / seconds
