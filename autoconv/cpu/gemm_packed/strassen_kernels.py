@@ -158,17 +158,16 @@ class StrassenWriter(TaskWriter):
                 first = k.load(self.pixels + t)
                 image = x + k.load(self.images + t) * problem.input.image
                 if self.in_place:
-                    source = image + first + start * plane
-                    halves = [(source, 0), (source, self.half)]
+                    halves = [image + first + start * plane] * 2
                 else:
-                    source = image + start * plane
-                    halves = [(source + self._input(first + row * self.half), 0) for row in (0, 1)]
+                    planes = image + start * plane
+                    halves = [planes + self._input(first + row * self.half) for row in (0, 1)]
                 target = self.micropanels + t * (len(PRODUCTS) * self.pitch) + start * TQ
                 for c, v in itertools.product(range(TOGETHER), range(0, vectors, lanes)):
                     parts = []
                     for row, column in PARTS:
-                        half, beyond_it = halves[row]
-                        place = half + ((c + column * self.depth) * plane + beyond_it + v * stride)
+                        within = row * self.half if self.in_place else 0
+                        place = halves[row] + ((c + column * self.depth) * plane + within + v * stride)
                         for line in range(0, lanes * stride, LINE // self.element.bytes):
                             if (v * stride + line) * self.element.bytes % LINE == 0:
                                 k.prefetch(place + (TOGETHER * plane + line))
