@@ -8,11 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-import numpy as np
-
+from autoconv.accuracy import USUAL, absolute_bound_for, bound_for, exact_error
 from autoconv.common import code_hash
 from autoconv.common.candidate import Candidate as Candidate  # its name belongs to the contract
-from autoconv.common.types import ROUNDING
 from autoconv.layer import DIRECTIONS, DTYPES, GROUPINGS, LAYOUTS, ConvLayer
 
 if TYPE_CHECKING:
@@ -328,6 +326,22 @@ class Algorithm(ABC, Generic[D]):
         """
         return bound_for(layer, self.float32_bound)
 
+    def usual_error(self, layer: ConvLayer, params: Params) -> float:
+        """What a candidate errs of usual operands, most often within a factor of two or three.
+
+        Parameters
+        ----------
+        layer : ConvLayer
+        params : mapping
+            One of `candidates`.
+
+        Returns
+        -------
+        float
+            As `bound` has it.
+        """
+        return bound_for(layer, exact_error(layer)) if self.exact else USUAL * self.bound(layer, params)
+
     def absolute_bound(self, layer: ConvLayer, params: Params, largest: float = 1.0) -> float:
         """Largest acceptable error on top of `bound`, where numbers run out of exponents.
 
@@ -350,12 +364,7 @@ class Algorithm(ABC, Generic[D]):
         """
         if layer.quantized:
             return 0.0
-        taps = layer.R * layer.S
-        terms = {"fwd": layer.C * taps, "dgrad": layer.K * taps, "wgrad": layer.N * layer.P * layer.Q * layer.groups}
-        limits = np.finfo(layer.accumulator)
-        growth = self.bound(layer.replace(dtype=layer.accumulator.name), params) / float(limits.epsneg)
-        sums = terms[layer.direction] // layer.groups
-        return sums * (1 + 2 * largest) * growth * float(limits.tiny) + 2.0**-25 * (layer.dtype == "float16")
+        return absolute_bound_for(layer, self.bound(layer.replace(dtype=layer.accumulator.name), params), largest)
 
     @abstractmethod
     def build(self, layer: ConvLayer, device: D, params: Params) -> Kernel:
@@ -387,14 +396,3 @@ class Algorithm(ABC, Generic[D]):
         """
         offered = () if self.unsupported(layer) else self.candidates(layer, device)
         return [Candidate(self.name, tuple(params.items())) for params in offered]
-
-
-def bound_for(layer: ConvLayer, float32_cap: float) -> float:
-    """An error cap stated for float32, carried over to the layer's dtype: integers are exact.
-
-    Narrow types round the output once more, of a value that may be as large as the largest sum; float64 scales with the
-    unit roundoff.
-    """
-    if layer.dtype == "float64" or layer.quantized:
-        return 0.0 if layer.quantized else float32_cap * 2.0**-29
-    return float32_cap + ROUNDING.get(layer.dtype, 0.0)

@@ -18,6 +18,7 @@ from autoconv.records.schema import Facts
 from autoconv.tuning.search.shortlist import shortlist
 
 FINER = 1.5  # times the least estimate: no more is paid for a smaller error
+UNUSUAL = 3.0  # times the usual error: hardly a candidate errs more
 PRUNE_FACTOR = 12.0  # times the least estimate; estimates are within a factor of 3 or so of the truth
 
 
@@ -137,8 +138,8 @@ class CandidateSet:
     def few(self, limits: Limits, number: int) -> list[Candidate]:
         """Those worth timing under these limits among which the best is expected, at most so many.
 
-        Then comes the first that may err less than those before, and so on: a network may need its layers more exact.
-        One that is far behind is not worth it: who needs it asks for exact algorithms.
+        Then comes the first that errs less than half as much as those before, and so on: a network may need its layers
+        more exact. One that is far behind is not worth it: who needs it asks for exact algorithms.
         """
         ranked = self.worth_timing(limits)
         costs = {candidate: limits.cost(self.expected[candidate]) for candidate in ranked}
@@ -146,8 +147,8 @@ class CandidateSet:
         chosen = shortlist(costs, number)
         near = [candidate for candidate in ranked if costs[candidate] <= FINER * least]
         while chosen:
-            least = min(self.expected[candidate].error for candidate in chosen)
-            finer = next((candidate for candidate in near if self.expected[candidate].error < least), None)
+            most = min(self.expected[candidate].error for candidate in chosen) / 2
+            finer = next((candidate for candidate in near if self.expected[candidate].error < most), None)
             if finer is None:
                 break
             chosen.append(finer)
@@ -211,7 +212,7 @@ def expected(algorithm: Algorithm[Any], layer: ConvLayer, device: Device, candid
         pack=2 * packed / device.bandwidth(),  # the filters stream in, the packed ones out
         workspace=algorithm.workspace_bytes(layer, device, params),
         packed=packed,
-        error=algorithm.bound(layer, params),
+        error=min(UNUSUAL * algorithm.usual_error(layer, params), algorithm.bound(layer, params)),
         deterministic=algorithm.deterministic,
         tf32=algorithm.tf32,
         vendor=algorithm.vendor,

@@ -86,7 +86,8 @@ def plan(
     deterministic : bool
         Only candidates that give the same bits every time.
     tolerance : float, optional
-        Largest measured error, as `max|y - ref| / max(sum |x||w|)`.
+        Largest measured error, as `max|y - ref| / max(sum |x||w|)`. Of a candidate that was never timed, the error that
+        hardly one like it exceeds.
     allow_tf32 : bool
         Whether tensor cores may round float32 operands to 10 bits.
     weights : "varying" or "constant"
@@ -326,7 +327,7 @@ def _made(request: Request, mode: object, again: bool) -> Plan:
 def _restored(layer: ConvLayer, device: Device, candidate: str, limits: Limits) -> Plan:
     """The plan that another process pickled.
 
-    Where its error was measured it was within the tolerance; here nothing may be known of it but a bound.
+    Where its error was measured it was within the tolerance; here nothing may be known of it but what is usual.
     """
     options: dict[str, Any] = {field.name: getattr(limits, field.name) for field in fields(limits)}
     options |= {"device": device, "vendors": bool(limits.vendors)}

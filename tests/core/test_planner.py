@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty import SIZE, FaultyCPU
+from layers import operands
 from planning import LAYER, fresh, rigged
 
 from autoconv import registry
@@ -17,10 +18,11 @@ from autoconv.algorithm import Algorithm, Candidate
 from autoconv.common.split_products import SPLIT_PRODUCTS
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
+from autoconv.layer import ConvLayer
 from autoconv.plans import Plan
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts, Race
-from autoconv.tuning import lookup, planner, racing
+from autoconv.tuning import lookup, planner, racing, reference
 from autoconv.tuning.candidates import CandidateSet
 
 pytestmark = pytest.mark.usefixtures("few_families")
@@ -249,6 +251,17 @@ def test_limits_that_nothing_satisfies_are_explained(cache: TuningCache) -> None
     assert first == f"no candidate of 'numpy.gemm' can run {LAYER} under workspace_limit=0:"
     assert any("bytes of workspace; the limit is 0" in line for line in lines)
     assert not any("not tried" in line for line in lines)
+
+
+@pytest.mark.parametrize("mode", ["heuristic", "hybrid"])
+def test_a_tolerance_allows_what_usually_errs_less_by_far(cache: TuningCache, mode: str) -> None:
+    layer = ConvLayer(N=1, C=32, H=14, W=14, K=32, R=3, S=3, padding=1)
+    made = fresh(layer, mode, cache=cache, tolerance=6e-7, vendors=False)
+    assert bool(made.timed) == (mode == "hybrid")
+    x, w, _, _ = operands(layer)
+    assert reference.error(made.run(x, w), reference.convolve(layer, x, w), reference.magnitude(layer, x, w)) <= 6e-7
+    with pytest.raises(PlanError, match=r"its error of \d\.\de-07 is over the tolerance of 2.0e-09"):
+        fresh(layer, mode, cache=cache, tolerance=2e-9, vendors=False)
 
 
 def test_plans_in_memory_follow_the_environment(cache: TuningCache, monkeypatch: pytest.MonkeyPatch) -> None:

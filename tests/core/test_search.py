@@ -324,15 +324,16 @@ def test_a_winner_elsewhere_that_limits_refuse_or_a_grid_lacks_has_its_like_time
     assert set(fresh(cache, "hybrid", layer=other).facts) == {"grid[BM=1,BN=64]", "numpy.direct"}
 
 
-def test_the_few_err_less_and_less_but_not_at_any_price() -> None:
+def test_each_more_of_the_few_errs_less_than_half_as_much_but_not_at_any_price() -> None:
     one = CPU.current()
     device = GridCPU(one.threads, one.instruction_set)
     offered = CandidateSet(LAYER, device, registry.algorithms(device), frozenset())
-    near, finer, finest = cut(4, 4), cut(5, 4), cut(6, 4)
+    near, alike, finer, finest = cut(4, 4), cut(5, 4), cut(6, 4), cut(7, 4)
     offered.expected = {
-        near: Facts("1", time=1e-3, error=3e-6),
-        finest: Facts("1", time=1.6e-3, error=1e-6),
-        finer: Facts("1", time=1.4e-3, error=2e-6),
+        finest: Facts("1", time=1.6e-3, error=1e-8),
+        near: Facts("1", time=1e-3, error=3e-7),
+        alike: Facts("1", time=1.2e-3, error=2e-7),
+        finer: Facts("1", time=1.4e-3, error=1.4e-7),
     }
     assert offered.few(Limits(), 1) == [near, finer]
 

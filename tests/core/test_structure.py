@@ -29,6 +29,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"records", "plans"},
         {"device"},
         {"algorithm"},
+        {"accuracy"},
         {"layer"},
         {"common"},
         {"paths"},

@@ -27,6 +27,7 @@ from autoconv.cpu.winograd.geometry import LARGEST_TILE, minimal
 from autoconv.cpu.winograd.kernels import emit
 from autoconv.cpu.winograd.matrix import matrix_vector
 from autoconv.layer import ConvLayer
+from autoconv.tuning import reference
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
@@ -60,6 +61,17 @@ def test_edges_on_every_instruction_set(name: str, instruction_set: str) -> None
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_sizes_of_tiles(m: str, layout: str) -> None:
     run(edge("remainders", layout=layout), {"m": m, "rows": 1, "coop": 0})
+
+
+@pytest.mark.parametrize("C", [8, 256])
+@pytest.mark.parametrize(("m", "R"), [("2x2", 3), ("4x4", 3), ("4x7", 3), ("7x7", 3), ("2x4", 5), ("5x5", 5)])
+def test_errs_as_is_usual(C: int, m: str, R: int) -> None:
+    layer = ConvLayer(N=2, C=C, H=28, W=28, K=32, R=R, S=R, padding=R // 2)
+    x, w, _, _ = given = operands(layer)
+    want, magnitude = reference.convolve(layer, x, w), reference.magnitude(layer, x, w)
+    params = {"m": m, "rows": 2, "coop": 0}
+    got = run_guarded(WINOGRAD, layer, DEVICE, Candidate("winograd", tuple(params.items())), given, "after")
+    assert 1 / 3 < reference.error(got, want, magnitude) / WINOGRAD.usual_error(layer, params) < 3
 
 
 @pytest.mark.parametrize("padding", [0, 1, ((1, 0), (0, 3)), 4])

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from autoconv.algorithm import Array, Params, bound_for
+from autoconv.accuracy import bound_for
+from autoconv.algorithm import Array, Params
 from autoconv.common.winograd_math import transforms
 from autoconv.cpu.device import CPU
 from autoconv.cpu.numpy.common import (

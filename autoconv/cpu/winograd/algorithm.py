@@ -13,7 +13,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar
 
-from autoconv.algorithm import Params, bound_for
+from autoconv.accuracy import bound_for, terms
+from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.common.grid import batches, parts
@@ -33,6 +34,7 @@ from autoconv.cpu.winograd.geometry import (
     refusals_of,
     single_channels,
     sizes,
+    usual_error,
     winograd_axis,
 )
 from autoconv.cpu.winograd.kernels import emit
@@ -109,9 +111,15 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
         return counts(tiling, machine)
 
     def bound(self, layer: ConvLayer, params: Params) -> float:
+        return bound_for(layer, self.cap(itertools.chain.from_iterable(self._axes(layer, params))))
+
+    def usual_error(self, layer: ConvLayer, params: Params) -> float:
+        return bound_for(layer, max(usual_error(*axes, terms(layer)) for axes in self._axes(layer, params)))
+
+    def _axes(self, layer: ConvLayer, params: Params) -> Iterator[tuple[WinogradAxis, WinogradAxis]]:
+        """Of each correlation."""
         down, across = outputs(params)
-        pairs = ((winograd_axis(c.rows, down), winograd_axis(c.columns, across)) for c in correlations(layer))
-        return bound_for(layer, self.cap(itertools.chain.from_iterable(pairs)))
+        return ((winograd_axis(c.rows, down), winograd_axis(c.columns, across)) for c in correlations(layer))
 
     def cap(self, axes: Iterable[WinogradAxis]) -> float:
         """Largest float32 error."""

@@ -10,6 +10,7 @@ there is one for all.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,9 +23,8 @@ from autoconv.layer import ConvLayer
 
 # Points by size of tile. In pairs of sign, so that transforms share half their work; of those, the ones with the
 # smallest measured float32 errors whose products are short binary fractions: small on average, and for the outputs of a
-# tile that err most, at its corners. Those of output o follow `sum_p AT[o, p]^2 |BT[p]|^2 |G[p]|^2`. (On the choice of
-# points: Barabasz, Anderson, Soodhalter and Gregg, "Error Analysis and Improving the Accuracy of Winograd Convolution
-# for Deep Neural Networks", 2020.)
+# tile that err most, at its corners. (On the choice of points: Barabasz, Anderson, Soodhalter and Gregg, "Error
+# Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks", 2020.)
 _POINTS = {
     1: "",
     2: "0",
@@ -135,3 +135,24 @@ def _cap(tiled: TiledAxis) -> float:
     if tiled.tile <= 6:
         return 4e-6
     return 1e-5 if tiled.tile == 7 or (tiled.tile == 8 and tiled.m <= 4) else 3e-5
+
+
+def usual_error(rows: WinogradAxis, columns: WinogradAxis, terms: float) -> float:
+    """What tiles usually err in float32, of so many terms of a sum, by the measure of records.
+
+    The unit roundoff, times the growth along either axis, over the fourth root of the terms. Of 3000 errors of
+    `winograd` on record, half are 0.9 to 1.5 times that, and 98 % 0.45 to 3.6 times; `winograd.compact` errs half as
+    much.
+    """
+    return 2.0**-24 * _growth(rows.m, rows.r) * _growth(columns.m, columns.r) / math.pow(terms, 0.25)
+
+
+@functools.cache
+def _growth(m: int, r: int) -> float:
+    """How much transforms enlarge independent errors of the products, for the output of a tile that errs most.
+
+    The products of point p are as large as its rows of `BT` and `G`, and output o weighs them by `AT[o, p]`, so that
+    the squares of errors add up to `sum_p AT[o, p]^2 |BT[p]|^2 |G[p]|^2`.
+    """
+    AT, G, BT = minimal(m, r).arrays()
+    return float(((AT**2) @ ((BT**2).sum(1) * (G**2).sum(1))).max() ** 0.5)

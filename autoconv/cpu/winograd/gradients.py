@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
-from autoconv.algorithm import Params, bound_for
+from autoconv.accuracy import bound_for
+from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import Correlation, correlations

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from autoconv.accuracy import USUAL
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import Module
@@ -102,6 +103,9 @@ class WinogradMatrixX3(WinogradMatrix):
 
     def cap(self, axes: Iterable[WinogradAxis]) -> float:
         return max(X3_BOUND if axis.tile <= 4 else 3e-5 for axis in axes)
+
+    def usual_error(self, layer: ConvLayer, params: Params) -> float:
+        return USUAL * self.bound(layer, params)  # three products err more than transforms
 
 
 def _fits(axis: WinogradAxis) -> bool:

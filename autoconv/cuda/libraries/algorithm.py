@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
-from autoconv.algorithm import Algorithm, Array, Candidate, Kernel, Params, bound_for
+from autoconv.accuracy import bound_for
+from autoconv.algorithm import Algorithm, Array, Candidate, Kernel, Params
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import Launch, ceil_div
 from autoconv.cuda.libraries import cudnn, cudnn_graph

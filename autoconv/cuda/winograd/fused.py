@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from autoconv.algorithm import Kernel, Params, bound_for
+from autoconv.accuracy import bound_for
+from autoconv.algorithm import Kernel, Params
 from autoconv.cuda.codegen.occupancy import WARP
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div

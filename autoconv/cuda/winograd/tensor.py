@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from autoconv.algorithm import Array, Kernel, Params, bound_for
+from autoconv.accuracy import bound_for
+from autoconv.algorithm import Array, Kernel, Params
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.codegen.tensor_map import LINE
 from autoconv.cuda.common.algorithm import CudaAlgorithm, aligned, ceil_div

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autoconv.algorithm import Array, Kernel, Params, bound_for
+from autoconv.accuracy import bound_for
+from autoconv.algorithm import Array, Kernel, Params
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import CudaAlgorithm, aligned, ceil_div
 from autoconv.cuda.common.model import Demand, beyond_cache, streaming

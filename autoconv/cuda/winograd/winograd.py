@@ -8,7 +8,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from autoconv.algorithm import Kernel, Params, bound_for
+from autoconv.accuracy import bound_for
+from autoconv.algorithm import Kernel, Params
 from autoconv.common.winograd_math import Matrix, transforms
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import Chain, CudaAlgorithm, ceil_div, no_tile, tile_of

@@ -16,9 +16,9 @@ import math
 from collections.abc import Iterator, Mapping
 
 from autoconv import registry
+from autoconv.accuracy import terms
 from autoconv.algorithm import Candidate
 from autoconv.device import Device
-from autoconv.layer import ConvLayer
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import Concat, Elementwise, Pool, Product, Reduce
@@ -28,13 +28,6 @@ from autoconv.plans import Plan
 # sum is n / 4 for n terms, and the root of the mean square (RMS) of an output sqrt(n) / 3; the largest error is about
 # ten times their RMS, as errors differ from place to place (docs/pages/accuracy.md has both).
 RELATIVE = 3 / 4 / 10
-USUAL = 0.1  # of a cap: what errors usually are, where none is recorded
-
-# The RMS error of a sum of products over its RMS is about so much of the unit roundoff for every root of the number of
-# products that are added one after the other. That is of all records of `direct` and `gemm` (0.10 to 0.13 in the
-# median, from 32 terms to 32768); longer sums than `SUMMED` are added in parts.
-ROUNDING = 0.12 * 2.0**-24
-SUMMED = 512
 STEP = 1 / 64  # of an integral
 
 
@@ -60,13 +53,8 @@ def sensitivities(graph: Graph) -> dict[str, float]:
     found = {}
     for node in graph.nodes.values():
         if (layer := layer_of(graph, node)) is not None:
-            found[node.name] = reach[node.name] * RELATIVE**2 * _terms(layer) / (2 if layer.residual else 1)
+            found[node.name] = reach[node.name] * RELATIVE**2 * terms(layer) / (2 if layer.residual else 1)
     return found
-
-
-def _terms(layer: ConvLayer) -> float:
-    """Products in an element of the output, of those that are not of padding: a mean."""
-    return layer.macs / math.prod(layer.output_shape)
 
 
 def _shares(graph: Graph, node: Node) -> Iterator[tuple[str, float]]:
@@ -99,22 +87,6 @@ def _largest(count: int) -> float:
     return sum(2 * x * STEP * -math.expm1(count * math.log1p(-math.erfc(x / math.sqrt(2)) / 2)) for x in steps)
 
 
-def exact_error(layer: ConvLayer) -> float:
-    """What an algorithm in float32 usually errs that adds up products as the convolution is defined.
-
-    Parameters
-    ----------
-    layer : ConvLayer
-
-    Returns
-    -------
-    float
-        By the measure of records.
-    """
-    terms = _terms(layer)
-    return ROUNDING * math.sqrt(min(terms, SUMMED)) / (RELATIVE * math.sqrt(terms))
-
-
 def error_by(made: Plan, candidate: str, device: Device) -> float:
     """What is recorded of a candidate, or what such a one usually errs.
 
@@ -135,7 +107,7 @@ def error_by(made: Plan, candidate: str, device: Device) -> float:
         return facts.error
     parsed = Candidate.parse(candidate)
     (algorithm,) = (a for a in registry.algorithms(device) if a.name == parsed.algorithm)
-    return USUAL * algorithm.bound(made.layer, parsed.params)
+    return algorithm.usual_error(made.layer, parsed.params)
 
 
 def combined(errors: Mapping[str, float], weights: Mapping[str, float]) -> float:

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autoconv import registry
+from autoconv.accuracy import exact_error
 from autoconv.algorithm import Candidate
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.networks.choice.candidate import best_in_network, timed_in_network
 from autoconv.networks.choice.choose import of_layers, plan_alone
-from autoconv.networks.choice.errors import combined, error_by, exact_error, sensitivities
+from autoconv.networks.choice.errors import combined, error_by, sensitivities
 from autoconv.networks.choice.together import arrays_in_nhwc
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
