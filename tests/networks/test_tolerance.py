@@ -120,13 +120,19 @@ class Pretended:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, facts: dict[int, dict[str, tuple[float, float]]]) -> None:
         self.facts, self.exact = facts, dict[int, tuple[float, float]]()
+        self.others, self.asked = dict[int, dict[str, tuple[float, float]]](), dict[int, float]()
         for module in (choose, together, tolerance):
             monkeypatch.setattr(module, "plan", self.plan)
 
     def plan(self, layer: ConvLayer, mode: str, **options: Any) -> Any:
         if layer.layout == "NHWC":
             raise PlanError("nothing recorded")
-        assert not {"tolerance", "memory_limit"} & set(options)
+        assert "memory_limit" not in options
+        others = {}
+        if "tolerance" in options:
+            assert mode in ("profile", "hybrid")
+            self.asked[layer.K], others = options["tolerance"], self.others.get(layer.K, {})
+            self.facts[layer.K] = self.facts[layer.K] | others
         if options.get("exact") and mode in ("profile", "hybrid"):
             self.facts[layer.K]["gemm[TK=1]"] = self.exact[layer.K]
         known = {name: Facts("", time=t, error=e, samples=9) for name, (t, e) in self.facts[layer.K].items()}
@@ -136,7 +142,7 @@ class Pretended:
         limits = SimpleNamespace(weights=options.get("weights"))
         return SimpleNamespace(
             layer=layer, candidate=chosen, ranking=ranking, timings=timings, facts=known, limits=limits,
-            kernel=SimpleNamespace(workspace_bytes=0),
+            kernel=SimpleNamespace(workspace_bytes=0), timed=len(others),
         )  # fmt: skip
 
 
@@ -216,6 +222,22 @@ def test_without_a_limit_little_time_is_given_for_less_error(
     error = combined({name: made.facts[made.candidate].error for name, made in plans.items()}, sensitivities(graph))
     assert time <= least * (1 + tolerance.SPARED * (1 - (error / most) ** 2)) * (1 + 1e-9)
     assert error < most
+
+
+def test_where_the_fastest_errs_too_much_others_as_exact_as_the_chosen_are_timed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    known = {"winograd[m=7]": (1.0, 1e-5), "winograd[m=4]": (1.4, 3e-7)}
+    pretended = Pretended(monkeypatch, {8: dict(known), 16: {"direct": (1.0, 1e-7)}})
+    pretended.others[8] = {"winograd[m=4,rows=2]": (1.2, 3e-7)}
+    graph = chain([8, 16])
+    for mode, wanted in (("heuristic", "winograd[m=4]"), ("hybrid", "winograd[m=4,rows=2]")):
+        assert within(graph, tmp_path, mode)["c0"].candidate == wanted
+    assert set(pretended.asked) == {8}
+    assert 3 * 3e-7 < pretended.asked[8] < 3 * 6e-7, "three times what is usual"
+    pretended.asked.clear()
+    within(graph, tmp_path, "hybrid", tolerance=math.inf)
+    assert not pretended.asked
 
 
 USUAL = {"winograd[m=7]": (1.0, 1e-5), "winograd[m=4]": (1.4, 3e-7), "direct": (2.0, 1e-7)}
