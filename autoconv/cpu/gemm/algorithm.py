@@ -123,8 +123,9 @@ class Gemm(GeneratedAlgorithm):
 
         Filters come from memory, and then from the L2 cache, for every tile; pixels once for every part of the filters
         that this cache holds. Those of a range of channels come from the first cache where it holds them, and the next
-        ones that are fetched meanwhile; a range's sums are loaded before it, and stored after. Stores past the caches
-        gain nothing where planes lie whole pages apart: their lines get in each other's way.
+        ones that are fetched meanwhile; a range's sums are loaded before it, and stored after. A tile's stores drain
+        while the next ones are computed; past the caches they gain nothing where planes lie whole pages apart: their
+        lines get in each other's way.
         """
         machine, blocking = device.machine, blocking_of(device, params)
         C, taps, size = layer.C // layer.groups, layer.R * layer.S, layer.accumulator.itemsize
@@ -153,7 +154,7 @@ class Gemm(GeneratedAlgorithm):
             moved += machine.writing(panels, machine.beyond)
         gains = params["nt"] and math.prod(layer.output_shape[2:]) * layer.itemsize % PAGE
         stored = operands_once(layer, machine, past=bool(gains))
-        return side_by_side(computed, moved) + stored + (machine.call or 0.0)
+        return side_by_side(computed, moved + stored) + (machine.call or 0.0)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, blocking_of(device, params))
