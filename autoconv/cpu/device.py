@@ -45,6 +45,8 @@ FEATURES = {  # beside vectors, what kernels may use: LLVM's names, and those in
 }
 AMX_FEATURES = ("avx512bf16", "avx512vnni", "amx-tile", "amx-bf16", "amx-int8")  # those of any processor that has tiles
 
+_soonest: dict[tuple[str, int], float] = {}  # seconds in which all threads of an instruction set have met
+
 _memory = functools.cache(allocator.physical_memory)  # to ask the system takes a millisecond
 
 
@@ -362,7 +364,8 @@ class CPU(Device):
         """By bursts of multiply-adds on all threads and of products of tiles, and how soon all threads meet.
 
         Whichever is further from its best counts. A unit that multiplies tiles may be slow while vectors are not:
-        processors beside this one may use it too. Threads meet late while they are on cores far from one another.
+        processors beside this one may use it too. Threads meet late while they are on cores far from one another, as
+        they may have been when the machine was measured: they count as near who meet sooner than ever before.
         Nothing is known of a machine whose model is given.
         """
         from autoconv.cpu import pool
@@ -375,8 +378,10 @@ class CPU(Device):
             peak = self.machine.tiles(unit, "bfloat16")
             pace = max(pace, peak / unit_rate(self.instruction_set, unit, self.threads))
         if self.threads > 1 and self.machine.call and self.machine.barrier:
-            apart = meeting(self.instruction_set, self.threads) / (self.machine.call + self.machine.barrier)
-            pace = max(pace, apart / MEETINGS_VARY)
+            how = self.instruction_set, self.threads
+            seconds = meeting(*how)
+            _soonest[how] = min(seconds, _soonest.get(how, self.machine.call + self.machine.barrier))
+            pace = max(pace, seconds / _soonest[how] / MEETINGS_VARY)
         return pace
 
     def _unit(self) -> str | None:

@@ -90,10 +90,10 @@ class Limits:
 def ranking(facts: Mapping[Candidate, Facts], limits: Limits, arrays: int) -> list[Candidate]:
     """The candidates that the limits allow, best first.
 
-    The fastest and all that are within the noise of it are equally fast; among those, less workspace comes first, where
-    the difference matters beside the layer's own arrays, then who was faster, then the name. The next are ranked in the
-    same way among what is left. Everything is compared with the fastest of its group only, as "within the noise" is
-    not transitive.
+    The fastest and all that are within the noise of it are equally fast; among those, whose threads work on their own
+    come first, then those of less workspace, where the difference matters beside the layer's own arrays, then who was
+    faster, then the name. The next are ranked in the same way among what is left. Everything is compared with the
+    fastest of its group only, as "within the noise" is not transitive.
 
     Parameters
     ----------
@@ -108,8 +108,19 @@ def ranking(facts: Mapping[Candidate, Facts], limits: Limits, arrays: int) -> li
     list of Candidate
     """
     return [
-        candidate for group in equally_fast(facts, limits) for candidate in _by_workspace(group, facts, limits, arrays)
+        candidate
+        for group in equally_fast(facts, limits)
+        for kind in (False, True)
+        for candidate in _by_workspace([c for c in group if cooperates(c) == kind], facts, limits, arrays)
     ]
+
+
+def cooperates(candidate: Candidate) -> bool:
+    """Whether its threads transform each other's input, a batch of chunks at a time.
+
+    They lose what they gain, and more, while a virtual machine's processors have no cache in common.
+    """
+    return bool(candidate.params.get("coop"))
 
 
 def equally_fast(facts: Mapping[Candidate, Facts], limits: Limits) -> Iterator[list[Candidate]]:

@@ -90,6 +90,17 @@ def test_less_workspace_wins_where_it_matters_beside_the_layer_s_own_arrays() ->
     assert ranking(packed, Limits(weights="constant"), 100 * 64) == ["a", "b"]  # they are the caller's
 
 
+def test_of_equally_fast_ones_those_come_first_whose_threads_work_on_their_own() -> None:
+    names = ("w[coop=1]", "w[coop=0]", "w[coop=2]", "x", "w[coop=0,n=1]")
+    times, workspaces = (1.0, 1.009, 1.001, 1.008, 1.02), (0, 9, 5, 3, 0)
+    found = {
+        Candidate.parse(name): facts(time, workspace=workspace)
+        for name, time, workspace in zip(names, times, workspaces, strict=True)
+    }
+    ranked = list(map(str, ranked_candidates(found, Limits(), 0)))
+    assert ranked == ["x", "w[coop=0]", "w[coop=1]", "w[coop=2]", "w[coop=0,n=1]"]
+
+
 @pytest.mark.parametrize("noisy", ["a", "b"])
 def test_the_larger_spread_of_both_is_the_noise(noisy: str) -> None:
     found = {"a": facts(1.0, workspace=9), "b": facts(1.02)}

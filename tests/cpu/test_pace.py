@@ -43,6 +43,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CPU:
     machine = replace(found.machine, peaks=peaks, call=6e-7, barrier=4e-7)
     monkeypatch.setattr(CPU, "machine", property(lambda self: machine))
     monkeypatch.setattr(pace, "meeting", lambda *of: 1e-6)
+    monkeypatch.setattr(module, "_soonest", {})
     return found
 
 
@@ -72,6 +73,14 @@ def test_threads_far_from_one_another_make_a_device_slow(
     machine = replace(device.machine, barrier=barrier)
     monkeypatch.setattr(CPU, "machine", property(lambda self: machine))
     assert replace(device, threads=threads).pace() == pytest.approx(slowness)
+
+
+def test_near_is_as_near_as_threads_have_ever_been(device: CPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine may have been measured while they were far from one another."""
+    monkeypatch.setattr(pace, "meter", lambda *of: lambda: device.peak_flops("float32"))
+    for seconds, slowness in ((1e-6, 1.0), (5e-7, 1.0), (1e-6, 2 / module.MEETINGS_VARY), (5e-7, 1.0)):
+        monkeypatch.setattr(pace, "meeting", lambda *of, seconds=seconds: seconds)
+        assert replace(device, threads=2).pace() == pytest.approx(slowness)
 
 
 @pytest.mark.parametrize(

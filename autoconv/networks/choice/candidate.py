@@ -20,6 +20,7 @@ from autoconv.device import Device
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.errors import error_by
 from autoconv.plans import Plan
+from autoconv.records.limits import cooperates, noise
 
 
 def best_in_network(made: Plan, device: Device, price: float = 0.0, read: bool = True) -> str:
@@ -66,10 +67,14 @@ def timed_in_network(made: Plan, device: Device) -> list[str]:
 
 
 def cost(made: Plan, device: Device, candidate: str, price: float = 0.0, read: bool = True) -> float:
-    """Seconds of a candidate that was timed, what others wait for it and what its error costs among them."""
+    """Seconds of a candidate that was timed, what others wait for it and what its error costs among them.
+
+    Of two that are equally fast, as far as times can tell, the one whose threads work on their own costs less.
+    """
     waiting = fetching(made.layer, device, candidate) + passing(made.layer, device, candidate) if read else 0.0
     erring = price * error_by(made, candidate, device) ** 2 if price else 0.0
-    return made.timings[candidate] + waiting + erring
+    doubt = noise(*[made.facts[candidate]] * 2) if cooperates(Candidate.parse(candidate)) else 0.0
+    return made.timings[candidate] * (1 + doubt) + waiting + erring
 
 
 def fetching(layer: ConvLayer, device: Device, candidate: str) -> float:
