@@ -9,6 +9,10 @@ import numpy as np
 from autoconv.common.types import ROUNDING
 from autoconv.layer import ConvLayer
 
+# A record states the largest error over the largest `sum |x||w|`. Of operands that are drawn evenly from [-1, 1), that
+# sum is n / 4 for n terms, and the root of the mean square (RMS) of an output sqrt(n) / 3; the largest error is about
+# ten times their RMS, as errors differ from place to place (docs/pages/accuracy.md has both).
+RELATIVE = 3 / 4 / 10
 SUMMED = 512  # products at most that are added one after the other; longer sums are added in parts
 USUAL = 0.1  # of a bound: what errors usually are
 
@@ -23,11 +27,10 @@ def exact_error(layer: ConvLayer) -> float:
 
     Of all records of `direct` and `gemm`, from 32 terms to 32768: the RMS error of a sum over its RMS is 0.12 of the
     unit roundoff (0.10 to 0.13 in the median) for every root of the number of products that are added one after the
-    other, which are no more than `SUMMED`. The operands of records are drawn evenly from [-1, 1): of n products, the
-    largest sum of their sizes is n / 4, the RMS of a sum sqrt(n) / 3, and the largest error some ten times its RMS.
+    other, which are no more than `SUMMED`.
     """
     number = max(1.0, terms(layer))
-    return 1.6 * 2.0**-24 * math.sqrt(min(number, SUMMED) / number)
+    return 0.12 * 2.0**-24 / RELATIVE * math.sqrt(min(number, SUMMED) / number)
 
 
 def bound_for(layer: ConvLayer, float32_cap: float) -> float:

@@ -15,7 +15,7 @@ from graphs import agree, filters
 
 import autoconv
 from autoconv import registry
-from autoconv.accuracy import exact_error
+from autoconv.accuracy import RELATIVE, exact_error
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
@@ -23,7 +23,7 @@ from autoconv.layer import ConvLayer
 from autoconv.networks.choice import choose, together, tolerance
 from autoconv.networks.choice.candidate import best_in_network
 from autoconv.networks.choice.choose import plan_alone, plans_for
-from autoconv.networks.choice.errors import RELATIVE, combined, sensitivities
+from autoconv.networks.choice.errors import combined, sensitivities
 from autoconv.networks.choice.tolerance import check_error, chosen_within
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of

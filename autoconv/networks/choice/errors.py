@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from autoconv import registry
-from autoconv.accuracy import terms
+from autoconv.accuracy import RELATIVE, terms
 from autoconv.algorithm import Candidate
 from autoconv.device import Device
 from autoconv.networks.graph import Graph, Node
@@ -24,10 +24,6 @@ from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import Concat, Elementwise, Pool, Product, Reduce
 from autoconv.plans import Plan
 
-# A record states the largest error over the largest `sum |x||w|`. Of operands that are drawn evenly from [-1, 1), that
-# sum is n / 4 for n terms, and the root of the mean square (RMS) of an output sqrt(n) / 3; the largest error is about
-# ten times their RMS, as errors differ from place to place (docs/pages/accuracy.md has both).
-RELATIVE = 3 / 4 / 10
 STEP = 1 / 64  # of an integral
 
 
