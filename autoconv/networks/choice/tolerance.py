@@ -39,7 +39,7 @@ GROWTH = 16.0  # of the price, until it is high enough
 SPARED = 0.05  # of the least time: what all the error of the fastest choice is worth where no limit is given
 # Times the error of exact algorithms: the limit where none is given. What ONNX Runtime errs was 1.9 to 2.7 times that,
 # and four times its error is to be kept, though what was measured is up to 1.7 times what was expected where the limit
-# is reached: eight images through VGG-19, on a Zen 5, then err 2.6 times as much as by it, and 4.6 with a limit of 6.
+# is reached: eight images through VGG-19 then err 2.6 times as much as by it, and 4.6 with a limit of 6.
 EXACT = 4.5
 ALIKE = 1.3  # times an error: one as good, in the eyes of one who foretells it
 
