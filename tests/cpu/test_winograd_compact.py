@@ -10,9 +10,11 @@ from layers import EDGES, edge
 from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import pool
+from autoconv.cpu.common.correlation import CorrelationAxis
 from autoconv.cpu.device import CPU
 from autoconv.cpu.winograd.algorithm import Winograd
-from autoconv.cpu.winograd.compact import FEWEST_TILES, WinogradCompact
+from autoconv.cpu.winograd.compact import FEWEST_TILES, CompactAxis, WinogradCompact
+from autoconv.cpu.winograd.geometry import WinogradAxis
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
@@ -62,4 +64,15 @@ def test_candidates_have_tiles_to_multiply_a_filter_with() -> None:
     params = [dict(candidate.params) for candidate in COMPACT.all(deep, DEVICE)]
     assert len(params) > 10
     assert all(COMPACT.tilings(deep, DEVICE, p)[0].chunk_tiles >= FEWEST_TILES for p in params)
-    assert COMPACT.all(edge("plain", H=4, W=4, N=1), DEVICE) == []
+    assert COMPACT.all(edge("plain", H=2, W=2, N=1), DEVICE) == []
+
+
+@pytest.mark.parametrize(("m", "r"), [(2, 3), (4, 3), (5, 4), (7, 3)])
+def test_divided_filters_give_the_same_outputs(m: int, r: int) -> None:
+    axis = CorrelationAxis(size=9, count=9, stride=1, offset=-1, dilation=1, taps=tuple(range(r)))
+    plain, divided = (kind(axis, m).transforms for kind in (WinogradAxis, CompactAxis))
+    assert divided.BT == plain.BT
+    assert all(next(filter(None, row)) == 1 for row in divided.G)
+    for point in range(m + r - 1):
+        weights = [[row[point] * tap for row in t.AT for tap in t.G[point]] for t in (plain, divided)]
+        assert weights[0] == weights[1]

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autoconv.algorithm import Params
+from autoconv.common.winograd_math import Transforms
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, i64, ptr
 from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.cpu.common.estimate import PAGE
 from autoconv.cpu.common.sums import WINOGRAD_TERMS
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine.model import Machine
@@ -24,13 +26,27 @@ from autoconv.cpu.transform.estimate import Counts
 from autoconv.cpu.transform.geometry import odd
 from autoconv.cpu.winograd.algorithm import Winograd, outputs
 from autoconv.cpu.winograd.estimate import counts, effort
-from autoconv.cpu.winograd.geometry import WinogradTiling
+from autoconv.cpu.winograd.geometry import WinogradAxis, WinogradTiling
 from autoconv.cpu.winograd.kernels import WinogradFilters, WinogradInput, WinogradWriter
 from autoconv.cpu.winograd.matrix import matrix_vector
 from autoconv.layer import ConvLayer
 
-FEWEST_TILES = 6  # of a chunk: with fewer, transforming a filter takes as long as all its products
+FEWEST_TILES = 4  # of a chunk: with fewer, transforming a filter takes as long as all its products
 MOST_TILES = 48  # of all: with more, transforming filters beforehand takes little beside the products
+
+
+@dataclass(frozen=True)
+class CompactAxis(WinogradAxis):
+    """One axis whose filters are transformed in few operations, and its products back in some more."""
+
+    @functools.cached_property
+    def transforms(self) -> Transforms:
+        """Of F(m, r), each row of `G` divided by its first factor, by which the column of `AT` is multiplied."""
+        of = super().transforms
+        first = [next(filter(None, row)) for row in of.G]
+        G = tuple(tuple(g / f for g in row) for row, f in zip(of.G, first, strict=True))
+        AT = tuple(tuple(a * f for a, f in zip(row, first, strict=True)) for row in of.AT)
+        return replace(of, AT=AT, G=G)
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,14 @@ class CompactTiling(WinogradTiling):
     """One correlation in tiles of m x m outputs, its filters transformed `terms` of the sum at a time."""
 
     terms: int
+
+    @functools.cached_property
+    def rows(self) -> CompactAxis:
+        return _axis(super().rows)
+
+    @functools.cached_property
+    def columns(self) -> CompactAxis:
+        return _axis(super().columns)
 
     @functools.cached_property
     def packed_depth(self) -> int:
@@ -65,7 +89,18 @@ class CompactTiling(WinogradTiling):
 
     @functools.cached_property
     def scratch_size(self) -> int:
-        return max(super().scratch_size, self.output_size + self.columns.tile * self.piece_stride)
+        """As ever, and a row of points behind the output.
+
+        The next thread's begins a page further on: what a processor fetches ahead of the row's stores, piece after
+        piece, would be lines that the other thread writes.
+        """
+        behind = self.columns.tile * self.piece_stride + PAGE // self.itemsize
+        return max(super().scratch_size, self.output_size + behind)
+
+
+@functools.lru_cache(1024)
+def _axis(axis: WinogradAxis) -> CompactAxis:
+    return CompactAxis(axis.axis, axis.m)
 
 
 class CompactFilters(WinogradFilters[CompactTiling]):
@@ -83,25 +118,21 @@ class CompactWriter(WinogradWriter[CompactTiling]):
     filter_stage = CompactFilters
 
     def emit(self) -> Function:
-        self.transform = self.transform_filters()
+        self.transforms = [self.transform_filters(row) for row in range(self.tiling.rows.tile)]
         return super().emit()
 
-    def transform_filters(self) -> Function:
-        """`(taps, u, terms, number)`: a row of the points `G w GT` of some terms, which the first cache holds."""
+    def transform_filters(self, row: int) -> Function:
+        """`(taps, u, terms)`: a row of the points `G w GT` of some terms; the first and last often have few taps in."""
         tiling, lanes, TK = self.tiling, self.tiling.lanes, self.tiling.TK
         rows, columns = tiling.rows, tiling.columns
-        k = self.function("transform_filters", ptr(self.real), ptr(self.real), i64, i64)
-        taps, u, terms, number = k.args
-        factors = self.m.table(k, self.real, [float(f) for row in rows.transforms.G for f in row]) + number * rows.r
-        row = [k.broadcast(factors + i, lanes) for i in range(rows.r)]
+        k = self.function(f"transform_filters_{row}_", ptr(self.real), ptr(self.real), i64)
+        taps, u, terms = k.args
         with k.loop(0, terms) as term, k.loop(0, TK, lanes) as first:
             source, target = taps + (term * tiling.taps + first), u + (term * TK + first)
             half = []
             for j in range(columns.r):
-                total = k.load(source + j * TK, lanes) * row[0]
-                for i in range(1, rows.r):
-                    total = k.fma(k.load(source + (i * columns.r + j) * TK, lanes), row[i], total)
-                half.append(total)
+                xs = [k.load(source + (i * columns.r + j) * TK, lanes) for i in range(rows.r)]
+                half += matrix_vector(k, [rows.transforms.G[row]], xs)
             for n, v in enumerate(matrix_vector(k, columns.transforms.G, half)):
                 k.store(v, target + n * tiling.piece_stride)
         return k
@@ -142,8 +173,8 @@ class CompactWriter(WinogradWriter[CompactTiling]):
             terms = k.min(tiling.packed_depth - start, tiling.piece)
             taps, blocks = u + start * tiling.taps, terms // lanes
             following = taps + terms * tiling.taps
-            with k.loop(0, tiling.rows.tile) as row:
-                k.call(self.transform, taps, piece, terms, row)
+            for row, transform in enumerate(self.transforms):
+                k.call(transform, taps, piece, terms)
                 with k.loop(0, tiling.columns.tile) as column:
                     point = column + row * tiling.columns.tile
                     source = v + (start * tiling.chunk_tiles + point * tiling.v_stride)
@@ -180,14 +211,15 @@ class WinogradCompact(Winograd):
         return tiling.tile_rows * tiling.columns.tiles <= MOST_TILES
 
     def _grid(self, layer: ConvLayer, device: CPU) -> Iterator[Params]:
-        """Chunks of some tiles of few; pieces whose rows of points fit into half of the first cache."""
+        """Chunks of some tiles of few; pieces whose taps and rows of points fit into the first cache together."""
         main = max(correlations(layer), key=lambda c: c.macs)
         for params in super()._grid(layer, device):
             tiling = self.tiling(layer, device, main, outputs(params), int(params["rows"]), int(params["coop"]))
             if tiling.chunk_tiles < FEWEST_TILES:
                 continue
-            fitting = device.machine.caches[0] // (2 * tiling.columns.tile * tiling.TK * tiling.itemsize)
-            pieces = -(-tiling.packed_depth // min(max(fitting, tiling.lanes), WINOGRAD_TERMS))
+            term = tiling.itemsize * (tiling.taps + tiling.columns.tile * tiling.TK)
+            fitting = min(device.machine.caches[0] // term, WINOGRAD_TERMS) // tiling.lanes
+            pieces = -(-tiling.c_blocks // max(fitting, 1))
             yield {**params, "terms": -(-tiling.c_blocks // pieces) * tiling.lanes}
 
     def counts(self, tiling: WinogradTiling, machine: Machine) -> Counts:
