@@ -64,7 +64,12 @@ def test_the_real_baselines_agree(direction: str, name: str, capfd: pytest.Captu
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_real_baselines_agree_in_16_bits(layer: str, dtype: str, name: str) -> None:
     baseline = there(name)
-    assert error(baseline, LAYERS[layer].replace(dtype=dtype), True, False) < race.AGREEMENT
+    try:
+        assert error(baseline, LAYERS[layer].replace(dtype=dtype), True, False) < race.AGREEMENT
+    except PlanError as refusal:
+        if name != "torch_packed" or "needs the cpu support" not in str(refusal):
+            raise
+        pytest.skip(str(refusal))
     if baseline.takes("wgrad", True, dtype):
         assert error(baseline, edge("remainders", direction="wgrad", dtype=dtype), True, False) < race.AGREEMENT
 

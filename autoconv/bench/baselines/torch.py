@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autoconv.bench.baselines.base import Baseline, Prepared, Problem
+from autoconv.common.text import one_line
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
 from autoconv.layer import DIRECTIONS
@@ -62,7 +63,10 @@ def _packed(problem: Problem, device: CPU, constant: bool, fresh: bool) -> Prepa
         residual = tensor(problem.residual).contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         filters = tensor(problem.b).to_mkldnn()
-        packed = torch._C._nn.mkldnn_reorder_conv2d_weight(filters, *geometry, list(a.shape))
+        try:
+            packed = torch._C._nn.mkldnn_reorder_conv2d_weight(filters, *geometry, list(a.shape))
+        except RuntimeError as refusal:  # of a type that the processor lacks instructions for
+            raise PlanError(f"dtype={layer.dtype!r}: {one_line(refusal)}") from None
     activation = layer.activation if residual is None else None
 
     def run() -> Any:
