@@ -231,7 +231,7 @@ def test_every_command_and_network_is_mentioned() -> None:
 def test_the_readme_is_short_and_says_first_how_little_a_gpu_has_run() -> None:
     assert PAGES["README.md"].count("\n") < 200
     said = " ".join(PAGES["README.md"].split("\n\n")[1].split())
-    assert "in half an hour; an H200 has run it for ten minutes, and no other GPU has" in said
+    assert "in half an hour; an H200 has run it for twenty minutes, and no other GPU has" in said
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
