@@ -17,13 +17,14 @@ GPUS = "h100", "h200"
 INTRODUCTION = """# Measured on a GPU
 
 What runs found on two GPUs, in the terms of [the command](gpu.md#measure-on-a-gpu). On an H100, in half an hour in
-all: all layers of AlexNet, VGG-16, ResNet-50 and GoogLeNet forward in float32, and of every other target as many as
-there was time for, chosen evenly from the longest to the shortest. On an H200, in twenty minutes in all, half of
-them beside other work of its processor: the six unusual layers, all of 3x3 and 5x5 in float32, 39 to 48 layers of
-every other target, and checks of 2197 cases. The other side is cuDNN as PyTorch autotunes it (`cudnn.benchmark`), in both of its memory formats; but
-above 60 GFLOP to a layer of float32 only in NCHW on the H100, as its search in the other takes longest. Arrays in NCHW
-are compared with PyTorch's in `channels_last` too, which were put in that order beforehand: for float16 that says what
-the order costs, not what a kernel for NCHW could do. Filters are transformed in every run, on either side.
+all: all layers of AlexNet, VGG-16, ResNet-50 and GoogLeNet forward in float32, and of every other target as many
+as there was time for, chosen evenly from the longest to the shortest. On an H200, in twenty minutes in all, half
+of them beside other work of its processor: the six unusual layers, all of 3x3 and 5x5 in float32, 39 to 48 layers
+of every other target, and checks of 2197 cases. The other side is cuDNN as PyTorch autotunes it
+(`cudnn.benchmark`), in both of its memory formats; but above 60 GFLOP to a layer of float32 only in NCHW on the
+H100, as its search in the other takes longest. Arrays in NCHW are compared with PyTorch's in `channels_last` too,
+which were put in that order beforehand: for float16 that says what the order costs, not what a kernel for NCHW
+could do. Filters are transformed in every run, on either side.
 
 In float32 most of ours that win multiply on tensor cores, each product as six of bfloat16 parts or three of tf32, which
 `exact=True` leaves out. They err less than what they are compared with: products of parts by at most 9e-8 of the sum
