@@ -63,12 +63,28 @@ def test_a_block_too_many_takes_another_round() -> None:
         ({"cached": 1e6}, 2 * 1e6 / 64),
         ({"slots": 1e6, "allocated": 128 << 10}, 2 * (1e6 / 4 + 100)),  # one block at a time has the shared memory
         ({"delay": 1e6}, 1e6 + 1000 / 4),
+        ({"waiting": 1e6}, 1e6 + 100),  # blocks of a multiprocessor wait at the same time
     ],
     ids=str,
 )
 def test_what_is_asked_for_most_decides(asked: dict[str, Any], limit: float) -> None:
     demand = replace(PRODUCTS, **({"products": 0.0} | asked))
     assert clocks(demand) == pytest.approx(limit + demand.delay, rel=0.01)
+
+
+@pytest.mark.parametrize(("width", "least", "most"), [(16, 1, 1), (14, 2, 5), (13, 4, 20)])
+def test_a_librarys_product_in_float16_wants_aligned_rows(width: int, least: float, most: float) -> None:
+    """Images of 256, 196 and 169 pixels in NCHW: rows that begin at multiples of 16, of 8 and of 2 bytes."""
+    layer = ConvLayer(N=32, C=512, H=width, W=width, K=2048, R=1, S=1, dtype="float16")
+    nhwc = layer.replace(layout="NHWC")
+    explicit = next(one for one in ours(H200) if one.name == "gemm.explicit")
+    images = {"IMAGES": 32, "MERGED": 0}
+    ratio = explicit.estimate(layer, H200, images) / explicit.estimate(nhwc, H200, images | {"MERGED": 1})
+    assert least * 0.8 < ratio < most * 1.2
+    wide = layer.replace(dtype="float32")
+    assert explicit.estimate(wide, H200, images) < 1.5 * explicit.estimate(
+        wide.replace(layout="NHWC"), H200, images | {"MERGED": 1}
+    )
 
 
 def test_memory_and_launches_take_their_time() -> None:

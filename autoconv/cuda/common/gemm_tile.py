@@ -103,6 +103,7 @@ class GemmTile(NamedTuple):
             shared=slices * (warps * reads + self.BK * (self.BM + self.BN) * accumulator),
             cached=slices * cached + (2 * stretches - 1) * sums * accumulator,
             delay=2.0 * stretches * MEMORY_CLOCKS + way_out * math.ceil(warps / 4),
+            waiting=2.0 * (slices - 1) * MEMORY_CLOCKS,  # one operand of the next slice at a time is on its way
             memory=memory,
         )
 

@@ -93,7 +93,9 @@ class Explicit(CudaAlgorithm):
         rows, columns, depth = _extents(layer, params)
         calls = list(_calls(layer, params))
         once = (layer.bytes / times + beyond_cache(device, X + Y + W)) / len(calls)
-        products = [library_product(rows, columns, depth, call.batch, layer.itemsize) for call in calls]
+        size = layer.itemsize
+        pitch = size * math.gcd(*(max(one.row, one.column) for one in _matrices(layer, params, (0, 0, 0))))
+        products = [library_product(rows, columns, depth, call.batch, size, pitch=pitch) for call in calls]
         return [*some, *(replace(product, memory=once) for product in products)] * times
 
     def build(self, layer: ConvLayer, device: CUDA, params: Params) -> Kernel:
@@ -247,15 +249,19 @@ def _extents(layer: ConvLayer, params: Params) -> tuple[int, int, int]:
     ]
 
 
+def _matrices(layer: ConvLayer, params: Params, steps: tuple[int, int, int]) -> tuple[Matrices, Matrices, Matrices]:
+    """W, X and Y, as they lie in memory."""
+    taps, places = layer.C // layer.groups * layer.R * layer.S, _places(layer, params)
+    W = Matrices(taps, 1, steps[0])
+    if layer.layout == "NCHW":
+        return W, Matrices(places, 1, steps[1]), Matrices(places, 1, steps[2])
+    X = Matrices(1, layer.C if _flat(layer, params) else taps, steps[1])
+    return W, X, Matrices(1, layer.K, steps[2])
+
+
 def _product(device: CUDA, layer: ConvLayer, params: Params, call: Call) -> Multiply:
     """Y = W X, X = W^T Y or W = Y X^T."""
-    taps, places = layer.C // layer.groups * layer.R * layer.S, _places(layer, params)
-    W = Matrices(taps, 1, call.steps[0])
-    if layer.layout == "NCHW":
-        X, Y = Matrices(places, 1, call.steps[1]), Matrices(places, 1, call.steps[2])
-    else:
-        X = Matrices(1, layer.C if _flat(layer, params) else taps, call.steps[1])
-        Y = Matrices(1, layer.K, call.steps[2])
+    W, X, Y = _matrices(layer, params, call.steps)
     operands = {"fwd": (W, X, Y), "dgrad": (W.transposed, Y, X), "wgrad": (Y, X.transposed, W)}[layer.direction]
     wide = {
         "fwd": _staged(layer, params),
