@@ -112,14 +112,21 @@ class Translation:
         mode: Literal["constant", "reflect", "edge", "wrap"] = "constant",
         value: float = 0.0,
     ) -> str:
-        """Elements added on each side of each axis; where the number is negative, so many are cut off."""
+        """Elements added on each side of each axis, a constant or what NumPy's modes of these names repeat.
+
+        Where the number is negative, so many are cut off.
+        """
         shape = self.shape_of(name)
         if min((*before, *after), default=0) < 0:
             starts = tuple(max(-b, 0) for b in before)
             counts = tuple(e - s - max(-a, 0) for e, s, a in zip(shape, starts, after, strict=True))
             name = self.add(Slice(starts, counts, (1,) * len(shape)), name)
             before, after = ([max(n, 0) for n in sides] for sides in (before, after))
-        return self.add(Pad(tuple(before), tuple(after), mode, value), name)
+        if mode == "constant":
+            return self.add(Pad(tuple(before), tuple(after), value), name)
+        for axis, sides in enumerate(zip(before, after, strict=True)):
+            name = self.taken(name, axis, np.pad(np.arange(self.shape_of(name)[axis]), sides, mode))
+        return name
 
     def clip(self, x: str, low: float | None, high: float | None) -> str:
         """An array held within bounds, of which either may be missing; integers within integers exactly."""

@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Operator, list[tuple[int, ...]]]] = {
     "backwards": (Transpose((2, 1, 0)), [(9, 4, 17)]),
     "every other": (Slice((0, 1, 8), (2, 2, 4), (1, 2, -2)), [(2, 4, 9)]),
     "joined": (Concat(2), [(2, 3, 4), (2, 3, 1), (2, 3, 9)]),
-    "padded": (Pad((0, 0, 1, 2), (0, 1, 0, 3), "constant", -1.5), [(2, 3, 4, 5)]),
+    "padded": (Pad((0, 0, 1, 2), (0, 1, 0, 3), -1.5), [(2, 3, 4, 5)]),
     "max": (pools("max", stride=(2, 2), padding=((1, 1), (1, 1))), [(2, 3, 15, 21)]),
     "max, odd": (
         pools("max", window=(2, 5), stride=(3, 1), padding=((1, 0), (2, 4)), dilation=(2, 1)), [(1, 2, 9, 11)],

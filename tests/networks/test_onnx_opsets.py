@@ -47,6 +47,8 @@ CASES: dict[str, tuple[int, int, Any, dict[str, np.ndarray], np.ndarray]] = {
                           np.pad(X, ((0, 0), (0, 0), (1, 0), (0, 2)), constant_values=2)),
     "pad by inputs": (11, NEWEST, node("Pad", "x p v"), constants(p=int64(*PADS), v=np.float32(2)),
                       np.pad(X, ((0, 0), (0, 0), (1, 0), (0, 2)), constant_values=2)),
+    **{f"pad by {mode}": (7, 10, node("Pad", "x", pads=[0, 1, 4, 2, 0, 0, 1, 5], mode=mode), {},
+                          np.pad(X, ((0, 0), (1, 0), (4, 1), (2, 5)), mode)) for mode in ("reflect", "edge")},
     "slice by attributes": (7, 9, node("Slice", "x", starts=[1, 0], ends=[9, -1], axes=[2, 3]), {}, X[:, :, 1:, :-1]),
     "slice by inputs": (10, NEWEST, node("Slice", "x s e a t"),
                         constants(s=int64(1, 5), e=int64(9, 0), a=int64(2, 3), t=int64(1, -2)), X[:, :, 1:, 5:0:-2]),
@@ -82,6 +84,8 @@ CASES: dict[str, tuple[int, int, Any, dict[str, np.ndarray], np.ndarray]] = {
                  X.reshape(2, 3, 2, 2, 3, 2).mean(axis=(3, 5))),
     "one of an axis": (7, NEWEST, node("Gather", "x i", axis=2), constants(i=np.int64(-1)), X[:, :, -1]),
     "some of an axis": (7, NEWEST, node("Gather", "x i", axis=3), constants(i=int64(4, 0, 4)), X[..., [4, 0, 4]]),
+    "a table of places": (7, NEWEST, node("Gather", "x i", axis=1), constants(i=np.array([[2, 0], [1, -1]])),
+                          X[:, [[2, 0], [1, 2]]]),
     "slopes": (7, NEWEST, node("PRelu", "x k"), constants(k=np.array([[[2.0]], [[3.0]], [[4.0]]], np.float32)),
                np.where(X < 0, X * np.array([2, 3, 4]).reshape(3, 1, 1), X)),
 }  # fmt: skip

@@ -208,7 +208,7 @@ def test_an_archive_that_wants_a_password_is_no_network(path: Path, flag: int) -
                     {"before": [0, 0, 0, 1e400], "after": [0, 0, 0, 0]},
                     r"before=\(0, 0, 0, inf\): expected tuple",
                 ),
-                ("Pad", {"before": [0] * 4, "after": [1] * 4, "mode": 1.5}, "mode=1.5: expected Literal"),
+                ("Pad", {"before": [0] * 4, "after": [1] * 4, "value": "a"}, "value='a': expected float"),
                 ("Reshape", {"shape": [480.0]}, r"shape=\(480.0,\): expected tuple\[int, \.\.\.\]"),
                 ("Resize", {"axis": 1, "indices": [[0]], "weights": [[""]]}, r"weights=\(\('',\),\): expected tuple"),
                 ("LRN", {"size": True, "alpha": 1, "beta": 1, "bias": 1}, "size=True: expected int"),
@@ -248,7 +248,7 @@ def test_resized_images_are_saved(mode: str, tmp_path: Path) -> None:
 
 def test_memory_has_to_hold_one_image_of_what_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """And all of what comes and goes; the rest may be computed in parts."""
-    graph = graph_of(Pad((0, 0, 0, 0), (0, 0, 32, 32), "edge"), (16, 1, 2, 2))
+    graph = graph_of(Pad((0, 0, 0, 0), (0, 0, 32, 32)), (16, 1, 2, 2))
     graph.outputs = {"z": graph.add("z", Slice((0, 0, 0, 0), (16, 1, 3, 1), (1, 1, 1, 1)), "y")}
     image = graph.types["y"].nbytes // 16
     monkeypatch.setattr(CPU, "memory", lambda self: image)

@@ -183,7 +183,7 @@ class _Writer:
         if isinstance(operator, Slice) and min(operator.steps) > 0:
             places = zip(operator.starts, operator.counts, operator.steps, strict=True)
             return self._call(_cut, x, tuple((a, a + count * step, step) for a, count, step in places))
-        if isinstance(operator, Pad) and operator.mode == "constant":
+        if isinstance(operator, Pad):
             sides = [n for pair in zip(operator.before, operator.after, strict=True) for n in reversed(pair)]
             return self._call(functional.pad, x, tuple(reversed(sides)), value=operator.value)
         raise PlanError(f"{operator.kind} has no form in PyTorch here")

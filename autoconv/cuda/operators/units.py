@@ -125,14 +125,7 @@ def transpose(matrices: int, rows: int, columns: int, dtype: str) -> Unit:
     )
 
 
-def pad(
-    shape: Sequence[int],
-    before: Sequence[int],
-    after: Sequence[int],
-    mode: Literal["constant", "reflect", "edge", "wrap"],
-    value: float,
-    dtype: str,
-) -> Unit:
+def pad(shape: Sequence[int], before: Sequence[int], after: Sequence[int], value: float, dtype: str) -> Unit:
     """Elements around an array of a shape; the arguments are otherwise those of `networks.operators.Pad`."""
     word = word_of(dtype)
     fill = int(np.array(value).astype(dtype).view(f"u{np.dtype(dtype).itemsize}"))
@@ -140,22 +133,10 @@ def pad(
     for axis in reversed(range(len(shape))):
         extent, step = shape[axis], math.prod(shape[axis + 1 :])
         lines += [f"    place = i % {out[axis]} - {before[axis]};", f"    i /= {out[axis]};"]
-        lines += [f"    {line}" for line in _within(mode, extent)]
-        lines.append(f"    at += place * {step};")
+        lines += [f"    if (place < 0 || place >= {extent}) return -1;", f"    at += place * {step};"]
     body = "".join(f"{line}\n" for line in lines)
     text = (
         f"using Word = {word};\nconstexpr Word FILL = {fill}u{'ll' if word == WORDS[8] else ''};\n"
         f"DEVICE Offset source_of(Offset i) {{\n    Offset at = 0, place;\n{body}    return at;\n}}\n"
     )
     return one_each("pad", "pad.cu", math.prod(out), text, math.prod(out))
-
-
-def _within(mode: str, extent: int) -> list[str]:
-    """What brings a place, which may lie outside, into an extent; or ends the function where nothing is there."""
-    if mode == "constant":
-        return [f"if (place < 0 || place >= {extent}) return -1;"]
-    if mode == "edge":
-        return [f"place = place < 0 ? 0 : place >= {extent} ? {extent - 1} : place;"]
-    period = extent if mode == "wrap" else max(2 * (extent - 1), 1)
-    wrapped = f"place = (place % {period} + {period}) % {period};"
-    return [wrapped] if mode == "wrap" else [wrapped, f"place = place >= {extent} ? {period} - place : place;"]

@@ -78,14 +78,16 @@ def _gather(call: Call) -> str | None:
     name, shape = call.value(0), call.type().shape
     data, indices = (call.graph.constants.get(call.value(n)) for n in (0, 1))
     axis = call.axis(0, len(shape))
-    if indices is None or (data is None and indices.ndim):
+    if indices is None or not indices.size:
         return None
     if data is None:
-        index = int(indices)
-        if not -shape[axis] <= index < shape[axis]:
+        if not np.all((-shape[axis] <= indices) & (indices < shape[axis])):
             call.fail(f"indices: expected them within {shape[axis]}")
-        one = call.slice_axis(name, axis, index % shape[axis], 1)
-        return call.reshape(one, (*shape[:axis], *shape[axis + 1 :]))
+        if indices.size == 1:
+            found = call.slice_axis(name, axis, int(indices.item()) % shape[axis], 1)
+        else:
+            found = call.taken(name, axis, indices.reshape(-1))
+        return call.reshape(found, (*shape[:axis], *indices.shape, *shape[axis + 1 :]))
     call.check_room(TensorType((*shape[:axis], *indices.shape, *shape[axis + 1 :]), data.dtype.name))
     try:
         return call.add_constant(np.asarray(np.take(data, indices, axis=axis)))

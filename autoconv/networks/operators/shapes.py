@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
@@ -93,11 +92,10 @@ class Slice(Operator):
 
 @dataclass(frozen=True)
 class Pad(Operator):
-    """Elements added around an array: a constant, or what NumPy's modes of these names repeat."""
+    """Elements added around an array."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
-    mode: Literal["constant", "reflect", "edge", "wrap"] = "constant"
     value: float = 0.0
 
     def channels_last(self) -> Pad:
@@ -113,10 +111,7 @@ class Pad(Operator):
         )
 
     def evaluate(self, *inputs: np.ndarray) -> np.ndarray:
-        sides = list(zip(self.before, self.after, strict=True))
-        if self.mode == "constant":
-            return np.pad(inputs[0], sides, constant_values=self.value)
-        return np.pad(inputs[0], sides, mode=self.mode)
+        return np.pad(inputs[0], list(zip(self.before, self.after, strict=True)), constant_values=self.value)
 
 
 @dataclass(frozen=True)

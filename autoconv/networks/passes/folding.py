@@ -22,7 +22,7 @@ def fold_padding(graph: Graph) -> None:
         if not isinstance(node.operator, Conv) or pad is None or not isinstance(pad.operator, Pad):
             continue
         before, after = pad.operator.before, pad.operator.after
-        if pad.operator.mode != "constant" or pad.operator.value != 0 or any((*before[:2], *after[:2])):
+        if pad.operator.value != 0 or any((*before[:2], *after[:2])):
             continue
         (top, bottom), (left, right) = node.operator.padding
         sides = (top + before[2], bottom + after[2]), (left + before[3], right + after[3])

@@ -89,8 +89,7 @@ class CudaStepMaker(StepMaker):
         if isinstance(operator, MatMul):
             return self._product(node, operator)
         if isinstance(operator, Pad):
-            sides = operator.before, operator.after
-            return [self._unit(units.pad(before, *sides, operator.mode, operator.value, dtype), node)]
+            return [self._unit(units.pad(before, operator.before, operator.after, operator.value, dtype), node)]
         if isinstance(operator, Elementwise) and len(node.inputs) > MOST_INPUTS:
             return None
         return super()._calls(node)

@@ -229,7 +229,7 @@ class StepMaker:
             return [self._copy(node, shape, contiguous(shape), source, start)]
         if isinstance(operator, Concat):
             return self._concat(node, operator, shape)
-        if isinstance(operator, Pad) and operator.mode == "constant":
+        if isinstance(operator, Pad):
             if self.graph.types[node.name].dtype == "int32" and float(np.float32(operator.value)) != operator.value:
                 return None  # kernels compute in float32
             fill = self._expression(("constant", float(operator.value)), shape, contiguous(shape), node, [], [])
