@@ -23,7 +23,7 @@ from autoconv.layer import ConvLayer
 from autoconv.networks.choice import choose, together, tolerance
 from autoconv.networks.choice.candidate import best_in_network
 from autoconv.networks.choice.choose import plan_alone, plans_for
-from autoconv.networks.choice.errors import combined, sensitivities
+from autoconv.networks.choice.errors import EXACT, combined, sensitivities
 from autoconv.networks.choice.tolerance import check_error, chosen_within
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
@@ -33,7 +33,7 @@ from autoconv.networks.run.compiled import CompiledNetwork
 from autoconv.networks.run.memory import Views
 from autoconv.records.cache import TuningCache
 from autoconv.records.schema import Facts, Race
-from autoconv.tuning.candidates import expected
+from autoconv.tuning.candidates import UNUSUAL, expected
 from autoconv.tuning.planner import forget_plans
 from autoconv.tuning.staleness import note
 
@@ -129,7 +129,11 @@ class Pretended:
             raise PlanError("nothing recorded")
         assert "memory_limit" not in options
         others = {}
-        if "tolerance" in options:
+        untimed = "winograd[m=4]" if "tolerance" in options else "winograd[m=7]"  # by estimates
+        if "tolerance" in options and mode == "heuristic":
+            assert not self.facts[layer.K]
+            self.asked[layer.K] = options["tolerance"]
+        elif "tolerance" in options:
             assert mode in ("profile", "hybrid")
             self.asked[layer.K], others = options["tolerance"], self.others.get(layer.K, {})
             self.facts[layer.K] = self.facts[layer.K] | others
@@ -138,7 +142,7 @@ class Pretended:
         known = {name: Facts("", time=t, error=e, samples=9) for name, (t, e) in self.facts[layer.K].items()}
         timings = {name: facts.time for name, facts in known.items()}
         ranking = sorted(timings, key=timings.__getitem__)
-        chosen = mode if mode in timings else next(iter(ranking), "gemm[TK=4]" if options.get("exact") else "winograd")
+        chosen = mode if mode in timings else next(iter(ranking), "gemm[TK=4]" if options.get("exact") else untimed)
         limits = SimpleNamespace(weights=options.get("weights"))
         return SimpleNamespace(
             layer=layer, candidate=chosen, ranking=ranking, timings=timings, facts=known, limits=limits,
@@ -257,7 +261,7 @@ def test_without_a_limit_a_network_errs_a_few_times_what_exact_algorithms_do(
         assert {made.candidate for made in plans.values()} == {wanted}
     exact = {name: exact_error(made.layer) for name, made in plans.items()}
     most = combined(dict.fromkeys(plans, 3e-07), sensitivities(graph))
-    assert most <= tolerance.EXACT * combined(exact, sensitivities(graph)) < 2 * most
+    assert most <= EXACT * combined(exact, sensitivities(graph)) < 2 * most
 
 
 def test_what_rounds_more_than_float32_has_no_limit_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -283,15 +287,26 @@ def test_where_a_layer_has_no_facts_the_others_are_the_fastest(monkeypatch: pyte
     both = {"winograd[m=7]": (1.0, 1e-5), "winograd[m=2]": (1.001, 1e-7)}
     Pretended(monkeypatch, {8: both, 16: both})
     assert within(chain([8, 16]), tmp_path)["c0"].candidate == "winograd[m=2]"
-    Pretended(monkeypatch, {8: both, 16: {}})
+    Pretended(monkeypatch, {8: {"winograd[m=7]": (1.0, 1e-8), "winograd[m=2]": (1.001, 1e-9)}, 16: {}})
+    monkeypatch.setattr(tolerance, "error_by", lambda made, name, device: 1e-8)
     assert within(chain([8, 16]), tmp_path)["c0"].candidate == "winograd[m=7]"
 
 
-def test_what_nobody_timed_runs_by_exact_algorithms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pretended = Pretended(monkeypatch, {8: {}, 16: {"winograd[m=7]": (1.0, 1e-6)}})
+@pytest.mark.parametrize("timed", [{}, {"winograd[m=7]": (1.0, 1e-8)}], ids=["nothing", "another layer"])
+def test_what_nobody_timed_errs_no_more_than_a_network_may(
+    timed: dict[str, tuple[float, float]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Unless told otherwise: then each layer does; where a caller says what it may be, exact algorithms run."""
     graph = chain([8, 16])
-    monkeypatch.setattr(tolerance, "error_by", lambda made, name, device: 2e-7 if "gemm" in name else 1e-3)
-    assert within(graph, tmp_path)["c0"].candidate == "winograd"
+    pretended = Pretended(monkeypatch, {8: {}, 16: timed})
+    errors = {"winograd[m=7]": 1e-8, "winograd[m=4]": 2e-7, "gemm[TK=4]": 1e-9}
+    monkeypatch.setattr(tolerance, "error_by", lambda made, name, device: errors[name])
+    assert within(graph, tmp_path)["c0"].candidate == "winograd[m=7]"
+    assert not pretended.asked
+    errors["winograd[m=7]"] = 1e-3
+    assert within(graph, tmp_path)["c0"].candidate == "winograd[m=4]"
+    layer = ConvLayer(N=1, C=4, H=7, W=7, K=8, R=1, S=1)
+    assert pretended.asked[8] == UNUSUAL * EXACT * exact_error(layer)
     assert within(graph, tmp_path, tolerance=1e-9)["c0"].candidate == "gemm[TK=4]"
     assert not pretended.exact
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -10,11 +11,13 @@ from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
+from autoconv.accuracy import exact_error
 from autoconv.cpu.fused.geometry import FusedBlocking
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.networks.choice.candidate import best_in_network
+from autoconv.networks.choice.errors import EXACT
 from autoconv.networks.choice.layouts import laid_out
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
@@ -22,6 +25,7 @@ from autoconv.networks.passes.batch_split import Images, Split, at_a_time, batch
 from autoconv.networks.run.memory import ALIGNMENT, Views, arena_bytes, blocks, rounded
 from autoconv.networks.run.runtime import step_maker
 from autoconv.plans import Plan
+from autoconv.tuning.candidates import UNUSUAL
 from autoconv.tuning.planner import plan
 
 WHOLE = ("memory_limit", "tolerance")  # limits of a network, and not of each of its layers
@@ -226,10 +230,19 @@ def of_layers(options: Mapping[str, Any], device: Device) -> dict[str, Any]:
 
 
 def plan_alone(graph: Graph, node: Node, layer: ConvLayer, mode: str, options: Mapping[str, Any], price: float) -> Plan:
-    """What is known of a layer; by the estimates of exact algorithms where nothing is, and error has its price."""
+    """What is known of a layer; by estimates where nothing is.
+
+    Where error has a price, of those that usually err no more than a whole network may unless told otherwise; of exact
+    ones, where the price is infinite or no other is left.
+    """
     wanted = _with_weights(graph, node, options)
     made = plan(layer, mode, **wanted, build=False)  # it may not be the one
-    return made if made.timings or not price or mode != "heuristic" else plan(layer, mode, **{**wanted, "exact": True})
+    if made.timings or not price or mode != "heuristic":
+        return made
+    if math.isfinite(price):
+        with contextlib.suppress(PlanError):
+            return plan(layer, mode, **{**wanted, "tolerance": UNUSUAL * EXACT * exact_error(layer)})
+    return plan(layer, mode, **{**wanted, "exact": True})
 
 
 def _with_weights(graph: Graph, node: Node, options: Mapping[str, Any]) -> dict[str, Any]:

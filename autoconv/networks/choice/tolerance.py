@@ -25,7 +25,7 @@ from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.networks.choice.candidate import best_in_network, timed_in_network
 from autoconv.networks.choice.choose import of_layers, plan_alone
-from autoconv.networks.choice.errors import combined, error_by, sensitivities
+from autoconv.networks.choice.errors import EXACT, combined, error_by, sensitivities
 from autoconv.networks.choice.together import arrays_in_nhwc
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
@@ -37,10 +37,6 @@ from autoconv.tuning.planner import plan
 STEPS = 10  # of the bisection, which then knows the price to a part in 250
 GROWTH = 16.0  # of the price, until it is high enough
 SPARED = 0.05  # of the least time: what all the error of the fastest choice is worth where no limit is given
-# Times the error of exact algorithms: the limit where none is given. What ONNX Runtime errs was 1.9 to 2.7 times that,
-# and four times its error is to be kept, though what was measured is up to 1.7 times what was expected where the limit
-# is reached: eight images through VGG-19 then err 2.6 times as much as by it, and 4.6 with a limit of 6.
-EXACT = 4.5
 ALIKE = 1.3  # times an error: one as good, in the eyes of one who foretells it
 
 
@@ -62,9 +58,9 @@ class Together(NamedTuple):
 def chosen_within(graph: Graph, device: Device, options: Mapping[str, Any], mode: str) -> Together:
     """The layouts, and the prices of error, at which a network takes the least time within its tolerance.
 
-    Without a tolerance, the limit is `EXACT` times what the network is expected to err by exact algorithms, and error
-    costs at least as much as is worth `SPARED` of the time; both where something is on record of every layer, and the
-    limit where all of them are in float32 and TF32 is not allowed.
+    Without a tolerance, the limit is `EXACT` times what the network is expected to err by exact algorithms, where all
+    layers are in float32 and TF32 is not allowed; and where something is on record of every layer, error costs at least
+    as much as is worth `SPARED` of the time.
 
     Parameters
     ----------
@@ -93,10 +89,8 @@ def chosen_within(graph: Graph, device: Device, options: Mapping[str, Any], mode
     found = search.chosen(0.0)
     recorded = search.all_recorded()
     search.time_no_more()
-    if tolerance is None and not recorded:
-        return found
     error = search.error(found)
-    if tolerance is None and error:
+    if tolerance is None and recorded and error:
         found = search.chosen(SPARED * search.least_seconds() / error**2)
         error = search.error(found)
     limit = search.usual_limit() if tolerance is None else tolerance
@@ -183,7 +177,7 @@ class _Search:
 
     def chosen(self, price: float) -> Together:
         """What is chosen at a price of the square of the network's error."""
-        prices = {name: price * weight for name, weight in self.weights.items()} if price else {}
+        prices = {name: self._price(name, price * weight) for name, weight in self.weights.items()} if price else {}
         return Together(arrays_in_nhwc(self.graph, self.device, self.options, self.mode, prices), prices)
 
     def error(self, found: Together) -> float:
@@ -203,7 +197,7 @@ class _Search:
         """The least error that candidates on record have, all in NCHW."""
         errors = {}
         for name in self.weights:
-            made = self._plan(name, 1.0)
+            made = self._plan(name, self._price(name, 1.0))
             timed = timed_in_network(made, self.device) or [str(made.candidate)]
             errors[name] = min(error_by(made, candidate, self.device) for candidate in timed)
         return combined(errors, self.weights)
@@ -271,6 +265,10 @@ class _Search:
         assert layer is not None
         layer = layer.replace(layout="NHWC") if last else layer
         return plan_alone(self.graph, node, layer, self.mode, of_layers(self.options, self.device), price)
+
+    def _price(self, name: str, price: float) -> float:
+        """Infinite for a layer of which nothing is on record, where a caller says how much the network may err."""
+        return price if _tolerance(self.options) is None or self._plan(name).timings else math.inf
 
     def _read(self, name: str) -> bool:
         return name not in self.graph.outputs.values()
