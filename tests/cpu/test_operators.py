@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,12 @@ NO = ((0, 0), (0, 0))
 
 def pools(reduction: Any, **fields: Any) -> Pool:
     return Pool(reduction=reduction, **({"window": (3, 3)} | fields))
+
+
+def taken(axis: int, places: Iterable[int]) -> Resize:
+    """Copies of what lies at such places of an axis."""
+    seen = tuple((place,) for place in places)
+    return Resize(axis, seen, ((1.0,),) * len(seen))
 
 
 CASES: dict[str, tuple[Operator, list[tuple[int, ...]]]] = {
@@ -102,6 +109,17 @@ CASES: dict[str, tuple[Operator, list[tuple[int, ...]]]] = {
     "nearest": (Resize(2, ((0,), (0,), (1,), (1,), (2,)), ((1.0,),) * 5), [(2, 3, 3, 9)]),
     "between many": (Resize(1, (tuple(range(40)), (7,) * 40), ((0.025,) * 40,) * 2), [(2, 40, 19)]),
     "between two": (Resize(3, ((0, 1), (1, 2), (2, 2)), ((0.5, 0.5), (0.25, 0.75), (1.0, 0.0))), [(2, 3, 4, 3)]),
+    "copies of vectors and a rest": (taken(1, [0, 0, 2, 1]), [(3, 3, 37)]),
+    "rows twice as long": (taken(3, [n // 2 for n in range(80)]), [(2, 3, 2, 40)]),
+    "rows of half a vector": (taken(2, [n // 2 for n in range(18)]), [(5, 3, 9)]),
+    "rows of three": (taken(2, [n // 2 for n in range(6)]), [(5, 3, 3)]),
+    "rows by reflection": (taken(2, [3, 2, 1, *range(37), 35, 34, 33, 32, 31]), [(2, 3, 37)]),
+    "rows of pixels of three": (taken(2, [2, 1, *range(20), 0, 1]), [(2, 5, 20, 3)]),
+    "every other of a row": (taken(2, range(0, 80, 2)), [(2, 3, 80)]),
+    "every fifth of a row": (taken(2, range(0, 200, 5)), [(2, 3, 200)]),
+    "any of a row": (taken(2, [(7 * n) % 100 for n in range(90)]), [(2, 3, 100)]),
+    "rows between two": (Resize(2, tuple((n * 2 // 3, n * 2 // 3 + 1) for n in range(45)),
+                                ((0.75, 0.25), (0.25, 0.75), (1.0, 0.0)) * 15), [(2, 3, 31)]),
 }  # fmt: skip
 
 

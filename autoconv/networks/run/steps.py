@@ -283,10 +283,12 @@ class StepMaker:
             return [self._call(rows.emit_lrn, (*extents, *constants), node)]
         if isinstance(operator, Resize):
             axis = operator.axis
+            sizes = math.prod(shape[:axis]), before[axis], math.prod(shape[axis + 1 :])
+            if by_row := resize.rows_of(self._instruction_set, *sizes, operator.indices, operator.weights):
+                return [self._call(resize.emit_rows, (by_row,), node)]
             places = np.ascontiguousarray(operator.indices, np.int64)
             weights = np.ascontiguousarray(operator.weights, np.float32)
-            sizes = math.prod(shape[:axis]), before[axis], shape[axis], math.prod(shape[axis + 1 :])
-            found = self._call(resize.emit, (*sizes, places.shape[1]), node)
+            found = self._call(resize.emit, (*sizes, *places.shape), node)
             operands = found.operands[0], places, found.operands[2], weights, *found.operands[4:]
             return [Call(found.program, operands)]
         return None
