@@ -84,7 +84,7 @@ def rows_of(
     places: Sequence[Sequence[int]],
     weights: Sequence[Sequence[float]],
 ) -> Rows | None:
-    """What resizes (outer, old, inner) by rows of `old * inner`; None where `emit` does it as well, or rows are long."""
+    """What resizes (outer, old, inner) by rows of `old * inner`; None where `emit` does as well, or rows are long."""
     lanes = Module(instruction_set).lanes(f32)
     if inner >= lanes:
         return None
