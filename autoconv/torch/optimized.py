@@ -138,8 +138,8 @@ def optimize(model: torch.nn.Module, example: Any, *, mode: str = "hybrid", **op
         As for `autoconv.plan`: how each layer's algorithm is chosen. "hybrid" times the most promising candidates, for
         0.2 s per layer unless told otherwise; "profile" times all of them, "heuristic" none.
     **options
-        As for `autoconv.plan`: `budget`, `workspace_limit`, `deterministic`, `tolerance`, `exact`, `vendors` (False
-        unless given), `cache`, `denormals`.
+        As for `autoconv.plan`: `budget`, `progress`, `workspace_limit`, `deterministic`, `tolerance`, `exact`,
+        `vendors` (False unless given), `cache`, `denormals`.
 
     Returns
     -------

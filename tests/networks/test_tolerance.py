@@ -189,10 +189,20 @@ def test_nothing_faster_errs_as_little(seed: int, monkeypatch: pytest.MonkeyPatc
         time = sum(made.timings[made.candidate] for made in plans.values())
         error = combined({name: made.facts[made.candidate].error for name, made in plans.items()}, weights)
         assert error <= limit * (1 + 1e-9)
-        assert time <= min(t for t, e in every if e <= error) * (1 + 1e-9)  # the duality gap is all that is lost
-        assert time <= 1.25 * min(t for t, e in every if e <= limit)
+        assert time <= 1.1 * min(t for t, e in every if e <= limit)
     plans = within(graph, tmp_path, tolerance=2 * fastest[1])
     assert sum(made.timings[made.candidate] for made in plans.values()) == pytest.approx(fastest[0])
+
+
+def test_what_a_price_leaves_of_the_limit_is_spent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of four layers that are alike none takes the quicker tile at a price at which not all of them do."""
+    for number in range(5):
+        Pretended(monkeypatch, {4: {"winograd[m=7]": (1.0, 1e-5), "winograd[m=2]": (2.0, 1e-6)}})
+        graph = chain([4] * 4)
+        errors = {name: 1e-5 if n < number else 1e-6 for n, name in enumerate(graph.nodes)}
+        limit = combined(errors, sensitivities(graph)) * (1 + 1e-9)
+        plans = within(graph, tmp_path / str(number), tolerance=limit)
+        assert sum(made.timings[made.candidate] for made in plans.values()) == 8 - number
 
 
 def test_an_error_has_its_price_once_for_all_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:

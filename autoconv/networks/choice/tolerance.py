@@ -4,7 +4,7 @@ Which candidates and layouts take the least time within a limit on the sum of sq
 is solved by a price (Everett, "Generalized Lagrange multiplier method for solving problems of optimum allocation of
 resources", 1963): at a price in seconds for the square of an error, layouts and candidates are chosen exactly, and
 whatever is chosen is the fastest that errs no more than it does. The price is the least, by bisection, at which the
-limit is kept; what a choice between two neighbouring prices might still gain (the duality gap) is given away.
+limit is kept; what that leaves of the limit (the duality gap) single layers take, those first that gain most.
 
 Where no limit is given, error has a small price all the same, as of choices that are nearly as fast as the fastest some
 err several times less; and a network of float32 errs no more than a few times what it would by exact algorithms.
@@ -23,7 +23,7 @@ from autoconv.accuracy import exact_error
 from autoconv.algorithm import Candidate
 from autoconv.device import Device
 from autoconv.errors import PlanError
-from autoconv.networks.choice.candidate import best_in_network, timed_in_network
+from autoconv.networks.choice.candidate import best_in_network, cost, timed_in_network
 from autoconv.networks.choice.choose import of_layers, plan_alone
 from autoconv.networks.choice.errors import EXACT, combined, error_by, sensitivities
 from autoconv.networks.choice.together import arrays_in_nhwc
@@ -35,6 +35,7 @@ from autoconv.tuning.choice import MODES, TIMING
 from autoconv.tuning.planner import plan
 
 STEPS = 10  # of the bisection, which then knows the price to a part in 250
+HALVINGS = 3  # of the price that single layers have where the limit is not reached
 GROWTH = 16.0  # of the price, until it is high enough
 SPARED = 0.05  # of the least time: what all the error of the fastest choice is worth where no limit is given
 ALIKE = 1.3  # times an error: one as good, in the eyes of one who foretells it
@@ -53,6 +54,13 @@ class Together(NamedTuple):
 
     last: frozenset[str]
     prices: dict[str, float]
+
+
+class Chosen(NamedTuple):
+    """Of one layer: the seconds that its candidate costs, none where nothing is on record, and its error."""
+
+    seconds: float
+    error: float
 
 
 def chosen_within(graph: Graph, device: Device, options: Mapping[str, Any], mode: str) -> Together:
@@ -182,12 +190,8 @@ class _Search:
 
     def error(self, found: Together) -> float:
         """Of a choice."""
-        errors = {}
-        for name in self.weights:
-            price = found.prices.get(name, 0.0)
-            made = self._plan(name, price, name in found.last)
-            errors[name] = error_by(made, best_in_network(made, self.device, price, read=self._read(name)), self.device)
-        return combined(errors, self.weights)
+        layers = {name: self._layer(name, found.prices.get(name, 0.0), name in found.last) for name in self.weights}
+        return self._combined(layers)
 
     def all_recorded(self) -> bool:
         """Whether something is on record of every layer."""
@@ -242,7 +246,30 @@ class _Search:
                 found, above = tried, middle
             else:
                 below = middle
-        return found
+        return self._spent(found, limit)
+
+    def _spent(self, found: Together, limit: float) -> Together:
+        """A choice in which single layers have a lower price, as far as the limit leaves room for it."""
+        prices, last = dict(found.prices), found.last
+        layers = {name: self._layer(name, price, name in last) for name, price in prices.items()}
+        for halving in range(1, HALVINGS + 1):
+            lower = {name: price / 2**halving for name, price in found.prices.items()}
+            quicker = {name: self._layer(name, price, name in last) for name, price in lower.items()}
+            for name in sorted(quicker, key=lambda name: quicker[name].seconds - layers[name].seconds):
+                tried = layers | {name: quicker[name]}
+                if quicker[name].seconds < layers[name].seconds and self._combined(tried) <= limit:
+                    layers, prices[name] = tried, lower[name]
+        return Together(last, prices)
+
+    def _combined(self, layers: Mapping[str, Chosen]) -> float:
+        return combined({name: layer.error for name, layer in layers.items()}, self.weights)
+
+    def _layer(self, name: str, price: float, last: bool) -> Chosen:
+        """What is chosen for a layer at its price."""
+        made, read = self._plan(name, price, last), self._read(name)
+        best = best_in_network(made, self.device, price, read)
+        seconds = cost(made, self.device, best, read=read) if best in made.timings else 0.0
+        return Chosen(seconds, error_by(made, best, self.device))
 
     def usual_limit(self) -> float:
         """Of a network's error where none is given; none of types that round more than sums in float32 do."""
