@@ -17,7 +17,7 @@ from autoconv.networks.operators.base import Operator, TensorType
 from autoconv.networks.operators.convolution import ConvTranspose
 from autoconv.networks.operators.elementwise import NARROW, Elementwise
 from autoconv.networks.operators.sampling import Sampler
-from autoconv.networks.operators.shapes import Pad, Reshape, Resize, Slice
+from autoconv.networks.operators.shapes import Concat, Pad, Reshape, Resize, Slice
 from autoconv.networks.reference import constant_of
 
 LARGEST_CONSTANTS = (1 << 31) - 1  # bytes of all constants of a network
@@ -125,8 +125,23 @@ class Translation:
         if mode == "constant":
             return self.add(Pad(tuple(before), tuple(after), value), name)
         for axis, sides in enumerate(zip(before, after, strict=True)):
-            name = self.taken(name, axis, np.pad(np.arange(self.shape_of(name)[axis]), sides, mode))
+            extent = self.shape_of(name)[axis]
+            places = np.pad(np.arange(extent), sides, mode)
+            if len(places) <= LARGEST_EXTENT:
+                name = self.taken(name, axis, places)
+            elif len(places) > extent:  # as of sounds
+                ends = places[: sides[0]], places[sides[0] + extent :]
+                first, last = (self._cut(name, axis, end) for end in ends)
+                name = self.add(Concat(axis), *first, name, *last)
         return name
+
+    def _cut(self, name: str, axis: int, places: np.ndarray) -> list[str]:
+        """What lies at such places of an axis, of which only the part is taken that they lie in; of none, nothing."""
+        if not len(places):
+            return []
+        start = int(places.min())
+        part = self.slice_axis(name, axis, start, int(places.max()) + 1 - start)
+        return [self.taken(part, axis, places - start)]
 
     def clip(self, x: str, low: float | None, high: float | None) -> str:
         """An array held within bounds, of which either may be missing; integers within integers exactly."""

@@ -12,6 +12,7 @@ onnx = pytest.importorskip("onnx")
 from onnx_models import model, node  # noqa: E402
 
 from autoconv.errors import ConfigError  # noqa: E402
+from autoconv.networks import translation  # noqa: E402
 from autoconv.networks.onnx_reader import translated  # noqa: E402
 from autoconv.networks.onnx_reader.reader import OLDEST  # noqa: E402
 from autoconv.networks.reference import evaluate  # noqa: E402
@@ -89,6 +90,17 @@ CASES: dict[str, tuple[int, int, Any, dict[str, np.ndarray], np.ndarray]] = {
     "slopes": (7, NEWEST, node("PRelu", "x k"), constants(k=np.array([[[2.0]], [[3.0]], [[4.0]]], np.float32)),
                np.where(X < 0, X * np.array([2, 3, 4]).reshape(3, 1, 1), X)),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge"])
+def test_the_ends_of_a_long_axis_are_padded_alone(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of all its places would be as long as it is."""
+    made = model([node("Pad", "x", pads=[0, 3, 0, 2], mode=mode)], {"x": [2, 20]}, {}, opset=10)
+    monkeypatch.setattr(translation, "LARGEST_EXTENT", 20)
+    graph = translated(made, "long")
+    assert [node.operator.kind for node in graph.nodes.values()].count("Concat") == 1
+    x = np.arange(40, dtype=np.float32).reshape(2, 20)
+    np.testing.assert_array_equal(evaluate(graph, {"x": x})["y"], np.pad(x, ((0, 0), (3, 2)), mode))
 
 
 def test_resize_as_it_first_was_takes_the_nearest_behind_where_it_shrinks() -> None:

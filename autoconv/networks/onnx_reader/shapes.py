@@ -78,15 +78,18 @@ def _gather(call: Call) -> str | None:
     name, shape = call.value(0), call.type().shape
     data, indices = (call.graph.constants.get(call.value(n)) for n in (0, 1))
     axis = call.axis(0, len(shape))
-    if indices is None or not indices.size:
+    if indices is None:
         return None
     if data is None:
+        several = indices.size != 1
+        if several and (not 0 < indices.size <= LARGEST_EXTENT or call.type().dtype not in FLOATS):
+            return None
         if not np.all((-shape[axis] <= indices) & (indices < shape[axis])):
             call.fail(f"indices: expected them within {shape[axis]}")
-        if indices.size == 1:
-            found = call.slice_axis(name, axis, int(indices.item()) % shape[axis], 1)
-        else:
+        if several:
             found = call.taken(name, axis, indices.reshape(-1))
+        else:
+            found = call.slice_axis(name, axis, int(indices.item()) % shape[axis], 1)
         return call.reshape(found, (*shape[:axis], *indices.shape, *shape[axis + 1 :]))
     call.check_room(TensorType((*shape[:axis], *indices.shape, *shape[axis + 1 :]), data.dtype.name))
     try:
