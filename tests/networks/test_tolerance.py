@@ -16,6 +16,7 @@ from graphs import agree, filters
 import autoconv
 from autoconv import registry
 from autoconv.accuracy import RELATIVE, exact_error
+from autoconv.bench.gpu.predicted import GPUS
 from autoconv.cpu import pool
 from autoconv.cpu.device import CPU
 from autoconv.errors import PlanError
@@ -319,6 +320,13 @@ def test_what_nobody_timed_errs_no_more_than_a_network_may(
     assert pretended.asked[8] == UNUSUAL * EXACT * exact_error(layer)
     assert within(graph, tmp_path, tolerance=1e-9)["c0"].candidate == "gemm[TK=4]"
     assert not pretended.exact
+
+
+def test_on_a_gpu_what_nobody_timed_has_no_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretended = Pretended(monkeypatch, {8: {}, 16: {}})
+    found = chosen_within(chain([8, 16]), GPUS[0], {"cache": TuningCache(tmp_path, None)}, "heuristic")
+    assert not found.prices
+    assert not pretended.asked
 
 
 def test_tuning_times_exact_candidates_where_none_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def rows_of(
 ) -> Rows | None:
     """What resizes (outer, old, inner) by rows of `old * inner`; None where `emit` does as well, or rows are long."""
     lanes = Module(instruction_set).lanes(f32)
-    if inner >= lanes:
+    if inner >= lanes or len(places) * inner > MOST_PICKED * lanes:
         return None
     flat = tuple(tuple(place * inner + n for place in row) for row in places for n in range(inner))
     factors = tuple(tuple(row) for row in weights for _ in range(inner))

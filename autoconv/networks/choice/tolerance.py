@@ -21,6 +21,7 @@ import numpy as np
 from autoconv import registry
 from autoconv.accuracy import exact_error
 from autoconv.algorithm import Candidate
+from autoconv.cpu.device import CPU
 from autoconv.device import Device
 from autoconv.errors import PlanError
 from autoconv.networks.choice.candidate import best_in_network, cost, timed_in_network
@@ -68,7 +69,8 @@ def chosen_within(graph: Graph, device: Device, options: Mapping[str, Any], mode
 
     Without a tolerance, the limit is `EXACT` times what the network is expected to err by exact algorithms, where all
     layers are in float32 and TF32 is not allowed; and where something is on record of every layer, error costs at least
-    as much as is worth `SPARED` of the time.
+    as much as is worth `SPARED` of the time. On a GPU there is no limit until then: of what its kernels usually err no
+    more is known than their bounds, which Winograd's are well within.
 
     Parameters
     ----------
@@ -97,6 +99,8 @@ def chosen_within(graph: Graph, device: Device, options: Mapping[str, Any], mode
     found = search.chosen(0.0)
     recorded = search.all_recorded()
     search.time_no_more()
+    if tolerance is None and not recorded and not isinstance(device, CPU):
+        return found
     error = search.error(found)
     if tolerance is None and recorded and error:
         found = search.chosen(SPARED * search.least_seconds() / error**2)
