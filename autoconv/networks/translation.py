@@ -126,22 +126,26 @@ class Translation:
             return self.add(Pad(tuple(before), tuple(after), value), name)
         for axis, sides in enumerate(zip(before, after, strict=True)):
             extent = self.shape_of(name)[axis]
-            places = np.pad(np.arange(extent), sides, mode)
-            if len(places) <= LARGEST_EXTENT:
+            places = np.pad(np.arange(extent), sides, mode).tolist()
+            if self.graph.types[name].dtype == "float32" and len(places) <= LARGEST_EXTENT:
                 name = self.taken(name, axis, places)
-            elif len(places) > extent:  # as of sounds
+            elif len(places) > extent:  # kernels copy other types, and more places, as they lie
                 ends = places[: sides[0]], places[sides[0] + extent :]
-                first, last = (self._cut(name, axis, end) for end in ends)
+                first, last = (self._slices(name, axis, end) for end in ends)
                 name = self.add(Concat(axis), *first, name, *last)
         return name
 
-    def _cut(self, name: str, axis: int, places: np.ndarray) -> list[str]:
-        """What lies at such places of an axis, of which only the part is taken that they lie in; of none, nothing."""
-        if not len(places):
-            return []
-        start = int(places.min())
-        part = self.slice_axis(name, axis, start, int(places.max()) + 1 - start)
-        return [self.taken(part, axis, places - start)]
+    def _slices(self, name: str, axis: int, places: Sequence[int]) -> list[str]:
+        """What lies at such places of an axis, neighbours that follow each other in one piece, in either direction."""
+        found, first = [], 0
+        while first < len(places):
+            step = -1 if places[first + 1 : first + 2] == [places[first] - 1] else 1
+            last = first + 1
+            while last < len(places) and places[last] - places[last - 1] == step:
+                last += 1
+            found.append(self.slice_axis(name, axis, places[first], last - first, step))
+            first = last
+        return found
 
     def clip(self, x: str, low: float | None, high: float | None) -> str:
         """An array held within bounds, of which either may be missing; integers within integers exactly."""

@@ -11,11 +11,13 @@ onnx = pytest.importorskip("onnx")
 
 from onnx_models import model, node  # noqa: E402
 
+from autoconv.cpu.device import CPU  # noqa: E402
 from autoconv.errors import ConfigError  # noqa: E402
 from autoconv.networks import translation  # noqa: E402
 from autoconv.networks.onnx_reader import translated  # noqa: E402
 from autoconv.networks.onnx_reader.reader import OLDEST  # noqa: E402
 from autoconv.networks.reference import evaluate  # noqa: E402
+from autoconv.networks.run.compiled import CompiledNetwork  # noqa: E402
 
 NEWEST = onnx.defs.onnx_opset_version()
 X = np.random.default_rng(0).standard_normal((2, 3, 4, 6))
@@ -92,15 +94,20 @@ CASES: dict[str, tuple[int, int, Any, dict[str, np.ndarray], np.ndarray]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["reflect", "edge"])
-def test_the_ends_of_a_long_axis_are_padded_alone(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table of all its places would be as long as it is."""
-    made = model([node("Pad", "x", pads=[0, 3, 0, 2], mode=mode)], {"x": [2, 20]}, {}, opset=10)
-    monkeypatch.setattr(translation, "LARGEST_EXTENT", 20)
-    graph = translated(made, "long")
-    assert [node.operator.kind for node in graph.nodes.values()].count("Concat") == 1
-    x = np.arange(40, dtype=np.float32).reshape(2, 20)
-    np.testing.assert_array_equal(evaluate(graph, {"x": x})["y"], np.pad(x, ((0, 0), (3, 2)), mode))
+@pytest.mark.parametrize("extent", [1 << 16, 20], ids=["bytes", "long"])
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+def test_bytes_and_long_axes_are_padded_by_pieces(mode: str, extent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of all their places would be as long as they are, and is for floats alone."""
+    kind = onnx.TensorProto.FLOAT if extent == 20 else onnx.TensorProto.UINT8
+    pads = np.array([0, 23 if mode == "reflect" else 3, 0, 2])
+    made = model([node("Pad", "x p", mode=mode)], {"x": [2, 20]}, {"p": pads}, opset=19, dtype=kind)
+    monkeypatch.setattr(translation, "LARGEST_EXTENT", extent)
+    graph = translated(made, "pieces")
+    assert {node.operator.kind for node in graph.nodes.values()} == {"Concat", "Slice"}
+    x = np.arange(40).reshape(2, 20).astype(graph.types["x"].dtype)
+    expected = np.pad(x, ((0, 0), (pads[1], 2)), mode)
+    np.testing.assert_array_equal(evaluate(graph, {"x": x})["y"], expected)
+    np.testing.assert_array_equal(CompiledNetwork(graph, CPU.current(), {}).run(x), expected)
 
 
 def test_resize_as_it_first_was_takes_the_nearest_behind_where_it_shrinks() -> None:
