@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -83,3 +84,16 @@ def agree(net: CompiledNetwork, graph: Graph, tolerance: float, seed: int = 0) -
         assert found[name].shape == expected.shape
         assert found[name].dtype == np.float32
         assert np.abs(found[name] - expected).max() <= tolerance * max(np.abs(expected).max(), 1e-30), name
+
+
+def convolution(graph: Graph, name: str, source: str, K: int, **options: Any) -> str:
+    """Filters of 1x1 over an array, drawn at random."""
+    weights = graph.add_constant(f"w.{name}", filters(K, graph.types[source].shape[1], 1, 1))
+    rest = [options.pop("residual")] if "residual" in options else []
+    return graph.add(name, Conv(residual=bool(rest), **options), source, weights, *rest)
+
+
+def image(channels: int = 4) -> tuple[Graph, str]:
+    """A graph with nothing but an input, and its name."""
+    graph = Graph("net")
+    return graph, graph.add_input("x", TensorType((1, channels, 7, 7)))

@@ -26,7 +26,8 @@ L2_BYTES, GUESSED_L2_BYTES = {80: 5120, 90: 5120}, 16
 # NVIDIA Hopper Architecture through Microbenchmarking and Multiple Level Analysis" (2025), arXiv:2501.12084.
 MMA_SYNC = {90: 0.63}
 # Of the tensor cores' peak, what cuBLAS reaches where rows begin at multiples of so few bytes, as it then cannot copy
-# 16 of them at once: on an H100 and an H200 100 to 160 TFLOP/s in float16 with 8 bytes, 25 to 45 with 2.
+# 16 of them at once: on an H100 and an H200 100 to 160 TFLOP/s in float16 with 8 bytes, 25 to 45 with 2. What 4 bytes
+# and other GPUs do is a guess.
 LIBRARY_ALIGNED = {8: 0.2, 4: 0.1, 2: 0.05}
 # Of a library's product: rows and columns of a block, the least of a depth that is divided, and into how many blocks;
 # of another kernel, the bytes of a block.
