@@ -152,7 +152,7 @@ def test_an_archive_that_wants_a_password_is_no_network(path: Path, flag: int) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 2}, "expected a network of format 1, got 2"),
+        ({"format": 1}, "expected a network of format 2, got 1"),
         ({"nodes": [["y", "Exec", {}, ["x"]]]}, "not a saved network, or damaged: 'Exec'"),
         ({"nodes": [["y", "Reshape", {"shape": [3]}, ["x"]]]}, "expected as many elements"),
         ({"nodes": [["y", "Reshape", {"form": [3]}, ["x"]]]}, "unexpected keyword"),

@@ -30,7 +30,7 @@ from autoconv.networks.operators import ForeignTorch, Operator, TensorType
 from autoconv.networks.passes.batch_split import split
 from autoconv.paths import written_whole
 
-FORMAT = 1
+FORMAT = 2
 HEADER = "network"
 OPERATORS: Mapping[str, type[Operator]] = {
     name: value for name, value in vars(operators).items() if isinstance(value, type) and issubclass(value, Operator)
