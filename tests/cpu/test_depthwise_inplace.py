@@ -109,6 +109,16 @@ def test_stores_past_the_caches(instruction_set: str) -> None:
         assert any("cache lines" in reason for reason in reasons) == bool(candidate.params["nt"])
 
 
+@pytest.mark.parametrize(("stride", "lines"), [(1, 4 * 7), (2, 8 * 14)])
+def test_a_block_fetches_the_rows_that_another_two_blocks_below_sees_first(stride: int, lines: int) -> None:
+    """Once each, though the block sees some rows more than that, as the one above it does."""
+    layer = depthwise(H=112, W=112 * stride, stride=stride)
+    blocking = kernels_inplace.InPlaceBlocking(TP=4, NV=7, nt=False, threads=1)
+    functions = kernels_inplace.emit("avx512", layer, blocking).functions
+    fetched = {f.name: str(f).count("@llvm.prefetch") for f in functions if f.name.startswith("task_")}
+    assert fetched == {"task_4_0": lines}
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 def test_nan_reaches_its_receptive_field_only(stride: int) -> None:
     device = CPU.current()

@@ -215,6 +215,11 @@ def test_pools_of_long_windows_are_written_in_few_lines(window: tuple[int, int])
     assert str(windows.emit("generic", shape)).count("\n") < 1000
 
 
+def test_a_row_of_pools_fetches_the_rows_that_one_further_down_sees_first() -> None:
+    shape = windows.PoolShape("max", 8, (112, 112), (56, 56), (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), False)
+    assert str(windows.emit("avx512", shape)).count("call void @llvm.prefetch") == 2 * 112 * 4 // 64
+
+
 def test_a_pool_keeps_what_is_no_number() -> None:
     x = np.ones((1, 1, 8, 12), np.float32)
     x[0, 0, 3, 4] = np.nan

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autoconv.cpu.codegen.ir import LINE
-from autoconv.cpu.codegen.lines import TileLines, line_places
+from autoconv.cpu.codegen.ir import LINE, Module, f32, ptr
+from autoconv.cpu.codegen.lines import WRITTEN_OUT, TileLines, fetch_lines, line_places
 
 SHAPES = {  # channels, rows and columns of a tile, and the strides of an output
     "planes": (32, (1, 14), (196, 14, 1)),
@@ -75,3 +75,11 @@ def test_few_places_cover_neighbours() -> None:
     assert line_places(0, 64, 1, 4) == [0, 16, 32, 48, 63]
     assert line_places(7, 3, 20, 4) == [7, 27, 47]
     assert line_places(0, 1, 0, 4) == [0]
+
+
+@pytest.mark.parametrize(("count", "written"), [(1, 1), (16, 1), (17, 2), (16 * WRITTEN_OUT, WRITTEN_OUT), (5000, 1)])
+def test_lines_on_end_are_fetched_once_each_and_many_in_a_loop(count: int, written: int) -> None:
+    k = Module("avx2").function("fetch", ptr(f32))
+    fetch_lines(k, k.args[0], count)
+    assert str(k).count("@llvm.prefetch") == written
+    assert (" phi " in str(k) or "br i1" in str(k)) == (count > 16 * WRITTEN_OUT)

@@ -1,4 +1,4 @@
-"""The cache lines of a register tile in an image, fetched while another tile, or this one, sums.
+"""The cache lines of rows, and of a register tile in an image, fetched while another tile, or this one, sums.
 
 A store waits for its line, which may lie in another core's cache or beyond, and so does the load of a residual.
 Fetched all at once, lines fill the few places in which a core awaits any, and the loads of operands wait as well. So
@@ -12,11 +12,25 @@ from dataclasses import dataclass
 
 from autoconv.cpu.codegen.ir import LINE, Function, Value
 
+WRITTEN_OUT = 64  # lines that are fetched without a loop
+
 
 def line_places(first: int, count: int, apart: int, itemsize: int) -> list[int]:
     """Of `count` elements so far apart, from the place `first` on: enough that no line of theirs is left out."""
     step = max(1, LINE // max(1, apart * itemsize))
     return [first + apart * n for n in sorted({*range(0, count, step), count - 1})]
+
+
+def fetch_lines(k: Function, first: Value, count: int) -> None:
+    """Fetch the lines of `count` elements on end, from `first` on; no processor looks beyond a page by itself."""
+    assert first.type.to is not None
+    step = LINE // first.type.to.bytes
+    if count <= WRITTEN_OUT * step:
+        for place in range(0, count, step):
+            k.prefetch(first + place)
+    else:
+        with k.loop(0, count, step) as there:
+            k.prefetch(first + there)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, LINE, Function, Module, Value, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
+from autoconv.cpu.codegen.lines import fetch_lines
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.common.epilogue import Epilogue
 from autoconv.cpu.common.lanes import deinterleaved, load_range, store_range
@@ -20,6 +21,8 @@ from autoconv.cpu.common.panel import Segment, in_lines
 from autoconv.cpu.common.streaming import stream
 from autoconv.cpu.depthwise.geometry import TASKS, column_segments, planes_of_task
 from autoconv.layer import ConvLayer
+
+AHEAD = 2  # blocks of rows between one that is read and the one whose lines are fetched meanwhile
 
 
 class InPlaceBlocking(NamedTuple):
@@ -77,11 +80,12 @@ def _emit_task(m: Module, layer: ConvLayer, blocking: InPlaceBlocking) -> tuple[
     (problem,) = correlations(layer)
     rows, columns = problem.rows, problem.columns
     segments = column_segments(problem, blocking.NV * m.lanes(element))
+    ahead = AHEAD * blocking.TP * rows.stride * problem.input.row  # after a plane's last rows come the next one's first
     tiles: dict[tuple[int, int], Function] = {}
 
     def emitted(count: int, number: int) -> Function:
         if (count, number) not in tiles:
-            tile = InPlaceTile(m, layer, problem, count, segments[number])
+            tile = InPlaceTile(m, layer, problem, count, segments[number], ahead)
             tiles[count, number] = tile.emit(f"task_{count}_{number}")
         return tiles[count, number]
 
@@ -129,10 +133,16 @@ def _emit_task(m: Module, layer: ConvLayer, blocking: InPlaceBlocking) -> tuple[
 
 
 class InPlaceTile:
-    """So many rows of outputs in registers, as wide as the tiles of a segment."""
+    """So many rows of outputs in registers, as wide as the tiles of a segment.
 
-    def __init__(self, m: Module, layer: ConvLayer, problem: Correlation, rows: int, segment: Segment) -> None:
+    What lies `ahead` elements beyond the rows that the tile above has not seen is fetched, unless that is 0.
+    """
+
+    def __init__(
+        self, m: Module, layer: ConvLayer, problem: Correlation, rows: int, segment: Segment, ahead: int = 0
+    ) -> None:
         self.m, self.layer, self.problem, self.rows, self.segment = m, layer, problem, rows, segment
+        self.ahead = ahead
         self.lanes = m.lanes(DTYPES[layer.dtype])
 
     def emit(self, name: str) -> Function:
@@ -152,7 +162,10 @@ class InPlaceTile:
                 meetings.setdefault(i * rows.stride + r * rows.dilation, []).append((i, r))
         for t in sorted(meetings):
             h = p * rows.stride + (rows.offset + t)
-            row = k.select(k.select(h >= 0, h, k.i64(rows.size)) < rows.size, x + h * problem.input.row, zeros)
+            here = x + h * problem.input.row
+            if self.ahead and t > max(meetings) - self.rows * rows.stride:
+                fetch_lines(k, here + self.ahead, self.segment.pixels * problem.columns.stride)
+            row = k.select(k.select(h >= 0, h, k.i64(rows.size)) < rows.size, here, zeros)
             pixels = _Row(k, row, problem.columns, self.segment)
             for s, along in enumerate(problem.columns.taps):
                 for i, r in meetings[t]:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from autoconv.cpu.codegen.ir import Function, Module, Value, f32
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
+from autoconv.cpu.codegen.lines import fetch_lines
 from autoconv.cpu.common.lanes import every_nth, overlap
 from autoconv.cpu.operators import TASK_ELEMENTS
 from autoconv.cpu.operators.elements import ELEMENTS, floats, joined, neutral, stored
 
 Pair = tuple[int, int]
 LARGEST_ROW = 1 << 14  # bytes of scratch memory on the stack
+AHEAD = 4  # rows of windows between one that is read and the one whose last lines are fetched meanwhile
 WRITTEN_OUT = 1 << 8  # loads of the rows or columns of a vector of windows; beyond, they go in loops
 
 
@@ -84,6 +86,8 @@ class _PlaneWriter:
         height, span = pool.size[0], (pool.window[0] - 1) * pool.dilation[0]
         with k.loop(0, pool.out[0]) as p:
             top = p * pool.stride[0] - pool.padding[0][0]
+            below = x + (top + (span + 1 + (AHEAD - 1) * pool.stride[0])) * pool.size[1]
+            fetch_lines(k, below, pool.stride[0] * pool.size[1])
             whole = k.select(top >= 0, top + span, k.i64(height)) < height
             with k.if_(whole):
                 self._gather(x + top * pool.size[1], None, pool.window[0])
