@@ -65,7 +65,7 @@ def operands_once(layer: ConvLayer, machine: Machine, *, past: bool = False) -> 
     layer : ConvLayer
     machine : Machine
     past : bool
-        Whether the output goes past the caches.
+        Whether the output goes past the caches, and so drains while others are read.
 
     Returns
     -------
@@ -74,4 +74,5 @@ def operands_once(layer: ConvLayer, machine: Machine, *, past: bool = False) -> 
     written = math.prod(layer.output_shape) * layer.itemsize
     read = layer.bytes - written - (0 if layer.direction == "wgrad" else math.prod(layer.w_shape) * layer.itemsize)
     part = max((read + written) / machine.threads, 2 * machine.caches[1])  # other threads had it last
-    return machine.reading(read, part) + machine.writing(written, part, past=past)
+    first, second = machine.reading(read, part), machine.writing(written, part, past=past)
+    return side_by_side(first, second) if past else first + second
