@@ -68,6 +68,8 @@ CASES: dict[str, tuple[Operator, list[tuple[int, ...]]]] = {
         pools("max", window=(2, 5), stride=(3, 1), padding=((1, 0), (2, 4)), dilation=(2, 1)), [(1, 2, 9, 11)],
     ),
     "max, narrow": (pools("max", stride=(1, 3)), [(1, 2, 5, 5)]),
+    "max of many rows, narrow": (pools("max", padding=((1, 1), (1, 1))), [(2, 3, 37, 15)]),
+    "mean of many rows, narrow": (pools("mean", window=(2, 2), stride=(2, 2)), [(2, 3, 70, 5)]),
     "max beyond the padding": (pools("max", window=(2, 2), stride=(2, 2), overhang=(1, 1)), [(1, 3, 7, 17)]),
     "mean": (pools("mean", stride=(2, 2), padding=((1, 1), (1, 1))), [(2, 3, 14, 22)]),
     "mean of padding, too": (pools("mean", padding=((1, 2), (0, 1)), include_padding=True), [(2, 3, 8, 9)]),

@@ -1,4 +1,8 @@
-"""Pooling: rows of a window first, into a row of scratch memory, then its columns."""
+"""Pooling: rows of windows first, into scratch memory, then their columns.
+
+Several rows of windows go into memory before the first is read again: a load of what two stores have just written
+waits until they are done.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,8 @@ from autoconv.cpu.operators import TASK_ELEMENTS
 from autoconv.cpu.operators.elements import ELEMENTS, floats, joined, neutral, stored
 
 Pair = tuple[int, int]
-LARGEST_ROW = 1 << 14  # bytes of scratch memory on the stack
+LARGEST_ROW = 1 << 14  # bytes of scratch memory on the stack, and of a row of windows
+TOGETHER = 16  # rows of windows in scratch memory, if it holds as many
 AHEAD = 4  # rows of windows between one that is read and the one whose last lines are fetched meanwhile
 WRITTEN_OUT = 1 << 8  # loads of the rows or columns of a vector of windows; beyond, they go in loops
 
@@ -70,11 +75,12 @@ class _PlaneWriter:
 
     def __init__(self, m: Module, k: Function, pool: PoolShape) -> None:
         self.k, self.pool, self.lanes = k, pool, m.lanes(f32)
-        elements = pool.row_elements(self.lanes)
-        self.row = k.scratch(f32, elements)
+        self.elements = pool.row_elements(self.lanes)
+        self.together = max(1, min(TOGETHER, pool.out[0], LARGEST_ROW // (self.elements * f32.bytes)))
+        self.rows = k.scratch(f32, self.together * self.elements)
         self.neutral = neutral(pool.reduction)
-        with k.loop(0, elements, self.lanes) as i:  # the borders keep this; what lies between is written for every row
-            k.store(k.const(k.zero(f32, self.lanes).type, self.neutral), self.row + i)
+        with k.loop(0, self.together * self.elements, self.lanes) as i:  # borders keep this; the rest is written
+            k.store(k.const(k.zero(f32, self.lanes).type, self.neutral), self.rows + i)
         self.scales: Sequence[Value] = ()
         if pool.reduction == "mean":
             slack = [1.0] * self.lanes
@@ -84,73 +90,75 @@ class _PlaneWriter:
         """All rows of a plane."""
         k, pool = self.k, self.pool
         height, span = pool.size[0], (pool.window[0] - 1) * pool.dilation[0]
-        with k.loop(0, pool.out[0]) as p:
-            top = p * pool.stride[0] - pool.padding[0][0]
-            below = x + (top + (span + 1 + (AHEAD - 1) * pool.stride[0])) * pool.size[1]
-            fetch_lines(k, below, pool.stride[0] * pool.size[1])
-            whole = k.select(top >= 0, top + span, k.i64(height)) < height
-            with k.if_(whole):
-                self._gather(x + top * pool.size[1], None, pool.window[0])
-            with k.else_():
-                taps = overlap(k, top, pool.dilation[0], height, pool.window[0])
-                self._gather(x + top * pool.size[1], *taps)
-            self._columns(p, out + p * pool.out[1])
+        with k.loop(0, pool.out[0], self.together) as first:
+            last = k.min(first + self.together, pool.out[0])
+            with k.loop(first, last) as p:
+                top = p * pool.stride[0] - pool.padding[0][0]
+                below = x + (top + (span + 1 + (AHEAD - 1) * pool.stride[0])) * pool.size[1]
+                fetch_lines(k, below, pool.stride[0] * pool.size[1])
+                target = self.rows + ((p - first) * self.elements + pool.padding[1][0])
+                whole = k.select(top >= 0, top + span, k.i64(height)) < height
+                with k.if_(whole):
+                    self._gather(x + top * pool.size[1], target, None, pool.window[0])
+                with k.else_():
+                    taps = overlap(k, top, pool.dilation[0], height, pool.window[0])
+                    self._gather(x + top * pool.size[1], target, *taps)
+            with k.loop(first, last) as p:
+                self._columns(self.rows + (p - first) * self.elements, p, out + p * pool.out[1])
 
-    def _gather(self, x: Value, first: Value | None, last: int | Value) -> None:
-        """The row of scratch memory from rows of the image: taps first .. last - 1 of a window that begins at `x`."""
+    def _gather(self, x: Value, target: Value, first: Value | None, last: int | Value) -> None:
+        """A row of scratch memory from rows of the image: taps first .. last - 1 of a window that begins at `x`."""
         k, pool, lanes = self.k, self.pool, self.lanes
         step = pool.dilation[0] * pool.size[1]
         width = pool.size[1]
-        target = self.row + pool.padding[1][0]
 
-        def vector(i: Value | int, count: int) -> None:
-            total = k.var(k.const(k.zero(f32, count).type, self.neutral))
+        def vector(i: Value | int, mask: Value | None = None) -> None:
+            total = k.var(k.const(k.zero(f32, lanes).type, self.neutral))
             if first is None and isinstance(last, int) and last <= WRITTEN_OUT:
                 for row in range(last):
-                    total.set(joined(k, pool.reduction, total.get(), self._loaded(x + i + row * step, count)))
+                    total.set(joined(k, pool.reduction, total.get(), self._loaded(x + i + row * step, mask)))
             else:
                 with k.loop(0 if first is None else first, last) as tap:
-                    total.set(joined(k, pool.reduction, total.get(), self._loaded(x + i + tap * step, count)))
-            k.store(total.get(), target + i)
+                    total.set(joined(k, pool.reduction, total.get(), self._loaded(x + i + tap * step, mask)))
+            k.store(total.get(), target + i, mask=mask)
 
+        if width < lanes:
+            vector(0, k.mask_of([lane < width for lane in range(lanes)]))
+            return
         whole = width // lanes * lanes
-        if whole:
-            with k.loop(0, whole, lanes) as i:
-                vector(i, lanes)
-        if whole and whole < width:
-            vector(k.i64(width - lanes), lanes)  # some columns once more
-        elif whole < width:
-            with k.loop(whole, width) as i:
-                vector(i, 1)
+        with k.loop(0, whole, lanes) as i:
+            vector(i)
+        if whole < width:
+            vector(width - lanes)  # some columns once more
 
-    def _loaded(self, p: Value, count: int) -> Value:
-        return floats(self.k, self.k.load(p, count), self.pool.dtype)
+    def _loaded(self, p: Value, mask: Value | None) -> Value:
+        return floats(self.k, self.k.load(p, self.lanes, mask=mask), self.pool.dtype)
 
-    def _columns_in_turn(self, p: Value, out: Value) -> None:
-        """A row of the output from the row of scratch memory, by single elements."""
+    def _columns_in_turn(self, row: Value, p: Value, out: Value) -> None:
+        """A row of the output from its row of scratch memory, by single elements."""
         k, pool = self.k, self.pool
         with k.loop(0, pool.out[1]) as q:
             total = k.var(k.const(f32, self.neutral))
             with k.loop(0, pool.window[1]) as tap:
-                loaded = k.load(self.row + (q * pool.stride[1] + tap * pool.dilation[1]))
+                loaded = k.load(row + (q * pool.stride[1] + tap * pool.dilation[1]))
                 total.set(joined(k, pool.reduction, total.get(), loaded))
             found = total.get()
             for scale, place in zip(self.scales, (p, q), strict=False):
                 found = found * k.load(scale + place)
             k.store(stored(k, found, pool.dtype), out + q)
 
-    def _columns(self, p: Value, out: Value) -> None:
-        """A row of the output from the row of scratch memory."""
+    def _columns(self, row: Value, p: Value, out: Value) -> None:
+        """A row of the output from its row of scratch memory."""
         k, pool, lanes = self.k, self.pool, self.lanes
         stride, width = pool.stride[1], pool.out[1]
         if pool.window[1] * stride > WRITTEN_OUT:
-            self._columns_in_turn(p, out)
+            self._columns_in_turn(row, p, out)
             return
 
         def vector(q: Value | int, mask: Value | None) -> None:
             total: Value | None = None
             for tap in range(pool.window[1]):
-                start = self.row + (q * stride + tap * pool.dilation[1])
+                start = row + (q * stride + tap * pool.dilation[1])
                 loaded = every_nth(k, [k.load(start + n * lanes, lanes) for n in range(stride)], lanes)
                 total = loaded if total is None else joined(k, pool.reduction, total, loaded)
             assert total is not None
