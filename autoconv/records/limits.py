@@ -82,6 +82,10 @@ class Limits:
         """Seconds that count: the run, and packing where the filters vary."""
         return facts.time + (facts.pack if self.weights == "varying" else 0.0)
 
+    def warm_cost(self, facts: Facts) -> float:
+        """The same of a run with warm filters; where it was not timed, of a cold one."""
+        return self.cost(facts) + (0.0 if facts.hot is None else facts.hot - facts.time)
+
     def workspace(self, facts: Facts) -> int:
         """Bytes that count: of the run, and of the packed filters where they are not the caller's."""
         return facts.workspace + (facts.packed if self.weights == "varying" else 0)
@@ -92,8 +96,9 @@ def ranking(facts: Mapping[Candidate, Facts], limits: Limits, arrays: int) -> li
 
     The fastest and all that are within the noise of it are equally fast; among those, whose threads work on their own
     come first, then those of less workspace, where the difference matters beside the layer's own arrays, then who was
-    faster, then the name. The next are ranked in the same way among what is left. Everything is compared with the
-    fastest of its group only, as "within the noise" is not transitive.
+    faster with warm filters, as a layer that runs by itself has them, then who was with cold ones, then the name. The
+    next are ranked in the same way among what is left. Everything is compared with the fastest of its group only, as
+    "within the noise" is not transitive.
 
     Parameters
     ----------
@@ -149,12 +154,12 @@ def equally_fast(facts: Mapping[Candidate, Facts], limits: Limits) -> Iterator[l
 def _by_workspace(
     group: Sequence[Candidate], facts: Mapping[Candidate, Facts], limits: Limits, arrays: int
 ) -> Iterator[Candidate]:
-    """Those of a group of the least workspace, and of little more, in the group's order; then the next likewise."""
+    """Those of a group of the least workspace, and of little more, by their warm times; then the next likewise."""
     left = list(group)
     while left:
         most = min(limits.workspace(facts[candidate]) for candidate in left) + NEGLIGIBLE * arrays
         small = [candidate for candidate in left if limits.workspace(facts[candidate]) <= most]
-        yield from small
+        yield from sorted(small, key=lambda candidate: limits.warm_cost(facts[candidate]))
         left = [candidate for candidate in left if candidate not in small]
 
 

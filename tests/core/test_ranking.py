@@ -80,6 +80,13 @@ def test_within_the_noise_less_workspace_wins_then_the_faster_then_the_name() ->
     assert ranking({"b": facts(1.0), "a": facts(1.0)}, Limits()) == ["a", "b"]
 
 
+def test_of_equally_fast_ones_that_need_the_same_the_faster_with_warm_filters_comes_first() -> None:
+    found = {"a": facts(1.0, hot=0.9), "b": facts(1.005, hot=0.8), "c": facts(1.004), "d": facts(1.02, hot=0.1)}
+    assert ranking(found, Limits(weights="constant")) == ["b", "a", "c", "d"]
+    packed = {"a": facts(1.0, hot=0.9), "b": facts(0.605, pack=0.4, hot=0.7)}  # which counts in either state
+    assert ranking(packed, Limits()) == ["a", "b"]
+
+
 def test_less_workspace_wins_where_it_matters_beside_the_layer_s_own_arrays() -> None:
     found = {"a": facts(1.0, workspace=1200), "b": facts(1.005, workspace=1000), "c": facts(1.009, workspace=100)}
     assert ranking(found, Limits(), 200 * 64 - 1) == ["c", "b", "a"]
