@@ -57,7 +57,7 @@ def meeting(machine: Machine, party: int) -> float:
     return (machine.barrier or 0.0) * (party - 1) / max(machine.threads - 1, 1)
 
 
-def operands_once(layer: ConvLayer, machine: Machine, *, past: bool = False) -> float:
+def operands_once(layer: ConvLayer, machine: Machine, *, past: bool = False, lines: float = 1.0) -> float:
     """Seconds in which a warm input, or both of a gradient's operands, is read once, and the output written once.
 
     Parameters
@@ -66,6 +66,8 @@ def operands_once(layer: ConvLayer, machine: Machine, *, past: bool = False) -> 
     machine : Machine
     past : bool
         Whether the output goes past the caches, and so drains while others are read.
+    lines : float
+        How many lines are read for each that the operands fill.
 
     Returns
     -------
@@ -74,5 +76,5 @@ def operands_once(layer: ConvLayer, machine: Machine, *, past: bool = False) -> 
     written = math.prod(layer.output_shape) * layer.itemsize
     read = layer.bytes - written - (0 if layer.direction == "wgrad" else math.prod(layer.w_shape) * layer.itemsize)
     part = max((read + written) / machine.threads, 2 * machine.caches[1])  # other threads had it last
-    first, second = machine.reading(read, part), machine.writing(written, part, past=past)
+    first, second = lines * machine.reading(read, part), machine.writing(written, part, past=past)
     return side_by_side(first, second) if past else first + second

@@ -59,7 +59,8 @@ class DepthwiseInPlace(GeneratedAlgorithm):
         """A block loads every row that it sees once for each tap across, most vectors from two lines.
 
         With strides it loads every column once, and picks what a tap sees in the time of a load. Lanes beyond the last
-        column hold nothing.
+        column hold nothing. Where blocks are narrower than a row they read one more line of it, which is a neighbour's,
+        too.
         """
         machine, size = device.machine, layer.accumulator.itemsize
         nbytes = VECTOR_BYTES[device.instruction_set]
@@ -71,7 +72,9 @@ class DepthwiseInPlace(GeneratedAlgorithm):
         loads = vectors * rows * ((1 + nbytes / LINE) * (stride if stride > 1 else layer.S) + layer.S * (stride > 1))
         computed = max(vectors * layer.R * layer.S / multiply, loads / machine.loads(nbytes)) / machine.threads
         past = bool(params["nt"] and height * width * layer.itemsize % PAGE)
-        return side_by_side(computed, operands_once(layer, machine, past=past)) + (machine.call or 0.0)
+        piece = int(params["NV"]) * nbytes  # of a row of outputs
+        lines = 1 + LINE / (piece * stride) if piece < width * size else 1.0
+        return side_by_side(computed, operands_once(layer, machine, past=past, lines=lines)) + (machine.call or 0.0)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         return compiler.build(emit, device.instruction_set, layer, _blocking(device, params))
