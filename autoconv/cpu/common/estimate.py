@@ -75,6 +75,7 @@ def operands_once(layer: ConvLayer, machine: Machine, *, past: bool = False, lin
     """
     written = math.prod(layer.output_shape) * layer.itemsize
     read = layer.bytes - written - (0 if layer.direction == "wgrad" else math.prod(layer.w_shape) * layer.itemsize)
-    part = max((read + written) / machine.threads, 2 * machine.caches[1])  # other threads had it last
+    kept = read if past else read + written
+    part = max(kept / machine.threads, 2 * machine.caches[1])  # other threads had it last
     first, second = lines * machine.reading(read, part), machine.writing(written, part, past=past)
     return side_by_side(first, second) if past else first + second
