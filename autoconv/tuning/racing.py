@@ -92,7 +92,8 @@ def again(request: Request) -> Known:
         costs = {candidate: request.limits.cost(facts) for candidate, facts in known.facts.items()}
         ranked = ranking(known.facts, request.limits, request.layer.bytes)
         able = [candidate for candidate in ranked if credible(request, candidate, known.facts[candidate])]
-        near = [candidate for candidate in able if costs[candidate] <= NEAR * costs[able[0]]][:NEAREST]
+        least = min((costs[candidate] for candidate in able), default=0.0)
+        near = [candidate for candidate in able if costs[candidate] <= NEAR * least][:NEAREST]
         return _race(request, known, _Left(near)) if len(near) > 1 else known
 
 
