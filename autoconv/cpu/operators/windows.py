@@ -17,7 +17,7 @@ from autoconv.cpu.operators import TASK_ELEMENTS
 from autoconv.cpu.operators.elements import ELEMENTS, floats, joined, neutral, stored
 
 Pair = tuple[int, int]
-LARGEST_ROW = 1 << 14  # bytes of scratch memory on the stack, and of a row of windows
+MOST_SCRATCH = 1 << 14  # bytes of memory on the stack, in which a row of windows has to fit
 TOGETHER = 16  # rows of windows in scratch memory, if it holds as many
 AHEAD = 4  # rows of windows between one that is read and the one whose last lines are fetched meanwhile
 WRITTEN_OUT = 1 << 8  # loads of the rows or columns of a vector of windows; beyond, they go in loops
@@ -76,7 +76,7 @@ class _PlaneWriter:
     def __init__(self, m: Module, k: Function, pool: PoolShape) -> None:
         self.k, self.pool, self.lanes = k, pool, m.lanes(f32)
         self.elements = pool.row_elements(self.lanes)
-        self.together = max(1, min(TOGETHER, pool.out[0], LARGEST_ROW // (self.elements * f32.bytes)))
+        self.together = max(1, min(TOGETHER, pool.out[0], MOST_SCRATCH // (self.elements * f32.bytes)))
         self.rows = k.scratch(f32, self.together * self.elements)
         self.neutral = neutral(pool.reduction)
         with k.loop(0, self.together * self.elements, self.lanes) as i:  # borders keep this; the rest is written

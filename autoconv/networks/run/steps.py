@@ -250,7 +250,7 @@ class StepMaker:
             )  # fmt: skip
             if operator.layout == "NHWC":
                 return [self._call(windows_last.emit, (pool, C), node)]
-            if 4 * pool.row_elements(16) > windows.LARGEST_ROW:
+            if 4 * pool.row_elements(16) > windows.MOST_SCRATCH:
                 return None
             return [self._call(windows.emit, (pool,), node)]
         if (
