@@ -11,9 +11,10 @@ from autoconv.common.arrays import like
 from autoconv.common.epilogue import activations
 from autoconv.common.epilogue.quantization import Quantization, operand_of
 from autoconv.common.packed_weights import PackedWeights as PackedWeights  # whose name belongs to plans
-from autoconv.common.text import count, duration, size
+from autoconv.common.text import count, duration
 from autoconv.device import Device
 from autoconv.errors import ArrayError
+from autoconv.explanation import candidate_table
 from autoconv.layer import ConvLayer
 
 if TYPE_CHECKING:
@@ -359,14 +360,16 @@ class Plan:
         return weights.buffer
 
     def explain(self) -> str:
-        """Every candidate with time, spread, error and workspace, or the reasons why it was out.
+        """Every candidate with its times, spread, error and workspace, or the reasons why it was out.
+
+        The time is of a run with cold filters, as in a network; the warm one of a layer that runs by itself.
 
         Returns
         -------
         str
             Lines to print, the winner marked by `>`.
         """
-        layer, limits = self.layer, self.limits
+        layer = self.layer
         lines = [
             str(layer),
             f"  {layer.flops / 1e9:.3f} GFLOP, {layer.bytes / 1e6:.2f} MB, {layer.arithmetic_intensity:.1f} FLOP/B",
@@ -374,26 +377,7 @@ class Plan:
             f"  {self.candidate}, from {self.source}"
             + (f" ({count(self.timed, 'candidate')} timed)" if self.timed else " (nothing timed)"),
         ]
-        rank = {candidate: place for place, candidate in enumerate(self._ranking())}
-        timed = {candidate: facts for candidate, facts in self._facts.items() if facts.failure is None}
-        out = {str(candidate): str(facts.failure) for candidate, facts in self._facts.items() if candidate not in timed}
-        out |= {str(candidate): "; ".join(why) for candidate, why in self._reasons.items() if candidate not in timed}
-        width = max(map(len, [*map(str, timed), *out]), default=0)
-        if timed:
-            titles = f"{'time':>9} {'pack':>9} {'GFLOP/s':>8} {'spread':>7} {'error':>8} {'workspace':>10}"
-            lines += ["", f"  {'candidate':<{width}} {titles}"]
-        for candidate in sorted(timed, key=lambda c: (rank.get(c, len(rank)), timed[c].time, str(c))):
-            facts = timed[candidate]
-            against = self._reasons.get(candidate) or limits.why_not(facts)
-            spread = f"{facts.spread:.1%}" if facts.samples > 1 else "-"
-            lines.append(
-                f"{'>' if candidate == self.candidate else ' '} {candidate!s:<{width}} {duration(facts.time):>9} "
-                f"{duration(facts.pack):>9} {layer.flops / facts.time / 1e9:>8.1f} {spread:>7} "
-                f"{facts.error:>8.1e} {size(limits.workspace(facts)):>10}"
-                + (f"  out: {'; '.join(against)}" if against else "")
-            )
-        if out:
-            lines += ["", "  out:"] + [f"  {name:<{width}} {why}" for name, why in sorted(out.items())]
+        lines += candidate_table(layer, self.candidate, self._ranking(), self._facts, self._reasons, self.limits)
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -94,11 +94,12 @@ class Limits:
 def ranking(facts: Mapping[Candidate, Facts], limits: Limits, arrays: int) -> list[Candidate]:
     """The candidates that the limits allow, best first.
 
-    The fastest and all that are within the noise of it are equally fast; among those, whose threads work on their own
-    come first, then those of less workspace, where the difference matters beside the layer's own arrays, then who was
-    faster with warm filters, as a layer that runs by itself has them, then who was with cold ones, then the name. The
-    next are ranked in the same way among what is left. Everything is compared with the fastest of its group only, as
-    "within the noise" is not transitive.
+    The fastest and all that are within the noise of it are equally fast with cold filters; of those, the fastest with
+    warm ones, as a layer that runs by itself has them, and all that are within the noise of it are equally fast. Among
+    these, whose threads work on their own come first, then those of less workspace, where the difference matters beside
+    the layer's own arrays, then who was faster with warm filters, then who was with cold ones, then the name. The next
+    are ranked in the same way among what is left. Everything is compared with the fastest of its group only, as "within
+    the noise" is not transitive.
 
     Parameters
     ----------
@@ -115,8 +116,9 @@ def ranking(facts: Mapping[Candidate, Facts], limits: Limits, arrays: int) -> li
     return [
         candidate
         for group in equally_fast(facts, limits)
+        for equals in _equally_warm(group, facts, limits)
         for kind in (False, True)
-        for candidate in _by_workspace([c for c in group if cooperates(c) == kind], facts, limits, arrays)
+        for candidate in _by_workspace([c for c in equals if cooperates(c) == kind], facts, limits, arrays)
     ]
 
 
@@ -149,6 +151,20 @@ def equally_fast(facts: Mapping[Candidate, Facts], limits: Limits) -> Iterator[l
         tied = [entry for entry in near if entry[0] <= best_cost * (1 + noise(facts[best], facts[entry[2]]))]
         yield [candidate for *_, candidate in tied]
         left = [entry for entry in near if entry not in tied] + left[len(near) :]
+
+
+def _equally_warm(
+    group: Sequence[Candidate], facts: Mapping[Candidate, Facts], limits: Limits
+) -> Iterator[list[Candidate]]:
+    """The candidates of a group in groups of their own, those first that are within the noise of the fastest when warm.
+
+    Warm times are the least of a few samples: nothing says how certain each is, and the most noise is allowed for.
+    """
+    left = list(group)
+    while left:
+        most = min(limits.warm_cost(facts[candidate]) for candidate in left) * (1 + MOST_NOISE)
+        yield [candidate for candidate in left if limits.warm_cost(facts[candidate]) <= most]
+        left = [candidate for candidate in left if limits.warm_cost(facts[candidate]) > most]
 
 
 def _by_workspace(

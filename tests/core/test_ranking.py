@@ -87,6 +87,15 @@ def test_of_equally_fast_ones_that_need_the_same_the_faster_with_warm_filters_co
     assert ranking(packed, Limits()) == ["a", "b"]
 
 
+def test_who_is_slower_with_warm_filters_by_more_than_the_noise_is_no_equal() -> None:
+    found = {"small": facts(1.0, hot=0.9), "large": facts(1.005, hot=0.8, workspace=9)}
+    assert ranking(found, Limits(), 0) == ["large", "small"]
+    near = found | {"large": facts(1.005, hot=0.88, workspace=9)}
+    assert ranking(near, Limits(), 0) == ["small", "large"]
+    alone = {Candidate("direct"): facts(1.0, hot=0.9), Candidate.parse("w[coop=1]"): facts(1.005, hot=0.8)}
+    assert list(map(str, ranked_candidates(alone, Limits(), 0))) == ["w[coop=1]", "direct"]
+
+
 def test_less_workspace_wins_where_it_matters_beside_the_layer_s_own_arrays() -> None:
     found = {"a": facts(1.0, workspace=1200), "b": facts(1.005, workspace=1000), "c": facts(1.009, workspace=100)}
     assert ranking(found, Limits(), 200 * 64 - 1) == ["c", "b", "a"]
