@@ -63,10 +63,13 @@ class Device(ABC):
         "cpu" or "cuda"; also the package in which its algorithms are.
     alignment : int
         Bytes of which the address of every array that a kernel takes is a multiple, whatever its elements are.
+    pitched : bool
+        Whether kernels can store images apart, as parts of larger ones.
     """
 
     kind: str
     alignment: int = 1
+    pitched: bool = False
 
     @property
     @abstractmethod

@@ -14,12 +14,12 @@ from autoconv.common.packed_weights import PackedWeights as PackedWeights  # who
 from autoconv.common.text import count, duration
 from autoconv.device import Device
 from autoconv.errors import ArrayError
-from autoconv.explanation import candidate_table
 from autoconv.layer import ConvLayer
+from autoconv.records.explanation import candidate_table
+from autoconv.records.limits import Limits
+from autoconv.records.schema import Facts
 
 if TYPE_CHECKING:
-    from autoconv.records.limits import Limits
-    from autoconv.records.schema import Facts
     from autoconv.tuning.candidates import CandidateSet
 
 Source = Literal["profile", "cache", "heuristic", "user"]
@@ -55,7 +55,7 @@ class Plan:
         layer: ConvLayer,
         device: Device,
         candidate: Candidate,
-        make_kernel: Callable[[], Kernel],
+        make_kernel: Callable[[ConvLayer], Kernel],
         source: Source,
         *,
         facts: Mapping[Candidate, Facts],
@@ -100,7 +100,7 @@ class Plan:
             self.layer,
             self.device,
             self.candidate,
-            lambda: self.kernel,
+            lambda layer: self.kernel if layer == self.layer else self.kernel_of(layer),
             "cache",
             facts=self._facts,
             candidate_set=self._candidate_set,
@@ -142,8 +142,22 @@ class Plan:
     @functools.cached_property
     def kernel(self) -> Kernel:
         """What `run` launches, for those who arrange operands and scratch memory themselves; built once."""
+        return self.kernel_of(self.layer)
+
+    def kernel_of(self, layer: ConvLayer) -> Kernel:
+        """The candidate's kernel, built anew, for this layer with other memory, such as an output with a pitch.
+
+        Parameters
+        ----------
+        layer : ConvLayer
+            The plan's own, or one whose kernels take the same packed filters.
+
+        Returns
+        -------
+        Kernel
+        """
         with self.device.selected():
-            return self._make_kernel()
+            return self._make_kernel(layer)
 
     @property
     def workspace_bytes(self) -> int:

@@ -119,6 +119,7 @@ class CPU(Device):
     matrix_unit: str | None = field(default=None, kw_only=True)
     model: str | None = field(default=None, kw_only=True)
     kind = "cpu"
+    pitched = True
 
     def __post_init__(self) -> None:
         if type(self.threads) is not int or not 1 <= self.threads <= MOST_THREADS:

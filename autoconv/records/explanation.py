@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Candidate
 from autoconv.common.text import duration, size
 from autoconv.layer import ConvLayer
-
-if TYPE_CHECKING:
-    from autoconv.records.limits import Limits
-    from autoconv.records.schema import Facts
+from autoconv.records.limits import Limits
+from autoconv.records.schema import Facts
 
 
 def candidate_table(

@@ -302,9 +302,9 @@ def _made(request: Request, mode: object, again: bool) -> Plan:
     choice = choose(request, mode, again)
     request = replace(request, progress=None)  # which holds no list of candidates until it is asked for one
 
-    def make_kernel() -> Kernel:
+    def make_kernel(layer: ConvLayer) -> Kernel:
         algorithm = request.algorithms[choice.candidate.algorithm]
-        kernel = algorithm.build(request.layer, request.device, choice.candidate.params)
+        kernel = algorithm.build(layer, request.device, choice.candidate.params)
         if request.limits.denormals == "keep":
             kernel.keep_denormals()
         return kernel

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from graphs import agree, compiled, filters, small
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoconv.cpu import pool
@@ -16,6 +17,7 @@ from autoconv.networks.graph import Graph
 from autoconv.networks.operators import (
     Concat,
     Conv,
+    ConvTranspose,
     Elementwise,
     Pool,
     Reduce,
@@ -37,8 +39,13 @@ def test_arrays_lie_within_each_other() -> None:
     assert views.root("joined") == ("again", 0)
     assert views.root("half") == ("again", 10 * 30 * 4)
     assert "again" not in [step.node.name for step in net._schedule.steps]
-    in_batch = Views(compiled(small(2)).graph)
-    assert not {"half", "again"} & in_batch.free  # parts of an image are no parts of a batch
+    batch = compiled(small(2)).graph
+    in_batch = Views(batch)
+    assert "half" not in in_batch.free  # a part of an image is no part of a batch
+    assert "again" in in_batch.free
+    assert in_batch.pitch("joined") == in_batch.pitch("d") == batch.types["again"].nbytes // 2
+    assert in_batch.pitch("again") is in_batch.pitch("half") is None
+    assert "again" not in Views(batch, pitched=False).free
 
 
 @kernels
@@ -63,6 +70,51 @@ def test_an_expression_overwrites_what_was_needed_before_alone(needed: str) -> N
         graph.outputs["z"] = a
     assert (Views(graph).root("y") == ("a", 0)) == (needed == "before")
     agree(compiled(graph), graph, 1e-6)
+
+
+@st.composite
+def gathering(draw: st.DrawFn) -> Graph:
+    """A graph of a few images, full of concatenations."""
+    graph, images = Graph("gathering"), draw(st.integers(2, 3))
+    arrays = [graph.add_input("x", TensorType((images, 3, 6, 6)))]
+    for n in range(draw(st.integers(3, 12))):
+        kind = draw(st.sampled_from(["concat", "concat", "conv", "residual", "pool", "act", "sum", "up"]))
+        name = f"n{n}"
+        value = draw(st.sampled_from(arrays[-4:]))
+        C = graph.types[value].shape[1]
+        alike = [a for a in arrays if graph.types[a] == graph.types[value]]
+        if kind == "concat":
+            some = draw(st.lists(st.sampled_from(arrays[-4:]), min_size=1, max_size=3))
+            value = graph.add(name, Concat(1), value, *some)
+        elif kind in ("conv", "residual"):
+            K = C if kind == "residual" else draw(st.integers(1, 5))
+            w = graph.add_constant("w", filters(K, C, 3, 3))
+            value = graph.add(name, Conv(padding=((1, 1), (1, 1))), value, w)
+            if kind == "residual":
+                value = graph.add(f"{name}.sum", Elementwise(("add", 0, 1)), value, draw(st.sampled_from(alike)))
+        elif kind == "pool":
+            reduction: Any = draw(st.sampled_from(["max", "mean"]))
+            value = graph.add(name, Pool(reduction=reduction, window=(3, 3), padding=((1, 1), (1, 1))), value)
+        elif kind == "up":
+            half = graph.add(f"{name}.half", Pool(reduction="max", window=(2, 2), stride=(2, 2)), value)
+            w = graph.add_constant("w", filters(C, 2, 2, 2))
+            value = graph.add(name, ConvTranspose(stride=(2, 2)), half, w)
+        elif kind == "act":
+            value = graph.add(name, Elementwise(("tanh", 0)), value)
+        else:
+            value = graph.add(name, Elementwise(("max", 0, 1)), value, draw(st.sampled_from(alike)))
+        arrays.append(value)
+    graph.outputs["y"] = arrays[-1]
+    if draw(st.booleans()):
+        graph.outputs["z"] = draw(st.sampled_from(arrays[1:]))
+    return graph
+
+
+@kernels
+@settings(max_examples=30, deadline=None)
+@given(gathering())
+def test_parts_of_images_are_computed_where_they_belong(graph: Graph) -> None:
+    agree(compiled(graph), graph, 1e-4)
 
 
 def least_bytes(blocks: Sequence[Block]) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 from autoconv.layer import ConvLayer
 
@@ -110,6 +110,34 @@ class Correlation:
         return self.N * self.groups * self.K * self.C * taps * self.rows.count * self.columns.count
 
 
+@dataclass(frozen=True, kw_only=True, init=False, repr=False)
+class PitchedLayer(ConvLayer):
+    """A layer whose output lies in a larger array: from one of its images to the next it is `pitch` elements.
+
+    A residual would have to lie in an array of the same pitch.
+    """
+
+    pitch: int
+
+    def __init__(self, *, pitch: int, **layer: Any) -> None:
+        super().__init__(**layer)
+        object.__setattr__(self, "pitch", pitch)
+
+    def __repr__(self) -> str:  # tells kernels apart
+        return f"PitchedLayer({self.key()!r}, {self.pitch})"
+
+
+def pitched(layer: ConvLayer, pitch: int | None) -> ConvLayer:
+    """The same layer with the images of its output that many elements apart; None is for images without a gap."""
+    kept = {f.name: getattr(layer, f.name) for f in fields(ConvLayer)}
+    return ConvLayer(**kept) if pitch is None else PitchedLayer(**kept, pitch=pitch)
+
+
+def output_pitch(layer: ConvLayer) -> int:
+    """Elements from one image of the output to the next."""
+    return layer.pitch if isinstance(layer, PitchedLayer) else math.prod(layer.output_shape[1:])
+
+
 def _image_strides(layer: ConvLayer, channels: int, height: int, width: int) -> Strides:
     group = channels // layer.groups
     if layer.layout == "NCHW":
@@ -129,6 +157,10 @@ def correlations(layer: ConvLayer) -> tuple[Correlation, ...]:
     x = _image_strides(layer, layer.C, layer.H, layer.W)
     y = _image_strides(layer, layer.K, layer.P, layer.Q)
     w = _filter_strides(layer)
+    if layer.direction == "fwd":
+        y = y._replace(image=output_pitch(layer))
+    else:
+        x = x._replace(image=output_pitch(layer))
     inputs, outputs = (layer.H, layer.W), (layer.P, layer.Q)
     extents = (layer.R, layer.S)
     if layer.direction == "fwd":

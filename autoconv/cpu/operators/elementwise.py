@@ -18,6 +18,17 @@ from autoconv.cpu.operators.elements import ELEMENTS, each_vector, floats, store
 Strides = tuple[int, ...]
 
 
+def contiguous(shape: Sequence[int]) -> Strides:
+    """Strides of an array of a shape, in elements."""
+    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
+
+
+def broadcast(shape: Sequence[int], to: Sequence[int], strides: Strides | None = None) -> Strides:
+    """Strides of an array that is repeated to another shape; its own have no gaps unless they are given."""
+    own = zip(shape, strides or contiguous(shape), strict=True)
+    return (*[0] * (len(to) - len(shape)), *(0 if extent == 1 else step for extent, step in own))
+
+
 def collapsed(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[tuple[int, ...], tuple[Strides, ...]]:
     """The shape and every array's strides with as few dimensions as will do.
 

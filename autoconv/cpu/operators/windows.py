@@ -25,7 +25,11 @@ WRITTEN_OUT = 1 << 8  # loads of the rows or columns of a vector of windows; bey
 
 @dataclass(frozen=True)
 class PoolShape:
-    """Pooling of so many images of one channel; the arguments are those of `networks.operators.Pool`."""
+    """Pooling of so many images of one channel; the arguments are those of `networks.operators.Pool`.
+
+    Where images of several channels lie apart, `apart` tells how many those are, and the elements from one such image
+    to the next, of the input and of the output.
+    """
 
     reduction: str
     planes: int
@@ -37,6 +41,7 @@ class PoolShape:
     dilation: Pair
     include_padding: bool
     dtype: str = "float32"
+    apart: tuple[int, int, int] | None = None
 
     def row_elements(self, lanes: int) -> int:
         """Scratch memory of a row: padded, and as far as whole vectors read."""
@@ -64,10 +69,19 @@ def emit(instruction_set: str, pool: PoolShape) -> Module:
     x, _, out = operands(k, context, ELEMENTS[pool.dtype])[:3]
     writer = _PlaneWriter(m, k, pool)
     with k.loop(index * together, k.min((index + 1) * together, pool.planes)) as plane:
-        writer.write(x + plane * (pool.size[0] * pool.size[1]), out + plane * (pool.out[0] * pool.out[1]))
+        writer.write(*(array + place for array, place in zip((x, out), _places(pool, plane), strict=True)))
     run = m.function("run", *RUN)
     launch(run, run.args[0], k, -(-pool.planes // together))
     return m
+
+
+def _places(pool: PoolShape, plane: Value) -> list[Value]:
+    """Where a plane begins in the input and in the output."""
+    sizes = (height * width for height, width in (pool.size, pool.out))
+    if pool.apart is None:
+        return [plane * size for size in sizes]
+    channels, *pitches = pool.apart
+    return [plane // channels * pitch + plane % channels * size for pitch, size in zip(pitches, sizes, strict=True)]
 
 
 class _PlaneWriter:

@@ -30,7 +30,6 @@ from autoconv.networks.choice.layouts import laid_out
 from autoconv.networks.choice.times import OperatorTimes
 from autoconv.networks.graph import Graph
 from autoconv.networks.layer_list import layer_of
-from autoconv.networks.operators import Concat
 from autoconv.networks.passes.batch_split import Images, at_a_time, batch_of, divisors, for_images, split
 from autoconv.networks.run.memory import Views, arena_bytes
 from autoconv.records.kept import Kept, told
@@ -185,8 +184,8 @@ class _Segments:
         if node is None:
             return math.inf
         times = self._batch // count
-        in_place = name in self._free[count] or (isinstance(node.operator, Concat) and count == 1)
-        if in_place or not any(name in part.nodes for part in self._parts.values() if part is not self._graph):
+        smaller = (part for part in self._parts.values() if part is not self._graph)
+        if name in self._free[count] or not any(name in part.nodes for part in smaller):
             return 0.0  # or there is no choice
         if (layer := self._layer(name, count)) is None:
             return times * self._between.seconds(node.operator, [self._parts[count].types[n] for n in node.inputs])

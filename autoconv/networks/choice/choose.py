@@ -99,7 +99,7 @@ def planned(
         ways += [((), at_a_time(graph, count)) for count in reversed(divisors(batch_of(graph))[:-1])]
     for in_nhwc, parts in ways:
         found = split(laid_out(graph, in_nhwc), parts)
-        views = Views(found.graph, device.alignment)
+        views = Views(found.graph, device.alignment, device.pitched)
         # Where not even the arrays fit, no plans would, which may have to be timed.
         if limit is None or _needed(found, views, {}, device) <= limit:
             plans = plans_for(found, views, device, {**options, "memory_limit": None}, candidates, mode, prices)

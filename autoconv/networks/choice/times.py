@@ -79,7 +79,7 @@ def _samples(operator: Operator, inputs: Sequence[TensorType], device: Device) -
     names = [graph.add_input(f"x{n}", found) for n, found in enumerate(inputs)]
     for _ in range(TOGETHER):
         graph.outputs["y"] = graph.add("y", operator, *names)
-    views = Views(graph, device.alignment)
+    views = Views(graph, device.alignment, device.pitched)
     maker = step_maker(graph, views, device)
     instance = instance_of(Schedule(graph, views, device, [maker.step(node) for node in views.computed]))
     given = {name: device.asarray(array) for name, array in random_inputs(graph.inputs).items()}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -28,8 +28,9 @@ from autoconv.networks.choice.solver import least
 from autoconv.networks.choice.times import OperatorTimes
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
-from autoconv.networks.operators import Concat, Elementwise, Operator
+from autoconv.networks.operators import Elementwise, Operator
 from autoconv.networks.operators.base import TensorType, in_layout
+from autoconv.networks.run.memory import Views
 from autoconv.plans import Plan
 from autoconv.records.limits import noise
 from autoconv.tuning.candidates import least_estimate
@@ -92,8 +93,9 @@ def arrays_in_nhwc(
     if not any(times.promising(layer, prices.get(name, 0.0)) for name, layer in layers.items()):
         return frozenset()
     between = OperatorTimes(device, cache, measure=mode in TIMING)
+    free = Views(graph, device.alignment, device.pitched).free
     while True:
-        found = _chosen(graph, layers, times, between, prices)
+        found = _chosen(graph, layers, times, between, prices, free)
         hoped = Counter(layers[name] for name in found if name in layers and times.hoped(layers[name]))
         if not hoped:
             return found
@@ -171,8 +173,9 @@ def _chosen(
     times: _LayerTimes,
     between: OperatorTimes,
     prices: Mapping[str, float],
+    free: Collection[str],
 ) -> frozenset[str]:
-    """The arrays that are in NHWC when the sum of all times is least."""
+    """The arrays that are in NHWC when the sum of all times is least; in NCHW, some nodes are free."""
     names = [name for name in (*graph.inputs, *graph.nodes) if len(graph.types[name].shape) == IMAGES]
     place = {name: n for n, name in enumerate(names)}
     wanted = set(graph.outputs.values())  # in NCHW, whatever they are computed in
@@ -186,7 +189,7 @@ def _chosen(
             layer, price = layers[name], prices.get(name, 0.0)
             first, last = times.first(layer, price), times.last(layer, price)
         elif node is not None and moved is not None:
-            first, last = _between(graph, node, moved, between)
+            first, last = _between(graph, node, moved, between, free)
         to_last, to_first = (_conversion(graph.types[name], layout, between) for layout in ("NHWC", "NCHW"))
         cost = np.array([first, first + to_last, last, last + to_first])
         if name in wanted:
@@ -198,15 +201,16 @@ def _chosen(
     return frozenset(name for name, option in zip(names, least(costs, edges), strict=True) if option >= LAST)
 
 
-def _between(graph: Graph, node: Node, moved: Operator, times: OperatorTimes) -> tuple[float, float]:
+def _between(
+    graph: Graph, node: Node, moved: Operator, times: OperatorTimes, free: Collection[str]
+) -> tuple[float, float]:
     """Seconds of what is no layer, in either layout."""
     types = [graph.types[name] for name in node.inputs]
     if isinstance(moved, Elementwise) and set(types) == {graph.types[node.name]}:
         return 0.0, 0.0  # the same kernel
     images = [TensorType((*[1] * (IMAGES - len(t.shape)), *t.shape), t.dtype) for t in types]
     last = times.seconds(moved, [TensorType(in_layout("NHWC", t.shape), t.dtype) for t in images])
-    in_place = isinstance(node.operator, Concat) and graph.types[node.name].shape[0] == 1
-    return 0.0 if in_place else times.seconds(node.operator, types), last
+    return 0.0 if node.name in free else times.seconds(node.operator, types), last
 
 
 def _conversion(found: TensorType, to: Layout, times: OperatorTimes) -> float:

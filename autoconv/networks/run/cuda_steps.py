@@ -11,7 +11,7 @@ import numpy as np
 from autoconv.algorithm import Array, Kernel
 from autoconv.common.epilogue import activations
 from autoconv.common.epilogue.expressions import Expression, substituted
-from autoconv.cpu.operators.elementwise import Strides, collapsed
+from autoconv.cpu.operators.elementwise import Strides, broadcast, collapsed, contiguous
 from autoconv.cuda.codegen.source import Unit
 from autoconv.cuda.common.algorithm import aligned
 from autoconv.cuda.device import CUDA
@@ -37,7 +37,7 @@ from autoconv.networks.operators import (
     Transpose,
 )
 from autoconv.networks.operators.base import in_nchw
-from autoconv.networks.run.steps import Call, Ref, Scratch, Step, StepMaker, broadcast, contiguous
+from autoconv.networks.run.steps import Call, Ref, Scratch, Step, StepMaker
 from autoconv.plans import Plan
 
 
@@ -70,7 +70,7 @@ class CudaStepMaker(StepMaker):
         if kernel.packed_bytes and node.inputs[1] not in self.graph.constants:
             scratch = aligned(kernel.workspace_bytes) + kernel.packed_bytes
             program = functools.partial(_pack_and_run, kernel, made.layer)
-        return Step(node, str(made.candidate), (Call(program, self._operands(node, made, packed), scratch),))
+        return Step(node, str(made.candidate), (Call(program, self._operands(node, made, kernel, packed), scratch),))
 
     def scratch_bytes(self, node: Node) -> int:
         product = isinstance(node.operator, MatMul) and layer_of(self.graph, node) is None

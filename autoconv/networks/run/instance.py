@@ -11,6 +11,7 @@ from autoconv.algorithm import Array
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import sequence
+from autoconv.cpu.operators.elementwise import contiguous
 from autoconv.cpu.pool import Entry
 from autoconv.device import Device
 from autoconv.networks.graph import Graph
@@ -126,8 +127,9 @@ class Instance:
             if alone:
                 node = schedule.steps[n].node
                 computed = [name for name in reversed(node.inputs) if name not in graph.constants]
-                arrays = (self.array(name, outside) for name in (node.name, *computed))
-                self._device.settle(self._scratch(n), *arrays, filters=schedule.steps[n].constants)
+                arrays = [self.array(name, outside) for name in (node.name, *computed)]
+                warm = [part for a in arrays for part in ([a] if a.flags.c_contiguous else a)]
+                self._device.settle(self._scratch(n), *warm, filters=schedule.steps[n].constants)
             start = time.perf_counter()
             if isinstance(part, _Table):
                 part.run(outside)
@@ -160,8 +162,12 @@ class Instance:
         else:
             start = self.schedule.offsets[root]
             base = self._arena[start : start + graph.types[root].nbytes]
-        raw = base.reshape(-1).view(np.uint8)[offset : offset + found.nbytes]
-        return raw.view(found.dtype).reshape(found.shape)
+        raw, pitch = base.reshape(-1).view(np.uint8), self.schedule.views.pitch(name)
+        if pitch is None:
+            return raw[offset : offset + found.nbytes].view(found.dtype).reshape(found.shape)
+        dtype = np.dtype(found.dtype)
+        strides = pitch, *(dtype.itemsize * step for step in contiguous(found.shape)[1:])
+        return np.ndarray(found.shape, dtype, raw, offset, strides)
 
     def place(self, operand: Ref) -> tuple[str | None, int]:
         """The address of an operand; or the name of the array from outside that it lies in, and from which byte on."""

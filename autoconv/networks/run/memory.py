@@ -11,7 +11,8 @@ from autoconv.common.text import size
 from autoconv.device import Device
 from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph, Node
-from autoconv.networks.operators import Concat, Elementwise, Reshape, Slice
+from autoconv.networks.layer_list import layer_of
+from autoconv.networks.operators import Concat, Conv, ConvTranspose, Elementwise, Pool, Reshape, Slice
 
 ALIGNMENT = 256  # bytes: whole cache lines, and what CUDA's libraries want of scratch memory
 
@@ -22,11 +23,16 @@ Place = str | int
 class Views:
     """Which arrays lie within others: reshaped ones, slices, parts of a concatenation, what is overwritten in place.
 
+    Parts of the channels of several images lie apart in their concatenation, image by image: so they can where all that
+    store and read them have kernels for arrays with a pitch.
+
     Parameters
     ----------
     graph : Graph
     alignment : int
         Bytes on whose multiples alone arrays may begin.
+    pitched : bool
+        Whether a device has such kernels.
 
     Attributes
     ----------
@@ -34,11 +40,12 @@ class Views:
         Nodes that have nothing to do, since their array is another's memory, or its parts are written into it.
     """
 
-    def __init__(self, graph: Graph, alignment: int = 1) -> None:
-        self.graph, self.alignment = graph, alignment
+    def __init__(self, graph: Graph, alignment: int = 1, pitched: bool = True) -> None:
+        self.graph, self.alignment, self._pitches = graph, alignment, pitched
         self.free: set[str] = set()
         self._gathered: dict[tuple[str, int], int] = {}  # of a concatenation's inputs, those that are computed in place
         self._within: dict[str, tuple[str, int]] = {}  # of an array: whose memory it lies in, and from which byte on
+        self._apart: set[str] = set()  # those whose images lie apart in the array right around them
         self._inside: defaultdict[str, list[str]] = defaultdict(list)  # of an array: those that lie right in it
         self._users: defaultdict[str, list[Node]] = defaultdict(list)  # in order; a batch in parts has many nodes
         self._outputs = {*graph.outputs.values()}
@@ -68,6 +75,17 @@ class Views:
             name, further = self._within[name]
             offset += further
         return name, offset
+
+    def pitch(self, name: str) -> int | None:
+        """Bytes from one image of an array to the next, where more than the images lies between; else None."""
+        found = None
+        while name in self._within:
+            into, _ = self._within[name]
+            if name in self._apart:
+                whole = self.graph.types[into]
+                found = whole.nbytes // whole.shape[0]
+            name = into
+        return found
 
     def within(self, node: Node, place: int) -> int | None:
         """From which byte of a concatenation one of its inputs lies there already; None where it has to be copied."""
@@ -101,20 +119,49 @@ class Views:
         return not (inside - {name}).isdisjoint(self._outputs) or not inside.issuperset(seen)
 
     def _gather(self, node: Node) -> None:
-        """Arrays that are contiguous parts of a concatenation are computed where they belong."""
+        """Parts of a concatenation that are contiguous, in each image at least, are computed where they belong."""
         graph, axis = self.graph, node.operator.axis  # type: ignore[attr-defined]
-        if math.prod(graph.types[node.name].shape[:axis]) != 1:
+        images = math.prod(graph.types[node.name].shape[:axis])
+        if images != 1 and not (self._pitches and axis == 1 and images):
             return
         place = 0
         for n, name in enumerate(node.inputs):
             root, offset = self.root(name)
             whole = offset == 0 and graph.types[root].nbytes == graph.types[name].nbytes
-            if whole and place % self.alignment == 0 and self._own(root) and root != node.name:
+            able = whole and place % self.alignment == 0 and self._own(root) and root != node.name
+            if able and (images == 1 or self._can_lie_apart(root)):
                 self._put(root, node.name, place)
                 self._gathered[node.name, n] = place
-            place += graph.types[name].nbytes
+                if images != 1:
+                    self._apart.add(root)
+            place += graph.types[name].nbytes // images
         if all((node.name, n) in self._gathered for n in range(len(node.inputs))):
             self.free.add(node.name)
+
+    def _can_lie_apart(self, name: str) -> bool:
+        """Whether the images of an array may lie apart, with all that lies in it."""
+        left = [name]
+        while left:
+            value = left.pop()
+            same = value in (name, *self._apart) or self.graph.types[value] == self.graph.types[self._within[value][0]]
+            stored = same and value not in self._outputs and self._stores_apart(self.graph.nodes[value])
+            if not stored or not all(map(_reads_apart, self._users[value])):
+                return False
+            left += self._inside[value]
+        return True
+
+    def _stores_apart(self, node: Node) -> bool:
+        """Whether what computes a node can store images with a pitch: a residual would need the same."""
+        if isinstance(node.operator, Conv | ConvTranspose):
+            layer = layer_of(self.graph, node)
+            return layer is not None and not layer.residual
+        return _reads_apart(node)
+
+
+def _reads_apart(node: Node) -> bool:
+    """Whether what computes a node can read images with a pitch."""
+    operator = node.operator
+    return isinstance(operator, Concat | Elementwise) or (isinstance(operator, Pool) and operator.layout == "NCHW")
 
 
 def _place_in_input(graph: Graph, node: Node) -> int | None:

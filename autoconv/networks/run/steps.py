@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autoconv.algorithm import Array
+from autoconv.algorithm import Array, Kernel
 from autoconv.common.epilogue import activations
 from autoconv.common.epilogue.quantization import Quantization
 from autoconv.common.types import INTEGERS
@@ -18,10 +18,11 @@ from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import Module
 from autoconv.cpu.common.algorithm import NativeKernel
+from autoconv.cpu.common.correlation import pitched
 from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import INPUTS, OUTPUT, elementwise, resize, rows, transpose, windows, windows_last
 from autoconv.cpu.operators.elements import ELEMENTS
-from autoconv.cpu.operators.elementwise import Strides, collapsed
+from autoconv.cpu.operators.elementwise import Strides, broadcast, collapsed, contiguous
 from autoconv.device import Device
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import (
@@ -115,17 +116,6 @@ def calls_of(kernel: NativeKernel, operands: Sequence[Operand]) -> tuple[Call, .
     )
 
 
-def contiguous(shape: Sequence[int]) -> Strides:
-    """Strides of an array of a shape, in elements."""
-    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
-
-
-def broadcast(shape: Sequence[int], to: Sequence[int]) -> Strides:
-    """Strides of an array that is repeated to another shape."""
-    full = (*[1] * (len(to) - len(shape)), *shape)
-    return tuple(0 if extent == 1 else step for extent, step in zip(full, contiguous(full), strict=True))
-
-
 class StepMaker:
     """Finds kernels of a CPU for the nodes of a graph.
 
@@ -144,19 +134,20 @@ class StepMaker:
 
         `made` is its plan.
         """
-        kernel, by, constant = made.kernel, str(made.candidate), node.inputs[1] in self.graph.constants
+        by, constant, pitch = str(made.candidate), node.inputs[1] in self.graph.constants, self.views.pitch(node.name)
+        apart = None if pitch is None else pitched(made.layer, pitch // made.layer.itemsize)
+        kernel = made.kernel if apart is None else made.kernel_of(apart)
         if not isinstance(kernel, NativeKernel) or (kernel.packed_bytes and not constant):
             function = function_of(made, self.graph.constants.get(node.inputs[1]))
             return Step(node, by, function=named(node.name, function))
-        return Step(node, by, calls_of(kernel, self._operands(node, made, packed)))
+        return Step(node, by, calls_of(kernel, self._operands(node, made, kernel, packed)))
 
-    def _operands(self, node: Node, made: Plan, packed: Callable[[], Array]) -> tuple[Operand, ...]:
+    def _operands(self, node: Node, made: Plan, kernel: Kernel, packed: Callable[[], Array]) -> tuple[Operand, ...]:
         """Of a layer's kernel: input, filters, output, bias, residual and scratch memory."""
         rest = [Ref(name) for name in node.inputs[2:]]
         first = made.layer.channel_values or made.layer.quantized
         epilogue = rest[0] if first else None, rest[-1] if made.layer.residual else None
-        constant = node.inputs[1] in self.graph.constants
-        weights = packed() if made.kernel.packed_bytes and constant else Ref(node.inputs[1])
+        weights = packed() if kernel.packed_bytes and node.inputs[1] in self.graph.constants else Ref(node.inputs[1])
         return Ref(node.inputs[0]), weights, Ref(node.name), *epilogue, Scratch()
 
     def step(self, node: Node) -> Step:
@@ -216,10 +207,11 @@ class StepMaker:
         operator, shape = node.operator, self.graph.types[node.name].shape
         before = self.graph.types[node.inputs[0]].shape
         if isinstance(operator, Elementwise):
-            strides = [broadcast(self.graph.types[name].shape, shape) for name in node.inputs]
+            strides = [broadcast(self.graph.types[n].shape, shape, self._strides(n)) for n in node.inputs]
             if len(strides) > len(INPUTS):
                 return None
-            return [self._expression(operator.expression, shape, contiguous(shape), node, strides, node.inputs)]
+            out = self._strides(node.name)
+            return [self._expression(operator.expression, shape, out, node, strides, node.inputs)]
         if isinstance(operator, Transpose):
             return [self._transpose(node, operator, before, shape)]
         if isinstance(operator, Slice):
@@ -243,10 +235,12 @@ class StepMaker:
         if isinstance(operator, Pool):
             N, C, H, W = in_nchw(operator.layout, before)
             P, Q = in_nchw(operator.layout, shape)[2:]
+            x, y = (self._strides(name)[0] for name in (node.inputs[0], node.name))
+            apart = None if (x, y) == (C * H * W, C * P * Q) else (C, x, y)
             pool = windows.PoolShape(
                 operator.reduction, N * C, (H, W), (P, Q),
                 operator.window, operator.stride, operator.padding, operator.dilation, operator.include_padding,
-                self.graph.types[node.name].dtype,
+                self.graph.types[node.name].dtype, apart,
             )  # fmt: skip
             if operator.layout == "NHWC":
                 return [self._call(windows_last.emit, (pool, C), node)]
@@ -348,14 +342,20 @@ class StepMaker:
             return None
         return self._call(transpose.emit, (matrices, rows, columns), node)
 
+    def _strides(self, name: str) -> Strides:
+        """Of an array as it lies, in elements."""
+        found, pitch = self.graph.types[name], self.views.pitch(name)
+        steps = contiguous(found.shape)
+        return steps if pitch is None else (pitch * math.prod(found.shape) // found.nbytes, *steps[1:])
+
     def _concat(self, node: Node, operator: Concat, shape: tuple[int, ...]) -> list[Call]:
         """Copies of those parts that are not computed in their place."""
-        calls, done = [], 0
+        calls, done, steps = [], 0, self._strides(node.name)
         for n, name in enumerate(node.inputs):
             part = self.graph.types[name].shape
             if self.views.within(node, n) is None:
-                to = done * contiguous(shape)[operator.axis]
-                calls.append(self._expression(0, part, contiguous(shape), node, [contiguous(part)], [name], to=to))
+                to = done * steps[operator.axis]
+                calls.append(self._expression(0, part, steps, node, [self._strides(name)], [name], to=to))
             done += part[operator.axis]
         return calls
 

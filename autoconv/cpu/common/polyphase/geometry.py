@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autoconv.cpu.common.correlation import pitched
 from autoconv.layer import ConvLayer
 
 
@@ -61,7 +62,7 @@ def unit_stride_layer(layer: ConvLayer) -> ConvLayer:
     It has no epilogue, which dx gets when it is put together.
     """
     rows, columns = polyphase_axes(layer)
-    return layer.replace(
+    return pitched(layer, None).replace(
         direction="fwd",
         C=layer.K,
         H=layer.P,

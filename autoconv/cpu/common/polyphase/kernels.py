@@ -6,7 +6,7 @@ import functools
 
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_REGISTERS, Function, Module, Value
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.correlation import Correlation, correlations
+from autoconv.cpu.common.correlation import Correlation, correlations, output_pitch, pitched
 from autoconv.cpu.common.epilogue import Epilogue, OfChannels
 from autoconv.cpu.common.lanes import interleaved_in_turn, within
 from autoconv.cpu.common.polyphase.geometry import polyphase_axes, unit_stride_layer
@@ -27,7 +27,8 @@ class _PassWriter:
         self.components = self.rows.stride * self.columns.stride
         self.C = layer.C // layer.groups
         (self.inner,) = correlations(unit_stride_layer(layer))
-        (self.outer,) = correlations(layer.replace(direction="fwd"))
+        (self.outer,) = correlations(pitched(layer, None).replace(direction="fwd"))
+        self.dx = self.outer.input._replace(image=output_pitch(layer))
         self.element = DTYPES[layer.dtype]
         self.epilogue = Epilogue.of(layer)
 
@@ -71,7 +72,7 @@ class _PassWriter:
 
     def _interleave_pixels(self) -> Function:
         """A plane of dx in NCHW: the components of its rows, interleaved."""
-        layer, x = self.layer, self.outer.input
+        layer, x = self.layer, self.dx
         k = self.m.function("interleave", *TASK, internal=True)
         context, index, _ = k.args
         images, _, dx, bias, residual = operands(k, context, self.element)[:5]
@@ -121,7 +122,7 @@ class _PassWriter:
     def _interleave_channels(self) -> Function:
         """A row of dx in NHWC: every pixel's channels from its component."""
         layer, lanes = self.layer, self.m.lanes(self.element)
-        x, y = self.outer.input, self.inner.output
+        x, y = self.dx, self.inner.output
         k = self.m.function("interleave", *TASK, internal=True)
         context, index, _ = k.args
         images, _, dx, bias, residual = operands(k, context, self.element)[:5]
