@@ -1,4 +1,4 @@
-"""Layers whose output lies in a larger array: every family stores the same there, and nothing beside it."""
+"""Layers whose input and output lie in larger arrays: every family stores the same there, and nothing beside it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autoconv import registry
 from autoconv.algorithm import Kernel
 from autoconv.cpu import pool
 from autoconv.cpu.common.algorithm import NativeKernel
-from autoconv.cpu.common.correlation import pitched
+from autoconv.cpu.common.correlation import pitched, pitches
 from autoconv.cpu.device import CPU
 from autoconv.layer import ConvLayer
 
@@ -21,7 +21,8 @@ pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot ta
 DEVICE = CPU.current()
 EMULATED = CPU(2, DEVICE.instruction_set, matrix_unit="emulated")
 FAMILIES = [a for a in registry.algorithms(DEVICE) if a.vendor is None and {"fwd", "dgrad"} & set(a.directions)]
-BEFORE, BETWEEN = 5, 11  # elements in front of the first image, and behind each
+BEFORE, BETWEEN = 5, 11  # elements in front of the output's first image, and behind each
+BEYOND = 13  # behind each image of the input
 SENTINEL = 77.0
 SMALL = ("remainders", "pointwise", "stem", "strided", "dilated strided", "grouped", "depthwise", "depthwise strided")
 LARGE = (  # for families that take no small ones
@@ -52,7 +53,10 @@ def check(family: Any, layer: ConvLayer, device: CPU, params: Any) -> bool:
     run(kernel, layer, given, expected)
     image = math.prod(layer.output_shape[1:])
     array = np.full(BEFORE + layer.N * (image + BETWEEN), SENTINEL, layer.numpy_dtype)
-    run(family.build(pitched(layer, image + BETWEEN), device, params), layer, given, array[BEFORE:])
+    source = np.full((layer.N, math.prod(given[0].shape[1:]) + BEYOND), SENTINEL, layer.numpy_dtype)
+    source[:, :-BEYOND] = given[0].reshape(layer.N, -1)
+    apart = pitched(layer, source.shape[1], image + BETWEEN)
+    run(family.build(apart, device, params), layer, (source, *given[1:]), array[BEFORE:])
     images = array[BEFORE:].reshape(layer.N, image + BETWEEN)
     np.testing.assert_array_equal(images[:, :image].reshape(layer.output_shape), expected)
     assert (array[:BEFORE] == SENTINEL).all()
@@ -77,9 +81,10 @@ def test_every_kernel_stores_images_apart(family: Any, direction: str) -> None:
 
 def test_a_pitch_is_no_part_of_what_the_layer_is() -> None:
     layer = edge("plain")
-    apart = pitched(layer, 5000)
+    apart = pitched(layer, 6000, 5000)
     assert apart != layer
     assert repr(apart) != repr(layer)
     assert (apart.key(), apart.output_shape) == (layer.key(), layer.output_shape)
-    assert pitched(apart, None) == layer
-    assert pitched(apart, 5000) == apart.replace() == apart
+    assert pitched(apart) == pitched(apart, *pitches(layer)) == layer
+    assert pitched(apart, 6000, 5000) == apart.replace() == apart
+    assert pitches(pitched(layer, output_pitch=5000)) == (pitches(layer)[0], 5000)

@@ -21,6 +21,7 @@ from autoconv.networks.operators import (
     Elementwise,
     Pool,
     Reduce,
+    Slice,
     TensorType,
 )
 from autoconv.networks.run.compiled import CompiledNetwork
@@ -41,7 +42,7 @@ def test_arrays_lie_within_each_other() -> None:
     assert "again" not in [step.node.name for step in net._schedule.steps]
     batch = compiled(small(2)).graph
     in_batch = Views(batch)
-    assert "half" not in in_batch.free  # a part of an image is no part of a batch
+    assert "half" not in in_batch.free  # who reads it takes images without a gap
     assert "again" in in_batch.free
     assert in_batch.pitch("joined") == in_batch.pitch("d") == batch.types["again"].nbytes // 2
     assert in_batch.pitch("again") is in_batch.pitch("half") is None
@@ -72,13 +73,33 @@ def test_an_expression_overwrites_what_was_needed_before_alone(needed: str) -> N
     agree(compiled(graph), graph, 1e-6)
 
 
+@kernels
+@pytest.mark.parametrize("images", [1, 3])
+def test_a_split_whose_parts_are_computed_and_joined_again_copies_nothing_twice(images: int) -> None:
+    graph = Graph("split")
+    x = graph.add_input("x", TensorType((images, 4, 6, 6)))
+    a = graph.add("a", Conv(), x, graph.add_constant("wa", filters(8, 4, 1, 1)))
+    left, right = (
+        graph.add(name, Slice((0, start, 0, 0), (images, 4, 6, 6), (1, 1, 1, 1)), a)
+        for name, start in (("left", 0), ("right", 4))
+    )
+    b = graph.add("b", Conv(padding=((1, 1), (1, 1))), right, graph.add_constant("wb", filters(5, 4, 3, 3)))
+    c = graph.add("c", Pool(reduction="max", window=(3, 3), padding=((1, 1), (1, 1))), b)
+    graph.outputs["y"] = graph.add("y", Elementwise(("tanh", 0)), graph.add("joined", Concat(1), left, b, c))
+    views = Views(graph)
+    assert views.free == {"left", "right"}
+    assert [views.within(graph.nodes["joined"], n) for n in range(3)] == [None, 4 * 36 * 4, 9 * 36 * 4]
+    agree(compiled(graph), graph, 1e-5)
+
+
 @st.composite
 def gathering(draw: st.DrawFn) -> Graph:
-    """A graph of a few images, full of concatenations."""
+    """A graph of a few images, full of concatenations and slices."""
     graph, images = Graph("gathering"), draw(st.integers(2, 3))
     arrays = [graph.add_input("x", TensorType((images, 3, 6, 6)))]
     for n in range(draw(st.integers(3, 12))):
-        kind = draw(st.sampled_from(["concat", "concat", "conv", "residual", "pool", "act", "sum", "up"]))
+        kinds = ["concat", "concat", "slice", "slice", "conv", "conv", "residual", "pool", "act", "sum", "up"]
+        kind = draw(st.sampled_from(kinds))
         name = f"n{n}"
         value = draw(st.sampled_from(arrays[-4:]))
         C = graph.types[value].shape[1]
@@ -86,6 +107,10 @@ def gathering(draw: st.DrawFn) -> Graph:
         if kind == "concat":
             some = draw(st.lists(st.sampled_from(arrays[-4:]), min_size=1, max_size=3))
             value = graph.add(name, Concat(1), value, *some)
+        elif kind == "slice":
+            start = draw(st.integers(0, C - 1))
+            counts = images, draw(st.integers(1, C - start)), 6, 6
+            value = graph.add(name, Slice((0, start, 0, 0), counts, (1, 1, 1, 1)), value)
         elif kind in ("conv", "residual"):
             K = C if kind == "residual" else draw(st.integers(1, 5))
             w = graph.add_constant("w", filters(K, C, 3, 3))

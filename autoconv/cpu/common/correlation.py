@@ -112,30 +112,39 @@ class Correlation:
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False)
 class PitchedLayer(ConvLayer):
-    """A layer whose output lies in a larger array: from one of its images to the next it is `pitch` elements.
+    """A layer whose input and output lie in larger arrays: so many elements are from one of their images to the next.
 
-    A residual would have to lie in an array of the same pitch.
+    Its residual lies as its output does.
     """
 
-    pitch: int
+    input_pitch: int
+    output_pitch: int
 
-    def __init__(self, *, pitch: int, **layer: Any) -> None:
+    def __init__(self, *, input_pitch: int, output_pitch: int, **layer: Any) -> None:
         super().__init__(**layer)
-        object.__setattr__(self, "pitch", pitch)
+        object.__setattr__(self, "input_pitch", input_pitch)
+        object.__setattr__(self, "output_pitch", output_pitch)
 
     def __repr__(self) -> str:  # tells kernels apart
-        return f"PitchedLayer({self.key()!r}, {self.pitch})"
+        return f"PitchedLayer({self.key()!r}, {self.input_pitch}, {self.output_pitch})"
 
 
-def pitched(layer: ConvLayer, pitch: int | None) -> ConvLayer:
-    """The same layer with the images of its output that many elements apart; None is for images without a gap."""
+def pitched(layer: ConvLayer, input_pitch: int | None = None, output_pitch: int | None = None) -> ConvLayer:
+    """The same layer with that many elements from image to image; images without a gap where none are given."""
     kept = {f.name: getattr(layer, f.name) for f in fields(ConvLayer)}
-    return ConvLayer(**kept) if pitch is None else PitchedLayer(**kept, pitch=pitch)
+    whole = ConvLayer(**kept)
+    given = (input_pitch, output_pitch)
+    found = [own if pitch is None else pitch for pitch, own in zip(given, pitches(whole), strict=True)]
+    if tuple(found) == pitches(whole):
+        return whole
+    return PitchedLayer(**kept, input_pitch=found[0], output_pitch=found[1])
 
 
-def output_pitch(layer: ConvLayer) -> int:
-    """Elements from one image of the output to the next."""
-    return layer.pitch if isinstance(layer, PitchedLayer) else math.prod(layer.output_shape[1:])
+def pitches(layer: ConvLayer) -> tuple[int, int]:
+    """Elements from one image of the input, and of the output, to the next."""
+    if isinstance(layer, PitchedLayer):
+        return layer.input_pitch, layer.output_pitch
+    return math.prod(layer.input_shapes[0][1:]), math.prod(layer.output_shape[1:])
 
 
 def _image_strides(layer: ConvLayer, channels: int, height: int, width: int) -> Strides:
@@ -157,10 +166,11 @@ def correlations(layer: ConvLayer) -> tuple[Correlation, ...]:
     x = _image_strides(layer, layer.C, layer.H, layer.W)
     y = _image_strides(layer, layer.K, layer.P, layer.Q)
     w = _filter_strides(layer)
-    if layer.direction == "fwd":
-        y = y._replace(image=output_pitch(layer))
-    else:
-        x = x._replace(image=output_pitch(layer))
+    given, made = pitches(layer)
+    x, y = (
+        strides._replace(image=pitch)
+        for strides, pitch in zip((x, y), (given, made) if layer.direction == "fwd" else (made, given), strict=True)
+    )
     inputs, outputs = (layer.H, layer.W), (layer.P, layer.Q)
     extents = (layer.R, layer.S)
     if layer.direction == "fwd":

@@ -21,7 +21,7 @@ from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, Function, Module, Valu
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.codegen.lines import line_places
 from autoconv.cpu.common.algorithm import GeneratedAlgorithm
-from autoconv.cpu.common.correlation import correlations, output_pitch, pitched
+from autoconv.cpu.common.correlation import correlations, pitched, pitches
 from autoconv.cpu.common.epilogue import Epilogue
 from autoconv.cpu.common.lanes import interleaved_in_turn, load_range, store_range
 from autoconv.cpu.common.panel import in_lines, segments_of
@@ -36,10 +36,11 @@ from autoconv.layer import ConvLayer
 
 def pointwise(layer: ConvLayer) -> ConvLayer:
     """The gradient by 1x1 filters with a channel for every tap: of an input channel, all taps one after the other."""
-    return pitched(layer, None).replace(
+    found = pitched(layer).replace(
         C=layer.C * layer.R * layer.S, H=layer.P, W=layer.Q, R=1, S=1, stride=1,
         bias=False, residual=False, activation=None,
     )  # fmt: skip
+    return pitched(found, pitches(layer)[0])
 
 
 class GemmPolyphase(GeneratedAlgorithm):
@@ -175,7 +176,7 @@ class _ProductWriter:
         image, chunk = rest % images, rest // images
         n, group = image // problem.groups, image % problem.groups
         self.dy = dy + n * problem.input.image + group * problem.input.group
-        place = n * output_pitch(layer) + group * (layer.C // layer.groups * layer.H * layer.W)
+        place = n * pitches(layer)[1] + group * (layer.C // layer.groups * layer.H * layer.W)
         self.dx, self.residual = dx + place, residual + place
         self.bias = bias + group * (layer.C // layer.groups)
         self.w = w + group * (problem.K * problem.C)

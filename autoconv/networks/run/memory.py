@@ -12,7 +12,7 @@ from autoconv.device import Device
 from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
-from autoconv.networks.operators import Concat, Conv, ConvTranspose, Elementwise, Pool, Reshape, Slice
+from autoconv.networks.operators import Concat, Conv, ConvTranspose, Elementwise, Operator, Pool, Reshape, Slice
 
 ALIGNMENT = 256  # bytes: whole cache lines, and what CUDA's libraries want of scratch memory
 
@@ -23,7 +23,7 @@ Place = str | int
 class Views:
     """Which arrays lie within others: reshaped ones, slices, parts of a concatenation, what is overwritten in place.
 
-    Parts of the channels of several images lie apart in their concatenation, image by image: so they can where all that
+    Some channels of several images lie apart in the array of all channels, image by image: so they can where all that
     store and read them have kernels for arrays with a pitch.
 
     Parameters
@@ -53,9 +53,9 @@ class Views:
             for name in node.inputs:
                 self._users[name].append(node)
         for node in graph.nodes.values():
-            place = _place_in_input(graph, node)
-            if place is not None and place % alignment == 0:
-                self._put(node.name, node.inputs[0], place)
+            place, apart = _place_in_input(graph, node)
+            if place is not None and place % alignment == 0 and (not apart or self._all_read_apart(node.name)):
+                self._put(node.name, node.inputs[0], place, apart)
                 self.free.add(node.name)
         for node in graph.nodes.values():
             if isinstance(node.operator, Elementwise):
@@ -91,10 +91,12 @@ class Views:
         """From which byte of a concatenation one of its inputs lies there already; None where it has to be copied."""
         return self._gathered.get((node.name, place))
 
-    def _put(self, name: str, into: str, place: int) -> None:
-        """Have an array lie in another's memory."""
+    def _put(self, name: str, into: str, place: int, apart: bool = False) -> None:
+        """Have an array lie in another's memory, its images apart or without a gap."""
         self._within[name] = into, place
         self._inside[into].append(name)
+        if apart:
+            self._apart.add(name)
 
     def _own(self, name: str) -> bool:
         """Whether memory belongs to a node that computes into it."""
@@ -130,10 +132,8 @@ class Views:
             whole = offset == 0 and graph.types[root].nbytes == graph.types[name].nbytes
             able = whole and place % self.alignment == 0 and self._own(root) and root != node.name
             if able and (images == 1 or self._can_lie_apart(root)):
-                self._put(root, node.name, place)
+                self._put(root, node.name, place, images != 1)
                 self._gathered[node.name, n] = place
-                if images != 1:
-                    self._apart.add(root)
             place += graph.types[name].nbytes // images
         if all((node.name, n) in self._gathered for n in range(len(node.inputs))):
             self.free.add(node.name)
@@ -144,8 +144,7 @@ class Views:
         while left:
             value = left.pop()
             same = value in (name, *self._apart) or self.graph.types[value] == self.graph.types[self._within[value][0]]
-            stored = same and value not in self._outputs and self._stores_apart(self.graph.nodes[value])
-            if not stored or not all(map(_reads_apart, self._users[value])):
+            if not same or not self._stores_apart(self.graph.nodes[value]) or not self._all_read_apart(value):
                 return False
             left += self._inside[value]
         return True
@@ -155,27 +154,39 @@ class Views:
         if isinstance(node.operator, Conv | ConvTranspose):
             layer = layer_of(self.graph, node)
             return layer is not None and not layer.residual
-        return _reads_apart(node)
+        return node.name in self._apart or _has_pitches(node.operator)
+
+    def _all_read_apart(self, name: str) -> bool:
+        """Whether all that read an array can read images with a pitch; who takes a result of the network cannot."""
+        return name not in self._outputs and all(
+            user.inputs.count(name) == 1 and name == user.inputs[0]
+            if isinstance(user.operator, Conv | ConvTranspose)
+            else _has_pitches(user.operator) or user.name in self._apart
+            for user in self._users[name]
+        )
 
 
-def _reads_apart(node: Node) -> bool:
-    """Whether what computes a node can read images with a pitch."""
-    operator = node.operator
+def _has_pitches(operator: Operator) -> bool:
+    """Whether an operator that is no layer has kernels for images with a pitch."""
     return isinstance(operator, Concat | Elementwise) or (isinstance(operator, Pool) and operator.layout == "NCHW")
 
 
-def _place_in_input(graph: Graph, node: Node) -> int | None:
-    """From which byte of a node's first input its output lies there; None where it has other memory."""
+def _place_in_input(graph: Graph, node: Node) -> tuple[int | None, bool]:
+    """From which byte of a node's first input its output lies there, and whether its images do so apart.
+
+    None where it has other memory.
+    """
     if isinstance(node.operator, Reshape):
-        return 0
+        return 0, False
     if not isinstance(node.operator, Slice):
-        return None
+        return None, False
     shape, slice_ = graph.types[node.inputs[0]].shape, node.operator
     cut = [n for n, count in enumerate(slice_.counts) if count != shape[n]]
-    if any(step != 1 for step in slice_.steps) or math.prod(slice_.counts[: cut[-1]] if cut else (1,)) != 1:
-        return None
+    several = math.prod(slice_.counts[: cut[-1]] if cut else (1,)) != 1
+    if any(step != 1 for step in slice_.steps) or (several and cut != [1]):
+        return None, False
     itemsize = graph.types[node.name].nbytes // max(math.prod(slice_.counts), 1)
-    return itemsize * sum(start * math.prod(shape[n + 1 :]) for n, start in enumerate(slice_.starts))
+    return itemsize * sum(start * math.prod(shape[n + 1 :]) for n, start in enumerate(slice_.starts)), several
 
 
 @dataclass(frozen=True)

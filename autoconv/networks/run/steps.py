@@ -130,13 +130,11 @@ class StepMaker:
         self.graph, self.views, self.device = graph, views, device
 
     def layer_step(self, node: Node, made: Plan, packed: Callable[[], Array]) -> Step:
-        """What runs a convolution or a fully connected layer; where its kernel wants packed filters, it is given them.
-
-        `made` is its plan.
-        """
-        by, constant, pitch = str(made.candidate), node.inputs[1] in self.graph.constants, self.views.pitch(node.name)
-        apart = None if pitch is None else pitched(made.layer, pitch // made.layer.itemsize)
-        kernel = made.kernel if apart is None else made.kernel_of(apart)
+        """What runs a convolution or a fully connected layer by its plan, with packed filters if they are wanted."""
+        by, constant = str(made.candidate), node.inputs[1] in self.graph.constants
+        found = (self.views.pitch(name) for name in (node.inputs[0], node.name))
+        layer = pitched(made.layer, *(None if pitch is None else pitch // made.layer.itemsize for pitch in found))
+        kernel = made.kernel if layer == made.layer else made.kernel_of(layer)
         if not isinstance(kernel, NativeKernel) or (kernel.packed_bytes and not constant):
             function = function_of(made, self.graph.constants.get(node.inputs[1]))
             return Step(node, by, function=named(node.name, function))

@@ -12,7 +12,7 @@ from autoconv.common.epilogue import activations
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import LINE
 from autoconv.cpu.common.algorithm import BIAS, OUT, RESIDUAL, WORKSPACE, A, NativeCall, NativeKernel, imprecise
-from autoconv.cpu.common.correlation import output_pitch
+from autoconv.cpu.common.correlation import pitches
 from autoconv.cpu.common.grid import largest_divisor
 from autoconv.cpu.common.polyphase.geometry import polyphase_axes, unit_stride_layer
 from autoconv.cpu.common.polyphase.kernels import emit
@@ -67,8 +67,7 @@ class PolyphaseKernel(NativeKernel):
 
     def calls(self) -> list[NativeCall]:
         layer, images = self._layer, (WORKSPACE, self._inner.workspace_bytes)
-        elements = math.prod(layer.input_shapes[0][1:]), output_pitch(layer)
-        of_input, of_output = (number * layer.itemsize for number in elements)
+        of_input, of_output = (elements * layer.itemsize for elements in pitches(layer))
         found = []
         for n in range(0, layer.N, self._together):
             within = {A: (A, n * of_input), OUT: images, BIAS: None, RESIDUAL: None}

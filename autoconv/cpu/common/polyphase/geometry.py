@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoconv.cpu.common.correlation import pitched
+from autoconv.cpu.common.correlation import pitched, pitches
 from autoconv.layer import ConvLayer
 
 
@@ -62,7 +62,7 @@ def unit_stride_layer(layer: ConvLayer) -> ConvLayer:
     It has no epilogue, which dx gets when it is put together.
     """
     rows, columns = polyphase_axes(layer)
-    return pitched(layer, None).replace(
+    found = pitched(layer).replace(
         direction="fwd",
         C=layer.K,
         H=layer.P,
@@ -76,3 +76,4 @@ def unit_stride_layer(layer: ConvLayer) -> ConvLayer:
         residual=False,
         activation=None,
     )
+    return pitched(found, pitches(layer)[0])

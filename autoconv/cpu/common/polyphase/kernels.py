@@ -6,7 +6,7 @@ import functools
 
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_REGISTERS, Function, Module, Value
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.correlation import Correlation, correlations, output_pitch, pitched
+from autoconv.cpu.common.correlation import Correlation, correlations, pitched, pitches
 from autoconv.cpu.common.epilogue import Epilogue, OfChannels
 from autoconv.cpu.common.lanes import interleaved_in_turn, within
 from autoconv.cpu.common.polyphase.geometry import polyphase_axes, unit_stride_layer
@@ -27,8 +27,8 @@ class _PassWriter:
         self.components = self.rows.stride * self.columns.stride
         self.C = layer.C // layer.groups
         (self.inner,) = correlations(unit_stride_layer(layer))
-        (self.outer,) = correlations(pitched(layer, None).replace(direction="fwd"))
-        self.dx = self.outer.input._replace(image=output_pitch(layer))
+        (self.outer,) = correlations(pitched(layer).replace(direction="fwd"))
+        self.dx = self.outer.input._replace(image=pitches(layer)[1])
         self.element = DTYPES[layer.dtype]
         self.epilogue = Epilogue.of(layer)
 
