@@ -126,6 +126,8 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
                 yield file
         else:
             with temporary.open("xb") as file:
+                if path.exists():  # who may read it stays the same
+                    temporary.chmod(stat.S_IMODE(path.stat().st_mode))
                 yield file
             temporary.replace(target)
     except OSError as error:

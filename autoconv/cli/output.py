@@ -22,12 +22,14 @@ ARGUMENTS = (
     *("batch", "budget", "denormals", "deterministic", "exact", "isolate"),
     *("mode", "tolerance", "vendors", "weights", "workspace_limit"),
 )
+_PLACE = re.compile(r".+?:\d+: ")  # in a file, which has keys and no options
 _GIVEN = re.compile(rf"(?<![^\s(])({'|'.join(ARGUMENTS)})=(?:'([^']*)'|([^\s,:;)]*))")
 
 
 def failure_line(failure: BaseException | str) -> str:
     """What the library, or an exception of it, says: on one line, with options in the place of arguments."""
-    return _GIVEN.sub(_option, one_line(failure))
+    text = one_line(failure)
+    return text if _PLACE.match(text) else _GIVEN.sub(_option, text)
 
 
 def _option(given: re.Match[str]) -> str:

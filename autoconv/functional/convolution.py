@@ -289,6 +289,8 @@ def conv_transpose2d(
         bias = _bias(bias, K_group * number_of(groups), arrays["x"].dtype, options["device"])
     # Of the kernels for dgrad on a GPU one alone adds a bias, and it is the slowest; one that is named may add none.
     fused = bias is not None and options["device"].kind == "cpu" and options.get("mode", "hybrid") in MODES
+    if bias is not None and not fused and out is not None and options["device"].overlap(out, bias):
+        raise ArrayError("out: expected memory of its own, got an array that overlaps bias")
     geometry = stride, padding, dilation, groups
     y = _dgrad(x, w, bias if fused else None, size, geometry, layout=layout, out=out, **options)
     if bias is not None and not fused:

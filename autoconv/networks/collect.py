@@ -49,7 +49,8 @@ def collect(path: str | Path) -> Iterator[None]:
     Raises
     ------
     ConfigError
-        When there is no such folder, when the file cannot be written, and when it is there and is no layer list.
+        For what is no path, when there is no such folder, when the file cannot be written, and when it is there and is
+        no layer list.
 
     Examples
     --------
@@ -82,6 +83,8 @@ class Collection:
     """
 
     def __init__(self, path: str | Path) -> None:
+        if not isinstance(path, str | Path):
+            raise ConfigError(f"path={path!r}: expected a path, as str or Path")
         self.path = Path(path).absolute()
         self._given = path
         self._layers: dict[ConvLayer, None] = {}  # in the order in which they were asked for

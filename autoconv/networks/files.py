@@ -68,7 +68,10 @@ def load(path_or_name: str | Path, batch: int | None = None) -> Network:
         raise ConfigError(f"batch={batch!r}: expected an integer of at least 1")
     path = Path(path_or_name)
     if path.suffix == ".onnx":
-        return layer_list(optimized(onnx_reader.read(path, batch or 1)), batch or 1)
+        found = layer_list(optimized(onnx_reader.read(path, batch or 1)), batch or 1)
+        if not found.layers:
+            raise ConfigError(f"{path}: expected convolutions or fully connected layers, got none")
+        return found
     own = shipped("configs") / f"{path_or_name}.yaml"
     try:
         if path.name == str(path_or_name) and not path.is_file() and own.is_file():

@@ -21,6 +21,7 @@ from autoconv.networks.operators.shapes import Concat, Pad, Reshape, Resize, Sli
 from autoconv.networks.reference import constant_of
 
 LARGEST_CONSTANTS = (1 << 31) - 1  # bytes of all constants of a network
+MOST_PLACES = 1 << 24  # of an axis that is padded by what it has: they are listed
 LARGEST_EXTENT = 1 << 16  # of an axis that is resized, or repeated: each of its places is a number of its own
 
 
@@ -126,6 +127,8 @@ class Translation:
             return self.add(Pad(tuple(before), tuple(after), value), name)
         for axis, sides in enumerate(zip(before, after, strict=True)):
             extent = self.shape_of(name)[axis]
+            if (longest := extent + sum(sides)) > MOST_PLACES:
+                self.fail(f"pads: expected at most {MOST_PLACES} places of axis {axis} in mode {mode!r}, got {longest}")
             places = np.pad(np.arange(extent), sides, mode).tolist()
             if self.graph.types[name].dtype == "float32" and len(places) <= LARGEST_EXTENT:
                 name = self.taken(name, axis, places)

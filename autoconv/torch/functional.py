@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from autoconv.common import arguments
-from autoconv.errors import ArrayError
+from autoconv.errors import ArrayError, PlanError
 from autoconv.torch import operators
 
 Padding = int | tuple[int, int] | str
@@ -84,6 +84,11 @@ def conv2d(
             raise ArrayError(
                 f"{name}: expected one by which torch.func does not differentiate: backward and torch.autograd.grad do"
             )
+    for name, value in (("exact", exact), ("vendors", vendors)):
+        if not isinstance(value, bool):
+            raise PlanError(f"{name}={value!r}: expected True or False")
+    if not isinstance(mode, str):
+        raise PlanError(f"mode={mode!r}: expected a str, as for autoconv.plan")
     if input.dim() not in (3, 4) or weight.dim() != 4:
         raise ArrayError(
             f"expected input (N, C, H, W) or (C, H, W) and weight (K, C/groups, R, S), "

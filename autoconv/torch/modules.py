@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from autoconv.errors import ConfigError
 from autoconv.torch.functional import conv2d
 
 
@@ -75,6 +76,11 @@ def replace_convolutions(
     torch.nn.Module
         The model.
 
+    Raises
+    ------
+    ConfigError
+        For what is no `torch.nn.Module`.
+
     Examples
     --------
     >>> import torch, autoconv.torch
@@ -82,6 +88,8 @@ def replace_convolutions(
     >>> type(autoconv.torch.replace_convolutions(model)[0])
     <class 'autoconv.torch.modules.Conv2d'>
     """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     for module in model.modules():
         if type(module) is torch.nn.Conv2d:
             module.__class__ = Conv2d

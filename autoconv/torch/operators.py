@@ -61,6 +61,8 @@ def not_taken(given: Any) -> str:
         return type(given).__name__
     if given.device.type != "cpu":
         return f"one on {given.device}"
+    if given.is_quantized:
+        return f"one of type {given.dtype}"
     return "" if given.layout is torch.strided else f"one of layout {given.layout}"
 
 

@@ -144,7 +144,9 @@ def plan(
     limits = workspace_limit, deterministic, tolerance, allow_tf32, weights, allowed, exact, denormals
     kinds = tuple(map(type, (budget, *limits)))  # 1 and 1.0 are equal to True, and refused in its place
     key = layer, mode, device, limits, budget, kinds, cache, split_products.allowed()
-    again = _bool(again, "again")
+    again, isolate, build = _bool(again, "again"), _bool(isolate, "isolate"), _bool(build, "build")
+    if not (progress is None or callable(progress)):
+        raise PlanError(f"progress={progress!r}: expected a function or None")
     if not again and (found := _remembered(key)) is not None:
         if _watchers:
             _tell(found)
@@ -157,8 +159,6 @@ def plan(
         raise PlanError(f"weights={weights!r}: expected 'varying' or 'constant'")
     if denormals not in get_args(Denormals):
         raise PlanError(f"denormals={denormals!r}: expected 'flush' or 'keep'")
-    if not (progress is None or callable(progress)):
-        raise PlanError(f"progress={progress!r}: expected a function or None")
     checked = Limits(
         workspace_limit=_number(workspace_limit, "workspace_limit", int),
         deterministic=_bool(deterministic, "deterministic"),
@@ -169,7 +169,7 @@ def plan(
         exact=_bool(exact, "exact"),
         denormals=denormals,
     )
-    seconds, isolate, build = _number(budget, "budget", float), _bool(isolate, "isolate"), _bool(build, "build")
+    seconds = _number(budget, "budget", float)
     if seconds is not None and seconds >= ENDLESS:
         seconds = None
     with device.selected():

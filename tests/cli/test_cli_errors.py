@@ -169,6 +169,12 @@ def test_a_bad_file_names_file_line_and_layer(place: Path, capsys: pytest.Captur
     )
 
 
+def test_a_key_of_a_file_is_no_option(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "bad.yaml").write_text("batch: [1, 0]\nlayers:\n - {name: c1, C: 8, H: 9, K: 2, R: 3}\n")
+    assert main(["layers", "bad.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("autoconv: error: bad.yaml:1: batch=0: expected an integer from 1")
+
+
 @pytest.mark.parametrize(
     "command", ["tune tiny.yaml", "bench tiny.yaml", "sweep tiny.yaml:first", "report tiny.yaml -o x"]
 )

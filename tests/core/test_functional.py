@@ -154,6 +154,14 @@ def test_a_transposed_convolution_takes_no_bias_of_another_shape_or_type(
         autoconv.conv_transpose2d(x, w, bias, **quick)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("mode", ["heuristic", "direct"])
+def test_a_transposed_convolution_gives_nothing_where_its_bias_lies(mode: str) -> None:
+    x, w, memory = np.ones((1, 4, 5, 5), np.float32), np.ones((4, 3, 3, 3), np.float32), np.ones(147, np.float32)
+    with pytest.raises(ArrayError, match="out: expected memory of its own, got an array that overlaps bias"):
+        autoconv.conv_transpose2d(x, w, memory[:3], out=memory.reshape(1, 3, 7, 7), mode=mode)
+    assert (memory == 1).all()
+
+
 def test_only_mode_hybrid_has_a_budget_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

@@ -33,6 +33,14 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("list.yaml", "new")]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX")
+def test_who_may_read_a_file_stays_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "list.yaml"
+    path.touch(0o600)
+    paths.write_whole(path, "new")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o600)
+
+
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders belong to nobody here")
 def test_temporary_files_lie_where_nobody_else_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -196,7 +196,9 @@ def test_wrong_requests_are_refused_by_name(cache: TuningCache, arguments: dict[
 
 def test_what_equals_an_argument_is_refused_whatever_was_asked_before(cache: TuningCache) -> None:
     planner.plan(LAYER, "heuristic", deterministic=True, workspace_limit=1, cache=cache)
-    for arguments in ({"deterministic": 1, "workspace_limit": 1}, {"deterministic": True, "workspace_limit": 1.0}):
+    several = ({"deterministic": 1, "workspace_limit": 1}, {"deterministic": True, "workspace_limit": 1.0})
+    asked = {"deterministic": True, "workspace_limit": 1}
+    for arguments in (*several, asked | {"isolate": 1}, asked | {"build": 1}, asked | {"progress": 1}):
         with pytest.raises(PlanError, match=r"=1(\.0)?: expected"):
             planner.plan(LAYER, "heuristic", cache=cache, **arguments)  # type: ignore[arg-type]
 

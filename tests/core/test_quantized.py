@@ -213,6 +213,9 @@ def test_bad_filters_are_refused() -> None:
         ({"y_scale": 0}, "y_scale[0]=0.0: expected a positive"),
         ({"y_scale": [1.0, 2.0]}, "y_scale: expected one value, got shape (2,)"),
         ({"x_scale": "one"}, "x_scale='one': expected numbers"),
+        ({"x_scale": "1"}, "x_scale='1': expected numbers"),
+        ({"x_scale": None}, "x_scale=None: expected numbers"),
+        ({"x_scale": 1e300}, "x_scale[0]=1e+300: expected a positive"),
     ],
 )
 def test_each_scale_is_refused_by_its_name(given: dict[str, Any], message: str, output_dtype: str) -> None:

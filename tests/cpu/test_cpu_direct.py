@@ -9,6 +9,8 @@ import zlib
 import numpy as np
 import pytest
 from guards import check_guarded, some
+from hypothesis import given
+from hypothesis import strategies as st
 from layers import EDGES, EPILOGUES, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
@@ -36,6 +38,29 @@ def test_cutting_a_long_row_looks_at_every_tile_but_not_at_all_its_pixels(monkey
         (1, False), (998, True), (1, False)
     ]  # fmt: skip
     assert len(looks) < 5 * 1000
+
+
+def test_cutting_a_very_long_row_looks_at_its_ends_alone() -> None:
+    count = 40_000 * 40_000
+    row = CorrelationAxis(size=count, count=count, stride=1, offset=-1, dilation=1, taps=(0, 1, 2))
+    runs = tile_runs(row, 14)
+    assert len(runs) < 50
+    assert [run.start for run in runs[1:]] == [run.start + run.tiles * run.length for run in runs[:-1]]
+    assert runs[-1].start + runs[-1].length == count
+    assert {run.length for run in runs} == {13, 14}
+    assert runs[0].pattern == ((False, *[True] * 12), (True,) * 13, (True,) * 13)
+
+
+@given(st.integers(1, 400), st.integers(1, 20), st.integers(-12, 6), st.integers(0, 7), st.integers(1, 4))
+def test_a_row_is_cut_as_if_every_tile_were_looked_at(
+    count: int, length: int, offset: int, taps: int, dilation: int
+) -> None:
+    row = CorrelationAxis(count, count, 1, offset, dilation, tuple(range(taps)))
+    number = -(-count // length)
+    edges = [count * n // number for n in range(number + 1)]
+    tiles = [(b - a, None if length == 1 else row.pattern(a, b - a)) for a, b in itertools.pairwise(edges)]
+    runs = [(kind, len(list(same))) for kind, same in itertools.groupby(tiles)]
+    assert [(run.kind, run.tiles) for run in tile_runs(row, length)] == runs
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -88,6 +88,17 @@ def test_what_was_measured_while_busy_is_measured_again_by_the_next_process(monk
     assert asked == [False, False, True, True]  # a thorough one stands in until there is a better one
 
 
+@pytest.mark.parametrize("name", ["machine_in_force", "survey"])
+def test_what_was_measured_while_busy_stays_until_the_machine_is_quiet(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, found = (KEY, "avx2", 2), []
+    for call, busy in ((2e-6, 3 * BUSY), (3e-6, 2 * BUSY), (4e-6, 0.0), (5e-6, 0.0)):
+        _scripted(monkeypatch, busy=busy, call=call)
+        found.append(_as_a_new_process(name, *device).call)
+    assert found == [2e-6, 2e-6, 4e-6, 4e-6]
+
+
 def test_a_first_look_does_not_take_the_place_of_a_survey_made_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     _scripted(monkeypatch)
     recorded.survey(KEY, "avx2", 2)

@@ -25,6 +25,7 @@ from autoconv.networks.operators import (
     Slice,
     Softmax,
     Transpose,
+    activations,
 )
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
@@ -158,7 +159,12 @@ FUNCTIONS: dict[str, tuple[Any, float, tuple[float, float], float]] = {
     "tanh": (("tanh", 0), 4e-7, (-20, 20), 0),
     "tanh near 0": (("tanh", 0), 8e-7, (-1, 1), 0),
     "erf": (("erf", 0), 3e-7, (-6, 6), 1),
-    "log": (("log", 0), 3e-7, (0.01, 100), 0.1),
+    "log": (("log", 0), 4e-7, (0.01, 100), 0),
+    "log near 1": (("log", 0), 4e-7, (0.9, 1.1), 0),
+    "log1p": (("log1p", 0), 4e-7, (-0.9, 50), 0),
+    "log1p near 0": (("log1p", 0), 4e-7, (-1e-4, 1e-4), 0),
+    "softplus": (activations.SOFTPLUS, 8e-7, (-86, 30), 0),
+    "mish": (activations.MISH, 1.5e-6, (-86, 30), 0),
     "sqrt": (("sqrt", 0), 1e-7, (0, 100), 0),
     "pow": (("pow", 0, 0.6), 3e-7, (0.01, 100), 0),
     "silu": (("mul", 0, ("sigmoid", 0)), 4e-7, (-80, 80), 0),
@@ -180,7 +186,7 @@ def test_functions_are_as_exact_as_float32(name: str, instruction_set: str) -> N
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("expression", ["exp", "sigmoid", "tanh", "erf"])
+@pytest.mark.parametrize("expression", ["exp", "log", "log1p", "sigmoid", "tanh", "erf"])
 def test_functions_give_the_same_bits_wherever_a_number_lies(expression: str, instruction_set: str) -> None:
     x = np.linspace(-20, 20, 31, dtype=np.float32)  # vectors of 16, 8, 4 and 2, and a single number
     net = compiled(graph_of(Elementwise((expression, 0)), x.shape), device_with(instruction_set, 2))
@@ -191,7 +197,7 @@ def test_functions_give_the_same_bits_wherever_a_number_lies(expression: str, in
 def test_functions_of_what_is_no_number_or_has_no_end(instruction_set: str) -> None:
     device = device_with(instruction_set, 2)
     x = np.array([np.nan, np.inf, -np.inf, 100.0, -100.0, 0.0, -0.0, 88.5], np.float32)
-    for expression in ("exp", "sigmoid", "tanh", "erf", "relu", "abs"):
+    for expression in ("exp", "log", "log1p", "sigmoid", "tanh", "erf", "relu", "abs"):
         with np.errstate(all="ignore"):
             expected = Elementwise((expression, 0)).evaluate(x.astype(np.float64)).astype(np.float32)
         y = compiled(graph_of(Elementwise((expression, 0)), x.shape), device).run(x)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,6 +157,12 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(tmp_path
     }.items():
         with pytest.raises(ConfigError, match=message), autoconv.collect(tmp_path / name):
             raise AssertionError("not reached")
+
+
+@pytest.mark.parametrize("path", [None, 3, b"untuned.yaml"])
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    with pytest.raises(ConfigError, match=r"path=.*: expected a path, as str or Path"), autoconv.collect(path):
+        raise AssertionError("not reached")
 
 
 def test_a_place_is_of_no_interest_before_there_is_something_to_keep(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ pytest.importorskip("onnx")
 import onnx
 from damaged import header_of
 from onnx import helper
-from onnx_models import model, node
+from onnx_models import model, model_like, node
 
 import autoconv
 from autoconv.cpu.device import CPU
-from autoconv.errors import ConfigError
+from autoconv.errors import ArrayError, ConfigError
 from autoconv.networks.onnx_reader import translated
 from autoconv.networks.operators import Foreign, ForeignOnnx
 from autoconv.networks.operators import foreign as operator
@@ -72,6 +72,18 @@ def test_a_scalar_is_given_as_one(capfd: pytest.CaptureFixture[str]) -> None:
     made = model([node("ReduceMean", "x", "m", keepdims=0), node("Floor", "m")], {"x": [2, 3, 3]})
     assert CompiledNetwork(translated(made, "net"), CPU.current(), {}).run(X) == np.floor(X.mean())
     assert capfd.readouterr().err == ""  # where ONNX Runtime would say that shapes are others
+
+
+def test_what_another_library_does_not_take_is_told_by_the_node() -> None:
+    places = np.array([0, 2, 1])
+    made = model_like([node("Gather", "x i", axis=1)], {"x": X, "i": places}, {})
+    net = CompiledNetwork(translated(made, "net"), CPU.current(), {})
+    np.testing.assert_array_equal(net.run(X, places), X[:, places])
+    with pytest.raises(
+        ArrayError, match=rf"^net: node 'y' \(Gather\): {BY} did not compute it from these inputs: ."
+    ) as e:
+        net.run(X, places + 1)
+    assert "\n" not in str(e.value)
 
 
 def missing(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:

@@ -102,6 +102,18 @@ def test_a_network_has_fewer_nodes_after_the_passes() -> None:
                   dtype=TensorProto.UINT8),
             "node 'y', Conv of uint8 .*: expected images of float32, float64, float16, bfloat16, got uint8",
         ),
+        (
+            model([node("Dropout", "x", "y m")], {"x": [2]}, outputs=["m"]),
+            r"output 'm' is an output that node 'y' \(Dropout\) does not give here",
+        ),
+        (
+            model([node("Dropout", "x", "d m"), node("Where", "m x d")], {"x": [2]}),
+            r"node 'y' \(Where\): its input 'm' is an output that node 'd' \(Dropout\) does not give here",
+        ),
+        (
+            model([node("Pad", "x c", mode="edge")], {"x": [1, 8]}, {"c": np.array([0, 0, 0, 1 << 45])}),
+            r"node 'y' \(Pad\): pads: expected at most 16777216 places of axis 1 in mode 'edge', got 35184372088840",
+        ),
         (model([node("MatMul", "x c")], {"x": [2, 2]}, {"c": np.ones((2, 2))}), "of one type, got float32 and float64"),
         (model([node("MaxPool", "x")], {"x": [1, 1, 4, 4]}), "the attribute 'kernel_shape' is missing"),
         (model([node("Add", "x c c")], {"x": [1]}, {"c": ONES[1]}), r"node 'y' \(Add\): inputs: expected 2, got 3"),
@@ -203,6 +215,13 @@ def test_the_layers_of_a_list_are_those_that_the_network_runs(
     ]
     assert str(net.find("y").at(16)) == "fwd-float32-NHWC-N1-C8-H1-W16-K5-R1-S1"
     assert str(net.find("c").at(16)) == "fwd-float32-NCHW-N16-C3-H6-W6-K8-R3-S3"
+
+
+def test_a_file_without_layers_is_no_layer_list(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(model(RELU, {"x": [2]}), path)
+    with pytest.raises(ConfigError, match=r"net.onnx: expected convolutions or fully connected layers, got none"):
+        networks.load(path)
 
 
 def test_a_layer_of_other_images_stays_whole_and_names_are_those_that_a_list_takes(tmp_path: Path) -> None:

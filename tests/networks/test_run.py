@@ -235,6 +235,15 @@ def test_inputs_are_checked() -> None:
     np.testing.assert_array_equal(net.run(transposed)["up"], net.run(x)["up"])
 
 
+@pytest.mark.parametrize("name", ["self", "repeat", "alone"])
+def test_an_input_may_have_any_name(name: str) -> None:
+    graph, x = Graph("net"), np.array([-1.0, 2.0], np.float32)
+    graph.outputs["y"] = graph.add("y", Elementwise(("relu", 0)), graph.add_input(name, TensorType((2,))))
+    net = compiled(graph)
+    np.testing.assert_array_equal(net.run(**{name: x}), [0, 2])
+    assert len(net.profile(x, repeat=1)) == 1
+
+
 @kernels
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # of NumPy's matrices
 def test_inputs_are_plain_arrays_whose_elements_are_aligned() -> None:

@@ -271,6 +271,11 @@ def test_a_saved_network_is_a_file_as_others_are(tmp_path: Path) -> None:
     assert (tmp_path / "target").stat().st_mode == (tmp_path / "other").stat().st_mode, "who may read it"
 
 
+def test_a_path_is_one() -> None:
+    with pytest.raises(ConfigError, match="path=None: expected a path, as str or Path"):
+        compiled(small(1)).save(None)  # type: ignore[arg-type]
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     net = compiled(small(1))
     with pytest.raises(ConfigError, match="cannot be written: No such file"):

@@ -226,6 +226,7 @@ def test_a_module_takes_the_place_of_pytorchs() -> None:
     assert float(ours(x).detach().square().sum()) < before
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_what_is_no_convolution_is_refused() -> None:
     x, w, b = (t.detach() for t in operands())
     conv2d = autoconv.torch.conv2d
@@ -235,6 +236,8 @@ def test_what_is_no_convolution_is_refused() -> None:
         conv2d(x.numpy(), w)
     with pytest.raises(autoconv.ArrayError, match="input: expected a dense tensor on the CPU, got one of layout"):
         conv2d(x.to_sparse(), w)
+    with pytest.raises(autoconv.ArrayError, match="input: expected a dense tensor on the CPU, got one of type torch"):
+        conv2d(torch.quantize_per_tensor(x, 0.1, 0, torch.quint8), w)
     with pytest.raises(autoconv.LayerError, match="dtype='float8_e5m2': expected one of"):
         conv2d(x.to(torch.float8_e5m2), w.to(torch.float8_e5m2))
     with pytest.raises(autoconv.ArrayError, match=r"expected input \(N, C, H, W\) .* got \(4,\)"):
@@ -255,6 +258,11 @@ def test_what_is_no_convolution_is_refused() -> None:
         conv2d(x, w, b[:2], **OURS)
     with pytest.raises(autoconv.PlanError, match="sideways"):
         conv2d(x, w, mode="sideways")
+    for name, given in (("mode", 3), ("exact", "yes"), ("vendors", None)):
+        with pytest.raises(autoconv.PlanError, match=f"{name}={given!r}: expected"):
+            conv2d(x, w, **{name: given})
+    with pytest.raises(autoconv.ConfigError, match=r"model: expected a torch\.nn\.Module, got str"):
+        autoconv.torch.replace_convolutions("model")
     with pytest.raises(autoconv.LayerError, match=r"groups=1\.0: expected an integer, got float"):
         conv2d(x, w, groups=1.0, **OURS)
     with pytest.raises(autoconv.ArrayError, match="arrays of uint8: expected floating point; conv2d_q"):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FOLDED = (drop_identities, fold_padding, transpose_matrices, fold_scaling, inline_scalars, fuse_elementwise)
 BINARY = {"add": "add", "sub": "sub", "mul": "mul", "div": "div", "max": "maximum", "min": "minimum", "pow": "pow"}
 ACTIVATIONS = {name: activations.expression(name) for name in ("silu", "gelu", "hardswish", "hardsigmoid")}
-UNARY = ("neg", "abs", "sqrt", "exp", "log", "erf", "tanh", "sigmoid", "relu")
+UNARY = ("neg", "abs", "sqrt", "exp", "log", "log1p", "erf", "tanh", "sigmoid", "relu")
 
 
 def torch_module(graph: Graph) -> Any:

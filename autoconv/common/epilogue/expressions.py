@@ -40,6 +40,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "sqrt": np.sqrt,
     "exp": np.exp,
     "log": np.log,
+    "log1p": np.log1p,
     "erf": np.vectorize(math.erf, otypes=[float]),
     "tanh": np.tanh,
     "sigmoid": _sigmoid,

@@ -139,16 +139,20 @@ def positive(name: str, value: Any, K: int | None = None) -> Any:
         For another number of them, and for what is not a positive normal number of float32.
     """
     try:
-        scale = np.asarray(value, np.float32)
-    except (TypeError, ValueError):
-        raise ArrayError(f"{name}={value!r}: expected numbers") from None
+        given = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        given = np.array(None)
+    if given.dtype.kind not in "iuf" and given.dtype.name != "bfloat16":
+        raise ArrayError(f"{name}={value!r}: expected numbers")
+    with np.errstate(over="ignore"):
+        scale = given.astype(np.float32)
     if scale.shape not in ((), (1,), (K,)):
         expected = "one value" if K is None else f"one value or K={K}"
         raise ArrayError(f"{name}: expected {expected}, got shape {scale.shape}")
     wrong = ~((scale >= np.finfo(np.float32).tiny) & np.isfinite(scale))
     if wrong.any():
         at = int(wrong.reshape(-1).argmax())
-        raise ArrayError(f"{name}[{at}]={scale.reshape(-1)[at]}: expected a positive normal number of float32")
+        raise ArrayError(f"{name}[{at}]={float(given.reshape(-1)[at])}: expected a positive normal number of float32")
     return scale
 
 

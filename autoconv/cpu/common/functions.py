@@ -3,7 +3,8 @@
 `exp` reduces its argument by multiples of ln 2 / 8 in two parts (Cody and Waite, "Software manual for the elementary
 functions", 1980, chapter 6); the eight powers are a table, whose elements one instruction picks (Tang, "Table-driven
 implementation of the exponential function in IEEE floating-point arithmetic", 1989), and the rest has a short series.
-`erf` is formula 7.1.26 of Abramowitz and Stegun (1964), with the Taylor series near 0.
+`erf` is formula 7.1.26 of Abramowitz and Stegun (1964), with the Taylor series near 0. `log` is formula 4.1.27 there,
+of numbers between the roots of 1/2 and 2; `log1p` adds to it what is lost where 1 is added, divided by the sum.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ WHOLE = 2.0**23  # from here on all numbers of float32 are whole
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 TABLE_BITS = 3
 POWERS = 1 << TABLE_BITS  # of two, from 1 to 2, that a table has: as many as lanes of AVX2
+ROOT_BITS, ONE_BITS, MANTISSA = 0x3F3504F3, 0x3F800000, (1 << 23) - 1  # those of the root of 1/2, of 1, of fractions
+SMALLEST = 2.0**-126  # normal number
 REST = math.log(2) / (2 * POWERS)  # of the argument, at most
 # The Taylor series to the fourth power, which is within a**4 / 96 replaced by a**2 times the second (Lanczos, 1956).
 SERIES = (1.0, 1.0, 1 / 2 + REST**2 / 24, 1 / 6)
@@ -120,6 +123,25 @@ def _erf(k: Function, x: Value) -> Value:
     return k.select(size < 0.5, x * polynomial(k, x * x, terms), far)
 
 
+def _log(k: Function, x: Value) -> Value:
+    tiny = x < SMALLEST
+    bits = k.bits(k.select(tiny, x * 2.0**24, x), vec(i32, x.type.lanes or 1)) + (ONE_BITS - ROOT_BITS)
+    m = k.bits((bits & MANTISSA) + ROOT_BITS, x.type)
+    n = k.bits((bits >> 23) + MAGIC_BITS, x.type) - (MAGIC + 127)
+    n = n - k.select(tiny, k.const(x.type, 24.0), k.const(x.type, 0.0))
+    s = divide(k, m - 1.0, m + 1.0)
+    y = s * polynomial(k, s * s, [2 / (2 * i + 1) for i in range(5)])
+    y = k.fma(n, k.const(x.type, LN2_HIGH), k.fma(n, k.const(x.type, LN2_LOW), y))
+    beyond = k.select(x.eq(0.0), k.const(x.type, -math.inf), k.const(x.type, math.nan))
+    return k.select(x > 0.0, k.select(x < math.inf, y, x), beyond)
+
+
+def _log1p(k: Function, x: Value) -> Value:
+    whole = x + 1.0
+    y, lost = _log(k, whole), divide(k, x - (whole - 1.0), whole)
+    return k.select(whole > 0.0, k.select(whole < math.inf, y + lost, y), y)
+
+
 def _round(k: Function, x: Value) -> Value:
     """The nearest integer, of two as near the even one: beside 2**23 float32 has no room for less."""
     size = _abs(k, x)
@@ -157,7 +179,8 @@ FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "round": _round,
     "sqrt": sqrt,
     "exp": exp,
-    "log": _library("log"),
+    "log": _log,
+    "log1p": _log1p,
     "erf": _erf,
     "tanh": _tanh,
     "sigmoid": _sigmoid,
@@ -165,7 +188,9 @@ FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "prelu": lambda k, x, slope: k.select(x < 0.0, x * slope, x),
 }
 
-FLOAT32_SERIES = frozenset({"exp", "erf", "tanh", "sigmoid"})  # which are no more exact than that in float64
+FLOAT32_SERIES = frozenset(
+    {"exp", "log", "log1p", "erf", "tanh", "sigmoid"}
+)  # which are no more exact than that in float64
 
 
 def value_of(k: Function, expression: Any, inputs: Sequence[Value], like: Value) -> Value:

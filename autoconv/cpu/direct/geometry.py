@@ -63,12 +63,28 @@ def tile_runs(axis: CorrelationAxis, length: int) -> list[TileRun]:
     if length == 1:
         return [TileRun(0, axis.count, 1, None)]
     number = math.ceil(axis.count / length)
-    edges = [axis.count * n // number for n in range(number + 1)]
-    cut = [(a, b - a, axis.pattern(a, b - a)) for a, b in itertools.pairwise(edges)]
-    runs = []
-    for (size, pattern), same in itertools.groupby(cut, key=lambda t: t[1:]):
-        first, *others = same
-        runs.append(TileRun(first[0], 1 + len(others), size, pattern))
+
+    def tile(n: int) -> TileRun:
+        start, end = axis.count * n // number, axis.count * (n + 1) // number
+        return TileRun(start, 1, end - start, axis.pattern(start, end - start))
+
+    def inside(n: int) -> bool:
+        return all(map(all, tile(n).pattern or ()))
+
+    # Of the tiles from the first to the last whose outputs see every tap, and there may be millions of them, only the
+    # lengths differ: some are an output shorter. Each of these begins a run of its own, and so does what follows it.
+    first = next(filter(inside, range(number)), number)
+    last = next(filter(inside, range(number - 1, first, -1)), first)
+    shorter = -axis.count % number
+    short = (n * number // shorter for n in range(shorter))
+    begins = {*range(first), *range(last, number), min(first, number - 1), *(m for n in short for m in (n, n + 1))}
+    runs: list[TileRun] = []
+    for begin, end in itertools.pairwise([*sorted(n for n in begins if n < number), number]):
+        found = replace(tile(begin), tiles=end - begin)
+        if runs and runs[-1].kind == found.kind:
+            alike = runs.pop()
+            found = replace(alike, tiles=alike.tiles + found.tiles)
+        runs.append(found)
     return runs
 
 

@@ -21,7 +21,8 @@ renew_in_children(sys.modules[__name__], "_lock", threading.RLock)
 def machine_in_force(key: str, instruction_set: str, threads: int, matrix_unit: str | None = None) -> Machine:
     """The model that estimates go by: on record, or measured roughly now and put there.
 
-    A rough one that was measured while the machine was busy is measured again by the next process.
+    A rough one that was measured while the machine was busy is measured again by the next process, and stays where the
+    machine is still busy: from every other model other estimates follow, and other candidates to time.
 
     Parameters
     ----------
@@ -40,7 +41,7 @@ def machine_in_force(key: str, instruction_set: str, threads: int, matrix_unit: 
             if key not in _in_force:
                 found = recorded(key, instruction_set, threads)
                 if found is None or (not found.thorough and found.busy > BUSY):
-                    found = _measured(key, instruction_set, threads, matrix_unit, thorough=False)
+                    found = _measured(key, instruction_set, threads, matrix_unit, thorough=False, instead_of=found)
                 _in_force[key] = found
     return _in_force[key]
 
@@ -68,6 +69,8 @@ def _enforce(key: str, machine: Machine) -> None:
 def survey(key: str, instruction_set: str, threads: int, matrix_unit: str | None = None) -> Machine:
     """The thorough model, measured now unless one of a quiet machine is on record; in force from now on.
 
+    One that is on record stays where the machine is still busy.
+
     What a record lacks, as where no kernel could be compiled or a matrix unit was not permitted, is measured and put
     there.
 
@@ -83,7 +86,8 @@ def survey(key: str, instruction_set: str, threads: int, matrix_unit: str | None
     with _lock:
         found = recorded(key, instruction_set, threads)
         if found is None or not found.thorough or found.busy > BUSY:
-            found = _measured(key, instruction_set, threads, matrix_unit, thorough=True)
+            worse = found if found is not None and found.thorough else None
+            found = _measured(key, instruction_set, threads, matrix_unit, thorough=True, instead_of=worse)
         elif _lacking(found, instruction_set, matrix_unit):
             from autoconv.cpu.machine.measure import completed  # rarely needed
 
@@ -121,10 +125,21 @@ def recorded(key: str, instruction_set: str, threads: int) -> Machine | None:
     )
 
 
-def _measured(key: str, instruction_set: str, threads: int, matrix_unit: str | None, *, thorough: bool) -> Machine:
+def _measured(
+    key: str,
+    instruction_set: str,
+    threads: int,
+    matrix_unit: str | None,
+    *,
+    thorough: bool,
+    instead_of: Machine | None = None,
+) -> Machine:
+    """A new model, which is put on record; or the one that is there, where the new one would be as doubtful."""
     from autoconv.cpu.machine.measure import measure  # rarely needed
 
     found = measure(instruction_set, threads, matrix_unit, thorough=thorough)
+    if instead_of is not None and found.busy > BUSY:
+        return instead_of
     _put(key, found)
     return found
 

@@ -18,6 +18,7 @@ NAMES = {
     "sqrt": "sqrtf",
     "exp": "expf",
     "log": "logf",
+    "log1p": "log1pf",
     "erf": "erff",
     "tanh": "tanhf",
     "sigmoid": "sigmoid",

@@ -82,6 +82,7 @@ class _Reader:
     def __init__(self, graph: Graph, opset: int) -> None:
         self.graph, self.opset = graph, opset
         self.values: dict[str, str] = {}  # the graph's name of each of the file's
+        self.left_out: dict[str, str] = {}  # further outputs, by the node that has them and is computed without
 
     def fail(self, message: str) -> ConfigError:
         return ConfigError(f"{self.graph.name}: {message}")
@@ -177,7 +178,7 @@ class _Reader:
             raise self.fail(f"{what}: no such operator here{domain}: expected one of {expected}")
         for value in node.input:
             if value and value not in self.values:
-                raise self.fail(f"{what}: its input {value!r} is computed by no node")
+                raise self.fail(f"{what}: its input {value!r} {self._missing(value)}")
         try:
             call = Call(self.graph, node, self.opset, [self.values[value] if value else "" for value in node.input])
         except ValueError as error:  # of the package onnx, about an attribute
@@ -193,16 +194,23 @@ class _Reader:
             if isinstance(error, ConfigError):
                 raise
             call.fail(f"its attributes or inputs contradict each other: {one_line(error)}")
-        for output, value in zip(node.output, [found] if isinstance(found, str) else found, strict=False):
-            self.values[output] = value
+        values = [found] if isinstance(found, str) else found
+        self.values.update(zip(node.output, values, strict=False))
+        self.left_out.update(dict.fromkeys(node.output[len(values) :], what))
 
     def outputs(self, proto: Any) -> None:
         if not proto.output:
             raise self.fail("it has no outputs")
         for info in proto.output:
             if info.name not in self.values:
-                raise self.fail(f"output {info.name!r} is computed by no node")
+                raise self.fail(f"output {info.name!r} {self._missing(info.name)}")
             self.graph.outputs[info.name] = self.values[info.name]
+
+    def _missing(self, value: str) -> str:
+        """Why an array is not there."""
+        if value in self.left_out:
+            return f"is an output that {self.left_out[value]} does not give here"
+        return "is computed by no node"
 
 
 def _check_count(call: Call, least: int, most: int) -> None:

@@ -10,7 +10,7 @@ from autoconv.common.epilogue.expressions import Expression
 SILU, GELU, GELU_TANH, HARD_SWISH = (PLAIN[name] for name in ("silu", "gelu", "gelu_tanh", "hardswish"))
 
 RSQRT: Expression = ("div", 1.0, ("sqrt", 0))
-SOFTPLUS: Expression = ("add", ("max", 0, 0.0), ("log", ("add", 1.0, ("exp", ("neg", ("abs", 0))))))
+SOFTPLUS: Expression = ("add", ("max", 0, 0.0), ("log1p", ("exp", ("neg", ("abs", 0)))))
 MISH: Expression = ("mul", 0, ("tanh", SOFTPLUS))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -145,6 +146,8 @@ class CompiledNetwork:
         >>> autoconv.load("model.onnx").tune().save("model.autoconv")  # doctest: +SKIP
         >>> net = autoconv.load("model.autoconv")  # doctest: +SKIP
         """
+        if not isinstance(path, str | os.PathLike):
+            raise ConfigError(f"path={path!r}: expected a path, as str or Path")
         try:
             saved.write(Path(path), self._first, self._made, self.device)
         except ConfigError:
@@ -204,7 +207,7 @@ class CompiledNetwork:
         self._compile(mode, {}, **options)
         return self
 
-    def run(self, *arrays: Array, **named: Array) -> Any:
+    def run(self, /, *arrays: Array, **named: Array) -> Any:
         """Compute the outputs.
 
         On a GPU this launches on CuPy's current stream, which must not be captured, and does not wait.
@@ -225,7 +228,8 @@ class CompiledNetwork:
         Raises
         ------
         ArrayError
-            For an input that is missing, that the network does not have, or of another shape or type.
+            For an input that is missing, that the network does not have, or of another shape or type; or for numbers
+            that a node which another library runs does not take, such as places that a table does not have.
 
         Examples
         --------
@@ -249,7 +253,7 @@ class CompiledNetwork:
             instance.finish()
         return found if len(found) > 1 else next(iter(found.values()))
 
-    def profile(self, *arrays: Array, repeat: int = 10, alone: bool = False, **named: Array) -> list[StepTime]:
+    def profile(self, /, *arrays: Array, repeat: int = 10, alone: bool = False, **named: Array) -> list[StepTime]:
         """Time every step of a run, where it stands in the sequence; the steps are then calls of their own.
 
         Parameters
@@ -262,7 +266,7 @@ class CompiledNetwork:
             Whether caches are emptied before each step, but for its inputs, its output and its scratch memory, as they
             are where the candidates of a layer are timed. What that takes is not counted.
         **named : array
-            Inputs by name.
+            Inputs by name; one called `repeat` or `alone` has to go in order.
 
         Returns
         -------

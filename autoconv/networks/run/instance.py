@@ -8,13 +8,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from autoconv.algorithm import Array
+from autoconv.common.text import one_line
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import sequence
 from autoconv.cpu.operators.elementwise import contiguous
 from autoconv.cpu.pool import Entry
 from autoconv.device import Device
+from autoconv.errors import ArrayError
 from autoconv.networks.graph import Graph
+from autoconv.networks.operators import Foreign
 from autoconv.networks.run.memory import Views, arranged, blocks, own_outputs
 from autoconv.networks.run.steps import Call, Ref, Scratch, Step
 
@@ -135,13 +138,24 @@ class Instance:
                 part.run(outside)
             else:
                 name = part.node.name
-                assert part.function is not None
                 if name not in given:
-                    given |= part.function(*(self.array(value, outside) for value in part.node.inputs))
+                    given |= self._elsewhere(part, [self.array(value, outside) for value in part.node.inputs])
                 self.array(name, outside)[...] = given.pop(name).reshape(graph.types[name].shape)
             if seconds is not None:
                 seconds.append(time.perf_counter() - start)
         return {name: self._result(name, value, outside) for name, value in graph.outputs.items()}
+
+    def _elsewhere(self, step: Step, arrays: Sequence[Array]) -> Mapping[str, Array]:
+        """What a step's function makes of arrays; another library may not take them, and raises what it likes."""
+        node = step.node
+        assert step.function is not None
+        try:
+            return step.function(*arrays)
+        except Exception as error:
+            if not isinstance(node.operator, Foreign):
+                raise
+            what = f"{self.schedule.graph.name}: node {node.name!r} ({node.operator.kind})"
+            raise ArrayError(f"{what}: {step.by} did not compute it from these inputs: {one_line(error)}") from error
 
     def _result(self, name: str, value: str, outside: Mapping[str, Array]) -> Array:
         """An output, in memory of its own; to find that takes long when the kernels have just had all caches."""
