@@ -21,6 +21,7 @@ from autoconv.networks.operators import (
     Elementwise,
     Pool,
     Reduce,
+    Resize,
     Slice,
     TensorType,
 )
@@ -75,7 +76,7 @@ def test_an_expression_overwrites_what_was_needed_before_alone(needed: str) -> N
 
 @kernels
 @pytest.mark.parametrize("images", [1, 3])
-def test_a_split_whose_parts_are_computed_and_joined_again_copies_nothing_twice(images: int) -> None:
+def test_a_split_whose_parts_are_read_and_joined_again_copies_nothing(images: int) -> None:
     graph = Graph("split")
     x = graph.add_input("x", TensorType((images, 4, 6, 6)))
     a = graph.add("a", Conv(), x, graph.add_constant("wa", filters(8, 4, 1, 1)))
@@ -85,10 +86,12 @@ def test_a_split_whose_parts_are_computed_and_joined_again_copies_nothing_twice(
     )
     b = graph.add("b", Conv(padding=((1, 1), (1, 1))), right, graph.add_constant("wb", filters(5, 4, 3, 3)))
     c = graph.add("c", Pool(reduction="max", window=(3, 3), padding=((1, 1), (1, 1))), b)
-    graph.outputs["y"] = graph.add("y", Elementwise(("tanh", 0)), graph.add("joined", Concat(1), left, b, c))
+    graph.outputs["y"] = graph.add("y", Elementwise(("tanh", 0)), graph.add("joined", Concat(1), left, right, b, c))
     views = Views(graph)
-    assert views.free == {"left", "right"}
-    assert [views.within(graph.nodes["joined"], n) for n in range(3)] == [None, 4 * 36 * 4, 9 * 36 * 4]
+    assert views.free == {"left", "right", "joined"}
+    assert [views.root(name) for name in ("a", "right", "b", "c", "y")] == [
+        ("joined", n * 36 * 4) for n in (0, 4, 8, 13, 0)
+    ]
     agree(compiled(graph), graph, 1e-5)
 
 
@@ -98,7 +101,7 @@ def gathering(draw: st.DrawFn) -> Graph:
     graph, images = Graph("gathering"), draw(st.integers(2, 3))
     arrays = [graph.add_input("x", TensorType((images, 3, 6, 6)))]
     for n in range(draw(st.integers(3, 12))):
-        kinds = ["concat", "concat", "slice", "slice", "conv", "conv", "residual", "pool", "act", "sum", "up"]
+        kinds = ["concat", "concat", "slice", "split", "conv", "conv", "residual", "pool", "act", "sum", "up", "resize"]
         kind = draw(st.sampled_from(kinds))
         name = f"n{n}"
         value = draw(st.sampled_from(arrays[-4:]))
@@ -107,6 +110,20 @@ def gathering(draw: st.DrawFn) -> Graph:
         if kind == "concat":
             some = draw(st.lists(st.sampled_from(arrays[-4:]), min_size=1, max_size=3))
             value = graph.add(name, Concat(1), value, *some)
+        elif kind == "resize":
+            half = graph.add(f"{name}.half", Slice((0, 0, 0, 0), (images, C, 3, 6), (1, 1, 2, 1)), value)
+            places = tuple((n // 2, n // 2) for n in range(6))
+            value = graph.add(name, Resize(2, places, ((0.25, 0.5),) * 6), half)
+            mirrored = tuple((5 - n,) for n in range(6))
+            value = graph.add(f"{name}.rows", Resize(3, mirrored, ((1.5,),) * 6), value)
+        elif kind == "split":
+            cut = draw(st.integers(0, C))
+            for part, start, count in (("left", 0, cut), ("right", cut, C - cut)):
+                if count:
+                    counts = images, count, 6, 6
+                    value_of_part = graph.add(f"{name}.{part}", Slice((0, start, 0, 0), counts, (1, 1, 1, 1)), value)
+                    arrays.append(value_of_part)
+            value = arrays[-1]
         elif kind == "slice":
             start = draw(st.integers(0, C - 1))
             counts = images, draw(st.integers(1, C - start)), 6, 6

@@ -13,14 +13,17 @@ from typing import NamedTuple
 from autoconv.cpu.codegen.ir import Function, Module, Value, f32, i64
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.operators import TASK_ELEMENTS
+from autoconv.cpu.operators.images import Apart, places
 
 WRITTEN_OUT = 32  # terms of an output; more are a loop
 MOST_PICKED = 256  # vectors of a row, times terms: as many as are written out
 FEWEST_LANES = 4
 
 
-def emit(instruction_set: str, outer: int, old: int, inner: int, new: int, taps: int) -> Module:
-    """`run` of a, seen as (outer, old, inner), to out (outer, new, inner).
+def emit(
+    instruction_set: str, outer: int, old: int, inner: int, new: int, taps: int, apart: Apart | None = None
+) -> Module:
+    """`run` of a, seen as (outer, old, inner), to out (outer, new, inner), whose images may lie apart.
 
     b has the places of `new` x `taps` elements along the axis (int64), bias their weights.
     """
@@ -28,16 +31,17 @@ def emit(instruction_set: str, outer: int, old: int, inner: int, new: int, taps:
     lanes = m.lanes(f32) if inner >= m.lanes(f32) else 1
     k = m.function("task", *TASK, internal=True)
     context, index, _ = k.args
-    x, places, out, weights = operands(k, context, f32, i64, f32, f32, f32)[:4]
+    x, table, out, weights = operands(k, context, f32, i64, f32, f32, f32)[:4]
     together = max(1, TASK_ELEMENTS // inner)
     with k.loop(index * together, k.min((index + 1) * together, outer * new)) as row:
-        source, place = x + row // new * (old * inner), row % new * taps
+        source, target = places(row // new, (old * inner, new * inner), apart)
+        place = row % new * taps
         for i in _vectors(k, inner, lanes):
             total = k.var(k.zero(f32, lanes))
             for tap in _each(k, taps):
-                at = source + k.load(places + place + tap) * inner
+                at = x + source + k.load(table + place + tap) * inner
                 total.fma(k.load(at + i, lanes), k.splat(k.load(weights + place + tap), lanes))
-            k.store(total.get(), out + row * inner + i)
+            k.store(total.get(), out + target + row % new * inner + i)
     run = m.function("run", *RUN)
     launch(run, run.args[0], k, -(-outer * new // together))
     return m
@@ -61,13 +65,17 @@ def _each(k: Function, taps: int) -> Iterator[int | Value]:
 
 
 class Rows(NamedTuple):
-    """Rows of `old` elements each, and what their outputs are made of, by vectors of so many lanes."""
+    """Rows of `old` elements each, and what their outputs are made of, by vectors of so many lanes.
+
+    Rows of several images may lie apart.
+    """
 
     outer: int
     old: int
     lanes: int
     places: tuple[tuple[int, ...], ...]
     weights: tuple[tuple[float, ...], ...]
+    apart: Apart | None = None
 
     @property
     def starts(self) -> list[int]:
@@ -81,14 +89,14 @@ def rows_of(
     outer: int,
     old: int,
     inner: int,
-    places: Sequence[Sequence[int]],
+    indices: Sequence[Sequence[int]],
     weights: Sequence[Sequence[float]],
 ) -> Rows | None:
     """What resizes (outer, old, inner) by rows of `old * inner`; None where `emit` does as well, or rows are long."""
     lanes = Module(instruction_set).lanes(f32)
-    if inner >= lanes or len(places) * inner > MOST_PICKED * lanes:
+    if inner >= lanes or len(indices) * inner > MOST_PICKED * lanes:
         return None
-    flat = tuple(tuple(place * inner + n for place in row) for row in places for n in range(inner))
+    flat = tuple(tuple(place * inner + n for place in row) for row in indices for n in range(inner))
     factors = tuple(tuple(row) for row in weights for _ in range(inner))
     while lanes >= FEWEST_LANES:
         found = Rows(outer, old * inner, lanes, flat, factors)
@@ -103,17 +111,18 @@ def rows_of(
 def emit_rows(instruction_set: str, rows: Rows) -> Module:
     """`run` of a, by rows, to out, without a table of places."""
     m = Module(instruction_set)
-    lanes, places, new = rows.lanes, rows.places, len(rows.places)
+    lanes, new = rows.lanes, len(rows.places)
     k = m.function("task", *TASK, internal=True)
     context, index, _ = k.args
     x, _, out = operands(k, context, f32)[:3]
     together = max(1, TASK_ELEMENTS // new)
     with k.loop(index * together, k.min((index + 1) * together, rows.outer)) as row:
+        source, target = places(row, (rows.old, new), rows.apart)
         for first in rows.starts:
             total: Value | None = None
-            for t in range(len(places[0])):
+            for t in range(len(rows.places[0])):
                 some = range(first, first + lanes)
-                one = _picked(k, x + row * rows.old, rows.old, lanes, [places[n][t] for n in some])
+                one = _picked(k, x + source, rows.old, lanes, [rows.places[n][t] for n in some])
                 factors = [rows.weights[n][t] for n in some]
                 if factors != [1.0] * lanes:
                     factor = k.load(m.table(k, f32, factors), lanes)
@@ -121,7 +130,7 @@ def emit_rows(instruction_set: str, rows: Rows) -> Module:
                 else:
                     total = one if total is None else total + one
             assert total is not None
-            k.store(total, out + row * new + first)
+            k.store(total, out + target + first)
     run = m.function("run", *RUN)
     launch(run, run.args[0], k, -(-rows.outer // together))
     return m

@@ -15,6 +15,7 @@ from autoconv.cpu.codegen.lines import fetch_lines
 from autoconv.cpu.common.lanes import every_nth, overlap
 from autoconv.cpu.operators import TASK_ELEMENTS
 from autoconv.cpu.operators.elements import ELEMENTS, floats, joined, neutral, stored
+from autoconv.cpu.operators.images import Apart, places
 
 Pair = tuple[int, int]
 MOST_SCRATCH = 1 << 14  # bytes of memory on the stack, in which a row of windows has to fit
@@ -25,11 +26,7 @@ WRITTEN_OUT = 1 << 8  # loads of the rows or columns of a vector of windows; bey
 
 @dataclass(frozen=True)
 class PoolShape:
-    """Pooling of so many images of one channel; the arguments are those of `networks.operators.Pool`.
-
-    Where images of several channels lie apart, `apart` tells how many those are, and the elements from one such image
-    to the next, of the input and of the output.
-    """
+    """Pooling of so many images of one channel; the arguments are those of `networks.operators.Pool`."""
 
     reduction: str
     planes: int
@@ -41,7 +38,7 @@ class PoolShape:
     dilation: Pair
     include_padding: bool
     dtype: str = "float32"
-    apart: tuple[int, int, int] | None = None
+    apart: Apart | None = None
 
     def row_elements(self, lanes: int) -> int:
         """Scratch memory of a row: padded, and as far as whole vectors read."""
@@ -69,19 +66,12 @@ def emit(instruction_set: str, pool: PoolShape) -> Module:
     x, _, out = operands(k, context, ELEMENTS[pool.dtype])[:3]
     writer = _PlaneWriter(m, k, pool)
     with k.loop(index * together, k.min((index + 1) * together, pool.planes)) as plane:
-        writer.write(*(array + place for array, place in zip((x, out), _places(pool, plane), strict=True)))
+        sizes = [height * width for height, width in (pool.size, pool.out)]
+        source, target = places(plane, sizes, pool.apart)
+        writer.write(x + source, out + target)
     run = m.function("run", *RUN)
     launch(run, run.args[0], k, -(-pool.planes // together))
     return m
-
-
-def _places(pool: PoolShape, plane: Value) -> list[Value]:
-    """Where a plane begins in the input and in the output."""
-    sizes = (height * width for height, width in (pool.size, pool.out))
-    if pool.apart is None:
-        return [plane * size for size in sizes]
-    channels, *pitches = pool.apart
-    return [plane // channels * pitch + plane % channels * size for pitch, size in zip(pitches, sizes, strict=True)]
 
 
 class _PlaneWriter:

@@ -12,7 +12,7 @@ from autoconv.device import Device
 from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
-from autoconv.networks.operators import Concat, Conv, ConvTranspose, Elementwise, Operator, Pool, Reshape, Slice
+from autoconv.networks.operators import Concat, Conv, ConvTranspose, Elementwise, Operator, Pool, Reshape, Resize, Slice
 
 ALIGNMENT = 256  # bytes: whole cache lines, and what CUDA's libraries want of scratch memory
 
@@ -126,17 +126,33 @@ class Views:
         images = math.prod(graph.types[node.name].shape[:axis])
         if images != 1 and not (self._pitches and axis == 1 and images):
             return
-        place = 0
-        for n, name in enumerate(node.inputs):
-            root, offset = self.root(name)
-            whole = offset == 0 and graph.types[root].nbytes == graph.types[name].nbytes
-            able = whole and place % self.alignment == 0 and self._own(root) and root != node.name
+        place = n = 0
+        while n < len(node.inputs):
+            root, parts = self.root(node.inputs[n])[0], self._whole(node.inputs[n:], images)
+            able = parts and place % self.alignment == 0 and self._own(root) and root != node.name
             if able and (images == 1 or self._can_lie_apart(root)):
                 self._put(root, node.name, place, images != 1)
-                self._gathered[node.name, n] = place
-            place += graph.types[name].nbytes // images
+                self._gathered |= {(node.name, n + part): place + offset for part, offset in enumerate(parts)}
+            for _ in parts or [0]:
+                place += graph.types[node.inputs[n]].nbytes // images
+                n += 1
         if all((node.name, n) in self._gathered for n in range(len(node.inputs))):
             self.free.add(node.name)
+
+    def _whole(self, names: Sequence[str], images: int) -> list[int]:
+        """How far from one another the first of some arrays lie, which together are one, as all parts of a split are.
+
+        In bytes of one image of several; empty where there is none that they fill.
+        """
+        root, offsets, end = self.root(names[0])[0], [], 0
+        for name in names:
+            if self.root(name) != (root, end):
+                break
+            offsets.append(end)
+            end += self.graph.types[name].nbytes // images
+            if end == self.graph.types[root].nbytes // images:
+                return offsets
+        return []
 
     def _can_lie_apart(self, name: str) -> bool:
         """Whether the images of an array may lie apart, with all that lies in it."""
@@ -168,7 +184,9 @@ class Views:
 
 def _has_pitches(operator: Operator) -> bool:
     """Whether an operator that is no layer has kernels for images with a pitch."""
-    return isinstance(operator, Concat | Elementwise) or (isinstance(operator, Pool) and operator.layout == "NCHW")
+    if isinstance(operator, Pool):
+        return operator.layout == "NCHW"
+    return isinstance(operator, Concat | Elementwise) or (isinstance(operator, Resize) and operator.axis > 0)
 
 
 def _place_in_input(graph: Graph, node: Node) -> tuple[int | None, bool]:

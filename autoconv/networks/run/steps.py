@@ -23,6 +23,7 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.operators import INPUTS, OUTPUT, elementwise, resize, rows, transpose, windows, windows_last
 from autoconv.cpu.operators.elements import ELEMENTS
 from autoconv.cpu.operators.elementwise import Strides, broadcast, collapsed, contiguous
+from autoconv.cpu.operators.images import Apart
 from autoconv.device import Device
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.operators import (
@@ -233,24 +234,17 @@ class StepMaker:
         if isinstance(operator, Pool):
             N, C, H, W = in_nchw(operator.layout, before)
             P, Q = in_nchw(operator.layout, shape)[2:]
-            x, y = (self._strides(name)[0] for name in (node.inputs[0], node.name))
-            apart = None if (x, y) == (C * H * W, C * P * Q) else (C, x, y)
             pool = windows.PoolShape(
                 operator.reduction, N * C, (H, W), (P, Q),
                 operator.window, operator.stride, operator.padding, operator.dilation, operator.include_padding,
-                self.graph.types[node.name].dtype, apart,
+                self.graph.types[node.name].dtype, self._apart(node, C),
             )  # fmt: skip
             if operator.layout == "NHWC":
                 return [self._call(windows_last.emit, (pool, C), node)]
             if 4 * pool.row_elements(16) > windows.MOST_SCRATCH:
                 return None
             return [self._call(windows.emit, (pool,), node)]
-        if (
-            isinstance(operator, Reduce)
-            and len(before) == 4
-            and operator.axes == (1, 2)
-            and operator.reduction != "sum"
-        ):
+        if isinstance(operator, Reduce) and (len(before), operator.axes) == (4, (1, 2)) and operator.reduction != "sum":
             (N, H, W, C), none = before, ((0, 0), (0, 0))
             pool = windows.PoolShape(operator.reduction, N * C, (H, W), (1, 1), (H, W), (1, 1), none, (1, 1), False)
             return [self._call(windows_last.emit, (pool, C), node)]
@@ -276,11 +270,12 @@ class StepMaker:
         if isinstance(operator, Resize):
             axis = operator.axis
             sizes = math.prod(shape[:axis]), before[axis], math.prod(shape[axis + 1 :])
+            apart = self._apart(node, math.prod(shape[1:axis]))
             if by_row := resize.rows_of(self._instruction_set, *sizes, operator.indices, operator.weights):
-                return [self._call(resize.emit_rows, (by_row,), node)]
+                return [self._call(resize.emit_rows, (by_row._replace(apart=apart),), node)]
             places = np.ascontiguousarray(operator.indices, np.int64)
             weights = np.ascontiguousarray(operator.weights, np.float32)
-            found = self._call(resize.emit, (*sizes, *places.shape), node)
+            found = self._call(resize.emit, (*sizes, *places.shape, apart), node)
             operands = found.operands[0], places, found.operands[2], weights, *found.operands[4:]
             return [Call(found.program, operands)]
         return None
@@ -345,6 +340,12 @@ class StepMaker:
         found, pitch = self.graph.types[name], self.views.pitch(name)
         steps = contiguous(found.shape)
         return steps if pitch is None else (pitch * math.prod(found.shape) // found.nbytes, *steps[1:])
+
+    def _apart(self, node: Node, planes: int) -> Apart | None:
+        """How images of so many planes lie in a node's input and output, where either lie apart."""
+        names = node.inputs[0], node.name
+        pitched = any(self.views.pitch(name) is not None for name in names)
+        return Apart(planes, *(self._strides(name)[0] for name in names)) if pitched else None
 
     def _concat(self, node: Node, operator: Concat, shape: tuple[int, ...]) -> list[Call]:
         """Copies of those parts that are not computed in their place."""
