@@ -93,6 +93,9 @@ def test_a_split_whose_parts_are_read_and_joined_again_copies_nothing(images: in
         ("joined", n * 36 * 4) for n in (0, 4, 8, 13, 0)
     ]
     agree(compiled(graph), graph, 1e-5)
+    alone = Views(graph, pitched=False)
+    assert alone.free == (views.free if images == 1 else set())
+    assert {alone.pitch(name) for name in graph.types} == {None}
 
 
 @st.composite

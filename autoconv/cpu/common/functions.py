@@ -188,9 +188,8 @@ FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "prelu": lambda k, x, slope: k.select(x < 0.0, x * slope, x),
 }
 
-FLOAT32_SERIES = frozenset(
-    {"exp", "log", "log1p", "erf", "tanh", "sigmoid"}
-)  # which are no more exact than that in float64
+# Which are no more exact than float32 in float64.
+FLOAT32_SERIES = frozenset({"exp", "log", "log1p", "erf", "tanh", "sigmoid"})
 
 
 def value_of(k: Function, expression: Any, inputs: Sequence[Value], like: Value) -> Value:

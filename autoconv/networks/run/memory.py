@@ -54,7 +54,8 @@ class Views:
                 self._users[name].append(node)
         for node in graph.nodes.values():
             place, apart = _place_in_input(graph, node)
-            if place is not None and place % alignment == 0 and (not apart or self._all_read_apart(node.name)):
+            able = not apart or (pitched and self._all_read_apart(node.name))
+            if place is not None and place % alignment == 0 and able:
                 self._put(node.name, node.inputs[0], place, apart)
                 self.free.add(node.name)
         for node in graph.nodes.values():
