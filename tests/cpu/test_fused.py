@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -123,6 +124,27 @@ def test_one_kernel_computes_what_the_layers_do(instruction_set: str, name: str)
     layers = layers_of(first, dict(middle), last, *extents)
     for n, blocking in enumerate(ways(layers)):
         check(layers, blocking, device_with(instruction_set, 2), ("before", "after")[n % 2])
+
+
+@pytest.mark.parametrize("name", ["three", "first layer alone", "some biases"])
+def test_images_may_lie_apart(name: str) -> None:
+    first, middle, last = CASES[name]
+    layers, device, rng = layers_of(first, dict(middle), last), CPU.current(), np.random.default_rng(0)
+    blocking, caches, instruction_set = ways(layers)[-1], Caches.of(device), device.instruction_set
+    images, head, tail = layers.depthwise.N, layers.layers[0], layers.layers[-1]
+    filters = [rng.uniform(-1, 1, layer.w_shape).astype(np.float32) for layer in layers.layers]
+    packed = packing.packed(instruction_set, layers, blocking, caches, filters)
+    bias = rng.uniform(-1, 1, sum(layer.channel_values for layer in layers.layers) + 1).astype(np.float32)
+    scratch = np.zeros(workspace_bytes(instruction_set, layers, blocking, caches), np.uint8)
+    x = rng.uniform(-1, 1, (images, math.prod(head.x_shape[1:]))).astype(np.float32)
+    wide = np.concatenate([x, np.full((images, 5), np.nan, np.float32)], axis=1)
+    y = np.empty((images, math.prod(tail.y_shape[1:])), np.float32)
+    out = np.full((images, y.shape[1] + 7), np.nan, np.float32)
+    for given, placed, into in ((x, layers, y), (wide, layers.apart(wide.shape[1], out.shape[1]), out)):
+        program = compiler.build(kernels.emit, instruction_set, placed, blocking, caches)
+        Entry(program, "run", device.threads)(given, packed, into, bias, None, scratch)
+    np.testing.assert_array_equal(out[:, :-7], y)
+    assert np.isnan(out[:, -7:]).all()
 
 
 def test_refusals_name_the_layer() -> None:

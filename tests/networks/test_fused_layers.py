@@ -20,7 +20,7 @@ from autoconv.networks.choice import fused as choice
 from autoconv.networks.choice.choose import planned
 from autoconv.networks.choice.fused import with_fused
 from autoconv.networks.graph import Graph
-from autoconv.networks.operators import Conv, Elementwise, FusedConv, Pool, TensorType
+from autoconv.networks.operators import Concat, Conv, Elementwise, FusedConv, Pool, Slice, TensorType
 from autoconv.networks.passes.fused_layers import chains, fused
 from autoconv.networks.reference import evaluate
 from autoconv.networks.run.compiled import CompiledNetwork
@@ -150,6 +150,30 @@ def test_answers_are_the_same(images: int | None) -> None:
     ]
     assert "fused[layers=3,rows=4,channels=8]" in net.explain()
     assert net.foreign == []
+
+
+@kernels
+@pytest.mark.parametrize("images", [1, 3])
+def test_fused_layers_read_and_store_parts_of_arrays(images: int) -> None:
+    graph = Graph("a unit of ShuffleNet V2")
+    x = graph.add_input("x", TensorType((images, 4, 9, 10)))
+    a = graph.add("a", Conv(), x, graph.add_constant("w", filters(16, 4, 1, 1)))
+    left, right = (
+        graph.add(name, Slice((0, start, 0, 0), (images, 8, 9, 10), (1, 1, 1, 1)), a)
+        for name, start in (("left", 0), ("right", 8))
+    )
+    wide = graph.add("wide", Conv(), right, graph.add_constant("w", filters(24, 8, 1, 1)))
+    deep = Conv(groups=24, padding=((1, 1), (1, 1)))
+    middle = graph.add("deep", deep, wide, graph.add_constant("w", filters(24, 1, 3, 3)))
+    narrow = graph.add("narrow", Conv(activation="relu"), middle, graph.add_constant("w", filters(8, 24, 1, 1)))
+    joined = graph.add("joined", Concat(1), left, narrow)
+    graph.outputs["y"] = graph.add("y", Conv(), joined, graph.add_constant("w", filters(5, 16, 1, 1)))
+    net = network(graph, {"narrow": CUT})
+    assert list(net.fused) == ["narrow"]
+    views = net._schedule.views
+    assert views.free == {"left", "right"}
+    assert (views.root("narrow"), views.root("right")) == (("joined", 8 * 90 * 4), ("a", 8 * 90 * 4))
+    agree(net, graph, 1e-5)
 
 
 @kernels

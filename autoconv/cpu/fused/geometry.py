@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from autoconv.cpu.codegen.ir import DTYPES, VECTOR_BYTES, VECTOR_REGISTERS
-from autoconv.cpu.common.correlation import correlations
+from autoconv.cpu.common.correlation import correlations, pitched
 from autoconv.cpu.common.grid import largest_divisor, register_tiles
 from autoconv.cpu.common.panel import MOST_STRIDE, PanelRow, pitch_of
 from autoconv.cpu.depthwise.geometry import UNROLLED_TAPS
@@ -45,6 +45,14 @@ class FusedLayers:
     def layers(self) -> list[ConvLayer]:
         """Those there are, in order."""
         return list(self.roles.values())
+
+    def apart(self, input_pitch: int | None, output_pitch: int | None) -> FusedLayers:
+        """The same with images of the first input and of the last output that many elements apart, as in larger arrays.
+
+        None is for images without a gap.
+        """
+        (first, head), *_, (last, tail) = self.roles.items()
+        return replace(self, **{first: pitched(head, input_pitch), last: pitched(tail, output_pitch=output_pitch)})
 
     def refusals(self) -> list[str]:
         """Reasons why no kernel computes them."""

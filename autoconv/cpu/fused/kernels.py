@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Value
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
-from autoconv.cpu.common.correlation import correlations
+from autoconv.cpu.common.correlation import correlations, pitches
 from autoconv.cpu.common.panel import Segment
 from autoconv.cpu.depthwise.geometry import column_segments
 from autoconv.cpu.depthwise.kernels_inplace import InPlaceTile, clear, zeros_at
@@ -50,8 +50,8 @@ class _Writer:
         x, w, out, bias, residual, workspace = operands(k, context, *[self.element] * 5)
         image, strip = index // strips, index % strips
         first = k.min(strip * blocking.rows, middle.P - blocking.rows)  # the last strip may do some rows again
-        x = x + image * (head.C * head.H * head.W)
-        out, residual = (p + (image * (last.K * last.P * last.Q) + first * last.Q) for p in (out, residual))
+        x = x + image * pitches(head)[0]
+        out, residual = (p + (image * pitches(last)[1] + first * last.Q) for p in (out, residual))
         weights = constants = 0
         for role, layer in layers.roles.items():
             self.filters[role], self.biases[role] = w + weights, bias + constants

@@ -12,7 +12,18 @@ from autoconv.device import Device
 from autoconv.errors import ConfigError
 from autoconv.networks.graph import Graph, Node
 from autoconv.networks.layer_list import layer_of
-from autoconv.networks.operators import Concat, Conv, ConvTranspose, Elementwise, Operator, Pool, Reshape, Resize, Slice
+from autoconv.networks.operators import (
+    Concat,
+    Conv,
+    ConvTranspose,
+    Elementwise,
+    FusedConv,
+    Operator,
+    Pool,
+    Reshape,
+    Resize,
+    Slice,
+)
 
 ALIGNMENT = 256  # bytes: whole cache lines, and what CUDA's libraries want of scratch memory
 
@@ -168,6 +179,8 @@ class Views:
 
     def _stores_apart(self, node: Node) -> bool:
         """Whether what computes a node can store images with a pitch: a residual would need the same."""
+        if isinstance(node.operator, FusedConv):
+            return not node.operator.convolutions[-1].residual
         if isinstance(node.operator, Conv | ConvTranspose):
             layer = layer_of(self.graph, node)
             return layer is not None and not layer.residual
@@ -177,7 +190,7 @@ class Views:
         """Whether all that read an array can read images with a pitch; who takes a result of the network cannot."""
         return name not in self._outputs and all(
             user.inputs.count(name) == 1 and name == user.inputs[0]
-            if isinstance(user.operator, Conv | ConvTranspose)
+            if isinstance(user.operator, Conv | ConvTranspose | FusedConv)
             else _has_pitches(user.operator) or user.name in self._apart
             for user in self._users[name]
         )

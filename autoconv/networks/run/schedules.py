@@ -18,6 +18,7 @@ from autoconv.networks.layer_list import layer_of
 from autoconv.networks.operators import FusedConv
 from autoconv.networks.passes.fused_layers import layers_of
 from autoconv.networks.run.instance import Schedule
+from autoconv.networks.run.memory import Views
 from autoconv.networks.run.runtime import step_maker
 from autoconv.networks.run.steps import Call, Operand, Ref, Scratch, Step
 from autoconv.plans import Plan
@@ -45,7 +46,7 @@ def scheduled(made: Planned, device: Device, packed: Packed, keep_denormals: boo
         origin = made.parts.origin(node.name)
         if isinstance(node.operator, FusedConv):
             assert isinstance(device, CPU)
-            steps.append(_fused(graph, node, node.operator, made.fused[origin], device, packed))
+            steps.append(_fused(graph, views, node, node.operator, made.fused[origin], device, packed))
         elif layer_of(graph, node) is not None:
             plan = made.plans[origin]
             steps.append(maker.layer_step(node, plan, partial(_weights, graph, node, plan, device, packed)))
@@ -62,7 +63,15 @@ def _weights(graph: Graph, node: Node, made: Plan, device: Device, packed: Packe
     return packed[key]
 
 
-def _fused(graph: Graph, node: Node, operator: FusedConv, blocking: FusedBlocking, device: CPU, packed: Packed) -> Step:
+def _fused(
+    graph: Graph,
+    views: Views,
+    node: Node,
+    operator: FusedConv,
+    blocking: FusedBlocking,
+    device: CPU,
+    packed: Packed,
+) -> Step:
     """What runs layers that are one node."""
     layers, caches, instruction_set = layers_of(graph, node), Caches.of(device), device.instruction_set
     others = operator.others(node.inputs)
@@ -75,7 +84,9 @@ def _fused(graph: Graph, node: Node, operator: FusedConv, blocking: FusedBlockin
     if biases not in packed:
         found = [graph.constants[name].reshape(-1) for name in plus]
         packed[biases] = np.concatenate([*found, np.zeros(1, np.float32)])
-    program = compiler.build(kernels.emit, instruction_set, layers, blocking, caches)
+    pitches = (views.pitch(name) for name in (node.inputs[0], node.name))
+    placed = layers.apart(*(None if pitch is None else pitch // layers.depthwise.itemsize for pitch in pitches))
+    program = compiler.build(kernels.emit, instruction_set, placed, blocking, caches)
     residual = Ref(node.inputs[-1]) if layers.layers[-1].residual else None
     ends: tuple[Operand, ...] = packed[biases], residual, Scratch()
     operands = Ref(node.inputs[0]), packed[weights], Ref(node.name), *ends
