@@ -50,10 +50,10 @@ def show(device_name: str | None, every: bool, as_json: bool) -> int:
 
 
 @click.command("export", short_help="Write the records as JSON, to share them.")
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("path", metavar="FILE", type=click.Path())
 @click.option("--device", "device_key", metavar="KEY", help="Only this device's, by the key that show prints.")
 @as_json
-def export(path: Path, device_key: str | None, as_json: bool) -> int:
+def export(path: str, device_key: str | None, as_json: bool) -> int:
     """Write the records to FILE as JSON, to share them; into a folder, one file per device."""
     cache = TuningCache()
     known = {record.device for record in cache.records() if cache.is_own(record)}

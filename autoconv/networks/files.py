@@ -70,7 +70,9 @@ def load(path_or_name: str | Path, batch: int | None = None) -> Network:
     if path.suffix == ".onnx":
         found = layer_list(optimized(onnx_reader.read(path, batch or 1)), batch or 1)
         if not found.layers:
-            raise ConfigError(f"{found.source or found.name}: expected convolutions or fully connected layers, got none")
+            raise ConfigError(
+                f"{found.source or found.name}: expected convolutions or fully connected layers, got none"
+            )
         return found
     own = shipped("configs") / f"{path_or_name}.yaml"
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -217,8 +219,10 @@ class TuningCache:
         Raises
         ------
         OSError
-            When a file cannot be written.
+            When a file cannot be written, or a folder is named, as by a slash at the end, that is not there.
         """
+        if str(path).endswith(os.sep) and not Path(path).is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
         path = Path(path)
         own = [record for record in self.records() if device in (None, record.device) and self.is_own(record)]
         records = [record.merge(record) for record in own]  # in the order they were run, as many as a file may have

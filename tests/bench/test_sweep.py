@@ -127,6 +127,13 @@ def test_of_several_batch_sizes_of_a_layer_the_first_is_meant(
         assert json.loads(capsys.readouterr().out)["layer"] == expected.key()
 
 
+def test_the_first_of_a_layer_s_directions_is_meant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "two.yaml").write_text("layers: [{name: a, C: 2, H: 5, K: 3, R: 3, direction: [dgrad, wgrad]}]\n")
+    command = ["sweep", f"{tmp_path}/two.yaml:a", "--extent", "N", "--values", "2", "--mode", "cached", "--json"]
+    assert main(command) == 1, "nothing is on record"
+    assert json.loads(capsys.readouterr().out)["layer"].startswith("dgrad-")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

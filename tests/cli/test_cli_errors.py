@@ -77,6 +77,7 @@ BAD = {
     "import missing": (["import", "nope.json"], "nope.json: cannot be read: No such file"),
     "import foreign": (["import", "tiny.yaml"], "tiny.yaml: expected JSON"),
     "export": (["export", "nowhere/x.json"], "nowhere/x.json: No such file or directory"),
+    "export to no folder": (["export", "nowhere/"], "nowhere/: Not a directory"),
     "layers of nothing": (["layers", "nope.onnx"], "nope.onnx: cannot be read: No such file or directory"),
     "layers to nowhere": (["layers", "tiny.yaml", "-o", "nowhere/x.yaml"], "nowhere/x.yaml: No such file or directory"),
     "layers to a folder": (["layers", "tiny.yaml", "-o", "."], "File '.' is a directory"),

@@ -154,7 +154,8 @@ def test_the_mean_of_equal_numbers_is_that_number(instruction_set: str) -> None:
 
 # How far a function may be from its value, in units of the largest: |y - f(x)| / max(|f(x)|, least).
 FUNCTIONS: dict[str, tuple[Any, float, tuple[float, float], float]] = {
-    "exp": (("exp", 0), 3e-7, (-86.6, 88.7), 0),
+    "exp": (("exp", 0), 3e-7, (-87.33, 88.7), 0),
+    "the least exp": (("exp", 0), 3e-7, (-87.336, -86.5), 0),
     "sigmoid": (("sigmoid", 0), 3e-7, (-80, 80), 0),
     "tanh": (("tanh", 0), 4e-7, (-20, 20), 0),
     "tanh near 0": (("tanh", 0), 8e-7, (-1, 1), 0),
@@ -163,8 +164,8 @@ FUNCTIONS: dict[str, tuple[Any, float, tuple[float, float], float]] = {
     "log near 1": (("log", 0), 4e-7, (0.9, 1.1), 0),
     "log1p": (("log1p", 0), 4e-7, (-0.9, 50), 0),
     "log1p near 0": (("log1p", 0), 4e-7, (-1e-4, 1e-4), 0),
-    "softplus": (activations.SOFTPLUS, 8e-7, (-86, 30), 0),
-    "mish": (activations.MISH, 1.5e-6, (-86, 30), 0),
+    "softplus": (activations.SOFTPLUS, 8e-7, (-87.33, 30), 0),
+    "mish": (activations.MISH, 1.5e-6, (-87.33, 30), 0),
     "sqrt": (("sqrt", 0), 1e-7, (0, 100), 0),
     "pow": (("pow", 0, 0.6), 3e-7, (0.01, 100), 0),
     "silu": (("mul", 0, ("sigmoid", 0)), 4e-7, (-80, 80), 0),

@@ -261,6 +261,14 @@ def test_only_what_fits_the_limit_is_raced(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @kernels
+def test_an_algorithm_that_is_named_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_chosen", lambda made, found, *rest: {chain.name: CUT for chain in found})
+    net = network(blocks(1), {})
+    assert net.tune("heuristic").fused == {"narrow0": CUT}
+    assert net.tune("numpy.gemm").fused == {}
+
+
+@kernels
 def test_nothing_is_fused_that_needs_more_memory_than_there_may_be() -> None:
     graph = blocks(1, batch=1)
     apart, together = (network(graph, cut).arena_bytes for cut in ({}, {"narrow0": FusedBlocking(9, 24)}))

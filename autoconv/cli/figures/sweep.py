@@ -134,9 +134,10 @@ def sweep(
 
 
 def _meant(what: str, batch: int | None, direction: str | None) -> ConvLayer:
-    """The one layer that a LAYER or NET:NAME means, at the first of the batch sizes that it has."""
+    """The one layer that a LAYER or NET:NAME means, at the first of the batch sizes and directions that it has."""
     sizes, ways = None if batch is None else (batch,), None if direction is None else (direction,)
     meant = layers_meant(what, sizes, ways)
+    meant = [layer for layer in meant if layer.direction == meant[0].direction]
     different = len({layer.replace(N=1) for layer in meant})
     if different != 1:
         raise click.UsageError(f"{what}: expected one layer, a key or NET:NAME, got {different}")

@@ -23,6 +23,7 @@ TABLE_BITS = 3
 POWERS = 1 << TABLE_BITS  # of two, from 1 to 2, that a table has: as many as lanes of AVX2
 ROOT_BITS, ONE_BITS, MANTISSA = 0x3F3504F3, 0x3F800000, (1 << 23) - 1  # those of the root of 1/2, of 1, of fractions
 SMALLEST = 2.0**-126  # normal number
+LEAST_EXPONENT = -126 * math.log(2)  # of which the exponential is one
 REST = math.log(2) / (2 * POWERS)  # of the argument, at most
 # The Taylor series to the fourth power, which is within a**4 / 96 replaced by a**2 times the second (Lanczos, 1956).
 SERIES = (1.0, 1.0, 1 / 2 + REST**2 / 24, 1 / 6)
@@ -38,16 +39,18 @@ def polynomial(k: Function, x: Value, coefficients: Sequence[float]) -> Value:
 
 def exp(k: Function, x: Value) -> Value:
     """The exponential; 0 below the smallest normal number, infinity above the largest."""
-    return _half_exp(k, x, 1.0) * 2.0
+    falls = x < 0.0  # half of a small one may be no normal number
+    y = _half_exp(k, x, 1.0, falls) * k.select(falls, _one(k, x), k.const(x.type, 2.0))
+    return k.select(x < LEAST_EXPONENT, k.const(x.type, 0.0), y)
 
 
-def _half_exp(k: Function, x: Value, times: float) -> Value:
+def _half_exp(k: Function, x: Value, times: float, whole: Value | None = None) -> Value:
     """Half of `exp(times * x)`, which is finite wherever that is; `times` is a power of two, or minus one.
 
-    The lowest bits of `n = round(8 / ln 2 * times * x)` say which power of the table it is, the others what is added to
-    its exponent; those of `MAGIC` are shifted out.
+    Where `whole` holds, it is not halved. The lowest bits of `n = round(8 / ln 2 * times * x)` say which power of the
+    table it is, the others what is added to its exponent; those of `MAGIC` are shifted out.
     """
-    low, high = sorted((-126 * math.log(2) / times, 89.0 / times))
+    low, high = sorted((LEAST_EXPONENT / times, 89.0 / times))
     x = k.select(x < low, k.const(x.type, low), x)
     x = k.select(x > high, k.const(x.type, high), x)
     shifted = k.fma(x, k.const(x.type, times * POWERS / math.log(2)), k.const(x.type, MAGIC))
@@ -57,6 +60,8 @@ def _half_exp(k: Function, x: Value, times: float) -> Value:
     series = polynomial(k, r, [c * times**i for i, c in enumerate(SERIES)])
     bits = k.bits(shifted, vec(i32, x.type.lanes or 1))
     exponent = (bits << (23 - TABLE_BITS)) & -(1 << 23)
+    if whole is not None:
+        exponent = exponent + k.select(whole, k.const(bits.type, 1 << 23), k.const(bits.type, 0))
     power = k.bits(_power(k, bits), bits.type) + exponent
     return series * k.bits(power, x.type)
 

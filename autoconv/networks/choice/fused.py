@@ -29,7 +29,7 @@ from autoconv.networks.run.memory import Views, arena_bytes
 from autoconv.networks.run.schedules import scheduled
 from autoconv.plans import Plan
 from autoconv.records.kept import Kept, told
-from autoconv.tuning.choice import TIMING
+from autoconv.tuning.choice import MODES, TIMING
 from autoconv.tuning.planner import resolved_cache
 
 Blockings = Mapping[str, FusedBlocking]  # by the name of the last of the nodes that are fused
@@ -70,7 +70,7 @@ def with_fused(
     if known is not None:
         chosen = {name: blocking for name in found if (blocking := known.get(made.parts.origin(name))) is not None}
         _check(made, known, {made.parts.origin(name): found[name] for name in chosen})
-    if known is None:
+    if known is None and mode in MODES:  # else an algorithm is named, which is to run
         chosen = _chosen(made, list(found.values()), device, options, mode)
     fitting = {found[name]: cut for name, cut in chosen.items() if _fits(found[name], cut, device, options)}
     if not _keeps_error(made, fitting, device, options):
