@@ -55,6 +55,16 @@ def small(batch: int) -> Graph:
     return graph
 
 
+def halves(graph: Graph, name: str) -> tuple[str, str]:
+    """The halves of an array's channels, as a split gives them."""
+    N, C, H, W = graph.types[name].shape
+    left, right = (
+        graph.add(part, Slice((0, start, 0, 0), (N, C // 2, H, W), (1, 1, 1, 1)), name)
+        for part, start in (("left", 0), ("right", C // 2))
+    )
+    return left, right
+
+
 def graph_of(operator: Operator, *shapes: Sequence[int]) -> Graph:
     """A graph of one node and its inputs."""
     graph = Graph("test")

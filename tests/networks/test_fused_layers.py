@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import agree, filters
+from graphs import agree, filters, halves
 
 import autoconv
 from autoconv.cpu import pool
@@ -20,7 +20,7 @@ from autoconv.networks.choice import fused as choice
 from autoconv.networks.choice.choose import planned
 from autoconv.networks.choice.fused import with_fused
 from autoconv.networks.graph import Graph
-from autoconv.networks.operators import Concat, Conv, Elementwise, FusedConv, Pool, Slice, TensorType
+from autoconv.networks.operators import Concat, Conv, Elementwise, FusedConv, Pool, TensorType
 from autoconv.networks.passes.fused_layers import chains, fused
 from autoconv.networks.reference import evaluate
 from autoconv.networks.run.compiled import CompiledNetwork
@@ -158,10 +158,7 @@ def test_fused_layers_read_and_store_parts_of_arrays(images: int) -> None:
     graph = Graph("a unit of ShuffleNet V2")
     x = graph.add_input("x", TensorType((images, 4, 9, 10)))
     a = graph.add("a", Conv(), x, graph.add_constant("w", filters(16, 4, 1, 1)))
-    left, right = (
-        graph.add(name, Slice((0, start, 0, 0), (images, 8, 9, 10), (1, 1, 1, 1)), a)
-        for name, start in (("left", 0), ("right", 8))
-    )
+    left, right = halves(graph, a)
     wide = graph.add("wide", Conv(), right, graph.add_constant("w", filters(24, 8, 1, 1)))
     deep = Conv(groups=24, padding=((1, 1), (1, 1)))
     middle = graph.add("deep", deep, wide, graph.add_constant("w", filters(24, 1, 3, 3)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from graphs import agree, compiled, filters, small
+from graphs import agree, compiled, filters, halves, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,10 +80,7 @@ def test_a_split_whose_parts_are_read_and_joined_again_copies_nothing(images: in
     graph = Graph("split")
     x = graph.add_input("x", TensorType((images, 4, 6, 6)))
     a = graph.add("a", Conv(), x, graph.add_constant("wa", filters(8, 4, 1, 1)))
-    left, right = (
-        graph.add(name, Slice((0, start, 0, 0), (images, 4, 6, 6), (1, 1, 1, 1)), a)
-        for name, start in (("left", 0), ("right", 4))
-    )
+    left, right = halves(graph, a)
     b = graph.add("b", Conv(padding=((1, 1), (1, 1))), right, graph.add_constant("wb", filters(5, 4, 3, 3)))
     c = graph.add("c", Pool(reduction="max", window=(3, 3), padding=((1, 1), (1, 1))), b)
     graph.outputs["y"] = graph.add("y", Elementwise(("tanh", 0)), graph.add("joined", Concat(1), left, right, b, c))
