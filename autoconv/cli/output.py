@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from autoconv.common.text import count, one_line
+from autoconv.errors import ConfigError
 
 if TYPE_CHECKING:
     from autoconv.tuning.measurement import Event
@@ -29,7 +30,7 @@ _GIVEN = re.compile(rf"(?<![^\s(])({'|'.join(ARGUMENTS)})=(?:'([^']*)'|([^\s,:;)
 def failure_line(failure: BaseException | str) -> str:
     """What the library, or an exception of it, says: on one line, with options in the place of arguments."""
     text = one_line(failure)
-    return text if _PLACE.match(text) else _GIVEN.sub(_option, text)
+    return text if isinstance(failure, ConfigError) and _PLACE.match(text) else _GIVEN.sub(_option, text)
 
 
 def _option(given: re.Match[str]) -> str:

@@ -126,6 +126,8 @@ class Translation:
         if mode == "constant":
             return self.add(Pad(tuple(before), tuple(after), value), name)
         for axis, sides in enumerate(zip(before, after, strict=True)):
+            if sides == (0, 0):
+                continue
             extent = self.shape_of(name)[axis]
             if (longest := extent + sum(sides)) > MOST_PLACES:
                 self.fail(f"pads: expected at most {MOST_PLACES} places of axis {axis} in mode {mode!r}, got {longest}")

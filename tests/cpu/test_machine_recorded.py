@@ -99,6 +99,14 @@ def test_what_was_measured_while_busy_stays_until_the_machine_is_quiet(
     assert found == [2e-6, 2e-6, 4e-6, 4e-6]
 
 
+def test_what_a_record_of_a_busy_machine_lacks_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = KEY, "avx2", 2
+    _scripted(monkeypatch, busy=2 * BUSY, peaks={"avx2": MACHINE.peaks["avx2"]})
+    _as_a_new_process("survey", *device)
+    _scripted(monkeypatch, busy=2 * BUSY)
+    assert "int8" in _as_a_new_process("survey", *device).peaks["avx2"]
+
+
 def test_a_first_look_does_not_take_the_place_of_a_survey_made_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     _scripted(monkeypatch)
     recorded.survey(KEY, "avx2", 2)

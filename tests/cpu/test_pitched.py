@@ -75,7 +75,7 @@ def test_every_kernel_stores_images_apart(family: Any, direction: str) -> None:
         for params in able[:1] if "matrix" in family.name else able[:1] + able[-1:]:
             found += 1
             ours += check(family, layer, device, params)
-    assert ours in (0, found)
+    assert ours == (0 if family.name.startswith("numpy.") else found)
     assert (found > 0) == (direction in family.directions and "float32" in family.dtypes)
 
 

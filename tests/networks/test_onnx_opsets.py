@@ -110,6 +110,14 @@ def test_bytes_and_long_axes_are_padded_by_pieces(mode: str, extent: int, monkey
     np.testing.assert_array_equal(CompiledNetwork(graph, CPU.current(), {}).run(x), expected)
 
 
+def test_a_long_axis_that_is_not_padded_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translation, "MOST_PLACES", 6)
+    made = model([node("Pad", "x c", mode="edge")], {"x": [2, 9]}, {"c": np.array([1, 0, 3, 0])})
+    x = np.arange(18, dtype=np.float32).reshape(2, 9)
+    net = CompiledNetwork(translated(made, "net"), CPU.current(), {})
+    np.testing.assert_array_equal(net.run(x), np.pad(x, ((1, 3), (0, 0)), "edge"))
+
+
 def test_resize_as_it_first_was_takes_the_nearest_behind_where_it_shrinks() -> None:
     """The test of ONNX 1.5, test_resize_downsample_nearest."""
     made = model([node("Resize", "x s")], {"x": [1, 1, 2, 4]}, constants(s=np.float32([1, 1, 0.6, 0.6])), opset=10)

@@ -86,8 +86,9 @@ def survey(key: str, instruction_set: str, threads: int, matrix_unit: str | None
     with _lock:
         found = recorded(key, instruction_set, threads)
         if found is None or not found.thorough or found.busy > BUSY:
-            worse = found if found is not None and found.thorough else None
-            found = _measured(key, instruction_set, threads, matrix_unit, thorough=True, instead_of=worse)
+            complete = found is not None and found.thorough and not _lacking(found, instruction_set, matrix_unit)
+            doubtful = found if complete else None
+            found = _measured(key, instruction_set, threads, matrix_unit, thorough=True, instead_of=doubtful)
         elif _lacking(found, instruction_set, matrix_unit):
             from autoconv.cpu.machine.measure import completed  # rarely needed
 
