@@ -1,4 +1,4 @@
-"""Every instruction set that kernels are written for, on any processor.
+"""Every instruction set that kernels are written for on this architecture, on any processor of it.
 
 Where this one lacks a set, its kernels are compiled for what there is, and LLVM splits their vectors: what they
 compute is checked everywhere. The machine code that they are elsewhere is checked by `--avx512`, see bochs.py.
@@ -10,12 +10,14 @@ import dataclasses
 import json
 from pathlib import Path
 
-from autoconv.cpu.device import CPU, INSTRUCTION_SETS, host_level
+from autoconv.cpu.device import CPU, LEVELS, host_level
+from autoconv.cpu.device import INSTRUCTION_SETS as EVERYWHERE
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.threads import count_threads
 
 __all__ = ["INSTRUCTION_SETS", "MACHINES", "device_with", "machine_named", "modelled", "tile_device"]
 
+INSTRUCTION_SETS = tuple(name for name in EVERYWHERE if name in LEVELS)
 FOLDER = Path(__file__).parent / "cpu" / "machines"
 MACHINES = sorted(path.stem for path in FOLDER.glob("*.json"))
 

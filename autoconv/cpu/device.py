@@ -21,6 +21,7 @@ from autoconv.algorithm import Algorithm, Array, Params
 from autoconv.common import code_hash
 from autoconv.common.text import count
 from autoconv.cpu import allocator, hardware, permission
+from autoconv.cpu.codegen.values import ARM, X86
 from autoconv.cpu.machine.model import Machine
 from autoconv.cpu.machine.recorded import machine_in_force, survey
 from autoconv.cpu.threads import MOST_THREADS, count_threads
@@ -33,14 +34,16 @@ if TYPE_CHECKING:
     from autoconv.layer import ConvLayer
 
 
-INSTRUCTION_SETS = ("avx512", "avx2", "generic")  # of vectors
+INSTRUCTION_SETS = ("avx512", "avx2", "neon", "generic")  # of vectors
 NETWORK_BYTES = 64 << 20  # read by a network in a run; half of those on the benchmarks page have less than 50 MB
-LEVELS = ("amx", *INSTRUCTION_SETS)  # what a processor can be held to: "amx" is AVX-512 and a matrix unit
+# What a processor can be held to: "amx" is AVX-512 and a matrix unit.
+LEVELS = ("amx", "avx512", "avx2", "generic") if X86 else ("neon", "generic") if ARM else ("generic",)
 MATRIX_UNITS = ("amx", "emulated")
 MEETINGS_VARY = 1.25  # how many times as long as at best all threads may take to meet, on cores as near as ever
 FEATURES = {  # beside vectors, what kernels may use: LLVM's names, and those in keys
     "avx512": {"avx512bf16": "bf16", "avx512fp16": "fp16", "avx512vnni": "vnni"},
     "avx2": {"avxvnni": "vnni"},
+    "neon": {},
     "generic": {},
 }
 AMX_FEATURES = ("avx512bf16", "avx512vnni", "amx-tile", "amx-bf16", "amx-int8")  # those of any processor that has tiles
@@ -50,20 +53,12 @@ _soonest: dict[tuple[str, int], float] = {}  # seconds in which all threads of a
 _memory = functools.cache(allocator.physical_memory)  # to ask the system takes a millisecond
 
 
-def _host_features() -> dict[str, bool]:
-    """What LLVM says that this processor has; nothing where LLVM is not there."""
-    try:
-        from autoconv.cpu.codegen.compiler import host_features
-
-        return host_features()
-    except (ImportError, OSError, RuntimeError):
-        return {}
-
-
 @functools.cache
 def host_instruction_set() -> str:
     """The widest of `INSTRUCTION_SETS` that this processor and its operating system offer."""
-    features = _host_features()
+    if not X86:
+        return LEVELS[0]
+    features = hardware.features()
     if all(features.get(f"avx512{f}") for f in ("f", "dq", "bw", "vl")):
         return "avx512"
     return "avx2" if features.get("avx2") and features.get("fma") else "generic"
@@ -72,7 +67,7 @@ def host_instruction_set() -> str:
 @functools.cache
 def host_level() -> str:
     """The first of `LEVELS` that this processor and its operating system offer."""
-    vectors, features = host_instruction_set(), _host_features()
+    vectors, features = host_instruction_set(), hardware.features()
     if vectors != "avx512" or not all(features.get(name) for name in AMX_FEATURES):
         return vectors
     return "amx" if permission.granted() else vectors
@@ -98,7 +93,7 @@ class CPU(Device):
     ----------
     threads : int
         How many threads compute, at least 1.
-    instruction_set : "avx512", "avx2" or "generic"
+    instruction_set : "avx512", "avx2", "neon" or "generic"
         The vectors that kernels are compiled for.
     matrix_unit : "amx", "emulated" or None
         The unit that multiplies tiles, "amx" beside "avx512" only; "emulated" is one made of vectors, to test on any
@@ -149,7 +144,7 @@ class CPU(Device):
         Parameters
         ----------
         threads : int, optional
-        instruction_set : "amx", "avx512", "avx2" or "generic", optional
+        instruction_set : "amx", "avx512", "avx2", "neon" or "generic", optional
             No more than the processor has; "amx" is AVX-512 with a matrix unit.
 
         Returns
@@ -195,7 +190,7 @@ class CPU(Device):
     @property
     def _features(self) -> tuple[str, ...]:
         """What kernels may use beside vectors: a virtual machine may lack some of it, and be the same model else."""
-        there = _host_features()
+        there = hardware.features()
         return tuple(name for feature, name in FEATURES[self.instruction_set].items() if there.get(feature))
 
     def _key(self, level: str) -> str:
@@ -212,14 +207,9 @@ class CPU(Device):
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
         """Identity and sizes of the processor."""
-        info = hardware.cpuinfo()
         l1, l2, l3 = hardware.cache_sizes()
         return {
-            "name": info.get("model name", "unknown"),
-            "vendor": info.get("vendor_id", "unknown"),
-            "family": info.get("cpu family", "0"),
-            "model": info.get("model", "0"),
-            "stepping": info.get("stepping", "0"),
+            **hardware.identity()._asdict(),
             "instruction_set": self.level,
             "threads": self.threads,
             "l1_bytes": l1,

@@ -22,6 +22,7 @@ from typing import Any
 
 from autoconv.common import code_hash, machine_code
 from autoconv.cpu.codegen.ir import X86, Module
+from autoconv.errors import PlanError
 
 
 class Program:
@@ -70,17 +71,32 @@ def host_features() -> dict[str, bool]:
 
 
 @functools.cache
+def host_name() -> str:
+    """What LLVM calls this processor."""
+    import llvmlite.binding as llvm
+
+    return str(llvm.get_host_cpu_name())
+
+
+@functools.cache
 def _features(instruction_set: str) -> tuple[str, str]:
     """LLVM's names of this processor and its features, less those above the instruction set.
 
-    It may lack some of the set: then LLVM splits the vectors, and calls functions for what is no instruction.
+    It may lack some of the set: then LLVM splits the vectors, and calls functions for what is no instruction. But it
+    would end the process where instructions that kernels name are those of another architecture.
+
+    Raises
+    ------
+    PlanError
     """
+    if instruction_set in ("avx512", "avx2") and not X86:
+        raise PlanError(f"instruction_set={instruction_set!r}: expected that of this processor, which is no x86")
     if instruction_set == "generic" and X86:
         return "x86-64", ""
     host = host_features()
     if instruction_set == "avx2":
         host = {name: on and not name.startswith(("avx512", "avx10", "amx")) for name, on in host.items()}
-    return _llvm().get_host_cpu_name(), ",".join(f"{'+' if host[name] else '-'}{name}" for name in sorted(host))
+    return host_name(), ",".join(f"{'+' if host[name] else '-'}{name}" for name in sorted(host))
 
 
 @functools.cache

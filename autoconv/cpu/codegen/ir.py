@@ -45,6 +45,7 @@ from autoconv.cpu.codegen.arithmetic import Var
 from autoconv.cpu.codegen.memory import LINE
 from autoconv.cpu.codegen.tiles import Tiles
 from autoconv.cpu.codegen.values import (
+    ARM,
     DTYPES,
     X86,
     Number,
@@ -66,6 +67,7 @@ from autoconv.cpu.codegen.values import (
 )
 
 __all__ = [  # what a kernel imports
+    "ARM",
     "DTYPES",
     "LINE",
     "VECTOR_BYTES",
@@ -91,9 +93,9 @@ __all__ = [  # what a kernel imports
     "widened",
 ]
 
-VECTOR_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
-VECTOR_REGISTERS = {"avx512": 32, "avx2": 16, "generic": 16}
-TERMS = {"avx512": 1, "avx2": 4, "generic": 2}  # that one round of a loop adds to a register tile's sums
+VECTOR_BYTES = {"avx512": 64, "avx2": 32, "neon": 16, "generic": 16}
+VECTOR_REGISTERS = {"avx512": 32, "avx2": 16, "neon": 32, "generic": 16}
+TERMS = {"avx512": 1, "avx2": 4, "neon": 1, "generic": 2}  # that one round of a loop adds to a register tile's sums
 
 
 class Function(Tiles):

@@ -50,6 +50,7 @@ i1, i8, i16, i32, i64 = (Type(f"i{bits}", bits) for bits in (1, 8, 16, 32, 64))
 f32, f64, f16, bf16 = Type("float", 32), Type("double", 64), Type("half", 16), Type("bfloat", 16)
 DTYPES = {"float32": f32, "float64": f64, "float16": f16, "bfloat16": bf16}
 X86 = platform.machine().lower() in ("x86_64", "amd64")
+ARM = platform.machine().lower() in ("aarch64", "arm64")
 
 
 def vec(element: Type, lanes: int) -> Type:

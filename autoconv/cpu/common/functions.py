@@ -70,7 +70,7 @@ def _power(k: Function, index: Value) -> Value:
     """Half of `2**(i / 8)`, by the lowest bits of an index."""
     lanes = index.type.lanes or 1
     table = k.module.table(k, f32, [2 ** (i / POWERS - 1) for i in range(POWERS)])
-    if k.module.instruction_set == "generic" or lanes == 1:
+    if k.module.lanes(f32) < POWERS or lanes == 1:
         found = k.zero(f32, lanes)
         for lane in range(lanes):
             one = k.load(table + k.cast((k.extract(index, lane) if lanes > 1 else index) & (POWERS - 1), i64))

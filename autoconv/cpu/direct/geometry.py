@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autoconv.algorithm import Params
-from autoconv.cpu.codegen.ir import DTYPES, Module
+from autoconv.cpu.codegen.ir import DTYPES, VECTOR_REGISTERS, Module
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, flat_correlations
 from autoconv.cpu.common.packing import packed_size
 from autoconv.layer import ConvLayer
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BUFFER = 32 * 1024  # bytes of a task's sums, where they go over some channels at a time
 TASKS = 6  # at least, for each thread
 UNEVEN = 1.05  # times as many tiles as there must be, at most
-MOST_TAPS = {"avx512": 1, "avx2": 7, "generic": 7}  # of a row in one round: small tiles sum little in each
+MOST_TAPS = {32: 1, 16: 7}  # of a row in one round, by registers: small tiles sum little in each
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _unrolled(instruction_set: str, c: Correlation, b: DirectBlocking) -> int:
     for r in {r.kind: r for r in tile_runs(c.rows, b.TP)}.values():
         for s in {s.kind: s for s in tile_runs(c.columns, b.TQ)}.values():
             groups = [[len(list(same)) for _, same in itertools.groupby(run.pattern or (1,))] for run in (r, s)]
-            most, taps = MOST_TAPS[instruction_set], sum(groups[1])
+            most, taps = MOST_TAPS[VECTOR_REGISTERS[instruction_set]], sum(groups[1])
             columns = taps if taps <= most else sum(together for n in groups[1] for _, together in tap_rounds(n, most))
             total += len(groups[0]) * columns * r.length * s.length
     return total

@@ -200,7 +200,8 @@ def emit_wgrad(instruction_set: str, layer: ConvLayer, b: WgradBlocking) -> Modu
     return m
 
 
-TILES = {"avx512": ((4, 6), (14, 2)), "avx2": ((3, 4), (6, 2)), "generic": ((3, 3), (5, 2))}
+_LARGE = (4, 6), (14, 2)
+TILES = {"avx512": _LARGE, "avx2": ((3, 4), (6, 2)), "neon": _LARGE, "generic": ((3, 3), (5, 2))}
 ROW_BYTES = 48 << 10  # of a register tile's rows at a time: near enough to the L1 cache
 
 

@@ -45,7 +45,7 @@ class Microkernel:
         self.element, self.fetched = element, fetched
         lanes = self.lanes = m.lanes(element)
         self.vectors = b.TK // lanes
-        self.most = MOST_TAPS[m.instruction_set]
+        self.most = MOST_TAPS[m.registers]
         wide = widened(element)
         w = ptr(wide if b.packed else element)
         #       x,    w, w to fetch, sums, channels, channels left, tap ranges, one, out, residual, the last

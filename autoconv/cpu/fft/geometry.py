@@ -11,15 +11,15 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 
-from autoconv.cpu.codegen.ir import LINE
+from autoconv.cpu.codegen.ir import LINE, VECTOR_REGISTERS
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.fft.dft import factors
 from autoconv.cpu.transform.geometry import TiledAxis, Tiling
 from autoconv.layer import ConvLayer
 
 LENGTHS = tuple(n for n in range(2, 101, 2) if factors(n, "a") and factors(n, "b"))
-# Tiles of the product's register tile: three sums each.
-_REGISTER_TILES = {"avx512": 9, "avx2": 3, "generic": 3}
+# Tiles of the product's register tile, by registers: three sums each.
+_REGISTER_TILES = {32: 9, 16: 3}
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class FourierTiling(Tiling):
 
     @functools.cached_property
     def most_tiles(self) -> int:
-        return _REGISTER_TILES[self.instruction_set]
+        return _REGISTER_TILES[VECTOR_REGISTERS[self.instruction_set]]
 
     @functools.cached_property
     def planes(self) -> int:

@@ -46,7 +46,7 @@ def measure(instruction_set: str, threads: int, matrix_unit: str | None = None, 
 
     Parameters
     ----------
-    instruction_set : "avx512", "avx2" or "generic"
+    instruction_set : "avx512", "avx2", "neon" or "generic"
     threads : int
     matrix_unit : "amx", "emulated" or None
     thorough : bool

@@ -35,7 +35,7 @@ def meter(instruction_set: str, threads: int) -> Callable[[], float]:
 
     Parameters
     ----------
-    instruction_set : "avx512", "avx2" or "generic"
+    instruction_set : "avx512", "avx2", "neon" or "generic"
     threads : int
 
     Returns
@@ -66,7 +66,7 @@ def meeting(instruction_set: str, threads: int) -> float:
 
     Parameters
     ----------
-    instruction_set : "avx512", "avx2" or "generic"
+    instruction_set : "avx512", "avx2", "neon" or "generic"
     threads : int
 
     Returns

@@ -17,6 +17,7 @@ from fractions import Fraction
 from typing import ClassVar
 
 from autoconv.common.winograd_math import Transforms, transforms
+from autoconv.cpu.codegen.ir import VECTOR_REGISTERS
 from autoconv.cpu.common.correlation import CorrelationAxis
 from autoconv.cpu.transform.geometry import TiledAxis, Tiling
 from autoconv.layer import ConvLayer
@@ -37,8 +38,8 @@ _POINTS = {
     9: "1/4 -1/4 11/16 -11/16 9/8 -9/8 2 -2",
 }
 LARGEST_TILE = max(_POINTS)
-# Tiles by vectors of the product's register tile, when filters fill one vector and when they fill two.
-_REGISTER_TILES = {"avx512": {1: 28, 2: 14}, "avx2": {1: 12, 2: 6}, "generic": {1: 12, 2: 6}}
+# Tiles by vectors of the product's register tile, by registers, when filters fill one vector and when they fill two.
+_REGISTER_TILES = {32: {1: 28, 2: 14}, 16: {1: 12, 2: 6}}
 FEWEST_TAPS = 4  # of a block, among the candidates
 MOST_GATHERS = 16  # vectors of channels that several subfilters share: each has code of its own
 
@@ -92,7 +93,7 @@ class WinogradTiling(Tiling):
 
     @functools.cached_property
     def most_tiles(self) -> int:
-        return _REGISTER_TILES[self.instruction_set][self.vectors]
+        return _REGISTER_TILES[VECTOR_REGISTERS[self.instruction_set]][self.vectors]
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from autoconv.cpu.codegen.ir import VECTOR_REGISTERS
 from autoconv.cpu.common.panel import in_lines
 from autoconv.cpu.transform.geometry import HEADER, split_evenly
 from autoconv.cpu.winograd.geometry import WinogradTiling
 
 FILTER_VECTORS = 4  # of a block, at most
-# Filters of the product's register tile, for one to three vectors of channels.
-_REGISTER_TILES = {"avx512": (28, 14, 9), "avx2": (12, 6, 4), "generic": (12, 6, 4)}
+# Filters of the product's register tile, by registers, for one to three vectors of channels.
+_REGISTER_TILES = {32: (28, 14, 9), 16: (12, 6, 4)}
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class WgradTiling:
     @functools.cached_property
     def register_tiles(self) -> list[tuple[int, int]]:
         """How many tiles of how many filters a block is multiplied in."""
-        return split_evenly(self.BF, _REGISTER_TILES[self.forward.instruction_set][self.vectors - 1])
+        most = _REGISTER_TILES[VECTOR_REGISTERS[self.forward.instruction_set]][self.vectors - 1]
+        return split_evenly(self.BF, most)
 
     # Chunks.
 
