@@ -11,7 +11,7 @@ import numpy as np
 from autoconv.algorithm import Array
 from autoconv.common.arrays import like
 from autoconv.common.types import INTEGERS
-from autoconv.errors import ArrayError
+from autoconv.errors import ArrayError, PlanError
 from autoconv.functional.operands import Padding, arrays_of, extents_of, number_of, planned
 from autoconv.layer import ConvLayer, Layout, Pair
 from autoconv.tuning.choice import MODES
@@ -287,14 +287,18 @@ def conv_transpose2d(
     size = (H - 1) * sh - 2 * ph + dh * (R - 1) + oh + 1, (W - 1) * sw - 2 * pw + dw * (S - 1) + ow + 1
     if bias is not None:
         bias = _bias(bias, K_group * number_of(groups), arrays["x"].dtype, options["device"])
-    # Of the kernels for dgrad on a GPU one alone adds a bias, and it is the slowest; one that is named may add none.
-    fused = bias is not None and options["device"].kind == "cpu" and options.get("mode", "hybrid") in MODES
-    if bias is not None and not fused and out is not None and options["device"].overlap(out, bias):
-        raise ArrayError("out: expected memory of its own, got an array that overlaps bias")
     geometry = stride, padding, dilation, groups
-    y = _dgrad(x, w, bias if fused else None, size, geometry, layout=layout, out=out, **options)
-    if bias is not None and not fused:
-        y += like(y, bias.reshape((-1, 1, 1)) if layout == "NCHW" else bias)
+    # Of the kernels for dgrad on a GPU one alone adds a bias, and it is the slowest.
+    if bias is None or options["device"].kind == "cpu":
+        try:
+            return _dgrad(x, w, bias, size, geometry, layout=layout, out=out, **options)
+        except PlanError:
+            if bias is None or options.get("mode") in (None, *MODES):
+                raise  # one that is named may add none
+    if out is not None and options["device"].overlap(out, bias):
+        raise ArrayError("out: expected memory of its own, got an array that overlaps bias")
+    y = _dgrad(x, w, None, size, geometry, layout=layout, out=out, **options)
+    y += like(y, bias.reshape((-1, 1, 1)) if layout == "NCHW" else bias)
     return y
 
 

@@ -162,6 +162,13 @@ def test_a_transposed_convolution_gives_nothing_where_its_bias_lies(mode: str) -
     assert (memory == 1).all()
 
 
+@pytest.mark.parametrize("mode", ["heuristic", "direct", "numpy.direct"])
+def test_a_transposed_convolution_adds_its_bias_before_it_rounds(mode: str) -> None:
+    x, w = np.full((1, 32, 8, 8), 16, np.float16), np.full((32, 8, 4, 4), 40, np.float16)
+    y = autoconv.conv_transpose2d(x, w, np.full(8, -30000, np.float16), stride=2, padding=1, mode=mode)
+    assert (y[0, 0, 8, 8], y[0, 0, 0, 0]) == (51920, -9520), "the sum alone is beyond the type"
+
+
 def test_only_mode_hybrid_has_a_budget_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from autoconv.cpu.codegen.ir import Function, Value
+from autoconv.cpu.codegen.ir import Function, Value, Var
 
 # Products added one after the other; at half as many, adding up their sums starts to take time.
 SUM_TERMS = 512
@@ -52,3 +52,22 @@ def each_sum(k: Function, channels: Value, most: int, each: int) -> Iterator[tup
     sums = k.max(channels // each, 1)
     with k.loop(0, sums) as n:
         yield n * each, k.select(n.eq(sums - 1), channels, (n + 1) * each)
+
+
+@contextmanager
+def kept_aside(k: Function, sums: Sequence[Var], lanes: int) -> Iterator[Callable[[], None]]:
+    """What adds the sums in registers to those before, and has them begin anew; in the end they are all there is."""
+    element = sums[0].get().type.scalar
+    zero, kept = k.zero(element, lanes), k.scratch(element, len(sums) * lanes)
+    places = [kept + number * lanes for number in range(len(sums))]
+    for place in places:
+        k.store(zero, place)
+
+    def keep() -> None:
+        for total, place in zip(sums, places, strict=True):
+            k.store(k.load(place, lanes) + total.get(), place)
+            total.set(zero)
+
+    yield keep
+    for total, place in zip(sums, places, strict=True):
+        total.set(k.load(place, lanes))

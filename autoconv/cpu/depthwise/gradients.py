@@ -8,8 +8,10 @@ registers; of few channels, `slices` of the images are summed apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
@@ -19,6 +21,7 @@ from autoconv.cpu.common.algorithm import GeneratedAlgorithm
 from autoconv.cpu.common.correlation import correlations
 from autoconv.cpu.common.estimate import operands_once, side_by_side
 from autoconv.cpu.common.panel import in_lines, strides_too_wide
+from autoconv.cpu.common.sums import SUM_TERMS, kept_aside
 from autoconv.cpu.depthwise.geometry import DepthwiseTiling, RowBlocking
 from autoconv.cpu.depthwise.kernels import fill
 from autoconv.cpu.device import CPU
@@ -28,6 +31,9 @@ SPARE = 6  # registers for rows of dy and the input
 HEIGHTS = (2, 3, 4, 6)
 MOST_COLUMNS = 10  # taps of a row, whose sums are in registers together
 MOST_TAPS = 128
+
+Sums: TypeAlias = dict[tuple[int, int], Var]  # by tap
+Keep: TypeAlias = Callable[[], None] | None  # what keeps them aside, where there are many terms
 
 
 def _tiling(layer: ConvLayer, device: CPU, TP: int) -> DepthwiseTiling:
@@ -84,32 +90,41 @@ class _WgradWriter:
         rows = tiling.together * tiling.TP
         for first in range(0, layer.R, at_once):
             chosen = range(first, min(first + at_once, layer.R))
-            sums = {(r, s): k.var(k.zero(wide, lanes)) for r in chosen for s in range(layer.S)}
+            sums: Sums = {(r, s): k.var(k.zero(wide, lanes)) for r in chosen for s in range(layer.S)}
             images = slice_ * layer.N // self.slices, (slice_ + 1) * layer.N // self.slices
-            with k.loop(*images) as n, k.loop(0, layer.P, rows) as p:
+            aside = kept_aside(k, list(sums.values()), lanes) if self._parted() else nullcontext()
+            with aside as keep, k.loop(*images) as n, k.loop(0, layer.P, rows) as p:
                 fill(k, tiling, x + n * c.input.image, p * c.rows.stride + c.rows.offset, panel, ahead=False)
-                self._add_rows(k, sums, panel, dy + n * c.output.image + p * layer.Q, k.min(layer.P - p, rows))
+                here = dy + n * c.output.image + p * layer.Q
+                self._add_rows(k, sums, panel, here, k.min(layer.P - p, rows), keep)
+                if keep is not None:
+                    keep()
             for (r, s), total in sums.items():
                 tap = r * layer.S + s
                 target = dw + filter_ * taps + tap if self.slices == 1 else partial + tap
                 k.store(k.sum(total.get()), target)
         return k
 
+    def _parted(self) -> bool:
+        """Whether images have more terms than should be added up in a row."""
+        layer = self.layer
+        return -(-layer.N // self.slices) * layer.P * -(-layer.Q // self.tiling.panel.lanes) > SUM_TERMS
+
     def _partial(self, k: Function, workspace: Value) -> Value:
         """The slices' gradients, behind the threads' panels."""
         wide = widened(DTYPES[self.layer.dtype])
         return k.bytes_at(workspace, self.threads * self.tiling.elements * wide.bytes, wide)
 
-    def _add_rows(self, k: Function, sums: dict[tuple[int, int], Var], panel: Value, dy: Value, count: Value) -> None:
+    def _add_rows(self, k: Function, sums: Sums, panel: Value, dy: Value, count: Value, keep: Keep) -> None:
         """So many rows of dy: whole blocks, and then one by one."""
         step, pitch, TP = self.tiling.problem.rows.stride, self.tiling.panel.pitch, self.tiling.TP
         whole = count // TP * TP
         with k.loop(0, whole, TP) as p:
-            self._add_block(k, sums, panel + p * (step * pitch), dy + p * self.layer.Q, TP)
+            self._add_block(k, sums, panel + p * (step * pitch), dy + p * self.layer.Q, TP, keep)
         with k.loop(whole, count) as p:
-            self._add_block(k, sums, panel + p * (step * pitch), dy + p * self.layer.Q, 1)
+            self._add_block(k, sums, panel + p * (step * pitch), dy + p * self.layer.Q, 1, keep)
 
-    def _add_block(self, k: Function, sums: dict[tuple[int, int], Var], panel: Value, dy: Value, TP: int) -> None:
+    def _add_block(self, k: Function, sums: Sums, panel: Value, dy: Value, TP: int, keep: Keep) -> None:
         """TP rows of dy, vector by vector; a row of the panel is read once for all that see it."""
         lanes, Q = self.tiling.panel.lanes, self.layer.Q
         rows = self.tiling.problem.rows
@@ -128,8 +143,14 @@ class _WgradWriter:
                     for i, r in meetings[t]:
                         sums[r, s].fma(gradients[i], pixels)
 
-        if lanes <= Q:
-            with k.loop(0, Q // lanes * lanes, lanes) as q:
+        whole, most = Q // lanes * lanes, SUM_TERMS // TP * lanes
+        if keep is not None and whole > most:
+            with k.loop(0, whole, most) as first:
+                with k.loop(first, k.min(first + most, whole), lanes) as q:
+                    vector(q, lanes)
+                keep()
+        elif whole:
+            with k.loop(0, whole, lanes) as q:
                 vector(q, lanes)
         if Q % lanes:
             vector(Q // lanes * lanes, Q % lanes)

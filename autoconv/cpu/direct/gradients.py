@@ -10,16 +10,17 @@ tile of filters by channels in registers in the same way.)
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autoconv.algorithm import Params
-from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, i32, i64, ptr, widened
+from autoconv.cpu.codegen.ir import DTYPES, Function, Module, Type, Value, Var, i32, i64, ptr, widened
 from autoconv.cpu.codegen.launch import RUN, TASK, launch, operands
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, flat_correlations
 from autoconv.cpu.common.lanes import overlap
+from autoconv.cpu.common.sums import SUM_TERMS, kept_aside
 from autoconv.layer import ConvLayer
 
 
@@ -48,15 +49,27 @@ def tap_range(k: Function, axis: CorrelationAxis, tap: Value) -> tuple[Value, Va
 class WgradTile:
     """Writes the sum of one register tile over the pixels of some rows, for one tap.
 
-    `stored` is the type of x and dw as the tile sees them, which may be packed copies; c tells where they lie.
+    `stored` is the type of x and dw as the tile sees them, which may be packed copies; c tells where they lie. A call
+    goes through at most so many `rows`, of all its images.
     """
 
     def __init__(
-        self, m: Module, c: Correlation, element: Type, stored: Type, tile: tuple[int, int], lanes_are_pixels: bool
+        self,
+        m: Module,
+        c: Correlation,
+        element: Type,
+        stored: Type,
+        tile: tuple[int, int],
+        rows: int,
+        *,
+        lanes_are_pixels: bool,
     ) -> None:
         self.c, self.m, self.element = c, m, element
         self.lanes = m.lanes(element)
         self.filters, self.channels = tile
+        self.together = self.lanes if lanes_are_pixels else 1  # columns of a term
+        self.row_terms = math.ceil(c.columns.count / self.together)
+        self.parted = rows * self.row_terms > SUM_TERMS
         #        x,           dy,           dw,          images, rows from, to, columns from, to, channels left, add
         types = (ptr(stored), ptr(element), ptr(stored), i64, i64, i64, i64, i64, i64, i64)
         self.k = m.function(f"tile_{len(m.functions)}", *types, internal=True)
@@ -65,20 +78,42 @@ class WgradTile:
         else:
             self._channels()
 
-    @contextmanager
-    def _image_rows(self) -> Iterator[tuple[Value, Value]]:
-        """Every image and row: where the row of x and that of dy start."""
+    def _each_row(self, sums: Sequence[Var], add: Callable[[Value, Value, Value, Value], None]) -> None:
+        """`add(x, dy, from, to)` for every image and row: where the row of x and that of dy start, and columns.
+
+        Where a call adds up many terms, the sums of some are kept aside, and added to what those before came to.
+        """
         k, c = self.k, self.c
-        x, dy, _, images, low, high = k.args[:6]
-        with k.loop(0, images) as n, k.loop(low, high) as p:
-            x = x + n * c.input.image + p * (c.rows.stride * c.input.row)
-            yield x, dy + n * c.output.image + p * c.output.row
+        x, dy, _, images, low, high, left, right = k.args[:8]
+
+        def each(n: Value, low: Value, high: Value, columns: int = 0, keep: Callable[[], None] | None = None) -> None:
+            with k.loop(low, high) as p:
+                here = x + n * c.input.image + p * (c.rows.stride * c.input.row)
+                there = dy + n * c.output.image + p * c.output.row
+                if keep is None:
+                    add(here, there, left, right)
+                else:
+                    with k.loop(left, right, columns) as q:
+                        add(here, there, q, k.min(q + columns, right))
+                        keep()
+
+        if not self.parted:
+            with k.loop(0, images) as n:
+                each(n, low, high)
+            return
+        with kept_aside(k, sums, self.lanes) as keep, k.loop(0, images) as n:
+            if self.row_terms > SUM_TERMS:
+                each(n, low, high, SUM_TERMS * self.together, keep)
+            else:
+                rows = SUM_TERMS // self.row_terms
+                with k.loop(low, high, rows) as first:
+                    each(n, first, k.min(first + rows, high))
+                    keep()
 
     def _pixels(self) -> None:
         k, c, lanes = self.k, self.c, self.lanes
         zero = k.zero(widened(self.element), lanes)
         sums = [[k.var(zero) for _ in range(self.channels)] for _ in range(self.filters)]
-        low, high = k.args[6:8]
 
         def step(x: Value, dy: Value, q: Value, n: Value | None) -> None:
             mask = None if n is None else k.mask(n, lanes)
@@ -88,12 +123,14 @@ class WgradTile:
                 for i, d in enumerate(dys):
                     sums[i][j].fma(d, v)
 
-        with self._image_rows() as (x, dy):
+        def columns(x: Value, dy: Value, low: Value, high: Value) -> None:
             whole = low + k.max(high - low, 0) // lanes * lanes
             with k.loop(low, whole, lanes) as q:
                 step(x, dy, q, None)
             with k.if_(whole < high):
                 step(x, dy, whole, high - whole)
+
+        self._each_row(list(itertools.chain(*sums)), columns)
         dw, add = k.args[2], k.args[9]
         for i, row in enumerate(sums):
             for j, acc in enumerate(row):
@@ -122,7 +159,7 @@ class WgradTile:
 
     def _channels(self) -> None:
         k, c, lanes = self.k, self.c, self.lanes
-        dw, low, high, left, add = k.args[2], *k.args[6:]
+        dw, left, add = k.args[2], *k.args[8:]
         vectors = self.channels // lanes
         masks = [None if c.C % self.channels == 0 else k.mask(left - v * lanes, lanes) for v in range(vectors)]
         zero = k.zero(widened(self.element), lanes)
@@ -136,8 +173,10 @@ class WgradTile:
                 for acc, pixel in zip(row, xs, strict=True):
                     acc.fma(d, pixel)
 
-        with self._image_rows() as start:
-            k.sweep(low, high, k.module.terms, functools.partial(term, *start))
+        def columns(x: Value, dy: Value, low: Value, high: Value) -> None:
+            k.sweep(low, high, k.module.terms, functools.partial(term, x, dy))
+
+        self._each_row(list(itertools.chain(*sums)), columns)
         for i, row in enumerate(sums):
             for v, (acc, mask) in enumerate(zip(row, masks, strict=True)):
                 place = dw + (i * c.filters.k + v * lanes)
@@ -160,7 +199,9 @@ def emit_wgrad(instruction_set: str, layer: ConvLayer, b: WgradBlocking) -> Modu
 
     channel_sizes = tile_sizes(c.C, b.BC) if pixels else [(b.BC, math.ceil(c.C / b.BC))]
     kinds = [(f, g) for f, _ in tile_sizes(c.K, b.TK) for g, _ in channel_sizes]
-    tiles = {kind: WgradTile(m, c, element, element, kind, lanes_are_pixels=pixels).k for kind in kinds}
+    images = c.N if b.rows >= c.rows.count and layer.itemsize < 4 else 1
+    rows = images * b.rows
+    tiles = {kind: WgradTile(m, c, element, element, kind, rows, lanes_are_pixels=pixels).k for kind in kinds}
     k = m.function("task", *TASK, internal=True)
     ctx, index, _ = k.args
     x, dy, dw = operands(k, ctx, element)[:3]
@@ -170,7 +211,6 @@ def emit_wgrad(instruction_set: str, layer: ConvLayer, b: WgradBlocking) -> Modu
     cb, group = rest % channel_blocks * b.channels, rest // channel_blocks
     x = x + group * c.input.group
     dy, dw = dy + group * c.output.group, dw + group * c.filters.group
-    images = c.N if b.rows >= c.rows.count and layer.itemsize < 4 else 1
 
     def blocks(begin: Value, count: int, choices: list[tuple[int, int]], tile: int) -> Iterator[tuple[int, Value]]:
         """The tiles of this task along one extent: their size, and where each starts."""

@@ -82,7 +82,9 @@ def emit_wgrad_packed(instruction_set: str, layer: ConvLayer, b: PackedWgradBloc
     )
     pack = _emit_pack(m, c, element, b.BC)
     filter_sizes = tile_sizes(c.K, b.TK)
-    tiles = {f: WgradTile(m, inside, element, total, (f, b.BC), lanes_are_pixels=False).k for f, _ in filter_sizes}
+    tiles = {
+        f: WgradTile(m, inside, element, total, (f, b.BC), b.rows, lanes_are_pixels=False).k for f, _ in filter_sizes
+    }
 
     k = m.function("task", *TASK, internal=True)
     ctx, index, thread = k.args
