@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guards import check_candidate
-from layers import EDGES, edge
+from guards import check_candidate, run_guarded
+from layers import EDGES, edge, operands
 from vectors import INSTRUCTION_SETS, device_with
 
 from autoconv.cpu import pool
@@ -18,6 +18,7 @@ from autoconv.cpu.device import CPU
 from autoconv.cpu.direct.polyphase import DirectPolyphase
 from autoconv.cpu.winograd.polyphase import WinogradPolyphase
 from autoconv.layer import ConvLayer
+from autoconv.tuning import reference
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
@@ -104,6 +105,23 @@ def test_the_unit_stride_layer_has_the_filters_taps() -> None:
     kernel.run(np.ones(ones.y_shape, np.float32), packed, out, None, None, DEVICE.buffer(kernel.workspace_bytes))
     assert (out[0, :, 0, 0] == 1).all()  # the corner is seen once
     assert out.sum() == ones.P * ones.Q * 11 * 11 * 3
+
+
+@pytest.mark.parametrize("algorithm", [DIRECT, WINOGRAD], ids=lambda algorithm: algorithm.name)
+def test_errs_as_is_usual(algorithm: Polyphase) -> None:
+    layer = reshaped(N=1, K=64, R=3, S=3)
+    candidate = next(c for c in algorithm.all(layer, DEVICE) if not algorithm.why_not(layer, DEVICE, c.params))
+    a, b, *_ = operands(layer)
+    got = run_guarded(algorithm, layer, DEVICE, candidate, (a, b, None, None), "after")
+    want, magnitude = reference.convolve(layer, a, b), reference.magnitude(layer, a, b)
+    assert 1 / 3 < reference.error(got, want, magnitude) / algorithm.usual_error(layer, candidate.params) < 3
+
+
+def test_zeros_are_no_terms_of_a_sum() -> None:
+    layer = reshaped(K=1024, R=3, S=3)
+    params = DIRECT.all(layer, DEVICE)[0].params
+    assert DIRECT.usual_error(layer, params) == DIRECT.inner.usual_error(layer, params)
+    assert DIRECT.usual_error(layer, params) > DIRECT.inner.usual_error(unit_stride_layer(layer), params)
 
 
 def test_every_reason_is_given() -> None:

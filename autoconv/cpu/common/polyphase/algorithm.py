@@ -163,6 +163,12 @@ class Polyphase(Algorithm[CPU]):
     def bound(self, layer: ConvLayer, params: Params) -> float:
         return self.inner.bound(unit_stride_layer(layer), params)
 
+    def usual_error(self, layer: ConvLayer, params: Params) -> float:
+        """What transforms err, of the inner algorithm; sums only by the gradient's own terms, as zeros add nothing."""
+        if self.exact:
+            return super().usual_error(layer, params)
+        return self.inner.usual_error(unit_stride_layer(layer), params)
+
     def build(self, layer: ConvLayer, device: CPU, params: Params) -> Kernel:
         some, inner = _in_cache(layer, device)
         program = compiler.build(emit, device.instruction_set, some)
