@@ -267,6 +267,8 @@ def test_code_of_a_shared_module_changes_those_that_import_it(versions: Callable
     assert families_that_change(versions, copied, "layer.py", code) == everything
     transforms = families_that_change(versions, copied, "cpu/transform/geometry.py", code)
     assert {"cpu.winograd", "cpu.fft"} <= transforms < compiled
+    twice = families_that_change(versions, copied, "cpu/common/polyphase/kernels.py", code)
+    assert {"cpu.direct", "cpu.winograd", "cpu.matrix", "cpu.depthwise"} <= twice < compiled
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from autoconv.common.split_products import SPLIT_PRODUCTS
 from autoconv.cpu import permission, pool
 from autoconv.cpu.codegen.ir import X86, Module
 from autoconv.cpu.common.correlation import flat_correlations
+from autoconv.cpu.common.polyphase.algorithm import Polyphase
 from autoconv.cpu.common.tiles.algorithm import X3_BOUND
 from autoconv.cpu.common.tiles.products import DEPTH
 from autoconv.cpu.device import CPU
@@ -29,7 +30,6 @@ from autoconv.cpu.matrix.geometry import Panel, blocking
 from autoconv.cpu.matrix.gradients import MatrixWgrad, MatrixX3Wgrad
 from autoconv.cpu.matrix.gradients_geometry import wgrad_cut
 from autoconv.cpu.matrix.pointwise import MatrixX3Pointwise
-from autoconv.cpu.matrix.polyphase import MatrixPolyphase, MatrixX3Polyphase
 from autoconv.errors import PlanError
 from autoconv.layer import DIRECTIONS, LAYOUTS, ConvLayer
 from autoconv.tuning import reference
@@ -140,7 +140,7 @@ def test_strips_of_a_gradient_are_added(algorithm: Algorithm[Any], layout: str, 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("algorithm", [MatrixPolyphase(), MatrixX3Polyphase()], ids=lambda a: a.name)
+@pytest.mark.parametrize("algorithm", [Polyphase(MATRIX), Polyphase(X3)], ids=lambda a: a.name)
 def test_a_strided_gradient_by_polyphase_components(algorithm: Algorithm[Any], layout: str) -> None:
     layer = layer_of("stride 2", layout=layout, direction="dgrad")
     assert check_guarded(algorithm, layer, tile_device(), operands(layer))

@@ -13,16 +13,15 @@ from vectors import INSTRUCTION_SETS, device_with
 from autoconv.cpu import pool
 from autoconv.cpu.common.polyphase.algorithm import Polyphase
 from autoconv.cpu.common.polyphase.geometry import unit_stride_layer
-from autoconv.cpu.depthwise.polyphase import DepthwisePolyphase
 from autoconv.cpu.device import CPU
-from autoconv.cpu.direct.polyphase import DirectPolyphase
-from autoconv.cpu.winograd.polyphase import WinogradPolyphase
 from autoconv.layer import ConvLayer
+from autoconv.registry import algorithms
 from autoconv.tuning import reference
 
 pytestmark = pytest.mark.skipif(not pool.available(), reason="llvmlite cannot target this processor")
 DEVICE = CPU.current()
-DIRECT, WINOGRAD, DEPTHWISE = DirectPolyphase(), WinogradPolyphase(), DepthwisePolyphase()
+FOUND = {one.inner.name: one for one in algorithms(DEVICE) if isinstance(one, Polyphase)}
+DIRECT, WINOGRAD, DEPTHWISE = (FOUND[name] for name in ("direct", "winograd", "depthwise"))
 
 
 def check(algorithm: Polyphase, layer: ConvLayer, device: CPU = DEVICE, side: str = "after") -> bool:
@@ -85,6 +84,13 @@ def test_images_are_interleaved_while_they_are_in_cache() -> None:
     whole, part = (DIRECT.workspace_bytes(layer, device, params) for device in (DEVICE, small))
     assert whole == 3 * part
     assert check(DIRECT, layer, small)
+
+
+def test_the_inner_algorithm_s_family_is_its_own() -> None:
+    assert len(FOUND) == 7
+    for name, algorithm in FOUND.items():
+        assert (algorithm.name, algorithm.version) == (f"{name}.polyphase", algorithm.inner.version)
+        assert (algorithm.exact, algorithm.dtypes) == (algorithm.inner.exact, algorithm.inner.dtypes)
 
 
 def test_any_number_of_images_is_planned() -> None:

@@ -15,15 +15,10 @@ from vectors import INSTRUCTION_SETS, modelled, tile_device
 from autoconv.algorithm import Algorithm, Candidate
 from autoconv.cpu import permission, pool
 from autoconv.cpu.codegen.ir import X86
+from autoconv.cpu.common.polyphase.algorithm import Polyphase
 from autoconv.cpu.device import CPU
 from autoconv.cpu.winograd.algorithm import Winograd
-from autoconv.cpu.winograd.matrix_unit import (
-    WinogradMatrix,
-    WinogradMatrixPolyphase,
-    WinogradMatrixX3,
-    WinogradMatrixX3Polyphase,
-    emit,
-)
+from autoconv.cpu.winograd.matrix_unit import WinogradMatrix, WinogradMatrixX3, emit
 from autoconv.errors import PlanError
 from autoconv.layer import ConvLayer
 from autoconv.tuning import reference
@@ -84,9 +79,7 @@ def test_types_and_epilogues(dtype: str, epilogue: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize(
-    "algorithm", [WinogradMatrixPolyphase(), WinogradMatrixX3Polyphase()], ids=lambda algorithm: algorithm.name
-)
+@pytest.mark.parametrize("algorithm", [Polyphase(X6), Polyphase(X3)], ids=lambda algorithm: algorithm.name)
 def test_a_strided_gradient_by_polyphase_components(algorithm: Algorithm[CPU], layout: str) -> None:
     fields = {"R": 4, "S": 4, "stride": 2, "padding": 1, "layout": layout, "direction": "dgrad"}
     layer = ConvLayer(N=1, C=20, H=12, W=14, K=24, **fields)

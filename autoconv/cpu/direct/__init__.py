@@ -3,10 +3,7 @@
 from typing import Any
 
 from autoconv.algorithm import Algorithm
+from autoconv.cpu.common.polyphase.algorithm import Polyphase
 from autoconv.cpu.direct.algorithm import Direct
-from autoconv.cpu.direct.polyphase import DirectPolyphase
 
-ALGORITHMS: tuple[Algorithm[Any], ...] = (
-    Direct(),
-    DirectPolyphase(),
-)
+ALGORITHMS: tuple[Algorithm[Any], ...] = (Direct(), Polyphase(Direct()))

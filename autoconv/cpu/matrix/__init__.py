@@ -3,19 +3,19 @@
 from typing import Any
 
 from autoconv.algorithm import Algorithm
+from autoconv.cpu.common.polyphase.algorithm import Polyphase
 from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3
 from autoconv.cpu.matrix.dot import MatrixDot
 from autoconv.cpu.matrix.gradients import MatrixWgrad, MatrixX3Wgrad
 from autoconv.cpu.matrix.pointwise import MatrixPointwise, MatrixX3Pointwise
-from autoconv.cpu.matrix.polyphase import MatrixPolyphase, MatrixX3Polyphase
 
 ALGORITHMS: tuple[Algorithm[Any], ...] = (
     Matrix(),
     MatrixX3(),
     MatrixPointwise(),
     MatrixX3Pointwise(),
-    MatrixPolyphase(),
-    MatrixX3Polyphase(),
+    Polyphase(Matrix()),
+    Polyphase(MatrixX3()),
     MatrixWgrad(),
     MatrixX3Wgrad(),
     MatrixDot(),

@@ -15,7 +15,6 @@ from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import Module
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
-from autoconv.cpu.common.polyphase.algorithm import Polyphase
 from autoconv.cpu.common.tiles.algorithm import X3_BOUND, TileAlgorithm, with_few_terms, without_unit
 from autoconv.cpu.device import CPU
 from autoconv.cpu.transform import kernels
@@ -110,21 +109,3 @@ class WinogradMatrixX3(WinogradMatrix):
 
 def _fits(axis: WinogradAxis) -> bool:
     return axis.m <= MOST_OUTPUTS and axis.tile <= MOST_POINTS
-
-
-class WinogradMatrixPolyphase(Polyphase):
-    """The polyphase components of dx by `winograd.matrix`."""
-
-    name = "winograd.matrix.polyphase"
-    dtypes = WinogradMatrix.dtypes
-    keeps_denormals = False
-    inner = WinogradMatrix()
-
-
-class WinogradMatrixX3Polyphase(Polyphase):
-    """The polyphase components of dx by `winograd.matrix.x3`."""
-
-    name = "winograd.matrix.x3.polyphase"
-    dtypes = WinogradMatrixX3.dtypes
-    keeps_denormals = False
-    inner = WinogradMatrixX3()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterable
-from typing import ClassVar
 
 from autoconv.algorithm import Algorithm, Array, Kernel, Params
 from autoconv.common.epilogue import activations
@@ -102,10 +100,17 @@ class Polyphase(Algorithm[CPU]):
     and Filter Banks" (1993), chapter 4; of convolutions, Dumoulin and Visin (2016), arXiv:1603.07285, draw the gradient
     with the zeros that this leaves out, and Shi et al. (2016), arXiv:1609.05158 and arXiv:1609.07009, interleave
     channels in the same way (sub-pixel convolution).
+
+    Parameters
+    ----------
+    inner : Algorithm
+        What computes the unit-stride layer.
+    **declared : tuple of str
+        Capabilities other than those below, such as `layouts`.
     """
 
     directions = ("dgrad",)
-    groupings: ClassVar[tuple[str, ...]] = ("dense", "grouped")
+    groupings = ("dense", "grouped")
     dilated = False  # neighbouring taps would be of different components
     epilogue = ("dgrad",)
     activations = activations.NAMES
@@ -113,10 +118,15 @@ class Polyphase(Algorithm[CPU]):
     searched = True
     spreads_nonfinite = True  # taps that a component lacks are zeros, and multiplied
 
+    def __init__(self, inner: Algorithm[CPU], **declared: tuple[str, ...]) -> None:
+        self.inner = inner
+        same = {name: getattr(inner, name) for name in ("dtypes", "exact", "keeps_denormals")}
+        vars(self).update(same, name=f"{inner.name}.polyphase", **declared)
+
     @property
-    @abstractmethod
-    def inner(self) -> Algorithm[CPU]:
-        """What computes the unit-stride layer."""
+    def version(self) -> str:
+        """The inner algorithm's, whose family has this one in its table."""
+        return self.inner.version
 
     def unsupported(self, layer: ConvLayer) -> list[str]:
         """What is declared, and what of the layer is against any inner algorithm: it may have no unit-stride layer."""
