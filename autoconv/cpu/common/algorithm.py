@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autoconv.algorithm import Algorithm, Array, Kernel, Params
 from autoconv.common.epilogue import activations, expressions
 from autoconv.cpu import pool
 from autoconv.cpu.codegen import compiler
+from autoconv.cpu.codegen.ir import Module
 from autoconv.cpu.common.estimate import meeting
 from autoconv.cpu.common.functions import FLOAT32_SERIES
 from autoconv.cpu.device import CPU
@@ -48,6 +49,7 @@ def imprecise(layer: ConvLayer) -> list[str]:
     return [f"dtype: expected float32 sums under {', '.join(sorted(series))}, got float64"] if series else []
 
 
+Emitter = Callable[..., Module]  # of the text of a kernel; its module says what that is made of
 A, B, OUT, BIAS, RESIDUAL, WORKSPACE = range(6)  # the operands of a kernel's `run`, in their order
 
 

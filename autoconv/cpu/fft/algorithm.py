@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar
 
 from autoconv.algorithm import Params
-from autoconv.cpu.codegen import compiler
+from autoconv.cpu.common.algorithm import Emitter
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
 from autoconv.cpu.common.grid import batches, parts
 from autoconv.cpu.device import CPU
@@ -69,6 +70,7 @@ class TiledFFT(TransformAlgorithm[FourierTiling]):
     name = "fft"
     directions = ("fwd", "dgrad")
     spreads_nonfinite = True
+    emitter: ClassVar[Emitter] = staticmethod(emit)
 
     def tiling(
         self, layer: ConvLayer, device: CPU, c: Correlation, axes: tuple[CircularAxis, CircularAxis]
@@ -134,9 +136,6 @@ class TiledFFT(TransformAlgorithm[FourierTiling]):
 
     def counts(self, tiling: FourierTiling, machine: Machine) -> Counts:
         return counts(tiling, machine)
-
-    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
-        return compiler.build(emit, device.instruction_set, layer, self.tilings(layer, device, params))
 
 
 @cached_for_model(64)

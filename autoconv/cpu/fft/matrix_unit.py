@@ -7,15 +7,12 @@ either side are kept, and what they add up to is computed where the products are
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autoconv.algorithm import Params
-from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import Function, Module, Value
 from autoconv.cpu.common.correlation import Correlation
-from autoconv.cpu.common.tiles.algorithm import X3_BOUND, TileAlgorithm, without_unit
+from autoconv.cpu.common.tiles.algorithm import X3_BOUND, TileAlgorithm
 from autoconv.cpu.device import CPU
 from autoconv.cpu.fft.algorithm import LARGEST_STACK, TiledFFT
 from autoconv.cpu.fft.dft import Complex
@@ -78,6 +75,7 @@ class FourierMatrix(TileAlgorithm, TiledFFT):
     """
 
     name = "fft.matrix"
+    emitter = staticmethod(emit)
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
     products: ClassVar[dict[str, int]] = {"float32": 6}
 
@@ -87,15 +85,6 @@ class FourierMatrix(TileAlgorithm, TiledFFT):
         m, lengths = zip(*((axis.m, axis.length) for axis in axes), strict=True)
         where, unit = (device.instruction_set, layer.accumulator.itemsize, device.threads), device.matrix_unit or ""
         return FourierMatrixTiling(c, *where, m, 1, 0, lengths, False, unit, self.products[layer.dtype])
-
-    def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return () if without_unit(device) else super().candidates(layer, device)
-
-    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        return self.unavailable(device) + super().refusals(layer, device, params)
-
-    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
-        return compiler.build(emit, device.instruction_set, layer, self.tilings(layer, device, params))
 
 
 class FourierMatrixX3(FourierMatrix):

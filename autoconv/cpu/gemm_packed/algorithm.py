@@ -18,7 +18,7 @@ from typing import ClassVar
 from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
-from autoconv.cpu.common.algorithm import GeneratedAlgorithm
+from autoconv.cpu.common.algorithm import Emitter, GeneratedAlgorithm
 from autoconv.cpu.common.estimate import busiest, operands_once, side_by_side
 from autoconv.cpu.common.sums import channels_of_sum, sums_of
 from autoconv.cpu.device import CPU
@@ -58,6 +58,7 @@ class GemmPacked(GeneratedAlgorithm):
     layouts = ("NCHW",)
     groupings = ("dense", "grouped")
     exact = True
+    emitter: ClassVar[Emitter] = staticmethod(emit)
     halved: ClassVar[bool] = False
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
@@ -136,4 +137,4 @@ class GemmPacked(GeneratedAlgorithm):
         return both + operands_once(layer, machine) + fresh + (machine.call or 0.0)
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
-        return compiler.build(emit, device.instruction_set, layer, self.blocking(layer, device, params))
+        return compiler.build(self.emitter, device.instruction_set, layer, self.blocking(layer, device, params))

@@ -9,7 +9,6 @@ and is added to one or two of the four blocks of outputs from there, in the cach
 from __future__ import annotations
 
 from autoconv.algorithm import Params
-from autoconv.cpu.codegen import compiler
 from autoconv.cpu.device import CPU
 from autoconv.cpu.gemm_packed.algorithm import GemmPacked
 from autoconv.cpu.gemm_packed.geometry import pixels_of, product, spreads
@@ -31,6 +30,7 @@ class GemmStrassen(GemmPacked):
     exact = False
     spreads_nonfinite = True  # to the other half of the plane, and to other filters
     float32_bound = 4e-6
+    emitter = staticmethod(emit)
     halved = True
 
     def unsupported(self, layer: ConvLayer) -> list[str]:
@@ -46,6 +46,3 @@ class GemmStrassen(GemmPacked):
             halves = f"{pixels_of(p)} pixels, {p.C} channels and {p.K} filters"
             return [f"halves: expected less to multiply by seven products of them, got {halves}"]
         return super().refusals(layer, device, params)
-
-    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
-        return compiler.build(emit, device.instruction_set, layer, self.blocking(layer, device, params))

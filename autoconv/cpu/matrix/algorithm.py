@@ -15,9 +15,10 @@ from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.codegen.tiles import TILE_ROWS
+from autoconv.cpu.common.algorithm import Emitter
 from autoconv.cpu.common.correlation import flat_correlations
 from autoconv.cpu.common.estimate import operands_once, side_by_side
-from autoconv.cpu.common.tiles.algorithm import FEWEST_TERMS, X3_BOUND, TileAlgorithm, with_few_terms, without_unit
+from autoconv.cpu.common.tiles.algorithm import FEWEST_TERMS, X3_BOUND, TileAlgorithm, with_few_terms
 from autoconv.cpu.common.tiles.products import DEPTH, FILTERS
 from autoconv.cpu.device import CPU
 from autoconv.cpu.matrix.geometry import (
@@ -51,13 +52,11 @@ class Matrix(TileAlgorithm):
     directions = ("fwd", "dgrad")
     exact = True
     products: ClassVar[dict[str, int]] = {"bfloat16": 1, "float16": 3, "float32": 6}
+    emitter: ClassVar[Emitter] = staticmethod(emit)
     panel: ClassVar[type[Panel]] = Panel
     transposes: ClassVar[bool] = True  # pixels and sums, where channels come first
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return () if without_unit(device) else self.grid(layer, device)
-
-    def grid(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
         """Strips and blocks of channels."""
         c = max(flat_correlations(layer), key=lambda c: c.macs)
         products = self.products[layer.dtype]
@@ -70,7 +69,7 @@ class Matrix(TileAlgorithm):
         return found.values()
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = self.unavailable(device)
+        reasons = []
         products, strip, BC = (params[name] for name in ("products", "strip", "BC"))
         if products != (needed := self.products[layer.dtype]):
             reasons.append(f"products={products}: expected {needed} for {layer.dtype}")
@@ -122,7 +121,7 @@ class Matrix(TileAlgorithm):
 
     def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
         blockings = blockings_of(layer, device, params)
-        return compiler.build(emit, device.instruction_set, device.matrix_unit, layer, blockings)
+        return compiler.build(self.emitter, device.instruction_set, device.matrix_unit, layer, blockings)
 
 
 class MatrixX3(Matrix):

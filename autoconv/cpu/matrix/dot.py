@@ -9,7 +9,6 @@ Source: Intel, "64 and IA-32 Architectures Software Developer's Manual", volume 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from typing import ClassVar
 
 from autoconv.algorithm import Params
@@ -95,13 +94,10 @@ class MatrixDot(Matrix):
     dtypes = ("bfloat16",)
     products: ClassVar[dict[str, int]] = {"bfloat16": 1}
 
-    def unavailable(self, device: CPU) -> list[str]:
+    def missing(self, device: CPU) -> list[str]:
         if product_of(device) is None:
             return [f"{FEATURE}: expected a processor with it and AVX-512, and without a matrix unit, which is faster"]
         return []
-
-    def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return self.grid(layer, device) if product_of(device) else ()
 
     def rate(self, device: CPU) -> float:
         """Operations per second: as many words as a thread multiplies float32 numbers, two products for each."""

@@ -9,7 +9,7 @@ from autoconv.algorithm import Params
 from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import VECTOR_BYTES
 from autoconv.cpu.common.estimate import operands_once, side_by_side
-from autoconv.cpu.common.tiles.algorithm import TileAlgorithm, with_few_terms, without_unit
+from autoconv.cpu.common.tiles.algorithm import TileAlgorithm, with_few_terms
 from autoconv.cpu.common.tiles.products import DEPTH
 from autoconv.cpu.device import CPU
 from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3
@@ -37,8 +37,6 @@ class MatrixWgrad(TileAlgorithm):
     products: ClassVar[dict[str, int]] = Matrix.products
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        if without_unit(device):
-            return []
         products = self.products[layer.dtype]
         found: dict[WgradCut, Params] = {}
         for strip in STRIPS:
@@ -47,7 +45,7 @@ class MatrixWgrad(TileAlgorithm):
         return found.values()
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        reasons = self.unavailable(device)
+        reasons = []
         products, strip = params["products"], params["strip"]
         if products != (needed := self.products[layer.dtype]):
             reasons.append(f"products={products}: expected {needed} for {layer.dtype}")

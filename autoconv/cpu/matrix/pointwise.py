@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from autoconv.algorithm import Params
-from autoconv.cpu.codegen import compiler
 from autoconv.cpu.device import CPU
-from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3, blockings_of
+from autoconv.cpu.matrix.algorithm import Matrix, MatrixX3
 from autoconv.cpu.matrix.pointwise_kernels import PointwisePanel, emit
 from autoconv.layer import ConvLayer
 
@@ -20,6 +19,7 @@ class MatrixPointwise(Matrix):
 
     name = "matrix.pointwise"
     layouts = ("NCHW",)
+    emitter = staticmethod(emit)
     panel = PointwisePanel
     transposes = False
 
@@ -33,10 +33,6 @@ class MatrixPointwise(Matrix):
         if layer.stride[1] > MOST_STRIDE:
             reasons.append(f"stride={layer.stride}: expected at most {MOST_STRIDE} columns")
         return reasons
-
-    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
-        blockings = blockings_of(layer, device, params)
-        return compiler.build(emit, device.instruction_set, device.matrix_unit, layer, blockings)
 
 
 class MatrixX3Pointwise(MatrixPointwise, MatrixX3):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from autoconv.algorithm import Params
-from autoconv.cpu.common.algorithm import GeneratedAlgorithm
+from autoconv.cpu.codegen import compiler
+from autoconv.cpu.common.algorithm import Emitter, GeneratedAlgorithm
 from autoconv.cpu.common.estimate import OVERLAP, operands_once
 from autoconv.cpu.device import CPU
 from autoconv.cpu.machine.model import Machine
@@ -19,6 +20,8 @@ T = TypeVar("T", bound=Tiling)
 
 class TransformAlgorithm(GeneratedAlgorithm, Generic[T]):
     """A family that runs the pipeline of transforms on every correlation of a layer."""
+
+    emitter: ClassVar[Emitter]  # of a layer by its tilings
 
     @abstractmethod
     def tilings(self, layer: ConvLayer, device: CPU, params: Params) -> tuple[T, ...]:
@@ -38,6 +41,9 @@ class TransformAlgorithm(GeneratedAlgorithm, Generic[T]):
         """What is computed, and beside it how the image comes and goes: that weighs where there are few channels."""
         moved = operands_once(layer, device.machine)
         return self._forecast(layer, device, params).seconds + (1 - OVERLAP) * moved
+
+    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
+        return compiler.build(self.emitter, device.instruction_set, layer, self.tilings(layer, device, params))
 
     def party(self, layer: ConvLayer, device: CPU, params: Params) -> int:
         return self._forecast(layer, device, params).party

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from autoconv.accuracy import bound_for, terms
 from autoconv.algorithm import Params
-from autoconv.cpu.codegen import compiler
+from autoconv.cpu.common.algorithm import Emitter
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis, correlations
 from autoconv.cpu.common.grid import batches, parts
 from autoconv.cpu.device import CPU
@@ -60,6 +60,7 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
     directions = ("fwd", "dgrad")
     groupings = ("dense", "grouped")
     spreads_nonfinite = True
+    emitter: ClassVar[Emitter] = staticmethod(emit)
     cuts: ClassVar[tuple[str, ...]] = ("rows", "coop")  # parameters of how tiles are cut into chunks
 
     def tiling(
@@ -124,9 +125,6 @@ class Winograd(TransformAlgorithm[WinogradTiling]):
     def cap(self, axes: Iterable[WinogradAxis]) -> float:
         """Largest float32 error."""
         return cap(axes)
-
-    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
-        return compiler.build(emit, device.instruction_set, layer, self.tilings(layer, device, params))
 
 
 @cached_for_model(16)  # what is asked of one candidate of a grid comes together

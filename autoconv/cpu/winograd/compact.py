@@ -14,7 +14,6 @@ from typing import ClassVar
 
 from autoconv.algorithm import Params
 from autoconv.common.winograd_math import Transforms
-from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import LINE, Function, Module, Value, i64, ptr
 from autoconv.cpu.common.correlation import Correlation, correlations
 from autoconv.cpu.common.estimate import PAGE
@@ -199,6 +198,7 @@ class WinogradCompact(Winograd):
     """
 
     name = "winograd.compact"
+    emitter = staticmethod(emit)
     cuts: ClassVar[tuple[str, ...]] = ("rows", "coop", "terms")
 
     def tiling(
@@ -248,6 +248,3 @@ class WinogradCompact(Winograd):
         transformed = machine.reading(tiling.rows.tile * taps, piece) + machine.writing(points, piece)
         home = products + piece
         return transformed + machine.reading(pieces * products, home) + machine.writing(pieces * products, home)
-
-    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
-        return compiler.build(emit, device.instruction_set, layer, self.tilings(layer, device, params))

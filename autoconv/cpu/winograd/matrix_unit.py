@@ -12,10 +12,9 @@ from typing import ClassVar
 
 from autoconv.accuracy import USUAL
 from autoconv.algorithm import Params
-from autoconv.cpu.codegen import compiler
 from autoconv.cpu.codegen.ir import Module
 from autoconv.cpu.common.correlation import Correlation, CorrelationAxis
-from autoconv.cpu.common.tiles.algorithm import X3_BOUND, TileAlgorithm, with_few_terms, without_unit
+from autoconv.cpu.common.tiles.algorithm import X3_BOUND, TileAlgorithm, with_few_terms
 from autoconv.cpu.device import CPU
 from autoconv.cpu.transform import kernels
 from autoconv.cpu.transform.matrix_unit import MatrixFilters, MatrixInput, MatrixTiling, MatrixWriter
@@ -59,6 +58,7 @@ class WinogradMatrix(TileAlgorithm, Winograd):
     """
 
     name = "winograd.matrix"
+    emitter = staticmethod(emit)
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
     products: ClassVar[dict[str, int]] = {"float32": 6}
 
@@ -67,15 +67,6 @@ class WinogradMatrix(TileAlgorithm, Winograd):
     ) -> WinogradMatrixTiling:
         where, unit = (device.instruction_set, layer.accumulator.itemsize, device.threads), device.matrix_unit or ""
         return WinogradMatrixTiling(c, *where, m, rows, coop, unit, self.products[layer.dtype])
-
-    def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return () if without_unit(device) else super().candidates(layer, device)
-
-    def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
-        return self.unavailable(device) + super().refusals(layer, device, params)
-
-    def program(self, layer: ConvLayer, device: CPU, params: Params) -> compiler.Program:
-        return compiler.build(emit, device.instruction_set, layer, self.tilings(layer, device, params))
 
 
 class WinogradMatrixX3(WinogradMatrix):

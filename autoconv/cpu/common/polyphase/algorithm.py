@@ -149,7 +149,7 @@ class Polyphase(Algorithm[CPU]):
         return reasons or self.inner.unsupported(unit_stride_layer(layer))
 
     def candidates(self, layer: ConvLayer, device: CPU) -> Iterable[Params]:
-        return self.inner.candidates(_in_cache(layer, device)[1], device)
+        return [candidate.params for candidate in self.inner.all(_in_cache(layer, device)[1], device)]
 
     def refusals(self, layer: ConvLayer, device: CPU, params: Params) -> list[str]:
         return self.inner.why_not(_in_cache(layer, device)[1], device, params)
